@@ -1,0 +1,3 @@
+//! See docs/ARCHITECTURE.md.
+
+fn main() {}

@@ -1,0 +1,256 @@
+//! Length-prefixed frames over a Unix stream socket, with descriptors where a message has any.
+//!
+//! A frame is a little-endian `u32` with the count of bytes that follow, then the bytes. Control
+//! channels carry JSON ([`Channel::send`], [`Channel::receive`]); the routes channel carries
+//! postcard (see [`crate::routes`]) over [`FrameReader`]. Descriptors travel with the first byte
+//! of a frame.
+//!
+//! Limits: [`FRAME_BYTES_MAX`] a frame, [`DESCRIPTORS_MAX`] descriptors a frame. What exceeds
+//! them is an error, and the connection is of no use after it.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Bytes of one frame, without its prefix.
+pub const FRAME_BYTES_MAX: usize = 64 << 20;
+
+/// Descriptors that go with one frame.
+pub const DESCRIPTORS_MAX: usize = 64;
+
+const PREFIX_BYTES: usize = 4;
+
+/// A blocking control channel of JSON messages with descriptors.
+#[derive(Debug)]
+pub struct Channel {
+    stream: UnixStream,
+    frames: FrameReader,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Channel {
+    /// Connects to the listener at `path`.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        UnixStream::connect(path).map(Self::new)
+    }
+
+    /// Takes over a connected stream. Time-outs set on it hold for the channel.
+    pub fn new(stream: UnixStream) -> Self {
+        Self { stream, frames: FrameReader::default(), descriptors: Vec::new() }
+    }
+
+    /// The stream below, for time-outs, `poll` and peer credentials.
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// Sends one message and up to [`DESCRIPTORS_MAX`] descriptors.
+    pub fn send<M: Serialize>(&mut self, message: &M, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if fds.len() > DESCRIPTORS_MAX {
+            return Err(invalid(format!("{} descriptors, {DESCRIPTORS_MAX} at most", fds.len())));
+        }
+        let frame = frame(&serde_json::to_vec(message).map_err(io::Error::other)?)?;
+        let mut space =
+            vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let sent = rustix::io::retry_on_intr(|| {
+            sendmsg(&self.stream, &[IoSlice::new(&frame)], &mut control, SendFlags::NOSIGNAL)
+        })?;
+        self.stream.write_all(&frame[sent..])
+    }
+
+    /// Waits for the next message; `None` once the peer has closed between two messages.
+    ///
+    /// Descriptors of frames that a failed parse passed over are closed.
+    pub fn receive<M: DeserializeOwned>(&mut self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+        loop {
+            if let Some(frame) = self.frames.next_frame()? {
+                let descriptors = std::mem::take(&mut self.descriptors);
+                let message = serde_json::from_slice(frame)
+                    .map_err(|error| invalid(format!("unreadable message: {error}")))?;
+                return Ok(Some((message, descriptors)));
+            }
+            if self.fill()? == 0 {
+                return if self.frames.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(io::ErrorKind::UnexpectedEof.into())
+                };
+            }
+        }
+    }
+
+    /// Reads at most up to the end of the current frame, so that the descriptors that came are
+    /// those of this frame and not of the next.
+    fn fill(&mut self) -> io::Result<usize> {
+        let wanted = self.frames.wanted()?.min(1 << 16);
+        let mut bytes = vec![0; wanted];
+        let mut space =
+            vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::io::retry_on_intr(|| {
+            recvmsg(
+                self.stream.as_fd(),
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+        })?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.descriptors.extend(fds);
+            }
+        }
+        if self.descriptors.len() > DESCRIPTORS_MAX {
+            return Err(invalid(format!("more than {DESCRIPTORS_MAX} descriptors in a frame")));
+        }
+        self.frames.extend(&bytes[..received.bytes]);
+        Ok(received.bytes)
+    }
+}
+
+/// Puts frames together from bytes as they come. Holds at most one frame's bytes more than fed.
+#[derive(Debug, Default)]
+pub struct FrameReader {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl FrameReader {
+    /// Adds bytes as they were read.
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..std::mem::take(&mut self.taken));
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Reads once from `stream`; returns the count of bytes, 0 at the end.
+    pub fn read_from(&mut self, stream: &mut impl Read) -> io::Result<usize> {
+        let mut bytes = [0; 1 << 16];
+        let count = stream.read(&mut bytes)?;
+        self.extend(&bytes[..count]);
+        Ok(count)
+    }
+
+    /// The next whole frame without its prefix, or an error if it announces too many bytes.
+    pub fn next_frame(&mut self) -> io::Result<Option<&[u8]>> {
+        let rest = &self.bytes[self.taken..];
+        let Some(length) = announced(rest)? else { return Ok(None) };
+        if rest.len() < PREFIX_BYTES + length {
+            return Ok(None);
+        }
+        let start = self.taken + PREFIX_BYTES;
+        self.taken = start + length;
+        Ok(Some(&self.bytes[start..start + length]))
+    }
+
+    /// Whether no byte of a further frame has come.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.len() == self.taken
+    }
+
+    /// Bytes still missing of the current frame (of its prefix, while that is not whole).
+    fn wanted(&self) -> io::Result<usize> {
+        let rest = &self.bytes[self.taken..];
+        Ok(match announced(rest)? {
+            None => PREFIX_BYTES - rest.len(),
+            Some(length) => PREFIX_BYTES + length - rest.len(),
+        })
+    }
+}
+
+fn announced(bytes: &[u8]) -> io::Result<Option<usize>> {
+    let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+    let length = u32::from_le_bytes(*prefix) as usize;
+    if length > FRAME_BYTES_MAX {
+        return Err(invalid(format!("frame of {length} bytes, {FRAME_BYTES_MAX} at most")));
+    }
+    Ok(Some(length))
+}
+
+/// `payload` with its prefix.
+pub fn frame(payload: &[u8]) -> io::Result<Vec<u8>> {
+    if payload.len() > FRAME_BYTES_MAX {
+        return Err(invalid(format!(
+            "frame of {} bytes, {FRAME_BYTES_MAX} at most",
+            payload.len()
+        )));
+    }
+    let mut bytes = Vec::with_capacity(PREFIX_BYTES + payload.len());
+    bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(payload);
+    Ok(bytes)
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn descriptors_come_with_their_own_message() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (mut a, mut b) = (Channel::new(a), Channel::new(b));
+        let file = tempfile::tempfile().unwrap();
+        a.send(&"first", &[]).unwrap();
+        a.send(&"second", &[file.as_fd(), file.as_fd()]).unwrap();
+        a.send(&"third", &[file.as_fd()]).unwrap();
+        drop(a);
+        let mut got = Vec::new();
+        while let Some((text, fds)) = b.receive::<String>().unwrap() {
+            got.push((text, fds.len()));
+        }
+        let want = [("first", 0), ("second", 2), ("third", 1)];
+        assert_eq!(got, want.map(|(text, count)| (text.to_string(), count)));
+    }
+
+    #[test]
+    fn an_announced_giant_is_refused() {
+        let mut reader = FrameReader::default();
+        reader.extend(&u32::MAX.to_le_bytes());
+        assert!(reader.next_frame().is_err());
+    }
+
+    #[test]
+    fn a_peer_that_closes_inside_a_frame_is_an_error() {
+        let (mut a, b) = UnixStream::pair().unwrap();
+        a.write_all(&[5, 0, 0, 0, b'x']).unwrap();
+        drop(a);
+        assert!(Channel::new(b).receive::<String>().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_any_cut(payloads: Vec<Vec<u8>>, cut in 1usize..9) {
+            let mut stream = Vec::new();
+            for payload in &payloads {
+                stream.extend(frame(payload).unwrap());
+            }
+            let mut reader = FrameReader::default();
+            let mut got = Vec::new();
+            for piece in stream.chunks(cut) {
+                reader.extend(piece);
+                while let Some(frame) = reader.next_frame().unwrap() {
+                    got.push(frame.to_vec());
+                }
+            }
+            prop_assert_eq!(got, payloads);
+            prop_assert!(reader.is_empty());
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Messages between PdP's processes on one machine, and how they are framed.
+//!
+//! | channel | who listens | who connects | module |
+//! |---|---|---|---|
+//! | mux control | mux | pdpd | [`mux`] |
+//! | TAP control | TAP helper | pdpd | [`tap`] |
+//! | mirror control | route mirror | pdpd | [`mirror`] |
+//! | routes | route mirror | forwarding guests | [`routes`] |
+//!
+//! Every channel is a Unix stream socket at a path that can be opened again, so that either side
+//! may be replaced. Frames are in [`channel`].
+
+#![forbid(unsafe_code)]
+
+pub mod channel;
+pub mod mirror;
+pub mod mux;
+pub mod routes;
+pub mod tap;

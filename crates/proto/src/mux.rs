@@ -1,0 +1,426 @@
+//! Control of the mux by pdpd.
+//!
+//! pdpd says what is wanted, object by object ([`Request::PutExternal`], [`Request::PutVnet`]);
+//! the mux compares with what it has and changes only what differs, so that sending all again to
+//! a mux that already runs (a new pdpd) disturbs nothing, and sending all to a new mux brings
+//! everything back. An object is accepted whole or not at all.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of this protocol, in [`Reply::Hello`].
+pub const VERSION: u32 = 1;
+
+/// From pdpd.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// What is there. Answer: [`Reply::Hello`] with the packet pool's memory as descriptor, over
+    /// which pdpd makes AF_XDP sockets (the mux has no privilege to).
+    Hello,
+    /// An external interface, with one AF_XDP socket per receive queue as descriptors. Without
+    /// descriptors: keep the sockets that are there, change only the rest.
+    PutExternal(External),
+    /// Forget an external interface and close its sockets. Refused while a vlink uses it.
+    DeleteExternal {
+        /// Its name.
+        name: String,
+    },
+    /// A vnet as it is to be.
+    PutVnet(Box<Vnet>),
+    /// Forget a vnet: its guests are disconnected, what is in flight is dropped.
+    DeleteVnet {
+        /// Its name.
+        name: String,
+    },
+    /// Counters of all vnets or one.
+    Stats {
+        /// Only this vnet.
+        vnet: Option<String>,
+    },
+    /// Write frames of a port as pcap (nanoseconds, Ethernet) into the descriptor that comes with
+    /// this message, until its reader closes. What the reader is too slow for is left out and
+    /// counted as `capture_missed`. Answer: [`Reply::Done`] once it has begun.
+    Capture {
+        /// The port.
+        port: PortName,
+        /// Bytes of each frame, 0 for all.
+        snap_bytes: u32,
+    },
+    /// Follow the next frame that arrives at a port, to its end. Answer: [`Reply::Traced`], or
+    /// [`Reply::Failed`] after `wait_ms`.
+    Trace {
+        /// The port.
+        port: PortName,
+        /// Only a frame with these bytes.
+        filter: Vec<Match>,
+        /// How long to wait for one, milliseconds.
+        wait_ms: u64,
+    },
+}
+
+/// Answer of the mux; one a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// What is there.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+        /// External interfaces that have their sockets.
+        externals: Vec<String>,
+        /// Vnets.
+        vnets: Vec<String>,
+    },
+    /// Done.
+    Done,
+    /// Counters.
+    Stats(Box<Stats>),
+    /// What became of a frame.
+    Traced {
+        /// Its stages, in order.
+        stages: Vec<TraceStage>,
+    },
+    /// The request could not be met, and nothing was changed.
+    Failed {
+        /// What, and what to do.
+        error: String,
+    },
+}
+
+/// A port: a vport of a vrouter or an interface of a host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PortName {
+    /// The vnet.
+    pub vnet: String,
+    /// The node.
+    pub node: String,
+    /// The port.
+    pub port: String,
+}
+
+/// An external interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct External {
+    /// Its name in the substrate.
+    pub name: String,
+    /// Its device.
+    pub device: String,
+    /// Index of the device, to follow the routes and neighbours of the underlay.
+    pub ifindex: u32,
+    /// Link address of the device.
+    pub mac: [u8; 6],
+    /// Largest IP packet on it, bytes.
+    pub mtu: u32,
+}
+
+/// A vnet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vnet {
+    /// Its name.
+    pub name: String,
+    /// Limit on what may arrive from outside for the whole vnet, before any work is spent on it.
+    pub police: Option<Rate>,
+    /// Its vrouters and hosts.
+    pub nodes: Vec<Node>,
+    /// Its vlinks.
+    pub vlinks: Vec<Vlink>,
+}
+
+/// A rate with the burst that it allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Bits a second (frames' bytes, without preamble, checksum and gap); 0: no limit.
+    pub bps: u64,
+    /// Packets a second; 0: no limit.
+    pub pps: u64,
+}
+
+/// A node of a vnet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its ports; the index in this list is the vport in tags.
+    pub ports: Vec<Port>,
+    /// Where the mux listens for the helper that serves the node's TAPs (a trunk without
+    /// completions). The directory exists and is the mux's to write.
+    pub tap_socket: PathBuf,
+    /// What forwards; `None` for a host, whose frames go to and come from its TAPs alone.
+    pub router: Option<Router>,
+}
+
+/// A port of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// Link address of the interface inside.
+    pub mac: [u8; 6],
+    /// Largest IP packet, bytes. Longer frames are dropped and counted.
+    pub mtu: u32,
+}
+
+/// The parallel data plane of a vrouter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Router {
+    /// Forwarding guests.
+    pub guests: Vec<Guest>,
+    /// How frames are shared out among them.
+    pub policy: Policy,
+    /// Which bits make a flow, for [`Policy::Flow`].
+    pub flow: FlowKey,
+    /// Frames that go to the control guest and not to the forwarding guests, for programs that
+    /// can't tell by themselves. The first that matches decides.
+    pub punt_filters: Vec<PuntFilter>,
+    /// Limits of punts for each vport: local, neighbour, exception.
+    pub punt_limits: [Rate; 3],
+}
+
+/// A forwarding guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guest {
+    /// Its number in its vrouter.
+    pub number: u32,
+    /// Where the mux listens for it. The directory exists and is the mux's to write.
+    pub socket: PathBuf,
+    /// How it is attached.
+    pub attach: Attach,
+    /// Its share, thousandths of a core.
+    pub weight: u32,
+}
+
+/// How a forwarding guest is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Attach {
+    /// A program on PdP's runtime: memif interface 0 is a trunk with tags and completions.
+    Runtime,
+    /// A TAP helper inside the guest: memif interface 0 is a trunk with tags, no completions.
+    Tap,
+    /// Any program that speaks memif: one interface per vport, its id the vport's index, frames
+    /// without tags. What it sends on interface N leaves by vport N.
+    Memif,
+}
+
+/// How frames are shared out among the guests of a vrouter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Policy {
+    /// In turn.
+    RoundRobin,
+    /// In turn, each as often as its weight says.
+    Weighted,
+    /// By flow: frames with the same key go to the same guest.
+    Flow,
+}
+
+/// Which bits of a frame make a flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FlowKey {
+    /// Addresses, protocol and ports of IPv4 and IPv6; addresses and type of other Ethernet.
+    Ip,
+    /// These bytes of the frame, counted from its destination address. A byte beyond the end
+    /// counts as zero.
+    Bytes(Vec<Field>),
+}
+
+/// Some bytes of a frame with a mask.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Field {
+    /// Offset of the first byte from the frame's start.
+    pub offset: u16,
+    /// Which bits count; its length is the field's.
+    pub mask: Vec<u8>,
+}
+
+/// Bytes at an offset that a frame must have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Match {
+    /// Offset of the first byte from the frame's start.
+    pub offset: u16,
+    /// The bytes, after the mask.
+    pub value: Vec<u8>,
+    /// Which bits count; as long as `value`.
+    pub mask: Vec<u8>,
+}
+
+/// Frames that go to the control guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PuntFilter {
+    /// All of these must match.
+    pub matches: Vec<Match>,
+    /// Index in [`pdp_wire::tag::PuntClass::ALL`] of the class whose limit counts.
+    pub class: u8,
+}
+
+/// A vlink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vlink {
+    /// Its name, unique in the vnet.
+    pub name: String,
+    /// One end.
+    pub a: End,
+    /// The other.
+    pub b: End,
+    /// Rate in each direction, bits a second; frames beyond it wait, up to `queue_frames`.
+    pub rate_bps: Option<u64>,
+    /// Frames that may wait in each direction.
+    pub queue_frames: u32,
+    /// Whether it carries frames.
+    pub up: bool,
+}
+
+/// An end of a vlink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum End {
+    /// A port of this vnet.
+    Port {
+        /// The node.
+        node: String,
+        /// Index of the port.
+        port: u16,
+    },
+    /// The outside.
+    External {
+        /// Name of the external interface.
+        interface: String,
+        /// How the vlink's frames are told apart there.
+        by: Encapsulation,
+    },
+}
+
+/// How a vlink's frames are told apart on an external interface.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Encapsulation {
+    /// All of the interface's frames that no tunnel takes, as they are.
+    Interface,
+    /// VXLAN (RFC 7348).
+    Vxlan {
+        /// Outer address of this side.
+        local: IpAddr,
+        /// Outer address of the other side.
+        remote: IpAddr,
+        /// UDP destination port, usually 4789.
+        port: u16,
+        /// VXLAN network identifier, 24 bits.
+        vni: u32,
+    },
+    /// An Ethernet frame in a UDP datagram without any header between, told apart by port (as
+    /// the PdP paper's tunnels).
+    Udp {
+        /// Outer address of this side.
+        local: IpAddr,
+        /// Outer address of the other side.
+        remote: IpAddr,
+        /// UDP port of this side.
+        local_port: u16,
+        /// UDP port of the other side.
+        remote_port: u16,
+    },
+}
+
+/// Counters since the mux started (those of a vnet since it was first put).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// External interfaces by name.
+    pub externals: BTreeMap<String, ExternalStats>,
+    /// Vnets by name.
+    pub vnets: BTreeMap<String, VnetStats>,
+    /// Worker threads.
+    pub workers: Vec<WorkerStats>,
+}
+
+/// Counters of an external interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExternalStats {
+    /// Frames received from the AF_XDP sockets.
+    pub received: u64,
+    /// Frames that the kernel took for transmission.
+    pub sent: u64,
+    /// Frames dropped here, by reason (no vnet to charge: unknown tunnel, malformed outer header).
+    pub dropped: BTreeMap<String, u64>,
+    /// Frames that the kernel dropped because the mux was too slow (XDP_STATISTICS).
+    pub kernel_dropped: u64,
+}
+
+/// Counters of a vnet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VnetStats {
+    /// Nodes by name.
+    pub nodes: BTreeMap<String, NodeStats>,
+}
+
+/// Counters of a node. For vrouters with runtime guests and for hosts, at rest and otherwise:
+/// the sum over ports of `received + made` equals the sum of `sent + punted + dropped` plus
+/// `in_flight`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStats {
+    /// Ports by name.
+    pub ports: BTreeMap<String, PortStats>,
+    /// Forwarding guests by number.
+    pub guests: BTreeMap<u32, GuestStats>,
+    /// Frames between arrival and their end: in guests, and in vlinks' queues.
+    pub in_flight: u64,
+    /// Whether the TAP helper is connected.
+    pub tap_connected: bool,
+}
+
+/// Counters of a port. Bytes are those of the inner frames.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortStats {
+    /// Frames that arrived at the port by its vlink.
+    pub received: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Frames that began here: from the node's TAP, or made by a guest beyond one for one.
+    pub made: u64,
+    /// Frames that left by the port's vlink.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames handed to the node's TAP.
+    pub punted: u64,
+    /// Frames dropped, by reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// Frames that an active capture did not get.
+    pub capture_missed: u64,
+}
+
+/// Counters of a forwarding guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestStats {
+    /// Connected and in the distribution.
+    pub connected: bool,
+    /// Frames given to it.
+    pub to_guest: u64,
+    /// Frames got from it (completions without a frame not counted).
+    pub from_guest: u64,
+    /// Completions (runtime guests).
+    pub completed: u64,
+    /// Times it was disconnected for breaking the contract.
+    pub faults: u64,
+    /// The last such breach.
+    pub last_fault: Option<String>,
+}
+
+/// Counters of a worker thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerStats {
+    /// Rounds of the loop with work.
+    pub busy_rounds: u64,
+    /// Times it went to sleep.
+    pub sleeps: u64,
+    /// Free packets in its part of the pool.
+    pub free_packets: u64,
+}
+
+/// One stage of a traced frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceStage {
+    /// Nanoseconds since it arrived.
+    pub at_ns: u64,
+    /// `receive`, `classify`, `police`, `distribute`, `dispatch`, `shape`, `send`, `punt`, `drop`.
+    pub stage: String,
+    /// What was decided, for people.
+    pub detail: String,
+}

@@ -1,0 +1,178 @@
+//! The routes channel: a route mirror tells forwarding guests what the control guest's kernel
+//! holds, as one snapshot and then ordered changes.
+//!
+//! The mirror listens; every forwarding guest connects, says [`FromGuest::Hello`], and gets a
+//! snapshot between [`ToGuest::Begin`] and [`ToGuest::End`]. A guest that already has a table
+//! keeps forwarding with it while a snapshot comes, and at `End` removes what the snapshot did not
+//! name (mark and sweep). Changes follow in the kernel's order. A guest that reads too slowly is
+//! disconnected, connects again, and gets a snapshot.
+//!
+//! Each frame of [`crate::channel`] holds a postcard `Vec<ToGuest>` or `Vec<FromGuest>`.
+//!
+//! Limits: [`BATCH_MAX`] messages a frame, [`HOPS_MAX`] hops a group.
+
+use std::io;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::channel::frame;
+
+/// Version of this protocol, in [`FromGuest::Hello`].
+pub const VERSION: u16 = 1;
+
+/// Messages of one frame.
+pub const BATCH_MAX: usize = 4096;
+
+/// Hops of one group.
+pub const HOPS_MAX: usize = 128;
+
+/// Name of a group of next hops, chosen by the mirror and unique while the group exists.
+pub type GroupId = u32;
+
+/// From the mirror to a forwarding guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToGuest {
+    /// A snapshot begins.
+    Begin,
+    /// The snapshot is whole: what it did not name is gone.
+    End,
+    /// A vport as the kernel has it now; replaces what was known of it.
+    Vport(Vport),
+    /// An address of the router itself, or a subnet's broadcast address: punt as local.
+    Local(IpAddr),
+    /// No longer an address of the router.
+    LocalGone(IpAddr),
+    /// A group of next hops, new or replaced. Routes that name it follow the replacement at once.
+    Group {
+        /// The group.
+        id: GroupId,
+        /// Its hops, at least one and at most [`HOPS_MAX`].
+        hops: Vec<Hop>,
+    },
+    /// A group that no route names any more.
+    GroupGone(GroupId),
+    /// A route, new or replaced.
+    Route {
+        /// Destination; host bits are zero.
+        prefix: IpNet,
+        /// Where it goes.
+        target: Target,
+    },
+    /// No route for exactly this prefix any more.
+    RouteGone(IpNet),
+    /// A neighbour's link address as the kernel knows it; `None`: not known (punt).
+    Neighbour {
+        /// The vport's index.
+        vport: u16,
+        /// The neighbour's address.
+        address: IpAddr,
+        /// Its link address.
+        mac: Option<[u8; 6]>,
+    },
+    /// Whether the kernel forwards, by family (net.ipv4.ip_forward and its IPv6 counterpart).
+    Forwarding {
+        /// IPv4.
+        v4: bool,
+        /// IPv6.
+        v6: bool,
+    },
+    /// Answer [`FromGuest::Applied`] with this number once all before it is in force.
+    Barrier(u64),
+    /// Answer with the whole route table: [`FromGuest::Table`] frames, then `TableEnd`.
+    Dump(u64),
+}
+
+/// From a forwarding guest to the mirror.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromGuest {
+    /// First message of a connection.
+    Hello {
+        /// [`VERSION`].
+        version: u16,
+        /// The guest's number in its vrouter.
+        guest: u32,
+    },
+    /// Everything before the barrier of this number is in force.
+    Applied(u64),
+    /// Neighbours that frames were sent to since the last such message.
+    Used(Vec<(u16, IpAddr)>),
+    /// Part of the table that dump number `dump` asked for.
+    Table {
+        /// Number of the dump.
+        dump: u64,
+        /// Routes with their hops written out, any order.
+        routes: Vec<(IpNet, Resolved)>,
+    },
+    /// The table of this dump is whole.
+    TableEnd(u64),
+}
+
+/// What the guest needs to know of a vport.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vport {
+    /// Index of the vport in its vrouter.
+    pub index: u16,
+    /// Link address of the control guest's interface.
+    pub mac: [u8; 6],
+    /// Largest IP packet, bytes.
+    pub mtu: u32,
+    /// Administratively up and with carrier.
+    pub up: bool,
+}
+
+/// Where a route leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Target {
+    /// One of the hops of a group, by flow and weight.
+    Group(GroupId),
+    /// To the control guest's kernel, which answers (unreachable, prohibit) or forwards by an
+    /// interface that is no vport.
+    Punt,
+    /// Dropped silently (blackhole).
+    Drop,
+}
+
+/// One next hop.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Hop {
+    /// Index of the vport by which it is reached.
+    pub vport: u16,
+    /// The gateway; `None` where the destination is on the link itself. May be IPv6 for an IPv4
+    /// route (RFC 8950).
+    pub gateway: Option<IpAddr>,
+    /// Share of the flows, 1..=65535.
+    pub weight: u16,
+}
+
+/// A route's target with its hops written out: what two tables are compared by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Resolved {
+    /// Hops in ascending order.
+    Hops(Vec<Hop>),
+    /// See [`Target::Punt`].
+    Punt,
+    /// See [`Target::Drop`].
+    Drop,
+}
+
+/// A batch as one frame, prefix included.
+pub fn encode<M: Serialize>(batch: &[M]) -> io::Result<Vec<u8>> {
+    debug_assert!(batch.len() <= BATCH_MAX);
+    frame(&postcard::to_stdvec(batch).map_err(io::Error::other)?)
+}
+
+/// The batch in one frame (without prefix); an error if it is none or has too many messages.
+pub fn decode<M: DeserializeOwned>(payload: &[u8]) -> io::Result<Vec<M>> {
+    let batch: Vec<M> = postcard::from_bytes(payload)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    if batch.len() > BATCH_MAX {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{} messages in a frame, {BATCH_MAX} at most", batch.len()),
+        ));
+    }
+    Ok(batch)
+}
