@@ -1,1 +1,560 @@
-//! See docs/ARCHITECTURE.md.
+//! Harness of the end-to-end tests: a whole PdP node, with external machines, in namespaces of
+//! its own.
+//!
+//! ```no_run
+//! use pdp_e2e::{Node, eventually};
+//! let node = Node::start("ping");                 // pdpd runs in a fresh network namespace
+//! let outside = node.machine("mA", "extA");       // a machine behind a veth pair; device extA
+//! outside.run("ip addr add 192.0.2.1/24 dev eth0");
+//! node.apply(r#"
+//! apiVersion: pdp/v1
+//! kind: VirtualNetwork
+//! # …
+//! "#);                                            // pdp apply -f - ; panics if refused
+//! node.exec("red/h1", "ping -c1 -W1 10.0.1.2");   // pdp exec; panics if it fails
+//! eventually("h1 reaches h2", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
+//! let stats = node.json(&["stats", "red"]);       // any verb with --format json
+//! node.kill_pdpd();                               // kill -9
+//! node.start_pdpd();
+//! // Drop takes everything down, after a panic too, and prints pdpd's log after a panic.
+//! ```
+//!
+//! - Tests need root and the binaries of `cargo build --bins` in the same target directory (the
+//!   directory above the test's own); [`bin`] names one.
+//! - Every [`Node`] has its own network namespace, run and state directories under /tmp (short
+//!   paths: Unix socket names have 107 bytes), cgroup and BPF pin directory, so tests run side by
+//!   side. Nothing happens in the host's network namespace.
+//! - [`Node::leftovers`] lists what exists of a node anywhere (processes, mounts, cgroups,
+//!   namespaces, interfaces, files): empty after `down --purge` is the promise.
+//! - [`eventually`] polls with a generous deadline; there are no timing thresholds.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest wait of [`eventually`].
+pub const EVENTUALLY_MAX: Duration = Duration::from_secs(60);
+
+/// Longest run of any command of the harness.
+pub const COMMAND_MAX: Duration = Duration::from_secs(180);
+
+const POLL_PAUSE: Duration = Duration::from_millis(50);
+
+static NODES: AtomicU32 = AtomicU32::new(0);
+
+/// Path of a binary of this workspace, built beside the tests.
+pub fn bin(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("path of the running test");
+    let directory = test.ancestors().nth(2).expect("target directory");
+    let path = directory.join(name);
+    assert!(path.exists(), "{} is missing; run `cargo build --bins` first", path.display());
+    path
+}
+
+/// Polls until `done`; panics after [`EVENTUALLY_MAX`].
+#[track_caller]
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + EVENTUALLY_MAX;
+    while !done() {
+        assert!(Instant::now() < end, "not within {EVENTUALLY_MAX:?}: {what}");
+        std::thread::sleep(POLL_PAUSE);
+    }
+}
+
+/// Runs a command to its end, at most [`COMMAND_MAX`]; `input` goes to its standard input.
+pub fn run(command: &mut Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    // A reader that ends early is seen by its exit code.
+    let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
+    let pid = child.id();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    match receiver.recv_timeout(COMMAND_MAX) {
+        Ok(output) => output.unwrap_or_else(|error| panic!("{command:?}: {error}")),
+        Err(_) => {
+            kill(pid);
+            panic!("{command:?} did not end within {COMMAND_MAX:?}");
+        }
+    }
+}
+
+/// Runs a shell line in the harness' own namespaces; panics if it fails.
+#[track_caller]
+pub fn sh(line: &str) -> String {
+    checked(Command::new("sh").args(["-ec", line]), "")
+}
+
+/// kill -9 of one process.
+pub fn kill(pid: u32) {
+    let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+}
+
+#[track_caller]
+fn checked(command: &mut Command, input: &str) -> String {
+    result_of(command, input).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn result_of(command: &mut Command, input: &str) -> Result<String, String> {
+    let output = run(command, input);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{command:?}: {}\n{text}{errors}", output.status))
+}
+
+/// A PdP node under test.
+#[derive(Debug)]
+pub struct Node {
+    /// Unique, at most 11 bytes: prefix of all names that this node makes outside pdpd.
+    pub id: String,
+    /// Its network namespace.
+    pub netns: String,
+    /// Run directory, state directory and logs are in here.
+    pub directory: PathBuf,
+    pdpd: Option<Child>,
+    machines: Vec<String>,
+    arguments: Vec<String>,
+}
+
+impl Node {
+    /// Starts pdpd in a fresh network namespace. `label` shows in names, for people.
+    #[track_caller]
+    pub fn start(label: &str) -> Self {
+        let mut node = Self::prepare(label);
+        node.start_pdpd();
+        node
+    }
+
+    /// Makes everything but does not start pdpd: to make devices first.
+    #[track_caller]
+    pub fn prepare(label: &str) -> Self {
+        let number = NODES.fetch_add(1, Ordering::Relaxed);
+        let id = format!("pe{}-{number}", std::process::id());
+        let directory = PathBuf::from(format!("/tmp/{id}-{label}"));
+        fs::create_dir_all(&directory).expect("directory of the node");
+        let netns = format!("{id}-n");
+        let node = Self {
+            id,
+            netns,
+            directory,
+            pdpd: None,
+            machines: Vec::new(),
+            arguments: Vec::new(),
+        };
+        sh(&format!("ip netns add {0}; ip -n {0} link set lo up", node.netns));
+        node
+    }
+
+    /// Run directory of pdpd.
+    pub fn run_dir(&self) -> PathBuf {
+        self.directory.join("run")
+    }
+
+    /// Directory of a node of a vnet, `VNET/NODE`, inside the run directory.
+    pub fn place(&self, node: &str) -> PathBuf {
+        self.run_dir().join("vnets").join(node)
+    }
+
+    /// Name of pdpd's cgroup in every hierarchy.
+    pub fn cgroup(&self) -> String {
+        format!("pdp-{}", self.id)
+    }
+
+    /// Directory of pdpd's BPF pins.
+    pub fn pins(&self) -> PathBuf {
+        PathBuf::from(format!("/sys/fs/bpf/pdp-{}", self.id))
+    }
+
+    /// Further arguments for every later start of pdpd.
+    pub fn pdpd_arguments(&mut self, arguments: &[&str]) {
+        self.arguments = arguments.iter().map(|argument| argument.to_string()).collect();
+    }
+
+    /// Starts pdpd (again) and waits until it answers.
+    #[track_caller]
+    pub fn start_pdpd(&mut self) {
+        assert!(self.pdpd.is_none(), "pdpd runs already");
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.directory.join("pdpd.log"))
+            .expect("log of pdpd");
+        let child = Command::new("nsenter")
+            .arg(format!("--net=/run/netns/{}", self.netns))
+            .arg(bin("pdpd"))
+            .arg("--run-dir")
+            .arg(self.run_dir())
+            .arg("--state-dir")
+            .arg(self.directory.join("state"))
+            .args(["--cgroup", &self.cgroup()])
+            .arg("--bpf-pin-dir")
+            .arg(self.pins())
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("log of pdpd"))
+            .stderr(log)
+            .spawn()
+            .expect("pdpd starts");
+        self.pdpd = Some(child);
+        let end = Instant::now() + EVENTUALLY_MAX;
+        while std::os::unix::net::UnixStream::connect(self.socket()).is_err() {
+            let child = self.pdpd.as_mut().expect("just started");
+            if let Some(status) = child.try_wait().expect("own child") {
+                self.pdpd = None;
+                panic!("pdpd ended with {status}:\n{}", self.log());
+            }
+            assert!(Instant::now() < end, "pdpd does not listen:\n{}", self.log());
+            std::thread::sleep(POLL_PAUSE);
+        }
+    }
+
+    /// Socket of the API.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir().join("pdpd.sock")
+    }
+
+    /// Process id of pdpd.
+    #[track_caller]
+    pub fn pdpd_pid(&self) -> u32 {
+        self.pdpd.as_ref().expect("pdpd runs").id()
+    }
+
+    /// kill -9 of pdpd.
+    #[track_caller]
+    pub fn kill_pdpd(&mut self) {
+        let mut child = self.pdpd.take().expect("pdpd runs");
+        child.kill().expect("own child");
+        child.wait().expect("own child");
+    }
+
+    /// What pdpd wrote so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("pdpd.log")).unwrap_or_default()
+    }
+
+    fn cli(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(bin("pdp"));
+        command.arg("--socket").arg(self.socket()).args(arguments).env("NO_COLOR", "1");
+        command
+    }
+
+    /// Runs `pdp` with these arguments; panics with its words if it fails.
+    #[track_caller]
+    pub fn pdp(&self, arguments: &[&str]) -> String {
+        checked(&mut self.cli(arguments), "")
+    }
+
+    /// Runs `pdp`; its words on failure.
+    pub fn try_pdp(&self, arguments: &[&str]) -> Result<String, String> {
+        result_of(&mut self.cli(arguments), "")
+    }
+
+    /// A `pdp` command to run by yourself (captures, long runs).
+    pub fn pdp_command(&self, arguments: &[&str]) -> Command {
+        self.cli(arguments)
+    }
+
+    /// `pdp ARGUMENTS --format json`, parsed.
+    #[track_caller]
+    pub fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        let mut all = arguments.to_vec();
+        all.extend(["--format", "json"]);
+        let text = self.pdp(&all);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+    }
+
+    /// `pdp apply -f -` of these YAML documents.
+    #[track_caller]
+    pub fn apply(&self, yaml: &str) -> String {
+        self.try_apply(yaml).unwrap_or_else(|error| panic!("{error}\npdpd:\n{}", self.log()))
+    }
+
+    /// `pdp apply -f -`; its words on failure.
+    pub fn try_apply(&self, yaml: &str) -> Result<String, String> {
+        result_of(&mut self.cli(&["apply", "-f", "-"]), yaml)
+    }
+
+    /// Runs a command line (split at spaces) in a node of a vnet, `VNET/NODE`.
+    #[track_caller]
+    pub fn exec(&self, node: &str, line: &str) -> String {
+        self.try_exec(node, line).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Like [`Node::exec`]; its words on failure.
+    pub fn try_exec(&self, node: &str, line: &str) -> Result<String, String> {
+        let mut arguments = vec!["exec", node, "--"];
+        arguments.extend(line.split_whitespace());
+        self.try_pdp(&arguments)
+    }
+
+    /// Makes an external machine: a network namespace with `eth0`, whose peer is `device` in the
+    /// node's namespace (up, tx checksum offload off on both ends).
+    #[track_caller]
+    pub fn machine(&mut self, name: &str, device: &str) -> Machine {
+        let netns = format!("{}-{name}", self.id);
+        let node = &self.netns;
+        self.machines.push(netns.clone());
+        sh(&format!(
+            "ip netns add {netns}
+             ip link add eth0 netns {netns} type veth peer name {device} netns {node}
+             ip -n {netns} link set lo up; ip -n {netns} link set eth0 up
+             ip -n {node} link set {device} up
+             ip netns exec {netns} ethtool -K eth0 tx off >/dev/null
+             ip netns exec {node} ethtool -K {device} tx off >/dev/null"
+        ));
+        Machine { netns }
+    }
+
+    /// The node's own network namespace, to run commands in it.
+    pub fn namespace(&self) -> Machine {
+        Machine { netns: self.netns.clone() }
+    }
+
+    /// Everything that exists of this node: one line each. Machines and the node's own network
+    /// namespace are the harness' and not listed.
+    pub fn leftovers(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for (pid, line) in self.processes() {
+            if Some(pid) != self.pdpd.as_ref().map(Child::id) {
+                found.push(format!("process {pid}: {line}"));
+            }
+        }
+        for mount in self.mounts() {
+            found.push(format!("mount {}", mount.display()));
+        }
+        for cgroup in self.cgroups() {
+            found.push(format!("cgroup {}", cgroup.display()));
+        }
+        if self.pins().exists() {
+            found.push(format!("pins {}", self.pins().display()));
+        }
+        let run_dir = self.run_dir();
+        for entry in fs::read_dir(run_dir).into_iter().flatten().flatten() {
+            if entry.file_name() != "pdpd.sock" && entry.file_name() != "pdpd.lock" {
+                found.push(format!("file {}", entry.path().display()));
+            }
+        }
+        let links = sh(&format!("ip -n {} -o link show type tun", self.netns));
+        found.extend(links.lines().map(|line| format!("interface {line}")));
+        let programs = sh(&format!("ip -n {} -o link show | grep xdp || true", self.netns));
+        found.extend(programs.lines().map(|line| format!("xdp {line}")));
+        found
+    }
+
+    /// Processes of this node: those whose command line names its directory, or in its cgroups.
+    pub fn processes(&self) -> Vec<(u32, String)> {
+        let needle = format!("{}/", self.directory.display());
+        let cgroup = format!("/{}", self.cgroup());
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").expect("/proc").flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let read = |file| fs::read(entry.path().join(file)).unwrap_or_default();
+            let line = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
+            let groups = String::from_utf8_lossy(&read("cgroup")).into_owned();
+            let ours = groups
+                .lines()
+                .filter_map(|line| line.splitn(3, ':').nth(2))
+                .any(|path| path == cgroup || path.starts_with(&format!("{cgroup}/")));
+            if ours || line.contains(&needle) && pid != std::process::id() {
+                found.push((pid, line));
+            }
+        }
+        found
+    }
+
+    fn mounts(&self) -> Vec<PathBuf> {
+        let text = fs::read_to_string("/proc/self/mounts").expect("/proc/self/mounts");
+        let mut mounts: Vec<PathBuf> = text
+            .lines()
+            .filter_map(|line| line.split(' ').nth(1))
+            .map(PathBuf::from)
+            .filter(|path| path.starts_with(&self.directory))
+            .collect();
+        mounts.reverse();
+        mounts
+    }
+
+    fn cgroups(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let root = Path::new("/sys/fs/cgroup");
+        let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
+        for hierarchy in std::iter::once(root.to_path_buf()).chain(hierarchies) {
+            let directory = hierarchy.join(self.cgroup());
+            if directory.is_dir() {
+                found.push(directory);
+            }
+        }
+        found
+    }
+
+    fn clean_up(&mut self) {
+        if let Some(mut child) = self.pdpd.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            let processes = self.processes();
+            if processes.is_empty() || Instant::now() > end {
+                break;
+            }
+            for (pid, _) in processes {
+                kill(pid);
+            }
+            std::thread::sleep(POLL_PAUSE);
+        }
+        for mount in self.mounts() {
+            let _ = Command::new("umount").arg("-l").arg(mount).stderr(Stdio::null()).status();
+        }
+        for cgroup in self.cgroups() {
+            remove_cgroup(&cgroup);
+        }
+        let _ = fs::remove_dir_all(self.pins());
+        for netns in self.machines.iter().chain([&self.netns]) {
+            let _ = Command::new("ip").args(["netns", "del", netns]).status();
+        }
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut text = format!("log of pdpd:\n{}", self.log());
+            for log in logs_under(&self.run_dir()) {
+                let words = fs::read_to_string(&log).unwrap_or_default();
+                let tail: Vec<&str> = words.lines().rev().take(20).collect();
+                let _ = writeln!(text, "--- {}", log.display());
+                for line in tail.iter().rev() {
+                    let _ = writeln!(text, "{line}");
+                }
+            }
+            eprintln!("{text}");
+            if std::env::var_os("PDP_E2E_KEEP").is_some() {
+                eprintln!("kept: {} (netns {})", self.directory.display(), self.netns);
+                return;
+            }
+        }
+        self.clean_up();
+    }
+}
+
+fn logs_under(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let Ok(kind) = entry.file_type() else { continue };
+        if kind.is_dir() && entry.file_name() != "bundle" {
+            found.extend(logs_under(&path));
+        } else if kind.is_file() && path.to_string_lossy().ends_with("log") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn remove_cgroup(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroup(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(directory);
+}
+
+/// A network namespace to run commands in: an external machine, or the node's own.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Its network namespace.
+    pub netns: String,
+}
+
+impl Machine {
+    /// A command in this namespace.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.netns, program]);
+        command
+    }
+
+    /// Runs a shell line here; panics if it fails.
+    #[track_caller]
+    pub fn run(&self, line: &str) -> String {
+        self.try_run(line).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Runs a shell line here; its words on failure.
+    pub fn try_run(&self, line: &str) -> Result<String, String> {
+        result_of(self.command("sh").args(["-ec", line]), "")
+    }
+
+    /// Starts a shell line here that goes on; killed when dropped.
+    #[track_caller]
+    pub fn spawn(&self, line: &str) -> Background {
+        let mut command = self.command("sh");
+        Background::start(command.args(["-ec", &format!("exec {line}")]))
+    }
+}
+
+/// A command that goes on until it is stopped or dropped.
+#[derive(Debug)]
+pub struct Background {
+    child: Option<Child>,
+}
+
+impl Background {
+    /// Starts it, with its output kept.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Self {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Self { child: Some(child) }
+    }
+
+    /// Sends it this signal (`INT`, `TERM`, …) and returns what it wrote.
+    #[track_caller]
+    pub fn stop(mut self, signal: &str) -> String {
+        let child = self.child.take().expect("stopped once");
+        sh(&format!("kill -{signal} {}", child.id()));
+        let output = child.wait_with_output().expect("own child");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr)
+    }
+
+    /// Waits for its end and returns what it wrote; panics if it failed.
+    #[track_caller]
+    pub fn finish(mut self) -> String {
+        let child = self.child.take().expect("finished once");
+        let output = child.wait_with_output().expect("own child");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {text}", output.status);
+        text
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
