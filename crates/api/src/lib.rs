@@ -1,1 +1,43 @@
-//! See docs/ARCHITECTURE.md.
+//! The HTTP API of a PdP node: what is asked and answered, and a client.
+//!
+//! JSON over HTTP/1.1 on a Unix socket ([`SOCKET_DEFAULT`]); keys are camelCase, units end their
+//! names, and a key that is not known is refused. The paths are in [`paths`], and the same in
+//! `schema/openapi.json`, which the daemon serves too.
+//!
+//! - Every refusal is a [`Problem`] with the status code of its [`ProblemKind`].
+//! - What takes time answers with newline-delimited JSON: [`Event`]s (progress, then one result or
+//!   problem) for changes, [`RouteLine`]s for route tables.
+//! - Captures are pcap, logs plain text; both stream until the client goes away.
+//! - `exec` upgrades the connection to the protocol [`exec::UPGRADE`], see [`exec`].
+//!
+//! Limits: [`BODY_BYTES_MAX`] a request, [`FILES_MAX`] files an apply.
+
+#![forbid(unsafe_code)]
+
+mod change;
+pub mod client;
+mod doctor;
+pub mod exec;
+mod observe;
+pub mod paths;
+mod problem;
+mod routes;
+mod stats;
+mod status;
+
+pub use change::*;
+pub use doctor::*;
+pub use observe::*;
+pub use problem::*;
+pub use routes::*;
+pub use stats::*;
+pub use status::*;
+
+/// Where the daemon listens unless it is told otherwise.
+pub const SOCKET_DEFAULT: &str = "/run/pdp/pdpd.sock";
+
+/// Bytes of the body of one request.
+pub const BODY_BYTES_MAX: usize = 32 << 20;
+
+/// Files of one apply.
+pub const FILES_MAX: usize = 1024;

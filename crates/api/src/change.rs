@@ -1,0 +1,130 @@
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Files to apply. What they describe is created or changed; what they do not name stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ApplyRequest {
+    /// The files, at most [`FILES_MAX`](crate::FILES_MAX).
+    pub files: Vec<SpecFile>,
+    /// Only say what would change.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// One YAML file of specs, read by the client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SpecFile {
+    /// Its name, for messages.
+    pub name: String,
+    /// Its text, one or more YAML documents. Files that it names are read by the client before.
+    pub text: String,
+}
+
+/// How far to take a node down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DownRequest {
+    /// Forget the stored specs too.
+    #[serde(default)]
+    pub purge: bool,
+    /// Let the daemon exit afterwards, unless a service manager runs it.
+    #[serde(default)]
+    pub exit: bool,
+}
+
+/// A link's administrative state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LinkRequest {
+    /// Whether it carries frames; carrier follows at both ends.
+    pub up: bool,
+}
+
+/// One line of the answer to a change: any number of `progress`, then one `result` or `problem`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Event {
+    /// What is being done.
+    Progress(Progress),
+    /// Done.
+    Result(Report),
+    /// Failed; what was done before stays stored and is tried again.
+    Problem(crate::Problem),
+}
+
+/// What is being done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// Steps done.
+    pub done: u64,
+    /// Steps in all, as known now.
+    pub total: u64,
+    /// The step at hand, e.g. `starting red/r1`.
+    pub what: String,
+}
+
+/// What a change did (or would do), object by object, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// The objects that the request named or touched.
+    pub changes: Vec<Change>,
+    /// Nothing was done: a dry run.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// The daemon exits now (answer to [`DownRequest::exit`]).
+    #[serde(default)]
+    pub exits: bool,
+}
+
+impl Report {
+    /// Whether anything changed.
+    pub fn changed(&self) -> bool {
+        self.changes.iter().any(|change| change.action != Action::Unchanged)
+    }
+}
+
+/// What became of one object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Change {
+    /// The object: `substrate/NAME`, `vnet/red`, `vnet/red/node/r1`, `vnet/red/link/NAME`.
+    pub object: String,
+    /// What was done.
+    pub action: Action,
+    /// Why or what exactly, for people; may be empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub detail: String,
+}
+
+/// What was done with an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Action {
+    /// It is new.
+    Create,
+    /// Changed while it runs.
+    Change,
+    /// Changed by a new start.
+    Restart,
+    /// It is gone.
+    Delete,
+    /// It was so already.
+    Unchanged,
+}
+
+impl Action {
+    /// The word in JSON and in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Change => "change",
+            Self::Restart => "restart",
+            Self::Delete => "delete",
+            Self::Unchanged => "unchanged",
+        }
+    }
+}

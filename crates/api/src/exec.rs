@@ -1,0 +1,171 @@
+//! Running a command in a guest.
+//!
+//! The client sends `POST` [`paths::exec`](crate::paths::exec) with an [`ExecRequest`] and
+//! `Connection: upgrade`, `Upgrade: pdp-exec`. After status 101 both sides send frames:
+//!
+//! ```text
+//! byte  0      1 2 3 4        5…
+//!       kind   length (BE)    payload
+//! ```
+//!
+//! | kind | from | payload |
+//! |---|---|---|
+//! | 0 stdin | client | bytes |
+//! | 1 stdout | daemon | bytes |
+//! | 2 stderr | daemon | bytes (never with a terminal) |
+//! | 3 resize | client | rows, columns: `u16` BE each |
+//! | 4 exit | daemon | exit code, `i32` BE; 128 + n for signal n; the last frame |
+//! | 5 end of stdin | client | none |
+//!
+//! A client that goes away kills the command. Limit: [`PAYLOAD_BYTES_MAX`] a frame; what breaks
+//! this format ends the connection.
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use utoipa::ToSchema;
+
+use crate::GuestProcess;
+
+/// Name of the protocol in the `Upgrade` header.
+pub const UPGRADE: &str = "pdp-exec";
+
+/// Bytes of the payload of one frame.
+pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
+
+const HEADER_BYTES: usize = 5;
+
+/// What to run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ExecRequest {
+    /// Program and arguments; the shell of the guest if empty.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// In which of the node's guests: `control` or `g0`, `g1`, ….
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub process: GuestProcess,
+    /// With a terminal of this size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tty: Option<WindowSize>,
+    /// The client's `TERM`, for a terminal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub term: Option<String>,
+}
+
+/// Size of a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WindowSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters a line.
+    pub columns: u16,
+}
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// Bytes for the command.
+    Stdin(Vec<u8>),
+    /// Bytes from the command, or from its terminal.
+    Stdout(Vec<u8>),
+    /// Bytes from the command's standard error.
+    Stderr(Vec<u8>),
+    /// The client's terminal has this size now.
+    Resize(WindowSize),
+    /// The command ended.
+    Exit(i32),
+    /// No more bytes for the command.
+    StdinEnd,
+}
+
+/// Why frames can't be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// Kind that does not exist, or a payload that does not fit its kind.
+    #[error("exec frame of kind {kind} with {length} bytes: not of this protocol")]
+    Malformed {
+        /// The kind.
+        kind: u8,
+        /// Bytes of the payload, as announced.
+        length: u32,
+    },
+    /// The connection failed.
+    #[error("exec connection")]
+    Io(#[from] std::io::Error),
+}
+
+impl Frame {
+    /// The bytes on the connection. Payloads are at most [`PAYLOAD_BYTES_MAX`] long.
+    pub fn emit(&self) -> Vec<u8> {
+        let exit;
+        let size;
+        let (kind, payload): (u8, &[u8]) = match self {
+            Self::Stdin(bytes) => (0, bytes),
+            Self::Stdout(bytes) => (1, bytes),
+            Self::Stderr(bytes) => (2, bytes),
+            Self::Resize(window) => {
+                let [a, b] = window.rows.to_be_bytes();
+                let [c, d] = window.columns.to_be_bytes();
+                size = [a, b, c, d];
+                (3, &size)
+            }
+            Self::Exit(code) => {
+                exit = code.to_be_bytes();
+                (4, &exit)
+            }
+            Self::StdinEnd => (5, &[]),
+        };
+        debug_assert!(payload.len() <= PAYLOAD_BYTES_MAX);
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
+        bytes.push(kind);
+        bytes.extend_from_slice(&(payload.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    fn parse(kind: u8, payload: Vec<u8>) -> Result<Self, FrameError> {
+        let malformed = FrameError::Malformed { kind, length: payload.len() as u32 };
+        Ok(match (kind, payload.as_slice()) {
+            (0, _) => Self::Stdin(payload),
+            (1, _) => Self::Stdout(payload),
+            (2, _) => Self::Stderr(payload),
+            (3, &[a, b, c, d]) => Self::Resize(WindowSize {
+                rows: u16::from_be_bytes([a, b]),
+                columns: u16::from_be_bytes([c, d]),
+            }),
+            (4, &[a, b, c, d]) => Self::Exit(i32::from_be_bytes([a, b, c, d])),
+            (5, []) => Self::StdinEnd,
+            _ => return Err(malformed),
+        })
+    }
+}
+
+/// Reads the next frame; `None` once the peer has closed between two frames.
+///
+/// Not to be cancelled: a frame that was begun would be lost.
+pub async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> Result<Option<Frame>, FrameError> {
+    let mut header = [0; HEADER_BYTES];
+    if from.read(&mut header[..1]).await? == 0 {
+        return Ok(None);
+    }
+    from.read_exact(&mut header[1..]).await?;
+    let [kind, a, b, c, d] = header;
+    let length = u32::from_be_bytes([a, b, c, d]);
+    if length as usize > PAYLOAD_BYTES_MAX {
+        return Err(FrameError::Malformed { kind, length });
+    }
+    let mut payload = vec![0; length as usize];
+    from.read_exact(&mut payload).await?;
+    Frame::parse(kind, payload).map(Some)
+}
+
+/// Writes one frame and flushes it.
+pub async fn write_frame(
+    to: &mut (impl AsyncWrite + Unpin),
+    frame: &Frame,
+) -> Result<(), FrameError> {
+    to.write_all(&frame.emit()).await?;
+    Ok(to.flush().await?)
+}

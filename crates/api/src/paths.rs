@@ -1,0 +1,99 @@
+//! The paths of the API, `/v1/…`, with their variable parts escaped.
+
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+/// What may not stand for itself in one segment of a path (RFC 3986 section 3.3).
+const SEGMENT: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'/')
+    .add(b'<')
+    .add(b'>')
+    .add(b'?')
+    .add(b'[')
+    .add(b'\\')
+    .add(b']')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|')
+    .add(b'}');
+
+/// `GET`: who answers. [`Version`](crate::Version).
+pub const VERSION: &str = "/v1/version";
+/// `GET`: the description of this API, OpenAPI 3.1.
+pub const OPENAPI: &str = "/v1/openapi.json";
+/// `GET`: what the machine can do. `[Check]`.
+pub const DOCTOR: &str = "/v1/doctor";
+/// `POST` [`ApplyRequest`](crate::ApplyRequest): [`Event`](crate::Event)s.
+pub const APPLY: &str = "/v1/apply";
+/// `POST` [`ApplyRequest`](crate::ApplyRequest): what an apply would say of the files alone.
+pub const VALIDATE: &str = "/v1/validate";
+/// `POST`: start all that is stored. [`Event`](crate::Event)s.
+pub const UP: &str = "/v1/up";
+/// `POST` [`DownRequest`](crate::DownRequest): stop all. [`Event`](crate::Event)s.
+pub const DOWN: &str = "/v1/down";
+/// `GET`: [`Substrate`](crate::Substrate). `DELETE`: [`Event`](crate::Event)s.
+pub const SUBSTRATE: &str = "/v1/substrate";
+/// `GET`: `[VnetSummary]`.
+pub const VNETS: &str = "/v1/vnets";
+/// `GET`: [`Stats`](crate::Stats).
+pub const STATS: &str = "/v1/stats";
+
+/// `GET`: [`Vnet`](crate::Vnet). `DELETE`: [`Event`](crate::Event)s.
+pub fn vnet(vnet: &str) -> String {
+    format!("{VNETS}/{}", segment(vnet))
+}
+
+/// `PUT` [`LinkRequest`](crate::LinkRequest): [`Event`](crate::Event)s. The link is named by its
+/// name or by one of its ends, `r1:eth0`.
+pub fn link(vnet: &str, link: &str) -> String {
+    format!("{VNETS}/{}/links/{}", segment(vnet), segment(link))
+}
+
+/// `POST` [`ExecRequest`](crate::exec::ExecRequest): upgrade to [`crate::exec::UPGRADE`].
+pub fn exec(vnet: &str, node: &str) -> String {
+    format!("{}/exec", self::node(vnet, node))
+}
+
+/// `GET`: [`RouteLine`](crate::RouteLine)s.
+pub fn routes(vnet: &str, node: &str) -> String {
+    format!("{}/routes", self::node(vnet, node))
+}
+
+/// `GET`: pcap until the client goes away.
+pub fn capture(vnet: &str, node: &str, port: &str) -> String {
+    format!("{}/ports/{}/capture", self::node(vnet, node), segment(port))
+}
+
+/// `POST` [`TraceRequest`](crate::TraceRequest): [`Trace`](crate::Trace).
+pub fn trace(vnet: &str, node: &str, port: &str) -> String {
+    format!("{}/ports/{}/trace", self::node(vnet, node), segment(port))
+}
+
+/// `GET`: a log of the node itself, as text.
+pub fn logs(process: crate::NodeProcess) -> String {
+    match process {
+        crate::NodeProcess::Daemon => "/v1/logs/daemon".into(),
+        crate::NodeProcess::Mux => "/v1/logs/mux".into(),
+    }
+}
+
+/// `GET`: a log of a node of a vnet, as text.
+pub fn node_logs(vnet: &str, node: &str, process: crate::GuestProcess) -> String {
+    format!("{}/logs/{process}", self::node(vnet, node))
+}
+
+fn node(vnet: &str, node: &str) -> String {
+    format!("{VNETS}/{}/nodes/{}", segment(vnet), segment(node))
+}
+
+fn segment(name: &str) -> String {
+    // A name of dots alone would be taken for a relative path.
+    if !name.is_empty() && name.bytes().all(|byte| byte == b'.') {
+        return "%2E".repeat(name.len());
+    }
+    utf8_percent_encode(name, SEGMENT).to_string()
+}

@@ -1,0 +1,275 @@
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// How an object is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Phase {
+    /// Stored, not begun, or stopped by `down`.
+    #[default]
+    Stopped,
+    /// On its way up.
+    Starting,
+    /// As the spec says.
+    Running,
+    /// Partly as the spec says; `message` says what is not, and it is being tried again.
+    Degraded,
+    /// Not as the spec says; `message` says why.
+    Failed,
+}
+
+impl Phase {
+    /// The word in JSON and in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Degraded => "degraded",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A vnet in a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VnetSummary {
+    /// Its name.
+    pub name: String,
+    /// How it is.
+    pub phase: Phase,
+    /// What is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Routers.
+    pub routers: u32,
+    /// Hosts.
+    pub hosts: u32,
+    /// Links.
+    pub links: u32,
+    /// Forwarding guests that are connected to the mux.
+    pub guests_connected: u32,
+    /// Forwarding guests in all.
+    pub guests: u32,
+    /// Power asked for by its routers, thousandths of a core.
+    pub power_millicores: u64,
+    /// FEs that its forwarding guests are on, by name, each once.
+    pub fes: Vec<String>,
+}
+
+/// A vnet: what is wanted and what is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Vnet {
+    /// Its name.
+    pub name: String,
+    /// The stored document, `kind: VirtualNetwork`; see `schema/spec.json`.
+    #[schema(value_type = Object)]
+    pub spec: Value,
+    /// What was allocated, what runs, and what went wrong.
+    pub status: VnetStatus,
+}
+
+/// What is, of a vnet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VnetStatus {
+    /// How it is.
+    pub phase: Phase,
+    /// What is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Its nodes, in the spec's order.
+    pub nodes: Vec<NodeStatus>,
+    /// Its links, in the spec's order.
+    pub links: Vec<LinkStatus>,
+}
+
+/// What a node of a vnet is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum NodeKind {
+    /// A vrouter.
+    #[default]
+    Router,
+    /// A container with an ordinary IP stack.
+    Host,
+}
+
+/// What is, of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStatus {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: NodeKind,
+    /// How it is.
+    pub phase: Phase,
+    /// What is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Power asked for, thousandths of a core; routers only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_millicores: Option<u64>,
+    /// Its control guest, or the host itself.
+    pub control: ProcessStatus,
+    /// The helper that serves its TAPs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<ProcessStatus>,
+    /// Its route mirror.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<ProcessStatus>,
+    /// Its forwarding guests, by number.
+    pub guests: Vec<ForwardingGuest>,
+    /// Its ports, by index.
+    pub ports: Vec<PortStatus>,
+}
+
+/// How a process is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessStatus {
+    /// How it is.
+    pub phase: Phase,
+    /// Its process on the machine, while there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Times it was started again.
+    pub restarts: u64,
+    /// How it ended last, or why it does not start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// What is, of a forwarding guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ForwardingGuest {
+    /// Its number in its vrouter.
+    pub number: u32,
+    /// The FE that it is on.
+    pub fe: String,
+    /// Its share of the FE, thousandths of a core.
+    pub share_millicores: u64,
+    /// Connected to the mux and in the distribution.
+    pub connected: bool,
+    /// Its process.
+    #[serde(flatten)]
+    pub process: ProcessStatus,
+}
+
+/// What is, of a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PortStatus {
+    /// Its name.
+    pub name: String,
+    /// Its link address, `02:…`.
+    pub mac: String,
+    /// Largest IP packet, bytes.
+    pub mtu_bytes: u32,
+    /// Addresses that the spec gives it.
+    pub addresses: Vec<String>,
+    /// Name of its link, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
+    /// Whether its interface has carrier.
+    pub carrier: bool,
+}
+
+/// What is, of a link.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkStatus {
+    /// Its name.
+    pub name: String,
+    /// Its two ends: `r1:eth0`, or `A (vxlan 10.9.0.1 > 10.9.0.2 vni 7)` for the outside.
+    pub endpoints: Vec<String>,
+    /// Set up by its user (see `link down`).
+    pub up: bool,
+    /// Carries frames: up, and both ends are there.
+    pub carrier: bool,
+    /// Rate in each direction, bits a second; absent for no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_bps: Option<u64>,
+}
+
+/// The substrate: what is wanted and what is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Substrate {
+    /// The stored document, `kind: Substrate`; absent until one is applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub spec: Option<Value>,
+    /// What is.
+    pub status: SubstrateStatus,
+}
+
+/// What is, of the substrate.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SubstrateStatus {
+    /// How it is.
+    pub phase: Phase,
+    /// What is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// The mux.
+    pub mux: ProcessStatus,
+    /// Forwarding engines.
+    pub fes: Vec<FeStatus>,
+    /// External interfaces.
+    pub externals: Vec<ExternalStatus>,
+}
+
+/// What is, of a forwarding engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FeStatus {
+    /// Its name.
+    pub name: String,
+    /// Its CPUs, as a list: `0-1,4`.
+    pub cpus: String,
+    /// Its capacity, thousandths of a core.
+    pub capacity_millicores: u64,
+    /// How much is given out, thousandths of a core.
+    pub used_millicores: u64,
+    /// Who has it.
+    pub guests: Vec<FeGuest>,
+}
+
+/// A forwarding guest's share of an FE.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FeGuest {
+    /// The vnet.
+    pub vnet: String,
+    /// The router.
+    pub node: String,
+    /// Number of the guest in its vrouter.
+    pub number: u32,
+    /// Its share, thousandths of a core.
+    pub share_millicores: u64,
+}
+
+/// What is, of an external interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExternalStatus {
+    /// Its name in the substrate.
+    pub name: String,
+    /// Its device.
+    pub device: String,
+    /// Its MTU, bytes, while the device is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu_bytes: Option<u32>,
+    /// The mux receives from it and sends to it.
+    pub attached: bool,
+    /// What is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
