@@ -1,1 +1,53 @@
-//! See docs/ARCHITECTURE.md.
+//! memif: packet rings in memory that two processes share, both roles.
+//!
+//! The *server* (memif's "master") listens on a Unix seqpacket socket; the *client* ("slave")
+//! allocates the memory. In PdP the mux is the server, its peer is hostile, and every frame is
+//! copied: [`Listener`], [`Handshake`], [`Connection`]. Guests on our runtime and the TAP helper
+//! are clients, trust the mux and work in the shared memory itself: [`Client`].
+//!
+//! A connection has one ring each way. One listener serves several interface ids; each makes a
+//! connection of its own.
+//!
+//! # Sleeping
+//!
+//! Whoever waits for frames, on either side:
+//! 1. calls `arm()`, which lets the peer ring the doorbell and looks at the ring once more;
+//! 2. if that returned true (nothing there), polls the doorbell's descriptor;
+//! 3. calls `disarm()` on waking, which empties the doorbell and stops the peer from ringing it.
+//!
+//! Between two PdP sides no wake-up is lost: the sleeper stores the flag, fences, loads the index;
+//! the sender stores the index, fences, loads the flag; one of the two sees the other. DPDK 22.11
+//! and libmemif have no fence there, so a sleeper with such a peer bounds its sleep (some
+//! milliseconds). memif has no doorbell for room in a ring: who waits for room waits by time.
+//!
+//! # Limits
+//!
+//! One ring each way of at most 2^[`RING_LOG2_MAX`] slots, [`REGIONS_MAX`] regions,
+//! [`REGION_BYTES_MAX`] bytes in all, chains of [`CHAIN_SLOTS_MAX`] buffers. Regions must be memfds
+//! sealed against shrinking and not huge pages. Ethernet mode only; no secrets: the directory of the
+//! socket guards it.
+//!
+//! Source: memif protocol 2.0 as in DPDK 22.11 drivers/net/memif/memif.h and libmemif.
+
+mod client;
+mod server;
+
+pub use client::{Buf, Client, ClientError, Link, Settings};
+pub use server::{
+    Closed, Connection, Control, Fault, Handshake, HandshakeError, Listener, Receiver, Sender,
+};
+
+/// Slots of a ring, as a power of two.
+pub const RING_LOG2_MAX: u8 = 14;
+
+/// Regions of one connection.
+pub const REGIONS_MAX: usize = 16;
+
+/// Bytes of all regions of one connection.
+pub const REGION_BYTES_MAX: u64 = 128 << 20;
+
+/// Buffers of one frame.
+pub const CHAIN_SLOTS_MAX: usize = 64;
+
+/// Time that a client has for its handshake, milliseconds.
+pub const HANDSHAKE_MS_MAX: u64 = 5000;
