@@ -1,1 +1,38 @@
-//! See docs/ARCHITECTURE.md.
+//! Guests as OCI containers, and the small processes around them.
+//!
+//! A guest is a container run by `runc`; a helper is a plain process beside it in its cgroup. Both
+//! stand under a `pdp-shim`, so that they outlive the process that made them: whoever comes next
+//! adopts them by what their directory says ([`Runtime::state`], [`Runtime::list`]). What is
+//! intended is written there before each side effect, so that [`Runtime::delete`] removes what
+//! half-exists.
+//!
+//! | file in a guest's or helper's directory | what |
+//! |---|---|
+//! | `guest.json` or `helper.json` | what was asked for, written first |
+//! | `shim`, `pid` | process id and start time of the shim, and of the guest's or helper's process |
+//! | `exit` | how it ended |
+//! | `log`, `log.1` | what it wrote, with times; bounded |
+//! | `bundle/` | the OCI bundle (guests) |
+//!
+//! Directories above must be searchable by everybody (mode 0711): a guest's user ids have no
+//! right on the host but that.
+
+mod bundle;
+pub mod cgroup;
+mod error;
+pub mod image;
+pub mod init;
+mod process;
+mod profile;
+mod root;
+mod runtime;
+mod shim;
+mod spec;
+
+pub use error::{Error, Result};
+pub use process::{Exit, Process};
+pub use runtime::{Found, Paths, Runtime, State};
+pub use shim::main as shim_main;
+pub use spec::{
+    Bind, Command, File, GuestSpec, HelperSpec, Limits, Owned, Profile, Restart, Root, UserRange,
+};

@@ -1,1 +1,15 @@
-//! See docs/ARCHITECTURE.md.
+//! The host's side of networking: TAPs in guests, XDP programs on external interfaces, facts
+//! about interfaces, and what this machine can do.
+//!
+//! Calls block for a short while (netlink, BPF); none is on a packet's way.
+
+mod error;
+pub mod ethtool;
+pub mod interface;
+pub mod netns;
+pub mod probe;
+pub mod sysctl;
+pub mod tap;
+pub mod xdp;
+
+pub use error::{Error, Result};

@@ -1,0 +1,1 @@
+fn main() { pdp_container::shim_main() }

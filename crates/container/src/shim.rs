@@ -1,0 +1,3 @@
+//! Being written.
+/// Main.
+pub fn main() {}

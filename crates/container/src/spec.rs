@@ -1,0 +1,212 @@
+//! What a guest or a helper is to be.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// A guest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GuestSpec {
+    /// Unique among the guests of a runtime: ASCII letters, digits, `.`, `_`, `-`; at most
+    /// [`ID_BYTES_MAX`] bytes.
+    pub id: String,
+    /// Its directory, absolute.
+    pub dir: PathBuf,
+    /// Its cgroup below the runtime's, e.g. `red/r1`: that has the limits, and the guest's
+    /// processes are in its leaf `guest`.
+    pub cgroup: String,
+    /// Its root file system.
+    pub root: Root,
+    /// What it may do.
+    pub profile: Profile,
+    /// The user ids on the host that its own are mapped to, from 0.
+    pub users: UserRange,
+    /// Inside: user and group id of the commands. 0 for [`Profile::Control`] and
+    /// [`Profile::Host`]; any for [`Profile::Forwarding`].
+    pub uid: u32,
+    /// Host name inside.
+    pub hostname: String,
+    /// Files put into it.
+    pub files: Vec<File>,
+    /// Files and directories of the host shown in it.
+    pub binds: Vec<Bind>,
+    /// What it runs, started in this order. A forwarding guest ends with the last of them; the
+    /// others stay until stopped.
+    pub commands: Vec<Command>,
+    /// Environment of the commands, beside `PATH`, `HOME` and `TERM`.
+    pub env: BTreeMap<String, String>,
+    /// Sysctls of its network namespace (`net.…`), beside the profile's own and before them in
+    /// rank.
+    pub sysctls: BTreeMap<String, String>,
+    /// Limits of its cgroup.
+    pub limits: Limits,
+    /// Bytes of one log file; there are two.
+    pub log_bytes_max: u64,
+}
+
+/// Bytes of a guest's id.
+pub const ID_BYTES_MAX: usize = 128;
+
+/// Default of [`GuestSpec::log_bytes_max`].
+pub const LOG_BYTES_MAX: u64 = 4 << 20;
+
+impl GuestSpec {
+    /// The host's id for the guest's user `uid`.
+    pub fn host_id(&self, uid: u32) -> u32 {
+        self.users.base.saturating_add(uid)
+    }
+}
+
+/// The root file system of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Root {
+    /// The host's `/usr`, read-only, and a small made `/etc`: needs no download. Nothing else of
+    /// the host is seen.
+    Host,
+    /// This directory, read-only, owned by the guest's user ids.
+    Rootfs(PathBuf),
+    /// An OCI image layout on disk.
+    OciLayout {
+        /// Its directory.
+        path: PathBuf,
+        /// The image's `org.opencontainers.image.ref.name`; `None` if there is one image only.
+        reference: Option<String>,
+    },
+}
+
+/// What a guest may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Profile {
+    /// Runs routing software: forwarding on, redirects and reverse-path filter off, the
+    /// capabilities that FRR and BIRD need inside its own user namespace.
+    Control,
+    /// An end system: capabilities for `ping`, `ip`, `iperf3` inside its own user namespace.
+    Host,
+    /// Processes packets: no capability, a list of permitted system calls, an empty network
+    /// namespace with `lo` down.
+    Forwarding {
+        /// For programs that work on TAPs: `/dev/net/tun`, and CAP_NET_ADMIN and CAP_NET_RAW over
+        /// the guest's own network namespace.
+        tap: bool,
+    },
+}
+
+/// User ids of a guest on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserRange {
+    /// The first, not below 65536.
+    pub base: u32,
+    /// How many.
+    pub length: u32,
+}
+
+/// A file put into a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct File {
+    /// Where, absolute.
+    pub path: PathBuf,
+    /// What is in it.
+    pub content: String,
+    /// Permission bits.
+    pub mode: u32,
+    /// Who owns it inside.
+    pub owner: Owned,
+    /// Copied into the guest, which may change its copy; else shown read-only.
+    /// Control guests and hosts only.
+    pub writable: bool,
+}
+
+/// Owner of a file inside a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Owned {
+    /// By ids inside.
+    Ids {
+        /// User id.
+        uid: u32,
+        /// Group id.
+        gid: u32,
+    },
+    /// A user of the host's `/etc/passwd`, with the group of its name or its own; root if there
+    /// is none. For [`Root::Host`], whose system users are the host's.
+    User(String),
+}
+
+impl Owned {
+    /// Root inside.
+    pub const ROOT: Self = Self::Ids { uid: 0, gid: 0 };
+}
+
+/// A file or directory of the host shown in a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bind {
+    /// On the host, absolute.
+    pub source: PathBuf,
+    /// In the guest, absolute.
+    pub target: PathBuf,
+    /// Whether the guest may write, as far as permissions go.
+    pub writable: bool,
+}
+
+/// A command of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// What when it ends.
+    pub restart: Restart,
+}
+
+/// What when a command ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Restart {
+    /// Nothing.
+    Never,
+    /// It is started again, after a pause that grows while it keeps ending.
+    Always,
+}
+
+/// Limits of a cgroup.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// CPU time, cores; `None`: no limit.
+    pub cpu_cores: Option<f64>,
+    /// Period over which it holds, microseconds; `None`: [`crate::cgroup::CPU_PERIOD_US`]
+    /// (below that it is enforced badly on kernels with a 4 ms tick).
+    pub cpu_period_us: Option<u64>,
+    /// Memory, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Processes and threads.
+    pub processes: Option<u64>,
+    /// CPUs, as in cpuset.cpus, e.g. `0-2,5`.
+    pub cpus: Option<String>,
+}
+
+/// A process beside a guest, or of the node itself (the mux).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HelperSpec {
+    /// For people.
+    pub id: String,
+    /// Its directory, absolute.
+    pub dir: PathBuf,
+    /// Program and arguments; the program's path is absolute.
+    pub argv: Vec<String>,
+    /// Environment, beside `PATH`.
+    pub env: BTreeMap<String, String>,
+    /// Its cgroup below the runtime's, without processes' cgroups below it: `mux`,
+    /// `red/r1/helpers`.
+    pub cgroup: String,
+    /// User and group id on the host.
+    pub uid: u32,
+    /// Keeps root and its capabilities (the route mirror drops them by itself, after it entered
+    /// the guest's namespaces). Else: `uid`, no capability, no new privileges.
+    pub keep_root: bool,
+    /// Bytes of one log file; there are two.
+    pub log_bytes_max: u64,
+}
+
+/// Path of a guest's bundle.
+pub(crate) fn bundle(dir: &Path) -> PathBuf {
+    dir.join("bundle")
+}
