@@ -1,1 +1,65 @@
-//! See docs/ARCHITECTURE.md.
+//! The packet pool, and AF_XDP sockets over it.
+//!
+//! [`Pool`] is one memfd cut into packets of [`PACKET_BYTES`]. A [`Packet`] is the only handle on
+//! its bytes: it can't be copied, so two owners never see the same packet. Every AF_XDP socket
+//! uses the whole pool as its UMEM, so that a packet goes from any interface to any other without
+//! being copied.
+//!
+//! A socket is made in two steps because making it takes privilege and using it doesn't: a
+//! privileged process calls [`create_socket`] with the pool's memfd and hands the descriptor to
+//! the pool's owner, which calls [`Socket::new`].
+//!
+//! Limits: [`RING_ENTRIES`] entries a ring, [`POOL_PACKETS_MAX`] packets. In copy mode a frame of
+//! more than [`RECEIVE_BYTES_MAX`] bytes is dropped by the kernel.
+//! Source: Linux Documentation/networking/af_xdp.rst.
+
+mod create;
+mod pool;
+mod ring;
+mod socket;
+
+pub use create::{Mode, create_socket};
+pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, Packet, Pool};
+pub use socket::Socket;
+
+/// Entries of each of a socket's four rings.
+pub const RING_ENTRIES: u32 = 2048;
+
+/// Bytes of the longest frame that a socket receives: the kernel keeps 256 bytes before it.
+pub const RECEIVE_BYTES_MAX: usize = PACKET_BYTES - HEADROOM_BYTES;
+
+/// Why a pool or a socket can't be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A pool of no or too many packets.
+    #[error("pool of {0} packets; 1 to {POOL_PACKETS_MAX} are possible")]
+    PoolSize(usize),
+    /// The descriptor is not a pool's memfd.
+    #[error("descriptor of {0} bytes is no packet pool: not a multiple of {PACKET_BYTES} bytes")]
+    NotAPool(u64),
+    /// The kernel refused a step.
+    #[error("{step}{hint}")]
+    System {
+        /// What was asked of the kernel.
+        step: &'static str,
+        /// What may help.
+        hint: &'static str,
+        /// Its answer.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    fn last(step: &'static str) -> Self {
+        let source = std::io::Error::last_os_error();
+        let hint = match (step, source.raw_os_error()) {
+            ("bind", Some(libc::EBUSY)) => ": the queue has a socket already; close it first",
+            ("bind", Some(libc::EOPNOTSUPP)) => ": the device's driver can't do this mode",
+            ("bind", Some(libc::EINVAL)) => ": no such receive queue on the device",
+            (_, Some(libc::EPERM)) => ": needs CAP_NET_RAW (and CAP_IPC_LOCK to pin the pool)",
+            (_, Some(libc::ENOBUFS)) => ": the pool exceeds RLIMIT_MEMLOCK; needs CAP_IPC_LOCK",
+            _ => "",
+        };
+        Self::System { step, hint, source }
+    }
+}

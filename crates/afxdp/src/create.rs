@@ -1,0 +1,126 @@
+//! The privileged half: a bound AF_XDP socket over another process's pool.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::{Error, PACKET_BYTES, RING_ENTRIES, pool};
+
+/// How the kernel moves frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Copied by the kernel; every driver can.
+    Copy,
+    /// Straight from the device where its driver can, else copied.
+    ZeroCopyIfPossible,
+}
+
+/// Bytes that may wait for a device, with the kernel's own overhead.
+const SEND_BUFFER_BYTES: libc::c_int = 16 << 20;
+
+/// Frames that one system call sends; without this option (Linux 6.17) the kernel's 32.
+const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
+
+/// Makes a socket over the pool in `memfd` and binds it to receive queue `queue` of device
+/// `ifindex` in the calling thread's network namespace. Needs CAP_NET_RAW, and CAP_IPC_LOCK for
+/// pools beyond RLIMIT_MEMLOCK: the kernel pins the pool's pages for the socket's life.
+///
+/// Frames flow once an XDP program redirects to the socket and its user filled its fill ring.
+pub fn create_socket(
+    memfd: BorrowedFd<'_>,
+    ifindex: u32,
+    queue: u32,
+    mode: Mode,
+) -> Result<OwnedFd, Error> {
+    let pool_bytes = file_bytes(memfd)?;
+    if mode == Mode::ZeroCopyIfPossible
+        && let Ok(socket) = bound(memfd, pool_bytes, ifindex, queue, libc::XDP_ZEROCOPY)
+    {
+        return Ok(socket);
+    }
+    bound(memfd, pool_bytes, ifindex, queue, libc::XDP_COPY)
+}
+
+fn bound(
+    memfd: BorrowedFd<'_>,
+    pool_bytes: usize,
+    ifindex: u32,
+    queue: u32,
+    copy_flag: u16,
+) -> Result<OwnedFd, Error> {
+    // SAFETY: plain system call; the descriptor is checked and owned by nobody else.
+    let socket = unsafe {
+        let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(Error::last("socket(AF_XDP)"));
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    let base = pool::map(memfd, pool_bytes)?;
+    let umem = libc::xdp_umem_reg {
+        addr: base.as_ptr() as u64,
+        len: pool_bytes as u64,
+        chunk_size: PACKET_BYTES as u32,
+        headroom: 0,
+        flags: 0,
+        tx_metadata_len: 0,
+    };
+    let registered = set(&socket, libc::SOL_XDP, libc::XDP_UMEM_REG, &umem);
+    let registered = registered.map_err(|()| Error::last("XDP_UMEM_REG"));
+    // SAFETY: made above with this size; the kernel has pinned the pages themselves.
+    unsafe { libc::munmap(base.as_ptr().cast(), pool_bytes) };
+    registered?;
+    for (ring, step) in [
+        (libc::XDP_UMEM_FILL_RING, "XDP_UMEM_FILL_RING"),
+        (libc::XDP_UMEM_COMPLETION_RING, "XDP_UMEM_COMPLETION_RING"),
+        (libc::XDP_RX_RING, "XDP_RX_RING"),
+        (libc::XDP_TX_RING, "XDP_TX_RING"),
+    ] {
+        set(&socket, libc::SOL_XDP, ring, &RING_ENTRIES).map_err(|()| Error::last(step))?;
+    }
+    // Both only make sending faster; where the kernel has no such option, nothing is lost.
+    let _ = set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_BYTES);
+    let _ = set(&socket, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &RING_ENTRIES);
+    let address = libc::sockaddr_xdp {
+        sxdp_family: libc::AF_XDP as u16,
+        sxdp_flags: copy_flag | libc::XDP_USE_NEED_WAKEUP,
+        sxdp_ifindex: ifindex,
+        sxdp_queue_id: queue,
+        sxdp_shared_umem_fd: 0,
+    };
+    // SAFETY: the address is whole and its size is given.
+    let result = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_xdp>() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        return Err(Error::last("bind"));
+    }
+    Ok(socket)
+}
+
+fn set<T>(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T) -> Result<(), ()> {
+    let bytes = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is readable for its size.
+    let result = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), bytes)
+    };
+    if result < 0 { Err(()) } else { Ok(()) }
+}
+
+fn file_bytes(memfd: BorrowedFd<'_>) -> Result<usize, Error> {
+    // SAFETY: all zeroes is a valid `stat`, and the kernel fills it.
+    let status = unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        if libc::fstat(memfd.as_raw_fd(), &mut status) < 0 {
+            return Err(Error::last("fstat of the pool"));
+        }
+        status
+    };
+    let bytes = status.st_size as u64;
+    if bytes == 0 || bytes % PACKET_BYTES as u64 != 0 {
+        return Err(Error::NotAPool(bytes));
+    }
+    Ok(bytes as usize)
+}

@@ -1,0 +1,328 @@
+//! Packet memory: one sealed memfd, cut into packets of equal size.
+//!
+//! The mapping lives as long as the process, so a [`Packet`] needs no borrow of its pool. A packet
+//! that is dropped instead of given back is lost to the pool, never unsafe.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use crate::Error;
+
+/// Bytes of a packet, headroom included.
+pub const PACKET_BYTES: usize = 2048;
+
+/// Bytes before a packet's contents when it comes from a socket or from [`Packet::reset`].
+pub const HEADROOM_BYTES: usize = 256;
+
+/// Packets of a pool (4 GiB).
+pub const POOL_PACKETS_MAX: usize = 1 << 21;
+
+/// The memory of all packets of a process.
+#[derive(Debug)]
+pub struct Pool {
+    memfd: OwnedFd,
+    region: Region,
+}
+
+/// Where the packets are. Copies are harmless: only a [`Packet`] gives access.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    base: NonNull<u8>,
+    packets: usize,
+}
+
+// SAFETY: the mapping is never unmapped and the base address alone gives no access to it.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Pool {
+    /// A pool and all its packets, in the order of their numbers.
+    pub fn new(packets: usize) -> Result<(Self, Vec<Packet>), Error> {
+        if packets == 0 || packets > POOL_PACKETS_MAX {
+            return Err(Error::PoolSize(packets));
+        }
+        let bytes = packets * PACKET_BYTES;
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: the name is a C string; the descriptor is checked and owned by nobody else.
+        let memfd = unsafe {
+            let fd = libc::memfd_create(c"pdp-pool".as_ptr(), flags);
+            if fd < 0 {
+                return Err(Error::last("memfd_create"));
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        // SAFETY: plain system call on a descriptor that we own.
+        if unsafe { libc::ftruncate(memfd.as_raw_fd(), bytes as libc::off_t) } < 0 {
+            return Err(Error::last("ftruncate of the pool"));
+        }
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: plain system call on a descriptor that we own.
+        if unsafe { libc::fcntl(memfd.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+            return Err(Error::last("sealing of the pool"));
+        }
+        let region = Region { base: map(memfd.as_fd(), bytes)?, packets };
+        // SAFETY: each number is taken once, and nobody else makes packets of this mapping.
+        let all = (0..packets).map(|number| unsafe { region.packet(number) }).collect();
+        Ok((Self { memfd, region }, all))
+    }
+
+    /// The descriptor that [`crate::create_socket`] wants.
+    pub fn memfd(&self) -> BorrowedFd<'_> {
+        self.memfd.as_fd()
+    }
+
+    /// Count of packets.
+    pub fn packets(&self) -> usize {
+        self.region.packets
+    }
+
+    pub(crate) fn region(&self) -> Region {
+        self.region
+    }
+}
+
+impl Region {
+    pub(crate) fn packets(self) -> usize {
+        self.packets
+    }
+
+    /// Number of the packet that holds the byte at `address` of the pool.
+    pub(crate) fn number_at(self, address: u64) -> Option<usize> {
+        usize::try_from(address / PACKET_BYTES as u64).ok().filter(|number| *number < self.packets)
+    }
+
+    /// Whether `packet` is one of this pool's.
+    pub(crate) fn owns(self, packet: &Packet) -> bool {
+        let bytes = self.packets * PACKET_BYTES;
+        (packet.start.addr().get().wrapping_sub(self.base.addr().get())) < bytes
+    }
+
+    /// A fresh handle on packet `number`.
+    ///
+    /// # Safety
+    /// No other handle on it exists, the kernel holds it no more, and `number` is below `packets`.
+    pub(crate) unsafe fn packet(self, number: usize) -> Packet {
+        debug_assert!(number < self.packets);
+        // SAFETY: the product is inside the mapping, as the number is.
+        let start = unsafe { self.base.add(number * PACKET_BYTES) };
+        Packet { start, number: number as u32, offset: HEADROOM_BYTES as u16, length: 0, mark: 0 }
+    }
+}
+
+/// Maps the pool's memory shared, readable and writable.
+pub(crate) fn map(memfd: BorrowedFd<'_>, bytes: usize) -> Result<NonNull<u8>, Error> {
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs no other.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            memfd.as_raw_fd(),
+            0,
+        )
+    };
+    match NonNull::new(base.cast::<u8>()) {
+        Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(base),
+        _ => Err(Error::last("mmap of the pool")),
+    }
+}
+
+/// The only handle on one packet: its contents, and room around them.
+///
+/// `mark` is the owner's to use; it does not survive the kernel.
+#[derive(Debug)]
+#[must_use = "a packet that is dropped is lost to its pool"]
+pub struct Packet {
+    start: NonNull<u8>,
+    number: u32,
+    offset: u16,
+    length: u16,
+    /// Whatever the owner wants to remember.
+    pub mark: u32,
+}
+
+// SAFETY: the handle is the only one on its bytes, and the mapping lives as long as the process.
+unsafe impl Send for Packet {}
+
+impl Packet {
+    /// Its number in the pool.
+    pub fn number(&self) -> usize {
+        self.number as usize
+    }
+
+    /// Bytes of its contents.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        usize::from(self.length)
+    }
+
+    /// Its contents.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory()[self.range()]
+    }
+
+    /// Its contents, to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let range = self.range();
+        &mut self.memory_mut()[range]
+    }
+
+    /// Makes it empty, with [`HEADROOM_BYTES`] before it and no mark.
+    pub fn reset(&mut self) {
+        self.offset = HEADROOM_BYTES as u16;
+        self.length = 0;
+        self.mark = 0;
+    }
+
+    /// Everything from its start to the packet's end, to write new contents into; what was
+    /// written becomes the contents by [`Packet::set_len`].
+    pub fn room_mut(&mut self) -> &mut [u8] {
+        let offset = usize::from(self.offset);
+        &mut self.memory_mut()[offset..]
+    }
+
+    /// Sets the count of bytes of the contents; `None`, and no change, if there is no room.
+    pub fn set_len(&mut self, length: usize) -> Option<()> {
+        if length > PACKET_BYTES - usize::from(self.offset) {
+            return None;
+        }
+        self.length = length as u16;
+        Some(())
+    }
+
+    /// Takes the first `count` bytes away; `None`, and no change, if there are fewer.
+    pub fn advance(&mut self, count: usize) -> Option<()> {
+        if count > self.len() {
+            return None;
+        }
+        self.offset += count as u16;
+        self.length -= count as u16;
+        Some(())
+    }
+
+    /// Adds `count` bytes in front and returns them; `None`, and no change, without headroom.
+    pub fn prepend(&mut self, count: usize) -> Option<&mut [u8]> {
+        if count > usize::from(self.offset) {
+            return None;
+        }
+        self.offset -= count as u16;
+        self.length += count as u16;
+        Some(&mut self.bytes_mut()[..count])
+    }
+
+    /// Address of the contents in the pool, as rings want it.
+    pub(crate) fn address(&self) -> u64 {
+        (self.number() * PACKET_BYTES + usize::from(self.offset)) as u64
+    }
+
+    /// Sets contents as the kernel reports them; `None` if they are not inside the packet.
+    pub(crate) fn set_contents(&mut self, offset: usize, length: usize) -> Option<()> {
+        if offset > PACKET_BYTES || length > PACKET_BYTES - offset {
+            return None;
+        }
+        self.offset = offset as u16;
+        self.length = length as u16;
+        Some(())
+    }
+
+    fn range(&self) -> Range<usize> {
+        usize::from(self.offset)..usize::from(self.offset) + usize::from(self.length)
+    }
+
+    fn memory(&self) -> &[u8] {
+        // SAFETY: PACKET_BYTES from `start` are mapped for the life of the process, were zeroed
+        // when made, and this handle is the only one on them.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), PACKET_BYTES) }
+    }
+
+    fn memory_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `memory`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), PACKET_BYTES) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_out_of_bounds_are_refused() {
+        assert!(matches!(Pool::new(0), Err(Error::PoolSize(0))));
+        assert!(Pool::new(POOL_PACKETS_MAX + 1).is_err());
+    }
+
+    #[test]
+    fn packets_do_not_overlap() {
+        let (pool, mut packets) = Pool::new(8).unwrap();
+        assert_eq!(pool.packets(), 8);
+        for packet in &mut packets {
+            let number = packet.number() as u8;
+            packet.room_mut().fill(number);
+            packet.set_len(RECEIVE).unwrap();
+            packet.prepend(HEADROOM_BYTES).unwrap().fill(number);
+        }
+        const RECEIVE: usize = PACKET_BYTES - HEADROOM_BYTES;
+        for packet in &packets {
+            assert_eq!(packet.len(), PACKET_BYTES);
+            assert!(packet.bytes().iter().all(|byte| usize::from(*byte) == packet.number()));
+        }
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Advance(usize),
+        Prepend(usize),
+        Set(usize),
+        Reset,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let count = 0..2 * PACKET_BYTES;
+        let step = prop_oneof![
+            count.clone().prop_map(Step::Advance),
+            (0..400usize).prop_map(Step::Prepend),
+            count.prop_map(Step::Set),
+            Just(Step::Reset),
+        ];
+        proptest::collection::vec(step, 0..64)
+    }
+
+    proptest! {
+        /// Against a plain range: steps that would leave the packet are refused and change nothing.
+        #[test]
+        fn contents_stay_inside(steps in steps()) {
+            let (_pool, mut packets) = Pool::new(1).unwrap();
+            let packet = &mut packets[0];
+            let (mut offset, mut length) = (HEADROOM_BYTES, 0);
+            for step in steps {
+                match step {
+                    Step::Advance(n) => {
+                        let fits = n <= length;
+                        prop_assert_eq!(packet.advance(n).is_some(), fits);
+                        if fits { offset += n; length -= n; }
+                    }
+                    Step::Prepend(n) => {
+                        let fits = n <= offset;
+                        prop_assert_eq!(packet.prepend(n).map(|bytes| bytes.len()), fits.then_some(n));
+                        if fits { offset -= n; length += n; }
+                    }
+                    Step::Set(n) => {
+                        let fits = offset + n <= PACKET_BYTES;
+                        prop_assert_eq!(packet.set_len(n).is_some(), fits);
+                        if fits { length = n; }
+                    }
+                    Step::Reset => {
+                        packet.reset();
+                        (offset, length) = (HEADROOM_BYTES, 0);
+                    }
+                }
+                prop_assert_eq!(packet.range(), offset..offset + length);
+                prop_assert_eq!(packet.room_mut().len(), PACKET_BYTES - offset);
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The unprivileged half: frames in and out of a bound socket, in batches.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use crate::pool::{HEADROOM_BYTES, PACKET_BYTES, Packet, Pool, Region};
+use crate::ring::Ring;
+use crate::{Error, RING_ENTRIES};
+
+/// System calls in one [`Socket::flush`]: enough for a full ring at 32 frames a call.
+const KICKS_MAX: u32 = RING_ENTRIES / 32;
+
+/// A bound AF_XDP socket in use. Packets that it was given are the kernel's until they come back
+/// by [`Socket::receive`], [`Socket::complete`] or [`Socket::close`].
+#[derive(Debug)]
+pub struct Socket {
+    // Rings before the descriptor: unmapped first.
+    receive: Ring<libc::xdp_desc>,
+    transmit: Ring<libc::xdp_desc>,
+    fill: Ring<u64>,
+    completion: Ring<u64>,
+    region: Region,
+    /// Which packets the kernel holds, so that only those can come back.
+    lent: Lent,
+    sending: u32,
+    zero_copy: bool,
+    fd: OwnedFd,
+}
+
+impl Socket {
+    /// Takes over a descriptor of [`crate::create_socket`] that was made over `pool`, unused yet.
+    pub fn new(fd: OwnedFd, pool: &Pool) -> Result<Self, Error> {
+        let offsets: libc::xdp_mmap_offsets = option(&fd, libc::XDP_MMAP_OFFSETS)?;
+        let options: libc::xdp_options = option(&fd, libc::XDP_OPTIONS)?;
+        let region = pool.region();
+        let socket = fd.as_fd();
+        // SAFETY: each page is mapped once with the entry type that the kernel documents for it.
+        let (receive, transmit, fill, completion) = unsafe {
+            (
+                Ring::map(socket, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx)?,
+                Ring::map(socket, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx)?,
+                Ring::map(socket, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr)?,
+                Ring::map(socket, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr)?,
+            )
+        };
+        Ok(Self {
+            receive,
+            transmit,
+            fill,
+            completion,
+            region,
+            lent: Lent(vec![0; region.packets().div_ceil(64)]),
+            sending: 0,
+            zero_copy: options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0,
+            fd,
+        })
+    }
+
+    /// Whether the device writes into the pool by itself.
+    pub fn zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+
+    /// Gives the kernel packets from the end of `free` to receive into, as many as fit, but leaves
+    /// `keep` of them.
+    pub fn fill(&mut self, free: &mut Vec<Packet>, keep: usize) {
+        let count = free.len().saturating_sub(keep).min(self.fill.space_now() as usize);
+        if count == 0 {
+            return;
+        }
+        for packet in free.drain(free.len() - count..) {
+            self.lent.lend(self.region, &packet);
+            self.fill.write((packet.number() * PACKET_BYTES) as u64);
+        }
+        self.fill.publish();
+        if self.fill.needs_wakeup() {
+            self.wake(libc::POLLIN);
+        }
+    }
+
+    /// Appends up to `count_max` received frames to `packets` and returns how many.
+    pub fn receive(&mut self, packets: &mut Vec<Packet>, count_max: usize) -> usize {
+        let before = packets.len();
+        for _ in 0..count_max {
+            let Some(entry) = self.receive.read() else { break };
+            let Some(mut packet) = self.lent.take_back(self.region, entry.addr) else { continue };
+            let offset = (entry.addr % PACKET_BYTES as u64) as usize;
+            if packet.set_contents(offset, entry.len as usize).is_none() {
+                packet.reset();
+            }
+            packets.push(packet);
+        }
+        let count = packets.len() - before;
+        if count > 0 {
+            self.receive.release();
+        }
+        count
+    }
+
+    /// Puts a frame into the transmit ring; gives it back if that is full. The kernel sees it at
+    /// the next [`Socket::flush`].
+    pub fn send(&mut self, packet: Packet) -> Result<(), Packet> {
+        if self.transmit.space() == 0 {
+            return Err(packet);
+        }
+        self.lent.lend(self.region, &packet);
+        self.transmit.write(libc::xdp_desc {
+            addr: packet.address(),
+            len: packet.len() as u32,
+            options: 0,
+        });
+        self.sending += 1;
+        Ok(())
+    }
+
+    /// Has the kernel send what is in the ring. What a busy device does not take now stays there.
+    pub fn flush(&mut self) {
+        self.transmit.publish();
+        for _ in 0..KICKS_MAX {
+            if self.transmit.space_now() == RING_ENTRIES || !self.transmit.needs_wakeup() {
+                return;
+            }
+            // SAFETY: a send without data on a descriptor that we own.
+            let result = unsafe {
+                libc::sendto(
+                    self.fd.as_raw_fd(),
+                    std::ptr::null(),
+                    0,
+                    libc::MSG_DONTWAIT,
+                    std::ptr::null(),
+                    0,
+                )
+            };
+            // EAGAIN: more than one call takes. Others: a device that is busy, down or gone.
+            if result < 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN) {
+                return;
+            }
+        }
+    }
+
+    /// Appends the packets whose frames were sent to `free` and returns how many.
+    pub fn complete(&mut self, free: &mut Vec<Packet>) -> usize {
+        let mut count = 0;
+        while let Some(address) = self.completion.read() {
+            free.extend(self.lent.take_back(self.region, address));
+            count += 1;
+        }
+        if count > 0 {
+            self.completion.release();
+            self.sending = self.sending.saturating_sub(count);
+        }
+        count as usize
+    }
+
+    /// Frames given to [`Socket::send`] that were not sent yet.
+    pub fn sending(&self) -> usize {
+        self.sending as usize
+    }
+
+    /// Frames that the kernel had for this socket and dropped: no room or no packet to fill.
+    pub fn kernel_dropped(&self) -> u64 {
+        let statistics: Result<libc::xdp_statistics, _> = option(&self.fd, libc::XDP_STATISTICS);
+        statistics.map_or(0, |s| s.rx_dropped + s.rx_ring_full)
+    }
+
+    /// Closes the socket and returns the packets that it held. In zero-copy mode they are lost to
+    /// the pool: nothing says when the device has let go of them.
+    pub fn close(self) -> Vec<Packet> {
+        let Self { receive, transmit, fill, completion, region, lent, zero_copy, fd, .. } = self;
+        drop((receive, transmit, fill, completion));
+        // The kernel waits here until nobody is left who could write into the pool (copy mode).
+        drop(fd);
+        if zero_copy { Vec::new() } else { lent.into_packets(region) }
+    }
+
+    fn wake(&self, events: libc::c_short) {
+        let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events, revents: 0 };
+        // SAFETY: one valid entry, no waiting.
+        unsafe { libc::poll(&mut poll, 1, 0) };
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// One bit a packet: set while the kernel holds it.
+#[derive(Debug)]
+struct Lent(Vec<u64>);
+
+impl Lent {
+    /// Notes that the caller gives the handle up to the kernel.
+    fn lend(&mut self, region: Region, packet: &Packet) {
+        assert!(region.owns(packet), "a packet of another pool");
+        self.0[packet.number() / 64] |= 1 << (packet.number() % 64);
+    }
+
+    /// A handle on the packet at `address`, if the kernel has it from us.
+    fn take_back(&mut self, region: Region, address: u64) -> Option<Packet> {
+        let number = region.number_at(address)?;
+        let (word, bit) = (&mut self.0[number / 64], 1 << (number % 64));
+        if *word & bit == 0 {
+            return None;
+        }
+        *word &= !bit;
+        // SAFETY: the bit says that the handle was given up to this socket, and clearing it that
+        // no second one is made. `number_at` checked the bound.
+        Some(unsafe { region.packet(number) })
+    }
+
+    fn into_packets(mut self, region: Region) -> Vec<Packet> {
+        (0..region.packets())
+            .filter_map(|number| self.take_back(region, (number * PACKET_BYTES) as u64))
+            .collect()
+    }
+}
+
+fn option<T: Copy>(fd: &OwnedFd, name: libc::c_int) -> Result<T, Error> {
+    // SAFETY: for the structures of SOL_XDP options all zeroes is valid, and the kernel writes no
+    // more than the size that it is given.
+    unsafe {
+        let mut value = std::mem::zeroed::<T>();
+        let mut bytes = size_of::<T>() as libc::socklen_t;
+        let result = libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_XDP,
+            name,
+            (&raw mut value).cast(),
+            &mut bytes,
+        );
+        if result < 0 {
+            return Err(Error::last("getsockopt(SOL_XDP)"));
+        }
+        Ok(value)
+    }
+}
+
+const _: () = assert!(HEADROOM_BYTES == 256, "XDP_PACKET_HEADROOM of the kernel");
