@@ -94,20 +94,16 @@ impl std::error::Error for Problem {}
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Diagnostic {
-    /// Name of the file as it was sent.
+    /// Name of the spec file; empty where the fault is in no file.
     pub file: String,
-    /// Line, from 1; 0 where the file as a whole is meant.
+    /// Line, from 1; 0 where the fault is in no file.
     pub line: u32,
-    /// Column, from 1, in characters.
+    /// Column in characters, from 1; 0 where the fault is in no file.
     pub column: u32,
-    /// Characters that are meant, at least 1 where a line is given.
-    pub length: u32,
-    /// Where in the document, e.g. `spec.nodes.r1.power`.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub path: String,
-    /// What is wrong: the object, the value, the bound.
+    /// The object: `vport red/r1:eth2`.
+    pub object: String,
+    /// The value and the bound.
     pub message: String,
-    /// What to do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hint: Option<String>,
+    /// What to do; may be empty.
+    pub hint: String,
 }

@@ -1,0 +1,102 @@
+//! What the API asks of the rest of the daemon.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Command;
+
+use pdp_api::exec::ExecRequest;
+use pdp_api::{
+    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, NodeProcess, Problem, Progress,
+    Report, RouteRow, RoutesQuery, Stats, StatsQuery, Substrate, Trace, TraceRequest, Version,
+    Vnet, VnetSummary,
+};
+
+/// Told what is being done. Never blocks for long.
+pub type ProgressFn<'a> = &'a mut (dyn FnMut(Progress) + Send);
+
+/// Takes routes one by one, and holds up whoever calls while its client reads slowly. `false`:
+/// the client went away, send no more.
+pub type RouteFn<'a> = &'a mut (dyn FnMut(RouteRow) -> bool + Send);
+
+/// The node behind the API.
+///
+/// Calls come on threads of their own, several at a time, and may block. A call that changes
+/// something is never given up, even when its client goes away.
+pub trait Daemon: Send + Sync + 'static {
+    /// Who answers.
+    fn version(&self) -> Version;
+
+    /// What the machine can do.
+    fn doctor(&self) -> Vec<Check>;
+
+    /// Applies files (or says what would change). All files are checked before anything is done.
+    fn apply(&self, request: ApplyRequest, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+
+    /// Starts all that is stored.
+    fn up(&self, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+
+    /// Stops all vnets and the mux. The daemon exits by itself where [`Report::exits`] is set, a
+    /// moment after this returned.
+    fn down(&self, request: DownRequest, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+
+    /// The substrate.
+    fn substrate(&self) -> Result<Substrate, Problem>;
+
+    /// Forgets the substrate; refused while there are vnets.
+    fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+
+    /// All vnets, by name.
+    fn vnets(&self) -> Result<Vec<VnetSummary>, Problem>;
+
+    /// One vnet.
+    fn vnet(&self, vnet: &str) -> Result<Vnet, Problem>;
+
+    /// Stops and forgets a vnet.
+    fn delete_vnet(&self, vnet: &str, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+
+    /// Sets a link's administrative state; `link` is its name or one of its ends, `r1:eth0`.
+    fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem>;
+
+    /// Counters now.
+    fn stats(&self, query: StatsQuery) -> Result<Stats, Problem>;
+
+    /// Routes of a router, each to `row`.
+    fn routes(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: RoutesQuery,
+        row: RouteFn<'_>,
+    ) -> Result<(), Problem>;
+
+    /// Begins a capture; what comes out of the descriptor (the read end of a pipe) is pcap.
+    /// Closing it ends the capture.
+    fn capture(
+        &self,
+        vnet: &str,
+        node: &str,
+        port: &str,
+        query: CaptureQuery,
+    ) -> Result<OwnedFd, Problem>;
+
+    /// Follows the next frame that matches.
+    fn trace(
+        &self,
+        vnet: &str,
+        node: &str,
+        port: &str,
+        request: TraceRequest,
+    ) -> Result<Trace, Problem>;
+
+    /// Where a process of the node itself logs. The file may be replaced or cut off by its
+    /// writer at any time; this module follows.
+    fn log(&self, process: NodeProcess) -> Result<PathBuf, Problem>;
+
+    /// Where a process of a node of a vnet logs.
+    fn node_log(&self, vnet: &str, node: &str, process: GuestProcess) -> Result<PathBuf, Problem>;
+
+    /// The command that runs `request.command` (a shell, if that is empty) in a guest, not
+    /// started. This module gives it pipes or a terminal, and kills its process group when the
+    /// client goes away.
+    fn exec(&self, vnet: &str, node: &str, request: &ExecRequest) -> Result<Command, Problem>;
+}
