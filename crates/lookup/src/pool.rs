@@ -1,0 +1,152 @@
+//! Blocks of neighbouring items in one vector, with reuse of what was given back.
+//!
+//! Blocks have sizes of a few classes, so that most insertions happen in place. Limit: blocks of
+//! [`BLOCK_MAX`] items, 2^31 items in all.
+
+/// Items of the largest block.
+pub(crate) const BLOCK_MAX: usize = 128;
+
+const CLASS_SIZES: [u8; 14] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, BLOCK_MAX as u8];
+
+/// A vector cut into blocks. A block is named by its first index and its count of items, which
+/// the owner remembers; a block of no items has no memory, whatever its index.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool<T> {
+    pub(crate) items: Vec<T>,
+    free: [Vec<u32>; CLASS_SIZES.len()],
+}
+
+fn class_of(count: usize) -> usize {
+    CLASS_SIZES.partition_point(|&size| usize::from(size) < count)
+}
+
+impl<T: Copy + Default> Pool<T> {
+    pub(crate) fn new() -> Self {
+        Self { items: Vec::new(), free: Default::default() }
+    }
+
+    /// A block for `count` items; what they hold is not defined.
+    pub(crate) fn allocate(&mut self, count: usize) -> u32 {
+        if count == 0 {
+            return 0;
+        }
+        let class = class_of(count);
+        self.free[class].pop().unwrap_or_else(|| {
+            let first = self.items.len();
+            let end = first + usize::from(CLASS_SIZES[class]);
+            assert!(end <= 1 << 31, "look-up table of more than 2^31 items");
+            self.items.resize(end, T::default());
+            first as u32
+        })
+    }
+
+    pub(crate) fn release(&mut self, first: u32, count: usize) {
+        if count > 0 {
+            self.free[class_of(count)].push(first);
+        }
+    }
+
+    pub(crate) fn block(&self, first: u32, count: usize) -> &[T] {
+        &self.items[first as usize..][..count]
+    }
+
+    /// Replaces a block's items; returns where the block is now.
+    pub(crate) fn replace(&mut self, first: u32, count: usize, items: &[T]) -> u32 {
+        let first = if count > 0 && !items.is_empty() && class_of(count) == class_of(items.len()) {
+            first
+        } else {
+            self.release(first, count);
+            self.allocate(items.len())
+        };
+        self.items[first as usize..][..items.len()].copy_from_slice(items);
+        first
+    }
+
+    /// Inserts an item into a block of `count`, before index `at`; returns where the block is now.
+    pub(crate) fn insert(&mut self, first: u32, count: usize, at: usize, item: T) -> u32 {
+        let old = first as usize;
+        let new = if count > 0 && class_of(count) == class_of(count + 1) {
+            old
+        } else {
+            self.allocate(count + 1) as usize
+        };
+        self.items.copy_within(old + at..old + count, new + at + 1);
+        if new != old {
+            self.items.copy_within(old..old + at, new);
+            self.release(first, count);
+        }
+        self.items[new + at] = item;
+        new as u32
+    }
+
+    /// Removes the item at index `at` from a block of `count`; returns where the block is now.
+    pub(crate) fn remove(&mut self, first: u32, count: usize, at: usize) -> u32 {
+        let old = first as usize;
+        if count == 1 {
+            self.release(first, count);
+            return 0;
+        }
+        let new = if class_of(count) == class_of(count - 1) {
+            old
+        } else {
+            self.allocate(count - 1) as usize
+        };
+        if new != old {
+            self.items.copy_within(old..old + at, new);
+        }
+        self.items.copy_within(old + at + 1..old + count, new + at);
+        if new != old {
+            self.release(first, count);
+        }
+        new as u32
+    }
+
+    /// Bytes held.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.items.capacity() * size_of::<T>()
+            + self.free.iter().map(|list| list.capacity() * size_of::<u32>()).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn blocks_are_like_vectors(steps in prop::collection::vec((0usize..4, 0usize..130, any::<bool>()), 0..600)) {
+            let mut pool = Pool::new();
+            let mut blocks: Vec<(u32, Vec<u32>)> = vec![(0, Vec::new()); 4];
+            for (step, (which, at, insert)) in steps.into_iter().enumerate() {
+                let (first, items) = &mut blocks[which];
+                if insert && items.len() < BLOCK_MAX {
+                    let at = at % (items.len() + 1);
+                    *first = pool.insert(*first, items.len(), at, step as u32);
+                    items.insert(at, step as u32);
+                } else if !items.is_empty() {
+                    let at = at % items.len();
+                    *first = pool.remove(*first, items.len(), at);
+                    items.remove(at);
+                }
+                for (first, items) in &blocks {
+                    prop_assert_eq!(pool.block(*first, items.len()), &items[..]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_used_again() {
+        let mut pool = Pool::<u32>::new();
+        let blocks: Vec<_> = (1..=BLOCK_MAX).map(|count| (pool.allocate(count), count)).collect();
+        let length = pool.items.len();
+        for (first, count) in blocks {
+            pool.release(first, count);
+        }
+        for count in 1..=BLOCK_MAX {
+            pool.allocate(count);
+        }
+        assert_eq!(pool.items.len(), length);
+    }
+}

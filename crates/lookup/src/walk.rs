@@ -1,0 +1,135 @@
+//! Going through a table in steps, with changes between the steps.
+
+use std::ops::ControlFlow;
+
+use crate::table::{NONE, STRIDE, Table, depth_of};
+use crate::{Address, pool};
+
+/// How far a walk has come: behind the prefix it names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor<A> {
+    last: Option<(A, u32)>,
+}
+
+impl<A: Address> Table<A> {
+    /// Calls `visit` with address, length, value and generation of up to `count_max` routes that
+    /// come after the cursor, and moves it behind them. Returns whether there may be more.
+    ///
+    /// Between two calls the table may change: a route that is there all the time is visited
+    /// exactly once.
+    pub fn walk(
+        &self,
+        cursor: &mut Cursor<A>,
+        count_max: usize,
+        mut visit: impl FnMut(A, u32, u32, u32),
+    ) -> bool {
+        let mut left = count_max;
+        let after = cursor.last;
+        let end = self.walk_routes(after, &mut |address, length, value, generation| {
+            if left == 0 {
+                return ControlFlow::Break(());
+            }
+            left -= 1;
+            visit(address, length, value, generation);
+            cursor.last = Some((address, length));
+            ControlFlow::Continue(())
+        });
+        end.is_break()
+    }
+
+    /// Removes those of the next `count_max` routes behind the cursor whose generation is not
+    /// `keep`. Returns whether there may be more.
+    pub fn sweep(&mut self, cursor: &mut Cursor<A>, count_max: usize, keep: u32) -> bool {
+        let mut stale = Vec::new();
+        let more = self.walk(cursor, count_max, |address, length, _, generation| {
+            if generation != keep {
+                stale.push((address, length));
+            }
+        });
+        for (address, length) in stale {
+            self.remove(address, length);
+        }
+        more
+    }
+
+    fn walk_routes(
+        &self,
+        after: Option<(A, u32)>,
+        visit: &mut impl FnMut(A, u32, u32, u32) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let (from_number, from_slot) = resume(after, 0);
+        for (number, route) in self.short.iter().enumerate().skip(from_number) {
+            if let Some(route) = route {
+                let (address, length) = prefix(A::default(), 0, number);
+                visit(address, length, route.value, route.generation)?;
+            }
+        }
+        for slot in from_slot..self.top.len() {
+            // The top level marks a node by its highest bit; an empty entry is zero.
+            if self.top[slot] != 0 {
+                let after = after.filter(|&(last, length)| below(last, length, 0, slot));
+                let at = A::default().with_slot(0, slot);
+                self.walk_node((self.top[slot] & (NONE >> 1)) as usize, STRIDE, at, after, visit)?;
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn walk_node(
+        &self,
+        index: usize,
+        depth: u32,
+        at: A,
+        after: Option<(A, u32)>,
+        visit: &mut impl FnMut(A, u32, u32, u32) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let node = &self.nodes.items[index];
+        let control = &self.controls.items[node.control as usize];
+        let (from_number, from_slot) = resume(after, depth);
+        let mut present = if from_number < pool::BLOCK_MAX {
+            control.present >> from_number << from_number
+        } else {
+            0
+        };
+        while present != 0 {
+            let number = present.trailing_zeros() as usize;
+            present &= present - 1;
+            let route = self.routes.items[control.first_route as usize + control.rank(number)];
+            let (address, length) = prefix(at, depth, number);
+            visit(address, length, route.value, route.generation)?;
+        }
+        let mut children = node.children >> from_slot << from_slot;
+        while children != 0 {
+            let slot = children.trailing_zeros() as usize;
+            children &= children - 1;
+            let after = after.filter(|&(last, length)| below(last, length, depth, slot));
+            let child = node.first_child as usize + node.child_rank(slot);
+            self.walk_node(child, depth + STRIDE, at.with_slot(depth, slot), after, visit)?;
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+/// The first number and the first child's slot of a node that come after a prefix in or below it.
+fn resume<A: Address>(after: Option<(A, u32)>, depth: u32) -> (usize, usize) {
+    match after {
+        None => (1, 0),
+        Some((address, length)) if depth_of(length) == depth => {
+            let bits = length - depth;
+            ((1 << bits | address.slot(depth) >> (STRIDE - bits)) + 1, 0)
+        }
+        Some((address, _)) => (pool::BLOCK_MAX, address.slot(depth)),
+    }
+}
+
+/// Whether a prefix of the node at `depth` is in or below its child at `slot`.
+fn below<A: Address>(address: A, length: u32, depth: u32, slot: usize) -> bool {
+    depth_of(length) > depth && address.slot(depth) == slot
+}
+
+/// The prefix with this number in the node at `depth` of the path `at`.
+fn prefix<A: Address>(at: A, depth: u32, number: usize) -> (A, u32) {
+    let bits = number.ilog2();
+    let slot = (number - (1 << bits)) << (STRIDE - bits);
+    (at.with_slot(depth, slot), depth + bits)
+}
