@@ -5,4 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checksum;
+pub mod ether;
+pub mod flow;
+pub mod outer;
 pub mod tag;
+pub mod udp;
+pub mod vxlan;

@@ -1,0 +1,91 @@
+//! Ethernet II headers (IEEE 802.3 clause 3, RFC 894).
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 14;
+
+/// Types that this crate reads or writes.
+pub mod kind {
+    /// IPv4.
+    pub const IPV4: u16 = 0x0800;
+    /// ARP.
+    pub const ARP: u16 = 0x0806;
+    /// 802.1Q tag.
+    pub const VLAN: u16 = 0x8100;
+    /// 802.1ad outer tag.
+    pub const QINQ: u16 = 0x88a8;
+    /// IPv6.
+    pub const IPV6: u16 = 0x86dd;
+}
+
+/// A header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// To whom.
+    pub destination: [u8; 6],
+    /// From whom.
+    pub source: [u8; 6],
+    /// Type of what follows, or a length below 1536.
+    pub kind: u16,
+}
+
+impl Header {
+    /// Reads the header at the start of `frame`; `None` if it is too short.
+    pub fn parse(frame: &[u8]) -> Option<Self> {
+        let bytes = frame.first_chunk::<HEADER_BYTES>()?;
+        let (destination, rest) = bytes.split_first_chunk::<6>()?;
+        let (source, rest) = rest.split_first_chunk::<6>()?;
+        let kind = u16::from_be_bytes(*rest.first_chunk::<2>()?);
+        Some(Self { destination: *destination, source: *source, kind })
+    }
+
+    /// The bytes on the wire.
+    pub fn emit(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..6].copy_from_slice(&self.destination);
+        bytes[6..12].copy_from_slice(&self.source);
+        bytes[12..].copy_from_slice(&self.kind.to_be_bytes());
+        bytes
+    }
+}
+
+/// Bytes of the payload, VLAN tags not counted: what an MTU bounds.
+pub fn payload_len(frame: &[u8]) -> usize {
+    let mut header = HEADER_BYTES;
+    while header < HEADER_BYTES + 8
+        && let Some(bytes) = frame.get(header - 2..header)
+        && matches!(u16::from_be_bytes([bytes[0], bytes[1]]), kind::VLAN | kind::QINQ)
+    {
+        header += 4;
+    }
+    frame.len().saturating_sub(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn truncated_headers_are_none() {
+        for length in 0..HEADER_BYTES {
+            assert_eq!(Header::parse(&[0; HEADER_BYTES][..length]), None);
+        }
+    }
+
+    #[test]
+    fn tags_do_not_count_as_payload() {
+        let mut frame = [0; 100];
+        assert_eq!(payload_len(&frame), 86);
+        frame[12..14].copy_from_slice(&kind::QINQ.to_be_bytes());
+        frame[16..18].copy_from_slice(&kind::VLAN.to_be_bytes());
+        assert_eq!(payload_len(&frame), 78);
+        assert_eq!(payload_len(&frame[..15]), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn comes_back(bytes: [u8; HEADER_BYTES]) {
+            prop_assert_eq!(Header::parse(&bytes).unwrap().emit(), bytes);
+        }
+    }
+}

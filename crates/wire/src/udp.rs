@@ -1,0 +1,129 @@
+//! UDP headers (RFC 768, RFC 8200 section 8.1).
+
+use std::net::IpAddr;
+
+use crate::checksum::Sum;
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 8;
+
+/// Number of UDP in IP headers.
+pub const PROTOCOL: u8 = 17;
+
+/// A header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Port of the sender.
+    pub source_port: u16,
+    /// Port of the receiver.
+    pub destination_port: u16,
+    /// Bytes of header and payload.
+    pub length: u16,
+    /// Checksum as on the wire; 0: none.
+    pub checksum: u16,
+}
+
+impl Header {
+    /// Reads the header at the start of `segment`; `None` if it is too short, or says that it is
+    /// longer than `segment` or shorter than a header.
+    pub fn parse(segment: &[u8]) -> Option<Self> {
+        let &[s0, s1, d0, d1, l0, l1, c0, c1] = segment.first_chunk::<HEADER_BYTES>()?;
+        let header = Self {
+            source_port: u16::from_be_bytes([s0, s1]),
+            destination_port: u16::from_be_bytes([d0, d1]),
+            length: u16::from_be_bytes([l0, l1]),
+            checksum: u16::from_be_bytes([c0, c1]),
+        };
+        let length = usize::from(header.length);
+        (length >= HEADER_BYTES && length <= segment.len()).then_some(header)
+    }
+
+    /// The bytes on the wire.
+    pub fn emit(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..2].copy_from_slice(&self.source_port.to_be_bytes());
+        bytes[2..4].copy_from_slice(&self.destination_port.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.length.to_be_bytes());
+        bytes[6..].copy_from_slice(&self.checksum.to_be_bytes());
+        bytes
+    }
+}
+
+/// Checksum to write for `segment` (header with a zero checksum, and payload).
+pub fn checksum(source: IpAddr, destination: IpAddr, segment: &[u8]) -> u16 {
+    match sum(source, destination, segment) {
+        0 => 0xffff, // RFC 768: an all-zero checksum means none.
+        sum => sum,
+    }
+}
+
+/// Whether the non-zero checksum in `segment` is right.
+pub fn verify(source: IpAddr, destination: IpAddr, segment: &[u8]) -> bool {
+    sum(source, destination, segment) == 0
+}
+
+fn sum(source: IpAddr, destination: IpAddr, segment: &[u8]) -> u16 {
+    let sum = Sum::default();
+    let addresses = match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            sum.add(&source.octets()).add(&destination.octets())
+        }
+        (source, destination) => sum.add(&octets(source)).add(&octets(destination)),
+    };
+    addresses
+        .add_word(u16::from(PROTOCOL))
+        .add(&(segment.len() as u32).to_be_bytes())
+        .add(segment)
+        .finish()
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::PacketBuilder;
+    use proptest::prelude::*;
+
+    #[test]
+    fn lengths_that_lie_are_none() {
+        let header = Header { source_port: 1, destination_port: 2, length: 9, checksum: 0 };
+        assert_eq!(Header::parse(&header.emit()), None);
+        assert_eq!(Header::parse(&Header { length: 7, ..header }.emit()), None);
+        let whole = Header { length: 8, ..header };
+        assert_eq!(Header::parse(&whole.emit()), Some(whole));
+        for length in 0..HEADER_BYTES {
+            assert_eq!(Header::parse(&whole.emit()[..length]), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn checksums_are_those_of_etherparse(
+            source: [u8; 16], destination: [u8; 16], v4: bool, payload: Vec<u8>,
+        ) {
+            let mut packet = Vec::new();
+            let (from, to, header) = if v4 {
+                let from: [u8; 4] = source[..4].try_into().unwrap();
+                let to: [u8; 4] = destination[..4].try_into().unwrap();
+                let builder = PacketBuilder::ipv4(from, to, 9).udp(77, 4789);
+                builder.write(&mut packet, &payload).unwrap();
+                (IpAddr::from(from), IpAddr::from(to), 20)
+            } else {
+                let builder = PacketBuilder::ipv6(source, destination, 9).udp(77, 4789);
+                builder.write(&mut packet, &payload).unwrap();
+                (IpAddr::from(source), IpAddr::from(destination), 40)
+            };
+            let mut segment = packet[header..].to_vec();
+            prop_assert!(verify(from, to, &segment));
+            let theirs = Header::parse(&segment).unwrap().checksum;
+            segment[6..8].fill(0);
+            prop_assert_eq!(checksum(from, to, &segment), theirs);
+        }
+    }
+}
