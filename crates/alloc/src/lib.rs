@@ -1,1 +1,235 @@
-//! See docs/ARCHITECTURE.md.
+//! Allocation of processing power to vrouters: which forwarding engines (FEs), how much of each.
+//!
+//! The rule is Algorithm 1 of the PdP paper (VISA'09): a vrouter that asks for R = k·C + r gets k
+//! whole idle FEs, and the rest r on the FE where it fits best, so that it has as few guests as
+//! can be. What the paper leaves open is closed like this:
+//!
+//! - **R fits one FE** (R ≤ C, an exact fit or r = 0 included): one guest on the fullest FE that
+//!   has room. No guest is made for r = 0.
+//! - **FEs of different capacity**: while no FE has room for what is left, the largest idle FE is
+//!   taken whole. With equal capacities this is the paper's k·C + r.
+//! - **No FE has room for r**, or **too few FEs are idle**: refused, or, where the request allows
+//!   splitting, what is left is spread, most room first, over as few FEs as can be.
+//! - **All or nothing**: a refusal gives nothing and changes nothing.
+//! - **A failed FE** ([`Engine::usable`] is false) gets nothing new; a request again for a vrouter
+//!   that had a share there moves that share and leaves the others where they are.
+//! - **A share below [`SHARE_MILLICORES_MIN`]** can't be enforced by a CPU quota, so it is rounded
+//!   up to it.
+//! - **CPUs that the mux needs** are no part of any FE's capacity; the specs' check sees to that.
+//!
+//! Adding never moves others' shares. A change keeps the vrouter's own shares where they can
+//! stay. A vrouter has at most one share of an FE. All is integer arithmetic in thousandths of a
+//! core, pure, and the same for the same input; ties go to the FE that sorts first by name.
+
+#![forbid(unsafe_code)]
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Smallest share of an FE, thousandths of a core: one millisecond of a 100 ms period.
+pub const SHARE_MILLICORES_MIN: u32 = 10;
+
+/// A forwarding engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Engine {
+    /// Its capacity, thousandths of a core.
+    pub capacity_millicores: u32,
+    /// Whether guests can run on it; false once it failed.
+    pub usable: bool,
+}
+
+/// Forwarding engines by name.
+pub type Engines = BTreeMap<String, Engine>;
+
+/// A share of an FE: one forwarding guest.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Share {
+    /// The FE's name.
+    pub engine: String,
+    /// How much of it, thousandths of a core.
+    pub millicores: u32,
+}
+
+/// Which vrouter has what. Keys are the caller's names of vrouters (`red/r1`).
+pub type Placements = BTreeMap<String, Vec<Share>>;
+
+/// What a vrouter asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The vrouter's key. Where it has a placement already, this is a change.
+    pub vrouter: String,
+    /// Processing power, thousandths of a core.
+    pub millicores: u32,
+    /// Whether what is left beside whole FEs may be spread over several.
+    pub split: bool,
+}
+
+/// A request that can't be met. Nothing was given.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Refusal {
+    /// What was asked for, thousandths of a core.
+    pub wanted_millicores: u32,
+    /// What each usable FE has free for it, thousandths of a core, by name; of a change, what the
+    /// vrouter itself has counts as free.
+    pub free_millicores: BTreeMap<String, u32>,
+    /// What would help.
+    pub hint: Hint,
+}
+
+/// What would help against a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// All FEs together have too little room.
+    AskForLess,
+    /// They have room together, but not as the rule wants it.
+    AllowSplit,
+}
+
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AskForLess => "ask for less power, or free or add a forwarding engine",
+            Self::AllowSplit => {
+                "set split: true to have it spread over more forwarding engines, or ask for less"
+            }
+        })
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cores = |millicores: u32| f64::from(millicores) / 1000.0;
+        let sum: u64 = self.free_millicores.values().copied().map(u64::from).sum();
+        write!(
+            f,
+            "power {} exceeds what the rule finds in {} free",
+            cores(self.wanted_millicores),
+            sum as f64 / 1000.0
+        )?;
+        let mut before = " (";
+        for (engine, free) in &self.free_millicores {
+            write!(f, "{before}{engine}: {}", cores(*free))?;
+            before = ", ";
+        }
+        if self.free_millicores.is_empty() { Ok(()) } else { f.write_str(")") }
+    }
+}
+
+/// An FE as the rule sees it while it gives shares.
+struct Room<'a> {
+    name: &'a str,
+    /// Free for this vrouter.
+    free: u32,
+    /// Nobody else has a share of it.
+    idle: bool,
+    /// The vrouter has a share of it already.
+    held: bool,
+}
+
+/// The shares that a vrouter gets; whole FEs first, the rest last.
+///
+/// `existing` is what all vrouters have; it is not changed. Shares of FEs that are not in
+/// `engines` count for nothing.
+///
+/// # Errors
+/// [`Refusal`] if the rule finds no room.
+pub fn allocate(
+    engines: &Engines,
+    existing: &Placements,
+    request: &Request,
+) -> Result<Vec<Share>, Refusal> {
+    let own = existing.get(&request.vrouter).map_or(&[][..], Vec::as_slice);
+    let mut rooms = rooms(engines, existing, &request.vrouter);
+    if stays(&rooms, own, request.millicores) {
+        return Ok(own.to_vec());
+    }
+    let free_millicores = rooms.iter().map(|room| (room.name.to_owned(), room.free)).collect();
+    let refusal = |hint| Refusal { wanted_millicores: request.millicores, free_millicores, hint };
+
+    let wanted = request.millicores.max(SHARE_MILLICORES_MIN);
+    let room_in_all: u64 = rooms.iter().map(|room| u64::from(room.free)).sum();
+    if u64::from(wanted) > room_in_all {
+        return Err(refusal(Hint::AskForLess));
+    }
+    let mut shares = Vec::new();
+    let mut left = wanted;
+    loop {
+        let rest = left.max(SHARE_MILLICORES_MIN);
+        if let Some(best) = best_fit(&rooms, rest) {
+            shares.push(take(&mut rooms, best, rest));
+            return Ok(shares);
+        }
+        let next = largest(&rooms, |room| room.idle)
+            .or_else(|| if request.split { largest(&rooms, |_| true) } else { None });
+        match next {
+            Some(next) => {
+                let share = take_all(&mut rooms, next);
+                left = left.saturating_sub(share.millicores);
+                shares.push(share);
+            }
+            // Only a rest that was rounded up can be left over after a split.
+            None if request.split => return Err(refusal(Hint::AskForLess)),
+            None => return Err(refusal(Hint::AllowSplit)),
+        }
+    }
+}
+
+/// Usable FEs with what is free for `vrouter`, by name.
+fn rooms<'a>(engines: &'a Engines, existing: &Placements, vrouter: &str) -> Vec<Room<'a>> {
+    let mut used: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut held: BTreeMap<&str, bool> = BTreeMap::new();
+    for (key, shares) in existing {
+        for share in shares {
+            if key == vrouter {
+                held.insert(&share.engine, true);
+            } else {
+                *used.entry(&share.engine).or_default() += u64::from(share.millicores);
+            }
+        }
+    }
+    let usable = engines.iter().filter(|(_, engine)| engine.usable);
+    let room = |(name, engine): (&'a String, &'a Engine)| {
+        let used = used.get(name.as_str()).copied().unwrap_or(0);
+        let free = u64::from(engine.capacity_millicores).saturating_sub(used);
+        Room {
+            name,
+            free: u32::try_from(free).unwrap_or(0),
+            idle: used == 0,
+            held: held.contains_key(name.as_str()),
+        }
+    };
+    usable.map(room).collect()
+}
+
+/// Whether what the vrouter has is what it asks for, and still fits.
+fn stays(rooms: &[Room], own: &[Share], wanted: u32) -> bool {
+    let fits = |share: &Share| {
+        rooms.iter().any(|room| room.name == share.engine && share.millicores <= room.free)
+    };
+    let sum: u64 = own.iter().map(|share| u64::from(share.millicores)).sum();
+    !own.is_empty() && sum == u64::from(wanted.max(SHARE_MILLICORES_MIN)) && own.iter().all(fits)
+}
+
+/// The FE with room for `millicores`: one held already if there is one, else the fullest.
+fn best_fit(rooms: &[Room], millicores: u32) -> Option<usize> {
+    (0..rooms.len())
+        .filter(|&i| rooms[i].free >= millicores)
+        .min_by_key(|&i| (!rooms[i].held, rooms[i].free, i))
+}
+
+/// The FE with the most room among those of `kind`: ties go to one held already.
+fn largest(rooms: &[Room], kind: impl Fn(&Room) -> bool) -> Option<usize> {
+    (0..rooms.len())
+        .filter(|&i| kind(&rooms[i]) && rooms[i].free >= SHARE_MILLICORES_MIN)
+        .min_by_key(|&i| (Reverse(rooms[i].free), !rooms[i].held, i))
+}
+
+fn take(rooms: &mut Vec<Room>, index: usize, millicores: u32) -> Share {
+    Share { engine: rooms.remove(index).name.to_owned(), millicores }
+}
+
+fn take_all(rooms: &mut Vec<Room>, index: usize) -> Share {
+    let free = rooms[index].free;
+    take(rooms, index, free)
+}

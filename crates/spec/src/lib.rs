@@ -1,1 +1,28 @@
-//! See docs/ARCHITECTURE.md.
+//! Specs: what users write, as types; what is wrong with it, with file, line, value, bound and
+//! what to do; the JSON Schema made from the same types.
+//!
+//! A spec is YAML in the shape of Kubernetes objects, several documents a file. [`parse`] makes
+//! objects of files, [`check()`] makes one [`Intent`] of objects and what there is already, with
+//! all defaults filled in and all power allocated. Both return everything that is wrong, and
+//! change nothing. No I/O, no clock. Never panics, whatever the text.
+//!
+//! Limits: [`limits`].
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod diagnostic;
+pub mod limits;
+mod object;
+mod parse;
+pub mod schema;
+mod shape;
+mod status;
+mod tree;
+pub mod units;
+
+pub use check::{Existing, Intent, InterfaceFacts, check, placement_key};
+pub use diagnostic::{Diagnostic, render};
+pub use object::*;
+pub use parse::{Document, SourceFile, parse};
+pub use status::*;

@@ -1,0 +1,117 @@
+//! What is wrong in a spec, where, and what to do.
+
+use std::fmt;
+
+use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
+use serde::{Deserialize, Serialize};
+
+use crate::parse::SourceFile;
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Diagnostic {
+    /// Name of the spec file; empty where the fault is in no file.
+    pub file: String,
+    /// Line, from 1; 0 where the fault is in no file.
+    pub line: u32,
+    /// Column in characters, from 1; 0 where the fault is in no file.
+    pub column: u32,
+    /// The object: `vport red/r1:eth2`.
+    pub object: String,
+    /// The value and the bound: `mtu 9000 exceeds the underlay's 1450`.
+    pub message: String,
+    /// What to do; may be empty.
+    pub hint: String,
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.file.is_empty() {
+            write!(f, "{}:{}:{}: ", self.file, self.line, self.column)?;
+        }
+        if !self.object.is_empty() {
+            write!(f, "{}: ", self.object)?;
+        }
+        write!(f, "{}", self.message)?;
+        if !self.hint.is_empty() {
+            write!(f, " ({})", self.hint)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Diagnostic {}
+
+/// A diagnostic with the text it is about, for miette.
+#[derive(Debug)]
+struct Report<'a> {
+    diagnostic: &'a Diagnostic,
+    source: Option<NamedSource<String>>,
+    offset: usize,
+    length: usize,
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Diagnostic { object, message, .. } = self.diagnostic;
+        let colon = if object.is_empty() { "" } else { ": " };
+        write!(f, "{object}{colon}{message}")
+    }
+}
+
+impl std::error::Error for Report<'_> {}
+
+impl miette::Diagnostic for Report<'_> {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        let hint = &self.diagnostic.hint;
+        if hint.is_empty() { None } else { Some(Box::new(hint)) }
+    }
+
+    fn source_code(&self) -> Option<&dyn miette::SourceCode> {
+        self.source.as_ref().map(|source| source as &dyn miette::SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        self.source.as_ref()?;
+        let span = LabeledSpan::new(Some("here".into()), self.offset, self.length);
+        Some(Box::new(std::iter::once(span)))
+    }
+}
+
+/// The diagnostics for people: each with its line of the spec and a mark under the place.
+/// `colour`: with terminal colours and box characters, else plain.
+pub fn render(diagnostics: &[Diagnostic], sources: &[SourceFile], colour: bool) -> String {
+    let theme = if colour { GraphicalTheme::unicode() } else { GraphicalTheme::none() };
+    let handler = GraphicalReportHandler::new_themed(theme);
+    let mut text = String::new();
+    for diagnostic in diagnostics {
+        let source = sources.iter().find(|source| source.name == diagnostic.file);
+        let place = source.and_then(|source| {
+            let (offset, length) = byte_span(&source.text, diagnostic.line, diagnostic.column)?;
+            Some((NamedSource::new(&source.name, source.text.clone()), offset, length))
+        });
+        let (source, offset, length) = match place {
+            Some((source, offset, length)) => (Some(source), offset, length),
+            None => (None, 0, 0),
+        };
+        let report = Report { diagnostic, source, offset, length };
+        if handler.render_report(&mut text, &report).is_err() {
+            text.push_str(&diagnostic.to_string());
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Byte offset and length of the word at a line and column, both from 1.
+fn byte_span(text: &str, line: u32, column: u32) -> Option<(usize, usize)> {
+    let line = usize::try_from(line).ok()?.checked_sub(1)?;
+    let column = usize::try_from(column).ok()?.checked_sub(1)?;
+    let start: usize = text.split_inclusive('\n').take(line).map(str::len).sum();
+    let line = text[start..].lines().next().unwrap_or("");
+    let skipped: usize = line.chars().take(column).map(char::len_utf8).sum();
+    let rest = &line[skipped..];
+    let word = rest.find([' ', ',', '}', ']']).unwrap_or(rest.len());
+    Some((start + skipped, word))
+}

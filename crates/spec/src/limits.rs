@@ -1,0 +1,80 @@
+//! Everything in a spec that can grow, with its bound.
+
+/// Bytes of one spec file.
+pub const SPEC_BYTES_MAX: usize = 16 << 20;
+/// Characters of a name: a DNS label (RFC 1035 section 2.3.4).
+pub const NAME_CHARS_MAX: usize = 63;
+/// Characters of an interface's name: the kernel's IFNAMSIZ without the closing zero.
+pub const INTERFACE_CHARS_MAX: usize = 15;
+/// Virtual networks on one substrate.
+pub const VNETS_MAX: usize = 1024;
+/// Nodes of one virtual network.
+pub const NODES_MAX: usize = 256;
+/// Links of one virtual network.
+pub const LINKS_MAX: usize = 4096;
+/// External endpoints of one virtual network.
+pub const EXTERNALS_MAX: usize = 4096;
+/// Interfaces of one node; the tag's bound.
+pub const PORTS_MAX: usize = pdp_wire::tag::VPORTS_MAX;
+/// Addresses of one interface.
+pub const ADDRESSES_MAX: usize = 32;
+/// Files put into one node.
+pub const FILES_MAX: usize = 256;
+/// Bytes of one file put into a node.
+pub const FILE_BYTES_MAX: usize = 4 << 20;
+/// Commands of one node.
+pub const COMMANDS_MAX: usize = 64;
+/// Words of one command.
+pub const WORDS_MAX: usize = 256;
+/// Environment variables of one node.
+pub const ENV_MAX: usize = 256;
+/// Labels of one object.
+pub const LABELS_MAX: usize = 64;
+/// External interfaces of a substrate.
+pub const INTERFACES_MAX: usize = 64;
+/// Forwarding engines of a substrate.
+pub const ENGINES_MAX: usize = 256;
+/// Worker threads of the mux.
+pub const WORKERS_MAX: u32 = 64;
+/// CPU numbers are below this.
+pub const CPUS_MAX: u32 = 4096;
+/// Forwarding guests of one vrouter.
+pub const GUESTS_MAX: usize = 64;
+/// Smallest power of a vrouter and capacity of an engine, thousandths of a core: below it a CPU
+/// quota is shorter than a scheduler tick in ten periods.
+pub const POWER_MILLICORES_MIN: u32 = 10;
+/// Most millicores of anything.
+pub const MILLICORES_MAX: u32 = 4_096_000;
+/// Punt filters of one vrouter.
+pub const PUNT_FILTERS_MAX: usize = 64;
+/// Fields of one flow key or one punt filter.
+pub const FIELDS_MAX: usize = 16;
+/// Bytes of one field of a flow key or a punt filter.
+pub const FIELD_BYTES_MAX: usize = 64;
+/// Smallest IP packet size of an interface (RFC 791).
+pub const MTU_MIN: u32 = 68;
+/// Largest IP packet size of an interface: a packet of the mux has 2,048 bytes, of which 256 are
+/// headroom; outer headers and the tag need the rest.
+pub const MTU_MAX: u32 = 1700;
+/// IP packet size of an interface where neither the spec nor a tunnel says otherwise.
+pub const MTU_DEFAULT: u32 = 1500;
+/// Frames that may wait in a link's direction.
+pub const QUEUE_FRAMES_MAX: u32 = 65_536;
+/// Lowest rate of a link, bits a second: one frame of the largest size in about two seconds.
+pub const RATE_BPS_MIN: u64 = 8_000;
+/// Highest rate of anything, bits a second.
+pub const RATE_BPS_MAX: u64 = 1_000_000_000_000;
+/// Highest packet rate of anything, packets a second.
+pub const RATE_PPS_MAX: u64 = 1_000_000_000;
+/// VXLAN network identifiers have 24 bits (RFC 7348 section 5).
+pub const VNI_MAX: u32 = (1 << 24) - 1;
+/// Smallest memory limit of a guest, bytes.
+pub const MEMORY_BYTES_MIN: u64 = 4 << 20;
+/// Largest memory limit, bytes.
+pub const MEMORY_BYTES_MAX: u64 = 1 << 44;
+/// Most processes of a guest.
+pub const PROCESSES_MAX: u32 = 65_536;
+/// Most routes of a vrouter.
+pub const ROUTES_MAX: u32 = 16_000_000;
+/// Diagnostics that one call returns; more are cut off with a last one that says so.
+pub const DIAGNOSTICS_MAX: usize = 200;

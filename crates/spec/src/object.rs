@@ -1,0 +1,687 @@
+//! The objects of a spec, as they are written, stored as JSON, and read back.
+//!
+//! Doc comments of fields are the descriptions in the JSON Schema and in docs/spec.md. Fields that
+//! are `None` after [`crate::check`] are those whose comment says so; all other defaults are
+//! filled in by it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::limits::*;
+use crate::status::{SubstrateStatus, VirtualNetworkStatus};
+use crate::units::{Address, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, Mac};
+
+/// One document of a spec.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind")]
+pub enum Object {
+    /// The machine that is shared. One a node of PdP.
+    Substrate(Substrate),
+    /// One virtual network.
+    VirtualNetwork(VirtualNetwork),
+}
+
+impl Object {
+    /// `Substrate` or `VirtualNetwork`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Substrate(_) => "Substrate",
+            Self::VirtualNetwork(_) => "VirtualNetwork",
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Substrate(substrate) => &substrate.metadata.name,
+            Self::VirtualNetwork(vnet) => &vnet.metadata.name,
+        }
+    }
+}
+
+/// Version of the format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ApiVersion {
+    /// The first.
+    #[default]
+    #[serde(rename = "pdp/v1")]
+    V1,
+}
+
+/// What an object is called.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Metadata {
+    /// Name, unique among objects of the kind: lower-case letters, digits and `-`, at most 63.
+    #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
+    pub name: String,
+    /// Anything that helps to find the object again; PdP makes nothing of it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// The machine that is shared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Substrate {
+    /// Version of the format: `pdp/v1`.
+    pub api_version: ApiVersion,
+    /// What the object is called.
+    pub metadata: Metadata,
+    /// What is wanted.
+    pub spec: SubstrateSpec,
+    /// What there is; written by the daemon, ignored when applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<SubstrateStatus>,
+}
+
+/// What a substrate is to be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SubstrateSpec {
+    /// External interfaces of the machine, by the name that virtual networks use.
+    #[serde(default)]
+    pub interfaces: BTreeMap<String, ExternalInterface>,
+    /// The mux, which moves all packets.
+    pub mux: Mux,
+    /// Pools of processing power for forwarding guests, by name.
+    #[serde(default)]
+    pub forwarding_engines: BTreeMap<String, ForwardingEngine>,
+    /// Where control guests and hosts run. Not given: on all CPUs, with no bound in common.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub management_host: Option<ManagementHost>,
+}
+
+/// An external interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ExternalInterface {
+    /// Name of the network device.
+    #[schemars(length(min = 1, max = INTERFACE_CHARS_MAX))]
+    pub device: String,
+    /// Rates of the links over it may add up to this. Not given: they are not added up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<BitRate>,
+}
+
+/// The mux.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Mux {
+    /// CPUs that it runs on.
+    pub cpus: CpuSet,
+    /// Worker threads.
+    #[serde(default = "one_worker")]
+    #[schemars(range(min = 1, max = WORKERS_MAX))]
+    pub workers: u32,
+    /// Processing power kept for it on its CPUs: what engines on the same CPUs can't have. Not
+    /// given: one core a worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<Cores>,
+}
+
+impl Mux {
+    /// The processing power kept for it.
+    pub fn power(&self) -> Cores {
+        self.power.unwrap_or(Cores(self.workers * 1000))
+    }
+}
+
+fn one_worker() -> u32 {
+    1
+}
+
+/// A forwarding engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ForwardingEngine {
+    /// CPUs that its guests run on.
+    pub cpus: CpuSet,
+    /// Processing power that it has, at most what its CPUs leave beside the mux and other engines.
+    pub capacity: Cores,
+}
+
+/// Where control guests and hosts run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ManagementHost {
+    /// CPUs that they run on. Not given: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuSet>,
+    /// Memory limits of all guests may add up to this. Not given: they are not added up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+}
+
+/// One virtual network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VirtualNetwork {
+    /// Version of the format: `pdp/v1`.
+    pub api_version: ApiVersion,
+    /// What the object is called.
+    pub metadata: Metadata,
+    /// What is wanted.
+    pub spec: VirtualNetworkSpec,
+    /// What there is; written by the daemon, ignored when applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<VirtualNetworkStatus>,
+}
+
+/// What a virtual network is to be.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VirtualNetworkSpec {
+    /// Limit on what may arrive for the whole virtual network, from outside and on links inside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub police: Option<Limit>,
+    /// Routers and hosts, by name.
+    pub nodes: BTreeMap<String, Node>,
+    /// Ends outside, by name; a link's endpoint names one as `external:NAME`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub externals: BTreeMap<String, External>,
+    /// Links.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<Link>,
+}
+
+/// A limit on a stream of frames. At least one of the two is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Limit {
+    /// Bits a second of the frames. Not given: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<BitRate>,
+    /// Frames a second. Not given: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = RATE_PPS_MAX))]
+    pub pps: Option<u64>,
+}
+
+/// What a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeKind {
+    /// Forwards packets: a control guest and one or more forwarding guests.
+    Router,
+    /// A container with an ordinary IP stack.
+    Host,
+}
+
+/// A router or a host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Node {
+    /// What it is.
+    pub kind: NodeKind,
+    /// Root file system. Not given: made of the machine's own programs.
+    #[serde(default)]
+    pub image: Image,
+    /// Interfaces, by name.
+    #[serde(default)]
+    pub interfaces: BTreeMap<String, Interface>,
+    /// Files to put in before the commands start, by absolute path.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, File>,
+    /// Programs to start, and to start again when they end; in order, each without waiting for
+    /// the one before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub commands: Vec<Command>,
+    /// Environment variables of the commands.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Limits of the host or control guest.
+    #[serde(default)]
+    pub resources: Resources,
+    /// How packets are processed; routers only. Not given: the built-in router with a power of
+    /// 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_plane: Option<DataPlane>,
+}
+
+impl Node {
+    /// Interfaces in the order of their vport indices: by name, numbers in names by value.
+    pub fn ports(&self) -> Vec<(&str, &Interface)> {
+        let mut ports: Vec<_> = self.interfaces.iter().map(|(n, i)| (n.as_str(), i)).collect();
+        ports.sort_by_cached_key(|(name, _)| {
+            let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
+            let number = name[stem.len()..].parse::<u64>().ok();
+            (stem.to_owned(), number, (*name).to_owned())
+        });
+        ports
+    }
+
+    /// Index of the vport with this name.
+    pub fn port_index(&self, interface: &str) -> Option<u16> {
+        let index = self.ports().iter().position(|(name, _)| *name == interface)?;
+        u16::try_from(index).ok()
+    }
+}
+
+/// A root file system: exactly one of `host`, `rootfs` and `ociLayout`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Image {
+    /// `true`: the machine's own programs (`/usr`, read-only) with an `/etc` of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<bool>,
+    /// Absolute path of a directory that is the root, read-only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rootfs: Option<String>,
+    /// Absolute path of an OCI image layout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oci_layout: Option<String>,
+    /// Which image of the layout, by its `org.opencontainers.image.ref.name`. Not given: the only
+    /// one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
+}
+
+/// An [`Image`] as one of its three forms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageSource<'a> {
+    /// The machine's own programs.
+    Host,
+    /// A directory.
+    Rootfs(&'a str),
+    /// An OCI image layout, and which image of it.
+    OciLayout(&'a str, Option<&'a str>),
+}
+
+impl Image {
+    /// Which form it has; the machine's own where none is given.
+    pub fn source(&self) -> ImageSource<'_> {
+        match (&self.rootfs, &self.oci_layout) {
+            (Some(path), _) => ImageSource::Rootfs(path),
+            (None, Some(path)) => ImageSource::OciLayout(path, self.reference.as_deref()),
+            (None, None) => ImageSource::Host,
+        }
+    }
+}
+
+/// An interface of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Interface {
+    /// Link address. Not given: one that follows from the names of virtual network, node and
+    /// interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
+    /// Largest IP packet, bytes. Not given: 1500, or less where the link's tunnel carries less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = MTU_MIN, max = MTU_MAX))]
+    pub mtu: Option<u32>,
+    /// Addresses; routing software may set others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<Address>,
+    /// Default gateways, at most one of IPv4 and one of IPv6, in a subnet of `addresses`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gateways: Vec<IpAddr>,
+}
+
+/// A file to put into a node: exactly one of `content` and `from`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct File {
+    /// The text itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+    /// Path of a text file, relative to the spec's own. Replaced by its `content` when applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Permissions, octal digits in quotes.
+    #[serde(default = "file_mode")]
+    #[schemars(length(min = 3, max = 4), regex(pattern = "^[0-7]{3,4}$"))]
+    pub mode: String,
+    /// Owner inside the node, `USER` or `USER:GROUP` by name or number.
+    #[serde(default = "file_owner")]
+    pub owner: String,
+}
+
+fn file_mode() -> String {
+    "0644".into()
+}
+
+fn file_owner() -> String {
+    "root:root".into()
+}
+
+/// A command: a list of words, or a text that is split as a shell does, without its expansions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Command {
+    /// The words.
+    Words(Vec<String>),
+    /// To be split.
+    Line(String),
+}
+
+impl Command {
+    /// The words; empty where quotes do not close, which [`crate::check`] refuses.
+    pub fn words(&self) -> Vec<String> {
+        match self {
+            Self::Words(words) => words.clone(),
+            Self::Line(line) => shlex::split(line).unwrap_or_default(),
+        }
+    }
+}
+
+/// Limits of a host or control guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Resources {
+    /// CPU quota.
+    pub cpu: Cores,
+    /// Memory limit, with the kernel's memory for its routes.
+    pub memory: Bytes,
+    /// Processes and threads.
+    #[schemars(range(min = 8, max = PROCESSES_MAX))]
+    pub processes: u32,
+    /// Routes that the route mirror follows; more are not mirrored, and a condition says so.
+    #[schemars(range(min = 1, max = ROUTES_MAX))]
+    pub routes: u32,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self { cpu: Cores(500), memory: Bytes(256 << 20), processes: 256, routes: 100_000 }
+    }
+}
+
+/// Kind of a data plane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DataPlaneKind {
+    /// One or more forwarding guests in parallel.
+    #[default]
+    Parallel,
+}
+
+/// How a router's packets are processed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct DataPlane {
+    /// Kind of the data plane.
+    pub kind: DataPlaneKind,
+    /// Processing power of all forwarding guests together.
+    pub power: Cores,
+    /// Whether what is left beside whole engines may be spread over several engines where none has
+    /// room for it alone.
+    pub split: bool,
+    /// What the forwarding guests run.
+    pub program: Program,
+    /// Memory limit of each forwarding guest.
+    pub memory: Bytes,
+    /// Processes and threads of each forwarding guest.
+    #[schemars(range(min = 2, max = PROCESSES_MAX))]
+    pub processes: u32,
+    /// How frames are shared out among the forwarding guests.
+    pub distribution: Distribution,
+    /// Frames that go to the control guest and not to a forwarding guest; the first that matches
+    /// decides. For programs that can't tell by themselves.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub punt: Vec<PuntFilter>,
+    /// Limits of what goes to the control guest, for each interface.
+    pub punt_limits: PuntLimits,
+}
+
+impl Default for DataPlane {
+    fn default() -> Self {
+        Self {
+            kind: DataPlaneKind::Parallel,
+            power: Cores(100),
+            split: false,
+            program: Program::default(),
+            memory: Bytes(256 << 20),
+            processes: 16,
+            distribution: Distribution::default(),
+            punt: Vec::new(),
+            punt_limits: PuntLimits::default(),
+        }
+    }
+}
+
+/// What a forwarding guest runs: `router`, or a program of one's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Program {
+    /// A program that comes with PdP.
+    BuiltIn(BuiltIn),
+    /// Any other.
+    Own(OwnProgram),
+}
+
+impl Default for Program {
+    fn default() -> Self {
+        Self::BuiltIn(BuiltIn::Router)
+    }
+}
+
+/// Programs that come with PdP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BuiltIn {
+    /// Forwards IPv4 and IPv6 by the control guest's routes.
+    Router,
+}
+
+/// A program of one's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OwnProgram {
+    /// What to run. `{ports}` is replaced by the number of vports, `{guest}` by the guest's
+    /// number, `{cpus}` by the engine's CPUs.
+    pub run: Command,
+    /// How it is attached.
+    pub attach: Attach,
+    /// Root file system. Not given: made of the machine's own programs.
+    #[serde(default)]
+    pub image: Image,
+}
+
+/// How a program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Attach {
+    /// It is built on PdP's guest runtime: one trunk.
+    Runtime,
+    /// It speaks memif: one interface a vport.
+    Memif,
+    /// It reads and writes TAPs: one a vport.
+    Tap,
+}
+
+/// How frames are shared out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Distribution {
+    /// By what rule.
+    pub policy: Policy,
+    /// Which bits of a frame make a flow, for the policy `flow`.
+    pub flow: Flow,
+}
+
+/// Rule by which frames are shared out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Frames of one flow go to one guest.
+    #[default]
+    Flow,
+    /// In turn.
+    RoundRobin,
+    /// In turn, each guest as often as its power says.
+    Weighted,
+}
+
+/// What makes a flow: `ip`, or fields of the frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Flow {
+    /// By a protocol that PdP knows.
+    Known(KnownFlow),
+    /// By these bits.
+    Fields(Vec<FlowField>),
+}
+
+impl Default for Flow {
+    fn default() -> Self {
+        Self::Known(KnownFlow::Ip)
+    }
+}
+
+/// Flows that PdP knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum KnownFlow {
+    /// Addresses, protocol and ports of IPv4 and IPv6; addresses and type of other Ethernet.
+    Ip,
+}
+
+/// Bits of a frame that make a flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FlowField {
+    /// Bytes from the start of the frame's destination address.
+    #[schemars(range(max = MTU_MAX))]
+    pub offset: u16,
+    /// Which bits count; as many bytes as the field has.
+    pub mask: Hex,
+}
+
+/// Frames that go to the control guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PuntFilter {
+    /// All of these must be so.
+    #[serde(rename = "match")]
+    pub matches: Vec<Match>,
+    /// Whose limit counts.
+    pub class: PuntClass,
+}
+
+/// Bytes that a frame must have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Match {
+    /// Bytes from the start of the frame's destination address.
+    #[schemars(range(max = MTU_MAX))]
+    pub offset: u16,
+    /// The bytes, after the mask.
+    pub value: Hex,
+    /// Which bits count, as long as `value`. Not given: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask: Option<Hex>,
+}
+
+/// Class of what goes to the control guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PuntClass {
+    /// For the router itself: routing protocols, local delivery.
+    Local,
+    /// ARP and IPv6 neighbour discovery.
+    Neighbour,
+    /// What the fast path leaves to the control guest.
+    Exception,
+}
+
+/// Limits of punts by class, for each interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PuntLimits {
+    /// For the router itself.
+    pub local: Limit,
+    /// Neighbour resolution.
+    pub neighbour: Limit,
+    /// What the fast path leaves to the control guest.
+    pub exception: Limit,
+}
+
+impl Default for PuntLimits {
+    fn default() -> Self {
+        let pps = |pps| Limit { rate: None, pps: Some(pps) };
+        Self { local: pps(20_000), neighbour: pps(1_000), exception: pps(1_000) }
+    }
+}
+
+/// An end outside. Without `vxlan` and `udp`: the whole interface, all of its frames that no
+/// tunnel takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct External {
+    /// Name of the substrate's external interface.
+    pub interface: String,
+    /// A VXLAN tunnel (RFC 7348).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vxlan: Option<Vxlan>,
+    /// A tunnel of Ethernet frames in UDP datagrams with no header between.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub udp: Option<Udp>,
+}
+
+/// A VXLAN tunnel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Vxlan {
+    /// Network identifier.
+    #[schemars(range(max = VNI_MAX))]
+    pub vni: u32,
+    /// Outer address of this side.
+    pub local: IpAddr,
+    /// Outer address of the other side.
+    pub remote: IpAddr,
+    /// UDP destination port.
+    #[serde(default = "vxlan_port")]
+    #[schemars(range(min = 1))]
+    pub port: u16,
+}
+
+/// UDP destination port of VXLAN (RFC 7348 section 5).
+fn vxlan_port() -> u16 {
+    4789
+}
+
+/// A tunnel of Ethernet frames in UDP datagrams.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Udp {
+    /// Outer address of this side.
+    pub local: IpAddr,
+    /// Outer address of the other side.
+    pub remote: IpAddr,
+    /// UDP port of this side.
+    #[schemars(range(min = 1))]
+    pub local_port: u16,
+    /// UDP port of the other side.
+    #[schemars(range(min = 1))]
+    pub remote_port: u16,
+}
+
+/// A link between two endpoints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Link {
+    /// Name, unique in the virtual network. Not given: `link1`, `link2`, … by place in the list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
+    pub name: Option<String>,
+    /// The two ends: `NODE:INTERFACE`, one of them may be `external:NAME`.
+    #[schemars(length(equal = 2))]
+    pub endpoints: Vec<Endpoint>,
+    /// Rate in each direction. Not given: as fast as the mux is; where both ends are of this
+    /// virtual network: 1 Gbps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<BitRate>,
+    /// Frames that may wait in each direction.
+    #[serde(default = "queue_frames")]
+    #[schemars(range(min = 1, max = QUEUE_FRAMES_MAX))]
+    pub queue: u32,
+}
+
+fn queue_frames() -> u32 {
+    256
+}

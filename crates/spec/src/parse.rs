@@ -1,0 +1,279 @@
+//! Spec files to objects.
+//!
+//! No file is read here: what `from:` names comes with [`SourceFile::attachments`], which
+//! [`SourceFile::read`] fills on the side of who has the files.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::diagnostic::Diagnostic;
+use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX};
+use crate::object::Object;
+use crate::schema;
+use crate::shape::{self, nearest};
+use crate::tree::{self, Path, Place, Tree, Value};
+
+/// A spec file and the files that it names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceFile {
+    /// Its name, for diagnostics.
+    pub name: String,
+    /// Its text.
+    pub text: String,
+    /// What `from:` names, by the path as written, or why it can't be had.
+    #[serde(default)]
+    pub attachments: BTreeMap<String, Result<String, String>>,
+}
+
+impl SourceFile {
+    /// A spec file with what its `from:` names read by `read`, which gets the path as written and
+    /// says why it can't be had where it can't.
+    pub fn read(
+        name: impl Into<String>,
+        text: impl Into<String>,
+        read: impl Fn(&str) -> Result<String, String>,
+    ) -> Self {
+        let (name, text) = (name.into(), text.into());
+        let mut attachments = BTreeMap::new();
+        for document in tree::read(&text).unwrap_or_default() {
+            for_each_from(&document.value, |path| {
+                attachments.entry(path.to_owned()).or_insert_with(|| read(path));
+            });
+        }
+        Self { name, text, attachments }
+    }
+}
+
+/// Calls `found` with each `spec.nodes.*.files.*.from`.
+fn for_each_from(document: &Value, mut found: impl FnMut(&str)) {
+    let entries = |value: Option<&Tree>| match value.map(|tree| tree.value.clone()) {
+        Some(Value::Map(entries)) => entries,
+        _ => Vec::new(),
+    };
+    let nodes = document.get("spec").and_then(|spec| spec.value.get("nodes"));
+    for (_, _, node) in entries(nodes) {
+        for (_, _, file) in entries(node.value.get("files")) {
+            if let Some(path) = file.value.text("from") {
+                found(path);
+            }
+        }
+    }
+}
+
+/// An object and where its parts stand.
+#[derive(Clone, Debug)]
+pub struct Document {
+    /// The object; files have their content, `from` is gone.
+    pub object: Object,
+    file: String,
+    places: BTreeMap<String, Place>,
+}
+
+impl Document {
+    /// A diagnostic about the value at a path of keys (`["spec", "nodes", "r1"]`), or where that
+    /// is not written, about the nearest that is.
+    pub fn diagnostic(
+        &self,
+        path: &[&str],
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Diagnostic {
+        self.at(&Path::of(path), message, hint)
+    }
+
+    pub(crate) fn at(
+        &self,
+        path: &Path,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Diagnostic {
+        let mut here = Some(path.clone());
+        let mut place = None;
+        while let (None, Some(path)) = (place, &here) {
+            place = self.places.get(path.as_str()).copied();
+            here = path.parent();
+        }
+        let (line, column) = place.unwrap_or((1, 1));
+        Diagnostic {
+            file: self.file.clone(),
+            line,
+            column,
+            object: label(self.object.kind(), self.object.name(), path),
+            message: message.into(),
+            hint: hint.into(),
+        }
+    }
+}
+
+/// What people call the object at a path.
+fn label(kind: &str, name: &str, path: &Path) -> String {
+    let segments = path.segments();
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match (kind, segments.as_slice()) {
+        ("VirtualNetwork", ["spec", "nodes", node, "interfaces", interface, ..]) => {
+            format!("vport {name}/{node}:{interface}")
+        }
+        ("VirtualNetwork", ["spec", "nodes", node, ..]) => format!("node {name}/{node}"),
+        ("VirtualNetwork", ["spec", "externals", external, ..]) => {
+            format!("external {name}/{external}")
+        }
+        ("VirtualNetwork", ["spec", "links", index, ..]) => {
+            let number = index.parse::<usize>().map_or(0, |index| index + 1);
+            format!("link {name}/{number}")
+        }
+        ("VirtualNetwork", _) => format!("vnet {name}"),
+        ("Substrate", ["spec", "forwardingEngines", engine, ..]) => {
+            format!("forwarding engine {engine}")
+        }
+        ("Substrate", ["spec", "interfaces", interface, ..]) => {
+            format!("external interface {interface}")
+        }
+        ("Substrate", ["spec", "mux", ..]) => "mux".into(),
+        ("Substrate", _) => format!("substrate {name}"),
+        _ => String::new(),
+    }
+}
+
+/// The objects of all documents of all files. They have the right shape; whether they fit
+/// together is for [`crate::check`].
+///
+/// # Errors
+/// Everything that is wrong, in the order of the files, at most [`DIAGNOSTICS_MAX`].
+pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
+    let mut documents = Vec::new();
+    let mut diagnostics = Vec::new();
+    for file in files {
+        match tree::read(&file.text) {
+            Ok(trees) => {
+                for tree in trees {
+                    documents.extend(parse_document(file, &tree, &mut diagnostics));
+                }
+            }
+            Err(syntax) => diagnostics.push(Diagnostic {
+                file: file.name.clone(),
+                line: syntax.place.0,
+                column: syntax.place.1,
+                object: String::new(),
+                message: syntax.message,
+                hint: "correct the YAML".into(),
+            }),
+        }
+    }
+    if diagnostics.is_empty() { Ok(documents) } else { Err(at_most(diagnostics)) }
+}
+
+/// The first [`DIAGNOSTICS_MAX`], and a last one that says how many are left out.
+pub(crate) fn at_most(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
+    if diagnostics.len() > DIAGNOSTICS_MAX {
+        let more = diagnostics.len() - DIAGNOSTICS_MAX;
+        diagnostics.truncate(DIAGNOSTICS_MAX);
+        diagnostics.push(Diagnostic { message: format!("and {more} more"), ..Default::default() });
+    }
+    diagnostics
+}
+
+fn parse_document(
+    file: &SourceFile,
+    tree: &Tree,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Document> {
+    let found = diagnostics.len();
+    let mut report = |place: Place, object: String, message: String, hint: String| {
+        let file = file.name.clone();
+        diagnostics.push(Diagnostic {
+            file,
+            line: place.0,
+            column: place.1,
+            object,
+            message,
+            hint,
+        });
+    };
+    let kinds = ["Substrate", "VirtualNetwork"];
+    let kind = tree.value.text("kind").unwrap_or("");
+    let Some(schema) = schema::of_kind(kind) else {
+        let place = tree.value.get("kind").map_or(tree.place, |kind| kind.place);
+        let hint = match nearest(kind, kinds.into_iter()) {
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None => "write kind: Substrate or kind: VirtualNetwork".into(),
+        };
+        report(
+            place,
+            String::new(),
+            format!("kind {kind:?} is none of {}", kinds.join(", ")),
+            hint,
+        );
+        return None;
+    };
+    let name = tree.value.get("metadata").and_then(|m| m.value.text("name")).unwrap_or("?");
+    for fault in shape::faults(&schema, tree) {
+        report(fault.place, label(kind, name, &fault.path), fault.message, fault.hint);
+    }
+    if diagnostics.len() > found {
+        return None;
+    }
+    let object = match serde_json::from_value::<Object>(tree.value.to_json()) {
+        Ok(object) => object,
+        Err(error) => {
+            diagnostics.push(Diagnostic {
+                file: file.name.clone(),
+                line: tree.place.0,
+                column: tree.place.1,
+                object: label(kind, name, &Path::root()),
+                message: error.to_string(),
+                hint: String::new(),
+            });
+            return None;
+        }
+    };
+    let mut document = Document { object, file: file.name.clone(), places: tree.places() };
+    let faults = attach(&mut document, &file.attachments);
+    diagnostics.extend(faults);
+    Some(document)
+}
+
+/// Replaces `from` by the content of the file it names.
+fn attach(
+    document: &mut Document,
+    attachments: &BTreeMap<String, Result<String, String>>,
+) -> Vec<Diagnostic> {
+    let mut faults = Vec::new();
+    let mut object = document.object.clone();
+    if let Object::VirtualNetwork(vnet) = &mut object {
+        for (node_name, node) in &mut vnet.spec.nodes {
+            for (path, file) in &mut node.files {
+                let Some(from) = file.from.clone() else { continue };
+                let at = Path::of(&["spec", "nodes", node_name, "files", path, "from"]);
+                let hint = "paths are relative to the spec file";
+                match attachments.get(&from) {
+                    Some(Ok(text)) if text.len() > FILE_BYTES_MAX => {
+                        let message = format!(
+                            "file {from:?} has {} bytes, {FILE_BYTES_MAX} at most",
+                            text.len()
+                        );
+                        faults.push(document.at(&at, message, "put it into the image instead"));
+                    }
+                    Some(Ok(_)) if file.content.is_some() => faults.push(document.at(
+                        &at,
+                        format!("file {path} has content and from"),
+                        "give one of them",
+                    )),
+                    Some(Ok(text)) => {
+                        file.content = Some(text.clone());
+                        file.from = None;
+                    }
+                    Some(Err(why)) => {
+                        faults.push(document.at(&at, format!("file {from:?}: {why}"), hint));
+                    }
+                    None => {
+                        faults.push(document.at(&at, format!("file {from:?} not found"), hint));
+                    }
+                }
+            }
+        }
+    }
+    document.object = object;
+    faults
+}

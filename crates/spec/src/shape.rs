@@ -1,0 +1,267 @@
+//! Whether a document has the shape that the schema of its kind asks for: every key known, every
+//! value of the right type and within its bounds. Finds all faults, not just the first.
+//!
+//! Knows the part of JSON Schema that schemars makes of our types, and the formats of
+//! [`crate::units`].
+
+use std::collections::BTreeSet;
+
+use serde_json::Value as Json;
+
+use crate::tree::{Path, Tree, Value};
+use crate::units::check_format;
+
+/// What is wrong at a place.
+pub(crate) struct Fault {
+    pub place: (u32, u32),
+    pub path: Path,
+    pub message: String,
+    pub hint: String,
+}
+
+/// All faults of `tree` by `schema`.
+pub(crate) fn faults(schema: &Json, tree: &Tree) -> Vec<Fault> {
+    let mut walk = Walk { root: schema, faults: Vec::new() };
+    walk.visit(schema, tree, &Path::root(), tree.place);
+    walk.faults
+}
+
+/// The one of `known` that `word` is most like, if one is like it.
+pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let distance = |k: &&str| strsim::damerau_levenshtein(&word.to_lowercase(), &k.to_lowercase());
+    let best = known.min_by_key(distance)?;
+    (distance(&best) <= 1 + word.chars().count() / 4).then_some(best)
+}
+
+struct Walk<'a> {
+    root: &'a Json,
+    faults: Vec<Fault>,
+}
+
+impl<'a> Walk<'a> {
+    fn fault(&mut self, place: (u32, u32), path: &Path, message: String, hint: String) {
+        self.faults.push(Fault { place, path: path.clone(), message, hint });
+    }
+
+    /// A schema with its reference followed.
+    fn resolve(&self, schema: &'a Json) -> &'a Json {
+        let name = schema.get("$ref").and_then(Json::as_str);
+        let definition = name.and_then(|name| self.root.pointer(name.trim_start_matches('#')));
+        definition.unwrap_or(schema)
+    }
+
+    /// The schemas of which one must hold, references followed.
+    fn alternatives(&self, schema: &'a Json) -> Vec<&'a Json> {
+        let schema = self.resolve(schema);
+        match schema.get("anyOf").or(schema.get("oneOf")).and_then(Json::as_array) {
+            Some(several) => several.iter().flat_map(|one| self.alternatives(one)).collect(),
+            None => vec![schema],
+        }
+    }
+
+    fn visit(&mut self, schema: &'a Json, tree: &Tree, path: &Path, key: (u32, u32)) {
+        let alternatives = self.alternatives(schema);
+        let kind = tree.value.kind();
+        let fitting: Vec<&Json> =
+            alternatives.iter().copied().filter(|schema| admits(schema, kind)).collect();
+        let words = words(&fitting);
+        if !words.is_empty() {
+            let Value::Text(text) = &tree.value else { return };
+            if !words.contains(&text.as_str()) {
+                let message = format!("{} {text:?} is none of {}", last(path), words.join(", "));
+                let hint = nearest(text, words.iter().copied());
+                let hint = hint.map_or(String::new(), |word| format!("did you mean {word}?"));
+                self.fault(tree.place, path, message, hint);
+            }
+            return;
+        }
+        match fitting.first() {
+            Some(schema) => self.visit_one(schema, tree, path, key),
+            None => {
+                let wanted: BTreeSet<&str> =
+                    alternatives.iter().flat_map(|schema| types(schema)).collect();
+                let wanted: Vec<&str> =
+                    wanted.into_iter().filter(|t| *t != "null").map(people_type).collect();
+                let place =
+                    if matches!(kind, "null" | "object" | "array") { key } else { tree.place };
+                let shown = tree.value.scalar().map_or(String::new(), |text| format!(" {text}"));
+                let message = format!(
+                    "{}{shown} is {}, not {}",
+                    last(path),
+                    people_type(kind),
+                    wanted.join(" or ")
+                );
+                let hint = if wanted == ["text"] && !shown.is_empty() {
+                    "put it in quotes".to_owned()
+                } else {
+                    String::new()
+                };
+                self.fault(place, path, message, hint);
+            }
+        }
+    }
+
+    fn visit_one(&mut self, schema: &'a Json, tree: &Tree, path: &Path, key: (u32, u32)) {
+        match &tree.value {
+            Value::Map(entries) => self.visit_map(schema, entries, path, key),
+            Value::List(items) => {
+                let bound = |name: &str| schema.get(name).and_then(Json::as_u64);
+                let count = items.len() as u64;
+                let (min, max) = (bound("minItems"), bound("maxItems"));
+                if min.is_some_and(|min| count < min) || max.is_some_and(|max| count > max) {
+                    let wanted = range_text(min.map(|n| n as f64), max.map(|n| n as f64));
+                    let message = format!("{} has {count} entries, not {wanted}", last(path));
+                    self.fault(key, path, message, String::new());
+                }
+                if let Some(schema) = schema.get("items") {
+                    for (index, item) in items.iter().enumerate() {
+                        self.visit(schema, item, &path.index(index), item.place);
+                    }
+                }
+            }
+            _ => self.visit_scalar(schema, tree, path),
+        }
+    }
+
+    fn visit_map(
+        &mut self,
+        schema: &'a Json,
+        entries: &[((u32, u32), String, Tree)],
+        path: &Path,
+        at: (u32, u32),
+    ) {
+        let properties = schema.get("properties").and_then(Json::as_object);
+        let others = schema.get("additionalProperties");
+        let mut seen: BTreeSet<&str> = BTreeSet::new();
+        for (place, name, value) in entries {
+            if !seen.insert(name) {
+                let message = format!("{name:?} stands twice");
+                self.fault(*place, &path.key(name), message, "remove or rename one".into());
+                continue;
+            }
+            let known = properties.and_then(|properties| properties.get(name));
+            match known.or(others.filter(|others| others.is_object())) {
+                Some(schema) => self.visit(schema, value, &path.key(name), *place),
+                None if others == Some(&Json::Bool(false)) => {
+                    let known = properties.into_iter().flat_map(|p| p.keys().map(String::as_str));
+                    let unused = known.filter(|key| !entries.iter().any(|(_, k, _)| k == key));
+                    let names: Vec<&str> = unused.collect();
+                    let hint = match nearest(name, names.iter().copied()) {
+                        Some(nearest) => format!("did you mean {nearest}?"),
+                        None => format!("known here: {}", names.join(", ")),
+                    };
+                    self.fault(*place, path, format!("unknown key {name:?}"), hint);
+                }
+                None => {}
+            }
+        }
+        let required = schema.get("required").and_then(Json::as_array).into_iter().flatten();
+        for name in required.filter_map(Json::as_str).filter(|name| !seen.contains(name)) {
+            self.fault(at, path, format!("{name} is missing"), format!("add {name}"));
+        }
+    }
+
+    fn visit_scalar(&mut self, schema: &'a Json, tree: &Tree, path: &Path) {
+        let Some(text) = tree.value.scalar() else { return };
+        if let Some(format) = schema.get("format").and_then(Json::as_str)
+            && let Err(bad) = check_format(format, &text)
+        {
+            let message = format!("{} {text:?} {}", last(path), bad.problem);
+            self.fault(tree.place, path, message, bad.hint.into());
+            return;
+        }
+        let bound = |name: &str| schema.get(name).and_then(Json::as_f64);
+        let number = match &tree.value {
+            Value::Unsigned(number) => Some(*number as f64),
+            Value::Signed(number) => Some(*number as f64),
+            Value::Float(number) => Some(*number),
+            _ => None,
+        };
+        // A format's own type has its bounds where the value is parsed, except for these.
+        let type_max = match schema.get("format").and_then(Json::as_str) {
+            Some("uint8") => Some(f64::from(u8::MAX)),
+            Some("uint16") => Some(f64::from(u16::MAX)),
+            Some("uint32") => Some(f64::from(u32::MAX)),
+            _ => None,
+        };
+        if let Some(number) = number {
+            let (min, max) = (bound("minimum"), bound("maximum").or(type_max));
+            if max.is_some_and(|max| number > max) || min.is_some_and(|min| number < min) {
+                let message = format!("{} {text} is not {}", last(path), range_text(min, max));
+                self.fault(tree.place, path, message, String::new());
+            }
+        } else {
+            let (min, max) = (bound("minLength"), bound("maxLength"));
+            let chars = text.chars().count() as f64;
+            if max.is_some_and(|max| chars > max) || min.is_some_and(|min| chars < min) {
+                let wanted = range_text(min, max);
+                let message =
+                    format!("{} {text:?} has {chars} characters, not {wanted}", last(path));
+                self.fault(tree.place, path, message, String::new());
+            }
+        }
+    }
+}
+
+/// The types that a schema admits.
+fn types(schema: &Json) -> Vec<&str> {
+    match schema.get("type") {
+        Some(Json::String(one)) => vec![one],
+        Some(Json::Array(several)) => several.iter().filter_map(Json::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn admits(schema: &Json, kind: &str) -> bool {
+    let types = types(schema);
+    types.is_empty() || types.contains(&kind) || (kind == "integer" && types.contains(&"number"))
+}
+
+/// The words that alone are right, where only words are.
+fn words<'a>(schemas: &[&'a Json]) -> Vec<&'a str> {
+    let mut words = Vec::new();
+    for schema in schemas {
+        match (schema.get("const"), schema.get("enum")) {
+            (Some(Json::String(word)), _) => words.push(word.as_str()),
+            (_, Some(Json::Array(several))) => {
+                words.extend(several.iter().filter_map(Json::as_str))
+            }
+            _ => return Vec::new(),
+        }
+    }
+    words
+}
+
+/// The last key of a path, with the list it is in where it is an index.
+fn last(path: &Path) -> String {
+    let segments = path.segments();
+    match segments.as_slice() {
+        [.., list, index] if index.bytes().all(|b| b.is_ascii_digit()) => {
+            format!("{list}[{index}]")
+        }
+        [.., key] => key.clone(),
+        [] => "document".into(),
+    }
+}
+
+fn people_type(kind: &str) -> &str {
+    match kind {
+        "null" => "empty",
+        "boolean" => "true or false",
+        "integer" => "a whole number",
+        "number" => "a number",
+        "string" => "text",
+        "array" => "a list",
+        _ => "a mapping",
+    }
+}
+
+fn range_text(min: Option<f64>, max: Option<f64>) -> String {
+    match (min, max) {
+        (Some(min), Some(max)) if min == max => format!("{min}"),
+        (Some(min), Some(max)) => format!("within {min} to {max}"),
+        (Some(min), None) => format!("at least {min}"),
+        (None, Some(max)) => format!("at most {max}"),
+        (None, None) => String::new(),
+    }
+}

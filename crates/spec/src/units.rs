@@ -1,0 +1,466 @@
+//! Values with a unit or a notation: how they are written, their bounds, and their errors.
+//!
+//! Each reads the notations of people (`0.5`, `500m`, `256Mi`, `100Mbps`) and writes one form
+//! that reads back to the same value.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::limits::{CPUS_MAX, FIELD_BYTES_MAX, MILLICORES_MAX, RATE_BPS_MAX};
+
+/// Why a text is not such a value: what is wrong with it and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{value:?} {problem}")]
+pub struct BadValue {
+    /// The text.
+    pub value: String,
+    /// What is wrong with it.
+    pub problem: String,
+    /// How to write it.
+    pub hint: &'static str,
+}
+
+fn bad(value: &str, problem: impl Into<String>, hint: &'static str) -> BadValue {
+    BadValue { value: value.into(), problem: problem.into(), hint }
+}
+
+/// Processing power in thousandths of a core. Written `0.5` or `500m`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cores(pub u32);
+
+/// Bytes. Written as a number or with `K`, `M`, `G`, `T` (powers of 1000) or `Ki`, `Mi`, `Gi`,
+/// `Ti` (powers of 1024).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(pub u64);
+
+/// Bits a second. Written as a number or with `k`, `M`, `G`, `T`, with or without `bps`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BitRate(pub u64);
+
+/// A link address. Written `02:00:00:00:00:01`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(pub [u8; 6]);
+
+/// Some bytes. Written in hexadecimal digits, two a byte: `0806`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Hex(pub Vec<u8>);
+
+/// CPUs. Written as the kernel does: `0-3,6`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CpuSet(pub BTreeSet<u32>);
+
+/// An address with the length of its subnet's prefix. Written `10.0.0.1/24`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub IpNet);
+
+/// An end of a link. Written `NODE:INTERFACE` or `external:NAME`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Endpoint {
+    /// An interface of a node of the same vnet.
+    Port {
+        /// The node.
+        node: String,
+        /// The interface.
+        interface: String,
+    },
+    /// One of the vnet's externals.
+    External(String),
+}
+
+/// What stands before the colon of an external endpoint; no node has this name.
+pub const EXTERNAL: &str = "external";
+
+const CORES_HINT: &str = "write cores as 0.5 or thousandths as 500m, with at most three decimals";
+const BYTES_HINT: &str = "write bytes as a number or like 256Mi or 1G";
+const RATE_HINT: &str = "write bits a second as a number or like 100Mbps or 1G";
+const MAC_HINT: &str = "write six bytes like 02:00:00:00:00:01";
+const HEX_HINT: &str = "write two hexadecimal digits a byte, in quotes, like \"0806\"";
+const CPUS_HINT: &str = "write CPU numbers in quotes like \"0-3,6\"";
+const ADDRESS_HINT: &str = "write an address with its prefix length like 10.0.0.1/24 or fd00::1/64";
+const ENDPOINT_HINT: &str = "write \"NODE:INTERFACE\" or \"external:NAME\"";
+
+/// `text` as a decimal number times `scale`, exactly; `None` if it is none, needs more decimals
+/// than `scale` has, or does not fit.
+fn scaled(text: &str, scale: u64) -> Option<u64> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
+    if (whole.is_empty() && fraction.is_empty()) || !digits(whole) || !digits(fraction) {
+        return None;
+    }
+    let fraction = fraction.trim_end_matches('0');
+    let whole = if whole.is_empty() { 0 } else { whole.parse::<u64>().ok()? };
+    let mut value = whole.checked_mul(scale)?;
+    if !fraction.is_empty() {
+        let power = 10u64.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+        let part = u128::from(fraction.parse::<u64>().ok()?) * u128::from(scale);
+        if part % u128::from(power) != 0 {
+            return None;
+        }
+        value = value.checked_add(u64::try_from(part / u128::from(power)).ok()?)?;
+    }
+    Some(value)
+}
+
+impl FromStr for Cores {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let value = match text.strip_suffix('m') {
+            Some(thousandths) => scaled(thousandths, 1),
+            None => scaled(text, 1000),
+        }
+        .ok_or_else(|| bad(text, "is no number of cores", CORES_HINT))?;
+        match u32::try_from(value) {
+            Ok(value) if value <= MILLICORES_MAX => Ok(Self(value)),
+            _ => Err(bad(text, format!("is above {} cores", MILLICORES_MAX / 1000), CORES_HINT)),
+        }
+    }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (self.0 / 1000, self.0 % 1000);
+        if rest == 0 {
+            return write!(f, "{whole}");
+        }
+        let digits = format!("{rest:03}");
+        write!(f, "{whole}.{}", digits.trim_end_matches('0'))
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let units = [("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30), ("Ti", 1u64 << 40)];
+        let decimal = [("K", 1_000), ("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
+        let (number, scale) = units
+            .iter()
+            .chain(&decimal)
+            .chain(&[("T", 1_000_000_000_000)])
+            .find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, *scale)))
+            .unwrap_or((text, 1));
+        let value = scaled(number.trim_end(), scale);
+        value.map(Self).ok_or_else(|| bad(text, "is no number of bytes", BYTES_HINT))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [("Ti", 1u64 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
+        let fits = |&&(_, scale): &&(&str, u64)| self.0 != 0 && self.0 % scale == 0;
+        match units.iter().find(fits) {
+            Some((unit, scale)) => write!(f, "{}{unit}", self.0 / scale),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+impl FromStr for BitRate {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let number = text.strip_suffix("bps").or(text.strip_suffix("bit")).unwrap_or(text);
+        let units = [("k", 1_000), ("K", 1_000), ("M", 1_000_000), ("G", 1_000_000_000)];
+        let (number, scale) = units
+            .iter()
+            .chain(&[("T", 1_000_000_000_000u64)])
+            .find_map(|(unit, scale)| Some((number.strip_suffix(unit)?, *scale)))
+            .unwrap_or((number, 1));
+        match scaled(number.trim_end(), scale) {
+            Some(value) if value <= RATE_BPS_MAX => Ok(Self(value)),
+            Some(_) => {
+                Err(bad(text, format!("is above {} bits a second", RATE_BPS_MAX), RATE_HINT))
+            }
+            None => Err(bad(text, "is no number of bits a second", RATE_HINT)),
+        }
+    }
+}
+
+impl fmt::Display for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units =
+            [("T", 1_000_000_000_000), ("G", 1_000_000_000), ("M", 1_000_000), ("k", 1_000)];
+        let fits = |&&(_, scale): &&(&str, u64)| self.0 != 0 && self.0 % scale == 0;
+        match units.iter().find(fits) {
+            Some((unit, scale)) => write!(f, "{}{unit}bps", self.0 / scale),
+            None => write!(f, "{}bps", self.0),
+        }
+    }
+}
+
+impl FromStr for Mac {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2 && !part.starts_with('+'));
+            *byte = part
+                .and_then(|part| u8::from_str_radix(part, 16).ok())
+                .ok_or_else(|| bad(text, "is no link address", MAC_HINT))?;
+        }
+        if parts.next().is_some() {
+            return Err(bad(text, "is no link address", MAC_HINT));
+        }
+        if bytes == [0; 6] {
+            return Err(bad(text, "is the zero address", MAC_HINT));
+        }
+        if bytes[0] & 1 != 0 {
+            return Err(bad(
+                text,
+                "is a multicast link address",
+                "the lowest bit of the first byte must be 0, as in 02:00:00:00:00:01",
+            ));
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for Hex {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let digits = text.strip_prefix("0x").unwrap_or(text).as_bytes();
+        if digits.is_empty() || digits.len() % 2 != 0 {
+            return Err(bad(text, "has no even number of hexadecimal digits", HEX_HINT));
+        }
+        if digits.len() / 2 > FIELD_BYTES_MAX {
+            return Err(bad(text, format!("is longer than {FIELD_BYTES_MAX} bytes"), HEX_HINT));
+        }
+        let digit = |byte: u8| (byte as char).to_digit(16);
+        digits
+            .chunks_exact(2)
+            .map(|pair| Some((digit(pair[0])? * 16 + digit(pair[1])?) as u8))
+            .collect::<Option<Vec<u8>>>()
+            .map(Self)
+            .ok_or_else(|| bad(text, "has something else than hexadecimal digits", HEX_HINT))
+    }
+}
+
+impl fmt::Display for Hex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for CpuSet {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let mut cpus = BTreeSet::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |s: &str| {
+                let s = s.trim();
+                if s.is_empty() || !s.bytes().all(|b| b.is_ascii_digit()) {
+                    return Err(bad(text, "is no set of CPUs", CPUS_HINT));
+                }
+                match s.parse::<u32>() {
+                    Ok(cpu) if cpu < CPUS_MAX => Ok(cpu),
+                    _ => Err(bad(text, format!("has a CPU above {}", CPUS_MAX - 1), CPUS_HINT)),
+                }
+            };
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(bad(text, "has a range that ends before it begins", CPUS_HINT));
+            }
+            cpus.extend(first..=last);
+        }
+        Ok(Self(cpus))
+    }
+}
+
+impl fmt::Display for CpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut cpus = self.0.iter().copied().peekable();
+        let mut comma = "";
+        while let Some(first) = cpus.next() {
+            let mut last = first;
+            while cpus.next_if_eq(&(last + 1)).is_some() {
+                last += 1;
+            }
+            write!(f, "{comma}{first}")?;
+            if last > first {
+                write!(f, "-{last}")?;
+            }
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Address {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let net: IpNet = text
+            .parse()
+            .map_err(|_| bad(text, "is no address with a prefix length", ADDRESS_HINT))?;
+        let address = net.addr();
+        if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+            return Err(bad(text, "is no address that an interface can have", ADDRESS_HINT));
+        }
+        if let IpNet::V4(net) = net
+            && net.prefix_len() < 31
+            && (net.addr() == net.network() || net.addr() == net.broadcast())
+        {
+            let which = if net.addr() == net.network() { "network" } else { "broadcast" };
+            return Err(bad(
+                text,
+                format!("is its subnet's {which} address"),
+                "take an address between the first and the last of the subnet",
+            ));
+        }
+        Ok(Self(net))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        match text.split_once(':') {
+            Some((EXTERNAL, name)) if !name.is_empty() => Ok(Self::External(name.into())),
+            Some((node, interface)) if !node.is_empty() && !interface.is_empty() => {
+                Ok(Self::Port { node: node.into(), interface: interface.into() })
+            }
+            _ => Err(bad(text, "is no endpoint", ENDPOINT_HINT)),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Port { node, interface } => write!(f, "{node}:{interface}"),
+            Self::External(name) => write!(f, "{EXTERNAL}:{name}"),
+        }
+    }
+}
+
+/// Reads a scalar, number or text, by `FromStr`.
+fn from_scalar<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err = BadValue>,
+{
+    struct Scalar<T>(std::marker::PhantomData<T>);
+    impl<T: FromStr<Err = BadValue>> Visitor<'_> for Scalar<T> {
+        type Value = T;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a number or text")
+        }
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(E::custom)
+        }
+        fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+        fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+        fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+    }
+    deserializer.deserialize_any(Scalar(std::marker::PhantomData))
+}
+
+/// Reading, writing and schema of a value type: its schema name, its JSON types, what the schema
+/// says of it, and how it is written.
+macro_rules! value {
+    ($type:ident, $name:literal, $types:tt, $description:literal, $write:expr) => {
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                from_scalar(deserializer)
+            }
+        }
+
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let write: fn(&Self, S) -> Result<S::Ok, S::Error> = $write;
+                write(self, serializer)
+            }
+        }
+
+        impl JsonSchema for $type {
+            fn inline_schema() -> bool {
+                true
+            }
+            fn schema_name() -> Cow<'static, str> {
+                $name.into()
+            }
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": $types, "format": $name, "description": $description })
+            }
+        }
+    };
+}
+
+value!(Cores, "cores", ["number", "string"], "Cores: `0.5` or `500m`.", |v, s| s
+    .serialize_f64(f64::from(v.0) / 1000.0));
+value!(Bytes, "bytes", ["integer", "string"], "Bytes: `268435456` or `256Mi`.", |v, s| s
+    .serialize_u64(v.0));
+value!(
+    BitRate,
+    "bit-rate",
+    ["integer", "string"],
+    "Bits a second: `100000000` or `100Mbps`.",
+    |v, s| s.serialize_u64(v.0)
+);
+value!(Mac, "mac", "string", "Link address: `02:00:00:00:00:01`.", |v, s| s.collect_str(v));
+value!(Hex, "hex", ["integer", "string"], "Bytes in hexadecimal: `\"0806\"`.", |v, s| s
+    .collect_str(v));
+value!(CpuSet, "cpus", ["integer", "string"], "CPUs: `\"0-3,6\"`.", |v, s| s.collect_str(v));
+value!(Address, "address", "string", "Address with prefix length: `10.0.0.1/24`.", |v, s| s
+    .collect_str(v));
+value!(
+    Endpoint,
+    "endpoint",
+    "string",
+    "End of a link: `NODE:INTERFACE` or `external:NAME`.",
+    |v, s| s.collect_str(v)
+);
+
+/// What is wrong with `text` as a value of the schema's `format`; formats that are not of this
+/// module are not judged.
+pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
+    match format {
+        "cores" => text.parse::<Cores>().map(drop),
+        "bytes" => text.parse::<Bytes>().map(drop),
+        "bit-rate" => text.parse::<BitRate>().map(drop),
+        "mac" => text.parse::<Mac>().map(drop),
+        "hex" => text.parse::<Hex>().map(drop),
+        "cpus" => text.parse::<CpuSet>().map(drop),
+        "address" => text.parse::<Address>().map(drop),
+        "endpoint" => text.parse::<Endpoint>().map(drop),
+        "ip" => text
+            .parse::<IpAddr>()
+            .map(drop)
+            .map_err(|_| bad(text, "is no IP address", "write it like 192.0.2.1 or 2001:db8::1")),
+        _ => Ok(()),
+    }
+}
