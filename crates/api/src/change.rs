@@ -1,3 +1,4 @@
+use pdp_spec::SourceFile;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -5,21 +6,11 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ApplyRequest {
-    /// The files, at most [`FILES_MAX`](crate::FILES_MAX).
-    pub files: Vec<SpecFile>,
+    /// The files with what they name, read by the client; at most [`FILES_MAX`](crate::FILES_MAX).
+    pub files: Vec<SourceFile>,
     /// Only say what would change.
     #[serde(default)]
     pub dry_run: bool,
-}
-
-/// One YAML file of specs, read by the client.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct SpecFile {
-    /// Its name, for messages.
-    pub name: String,
-    /// Its text, one or more YAML documents. Files that it names are read by the client before.
-    pub text: String,
 }
 
 /// How far to take a node down.

@@ -1,5 +1,6 @@
 use std::fmt;
 
+use pdp_spec::Diagnostic;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -89,21 +90,3 @@ impl fmt::Display for Problem {
 }
 
 impl std::error::Error for Problem {}
-
-/// One thing that is wrong in a file of specs.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Diagnostic {
-    /// Name of the spec file; empty where the fault is in no file.
-    pub file: String,
-    /// Line, from 1; 0 where the fault is in no file.
-    pub line: u32,
-    /// Column in characters, from 1; 0 where the fault is in no file.
-    pub column: u32,
-    /// The object: `vport red/r1:eth2`.
-    pub object: String,
-    /// The value and the bound.
-    pub message: String,
-    /// What to do; may be empty.
-    pub hint: String,
-}

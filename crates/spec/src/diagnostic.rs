@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::parse::SourceFile;
 
 /// One thing that is wrong.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Diagnostic {
     /// Name of the spec file; empty where the fault is in no file.

@@ -15,7 +15,7 @@ use crate::shape::{self, nearest};
 use crate::tree::{self, Path, Place, Tree, Value};
 
 /// A spec file and the files that it names.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceFile {
     /// Its name, for diagnostics.
@@ -24,6 +24,7 @@ pub struct SourceFile {
     pub text: String,
     /// What `from:` names, by the path as written, or why it can't be had.
     #[serde(default)]
+    #[schema(value_type = Object)]
     pub attachments: BTreeMap<String, Result<String, String>>,
 }
 

@@ -1,0 +1,243 @@
+//! Commands in guests, over an upgraded connection (see [`pdp_api::exec`]).
+
+use std::os::fd::OwnedFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use hyper::StatusCode;
+use hyper::header::{CONNECTION, UPGRADE};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use pdp_api::exec::{self, ExecRequest, Frame, FrameError, PAYLOAD_BYTES_MAX};
+use pdp_api::{Problem, ProblemKind};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::process::{Child, ChildStdin};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::Api;
+use super::answer::{Body, Failure, Names};
+use super::process::{Terminal, kill_tree, resize, with_terminal};
+
+/// Frames that may wait for the client; then the command waits.
+const FRAMES_MAX: usize = 8;
+
+/// How long output is waited for once the command has ended: what it left running in the
+/// background may hold its output open for ever.
+const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(300);
+
+/// How often an empty frame finds out whether the client is still there.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// Runs a command in a guest; the connection is upgraded to `pdp-exec`.
+#[utoipa::path(post, path = "/v1/vnets/{vnet}/nodes/{node}/exec", tag = "guests",
+    params(
+        ("vnet" = String, Path, description = "The vnet"),
+        ("node" = String, Path, description = "The node")),
+    request_body = ExecRequest, responses(
+    (status = SWITCHING_PROTOCOLS, description = "Frames of type u8 (0 stdin, 1 stdout, 2 \
+        stderr, 3 resize, 4 exit, 5 end of stdin), length u32 BE, payload"),
+    (status = "default", body = Problem)))]
+pub async fn exec(
+    State(api): State<Api>,
+    Names((vnet, node)): Names<(String, String)>,
+    mut request: Request,
+) -> Result<Response, Failure> {
+    let asked = request.headers().get(UPGRADE).is_some_and(|name| name == exec::UPGRADE);
+    let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>().filter(|_| asked) else {
+        return Err(Problem::new(ProblemKind::Invalid, "exec without an upgrade")
+            .hint(format!("send Connection: upgrade and Upgrade: {}", exec::UPGRADE))
+            .into());
+    };
+    let Body(request) = <Body<ExecRequest> as axum::extract::FromRequest<_>>::from_request(
+        request, &api,
+    )
+    .await?;
+    let permit = api.stream_permit()?;
+    let tty = request.tty;
+    let command = api.call(move |daemon| daemon.exec(&vnet, &node, &request)).await?;
+    let running = Running::start(command, tty).map_err(|error| {
+        Problem::internal(format!("can't start the command: {error}"))
+    })?;
+    tokio::spawn(attend(api, permit, upgrade, running));
+    let headers = [(CONNECTION, "upgrade"), (UPGRADE, exec::UPGRADE)];
+    Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
+}
+
+/// A command, and its terminal if it has one. Killed with all that descends from it when dropped.
+struct Running {
+    child: Child,
+    terminal: Option<Terminal>,
+}
+
+impl Running {
+    fn start(
+        mut command: std::process::Command,
+        tty: Option<exec::WindowSize>,
+    ) -> std::io::Result<Self> {
+        let terminal = match tty {
+            Some(size) => {
+                let (terminal, side) = Terminal::open(size)?;
+                command = with_terminal(&command);
+                command.stdin(side.try_clone()?).stdout(side.try_clone()?).stderr(side);
+                Some(terminal)
+            }
+            None => {
+                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                // Signals of the daemon's terminal are not meant for it.
+                command.process_group(0);
+                None
+            }
+        };
+        let child = tokio::process::Command::from(command).spawn()?;
+        Ok(Self { child, terminal })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // `None` once it has been waited for: its number may be another's by now.
+        if let Some(pid) = self.child.id() {
+            kill_tree(pid);
+        }
+    }
+}
+
+/// Carries a command's streams until it has ended or the client has gone.
+async fn attend(api: Api, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, mut run: Running) {
+    let connection = tokio::select! {
+        upgraded = upgrade => match upgraded {
+            Ok(upgraded) => TokioIo::new(upgraded),
+            Err(_) => return,
+        },
+        () = api.stop() => return,
+    };
+    let (from_client, to_client) = tokio::io::split(connection);
+    let (frames, queue) = mpsc::channel(FRAMES_MAX);
+    let (ending, ended) = watch::channel(false);
+    let mut output = JoinSet::new();
+    let input = match run.terminal.take() {
+        Some(terminal) => {
+            output.spawn(pump(terminal.output, Frame::Stdout, frames.clone(), ended));
+            Input::Terminal(terminal.input, terminal.size)
+        }
+        None => {
+            if let Some(stdout) = run.child.stdout.take() {
+                output.spawn(pump(stdout, Frame::Stdout, frames.clone(), ended.clone()));
+            }
+            if let Some(stderr) = run.child.stderr.take() {
+                output.spawn(pump(stderr, Frame::Stderr, frames.clone(), ended));
+            }
+            Input::Pipe(run.child.stdin.take())
+        }
+    };
+    let mut writer = tokio::spawn(write(to_client, queue));
+    let reader = read(from_client, input);
+    tokio::pin!(reader);
+    let status = tokio::select! {
+        status = run.child.wait() => status,
+        _ = &mut reader => return,
+        _ = &mut writer => return,
+        () = api.stop() => return,
+    };
+    ending.send_replace(true);
+    let rest = async {
+        while output.join_next().await.is_some() {}
+        let code = status.map_or(-1, exit_code);
+        let _ = frames.send(Frame::Exit(code)).await;
+        drop(frames);
+        let _ = (&mut writer).await;
+    };
+    tokio::select! {
+        () = rest => {}
+        _ = &mut reader => {}
+        () = api.stop() => {}
+    }
+}
+
+/// Where the client's input goes.
+enum Input {
+    Pipe(Option<ChildStdin>),
+    Terminal(pipe::Sender, OwnedFd),
+}
+
+/// Passes the client's frames on until it goes away or breaks the format.
+async fn read(
+    mut from: impl AsyncRead + Unpin,
+    mut input: Input,
+) -> Result<(), FrameError> {
+    while let Some(frame) = exec::read_frame(&mut from).await? {
+        match (frame, &mut input) {
+            (Frame::Stdin(bytes), Input::Terminal(typed, _)) => typed.write_all(&bytes).await?,
+            (Frame::Stdin(bytes), Input::Pipe(Some(stdin))) => {
+                if stdin.write_all(&bytes).await.is_err() {
+                    // The command reads no more, which is its own affair.
+                    input = Input::Pipe(None);
+                }
+            }
+            (Frame::StdinEnd, Input::Pipe(stdin)) => *stdin = None,
+            (Frame::Resize(size), Input::Terminal(_, terminal)) => resize(terminal, size)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Sends frames, and empty ones when there are none, until the client goes away or none can come.
+async fn write(
+    mut to: impl AsyncWrite + Unpin,
+    mut queue: mpsc::Receiver<Frame>,
+) -> Result<(), FrameError> {
+    let mut tick = interval(KEEPALIVE);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let frame = tokio::select! {
+            frame = queue.recv() => match frame {
+                Some(frame) => frame,
+                None => break,
+            },
+            _ = tick.tick() => Frame::Stdout(Vec::new()),
+        };
+        exec::write_frame(&mut to, &frame).await?;
+    }
+    Ok(to.shutdown().await?)
+}
+
+/// Passes a command's output on until its end; once `ended`, until it is silent.
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    frame: fn(Vec<u8>) -> Frame,
+    frames: mpsc::Sender<Frame>,
+    mut ended: watch::Receiver<bool>,
+) {
+    let mut bytes = vec![0; PAYLOAD_BYTES_MAX];
+    while let Some(Ok(count @ 1..)) = until_silent(from.read(&mut bytes), &mut ended).await {
+        if frames.send(frame(bytes[..count].to_vec())).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// What `read` gives, or `None` if it gives nothing for [`LAST_OUTPUT_WAIT`] after the end.
+async fn until_silent<T>(
+    read: impl Future<Output = T>,
+    ended: &mut watch::Receiver<bool>,
+) -> Option<T> {
+    tokio::pin!(read);
+    tokio::select! {
+        biased;
+        value = &mut read => return Some(value),
+        _ = ended.wait_for(|&ended| ended) => {}
+    }
+    timeout(LAST_OUTPUT_WAIT, read).await.ok()
+}
+
+/// As a shell counts it.
+fn exit_code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}

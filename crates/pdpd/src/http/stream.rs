@@ -1,0 +1,266 @@
+//! Answers that go on: route tables, captures, logs.
+
+use std::convert::Infallible;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::{Stream, StreamExt, stream};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
+use pdp_api::{
+    CaptureQuery, GuestProcess, LogQuery, NodeProcess, Problem, ProblemKind, RouteLine, RoutesQuery,
+};
+use std::os::unix::fs::MetadataExt;
+use tokio::fs::File;
+use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
+use tokio::net::unix::pipe;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::Api;
+use super::answer::{Failure, Names, Params, panicked};
+
+/// Bytes of routes that are gathered before they are sent.
+const CHUNK_BYTES: usize = 32 << 10;
+
+/// Chunks of routes that may wait for the client; then whoever makes them waits.
+const CHUNKS_MAX: usize = 4;
+
+/// Bytes of one log file that are looked at; what is older is left out.
+const LOG_BYTES_MAX: u64 = 16 << 20;
+
+/// Pause between two looks at a log that is followed.
+const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
+
+/// A value as one line.
+pub fn lines(value: &impl serde::Serialize) -> Bytes {
+    let mut line = Vec::new();
+    push_line(&mut line, value);
+    line.into()
+}
+
+fn push_line(to: &mut Vec<u8>, value: &impl serde::Serialize) {
+    // The API's types are plain data with string keys, and a vector takes every byte.
+    let _ = serde_json::to_writer(&mut *to, value);
+    to.push(b'\n');
+}
+
+/// An answer of JSON lines.
+pub fn ndjson(lines: impl Stream<Item = Bytes> + Send + 'static) -> impl IntoResponse {
+    body("application/x-ndjson", lines.map(Ok::<_, Infallible>))
+}
+
+fn body<E: Into<axum::BoxError> + 'static>(
+    content_type: &'static str,
+    bytes: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
+) -> Response {
+    let headers = [(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store")];
+    (headers, Body::from_stream(bytes)).into_response()
+}
+
+/// A stream that ends when the daemon stops, and holds its permit until then.
+fn bounded<T: 'static>(
+    api: &Api,
+    permit: OwnedSemaphorePermit,
+    stream: impl Stream<Item = T> + Send + 'static,
+) -> impl Stream<Item = T> + Send + 'static {
+    let api = api.clone();
+    let stop = async move { api.stop().await };
+    stream.take_until(Box::pin(stop)).map(move |item| {
+        let _held = &permit;
+        item
+    })
+}
+
+/// Routes of a router.
+#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/routes", tag = "observe",
+    params(
+        ("vnet" = String, Path, description = "The vnet"),
+        ("node" = String, Path, description = "The router"),
+        RoutesQuery),
+    responses(
+    (status = OK, body = RouteLine, content_type = "application/x-ndjson"),
+    (status = "default", body = Problem)))]
+pub async fn routes(
+    State(api): State<Api>,
+    Names((vnet, node)): Names<(String, String)>,
+    Params(query): Params<RoutesQuery>,
+) -> Result<Response, Failure> {
+    let permit = api.stream_permit()?;
+    let daemon = api.daemon.clone();
+    let (chunks, mut queue) = mpsc::channel::<Bytes>(CHUNKS_MAX);
+    let task = tokio::task::spawn_blocking(move || {
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES + 1024);
+        let mut count = 0;
+        let mut sent = false;
+        let result = daemon.routes(&vnet, &node, query, &mut |route| {
+            push_line(&mut chunk, &RouteLine::Route(route));
+            count += 1;
+            if chunk.len() < CHUNK_BYTES {
+                return true;
+            }
+            sent = true;
+            chunks.blocking_send(std::mem::take(&mut chunk).into()).is_ok()
+        });
+        let last = match result {
+            Ok(()) => RouteLine::End { count },
+            Err(problem) if !sent => return Err(problem),
+            Err(problem) => RouteLine::Problem(problem),
+        };
+        push_line(&mut chunk, &last);
+        // Fails only if the client is gone.
+        let _ = chunks.blocking_send(chunk.into());
+        Ok(())
+    });
+    let Some(first) = queue.recv().await else {
+        task.await.map_err(panicked)??;
+        return Err(Problem::internal("no routes and no reason").into());
+    };
+    let rest = stream::unfold(queue, async |mut queue| Some((queue.recv().await?, queue)));
+    let all = stream::iter([first]).chain(rest);
+    Ok(ndjson(bounded(&api, permit, all)).into_response())
+}
+
+/// Frames of a port, both directions, as pcap, until the client goes away.
+#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture", tag = "observe",
+    params(
+        ("vnet" = String, Path, description = "The vnet"),
+        ("node" = String, Path, description = "The node"),
+        ("port" = String, Path, description = "The port"),
+        CaptureQuery),
+    responses(
+    (status = OK, body = Vec<u8>, content_type = "application/vnd.tcpdump.pcap"),
+    (status = "default", body = Problem)))]
+pub async fn capture(
+    State(api): State<Api>,
+    Names((vnet, node, port)): Names<(String, String, String)>,
+    Params(query): Params<CaptureQuery>,
+) -> Result<Response, Failure> {
+    let permit = api.stream_permit()?;
+    let pipe = api.call(move |daemon| daemon.capture(&vnet, &node, &port, query)).await?;
+    let pipe = pipe::Receiver::from_owned_fd(pipe).map_err(Problem::internal)?;
+    let bytes = stream::try_unfold(pipe, async |mut pipe| {
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        let count = pipe.read_buf(&mut chunk).await?;
+        Ok::<_, io::Error>((count > 0).then(|| (Bytes::from(chunk), pipe)))
+    });
+    Ok(body("application/vnd.tcpdump.pcap", bounded(&api, permit, bytes)))
+}
+
+/// A log of the node itself.
+#[utoipa::path(get, path = "/v1/logs/{process}", tag = "observe",
+    params(("process" = NodeProcess, Path, description = "Whose"), LogQuery),
+    responses(
+    (status = OK, body = String, content_type = "text/plain"),
+    (status = "default", body = Problem)))]
+pub async fn logs(
+    State(api): State<Api>,
+    Names(process): Names<NodeProcess>,
+    Params(query): Params<LogQuery>,
+) -> Result<Response, Failure> {
+    let permit = api.stream_permit()?;
+    let path = api.call(move |daemon| daemon.log(process)).await?;
+    log(&api, permit, path, query).await
+}
+
+/// A log of a node of a vnet.
+#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/logs/{process}", tag = "observe",
+    params(
+        ("vnet" = String, Path, description = "The vnet"),
+        ("node" = String, Path, description = "The node"),
+        ("process" = String, Path,
+            description = "`control`, `tap`, `mirror`, or `g0`, `g1`, … for a forwarding guest"),
+        LogQuery),
+    responses(
+    (status = OK, body = String, content_type = "text/plain"),
+    (status = "default", body = Problem)))]
+pub async fn node_logs(
+    State(api): State<Api>,
+    Names((vnet, node, process)): Names<(String, String, GuestProcess)>,
+    Params(query): Params<LogQuery>,
+) -> Result<Response, Failure> {
+    let permit = api.stream_permit()?;
+    let path = api.call(move |daemon| daemon.node_log(&vnet, &node, process)).await?;
+    log(&api, permit, path, query).await
+}
+
+async fn log(
+    api: &Api,
+    permit: OwnedSemaphorePermit,
+    path: PathBuf,
+    query: LogQuery,
+) -> Result<Response, Failure> {
+    let unreadable = |error: io::Error| {
+        Problem::new(ProblemKind::NotFound, format!("log {}: {error}", path.display()))
+            .hint("nothing was logged yet")
+    };
+    let mut file = File::open(&path).await.map_err(unreadable)?;
+    // The older half that its writer keeps beside it.
+    let mut older = path.clone().into_os_string();
+    older.push(".1");
+    let mut text = match File::open(&older).await {
+        Ok(mut older) => read_end(&mut older).await.map_err(unreadable)?,
+        Err(_) => Vec::new(),
+    };
+    text.extend(read_end(&mut file).await.map_err(unreadable)?);
+    let start = query.tail.map_or(0, |count| last_lines(&text, count));
+    let kept = stream::iter([Ok::<_, io::Error>(Bytes::from(text).slice(start..))]);
+    let content_type = "text/plain; charset=utf-8";
+    if !query.follow {
+        return Ok(body(content_type, bounded(api, permit, kept)));
+    }
+    let more = stream::try_unfold((file, path), follow);
+    Ok(body(content_type, bounded(api, permit, kept.chain(more))))
+}
+
+/// The next bytes of a log, waiting for them; the file at `path` may be replaced or cut off.
+async fn follow(
+    (mut file, path): (File, PathBuf),
+) -> io::Result<Option<(Bytes, (File, PathBuf))>> {
+    loop {
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        if file.read_buf(&mut chunk).await? > 0 {
+            return Ok(Some((chunk.into(), (file, path))));
+        }
+        let open = file.metadata().await?;
+        if let Ok(there) = tokio::fs::metadata(&path).await {
+            if (there.dev(), there.ino()) != (open.dev(), open.ino()) {
+                file = File::open(&path).await?;
+                continue;
+            }
+        }
+        if open.len() < file.stream_position().await? {
+            file.rewind().await?;
+            continue;
+        }
+        tokio::time::sleep(FOLLOW_PAUSE).await;
+    }
+}
+
+/// The end of a file, from a line's start, at most [`LOG_BYTES_MAX`]; `file` stands there after.
+async fn read_end(file: &mut File) -> io::Result<Vec<u8>> {
+    let length = file.metadata().await?.len();
+    let mut text = Vec::new();
+    if length > LOG_BYTES_MAX {
+        file.seek(SeekFrom::Start(length - LOG_BYTES_MAX)).await?;
+    }
+    (&mut *file).take(LOG_BYTES_MAX).read_to_end(&mut text).await?;
+    if length > LOG_BYTES_MAX {
+        let line = text.iter().position(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+        text.drain(..line);
+    }
+    Ok(text)
+}
+
+/// Where the last `count` lines begin.
+fn last_lines(text: &[u8], count: u64) -> usize {
+    let Some(before) = usize::try_from(count).ok().and_then(|count| count.checked_sub(1)) else {
+        return if count == 0 { text.len() } else { 0 };
+    };
+    let whole = text.strip_suffix(b"\n").unwrap_or(text);
+    let mut ends = whole.iter().enumerate().rev().filter(|&(_, &byte)| byte == b'\n');
+    ends.nth(before).map_or(0, |(end, _)| end + 1)
+}
