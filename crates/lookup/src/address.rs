@@ -26,7 +26,7 @@ impl Address for u32 {
 
     #[inline(always)]
     fn slot(self, depth: u32) -> usize {
-        ((u64::from(self) << 32) >> (58 - depth)) as usize & 63
+        ((u64::from(self) << 32) >> (58 - depth)) as usize % 64
     }
 
     #[inline(always)]
@@ -55,7 +55,7 @@ impl Address for u128 {
         } else {
             (self as u64) << (depth - 122)
         };
-        bits as usize & 63
+        bits as usize % 64
     }
 
     #[inline(always)]

@@ -21,8 +21,8 @@
 //! | other | one node of six bits and its children's inherited values, 64 at most |
 //!
 //! Beside that a node is made or removed for each six bits of the path, and once in the life of a
-//! table, at [`DIRECT_FROM`] prefixes, the array is made (2^18 entries). Memory grows by
-//! reallocation of vectors, which allocators do for large blocks by moving pages, not bytes.
+//! table, at [`DIRECT_FROM`] prefixes, the array is made (2^18 entries). Vectors grow by moving; a
+//! large table reserves room for some two million prefixes, so that this is not a pause.
 //!
 //! Memory that removed routes held is used again by the table; it is given back when the table
 //! is dropped.

@@ -101,9 +101,14 @@ impl<T: Copy + Default> Pool<T> {
         new as u32
     }
 
-    /// Bytes held.
+    /// Makes the vector keep its place until it has `count` items.
+    pub(crate) fn reserve(&mut self, count: usize) {
+        self.items.reserve_exact(count.saturating_sub(self.items.len()));
+    }
+
+    /// Bytes in use or free for reuse.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.items.capacity() * size_of::<T>()
+        self.items.len() * size_of::<T>()
             + self.free.iter().map(|list| list.capacity() * size_of::<u32>()).sum::<usize>()
     }
 }

@@ -1,5 +1,7 @@
 //! The table: nodes, look-up, insertion and removal.
 
+use std::hint::select_unpredictable;
+
 use crate::Address;
 use crate::pool::Pool;
 
@@ -15,6 +17,11 @@ pub const VALUE_MAX: u32 = (1 << 31) - 2;
 /// What [`Table::lookup_batch`] writes for an address that no prefix covers.
 pub const NONE: u32 = u32::MAX;
 
+/// Nodes and routes for which a large table reserves address space (40 MB; memory is used as it is
+/// written), so that it does not move while it grows: twice the Internet's table of 2022.
+const LARGE_NODES: usize = 1 << 18;
+const LARGE_ROUTES: usize = 1 << 21;
+
 /// Bits of one node.
 pub(crate) const STRIDE: u32 = 6;
 const SLOTS: usize = 64;
@@ -27,6 +34,9 @@ const NODE: u32 = 1 << 31;
 
 /// A stored value is the value plus one; zero says that nothing matches here.
 const NOTHING: u32 = 0;
+
+/// For each value of the first bits a node or a stored value.
+type Direct = [u32; 1 << DIRECT_BITS];
 
 /// What look-ups read of a node. A cache line holds two.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,7 +55,26 @@ pub(crate) struct Node {
     pub(crate) control: u32,
 }
 
+/// Where the look-up of a slot goes from a node.
+struct Step {
+    has_child: bool,
+    /// Index of the child, if there is one.
+    child: u32,
+    /// Index of the leaf, or 0 if there is a child.
+    leaf: u32,
+}
+
 impl Node {
+    #[inline(always)]
+    fn step(&self, slot: usize) -> Step {
+        // Bits of the slots up to this one, at the upper end.
+        let (children, runs) = (self.children << (63 - slot), self.runs << (63 - slot));
+        let has_child = (children as i64) < 0;
+        let child = self.first_child.wrapping_add(children.count_ones()).wrapping_sub(1);
+        let leaf = self.first_leaf.wrapping_add(runs.count_ones()).wrapping_sub(1);
+        Step { has_child, child, leaf: select_unpredictable(has_child, 0, leaf) }
+    }
+
     pub(crate) fn has_child(&self, slot: usize) -> bool {
         self.children >> slot & 1 != 0
     }
@@ -102,8 +131,9 @@ pub struct Table<A: Address> {
     short_best: [u32; SLOTS],
     /// Nodes for bits 6.. by the first six bits, or [`NOTHING`].
     pub(crate) top: [u32; SLOTS],
-    /// For the first [`DIRECT_BITS`] bits a node or stored value; empty in small tables.
-    direct: Vec<u32>,
+    /// For the first [`DIRECT_BITS`] bits a node or stored value; none in small tables.
+    direct: Option<Box<Direct>>,
+    /// Index 0 is a node without routes and children for ever.
     pub(crate) nodes: Pool<Node>,
     /// Index 0 is [`NOTHING`] for ever.
     leaves: Pool<u32>,
@@ -130,12 +160,15 @@ impl<A: Address> Table<A> {
         let mut leaves = Pool::new();
         let nothing = leaves.allocate(1);
         debug_assert_eq!((nothing, leaves.items[0]), (0, NOTHING));
+        let mut nodes = Pool::new();
+        let empty = nodes.allocate(1);
+        nodes.items[empty as usize] = Node { runs: 1, first_leaf: nothing, ..Node::default() };
         Self {
             short: Box::new([None; 2 * SLOTS]),
             short_best: [NOTHING; SLOTS],
             top: [NOTHING; SLOTS],
-            direct: Vec::new(),
-            nodes: Pool::new(),
+            direct: None,
+            nodes,
             leaves,
             controls: Pool::new(),
             routes: Pool::new(),
@@ -155,11 +188,11 @@ impl<A: Address> Table<A> {
         self.len == 0
     }
 
-    /// Bytes of memory held.
+    /// Bytes of memory in use or free for reuse.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + size_of_val(&*self.short)
-            + self.direct.capacity() * size_of::<u32>()
+            + self.direct.as_ref().map_or(0, |direct| size_of_val(&**direct))
             + self.nodes.memory_bytes()
             + self.leaves.memory_bytes()
             + self.controls.memory_bytes()
@@ -181,57 +214,68 @@ impl<A: Address> Table<A> {
     pub fn lookup_batch(&self, addresses: &[A], values: &mut [u32]) {
         assert_eq!(addresses.len(), values.len());
         for (addresses, values) in addresses.chunks(LANES).zip(values.chunks_mut(LANES)) {
-            self.lookup_lanes(addresses, values);
+            match &self.direct {
+                Some(direct) => {
+                    self.lookup_lanes(addresses, values, DIRECT_BITS, |head| direct[head]);
+                }
+                None => self.lookup_lanes(addresses, values, STRIDE, |head| self.top[head]),
+            }
         }
     }
 
     /// All lanes go down one level, then all that have not ended the next; no branch depends on
     /// an address.
     #[inline(always)]
-    fn lookup_lanes(&self, addresses: &[A], values: &mut [u32]) {
-        let (entries, mut depth) = match &self.direct[..] {
-            [] => (&self.top[..], STRIDE),
-            direct => (direct, DIRECT_BITS),
-        };
-        let nodes = &self.nodes.items[..];
+    fn lookup_lanes(
+        &self,
+        addresses: &[A],
+        values: &mut [u32],
+        bits: u32,
+        entry: impl Fn(usize) -> u32,
+    ) {
+        let (nodes, leaves) = (&self.nodes.items[..], &self.leaves.items[..]);
         let mut best = [NOTHING; LANES];
         let mut leaf = [0u32; LANES];
         let mut node = [0u32; LANES];
         let mut pending = [0u8; LANES];
         let mut pending_count = 0;
         for (lane, address) in addresses.iter().enumerate().take(LANES) {
-            let entry = entries[address.head(depth)];
-            let is_node = entry >> 31;
-            best[lane] = if is_node != 0 { NOTHING } else { entry };
-            node[lane] = entry & !NODE;
-            pending[pending_count] = lane as u8;
-            pending_count += is_node as usize;
+            best[lane] = entry(address.head(bits));
         }
+        for (lane, address) in addresses.iter().enumerate().take(LANES) {
+            let entry = best[lane];
+            let is_node = entry & NODE != 0;
+            // What ends here goes through the empty node, so that all lanes do the same.
+            let at = &nodes[select_unpredictable(is_node, entry & !NODE, 0) as usize];
+            let step = at.step(address.slot(bits));
+            best[lane] = select_unpredictable(is_node, at.inherited, entry);
+            leaf[lane] = step.leaf;
+            node[lane] = step.child;
+            pending[pending_count] = lane as u8;
+            pending_count += usize::from(step.has_child);
+        }
+        let mut depth = bits + STRIDE;
         while pending_count > 0 {
             let mut still = 0;
-            for at in 0..pending_count {
-                let lane = usize::from(pending[at]) % LANES;
-                let Node { children, runs, first_leaf, first_child, inherited, .. } =
-                    nodes[node[lane] as usize];
-                let slot = addresses[lane].slot(depth);
-                let up_to = (2u64 << slot).wrapping_sub(1);
-                let has_child = children >> slot & 1;
-                let child = first_child.wrapping_add((children & up_to).count_ones());
-                let run = first_leaf.wrapping_add((runs & up_to).count_ones());
-                best[lane] = if inherited != NOTHING { inherited } else { best[lane] };
-                node[lane] = child.wrapping_sub(1);
-                leaf[lane] = if has_child != 0 { 0 } else { run.wrapping_sub(1) };
+            // A copy, so that no load waits for the stores below.
+            let before = pending;
+            for &lane in &before[..pending_count] {
+                let lane = usize::from(lane) % LANES;
+                let at = &nodes[node[lane] as usize];
+                let step = at.step(addresses[lane].slot(depth));
+                best[lane] = first_of(at.inherited, best[lane]);
+                leaf[lane] = step.leaf;
+                node[lane] = step.child;
                 pending[still] = lane as u8;
-                still += has_child as usize;
+                still += usize::from(step.has_child);
             }
             pending_count = still;
             depth += STRIDE;
         }
         let lanes = addresses.iter().zip(best.iter().zip(&leaf));
         for (value, (address, (&best, &leaf))) in values.iter_mut().zip(lanes) {
-            let mut stored = self.leaves.items[leaf as usize];
-            stored = if stored != NOTHING { stored } else { best };
-            stored = if stored != NOTHING { stored } else { self.short_best[address.head(STRIDE)] };
+            let short = self.short_best[address.head(STRIDE)];
+            let stored = first_of(leaves[leaf as usize], first_of(best, short));
             *value = stored.wrapping_sub(1);
         }
     }
@@ -304,7 +348,7 @@ impl<A: Address> Table<A> {
     fn inserted(&mut self, old: Option<Route>) -> Option<u32> {
         if old.is_none() {
             self.len += 1;
-            if self.direct.is_empty() && self.len >= self.direct_from {
+            if self.direct.is_none() && self.len >= self.direct_from {
                 self.make_direct();
             }
         }
@@ -476,53 +520,63 @@ impl<A: Address> Table<A> {
         // Entries name nodes of depth 18, whose places change with their number; deeper nodes
         // and routes are theirs alone.
         let entries_change = length <= DIRECT_BITS || nodes_from.is_some_and(|d| d <= DIRECT_BITS);
-        if self.direct.is_empty() || !entries_change {
+        if !entries_change {
             return;
         }
+        let Some(mut direct) = self.direct.take() else { return };
         let bits = length.min(DIRECT_BITS - STRIDE);
         let first = address.masked(bits).head(DIRECT_BITS - STRIDE);
         for group in first..first + (1 << (DIRECT_BITS - STRIDE - bits)) {
-            self.refresh_group(group);
+            self.refresh_group(&mut direct, group);
         }
+        self.direct = Some(direct);
     }
 
     fn make_direct(&mut self) {
-        self.direct = vec![NOTHING; 1 << DIRECT_BITS];
+        self.nodes.reserve(LARGE_NODES);
+        self.controls.reserve(LARGE_NODES);
+        self.leaves.reserve(LARGE_ROUTES);
+        self.routes.reserve(LARGE_ROUTES);
+        let entries = vec![NOTHING; 1 << DIRECT_BITS].into_boxed_slice();
+        let mut direct: Box<Direct> = entries.try_into().expect("the length is the array's");
         for group in 0..1 << (DIRECT_BITS - STRIDE) {
-            self.refresh_group(group);
+            self.refresh_group(&mut direct, group);
         }
+        self.direct = Some(direct);
     }
 
     /// Writes the 64 entries of the array whose first twelve bits are `group`.
-    fn refresh_group(&mut self, group: usize) {
+    fn refresh_group(&mut self, direct: &mut Direct, group: usize) {
         let (top_slot, slot) = (group / SLOTS, group % SLOTS);
-        let entries = &mut self.direct[group * SLOTS..][..SLOTS];
+        let entries = &mut direct[group * SLOTS..][..SLOTS];
         let top = self.top[top_slot];
         if top == NOTHING {
             entries.fill(NOTHING);
             return;
         }
-        let upper = &self.nodes.items[(top & !NODE) as usize];
-        let run = (upper.runs & ((2u64 << slot).wrapping_sub(1))).count_ones();
-        if !upper.has_child(slot) {
-            entries.fill(self.leaves.items[(upper.first_leaf + run - 1) as usize]);
+        let upper = self.nodes.items[(top & !NODE) as usize];
+        let step = upper.step(slot);
+        if !step.has_child {
+            entries.fill(self.leaves.items[step.leaf as usize]);
             return;
         }
-        let node = self.nodes.items[upper.first_child as usize + upper.child_rank(slot)];
-        let mut best = self.own_best(&node);
-        let mut child = node.first_child;
-        for (slot, stored) in best.iter_mut().enumerate() {
-            if *stored == NOTHING {
-                *stored = node.inherited;
-            }
-            if node.has_child(slot) {
-                self.nodes.items[child as usize].inherited = *stored;
-                *stored = NODE | child;
-                child += 1;
+        let node = self.nodes.items[step.child as usize];
+        let own_best = self.own_best(&node);
+        for (slot, (entry, own)) in entries.iter_mut().zip(own_best).enumerate() {
+            *entry = if own != NOTHING { own } else { node.inherited };
+            let step = node.step(slot);
+            if step.has_child {
+                self.nodes.items[step.child as usize].inherited = *entry;
+                *entry = NODE | step.child;
             }
         }
-        self.direct[group * SLOTS..][..SLOTS].copy_from_slice(&best);
     }
+}
+
+/// The first of two stored values that is one.
+#[inline(always)]
+fn first_of(first: u32, second: u32) -> u32 {
+    select_unpredictable(first != NOTHING, first, second)
 }
 
 /// Depth of the node in which a prefix of this length (at least 1) ends.
