@@ -350,8 +350,8 @@ pub struct VnetStats {
     pub nodes: BTreeMap<String, NodeStats>,
 }
 
-/// Counters of a node. For vrouters with runtime guests and for hosts, at rest and otherwise:
-/// the sum over ports of `received + made` equals the sum of `sent + punted + dropped` plus
+/// Counters of a node, all of one moment. At rest and otherwise, for every kind of node: the sum
+/// over ports of `received + made` equals the sum of `sent + punted + consumed + dropped` plus
 /// `in_flight`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStats {
@@ -380,6 +380,11 @@ pub struct PortStats {
     pub sent_bytes: u64,
     /// Frames handed to the node's TAP.
     pub punted: u64,
+    /// Frames that ended in a guest: those given to a guest that says nothing of their fate
+    /// ([`Attach::Memif`], [`Attach::Tap`]), and those that a runtime guest kept. What such a guest
+    /// sends is `made`.
+    #[serde(default)]
+    pub consumed: u64,
     /// Frames dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
     /// Frames that an active capture did not get.
