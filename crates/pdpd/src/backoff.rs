@@ -1,0 +1,108 @@
+//! When to start again what keeps ending.
+
+use std::time::{Duration, Instant};
+
+/// Pause after the first failure; doubles with each further one.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// What ran this long was no failure.
+const GOOD_RUN: Duration = Duration::from_secs(10);
+
+/// Starts and failures of one object. Starting again is immediate for what ran long enough.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Backoff {
+    started: Option<Instant>,
+    starts: u64,
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl Backoff {
+    /// It was started. Where the start before was lately, the next has to wait.
+    pub fn started(&mut self, now: Instant) {
+        let lately = self.started.is_some_and(|before| now.duration_since(before) < GOOD_RUN);
+        self.starts += 1;
+        self.started = Some(now);
+        self.not_before = None;
+        if lately {
+            self.pause(now);
+        } else {
+            self.failures = 0;
+        }
+    }
+
+    /// It could not be started.
+    pub fn failed(&mut self, now: Instant) {
+        self.pause(now);
+    }
+
+    fn pause(&mut self, now: Instant) {
+        let pause = PAUSE_MIN.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Some(now + pause);
+    }
+
+    /// Whether it has to wait.
+    pub fn waits(&self, now: Instant) -> bool {
+        self.waits_until(now).is_some()
+    }
+
+    /// When the wait ends, if it has to wait.
+    pub fn waits_until(&self, now: Instant) -> Option<Instant> {
+        self.not_before.filter(|&at| now < at)
+    }
+
+    /// Ends the wait.
+    pub fn forgive(&mut self) {
+        self.not_before = None;
+        self.failures = 0;
+    }
+
+    /// Times it was started after the first.
+    pub fn restarts(&self) -> u64 {
+        self.starts.saturating_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_loop_slows_down_to_the_longest_pause() {
+        let mut backoff = Backoff::default();
+        let mut now = Instant::now();
+        backoff.started(now);
+        assert!(!backoff.waits(now), "the first restart is immediate");
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            backoff.started(now);
+            let end = backoff.waits_until(now).unwrap();
+            pauses.push(end - now);
+            assert!(backoff.waits(now));
+            now = end;
+            assert!(!backoff.waits(now));
+        }
+        assert_eq!(pauses[0], PAUSE_MIN);
+        assert!(pauses.is_sorted());
+        assert_eq!(*pauses.last().unwrap(), PAUSE_MAX);
+        assert_eq!(backoff.restarts(), 12);
+    }
+
+    #[test]
+    fn a_good_run_makes_good() {
+        let mut backoff = Backoff::default();
+        let now = Instant::now();
+        backoff.started(now);
+        backoff.started(now);
+        assert!(backoff.waits(now));
+        let later = now + GOOD_RUN * 4;
+        backoff.started(later);
+        assert!(!backoff.waits(later));
+        backoff.started(later);
+        assert_eq!(backoff.waits_until(later), Some(later + PAUSE_MIN));
+    }
+}

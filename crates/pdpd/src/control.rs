@@ -1,0 +1,341 @@
+//! Calls to the mux, the TAP helpers and the route mirrors.
+//!
+//! Each call is a connection of its own, so that a peer that was replaced is met at the next
+//! call, and a long call (a trace, a capture) holds nothing else up. Every call ends within its
+//! time-out.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pdp_proto::channel::Channel;
+use pdp_proto::{mirror, mux, tap};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Longest wait for an answer to an ordinary call.
+pub const CALL_MAX: Duration = Duration::from_secs(20);
+
+/// Pause between two attempts to reach a peer that is starting.
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
+
+/// Why a call was not answered as hoped.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The peer can't be reached, or went away.
+    #[error("{peer} at {path}: no answer to {request}")]
+    Unreachable {
+        /// Who.
+        peer: &'static str,
+        /// Its socket.
+        path: PathBuf,
+        /// What was asked.
+        request: &'static str,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The peer said no.
+    #[error("{peer}: {reason}")]
+    Refused {
+        /// Who.
+        peer: &'static str,
+        /// Its words.
+        reason: String,
+    },
+    /// An answer that does not fit the question: another version.
+    #[error("{peer} at {path}: its answer to {request} does not fit; install one version of all")]
+    Unexpected {
+        /// Who.
+        peer: &'static str,
+        /// Its socket.
+        path: PathBuf,
+        /// What was asked.
+        request: &'static str,
+    },
+}
+
+/// One peer's kind of call.
+struct Call<'a> {
+    peer: &'static str,
+    path: &'a Path,
+    request: &'static str,
+}
+
+impl Call<'_> {
+    fn unreachable(&self, source: std::io::Error) -> ControlError {
+        let Self { peer, path, request } = *self;
+        ControlError::Unreachable { peer, path: path.into(), request, source }
+    }
+
+    fn unexpected<T>(&self) -> Result<T, ControlError> {
+        let Self { peer, path, request } = *self;
+        Err(ControlError::Unexpected { peer, path: path.into(), request })
+    }
+
+    fn refused<T>(&self, reason: String) -> Result<T, ControlError> {
+        Err(ControlError::Refused { peer: self.peer, reason })
+    }
+
+    fn open(&self, wait: Duration) -> Result<Channel, ControlError> {
+        let channel = Channel::connect(self.path).map_err(|e| self.unreachable(e))?;
+        let stream = channel.stream();
+        stream
+            .set_read_timeout(Some(wait))
+            .and_then(|()| stream.set_write_timeout(Some(wait)))
+            .map_err(|e| self.unreachable(e))?;
+        Ok(channel)
+    }
+
+    fn answer<M: DeserializeOwned>(
+        &self,
+        channel: &mut Channel,
+    ) -> Result<(M, Vec<OwnedFd>), ControlError> {
+        match channel.receive() {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(self.unreachable(std::io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => Err(self.unreachable(error)),
+        }
+    }
+
+    fn make<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        question: &Q,
+        fds: &[BorrowedFd<'_>],
+        wait: Duration,
+    ) -> Result<(A, Vec<OwnedFd>), ControlError> {
+        let mut channel = self.open(wait)?;
+        channel.send(question, fds).map_err(|e| self.unreachable(e))?;
+        self.answer(&mut channel)
+    }
+}
+
+/// Waits until something listens at `path`, at most `wait`.
+pub fn wait_for_listener(
+    peer: &'static str,
+    path: &Path,
+    wait: Duration,
+) -> Result<(), ControlError> {
+    let end = Instant::now() + wait;
+    loop {
+        match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() >= end => {
+                return Err(Call { peer, path, request: "connecting" }.unreachable(error));
+            }
+            Err(_) => std::thread::sleep(RETRY_PAUSE),
+        }
+    }
+}
+
+/// The mux's control socket.
+#[derive(Clone, Debug)]
+pub struct Mux {
+    /// Where it listens.
+    pub path: PathBuf,
+}
+
+/// What a mux has.
+#[derive(Debug)]
+pub struct MuxHello {
+    /// External interfaces with sockets.
+    pub externals: Vec<String>,
+    /// Vnets.
+    pub vnets: Vec<String>,
+    /// The packet pool's memory.
+    pub pool: OwnedFd,
+}
+
+impl Mux {
+    fn call(&self, request: &'static str) -> Call<'_> {
+        Call { peer: "mux", path: &self.path, request }
+    }
+
+    fn done(
+        &self,
+        name: &'static str,
+        request: &mux::Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ControlError> {
+        let call = self.call(name);
+        match call.make(request, fds, CALL_MAX)?.0 {
+            mux::Reply::Done => Ok(()),
+            mux::Reply::Failed { error } => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+
+    /// What is there.
+    pub fn hello(&self) -> Result<MuxHello, ControlError> {
+        let call = self.call("hello");
+        let (reply, mut fds) = call.make(&mux::Request::Hello, &[], CALL_MAX)?;
+        match (reply, fds.pop()) {
+            (mux::Reply::Hello { version: mux::VERSION, externals, vnets }, Some(pool)) => {
+                Ok(MuxHello { externals, vnets, pool })
+            }
+            (mux::Reply::Failed { error }, _) => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+
+    /// Puts an external interface, with its AF_XDP sockets or with none to keep those it has.
+    pub fn put_external(
+        &self,
+        external: mux::External,
+        sockets: &[BorrowedFd<'_>],
+    ) -> Result<(), ControlError> {
+        self.done("put external", &mux::Request::PutExternal(external), sockets)
+    }
+
+    /// Forgets an external interface.
+    pub fn delete_external(&self, name: &str) -> Result<(), ControlError> {
+        self.done("delete external", &mux::Request::DeleteExternal { name: name.into() }, &[])
+    }
+
+    /// Puts a vnet.
+    pub fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), ControlError> {
+        self.done("put vnet", &mux::Request::PutVnet(Box::new(vnet)), &[])
+    }
+
+    /// Forgets a vnet.
+    pub fn delete_vnet(&self, name: &str) -> Result<(), ControlError> {
+        self.done("delete vnet", &mux::Request::DeleteVnet { name: name.into() }, &[])
+    }
+
+    /// Counters of all vnets, or one.
+    pub fn stats(&self, vnet: Option<&str>) -> Result<mux::Stats, ControlError> {
+        let call = self.call("stats");
+        let request = mux::Request::Stats { vnet: vnet.map(str::to_string) };
+        match call.make(&request, &[], CALL_MAX)?.0 {
+            mux::Reply::Stats(stats) => Ok(*stats),
+            mux::Reply::Failed { error } => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+
+    /// Begins a capture into `pipe`.
+    pub fn capture(
+        &self,
+        port: mux::PortName,
+        snap_bytes: u32,
+        pipe: BorrowedFd<'_>,
+    ) -> Result<(), ControlError> {
+        self.done("capture", &mux::Request::Capture { port, snap_bytes }, &[pipe])
+    }
+
+    /// Follows the next frame at a port.
+    pub fn trace(
+        &self,
+        port: mux::PortName,
+        filter: Vec<mux::Match>,
+        wait: Duration,
+    ) -> Result<Vec<mux::TraceStage>, ControlError> {
+        let call = self.call("trace");
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let request = mux::Request::Trace { port, filter, wait_ms };
+        match call.make(&request, &[], wait.saturating_add(CALL_MAX))?.0 {
+            mux::Reply::Traced { stages } => Ok(stages),
+            mux::Reply::Failed { error } => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+}
+
+/// A TAP helper's control socket.
+#[derive(Clone, Debug)]
+pub struct TapHelper {
+    /// Where it listens.
+    pub path: PathBuf,
+}
+
+impl TapHelper {
+    fn call(&self, request: &'static str) -> Call<'_> {
+        Call { peer: "TAP helper", path: &self.path, request }
+    }
+
+    /// Has it serve these TAPs, one descriptor a port.
+    pub fn serve(
+        &self,
+        ports: Vec<tap::Port>,
+        taps: &[BorrowedFd<'_>],
+    ) -> Result<(), ControlError> {
+        let call = self.call("serve");
+        match call.make(&tap::Request::Serve { ports }, taps, CALL_MAX)?.0 {
+            tap::Reply::Done => Ok(()),
+            tap::Reply::Failed { error } => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+
+    /// The TAPs it holds.
+    pub fn hold(&self) -> Result<Vec<(tap::Port, OwnedFd)>, ControlError> {
+        let call = self.call("hold");
+        match call.make(&tap::Request::Hold, &[], CALL_MAX)? {
+            (tap::Reply::Held { ports }, fds) if ports.len() == fds.len() => {
+                Ok(ports.into_iter().zip(fds).collect())
+            }
+            (tap::Reply::Failed { error }, _) => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+
+    /// What it carried.
+    pub fn stats(&self) -> Result<Vec<tap::PortStats>, ControlError> {
+        let call = self.call("stats");
+        match call.make(&tap::Request::Stats, &[], CALL_MAX)?.0 {
+            tap::Reply::Stats { ports } => Ok(ports),
+            tap::Reply::Failed { error } => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+}
+
+/// A route mirror's control socket.
+#[derive(Clone, Debug)]
+pub struct Mirror {
+    /// Where it listens.
+    pub path: PathBuf,
+}
+
+impl Mirror {
+    fn call(&self, request: &'static str) -> Call<'_> {
+        Call { peer: "route mirror", path: &self.path, request }
+    }
+
+    /// How it is.
+    pub fn status(&self) -> Result<mirror::Status, ControlError> {
+        let call = self.call("status");
+        match call.make(&mirror::Request::Status, &[], CALL_MAX)?.0 {
+            mirror::Reply::Status(status) => Ok(status),
+            mirror::Reply::Failed { error } => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+
+    /// Hands the routes of a table to `take` in parts, as they come. A part that `take` refuses
+    /// (its reader has gone) ends the call.
+    pub fn routes(
+        &self,
+        source: mirror::Source,
+        within: Option<ipnet::IpNet>,
+        wait: Duration,
+        mut take: impl FnMut(Vec<mirror::RouteRow>) -> bool,
+    ) -> Result<(), ControlError> {
+        let call = self.call("routes");
+        let mut channel = call.open(wait)?;
+        channel
+            .send(&mirror::Request::Routes { source, within }, &[])
+            .map_err(|e| call.unreachable(e))?;
+        loop {
+            match call.answer(&mut channel)?.0 {
+                mirror::Reply::Routes(rows) => {
+                    if !take(rows) {
+                        return Ok(());
+                    }
+                }
+                mirror::Reply::End => return Ok(()),
+                mirror::Reply::Failed { error } => return call.refused(error),
+                mirror::Reply::Status(_) => return call.unexpected(),
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Names of the objects that pdpd makes, as in the journal.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// An object. The order is that of making: what comes later needs what comes before.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// The mux.
+    Mux,
+    /// An external interface, by its name in the substrate.
+    External(String),
+    /// A vnet as a whole.
+    Vnet(String),
+    /// The control side of a node.
+    Node {
+        /// Its vnet.
+        vnet: String,
+        /// Its name.
+        node: String,
+    },
+    /// A forwarding guest.
+    Guest {
+        /// Its vnet.
+        vnet: String,
+        /// Its vrouter.
+        node: String,
+        /// Its number.
+        number: u32,
+    },
+}
+
+impl Key {
+    /// An external interface.
+    pub fn external(name: &str) -> Self {
+        Self::External(name.into())
+    }
+
+    /// A vnet.
+    pub fn vnet(name: &str) -> Self {
+        Self::Vnet(name.into())
+    }
+
+    /// A node.
+    pub fn node(vnet: &str, node: &str) -> Self {
+        Self::Node { vnet: vnet.into(), node: node.into() }
+    }
+
+    /// A forwarding guest.
+    pub fn guest(vnet: &str, node: &str, number: u32) -> Self {
+        Self::Guest { vnet: vnet.into(), node: node.into(), number }
+    }
+
+    /// The node that it is or belongs to; empty where there is none.
+    pub fn node_name(&self) -> &str {
+        match self {
+            Self::Node { node, .. } | Self::Guest { node, .. } => node,
+            Self::Mux | Self::External(_) | Self::Vnet(_) => "",
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mux => f.write_str("mux"),
+            Self::External(name) => write!(f, "external {name}"),
+            Self::Vnet(vnet) => write!(f, "vnet {vnet}"),
+            Self::Node { vnet, node } => write!(f, "node {vnet}/{node}"),
+            Self::Guest { vnet, node, number } => write!(f, "guest {vnet}/{node}/{number}"),
+        }
+    }
+}
+
+/// Not the name of a [`Key`].
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} names no object")]
+pub struct BadKey(String);
+
+impl FromStr for Key {
+    type Err = BadKey;
+
+    fn from_str(text: &str) -> Result<Self, BadKey> {
+        let bad = || BadKey(text.into());
+        let (kind, rest) = text.split_once(' ').unwrap_or((text, ""));
+        let parts: Vec<&str> = rest.split('/').collect();
+        match (kind, parts.as_slice()) {
+            ("mux", [""]) => Ok(Self::Mux),
+            ("external", [name]) => Ok(Self::external(name)),
+            ("vnet", [vnet]) => Ok(Self::vnet(vnet)),
+            ("node", [vnet, node]) => Ok(Self::node(vnet, node)),
+            ("guest", [vnet, node, number]) => {
+                Ok(Self::guest(vnet, node, number.parse().map_err(|_| bad())?))
+            }
+            _ => Err(bad()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back() {
+        let keys = [
+            Key::Mux,
+            Key::external("A"),
+            Key::vnet("red"),
+            Key::node("red", "r1"),
+            Key::guest("red", "r1", 3),
+        ];
+        for key in &keys {
+            assert_eq!(&key.to_string().parse::<Key>().unwrap(), key);
+        }
+        assert!(keys.is_sorted());
+        for bad in ["", "muxx", "node red", "guest red/r1/x", "node red/r1/0"] {
+            assert!(bad.parse::<Key>().is_err(), "{bad}");
+        }
+    }
+}

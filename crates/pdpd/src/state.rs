@@ -1,0 +1,398 @@
+//! What pdpd remembers: one SQLite file in the state directory.
+//!
+//! - **documents**: the specs as applied, the source of truth;
+//! - **ledger**: numbers and placements given out, see [`Ledger`];
+//! - **links down**: vlinks that a user took down;
+//! - **things**: the journal of side effects. A thing (a node, a guest, a helper, a pin) is
+//!   written down before it is made ([`State::intend`]), confirmed with the hash of what it was
+//!   made from ([`State::confirm`]), and forgotten after it is gone ([`State::forget`]). What a
+//!   restart finds intended and not confirmed exists by half, and is taken down and made anew.
+//!
+//! Every change is one transaction, on disk when the call returns (WAL, `synchronous=FULL`).
+//! Limits: [`DOCUMENT_BYTES_MAX`] a document.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+use crate::ledger::{Ledger, Placement};
+
+/// Bytes of one stored document.
+pub const DOCUMENT_BYTES_MAX: usize = 16 << 20;
+
+/// Version of the tables; a newer one is refused.
+const SCHEMA_VERSION: i64 = 1;
+
+const SCHEMA: &str = "
+CREATE TABLE IF NOT EXISTS documents (
+    kind TEXT NOT NULL, name TEXT NOT NULL, generation INTEGER NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (kind, name)) STRICT;
+CREATE TABLE IF NOT EXISTS numbers (
+    scope TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL,
+    PRIMARY KEY (scope, name), UNIQUE (scope, number)) STRICT;
+CREATE TABLE IF NOT EXISTS placements (
+    vnet TEXT NOT NULL, node TEXT NOT NULL, guest INTEGER NOT NULL,
+    engine TEXT NOT NULL, power_millicores INTEGER NOT NULL,
+    PRIMARY KEY (vnet, node, guest)) STRICT;
+CREATE TABLE IF NOT EXISTS links_down (
+    vnet TEXT NOT NULL, link TEXT NOT NULL, PRIMARY KEY (vnet, link)) STRICT;
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS things (
+    key TEXT PRIMARY KEY, hash TEXT, detail TEXT NOT NULL) STRICT;
+";
+
+/// Why the state could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// SQLite refused.
+    #[error("state {path}: {doing} failed; check the disk and its free space")]
+    Database {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// SQLite's reason.
+        source: rusqlite::Error,
+    },
+    /// The directory can't be made.
+    #[error("state directory {path}: can't be made or opened")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Written by a newer pdpd.
+    #[error(
+        "state {path}: schema version {found}, this pdpd knows {SCHEMA_VERSION}; \
+         install the newer pdpd again"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Version found.
+        found: i64,
+    },
+    /// A document beyond the limit.
+    #[error("{kind} {name}: document of {bytes} bytes, {DOCUMENT_BYTES_MAX} at most")]
+    DocumentTooLarge {
+        /// Its kind.
+        kind: String,
+        /// Its name.
+        name: String,
+        /// Its size.
+        bytes: usize,
+    },
+}
+
+/// A spec as stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// `Substrate` or `VirtualNetwork`.
+    pub kind: String,
+    /// Its `metadata.name`.
+    pub name: String,
+    /// Counts changes, from 1.
+    pub generation: u32,
+    /// The spec as JSON.
+    pub body: String,
+}
+
+/// One entry of the journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thing {
+    /// Hash of what it was made from; `None` while it may exist by half.
+    pub hash: Option<String>,
+    /// What is needed to find it again (JSON).
+    pub detail: String,
+}
+
+/// One change of what is wanted; applied whole or not at all.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// Documents put, new or replaced.
+    pub put: Vec<Document>,
+    /// Documents deleted, by kind and name.
+    pub delete: Vec<(String, String)>,
+}
+
+/// The state file, open.
+#[derive(Debug)]
+pub struct State {
+    path: PathBuf,
+    database: Mutex<Connection>,
+}
+
+impl State {
+    /// Opens or makes `pdpd.sqlite` in `directory`, which is made where it is missing.
+    pub fn open(directory: &Path) -> Result<Self, StateError> {
+        let refused = |source| StateError::Directory { path: directory.into(), source };
+        std::fs::create_dir_all(directory).map_err(refused)?;
+        std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700))
+            .map_err(refused)?;
+        let path = directory.join("pdpd.sqlite");
+        let failed = |doing| {
+            let path = path.clone();
+            move |source| StateError::Database { path, doing, source }
+        };
+        let database = Connection::open(&path).map_err(failed("opening"))?;
+        database
+            .execute_batch(
+                "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;
+                 PRAGMA busy_timeout=5000;",
+            )
+            .map_err(failed("setting it up"))?;
+        let found: i64 = database
+            .query_row("PRAGMA user_version", [], |row| row.get(0))
+            .map_err(failed("reading its version"))?;
+        if found > SCHEMA_VERSION {
+            return Err(StateError::Newer { path, found });
+        }
+        database
+            .execute_batch(&format!(
+                "BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+            ))
+            .map_err(failed("making its tables"))?;
+        Ok(Self { path, database: Mutex::new(database) })
+    }
+
+    /// All specs, by kind and name.
+    pub fn documents(&self) -> Result<Vec<Document>, StateError> {
+        self.read("reading documents", |db| {
+            db.prepare("SELECT kind, name, generation, body FROM documents ORDER BY kind, name")?
+                .query_map([], |row| {
+                    Ok(Document {
+                        kind: row.get(0)?,
+                        name: row.get(1)?,
+                        generation: row.get(2)?,
+                        body: row.get(3)?,
+                    })
+                })?
+                .collect()
+        })
+    }
+
+    /// Numbers and placements given out.
+    pub fn ledger(&self) -> Result<Ledger, StateError> {
+        self.read("reading the ledger", |db| {
+            let mut ledger = Ledger::default();
+            let mut numbers = db.prepare("SELECT scope, name, number FROM numbers")?;
+            let mut rows = numbers.query([])?;
+            while let Some(row) = rows.next()? {
+                let scope: String = row.get(0)?;
+                ledger.numbers.entry(scope).or_default().insert(row.get(1)?, row.get(2)?);
+            }
+            let mut placements =
+                db.prepare("SELECT vnet, node, guest, engine, power_millicores FROM placements")?;
+            let mut rows = placements.query([])?;
+            while let Some(row) = rows.next()? {
+                ledger.placements.entry((row.get(0)?, row.get(1)?)).or_default().insert(
+                    row.get(2)?,
+                    Placement { engine: row.get(3)?, power_millicores: row.get(4)? },
+                );
+            }
+            let mut down = db.prepare("SELECT vnet, link FROM links_down")?;
+            let mut rows = down.query([])?;
+            while let Some(row) = rows.next()? {
+                ledger.links_down.insert((row.get(0)?, row.get(1)?));
+            }
+            let stopped = "SELECT value FROM settings WHERE name='stopped'";
+            ledger.stopped =
+                db.query_row(stopped, [], |row| row.get(0)).optional()?.unwrap_or(false);
+            Ok(ledger)
+        })
+    }
+
+    /// Stores what is wanted from now on.
+    pub fn commit(&self, change: &Change, ledger: &Ledger) -> Result<(), StateError> {
+        for document in &change.put {
+            if document.body.len() > DOCUMENT_BYTES_MAX {
+                return Err(StateError::DocumentTooLarge {
+                    kind: document.kind.clone(),
+                    name: document.name.clone(),
+                    bytes: document.body.len(),
+                });
+            }
+        }
+        self.write("storing specs", |tx| {
+            for (kind, name) in &change.delete {
+                tx.execute("DELETE FROM documents WHERE kind=?1 AND name=?2", [kind, name])?;
+            }
+            for d in &change.put {
+                tx.execute(
+                    "INSERT OR REPLACE INTO documents VALUES (?1, ?2, ?3, ?4)",
+                    params![d.kind, d.name, d.generation, d.body],
+                )?;
+            }
+            put_ledger(tx, ledger)
+        })
+    }
+
+    /// Writes down that `key` is about to be made. `detail` finds what may exist of it.
+    pub fn intend(&self, key: &str, detail: &str) -> Result<(), StateError> {
+        self.write("writing down an intention", |tx| {
+            tx.execute("INSERT OR REPLACE INTO things VALUES (?1, NULL, ?2)", [key, detail])
+                .map(drop)
+        })
+    }
+
+    /// Writes down that `key` exists, made from what has this hash.
+    pub fn confirm(&self, key: &str, hash: &str, detail: &str) -> Result<(), StateError> {
+        self.write("confirming a thing", |tx| {
+            tx.execute("INSERT OR REPLACE INTO things VALUES (?1, ?2, ?3)", [key, hash, detail])
+                .map(drop)
+        })
+    }
+
+    /// Writes down that nothing is left of `key`.
+    pub fn forget(&self, key: &str) -> Result<(), StateError> {
+        self.write("forgetting a thing", |tx| {
+            tx.execute("DELETE FROM things WHERE key=?1", [key]).map(drop)
+        })
+    }
+
+    /// One entry of the journal.
+    pub fn thing(&self, key: &str) -> Result<Option<Thing>, StateError> {
+        self.read("reading the journal", |db| {
+            db.query_row("SELECT hash, detail FROM things WHERE key=?1", [key], |row| {
+                Ok(Thing { hash: row.get(0)?, detail: row.get(1)? })
+            })
+            .optional()
+        })
+    }
+
+    /// The whole journal.
+    pub fn things(&self) -> Result<BTreeMap<String, Thing>, StateError> {
+        self.read("reading the journal", |db| {
+            db.prepare("SELECT key, hash, detail FROM things")?
+                .query_map([], |row| {
+                    Ok((row.get(0)?, Thing { hash: row.get(1)?, detail: row.get(2)? }))
+                })?
+                .collect()
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        // A panic of another holder can't leave a transaction open: it rolls back on drop.
+        self.database.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn read<T>(
+        &self,
+        doing: &'static str,
+        run: impl FnOnce(&Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, StateError> {
+        run(&self.lock()).map_err(|source| StateError::Database {
+            path: self.path.clone(),
+            doing,
+            source,
+        })
+    }
+
+    fn write(
+        &self,
+        doing: &'static str,
+        run: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<()>,
+    ) -> Result<(), StateError> {
+        let mut database = self.lock();
+        let done = database.transaction().and_then(|tx| {
+            run(&tx)?;
+            tx.commit()
+        });
+        done.map_err(|source| StateError::Database { path: self.path.clone(), doing, source })
+    }
+}
+
+fn put_ledger(tx: &Transaction<'_>, ledger: &Ledger) -> rusqlite::Result<()> {
+    tx.execute_batch("DELETE FROM numbers; DELETE FROM placements; DELETE FROM links_down;")?;
+    for (scope, names) in &ledger.numbers {
+        for (name, number) in names {
+            tx.execute("INSERT INTO numbers VALUES (?1, ?2, ?3)", params![scope, name, number])?;
+        }
+    }
+    for ((vnet, node), guests) in &ledger.placements {
+        for (guest, placement) in guests {
+            tx.execute(
+                "INSERT INTO placements VALUES (?1, ?2, ?3, ?4, ?5)",
+                params![vnet, node, guest, placement.engine, placement.power_millicores],
+            )?;
+        }
+    }
+    for (vnet, link) in &ledger.links_down {
+        tx.execute("INSERT INTO links_down VALUES (?1, ?2)", [vnet, link])?;
+    }
+    tx.execute("INSERT OR REPLACE INTO settings VALUES ('stopped', ?1)", [ledger.stopped])?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(name: &str, generation: u32) -> Document {
+        Document { kind: "VirtualNetwork".into(), name: name.into(), generation, body: "{}".into() }
+    }
+
+    #[test]
+    fn what_was_committed_is_there_after_reopening() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut ledger = Ledger::default();
+        ledger.number("vnet", "red", 10).unwrap();
+        ledger.number("vnet", "blue", 10).unwrap();
+        ledger.stopped = true;
+        ledger.links_down.insert(("red".into(), "r1:eth0--h1:eth0".into()));
+        let placement = Placement { engine: "fe0".into(), power_millicores: 700 };
+        ledger.placements.entry(("red".into(), "r1".into())).or_default().insert(0, placement);
+        let change = Change { put: vec![document("red", 1), document("blue", 2)], delete: vec![] };
+        State::open(directory.path()).unwrap().commit(&change, &ledger).unwrap();
+
+        let state = State::open(directory.path()).unwrap();
+        assert_eq!(state.documents().unwrap(), vec![document("blue", 2), document("red", 1)]);
+        assert_eq!(state.ledger().unwrap(), ledger);
+
+        let gone = Change { put: vec![], delete: vec![("VirtualNetwork".into(), "red".into())] };
+        state.commit(&gone, &Ledger::default()).unwrap();
+        assert_eq!(state.documents().unwrap(), vec![document("blue", 2)]);
+        assert_eq!(state.ledger().unwrap(), Ledger::default());
+    }
+
+    #[test]
+    fn an_intention_has_no_hash_until_confirmed() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = State::open(directory.path()).unwrap();
+        state.intend("node red/r1", "{}").unwrap();
+        assert_eq!(state.thing("node red/r1").unwrap().unwrap().hash, None);
+        state.confirm("node red/r1", "abc", "{\"pid\":1}").unwrap();
+        drop(state);
+        let state = State::open(directory.path()).unwrap();
+        let thing = state.thing("node red/r1").unwrap().unwrap();
+        assert_eq!(thing, Thing { hash: Some("abc".into()), detail: "{\"pid\":1}".into() });
+        state.forget("node red/r1").unwrap();
+        assert!(state.things().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_refused_commit_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = State::open(directory.path()).unwrap();
+        let mut ledger = Ledger::default();
+        let same = [("red".to_string(), 1), ("blue".to_string(), 1)];
+        ledger.numbers.entry("vnet".into()).or_default().extend(same);
+        let change = Change { put: vec![document("red", 1)], delete: vec![] };
+        assert!(state.commit(&change, &ledger).is_err());
+        assert!(state.documents().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_newer_schema_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        drop(State::open(directory.path()).unwrap());
+        let database = Connection::open(directory.path().join("pdpd.sqlite")).unwrap();
+        database.execute_batch("PRAGMA user_version=2").unwrap();
+        let refused = State::open(directory.path()).unwrap_err();
+        assert!(matches!(refused, StateError::Newer { found: 2, .. }), "{refused}");
+    }
+}
