@@ -310,9 +310,10 @@ pub struct Interface {
     /// interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// Largest IP packet, bytes. Not given: 1500, or less where the link's tunnel carries less.
+    /// Largest IP packet, bytes, at most 1700 and at most what the link's tunnel carries. Not
+    /// given: 1500, or less where the tunnel carries less.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = MTU_MIN, max = MTU_MAX))]
+    #[schemars(range(min = MTU_MIN))]
     pub mtu: Option<u32>,
     /// Addresses; routing software may set others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -109,7 +109,7 @@ impl Document {
 }
 
 /// What people call the object at a path.
-fn label(kind: &str, name: &str, path: &Path) -> String {
+pub(crate) fn label(kind: &str, name: &str, path: &Path) -> String {
     let segments = path.segments();
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     match (kind, segments.as_slice()) {

@@ -156,7 +156,7 @@ impl FromStr for Bytes {
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [("Ti", 1u64 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
-        let fits = |&&(_, scale): &&(&str, u64)| self.0 != 0 && self.0 % scale == 0;
+        let fits = |&&(_, scale): &&(&str, u64)| self.0 != 0 && self.0.is_multiple_of(scale);
         match units.iter().find(fits) {
             Some((unit, scale)) => write!(f, "{}{unit}", self.0 / scale),
             None => write!(f, "{}", self.0),
@@ -189,7 +189,7 @@ impl fmt::Display for BitRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units =
             [("T", 1_000_000_000_000), ("G", 1_000_000_000), ("M", 1_000_000), ("k", 1_000)];
-        let fits = |&&(_, scale): &&(&str, u64)| self.0 != 0 && self.0 % scale == 0;
+        let fits = |&&(_, scale): &&(&str, u64)| self.0 != 0 && self.0.is_multiple_of(scale);
         match units.iter().find(fits) {
             Some((unit, scale)) => write!(f, "{}{unit}bps", self.0 / scale),
             None => write!(f, "{}bps", self.0),
@@ -238,7 +238,7 @@ impl FromStr for Hex {
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let digits = text.strip_prefix("0x").unwrap_or(text).as_bytes();
-        if digits.is_empty() || digits.len() % 2 != 0 {
+        if digits.is_empty() || !digits.len().is_multiple_of(2) {
             return Err(bad(text, "has no even number of hexadecimal digits", HEX_HINT));
         }
         if digits.len() / 2 > FIELD_BYTES_MAX {

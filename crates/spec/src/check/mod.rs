@@ -1,0 +1,212 @@
+//! Whether objects fit together, with each other and with what there is already.
+//!
+//! Parts: [`substrate`] and [`vnet`] look at one object, [`outside`] at what virtual networks
+//! share on external interfaces, [`power`] at forwarding engines and memory.
+
+mod outside;
+mod power;
+mod substrate;
+mod vnet;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pdp_alloc::{Placements, Share};
+
+use crate::diagnostic::Diagnostic;
+use crate::limits::{NAME_CHARS_MAX, VNETS_MAX};
+use crate::object::{Object, Substrate, VirtualNetwork};
+use crate::parse::{Document, at_most, label};
+use crate::tree::Path;
+
+/// What there is.
+#[derive(Clone, Debug, Default)]
+pub struct Existing {
+    /// The substrate that was applied.
+    pub substrate: Option<Substrate>,
+    /// Virtual networks that were applied, by name.
+    pub vnets: BTreeMap<String, VirtualNetwork>,
+    /// Shares that vrouters have, by [`placement_key`].
+    pub placements: Placements,
+    /// Network devices of the machine by name; `None`: not known, nothing is checked against them.
+    pub devices: Option<BTreeMap<String, InterfaceFacts>>,
+    /// CPUs of the machine; empty: not known.
+    pub cpus: BTreeSet<u32>,
+    /// Forwarding engines that guests can't run on at present.
+    pub failed_engines: BTreeSet<String>,
+}
+
+/// What is known of a network device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterfaceFacts {
+    /// Largest IP packet, bytes.
+    pub mtu: u32,
+}
+
+/// What is to be, all of it: what was applied before, with the change made.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Intent {
+    /// The substrate.
+    pub substrate: Option<Substrate>,
+    /// All virtual networks by name.
+    pub vnets: BTreeMap<String, VirtualNetwork>,
+    /// Shares of all vrouters, by [`placement_key`]; a guest a share, in this order.
+    pub placements: BTreeMap<String, Vec<Share>>,
+}
+
+/// A vrouter's key in placements.
+pub fn placement_key(vnet: &str, node: &str) -> String {
+    format!("{vnet}/{node}")
+}
+
+/// What is to be once `documents` are applied to what there is: objects of the same kind and name
+/// are replaced, others stay. A document's status is ignored.
+///
+/// Defaults that need more than the object alone are filled in: link addresses, MTUs, names and
+/// rates of links, data planes of routers. Checking what came out again gives the same.
+///
+/// # Errors
+/// Everything that is wrong; nothing is changed then.
+pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<Diagnostic>> {
+    let mut reporter = Reporter::default();
+    let mut intent = Intent {
+        substrate: existing.substrate.clone(),
+        vnets: existing.vnets.clone(),
+        placements: existing.placements.clone(),
+    };
+    for document in documents {
+        add(document, existing, &mut intent, &mut reporter);
+    }
+    if intent.vnets.len() > VNETS_MAX {
+        let message = format!("{} virtual networks exceed {VNETS_MAX}", intent.vnets.len());
+        reporter.general(message, "delete some first");
+    }
+    if let Some(substrate) = &intent.substrate
+        && reporter.substrate.is_some()
+    {
+        substrate::check(substrate, existing, &mut reporter);
+    }
+    let changed: BTreeSet<String> = reporter.vnets.keys().map(|name| (*name).to_owned()).collect();
+    for name in &changed {
+        if let Some(vnet) = intent.vnets.get_mut(name) {
+            vnet::check(vnet, &mut reporter);
+        }
+    }
+    outside::check(&mut intent, &changed, existing, &mut reporter);
+    if reporter.diagnostics.is_empty() {
+        power::check(&mut intent, &changed, existing, &mut reporter);
+    }
+    let diagnostics = reporter.diagnostics;
+    if diagnostics.is_empty() { Ok(intent) } else { Err(at_most(diagnostics)) }
+}
+
+/// Puts a document's object where it belongs; a second one of a name, or of the substrate, is a
+/// fault.
+fn add<'a>(
+    document: &'a Document,
+    existing: &Existing,
+    intent: &mut Intent,
+    reporter: &mut Reporter<'a>,
+) {
+    let name = document.object.name();
+    let metadata = Path::of(&["metadata", "name"]);
+    let mut fault = |message: String, hint: &str| {
+        reporter.diagnostics.push(document.at(&metadata, message, hint));
+    };
+    if let Some(why) = bad_name(name) {
+        fault(format!("name {name:?} {why}"), NAME_HINT);
+    }
+    match &document.object {
+        Object::Substrate(substrate) => {
+            let before = existing.substrate.as_ref().map(|before| &before.metadata.name);
+            if let Some(first) = reporter.substrate {
+                let message = format!("there is a substrate already: {}", first.object.name());
+                fault(message, "a node has one; remove or merge one of them");
+                return;
+            }
+            if let Some(before) = before.filter(|before| *before != name) {
+                let hint = "give it the same name to change it";
+                fault(format!("the node's substrate is {before}, not {name}"), hint);
+            }
+            reporter.substrate = Some(document);
+            intent.substrate = Some(Substrate { status: None, ..substrate.clone() });
+        }
+        Object::VirtualNetwork(vnet) => {
+            if reporter.vnets.contains_key(name) {
+                fault(format!("virtual network {name} stands twice"), "rename or remove one");
+                return;
+            }
+            reporter.vnets.insert(name, document);
+            let vnet = VirtualNetwork { status: None, ..vnet.clone() };
+            intent.vnets.insert(name.to_owned(), vnet);
+        }
+    }
+}
+
+/// Collects diagnostics, each with the place of what it is about where that is in a document.
+#[derive(Default)]
+struct Reporter<'a> {
+    substrate: Option<&'a Document>,
+    vnets: BTreeMap<&'a str, &'a Document>,
+    diagnostics: Vec<Diagnostic>,
+}
+
+impl Reporter<'_> {
+    /// About the substrate.
+    fn substrate(&mut self, path: &[&str], message: impl Into<String>, hint: impl Into<String>) {
+        if let Some(document) = self.substrate {
+            self.diagnostics.push(document.at(&Path::of(path), message, hint));
+        }
+    }
+
+    /// About a virtual network; where it is in no document, the substrate's change is at fault.
+    fn vnet(
+        &mut self,
+        vnet: &str,
+        path: &[&str],
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
+        let path = Path::of(path);
+        let diagnostic = match (self.vnets.get(vnet), self.substrate) {
+            (Some(document), _) => document.at(&path, message, hint),
+            (None, Some(document)) => Diagnostic {
+                object: label("VirtualNetwork", vnet, &path),
+                ..document.at(&Path::of(&["spec"]), message, hint)
+            },
+            (None, None) => Diagnostic {
+                object: label("VirtualNetwork", vnet, &path),
+                message: message.into(),
+                hint: hint.into(),
+                ..Default::default()
+            },
+        };
+        self.diagnostics.push(diagnostic);
+    }
+
+    /// About no object in particular.
+    fn general(&mut self, message: impl Into<String>, hint: impl Into<String>) {
+        let (message, hint) = (message.into(), hint.into());
+        self.diagnostics.push(Diagnostic { message, hint, ..Default::default() });
+    }
+
+    /// About more of something than its bound.
+    fn too_many(&mut self, vnet: &str, path: &[&str], what: &str, count: usize, max: usize) {
+        if count > max {
+            self.vnet(vnet, path, format!("{count} {what} exceed {max}"), "remove some");
+        }
+    }
+}
+
+const NAME_HINT: &str =
+    "use lower-case letters, digits and -, with a letter or digit first and last";
+
+/// Why a name is no DNS label.
+fn bad_name(name: &str) -> Option<String> {
+    let chars = name.chars().count();
+    if chars > NAME_CHARS_MAX {
+        return Some(format!("has {chars} characters, {NAME_CHARS_MAX} at most"));
+    }
+    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let ends = name.starts_with('-') || name.ends_with('-');
+    (name.is_empty() || ends || !name.chars().all(good)).then(|| "is no DNS label".to_owned())
+}

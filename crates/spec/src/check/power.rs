@@ -1,0 +1,149 @@
+//! Gives vrouters their power, and checks that memory suffices.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pdp_alloc::{Engine, Engines, Request, allocate};
+
+use super::{Existing, Intent, Reporter, placement_key};
+use crate::limits::GUESTS_MAX;
+use crate::object::{DataPlane, NodeKind};
+use crate::units::{Bytes, Cores};
+
+pub(super) fn check(
+    intent: &mut Intent,
+    changed: &BTreeSet<String>,
+    existing: &Existing,
+    reporter: &mut Reporter,
+) {
+    let engines: Engines = intent
+        .substrate
+        .iter()
+        .flat_map(|substrate| &substrate.spec.forwarding_engines)
+        .map(|(name, engine)| {
+            let usable = !existing.failed_engines.contains(name);
+            (name.clone(), Engine { capacity_millicores: engine.capacity.0, usable })
+        })
+        .collect();
+    place(intent, changed, &engines, reporter);
+    capacities(intent, &engines, reporter);
+    memory(intent, reporter);
+}
+
+/// A router whose power may have changed.
+struct Asker {
+    vnet: String,
+    node: String,
+    plane: DataPlane,
+    has: u32,
+}
+
+fn place(
+    intent: &mut Intent,
+    changed: &BTreeSet<String>,
+    engines: &Engines,
+    reporter: &mut Reporter,
+) {
+    let mut routers = BTreeMap::new();
+    for (vnet_name, vnet) in &intent.vnets {
+        for (name, node) in &vnet.spec.nodes {
+            if node.kind == NodeKind::Router {
+                let plane = node.data_plane.clone().unwrap_or_default();
+                routers.insert(placement_key(vnet_name, name), (vnet_name, name, plane));
+            }
+        }
+    }
+    intent.placements.retain(|key, _| routers.contains_key(key));
+    let mut askers: Vec<Asker> = Vec::new();
+    for (key, (vnet, node, plane)) in routers {
+        let placed = intent.placements.get(&key);
+        if changed.contains(vnet) || placed.is_none() {
+            let has = placed.into_iter().flatten().map(|share| share.millicores).sum();
+            askers.push(Asker { vnet: vnet.clone(), node: node.clone(), plane, has });
+        }
+    }
+    // First those that give power back, so that others of the same change can have it; then the
+    // largest first, which need whole engines. Names make it deterministic: the sort is stable.
+    askers.sort_by_key(|asker| {
+        let wanted = asker.plane.power.0;
+        (wanted > asker.has, std::cmp::Reverse(wanted))
+    });
+    for Asker { vnet, node, plane, .. } in askers {
+        let key = placement_key(&vnet, &node);
+        let path = ["spec", "nodes", &node, "dataPlane", "power"];
+        let request =
+            Request { vrouter: key.clone(), millicores: plane.power.0, split: plane.split };
+        match allocate(engines, &intent.placements, &request) {
+            Ok(shares) if shares.len() > GUESTS_MAX => {
+                let message = format!(
+                    "power {} needs {} forwarding guests, {GUESTS_MAX} at most",
+                    plane.power,
+                    shares.len()
+                );
+                reporter.vnet(&vnet, &path, message, "ask for less, or use larger engines");
+            }
+            Ok(shares) => {
+                intent.placements.insert(key, shares);
+            }
+            Err(refusal) if engines.is_empty() => {
+                let message = format!("power {}: there is no forwarding engine", plane.power);
+                let hint = "apply a Substrate with forwardingEngines first";
+                debug_assert!(refusal.free_millicores.is_empty());
+                reporter.vnet(&vnet, &path, message, hint);
+            }
+            Err(refusal) => {
+                reporter.vnet(&vnet, &path, refusal.to_string(), refusal.hint.to_string());
+            }
+        }
+    }
+}
+
+/// Checks that no engine has given more than a changed substrate leaves it.
+fn capacities(intent: &Intent, engines: &Engines, reporter: &mut Reporter) {
+    let mut used: BTreeMap<&str, (u64, Vec<&str>)> = BTreeMap::new();
+    for (key, shares) in &intent.placements {
+        for share in shares {
+            let entry = used.entry(&share.engine).or_default();
+            entry.0 += u64::from(share.millicores);
+            entry.1.push(key);
+        }
+    }
+    for (name, (millicores, routers)) in used {
+        let users = routers.join(", ");
+        let used = Cores(u32::try_from(millicores).unwrap_or(u32::MAX));
+        let path = ["spec", "forwardingEngines", name, "capacity"];
+        match engines.get(name) {
+            None => {
+                let message = format!("forwarding engine {name} is gone, but {users} runs on it");
+                reporter.substrate(&path[..2], message, "keep it, or delete those first");
+            }
+            Some(engine) if u64::from(engine.capacity_millicores) < millicores => {
+                let capacity = Cores(engine.capacity_millicores);
+                let message =
+                    format!("capacity {capacity} is below the {used} that {users} has of it");
+                reporter.substrate(&path, message, "keep the capacity, or lower their power first");
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// Checks that the memory limits of all guests add up to no more than there is for them.
+fn memory(intent: &Intent, reporter: &mut Reporter) {
+    let host = intent.substrate.as_ref().and_then(|s| s.spec.management_host.as_ref());
+    let Some(bound) = host.and_then(|host| host.memory) else { return };
+    let mut sum = 0u64;
+    for (vnet_name, vnet) in &intent.vnets {
+        for (name, node) in &vnet.spec.nodes {
+            let key = placement_key(vnet_name, name);
+            let guests = intent.placements.get(&key).map_or(0, Vec::len) as u64;
+            let plane = node.data_plane.as_ref().map_or(0, |plane| plane.memory.0);
+            let own = node.resources.memory.0.saturating_add(plane.saturating_mul(guests));
+            sum = sum.saturating_add(own);
+        }
+    }
+    if sum > bound.0 {
+        let message = format!("memory of all guests, {}, exceeds the {bound} there is", Bytes(sum));
+        let hint = "lower resources.memory or dataPlane.memory, or raise managementHost.memory";
+        reporter.general(message, hint);
+    }
+}

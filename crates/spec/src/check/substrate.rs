@@ -1,0 +1,217 @@
+//! Checks of the substrate by itself and against the machine.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::{Existing, NAME_HINT, Reporter, bad_name};
+use crate::limits::{ENGINES_MAX, INTERFACES_MAX, POWER_MILLICORES_MIN};
+use crate::object::Substrate;
+use crate::shape::nearest;
+use crate::units::{Cores, CpuSet};
+
+pub(super) fn check(substrate: &Substrate, existing: &Existing, reporter: &mut Reporter) {
+    interfaces(substrate, existing, reporter);
+    let spec = &substrate.spec;
+    let count = spec.forwarding_engines.len();
+    if count > ENGINES_MAX {
+        let message = format!("{count} forwarding engines exceed {ENGINES_MAX}");
+        reporter.substrate(&["spec", "forwardingEngines"], message, "remove some");
+        return;
+    }
+    let mux = ["spec", "mux", "cpus"];
+    let mut known = cpus_exist(&spec.mux.cpus, &mux, existing, reporter);
+    if let Some(cpus) = spec.management_host.as_ref().and_then(|host| host.cpus.as_ref()) {
+        cpus_exist(cpus, &["spec", "managementHost", "cpus"], existing, reporter);
+    }
+    for (name, engine) in &spec.forwarding_engines {
+        let path = ["spec", "forwardingEngines", name];
+        if let Some(why) = bad_name(name) {
+            reporter.substrate(&path, format!("name {name:?} {why}"), NAME_HINT);
+        }
+        let cpus = ["spec", "forwardingEngines", name, "cpus"];
+        known &= cpus_exist(&engine.cpus, &cpus, existing, reporter);
+        if engine.capacity.0 < POWER_MILLICORES_MIN {
+            let message =
+                format!("capacity {} is below {}", engine.capacity, Cores(POWER_MILLICORES_MIN));
+            let path = ["spec", "forwardingEngines", name, "capacity"];
+            reporter.substrate(&path, message, "give it more");
+        }
+    }
+    if known {
+        cpu_power(substrate, reporter);
+    }
+}
+
+fn interfaces(substrate: &Substrate, existing: &Existing, reporter: &mut Reporter) {
+    let interfaces = &substrate.spec.interfaces;
+    if interfaces.len() > INTERFACES_MAX {
+        let message = format!("{} interfaces exceed {INTERFACES_MAX}", interfaces.len());
+        reporter.substrate(&["spec", "interfaces"], message, "remove some");
+    }
+    let mut devices: BTreeMap<&str, &str> = BTreeMap::new();
+    for (name, interface) in interfaces {
+        // Upper case too: the paper's interfaces are A and B.
+        if let Some(why) = bad_name(&name.to_lowercase()) {
+            let hint = "use letters, digits and -, with a letter or digit first and last";
+            let path = ["spec", "interfaces", name];
+            reporter.substrate(&path, format!("name {name:?} {why}"), hint);
+        }
+        let path = ["spec", "interfaces", name, "device"];
+        let device = interface.device.as_str();
+        if device.contains(|c: char| c == '/' || c == ':' || c.is_whitespace()) {
+            let message = format!("device {device:?} is no name of a network device");
+            reporter.substrate(&path, message, "see `ip link`");
+        }
+        if let Some(known) = &existing.devices
+            && !known.contains_key(device)
+        {
+            let hint = match nearest(device, known.keys().map(String::as_str)) {
+                Some(nearest) => format!("did you mean {nearest}?"),
+                None => "create it first, or see `ip link` for what there is".into(),
+            };
+            reporter.substrate(&path, format!("device {device} does not exist"), hint);
+        }
+        if let Some(other) = devices.insert(device, name) {
+            let message = format!("device {device} is taken by external interface {other}");
+            reporter.substrate(&path, message, "give each interface a device of its own");
+        }
+    }
+}
+
+fn cpus_exist(cpus: &CpuSet, path: &[&str], existing: &Existing, reporter: &mut Reporter) -> bool {
+    if existing.cpus.is_empty() {
+        return true;
+    }
+    let missing: BTreeSet<u32> = cpus.0.difference(&existing.cpus).copied().collect();
+    if missing.is_empty() {
+        return true;
+    }
+    let has = CpuSet(existing.cpus.clone());
+    let message = format!("cpus {cpus}: this machine has no CPU {}", CpuSet(missing));
+    reporter.substrate(path, message, format!("it has {has}"));
+    false
+}
+
+/// Whether the CPUs have the power that the mux and the engines are to have.
+fn cpu_power(substrate: &Substrate, reporter: &mut Reporter) {
+    let spec = &substrate.spec;
+    let mux = &spec.mux;
+    let power = mux.power();
+    let workers = Cores(mux.workers * 1000);
+    if power > workers || power.0 < POWER_MILLICORES_MIN {
+        let bound = if power > workers {
+            format!("exceeds the {workers} that {} workers can use", mux.workers)
+        } else {
+            format!("is below {}", Cores(POWER_MILLICORES_MIN))
+        };
+        let message = format!("power {power} {bound}");
+        reporter.substrate(&["spec", "mux", "power"], message, "change power or workers");
+    }
+    let mut cpus = CpuPower::default();
+    let got = cpus.give(&mux.cpus, power.0);
+    if got < power.0 {
+        let message = format!("power {power} exceeds the {} of its CPUs {}", Cores(got), mux.cpus);
+        let hint = "give it more CPUs, fewer workers, or less power";
+        reporter.substrate(&["spec", "mux", "power"], message, hint);
+    }
+    for (name, engine) in &spec.forwarding_engines {
+        let got = cpus.give(&engine.cpus, engine.capacity.0);
+        if got < engine.capacity.0 {
+            let message = format!(
+                "capacity {} exceeds the {} that its CPUs {} leave beside the mux and other engines",
+                engine.capacity,
+                Cores(got),
+                engine.cpus
+            );
+            let hint = "lower the capacity, or the mux's power, or give it other CPUs";
+            reporter.substrate(&["spec", "forwardingEngines", name, "capacity"], message, hint);
+        }
+    }
+}
+
+/// Power of CPUs, 1000 millicores each, given to users that may each run on several. What is given
+/// may move between a user's CPUs to make room for the next: a maximum flow.
+#[derive(Default)]
+struct CpuPower {
+    /// By user, then CPU.
+    given: Vec<BTreeMap<u32, u32>>,
+    /// By CPU.
+    used: BTreeMap<u32, u32>,
+    allowed: Vec<BTreeSet<u32>>,
+}
+
+impl CpuPower {
+    /// Gives one more user up to `wanted`; returns how much there was.
+    fn give(&mut self, cpus: &CpuSet, wanted: u32) -> u32 {
+        let user = self.given.len();
+        self.given.push(BTreeMap::new());
+        self.allowed.push(cpus.0.clone());
+        let mut got = 0;
+        while got < wanted {
+            let moved = self.augment(user, wanted - got);
+            if moved == 0 {
+                break;
+            }
+            got += moved;
+        }
+        got
+    }
+
+    /// One augmenting path: `user` gets room on a CPU, for which others move on.
+    fn augment(&mut self, user: usize, wanted: u32) -> u32 {
+        // How each CPU was reached: the user that would get power there, and the CPU that this
+        // user would leave for it.
+        let mut reached: BTreeMap<u32, (usize, Option<u32>)> = BTreeMap::new();
+        let mut queue = VecDeque::new();
+        for &cpu in &self.allowed[user] {
+            reached.insert(cpu, (user, None));
+            queue.push_back(cpu);
+        }
+        while let Some(cpu) = queue.pop_front() {
+            let free = 1000 - self.used.get(&cpu).copied().unwrap_or(0);
+            if free > 0 {
+                return self.shift(&reached, cpu, wanted.min(free));
+            }
+            for (other, given) in self.given.iter().enumerate() {
+                if given.get(&cpu).is_none_or(|&amount| amount == 0) {
+                    continue;
+                }
+                for &next in &self.allowed[other] {
+                    if let std::collections::btree_map::Entry::Vacant(entry) = reached.entry(next) {
+                        entry.insert((other, Some(cpu)));
+                        queue.push_back(next);
+                    }
+                }
+            }
+        }
+        0
+    }
+
+    /// Moves as much of `amount` as the path to `last` carries.
+    fn shift(
+        &mut self,
+        reached: &BTreeMap<u32, (usize, Option<u32>)>,
+        last: u32,
+        mut amount: u32,
+    ) -> u32 {
+        let mut steps = Vec::new();
+        let mut cpu = last;
+        while let Some(&(user, left)) = reached.get(&cpu) {
+            steps.push((user, cpu, left));
+            match left {
+                Some(before) => {
+                    amount = amount.min(self.given[user].get(&before).copied().unwrap_or(0));
+                    cpu = before;
+                }
+                None => break,
+            }
+        }
+        *self.used.entry(last).or_default() += amount;
+        for (user, to, from) in steps {
+            *self.given[user].entry(to).or_default() += amount;
+            if let Some(held) = from.and_then(|from| self.given[user].get_mut(&from)) {
+                *held -= amount;
+            }
+        }
+        amount
+    }
+}

@@ -1,0 +1,530 @@
+//! Checks of a virtual network by itself, and defaults that follow from it alone.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{NAME_HINT, Reporter, bad_name};
+use crate::limits::*;
+use crate::object::*;
+use crate::shape::nearest;
+use crate::units::{BitRate, Bytes, Cores, EXTERNAL, Endpoint, Mac};
+
+/// Rate of a link inside a virtual network where none is given, bits a second. Finite, so that a
+/// loop of frames that never die burns no more than this.
+const INNER_RATE_BPS: u64 = 1_000_000_000;
+
+pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
+    let name = vnet.metadata.name.clone();
+    let spec = &mut vnet.spec;
+    reporter.too_many(
+        &name,
+        &["metadata", "labels"],
+        "labels",
+        vnet.metadata.labels.len(),
+        LABELS_MAX,
+    );
+    reporter.too_many(&name, &["spec", "nodes"], "nodes", spec.nodes.len(), NODES_MAX);
+    reporter.too_many(&name, &["spec", "links"], "links", spec.links.len(), LINKS_MAX);
+    let externals = spec.externals.len();
+    reporter.too_many(&name, &["spec", "externals"], "externals", externals, EXTERNALS_MAX);
+    if let Some(police) = &spec.police {
+        limit(&name, &["spec", "police"], police, reporter);
+    }
+    for (node_name, node) in &mut spec.nodes {
+        let path = ["spec", "nodes", node_name];
+        if let Some(why) = bad_name(node_name) {
+            reporter.vnet(&name, &path, format!("name {node_name:?} {why}"), NAME_HINT);
+        }
+        if node_name == EXTERNAL {
+            let message = format!("name {EXTERNAL} stands for externals in endpoints");
+            reporter.vnet(&name, &path, message, "call the node something else");
+        }
+        NodeCheck { vnet: &name, node: node_name, reporter }.check(node);
+    }
+    for (external_name, external) in &spec.externals {
+        let path = ["spec", "externals", external_name];
+        if let Some(why) = bad_name(external_name) {
+            reporter.vnet(&name, &path, format!("name {external_name:?} {why}"), NAME_HINT);
+        }
+        tunnel(&name, external_name, external, reporter);
+    }
+    links(&name, spec, reporter);
+}
+
+fn limit(vnet: &str, path: &[&str], limit: &Limit, reporter: &mut Reporter) {
+    if limit.rate.is_none() && limit.pps.is_none() {
+        let hint = "give rate, pps or both";
+        reporter.vnet(vnet, path, "neither rate nor pps is given", hint);
+    }
+    if let Some(rate) = limit.rate {
+        self::rate(vnet, &[path, &["rate"]].concat(), rate, reporter);
+    }
+}
+
+fn rate(vnet: &str, path: &[&str], rate: BitRate, reporter: &mut Reporter) {
+    if rate.0 < RATE_BPS_MIN {
+        let message = format!("rate {rate} is below {}", BitRate(RATE_BPS_MIN));
+        reporter.vnet(vnet, path, message, "give a higher rate, or take the link down instead");
+    }
+}
+
+/// Checks of one node.
+struct NodeCheck<'a, 'b, 'c> {
+    vnet: &'a str,
+    node: &'a str,
+    reporter: &'b mut Reporter<'c>,
+}
+
+impl NodeCheck<'_, '_, '_> {
+    fn fault(&mut self, path: &[&str], message: impl Into<String>, hint: impl Into<String>) {
+        let path = [&["spec", "nodes", self.node], path].concat();
+        self.reporter.vnet(self.vnet, &path, message, hint);
+    }
+
+    fn too_many(&mut self, path: &[&str], count: usize, max: usize) {
+        if count > max {
+            let what = path.last().copied().unwrap_or("entries");
+            self.fault(path, format!("{count} {what} exceed {max}"), "remove some");
+        }
+    }
+
+    fn check(&mut self, node: &mut Node) {
+        self.image(&["image"], &node.image);
+        self.interfaces(node);
+        self.files(node);
+        self.commands(node);
+        let resources = &node.resources;
+        self.power(&["resources", "cpu"], resources.cpu);
+        self.memory(&["resources", "memory"], resources.memory);
+        match (node.kind, &mut node.data_plane) {
+            (NodeKind::Host, Some(_)) => {
+                let hint = "make it kind: router, or remove dataPlane";
+                self.fault(&["dataPlane"], "a host has no data plane", hint);
+            }
+            (NodeKind::Host, None) => {}
+            (NodeKind::Router, plane) => {
+                let plane = plane.get_or_insert_default();
+                self.data_plane(plane);
+            }
+        }
+    }
+
+    fn image(&mut self, path: &[&str], image: &Image) {
+        let forms = usize::from(image.host.is_some())
+            + usize::from(image.rootfs.is_some())
+            + usize::from(image.oci_layout.is_some());
+        let hint = "give one of host: true, rootfs: PATH, ociLayout: PATH";
+        if forms > 1 {
+            self.fault(path, "image has more than one of host, rootfs and ociLayout", hint);
+        }
+        if image.host == Some(false) {
+            self.fault(&[path, &["host"]].concat(), "host is false", hint);
+        }
+        if image.reference.is_some() && image.oci_layout.is_none() {
+            let path = [path, &["reference"]].concat();
+            self.fault(&path, "reference without ociLayout", "add ociLayout: PATH");
+        }
+        for (key, value) in [("rootfs", &image.rootfs), ("ociLayout", &image.oci_layout)] {
+            if let Some(value) = value.as_ref().filter(|value| !good_path(value)) {
+                let message = format!("{key} {value:?} is no absolute path without ..");
+                self.fault(&[path, &[key]].concat(), message, "begin it with /");
+            }
+        }
+    }
+
+    fn interfaces(&mut self, node: &mut Node) {
+        self.too_many(&["interfaces"], node.interfaces.len(), PORTS_MAX);
+        let mut addresses: BTreeMap<IpAddr, String> = BTreeMap::new();
+        for (name, interface) in &mut node.interfaces {
+            let path = ["interfaces", name.as_str()];
+            let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+            let chars = name.chars().count();
+            if name.len() > INTERFACE_CHARS_MAX {
+                let message =
+                    format!("name {name:?} has {chars} characters, {INTERFACE_CHARS_MAX} at most");
+                self.fault(&path, message, "choose a shorter one");
+            } else if name.is_empty()
+                || name.contains(bad)
+                || [".", "..", "lo"].contains(&name.as_str())
+            {
+                let message = format!("name {name:?} is no name that an interface can have");
+                self.fault(&path, message, "call it eth0, eth1, …");
+            }
+            self.interface(name, interface, &mut addresses);
+            let mac = default_mac(self.vnet, self.node, name);
+            interface.mac.get_or_insert(mac);
+        }
+    }
+
+    fn interface(
+        &mut self,
+        name: &str,
+        interface: &Interface,
+        taken: &mut BTreeMap<IpAddr, String>,
+    ) {
+        self.too_many(&["interfaces", name, "addresses"], interface.addresses.len(), ADDRESSES_MAX);
+        for (index, address) in interface.addresses.iter().enumerate() {
+            if let Some(other) = taken.insert(address.0.addr(), name.to_owned()) {
+                let path = ["interfaces", name, "addresses", &index.to_string()];
+                let message = format!("address {address} is on {other} already");
+                self.fault(&path, message, "give each interface addresses of its own");
+            }
+        }
+        for (index, gateway) in interface.gateways.iter().enumerate() {
+            let path = ["interfaces", name, "gateways", &index.to_string()];
+            let own = interface.addresses.iter().any(|address| address.0.addr() == *gateway);
+            let reachable = interface.addresses.iter().any(|address| address.0.contains(gateway));
+            let link_local = matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local());
+            let before = &interface.gateways[..index];
+            if own {
+                self.fault(&path, format!("gateway {gateway} is the interface's own address"), "");
+            } else if !reachable && !link_local {
+                let message = format!("gateway {gateway} is outside the subnets of {name}");
+                let hint = match interface.addresses.first() {
+                    Some(address) => format!("take an address in {}", address.0.trunc()),
+                    None => "give the interface an address first".into(),
+                };
+                self.fault(&path, message, hint);
+            }
+            if before.iter().any(|other| other.is_ipv4() == gateway.is_ipv4()) {
+                let message = format!("gateway {gateway} is the second of its family");
+                self.fault(&path, message, "use routing software for more");
+            }
+        }
+    }
+
+    fn files(&mut self, node: &Node) {
+        self.too_many(&["files"], node.files.len(), FILES_MAX);
+        for (path, file) in &node.files {
+            if !good_path(path) {
+                let message = format!("{path:?} is no absolute path without ..");
+                self.fault(&["files", path], message, "begin it with /");
+            }
+            match (&file.content, &file.from) {
+                (Some(text), _) if text.len() > FILE_BYTES_MAX => {
+                    let message =
+                        format!("file {path} has {} bytes, {FILE_BYTES_MAX} at most", text.len());
+                    self.fault(&["files", path], message, "put it into the image instead");
+                }
+                (Some(_), None) => {}
+                _ => {
+                    let message = format!("file {path} has not exactly one of content and from");
+                    self.fault(&["files", path], message, "give one of them");
+                }
+            }
+            let octal = file.mode.bytes().all(|b| (b'0'..=b'7').contains(&b));
+            if !octal || !(3..=4).contains(&file.mode.len()) {
+                let message = format!("mode {:?} is no file mode", file.mode);
+                self.fault(&["files", path, "mode"], message, "write it like \"0640\"");
+            }
+            let good = |part: &str| {
+                !part.is_empty()
+                    && part.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
+            };
+            let (user, group) = file.owner.split_once(':').unwrap_or((&file.owner, "root"));
+            if !good(user) || !good(group) {
+                let message = format!("owner {:?} is no user or user and group", file.owner);
+                self.fault(&["files", path, "owner"], message, "write it like frr:frr");
+            }
+        }
+    }
+
+    fn commands(&mut self, node: &Node) {
+        self.too_many(&["commands"], node.commands.len(), COMMANDS_MAX);
+        for (index, command) in node.commands.iter().enumerate() {
+            self.command(&["commands", &index.to_string()], command);
+        }
+        self.too_many(&["env"], node.env.len(), ENV_MAX);
+        for (name, value) in &node.env {
+            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+                let message = format!("variable {name:?} is no name and value of the environment");
+                self.fault(&["env", name], message, "use letters, digits and _");
+            }
+        }
+    }
+
+    fn command(&mut self, path: &[&str], command: &Command) {
+        let words = match command {
+            Command::Words(words) => Some(words.clone()),
+            Command::Line(line) => shlex::split(line),
+        };
+        let Some(words) = words else {
+            self.fault(path, "the command's quotes do not close", "close them, or give a list");
+            return;
+        };
+        if words.len() > WORDS_MAX {
+            let message = format!("the command has {} words, {WORDS_MAX} at most", words.len());
+            self.fault(path, message, "put it into a script");
+        }
+        if words.first().is_none_or(String::is_empty) {
+            self.fault(path, "the command has no words", "name a program");
+        }
+        if words.iter().any(|word| word.contains('\0')) {
+            self.fault(path, "the command has a zero byte", "remove it");
+        }
+    }
+
+    fn power(&mut self, path: &[&str], power: Cores) {
+        if power.0 < POWER_MILLICORES_MIN {
+            let key = path.last().copied().unwrap_or("power");
+            let message = format!("{key} {power} is below {}", Cores(POWER_MILLICORES_MIN));
+            self.fault(path, message, "ask for more");
+        }
+    }
+
+    fn memory(&mut self, path: &[&str], memory: Bytes) {
+        if !(MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&memory.0) {
+            let (min, max) = (Bytes(MEMORY_BYTES_MIN), Bytes(MEMORY_BYTES_MAX));
+            self.fault(path, format!("memory {memory} is not within {min} to {max}"), "");
+        }
+    }
+
+    fn data_plane(&mut self, plane: &DataPlane) {
+        self.power(&["dataPlane", "power"], plane.power);
+        self.memory(&["dataPlane", "memory"], plane.memory);
+        if let Program::Own(program) = &plane.program {
+            self.command(&["dataPlane", "program", "run"], &program.run);
+            self.image(&["dataPlane", "program", "image"], &program.image);
+        }
+        if let Flow::Fields(fields) = &plane.distribution.flow {
+            let path = ["dataPlane", "distribution", "flow"];
+            self.too_many(&path, fields.len(), FIELDS_MAX);
+            if fields.is_empty() {
+                self.fault(&path, "flow has no fields", "give ip, or a list of fields");
+            }
+            for (index, field) in fields.iter().enumerate() {
+                let index = index.to_string();
+                self.field(&[&path[..], &[&index]].concat(), field.offset, field.mask.0.len());
+            }
+        }
+        self.too_many(&["dataPlane", "punt"], plane.punt.len(), PUNT_FILTERS_MAX);
+        for (filter_index, filter) in plane.punt.iter().enumerate() {
+            let filter_index = filter_index.to_string();
+            let path = ["dataPlane", "punt", &filter_index, "match"];
+            self.too_many(&path, filter.matches.len(), FIELDS_MAX);
+            for (index, one) in filter.matches.iter().enumerate() {
+                let index = index.to_string();
+                let path = [&path[..], &[&index]].concat();
+                self.field(&path, one.offset, one.value.0.len());
+                let Some(mask) = &one.mask else { continue };
+                let path = [&path[..], &["mask"]].concat();
+                if mask.0.len() != one.value.0.len() {
+                    let message = format!(
+                        "mask {mask} has {} bytes, value {} has {}",
+                        mask.0.len(),
+                        one.value,
+                        one.value.0.len()
+                    );
+                    self.fault(&path, message, "give both the same length");
+                } else if one.value.0.iter().zip(&mask.0).any(|(value, mask)| value & !mask != 0) {
+                    let message = format!("mask {mask} hides bits that value {} has", one.value);
+                    self.fault(&path, message, "such a match never holds");
+                }
+            }
+        }
+        let limits = &plane.punt_limits;
+        let classes = [
+            ("local", limits.local),
+            ("neighbour", limits.neighbour),
+            ("exception", limits.exception),
+        ];
+        for (class, value) in classes {
+            let path = ["spec", "nodes", self.node, "dataPlane", "puntLimits", class];
+            limit(self.vnet, &path, &value, self.reporter);
+        }
+    }
+
+    fn field(&mut self, path: &[&str], offset: u16, bytes: usize) {
+        /// An Ethernet header and the largest packet.
+        const FRAME_BYTES_MAX: usize = 14 + MTU_MAX as usize;
+        let end = usize::from(offset) + bytes;
+        if end > FRAME_BYTES_MAX {
+            let message = format!("the field ends at byte {end}, a frame at {FRAME_BYTES_MAX}");
+            self.fault(path, message, "lower the offset");
+        }
+    }
+}
+
+/// Absolute, and without steps up.
+fn good_path(path: &str) -> bool {
+    path.len() > 1
+        && path.starts_with('/')
+        && !path.contains('\0')
+        && !path.split('/').any(|part| part == "..")
+}
+
+/// The link address of an interface without one: locally administered, unicast, and the same for
+/// the same names (FNV-1a, 64 bits, of the names).
+fn default_mac(vnet: &str, node: &str, interface: &str) -> Mac {
+    let names = [vnet, node, interface].join("/");
+    let hash = names.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let [_, _, _, a, b, c, d, e] = (hash ^ (hash >> 40)).to_be_bytes();
+    Mac([0x02, a, b, c, d, e])
+}
+
+fn tunnel(vnet: &str, name: &str, external: &External, reporter: &mut Reporter) {
+    let path = |key| ["spec", "externals", name, key];
+    let (kind, local, remote) = match (&external.vxlan, &external.udp) {
+        (Some(_), Some(_)) => {
+            let hint = "give one of them, or neither for the whole interface";
+            reporter.vnet(vnet, &path("udp"), "external has vxlan and udp", hint);
+            return;
+        }
+        (Some(vxlan), None) => ("vxlan", vxlan.local, vxlan.remote),
+        (None, Some(udp)) => ("udp", udp.local, udp.remote),
+        (None, None) => return,
+    };
+    for (key, address) in [("local", local), ("remote", remote)] {
+        if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+            let message = format!("{key} {address} is no address of a tunnel's end");
+            let path = ["spec", "externals", name, kind, key];
+            reporter.vnet(vnet, &path, message, "give a unicast address");
+        }
+    }
+    let path = ["spec", "externals", name, kind, "remote"];
+    if local.is_ipv4() != remote.is_ipv4() {
+        let message = format!("remote {remote} is of another family than local {local}");
+        reporter.vnet(vnet, &path, message, "take both of IPv4 or both of IPv6");
+    } else if local == remote {
+        let hint = "join ports of one virtual network by a link without external";
+        reporter.vnet(vnet, &path, format!("remote {remote} is local too"), hint);
+    }
+}
+
+fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
+    let mut names: BTreeMap<String, usize> = BTreeMap::new();
+    let mut used: BTreeMap<Endpoint, usize> = BTreeMap::new();
+    for index in 0..spec.links.len() {
+        let at = index.to_string();
+        let link = &mut spec.links[index];
+        let name = link.name.get_or_insert_with(|| format!("link{}", index + 1)).clone();
+        if let Some(why) = bad_name(&name) {
+            let path = ["spec", "links", &at, "name"];
+            reporter.vnet(vnet, &path, format!("name {name:?} {why}"), NAME_HINT);
+        }
+        if let Some(other) = names.insert(name.clone(), index) {
+            let message = format!("name {name} is that of link {} already", other + 1);
+            reporter.vnet(vnet, &["spec", "links", &at, "name"], message, "rename one");
+        }
+        if let Some(value) = link.rate {
+            rate(vnet, &["spec", "links", &at, "rate"], value, reporter);
+        }
+        let [a, b] = link.endpoints.as_slice() else { continue };
+        let (a, b) = (a.clone(), b.clone());
+        let outside = |end: &Endpoint| matches!(end, Endpoint::External(_));
+        if outside(&a) && outside(&b) {
+            let hint = "a link needs an interface of a node at one end";
+            let path = ["spec", "links", &at, "endpoints"];
+            reporter.vnet(vnet, &path, format!("both ends, {a} and {b}, are outside"), hint);
+        }
+        if !outside(&a) && !outside(&b) {
+            link.rate.get_or_insert(BitRate(INNER_RATE_BPS));
+        }
+        for (end, which) in [(&a, "0"), (&b, "1")] {
+            let path = ["spec", "links", &at, "endpoints", which];
+            if let Some(hint) = unknown(spec, end) {
+                reporter.vnet(vnet, &path, format!("endpoint {end} does not exist"), hint);
+            } else if let Some(other) = used.insert(end.clone(), index) {
+                let message = format!("endpoint {end} is used by link {} already", other + 1);
+                reporter.vnet(vnet, &path, message, "an endpoint has one link");
+            }
+        }
+        ends_fit(vnet, spec, &a, &b, reporter);
+    }
+}
+
+/// What to do about an endpoint that does not exist; `None` if it does.
+fn unknown(spec: &VirtualNetworkSpec, end: &Endpoint) -> Option<String> {
+    let hint = |word: &str, known: Vec<&str>, what: &str| match nearest(word, known.iter().copied())
+    {
+        Some(nearest) => format!("did you mean {nearest}?"),
+        None if known.is_empty() => format!("there are no {what}; add it"),
+        None => format!("{what}: {}", known.join(", ")),
+    };
+    match end {
+        Endpoint::External(name) if spec.externals.contains_key(name) => None,
+        Endpoint::External(name) => {
+            let known = spec.externals.keys().map(String::as_str).collect();
+            Some(hint(name, known, "externals"))
+        }
+        Endpoint::Port { node, interface } => match spec.nodes.get(node) {
+            Some(found) if found.interfaces.contains_key(interface) => None,
+            Some(found) => {
+                let known = found.interfaces.keys().map(String::as_str).collect();
+                Some(hint(interface, known, "interfaces"))
+            }
+            None => {
+                let known = spec.nodes.keys().map(String::as_str).collect();
+                Some(hint(node, known, "nodes"))
+            }
+        },
+    }
+}
+
+/// Whether the interfaces at the two ends of a link can talk: different link addresses, different
+/// IP addresses, and in one subnet where both have addresses of a family.
+fn ends_fit(
+    vnet: &str,
+    spec: &VirtualNetworkSpec,
+    a: &Endpoint,
+    b: &Endpoint,
+    reporter: &mut Reporter,
+) {
+    let (
+        Endpoint::Port { node: a_node, interface: a_name },
+        Endpoint::Port { node: b_node, interface: b_name },
+    ) = (a, b)
+    else {
+        return;
+    };
+    let port = |node: &str, name: &str| spec.nodes.get(node)?.interfaces.get(name);
+    let (Some(a_port), Some(b_port)) = (port(a_node, a_name), port(b_node, b_name)) else { return };
+    if a == b {
+        return;
+    }
+    let path = ["spec", "nodes", b_node.as_str(), "interfaces", b_name.as_str()];
+    if let (Some(a_mac), Some(b_mac)) = (a_port.mac, b_port.mac)
+        && a_mac == b_mac
+    {
+        let message = format!("mac {b_mac} is that of {a}, the link's other end");
+        reporter.vnet(vnet, &[&path[..], &["mac"]].concat(), message, "change one");
+    }
+    for (index, address) in b_port.addresses.iter().enumerate() {
+        if a_port.addresses.iter().any(|other| other.0.addr() == address.0.addr()) {
+            let index = index.to_string();
+            let path = [&path[..], &["addresses", &index]].concat();
+            let message = format!("address {address} is that of {a}, the link's other end");
+            reporter.vnet(vnet, &path, message, "change one");
+        }
+    }
+    for v4 in [true, false] {
+        // A host's prefix says nothing of a subnet: routing software borrows such addresses.
+        let of_family = |interface: &Interface| -> Vec<(usize, IpNet)> {
+            let addresses = interface.addresses.iter().map(|address| address.0).enumerate();
+            addresses
+                .filter(|(_, net)| {
+                    net.addr().is_ipv4() == v4 && net.prefix_len() < net.max_prefix_len()
+                })
+                .collect()
+        };
+        let (a_nets, b_nets) = (of_family(a_port), of_family(b_port));
+        let (Some((_, a_first)), Some((index, b_first))) = (a_nets.first(), b_nets.first()) else {
+            continue;
+        };
+        let together = |a: &IpNet, b: &IpNet| a.contains(&b.addr()) && b.contains(&a.addr());
+        if !a_nets.iter().any(|(_, a)| b_nets.iter().any(|(_, b)| together(a, b))) {
+            let message = format!(
+                "address {b_first} is outside the subnet {} of {a}, the link's other end",
+                a_first.trunc()
+            );
+            let hint = format!("take an address in {}, or change the other end", a_first.trunc());
+            let index = index.to_string();
+            let path = [&path[..], &["addresses", &index]].concat();
+            reporter.vnet(vnet, &path, message, hint);
+        }
+    }
+}

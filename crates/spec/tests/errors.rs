@@ -1,0 +1,596 @@
+//! Each thing that can be wrong in a spec is found where it is, with the value, the bound and what
+//! to do.
+
+use std::collections::BTreeMap;
+
+use pdp_spec::{Existing, InterfaceFacts, Intent, SourceFile, check, parse};
+
+/// A spec in which everything is right. Tests replace one piece of it.
+const GOOD: &str = r#"apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: fig1}
+spec:
+  interfaces:
+    A: {device: ext-a, capacity: 1Gbps}
+    B: {device: ext-b}
+  mux: {cpus: "0", workers: 1, power: 0.5}
+  forwardingEngines:
+    fe1: {cpus: "0-1", capacity: 0.5}
+    fe2: {cpus: "1", capacity: 500m}
+    fe3: {cpus: "1", capacity: 0.5}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red, labels: {who: me}}
+spec:
+  police: {rate: 1Gbps, pps: 100000}
+  nodes:
+    r1:
+      kind: router
+      image: {host: true}
+      interfaces:
+        eth0: {addresses: [10.0.0.1/24, fd00::1/64]}
+        eth1: {mac: "02:00:00:00:00:01", mtu: 1400}
+        eth2: {}
+      files:
+        /etc/frr/frr.conf: {content: "log stdout", mode: "0640", owner: "frr:frr"}
+      commands: [["zebra", "-A", "127.0.0.1"], ospfd -n 1]
+      env: {LANG: C}
+      resources: {cpu: 0.5, memory: 256Mi, processes: 256, routes: 2000000}
+      dataPlane:
+        power: 0.8
+        split: false
+        program: router
+        distribution: {policy: flow, flow: [{offset: 12, mask: ffff}]}
+        punt: [{match: [{offset: 12, value: 0806, mask: ffff}], class: neighbour}]
+        puntLimits: {local: {pps: 10000}}
+    h1:
+      kind: host
+      interfaces: {eth0: {addresses: [10.0.0.2/24], gateways: [10.0.0.1]}}
+  externals:
+    to-x: {interface: A, vxlan: {vni: 42, local: 192.0.2.1, remote: 192.0.2.7}}
+    to-y: {interface: A, udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+      rate: 100Mbps
+    - endpoints: ["r1:eth1", "external:to-x"]
+      rate: 600Mbps
+    - endpoints: ["r1:eth2", "external:to-y"]
+      rate: 400Mbps
+      name: last
+"#;
+
+fn machine() -> Existing {
+    let facts = InterfaceFacts { mtu: 1500 };
+    let devices = ["ext-a", "ext-b"].map(|device| (device.to_owned(), facts));
+    Existing {
+        devices: Some(BTreeMap::from(devices)),
+        cpus: [0, 1].into(),
+        ..Existing::default()
+    }
+}
+
+fn apply_to(text: &str, existing: &Existing) -> Result<Intent, String> {
+    let file = SourceFile { name: "fig1.yaml".into(), text: text.into(), ..Default::default() };
+    let documents = parse(&[file]);
+    documents.and_then(|documents| check(&documents, existing)).map_err(|diagnostics| {
+        diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    })
+}
+
+/// What is said once `from` is replaced by `to` in the good spec.
+#[track_caller]
+fn says(from: &str, to: &str, expected: &str) {
+    assert_eq!(GOOD.matches(from).count(), 1, "{from:?} stands once in the good spec");
+    let refused = apply_to(&GOOD.replace(from, to), &machine());
+    assert_eq!(refused.expect_err("refused"), expected);
+}
+
+#[test]
+fn the_good_spec_is_good() {
+    let intent = apply_to(GOOD, &machine()).unwrap();
+    let red = &intent.vnets["red"];
+    assert_eq!(red.spec.nodes["r1"].interfaces["eth0"].mtu, Some(1500));
+    assert_eq!(red.spec.nodes["r1"].interfaces["eth2"].mtu, Some(1458));
+    assert_eq!(red.spec.links[1].name.as_deref(), Some("link2"));
+    let shares = &intent.placements["red/r1"];
+    assert_eq!(shares.iter().map(|s| s.millicores).collect::<Vec<_>>(), [500, 300]);
+}
+
+#[test]
+fn yaml_that_is_none() {
+    let refused = apply_to("kind: [", &machine()).unwrap_err();
+    assert!(refused.starts_with("fig1.yaml:1:"), "{refused}");
+    assert!(refused.ends_with("(correct the YAML)"), "{refused}");
+}
+
+#[test]
+fn kind() {
+    says(
+        "kind: VirtualNetwork",
+        "kind: VirtualNetwrok",
+        "fig1.yaml:15:7: kind \"VirtualNetwrok\" is none of Substrate, VirtualNetwork \
+         (did you mean VirtualNetwork?)",
+    );
+}
+
+#[test]
+fn version() {
+    let text = GOOD.replacen("pdp/v1", "pdp/v2", 1);
+    assert_eq!(
+        apply_to(&text, &machine()).unwrap_err(),
+        "fig1.yaml:1:13: substrate fig1: apiVersion \"pdp/v2\" is none of pdp/v1 \
+         (did you mean pdp/v1?)"
+    );
+}
+
+#[test]
+fn unknown_key() {
+    says(
+        "split: false",
+        "splitt: false",
+        "fig1.yaml:36:9: node red/r1: unknown key \"splitt\" (did you mean split?)",
+    );
+    says(
+        "{name: fig1}",
+        "{name: fig1, colour: 1}",
+        "fig1.yaml:3:24: substrate fig1: unknown key \"colour\" (known here: labels)",
+    );
+}
+
+#[test]
+fn wrong_type() {
+    says(
+        "power: 0.8",
+        "power: [0.8]",
+        "fig1.yaml:35:9: node red/r1: power is a list, not a number or text",
+    );
+    says(
+        "mode: \"0640\"",
+        "mode: 640",
+        "fig1.yaml:28:59: node red/r1: mode 640 is a whole number, not text (put it in quotes)",
+    );
+    says("who: me", "who: {}", "fig1.yaml:16:32: vnet red: who is a mapping, not text");
+}
+
+#[test]
+fn missing_key() {
+    says(
+        "vni: 42, ",
+        "",
+        "fig1.yaml:45:26: external red/to-x: vni is missing (add vni)",
+    );
+}
+
+#[test]
+fn key_twice() {
+    says(
+        "    h1:\n",
+        "    r1:\n",
+        "fig1.yaml:41:5: node red/r1: \"r1\" stands twice (remove or rename one)\n",
+    );
+}
+
+#[test]
+fn names() {
+    says(
+        "    to-y: {",
+        "    to_y: {",
+        "fig1.yaml:46:5: external red/to_y: name \"to_y\" is no DNS label (use lower-case letters, \
+         digits and -, with a letter or digit first and last)\n\
+         fig1.yaml:52:31: link red/3: endpoint external:to-y does not exist (did you mean to_y?)",
+    );
+    says(
+        "eth2: {}",
+        "a-name-too-long-for-linux: {}",
+        "fig1.yaml:26:9: vport red/r1:a-name-too-long-for-linux: name \
+         \"a-name-too-long-for-linux\" has 25 characters, 15 at most (choose a shorter one)\n\
+         fig1.yaml:52:20: link red/3: endpoint r1:eth2 does not exist (did you mean eth0?)",
+    );
+}
+
+#[test]
+fn endpoints() {
+    says(
+        "\"external:to-x\"]",
+        "\"external:to-xx\"]",
+        "fig1.yaml:50:31: link red/2: endpoint external:to-xx does not exist \
+         (did you mean to-x?)",
+    );
+    says(
+        "\"r1:eth2\"",
+        "\"r2:eth2\"",
+        "fig1.yaml:52:20: link red/3: endpoint r2:eth2 does not exist (did you mean r1?)",
+    );
+    says(
+        "\"r1:eth2\"",
+        "\"r1:eth1\"",
+        "fig1.yaml:52:20: link red/3: endpoint r1:eth1 is used by link 2 already \
+         (an endpoint has one link)",
+    );
+    says(
+        "\"r1:eth2\"",
+        "r1",
+        "fig1.yaml:52:20: link red/3: endpoints[0] \"r1\" is no endpoint \
+         (write \"NODE:INTERFACE\" or \"external:NAME\")",
+    );
+    says(
+        "[\"r1:eth2\", \"external:to-y\"]",
+        "[\"r1:eth2\"]",
+        "fig1.yaml:52:7: link red/3: endpoints has 1 entries, not 2",
+    );
+}
+
+#[test]
+fn link_name_twice() {
+    says(
+        "name: last",
+        "name: link1",
+        "fig1.yaml:54:13: link red/3: name link1 is that of link 1 already (rename one)",
+    );
+}
+
+#[test]
+fn addresses() {
+    says(
+        "gateways: [10.0.0.1]",
+        "gateways: [10.0.1.1]",
+        "fig1.yaml:43:67: vport red/h1:eth0: gateway 10.0.1.1 is outside the subnets of eth0 \
+         (take an address in 10.0.0.0/24)",
+    );
+    says(
+        "[10.0.0.2/24], gateways: [10.0.0.1]",
+        "[10.0.1.2/24]",
+        "fig1.yaml:43:40: vport red/h1:eth0: address 10.0.1.2/24 is outside the subnet \
+         10.0.0.0/24 of r1:eth0, the link's other end (take an address in 10.0.0.0/24, or change \
+         the other end)",
+    );
+    says(
+        "[10.0.0.2/24], gateways: [10.0.0.1]",
+        "[10.0.0.1/24]",
+        "fig1.yaml:43:40: vport red/h1:eth0: address 10.0.0.1/24 is that of r1:eth0, the link's \
+         other end (change one)",
+    );
+    says(
+        "eth2: {}",
+        "eth2: {addresses: [10.0.0.1/24]}",
+        "fig1.yaml:26:28: vport red/r1:eth2: address 10.0.0.1/24 is on eth0 already \
+         (give each interface addresses of its own)",
+    );
+    says(
+        "10.0.0.1/24",
+        "10.0.0.255/24",
+        "fig1.yaml:24:28: vport red/r1:eth0: addresses[0] \"10.0.0.255/24\" is its subnet's \
+         broadcast address (take an address between the first and the last of the subnet)",
+    );
+    says(
+        "10.0.0.1/24",
+        "10.0.0.1",
+        "fig1.yaml:24:28: vport red/r1:eth0: addresses[0] \"10.0.0.1\" is no address with a \
+         prefix length (write an address with its prefix length like 10.0.0.1/24 or fd00::1/64)",
+    );
+}
+
+#[test]
+fn mtu() {
+    says(
+        "mtu: 1400",
+        "mtu: 9000",
+        "fig1.yaml:25:47: vport red/r1:eth1: mtu 9000 exceeds the underlay's 1450 \
+         (set mtu to at most 1450)",
+    );
+    says(
+        "eth0: {addresses: [10.0.0.1/24, fd00::1/64]}",
+        "eth0: {mtu: 1701, addresses: [10.0.0.1/24]}",
+        "fig1.yaml:24:21: vport red/r1:eth0: mtu 1701 exceeds 1700 (set mtu to at most 1700)",
+    );
+    says("mtu: 1400", "mtu: 67", "fig1.yaml:25:47: vport red/r1:eth1: mtu 67 is not at least 68");
+}
+
+#[test]
+fn link_addresses() {
+    says(
+        "02:00:00:00:00:01",
+        "02:00:00:00:00",
+        "fig1.yaml:25:21: vport red/r1:eth1: mac \"02:00:00:00:00\" is no link address \
+         (write six bytes like 02:00:00:00:00:01)",
+    );
+    says(
+        "02:00:00:00:00:01",
+        "01:00:5e:00:00:01",
+        "fig1.yaml:25:21: vport red/r1:eth1: mac \"01:00:5e:00:00:01\" is a multicast link address \
+         (the lowest bit of the first byte must be 0, as in 02:00:00:00:00:01)",
+    );
+}
+
+#[test]
+fn tunnel_keys() {
+    says(
+        "vni: 42",
+        "vni: 16777216",
+        "fig1.yaml:45:40: external red/to-x: vni 16777216 is not within 0 to 16777215",
+    );
+    says(
+        "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}",
+        "vxlan: {vni: 42, local: 192.0.2.1, remote: 192.0.2.7}",
+        "fig1.yaml:46:40: external red/to-y: vni 42 from 192.0.2.1 to 192.0.2.7 port 4789 on \
+         interface A is taken by red/to-x (take another key or interface)",
+    );
+    says(
+        "localPort: 5000",
+        "localPort: 4789",
+        "fig1.yaml:46:86: external red/to-y: UDP port 4789 of 192.0.2.1 is taken by red/to-x for \
+         VXLAN (take another port)",
+    );
+    says(
+        "interface: A, udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}",
+        "interface: C",
+        "fig1.yaml:46:23: external red/to-y: the substrate has no interface C (did you mean A?)",
+    );
+    says(
+        "udp: {local: 192.0.2.1, remote: 192.0.2.7",
+        "udp: {local: 192.0.2.1, remote: fd00::7",
+        "fig1.yaml:46:57: external red/to-y: remote fd00::7 is of another family than local \
+         192.0.2.1 (take both of IPv4 or both of IPv6)",
+    );
+    says(
+        "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000",
+        "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 0",
+        "fig1.yaml:46:79: external red/to-y: localPort 0 is not at least 1",
+    );
+}
+
+#[test]
+fn tunnel_key_of_another_vnet() {
+    let intent = apply_to(GOOD, &machine()).unwrap();
+    let existing = Existing {
+        substrate: intent.substrate,
+        vnets: intent.vnets,
+        placements: intent.placements,
+        ..machine()
+    };
+    let blue = "apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: blue}
+spec:
+  nodes: {h: {kind: host, interfaces: {eth0: {}}}}
+  externals: {x: {interface: A, vxlan: {vni: 42, local: 192.0.2.1, remote: 192.0.2.7}}}
+  links: [{endpoints: [\"h:eth0\", \"external:x\"]}]
+";
+    assert_eq!(
+        apply_to(blue, &existing).unwrap_err(),
+        "fig1.yaml:6:46: external blue/x: vni 42 from 192.0.2.1 to 192.0.2.7 port 4789 on interface \
+         A is taken by red/to-x (take another key or interface)"
+    );
+    let other = blue.replace("vni: 42", "vni: 43");
+    let intent = apply_to(&other, &existing).unwrap();
+    assert_eq!(intent.vnets.keys().collect::<Vec<_>>(), ["blue", "red"]);
+    // The same device by another name is no way around.
+    let twice = GOOD.replace("B: {device: ext-b}", "B: {device: ext-a}");
+    assert_eq!(
+        apply_to(&twice, &machine()).unwrap_err(),
+        "fig1.yaml:7:17: external interface B: device ext-a is taken by external interface A \
+         (give each interface a device of its own)"
+    );
+}
+
+#[test]
+fn power() {
+    says(
+        "power: 0.8",
+        "power: 2.0",
+        "fig1.yaml:35:16: node red/r1: power 2 exceeds what the rule finds in 1.5 free \
+         (fe1: 0.5, fe2: 0.5, fe3: 0.5) (ask for less power, or free or add a forwarding engine)",
+    );
+    says(
+        "power: 0.8",
+        "power: 5m",
+        "fig1.yaml:35:16: node red/r1: power 0.005 is below 0.01 (ask for more)",
+    );
+    says(
+        "power: 0.8",
+        "power: 0.8x",
+        "fig1.yaml:35:16: node red/r1: power \"0.8x\" is no number of cores \
+         (write cores as 0.5 or thousandths as 500m, with at most three decimals)",
+    );
+}
+
+#[test]
+fn engines_and_the_mux_share_cpus() {
+    // The good spec uses both CPUs to the last: the flow moves fe1 off CPU 1.
+    says(
+        "capacity: 500m",
+        "capacity: 0.6",
+        "fig1.yaml:12:30: forwarding engine fe3: capacity 0.5 exceeds the 0.4 that its CPUs 1 leave \
+         beside the mux and other engines (lower the capacity, or the mux's power, or give it other \
+         CPUs)",
+    );
+    says(
+        "workers: 1, power: 0.5",
+        "workers: 2",
+        "fig1.yaml:8:8: mux: power 2 exceeds the 1 of its CPUs 0 \
+         (give it more CPUs, fewer workers, or less power)\n\
+         fig1.yaml:12:30: forwarding engine fe3: capacity 0.5 exceeds the 0 that its CPUs 1 leave \
+         beside the mux and other engines (lower the capacity, or the mux's power, or give it other \
+         CPUs)",
+    );
+    says(
+        "fe1: {cpus: \"0-1\"",
+        "fe1: {cpus: \"0-2\"",
+        "fig1.yaml:10:17: forwarding engine fe1: cpus 0-2: this machine has no CPU 2 (it has 0-1)",
+    );
+}
+
+#[test]
+fn devices() {
+    says(
+        "device: ext-b",
+        "device: ext-bb",
+        "fig1.yaml:7:17: external interface B: device ext-bb does not exist (did you mean ext-b?)",
+    );
+}
+
+#[test]
+fn rates() {
+    says(
+        "rate: 600Mbps",
+        "rate: 601Mbps",
+        "fig1.yaml:53:13: link red/3: rate 400Mbps exceeds the 399Mbps that other links leave of \
+         interface A (lower the rate of a link over it)",
+    );
+    says("rate: 100Mbps", "rate: 10", "fig1.yaml:49:13: link red/1: rate 10bps is below 8kbps (give a higher rate, or take the link down instead)");
+    says(
+        "police: {rate: 1Gbps, pps: 100000}",
+        "police: {}",
+        "fig1.yaml:18:3: vnet red: neither rate nor pps is given (give rate, pps or both)",
+    );
+}
+
+#[test]
+fn files() {
+    says(
+        "{content: \"log stdout\", ",
+        "{from: frr.conf, ",
+        "fig1.yaml:28:35: node red/r1: file \"frr.conf\" not found \
+         (paths are relative to the spec file)",
+    );
+    says(
+        "{content: \"log stdout\", ",
+        "{",
+        "fig1.yaml:28:9: node red/r1: file /etc/frr/frr.conf has not exactly one of content and \
+         from (give one of them)",
+    );
+    says(
+        "mode: \"0640\"",
+        "mode: \"0980\"",
+        "fig1.yaml:28:59: node red/r1: mode \"0980\" is no file mode (write it like \"0640\")",
+    );
+    says(
+        "/etc/frr/frr.conf",
+        "/etc/../frr.conf",
+        "fig1.yaml:28:9: node red/r1: \"/etc/../frr.conf\" is no absolute path without .. \
+         (begin it with /)",
+    );
+}
+
+#[test]
+fn commands() {
+    says(
+        "ospfd -n 1",
+        "ospfd \"-n 1",
+        "fig1.yaml:29:51: node red/r1: the command's quotes do not close \
+         (close them, or give a list)",
+    );
+}
+
+#[test]
+fn data_planes() {
+    says(
+        "      kind: host\n",
+        "      kind: host\n      dataPlane: {}\n",
+        "fig1.yaml:43:7: node red/h1: a host has no data plane \
+         (make it kind: router, or remove dataPlane)",
+    );
+    says(
+        "value: 0806, mask: ffff",
+        "value: 0806, mask: ff00",
+        "fig1.yaml:39:56: node red/r1: mask ff00 hides bits that value 0806 has \
+         (such a match never holds)",
+    );
+    says(
+        "value: 0806, mask: ffff",
+        "value: 080, mask: ffff",
+        "fig1.yaml:39:43: node red/r1: value \"080\" has no even number of hexadecimal digits \
+         (write two hexadecimal digits a byte, in quotes, like \"0806\")",
+    );
+    says(
+        "flow: [{offset: 12, mask: ffff}]",
+        "flow: [{offset: 1690, mask: \"ffffffffffffffffffffffffffffffffffffffffffffffffffff\"}]",
+        "fig1.yaml:38:47: node red/r1: the field ends at byte 1716, a frame at 1714 \
+         (lower the offset)",
+    );
+    says(
+        "policy: flow",
+        "policy: rr",
+        "fig1.yaml:38:32: node red/r1: policy \"rr\" is none of flow, round-robin, weighted",
+    );
+}
+
+#[test]
+fn everything_is_found_at_once() {
+    let text = GOOD.replace("vni: 42", "vni: -1").replace("split: false", "splitt: 1");
+    let text = text.replace("workers: 1", "workers: 99");
+    let refused = apply_to(&text, &machine()).unwrap_err();
+    assert_eq!(refused.lines().count(), 3, "{refused}");
+}
+
+#[test]
+fn substrates() {
+    let intent = apply_to(GOOD, &machine()).unwrap();
+    let existing = Existing {
+        substrate: intent.substrate,
+        vnets: intent.vnets,
+        placements: intent.placements,
+        ..machine()
+    };
+    // Less than what is given away is refused, and so is a substrate of another name.
+    let less = GOOD.split("---").next().unwrap().replace("    fe1: {cpus: \"0-1\", capacity: 0.5}\n", "");
+    assert_eq!(
+        apply_to(&less, &existing).unwrap_err(),
+        "fig1.yaml:9:3: substrate fig1: forwarding engine fe1 is gone, but red/r1 runs on it \
+         (keep it, or delete those first)"
+    );
+    let other = GOOD.split("---").next().unwrap().replace("fig1", "fig2");
+    assert_eq!(
+        apply_to(&other, &existing).unwrap_err(),
+        "fig1.yaml:3:18: substrate fig2: the node's substrate is fig1, not fig2 \
+         (give it the same name to change it)"
+    );
+    let twice = format!("{}---\n{}", GOOD.split("---").next().unwrap(), GOOD);
+    assert_eq!(
+        apply_to(&twice, &machine()).unwrap_err(),
+        "fig1.yaml:16:18: substrate fig1: there is a substrate already: fig1 \
+         (a node has one; remove or merge one of them)"
+    );
+}
+
+#[test]
+fn counts() {
+    let nodes: String =
+        (0..257).map(|n| format!("    n{n}: {{kind: host}}\n")).collect();
+    says(
+        "    h1:\n",
+        &format!("{nodes}    h1:\n"),
+        "fig1.yaml:19:3: vnet red: 259 nodes exceed 256 (remove some)",
+    );
+    let ports: String = (3..257).map(|n| format!("        eth{n}: {{}}\n")).collect();
+    says(
+        "        eth2: {}\n",
+        &format!("        eth2: {{}}\n{ports}"),
+        "fig1.yaml:23:7: node red/r1: 257 interfaces exceed 256 (remove some)",
+    );
+}
+
+#[test]
+fn memory() {
+    says(
+        "mux: {cpus",
+        "managementHost: {memory: 1000Mi}\n  mux: {cpus",
+        "memory of all guests, 1Gi, exceeds the 1000Mi there is (lower resources.memory or \
+         dataPlane.memory, or raise managementHost.memory)",
+    );
+}
+
+#[test]
+fn no_substrate() {
+    let text = "apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec: {nodes: {r: {kind: router}}}
+";
+    assert_eq!(
+        apply_to(text, &machine()).unwrap_err(),
+        "fig1.yaml:4:16: node red/r: power 0.1: there is no forwarding engine \
+         (apply a Substrate with forwardingEngines first)"
+    );
+}
