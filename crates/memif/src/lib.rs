@@ -29,13 +29,24 @@
 //!
 //! Source: memif protocol 2.0 as in DPDK 22.11 drivers/net/memif/memif.h and libmemif.
 
+mod bell;
 mod client;
+mod fault;
+mod idle;
+mod memory;
+mod message;
+mod receiver;
+mod ring;
+mod sender;
+mod seqpacket;
 mod server;
+pub mod sigbus;
 
 pub use client::{Buf, Client, ClientError, Link, Settings};
-pub use server::{
-    Closed, Connection, Control, Fault, Handshake, HandshakeError, Listener, Receiver, Sender,
-};
+pub use fault::Fault;
+pub use receiver::Receiver;
+pub use sender::Sender;
+pub use server::{Closed, Connection, Control, Handshake, HandshakeError, Listener};
 
 /// Slots of a ring, as a power of two.
 pub const RING_LOG2_MAX: u8 = 14;

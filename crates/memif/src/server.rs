@@ -3,56 +3,24 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// How a connected peer broke the rules. The connection is to be dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// More slots announced than the ring has.
-    #[error("ring index {head} is more than {slots} slots ahead of {tail}")]
-    Index {
-        /// The peer's index.
-        head: u16,
-        /// Our index.
-        tail: u16,
-        /// Slots of the ring.
-        slots: u32,
-    },
-    /// A descriptor that names a region that does not exist.
-    #[error("descriptor in region {region}, {count} regions")]
-    Region {
-        /// The region named.
-        region: u16,
-        /// Regions of the connection.
-        count: usize,
-    },
-    /// A descriptor that reaches out of its region.
-    #[error("descriptor of {length} bytes at {offset}, region of {size} bytes")]
-    Bounds {
-        /// Offset in the region.
-        offset: u32,
-        /// Bytes of the buffer.
-        length: u32,
-        /// Bytes of the region.
-        size: u64,
-    },
-    /// A frame of too many buffers, or whose last buffer was not announced.
-    #[error("chain of {slots} buffers does not end")]
-    Chain {
-        /// Buffers seen.
-        slots: usize,
-    },
-    /// An empty buffer posted for frames.
-    #[error("posted a buffer of no bytes")]
-    Empty,
-    /// The memory is gone.
-    #[error("shared memory is gone")]
-    Poisoned,
-}
+use crate::memory::Mapping;
+use crate::message::{AddRing, Hello, Init, MODE_ETHERNET, Message, VERSION};
+use crate::receiver::Receiver;
+use crate::ring::{Regions, Ring};
+use crate::sender::Sender;
+use crate::seqpacket::{self, Received};
+use crate::{HANDSHAKE_MS_MAX, REGION_BYTES_MAX, REGIONS_MAX, RING_LOG2_MAX, bell};
+
+/// What the server calls itself.
+const NAME: &str = "pdp";
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// A system call failed, or the peer hung up.
+    /// A system call failed.
     #[error("memif handshake")]
     Io(#[from] io::Error),
     /// The peer sent what it must not; it was told so.
@@ -78,14 +46,34 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`; a stale socket file there is removed. Never blocks afterwards.
-    pub fn bind(_path: &Path) -> io::Result<Self> {
-        todo!()
+    /// Listens at `path`, taking it over from whoever listened there before. Anyone who may enter
+    /// the directory may connect. Never blocks afterwards. The file stays when this is dropped.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        Ok(Self { socket: seqpacket::listen(path)? })
     }
 
     /// The next client that is waiting, if any.
     pub fn accept(&self) -> io::Result<Option<Handshake>> {
-        todo!()
+        let Some(socket) = seqpacket::accept(self.socket.as_fd())? else { return Ok(None) };
+        let hello = Message::Hello(Hello {
+            name: NAME.into(),
+            version_min: VERSION,
+            version_max: VERSION,
+            region_max: REGIONS_MAX as u16 - 1,
+            ring_to_client_max: 0,
+            ring_to_server_max: 0,
+            ring_log2_max: RING_LOG2_MAX,
+        });
+        // A peer that is gone again shows at the first poll.
+        let _ = seqpacket::send(&socket, &hello, None);
+        Ok(Some(Handshake {
+            socket: Arc::new(socket),
+            since: Instant::now(),
+            init: None,
+            regions: Vec::new(),
+            to_client: None,
+            to_server: None,
+        }))
     }
 }
 
@@ -98,25 +86,151 @@ impl AsFd for Listener {
 /// A client on its way to a connection.
 #[derive(Debug)]
 pub struct Handshake {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
+    since: Instant,
+    init: Option<Init>,
+    regions: Vec<Mapping>,
+    to_client: Option<(AddRing, OwnedFd)>,
+    to_server: Option<(AddRing, OwnedFd)>,
 }
 
 impl Handshake {
     /// Goes on as far as messages have come, without blocking. Call it when the descriptor is
     /// readable and from time to time: it fails once the handshake takes longer than
-    /// [`crate::HANDSHAKE_MS_MAX`].
+    /// [`HANDSHAKE_MS_MAX`].
     ///
     /// `accepts` says whether the interface id that the client asks for may connect now.
     /// After `Ok(Some(_))` or an error the handshake is over: drop it.
     pub fn poll(
         &mut self,
-        _accepts: impl FnOnce(u32) -> bool,
+        accepts: impl FnOnce(u32) -> bool,
     ) -> Result<Option<Connection>, HandshakeError> {
-        todo!()
+        let mut accepts = Some(accepts);
+        let mut accept = |id| accepts.take().is_some_and(|accepts| accepts(id));
+        // Ends: no type of message is accepted more often than there are regions.
+        loop {
+            let (message, fd) = match seqpacket::receive(&*self.socket)? {
+                Received::Message(message, fd) => (message, fd),
+                Received::End => return Err(HandshakeError::Left("hung up".into())),
+                Received::Bad(why) => return Err(self.refuse(why)),
+                Received::Nothing => {
+                    if self.since.elapsed() > Duration::from_millis(HANDSHAKE_MS_MAX) {
+                        return Err(self.refuse("handshake takes too long"));
+                    }
+                    return Ok(None);
+                }
+            };
+            match message {
+                Message::Disconnect { reason } => return Err(HandshakeError::Left(reason)),
+                Message::Connect { name } => match self.connect(name) {
+                    Ok(connection) => {
+                        let connected = Message::Connected { name: NAME.into() };
+                        seqpacket::send(&*self.socket, &connected, None)?;
+                        return Ok(Some(connection));
+                    }
+                    Err(why) => return Err(self.refuse(why)),
+                },
+                message => match self.step(message, fd, &mut accept) {
+                    Ok(()) => seqpacket::send(&*self.socket, &Message::Ack, None)?,
+                    Err(why) => return Err(self.refuse(why)),
+                },
+            }
+        }
+    }
+
+    /// Tells the client what it did wrong.
+    fn refuse(&self, why: &'static str) -> HandshakeError {
+        let _ = seqpacket::send(&*self.socket, &Message::Disconnect { reason: why.into() }, None);
+        HandshakeError::Refused(why)
+    }
+
+    fn step(
+        &mut self,
+        message: Message,
+        fd: Option<OwnedFd>,
+        accept: &mut impl FnMut(u32) -> bool,
+    ) -> Result<(), &'static str> {
+        match message {
+            Message::Init(init) if self.init.is_none() => {
+                if init.version != VERSION {
+                    return Err("only memif version 2.0");
+                }
+                if init.mode != MODE_ETHERNET {
+                    return Err("only ethernet mode");
+                }
+                if !accept(init.interface_id) {
+                    return Err("no such interface, or connected already");
+                }
+                self.init = Some(init);
+                Ok(())
+            }
+            Message::AddRegion { index, size } if self.init.is_some() => {
+                self.add_region(index, size, fd.ok_or("region without descriptor")?)
+            }
+            Message::AddRing(ring) if self.init.is_some() => {
+                self.add_ring(ring, fd.ok_or("ring without descriptor")?)
+            }
+            _ => Err("unexpected message"),
+        }
+    }
+
+    fn add_region(&mut self, index: u16, size: u64, fd: OwnedFd) -> Result<(), &'static str> {
+        if usize::from(index) != self.regions.len() || self.regions.len() == REGIONS_MAX {
+            return Err("region index out of order or too many");
+        }
+        let mapped: u64 = self.regions.iter().map(|region| region.bytes() as u64).sum();
+        if size == 0 || size > REGION_BYTES_MAX - mapped {
+            return Err("region of no bytes or of too many");
+        }
+        self.regions.push(Mapping::of_peer(fd.as_fd(), size)?);
+        Ok(())
+    }
+
+    fn add_ring(&mut self, ring: AddRing, fd: OwnedFd) -> Result<(), &'static str> {
+        if ring.index != 0 {
+            return Err("more than one ring each way");
+        }
+        if ring.ring_log2 > RING_LOG2_MAX {
+            return Err("ring of too many slots");
+        }
+        if bell::ring_of_peer(fd.as_fd()).is_err() {
+            return Err("doorbell can't be rung: not an eventfd, or no AIO in the server's kernel");
+        }
+        let place = if ring.to_server { &mut self.to_server } else { &mut self.to_client };
+        if place.is_some() {
+            return Err("ring added twice");
+        }
+        *place = Some((ring, fd));
+        Ok(())
+    }
+
+    /// Puts the connection together from what was announced.
+    fn connect(&mut self, interface_name: String) -> Result<Connection, &'static str> {
+        let (Some(init), Some(to_client), Some(to_server)) =
+            (self.init.take(), self.to_client.take(), self.to_server.take())
+        else {
+            return Err("connect before init and both rings");
+        };
+        let regions: Regions = std::mem::take(&mut self.regions).into();
+        let ring = |ring: AddRing| {
+            let (region, offset) = (ring.region.into(), ring.offset as usize);
+            Ring::new(regions.clone(), region, offset, 1 << ring.ring_log2)
+                .filter(Ring::has_cookie)
+                .ok_or("ring out of its region, unaligned or without cookie")
+        };
+        Ok(Connection {
+            interface_id: init.interface_id,
+            name: init.name,
+            interface_name,
+            tx: Sender::new(ring(to_client.0)?, to_client.1),
+            rx: Receiver::new(ring(to_server.0)?, to_server.1),
+            control: Control { socket: self.socket.clone() },
+        })
     }
 }
 
 impl AsFd for Handshake {
+    /// The socket; the connection's [`Control`] goes on with the same descriptor.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -127,122 +241,49 @@ impl AsFd for Handshake {
 pub struct Connection {
     /// The interface id that the client asked for.
     pub interface_id: u32,
-    /// What the client calls itself; any text, at most 32 bytes.
+    /// What the client calls itself; printable ASCII, at most 32 bytes.
     pub name: String,
+    /// What the client calls its interface; likewise.
+    pub interface_name: String,
     /// Frames to the client.
     pub tx: Sender,
     /// Frames from the client.
     pub rx: Receiver,
-    /// The control socket. Keep it: dropping it tells the client that the server is gone.
+    /// The control socket. Keep it: dropping it (and the handshake) tells the client that the
+    /// server is gone.
     pub control: Control,
 }
 
 /// The control socket of a connection; readable when the client left.
 #[derive(Debug)]
 pub struct Control {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
 }
 
 impl Control {
     /// Whether the client is still there. Never blocks.
     pub fn check(&mut self) -> Result<(), Closed> {
-        todo!()
+        let reason = match seqpacket::receive(&*self.socket) {
+            Ok(Received::Nothing) => return Ok(()),
+            Ok(Received::Message(Message::Disconnect { reason }, _)) => reason,
+            Ok(Received::Message(..)) => "unexpected message".into(),
+            Ok(Received::End) => "hung up".into(),
+            Ok(Received::Bad(why)) => why.into(),
+            Err(error) => error.to_string(),
+        };
+        Err(Closed { reason })
     }
 
-    /// Tells the client why, and closes.
-    pub fn disconnect(self, _reason: &str) {
-        todo!()
+    /// Tells the client why (the first 95 bytes of ASCII), and closes.
+    pub fn disconnect(self, reason: &str) {
+        let bye = Message::Disconnect { reason: reason.into() };
+        // A client that does not read sees the socket close.
+        let _ = seqpacket::send(&*self.socket, &bye, None);
     }
 }
 
 impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-}
-
-/// Frames from a client.
-///
-/// `peek`, then `frame_len` and `copy_out` as often as wanted, then `release`.
-#[derive(Debug)]
-pub struct Receiver {
-    bell: OwnedFd,
-}
-
-impl Receiver {
-    /// Looks at up to `max` frames beyond those released: each descriptor is read once, checked
-    /// and kept, so that what the client writes afterwards changes the bytes of a frame at most,
-    /// never its bounds. Returns how many frames there are, 0 for none.
-    pub fn peek(&mut self, _max: usize) -> Result<usize, Fault> {
-        todo!()
-    }
-
-    /// Bytes of a frame that `peek` found. Panics if `frame` is not below its result.
-    pub fn frame_len(&self, _frame: usize) -> usize {
-        todo!()
-    }
-
-    /// Copies from byte `from` of a frame that `peek` found; returns how many bytes there were,
-    /// at most `to.len()`. The client may change the bytes between two copies: copy once, then
-    /// decide. Panics if `frame` is not below the result of `peek`.
-    pub fn copy_out(&self, _frame: usize, _from: usize, _to: &mut [u8]) -> usize {
-        todo!()
-    }
-
-    /// Gives the oldest `frames` frames that `peek` found back to the client, in one store. The
-    /// numbers of the others go down by as many.
-    pub fn release(&mut self, _frames: usize) {
-        todo!()
-    }
-
-    /// Lets the client ring. True if there is nothing to receive, so that polling the descriptor
-    /// is safe; false if there is (the doorbell is off again then).
-    pub fn arm(&mut self) -> bool {
-        todo!()
-    }
-
-    /// Stops the client from ringing and empties the doorbell.
-    pub fn disarm(&mut self) {
-        todo!()
-    }
-}
-
-impl AsFd for Receiver {
-    /// The doorbell: an eventfd, readable when the client rang.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
-    }
-}
-
-/// Frames to a client.
-#[derive(Debug)]
-pub struct Sender {
-    bell: OwnedFd,
-}
-
-impl Sender {
-    /// Buffers that the client has posted and that are not filled yet. A frame takes one, or
-    /// several if it is longer than the client's buffers.
-    pub fn room(&mut self) -> Result<usize, Fault> {
-        todo!()
-    }
-
-    /// Puts a frame, gathered from `parts`, into the ring; the client sees it after
-    /// [`Self::flush`]. False (and nothing done) if there is no room.
-    pub fn push(&mut self, _parts: &[&[u8]]) -> Result<bool, Fault> {
-        todo!()
-    }
-
-    /// Shows the client what was pushed, and rings if it wants that. The only system call here,
-    /// and none while the client is busy.
-    pub fn flush(&mut self) -> Result<(), Fault> {
-        let _ = &self.bell;
-        todo!()
-    }
-
-    /// Frames flushed whose buffers the client has not posted anew: not taken yet, or taken a
-    /// moment ago. What is lost when the client dies is at most this.
-    pub fn untaken(&mut self) -> usize {
-        todo!()
     }
 }

@@ -1,0 +1,81 @@
+//! How a connected peer broke the rules, and how descriptors are checked against them.
+
+use crate::memory::Mapping;
+use crate::ring::{Descriptor, Ring};
+
+/// How a connected peer broke the rules. The connection is to be dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// More slots announced than the ring has.
+    #[error("ring index {head} is more than {slots} slots ahead of {tail}")]
+    Index {
+        /// The peer's index.
+        head: u16,
+        /// Our index.
+        tail: u16,
+        /// Slots of the ring.
+        slots: u16,
+    },
+    /// A descriptor that names a region that does not exist.
+    #[error("descriptor in region {region}, {count} regions")]
+    Region {
+        /// The region named.
+        region: u16,
+        /// Regions of the connection.
+        count: usize,
+    },
+    /// A descriptor that reaches out of its region.
+    #[error("descriptor of {length} bytes at {offset}, region of {size} bytes")]
+    Bounds {
+        /// Offset in the region.
+        offset: u32,
+        /// Bytes of the buffer.
+        length: u32,
+        /// Bytes of the region.
+        size: usize,
+    },
+    /// A frame of too many buffers, or whose last buffer was not announced; or posted buffers so
+    /// small that a frame needs too many.
+    #[error("chain of {slots} buffers does not end")]
+    Chain {
+        /// Buffers seen.
+        slots: usize,
+    },
+    /// The shared memory was taken away.
+    #[error("shared memory is gone")]
+    Poisoned,
+    /// The peer's doorbell can't be rung.
+    #[error("doorbell can't be rung")]
+    Bell,
+}
+
+/// Slots from our index to the peer's.
+#[inline]
+pub(crate) fn ahead(head: u16, tail: u16, slots: u16) -> Result<u16, Fault> {
+    let count = head.wrapping_sub(tail);
+    if count > slots { Err(Fault::Index { head, tail, slots }) } else { Ok(count) }
+}
+
+/// A copy of a descriptor that lies inside its region.
+#[inline]
+pub(crate) fn checked(ring: &Ring, index: u16) -> Result<Descriptor, Fault> {
+    let descriptor = ring.descriptor(index);
+    let regions = ring.regions();
+    let Some(region) = regions.get(usize::from(descriptor.region)) else {
+        return Err(Fault::Region { region: descriptor.region, count: regions.len() });
+    };
+    if u64::from(descriptor.offset) + u64::from(descriptor.length) > region.bytes() as u64 {
+        return Err(Fault::Bounds {
+            offset: descriptor.offset,
+            length: descriptor.length,
+            size: region.bytes(),
+        });
+    }
+    Ok(descriptor)
+}
+
+/// Fails if memory of any region was taken away.
+#[inline]
+pub(crate) fn whole(regions: &[Mapping]) -> Result<(), Fault> {
+    if regions.iter().any(Mapping::is_poisoned) { Err(Fault::Poisoned) } else { Ok(()) }
+}

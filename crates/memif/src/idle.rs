@@ -1,0 +1,112 @@
+//! The order of stores and loads by which a sleeper is never left asleep.
+//!
+//! Two words are shared: the sender's index, and the flag by which the sleeper says that it need
+//! not be rung. Each side stores its own, fences, and loads the other's: at least one of them sees
+//! the other's store, so either the sender rings or the sleeper stays up.
+
+use std::sync::atomic::{AtomicU16, Ordering, fence};
+
+/// `MEMIF_RING_FLAG_MASK_INT`: do not ring.
+pub(crate) const MASKED: u16 = 1;
+
+/// A shared word; a trait so that the model checker's can take its place.
+pub(crate) trait Word {
+    fn load(&self, order: Ordering) -> u16;
+    fn store(&self, value: u16, order: Ordering);
+    /// A sequentially consistent fence.
+    fn fence();
+}
+
+impl Word for AtomicU16 {
+    fn load(&self, order: Ordering) -> u16 {
+        AtomicU16::load(self, order)
+    }
+
+    fn store(&self, value: u16, order: Ordering) {
+        AtomicU16::store(self, value, order);
+    }
+
+    fn fence() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// The sender's half: shows the index; true if the doorbell is to be rung.
+pub(crate) fn publish<W: Word>(index: &W, value: u16, flags: &W) -> bool {
+    index.store(value, Ordering::Release);
+    W::fence();
+    flags.load(Ordering::Relaxed) & MASKED == 0
+}
+
+/// The sleeper's half: true if the index is still `seen`, so that it may sleep.
+pub(crate) fn arm<W: Word>(index: &W, seen: u16, flags: &W) -> bool {
+    flags.store(0, Ordering::Relaxed);
+    W::fence();
+    if index.load(Ordering::Relaxed) == seen {
+        return true;
+    }
+    flags.store(MASKED, Ordering::Relaxed);
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use loom::sync::atomic::AtomicBool;
+    use loom::sync::atomic::AtomicU16 as Model;
+    use std::sync::Arc;
+
+    impl Word for Model {
+        fn load(&self, order: Ordering) -> u16 {
+            Model::load(self, order)
+        }
+
+        fn store(&self, value: u16, order: Ordering) {
+            Model::store(self, value, order);
+        }
+
+        fn fence() {
+            loom::sync::atomic::fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Sender publishes twice while the sleeper, masked at first, goes to sleep: in every
+    /// interleaving what the sleeper misses was rung for, and what it sees is whole.
+    #[test]
+    fn no_wake_up_is_lost() {
+        const FRAMES: u16 = 2;
+        loom::model(|| {
+            let index = Arc::new(Model::new(0));
+            let flags = Arc::new(Model::new(MASKED));
+            let bell = Arc::new(AtomicBool::new(false));
+            let data = Arc::new(Model::new(0));
+            let sender = {
+                let (index, flags) = (index.clone(), flags.clone());
+                let (bell, data) = (bell.clone(), data.clone());
+                loom::thread::spawn(move || {
+                    for frame in 1..=FRAMES {
+                        data.store(frame, Ordering::Relaxed);
+                        if publish(&*index, frame, &*flags) {
+                            bell.store(true, Ordering::SeqCst);
+                        }
+                    }
+                })
+            };
+            let mut seen = 0;
+            let asleep = loop {
+                if arm(&*index, seen, &*flags) {
+                    break true;
+                }
+                seen = index.load(Ordering::Acquire);
+                assert!(data.load(Ordering::Relaxed) >= seen, "index shown before its frame");
+                if seen == FRAMES {
+                    break false;
+                }
+            };
+            sender.join().unwrap();
+            if asleep && seen != FRAMES {
+                assert!(bell.load(Ordering::SeqCst), "asleep at {seen} and nobody rang");
+            }
+        });
+    }
+}

@@ -1,0 +1,190 @@
+//! Memory shared with a peer.
+//!
+//! All access goes through bounds-checked methods: copies out, copies in, and atomic words. No
+//! reference to plain bytes is made where a peer that is not trusted may write.
+//!
+//! A peer may take pages away under the mapping in spite of the seal (by means of the kernel's
+//! that we don't know of, or by a memory error): see [`crate::sigbus`].
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, compiler_fence};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::sigbus;
+
+/// `HUGETLBFS_MAGIC` of statfs(2).
+const HUGETLBFS_MAGIC: i64 = 0x958458f6;
+
+/// One region, mapped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+    guard: sigbus::Guard,
+}
+
+// SAFETY: the memory belongs to no thread; every access is a raw copy or an atomic, except slices
+// handed out under the contract of `slice` and `slice_mut`.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Makes a memfd of `bytes`, sealed at that size, all its pages there.
+    pub fn create(bytes: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd =
+            rustix::fs::memfd_create("pdp-memif", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        // Its maker pays for the pages, and no page fault is left for the packets' way.
+        Ok((Self::map(fd.as_fd(), bytes, MapFlags::POPULATE)?, fd))
+    }
+
+    /// Maps `bytes` of a memfd of a peer that is not trusted, or says why not.
+    pub fn of_peer(fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, &'static str> {
+        const REFUSED: &str = "region can't be mapped";
+        let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err("region is not a memfd sealed against shrinking");
+        }
+        let filesystem = rustix::fs::fstatfs(fd).map_err(|_| REFUSED)?;
+        if filesystem.f_type == HUGETLBFS_MAGIC {
+            return Err("region in huge pages");
+        }
+        let stat = rustix::fs::fstat(fd).map_err(|_| REFUSED)?;
+        if u64::try_from(stat.st_size).unwrap_or(0) < bytes {
+            return Err("region is smaller than announced");
+        }
+        let bytes = usize::try_from(bytes).map_err(|_| REFUSED)?;
+        Self::map(fd, bytes, MapFlags::empty()).map_err(|_| REFUSED)
+    }
+
+    fn map(fd: BorrowedFd<'_>, bytes: usize, flags: MapFlags) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | flags,
+                fd,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        match sigbus::Guard::new(base.as_ptr() as usize, bytes) {
+            Some(guard) => Ok(Self { base, bytes, guard }),
+            None => {
+                // SAFETY: just mapped, nobody else knows of it.
+                unsafe { unmap(base, bytes) };
+                Err(io::Error::other("too many memif regions in this process"))
+            }
+        }
+    }
+
+    /// Bytes of the region.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether the peer took pages away.
+    pub fn is_poisoned(&self) -> bool {
+        self.guard.is_poisoned()
+    }
+
+    /// The address of `bytes` at `offset`. Panics unless they lie inside; callers have checked.
+    fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
+        assert!(offset <= self.bytes && bytes <= self.bytes - offset, "beyond the region");
+        // SAFETY: `offset <= self.bytes`, so the result is in the mapping or one past its end.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// Copies out of the region.
+    #[inline]
+    pub fn read(&self, offset: usize, to: &mut [u8]) {
+        let from = self.at(offset, to.len());
+        // The two fences keep the compiler from taking bytes that we wrote or read earlier, and
+        // from reading the source again in place of the copy.
+        compiler_fence(Ordering::SeqCst);
+        // SAFETY: `at` checked the source; the destination is a slice of ours, so they don't
+        // overlap. The peer may write meanwhile: then these bytes are any bytes, which is what
+        // they are taken for.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// Copies into the region.
+    #[inline]
+    pub fn write(&self, offset: usize, from: &[u8]) {
+        let to = self.at(offset, from.len());
+        // SAFETY: `at` checked the destination; the source is a slice of ours.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    /// A shared 16-bit word.
+    #[inline]
+    pub fn word16(&self, offset: usize) -> &AtomicU16 {
+        let at = self.at(offset, 2).cast::<u16>();
+        assert!(at.is_aligned(), "unaligned word");
+        // SAFETY: inside the mapping, aligned, valid for any bits, and lives as long as `self`.
+        unsafe { AtomicU16::from_ptr(at) }
+    }
+
+    /// A shared 64-bit word.
+    #[inline]
+    pub fn word64(&self, offset: usize) -> &AtomicU64 {
+        let at = self.at(offset, 8).cast::<u64>();
+        assert!(at.is_aligned(), "unaligned word");
+        // SAFETY: inside the mapping, aligned, valid for any bits, and lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(at) }
+    }
+
+    /// A view of bytes.
+    ///
+    /// # Safety
+    /// Nobody, the peer included, writes to these bytes while the slice lives.
+    #[inline]
+    pub unsafe fn slice(&self, offset: usize, bytes: usize) -> &[u8] {
+        // SAFETY: `at` checked the bounds; the caller vouches for the rest.
+        unsafe { std::slice::from_raw_parts(self.at(offset, bytes), bytes) }
+    }
+
+    /// A view of bytes to write to.
+    ///
+    /// # Safety
+    /// Nobody, the peer included, reads or writes these bytes while the slice lives.
+    #[inline]
+    #[allow(clippy::mut_from_ref)] // the memory behind `self` is not `self`
+    pub unsafe fn slice_mut(&self, offset: usize, bytes: usize) -> &mut [u8] {
+        // SAFETY: `at` checked the bounds; the caller vouches for the rest.
+        unsafe { std::slice::from_raw_parts_mut(self.at(offset, bytes), bytes) }
+    }
+}
+
+#[cfg(test)]
+impl Mapping {
+    /// Maps memory that `of_peer` would refuse.
+    pub fn map_for_test(fd: BorrowedFd<'_>, bytes: usize) -> Self {
+        Self::map(fd, bytes, MapFlags::empty()).unwrap()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.guard.release();
+        // SAFETY: `map` made it with this size; whoever borrowed from `self` is done.
+        unsafe { unmap(self.base, self.bytes) };
+    }
+}
+
+/// # Safety
+/// The range was mapped by `map` and nobody uses it any more.
+unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: the caller's promise. An error leaves the mapping, which harms nobody.
+    let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast::<c_void>(), bytes) };
+}

@@ -1,0 +1,165 @@
+//! Survives shared memory that is taken away.
+//!
+//! A seal keeps a peer from shrinking its memory, and huge pages are refused; should a page of a
+//! region be gone all the same (a memory error, a hole that the kernel can't fill), touching it
+//! raises SIGBUS. With [`install`]ed handler the whole region becomes zeros of our own and is
+//! marked: its connection answers [`crate::Fault::Poisoned`], the process goes on. A SIGBUS
+//! anywhere else goes to the handler that was there before.
+//!
+//! Limit: [`REGIONS_COUNT_MAX`] regions in a process.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::mem::MaybeUninit;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Regions mapped in one process.
+pub const REGIONS_COUNT_MAX: usize = 4096;
+
+/// A mapped region. The handler reads it at any time, so it is only atomics.
+struct Slot {
+    taken: AtomicBool,
+    /// First address; 0 while the rest does not hold.
+    base: AtomicUsize,
+    bytes: AtomicUsize,
+    poisoned: AtomicBool,
+}
+
+static SLOTS: [Slot; REGIONS_COUNT_MAX] = [const {
+    Slot {
+        taken: AtomicBool::new(false),
+        base: AtomicUsize::new(0),
+        bytes: AtomicUsize::new(0),
+        poisoned: AtomicBool::new(false),
+    }
+}; REGIONS_COUNT_MAX];
+
+/// A region's place in the table.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    slot: usize,
+}
+
+impl Guard {
+    /// Enters a region; `None` if the table is full.
+    pub fn new(base: usize, bytes: usize) -> Option<Self> {
+        let slot = SLOTS.iter().position(|slot| !slot.taken.swap(true, Ordering::AcqRel))?;
+        let entry = &SLOTS[slot];
+        entry.poisoned.store(false, Ordering::Relaxed);
+        entry.bytes.store(bytes, Ordering::Relaxed);
+        entry.base.store(base, Ordering::Release);
+        Some(Self { slot })
+    }
+
+    /// Whether memory of the region was taken away.
+    pub fn is_poisoned(&self) -> bool {
+        SLOTS[self.slot].poisoned.load(Ordering::Relaxed)
+    }
+
+    /// Forgets the region; before it is unmapped.
+    pub fn release(&mut self) {
+        let entry = &SLOTS[self.slot];
+        entry.base.store(0, Ordering::Release);
+        entry.taken.store(false, Ordering::Release);
+    }
+}
+
+/// The action that was there before ours.
+struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
+
+// SAFETY: written once, by `install`, before our handler exists; only read afterwards.
+unsafe impl Sync for Previous {}
+
+static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
+static INSTALLED: Once = Once::new();
+
+/// Installs the handler, once for the process; further calls do nothing.
+pub fn install() -> io::Result<()> {
+    let mut result = Ok(());
+    INSTALLED.call_once(|| {
+        // SAFETY: a zeroed sigaction is a valid one. The first call only reads the present
+        // action, into memory that no handler reads yet; the second installs ours, which is
+        // async-signal-safe.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(libc::SIGBUS, std::ptr::null(), (*PREVIOUS.0.get()).as_mut_ptr())
+                != 0
+            {
+                result = Err(io::Error::last_os_error());
+                return;
+            }
+            action.sa_sigaction = on_sigbus as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            if libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()) != 0 {
+                result = Err(io::Error::last_os_error());
+            }
+        }
+    });
+    result
+}
+
+/// Async-signal-safe: atomics, mmap and sigaction only; keeps errno.
+extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
+    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo; SIGBUS fills its address. errno
+    // is this thread's own.
+    let (address, errno) = unsafe { ((*info).si_addr() as usize, *libc::__errno_location()) };
+    let region = SLOTS.iter().find(|slot| {
+        let base = slot.base.load(Ordering::Acquire);
+        base != 0 && address >= base && address - base < slot.bytes.load(Ordering::Relaxed)
+    });
+    let replaced = region.is_some_and(|slot| {
+        slot.poisoned.store(true, Ordering::Relaxed);
+        // SAFETY: the range is a mapping of ours: its owner has not unmapped it, since a thread
+        // (the one interrupted here) is using it. Bytes that change under copies and atomics are
+        // expected of shared memory.
+        let zeros = unsafe {
+            libc::mmap(
+                slot.base.load(Ordering::Relaxed) as *mut c_void,
+                slot.bytes.load(Ordering::Relaxed),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+                -1,
+                0,
+            )
+        };
+        zeros != libc::MAP_FAILED
+    });
+    if !replaced {
+        // Not ours: with the former action back, the instruction faults again and goes to it.
+        // SAFETY: `install` filled PREVIOUS before this handler was there.
+        unsafe {
+            libc::sigaction(libc::SIGBUS, (*PREVIOUS.0.get()).as_ptr(), std::ptr::null_mut());
+        }
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Mapping;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn memory_taken_away_reads_as_zeros_and_is_marked() {
+        install().unwrap();
+        // Not by `of_peer`, which would refuse it: shrinking is how to take memory away here.
+        let fd = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 8192).unwrap();
+        let mapping = Mapping::map_for_test(fd.as_fd(), 8192);
+        let other = Mapping::create(4096).unwrap().0;
+        mapping.write(4096, b"there");
+        rustix::fs::ftruncate(&fd, 0).unwrap();
+        let mut bytes = *b"xxxxx";
+        mapping.read(4096, &mut bytes);
+        assert_eq!(bytes, [0; 5]);
+        assert!(mapping.is_poisoned());
+        assert!(!other.is_poisoned());
+        mapping.write(0, b"still mapped");
+        drop(mapping);
+        assert!(!Mapping::create(4096).unwrap().0.is_poisoned(), "a slot starts clean");
+    }
+}

@@ -1,0 +1,51 @@
+//! A connected pair of our own two sides.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pdp_memif::{Client, Connection, HandshakeError, Link, Listener, Settings};
+
+/// How long "soon" may take on a busy machine.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// Runs `step` until it gives something.
+pub fn soon<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + SOON;
+    loop {
+        if let Some(value) = step() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {SOON:?}");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Accepts the next client of any id and finishes its handshake.
+#[allow(dead_code)]
+pub fn accept(listener: &Listener) -> Result<Connection, HandshakeError> {
+    let mut handshake = soon("accept", || listener.accept().unwrap());
+    soon("handshake", || handshake.poll(|_| true).transpose())
+}
+
+/// Connects a client to a listener.
+#[allow(dead_code)]
+pub fn join(listener: &Listener, client: &mut Client) -> Connection {
+    assert_eq!(client.poll(), Link::Connecting);
+    let mut handshake = soon("accept", || listener.accept().unwrap());
+    let connection = soon("handshake", || {
+        client.poll();
+        handshake.poll(|_| true).unwrap()
+    });
+    soon("link", || (client.poll() == Link::Up).then_some(()));
+    connection
+}
+
+/// A listener, a client and their connection, in a directory.
+#[allow(dead_code)]
+pub fn pair(directory: &Path, settings: Settings) -> (Listener, Client, Connection) {
+    let path = directory.join("memif.sock");
+    let listener = Listener::bind(&path).unwrap();
+    let mut client = Client::new(&path, 3, "test client", settings).unwrap();
+    let connection = join(&listener, &mut client);
+    (listener, client, connection)
+}
