@@ -8,6 +8,8 @@
 pub mod checksum;
 pub mod ether;
 pub mod flow;
+pub mod ipv4;
+pub mod ipv6;
 pub mod outer;
 pub mod tag;
 pub mod udp;

@@ -1,0 +1,165 @@
+//! IPv4 headers as a router sees them (RFC 791, RFC 1812 section 5.2.2).
+
+use crate::checksum;
+
+/// Bytes of a header without options.
+pub const HEADER_BYTES: usize = 20;
+
+/// What forwarding looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Bytes of the header, 20..=60.
+    pub header_bytes: usize,
+    /// Bytes of the packet, header included; no more than were given.
+    pub packet_bytes: usize,
+    /// Time to live.
+    pub ttl: u8,
+    /// Source address.
+    pub source: u32,
+    /// Destination address.
+    pub destination: u32,
+}
+
+impl Header {
+    /// Reads the header of the packet at the start of `bytes`, which may be longer (padding of
+    /// Ethernet). `None` if RFC 1812 section 5.2.2 says to discard the packet: too short, not
+    /// version 4, lengths that don't fit, wrong checksum.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let fixed = bytes.first_chunk::<HEADER_BYTES>()?;
+        let header_bytes = usize::from(fixed[0] & 0xf) * 4;
+        let packet_bytes = usize::from(u16::from_be_bytes([fixed[2], fixed[3]]));
+        if fixed[0] >> 4 != 4
+            || header_bytes < HEADER_BYTES
+            || packet_bytes < header_bytes
+            || packet_bytes > bytes.len()
+            || checksum::checksum(&bytes[..header_bytes]) != 0
+        {
+            return None;
+        }
+        Some(Self {
+            header_bytes,
+            packet_bytes,
+            ttl: fixed[8],
+            source: u32::from_be_bytes([fixed[12], fixed[13], fixed[14], fixed[15]]),
+            destination: u32::from_be_bytes([fixed[16], fixed[17], fixed[18], fixed[19]]),
+        })
+    }
+
+    /// Whether there are options.
+    pub fn has_options(&self) -> bool {
+        self.header_bytes > HEADER_BYTES
+    }
+}
+
+/// Takes one off the time to live, which must not be 0, and brings the checksum up to date
+/// without reading the rest (RFC 1624, equation 3). Does nothing to fewer than 20 bytes.
+#[inline]
+pub fn decrement_ttl(packet: &mut [u8]) {
+    let Some(header) = packet.first_chunk_mut::<HEADER_BYTES>() else { return };
+    let word = |header: &[u8; HEADER_BYTES], at| u16::from_be_bytes([header[at], header[at + 1]]);
+    let old = word(header, 8);
+    header[8] = header[8].wrapping_sub(1);
+    let new = word(header, 8);
+    // HC' = ~(~HC + ~m + m')
+    let sum = u32::from(!word(header, 10)) + u32::from(!old) + u32::from(new);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    [header[10], header[11]] = (!(sum as u16)).to_be_bytes();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::{Ipv4Header, Ipv4Options};
+    use proptest::prelude::*;
+
+    fn header(
+        (source, destination, ttl, protocol): ([u8; 4], [u8; 4], u8, u8),
+        (dscp, identification): (u8, u16),
+        options: &[u8],
+        payload: u16,
+    ) -> Ipv4Header {
+        let mut header =
+            Ipv4Header::new(payload, ttl, protocol.into(), source, destination).unwrap();
+        header.dscp = (dscp & 63).try_into().unwrap();
+        header.identification = identification;
+        header.options = Ipv4Options::try_from(options).unwrap();
+        header.set_payload_len(payload.into()).unwrap();
+        header.header_checksum = header.calc_header_checksum();
+        header
+    }
+
+    proptest! {
+        #[test]
+        fn reads_what_another_wrote_and_no_truncation(
+            fixed: ([u8; 4], [u8; 4], u8, u8), more: (u8, u16), words in 0usize..=10, padding in 0usize..50,
+        ) {
+            let written = header(fixed, more, &vec![1; words * 4], 8);
+            let mut bytes = written.to_bytes().to_vec();
+            bytes.resize(bytes.len() + 8, 0xaa);
+            let packet_bytes = bytes.len();
+            bytes.resize(packet_bytes + padding, 0);
+            let want = Header {
+                header_bytes: 20 + words * 4,
+                packet_bytes,
+                ttl: fixed.2,
+                source: u32::from_be_bytes(fixed.0),
+                destination: u32::from_be_bytes(fixed.1),
+            };
+            prop_assert_eq!(Header::parse(&bytes), Some(want));
+            for length in 0..packet_bytes {
+                prop_assert_eq!(Header::parse(&bytes[..length]), None);
+            }
+        }
+
+        #[test]
+        fn a_flipped_bit_in_the_header_is_refused(
+            fixed: ([u8; 4], [u8; 4], u8, u8), more: (u8, u16), bit in 0usize..160,
+        ) {
+            let mut bytes = header(fixed, more, &[], 0).to_bytes().to_vec();
+            bytes[bit / 8] ^= 0x80 >> (bit % 8);
+            prop_assert_eq!(Header::parse(&bytes), None);
+        }
+
+        #[test]
+        fn the_incremental_checksum_is_the_full_one(
+            fixed: ([u8; 4], [u8; 4], u8, u8), more: (u8, u16),
+        ) {
+            let mut written = header(fixed, more, &[], 0);
+            written.time_to_live = written.time_to_live.max(1);
+            written.header_checksum = written.calc_header_checksum();
+            let mut bytes = written.to_bytes().to_vec();
+            decrement_ttl(&mut bytes);
+            written.time_to_live -= 1;
+            written.header_checksum = written.calc_header_checksum();
+            prop_assert_eq!(&bytes[..], &written.to_bytes()[..]);
+        }
+
+        #[test]
+        fn noise_never_panics(mut bytes: Vec<u8>) {
+            Header::parse(&bytes);
+            decrement_ttl(&mut bytes);
+        }
+    }
+
+    /// The case for which RFC 1141's equation fails (RFC 1624 section 4): the checksum must
+    /// become zero, not minus zero.
+    #[test]
+    fn a_checksum_that_becomes_zero() {
+        for ttl in 1..=255u8 {
+            let mut bytes = [0; 20];
+            bytes[0] = 0x45;
+            bytes[8] = ttl - 1;
+            let missing = checksum::checksum(&bytes);
+            bytes[4..6].copy_from_slice(&missing.to_be_bytes());
+            assert_eq!(checksum::checksum(&bytes), 0);
+            let want = bytes;
+            bytes[8] = ttl;
+            let before = checksum::checksum(&bytes);
+            bytes[10..12].copy_from_slice(&before.to_be_bytes());
+            decrement_ttl(&mut bytes);
+            assert_eq!(bytes, want, "ttl {ttl}");
+        }
+    }
+}
