@@ -1,3 +1,70 @@
-//! See docs/ARCHITECTURE.md.
+//! `pdp`: the command for people and scripts. A client of the daemon's API, and nothing else.
+//!
+//! Exit codes: 0 done; 1 failed (and: `routes --diff` found differences); 2 wrong usage; 3 no
+//! daemon answers. `exec` and `shell` pass the code of the command on.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod args;
+mod change;
+mod daemon;
+mod exec;
+mod failure;
+mod files;
+mod name;
+mod output;
+mod routes;
+mod show;
+mod stats;
+mod watch;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use pdp_api::client::Client;
+
+use args::{Args, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return Failure::from(error).report(),
+    };
+    let result = runtime.block_on(run(args));
+    // A thread that waits for standard input must not hold the exit up.
+    runtime.shutdown_background();
+    match result {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
+
+async fn run(args: Args) -> Result<ExitCode, Failure> {
+    let client = Client::new(args.socket);
+    match args.command {
+        Command::Up(up) => change::up(&client, up).await,
+        Command::Down(down) => change::down(&client, down).await,
+        Command::Apply(apply) => change::apply(&client, apply).await,
+        Command::Delete(delete) => change::delete(&client, delete).await,
+        Command::Link(link) => change::link(&client, link).await,
+        Command::Get(get) => show::get(&client, get).await,
+        Command::Inspect(inspect) => show::inspect(&client, inspect).await,
+        Command::Exec(exec) => exec::exec(&client, exec).await,
+        Command::Shell(shell) => exec::shell(&client, shell).await,
+        Command::Logs(logs) => watch::logs(&client, logs).await,
+        Command::Capture(capture) => watch::capture(&client, capture).await,
+        Command::Trace(trace) => watch::trace(&client, trace).await,
+        Command::Stats(stats) => stats::stats(&client, stats).await,
+        Command::Routes(routes) => routes::routes(&client, routes).await,
+        Command::Validate(validate) => files::validate(validate),
+        Command::Doctor(doctor) => show::doctor(&client, doctor).await,
+        Command::Version(version) => show::version(&client, version).await,
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "pdp", &mut script);
+            output::write(&script)
+        }
+    }
+}

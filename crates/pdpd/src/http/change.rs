@@ -123,7 +123,6 @@ async fn change(
         }
     };
     let rest = stream::unfold(queue, async |mut queue| Some((queue.recv().await?, queue)));
-    let events =
-        stream::iter([first]).chain(rest.map(Event::Progress)).chain(stream::once(end));
+    let events = stream::iter([first]).chain(rest.map(Event::Progress)).chain(stream::once(end));
     Ok(ndjson(events.map(|event| lines(&event))).into_response())
 }

@@ -54,16 +54,13 @@ pub async fn exec(
             .hint(format!("send Connection: upgrade and Upgrade: {}", exec::UPGRADE))
             .into());
     };
-    let Body(request) = <Body<ExecRequest> as axum::extract::FromRequest<_>>::from_request(
-        request, &api,
-    )
-    .await?;
+    let Body(request) =
+        <Body<ExecRequest> as axum::extract::FromRequest<_>>::from_request(request, &api).await?;
     let permit = api.stream_permit()?;
     let tty = request.tty;
     let command = api.call(move |daemon| daemon.exec(&vnet, &node, &request)).await?;
-    let running = Running::start(command, tty).map_err(|error| {
-        Problem::internal(format!("can't start the command: {error}"))
-    })?;
+    let running = Running::start(command, tty)
+        .map_err(|error| Problem::internal(format!("can't start the command: {error}")))?;
     tokio::spawn(attend(api, permit, upgrade, running));
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, exec::UPGRADE)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
@@ -167,10 +164,7 @@ enum Input {
 }
 
 /// Passes the client's frames on until it goes away or breaks the format.
-async fn read(
-    mut from: impl AsyncRead + Unpin,
-    mut input: Input,
-) -> Result<(), FrameError> {
+async fn read(mut from: impl AsyncRead + Unpin, mut input: Input) -> Result<(), FrameError> {
     while let Some(frame) = exec::read_frame(&mut from).await? {
         match (frame, &mut input) {
             (Frame::Stdin(bytes), Input::Terminal(typed, _)) => typed.write_all(&bytes).await?,

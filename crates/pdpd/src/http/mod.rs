@@ -229,8 +229,7 @@ async fn no_such_path(uri: hyper::Uri) -> Failure {
 }
 
 async fn no_such_method(method: hyper::Method, uri: hyper::Uri) -> Response {
-    let problem =
-        Problem::new(ProblemKind::Invalid, format!("{method} is not for {}", uri.path()))
-            .hint(format!("GET {} lists the methods", pdp_api::paths::OPENAPI));
+    let problem = Problem::new(ProblemKind::Invalid, format!("{method} is not for {}", uri.path()))
+        .hint(format!("GET {} lists the methods", pdp_api::paths::OPENAPI));
     (StatusCode::METHOD_NOT_ALLOWED, Json(problem)).into_response()
 }

@@ -217,9 +217,7 @@ async fn log(
 }
 
 /// The next bytes of a log, waiting for them; the file at `path` may be replaced or cut off.
-async fn follow(
-    (mut file, path): (File, PathBuf),
-) -> io::Result<Option<(Bytes, (File, PathBuf))>> {
+async fn follow((mut file, path): (File, PathBuf)) -> io::Result<Option<(Bytes, (File, PathBuf))>> {
     loop {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         if file.read_buf(&mut chunk).await? > 0 {

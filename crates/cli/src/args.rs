@@ -1,0 +1,410 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
+use pdp_api::FrameMatch;
+
+use crate::name::{LinkName, NodeName, PortName};
+
+/// Host isolated virtual networks on this machine.
+#[derive(Debug, Parser)]
+#[command(
+    name = "pdp",
+    version,
+    max_term_width = 100,
+    propagate_version = false,
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers; exec and \
+                  shell pass the command's on.\n\n\
+                  Example: pdp up -f examples/ospf.yaml && pdp inspect ospf"
+)]
+pub struct Args {
+    /// Socket of the daemon.
+    #[arg(long, global = true, env = "PDP_SOCKET", value_name = "PATH",
+        default_value = pdp_api::SOCKET_DEFAULT)]
+    pub socket: PathBuf,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Up(Up),
+    Down(Down),
+    Apply(Apply),
+    Delete(Delete),
+    #[command(visible_alias = "list")]
+    Get(Get),
+    Inspect(Inspect),
+    Exec(Exec),
+    Shell(Shell),
+    Logs(Logs),
+    Link(Link),
+    Stats(Stats),
+    Routes(Routes),
+    Capture(Capture),
+    Trace(Trace),
+    Validate(Validate),
+    Doctor(Doctor),
+    /// Print a completion script for a shell.
+    #[command(after_help = "Example: source <(pdp completion bash)")]
+    Completion {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    Version(Version),
+}
+
+/// How to print.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Table,
+    Json,
+    Yaml,
+}
+
+/// Start the daemon if none answers, start all that is stored, apply files.
+///
+/// The daemon is pdpd beside this command or in PATH; PDP_DAEMON names another.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp up -f examples/ospf.yaml\n         \
+                        pdp up --daemon-args '--state-dir /srv/pdp'")]
+pub struct Up {
+    /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
+    #[arg(short, long = "file", value_name = "FILE", num_args = 1..)]
+    pub files: Vec<PathBuf>,
+    /// More arguments for a daemon that has to be started, split at spaces.
+    #[arg(long, value_name = "ARGS", allow_hyphen_values = true, default_value = "")]
+    pub daemon_args: String,
+    /// How to print the changes.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Stop all vnets, the mux and the daemon. Specs stay stored.
+///
+/// A daemon that a service manager runs stays, with nothing up.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp down --purge")]
+pub struct Down {
+    /// Forget the stored specs too.
+    #[arg(long)]
+    pub purge: bool,
+    /// How to print the changes.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Create or change what files describe. Only what differs is touched.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp apply -f substrate.yaml -f vnets/ --dry-run\n         \
+                        generate | pdp apply -f -")]
+pub struct Apply {
+    /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
+    #[arg(short, long = "file", value_name = "FILE", required = true, num_args = 1..)]
+    pub files: Vec<PathBuf>,
+    /// Only say what would change.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// How to print the changes.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Stop and forget vnets, or the substrate.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp delete red blue\n         pdp delete -f examples/ospf.yaml")]
+pub struct Delete {
+    /// Vnets; `substrate` for the substrate.
+    #[arg(value_name = "NAME", required_unless_present = "files")]
+    pub names: Vec<String>,
+    /// What these files describe.
+    #[arg(short, long = "file", value_name = "FILE", num_args = 1.., conflicts_with = "names")]
+    pub files: Vec<PathBuf>,
+    /// How to print the changes.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// List vnets.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp get\n         pdp get red blue --format json")]
+pub struct Get {
+    /// Only these vnets.
+    #[arg(value_name = "VNET")]
+    pub names: Vec<String>,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Show a vnet, one of its nodes, or the substrate: what is wanted and what is.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp inspect red\n         pdp inspect red/r1\n         \
+                        pdp inspect substrate --format yaml")]
+pub struct Inspect {
+    /// VNET, VNET/NODE, or `substrate`.
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Run a command in a node; its exit code is passed on.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp exec red/h1 -- ping -c 3 10.2.0.2\n         \
+                        pdp exec red/r1 -- vtysh -c 'show ip ospf neighbor'")]
+pub struct Exec {
+    /// VNET/NODE.
+    #[arg(value_name = "NODE")]
+    pub name: NodeName,
+    /// In this forwarding guest instead of the control guest.
+    #[arg(long, value_name = "N")]
+    pub guest: Option<u32>,
+    /// With a terminal.
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Without standard input.
+    #[arg(short, long)]
+    pub no_stdin: bool,
+    /// Program and arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Open a shell in a node.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp shell red/r1")]
+pub struct Shell {
+    /// VNET/NODE.
+    #[arg(value_name = "NODE")]
+    pub name: NodeName,
+    /// In this forwarding guest instead of the control guest.
+    #[arg(long, value_name = "N")]
+    pub guest: Option<u32>,
+}
+
+/// Print the log of the daemon, the mux, a guest or a helper.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp logs -f\n         pdp logs red/r1 --tail 50\n         \
+                        pdp logs red/r1 --guest 0\n         pdp logs red/r1 --helper mirror")]
+pub struct Logs {
+    /// `daemon`, `mux`, or VNET/NODE for its control guest.
+    #[arg(value_name = "NAME", default_value = "daemon")]
+    pub name: String,
+    /// Of this forwarding guest of the node.
+    #[arg(long, value_name = "N", conflicts_with = "helper")]
+    pub guest: Option<u32>,
+    /// Of this helper of the node.
+    #[arg(long, value_enum)]
+    pub helper: Option<Helper>,
+    /// Go on with what is written from now on.
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only the last lines.
+    #[arg(long, value_name = "LINES")]
+    pub tail: Option<u64>,
+}
+
+/// A helper of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Helper {
+    /// What carries frames between the mux and the node's interfaces.
+    Tap,
+    /// What carries routes to the forwarding guests.
+    Mirror,
+}
+
+/// Take a link down, or up again; carrier follows at both ends.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp link down red/r1-r2\n         pdp link up red/r1:eth0")]
+pub struct Link {
+    #[arg(value_enum)]
+    pub state: LinkState,
+    /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
+    #[arg(value_name = "LINK")]
+    pub name: LinkName,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LinkState {
+    Down,
+    Up,
+}
+
+/// Print counters, and rates between two samples.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp stats red --watch\n         pdp stats --format json")]
+pub struct Stats {
+    /// Only of this vnet.
+    #[arg(value_name = "VNET")]
+    pub vnet: Option<String>,
+    /// Again and again, with rates, every so many seconds.
+    #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
+        default_missing_value = "1", value_parser = seconds)]
+    pub watch: Option<Duration>,
+    /// Once, with the rates of one second.
+    #[arg(long, conflicts_with = "watch")]
+    pub rates: bool,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Print the routes of a router: its kernel's, or those that a forwarding guest uses.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp routes green/r1 --within 10.0.0.0/8\n         \
+                        pdp routes green/r1 --guest 1\n         pdp routes green/r1 --diff\n\n\
+                        Exit code of --diff: 0 for equal tables, 1 for different ones.")]
+pub struct Routes {
+    /// VNET/ROUTER.
+    #[arg(value_name = "ROUTER")]
+    pub name: NodeName,
+    /// Of this forwarding guest.
+    #[arg(long, value_name = "N")]
+    pub guest: Option<u32>,
+    /// Only where the kernel and the forwarding guest (all of them, unless one is named) differ.
+    #[arg(long)]
+    pub diff: bool,
+    /// Only routes that cover this prefix or are inside it.
+    #[arg(long, value_name = "PREFIX")]
+    pub within: Option<IpNet>,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Write the frames of a port as pcap, both directions, until interrupted.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp capture red/r1:eth0 -w - | wireshark -k -i -\n         \
+                        pdp capture red/r1:eth0 -w - | tcpdump -nr -")]
+pub struct Capture {
+    /// VNET/NODE:PORT.
+    #[arg(value_name = "PORT")]
+    pub name: PortName,
+    /// Into this file; - for standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub write: PathBuf,
+    /// Bytes of each frame, 0 for all.
+    #[arg(short, long, value_name = "BYTES", default_value_t = 0)]
+    pub snap: u32,
+}
+
+/// Follow one packet through the node: its stages and its fate.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp trace red/r1:eth0\n         \
+                        pdp trace red/r1:eth0 --match 12=0800 --match 30=0a020002")]
+pub struct Trace {
+    /// VNET/NODE:PORT where it arrives.
+    #[arg(value_name = "PORT")]
+    pub name: PortName,
+    /// Only a frame with these bytes (hexadecimal) at this offset from its start; several.
+    #[arg(short, long = "match", value_name = "OFFSET=BYTES[/MASK]", value_parser = frame_match)]
+    pub matches: Vec<FrameMatch>,
+    /// How long to wait for one, seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub wait: Duration,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Check files by themselves; needs no daemon.
+///
+/// With a Substrate among them, also whether all fit together. `pdp apply --dry-run` checks against
+/// the node as it is.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp validate examples/*.yaml")]
+pub struct Validate {
+    /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
+    #[arg(value_name = "FILE", required_unless_present = "more")]
+    pub files: Vec<PathBuf>,
+    /// The same.
+    #[arg(short = 'f', long = "file", value_name = "FILE", num_args = 1..)]
+    pub more: Vec<PathBuf>,
+}
+
+/// Say what this machine can and can't do, and what to install.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp doctor")]
+pub struct Doctor {
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Print the versions of this command and of the daemon.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp version")]
+pub struct Version {
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Seconds with a fraction, from a tenth to an hour.
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds @ 0.1..=3600.0) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("use seconds from 0.1 to 3600".into()),
+    }
+}
+
+/// `OFFSET=BYTES[/MASK]`, bytes and mask in hexadecimal.
+fn frame_match(text: &str) -> Result<FrameMatch, String> {
+    const FORM: &str = "use OFFSET=BYTES[/MASK] with bytes in hexadecimal, for example 12=0800";
+    let (offset, bytes) = text.split_once('=').ok_or(FORM)?;
+    let (value, mask) = match bytes.split_once('/') {
+        Some((value, mask)) => (hex(value).ok_or(FORM)?, Some(hex(mask).ok_or(FORM)?)),
+        None => (hex(bytes).ok_or(FORM)?, None),
+    };
+    let mask = mask.unwrap_or_else(|| vec![0xff; value.len()]);
+    if mask.len() != value.len() || value.is_empty() {
+        return Err("make the mask as long as the bytes, and neither empty".into());
+    }
+    Ok(FrameMatch { offset: offset.parse().map_err(|_| FORM)?, value, mask })
+}
+
+fn hex(text: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u8> =
+        text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
+    (digits.len() % 2 == 0).then(|| digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_verb_has_an_example() {
+        let mut command = Args::command();
+        command.build();
+        command.clone().debug_assert();
+        for verb in command.get_subcommands().filter(|verb| verb.get_name() != "help") {
+            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let example = format!("pdp {}", verb.get_name());
+            assert!(help.contains(&example), "{}: no example", verb.get_name());
+            assert!(verb.get_about().is_some(), "{}: not described", verb.get_name());
+        }
+    }
+
+    #[test]
+    fn matches_are_read() {
+        let one = frame_match("12=0800").unwrap();
+        assert_eq!((one.offset, one.value, one.mask), (12, vec![8, 0], vec![255, 255]));
+        let masked = frame_match("0=0102/ff00").unwrap();
+        assert_eq!((masked.value, masked.mask), (vec![1, 2], vec![255, 0]));
+        for bad in ["", "12", "x=00", "12=0", "12=zz", "12=", "12=00/ffff", "70000=00"] {
+            assert!(frame_match(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn seconds_have_bounds() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["0", "-1", "nan", "inf", "3601", "x"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+}

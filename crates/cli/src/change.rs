@@ -1,0 +1,82 @@
+//! Verbs that change something.
+
+use std::process::ExitCode;
+
+use pdp_api::client::{Client, Error};
+use pdp_api::{ApplyRequest, DownRequest, Report};
+
+use crate::args::{Apply, Delete, Down, Link, LinkState, Up};
+use crate::failure::Failure;
+use crate::output::{self, Shown};
+use crate::{daemon, files};
+
+pub async fn apply(client: &Client, args: Apply) -> Result<ExitCode, Failure> {
+    let report = apply_files(client, files::read(&args.files)?, args.dry_run).await?;
+    output::report(args.format, &report)
+}
+
+async fn apply_files(
+    client: &Client,
+    files: Vec<pdp_spec::SourceFile>,
+    dry_run: bool,
+) -> Result<Report, Failure> {
+    let mut shown = Shown::new();
+    let request = ApplyRequest { files, dry_run };
+    let applied = client.apply(&request, |step| shown.step(step)).await;
+    applied.map_err(|error| Failure::from(error).about(&request.files))
+}
+
+pub async fn up(client: &Client, args: Up) -> Result<ExitCode, Failure> {
+    // Files are read before anything is started.
+    let files = files::read(&args.files)?;
+    match client.version().await {
+        Ok(_) => {}
+        Err(Error::NoDaemon { .. }) => daemon::start(client, &args.daemon_args).await?,
+        Err(error) => return Err(error.into()),
+    }
+    let mut report = {
+        let mut shown = Shown::new();
+        client.up(|step| shown.step(step)).await?
+    };
+    if !files.is_empty() {
+        report.changes.extend(apply_files(client, files, false).await?.changes);
+    }
+    output::report(args.format, &report)
+}
+
+pub async fn down(client: &Client, args: Down) -> Result<ExitCode, Failure> {
+    let report = {
+        let mut shown = Shown::new();
+        let request = DownRequest { purge: args.purge, exit: true };
+        client.down(&request, |step| shown.step(step)).await?
+    };
+    if report.exits {
+        daemon::wait_gone(client).await?;
+    }
+    output::report(args.format, &report)
+}
+
+pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> {
+    let names = if args.files.is_empty() {
+        args.names
+    } else {
+        files::objects(&files::read(&args.files)?)?
+    };
+    let mut all = Report::default();
+    let mut shown = Shown::new();
+    for name in names {
+        let report = match name.as_str() {
+            "substrate" => client.delete_substrate(|step| shown.step(step)).await?,
+            vnet => client.delete_vnet(vnet, |step| shown.step(step)).await?,
+        };
+        all.changes.extend(report.changes);
+    }
+    drop(shown);
+    output::report(args.format, &all)
+}
+
+pub async fn link(client: &Client, args: Link) -> Result<ExitCode, Failure> {
+    let up = args.state == LinkState::Up;
+    let report = client.set_link(&args.name.vnet, &args.name.link, up).await?;
+    output::report(Default::default(), &report)
+}

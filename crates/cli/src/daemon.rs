@@ -1,0 +1,113 @@
+//! Starting a daemon where none answers, and waiting for its end.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use pdp_api::client::{Client, Error};
+
+use crate::failure::Failure;
+
+/// Longest wait for a daemon that starts (it may adopt many guests), and for one that ends.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Pause between two looks.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Bytes of a failed daemon's log that are shown.
+const LOG_BYTES_MAX: usize = 2000;
+
+/// Starts a daemon that outlives this command, and waits until it answers.
+pub async fn start(client: &Client, arguments: &str) -> Result<(), Failure> {
+    let socket = client.socket();
+    let run_dir = run_dir(socket)?;
+    std::fs::create_dir_all(run_dir)?;
+    let program = program()?;
+    let log_path = run_dir.join("pdpd.out");
+    let log = File::create(&log_path)?;
+    // A session of its own: not ended with this terminal. `setsid` becomes the daemon itself.
+    let mut child = Command::new("setsid")
+        .arg(&program)
+        .arg("--run-dir")
+        .arg(run_dir)
+        .args(arguments.split_whitespace())
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .map_err(|error| Failure::Other(format!("can't start {}: {error}", program.display())))?;
+    let bar = ProgressBar::new_spinner().with_message("starting pdpd");
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let answered = wait_answer(client, &mut child).await;
+    bar.finish_and_clear();
+    answered.map_err(|reason| {
+        let text = std::fs::read_to_string(&log_path).unwrap_or_default();
+        let from = text.char_indices().rev().nth(LOG_BYTES_MAX).map_or(0, |(at, _)| at);
+        let said = text[from..].trim_end();
+        Failure::Other(format!(
+            "{} {reason}; its last words ({}):\n{said}",
+            program.display(),
+            log_path.display(),
+        ))
+    })
+}
+
+async fn wait_answer(client: &Client, child: &mut Child) -> Result<(), String> {
+    let end = Instant::now() + WAIT_MAX;
+    loop {
+        if client.version().await.is_ok() {
+            return Ok(());
+        }
+        if let Ok(Some(status)) = child.try_wait() {
+            return Err(format!("ended at once with {status}"));
+        }
+        if Instant::now() > end {
+            return Err(format!("does not answer after {} s", WAIT_MAX.as_secs()));
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// Waits until no daemon answers any more.
+pub async fn wait_gone(client: &Client) -> Result<(), Failure> {
+    let end = Instant::now() + WAIT_MAX;
+    while Instant::now() < end {
+        if matches!(client.version().await, Err(Error::NoDaemon { .. })) {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+    Err(Failure::Other(format!(
+        "the daemon at {} still answers after {} s; see `pdp logs`",
+        client.socket().display(),
+        WAIT_MAX.as_secs()
+    )))
+}
+
+/// The run directory whose daemon listens at `socket`.
+fn run_dir(socket: &Path) -> Result<&Path, Failure> {
+    match (socket.parent(), socket.file_name()) {
+        (Some(directory), Some(name)) if name == "pdpd.sock" && directory != Path::new("") => {
+            Ok(directory)
+        }
+        _ => Err(Failure::Usage(format!(
+            "no daemon at {}, and none can be started for it: a daemon's socket is \
+             DIRECTORY/pdpd.sock",
+            socket.display()
+        ))),
+    }
+}
+
+/// The daemon's program.
+fn program() -> Result<PathBuf, Failure> {
+    if let Some(program) = std::env::var_os("PDP_DAEMON") {
+        return Ok(program.into());
+    }
+    let beside = std::env::current_exe()?.with_file_name("pdpd");
+    Ok(if beside.exists() { beside } else { "pdpd".into() })
+}

@@ -1,0 +1,155 @@
+//! Commands and shells in nodes.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use pdp_api::GuestProcess;
+use pdp_api::client::{Client, Error};
+use pdp_api::exec::{ExecRequest, Frame, FrameError, WindowSize, read_frame, write_frame};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use tokio::io::{AsyncReadExt, AsyncWrite};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::args::{Exec, Shell};
+use crate::failure::Failure;
+use crate::name::NodeName;
+
+/// Size of a terminal that does not say.
+const SIZE_DEFAULT: WindowSize = WindowSize { rows: 24, columns: 80 };
+
+/// Bytes read at a time from standard input.
+const INPUT_BYTES: usize = 32 << 10;
+
+/// Frames for the daemon that may wait.
+const FRAMES_MAX: usize = 4;
+
+pub async fn exec(client: &Client, args: Exec) -> Result<ExitCode, Failure> {
+    let command = args.command.into_iter().map(OsString::into_string).collect::<Result<_, _>>();
+    let command =
+        command.map_err(|word| Failure::Usage(format!("{}: not UTF-8", word.to_string_lossy())))?;
+    let request = request(command, args.guest, args.tty);
+    run(client, &args.name, &request, !args.no_stdin).await
+}
+
+pub async fn shell(client: &Client, args: Shell) -> Result<ExitCode, Failure> {
+    run(client, &args.name, &request(Vec::new(), args.guest, true), true).await
+}
+
+fn request(command: Vec<String>, guest: Option<u32>, tty: bool) -> ExecRequest {
+    ExecRequest {
+        command,
+        process: guest.map_or(GuestProcess::Control, GuestProcess::Guest),
+        tty: tty.then(|| window_size().unwrap_or(SIZE_DEFAULT)),
+        term: tty.then(|| std::env::var("TERM").ok()).flatten(),
+    }
+}
+
+async fn run(
+    client: &Client,
+    name: &NodeName,
+    request: &ExecRequest,
+    with_input: bool,
+) -> Result<ExitCode, Failure> {
+    let connection = client.exec(&name.vnet, &name.node, request).await?;
+    let raw = request.tty.and_then(|_| Raw::enter());
+    let (mut from_daemon, to_daemon) = tokio::io::split(connection);
+    let (frames, queue) = mpsc::channel(FRAMES_MAX);
+    tokio::spawn(send(to_daemon, queue));
+    if with_input {
+        tokio::spawn(input(frames.clone()));
+    } else {
+        let _ = frames.send(Frame::StdinEnd).await;
+    }
+    if request.tty.is_some() {
+        tokio::spawn(sizes(frames.clone()));
+    }
+    let code = output(&mut from_daemon).await;
+    drop(raw);
+    // The low byte is what the system keeps of an exit code.
+    code.map(|code| ExitCode::from(code as u8))
+}
+
+/// Writes out what the command writes, until its exit code comes.
+async fn output(from: &mut (impl tokio::io::AsyncRead + Unpin)) -> Result<i32, Failure> {
+    while let Some(frame) = read_frame(from).await? {
+        match frame {
+            Frame::Stdout(bytes) => {
+                let mut out = io::stdout().lock();
+                out.write_all(&bytes)?;
+                out.flush()?;
+            }
+            Frame::Stderr(bytes) => io::stderr().write_all(&bytes)?,
+            Frame::Exit(code) => return Ok(code),
+            Frame::Stdin(_) | Frame::StdinEnd | Frame::Resize(_) => {
+                return Err(Error::Answer("frame of a client".into()).into());
+            }
+        }
+    }
+    Err(Error::Answer("the command's connection ended before it; see `pdp logs`".into()).into())
+}
+
+async fn send(
+    mut to: impl AsyncWrite + Unpin,
+    mut queue: mpsc::Receiver<Frame>,
+) -> Result<(), FrameError> {
+    while let Some(frame) = queue.recv().await {
+        write_frame(&mut to, &frame).await?;
+    }
+    Ok(())
+}
+
+/// Passes standard input on.
+async fn input(frames: mpsc::Sender<Frame>) {
+    let mut stdin = tokio::io::stdin();
+    let mut bytes = vec![0; INPUT_BYTES];
+    while let Ok(count @ 1..) = stdin.read(&mut bytes).await {
+        if frames.send(Frame::Stdin(bytes[..count].to_vec())).await.is_err() {
+            return;
+        }
+    }
+    let _ = frames.send(Frame::StdinEnd).await;
+}
+
+/// Passes on every new size of the terminal.
+async fn sizes(frames: mpsc::Sender<Frame>) {
+    let Ok(mut changed) = signal(SignalKind::window_change()) else { return };
+    while changed.recv().await.is_some() {
+        if let Some(size) = window_size() {
+            if frames.send(Frame::Resize(size)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn window_size() -> Option<WindowSize> {
+    let size = tcgetwinsize(io::stdout()).or_else(|_| tcgetwinsize(io::stdin())).ok()?;
+    (size.ws_row > 0 && size.ws_col > 0)
+        .then_some(WindowSize { rows: size.ws_row, columns: size.ws_col })
+}
+
+/// The terminal in raw mode, as long as this lives: every key is the command's to see.
+struct Raw(Termios);
+
+impl Raw {
+    /// `None` if standard input is no terminal.
+    fn enter() -> Option<Self> {
+        if !io::stdin().is_terminal() {
+            return None;
+        }
+        let before = tcgetattr(io::stdin()).ok()?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(io::stdin(), OptionalActions::Flush, &raw).ok()?;
+        Some(Self(before))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // Nothing can be done for a terminal that went away.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &self.0);
+    }
+}

@@ -1,0 +1,96 @@
+//! Spec files of the command line.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use pdp_spec::{Existing, Object, SourceFile, limits, parse};
+
+use crate::args::Validate;
+use crate::failure::Failure;
+use crate::output;
+
+/// Reads files with all that they name; a directory stands for the specs in it, in the order of
+/// their names, and `-` for standard input.
+pub fn read(paths: &[PathBuf]) -> Result<Vec<SourceFile>, Failure> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.as_os_str() == "-" {
+            let mut text = String::new();
+            std::io::stdin().take(limits::SPEC_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
+            files.push(source("-".into(), text, Path::new(".")));
+        } else if path.is_dir() {
+            let mut found = Vec::new();
+            for entry in std::fs::read_dir(path).map_err(|error| unreadable(path, &error))? {
+                let path = entry?.path();
+                if path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml") {
+                    found.push(path);
+                }
+            }
+            if found.is_empty() {
+                return Err(Failure::Other(format!(
+                    "{}: no *.yaml or *.yml in it",
+                    path.display()
+                )));
+            }
+            found.sort();
+            for path in found {
+                files.push(file(&path)?);
+            }
+        } else {
+            files.push(file(path)?);
+        }
+    }
+    Ok(files)
+}
+
+fn file(path: &Path) -> Result<SourceFile, Failure> {
+    let text = text(path, limits::SPEC_BYTES_MAX).map_err(Failure::Other)?;
+    let directory = path.parent().unwrap_or(Path::new(""));
+    Ok(source(path.display().to_string(), text, directory))
+}
+
+fn source(name: String, text: String, directory: &Path) -> SourceFile {
+    SourceFile::read(name, text, |from| self::text(&directory.join(from), limits::FILE_BYTES_MAX))
+}
+
+fn text(path: &Path, bytes_max: usize) -> Result<String, String> {
+    let unreadable = |error: std::io::Error| format!("{}: {error}", path.display());
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    file.take(bytes_max as u64 + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if text.len() > bytes_max {
+        return Err(format!("{}: over {bytes_max} bytes", path.display()));
+    }
+    Ok(text)
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::Other(format!("{}: {error}", path.display()))
+}
+
+/// The objects of files, as `pdp delete` and `pdp inspect` name them: vnets first.
+pub fn objects(files: &[SourceFile]) -> Result<Vec<String>, Failure> {
+    let documents = parse(files).map_err(|faults| Failure::Files(faults, files.to_vec()))?;
+    let (substrates, vnets): (Vec<_>, Vec<_>) =
+        documents.iter().partition(|document| matches!(document.object, Object::Substrate(_)));
+    let names = vnets.iter().map(|document| document.object.name().to_owned());
+    Ok(names.chain(substrates.first().map(|_| "substrate".into())).collect())
+}
+
+pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
+    let paths: Vec<PathBuf> = args.files.into_iter().chain(args.more).collect();
+    let files = read(&paths)?;
+    let documents = parse(&files).map_err(|faults| Failure::Files(faults, files.clone()))?;
+    let whole = documents.iter().any(|document| matches!(document.object, Object::Substrate(_)));
+    if whole {
+        pdp_spec::check(&documents, &Existing::default())
+            .map_err(|faults| Failure::Files(faults, files.clone()))?;
+    }
+    let scope = if whole {
+        "they fit together"
+    } else {
+        "without a Substrate only each by itself; `pdp apply --dry-run` checks against the node"
+    };
+    output::write(format!("{} objects are valid: {scope}\n", documents.len()).as_bytes())
+}

@@ -1,0 +1,136 @@
+//! What goes to standard output: tables for people, JSON and YAML for programs; and progress.
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
+use comfy_table::{ContentArrangement, Table};
+use indicatif::{ProgressBar, ProgressStyle};
+use pdp_api::{Action, Progress, Report};
+use serde::Serialize;
+
+use crate::args::Format;
+use crate::failure::Failure;
+
+/// How often progress is shown where standard error is no terminal.
+const PROGRESS_PAUSE: Duration = Duration::from_secs(2);
+
+/// Writes bytes to standard output.
+pub fn write(bytes: &[u8]) -> Result<ExitCode, Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a value as JSON or YAML, or what `table` makes of it.
+pub fn print<T: Serialize>(
+    format: Format,
+    value: &T,
+    table: impl FnOnce(&T) -> String,
+) -> Result<ExitCode, Failure> {
+    let text = match format {
+        Format::Table => table(value),
+        Format::Json => serde_json::to_string_pretty(value).map_err(io::Error::other)? + "\n",
+        Format::Yaml => serde_saphyr::to_string(value).map_err(io::Error::other)?,
+    };
+    write(text.as_bytes())
+}
+
+/// A table: boxed on a terminal, else columns with spaces between and nothing wrapped.
+pub fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
+    let mut table = Table::new();
+    if io::stdout().is_terminal() {
+        table.load_style(UTF8_FULL_CONDENSED);
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+    } else {
+        table.load_style(NOTHING);
+        table.set_content_arrangement(ContentArrangement::Disabled);
+    }
+    table.set_header(header);
+    for row in rows {
+        table.add_row(row);
+    }
+    let lines = table.to_string();
+    // Comfy-table pads the first and the last column too.
+    lines.lines().map(|line| format!("{}\n", line.trim_end().trim_start_matches(' '))).collect()
+}
+
+/// A section: its title and what is in it, or nothing if it is empty.
+pub fn section(title: &str, body: &str) -> String {
+    if body.is_empty() { String::new() } else { format!("\n{title}\n{body}") }
+}
+
+/// `-` where there is nothing to say.
+pub fn or_dash(text: impl Into<String>) -> String {
+    let text = text.into();
+    if text.is_empty() { "-".into() } else { text }
+}
+
+/// Prints what a change did.
+pub fn report(format: Format, report: &Report) -> Result<ExitCode, Failure> {
+    print(format, report, |report| {
+        let changed = report.changes.iter().filter(|change| change.action != Action::Unchanged);
+        let rows: Vec<_> = changed
+            .map(|change| {
+                [change.object.clone(), change.action.name().into(), change.detail.clone()]
+            })
+            .collect();
+        let unchanged = report.changes.len() - rows.len();
+        let would = if report.dry_run { "would change" } else { "changed" };
+        let count = rows.len();
+        let list = if rows.is_empty() {
+            String::new()
+        } else {
+            table(["OBJECT", "ACTION", "DETAIL"], rows)
+        };
+        format!("{list}{count} {would}, {unchanged} unchanged\n")
+    })
+}
+
+/// Shows the progress of a change on standard error: a bar on a terminal, else a line now and
+/// then of what takes long.
+pub struct Shown {
+    bar: Option<ProgressBar>,
+    last: Instant,
+}
+
+impl Shown {
+    pub fn new() -> Self {
+        let bar = io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(0);
+            if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}")
+            {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        Self { bar, last: Instant::now() }
+    }
+
+    pub fn step(&mut self, step: Progress) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(step.total);
+                bar.set_position(step.done);
+                bar.set_message(step.what);
+            }
+            None if self.last.elapsed() >= PROGRESS_PAUSE => {
+                self.last = Instant::now();
+                let line = format!("{}/{} {}\n", step.done, step.total, step.what);
+                let _ = io::stderr().write_all(line.as_bytes());
+            }
+            None => {}
+        }
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Route tables of a router, one line a route, as they come.
+
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+
+use pdp_api::client::Client;
+use pdp_api::{RouteRow, RouteTarget, RoutesQuery};
+
+use crate::args::{Format, Routes};
+use crate::failure::Failure;
+
+pub async fn routes(client: &Client, args: Routes) -> Result<ExitCode, Failure> {
+    let name = &args.name;
+    let guests: Vec<Option<u32>> = match (args.guest, args.diff) {
+        (None, true) => guests(client, &args).await?.into_iter().map(Some).collect(),
+        (guest, _) => vec![guest],
+    };
+    let mut out = Rows { out: BufWriter::new(io::stdout().lock()), args: &args, count: 0 };
+    for guest in guests {
+        let query = RoutesQuery { guest, diff: args.diff, within: args.within };
+        client.routes(&name.vnet, &name.node, &query, |row| out.write(guest, &row)).await?;
+    }
+    let differ = args.diff && out.count > 0;
+    out.end()?;
+    Ok(if differ { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Numbers of the router's forwarding guests.
+async fn guests(client: &Client, args: &Routes) -> Result<Vec<u32>, Failure> {
+    let vnet = client.vnet(&args.name.vnet).await?;
+    let node = vnet.status.nodes.into_iter().find(|node| node.name == args.name.node);
+    let guests = node.map(|node| node.guests).unwrap_or_default();
+    if guests.is_empty() {
+        return Err(Failure::Other(format!(
+            "{}/{}: no forwarding guest to compare with; `pdp inspect {0}` lists what there is",
+            args.name.vnet, args.name.node
+        )));
+    }
+    Ok(guests.into_iter().map(|guest| guest.number).collect())
+}
+
+struct Rows<'a, W: Write> {
+    out: W,
+    args: &'a Routes,
+    count: u64,
+}
+
+impl<W: Write> Rows<'_, W> {
+    fn write(&mut self, guest: Option<u32>, row: &RouteRow) -> io::Result<()> {
+        self.count += 1;
+        match self.args.format {
+            Format::Json => {
+                // One array, whose parts are written as they come.
+                self.out.write_all(if self.count == 1 { b"[\n" } else { b",\n" })?;
+                serde_json::to_writer(&mut self.out, row)?;
+                Ok(())
+            }
+            Format::Yaml => {
+                let text = serde_saphyr::to_string(&[row]).map_err(io::Error::other)?;
+                self.out.write_all(text.as_bytes())
+            }
+            Format::Table if self.args.diff => {
+                let guest = guest.unwrap_or(0);
+                for (mark, side, target) in
+                    [('-', "kernel".into(), &row.kernel), ('+', format!("g{guest}"), &row.guest)]
+                {
+                    if let Some(target) = target {
+                        writeln!(self.out, "{mark} {side} {}{}", row.prefix, text(target))?;
+                    }
+                }
+                Ok(())
+            }
+            Format::Table => {
+                let target = row.guest.as_ref().or(row.kernel.as_ref());
+                let target = target.map(text).unwrap_or_default();
+                writeln!(self.out, "{}{target}", row.prefix)
+            }
+        }
+    }
+
+    fn end(mut self) -> io::Result<()> {
+        match (self.args.format, self.count) {
+            (Format::Json, 0) => self.out.write_all(b"[]\n")?,
+            (Format::Json, _) => self.out.write_all(b"\n]\n")?,
+            (Format::Yaml, 0) => self.out.write_all(b"[]\n")?,
+            _ => {}
+        }
+        self.out.flush()
+    }
+}
+
+/// A target as `ip route` would say it.
+fn text(target: &RouteTarget) -> String {
+    let hops = match target {
+        RouteTarget::Punt => return " punt".into(),
+        RouteTarget::Drop => return " blackhole".into(),
+        RouteTarget::Hops(hops) => hops,
+    };
+    let weighted = hops.len() > 1;
+    let mut text = String::new();
+    for hop in hops {
+        if weighted {
+            text += " nexthop";
+        }
+        if let Some(gateway) = hop.gateway {
+            text += &format!(" via {gateway}");
+        }
+        text += &format!(" dev {}", hop.port);
+        if weighted {
+            text += &format!(" weight {}", hop.weight);
+        }
+    }
+    text
+}

@@ -1,0 +1,268 @@
+//! What is: vnets, nodes, the substrate, the machine.
+
+use std::process::ExitCode;
+
+use pdp_api::client::{Client, Error};
+use pdp_api::{
+    Check, CheckState, NodeKind, NodeStatus, Phase, ProcessStatus, Substrate, Vnet, VnetSummary,
+};
+use serde::Serialize;
+
+use crate::args::{Doctor, Get, Inspect, Version};
+use crate::failure::Failure;
+use crate::output::{or_dash, print, section, table};
+
+pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
+    let mut vnets = client.vnets().await?;
+    if !args.names.is_empty() {
+        for name in &args.names {
+            if !vnets.iter().any(|vnet| vnet.name == *name) {
+                return Err(Failure::Other(format!("no vnet {name}; `pdp get` lists them")));
+            }
+        }
+        vnets.retain(|vnet| args.names.contains(&vnet.name));
+    }
+    print(args.format, &vnets, |vnets| {
+        if vnets.is_empty() {
+            return "no vnets; `pdp apply -f FILE` makes some\n".into();
+        }
+        let header =
+            ["VNET", "STATE", "ROUTERS", "HOSTS", "LINKS", "GUESTS", "POWER", "FES", "NOTE"];
+        table(header, vnets.iter().map(summary).collect())
+    })
+}
+
+fn summary(vnet: &VnetSummary) -> [String; 9] {
+    [
+        vnet.name.clone(),
+        vnet.phase.name().into(),
+        vnet.routers.to_string(),
+        vnet.hosts.to_string(),
+        vnet.links.to_string(),
+        format!("{}/{}", vnet.guests_connected, vnet.guests),
+        cores(vnet.power_millicores),
+        or_dash(vnet.fes.join(",")),
+        vnet.message.clone().unwrap_or_default(),
+    ]
+}
+
+pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure> {
+    if args.name == "substrate" {
+        return print(args.format, &client.substrate().await?, substrate);
+    }
+    let (name, node) = match args.name.split_once('/') {
+        Some((vnet, node)) => (vnet, Some(node)),
+        None => (args.name.as_str(), None),
+    };
+    let vnet = client.vnet(name).await?;
+    let Some(node) = node else { return print(args.format, &vnet, self::vnet) };
+    let Some(status) = vnet.status.nodes.iter().find(|status| status.name == node) else {
+        return Err(Failure::Other(format!(
+            "no node {node} in vnet {name}; `pdp inspect {name}` lists them"
+        )));
+    };
+    print(args.format, status, |status| {
+        let nodes = std::slice::from_ref(status);
+        node_table(nodes)
+            + &section("Processes", &processes(nodes))
+            + &section("Ports", &ports(nodes))
+    })
+}
+
+fn vnet(vnet: &Vnet) -> String {
+    let status = &vnet.status;
+    let links = status.links.iter().map(|link| {
+        [
+            link.name.clone(),
+            link.endpoints.join(" <-> "),
+            if link.up { "up" } else { "down" }.into(),
+            yes(link.carrier),
+            link.rate_bps.map_or("-".into(), bits),
+        ]
+    });
+    let links = table(["LINK", "ENDS", "SET", "CARRIER", "RATE"], links.collect());
+    format!("{}: {}\n", vnet.name, state(status.phase, status.message.as_deref()))
+        + &section("Nodes", &node_table(&status.nodes))
+        + &section("Processes", &processes(&status.nodes))
+        + &section("Ports", &ports(&status.nodes))
+        + &section("Links", if status.links.is_empty() { "" } else { &links })
+}
+
+fn node_table(nodes: &[NodeStatus]) -> String {
+    let rows = nodes.iter().map(|node| {
+        [
+            node.name.clone(),
+            match node.kind {
+                NodeKind::Router => "router".into(),
+                NodeKind::Host => "host".into(),
+            },
+            node.phase.name().into(),
+            node.power_millicores.map_or("-".into(), cores),
+            node.message.clone().unwrap_or_default(),
+        ]
+    });
+    table(["NODE", "KIND", "STATE", "POWER", "NOTE"], rows.collect())
+}
+
+fn processes(nodes: &[NodeStatus]) -> String {
+    let mut rows = Vec::new();
+    for node in nodes {
+        let mut row = |what: String, process: &ProcessStatus, place: String, mux: String| {
+            rows.push([
+                node.name.clone(),
+                what,
+                process.phase.name().into(),
+                process.pid.map_or("-".into(), |pid| pid.to_string()),
+                process.restarts.to_string(),
+                place,
+                mux,
+                process.message.clone().unwrap_or_default(),
+            ]);
+        };
+        row("control".into(), &node.control, "-".into(), "-".into());
+        if let Some(tap) = &node.tap {
+            row("tap".into(), tap, "-".into(), "-".into());
+        }
+        if let Some(mirror) = &node.mirror {
+            row("mirror".into(), mirror, "-".into(), "-".into());
+        }
+        for guest in &node.guests {
+            let place = format!("{} {}", guest.fe, cores(guest.share_millicores));
+            row(format!("g{}", guest.number), &guest.process, place, yes(guest.connected));
+        }
+    }
+    table(["NODE", "PROCESS", "STATE", "PID", "RESTARTS", "FE", "CONNECTED", "NOTE"], rows)
+}
+
+fn ports(nodes: &[NodeStatus]) -> String {
+    let rows = nodes.iter().flat_map(|node| {
+        node.ports.iter().map(|port| {
+            [
+                format!("{}:{}", node.name, port.name),
+                or_dash(port.addresses.join(",")),
+                port.mac.clone(),
+                port.mtu_bytes.to_string(),
+                yes(port.carrier),
+                or_dash(port.link.clone().unwrap_or_default()),
+            ]
+        })
+    });
+    table(["PORT", "ADDRESSES", "MAC", "MTU", "CARRIER", "LINK"], rows.collect())
+}
+
+fn substrate(substrate: &Substrate) -> String {
+    let status = &substrate.status;
+    let engines = status.fes.iter().map(|engine| {
+        let guests = engine.guests.iter().map(|guest| {
+            format!(
+                "{}/{}:g{} {}",
+                guest.vnet,
+                guest.node,
+                guest.number,
+                cores(guest.share_millicores)
+            )
+        });
+        [
+            engine.name.clone(),
+            engine.cpus.clone(),
+            cores(engine.capacity_millicores),
+            cores(engine.used_millicores),
+            or_dash(guests.collect::<Vec<_>>().join(", ")),
+        ]
+    });
+    let engines = table(["FE", "CPUS", "CAPACITY", "USED", "GUESTS"], engines.collect());
+    let externals = status.externals.iter().map(|external| {
+        [
+            external.name.clone(),
+            external.device.clone(),
+            external.mtu_bytes.map_or("-".into(), |mtu| mtu.to_string()),
+            yes(external.attached),
+            external.message.clone().unwrap_or_default(),
+        ]
+    });
+    let externals = table(["EXTERNAL", "DEVICE", "MTU", "ATTACHED", "NOTE"], externals.collect());
+    if substrate.spec.is_none() {
+        return "no substrate; apply one (`kind: Substrate`)\n".into();
+    }
+    let mux = &status.mux;
+    let pid = mux.pid.map_or(String::new(), |pid| format!(", pid {pid}"));
+    format!("substrate: {}\n", state(status.phase, status.message.as_deref()))
+        + &format!(
+            "mux: {}{pid}, {} restarts\n",
+            state(mux.phase, mux.message.as_deref()),
+            mux.restarts
+        )
+        + &section("Forwarding engines", if status.fes.is_empty() { "" } else { &engines })
+        + &section("External interfaces", if status.externals.is_empty() { "" } else { &externals })
+}
+
+pub async fn doctor(client: &Client, args: Doctor) -> Result<ExitCode, Failure> {
+    let checks = client.doctor().await?;
+    let missing = checks.iter().any(|check| check.state == CheckState::Missing);
+    let printed = print(args.format, &checks, |checks| {
+        table(["CHECK", "STATE", "FOUND", "HINT"], checks.iter().map(check).collect())
+    })?;
+    Ok(if missing { ExitCode::FAILURE } else { printed })
+}
+
+fn check(check: &Check) -> [String; 4] {
+    let state = match check.state {
+        CheckState::Ok => "ok",
+        CheckState::Warn => "warn",
+        CheckState::Missing => "missing",
+    };
+    [check.name.clone(), state.into(), check.detail.clone(), check.hint.clone().unwrap_or_default()]
+}
+
+/// Versions of both sides; `daemon` is absent where none answers.
+#[derive(Serialize)]
+struct Versions {
+    client: &'static str,
+    daemon: Option<pdp_api::Version>,
+}
+
+pub async fn version(client: &Client, args: Version) -> Result<ExitCode, Failure> {
+    let daemon = match client.version().await {
+        Ok(version) => Some(version),
+        Err(Error::NoDaemon { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let versions = Versions { client: env!("CARGO_PKG_VERSION"), daemon };
+    print(args.format, &versions, |versions| {
+        let daemon = match &versions.daemon {
+            Some(daemon) => format!("{} (pid {})", daemon.version, daemon.pid),
+            None => "none answers".into(),
+        };
+        format!("pdp {}\npdpd {daemon}\n", versions.client)
+    })
+}
+
+fn state(phase: Phase, message: Option<&str>) -> String {
+    match message {
+        Some(message) => format!("{} ({message})", phase.name()),
+        None => phase.name().into(),
+    }
+}
+
+fn yes(it_is: bool) -> String {
+    if it_is { "yes" } else { "no" }.into()
+}
+
+/// Power in cores, as specs write it.
+fn cores(millicores: u64) -> String {
+    (millicores as f64 / 1000.0).to_string()
+}
+
+/// A rate, as specs write it.
+pub fn bits(bps: u64) -> String {
+    match bps {
+        1_000_000_000.. => format!("{}Gbit/s", trimmed(bps, 1_000_000_000)),
+        1_000_000.. => format!("{}Mbit/s", trimmed(bps, 1_000_000)),
+        1_000.. => format!("{}kbit/s", trimmed(bps, 1_000)),
+        _ => format!("{bps}bit/s"),
+    }
+}
+
+fn trimmed(value: u64, unit: u64) -> f64 {
+    (value as f64 * 100.0 / unit as f64).round() / 100.0
+}

@@ -1,0 +1,88 @@
+//! Verbs that look at what goes on: logs, captures, traces.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use pdp_api::client::{Client, Stream};
+use pdp_api::{CaptureQuery, GuestProcess, LogQuery, NodeProcess, TraceRequest};
+
+use crate::args::{Capture, Helper, Logs, Trace};
+use crate::failure::Failure;
+use crate::name::NodeName;
+use crate::output;
+
+pub async fn logs(client: &Client, args: Logs) -> Result<ExitCode, Failure> {
+    let query = LogQuery { tail: args.tail, follow: args.follow };
+    let of_node = |what| match (args.guest, args.helper) {
+        (None, None) => Ok(what),
+        _ => Err(Failure::Usage("--guest and --helper go with VNET/NODE".into())),
+    };
+    let stream = match args.name.as_str() {
+        "daemon" => client.logs(of_node(NodeProcess::Daemon)?, &query).await?,
+        "mux" => client.logs(of_node(NodeProcess::Mux)?, &query).await?,
+        name => {
+            let node: NodeName = name
+                .parse()
+                .map_err(|_| Failure::Usage(format!("{name}: use daemon, mux or VNET/NODE")))?;
+            let process = match (args.guest, args.helper) {
+                (Some(number), _) => GuestProcess::Guest(number),
+                (None, Some(Helper::Tap)) => GuestProcess::Tap,
+                (None, Some(Helper::Mirror)) => GuestProcess::Mirror,
+                (None, None) => GuestProcess::Control,
+            };
+            client.node_logs(&node.vnet, &node.node, process, &query).await?
+        }
+    };
+    copy(stream, io::stdout()).await
+}
+
+pub async fn capture(client: &Client, args: Capture) -> Result<ExitCode, Failure> {
+    let to_stdout = args.write.as_os_str() == "-";
+    if to_stdout && io::stdout().is_terminal() {
+        return Err(Failure::Usage(
+            "frames are no text: pipe them, as in `pdp capture … -w - | tcpdump -nr -`".into(),
+        ));
+    }
+    let name = &args.name;
+    let query = CaptureQuery { snap_bytes: args.snap };
+    let stream = client.capture(&name.vnet, &name.node, &name.port, &query).await?;
+    if to_stdout {
+        copy(stream, io::stdout()).await
+    } else {
+        let file = File::create(&args.write)
+            .map_err(|error| Failure::Other(format!("{}: {error}", args.write.display())))?;
+        copy(stream, file).await
+    }
+}
+
+/// Writes a stream out as it comes; an interrupt ends it well.
+async fn copy(mut stream: Stream, mut to: impl Write) -> Result<ExitCode, Failure> {
+    loop {
+        let bytes = tokio::select! {
+            bytes = stream.next() => bytes?,
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted?;
+                None
+            }
+        };
+        let Some(bytes) = bytes else { break };
+        to.write_all(&bytes)?;
+        to.flush()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub async fn trace(client: &Client, args: Trace) -> Result<ExitCode, Failure> {
+    let name = &args.name;
+    let wait_ms = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
+    let request = TraceRequest { filter: args.matches, wait_ms };
+    let trace = client.trace(&name.vnet, &name.node, &name.port, &request).await?;
+    output::print(args.format, &trace, |trace| {
+        let rows = trace.stages.iter().map(|stage| {
+            let at_us = stage.at_ns as f64 / 1000.0;
+            [format!("{at_us:.1}"), stage.stage.clone(), stage.detail.clone()]
+        });
+        output::table(["AT µs", "STAGE", "DETAIL"], rows.collect())
+    })
+}
