@@ -51,7 +51,7 @@ pub struct VnetStats {
 }
 
 /// Counters of a node. The sum over ports of `received + made` equals the sum of
-/// `sent + punted + dropped` plus `inFlight`, except for guests that speak plain memif or TAP.
+/// `sent + punted + consumed + dropped` plus `inFlight`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStats {
@@ -82,6 +82,9 @@ pub struct PortStats {
     pub sent_bytes: u64,
     /// Frames handed to the node's own stack.
     pub punted: u64,
+    /// Frames that ended in a guest: given to one that says nothing of their fate, or kept.
+    #[serde(default)]
+    pub consumed: u64,
     /// Frames dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
     /// Frames that an active capture did not get.

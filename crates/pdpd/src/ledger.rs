@@ -12,8 +12,12 @@ pub const VNETS: &str = "vnet";
 /// those that systemd-nspawn and container managers take.
 pub const UID_BASE: u32 = 0x2000_0000;
 
-/// User ids of each vnet (each node's user namespace maps 0..65536 onto them).
+/// User ids that the user namespaces of a vnet's guests map 0..65536 onto.
 pub const UIDS_PER_VNET: u32 = 1 << 16;
+
+/// From one vnet's user ids to the next's: what is not mapped is for helpers, which nothing in a
+/// guest can become.
+const UID_STRIDE: u32 = 2 * UIDS_PER_VNET;
 
 /// Vnets of one pdpd: the first range of user ids is the mux's.
 pub const VNETS_MAX: u32 = 4000;
@@ -74,7 +78,7 @@ impl Ledger {
 
 /// First user id of the vnet of this number.
 pub fn vnet_uid_base(vnet: u32) -> u32 {
-    UID_BASE + (vnet + 1) * UIDS_PER_VNET
+    UID_BASE + (vnet + 1) * UID_STRIDE
 }
 
 #[cfg(test)]
@@ -113,8 +117,8 @@ mod tests {
     #[test]
     fn ranges_of_user_ids_do_not_meet_or_overflow() {
         assert!(vnet_uid_base(0) >= UID_BASE + UIDS_PER_VNET);
-        assert_eq!(vnet_uid_base(1) - vnet_uid_base(0), UIDS_PER_VNET);
-        let last = u64::from(UID_BASE) + u64::from(VNETS_MAX + 1) * u64::from(UIDS_PER_VNET);
+        assert!(vnet_uid_base(1) - vnet_uid_base(0) > UIDS_PER_VNET);
+        let last = u64::from(UID_BASE) + u64::from(VNETS_MAX + 1) * u64::from(UID_STRIDE);
         assert!(last < u64::from(u32::MAX) - u64::from(UIDS_PER_VNET));
     }
 }

@@ -1,3 +1,199 @@
-//! See docs/ARCHITECTURE.md.
+//! `pdpd`: see the crate's documentation.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use anyhow::Context;
+use clap::Parser;
+use pdp_container::{Paths, Runtime};
+use pdpd::control::Mux;
+use pdpd::engine::{self, Engine};
+use pdpd::host::{Host, make_passable};
+use pdpd::http;
+use pdpd::plan::Places;
+use pdpd::state::State;
+use rustix::fs::{FlockOperation, flock};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Bytes of the daemon's log in the run directory at which a start begins a new one.
+const LOG_BYTES_MAX: u64 = 4 << 20;
+
+/// The PdP daemon. Hosts virtual networks in the network namespace that it is started in.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// Sockets and what runs; gone with a reboot.
+    #[arg(long, default_value = "/run/pdp")]
+    run_dir: PathBuf,
+    /// What is remembered over reboots.
+    #[arg(long, default_value = "/var/lib/pdp")]
+    state_dir: PathBuf,
+    /// Name of the cgroup that holds all others.
+    #[arg(long, default_value = "pdp")]
+    cgroup: String,
+    /// Directory for pins, below a BPF file system.
+    #[arg(long, default_value = "/sys/fs/bpf/pdp")]
+    bpf_pin_dir: PathBuf,
+    /// Directory of pdp-mux, pdp-tap and the other helpers [default: that of pdpd itself].
+    #[arg(long)]
+    lib_dir: Option<PathBuf>,
+    /// Where the API listens [default: pdpd.sock in the run directory].
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// The OCI runtime.
+    #[arg(long, default_value = "/usr/sbin/runc")]
+    runc: PathBuf,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    if !rustix::process::geteuid().is_root() {
+        anyhow::bail!("pdpd needs root, for namespaces, cgroups and interfaces; use sudo");
+    }
+    let run = absolute(&arguments.run_dir)?;
+    make_passable(Path::new("/"), &run)?;
+    let log = run.join("pdpd.log");
+    start_log(&log).with_context(|| format!("log {}", log.display()))?;
+    // Held as long as the process lives.
+    let _lock = only_one(&run)?;
+    let lib = match &arguments.lib_dir {
+        Some(directory) => absolute(directory)?,
+        None => std::env::current_exe()?.parent().context("pdpd's own directory")?.into(),
+    };
+    let state_directory = absolute(&arguments.state_dir)?;
+    let places = Places { run: run.clone(), lib: lib.clone(), pins: arguments.bpf_pin_dir };
+    let runtime = Runtime::new(Paths {
+        runc: arguments.runc,
+        shim: lib.join("pdp-shim"),
+        init: lib.join("pdp-init"),
+        runc_root: run.join("runc"),
+        images: state_directory.join("images"),
+        cgroup: arguments.cgroup,
+    })?;
+    let host = Arc::new(Host {
+        mux: Mux { path: places.mux_control() },
+        places,
+        runtime,
+        state: State::open(&state_directory)?,
+    });
+    let managed = std::env::var_os("INVOCATION_ID").is_some();
+    let (exit, exiting) = mpsc::unbounded_channel();
+    let (engine, keeper) = Engine::new(host, cpus()?, managed, move |purge| {
+        // The receiver lives as long as the daemon.
+        let _ = exit.send(purge);
+    })?;
+    let engine = Arc::new(engine);
+    let socket = arguments.socket.unwrap_or_else(|| run.join("pdpd.sock"));
+    let listener =
+        http::listen(&socket).with_context(|| format!("API socket {}", socket.display()))?;
+    let keeping = engine.clone();
+    std::thread::Builder::new().name("keeper".into()).spawn(move || {
+        // What a panic leaves is made good by a new start: better none than one without a keeper.
+        let kept = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            engine::keep(&keeping, keeper);
+        }));
+        if kept.is_err() {
+            tracing::error!("the keeper panicked; the daemon ends, what runs goes on");
+            std::process::exit(1);
+        }
+    })?;
+    let purge = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?
+        .block_on(serve(listener, engine, exiting))?;
+    remove(&socket);
+    if purge {
+        remove(&log);
+        remove(&run.join("pdpd.lock"));
+        for name in ["pdpd.sqlite", "pdpd.sqlite-wal", "pdpd.sqlite-shm"] {
+            remove(&state_directory.join(name));
+        }
+        // Only if nothing else is in them.
+        let _ = std::fs::remove_dir_all(state_directory.join("images"));
+        let _ = std::fs::remove_dir(&state_directory);
+        let _ = std::fs::remove_dir(&run);
+    }
+    Ok(())
+}
+
+/// Serves until a signal or the API says to stop; whether everything is to be forgotten.
+async fn serve(
+    listener: std::os::unix::net::UnixListener,
+    engine: Arc<Engine>,
+    mut exiting: mpsc::UnboundedReceiver<bool>,
+) -> anyhow::Result<bool> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let purge = Arc::new(Mutex::new(false));
+    let told = purge.clone();
+    tracing::info!("pdpd {} is ready", env!("CARGO_PKG_VERSION"));
+    http::serve(listener, engine, async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            Some(all) = exiting.recv() => {
+                *told.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = all;
+            }
+        }
+    })
+    .await?;
+    let purge = *purge.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    Ok(purge)
+}
+
+fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("path {}", path.display()))
+}
+
+/// Logs to standard error and into the run directory, for `pdp logs`.
+fn start_log(path: &Path) -> std::io::Result<()> {
+    if std::fs::metadata(path).is_ok_and(|file| file.len() > LOG_BYTES_MAX) {
+        std::fs::rename(path, path.with_extension("log.1"))?;
+    }
+    let file = File::options().create(true).append(true).open(path)?;
+    let filter = EnvFilter::try_from_env("PDPD_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let lines = tracing_subscriber::fmt::layer().with_ansi(false);
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr))
+        .with(lines.with_writer(Mutex::new(file)))
+        .init();
+    Ok(())
+}
+
+fn only_one(run: &Path) -> anyhow::Result<File> {
+    let path = run.join("pdpd.lock");
+    let file = File::options().create(true).append(true).open(&path)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
+        format!("{}: another pdpd has this run directory; use another --run-dir", path.display())
+    })?;
+    Ok(file)
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!("can't remove {}: {error}", path.display());
+    }
+}
+
+/// CPUs that this process may run on.
+fn cpus() -> anyhow::Result<BTreeSet<u32>> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    let cpus: BTreeSet<u32> = (0..rustix::thread::CpuSet::MAX_CPU)
+        .filter(|&cpu| set.is_set(cpu))
+        .map(|cpu| cpu as u32)
+        .collect();
+    anyhow::ensure!(!cpus.is_empty(), "no CPU to run on");
+    Ok(cpus)
+}

@@ -33,8 +33,8 @@ pub const GUEST_RUN: &str = "/run/pdp";
 /// Inside a guest: user id of forwarding programs.
 const PROGRAM_UID: u32 = 1000;
 
-/// Offset in a vnet's range of the user id that its TAP helpers have. Nobody in a guest has it.
-const HELPER_UID_OFFSET: u32 = UIDS_PER_VNET - 1;
+/// Offset of the user id that a vnet's TAP helpers have: beyond what its guests map.
+const HELPER_UID_OFFSET: u32 = UIDS_PER_VNET;
 
 /// Bytes of one log file of a guest or helper; there are two of each.
 const LOG_BYTES_MAX: u64 = 4 << 20;
@@ -471,8 +471,7 @@ impl NodePlanner<'_> {
     }
 
     fn users(&self) -> UserRange {
-        // Without the helpers' id: what runs in a guest can't become it.
-        UserRange { base: self.vnet.uid, length: HELPER_UID_OFFSET }
+        UserRange { base: self.vnet.uid, length: UIDS_PER_VNET }
     }
 
     fn data_plane(&self) -> Option<DataPlane> {

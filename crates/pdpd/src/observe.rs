@@ -1,0 +1,417 @@
+//! What is: answers of the API that change nothing, and the API's [`Daemon`] as a whole.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use pdp_api::exec::ExecRequest;
+use pdp_api::{
+    ApplyRequest, CaptureQuery, Check, CheckState, DownRequest, GuestProcess, GuestStats,
+    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats, RouteHop,
+    RouteRow, RouteStats, RouteTarget, RoutesQuery, Stage, Stats, StatsQuery, Substrate, TapStats,
+    Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
+};
+use pdp_proto::mirror::{self, Source};
+use pdp_proto::mux;
+use pdp_proto::routes::Resolved;
+
+use crate::control::{ControlError, Mirror, TapHelper};
+use crate::engine::{Engine, no_vnet};
+use crate::host::words;
+use crate::http::{Daemon, ProgressFn, RouteFn};
+use crate::plan::NodePlan;
+
+/// Longest wait for the next part of a route table.
+const ROUTES_WAIT: Duration = Duration::from_secs(60);
+
+/// The shell of a guest.
+const SHELL: &str = "/bin/sh";
+
+impl Daemon for Engine {
+    fn version(&self) -> Version {
+        Version {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            managed: self.managed,
+        }
+    }
+
+    fn doctor(&self) -> Vec<Check> {
+        pdp_net::probe::run()
+            .into_iter()
+            .map(|check| Check {
+                name: check.name.into(),
+                state: match check.level {
+                    pdp_net::probe::Level::Ok => CheckState::Ok,
+                    pdp_net::probe::Level::Warn => CheckState::Warn,
+                    pdp_net::probe::Level::Missing => CheckState::Missing,
+                },
+                detail: check.detail,
+                hint: Some(check.remedy).filter(|remedy| !remedy.is_empty()),
+            })
+            .collect()
+    }
+
+    fn apply(&self, request: ApplyRequest, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.change(request, progress)
+    }
+
+    fn up(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.start_all(progress)
+    }
+
+    fn down(&self, request: DownRequest, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.stop_all(request, progress)
+    }
+
+    fn substrate(&self) -> Result<Substrate, Problem> {
+        Ok(crate::view::substrate(self))
+    }
+
+    fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.drop_substrate(progress)
+    }
+
+    fn vnets(&self) -> Result<Vec<VnetSummary>, Problem> {
+        Ok(crate::view::vnets(self))
+    }
+
+    fn vnet(&self, vnet: &str) -> Result<Vnet, Problem> {
+        crate::view::vnet(self, vnet).ok_or_else(|| no_vnet(&self.model(), vnet))
+    }
+
+    fn delete_vnet(&self, vnet: &str, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.drop_vnet(vnet, progress)
+    }
+
+    fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
+        self.change_link(vnet, link, up)
+    }
+
+    fn stats(&self, query: StatsQuery) -> Result<Stats, Problem> {
+        let model = self.model();
+        if let Some(vnet) = &query.vnet
+            && !model.vnets.contains_key(vnet)
+        {
+            return Err(no_vnet(&model, vnet));
+        }
+        let stats = self.host.mux.stats(query.vnet.as_deref()).map_err(unavailable)?;
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let mut all = Stats {
+            at_ns: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64,
+            ..Stats::default()
+        };
+        for (name, external) in stats.externals {
+            all.externals.insert(
+                name,
+                pdp_api::ExternalStats {
+                    received: external.received,
+                    sent: external.sent,
+                    dropped: external.dropped,
+                    kernel_dropped: external.kernel_dropped,
+                },
+            );
+        }
+        for worker in stats.workers {
+            all.workers.push(pdp_api::WorkerStats {
+                busy_rounds: worker.busy_rounds,
+                sleeps: worker.sleeps,
+                free_packets: worker.free_packets,
+            });
+        }
+        for (name, vnet) in stats.vnets {
+            let Some(plan) = model.plan.vnets.get(&name) else { continue };
+            let mut nodes = BTreeMap::new();
+            for (node, counters) in vnet.nodes {
+                if let Some(plan) = plan.nodes.get(&node) {
+                    nodes.insert(node, node_stats(plan, counters));
+                }
+            }
+            all.vnets.insert(name, VnetStats { nodes });
+        }
+        Ok(all)
+    }
+
+    fn routes(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: RoutesQuery,
+        row: RouteFn<'_>,
+    ) -> Result<(), Problem> {
+        let plan = self.node(vnet, node)?;
+        let Some(mirror) = &plan.mirror else {
+            return Err(Problem::new(
+                ProblemKind::Invalid,
+                format!("node {vnet}/{node} is a host, which has no route mirror"),
+            )
+            .hint(format!("use `pdp exec {vnet}/{node} -- ip route`")));
+        };
+        let source = match (query.diff, query.guest) {
+            (true, guest) => Source::Diff(guest.unwrap_or(0)),
+            (false, Some(guest)) => Source::Guest(guest),
+            (false, None) => Source::Kernel,
+        };
+        if let Source::Guest(number) | Source::Diff(number) = source {
+            has_guest(vnet, node, &plan, number)?;
+        }
+        let ports = &mirror.config.vports;
+        Mirror { path: mirror.config.control_socket.clone() }
+            .routes(source, query.within, ROUTES_WAIT, |rows| {
+                rows.into_iter().all(|found| row(route_row(found, ports)))
+            })
+            .map_err(unavailable)
+    }
+
+    fn capture(
+        &self,
+        vnet: &str,
+        node: &str,
+        port: &str,
+        query: CaptureQuery,
+    ) -> Result<OwnedFd, Problem> {
+        let port = self.port(vnet, node, port)?;
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|error| Problem::internal(format!("pipe: {error}")))?;
+        self.host.mux.capture(port, query.snap_bytes, write.as_fd()).map_err(unavailable)?;
+        Ok(read)
+    }
+
+    fn trace(
+        &self,
+        vnet: &str,
+        node: &str,
+        port: &str,
+        request: TraceRequest,
+    ) -> Result<Trace, Problem> {
+        let port = self.port(vnet, node, port)?;
+        let filter = request.filter.into_iter().map(|found| mux::Match {
+            offset: found.offset,
+            value: found.value,
+            mask: found.mask,
+        });
+        let wait = Duration::from_millis(request.wait_ms);
+        let stages =
+            self.host.mux.trace(port, filter.collect(), wait).map_err(|error| match error {
+                ControlError::Refused { reason, .. } => Problem::new(ProblemKind::TimedOut, reason),
+                other => unavailable(other),
+            })?;
+        let stages = stages.into_iter().map(|stage| Stage {
+            at_ns: stage.at_ns,
+            stage: stage.stage,
+            detail: stage.detail,
+        });
+        Ok(Trace { stages: stages.collect() })
+    }
+
+    fn log(&self, process: NodeProcess) -> Result<PathBuf, Problem> {
+        Ok(match process {
+            NodeProcess::Daemon => self.host.places.run.join("pdpd.log"),
+            NodeProcess::Mux => self.host.places.run.join("mux/process/log"),
+        })
+    }
+
+    fn node_log(&self, vnet: &str, node: &str, process: GuestProcess) -> Result<PathBuf, Problem> {
+        let plan = self.node(vnet, node)?;
+        Ok(match process {
+            GuestProcess::Control => plan.control.dir.join("log"),
+            GuestProcess::Tap => plan.directory.join("helpers/tap/log"),
+            GuestProcess::Mirror => plan.directory.join("helpers/mirror/log"),
+            GuestProcess::Guest(number) => {
+                has_guest(vnet, node, &plan, number)?;
+                plan.directory.join(format!("g{number}/log"))
+            }
+        })
+    }
+
+    fn exec(&self, vnet: &str, node: &str, request: &ExecRequest) -> Result<Command, Problem> {
+        let plan = self.node(vnet, node)?;
+        let directory = match request.process {
+            GuestProcess::Control => plan.control.dir.clone(),
+            GuestProcess::Guest(number) => {
+                has_guest(vnet, node, &plan, number)?;
+                plan.directory.join(format!("g{number}"))
+            }
+            other @ (GuestProcess::Tap | GuestProcess::Mirror) => {
+                return Err(Problem::new(
+                    ProblemKind::Invalid,
+                    format!("{vnet}/{node}: {other} is no guest"),
+                )
+                .hint("run commands in control, g0, g1, …"));
+            }
+        };
+        let mut argv: Vec<OsString> = request.command.iter().map(OsString::from).collect();
+        if argv.is_empty() {
+            argv.push(SHELL.into());
+        }
+        let env: BTreeMap<String, String> =
+            request.term.iter().map(|term| ("TERM".to_string(), term.clone())).collect();
+        if self.host.running(&directory).is_none() {
+            return Err(Problem::new(
+                ProblemKind::Conflict,
+                format!("{vnet}/{node}: {} does not run", request.process),
+            )
+            .hint("see `pdp inspect` for why"));
+        }
+        self.host
+            .runtime
+            .exec_command(&directory, &argv, request.tty.is_some(), &env)
+            .map_err(|error| Problem::internal(words(&error)))
+    }
+}
+
+impl Engine {
+    fn node(&self, vnet: &str, node: &str) -> Result<NodePlan, Problem> {
+        let model = self.model();
+        let Some(plan) = model.plan.vnets.get(vnet) else { return Err(no_vnet(&model, vnet)) };
+        plan.nodes.get(node).cloned().ok_or_else(|| {
+            let names: Vec<&str> = plan.nodes.keys().map(String::as_str).collect();
+            Problem::not_found(format!("vnet {vnet}: no node {node:?}"))
+                .hint(format!("its nodes are {}", names.join(", ")))
+        })
+    }
+
+    fn port(&self, vnet: &str, node: &str, port: &str) -> Result<mux::PortName, Problem> {
+        let plan = self.node(vnet, node)?;
+        if !plan.taps.iter().any(|tap| tap.name == port) {
+            let names: Vec<&str> = plan.taps.iter().map(|tap| tap.name.as_str()).collect();
+            return Err(Problem::not_found(format!("node {vnet}/{node}: no port {port:?}"))
+                .hint(format!("its ports are {}", names.join(", "))));
+        }
+        Ok(mux::PortName { vnet: vnet.into(), node: node.into(), port: port.into() })
+    }
+}
+
+fn has_guest(vnet: &str, node: &str, plan: &NodePlan, number: u32) -> Result<(), Problem> {
+    if plan.guests.contains_key(&number) {
+        return Ok(());
+    }
+    let numbers: Vec<String> = plan.guests.keys().map(|number| format!("g{number}")).collect();
+    let problem = Problem::not_found(format!("{vnet}/{node}: no forwarding guest g{number}"));
+    match numbers.is_empty() {
+        true => Err(problem.hint("it is a host, which has none")),
+        false => Err(problem.hint(format!("there are {}", numbers.join(", ")))),
+    }
+}
+
+fn unavailable(error: ControlError) -> Problem {
+    let kind = match &error {
+        ControlError::Refused { .. } => ProblemKind::Conflict,
+        ControlError::Unreachable { .. } => ProblemKind::Unavailable,
+        ControlError::Unexpected { .. } => ProblemKind::Internal,
+    };
+    Problem::new(kind, words(&error))
+}
+
+fn node_stats(plan: &NodePlan, counters: mux::NodeStats) -> NodeStats {
+    let mut ports: BTreeMap<String, PortStats> = BTreeMap::new();
+    for (name, port) in counters.ports {
+        ports.insert(
+            name,
+            PortStats {
+                received: port.received,
+                received_bytes: port.received_bytes,
+                made: port.made,
+                sent: port.sent,
+                sent_bytes: port.sent_bytes,
+                punted: port.punted,
+                consumed: port.consumed,
+                dropped: port.dropped,
+                capture_missed: port.capture_missed,
+                tap: None,
+            },
+        );
+    }
+    if let Some(helper) = &plan.tap_helper
+        && let Ok(taps) = (TapHelper { path: helper.control.clone() }).stats()
+    {
+        for tap in taps {
+            let name = plan.taps.get(usize::from(tap.vport)).map(|tap| tap.name.as_str());
+            if let Some(port) = name.and_then(|name| ports.get_mut(name)) {
+                port.tap = Some(TapStats {
+                    to_tap: tap.to_tap,
+                    from_tap: tap.from_tap,
+                    to_tap_refused: tap.to_tap_refused,
+                    from_tap_dropped: tap.from_tap_dropped,
+                });
+            }
+        }
+    }
+    let mut guests = BTreeMap::new();
+    for (number, guest) in counters.guests {
+        let placement = plan.guests.get(&number).map(|guest| &guest.placement);
+        guests.insert(
+            number,
+            GuestStats {
+                fe: placement.map(|placement| placement.engine.clone()).unwrap_or_default(),
+                share_millicores: placement
+                    .map_or(0, |placement| u64::from(placement.power_millicores)),
+                connected: guest.connected,
+                to_guest: guest.to_guest,
+                from_guest: guest.from_guest,
+                completed: guest.completed,
+                faults: guest.faults,
+                last_fault: guest.last_fault,
+            },
+        );
+    }
+    let routes = plan.mirror.as_ref().and_then(|mirror| {
+        let status = Mirror { path: mirror.config.control_socket.clone() }.status().ok()?;
+        Some(route_stats(status))
+    });
+    NodeStats { ports, guests, in_flight: counters.in_flight, routes }
+}
+
+fn route_stats(status: mirror::Status) -> RouteStats {
+    RouteStats {
+        routes_v4: status.routes_v4,
+        routes_v6: status.routes_v6,
+        groups: status.groups,
+        neighbours: status.neighbours,
+        routes_refused: status.routes_refused,
+        notifications: status.notifications,
+        resyncs: status.resyncs,
+        overruns: status.overruns,
+        guests: status
+            .guests
+            .into_iter()
+            .map(|guest| RouteGuestStats {
+                guest: guest.guest,
+                synced: guest.synced,
+                backlog_bytes: guest.backlog_bytes,
+                apply_us: guest.apply_us,
+                apply_us_max: guest.apply_us_max,
+            })
+            .collect(),
+    }
+}
+
+fn route_row(row: mirror::RouteRow, ports: &[String]) -> RouteRow {
+    RouteRow {
+        prefix: row.prefix,
+        kernel: row.kernel.map(|target| route_target(target, ports)),
+        guest: row.guest.map(|target| route_target(target, ports)),
+    }
+}
+
+fn route_target(target: Resolved, ports: &[String]) -> RouteTarget {
+    match target {
+        Resolved::Punt => RouteTarget::Punt,
+        Resolved::Drop => RouteTarget::Drop,
+        Resolved::Hops(hops) => RouteTarget::Hops(
+            hops.into_iter()
+                .map(|hop| RouteHop {
+                    port: ports
+                        .get(usize::from(hop.vport))
+                        .cloned()
+                        .unwrap_or_else(|| format!("vport {}", hop.vport)),
+                    gateway: hop.gateway,
+                    weight: hop.weight,
+                })
+                .collect(),
+        ),
+    }
+}

@@ -1,0 +1,308 @@
+//! How objects are, for the API: what is wanted beside what the keeper last saw and what runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use pdp_api::{
+    ExternalStatus, FeGuest, FeStatus, ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase,
+    PortStatus, ProcessStatus, Substrate, SubstrateStatus, Vnet, VnetStatus, VnetSummary,
+};
+use pdp_net::interface::Interface;
+use pdp_proto::mux;
+
+use crate::engine::{Engine, Seen};
+use crate::key::Key;
+use crate::model::Model;
+use crate::plan::{NodePlan, VnetPlan};
+use crate::reconcile::Health;
+
+/// What it is told from.
+struct View<'a> {
+    engine: &'a Engine,
+    model: &'a Model,
+    seen: &'a Seen,
+    mux: Option<mux::Stats>,
+}
+
+/// The substrate.
+pub fn substrate(engine: &Engine) -> Substrate {
+    let (model, seen) = (engine.model(), engine.seen());
+    let mux = engine.host.mux.stats(Some("")).ok();
+    let view = View { engine, model: &model, seen: &seen, mux };
+    Substrate {
+        spec: model
+            .substrate
+            .as_ref()
+            .and_then(|spec| serde_json::to_value(pdp_spec::Object::Substrate(spec.clone())).ok()),
+        status: view.substrate(),
+    }
+}
+
+/// All vnets.
+pub fn vnets(engine: &Engine) -> Vec<VnetSummary> {
+    let (model, seen) = (engine.model(), engine.seen());
+    let view = View { engine, model: &model, seen: &seen, mux: engine.host.mux.stats(None).ok() };
+    model.plan.vnets.iter().map(|(name, plan)| view.summary(name, plan)).collect()
+}
+
+/// One vnet.
+pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
+    let (model, seen) = (engine.model(), engine.seen());
+    let mux = engine.host.mux.stats(Some(name)).ok();
+    let view = View { engine, model: &model, seen: &seen, mux };
+    let plan = model.plan.vnets.get(name)?;
+    let spec = pdp_spec::Object::VirtualNetwork(model.vnets.get(name)?.clone());
+    Some(Vnet {
+        name: name.into(),
+        spec: serde_json::to_value(spec).ok()?,
+        status: view.vnet(name, plan),
+    })
+}
+
+impl View<'_> {
+    fn health(&self, key: &Key) -> Option<&Health> {
+        self.seen.healths.get(key)
+    }
+
+    fn summary(&self, name: &str, plan: &VnetPlan) -> VnetSummary {
+        let status = self.vnet(name, plan);
+        let guests = || status.nodes.iter().flat_map(|node| &node.guests);
+        let fes: BTreeSet<&String> = guests().map(|guest| &guest.fe).collect();
+        let routers = status.nodes.iter().filter(|node| node.kind == NodeKind::Router).count();
+        VnetSummary {
+            name: name.into(),
+            phase: status.phase,
+            routers: routers as u32,
+            hosts: (status.nodes.len() - routers) as u32,
+            links: status.links.len() as u32,
+            guests_connected: guests().filter(|guest| guest.connected).count() as u32,
+            guests: guests().count() as u32,
+            power_millicores: status.nodes.iter().filter_map(|node| node.power_millicores).sum(),
+            fes: fes.into_iter().cloned().collect(),
+            message: status.message,
+        }
+    }
+
+    fn vnet(&self, name: &str, plan: &VnetPlan) -> VnetStatus {
+        let nodes: Vec<NodeStatus> = plan
+            .nodes
+            .iter()
+            .map(|(node, plan_node)| self.node(name, node, plan_node, plan))
+            .collect();
+        let problem = self.health(&Key::vnet(name)).and_then(|health| health.problem.clone());
+        let phases: Vec<Phase> = nodes.iter().map(|node| node.phase).collect();
+        let phase = match problem {
+            Some(_) => Phase::Failed,
+            None => self.overall(name, &phases),
+        };
+        let message = problem.or_else(|| {
+            let wrong = nodes.iter().filter_map(|node| {
+                node.message.as_ref().map(|message| format!("{}: {message}", node.name))
+            });
+            Some(wrong.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty())
+        });
+        let up: BTreeSet<&String> =
+            nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
+        let links = plan.mux.vlinks.iter().map(|link| LinkStatus {
+            name: link.name.clone(),
+            endpoints: vec![end_words(&link.a, plan), end_words(&link.b, plan)],
+            up: link.up,
+            carrier: link.up && self.is_there(&link.a, &up) && self.is_there(&link.b, &up),
+            rate_bps: link.rate_bps,
+        });
+        VnetStatus { phase, message, links: links.collect(), nodes }
+    }
+
+    fn is_there(&self, end: &mux::End, up: &BTreeSet<&String>) -> bool {
+        match end {
+            mux::End::Port { node, .. } => up.contains(node),
+            mux::End::External { interface, .. } => self
+                .health(&Key::external(interface))
+                .is_some_and(|health| health.problem.is_none()),
+        }
+    }
+
+    fn overall(&self, vnet: &str, phases: &[Phase]) -> Phase {
+        if self.model.ledger.stopped {
+            return Phase::Stopped;
+        }
+        if !self.seen.vnets.contains(vnet) {
+            return Phase::Starting;
+        }
+        let count = |phase| phases.iter().filter(|&&other| other == phase).count();
+        match () {
+            () if count(Phase::Running) == phases.len() => Phase::Running,
+            () if count(Phase::Failed) == phases.len() => Phase::Failed,
+            () if count(Phase::Failed) + count(Phase::Degraded) > 0 => Phase::Degraded,
+            () => Phase::Starting,
+        }
+    }
+
+    fn node(&self, vnet: &str, name: &str, plan: &NodePlan, network: &VnetPlan) -> NodeStatus {
+        let key = Key::node(vnet, name);
+        let known = self.seen.vnets.contains(vnet);
+        let control = self.process(&plan.control.dir, self.health(&key), known);
+        let helper = |directory: &Path| self.process(directory, None, known);
+        let tap = plan.tap_helper.as_ref().map(|helper_plan| helper(&helper_plan.process.dir));
+        let mirror = plan.mirror.as_ref().map(|mirror| helper(&mirror.process.dir));
+        let counters = self.mux.as_ref().and_then(|mux| mux.vnets.get(vnet)?.nodes.get(name));
+        let guests: Vec<ForwardingGuest> = plan
+            .guests
+            .iter()
+            .map(|(&number, guest)| ForwardingGuest {
+                number,
+                fe: guest.placement.engine.clone(),
+                share_millicores: u64::from(guest.placement.power_millicores),
+                connected: counters
+                    .and_then(|node| node.guests.get(&number))
+                    .is_some_and(|guest| guest.connected),
+                process: self.process(
+                    &guest.container.dir,
+                    self.health(&Key::guest(vnet, name, number)),
+                    known,
+                ),
+            })
+            .collect();
+        let mut parts = vec![("control".to_string(), &control)];
+        parts.extend(tap.iter().map(|part| ("tap".to_string(), part)));
+        parts.extend(mirror.iter().map(|part| ("mirror".to_string(), part)));
+        parts.extend(guests.iter().map(|guest| (format!("g{}", guest.number), &guest.process)));
+        let wrong: Vec<String> = parts
+            .iter()
+            .filter_map(|(part, status)| {
+                status.message.as_ref().map(|message| format!("{part}: {message}"))
+            })
+            .collect();
+        let all_run = parts.iter().all(|(_, status)| status.phase == Phase::Running);
+        let phase = match (self.model.ledger.stopped, control.phase) {
+            (true, _) => Phase::Stopped,
+            (false, Phase::Running) if all_run && wrong.is_empty() => Phase::Running,
+            (false, Phase::Running) if !known => Phase::Starting,
+            (false, Phase::Running) => Phase::Degraded,
+            (false, other) => other,
+        };
+        NodeStatus {
+            name: name.into(),
+            kind: if plan.mirror.is_some() { NodeKind::Router } else { NodeKind::Host },
+            phase,
+            message: Some(wrong.join("; ")).filter(|text| !text.is_empty()),
+            power_millicores: plan
+                .mirror
+                .is_some()
+                .then(|| guests.iter().map(|guest| guest.share_millicores).sum()),
+            ports: ports(name, plan, network, control.pid.is_some()),
+            control,
+            tap,
+            mirror,
+            guests,
+        }
+    }
+
+    fn process(&self, directory: &Path, health: Option<&Health>, known: bool) -> ProcessStatus {
+        let pid = self.engine.host.running(directory).map(|process| process.pid);
+        let problem = health.and_then(|health| health.problem.clone());
+        let phase = match (pid, &problem) {
+            (Some(_), _) => Phase::Running,
+            (None, _) if self.model.ledger.stopped => Phase::Stopped,
+            (None, Some(_)) => Phase::Failed,
+            (None, None) if known => Phase::Failed,
+            (None, None) => Phase::Starting,
+        };
+        let message = problem.or_else(|| {
+            (phase == Phase::Failed)
+                .then(|| format!("ended {}", self.engine.host.ending(directory)))
+        });
+        ProcessStatus { phase, pid, restarts: health.map_or(0, |health| health.restarts), message }
+    }
+
+    fn substrate(&self) -> SubstrateStatus {
+        let spec = self.model.effective_substrate(&self.engine.cpus).spec;
+        let known = self.seen.healths.contains_key(&Key::Mux);
+        let mux = match &self.model.plan.mux {
+            Some(plan) => self.process(&plan.process.dir, self.health(&Key::Mux), known),
+            None => ProcessStatus::default(),
+        };
+        let mut used: BTreeMap<&str, Vec<FeGuest>> = BTreeMap::new();
+        for ((vnet, node), guests) in &self.model.ledger.placements {
+            for (&number, placement) in guests {
+                used.entry(&placement.engine).or_default().push(FeGuest {
+                    vnet: vnet.clone(),
+                    node: node.clone(),
+                    number,
+                    share_millicores: u64::from(placement.power_millicores),
+                });
+            }
+        }
+        let mut fes = Vec::new();
+        for (name, engine) in &spec.forwarding_engines {
+            let guests = used.remove(name.as_str()).unwrap_or_default();
+            fes.push(FeStatus {
+                name: name.clone(),
+                cpus: engine.cpus.to_string(),
+                capacity_millicores: u64::from(engine.capacity.0),
+                used_millicores: guests.iter().map(|guest| guest.share_millicores).sum(),
+                guests,
+            });
+        }
+        let mut externals = Vec::new();
+        for (name, interface) in &spec.interfaces {
+            let health = self.health(&Key::external(name));
+            let problem = health.and_then(|health| health.problem.clone());
+            externals.push(ExternalStatus {
+                name: name.clone(),
+                device: interface.device.clone(),
+                mtu_bytes: Interface::by_name(&interface.device).ok().map(|device| device.mtu),
+                attached: health.is_some() && problem.is_none(),
+                message: problem,
+            });
+        }
+        let wrong: Vec<String> = externals
+            .iter()
+            .filter_map(|external| {
+                external.message.as_ref().map(|text| format!("{}: {text}", external.name))
+            })
+            .chain(mux.message.iter().map(|text| format!("mux: {text}")))
+            .collect();
+        let phase = match mux.phase {
+            Phase::Running if !wrong.is_empty() => Phase::Degraded,
+            other => other,
+        };
+        let message = Some(wrong.join("; ")).filter(|text| !text.is_empty());
+        SubstrateStatus { phase, message, mux, fes, externals }
+    }
+}
+
+fn ports(node: &str, plan: &NodePlan, vnet: &VnetPlan, runs: bool) -> Vec<PortStatus> {
+    let mut ports = Vec::new();
+    for (index, tap) in plan.taps.iter().enumerate() {
+        let link = vnet.link_of(node, index as u16);
+        let mac: Vec<String> = tap.mac.iter().map(|byte| format!("{byte:02x}")).collect();
+        ports.push(PortStatus {
+            name: tap.name.clone(),
+            mac: mac.join(":"),
+            mtu_bytes: tap.mtu,
+            addresses: tap.addresses.iter().map(ToString::to_string).collect(),
+            link: link.map(|link| link.name.clone()),
+            carrier: runs && link.is_some_and(|link| link.up),
+        });
+    }
+    ports
+}
+
+fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
+    match end {
+        mux::End::Port { node, port } => {
+            let tap = plan.nodes.get(node).and_then(|plan| plan.taps.get(usize::from(*port)));
+            format!("{node}:{}", tap.map_or("?", |tap| tap.name.as_str()))
+        }
+        mux::End::External { interface, by } => match by {
+            mux::Encapsulation::Interface => interface.clone(),
+            mux::Encapsulation::Vxlan { local, remote, vni, .. } => {
+                format!("{interface} (vxlan {local} > {remote} vni {vni})")
+            }
+            mux::Encapsulation::Udp { local, remote, local_port, remote_port } => {
+                format!("{interface} (udp {local} port {local_port} > {remote} port {remote_port})")
+            }
+        },
+    }
+}
