@@ -1,3 +1,98 @@
-//! See docs/ARCHITECTURE.md.
+//! `pdp-mirror --config FILE`: see the library.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use pdp_mirror::control::Control;
+use pdp_mirror::follower::Follower;
+use pdp_mirror::guests::Guests;
+use pdp_mirror::process;
+use pdp_mirror::table::Table;
+use pdp_proto::mirror::Config;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::LinkNameSpaceType;
+
+/// Longest sleep, for what waits for time to pass.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// Room for notifications in bytes, set by tests that make them get lost.
+const RECEIVE_BYTES_VARIABLE: &str = "PDP_MIRROR_RECEIVE_BYTES";
+
+fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()),
+        )
+        .init();
+    let path = match std::env::args_os().skip(1).collect::<Vec<_>>().as_slice() {
+        [flag, path] if flag == "--config" => PathBuf::from(path),
+        _ => bail!("usage: pdp-mirror --config FILE"),
+    };
+    let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let config: Config = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is no configuration of a mirror", path.display()))?;
+
+    // Everything that needs the host comes before the namespaces are entered.
+    let receive_bytes =
+        std::env::var(RECEIVE_BYTES_VARIABLE).ok().and_then(|bytes| bytes.parse().ok());
+    let guests = process::listen(&config.routes_socket, 0o666)?;
+    let control = process::listen(&config.control_socket, 0o600)?;
+    let netns = process::open(&config.netns)?;
+    let userns = config.userns.as_deref().map(|path| (path, process::open(path)));
+    process::enter(&config.netns, &netns, LinkNameSpaceType::Network)?;
+    let table = Table::new(&config, rand::random());
+    let follower = Follower::new(table, receive_bytes).context("cannot follow the kernel")?;
+    if let Some((path, file)) = userns {
+        process::enter(path, &file?, LinkNameSpaceType::User)?;
+        process::become_its_root()?;
+    }
+    process::drop_privileges()?;
+    drop(netns);
+    run(follower, Guests::new(guests)?, Control::new(control, config)?)
+}
+
+fn run(mut follower: Follower, mut guests: Guests, mut control: Control) -> anyhow::Result<()> {
+    loop {
+        let busy = guests.is_busy() || control.is_busy();
+        let now = Instant::now();
+        let due = [follower.due(), guests.due()].into_iter().flatten().min();
+        let mut sleep = due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now));
+        if control.is_waiting() {
+            sleep = sleep.min(Duration::from_millis(20));
+        }
+        sleep = if busy { Duration::ZERO } else { sleep.min(SLEEP_MAX) };
+        wait(&follower, &guests, &control, sleep)?;
+        let read = follower.step().context("cannot read from the kernel")?;
+        guests.broadcast(&mut follower.table, read.unwrap_or_else(Instant::now));
+        guests.accept();
+        let answers = guests.step(&mut follower);
+        control.accept();
+        control.step(&follower, &mut guests, answers);
+    }
+}
+
+fn wait(
+    follower: &Follower,
+    guests: &Guests,
+    control: &Control,
+    sleep: Duration,
+) -> anyhow::Result<()> {
+    let mut polled = vec![
+        PollFd::new(follower, PollFlags::IN),
+        PollFd::new(guests.listener(), PollFlags::IN),
+        PollFd::new(control.listener(), PollFlags::IN),
+    ];
+    polled.extend(guests.streams().chain(control.streams()).map(|(stream, writes)| {
+        let flags = if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        PollFd::new(stream, flags)
+    }));
+    let sleep = Timespec::try_from(sleep)?;
+    match poll(&mut polled, Some(&sleep)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error).context("cannot wait for something to happen"),
+    }
+}

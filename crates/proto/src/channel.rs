@@ -122,13 +122,25 @@ impl Channel {
 }
 
 /// Puts frames together from bytes as they come. Holds at most one frame's bytes more than fed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FrameReader {
     bytes: Vec<u8>,
     taken: usize,
+    bytes_max: usize,
+}
+
+impl Default for FrameReader {
+    fn default() -> Self {
+        Self::with_max(FRAME_BYTES_MAX)
+    }
 }
 
 impl FrameReader {
+    /// Refuses frames of more than `bytes_max` bytes, for peers that need no larger ones.
+    pub fn with_max(bytes_max: usize) -> Self {
+        Self { bytes: Vec::new(), taken: 0, bytes_max: bytes_max.min(FRAME_BYTES_MAX) }
+    }
+
     /// Adds bytes as they were read.
     pub fn extend(&mut self, bytes: &[u8]) {
         self.bytes.drain(..std::mem::take(&mut self.taken));
@@ -146,7 +158,7 @@ impl FrameReader {
     /// The next whole frame without its prefix, or an error if it announces too many bytes.
     pub fn next_frame(&mut self) -> io::Result<Option<&[u8]>> {
         let rest = &self.bytes[self.taken..];
-        let Some(length) = announced(rest)? else { return Ok(None) };
+        let Some(length) = announced(rest, self.bytes_max)? else { return Ok(None) };
         if rest.len() < PREFIX_BYTES + length {
             return Ok(None);
         }
@@ -163,18 +175,18 @@ impl FrameReader {
     /// Bytes still missing of the current frame (of its prefix, while that is not whole).
     fn wanted(&self) -> io::Result<usize> {
         let rest = &self.bytes[self.taken..];
-        Ok(match announced(rest)? {
+        Ok(match announced(rest, self.bytes_max)? {
             None => PREFIX_BYTES - rest.len(),
             Some(length) => PREFIX_BYTES + length - rest.len(),
         })
     }
 }
 
-fn announced(bytes: &[u8]) -> io::Result<Option<usize>> {
+fn announced(bytes: &[u8], bytes_max: usize) -> io::Result<Option<usize>> {
     let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
     let length = u32::from_le_bytes(*prefix) as usize;
-    if length > FRAME_BYTES_MAX {
-        return Err(invalid(format!("frame of {length} bytes, {FRAME_BYTES_MAX} at most")));
+    if length > bytes_max {
+        return Err(invalid(format!("frame of {length} bytes, {bytes_max} at most")));
     }
     Ok(Some(length))
 }

@@ -9,7 +9,11 @@
 //!
 //! Each frame of [`crate::channel`] holds a postcard `Vec<ToGuest>` or `Vec<FromGuest>`.
 //!
-//! Limits: [`BATCH_MAX`] messages a frame, [`HOPS_MAX`] hops a group.
+//! Never told, because a guest hands packets to them over by itself: prefixes inside 127.0.0.0/8,
+//! ::1, fe80::/10 and ff00::/8.
+//!
+//! Limits: [`BATCH_MAX`] messages a frame, [`HOPS_MAX`] hops a group, [`FROM_GUEST_BYTES_MAX`]
+//! bytes of a frame from a guest; a peer beyond them is disconnected.
 
 use std::io;
 use std::net::IpAddr;
@@ -29,7 +33,12 @@ pub const BATCH_MAX: usize = 4096;
 /// Hops of one group.
 pub const HOPS_MAX: usize = 128;
 
-/// Name of a group of next hops, chosen by the mirror and unique while the group exists.
+/// Bytes of a frame from a guest, without its prefix.
+pub const FROM_GUEST_BYTES_MAX: usize = 8 << 20;
+
+/// Name of a group of next hops, chosen by the mirror and unique while the group exists. A mirror
+/// uses no number twice (before all have been used), and one that is started anew begins at
+/// another number, so that a group of a table that is being replaced is not taken for a new one.
 pub type GroupId = u32;
 
 /// From the mirror to a forwarding guest.

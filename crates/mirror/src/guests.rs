@@ -1,0 +1,398 @@
+//! The forwarding guests: what each was sent, has still to read, and has applied.
+//!
+//! Promises that a slow guest holds up nobody: what waits for it is bounded by
+//! [`BACKLOG_BYTES_MAX`]; beyond that it is disconnected, and gets a snapshot when it connects
+//! again. Frames are made once and shared by all guests.
+//!
+//! Limits: [`GUESTS_MAX`] connections, [`HELLO_TIME_MAX`] for a guest to say who it is,
+//! [`BARRIERS_MAX`] unanswered barriers a guest (no more are sent then).
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use pdp_proto::channel::FrameReader;
+use pdp_proto::mirror::GuestStatus;
+use pdp_proto::routes::{
+    BATCH_MAX, FROM_GUEST_BYTES_MAX, FromGuest, ToGuest, VERSION, decode, encode,
+};
+
+use crate::follower::Follower;
+use crate::table::Table;
+
+/// Connections of guests.
+pub const GUESTS_MAX: usize = 128;
+
+/// Bytes that wait for one guest. A full table takes about half.
+pub const BACKLOG_BYTES_MAX: usize = 32 << 20;
+
+/// A snapshot goes on while less than this waits for the guest.
+const SNAPSHOT_BACKLOG_BYTES: usize = 256 << 10;
+
+/// Time for a guest to say who it is.
+const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Barriers that a guest has not answered.
+const BARRIERS_MAX: usize = 1024;
+
+/// Reads of one guest before the others get their turn; one has up to 64 KiB.
+const READS_MAX: usize = 16;
+
+/// Collects messages into frames.
+#[derive(Default)]
+pub struct Frames {
+    batch: Vec<ToGuest>,
+    /// Whole frames.
+    frames: Vec<Rc<[u8]>>,
+}
+
+impl Frames {
+    /// Adds a message.
+    pub fn push(&mut self, message: ToGuest) {
+        self.batch.push(message);
+        if self.batch.len() == BATCH_MAX {
+            self.close();
+        }
+    }
+
+    fn close(&mut self) {
+        if self.batch.is_empty() {
+            return;
+        }
+        match encode(&self.batch) {
+            Ok(frame) => self.frames.push(frame.into()),
+            Err(error) => tracing::error!(%error, "cannot encode messages to guests"),
+        }
+        self.batch.clear();
+    }
+
+    fn finish(mut self) -> Vec<Rc<[u8]>> {
+        self.close();
+        self.frames
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Connected; no snapshot has begun.
+    New,
+    /// The snapshot goes on after this prefix.
+    Snapshot(Option<IpNet>),
+    /// Has the snapshot.
+    Live,
+}
+
+struct Guest {
+    stream: UnixStream,
+    reader: FrameReader,
+    connected: Instant,
+    number: Option<u32>,
+    phase: Phase,
+    waiting: VecDeque<Rc<[u8]>>,
+    /// Bytes of the first frame that waits which were written.
+    written: usize,
+    backlog_bytes: usize,
+    barriers: VecDeque<(u64, Instant)>,
+    /// Barrier after the snapshot, and the last that was answered.
+    snapshot_barrier: u64,
+    applied: u64,
+    apply_us: u64,
+    apply_us_max: u64,
+}
+
+/// An answer to a dump that was asked of a guest.
+pub enum Answer {
+    /// Some of the table, by number of the dump.
+    Table(u64, Vec<(IpNet, pdp_proto::routes::Resolved)>),
+    /// The table is whole.
+    TableEnd(u64),
+}
+
+/// All guests.
+pub struct Guests {
+    listener: UnixListener,
+    guests: Vec<Guest>,
+    barrier: u64,
+}
+
+impl Guests {
+    /// Guests come by this listener.
+    pub fn new(listener: UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, guests: Vec::new(), barrier: 0 })
+    }
+
+    /// The listener.
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// The connections, and whether bytes wait to be written.
+    pub fn streams(&self) -> impl Iterator<Item = (&UnixStream, bool)> {
+        self.guests.iter().map(|guest| (&guest.stream, !guest.waiting.is_empty()))
+    }
+
+    /// Whether a snapshot can go on at once.
+    pub fn is_busy(&self) -> bool {
+        self.guests.iter().any(|guest| {
+            matches!(guest.phase, Phase::Snapshot(_))
+                && guest.backlog_bytes < SNAPSHOT_BACKLOG_BYTES
+        })
+    }
+
+    /// When the next guest has taken too long to say who it is.
+    pub fn due(&self) -> Option<Instant> {
+        let nameless = self.guests.iter().filter(|guest| guest.number.is_none());
+        nameless.map(|guest| guest.connected + HELLO_TIME_MAX).min()
+    }
+
+    /// How each guest is that said who it is.
+    pub fn status(&self) -> Vec<GuestStatus> {
+        let status = |guest: &Guest| {
+            Some(GuestStatus {
+                guest: guest.number?,
+                synced: guest.phase == Phase::Live && guest.applied >= guest.snapshot_barrier,
+                backlog_bytes: guest.backlog_bytes as u64,
+                apply_us: guest.apply_us,
+                apply_us_max: guest.apply_us_max,
+            })
+        };
+        self.guests.iter().filter_map(status).collect()
+    }
+
+    /// Takes new connections.
+    pub fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if self.guests.len() >= GUESTS_MAX {
+                tracing::warn!("a guest is refused: {GUESTS_MAX} are connected");
+                continue;
+            }
+            if let Err(error) = stream.set_nonblocking(true) {
+                tracing::warn!(%error, "a guest's connection cannot be used");
+                continue;
+            }
+            self.guests.push(Guest {
+                stream,
+                reader: FrameReader::with_max(FROM_GUEST_BYTES_MAX),
+                connected: Instant::now(),
+                number: None,
+                phase: Phase::New,
+                waiting: VecDeque::new(),
+                written: 0,
+                backlog_bytes: 0,
+                barriers: VecDeque::new(),
+                snapshot_barrier: 0,
+                applied: 0,
+                apply_us: 0,
+                apply_us_max: 0,
+            });
+        }
+    }
+
+    /// Tells guests what changed; `read` is when the first notification of it was read.
+    pub fn broadcast(&mut self, table: &mut Table, read: Instant) {
+        let listens = |guest: &&mut Guest| guest.phase != Phase::New;
+        if !self.guests.iter_mut().any(|guest| listens(&guest)) {
+            table.flush(&mut |_| {});
+            return;
+        }
+        let mut frames = Frames::default();
+        table.flush(&mut |message| frames.push(message));
+        if frames.batch.is_empty() && frames.frames.is_empty() {
+            return;
+        }
+        self.barrier += 1;
+        frames.push(ToGuest::Barrier(self.barrier));
+        let frames = frames.finish();
+        for guest in self.guests.iter_mut().filter(listens) {
+            guest.send(&frames);
+            if guest.barriers.len() < BARRIERS_MAX {
+                guest.barriers.push_back((self.barrier, read));
+            }
+        }
+    }
+
+    /// Goes on with snapshots, writes and reads. Returns answers of guests, by number.
+    pub fn step(&mut self, follower: &mut Follower) -> Vec<(u32, Answer)> {
+        let mut answers = Vec::new();
+        let now = Instant::now();
+        let mut index = 0;
+        while index < self.guests.len() {
+            let guest = &mut self.guests[index];
+            let read = guest.read(follower, &mut answers);
+            if follower.is_ready() && guest.number.is_some() {
+                guest.go_on_with_snapshot(&follower.table, &mut self.barrier);
+            }
+            let result = read.and_then(|()| guest.write());
+            let late = guest.number.is_none() && now > guest.connected + HELLO_TIME_MAX;
+            let number = guest.number;
+            if let Err(error) = result {
+                tracing::info!(guest = ?number, %error, "a guest is disconnected");
+                self.guests.remove(index);
+            } else if late || guest.backlog_bytes > BACKLOG_BYTES_MAX {
+                let bytes = guest.backlog_bytes;
+                tracing::warn!(guest = ?number, bytes, "a guest is too slow: disconnected");
+                self.guests.remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        self.drop_replaced();
+        answers
+    }
+
+    /// Of connections that say the same number the last is the guest's.
+    fn drop_replaced(&mut self) {
+        let numbers: Vec<_> = self.guests.iter().map(|guest| guest.number).collect();
+        let mut index = 0;
+        self.guests.retain(|guest| {
+            index += 1;
+            guest.number.is_none() || !numbers[index..].contains(&guest.number)
+        });
+    }
+
+    /// Asks a guest for its table under this number; false if there is no such guest or it has
+    /// not its snapshot yet.
+    pub fn ask_table(&mut self, number: u32, dump: u64) -> bool {
+        let is_it = |guest: &&mut Guest| guest.number == Some(number) && guest.phase == Phase::Live;
+        let Some(guest) = self.guests.iter_mut().find(is_it) else { return false };
+        let mut frames = Frames::default();
+        frames.push(ToGuest::Dump(dump));
+        guest.send(&frames.finish());
+        true
+    }
+
+    /// Whether the guest is connected and has its snapshot.
+    pub fn is_live(&self, number: u32) -> bool {
+        self.guests.iter().any(|guest| guest.number == Some(number) && guest.phase == Phase::Live)
+    }
+
+    /// Whether the guest has applied everything that it was sent.
+    pub fn has_applied_all(&self, number: u32) -> bool {
+        self.guests.iter().any(|guest| guest.number == Some(number) && guest.barriers.is_empty())
+    }
+}
+
+impl Guest {
+    fn send(&mut self, frames: &[Rc<[u8]>]) {
+        self.backlog_bytes += frames.iter().map(|frame| frame.len()).sum::<usize>();
+        self.waiting.extend(frames.iter().cloned());
+    }
+
+    fn go_on_with_snapshot(&mut self, table: &Table, barrier: &mut u64) {
+        let mut frames = Frames::default();
+        let mut tell = |message| frames.push(message);
+        let from = match self.phase {
+            Phase::New => {
+                table.snapshot_head(&mut tell);
+                self.phase = Phase::Snapshot(None);
+                None
+            }
+            Phase::Snapshot(from) => from,
+            Phase::Live => return,
+        };
+        if self.backlog_bytes < SNAPSHOT_BACKLOG_BYTES {
+            if let Some(last) = table.snapshot_routes(from, BATCH_MAX, &mut tell) {
+                self.phase = Phase::Snapshot(Some(last));
+            } else {
+                *barrier += 1;
+                tell(ToGuest::End);
+                tell(ToGuest::Barrier(*barrier));
+                self.barriers.push_back((*barrier, Instant::now()));
+                self.snapshot_barrier = *barrier;
+                self.phase = Phase::Live;
+            }
+        }
+        self.send(&frames.finish());
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        while let Some(frame) = self.waiting.front() {
+            match self.stream.write(&frame[self.written..]) {
+                Ok(count) => {
+                    self.written += count;
+                    self.backlog_bytes -= count;
+                    if self.written == frame.len() {
+                        self.waiting.pop_front();
+                        self.written = 0;
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        follower: &mut Follower,
+        answers: &mut Vec<(u32, Answer)>,
+    ) -> io::Result<()> {
+        for _ in 0..READS_MAX {
+            match self.reader.read_from(&mut self.stream) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            while let Some(frame) = self.reader.next_frame()? {
+                let batch = decode::<FromGuest>(frame)?;
+                for message in batch {
+                    self.take(message, follower, answers)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        message: FromGuest,
+        follower: &mut Follower,
+        answers: &mut Vec<(u32, Answer)>,
+    ) -> io::Result<()> {
+        match (self.number, message) {
+            (None, FromGuest::Hello { version: VERSION, guest }) => self.number = Some(guest),
+            (None, FromGuest::Hello { version, .. }) => {
+                return Err(invalid(format!("version {version}, not {VERSION}")));
+            }
+            (None, _) => return Err(invalid("no hello first".into())),
+            (Some(_), FromGuest::Hello { .. }) => return Err(invalid("a second hello".into())),
+            (Some(_), FromGuest::Applied(barrier)) => self.applied(barrier),
+            (Some(_), FromGuest::Used(used)) => {
+                used.into_iter().for_each(|(vport, address)| follower.used(vport, address));
+            }
+            (Some(guest), FromGuest::Table { dump, routes }) => {
+                answers.push((guest, Answer::Table(dump, routes)));
+            }
+            (Some(guest), FromGuest::TableEnd(dump)) => {
+                answers.push((guest, Answer::TableEnd(dump)));
+            }
+        }
+        Ok(())
+    }
+
+    fn applied(&mut self, barrier: u64) {
+        while let Some((number, read)) = self.barriers.front().copied()
+            && number <= barrier
+        {
+            self.barriers.pop_front();
+            self.applied = number;
+            self.apply_us = read.elapsed().as_micros() as u64;
+            // A snapshot is no update, and delays those that are sent while it is.
+            if self.phase == Phase::Live && number > self.snapshot_barrier {
+                self.apply_us_max = self.apply_us_max.max(self.apply_us);
+            }
+        }
+    }
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, text)
+}

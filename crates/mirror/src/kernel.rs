@@ -1,0 +1,648 @@
+//! What the kernel says by rtnetlink, as [`Event`]s, and the requests made of it.
+//!
+//! Parses only what the mirror uses, from the bytes, because a table has a million routes.
+//! Never panics, whatever the bytes; what cannot be read is no event.
+//! Sources: linux/rtnetlink.h, linux/nexthop.h, linux/netconf.h, linux/neighbour.h; RFC 3549.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use libc::{
+    IFLA_ADDRESS, IFLA_CARRIER, IFLA_IFNAME, IFLA_MTU, NDA_DST, NDA_LLADDR, NLM_F_APPEND,
+    NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NTF_PROXY, NTF_USE, RTA_DST, RTA_ENCAP,
+    RTA_GATEWAY, RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_PRIORITY, RTA_SRC,
+    RTA_TABLE, RTA_VIA, RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH, RTM_DELNETCONF, RTM_DELROUTE,
+    RTM_GETLINK, RTM_GETNEIGH, RTM_GETNETCONF, RTM_GETROUTE, RTM_NEWADDR, RTM_NEWLINK,
+    RTM_NEWNEIGH, RTM_NEWNETCONF, RTM_NEWROUTE, RTN_ANYCAST, RTN_BLACKHOLE, RTN_BROADCAST,
+    RTN_LOCAL, RTN_UNICAST,
+};
+
+const RTM_NEWNEXTHOP: u16 = 104;
+const RTM_DELNEXTHOP: u16 = 105;
+const RTM_GETNEXTHOP: u16 = 106;
+
+const RTA_NH_ID: u16 = 30;
+
+const NHA_ID: u16 = 1;
+const NHA_GROUP: u16 = 2;
+const NHA_BLACKHOLE: u16 = 4;
+const NHA_OIF: u16 = 5;
+const NHA_GATEWAY: u16 = 6;
+const NHA_ENCAP: u16 = 8;
+const NHA_FDB: u16 = 11;
+
+const NETCONFA_IFINDEX: u16 = 1;
+const NETCONFA_FORWARDING: u16 = 2;
+const NETCONFA_IGNORE_ROUTES_WITH_LINKDOWN: u16 = 6;
+
+/// Interface index that stands for all interfaces in a [`Event::Conf`].
+pub const CONF_ALL: i32 = -1;
+
+const RTNH_F_DEAD: u8 = 1;
+const RTPROT_RA: u8 = 9;
+/// A clone of a route made for one destination: no route of the table.
+const RTM_F_CLONED: u32 = 0x200;
+
+const HEADER_BYTES: usize = 16;
+const ATTRIBUTE_TYPE_MASK: u16 = 0x3fff;
+
+/// Neighbour states in which the link address is good for sending.
+const NUD_VALID: u16 = libc::NUD_PERMANENT
+    | libc::NUD_NOARP
+    | libc::NUD_REACHABLE
+    | libc::NUD_PROBE
+    | libc::NUD_STALE
+    | libc::NUD_DELAY;
+
+/// The tables that the mirror follows, in the order in which the kernel asks them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Table {
+    /// Addresses of the router itself.
+    Local,
+    /// What routing software writes.
+    Main,
+}
+
+impl Table {
+    fn from_number(number: u32) -> Option<Self> {
+        match number {
+            255 => Some(Self::Local),
+            254 => Some(Self::Main),
+            _ => None,
+        }
+    }
+
+    fn number(self) -> u32 {
+        match self {
+            Self::Local => 255,
+            Self::Main => 254,
+        }
+    }
+}
+
+/// A next hop as the kernel describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KernelHop {
+    /// Index of the interface; 0 where there is none.
+    pub ifindex: u32,
+    /// Gateway, unless the destination is on the link.
+    pub gateway: Option<IpAddr>,
+    /// Share, 1..=65535.
+    pub weight: u16,
+    /// Leads into an encapsulation that only the kernel can do.
+    pub encap: bool,
+    /// The kernel does not use it now (link down, address gone).
+    pub dead: bool,
+}
+
+/// Where the kernel's route leads.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Destination {
+    /// One of these.
+    Hops(Vec<KernelHop>),
+    /// To the nexthop object of this number.
+    Nexthop(u32),
+    /// To the router itself (local, broadcast, anycast).
+    Local,
+    /// Discarded silently.
+    Blackhole,
+    /// Anything that only the kernel answers.
+    Kernel,
+}
+
+/// One route of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Destination; host bits zero.
+    pub prefix: IpNet,
+    /// Table.
+    pub table: Table,
+    /// Not 0 if it holds for some packets only: its type of service (IPv4), or a digest of its
+    /// source prefix (IPv6).
+    pub selector: u16,
+    /// Smaller is better.
+    pub metric: u32,
+    /// May be one of several siblings that make a multipath route (IPv6).
+    pub sibling: bool,
+    /// Digest of all by which the kernel tells it from another of the same prefix and metric.
+    pub identity: u32,
+    /// Where it leads.
+    pub destination: Destination,
+}
+
+/// How a route came into its place among others of the same prefix and metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// There was no other (`NLM_F_EXCL`).
+    Only,
+    /// Before the others.
+    First,
+    /// After the others.
+    Last,
+    /// Instead of the first of them.
+    Replace,
+}
+
+/// An interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Index.
+    pub ifindex: u32,
+    /// Name.
+    pub name: String,
+    /// Administratively up.
+    pub up: bool,
+    /// With carrier.
+    pub carrier: bool,
+    /// Link address, zero where it has none of six bytes.
+    pub mac: [u8; 6],
+    /// Largest packet, bytes.
+    pub mtu: u32,
+}
+
+/// A nexthop object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Nexthop {
+    /// One hop.
+    Single(KernelHop),
+    /// Others, with weights.
+    Group(Vec<(u32, u16)>),
+    /// Discards.
+    Blackhole,
+}
+
+/// What changed, or what a dump says there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An interface as it is now.
+    Link(Link),
+    /// No such interface any more.
+    LinkGone(u32),
+    /// Settings of an interface or of all ([`CONF_ALL`]); what is `None` is not said.
+    Conf {
+        /// Which of the two families.
+        v6: bool,
+        /// Interface.
+        ifindex: i32,
+        /// Forwarding.
+        forwarding: Option<bool>,
+        /// Routes over an interface without carrier are not used.
+        ignore_linkdown: Option<bool>,
+    },
+    /// Settings of an interface are gone.
+    ConfGone {
+        /// Which of the two families.
+        v6: bool,
+        /// Interface.
+        ifindex: i32,
+    },
+    /// An address came or went.
+    Address {
+        /// Which of the two families.
+        v6: bool,
+    },
+    /// A neighbour.
+    Neighbour {
+        /// Interface.
+        ifindex: u32,
+        /// Its address.
+        address: IpAddr,
+        /// Its link address, while that is valid.
+        mac: Option<[u8; 6]>,
+        /// The kernel will confirm the link address only after it is asked to use it.
+        stale: bool,
+    },
+    /// A nexthop object, new or replaced.
+    Nexthop(u32, Nexthop),
+    /// No such nexthop object any more.
+    NexthopGone(u32),
+    /// A route, new or replaced.
+    Route(Route, Placement),
+    /// A route, or some of its hops (IPv6), is gone.
+    RouteGone(Route),
+}
+
+/// What can be dumped, in the order in which a full dump goes: each refers to earlier ones only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Interfaces.
+    Links,
+    /// Settings (`v6`).
+    Conf(bool),
+    /// Neighbours.
+    Neighbours,
+    /// Nexthop objects.
+    Nexthops,
+    /// Routes of a table (`v6`).
+    Routes(bool, Table),
+}
+
+impl Kind {
+    /// All.
+    pub const ALL: [Kind; 9] = [
+        Self::Links,
+        Self::Conf(false),
+        Self::Conf(true),
+        Self::Neighbours,
+        Self::Nexthops,
+        Self::Routes(false, Table::Local),
+        Self::Routes(false, Table::Main),
+        Self::Routes(true, Table::Local),
+        Self::Routes(true, Table::Main),
+    ];
+
+    /// The request for a dump, with this sequence number. The socket must check strictly
+    /// (`NETLINK_GET_STRICT_CHK`), or the table is not obeyed.
+    pub fn request(self, sequence: u32) -> Vec<u8> {
+        let flags = (NLM_F_REQUEST | NLM_F_DUMP) as u16;
+        match self {
+            Self::Links => message(RTM_GETLINK, flags, sequence, &[0; 16], &[]),
+            Self::Conf(v6) => message(RTM_GETNETCONF, flags, sequence, &[family(v6)], &[]),
+            Self::Neighbours => message(RTM_GETNEIGH, flags, sequence, &[0; 12], &[]),
+            Self::Nexthops => message(RTM_GETNEXTHOP, flags, sequence, &[0; 8], &[]),
+            Self::Routes(v6, table) => {
+                let mut header = [0; 12];
+                header[0] = family(v6);
+                header[4] = table.number() as u8;
+                let number = table.number().to_ne_bytes();
+                message(RTM_GETROUTE, flags, sequence, &header, &[(RTA_TABLE, &number)])
+            }
+        }
+    }
+}
+
+/// The request to use a neighbour entry as if a packet had been sent to it, so that a stale one
+/// is confirmed. It makes none where there is none.
+pub fn use_neighbour(ifindex: u32, address: IpAddr) -> Vec<u8> {
+    let mut header = [0; 12];
+    header[0] = family(address.is_ipv6());
+    header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    header[10] = NTF_USE;
+    let bytes = match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    message(RTM_NEWNEIGH, NLM_F_REQUEST as u16, 0, &header, &[(NDA_DST, &bytes)])
+}
+
+fn family(v6: bool) -> u8 {
+    (if v6 { libc::AF_INET6 } else { libc::AF_INET }) as u8
+}
+
+fn message(
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    header: &[u8],
+    attributes: &[(u16, &[u8])],
+) -> Vec<u8> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    bytes.extend_from_slice(header);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    for (kind, value) in attributes {
+        bytes.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
+        bytes.extend_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+    let length = bytes.len() as u32;
+    bytes[..4].copy_from_slice(&length.to_ne_bytes());
+    bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+    bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
+    bytes
+}
+
+/// One message in a datagram.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// Type.
+    pub kind: u16,
+    /// `NLM_F_*`.
+    pub flags: u16,
+    /// Sequence number of the request that it answers.
+    pub sequence: u32,
+    /// What follows the header.
+    pub payload: &'a [u8],
+}
+
+/// The messages of a datagram; ends at the first that is not whole.
+pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        let length = u32_at(rest, 0)? as usize;
+        if length < HEADER_BYTES || length > rest.len() {
+            return None;
+        }
+        let message = Message {
+            kind: u16_at(rest, 4)?,
+            flags: u16_at(rest, 6)?,
+            sequence: u32_at(rest, 8)?,
+            payload: &rest[HEADER_BYTES..length],
+        };
+        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
+        Some(message)
+    })
+}
+
+impl Message<'_> {
+    /// The error number (positive) of an error or of the end of a dump, 0 for none.
+    pub fn error(&self) -> i32 {
+        u32_at(self.payload, 0).map_or(0, |code| (code as i32).saturating_neg())
+    }
+
+    /// What it says, if that is of use.
+    pub fn event(&self) -> Option<Event> {
+        match self.kind {
+            RTM_NEWROUTE => {
+                Some(Event::Route(route(self.payload)?, placement(self.flags, self.payload)))
+            }
+            RTM_DELROUTE => Some(Event::RouteGone(route(self.payload)?)),
+            RTM_NEWNEIGH => neighbour(self.payload, false),
+            RTM_DELNEIGH => neighbour(self.payload, true),
+            RTM_NEWNEXTHOP => {
+                let (id, nexthop) = nexthop(self.payload)?;
+                Some(Event::Nexthop(id, nexthop?))
+            }
+            RTM_DELNEXTHOP => Some(Event::NexthopGone(nexthop(self.payload)?.0)),
+            RTM_NEWLINK => Some(Event::Link(link(self.payload)?)),
+            RTM_DELLINK => Some(Event::LinkGone(link(self.payload)?.ifindex)),
+            RTM_NEWADDR | RTM_DELADDR => {
+                Some(Event::Address { v6: is_v6(*self.payload.first()?)? })
+            }
+            RTM_NEWNETCONF => conf(self.payload, false),
+            RTM_DELNETCONF => conf(self.payload, true),
+            _ => None,
+        }
+    }
+}
+
+/// IPv4 says exactly where the route went. IPv6 has no way to put one before others.
+fn placement(flags: u16, payload: &[u8]) -> Placement {
+    let has = |flag: i32| flags & flag as u16 != 0;
+    if has(NLM_F_REPLACE) {
+        Placement::Replace
+    } else if has(NLM_F_EXCL) {
+        Placement::Only
+    } else if has(NLM_F_APPEND) || payload.first() == Some(&family(true)) {
+        Placement::Last
+    } else {
+        Placement::First
+    }
+}
+
+fn route(payload: &[u8]) -> Option<Route> {
+    let header = payload.first_chunk::<12>()?;
+    let v6 = is_v6(header[0])?;
+    let [_, length, source_length, tos, table, protocol, scope, kind, ..] = *header;
+    let flags = u32_at(payload, 8)?;
+    if flags & RTM_F_CLONED != 0 {
+        return None;
+    }
+    let mut table = u32::from(table);
+    let mut prefix =
+        if v6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+    let mut source = 0;
+    let (mut metric, mut nexthop, mut prefsrc, mut metrics) = (0, None, &[][..], &[][..]);
+    let mut single = KernelHop {
+        ifindex: 0,
+        gateway: None,
+        weight: 1,
+        encap: false,
+        dead: is_dead(flags as u8),
+    };
+    let mut hops = Vec::new();
+    for (kind, value) in attributes(&payload[12..]) {
+        match kind {
+            RTA_DST => prefix = address(value)?,
+            RTA_TABLE => table = u32_at(value, 0)?,
+            RTA_SRC => source = digest(&(source_length, value)) as u16 | 1,
+            RTA_PRIORITY => metric = u32_at(value, 0)?,
+            RTA_NH_ID => nexthop = Some(u32_at(value, 0)?),
+            RTA_PREFSRC => prefsrc = value,
+            RTA_METRICS => metrics = value,
+            RTA_MULTIPATH => hops = multipath(value)?,
+            _ => hop_attribute(&mut single, kind, value)?,
+        }
+    }
+    let destination = match (kind, nexthop) {
+        (RTN_UNICAST | RTN_BLACKHOLE, Some(id)) => Destination::Nexthop(id),
+        (RTN_UNICAST, None) => {
+            if hops.is_empty() {
+                hops.push(single);
+            }
+            Destination::Hops(hops)
+        }
+        (RTN_LOCAL | RTN_BROADCAST | RTN_ANYCAST, _) => Destination::Local,
+        (RTN_BLACKHOLE, None) => Destination::Blackhole,
+        _ => Destination::Kernel,
+    };
+    // A nexthop object that discards changes the type that is shown; it is the same route.
+    let kind = if nexthop.is_some() { RTN_UNICAST } else { kind };
+    let ifindex = if nexthop.is_some() { 0 } else { single.ifindex };
+    let identity = digest(&(kind, protocol, scope, prefsrc, metrics, ifindex, live(&destination)));
+    let sibling = v6
+        && protocol != RTPROT_RA
+        && matches!(&destination, Destination::Hops(hops) if hops.iter().all(|h| h.gateway.is_some()));
+    Some(Route {
+        prefix: IpNet::new(prefix, length).ok()?.trunc(),
+        table: Table::from_number(table)?,
+        selector: if source_length == 0 { tos.into() } else { source },
+        metric,
+        sibling,
+        identity: identity as u32,
+        destination,
+    })
+}
+
+/// The destination without what changes by itself.
+fn live(destination: &Destination) -> Destination {
+    let mut destination = destination.clone();
+    if let Destination::Hops(hops) = &mut destination {
+        hops.iter_mut().for_each(|hop| hop.dead = false);
+    }
+    destination
+}
+
+fn digest(value: &impl Hash) -> u64 {
+    let mut digest = DefaultHasher::new();
+    value.hash(&mut digest);
+    digest.finish()
+}
+
+fn is_dead(flags: u8) -> bool {
+    flags & RTNH_F_DEAD != 0
+}
+
+/// Takes over what an attribute says of a hop; `None` if it is malformed.
+fn hop_attribute(hop: &mut KernelHop, kind: u16, value: &[u8]) -> Option<()> {
+    match kind {
+        RTA_OIF => hop.ifindex = u32_at(value, 0)?,
+        RTA_GATEWAY => hop.gateway = Some(address(value)?),
+        RTA_VIA => hop.gateway = Some(address(value.get(2..)?)?),
+        RTA_ENCAP => hop.encap = true,
+        _ => {}
+    }
+    Some(())
+}
+
+fn multipath(mut rest: &[u8]) -> Option<Vec<KernelHop>> {
+    let mut hops = Vec::new();
+    while let Some(header) = rest.first_chunk::<8>() {
+        let length = usize::from(u16_at(header, 0)?);
+        let own = rest.get(8..length)?;
+        let mut hop = KernelHop {
+            ifindex: u32_at(header, 4)?,
+            gateway: None,
+            weight: u16::from(header[3]) + 1,
+            encap: false,
+            dead: is_dead(header[2]),
+        };
+        for (kind, value) in attributes(own) {
+            hop_attribute(&mut hop, kind, value)?;
+        }
+        hops.push(hop);
+        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
+    }
+    Some(hops)
+}
+
+fn nexthop(payload: &[u8]) -> Option<(u32, Option<Nexthop>)> {
+    let mut id = None;
+    let mut hop = KernelHop { ifindex: 0, gateway: None, weight: 1, encap: false, dead: false };
+    let (mut group, mut blackhole, mut bridge) = (None, false, false);
+    for (kind, value) in attributes(payload.get(8..)?) {
+        match kind {
+            NHA_ID => id = Some(u32_at(value, 0)?),
+            NHA_GROUP => {
+                let member = |m: &[u8]| {
+                    let weight = u16::from_ne_bytes([m[4], m[5]]).saturating_add(1);
+                    (u32::from_ne_bytes([m[0], m[1], m[2], m[3]]), weight)
+                };
+                group = Some(value.chunks_exact(8).map(member).collect());
+            }
+            NHA_BLACKHOLE => blackhole = true,
+            NHA_OIF => hop.ifindex = u32_at(value, 0)?,
+            NHA_GATEWAY => hop.gateway = Some(address(value)?),
+            NHA_ENCAP => hop.encap = true,
+            NHA_FDB => bridge = true,
+            _ => {}
+        }
+    }
+    let nexthop = match group {
+        _ if bridge => None,
+        Some(group) => Some(Nexthop::Group(group)),
+        None if blackhole => Some(Nexthop::Blackhole),
+        None => Some(Nexthop::Single(hop)),
+    };
+    Some((id?, nexthop))
+}
+
+fn link(payload: &[u8]) -> Option<Link> {
+    if *payload.first()? != libc::AF_UNSPEC as u8 {
+        return None; // a bridge port's or a protocol's view of a link
+    }
+    let flags = u32_at(payload, 8)?;
+    let mut link = Link {
+        ifindex: u32_at(payload, 4)?,
+        name: String::new(),
+        up: flags & libc::IFF_UP as u32 != 0,
+        carrier: false,
+        mac: [0; 6],
+        mtu: 0,
+    };
+    for (kind, value) in attributes(payload.get(16..)?) {
+        match kind {
+            IFLA_IFNAME => {
+                let name = value.split(|byte| *byte == 0).next().unwrap_or_default();
+                link.name = String::from_utf8_lossy(name).into_owned();
+            }
+            IFLA_ADDRESS => link.mac = value.try_into().unwrap_or_default(),
+            IFLA_MTU => link.mtu = u32_at(value, 0)?,
+            IFLA_CARRIER => link.carrier = *value.first()? != 0,
+            _ => {}
+        }
+    }
+    Some(link)
+}
+
+fn neighbour(payload: &[u8], gone: bool) -> Option<Event> {
+    is_v6(*payload.first()?)?;
+    let ifindex = u32_at(payload, 4)?;
+    let state = u16_at(payload, 8)?;
+    if *payload.get(10)? & NTF_PROXY != 0 {
+        return None;
+    }
+    let (mut neighbour, mut mac) = (None, None);
+    for (kind, value) in attributes(payload.get(12..)?) {
+        match kind {
+            NDA_DST => neighbour = Some(address(value)?),
+            NDA_LLADDR => mac = value.try_into().ok(),
+            _ => {}
+        }
+    }
+    let valid = !gone && state & NUD_VALID != 0;
+    Some(Event::Neighbour {
+        ifindex,
+        address: neighbour?,
+        mac: mac.filter(|_| valid),
+        stale: valid && state & libc::NUD_STALE != 0,
+    })
+}
+
+fn conf(payload: &[u8], gone: bool) -> Option<Event> {
+    let v6 = is_v6(*payload.first()?)?;
+    let (mut ifindex, mut forwarding, mut ignore_linkdown) = (None, None, None);
+    for (kind, value) in attributes(payload.get(4..)?) {
+        match kind {
+            NETCONFA_IFINDEX => ifindex = Some(u32_at(value, 0)? as i32),
+            NETCONFA_FORWARDING => forwarding = Some(u32_at(value, 0)? != 0),
+            NETCONFA_IGNORE_ROUTES_WITH_LINKDOWN => {
+                ignore_linkdown = Some(u32_at(value, 0)? != 0);
+            }
+            _ => {}
+        }
+    }
+    let ifindex = ifindex?;
+    Some(match gone {
+        true => Event::ConfGone { v6, ifindex },
+        false => Event::Conf { v6, ifindex, forwarding, ignore_linkdown },
+    })
+}
+
+/// Attributes; ends at the first that is not whole.
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let length = usize::from(u16_at(rest, 0)?);
+        let kind = u16_at(rest, 2)? & ATTRIBUTE_TYPE_MASK;
+        let value = rest.get(4..length)?;
+        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
+        Some((kind, value))
+    })
+}
+
+fn is_v6(family: u8) -> Option<bool> {
+    match i32::from(family) {
+        libc::AF_INET => Some(false),
+        libc::AF_INET6 => Some(true),
+        _ => None,
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => Some(IpAddr::from(*bytes.first_chunk::<4>()?)),
+        16 => Some(IpAddr::from(*bytes.first_chunk::<16>()?)),
+        _ => None,
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().copied().map(u16::from_ne_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes)
+}

@@ -1,0 +1,791 @@
+//! The mirror's copy of the kernel's state, and what to tell guests of it.
+//!
+//! Pure: fed with [`Event`]s, it yields [`ToGuest`] messages. Promises that a guest that applied
+//! a snapshot and all that [`Table::flush`] gave since then holds what the kernel would do with a
+//! packet that is forwarded:
+//! - the first usable route of the longest prefix, in the kernel's order;
+//! - left to the kernel (punted): routes over what is no vport or into an encapsulation, routes
+//!   that answer (unreachable, prohibit, throw), prefixes with a route for one type of service or
+//!   one source only, address ranges that are local as a whole;
+//! - never told, because guests hand such packets over by themselves: prefixes inside 127.0.0.0/8,
+//!   ::1, fe80::/10 and ff00::/8.
+//!
+//! Limits: tables other than main and local, policy rules and per-interface forwarding flags are
+//! not followed; metrics of a route (such as its MTU) are not passed on; an IPv6 prefix that is
+//! local as a whole does not hide routes of the main table inside it. [`Config::routes_max`]
+//! prefixes, [`NEIGHBOURS_MAX`] neighbours; more are left to the kernel.
+//!
+//! # Dumps
+//! A dump is compared with the copy while notifications go on being applied. What a notification
+//! touched since the dump began is taken from the notifications, everything else from the dump
+//! (mark), and what the dump did not name goes (sweep). A dump that ran beside changes is not
+//! clean: the kernel's walk can pass over a route whose neighbour in the tree went away (both
+//! families count what they skip), so what is missing then goes only when the dump before missed
+//! it too, and the caller dumps again until one is clean.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use pdp_proto::mirror::Config;
+use pdp_proto::routes::{GroupId, Resolved, Target, ToGuest, Vport};
+
+use crate::aliases::{Alias, Aliases};
+use crate::kernel::{Event, Kind, Placement, Route, Table as KernelTable};
+use crate::paths::{Destination, Paths};
+
+/// Neighbours that are followed.
+pub const NEIGHBOURS_MAX: usize = 65_536;
+
+/// One prefix.
+#[derive(Debug)]
+struct Entry {
+    aliases: Aliases,
+    /// What guests were told: an outcome.
+    told: Destination,
+    /// Number of the last dump (by table) that named it, or during which it was touched.
+    seen: [u8; 2],
+    /// Waits for the next flush.
+    queued: bool,
+    /// Guests were told that it is an address of the router.
+    told_local: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Neighbour {
+    mac: Option<[u8; 6]>,
+    stale: bool,
+}
+
+/// What a notification can touch while a dump of few things runs.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Small {
+    Link(u32),
+    Conf(bool, i32),
+    Neighbour(u32, IpAddr),
+    Object(u32),
+}
+
+#[derive(Debug)]
+struct Dump {
+    kind: Kind,
+    touched: HashSet<Small>,
+    named: HashSet<Small>,
+    /// No notification of this kind came while it ran.
+    clean: bool,
+    /// Routes of the prefix that the dump is at.
+    gathered: Option<(IpNet, Vec<Alias>)>,
+}
+
+/// How many of what there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// IPv4 and IPv6 prefixes of the main table.
+    pub routes: [u64; 2],
+    /// Groups told to guests.
+    pub groups: u64,
+    /// Neighbours with a link address.
+    pub neighbours: u64,
+    /// Routes beyond `routes_max`: exact after a dump, and at least this between dumps.
+    pub refused: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Table {
+    paths: Paths,
+    routes_max: u64,
+    entries: BTreeMap<IpNet, Entry>,
+    /// Prefixes of the main table, by family.
+    counts: [u64; 2],
+    refused: [[u64; 2]; 2],
+    neighbours: HashMap<(u32, IpAddr), Neighbour>,
+    dump: Option<Dump>,
+    /// Number of the current or last dump, by family and table.
+    epochs: [[u8; 2]; 2],
+    queued: Vec<IpNet>,
+    /// Prefixes without routes, kept while a dump runs.
+    tombstones: Vec<IpNet>,
+    queued_neighbours: HashSet<(u32, IpAddr)>,
+    links_changed: bool,
+    told_vports: Vec<Option<Vport>>,
+    told_neighbours: HashMap<(u16, IpAddr), [u8; 6]>,
+    told_forwarding: (bool, bool),
+    /// The kernel may have changed these without a word.
+    suspects: HashSet<Kind>,
+}
+
+impl Table {
+    /// Empty. Group numbers start at `first_group`.
+    pub fn new(config: &Config, first_group: GroupId) -> Self {
+        Self {
+            paths: Paths::new(config.vports.clone(), first_group),
+            routes_max: config.routes_max,
+            entries: BTreeMap::new(),
+            counts: [0; 2],
+            refused: [[0; 2]; 2],
+            neighbours: HashMap::new(),
+            dump: None,
+            epochs: [[0; 2]; 2],
+            queued: Vec::new(),
+            tombstones: Vec::new(),
+            queued_neighbours: HashSet::new(),
+            links_changed: false,
+            told_vports: vec![None; config.vports.len()],
+            told_neighbours: HashMap::new(),
+            told_forwarding: (false, false),
+            suspects: HashSet::new(),
+        }
+    }
+
+    /// What is to be dumped again: since the last call the kernel may have changed it without a
+    /// notification (routes of an interface that goes down, or whose preferred source goes away).
+    pub fn take_suspects(&mut self) -> HashSet<Kind> {
+        if self.refused.as_flattened().iter().any(|count| *count > 0)
+            && self.counts.iter().sum::<u64>() < self.routes_max
+        {
+            self.suspects.extend(Kind::ALL.iter().filter(|kind| matches!(kind, Kind::Routes(..))));
+        }
+        std::mem::take(&mut self.suspects)
+    }
+
+    /// How many of what there is.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            routes: self.counts,
+            groups: self.paths.groups().count() as u64,
+            neighbours: self.neighbours.values().filter(|n| n.mac.is_some()).count() as u64,
+            refused: self.refused.as_flattened().iter().sum(),
+        }
+    }
+
+    /// Applies a notification.
+    pub fn apply(&mut self, event: &Event) {
+        if let Some(dump) = &mut self.dump {
+            let route = match event {
+                Event::Route(route, _) | Event::RouteGone(route) => {
+                    Some(Kind::Routes(is_v6(&route.prefix), route.table))
+                }
+                _ => None,
+            };
+            let small = small(event);
+            if route == Some(dump.kind) || small.as_ref().is_some_and(|key| key.kind() == dump.kind)
+            {
+                dump.clean = false;
+            }
+            dump.touched.extend(small.filter(|key| key.kind() == dump.kind));
+        }
+        match event {
+            Event::Route(route, placement) => self.route(route, *placement),
+            Event::RouteGone(route) => self.route_gone(route),
+            Event::Address { v6: false } => {
+                self.suspects.insert(Kind::Routes(false, KernelTable::Local));
+                self.suspects.insert(Kind::Routes(false, KernelTable::Main));
+            }
+            Event::Address { v6: true } => {}
+            other => self.small(other),
+        }
+    }
+
+    fn small(&mut self, event: &Event) {
+        match event {
+            Event::Link(link) => {
+                self.links_changed = true;
+                if self.paths.set_link(link.clone()) {
+                    self.link_changed(!link.up);
+                }
+            }
+            Event::LinkGone(ifindex) => {
+                if self.paths.remove_link(*ifindex) {
+                    self.links_changed = true;
+                    self.link_changed(true);
+                }
+            }
+            Event::Conf { v6, ifindex, forwarding, ignore_linkdown } => {
+                self.paths.set_conf(*v6, *ifindex, *forwarding, *ignore_linkdown);
+            }
+            Event::ConfGone { v6, ifindex } => self.paths.remove_conf(*v6, *ifindex),
+            Event::Neighbour { ifindex, address, mac, stale } => {
+                let key = (*ifindex, *address);
+                if mac.is_none() {
+                    self.neighbours.remove(&key);
+                } else if self.neighbours.len() < NEIGHBOURS_MAX
+                    || self.neighbours.contains_key(&key)
+                {
+                    self.neighbours.insert(key, Neighbour { mac: *mac, stale: *stale });
+                }
+                self.queued_neighbours.insert(key);
+            }
+            Event::Nexthop(id, nexthop) => self.paths.set_object(*id, nexthop.clone()),
+            Event::NexthopGone(id) => {
+                self.paths.remove_object(*id);
+                self.purge();
+            }
+            Event::Route(..) | Event::RouteGone(_) | Event::Address { .. } => {}
+        }
+    }
+
+    fn link_changed(&mut self, down: bool) {
+        let quiet =
+            |kind: &&Kind| matches!(kind, Kind::Nexthops | Kind::Neighbours | Kind::Routes(..));
+        self.suspects.extend(Kind::ALL.iter().filter(quiet));
+        if down {
+            self.purge();
+        }
+    }
+
+    /// Removes the routes that the kernel removed without a word.
+    fn purge(&mut self) {
+        let gone = self.paths.gone();
+        if gone.is_empty() {
+            return;
+        }
+        let is_gone = |alias: &Alias| gone.contains(&alias.destination);
+        let affected = |entry: &Entry| entry.aliases.as_slice().iter().any(is_gone);
+        let prefixes: Vec<IpNet> =
+            self.entries.iter().filter(|(_, e)| affected(e)).map(|(prefix, _)| *prefix).collect();
+        for prefix in prefixes {
+            self.edit(prefix, |aliases| aliases.retain(|alias| !is_gone(alias)));
+        }
+    }
+
+    fn route(&mut self, route: &Route, placement: Placement) {
+        if is_quiet(&route.prefix) {
+            return;
+        }
+        let alias = self.alias(route);
+        if self.refuses(&route.prefix, route.table) {
+            return;
+        }
+        self.touch(route);
+        self.edit(route.prefix, |aliases| aliases.insert(alias, placement));
+    }
+
+    fn route_gone(&mut self, route: &Route) {
+        if is_quiet(&route.prefix) {
+            return;
+        }
+        let v6 = is_v6(&route.prefix);
+        if !self.entries.contains_key(&route.prefix) {
+            let refused = &mut self.refused[usize::from(v6)][route.table as usize];
+            *refused = refused.saturating_sub(1);
+        }
+        self.touch(route);
+        let mut alias = self.alias(route);
+        let crate::kernel::Destination::Hops(gone) = &route.destination else {
+            return self.edit(route.prefix, |aliases| aliases.remove(&alias));
+        };
+        // IPv6 tells which hops of a multipath route went.
+        let siblings = self.entries.get(&route.prefix).and_then(|e| e.aliases.siblings(&alias));
+        let (true, Some(siblings)) = (route.sibling, siblings.copied()) else {
+            return self.edit(route.prefix, |aliases| aliases.remove(&alias));
+        };
+        let mut left = self.paths.kernel_hops(siblings.destination).unwrap_or_default();
+        left.retain(|hop| {
+            !gone.iter().any(|gone| (gone.ifindex, gone.gateway) == (hop.ifindex, hop.gateway))
+        });
+        let empty = left.is_empty();
+        alias = siblings;
+        if !empty {
+            alias.destination = self.paths.find(v6, &crate::kernel::Destination::Hops(left));
+        }
+        self.edit(route.prefix, |aliases| match empty {
+            true => aliases.remove(&siblings),
+            false => aliases.insert(alias, Placement::Replace),
+        });
+    }
+
+    fn alias(&mut self, route: &Route) -> Alias {
+        Alias {
+            metric: route.metric,
+            identity: route.identity,
+            destination: self.paths.find(is_v6(&route.prefix), &route.destination),
+            selector: route.selector,
+            table: route.table,
+            sibling: route.sibling,
+        }
+    }
+
+    /// Counts and refuses a prefix that is new where there is no room.
+    fn refuses(&mut self, prefix: &IpNet, table: KernelTable) -> bool {
+        let full = self.counts.iter().sum::<u64>() >= self.routes_max;
+        let refuses = full && !self.entries.contains_key(prefix) && table == KernelTable::Main;
+        if refuses {
+            self.refused[usize::from(is_v6(prefix))][table as usize] += 1;
+        }
+        refuses
+    }
+
+    /// Notes that a notification says how this prefix is, whatever a dump that runs now says.
+    fn touch(&mut self, route: &Route) {
+        let v6 = is_v6(&route.prefix);
+        if self.is_dumping(v6, route.table) {
+            let epoch = self.epochs[usize::from(v6)][route.table as usize];
+            self.entry(route.prefix).seen[route.table as usize] = epoch;
+        }
+    }
+
+    fn is_dumping(&self, v6: bool, table: KernelTable) -> bool {
+        self.dump.as_ref().is_some_and(|dump| dump.kind == Kind::Routes(v6, table))
+    }
+
+    fn entry(&mut self, prefix: IpNet) -> &mut Entry {
+        let v6 = is_v6(&prefix);
+        let seen = [KernelTable::Local, KernelTable::Main].map(|table| {
+            let epoch = self.epochs[usize::from(v6)][table as usize];
+            // A dump that runs has not named it.
+            epoch.wrapping_sub(u8::from(self.is_dumping(v6, table)))
+        });
+        self.entries.entry(prefix).or_insert_with(|| Entry {
+            aliases: Aliases::None,
+            told: Destination::NONE,
+            seen,
+            queued: false,
+            told_local: false,
+        })
+    }
+
+    /// Changes the routes of a prefix, and queues it for the next flush.
+    fn edit(&mut self, prefix: IpNet, edit: impl FnOnce(&mut Aliases)) {
+        let v6 = is_v6(&prefix);
+        self.entry(prefix);
+        let Some(entry) = self.entries.get_mut(&prefix) else { return };
+        let old = entry.aliases.clone();
+        edit(&mut entry.aliases);
+        if entry.aliases == old && (entry.queued || old != Aliases::None) {
+            return;
+        }
+        let main = |aliases: &Aliases| {
+            aliases.as_slice().iter().any(|alias| alias.table == KernelTable::Main)
+        };
+        self.counts[usize::from(v6)] += u64::from(main(&entry.aliases));
+        self.counts[usize::from(v6)] -= u64::from(main(&old));
+        entry.aliases.as_slice().iter().for_each(|alias| self.paths.hold(alias.destination));
+        old.as_slice().iter().for_each(|alias| self.paths.release(alias.destination));
+        if !entry.queued {
+            entry.queued = true;
+            self.queued.push(prefix);
+        }
+    }
+
+    // Dumps
+
+    /// A dump of this kind begins; all notifications that were sent before it are applied.
+    pub fn begin(&mut self, kind: Kind) {
+        if let Kind::Routes(v6, table) = kind {
+            let epoch = &mut self.epochs[usize::from(v6)][table as usize];
+            *epoch = epoch.wrapping_add(1);
+            self.refused[usize::from(v6)][table as usize] = 0;
+        }
+        self.dump = Some(Dump {
+            kind,
+            touched: HashSet::new(),
+            named: HashSet::new(),
+            clean: true,
+            gathered: None,
+        });
+    }
+
+    /// One thing that the dump names; all notifications read so far are applied.
+    pub fn dumped(&mut self, event: &Event) {
+        let Some(dump) = &mut self.dump else { return };
+        if let Event::Route(route, _) = event {
+            // Whatever the request asked for, only this table is compared.
+            if Kind::Routes(is_v6(&route.prefix), route.table) != dump.kind
+                || is_quiet(&route.prefix)
+            {
+                return;
+            }
+            let alias = self.alias(route);
+            let at = self.dump.as_mut().and_then(|dump| dump.gathered.as_mut());
+            if let Some((prefix, aliases)) = at
+                && *prefix == route.prefix
+            {
+                aliases.push(alias);
+            } else {
+                self.finish_prefix();
+                if let Some(dump) = &mut self.dump {
+                    dump.gathered = Some((route.prefix, vec![alias]));
+                }
+            }
+        } else if let Some(key) = small(event)
+            && key.kind() == dump.kind
+            && !dump.touched.contains(&key)
+        {
+            dump.named.insert(key);
+            self.small(event);
+        }
+    }
+
+    /// Takes over what was gathered of a prefix, unless a notification knows better.
+    fn finish_prefix(&mut self) {
+        let Some(dump) = &mut self.dump else { return };
+        let (Kind::Routes(v6, table), Some((prefix, aliases))) = (dump.kind, dump.gathered.take())
+        else {
+            return;
+        };
+        if self.refuses(&prefix, table) {
+            return;
+        }
+        let epoch = self.epochs[usize::from(v6)][table as usize];
+        let entry = self.entry(prefix);
+        if entry.seen[table as usize] == epoch {
+            return;
+        }
+        entry.seen[table as usize] = epoch;
+        let same =
+            entry.aliases.as_slice().iter().filter(|alias| alias.table == table).eq(&aliases);
+        if !same {
+            self.edit(prefix, |all| all.set_table(table, &aliases));
+        }
+    }
+
+    /// The dump could not be finished.
+    pub fn abort(&mut self) {
+        self.dump = None;
+        self.queue_tombstones();
+    }
+
+    /// The dump is whole; sweeps. `interrupted`: the kernel said that things changed meanwhile
+    /// (`NLM_F_DUMP_INTR`). Says whether it was clean.
+    pub fn end(&mut self, interrupted: bool) -> bool {
+        self.finish_prefix();
+        let Some(dump) = self.dump.take() else { return false };
+        let clean = dump.clean && !interrupted;
+        match dump.kind {
+            Kind::Routes(v6, table) => self.sweep(v6, table, clean),
+            _ if interrupted => {}
+            _ => {
+                for key in self.small_keys(dump.kind) {
+                    if !dump.named.contains(&key) && !dump.touched.contains(&key) {
+                        self.small(&key.gone());
+                    }
+                }
+            }
+        }
+        self.queue_tombstones();
+        clean
+    }
+
+    /// Entries without routes were kept so that the dump would not bring routes back.
+    fn queue_tombstones(&mut self) {
+        self.queued.append(&mut self.tombstones);
+    }
+
+    fn sweep(&mut self, v6: bool, table: KernelTable, clean: bool) {
+        let epoch = self.epochs[usize::from(v6)][table as usize];
+        let missed_once = epoch.wrapping_sub(1);
+        let missing = |(prefix, entry): &(&IpNet, &Entry)| {
+            let seen = entry.seen[table as usize];
+            let of_table = |alias: &Alias| alias.table == table;
+            is_v6(prefix) == v6
+                && seen != epoch
+                && (clean || seen != missed_once)
+                && entry.aliases.as_slice().iter().any(of_table)
+        };
+        let gone: Vec<IpNet> =
+            self.entries.iter().filter(missing).map(|(prefix, _)| *prefix).collect();
+        for prefix in gone {
+            self.edit(prefix, |aliases| aliases.set_table(table, &[]));
+        }
+    }
+
+    fn small_keys(&self, kind: Kind) -> Vec<Small> {
+        match kind {
+            Kind::Links => self.paths.link_indices().into_iter().map(Small::Link).collect(),
+            Kind::Neighbours => {
+                self.neighbours.keys().map(|(i, address)| Small::Neighbour(*i, *address)).collect()
+            }
+            Kind::Nexthops => self.paths.object_ids().into_iter().map(Small::Object).collect(),
+            // Settings of an interface go with the interface.
+            Kind::Conf(_) | Kind::Routes(..) => Vec::new(),
+        }
+    }
+
+    // What guests are told
+
+    /// Passes on, in an order that never takes a route away before its replacement is there, what
+    /// changes a guest's state of the last flush to the present one.
+    pub fn flush(&mut self, tell: &mut impl FnMut(ToGuest)) {
+        let refreshed = self.paths.refresh();
+        self.flush_vports(tell);
+        for (id, hops) in refreshed.groups {
+            tell(ToGuest::Group { id, hops });
+        }
+        if refreshed.outcomes_changed {
+            let differs = |(prefix, entry): &(&IpNet, &Entry)| {
+                !entry.queued && self.evaluate(prefix, &entry.aliases).1 != entry.told
+            };
+            let prefixes: Vec<IpNet> =
+                self.entries.iter().filter(differs).map(|(prefix, _)| *prefix).collect();
+            self.queued.extend(prefixes);
+        }
+        let mut gone = Vec::new();
+        for prefix in std::mem::take(&mut self.queued) {
+            self.flush_prefix(prefix, tell, &mut gone);
+        }
+        gone.into_iter().for_each(|prefix| tell(ToGuest::RouteGone(prefix)));
+        self.paths.collect().into_iter().for_each(|group| tell(ToGuest::GroupGone(group)));
+        for key in std::mem::take(&mut self.queued_neighbours) {
+            self.flush_neighbour(key, tell);
+        }
+        let forwarding = (self.paths.forwarding(false), self.paths.forwarding(true));
+        if self.told_forwarding != forwarding {
+            self.told_forwarding = forwarding;
+            tell(ToGuest::Forwarding { v4: forwarding.0, v6: forwarding.1 });
+        }
+    }
+
+    fn flush_vports(&mut self, tell: &mut impl FnMut(ToGuest)) {
+        if !std::mem::take(&mut self.links_changed) {
+            return;
+        }
+        for index in 0..self.paths.vports() {
+            let told = &mut self.told_vports[usize::from(index)];
+            let now = match (self.paths.vport_link(index), &*told) {
+                (Some(link), _) => {
+                    let up = link.up && link.carrier;
+                    Some(Vport { index, mac: link.mac, mtu: link.mtu, up })
+                }
+                (None, Some(gone)) => Some(Vport { up: false, ..gone.clone() }),
+                (None, None) => None,
+            };
+            if *told != now {
+                told.clone_from(&now);
+                now.into_iter().for_each(|vport| tell(ToGuest::Vport(vport)));
+            }
+        }
+        self.queued_neighbours.extend(self.neighbours.keys());
+        // Interfaces that are no vports any more.
+        let names: Vec<_> =
+            (0..self.paths.vports()).map(|v| self.paths.vport_link(v).map(|l| l.ifindex)).collect();
+        let stranded: Vec<_> = self
+            .told_neighbours
+            .keys()
+            .filter(|(vport, address)| {
+                names[usize::from(*vport)]
+                    .is_none_or(|ifindex| !self.neighbours.contains_key(&(ifindex, *address)))
+            })
+            .copied()
+            .collect();
+        for (vport, address) in stranded {
+            self.told_neighbours.remove(&(vport, address));
+            tell(ToGuest::Neighbour { vport, address, mac: None });
+        }
+    }
+
+    fn flush_neighbour(&mut self, key: (u32, IpAddr), tell: &mut impl FnMut(ToGuest)) {
+        let (ifindex, address) = key;
+        let Some(vport) = self.paths.vport(ifindex) else { return };
+        let mac = self.neighbours.get(&key).and_then(|neighbour| neighbour.mac);
+        let told = match mac {
+            Some(mac) => self.told_neighbours.insert((vport, address), mac),
+            None => self.told_neighbours.remove(&(vport, address)),
+        };
+        if told != mac {
+            tell(ToGuest::Neighbour { vport, address, mac });
+        }
+    }
+
+    fn flush_prefix(
+        &mut self,
+        prefix: IpNet,
+        tell: &mut impl FnMut(ToGuest),
+        gone: &mut Vec<IpNet>,
+    ) {
+        let Some(entry) = self.entries.get(&prefix) else { return };
+        let (local, outcome) = self.evaluate(&prefix, &entry.aliases);
+        let Some(entry) = self.entries.get_mut(&prefix) else { return };
+        entry.queued = false;
+        let told = std::mem::replace(&mut entry.told, outcome);
+        let told_local = std::mem::replace(&mut entry.told_local, local);
+        let empty = entry.aliases == Aliases::None;
+        if local && !told_local {
+            tell(ToGuest::Local(prefix.addr()));
+        }
+        if outcome != told {
+            if let Some((id, hops)) = self.paths.tell(outcome) {
+                tell(ToGuest::Group { id, hops });
+            }
+            match self.target(outcome) {
+                Some(target) => tell(ToGuest::Route { prefix, target }),
+                None => gone.push(prefix),
+            }
+            self.paths.untell(told);
+        }
+        if told_local && !local {
+            tell(ToGuest::LocalGone(prefix.addr()));
+        }
+        let v6 = is_v6(&prefix);
+        let dumping = |table| self.is_dumping(v6, table);
+        if !empty {
+            return;
+        }
+        if dumping(KernelTable::Local) || dumping(KernelTable::Main) {
+            self.tombstones.push(prefix);
+        } else {
+            self.entries.remove(&prefix);
+        }
+    }
+
+    fn target(&self, outcome: Destination) -> Option<Target> {
+        match outcome {
+            Destination::NONE => None,
+            Destination::PUNT => Some(Target::Punt),
+            Destination::DROP => Some(Target::Drop),
+            path => self.paths.group(path).map(Target::Group),
+        }
+    }
+
+    /// Whether the prefix is an address of the router, and the outcome of the first usable route.
+    fn evaluate(&self, prefix: &IpNet, aliases: &Aliases) -> (bool, Destination) {
+        let is_host = prefix.prefix_len() == prefix.max_prefix_len();
+        let is_local = |alias: &&Alias| alias.destination == Destination::LOCAL;
+        let aliases = aliases.as_slice();
+        let local = is_host && aliases.iter().any(|alias| is_local(&alias));
+        let mut routes = aliases.iter().filter(|alias| !(local && is_local(alias)));
+        if aliases.iter().any(|alias| alias.selector != 0) {
+            return (local, Destination::PUNT);
+        }
+        let outcome = routes
+            .find_map(|alias| {
+                Some(self.paths.outcome(alias.destination)).filter(|o| *o != Destination::NONE)
+            })
+            .unwrap_or(Destination::NONE);
+        (local, outcome)
+    }
+
+    /// The part of a snapshot before its routes, as of the last flush.
+    pub fn snapshot_head(&self, tell: &mut impl FnMut(ToGuest)) {
+        tell(ToGuest::Begin);
+        let (v4, v6) = self.told_forwarding;
+        tell(ToGuest::Forwarding { v4, v6 });
+        self.told_vports.iter().flatten().for_each(|vport| tell(ToGuest::Vport(vport.clone())));
+        for ((vport, address), mac) in &self.told_neighbours {
+            tell(ToGuest::Neighbour { vport: *vport, address: *address, mac: Some(*mac) });
+        }
+        for (id, hops) in self.paths.groups() {
+            tell(ToGuest::Group { id, hops: hops.clone() });
+        }
+    }
+
+    /// Up to `count` prefixes of a snapshot after `from`; returns where to go on.
+    ///
+    /// Parts may be taken between flushes: each says how its prefixes are at that time, and what
+    /// changes later is told later.
+    pub fn snapshot_routes(
+        &self,
+        from: Option<IpNet>,
+        count: usize,
+        tell: &mut impl FnMut(ToGuest),
+    ) -> Option<IpNet> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let start = from.map_or(Unbounded, Excluded);
+        let mut last = None;
+        for (prefix, entry) in self.entries.range((start, Unbounded)).take(count) {
+            if entry.told_local {
+                tell(ToGuest::Local(prefix.addr()));
+            }
+            if let Some(target) = self.target(entry.told) {
+                tell(ToGuest::Route { prefix: *prefix, target });
+            }
+            last = Some(*prefix);
+        }
+        last
+    }
+
+    /// The neighbour's interface, if the kernel is to be asked to confirm its link address; it
+    /// is not asked again until it says that the entry went stale again.
+    pub fn used(&mut self, vport: u16, address: IpAddr) -> Option<u32> {
+        let ifindex = self.paths.vport_link(vport)?.ifindex;
+        let neighbour = self.neighbours.get_mut(&(ifindex, address))?;
+        std::mem::take(&mut neighbour.stale).then_some(ifindex)
+    }
+
+    // Comparison
+
+    /// Instead of [`Self::dumped`] for routes of the main table, in a copy that is made for one
+    /// comparison and keeps none of them: once the routes of a prefix are whole, where it leads.
+    /// Routes of the local table have been dumped before; `None` ends the dump of a family.
+    pub fn resolve(&mut self, route: Option<&Route>) -> Option<(IpNet, Resolved)> {
+        if route.is_some_and(|route| is_quiet(&route.prefix) || route.table != KernelTable::Main) {
+            return None;
+        }
+        let next = route.map(|route| (route.prefix, self.alias(route)));
+        let dump = self.dump.as_mut()?;
+        if let (Some((prefix, aliases)), Some((same, alias))) = (&mut dump.gathered, next)
+            && *prefix == same
+        {
+            aliases.push(alias);
+            return None;
+        }
+        let next = next.map(|(prefix, alias)| (prefix, vec![alias]));
+        let (prefix, aliases) = std::mem::replace(&mut dump.gathered, next)?;
+        let mut all = self.entries.remove(&prefix).map(|entry| entry.aliases).unwrap_or_default();
+        all.set_table(KernelTable::Main, &aliases);
+        self.paths.refresh();
+        Some((prefix, self.paths.resolved(self.evaluate(&prefix, &all).1)?))
+    }
+
+    /// Prefixes of the local table that [`Self::resolve`] did not come across.
+    pub fn resolve_local(&mut self) -> Vec<(IpNet, Resolved)> {
+        self.paths.refresh();
+        let resolve = |(prefix, entry): (&IpNet, &Entry)| {
+            let outcome = self.evaluate(prefix, &entry.aliases).1;
+            Some((*prefix, self.paths.resolved(outcome)?))
+        };
+        self.entries.iter().filter_map(resolve).collect()
+    }
+}
+
+impl Small {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Link(_) => Kind::Links,
+            Self::Conf(v6, _) => Kind::Conf(*v6),
+            Self::Neighbour(..) => Kind::Neighbours,
+            Self::Object(_) => Kind::Nexthops,
+        }
+    }
+
+    fn gone(self) -> Event {
+        match self {
+            Self::Link(ifindex) => Event::LinkGone(ifindex),
+            Self::Conf(v6, ifindex) => Event::ConfGone { v6, ifindex },
+            Self::Neighbour(ifindex, address) => {
+                Event::Neighbour { ifindex, address, mac: None, stale: false }
+            }
+            Self::Object(id) => Event::NexthopGone(id),
+        }
+    }
+}
+
+fn small(event: &Event) -> Option<Small> {
+    match event {
+        Event::Link(link) => Some(Small::Link(link.ifindex)),
+        Event::LinkGone(ifindex) => Some(Small::Link(*ifindex)),
+        Event::Conf { v6, ifindex, .. } | Event::ConfGone { v6, ifindex } => {
+            Some(Small::Conf(*v6, *ifindex))
+        }
+        Event::Neighbour { ifindex, address, .. } => Some(Small::Neighbour(*ifindex, *address)),
+        Event::Nexthop(id, _) | Event::NexthopGone(id) => Some(Small::Object(*id)),
+        Event::Route(..) | Event::RouteGone(_) | Event::Address { .. } => None,
+    }
+}
+
+fn is_v6(prefix: &IpNet) -> bool {
+    matches!(prefix, IpNet::V6(_))
+}
+
+/// Guests hand packets to such destinations over by themselves.
+fn is_quiet(prefix: &IpNet) -> bool {
+    match prefix {
+        IpNet::V4(v4) => v4.addr().is_loopback() && v4.prefix_len() >= 8,
+        IpNet::V6(v6) => {
+            let address = v6.addr();
+            (address.is_loopback() && v6.prefix_len() == 128)
+                || (address.is_unicast_link_local() && v6.prefix_len() >= 10)
+                || (address.is_multicast() && v6.prefix_len() >= 8)
+        }
+    }
+}
