@@ -1,1 +1,351 @@
-//! Being written.
+//! The OCI bundle of a guest: `config.json`, the made root, and the files that are shown in it.
+//!
+//! Source: OCI runtime specification 1.0.2; `tmpcopyup` is runc's (and crun's).
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::cgroup::Cgroups;
+use crate::error::{Context, Error, Result};
+use crate::image;
+use crate::init;
+use crate::profile::Writable;
+use crate::root;
+use crate::spec::{GuestSpec, ID_BYTES_MAX, Owned, Profile, Root, bundle};
+
+/// Where a guest finds what PdP needs in it.
+const INSIDE: &str = "/run/pdp";
+
+/// Descriptors that a guest or helper may be given.
+pub(crate) const DESCRIPTORS_MAX: usize = 32;
+
+/// Open files of a guest.
+const FILES_MAX: u64 = 16_384;
+
+/// Files of a guest, and binds.
+const FILES_AND_BINDS_MAX: usize = 256;
+
+/// Bytes of all files of a guest.
+const FILES_BYTES_MAX: usize = 64 << 20;
+
+/// Guests are killed before helpers when a node's memory runs out: a helper's death costs more.
+const OOM_SCORE_ADJUST: i32 = 500;
+
+/// What `pdp-init` needs of the C library where the root is not the host's.
+const LIBRARIES: [&str; 2] = ["libc.so.6", "libgcc_s.so.1"];
+const LIBRARY_DIRS: [&str; 3] =
+    ["/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/x86_64-linux-gnu"];
+const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// Refuses what can't be, before anything is made.
+pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
+    let fail = |text: String| Err(Error::Spec { id: spec.id.clone(), text });
+    let id_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if spec.id.is_empty() || spec.id.len() > ID_BYTES_MAX || !spec.id.chars().all(id_char) {
+        return fail(format!("the id must be 1 to {ID_BYTES_MAX} of A-Z a-z 0-9 . _ -"));
+    }
+    if spec.hostname.is_empty() || spec.hostname.len() > 64 || !spec.hostname.chars().all(id_char) {
+        return fail(format!("host name {:?}: 1 to 64 of A-Z a-z 0-9 . _ -", spec.hostname));
+    }
+    let users = spec.users;
+    if users.base < 65_536
+        || users.length < 65_536
+        || users.base.checked_add(users.length).is_none()
+    {
+        return fail(format!(
+            "user ids {} + {}: 65536 or more, from 65536 on",
+            users.base, users.length
+        ));
+    }
+    if spec.uid >= users.length {
+        return fail(format!("user id {} is beyond its range of {}", spec.uid, users.length));
+    }
+    if fds > DESCRIPTORS_MAX {
+        return fail(format!("{fds} descriptors, {DESCRIPTORS_MAX} at most"));
+    }
+    let count = spec.files.len() + spec.binds.len();
+    if count > FILES_AND_BINDS_MAX {
+        return fail(format!("{count} files and binds, {FILES_AND_BINDS_MAX} at most"));
+    }
+    let bytes: usize = spec.files.iter().map(|file| file.content.len()).sum();
+    if bytes > FILES_BYTES_MAX {
+        return fail(format!("{bytes} bytes in files, {FILES_BYTES_MAX} at most"));
+    }
+    let inside = spec.files.iter().map(|f| &f.path).chain(spec.binds.iter().map(|b| &b.target));
+    for path in inside {
+        let normal = path.is_absolute() && !path.components().any(|c| c.as_os_str() == "..");
+        if !normal || path == Path::new("/") || path.starts_with(Path::new(INSIDE).join("init")) {
+            return fail(format!("{}: not an absolute path that can be placed", path.display()));
+        }
+    }
+    for bind in &spec.binds {
+        if !bind.source.is_absolute() || !bind.source.exists() {
+            return fail(format!("{}: there is no such path to bind", bind.source.display()));
+        }
+    }
+    if let Some(file) = spec.files.iter().find(|f| f.writable && spec.profile.is_forwarding()) {
+        return fail(format!("{}: a forwarding guest has no writable files", file.path.display()));
+    }
+    if spec.commands.iter().any(|command| command.argv.is_empty()) {
+        return fail("a command without a program".to_owned());
+    }
+    if let Some(key) = spec.sysctls.keys().find(|key| !key.starts_with("net.")) {
+        return fail(format!("sysctl {key}: only net. belongs to a network namespace"));
+    }
+    if let Some(key) = spec.env.keys().find(|key| key.is_empty() || key.contains('=')) {
+        return fail(format!("environment variable {key:?}: no such name can be"));
+    }
+    Ok(())
+}
+
+/// Makes the bundle in the guest's directory, with images unpacked below `images`.
+pub(crate) fn make(
+    spec: &GuestSpec,
+    cgroups: &Cgroups,
+    init_program: &Path,
+    images: &Path,
+) -> Result<()> {
+    let dir = bundle(&spec.dir);
+    let files = dir.join("files");
+    for dir in [&dir, &files] {
+        fs::create_dir(dir).at("make", dir)?;
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o711)).at("set the mode of", dir)?;
+    }
+    let made = dir.join("root");
+    let (root, image) = match &spec.root {
+        Root::Host => {
+            root::make(spec, &made)?;
+            (made, false)
+        }
+        Root::Rootfs(path) => (path.clone(), true),
+        Root::OciLayout { path, reference } => {
+            (image::unpack(path, reference.as_deref(), spec.users, images)?, true)
+        }
+    };
+    let mut mounts = system_mounts(spec.profile);
+    if !image {
+        mounts.extend(root::shown().iter().map(|path| bind_mount(path, path, false)));
+    }
+    let memory = spec.limits.memory_bytes;
+    let writable = spec.profile.writable(image);
+    mounts.extend(writable.iter().map(|place| writable_mount(place, memory)));
+    let init = place_init(spec, &files, init_program, image, &mut mounts)?;
+    mounts.extend(spec.binds.iter().map(|b| bind_mount(&b.source, &b.target, b.writable)));
+    let config = json!({
+        "ociVersion": "1.0.2",
+        "hostname": spec.hostname,
+        "root": { "path": root, "readonly": true },
+        "process": process(spec, &init),
+        "mounts": mounts,
+        "linux": linux(spec, cgroups),
+    });
+    let path = dir.join("config.json");
+    fs::write(&path, config.to_string()).at("write", &path)
+}
+
+/// Puts `pdp-init`, its configuration and the guest's files where they can be mounted; returns how
+/// it is called.
+fn place_init(
+    spec: &GuestSpec,
+    files: &Path,
+    program: &Path,
+    image: bool,
+    mounts: &mut Vec<Value>,
+) -> Result<Vec<String>> {
+    let mut config = init::Config {
+        commands: spec.commands.clone(),
+        files: Vec::new(),
+        ends: spec.profile.is_forwarding(),
+    };
+    let inside = Path::new(INSIDE);
+    let mut shown = Vec::new();
+    for (index, file) in spec.files.iter().enumerate() {
+        let host = files.join(index.to_string());
+        write_owned(spec, &host, file.content.as_bytes(), file.mode, &file.owner)?;
+        if file.writable {
+            let from = inside.join("init-files").join(index.to_string());
+            let (uid, gid) = root::ids(&file.owner);
+            let to = file.path.clone();
+            config.files.push(init::Copied { from: from.clone(), to, mode: file.mode, uid, gid });
+            mounts.push(bind_mount(&host, &from, false));
+        } else {
+            // After those of PdP, so that no file hides them.
+            shown.push(bind_mount(&host, &file.path, false));
+        }
+    }
+    let text = serde_json::to_vec(&config).map_err(|error| Error::Spec {
+        id: spec.id.clone(),
+        text: format!("its commands can't be written down: {error}"),
+    })?;
+    let host = files.join("init.json");
+    let owner = Owned::Ids { uid: spec.uid, gid: spec.uid };
+    write_owned(spec, &host, &text, 0o400, &owner)?;
+    let (init, json) = (inside.join("init"), inside.join("init.json"));
+    mounts.push(bind_mount(program, &init, false));
+    mounts.push(bind_mount(&host, &json, false));
+    let mut call = Vec::new();
+    if image {
+        // The image may have another C library or none: bring ours, and its loader.
+        let libraries = inside.join("init-lib");
+        for name in LIBRARIES {
+            let found = LIBRARY_DIRS.iter().map(|dir| Path::new(dir).join(name));
+            let found = found.into_iter().find(|path| path.exists()).ok_or(Error::Spec {
+                id: spec.id.clone(),
+                text: format!("{name} is not in {}", LIBRARY_DIRS.join(", ")),
+            })?;
+            mounts.push(bind_mount(&real(&found)?, &libraries.join(name), false));
+        }
+        let loader = inside.join("init-loader");
+        mounts.push(bind_mount(&real(Path::new(LOADER))?, &loader, false));
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        call.extend([text(&loader), "--library-path".to_owned(), text(&libraries)]);
+    }
+    call.extend([init, json].map(|path| path.to_string_lossy().into_owned()));
+    mounts.extend(shown);
+    Ok(call)
+}
+
+fn real(path: &Path) -> Result<PathBuf> {
+    fs::canonicalize(path).at("find", path)
+}
+
+fn write_owned(
+    spec: &GuestSpec,
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    owner: &Owned,
+) -> Result<()> {
+    fs::write(path, bytes).at("write", path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode & 0o777))
+        .at("set the mode of", path)?;
+    root::own(spec, path, owner)
+}
+
+fn process(spec: &GuestSpec, init: &[String]) -> Value {
+    let mut env = vec![
+        "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/frr".to_owned(),
+        "HOME=/root".to_owned(),
+        "TERM=xterm".to_owned(),
+    ];
+    env.extend(spec.env.iter().map(|(key, value)| format!("{key}={value}")));
+    let capabilities = spec.profile.capabilities();
+    // Another user than root keeps capabilities over exec only as ambient ones.
+    let kept: &[&str] = if spec.uid == 0 { &[] } else { capabilities };
+    json!({
+        "terminal": false,
+        "user": { "uid": spec.uid, "gid": spec.uid },
+        "args": init,
+        "env": env,
+        "cwd": "/",
+        "noNewPrivileges": true,
+        "oomScoreAdj": OOM_SCORE_ADJUST,
+        "capabilities": {
+            "bounding": capabilities,
+            "effective": capabilities,
+            "permitted": capabilities,
+            "inheritable": kept,
+            "ambient": kept,
+        },
+        "rlimits": [
+            { "type": "RLIMIT_NOFILE", "hard": FILES_MAX, "soft": FILES_MAX },
+            { "type": "RLIMIT_CORE", "hard": 0, "soft": 0 },
+        ],
+    })
+}
+
+fn linux(spec: &GuestSpec, cgroups: &Cgroups) -> Value {
+    let mapping =
+        json!([{ "containerID": 0, "hostID": spec.users.base, "size": spec.users.length }]);
+    let namespaces = ["pid", "network", "ipc", "uts", "mount", "user", "cgroup"];
+    let namespaces: Vec<_> = namespaces.iter().map(|kind| json!({ "type": kind })).collect();
+    let mut devices = vec![json!({ "allow": false, "access": "rwm" })];
+    let mut nodes = Vec::new();
+    if matches!(spec.profile, Profile::Forwarding { tap: true }) {
+        devices.push(
+            json!({ "allow": true, "type": "c", "major": 10, "minor": 200, "access": "rwm" }),
+        );
+        nodes.push(json!({
+            "path": "/dev/net/tun", "type": "c", "major": 10, "minor": 200, "fileMode": 0o666,
+        }));
+    }
+    let mut read_only = vec!["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sysrq-trigger"];
+    if spec.profile.is_forwarding() {
+        read_only.push("/proc/sys");
+    }
+    json!({
+        "uidMappings": mapping,
+        "gidMappings": mapping,
+        "namespaces": namespaces,
+        "cgroupsPath": cgroups.oci_path(&leaf(&spec.cgroup)),
+        "resources": { "devices": devices },
+        "devices": nodes,
+        "sysctl": sysctls(spec),
+        "seccomp": spec.profile.seccomp(),
+        "maskedPaths": [
+            "/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+            "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
+            "/sys/firmware", "/sys/fs/cgroup", "/sys/kernel/debug",
+        ],
+        "readonlyPaths": read_only,
+    })
+}
+
+/// The cgroup of a guest's processes.
+pub(crate) fn leaf(cgroup: &str) -> String {
+    format!("{cgroup}/guest")
+}
+
+/// The sysctls that this kernel has, the spec's before the profile's.
+fn sysctls(spec: &GuestSpec) -> serde_json::Map<String, Value> {
+    let own = spec.profile.sysctls().iter().map(|&(key, value)| (key.to_owned(), value));
+    let own = own.filter(|(key, _)| Path::new("/proc/sys").join(key.replace('.', "/")).exists());
+    let given = spec.sysctls.iter().map(|(key, value)| (key.clone(), value.as_str()));
+    own.chain(given).map(|(key, value)| (key, value.into())).collect()
+}
+
+fn system_mounts(profile: Profile) -> Vec<Value> {
+    let mount = |target: &str, kind: &str, options: &[&str]| json!({ "destination": target, "type": kind, "source": kind, "options": options });
+    let mut shared = vec!["nosuid", "noexec", "nodev", "mode=1777"];
+    shared.push(if profile.is_forwarding() { "size=4m" } else { "size=64m" });
+    vec![
+        mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=64k"]),
+        mount(
+            "/dev/pts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        mount("/dev/shm", "tmpfs", &shared),
+        mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+    ]
+}
+
+fn bind_mount(source: &Path, target: &Path, writable: bool) -> Value {
+    let access = if writable { "rw" } else { "ro" };
+    json!({
+        "destination": target, "type": "bind", "source": source,
+        "options": ["bind", access, "nosuid", "nodev"],
+    })
+}
+
+/// Part of a guest's memory that one writable place may fill: what is in it can't be freed by
+/// killing, so that filling all of them must not end the guest.
+const WRITABLE_PART: u64 = 8;
+
+fn writable_mount(place: &Writable, memory_bytes: Option<u64>) -> Value {
+    let part = memory_bytes.map_or(u64::MAX, |bytes| bytes / WRITABLE_PART);
+    let mut options = vec![
+        "nosuid".to_owned(),
+        "nodev".to_owned(),
+        format!("mode={}", place.mode),
+        format!("size={}", place.bytes_max.min(part)),
+    ];
+    if place.copy {
+        options.push("tmpcopyup".to_owned());
+    }
+    json!({ "destination": place.path, "type": "tmpfs", "source": "tmpfs", "options": options })
+}

@@ -1,16 +1,36 @@
 //! Control groups, version 1, 2 and both at once.
 //!
 //! A cgroup here is a path below the runtime's own. Limits are on inner cgroups (`red/r1`),
-//! processes in leaves (`red/r1/guest`), as version 2 demands.
+//! processes in leaves (`red/r1/guest`), as version 2 demands. On version 1 each cgroup is made in
+//! every hierarchy there is, because the OCI runtime does the same.
+//!
+//! Source: kernel documentation, admin-guide/cgroup-v1 and cgroup-v2.rst.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use crate::error::Result;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::error::{Context, Error, Result};
 use crate::spec::Limits;
 
 /// Default period of CPU limits, microseconds.
 pub const CPU_PERIOD_US: u64 = 10_000;
+
+/// Bounds of the period, microseconds (kernel: 1 ms to 1 s).
+const CPU_PERIOD_US_RANGE: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
+
+/// Smallest quota that the kernel takes, microseconds.
+const CPU_QUOTA_US_MIN: u64 = 1_000;
+
+/// The mount point that counts where several are of version 2.
+const MOUNT_POINT: &str = "/sys/fs/cgroup";
+
+/// Controllers that limits need.
+const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
 
 /// Which cgroups a machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +41,20 @@ pub enum Version {
     V2,
 }
 
+/// A tree of cgroups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hierarchy {
+    mount: PathBuf,
+    /// Its controllers (version 1); version 2 says them in `cgroup.controllers`.
+    controllers: Vec<String>,
+}
+
 /// The cgroups of a runtime.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     version: Version,
-    roots: Vec<PathBuf>,
+    hierarchies: Vec<Hierarchy>,
+    name: String,
 }
 
 /// What a cgroup with all below it used and holds.
@@ -37,16 +66,20 @@ pub struct Usage {
     pub memory_bytes: u64,
     /// Processes and threads.
     pub processes: u64,
-    /// Time for which some thread had to wait because of the CPU limit, nanoseconds.
+    /// Time for which its threads had to wait because of the CPU limit, nanoseconds.
     pub throttled_ns: u64,
-    /// Times a process was killed because of the memory limit.
+    /// Processes killed because of the memory limit.
     pub memory_kills: u64,
 }
 
 impl Cgroups {
     /// The machine's cgroups, all below one of this `name`.
     pub fn new(name: &str) -> Result<Self> {
-        todo!("{name}")
+        let mounts = Path::new("/proc/self/mountinfo");
+        let (version, hierarchies) = detect(&fs::read_to_string(mounts).at("read", mounts)?)?;
+        let cgroups = Self { version, hierarchies, name: name.to_owned() };
+        cgroups.check(name)?;
+        Ok(cgroups)
     }
 
     /// Which version is used.
@@ -56,27 +89,472 @@ impl Cgroups {
 
     /// Makes a cgroup with these limits, or sets those of one that is there.
     pub fn ensure(&self, path: &str, limits: &Limits) -> Result<()> {
-        todo!("{path} {limits:?} {:?}", self.roots)
+        self.check(path)?;
+        for hierarchy in &self.hierarchies {
+            self.make(hierarchy, path)?;
+        }
+        let set = |file: &'static str, value: String, limited: bool| {
+            let controller = file.split('.').next().unwrap_or_default();
+            let Some(dir) = self.controlled_by(controller, path) else {
+                return if limited { Err(no_controller(controller)) } else { Ok(()) };
+            };
+            let file = dir.join(file);
+            match fs::write(&file, &value) {
+                // Without a limit there is nothing lost if the file is not there.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !limited => Ok(()),
+                result => result.at("set a limit by", &file),
+            }
+        };
+        let (cpu, memory) = (limits.cpu_cores, limits.memory_bytes);
+        let period = period_us(limits)?;
+        let quota = cpu.map(|cores| (cores * period as f64).round() as u64);
+        let processes = limits.processes.map_or("max".to_owned(), |count| count.to_string());
+        match self.version {
+            Version::V1 => {
+                // First without limit, since a quota must fit its period at every moment.
+                set("cpu.cfs_quota_us", "-1".to_owned(), cpu.is_some())?;
+                set("cpu.cfs_period_us", period.to_string(), cpu.is_some())?;
+                if let Some(quota) = quota {
+                    set("cpu.cfs_quota_us", quota.to_string(), true)?;
+                }
+                let bytes = memory.map_or("-1".to_owned(), |bytes| bytes.to_string());
+                set("memory.limit_in_bytes", bytes, memory.is_some())?;
+            }
+            Version::V2 => {
+                let quota = quota.map_or("max".to_owned(), |quota| quota.to_string());
+                set("cpu.max", format!("{quota} {period}"), cpu.is_some())?;
+                let bytes = memory.map_or("max".to_owned(), |bytes| bytes.to_string());
+                set("memory.max", bytes, memory.is_some())?;
+                // Swap would be memory beyond the limit; a kernel may lack the file.
+                let swap = if memory.is_some() { "0" } else { "max" };
+                let _ = set("memory.swap.max", swap.to_owned(), false);
+            }
+        }
+        set("pids.max", processes, limits.processes.is_some())?;
+        self.set_cpus(path, limits.cpus.as_deref())
     }
 
-    /// Moves a process into a cgroup that has none below it, and makes that.
+    /// Makes a cgroup without limits of its own, for processes.
+    pub fn ensure_leaf(&self, path: &str) -> Result<()> {
+        self.check(path)?;
+        self.hierarchies.iter().try_for_each(|hierarchy| self.make(hierarchy, path).map(|_| ()))
+    }
+
+    /// Moves a process into a leaf, which is made if need be.
     pub fn enter(&self, path: &str, pid: u32) -> Result<()> {
-        todo!("{path} {pid}")
+        self.ensure_leaf(path)?;
+        for hierarchy in &self.hierarchies {
+            let file = self.dir(hierarchy, path).join("cgroup.procs");
+            fs::write(&file, pid.to_string()).at("enter the cgroup", &file)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a cgroup is there.
+    pub fn exists(&self, path: &str) -> bool {
+        self.hierarchies.iter().any(|hierarchy| self.dir(hierarchy, path).is_dir())
     }
 
     /// What a cgroup with all below it used.
     pub fn usage(&self, path: &str) -> Result<Usage> {
-        todo!("{path}")
+        self.check(path)?;
+        let file = |controller: &str, name: &str| -> Result<PathBuf> {
+            let dir = self.controlled_by(controller, path).ok_or(no_controller(controller))?;
+            Ok(dir.join(name))
+        };
+        let number = |controller, name| -> Result<u64> {
+            let file = file(controller, name)?;
+            let text = fs::read_to_string(&file).at("read", &file)?;
+            Ok(text.trim().parse().unwrap_or_default())
+        };
+        let field = |controller, name, key| -> Result<u64> {
+            let file = file(controller, name)?;
+            Ok(keyed(&fs::read_to_string(&file).at("read", &file)?, key))
+        };
+        Ok(match self.version {
+            Version::V1 => Usage {
+                cpu_ns: number("cpuacct", "cpuacct.usage")?,
+                memory_bytes: number("memory", "memory.usage_in_bytes")?,
+                processes: number("pids", "pids.current")?,
+                throttled_ns: field("cpu", "cpu.stat", "throttled_time")?,
+                // Version 1 counts kills where the process was, not above it.
+                memory_kills: descendants(&file("memory", "")?)
+                    .iter()
+                    .filter_map(|dir| fs::read_to_string(dir.join("memory.oom_control")).ok())
+                    .map(|text| keyed(&text, "oom_kill"))
+                    .sum(),
+            },
+            Version::V2 => Usage {
+                cpu_ns: field("cpu", "cpu.stat", "usage_usec")? * 1000,
+                memory_bytes: number("memory", "memory.current")?,
+                processes: number("pids", "pids.current")?,
+                throttled_ns: field("cpu", "cpu.stat", "throttled_usec")? * 1000,
+                memory_kills: field("memory", "memory.events", "oom_kill")?,
+            },
+        })
     }
 
     /// Ids of the processes in a cgroup and all below it.
     pub fn processes(&self, path: &str) -> Result<Vec<u32>> {
-        todo!("{path}")
+        self.check(path)?;
+        let dirs = self.hierarchies.iter().map(|hierarchy| self.dir(hierarchy, path));
+        Ok(dirs
+            .flat_map(|dir| processes_below(&dir))
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect())
     }
 
     /// Kills what is left in a cgroup and all below it, and removes them. No change if there is
-    /// none.
+    /// none. An empty path means all of the runtime's.
     pub fn remove(&self, path: &str, wait: Duration) -> Result<()> {
-        todo!("{path} {wait:?}")
+        if !path.is_empty() {
+            self.check(path)?;
+        }
+        let deadline = Instant::now() + wait;
+        for hierarchy in &self.hierarchies {
+            let dir = self.dir(hierarchy, path);
+            while !remove_tree(&dir).at("remove the cgroup", &dir)? {
+                if Instant::now() >= deadline {
+                    let what = format!("cgroup {}", dir.display());
+                    return Err(Error::Stuck { what, seconds: wait.as_secs() });
+                }
+                for pid in processes_below(&dir) {
+                    if let Some(pid) = pid.try_into().ok().and_then(Pid::from_raw) {
+                        // It may have ended meanwhile.
+                        let _ = kill_process(pid, Signal::KILL);
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a leaf with what runs in it, and the cgroups above that are empty then.
+    pub(crate) fn remove_leaf(&self, path: &str, wait: Duration) -> Result<()> {
+        self.remove(path, wait)?;
+        for hierarchy in &self.hierarchies {
+            let mut above = Path::new(path).parent();
+            while let Some(inner) = above
+                && fs::remove_dir(hierarchy.mount.join(&self.name).join(inner)).is_ok()
+            {
+                above = inner.parent();
+            }
+        }
+        Ok(())
+    }
+
+    /// Absolute path for the OCI runtime, which takes it from each hierarchy's root.
+    pub(crate) fn oci_path(&self, path: &str) -> String {
+        format!("/{}/{path}", self.name)
+    }
+
+    fn dir(&self, hierarchy: &Hierarchy, path: &str) -> PathBuf {
+        hierarchy.mount.join(&self.name).join(path)
+    }
+
+    /// The directory where a controller's files of a cgroup are.
+    fn controlled_by(&self, controller: &str, path: &str) -> Option<PathBuf> {
+        let with = |hierarchy: &&Hierarchy| {
+            self.version == Version::V2 || hierarchy.controllers.iter().any(|c| c == controller)
+        };
+        self.hierarchies.iter().find(with).map(|hierarchy| self.dir(hierarchy, path))
+    }
+
+    /// Makes the directories down to a cgroup. Those above it pass the controllers down.
+    fn make(&self, hierarchy: &Hierarchy, path: &str) -> Result<()> {
+        let mut dir = hierarchy.mount.clone();
+        for component in Path::new(&self.name).join(path).iter() {
+            if self.version == Version::V2 {
+                pass_controllers_down(&dir)?;
+            }
+            let parent = dir.clone();
+            dir.push(component);
+            match fs::create_dir(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                result => result.at("make the cgroup", &dir)?,
+            }
+            if hierarchy.controllers.iter().any(|controller| controller == "cpuset") {
+                inherit_cpuset(&parent, &dir)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the CPUs of a cgroup, or gives it those of the one above.
+    fn set_cpus(&self, path: &str, cpus: Option<&str>) -> Result<()> {
+        let Some(dir) = self.controlled_by("cpuset", path) else {
+            return if cpus.is_some() { Err(no_controller("cpuset")) } else { Ok(()) };
+        };
+        let file = dir.join("cpuset.cpus");
+        let cpus = match (cpus, self.version) {
+            (Some(cpus), _) => cpus.to_owned(),
+            (None, Version::V2) if !file.exists() => return Ok(()),
+            (None, Version::V2) => "\n".to_owned(),
+            (None, Version::V1) => {
+                let above = dir.join("../cpuset.cpus");
+                fs::read_to_string(&above).at("read", &above)?
+            }
+        };
+        if self.version == Version::V2 {
+            return fs::write(&file, &cpus).at("set CPUs by", &file);
+        }
+        // Version 1 wants a cgroup's CPUs among those above at every moment: from below to take
+        // some away, from above to give more.
+        let files: Vec<_> = descendants(&dir).iter().map(|dir| dir.join("cpuset.cpus")).collect();
+        for file in &files {
+            let _ = fs::write(file, &cpus);
+        }
+        files.iter().rev().try_for_each(|file| fs::write(file, &cpus).at("set CPUs by", file))
+    }
+
+    fn check(&self, path: &str) -> Result<()> {
+        let good =
+            |component: &str| !matches!(component, "" | "." | "..") && !component.contains('\0');
+        if path.split('/').all(good) {
+            return Ok(());
+        }
+        Err(Error::Cgroup(format!("{path:?} is no name of a cgroup: names joined by /")))
+    }
+}
+
+fn no_controller(controller: &str) -> Error {
+    Error::Cgroup(format!(
+        "no controller {controller} on this machine; enable it in the kernel or at boot \
+         (cgroup_enable={controller})"
+    ))
+}
+
+/// The period that makes the quota one that the kernel takes.
+fn period_us(limits: &Limits) -> Result<u64> {
+    let period = limits.cpu_period_us.unwrap_or(CPU_PERIOD_US);
+    let Some(cores) = limits.cpu_cores else { return Ok(period) };
+    // The smallest share that has a quota of at least CPU_QUOTA_US_MIN in the longest period.
+    let cores_min = CPU_QUOTA_US_MIN as f64 / *CPU_PERIOD_US_RANGE.end() as f64;
+    if !CPU_PERIOD_US_RANGE.contains(&period) || !(cores_min..=4096.0).contains(&cores) {
+        return Err(Error::Cgroup(format!(
+            "{cores} cores in periods of {period} us: {cores_min} to 4096 cores in periods of \
+             {} to {} us can be had",
+            CPU_PERIOD_US_RANGE.start(),
+            CPU_PERIOD_US_RANGE.end(),
+        )));
+    }
+    Ok(period.max((CPU_QUOTA_US_MIN as f64 / cores).ceil() as u64))
+}
+
+/// Finds the hierarchies in the text of `/proc/self/mountinfo`.
+fn detect(mountinfo: &str) -> Result<(Version, Vec<Hierarchy>)> {
+    let mut unified = Vec::new();
+    let mut hierarchies: Vec<Hierarchy> = Vec::new();
+    for line in mountinfo.lines() {
+        // proc(5): "id parent major:minor root mount-point options … - type source options".
+        let Some((mount, filesystem)) = line.split_once(" - ") else { continue };
+        let Some(mount) = mount.split(' ').nth(4) else { continue };
+        let mut filesystem = filesystem.split(' ');
+        let (kind, options) = (filesystem.next(), filesystem.nth(1).unwrap_or_default());
+        let controllers: Vec<_> = options.split(',').map(str::to_owned).collect();
+        let mount = PathBuf::from(mount);
+        match kind {
+            Some("cgroup2") => unified.push(mount),
+            // A hierarchy may be mounted at several places.
+            Some("cgroup") if hierarchies.iter().all(|h| h.controllers != controllers) => {
+                hierarchies.push(Hierarchy { mount, controllers });
+            }
+            _ => {}
+        }
+    }
+    unified.sort_by_key(|mount| mount != Path::new(MOUNT_POINT));
+    let unified = unified.into_iter().next().map(|mount| Hierarchy { mount, controllers: vec![] });
+    let has_controllers = CONTROLLERS
+        .iter()
+        .any(|name| hierarchies.iter().any(|h| h.controllers.iter().any(|c| c == name)));
+    match (has_controllers, unified) {
+        (true, unified) => {
+            hierarchies.extend(unified);
+            Ok((Version::V1, hierarchies))
+        }
+        (false, Some(unified)) => Ok((Version::V2, vec![unified])),
+        (false, None) => {
+            Err(Error::Cgroup(format!("none is mounted; mount -t cgroup2 none {MOUNT_POINT}")))
+        }
+    }
+}
+
+/// Lets the cgroups below `dir` (version 2) have the controllers that `dir` has.
+fn pass_controllers_down(dir: &Path) -> Result<()> {
+    let available = dir.join("cgroup.controllers");
+    let available = fs::read_to_string(&available).at("read", &available)?;
+    let file = dir.join("cgroup.subtree_control");
+    let passed = fs::read_to_string(&file).at("read", &file)?;
+    for controller in CONTROLLERS {
+        let has = |list: &str| list.split_ascii_whitespace().any(|name| name == controller);
+        if has(&available) && !has(&passed) {
+            fs::write(&file, format!("+{controller}")).at("pass controllers down by", &file)?;
+        }
+    }
+    Ok(())
+}
+
+/// A new cpuset of version 1 is empty, and no process can enter it.
+fn inherit_cpuset(parent: &Path, dir: &Path) -> Result<()> {
+    for name in ["cpuset.cpus", "cpuset.mems"] {
+        let (from, to) = (parent.join(name), dir.join(name));
+        if fs::read_to_string(&to).at("read", &to)?.trim().is_empty() {
+            let value = fs::read_to_string(&from).at("read", &from)?;
+            fs::write(&to, value).at("set", &to)?;
+        }
+    }
+    Ok(())
+}
+
+/// The number after `key` in a file of lines "key number".
+fn keyed(text: &str, key: &str) -> u64 {
+    let value = |line: &str| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok();
+    text.lines().find_map(value).unwrap_or_default()
+}
+
+/// `dir` and all directories below it, each after those below it.
+fn descendants(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        found.extend(descendants(&entry.path()));
+    }
+    found.push(dir.to_owned());
+    found
+}
+
+fn processes_below(dir: &Path) -> Vec<u32> {
+    let read = |dir: PathBuf| fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    let ids = descendants(dir).into_iter().map(read);
+    ids.flat_map(|text| text.lines().filter_map(|id| id.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+/// Removes `dir` and all below it; false while there are processes in it.
+fn remove_tree(dir: &Path) -> io::Result<bool> {
+    for dir in descendants(dir) {
+        match fs::remove_dir(&dir) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// Removes its cgroup, also when a test fails.
+    struct Guard(Cgroups);
+
+    impl Guard {
+        fn new(test: &str) -> Self {
+            Self(Cgroups::new(&format!("pdp-cgroup-{test}-{}", std::process::id())).unwrap())
+        }
+    }
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            let _ = self.0.remove("", Duration::from_secs(10));
+        }
+    }
+
+    fn spin(cgroups: &Cgroups, path: &str, script: &str) -> std::process::Child {
+        cgroups.ensure_leaf(path).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("read x; {script}")]).stdin(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        cgroups.enter(path, child.id()).unwrap();
+        drop(child.stdin.take());
+        child
+    }
+
+    #[test]
+    fn layouts_are_told_apart() {
+        let v2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let (version, hierarchies) = detect(v2).unwrap();
+        assert_eq!(version, Version::V2);
+        assert_eq!(hierarchies[0].mount, Path::new("/sys/fs/cgroup"));
+        let hybrid = "1 0 0:1 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
+                      2 0 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+                      3 0 0:3 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+                      4 0 0:2 / /elsewhere rw - cgroup cgroup rw,memory\n";
+        let (version, hierarchies) = detect(hybrid).unwrap();
+        assert_eq!((version, hierarchies.len()), (Version::V1, 3));
+        // Named hierarchies without controllers beside version 2 do not make it version 1.
+        let named = "1 0 0:1 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n";
+        assert_eq!(detect(&format!("{v2}{named}")).unwrap().0, Version::V2);
+        assert!(detect("1 0 0:1 / / rw - ext4 /dev/vda rw\n").is_err());
+    }
+
+    #[test]
+    fn small_shares_get_a_period_that_holds_them() {
+        let limits = |cores| Limits { cpu_cores: Some(cores), ..Limits::default() };
+        assert_eq!(period_us(&limits(0.5)).unwrap(), CPU_PERIOD_US);
+        assert_eq!(period_us(&limits(0.05)).unwrap(), 20_000);
+        assert!(period_us(&limits(0.0001)).is_err());
+        assert!(period_us(&limits(f64::NAN)).is_err());
+    }
+
+    #[test]
+    fn a_name_can_not_leave_the_own_cgroup() {
+        let cgroups = Guard::new("names");
+        for path in ["", "..", "a/../..", "/a", "a//b", "a/"] {
+            assert!(cgroups.0.ensure_leaf(path).is_err(), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_cpu_limit_is_in_force_and_counted() {
+        let cgroups = Guard::new("cpu");
+        let limits = Limits { cpu_cores: Some(0.25), ..Limits::default() };
+        cgroups.0.ensure("red/r1", &limits).unwrap();
+        let mut child = spin(&cgroups.0, "red/r1/guest", "while :; do :; done");
+        let begin = (Instant::now(), cgroups.0.usage("red/r1").unwrap().cpu_ns);
+        std::thread::sleep(Duration::from_secs(2));
+        let usage = cgroups.0.usage("red/r1").unwrap();
+        let cores = (usage.cpu_ns - begin.1) as f64 / begin.0.elapsed().as_nanos() as f64;
+        // Above is what matters; how much less depends on who else computes here.
+        assert!(cores < 0.35, "{cores} cores used of 0.25");
+        assert!(cores > 0.01 && usage.throttled_ns > 0, "{cores} cores, {usage:?}");
+        assert_eq!(usage.processes, 1);
+        cgroups.0.remove_leaf("red/r1/guest", Duration::from_secs(10)).unwrap();
+        assert!(!child.wait().unwrap().success());
+        assert!(!cgroups.0.exists("red"));
+    }
+
+    #[test]
+    fn memory_and_process_limits_are_in_force() {
+        let cgroups = Guard::new("memory");
+        let limits = Limits { memory_bytes: Some(32 << 20), ..Limits::default() };
+        cgroups.0.ensure("a", &limits).unwrap();
+        let hog = "exec python3 -c 'x = bytearray(256 << 20); print(len(x))'";
+        assert!(!spin(&cgroups.0, "a/guest", hog).wait().unwrap().success());
+        assert!(cgroups.0.usage("a").unwrap().memory_kills > 0);
+        cgroups.0.ensure("b", &Limits { processes: Some(3), ..Limits::default() }).unwrap();
+        let mut child = spin(&cgroups.0, "b/guest", "sleep 20 & sleep 20 & sleep 20 & exit 0");
+        assert!(!child.wait().unwrap().success(), "a fourth process");
+        assert_eq!(cgroups.0.processes("b").unwrap().len(), 2);
+        cgroups.0.remove("b", Duration::from_secs(10)).unwrap();
+        assert!(!cgroups.0.exists("b"));
+    }
+
+    #[test]
+    fn cpus_are_set_and_taken_back() {
+        let cgroups = Guard::new("cpus");
+        let read = || {
+            let dir = cgroups.0.controlled_by("cpuset", "a").unwrap();
+            fs::read_to_string(dir.join("cpuset.cpus")).unwrap().trim().to_owned()
+        };
+        cgroups.0.ensure_leaf("a/guest").unwrap();
+        cgroups.0.ensure("a", &Limits { cpus: Some("0".into()), ..Limits::default() }).unwrap();
+        assert_eq!(read(), "0");
+        cgroups.0.ensure("a", &Limits::default()).unwrap();
+        assert_ne!(read(), "0");
     }
 }

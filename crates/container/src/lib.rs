@@ -8,7 +8,7 @@
 //!
 //! | file in a guest's or helper's directory | what |
 //! |---|---|
-//! | `guest.json` or `helper.json` | what was asked for, written first |
+//! | `record.json` | what was asked for; written first, removed last |
 //! | `shim`, `pid` | process id and start time of the shim, and of the guest's or helper's process |
 //! | `exit` | how it ended |
 //! | `log`, `log.1` | what it wrote, with times; bounded |
@@ -28,11 +28,14 @@ mod root;
 mod runtime;
 mod shim;
 mod spec;
+mod store;
 
 pub use error::{Error, Result};
 pub use process::{Exit, Process};
-pub use runtime::{Found, Paths, Runtime, State};
+pub use runtime::{Paths, Runtime, State};
 pub use shim::main as shim_main;
 pub use spec::{
-    Bind, Command, File, GuestSpec, HelperSpec, Limits, Owned, Profile, Restart, Root, UserRange,
+    Bind, Command, File, GuestSpec, HelperSpec, ID_BYTES_MAX, LOG_BYTES_MAX, Limits, Owned,
+    Profile, Restart, Root, UserRange,
 };
+pub use store::Found;

@@ -1,1 +1,239 @@
-//! Being written.
+//! The small root of [`crate::Root::Host`]: directories to mount on, links as the host has them,
+//! and an `/etc` made of what programs look up there.
+//!
+//! Nothing of the host is in it but `/usr`, the accounts of its system and the files of
+//! [`ETC_COPIED`], none of which is secret on a usual machine.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, lchown, symlink};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Context, Result};
+use crate::spec::{GuestSpec, Owned};
+
+/// User ids below are the system's.
+const SYSTEM_ID_MAX: u32 = 999;
+
+/// `nobody` and `nogroup`.
+const NOBODY_ID: u32 = 65534;
+
+/// Links or directories beside `/usr` that programs and their loader are found by.
+const USR_LINKS: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+const DIRS: &[(&str, u32)] = &[
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("home", 0o755),
+    ("mnt", 0o755),
+    ("opt", 0o755),
+    ("proc", 0o755),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("run/lock", 0o1777),
+    ("srv", 0o755),
+    ("sys", 0o755),
+    ("tmp", 0o1777),
+    ("usr", 0o755),
+    ("var", 0o755),
+    ("var/cache", 0o755),
+    ("var/lib", 0o755),
+    ("var/log", 0o755),
+    ("var/spool", 0o755),
+    ("var/tmp", 0o1777),
+];
+
+/// Directories of routing software, made where its user is there.
+const USERS_DIRS: &[(&str, &str)] = &[
+    ("bird", "etc/bird"),
+    ("bird", "run/bird"),
+    ("frr", "etc/frr"),
+    ("frr", "run/frr"),
+    ("frr", "var/lib/frr"),
+    ("frr", "var/log/frr"),
+];
+
+const LINKS: &[(&str, &str)] =
+    &[("var/run", "/run"), ("var/lock", "/run/lock"), ("etc/mtab", "/proc/self/mounts")];
+
+/// Files and directories of `/etc` that are the host's.
+const ETC_COPIED: &[&str] = &[
+    "alternatives",
+    "bash.bashrc",
+    "bindresvport.blacklist",
+    "debian_version",
+    "environment",
+    "ethertypes",
+    "inputrc",
+    "iproute2",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "localtime",
+    "login.defs",
+    "networks",
+    "nsswitch.conf",
+    "os-release",
+    "pam.conf",
+    "pam.d",
+    "profile",
+    "protocols",
+    "rpc",
+    "services",
+    "shells",
+    "terminfo",
+    "timezone",
+];
+
+/// An account of the host.
+struct Account<'a> {
+    name: &'a str,
+    line: &'a str,
+    id: u32,
+    group: u32,
+}
+
+/// The system's accounts in a file like `/etc/passwd` or `/etc/group`.
+fn accounts(text: &str) -> impl Iterator<Item = Account<'_>> {
+    text.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        let id = fields.nth(1)?.parse().ok()?;
+        let group = fields.next().and_then(|group| group.parse().ok()).unwrap_or(id);
+        let system = id <= SYSTEM_ID_MAX || id == NOBODY_ID;
+        system.then_some(Account { name, line, id, group })
+    })
+}
+
+/// User and group id inside, for an owner.
+pub(crate) fn ids(owner: &Owned) -> (u32, u32) {
+    match owner {
+        Owned::Ids { uid, gid } => (*uid, *gid),
+        Owned::User(name) => {
+            let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+            let account = accounts(&passwd).find(|account| account.name == name);
+            account.map_or((0, 0), |account| (account.id, account.group))
+        }
+    }
+}
+
+/// Directories of the host that are to be shown read-only in this root.
+pub(crate) fn shown() -> Vec<PathBuf> {
+    let beside = USR_LINKS.iter().map(|name| Path::new("/").join(name));
+    let dirs = beside.filter(|path| path.is_dir() && !path.is_symlink());
+    std::iter::once(PathBuf::from("/usr")).chain(dirs).collect()
+}
+
+/// Makes the root of a guest in `root`, which is not there yet.
+pub(crate) fn make(spec: &GuestSpec, root: &Path) -> Result<()> {
+    DirBuilder::new().mode(0o755).create(root).at("make", root)?;
+    own(spec, root, &Owned::ROOT)?;
+    for (dir, mode) in DIRS {
+        make_dir(spec, &root.join(dir), *mode, &Owned::ROOT)?;
+    }
+    for (user, dir) in USERS_DIRS {
+        let owner = Owned::User((*user).to_owned());
+        if ids(&owner) != (0, 0) {
+            make_dir(spec, &root.join(dir), 0o750, &owner)?;
+        }
+    }
+    for name in USR_LINKS {
+        let (host, guest) = (Path::new("/").join(name), root.join(name));
+        match fs::read_link(&host) {
+            Ok(target) => make_link(spec, &target, &guest)?,
+            Err(_) if host.is_dir() => make_dir(spec, &guest, 0o755, &Owned::ROOT)?,
+            Err(_) => {}
+        }
+    }
+    for (link, target) in LINKS {
+        make_link(spec, Path::new(target), &root.join(link))?;
+    }
+    make_etc(spec, &root.join("etc"))
+}
+
+fn make_etc(spec: &GuestSpec, etc: &Path) -> Result<()> {
+    for name in ETC_COPIED {
+        copy(spec, &Path::new("/etc").join(name), &etc.join(name))?;
+    }
+    for name in ["passwd", "group"] {
+        let host = Path::new("/etc").join(name);
+        let host = fs::read_to_string(&host).at("read", &host)?;
+        let lines: String = accounts(&host).map(|account| format!("{}\n", account.line)).collect();
+        make_file(spec, &etc.join(name), &lines)?;
+    }
+    let hostname = &spec.hostname;
+    let hosts = format!("127.0.0.1 localhost {hostname}\n::1 localhost {hostname}\n");
+    make_file(spec, &etc.join("hosts"), &hosts)?;
+    make_file(spec, &etc.join("hostname"), &format!("{hostname}\n"))?;
+    make_file(spec, &etc.join("resolv.conf"), "")?;
+    if etc.join("frr").is_dir() {
+        // vtysh complains of its absence at each start.
+        make_file(spec, &etc.join("frr/vtysh.conf"), "service integrated-vtysh-config\n")?;
+    }
+    Ok(())
+}
+
+/// Copies a file, link or directory of the host if it is there and everybody may read it.
+fn copy(spec: &GuestSpec, from: &Path, to: &Path) -> Result<()> {
+    let Ok(meta) = fs::symlink_metadata(from) else { return Ok(()) };
+    if meta.is_symlink() {
+        return make_link(spec, &fs::read_link(from).at("read the link", from)?, to);
+    }
+    if meta.permissions().mode() & 0o004 == 0 {
+        return Ok(());
+    }
+    if meta.is_dir() {
+        make_dir(spec, to, 0o755, &Owned::ROOT)?;
+        for entry in fs::read_dir(from).at("read", from)? {
+            let entry = entry.at("read", from)?;
+            copy(spec, &entry.path(), &to.join(entry.file_name()))?;
+        }
+    } else if meta.is_file() {
+        fs::copy(from, to).at("copy", from)?;
+        own(spec, to, &Owned::ROOT)?;
+    }
+    Ok(())
+}
+
+fn make_dir(spec: &GuestSpec, path: &Path, mode: u32, owner: &Owned) -> Result<()> {
+    fs::create_dir(path).at("make", path)?;
+    // Not by mkdir(2), whose mode the process's mask cuts.
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).at("set the mode of", path)?;
+    own(spec, path, owner)
+}
+
+fn make_link(spec: &GuestSpec, target: &Path, link: &Path) -> Result<()> {
+    symlink(target, link).at("link", link)?;
+    own(spec, link, &Owned::ROOT)
+}
+
+fn make_file(spec: &GuestSpec, path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).at("write", path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).at("set the mode of", path)?;
+    own(spec, path, &Owned::ROOT)
+}
+
+/// Gives a file of the host to a user of the guest.
+pub(crate) fn own(spec: &GuestSpec, path: &Path, owner: &Owned) -> Result<()> {
+    let (uid, gid) = ids(owner);
+    let result: io::Result<()> = lchown(path, Some(spec.host_id(uid)), Some(spec.host_id(gid)));
+    result.at("give away", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_system_accounts_are_taken() {
+        let text = "root:x:0:0:root:/root:/bin/bash\nanna:x:1000:1000::/home/anna:/bin/sh\n\
+                    frr:x:106:111::/nonexistent:/usr/sbin/nologin\nbroken\n:::\n\
+                    nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
+        let names: Vec<_> = accounts(text).map(|account| account.name).collect();
+        assert_eq!(names, ["root", "frr", "nobody"]);
+        assert_eq!(accounts(text).nth(1).map(|frr| (frr.id, frr.group)), Some((106, 111)));
+        // In /etc/group the field after the id has members.
+        assert_eq!(accounts("frrvty:x:110:frr\n").next().map(|group| group.id), Some(110));
+    }
+}

@@ -1,3 +1,427 @@
-//! Being written.
-/// Main.
-pub fn main() {}
+//! The supervisor of one guest or helper: `pdp-shim DIR`, with descriptors from 3 on for it.
+//!
+//! It detaches (a session and a cgroup of its own), makes the container or starts the process,
+//! and only then does the process that was called return, so that its caller knows. It outlives
+//! the caller, keeps the log, and writes down how the process ended. It knows all it needs from
+//! the record in the directory, and holds none of the descriptors once it has passed them on.
+//!
+//! Limits: two log files of the record's bytes; lines longer than [`LINE_BYTES_MAX`] are broken;
+//! [`LOG_BYTES_PER_SECOND_MAX`], beyond which the writer waits, so that a guest can't spend our
+//! time.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, WaitOptions};
+
+use crate::cgroup::Cgroups;
+use crate::error::{Context, Error, Result};
+use crate::process::{Exit, Process};
+use crate::spec::{HelperSpec, bundle};
+use crate::store::{Found, LOGS, RUNC_PID, Record, Store};
+
+/// The cgroup of all shims: no tenant's, and a name that no vnet can have.
+pub(crate) const CGROUP: &str = "_shims";
+
+/// Bytes of a line in the log.
+pub const LINE_BYTES_MAX: usize = 4096;
+
+/// What a guest may write into its log.
+pub const LOG_BYTES_PER_SECOND_MAX: u64 = 1 << 20;
+
+/// The first descriptor that is passed on.
+pub(crate) const DESCRIPTOR_FIRST: i32 = 3;
+
+/// The word that the caller hears when all is well.
+const READY: &str = "ready";
+
+/// Entry point of `pdp-shim DIR`.
+pub fn main() -> ExitCode {
+    let Some(dir) = std::env::args_os().nth(1) else {
+        eprintln!("pdp-shim: give the directory of a guest or helper");
+        return ExitCode::FAILURE;
+    };
+    match detach(Path::new(&dir)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Forks, and waits until the child has made the guest or failed.
+fn detach(dir: &Path) -> io::Result<()> {
+    let record = Store(dir).record().map_err(io::Error::other)?;
+    let record = record.ok_or_else(|| io::Error::other(Error::Absent(dir.to_owned())))?;
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    // SAFETY: this process has one thread, so the child may do whatever this one may.
+    let child = unsafe { libc::fork() };
+    match child {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            drop(read);
+            let code = supervise(dir, &record, File::from(write));
+            std::process::exit(code);
+        }
+        _ => {
+            drop(write);
+            let mut said = String::new();
+            File::from(read).read_to_string(&mut said)?;
+            if said == READY { Ok(()) } else { Err(io::Error::other(said)) }
+        }
+    }
+}
+
+/// The life of a shim.
+fn supervise(dir: &Path, record: &Record, mut caller: File) -> i32 {
+    match begin(dir, record) {
+        Ok((process, output)) => {
+            // The caller may be gone; the guest stays.
+            let _ = caller.write_all(READY.as_bytes());
+            drop(caller);
+            let mut log = Log::open(dir, record.what.log_bytes_max());
+            let exit = follow(process, output, &mut log);
+            if let Some(exit) = exit {
+                // The directory may be gone if the guest is being removed.
+                let _ = Store(dir).set_exit(exit);
+            }
+            0
+        }
+        Err(error) => {
+            let mut text = error.to_string();
+            let mut cause = std::error::Error::source(&error);
+            while let Some(error) = cause {
+                text += &format!(": {error}");
+                cause = error.source();
+            }
+            let _ = caller.write_all(text.as_bytes());
+            1
+        }
+    }
+}
+
+/// Makes the container or starts the process; returns it and the end of its output.
+fn begin(dir: &Path, record: &Record) -> Result<(Process, OwnedFd)> {
+    rustix::process::setsid().at("make a session in", dir)?;
+    rustix::process::chdir("/").at("go to", Path::new("/"))?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null");
+    let null = null.at("open", Path::new("/dev/null"))?;
+    rustix::stdio::dup2_stdin(&null).at("redirect", dir)?;
+    rustix::stdio::dup2_stdout(&null).at("redirect", dir)?;
+    rustix::stdio::dup2_stderr(&null).at("redirect", dir)?;
+    drop(null);
+    let cgroups = Cgroups::new(&record.cgroup)?;
+    cgroups.enter(CGROUP, std::process::id())?;
+    let init = Pid::from_raw(1);
+    rustix::process::set_child_subreaper(init).at("become the reaper in", dir)?;
+    let me = of(std::process::id(), dir)?;
+    Store(dir).set_shim(me)?;
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
+    let process = match &record.what {
+        Found::Guest(spec) => {
+            create_container(dir, record, &spec.id, write)?;
+            let path = dir.join(RUNC_PID);
+            let pid = std::fs::read_to_string(&path).at("read", &path)?;
+            of(pid.trim().parse().unwrap_or_default(), dir)?
+        }
+        Found::Helper(spec) => of(start_helper(spec, &cgroups, write)?.id(), dir)?,
+    };
+    close_passed(record.fds);
+    Store(dir).set_process(process)?;
+    Ok((process, read))
+}
+
+fn of(pid: u32, dir: &Path) -> Result<Process> {
+    let gone = io::Error::other("the process has ended already");
+    Process::of(pid).ok_or(gone).at("find the process of", dir)
+}
+
+fn create_container(dir: &Path, record: &Record, id: &str, output: OwnedFd) -> Result<()> {
+    let errors = || output.try_clone().map(Stdio::from).at("pass on output in", dir);
+    let log = dir.join("bundle/runc.log");
+    let status = Command::new(&record.runc)
+        .arg("--root")
+        .arg(&record.runc_root)
+        .arg("--log")
+        .arg(&log)
+        .args(["--log-format", "json", "create", "--bundle"])
+        .arg(bundle(dir))
+        .arg("--pid-file")
+        .arg(dir.join(RUNC_PID))
+        .arg("--preserve-fds")
+        .arg(record.fds.to_string())
+        .arg(id)
+        .stdout(errors()?)
+        .stderr(errors()?)
+        .status()
+        .at("run", &record.runc)?;
+    if status.success() {
+        return Ok(());
+    }
+    let text = std::fs::read_to_string(&log).unwrap_or_default();
+    Err(Error::Runtime { id: id.to_owned(), what: "runc create", text: messages(&text, status) })
+}
+
+/// The messages in runc's log (JSON lines), worst last.
+pub(crate) fn messages(log: &str, status: ExitStatus) -> String {
+    let message = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        let worth = matches!(line["level"].as_str()?, "error" | "fatal" | "warning");
+        worth.then(|| line["msg"].as_str().map(str::to_owned))?
+    };
+    let all: Vec<_> = log.lines().filter_map(message).collect();
+    if all.is_empty() { status.to_string() } else { all.join("; ") }
+}
+
+fn start_helper(spec: &HelperSpec, cgroups: &Cgroups, output: OwnedFd) -> Result<Child> {
+    let fail = |text: String| Error::Spec { id: spec.id.clone(), text };
+    let (program, arguments) =
+        spec.argv.split_first().ok_or_else(|| fail("a command without a program".to_owned()))?;
+    let errors = output.try_clone().at("pass on output in", &spec.dir)?;
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env_clear()
+        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .envs(&spec.env)
+        .stdout(output)
+        .stderr(errors);
+    let (uid, keep_root, cgroup) = (spec.uid, spec.keep_root, spec.cgroup.clone());
+    let cgroups = cgroups.clone();
+    // SAFETY: the shim has one thread, so that no lock is held by another at the fork, and the
+    // child may allocate and do file input and output.
+    unsafe {
+        command.pre_exec(move || {
+            cgroups.enter(&cgroup, std::process::id()).map_err(io::Error::other)?;
+            if keep_root { Ok(()) } else { drop_privileges(uid) }
+        });
+    }
+    command.spawn().at("run", Path::new(program))
+}
+
+/// Becomes an ordinary user for good: no capability, not by exec either.
+fn drop_privileges(uid: u32) -> io::Result<()> {
+    let check = |result: libc::c_int| {
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    };
+    for capability in 0..=CAPABILITY_MAX {
+        // SAFETY: takes no pointer. Those that the kernel does not know fail, which is as good.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+    }
+    // SAFETY: no group is read through the null pointer, since their count is zero; the other
+    // calls take no pointer.
+    unsafe {
+        check(libc::setgroups(0, std::ptr::null()))?;
+        check(libc::setresgid(uid, uid, uid))?;
+        // From root to another user: the kernel clears all capabilities.
+        check(libc::setresuid(uid, uid, uid))?;
+        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    }
+}
+
+/// The largest number that a capability can have (64 bits in the kernel's interface).
+const CAPABILITY_MAX: libc::c_ulong = 63;
+
+/// Closes the descriptors that were passed on: held here, they would keep TAPs alive.
+fn close_passed(count: usize) {
+    for offset in 0..count as i32 {
+        // SAFETY: the caller of this program opened these for it; nothing here owns them.
+        drop(unsafe { OwnedFd::from_raw_fd(DESCRIPTOR_FIRST + offset) });
+    }
+}
+
+/// Keeps the log until the process ends, and says how.
+fn follow(process: Process, output: OwnedFd, log: &mut Log) -> Option<Exit> {
+    let pid = Pid::from_raw(process.pid as i32)?;
+    let ended = process.pidfd();
+    let mut output = Some(File::from(output));
+    let mut budget = Budget::new();
+    let mut buffer = vec![0; 1 << 16];
+    while let Some(ended) = &ended {
+        let pause = budget.pause();
+        let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
+        if let Some(output) = output.as_ref().filter(|_| pause.is_none()) {
+            fds.push(PollFd::new(output, PollFlags::IN));
+        }
+        let timeout = pause.and_then(|pause| Timespec::try_from(pause).ok());
+        // Interrupted or not: what there is to do shows itself.
+        let _ = poll(&mut fds, timeout.as_ref());
+        let has_ended = !fds[0].revents().is_empty();
+        let has_output = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+        if has_output {
+            let count = output.as_mut().map_or(Ok(0), |output| output.read(&mut buffer));
+            match count {
+                Ok(0) | Err(_) => output = None,
+                Ok(count) => {
+                    log.write(&buffer[..count]);
+                    budget.spend(count);
+                }
+            }
+        } else if has_ended {
+            break;
+        }
+    }
+    log.end();
+    let (_, status) = loop {
+        match rustix::process::waitpid(Some(pid), WaitOptions::empty()) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => break result.ok()??,
+        }
+    };
+    let status = ExitStatus::from_raw(status.as_raw());
+    Some(Exit { code: status.code(), signal: status.signal(), at_ms: now().as_millis() as u64 })
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// What may be logged in the current second.
+struct Budget {
+    since: Instant,
+    spent: u64,
+}
+
+impl Budget {
+    fn new() -> Self {
+        Self { since: Instant::now(), spent: 0 }
+    }
+
+    fn spend(&mut self, count: usize) {
+        self.spent += count as u64;
+    }
+
+    /// How long to wait before more.
+    fn pause(&mut self) -> Option<Duration> {
+        let second = Duration::from_secs(1);
+        let passed = self.since.elapsed();
+        if passed >= second {
+            *self = Self::new();
+        }
+        (self.spent >= LOG_BYTES_PER_SECOND_MAX).then(|| second.saturating_sub(passed))
+    }
+}
+
+/// A log of lines with times, in two files.
+struct Log {
+    paths: [PathBuf; 2],
+    file: Option<File>,
+    size: u64,
+    bytes_max: u64,
+    line: Vec<u8>,
+}
+
+impl Log {
+    fn open(dir: &Path, bytes_max: u64) -> Self {
+        let paths = LOGS.map(|name| dir.join(name));
+        let file = OpenOptions::new().create(true).append(true).open(&paths[0]).ok();
+        let size = file.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |m| m.len());
+        Self { paths, file, size, bytes_max, line: Vec::new() }
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            if byte != b'\n' {
+                self.line.push(byte);
+            }
+            if byte == b'\n' || self.line.len() >= LINE_BYTES_MAX {
+                self.write_line();
+            }
+        }
+    }
+
+    /// Writes what came without a line's end.
+    fn end(&mut self) {
+        if !self.line.is_empty() {
+            self.write_line();
+        }
+    }
+
+    fn write_line(&mut self) {
+        let mut text = stamp(now()).into_bytes();
+        text.push(b' ');
+        text.append(&mut self.line);
+        text.push(b'\n');
+        if self.size + text.len() as u64 > self.bytes_max && self.size > 0 {
+            let _ = std::fs::rename(&self.paths[0], &self.paths[1]);
+            self.file = File::create(&self.paths[0]).ok();
+            self.size = 0;
+        }
+        // A log that can't be written must not stop the guest.
+        if let Some(file) = &mut self.file
+            && file.write_all(&text).is_ok()
+        {
+            self.size += text.len() as u64;
+        }
+    }
+}
+
+/// A time since 1970 as RFC 3339 has it, UTC, with milliseconds.
+fn stamp(time: Duration) -> String {
+    let (days, second) = (time.as_secs() / 86_400, time.as_secs() % 86_400);
+    // Days from the first of March of year 0, so that the leap day is a year's last; years in
+    // eras of 400, which have 146,097 days.
+    let day = days + 719_468;
+    let (era, day) = (day / 146_097, day % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!(
+        "{:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{:03}Z",
+        era * 400 + year + next,
+        second / 3600,
+        second / 60 % 60,
+        second % 60,
+        time.subsec_millis(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn times_are_calendar_times() {
+        let at = |seconds, ms| stamp(Duration::from_secs(seconds) + Duration::from_millis(ms));
+        assert_eq!(at(0, 0), "1970-01-01T00:00:00.000Z");
+        assert_eq!(at(951_827_696, 7), "2000-02-29T12:34:56.007Z");
+        assert_eq!(at(4_107_542_399, 999), "2100-02-28T23:59:59.999Z");
+    }
+
+    proptest! {
+        #[test]
+        fn the_log_is_bounded_and_ends_with_what_came_last(
+            pieces in prop::collection::vec("[a-z\n]{0,200}", 1..60),
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let bytes_max = 1000;
+            let mut log = Log::open(dir.path(), bytes_max);
+            for piece in &pieces {
+                log.write(piece.as_bytes());
+            }
+            log.end();
+            let read = |name| std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+            let (new, old) = (read(LOGS[0]), read(LOGS[1]));
+            prop_assert!(old.len() as u64 <= bytes_max);
+            // One line may be longer than the bound of a file.
+            prop_assert!(new.len() as u64 <= bytes_max || new.lines().count() == 1);
+            let all = old + &new;
+            let got: Vec<_> = all.lines().map(|line| &line["1970-01-01T00:00:00.000Z ".len()..]).collect();
+            let text = pieces.concat();
+            let want: Vec<_> = text.lines().collect();
+            prop_assert!(want.ends_with(&got));
+        }
+    }
+}

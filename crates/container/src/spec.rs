@@ -206,7 +206,10 @@ pub struct HelperSpec {
     pub log_bytes_max: u64,
 }
 
+/// Name of the bundle in a guest's directory.
+pub(crate) const BUNDLE: &str = "bundle";
+
 /// Path of a guest's bundle.
 pub(crate) fn bundle(dir: &Path) -> PathBuf {
-    dir.join("bundle")
+    dir.join(BUNDLE)
 }

@@ -1,1 +1,7 @@
-fn main() {}
+//! Process 1 of a guest with commands; see [`pdp_container::init`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    pdp_container::init::main()
+}
