@@ -117,6 +117,7 @@ impl fmt::Display for Refusal {
 }
 
 /// An FE as the rule sees it while it gives shares.
+#[derive(Clone)]
 struct Room<'a> {
     name: &'a str,
     /// Free for this vrouter.
@@ -140,38 +141,44 @@ pub fn allocate(
     request: &Request,
 ) -> Result<Vec<Share>, Refusal> {
     let own = existing.get(&request.vrouter).map_or(&[][..], Vec::as_slice);
-    let mut rooms = rooms(engines, existing, &request.vrouter);
-    if stays(&rooms, own, request.millicores) {
-        return Ok(own.to_vec());
-    }
-    let free_millicores = rooms.iter().map(|room| (room.name.to_owned(), room.free)).collect();
-    let refusal = |hint| Refusal { wanted_millicores: request.millicores, free_millicores, hint };
-
+    let rooms = rooms(engines, existing, &request.vrouter);
     let wanted = request.millicores.max(SHARE_MILLICORES_MIN);
-    let room_in_all: u64 = rooms.iter().map(|room| u64::from(room.free)).sum();
-    if u64::from(wanted) > room_in_all {
-        return Err(refusal(Hint::AskForLess));
+    if let Some(shares) = stay(&rooms, own, wanted) {
+        return Ok(shares);
     }
+    if let Some(shares) = by_rule(rooms.clone(), wanted, |room| room.idle) {
+        return Ok(shares);
+    }
+    // What a split gives is also what it would give: as few FEs as can be, most room first.
+    let spread = by_rule(rooms.clone(), wanted, |_| true);
+    match spread {
+        Some(shares) if request.split => Ok(shares),
+        spread => Err(Refusal {
+            wanted_millicores: request.millicores,
+            free_millicores: rooms.iter().map(|room| (room.name.to_owned(), room.free)).collect(),
+            hint: if spread.is_some() { Hint::AllowSplit } else { Hint::AskForLess },
+        }),
+    }
+}
+
+/// Takes FEs whole, the largest of those that `whole` admits first, until one has room for what
+/// is left.
+fn by_rule(
+    mut rooms: Vec<Room>,
+    mut left: u32,
+    whole: impl Fn(&Room) -> bool,
+) -> Option<Vec<Share>> {
     let mut shares = Vec::new();
-    let mut left = wanted;
     loop {
         let rest = left.max(SHARE_MILLICORES_MIN);
         if let Some(best) = best_fit(&rooms, rest) {
             shares.push(take(&mut rooms, best, rest));
-            return Ok(shares);
+            return Some(shares);
         }
-        let next = largest(&rooms, |room| room.idle)
-            .or_else(|| if request.split { largest(&rooms, |_| true) } else { None });
-        match next {
-            Some(next) => {
-                let share = take_all(&mut rooms, next);
-                left = left.saturating_sub(share.millicores);
-                shares.push(share);
-            }
-            // Only a rest that was rounded up can be left over after a split.
-            None if request.split => return Err(refusal(Hint::AskForLess)),
-            None => return Err(refusal(Hint::AllowSplit)),
-        }
+        let next = largest(&rooms, &whole)?;
+        let free = rooms[next].free;
+        shares.push(take(&mut rooms, next, free));
+        left -= free;
     }
 }
 
@@ -202,13 +209,27 @@ fn rooms<'a>(engines: &'a Engines, existing: &Placements, vrouter: &str) -> Vec<
     usable.map(room).collect()
 }
 
-/// Whether what the vrouter has is what it asks for, and still fits.
-fn stays(rooms: &[Room], own: &[Share], wanted: u32) -> bool {
-    let fits = |share: &Share| {
-        rooms.iter().any(|room| room.name == share.engine && share.millicores <= room.free)
-    };
+/// What the vrouter has, if that is what it asks for; shares that can't stay where they are, each
+/// moved to another FE that fits it best.
+fn stay(rooms: &[Room], own: &[Share], wanted: u32) -> Option<Vec<Share>> {
     let sum: u64 = own.iter().map(|share| u64::from(share.millicores)).sum();
-    !own.is_empty() && sum == u64::from(wanted.max(SHARE_MILLICORES_MIN)) && own.iter().all(fits)
+    if own.is_empty() || sum != u64::from(wanted) {
+        return None;
+    }
+    let holds =
+        |room: &Room, share: &Share| room.name == share.engine && share.millicores <= room.free;
+    let mut others: Vec<Room> = rooms.to_vec();
+    others.retain(|room| !own.iter().any(|share| holds(room, share)));
+    let mut shares = Vec::new();
+    for share in own {
+        if rooms.iter().any(|room| holds(room, share)) {
+            shares.push(share.clone());
+        } else {
+            let best = best_fit(&others, share.millicores)?;
+            shares.push(take(&mut others, best, share.millicores));
+        }
+    }
+    Some(shares)
 }
 
 /// The FE with room for `millicores`: one held already if there is one, else the fullest.
@@ -227,9 +248,4 @@ fn largest(rooms: &[Room], kind: impl Fn(&Room) -> bool) -> Option<usize> {
 
 fn take(rooms: &mut Vec<Room>, index: usize, millicores: u32) -> Share {
     Share { engine: rooms.remove(index).name.to_owned(), millicores }
-}
-
-fn take_all(rooms: &mut Vec<Room>, index: usize) -> Share {
-    let free = rooms[index].free;
-    take(rooms, index, free)
 }

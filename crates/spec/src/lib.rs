@@ -15,6 +15,7 @@ mod diagnostic;
 pub mod limits;
 mod object;
 mod parse;
+pub mod reference;
 pub mod schema;
 mod shape;
 mod status;

@@ -177,15 +177,14 @@ impl<'a> Walk<'a> {
             Value::Float(number) => Some(*number),
             _ => None,
         };
-        // A format's own type has its bounds where the value is parsed, except for these.
+        // Bounds of the field's own type, which no schema names for the larger ones.
         let type_max = match schema.get("format").and_then(Json::as_str) {
-            Some("uint8") => Some(f64::from(u8::MAX)),
-            Some("uint16") => Some(f64::from(u16::MAX)),
             Some("uint32") => Some(f64::from(u32::MAX)),
             _ => None,
         };
         if let Some(number) = number {
-            let (min, max) = (bound("minimum"), bound("maximum").or(type_max));
+            let beyond = type_max.filter(|max| number > *max);
+            let (min, max) = (bound("minimum"), bound("maximum").or(beyond));
             if max.is_some_and(|max| number > max) || min.is_some_and(|min| number < min) {
                 let message = format!("{} {text} is not {}", last(path), range_text(min, max));
                 self.fault(tree.place, path, message, String::new());

@@ -1,0 +1,199 @@
+//! docs/spec.md: every key of a spec, made from the schema.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::schema;
+
+/// What stands before the tables.
+const INTRODUCTION: &str = "# Specs
+
+A spec is a YAML file of one or more documents. Each document is an object with `apiVersion`,
+`kind`, `metadata` and `spec`; the daemon adds `status` when it is read back. There is one
+`Substrate` a node and any number of `VirtualNetwork`s. Apply with `pdp apply -f FILE`, check
+without a daemon's change with `pdp validate -f FILE`. Editors check and complete with
+[schema/pdp-v1.json](../schema/pdp-v1.json):
+
+```yaml
+# yaml-language-server: $schema=../schema/pdp-v1.json
+```
+
+A key that is not here is an error. Fields without default or \"not given\" are required. YAML
+anchors, aliases and merge keys work. Tables here are made from the types
+(`cargo run -p pdp-spec --example publish`).
+
+How values are written:
+
+| type | written |
+|---|---|
+| cores | `0.5`, or thousandths `500m`; at most three decimals |
+| bytes | `268435456`, `256Mi` (`Ki Mi Gi Ti`: 1024), `1G` (`K M G T`: 1000) |
+| bit-rate | `100000000`, `100Mbps`, `1G` |
+| mac | `02:00:00:00:00:01`; unicast |
+| address | `10.0.0.1/24`, `fd00::1/64` |
+| ip | `192.0.2.1`, `2001:db8::1` |
+| cpus | `\"0-3,6\"` |
+| hex | `\"0806\"`, two digits a byte, at most 64 bytes |
+| endpoint | `NODE:INTERFACE`, or `external:NAME` |
+| command | a list of words, or a text split as a shell does, without expansions |
+
+Limits of counts: 1,024 virtual networks; 256 nodes, 4,096 links and 4,096 externals of one; 256
+interfaces of a node with 32 addresses each; 256 files of at most 4 MiB, 64 commands of 256 words,
+256 environment variables of a node; 64 punt filters of 16 matches; 16 fields of a flow; 64
+external interfaces and 256 forwarding engines of a substrate; 64 forwarding guests of a router;
+16 MiB of a spec file. Files are UTF-8 text.
+";
+
+/// The whole page.
+pub fn markdown() -> String {
+    let mut page = INTRODUCTION.to_owned();
+    for kind in ["Substrate", "VirtualNetwork"] {
+        let Some(schema) = schema::of_kind(kind) else { continue };
+        let _ = write!(page, "\n## {kind}\n");
+        let mut done = BTreeSet::new();
+        section(&schema, &schema, "", &mut done, &mut page);
+    }
+    page
+}
+
+/// The schema that a reference leads to.
+fn resolve<'a>(root: &'a Value, schema: &'a Value) -> (&'a Value, Option<&'a str>) {
+    let reference = schema.get("$ref").and_then(Value::as_str);
+    let target = reference.and_then(|to| root.pointer(to.trim_start_matches('#')));
+    (target.unwrap_or(schema), reference.and_then(|to| to.rsplit('/').next()))
+}
+
+/// The alternatives of a schema that are not null, references followed.
+fn alternatives<'a>(root: &'a Value, schema: &'a Value) -> Vec<(&'a Value, Option<&'a str>)> {
+    let (schema, name) = resolve(root, schema);
+    match schema.get("anyOf").or(schema.get("oneOf")).and_then(Value::as_array) {
+        Some(several) => several.iter().flat_map(|one| alternatives(root, one)).collect(),
+        None if schema["type"] == "null" => Vec::new(),
+        None => vec![(schema, name)],
+    }
+}
+
+/// A table of an object's keys, then one for each object below it.
+fn section(
+    root: &Value,
+    schema: &Value,
+    path: &str,
+    done: &mut BTreeSet<String>,
+    page: &mut String,
+) {
+    let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return };
+    page.push_str("\n| key | type | default | what |\n|---|---|---|---|\n");
+    let required: Vec<&str> =
+        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let mut below = Vec::new();
+    for (key, property) in properties {
+        if path.is_empty() && key == "kind" {
+            let _ = writeln!(page, "| `kind` | text | required | Kind of the object. |");
+            continue;
+        }
+        let default = match property.get("default") {
+            _ if required.contains(&key.as_str()) => "required".into(),
+            Some(Value::Null) | None => "not given".into(),
+            Some(Value::Object(_)) => "its keys' defaults".into(),
+            Some(default) => format!("`{}`", default.to_string().trim_matches('"')),
+        };
+        let what = text_of(root, property);
+        let (kind, objects) = type_text(root, property);
+        let _ = writeln!(page, "| `{key}` | {kind} | {default} | {what} |");
+        let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        below.extend(
+            objects.into_iter().map(|(object, suffix)| (object, format!("{here}{suffix}"))),
+        );
+    }
+    for (object, here) in below {
+        let title = object.get("title").and_then(Value::as_str).unwrap_or("");
+        let id = format!("{}{}", object["properties"], title);
+        if !done.insert(id) {
+            continue;
+        }
+        let level = "#".repeat(3);
+        let _ = write!(page, "\n{level} {here}\n");
+        if let Some(text) = object.get("description").and_then(Value::as_str) {
+            let _ = write!(page, "\n{}\n", one_line(text));
+        }
+        section(root, object, &here, done, page);
+    }
+}
+
+fn text_of(root: &Value, property: &Value) -> String {
+    let text = property.get("description").and_then(Value::as_str);
+    let mut text = one_line(text.unwrap_or(""));
+    for (one, _) in alternatives(root, property) {
+        if let (Some(word), Some(means)) = (one.get("const"), one.get("description")) {
+            let means = one_line(means.as_str().unwrap_or(""));
+            let _ = write!(text, " `{}`: {means}", word.as_str().unwrap_or(""));
+        }
+    }
+    text
+}
+
+fn one_line(text: &str) -> String {
+    text.replace('\n', " ").replace('|', "\\|")
+}
+
+/// A property's type for people, and the objects that it leads to with what their path adds.
+fn type_text<'a>(root: &'a Value, property: &'a Value) -> (String, Vec<(&'a Value, String)>) {
+    let mut texts: Vec<String> = Vec::new();
+    let mut objects = Vec::new();
+    for (one, name) in alternatives(root, property) {
+        let types = one.get("type");
+        let first = match types {
+            Some(Value::Array(several)) => several.first().and_then(Value::as_str),
+            Some(one) => one.as_str(),
+            None => None,
+        };
+        let text = match (first, one.get("format").and_then(Value::as_str)) {
+            _ if one.get("const").is_some() => "word".into(),
+            (Some("array"), _) if name.is_none() || one.get("items").is_some() => {
+                let (inner, below) = type_text(root, &one["items"]);
+                objects.extend(below.into_iter().map(|(o, suffix)| (o, format!("[]{suffix}"))));
+                format!("list of {inner}{}", bounds(one, "minItems", "maxItems"))
+            }
+            (Some("object"), _) => {
+                match one.get("additionalProperties").filter(|p| p.is_object()) {
+                    Some(values) if one.get("properties").is_none() => {
+                        let (inner, below) = type_text(root, values);
+                        objects.extend(
+                            below.into_iter().map(|(o, suffix)| (o, format!(".NAME{suffix}"))),
+                        );
+                        format!("mapping of names to {inner}")
+                    }
+                    _ => {
+                        objects.push((one, String::new()));
+                        "mapping".into()
+                    }
+                }
+            }
+            (Some("integer"), Some(format)) if format.starts_with("uint") => {
+                format!("number{}", bounds(one, "minimum", "maximum"))
+            }
+            (_, Some(format)) => format.into(),
+            (Some("string"), None) => {
+                format!("text{}", bounds(one, "minLength", "maxLength"))
+            }
+            (Some("boolean"), None) => "true or false".into(),
+            (first, None) => first.unwrap_or("any").into(),
+        };
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
+    (texts.join(" or "), objects)
+}
+
+fn bounds(schema: &Value, min: &str, max: &str) -> String {
+    match (schema.get(min), schema.get(max)) {
+        (Some(min), Some(max)) if min == max => format!(", {min}"),
+        (Some(min), Some(max)) => format!(", {min}–{max}"),
+        (Some(min), None) => format!(", from {min}"),
+        (None, Some(max)) => format!(", to {max}"),
+        (None, None) => String::new(),
+    }
+}

@@ -1,0 +1,151 @@
+//! Properties: noise never panics, what is written reads back, checking twice changes nothing.
+
+use std::collections::BTreeMap;
+
+use pdp_spec::units::{BitRate, Bytes, Cores, CpuSet, Hex, Mac};
+use pdp_spec::{Document, Existing, InterfaceFacts, Object, SourceFile, check, parse, render};
+use proptest::prelude::*;
+
+const OSPF: &str = include_str!("../../../examples/ospf.yaml");
+const FIGURE: &str = include_str!("figure.yaml");
+
+fn source(text: &str) -> SourceFile {
+    SourceFile { name: "s.yaml".into(), text: text.into(), attachments: BTreeMap::new() }
+}
+
+fn machine() -> Existing {
+    let facts = InterfaceFacts { mtu: 1500 };
+    let devices = ["ext-a", "ext-b"].map(|device| (device.to_owned(), facts));
+    Existing { devices: Some(BTreeMap::from(devices)), ..Existing::default() }
+}
+
+/// Reads, checks and renders; whatever comes of it.
+fn run(text: &str) {
+    let sources = [source(text)];
+    let wrong = match parse(&sources) {
+        Ok(documents) => check(&documents, &machine()).err().unwrap_or_default(),
+        Err(wrong) => wrong,
+    };
+    for diagnostic in &wrong {
+        assert!(!diagnostic.message.is_empty());
+    }
+    render(&wrong, &sources, false);
+}
+
+fn as_documents(objects: &[Object]) -> Vec<Document> {
+    let sources: Vec<SourceFile> =
+        objects.iter().map(|object| source(&serde_json::to_string(object).unwrap())).collect();
+    parse(&sources).unwrap()
+}
+
+#[test]
+fn what_is_stored_reads_back_and_checks_to_the_same() {
+    for text in [OSPF, FIGURE] {
+        let documents = parse(&[source(text)]).unwrap();
+        let first = check(&documents, &machine()).unwrap();
+        let vnets = first.vnets.values().cloned().map(Object::VirtualNetwork);
+        let substrate = first.substrate.clone().map(Object::Substrate);
+        let objects: Vec<Object> = substrate.into_iter().chain(vnets).collect();
+        // On an empty machine, and on top of itself.
+        let again = as_documents(&objects);
+        for (stored, read) in objects.iter().zip(&again) {
+            assert_eq!(stored, &read.object);
+        }
+        assert_eq!(check(&again, &machine()).unwrap(), first);
+        let existing = Existing {
+            substrate: first.substrate.clone(),
+            vnets: first.vnets.clone(),
+            placements: first.placements.clone(),
+            ..machine()
+        };
+        assert_eq!(check(&documents, &existing).unwrap(), first);
+    }
+}
+
+#[test]
+fn link_addresses_are_local_unicast_and_stable() {
+    let intent = check(&parse(&[source(OSPF)]).unwrap(), &machine()).unwrap();
+    let macs: Vec<Mac> = intent.vnets["ospf"]
+        .spec
+        .nodes
+        .values()
+        .flat_map(|node| node.interfaces.values().map(|interface| interface.mac.unwrap()))
+        .collect();
+    assert!(macs.iter().all(|mac| mac.0[0] == 2));
+    let distinct: std::collections::BTreeSet<_> = macs.iter().collect();
+    assert_eq!(distinct.len(), macs.len());
+    // A change here would give every running interface another address.
+    let r1 = &intent.vnets["ospf"].spec.nodes["r1"].interfaces["eth0"];
+    assert_eq!(r1.mac.unwrap().to_string(), "02:ca:11:e2:6d:47");
+}
+
+#[test]
+fn rendering_marks_the_place() {
+    let sources = [source("apiVersion: pdp/v1\nkind: Substrate\nmetadata: {name: a}\nspek: {}\n")];
+    let wrong = parse(&sources).unwrap_err();
+    let text = render(&wrong, &sources, false);
+    assert!(text.contains("unknown key \"spek\""), "{text}");
+    assert!(text.contains("did you mean spec?"), "{text}");
+    assert!(text.contains("s.yaml:4:1"), "{text}");
+    assert!(text.contains("spek: {}"), "{text}");
+}
+
+#[test]
+fn aliases_do_not_multiply_without_bound() {
+    let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for n in 1..12 {
+        let refs = vec![format!("*a{}", n - 1); 10].join(", ");
+        text.push_str(&format!("a{n}: &a{n} [{refs}]\n"));
+    }
+    run(&text);
+    run(&"[".repeat(100_000));
+    run(&"{a: ".repeat(10_000));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn noise_never_panics(text in "\\PC{0,200}") {
+        run(&text);
+    }
+
+    #[test]
+    fn bytes_changed_in_a_spec_never_panic(
+        changes in prop::collection::vec((0..FIGURE.len(), any::<char>()), 1..4),
+    ) {
+        let mut chars: Vec<char> = FIGURE.chars().collect();
+        for (at, to) in changes {
+            let at = at % chars.len();
+            chars[at] = to;
+        }
+        run(&chars.into_iter().collect::<String>());
+    }
+
+    #[test]
+    fn a_spec_cut_off_never_panics(at in 0..FIGURE.len()) {
+        if FIGURE.is_char_boundary(at) {
+            run(&FIGURE[..at]);
+        }
+    }
+
+    #[test]
+    fn values_read_back(number in any::<u32>(), large in 0..(1u64 << 50)) {
+        let cores = Cores(number % 4_096_001);
+        prop_assert_eq!(cores.to_string().parse::<Cores>().unwrap(), cores);
+        let json = serde_json::to_string(&cores).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Cores>(&json).unwrap(), cores);
+        let bytes = Bytes(large);
+        prop_assert_eq!(bytes.to_string().parse::<Bytes>().unwrap(), bytes);
+        let rate = BitRate(large % 1_000_000_000_001);
+        prop_assert_eq!(rate.to_string().parse::<BitRate>().unwrap(), rate);
+        let hex = Hex(number.to_be_bytes().to_vec());
+        prop_assert_eq!(hex.to_string().parse::<Hex>().unwrap(), hex);
+    }
+
+    #[test]
+    fn cpu_sets_read_back(cpus in prop::collection::btree_set(0..64u32, 1..20)) {
+        let set = CpuSet(cpus);
+        prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set);
+    }
+}

@@ -1,0 +1,102 @@
+//! What is published equals what the types say, and the examples are right by it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use pdp_spec::{Existing, InterfaceFacts, Object, SourceFile, check, parse, reference, schema};
+use serde_json::Value;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+const PUBLISH: &str = "run `cargo run -p pdp-spec --example publish` and commit what it wrote";
+
+#[test]
+fn schema_is_current() {
+    let text = std::fs::read_to_string(root().join("schema/pdp-v1.json")).unwrap();
+    let published: Value = serde_json::from_str(&text).unwrap();
+    assert!(published == schema::published(), "{PUBLISH}");
+}
+
+#[test]
+fn reference_is_current() {
+    let text = std::fs::read_to_string(root().join("docs/spec.md")).unwrap();
+    assert!(text == reference::markdown(), "{PUBLISH}");
+}
+
+/// Every key of the schema, wherever it is.
+fn keys(schema: &Value, found: &mut BTreeSet<String>) {
+    match schema {
+        Value::Object(entries) => {
+            if let Some(Value::Object(properties)) = entries.get("properties") {
+                found.extend(properties.keys().cloned());
+            }
+            entries.values().for_each(|value| keys(value, found));
+        }
+        Value::Array(items) => items.iter().for_each(|item| keys(item, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn reference_has_every_key_of_the_schema() {
+    let mut all = BTreeSet::new();
+    keys(&schema::published(), &mut all);
+    assert!(all.len() > 80, "{all:?}");
+    let page = reference::markdown();
+    let missing: Vec<_> =
+        all.iter().filter(|key| !page.contains(&format!("| `{key}` |"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+fn spec_files(directory: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(spec_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "yaml") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+/// The examples' objects, each file by itself, with devices and CPUs as they name them.
+#[test]
+fn examples_are_right() {
+    let validator = jsonschema::validator_for(&schema::published()).unwrap();
+    let files = spec_files(&root().join("examples"));
+    assert!(!files.is_empty());
+    for path in files {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let directory = path.parent().unwrap();
+        let source = SourceFile::read(path.display().to_string(), text.clone(), |from| {
+            std::fs::read_to_string(directory.join(from)).map_err(|error| error.to_string())
+        });
+        let documents = parse(&[source]).unwrap_or_else(|wrong| panic!("{wrong:#?}"));
+        let mut existing = Existing::default();
+        let mut devices = BTreeMap::new();
+        for document in &documents {
+            if let Object::Substrate(substrate) = &document.object {
+                for interface in substrate.spec.interfaces.values() {
+                    devices.insert(interface.device.clone(), InterfaceFacts { mtu: 1500 });
+                }
+            }
+        }
+        existing.devices = Some(devices);
+        let intent = check(&documents, &existing).unwrap_or_else(|wrong| panic!("{wrong:#?}"));
+        // As written and as stored.
+        let stored = intent.vnets.into_values().map(Object::VirtualNetwork);
+        let stored: Vec<Object> =
+            intent.substrate.into_iter().map(Object::Substrate).chain(stored).collect();
+        let mut written: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        written.extend(stored.iter().map(|object| serde_json::to_value(object).unwrap()));
+        for document in written {
+            let wrong: Vec<String> =
+                validator.iter_errors(&document).map(|error| error.to_string()).collect();
+            assert!(wrong.is_empty(), "{}: {wrong:#?}", path.display());
+        }
+    }
+}
