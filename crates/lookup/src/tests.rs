@@ -129,8 +129,13 @@ fn run<A: Address>(steps: Vec<Step<A>>, probes: &[A], direct_from: usize) {
             }
             Step::Sweep => {
                 let mut cursor = Cursor::default();
-                while table.sweep(&mut cursor, 5, generation) {}
-                slow.routes.retain(|route| route.3 == generation);
+                let mut removed = Vec::new();
+                while table.sweep(&mut cursor, 5, generation, |value| removed.push(value)) {}
+                let stale = slow.routes.extract_if(.., |route| route.3 != generation);
+                let mut want: Vec<u32> = stale.map(|route| route.2).collect();
+                removed.sort();
+                want.sort();
+                assert_eq!(removed, want);
                 generation += 1;
             }
         }

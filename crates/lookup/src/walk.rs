@@ -38,8 +38,14 @@ impl<A: Address> Table<A> {
     }
 
     /// Removes those of the next `count_max` routes behind the cursor whose generation is not
-    /// `keep`. Returns whether there may be more.
-    pub fn sweep(&mut self, cursor: &mut Cursor<A>, count_max: usize, keep: u32) -> bool {
+    /// `keep`, and calls `removed` with the value of each. Returns whether there may be more.
+    pub fn sweep(
+        &mut self,
+        cursor: &mut Cursor<A>,
+        count_max: usize,
+        keep: u32,
+        mut removed: impl FnMut(u32),
+    ) -> bool {
         let mut stale = Vec::new();
         let more = self.walk(cursor, count_max, |address, length, _, generation| {
             if generation != keep {
@@ -47,7 +53,7 @@ impl<A: Address> Table<A> {
             }
         });
         for (address, length) in stale {
-            self.remove(address, length);
+            self.remove(address, length).into_iter().for_each(&mut removed);
         }
         more
     }

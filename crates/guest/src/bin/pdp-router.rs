@@ -1,0 +1,38 @@
+//! The built-in IPv4/IPv6 router of a forwarding guest.
+
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use pdp_guest::Guest;
+use pdp_guest::router::Router;
+
+/// Forwards IPv4 and IPv6 for a vrouter, by the routes of its control guest.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(flatten)]
+    guest: Guest,
+    /// Socket of the route mirror
+    #[arg(long, default_value = "/run/pdp/routes/routes.sock")]
+    routes: PathBuf,
+    /// Number of this guest in its vrouter [default: PDP_GUEST of the environment, or 0]
+    #[arg(long)]
+    number: Option<u32>,
+}
+
+fn main() -> ExitCode {
+    let Arguments { guest, routes, number } = Arguments::parse();
+    let from_environment = || std::env::var("PDP_GUEST").ok()?.parse().ok();
+    let router = Router::new(&routes, number.or_else(from_environment).unwrap_or(0));
+    match pdp_guest::run(&guest, "pdp-router", router) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let cause = std::error::Error::source(&error);
+            eprintln!("pdp-router: {error}{}", cause.map_or(String::new(), |c| format!(": {c}")));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! The router's tables: routes to groups to neighbours and vports.
+//!
+//! Applies the mirror's messages in order. During a snapshot everything that it names is stamped
+//! with its generation; what is left over when it ends is swept in bounded pieces
+//! ([`Fib::sweep_some`]), before any further message.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use pdp_lookup::{Cursor, TableV4, TableV6, VALUE_MAX};
+use pdp_proto::routes::{Resolved, Target, ToGuest, Vport};
+use pdp_wire::tag::VPORTS_MAX;
+
+use super::group::{Groups, Place, Way};
+use super::neighbour::Neighbours;
+
+/// Values of the tables: these two, or the place of a group.
+const PUNT: u32 = VALUE_MAX;
+const DROP: u32 = VALUE_MAX - 1;
+
+/// Routes that one step of a sweep looks at.
+const SWEEP_STEP: usize = 256;
+
+/// What the tables say of a destination.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Route {
+    /// One of the ways of the group at this place.
+    Group(Place),
+    /// To the control guest.
+    Punt,
+    /// Nowhere.
+    Drop,
+    /// There is no route.
+    None,
+}
+
+/// A set of addresses with the snapshot that named each last.
+type Stamped<A> = HashMap<A, u32, foldhash::fast::RandomState>;
+
+/// How far a sweep has come.
+#[derive(Debug, Default)]
+struct Sweep {
+    v4: Cursor<u32>,
+    v4_done: bool,
+    v6: Cursor<u128>,
+}
+
+/// Where a dump has come to.
+#[derive(Debug, Default)]
+pub(super) struct DumpCursor {
+    v4: Cursor<u32>,
+    v4_done: bool,
+    v6: Cursor<u128>,
+}
+
+/// The tables.
+#[derive(Debug)]
+pub struct Fib {
+    v4: TableV4,
+    v6: TableV6,
+    groups: Groups,
+    neighbours: Neighbours,
+    local_v4: Stamped<u32>,
+    local_v6: Stamped<u128>,
+    vports: Box<[Option<(Vport, u32)>; VPORTS_MAX]>,
+    forwarding_v4: bool,
+    forwarding_v6: bool,
+    /// From the link address of the first vport.
+    seed: u32,
+    generation: u32,
+    sweep: Option<Sweep>,
+}
+
+impl Default for Fib {
+    fn default() -> Self {
+        Self {
+            v4: TableV4::new(),
+            v6: TableV6::new(),
+            groups: Groups::default(),
+            neighbours: Neighbours::default(),
+            local_v4: Stamped::default(),
+            local_v6: Stamped::default(),
+            vports: Box::new([const { None }; VPORTS_MAX]),
+            forwarding_v4: false,
+            forwarding_v6: false,
+            seed: 0,
+            generation: 0,
+            sweep: None,
+        }
+    }
+}
+
+/// What forwarding asks.
+impl Fib {
+    /// The vport, if the mirror has named it.
+    #[inline]
+    pub(super) fn vport(&self, index: u16) -> Option<&Vport> {
+        self.vports.get(usize::from(index))?.as_ref().map(|(vport, _)| vport)
+    }
+
+    #[inline]
+    pub(super) fn forwards_v4(&self) -> bool {
+        self.forwarding_v4
+    }
+
+    #[inline]
+    pub(super) fn forwards_v6(&self) -> bool {
+        self.forwarding_v6
+    }
+
+    #[inline]
+    pub(super) fn is_local_v4(&self, address: u32) -> bool {
+        self.local_v4.contains_key(&address)
+    }
+
+    #[inline]
+    pub(super) fn is_local_v6(&self, address: u128) -> bool {
+        self.local_v6.contains_key(&address)
+    }
+
+    /// Values for [`Fib::route`], by destination.
+    #[inline]
+    pub(super) fn lookup_v4(&self, destinations: &[u32], values: &mut [u32]) {
+        self.v4.lookup_batch(destinations, values);
+    }
+
+    #[inline]
+    pub(super) fn lookup_v6(&self, destinations: &[u128], values: &mut [u32]) {
+        self.v6.lookup_batch(destinations, values);
+    }
+
+    #[inline]
+    pub(super) fn route(value: u32) -> Route {
+        match value {
+            pdp_lookup::NONE => Route::None,
+            PUNT => Route::Punt,
+            DROP => Route::Drop,
+            place => Route::Group(place),
+        }
+    }
+
+    /// Makes routers choose differently among equal ways (or the second of two in a row would use
+    /// one of its ways alone), and a router's guests alike.
+    #[inline]
+    pub(super) fn seed(&self) -> u32 {
+        self.seed
+    }
+
+    /// The way of a flow in a group.
+    #[inline]
+    pub(super) fn way(&self, group: Place, flow: impl FnOnce() -> u32) -> Option<Way> {
+        self.groups.way(group, flow)
+    }
+
+    /// The link address that a frame for `destination` is sent to on a way; the neighbour counts
+    /// as used.
+    #[inline]
+    pub(super) fn link_address(
+        &mut self,
+        way: &Way,
+        destination: impl FnOnce() -> IpAddr,
+    ) -> Option<[u8; 6]> {
+        match way.gateway {
+            Some(index) => self.neighbours.mac_at(index),
+            None => self.neighbours.mac_of(way.vport, destination()),
+        }
+    }
+}
+
+/// What the mirror says and asks.
+impl Fib {
+    /// Applies one message. [`ToGuest::Barrier`] and [`ToGuest::Dump`] are the caller's to answer.
+    pub(super) fn apply(&mut self, message: ToGuest) {
+        let generation = self.generation;
+        match message {
+            ToGuest::Begin => {
+                self.generation += 1;
+                self.sweep = None;
+                self.groups.begin_snapshot(&mut self.neighbours);
+            }
+            ToGuest::End => self.end_snapshot(),
+            ToGuest::Vport(vport) => {
+                if vport.index == 0 {
+                    let [_, _, rest @ ..] = vport.mac;
+                    self.seed = u32::from_be_bytes(rest).wrapping_mul(0x85eb_ca6b);
+                }
+                if let Some(place) = self.vports.get_mut(usize::from(vport.index)) {
+                    *place = Some((vport, generation));
+                }
+            }
+            ToGuest::Local(IpAddr::V4(address)) => {
+                self.local_v4.insert(address.into(), generation);
+            }
+            ToGuest::Local(IpAddr::V6(address)) => {
+                self.local_v6.insert(address.into(), generation);
+            }
+            ToGuest::LocalGone(IpAddr::V4(address)) => {
+                self.local_v4.remove(&address.into());
+            }
+            ToGuest::LocalGone(IpAddr::V6(address)) => {
+                self.local_v6.remove(&address.into());
+            }
+            ToGuest::Group { id, hops } => self.groups.set(id, hops, &mut self.neighbours),
+            ToGuest::GroupGone(id) => self.groups.gone(id, &mut self.neighbours),
+            ToGuest::Route { prefix, target } => self.set_route(prefix, target),
+            ToGuest::RouteGone(prefix) => {
+                let value = match prefix {
+                    IpNet::V4(net) => self.v4.remove(net.addr().into(), net.prefix_len().into()),
+                    IpNet::V6(net) => self.v6.remove(net.addr().into(), net.prefix_len().into()),
+                };
+                self.release(value);
+            }
+            ToGuest::Neighbour { vport, address, mac } => {
+                self.neighbours.set(vport, address, mac, generation);
+            }
+            ToGuest::Forwarding { v4, v6 } => (self.forwarding_v4, self.forwarding_v6) = (v4, v6),
+            ToGuest::Barrier(_) | ToGuest::Dump(_) => {}
+        }
+    }
+
+    fn set_route(&mut self, prefix: IpNet, target: Target) {
+        let value = match target {
+            Target::Punt => PUNT,
+            Target::Drop => DROP,
+            // A group that was never named: the kernel knows better.
+            Target::Group(id) => self.groups.place_of(id).unwrap_or(PUNT),
+        };
+        if let Route::Group(place) = Self::route(value) {
+            self.groups.refer(place);
+        }
+        let generation = self.generation;
+        let old = match prefix {
+            IpNet::V4(net) => {
+                self.v4.insert(net.addr().into(), net.prefix_len().into(), value, generation)
+            }
+            IpNet::V6(net) => {
+                self.v6.insert(net.addr().into(), net.prefix_len().into(), value, generation)
+            }
+        };
+        self.release(old);
+    }
+
+    fn release(&mut self, value: Option<u32>) {
+        if let Some(Route::Group(place)) = value.map(Self::route) {
+            self.groups.release(place, &mut self.neighbours);
+        }
+    }
+
+    fn end_snapshot(&mut self) {
+        let keep = self.generation;
+        self.groups.end_snapshot(&mut self.neighbours);
+        self.neighbours.sweep(keep);
+        self.local_v4.retain(|_, generation| *generation == keep);
+        self.local_v6.retain(|_, generation| *generation == keep);
+        for place in self.vports.iter_mut() {
+            if place.as_ref().is_some_and(|(_, generation)| *generation != keep) {
+                *place = None;
+            }
+        }
+        self.sweep = Some(Sweep::default());
+    }
+
+    /// Whether routes that the last snapshot did not name may still be there.
+    pub(super) fn is_sweeping(&self) -> bool {
+        self.sweep.is_some()
+    }
+
+    /// Looks at some more routes for whether the last snapshot named them.
+    pub(super) fn sweep_some(&mut self) {
+        let Some(sweep) = &mut self.sweep else { return };
+        let Self { groups, neighbours, .. } = self;
+        let gone = |value| {
+            if let Route::Group(place) = Self::route(value) {
+                groups.release(place, neighbours);
+            }
+        };
+        if !sweep.v4_done {
+            sweep.v4_done = !self.v4.sweep(&mut sweep.v4, SWEEP_STEP, self.generation, gone);
+        } else if !self.v6.sweep(&mut sweep.v6, SWEEP_STEP, self.generation, gone) {
+            self.sweep = None;
+        }
+    }
+
+    /// Some more of the routes, at most `count_max`; an empty list at the end.
+    pub(super) fn dump_some(
+        &self,
+        cursor: &mut DumpCursor,
+        count_max: usize,
+    ) -> Vec<(IpNet, Resolved)> {
+        let mut routes = Vec::new();
+        if !cursor.v4_done {
+            cursor.v4_done =
+                !self.v4.walk(&mut cursor.v4, count_max, |address, length, value, _| {
+                    let address = Ipv4Addr::from(address);
+                    if let Ok(net) = Ipv4Net::new(address, length as u8) {
+                        routes.push((net.into(), self.resolved(value)));
+                    }
+                });
+        }
+        if routes.len() < count_max {
+            let left = count_max - routes.len();
+            self.v6.walk(&mut cursor.v6, left, |address, length, value, _| {
+                let address = Ipv6Addr::from(address);
+                if let Ok(net) = Ipv6Net::new(address, length as u8) {
+                    routes.push((net.into(), self.resolved(value)));
+                }
+            });
+        }
+        routes
+    }
+
+    fn resolved(&self, value: u32) -> Resolved {
+        match Self::route(value) {
+            Route::Drop => Resolved::Drop,
+            Route::Punt | Route::None => Resolved::Punt,
+            Route::Group(place) => {
+                let mut hops = self.groups.hops(place).to_vec();
+                hops.sort();
+                Resolved::Hops(hops)
+            }
+        }
+    }
+
+    /// Up to `count_max` neighbours that frames were sent to since they were last told, and
+    /// whether there may be more.
+    pub(super) fn take_used(&mut self, count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
+        self.neighbours.take_used(count_max)
+    }
+}
+
+/// What people ask.
+impl Fib {
+    /// Counts of IPv4 and IPv6 routes.
+    pub fn routes_count(&self) -> (usize, usize) {
+        (self.v4.len(), self.v6.len())
+    }
+
+    /// Count of groups that the mirror has named.
+    pub fn groups_count(&self) -> usize {
+        self.groups.named()
+    }
+
+    /// Count of neighbours with a link address.
+    pub fn neighbours_count(&self) -> usize {
+        self.neighbours.known()
+    }
+
+    /// Bytes of the look-up tables.
+    pub fn tables_bytes(&self) -> usize {
+        self.v4.memory_bytes() + self.v6.memory_bytes()
+    }
+
+    /// Where the longest prefix that covers an address leads.
+    pub fn resolve(&self, destination: IpAddr) -> Option<Resolved> {
+        let value = match destination {
+            IpAddr::V4(address) => self.v4.lookup(address.into()),
+            IpAddr::V6(address) => self.v6.lookup(address.into()),
+        };
+        value.map(|value| self.resolved(value))
+    }
+}

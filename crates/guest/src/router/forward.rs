@@ -1,0 +1,305 @@
+//! What becomes of a frame.
+//!
+//! A batch goes through in three steps, so that cache misses of different frames overlap: all
+//! frames are parsed, all destinations looked up, all frames rewritten. Nothing is allocated.
+//!
+//! Only unicast packets that need nothing but a smaller TTL and another link header are forwarded
+//! here. The rules, in this order:
+//!
+//! | frame | becomes | source |
+//! |---|---|---|
+//! | from a vport that the mirror has not named | punt local | |
+//! | to a group address: ARP, neighbour discovery | punt neighbour | |
+//! | to a group address: anything else (OSPF, IS-IS, DHCP, …) | punt local | RFC 1812 5.3.4 |
+//! | to another station's address | drop not-for-us | |
+//! | ARP | punt neighbour | |
+//! | neither IPv4 nor IPv6 | punt local | |
+//! | broken header: version, lengths, IPv4 checksum | drop malformed | RFC 1812 5.2.2 |
+//! | neighbour discovery | punt neighbour | RFC 4861 |
+//! | to an address of the router, to a multicast or link-local address | punt local | RFC 4291 2.5.6 |
+//! | to or from an address that no packet on a link may have | drop policy | RFC 1812 5.3.7 |
+//! | the kernel does not forward this family | punt exception | RFC 1812 2.2.8 |
+//! | from a link-local IPv6 address | punt exception | RFC 4443 3.1 |
+//! | IPv4 options, IPv6 hop-by-hop options | punt exception | RFC 8200 4.3 |
+//! | TTL or hop limit 0 or 1 | punt exception | RFC 1812 5.3.1 |
+//! | no route; a route that the kernel answers for | punt exception | RFC 1812 5.2.7.1 |
+//! | a blackhole route | drop blackhole | |
+//! | the way's vport is down; larger than its MTU | punt exception | RFC 1191, RFC 8201 |
+//! | the neighbour's link address is not known | punt neighbour | |
+//! | else | out of the way's vport | |
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use pdp_wire::tag::{GuestDrop, PuntClass};
+use pdp_wire::{ether, flow, ipv4, ipv6};
+
+use super::fib::{Fib, Route};
+use crate::Batch;
+
+/// What becomes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Out of this vport.
+    Out(u16),
+    /// To the control guest.
+    Punt(PuntClass),
+    /// Dropped.
+    Drop(GuestDrop),
+}
+
+const LOCAL: Decision = Decision::Punt(PuntClass::Local);
+const NEIGHBOUR: Decision = Decision::Punt(PuntClass::Neighbour);
+const EXCEPTION: Decision = Decision::Punt(PuntClass::Exception);
+const MALFORMED: Decision = Decision::Drop(GuestDrop::Malformed);
+const POLICY: Decision = Decision::Drop(GuestDrop::Policy);
+
+/// Some frames to decide on: a batch, or what a test has made.
+pub(super) trait Frames {
+    fn count(&self) -> usize;
+    fn vport(&self, frame: usize) -> u16;
+    fn bytes(&self, frame: usize) -> &[u8];
+    fn bytes_mut(&mut self, frame: usize) -> &mut [u8];
+    /// Cuts the frame's end off.
+    fn cut(&mut self, frame: usize, bytes: usize);
+    fn decide(&mut self, frame: usize, decision: Decision);
+}
+
+impl Frames for Batch<'_> {
+    #[inline]
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn vport(&self, frame: usize) -> u16 {
+        self.vport(frame)
+    }
+
+    #[inline]
+    fn bytes(&self, frame: usize) -> &[u8] {
+        self.frame(frame)
+    }
+
+    #[inline]
+    fn bytes_mut(&mut self, frame: usize) -> &mut [u8] {
+        self.frame_mut(frame)
+    }
+
+    #[inline]
+    fn cut(&mut self, frame: usize, bytes: usize) {
+        self.set_len(frame, bytes);
+    }
+
+    #[inline]
+    fn decide(&mut self, frame: usize, decision: Decision) {
+        match decision {
+            Decision::Out(vport) => self.forward(frame, vport),
+            Decision::Punt(class) => self.punt(frame, class),
+            Decision::Drop(reason) => self.drop(frame, reason),
+        }
+    }
+}
+
+/// The packets of one family in a batch.
+#[derive(Debug)]
+struct Family<A> {
+    frames: Vec<(usize, usize)>,
+    destinations: Vec<A>,
+    values: Vec<u32>,
+}
+
+impl<A: Copy> Family<A> {
+    fn new() -> Self {
+        Self {
+            frames: Vec::with_capacity(Batch::FRAMES_MAX),
+            destinations: Vec::with_capacity(Batch::FRAMES_MAX),
+            values: Vec::with_capacity(Batch::FRAMES_MAX),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.frames.clear();
+        self.destinations.clear();
+    }
+
+    #[inline]
+    fn push(&mut self, frame: usize, packet_bytes: usize, destination: A) {
+        self.frames.push((frame, packet_bytes));
+        self.destinations.push(destination);
+    }
+
+    /// Looks all destinations up.
+    fn look_up(&mut self, look_up: impl FnOnce(&[A], &mut [u32])) {
+        self.values.resize(self.destinations.len(), 0);
+        look_up(&self.destinations, &mut self.values);
+    }
+
+    /// Frame, bytes of its packet, destination, value.
+    fn iter(&self) -> impl Iterator<Item = (usize, usize, A, u32)> {
+        let looked_up = self.destinations.iter().zip(&self.values);
+        self.frames.iter().zip(looked_up).map(|(&(frame, bytes), (&d, &v))| (frame, bytes, d, v))
+    }
+}
+
+/// A packet that only its route decides on.
+enum Packet {
+    V4(ipv4::Header),
+    V6(ipv6::Header),
+}
+
+/// Forwards batches; keeps the memory that a batch needs.
+#[derive(Debug)]
+pub struct Forwarder {
+    v4: Family<u32>,
+    v6: Family<u128>,
+}
+
+impl Default for Forwarder {
+    fn default() -> Self {
+        Self { v4: Family::new(), v6: Family::new() }
+    }
+}
+
+impl Forwarder {
+    /// Decides on every frame, and rewrites those that go out.
+    pub(super) fn process(&mut self, fib: &mut Fib, frames: &mut impl Frames) {
+        let Self { v4, v6 } = self;
+        v4.clear();
+        v6.clear();
+        for frame in 0..frames.count() {
+            match classify(fib, frames.vport(frame), frames.bytes(frame)) {
+                Ok(Packet::V4(header)) => {
+                    v4.push(frame, header.packet_bytes, header.destination);
+                }
+                Ok(Packet::V6(header)) => {
+                    v6.push(frame, header.packet_bytes, header.destination);
+                }
+                Err(decision) => frames.decide(frame, decision),
+            }
+        }
+        v4.look_up(|destinations, values| fib.lookup_v4(destinations, values));
+        v6.look_up(|destinations, values| fib.lookup_v6(destinations, values));
+        for (frame, packet_bytes, destination, value) in v4.iter() {
+            let destination = || IpAddr::V4(Ipv4Addr::from(destination));
+            let decision = send(fib, frames, frame, packet_bytes, destination, value);
+            if let Decision::Out(_) = decision {
+                ipv4::decrement_ttl(&mut frames.bytes_mut(frame)[ether::HEADER_BYTES..]);
+            }
+            frames.decide(frame, decision);
+        }
+        for (frame, packet_bytes, destination, value) in v6.iter() {
+            let destination = || IpAddr::V6(Ipv6Addr::from(destination));
+            let decision = send(fib, frames, frame, packet_bytes, destination, value);
+            if let Decision::Out(_) = decision {
+                ipv6::decrement_hop_limit(&mut frames.bytes_mut(frame)[ether::HEADER_BYTES..]);
+            }
+            frames.decide(frame, decision);
+        }
+    }
+}
+
+/// All rules up to the route.
+#[inline]
+fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
+    let Some(header) = frame.first_chunk::<{ ether::HEADER_BYTES }>() else {
+        return Err(MALFORMED);
+    };
+    let Some(vport) = fib.vport(vport) else { return Err(LOCAL) };
+    let (to, kind) = (&header[..6], u16::from_be_bytes([header[12], header[13]]));
+    let packet = &frame[ether::HEADER_BYTES..];
+    if to[0] & 1 != 0 {
+        let discovery = kind == ether::kind::IPV6
+            && ipv6::Header::parse(packet).is_some_and(|ip| ipv6::is_discovery(packet, &ip));
+        return Err(if kind == ether::kind::ARP || discovery { NEIGHBOUR } else { LOCAL });
+    }
+    if to != vport.mac {
+        return Err(Decision::Drop(GuestDrop::NotForUs));
+    }
+    match kind {
+        ether::kind::IPV4 => {
+            let header = ipv4::Header::parse(packet).ok_or(MALFORMED)?;
+            classify_v4(fib, &header).map_or(Ok(Packet::V4(header)), Err)
+        }
+        ether::kind::IPV6 => {
+            let header = ipv6::Header::parse(packet).ok_or(MALFORMED)?;
+            classify_v6(fib, packet, &header).map_or(Ok(Packet::V6(header)), Err)
+        }
+        ether::kind::ARP => Err(NEIGHBOUR),
+        _ => Err(LOCAL),
+    }
+}
+
+#[inline]
+fn classify_v4(fib: &Fib, header: &ipv4::Header) -> Option<Decision> {
+    let &ipv4::Header { source, destination, .. } = header;
+    // 0/8 and 127/8 (RFC 1122 3.2.1.3), and from 224/4 on: multicast, reserved, broadcast.
+    let never = |address: u32| matches!((address >> 24) as u8, 0 | 127 | 224..);
+    if destination >> 28 == 0xe || destination == u32::MAX || fib.is_local_v4(destination) {
+        Some(LOCAL)
+    } else if never(destination) || never(source) {
+        Some(POLICY)
+    } else if !fib.forwards_v4() || header.has_options() || header.ttl <= 1 {
+        Some(EXCEPTION)
+    } else {
+        None
+    }
+}
+
+#[inline]
+fn classify_v6(fib: &Fib, packet: &[u8], header: &ipv6::Header) -> Option<Decision> {
+    let &ipv6::Header { source, destination, .. } = header;
+    let multicast = |address: u128| address >> 120 == 0xff;
+    let link_local = |address: u128| address >> 118 == 0xfe80 >> 6;
+    // Unspecified and loopback.
+    let never = |address: u128| address <= 1;
+    if ipv6::is_discovery(packet, header)
+        && (multicast(destination) || link_local(destination) || fib.is_local_v6(destination))
+    {
+        Some(NEIGHBOUR)
+    } else if multicast(destination) || link_local(destination) || fib.is_local_v6(destination) {
+        Some(LOCAL)
+    } else if never(destination) || never(source) || multicast(source) {
+        Some(POLICY)
+    } else if !fib.forwards_v6()
+        || link_local(source)
+        || header.next_header == ipv6::HOP_BY_HOP
+        || header.hop_limit <= 1
+    {
+        Some(EXCEPTION)
+    } else {
+        None
+    }
+}
+
+/// The rules from the route on. A frame that goes out gets its link header and its length; TTL
+/// and hop limit are the caller's.
+#[inline]
+fn send(
+    fib: &mut Fib,
+    frames: &mut impl Frames,
+    frame: usize,
+    packet_bytes: usize,
+    destination: impl FnOnce() -> IpAddr,
+    value: u32,
+) -> Decision {
+    let group = match Fib::route(value) {
+        Route::Group(group) => group,
+        Route::Drop => return Decision::Drop(GuestDrop::Blackhole),
+        Route::Punt | Route::None => return EXCEPTION,
+    };
+    let Some(way) = fib.way(group, || flow::ip(frames.bytes(frame)) ^ fib.seed()) else {
+        return EXCEPTION;
+    };
+    let Some(egress) = fib.vport(way.vport).filter(|egress| egress.up) else { return EXCEPTION };
+    if packet_bytes > egress.mtu as usize {
+        return EXCEPTION;
+    }
+    let source = egress.mac;
+    let Some(mac) = fib.link_address(&way, destination) else { return NEIGHBOUR };
+    let bytes = frames.bytes_mut(frame);
+    bytes[..6].copy_from_slice(&mac);
+    bytes[6..12].copy_from_slice(&source);
+    // Behind the packet there is Ethernet's padding, or nothing.
+    frames.cut(frame, ether::HEADER_BYTES + packet_bytes);
+    Decision::Out(way.vport)
+}

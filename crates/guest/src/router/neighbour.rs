@@ -1,0 +1,204 @@
+//! Link addresses of neighbours, each in a place of its own that groups of next hops refer to.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// Where a neighbour is in [`Neighbours`].
+pub(super) type Index = u32;
+
+#[derive(Clone, Debug)]
+struct Neighbour {
+    vport: u16,
+    address: IpAddr,
+    mac: Option<[u8; 6]>,
+    /// A frame was sent to it since [`Neighbours::take_used`] was here.
+    used: bool,
+    /// Hops of groups that refer to it.
+    references: u32,
+    /// Of the snapshot that named it last.
+    generation: u32,
+}
+
+/// All neighbours: those that the kernel knows, and those that groups refer to.
+#[derive(Debug, Default)]
+pub(super) struct Neighbours {
+    /// Free places hold what was there, without a link address.
+    places: Vec<Neighbour>,
+    free: Vec<Index>,
+    index: HashMap<(u16, IpAddr), Index, foldhash::fast::RandomState>,
+    /// Where [`Neighbours::take_used`] goes on.
+    used_from: usize,
+}
+
+impl Neighbours {
+    /// The link address of the neighbour at a place, which counts as used.
+    #[inline]
+    pub(super) fn mac_at(&mut self, index: Index) -> Option<[u8; 6]> {
+        let neighbour = &mut self.places[index as usize];
+        if neighbour.mac.is_some() && !neighbour.used {
+            neighbour.used = true;
+        }
+        neighbour.mac
+    }
+
+    /// The same, found by its address.
+    #[inline]
+    pub(super) fn mac_of(&mut self, vport: u16, address: IpAddr) -> Option<[u8; 6]> {
+        let index = *self.index.get(&(vport, address))?;
+        self.mac_at(index)
+    }
+
+    /// What the kernel knows of a neighbour now.
+    pub(super) fn set(
+        &mut self,
+        vport: u16,
+        address: IpAddr,
+        mac: Option<[u8; 6]>,
+        generation: u32,
+    ) {
+        if mac.is_none() && !self.index.contains_key(&(vport, address)) {
+            return;
+        }
+        let index = self.place(vport, address);
+        let neighbour = &mut self.places[index as usize];
+        neighbour.mac = mac;
+        neighbour.generation = generation;
+        self.free_if_unused(index);
+    }
+
+    /// A place for a hop to refer to, until [`Neighbours::release`].
+    pub(super) fn refer(&mut self, vport: u16, address: IpAddr) -> Index {
+        let index = self.place(vport, address);
+        self.places[index as usize].references += 1;
+        index
+    }
+
+    pub(super) fn release(&mut self, index: Index) {
+        self.places[index as usize].references -= 1;
+        self.free_if_unused(index);
+    }
+
+    /// Forgets the link addresses that a snapshot did not name.
+    pub(super) fn sweep(&mut self, keep: u32) {
+        for index in 0..self.places.len() {
+            let neighbour = &mut self.places[index];
+            if neighbour.mac.is_some() && neighbour.generation != keep {
+                neighbour.mac = None;
+                self.free_if_unused(index as Index);
+            }
+        }
+    }
+
+    /// Up to `count_max` neighbours that were used since the last time, and whether there may be
+    /// more.
+    pub(super) fn take_used(&mut self, count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
+        let mut used = Vec::new();
+        while let Some(neighbour) = self.places.get_mut(self.used_from) {
+            if used.len() == count_max {
+                return (used, true);
+            }
+            if std::mem::take(&mut neighbour.used) {
+                used.push((neighbour.vport, neighbour.address));
+            }
+            self.used_from += 1;
+        }
+        self.used_from = 0;
+        (used, false)
+    }
+
+    /// Neighbours with a link address.
+    pub(super) fn known(&self) -> usize {
+        self.places.iter().filter(|neighbour| neighbour.mac.is_some()).count()
+    }
+
+    fn place(&mut self, vport: u16, address: IpAddr) -> Index {
+        *self.index.entry((vport, address)).or_insert_with(|| {
+            let neighbour =
+                Neighbour { vport, address, mac: None, used: false, references: 0, generation: 0 };
+            match self.free.pop() {
+                Some(index) => {
+                    self.places[index as usize] = neighbour;
+                    index
+                }
+                None => {
+                    self.places.push(neighbour);
+                    self.places.len() as Index - 1
+                }
+            }
+        })
+    }
+
+    fn free_if_unused(&mut self, index: Index) {
+        let neighbour = &mut self.places[index as usize];
+        if neighbour.references == 0 && neighbour.mac.is_none() {
+            neighbour.used = false;
+            self.index.remove(&(neighbour.vport, neighbour.address));
+            self.free.push(index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    #[test]
+    fn a_hop_sees_what_the_kernel_learns_later() {
+        let mut neighbours = Neighbours::default();
+        let hop = neighbours.refer(1, address(1));
+        assert_eq!(neighbours.mac_at(hop), None);
+        neighbours.set(1, address(1), Some(MAC), 1);
+        assert_eq!(neighbours.mac_at(hop), Some(MAC));
+        assert_eq!(neighbours.mac_of(1, address(1)), Some(MAC));
+        assert_eq!(neighbours.mac_of(2, address(1)), None, "another vport");
+        neighbours.set(1, address(1), None, 1);
+        assert_eq!(neighbours.mac_at(hop), None);
+    }
+
+    #[test]
+    fn places_are_used_again_and_never_while_referred_to() {
+        let mut neighbours = Neighbours::default();
+        let hop = neighbours.refer(1, address(1));
+        for last in 2..200 {
+            neighbours.set(1, address(last), Some(MAC), 1);
+            neighbours.set(1, address(last), None, 1);
+            assert_ne!(neighbours.refer(2, address(last)), hop);
+            let index = neighbours.place(2, address(last));
+            neighbours.release(index);
+        }
+        assert_eq!(neighbours.places.len(), 2);
+        neighbours.release(hop);
+        assert!(neighbours.index.is_empty());
+    }
+
+    #[test]
+    fn used_ones_are_told_once_and_in_pieces() {
+        let mut neighbours = Neighbours::default();
+        for last in 0..5 {
+            neighbours.set(1, address(last), Some(MAC), 1);
+        }
+        for last in [0, 2, 4] {
+            neighbours.mac_of(1, address(last));
+        }
+        assert_eq!(neighbours.take_used(2), (vec![(1, address(0)), (1, address(2))], true));
+        assert_eq!(neighbours.take_used(2), (vec![(1, address(4))], false));
+        assert_eq!(neighbours.take_used(2), (vec![], false));
+    }
+
+    #[test]
+    fn a_sweep_forgets_what_the_snapshot_did_not_name() {
+        let mut neighbours = Neighbours::default();
+        neighbours.set(1, address(1), Some(MAC), 1);
+        neighbours.set(1, address(2), Some(MAC), 2);
+        neighbours.sweep(2);
+        assert_eq!(neighbours.mac_of(1, address(1)), None);
+        assert_eq!(neighbours.mac_of(1, address(2)), Some(MAC));
+        assert_eq!(neighbours.known(), 1);
+    }
+}

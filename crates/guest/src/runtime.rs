@@ -1,0 +1,333 @@
+//! The loop of a forwarding guest: take frames, let the program decide, complete them in order.
+//!
+//! Each round takes up to [`Batch::FRAMES_MAX`] frames, no more than the ring has room to complete,
+//! and completes all of them before the next. Nothing is allocated and no system call made for a
+//! packet; a batch costs at most the doorbell of a sleeping mux. A guest without work looks for
+//! some a bounded number of times and then sleeps until a doorbell or a descriptor of the program
+//! wakes it, so that it can share a core with the mux.
+//!
+//! When the mux is gone, the program keeps its state and [`Program::tend`] goes on; what is
+//! received afterwards comes from a new mux.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use pdp_memif::{Buf, Client, ClientError, Link, Settings};
+use pdp_wire::tag::{GuestDrop, TAG_BYTES, Tag, Verdict};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::batch::{Batch, Extra, Frame, Outbox, write_tag};
+
+/// Rounds without work before the guest sleeps.
+const IDLE_ROUNDS_MAX: u32 = 128;
+
+/// Between two calls of [`Program::tend`] while frames come.
+const TEND_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Between two attempts to reach a mux that is not there.
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Between two looks at the control socket while frames come (a sleeper is woken by it).
+const CONTROL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The longest sleep; bounds what a signal that comes just before it can be late.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// Sleep while the ring to the mux is full: memif has no doorbell for room.
+const FULL_SLEEP: Duration = Duration::from_micros(50);
+
+/// The ring and buffers of a guest: 1024 frames each way, frames of 1976 bytes, 8 MB.
+const SETTINGS: Settings =
+    Settings { ring_log2: 10, buffer_bytes: 2048, headroom_bytes: 64, buffers: 4096 };
+
+/// Frames that a program may hold: what rings and copies of a batch leave of the buffers.
+const KEPT_MAX: usize = SETTINGS.buffers as usize - (2 << SETTINGS.ring_log2) - 512;
+
+/// A forwarding program.
+pub trait Program {
+    /// Decides on every frame of a batch.
+    fn process(&mut self, batch: &mut Batch<'_>);
+
+    /// Does what is to be done beside frames, a bounded piece at a time (up to some tens of
+    /// microseconds): called often, and whenever a descriptor of [`Program::wake_by`] is ready.
+    fn tend(&mut self, _now: Instant, _outbox: &mut Outbox<'_>) -> Tended {
+        Tended::Until(None)
+    }
+
+    /// Descriptors for which a sleeping guest is to wake, and what they are waited for.
+    fn wake_by(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
+        Vec::new()
+    }
+}
+
+/// What a program has left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tended {
+    /// More at once: call again after the next batch.
+    More,
+    /// Nothing, up to this time if there is one.
+    Until(Option<Instant>),
+}
+
+/// Where a guest finds its mux and who it is; from the environment unless said otherwise.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Guest {
+    /// Socket of the mux
+    #[arg(long, default_value = "/run/pdp/memif/memif.sock")]
+    pub memif: PathBuf,
+}
+
+/// Why a guest can't run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No memory for the rings.
+    #[error("memif client for {}", path.display())]
+    Memif {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: ClientError,
+    },
+    /// Signals can't be waited for.
+    #[error("signal handler")]
+    Signal(#[source] std::io::Error),
+    /// The system refused to wait.
+    #[error("waiting for frames")]
+    Wait(#[source] std::io::Error),
+}
+
+/// What a runtime has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames received, each of which was completed.
+    pub received: u64,
+    /// Copies sent beside frames.
+    pub copies: u64,
+    /// Copies for which there was no room.
+    pub copies_refused: u64,
+    /// Frames of the program's own.
+    pub made: u64,
+    /// Received frames that were no frame of a trunk, or longer than a buffer.
+    pub unreadable: u64,
+    /// Times the guest went to sleep.
+    pub sleeps: u64,
+    /// Connections to a mux.
+    pub connections: u64,
+}
+
+/// Runs one program on one trunk.
+#[derive(Debug)]
+pub struct Runtime<P> {
+    program: P,
+    client: Client,
+    bufs: Vec<Buf>,
+    frames: Vec<Frame>,
+    extras: Vec<Extra>,
+    kept: usize,
+    counters: Counters,
+    tended: Tended,
+    tend_at: Instant,
+    control_at: Instant,
+}
+
+/// Runs a program on the trunk of `guest` until SIGTERM or SIGINT.
+pub fn run<P: Program>(guest: &Guest, name: &str, program: P) -> Result<(), Error> {
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, stop.clone()).map_err(Error::Signal)?;
+    }
+    Runtime::new(&guest.memif, name, program)?.run(&stop)
+}
+
+impl<P: Program> Runtime<P> {
+    /// A runtime for the mux at `memif`, which need not be there yet. The mux sees `name`.
+    pub fn new(memif: &Path, name: &str, program: P) -> Result<Self, Error> {
+        let client = Client::new(memif, 0, name, SETTINGS)
+            .map_err(|source| Error::Memif { path: memif.into(), source })?;
+        let now = Instant::now();
+        Ok(Self {
+            program,
+            client,
+            bufs: Vec::with_capacity(Batch::FRAMES_MAX),
+            frames: Vec::with_capacity(Batch::FRAMES_MAX),
+            extras: Vec::with_capacity(1 << SETTINGS.ring_log2),
+            kept: 0,
+            counters: Counters::default(),
+            tended: Tended::More,
+            tend_at: now,
+            control_at: now,
+        })
+    }
+
+    /// The program.
+    pub fn program(&self) -> &P {
+        &self.program
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Works until `stop` is set (and a signal or a second has gone by, if it sleeps).
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
+        let mut idle_rounds = 0;
+        while !stop.load(Ordering::Relaxed) {
+            if self.round() {
+                idle_rounds = 0;
+            } else if idle_rounds < IDLE_ROUNDS_MAX && self.client.link() == Link::Up {
+                idle_rounds += 1;
+                std::hint::spin_loop();
+            } else {
+                self.sleep()?;
+                idle_rounds = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// One batch, and what else is due. Returns whether there was work.
+    pub fn round(&mut self) -> bool {
+        let received = self.process();
+        let now = Instant::now();
+        if now >= self.control_at {
+            self.look_after_link(now);
+        }
+        let due = match self.tended {
+            Tended::More => true,
+            Tended::Until(until) => now >= self.tend_at || until.is_some_and(|until| now >= until),
+        };
+        if due {
+            let Self { client, kept, counters, .. } = self;
+            self.tended = self.program.tend(now, &mut Outbox { client, kept, counters });
+            self.client.flush();
+            self.tend_at = now + TEND_INTERVAL;
+        }
+        received || self.tended == Tended::More
+    }
+
+    fn look_after_link(&mut self, now: Instant) {
+        let before = self.client.link();
+        let after = self.client.poll();
+        if after == Link::Up && before != Link::Up {
+            self.counters.connections += 1;
+        }
+        let interval = if after == Link::Up { CONTROL_INTERVAL } else { RECONNECT_INTERVAL };
+        self.control_at = now + interval;
+    }
+
+    fn process(&mut self) -> bool {
+        // A frame that is taken must find room for its completion.
+        let room = self.client.room();
+        let count = self.client.receive(&mut self.bufs, room.min(Batch::FRAMES_MAX));
+        if count == 0 {
+            return false;
+        }
+        self.take_frames();
+        let spare_slots = room - self.frames.len();
+        let Self { client, frames, extras, kept, counters, .. } = self;
+        counters.received += frames.len() as u64;
+        self.program.process(&mut Batch {
+            client,
+            frames,
+            extras,
+            spare_slots,
+            kept,
+            kept_max: KEPT_MAX,
+            counters,
+        });
+        self.complete();
+        true
+    }
+
+    /// Makes frames of the buffers that were received.
+    fn take_frames(&mut self) {
+        let mut inside = false;
+        for mut buf in self.bufs.drain(..) {
+            if inside {
+                // The rest of a frame that is longer than a buffer: the first piece stands for it.
+                inside = buf.continues();
+                self.client.free(buf);
+                continue;
+            }
+            inside = buf.continues();
+            let tag = Tag::parse(self.client.bytes(&buf)).ok();
+            let tag = tag.filter(|tag| tag.verdict == Verdict::Deliver && !inside);
+            let (vport, trace) = tag.map_or((0, 0), |tag| (tag.vport, tag.trace));
+            buf.trim_front(TAG_BYTES);
+            let mut verdict = Verdict::Drop(GuestDrop::Policy);
+            if tag.is_none() {
+                self.counters.unreadable += 1;
+                verdict = Verdict::Drop(GuestDrop::Malformed);
+                buf.set_len(0);
+            }
+            self.frames.push(Frame { buf, vport, trace, verdict, to: vport });
+        }
+    }
+
+    /// Sends all copies and completions, in order.
+    fn complete(&mut self) {
+        // Each frame's copies go before its completion; programs may have made them in any order.
+        self.extras.sort_unstable_by_key(|extra| extra.frame);
+        let mut extras = self.extras.drain(..).peekable();
+        for (index, frame) in self.frames.drain(..).enumerate() {
+            while let Some(extra) = extras.next_if(|extra| extra.frame == index) {
+                send(&mut self.client, extra.buf);
+            }
+            let Frame { mut buf, trace, verdict, to, .. } = frame;
+            if matches!(verdict, Verdict::Drop(_) | Verdict::Kept) {
+                buf.set_len(0);
+            }
+            write_tag(&mut self.client, &mut buf, verdict, to, true, trace);
+            send(&mut self.client, buf);
+        }
+        self.client.flush();
+    }
+
+    /// Waits for frames, for a descriptor of the program, or for the next thing due.
+    fn sleep(&mut self) -> Result<(), Error> {
+        let now = Instant::now();
+        let mut until = now + SLEEP_MAX;
+        if let Tended::Until(Some(time)) = self.tended {
+            until = until.min(time);
+        }
+        if self.client.link() != Link::Up {
+            until = until.min(self.control_at);
+        } else if self.client.room() == 0 {
+            until = until.min(now + FULL_SLEEP);
+        } else if !self.client.arm() {
+            return Ok(());
+        }
+        self.counters.sleeps += 1;
+        let waited = self.wait(until.saturating_duration_since(now));
+        self.client.disarm();
+        // Whatever woke the guest, both are worth a look.
+        self.tended = Tended::More;
+        self.control_at = self.control_at.min(Instant::now());
+        waited
+    }
+
+    fn wait(&self, time: Duration) -> Result<(), Error> {
+        let mut fds = vec![PollFd::from_borrowed_fd(self.client.as_fd(), PollFlags::IN)];
+        fds.extend(self.client.control().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        for (fd, flags) in self.program.wake_by() {
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        }
+        let time =
+            Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        match poll(&mut fds, Some(&time)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(Error::Wait(error.into())),
+        }
+    }
+}
+
+/// Room was reckoned beforehand: sending fails only when the link just broke, and then nobody
+/// waits for the frame.
+fn send(client: &mut Client, buf: Buf) {
+    if let Err(buf) = client.send(buf) {
+        client.free(buf);
+    }
+}
