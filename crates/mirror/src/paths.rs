@@ -147,11 +147,12 @@ impl Paths {
         let essence = |link: &Link| (link.up, link.carrier, link.name.clone());
         let old = self.links.insert(ifindex, link.clone());
         let changed = old.as_ref().map(essence) != Some(essence(&link));
-        if changed {
-            self.all_changed = true;
+        self.all_changed |= changed;
+        if old.as_ref().is_some_and(|old| old.up) && !link.up {
+            self.hops_die(ifindex);
         }
-        if old.is_some_and(|old| old.up) && !link.up {
-            self.link_down(ifindex);
+        if old.is_some_and(|old| old.up && old.carrier) && !(link.up && link.carrier) {
+            self.objects_die(ifindex);
         }
         changed
     }
@@ -163,7 +164,8 @@ impl Paths {
         }
         self.confs.retain(|(_, index), _| *index != ifindex as i32);
         self.all_changed = true;
-        self.link_down(ifindex);
+        self.hops_die(ifindex);
+        self.objects_die(ifindex);
         true
     }
 
@@ -172,9 +174,8 @@ impl Paths {
         self.links.keys().copied().collect()
     }
 
-    /// What the kernel does with nexthops when an interface goes down, without a word: those
-    /// on it are dead, nexthop objects on it are gone.
-    fn link_down(&mut self, ifindex: u32) {
+    /// What the kernel does, without a word, with hops on an interface that goes down.
+    fn hops_die(&mut self, ifindex: u32) {
         for path in self.paths.iter_mut().flatten() {
             if let Source::Hops(_, hops) = &path.source {
                 for (hop, dead) in hops.iter().zip(&mut path.dead) {
@@ -182,6 +183,11 @@ impl Paths {
                 }
             }
         }
+    }
+
+    /// What the kernel does, without a word, with nexthop objects on an interface that goes down
+    /// or loses its carrier (nexthop_flush_dev, net/ipv4/nexthop.c).
+    fn objects_die(&mut self, ifindex: u32) {
         let on_it =
             |nexthop: &Nexthop| matches!(nexthop, Nexthop::Single(hop) if hop.ifindex == ifindex);
         let gone: Vec<u32> =
@@ -456,8 +462,10 @@ impl Paths {
         }
     }
 
+    /// IPv4 heeds the setting for all interfaces too; IPv6 writes it to each.
     fn ignores_linkdown(&self, v6: bool, ifindex: u32) -> bool {
-        self.confs.get(&(v6, ifindex as i32)).is_some_and(|conf| conf.ignore_linkdown)
+        let ignores = |index| self.confs.get(&(v6, index)).is_some_and(|conf| conf.ignore_linkdown);
+        ignores(ifindex as i32) || (!v6 && ignores(CONF_ALL))
     }
 
     /// What becomes of packets of a route that leads there: a path with hops, `PUNT`, `DROP`, or

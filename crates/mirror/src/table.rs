@@ -8,7 +8,7 @@
 //!   that answer (unreachable, prohibit, throw), prefixes with a route for one type of service or
 //!   one source only, address ranges that are local as a whole;
 //! - never told, because guests hand such packets over by themselves: prefixes inside 127.0.0.0/8,
-//!   ::1, fe80::/10 and ff00::/8.
+//!   ::1, fe80::/10 and ff00::/8, and multicast neighbours.
 //!
 //! Limits: tables other than main and local, policy rules and per-interface forwarding flags are
 //! not followed; metrics of a route (such as its MTU) are not passed on; an IPv6 prefix that is
@@ -192,19 +192,20 @@ impl Table {
             Event::Link(link) => {
                 self.links_changed = true;
                 if self.paths.set_link(link.clone()) {
-                    self.link_changed(!link.up);
+                    self.link_changed();
                 }
             }
             Event::LinkGone(ifindex) => {
                 if self.paths.remove_link(*ifindex) {
                     self.links_changed = true;
-                    self.link_changed(true);
+                    self.link_changed();
                 }
             }
             Event::Conf { v6, ifindex, forwarding, ignore_linkdown } => {
                 self.paths.set_conf(*v6, *ifindex, *forwarding, *ignore_linkdown);
             }
             Event::ConfGone { v6, ifindex } => self.paths.remove_conf(*v6, *ifindex),
+            Event::Neighbour { address, .. } if address.is_multicast() => {}
             Event::Neighbour { ifindex, address, mac, stale } => {
                 let key = (*ifindex, *address);
                 if mac.is_none() {
@@ -225,13 +226,11 @@ impl Table {
         }
     }
 
-    fn link_changed(&mut self, down: bool) {
+    fn link_changed(&mut self) {
         let quiet =
             |kind: &&Kind| matches!(kind, Kind::Nexthops | Kind::Neighbours | Kind::Routes(..));
         self.suspects.extend(Kind::ALL.iter().filter(quiet));
-        if down {
-            self.purge();
-        }
+        self.purge();
     }
 
     /// Removes the routes that the kernel removed without a word.

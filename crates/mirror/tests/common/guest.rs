@@ -1,0 +1,216 @@
+//! A guest that does plainly what it is told.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use ipnet::IpNet;
+use pdp_proto::channel::FrameReader;
+use pdp_proto::routes::{
+    FromGuest, GroupId, Hop, Resolved, Target, ToGuest, VERSION, Vport, decode, encode,
+};
+
+/// What a guest holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    pub vports: BTreeMap<u16, Vport>,
+    pub locals: BTreeSet<IpAddr>,
+    pub groups: HashMap<GroupId, Vec<Hop>>,
+    pub routes: HashMap<IpNet, Target>,
+    pub neighbours: BTreeMap<(u16, IpAddr), [u8; 6]>,
+    pub forwarding: (bool, bool),
+}
+
+impl State {
+    pub fn apply(&mut self, message: ToGuest) {
+        match message {
+            ToGuest::Vport(vport) => {
+                self.vports.insert(vport.index, vport);
+            }
+            ToGuest::Local(address) => assert!(self.locals.insert(address), "{address} twice"),
+            ToGuest::LocalGone(address) => assert!(self.locals.remove(&address), "{address}"),
+            ToGuest::Group { id, hops } => {
+                assert!(!hops.is_empty() && hops.is_sorted(), "{hops:?}");
+                self.groups.insert(id, hops);
+            }
+            ToGuest::GroupGone(id) => {
+                assert!(self.groups.remove(&id).is_some(), "no group {id}");
+            }
+            ToGuest::Route { prefix, target } => {
+                if let Target::Group(id) = target {
+                    assert!(self.groups.contains_key(&id), "no group {id} yet");
+                }
+                self.routes.insert(prefix, target);
+            }
+            ToGuest::RouteGone(prefix) => {
+                assert!(self.routes.remove(&prefix).is_some(), "{prefix}")
+            }
+            ToGuest::Neighbour { vport, address, mac: Some(mac) } => {
+                self.neighbours.insert((vport, address), mac);
+            }
+            ToGuest::Neighbour { vport, address, mac: None } => {
+                self.neighbours.remove(&(vport, address));
+            }
+            ToGuest::Forwarding { v4, v6 } => self.forwarding = (v4, v6),
+            ToGuest::Begin | ToGuest::End | ToGuest::Barrier(_) | ToGuest::Dump(_) => {}
+        }
+    }
+
+    pub fn resolve(&self, target: Target) -> Resolved {
+        match target {
+            Target::Group(id) => Resolved::Hops(self.groups[&id].clone()),
+            Target::Punt => Resolved::Punt,
+            Target::Drop => Resolved::Drop,
+        }
+    }
+
+    /// Routes with their hops written out.
+    pub fn resolved(&self) -> BTreeMap<IpNet, Resolved> {
+        self.routes.iter().map(|(prefix, target)| (*prefix, self.resolve(*target))).collect()
+    }
+}
+
+#[derive(Default)]
+pub struct Shared {
+    /// What it forwards by.
+    pub state: State,
+    /// What a snapshot that has not ended says so far.
+    fresh: Option<State>,
+    pub snapshots: u32,
+    pub routes_gone: u64,
+    pub messages: u64,
+    pub barriers: u64,
+    pub snapshot_begun: Option<Instant>,
+    pub snapshot_ended: Option<Instant>,
+    pub closed: bool,
+    /// Lies about this prefix when it is asked for its table.
+    pub lie: Option<IpNet>,
+}
+
+/// A connected guest.
+pub struct Guest {
+    pub shared: Arc<Mutex<Shared>>,
+    pub stream: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Guest {
+    pub fn connect(socket: &Path, number: u32) -> Self {
+        Self::reconnect(socket, number, Arc::default())
+    }
+
+    /// Goes on with the table it had.
+    pub fn reconnect(socket: &Path, number: u32, shared: Arc<Mutex<Shared>>) -> Self {
+        shared.lock().unwrap().closed = false;
+        let mut stream = UnixStream::connect(socket).unwrap();
+        let hello = encode(&[FromGuest::Hello { version: VERSION, guest: number }]).unwrap();
+        stream.write_all(&hello).unwrap();
+        let thread = std::thread::spawn({
+            let (stream, shared) = (stream.try_clone().unwrap(), shared.clone());
+            move || listen(stream, &shared)
+        });
+        Self { shared, stream, thread: Some(thread) }
+    }
+
+    pub fn say(&self, message: FromGuest) {
+        (&self.stream).write_all(&encode(&[message]).unwrap()).unwrap();
+    }
+
+    pub fn state(&self) -> State {
+        self.shared.lock().unwrap().state.clone()
+    }
+
+    pub fn snapshots(&self) -> u32 {
+        self.shared.lock().unwrap().snapshots
+    }
+
+    /// Ends the connection; what it held stays in what is returned.
+    pub fn leave(mut self) -> Arc<Mutex<Shared>> {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self.thread.take().map(|thread| thread.join().unwrap());
+        self.shared.clone()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen(mut stream: UnixStream, shared: &Mutex<Shared>) {
+    let mut reader = FrameReader::default();
+    let mut bytes = vec![0; 1 << 16];
+    loop {
+        let count = stream.read(&mut bytes).unwrap_or(0);
+        if count == 0 {
+            shared.lock().unwrap().closed = true;
+            return;
+        }
+        reader.extend(&bytes[..count]);
+        while let Some(frame) = reader.next_frame().unwrap() {
+            for message in decode::<ToGuest>(frame).unwrap() {
+                take(message, &mut stream, &mut shared.lock().unwrap());
+            }
+        }
+    }
+}
+
+fn take(message: ToGuest, stream: &mut UnixStream, shared: &mut Shared) {
+    shared.messages += 1;
+    match message {
+        ToGuest::Begin => {
+            shared.fresh = Some(State::default());
+            shared.snapshot_begun = Some(Instant::now());
+        }
+        ToGuest::End => {
+            shared.state = shared.fresh.take().expect("an end without a beginning");
+            shared.snapshots += 1;
+            shared.snapshot_ended = Some(Instant::now());
+        }
+        ToGuest::Barrier(number) => {
+            shared.barriers += 1;
+            let _ = stream.write_all(&encode(&[FromGuest::Applied(number)]).unwrap());
+        }
+        ToGuest::Dump(dump) => {
+            let mut routes: Vec<_> = shared.state.resolved().into_iter().collect();
+            for (prefix, resolved) in &mut routes {
+                if shared.lie == Some(*prefix) {
+                    *resolved = Resolved::Drop;
+                }
+            }
+            for routes in routes.chunks(4096) {
+                let table = FromGuest::Table { dump, routes: routes.to_vec() };
+                let _ = stream.write_all(&encode(&[table]).unwrap());
+            }
+            let _ = stream.write_all(&encode(&[FromGuest::TableEnd(dump)]).unwrap());
+        }
+        message => {
+            shared.routes_gone += u64::from(matches!(message, ToGuest::RouteGone(_)));
+            match &mut shared.fresh {
+                // A snapshot's part and a change may both say the same.
+                Some(fresh) => match message {
+                    ToGuest::Local(address) => {
+                        fresh.locals.insert(address);
+                    }
+                    ToGuest::LocalGone(address) => {
+                        fresh.locals.remove(&address);
+                    }
+                    ToGuest::RouteGone(prefix) => {
+                        fresh.routes.remove(&prefix);
+                    }
+                    other => fresh.apply(other),
+                },
+                None => shared.state.apply(message),
+            }
+        }
+    }
+}

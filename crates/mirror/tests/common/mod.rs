@@ -1,0 +1,211 @@
+//! A network namespace, a mirror in it, scripted guests, and what they should hold.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+pub mod guest;
+pub mod reference;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use pdp_proto::channel::Channel;
+use pdp_proto::mirror::{Config, Reply, Request, RouteRow, Source, Status};
+
+/// "Eventually", on a machine that others use too.
+pub const EVENTUALLY: Duration = Duration::from_secs(60);
+
+/// A network namespace with `vports` veth pairs: `e0..` are the vports, `x0..` their peers.
+pub struct Netns {
+    pub name: String,
+    pub vports: usize,
+}
+
+impl Netns {
+    pub fn new(vports: usize) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let netns = Self { name: format!("pdp-mirror-{}-{count}", std::process::id()), vports };
+        run("ip", &["netns", "add", &netns.name]);
+        netns.sysctl("net.ipv4.ip_forward=1");
+        netns.sysctl("net.ipv6.conf.all.forwarding=1");
+        netns.ip("link set lo up");
+        for i in 0..vports {
+            netns.ip(&format!("link add e{i} type veth peer name x{i}"));
+            netns.ip(&format!("link set x{i} up"));
+            netns.ip(&format!("link set e{i} up"));
+            netns.addresses(i);
+        }
+        netns
+    }
+
+    /// The addresses of a vport: 172.16.N.1/24 and fd00:N::1/64.
+    pub fn addresses(&self, vport: usize) {
+        self.try_ip(&format!("addr add 172.16.{vport}.1/24 brd + dev e{vport}"));
+        self.try_ip(&format!("-6 addr add fd00:{vport}::1/64 dev e{vport} nodad"));
+    }
+
+    pub fn ip(&self, arguments: &str) -> String {
+        let output = self.try_ip(arguments);
+        assert!(output.status.success(), "ip {arguments}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    pub fn try_ip(&self, arguments: &str) -> Output {
+        let words = arguments.split_whitespace();
+        Command::new("ip").args(["-n", &self.name]).args(words).output().unwrap()
+    }
+
+    pub fn batch(&self, lines: &str) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), lines).unwrap();
+        let path = file.path().to_str().unwrap();
+        run("ip", &["-n", &self.name, "-force", "-batch", path]);
+    }
+
+    pub fn sysctl(&self, setting: &str) {
+        run("ip", &["netns", "exec", &self.name, "sysctl", "-qw", setting]);
+    }
+
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name, program]);
+        command
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
+    }
+}
+
+pub fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
+}
+
+/// A process that ends with its owner.
+pub struct Process(pub Child);
+
+impl Process {
+    pub fn signal(&self, signal: &str) {
+        run("kill", &[signal, &self.0.id().to_string()]);
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A mirror of a namespace.
+pub struct Mirror {
+    pub config: Config,
+    pub process: Process,
+    directory: tempfile::TempDir,
+}
+
+impl Mirror {
+    pub fn new(netns: &Netns) -> Self {
+        Self::with(netns, u64::MAX, None)
+    }
+
+    pub fn with(netns: &Netns, routes_max: u64, receive_bytes: Option<usize>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Config {
+            netns: PathBuf::from("/run/netns").join(&netns.name),
+            userns: None,
+            vports: (0..netns.vports).map(|i| format!("e{i}")).collect(),
+            routes_socket: directory.path().join("routes.sock"),
+            control_socket: directory.path().join("control.sock"),
+            routes_max,
+        };
+        Self::start(config, directory, receive_bytes)
+    }
+
+    fn start(config: Config, directory: tempfile::TempDir, receive_bytes: Option<usize>) -> Self {
+        let process = spawn(&config, directory.path(), receive_bytes);
+        Self { config, process, directory }
+    }
+
+    pub fn with_config(config: Config, directory: tempfile::TempDir) -> Self {
+        Self::start(config, directory, None)
+    }
+
+    /// Kills the process and starts another in its place.
+    pub fn restart(&mut self) {
+        self.process = {
+            let _ = self.process.0.kill();
+            let _ = self.process.0.wait();
+            spawn(&self.config, self.directory.path(), None)
+        };
+    }
+
+    pub fn channel(&self) -> Channel {
+        let channel = Channel::connect(&self.config.control_socket).unwrap();
+        channel.stream().set_read_timeout(Some(EVENTUALLY * 2)).unwrap();
+        channel
+    }
+
+    pub fn status(&self) -> Status {
+        let mut channel = self.channel();
+        channel.send(&Request::Status, &[]).unwrap();
+        match channel.receive().unwrap().unwrap().0 {
+            Reply::Status(status) => status,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn routes(&self, source: Source, within: Option<&str>) -> Result<Vec<RouteRow>, String> {
+        let within = within.map(|prefix| prefix.parse().unwrap());
+        let mut channel = self.channel();
+        channel.send(&Request::Routes { source, within }, &[]).unwrap();
+        let mut rows = Vec::new();
+        loop {
+            match channel.receive().unwrap().unwrap().0 {
+                Reply::Routes(mut part) => rows.append(&mut part),
+                Reply::End => return Ok(rows),
+                Reply::Failed { error } => return Err(error),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    pub fn memory_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.process.0.id());
+        let text = std::fs::read_to_string(path).unwrap();
+        let line = text.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    }
+}
+
+fn spawn(config: &Config, directory: &Path, receive_bytes: Option<usize>) -> Process {
+    let path = directory.join("mirror.json");
+    std::fs::write(&path, serde_json::to_vec(config).unwrap()).unwrap();
+    for socket in [&config.routes_socket, &config.control_socket] {
+        let _ = std::fs::remove_file(socket);
+    }
+    let binary = std::env::var("PDP_MIRROR_BINARY")
+        .unwrap_or_else(|_| env!("CARGO_BIN_EXE_pdp-mirror").into());
+    let mut command = Command::new(binary);
+    command.arg("--config").arg(&path).stdin(Stdio::null());
+    if let Some(bytes) = receive_bytes {
+        command.env("PDP_MIRROR_RECEIVE_BYTES", bytes.to_string());
+    }
+    let process = Process(command.spawn().unwrap());
+    eventually("the mirror listens", || config.control_socket.exists());
+    process
+}
+
+/// Waits until `holds`.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + EVENTUALLY;
+    while !holds() {
+        assert!(Instant::now() < end, "not within {EVENTUALLY:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
