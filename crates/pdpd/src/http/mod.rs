@@ -18,8 +18,6 @@ mod exec;
 mod look;
 mod process;
 mod stream;
-#[cfg(test)]
-mod tests;
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -194,6 +192,7 @@ fn router(api: Api) -> Router {
             Unix socket /run/pdp/pdpd.sock. Every failure is a Problem.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
+    components(schemas(pdp_api::NodeProcess)),
     servers((url = "http://pdp", description = "The host name means nothing on a Unix socket"))
 )]
 struct Description;

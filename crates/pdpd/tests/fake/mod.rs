@@ -1,0 +1,532 @@
+//! A daemon of fixed answers behind the real HTTP layer, for tests of the layer and of the
+//! command.
+
+#![allow(dead_code)] // each test uses its part
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pdp_api::exec::ExecRequest;
+use pdp_api::*;
+use pdpd::http::{Daemon, ProgressFn, RouteFn, listen, serve};
+use serde_json::json;
+use tokio::sync::oneshot;
+
+/// Longest wait for what is to happen.
+pub const EVENTUALLY: Duration = Duration::from_secs(60);
+
+/// Waits until something holds.
+#[track_caller]
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + EVENTUALLY;
+    while !holds() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// First bytes of a capture: a pcap header, enough for the tests.
+pub const PCAP: &[u8] = &[0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0];
+
+/// Routes of `red/r1`.
+pub const ROUTES: u64 = 200_000;
+
+pub struct Fake {
+    dir: PathBuf,
+    /// What was asked to be changed, and that it was done.
+    pub done: Mutex<Vec<String>>,
+    /// Captures and route tables whose reader went away.
+    pub left: AtomicU64,
+    /// Lets a change that waits go on.
+    pub go: AtomicBool,
+    samples: AtomicU64,
+}
+
+/// The fake behind the HTTP layer, as long as this lives.
+pub struct Server {
+    pub dir: tempfile::TempDir,
+    pub fake: Arc<Fake>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            ("daemon.log", "one\ntwo\nthree\n"),
+            ("mux.log", "mux 2\nmux 3\n"),
+            ("mux.log.1", "mux 0\nmux 1\n"),
+            ("control", "zebra starts\n"),
+            ("g0", "router starts\n"),
+        ] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let fake = Arc::new(Fake {
+            dir: dir.path().into(),
+            done: Mutex::default(),
+            left: AtomicU64::new(0),
+            go: AtomicBool::new(false),
+            samples: AtomicU64::new(0),
+        });
+        let listener = listen(&dir.path().join("pdpd.sock")).unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let daemon = fake.clone();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(async {
+                let stop = async { drop(stopped.await) };
+                serve(listener, daemon, stop).await.unwrap();
+            });
+            runtime.shutdown_timeout(Duration::from_millis(100));
+        });
+        Self { dir, fake, stop: Some(stop), thread: Some(thread) }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("pdpd.sock")
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Sends bytes as they are; the whole answer, until the connection ends.
+    pub fn raw(&self, request: &[u8]) -> String {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(EVENTUALLY)).unwrap();
+        // The answer may come, and the connection end, before all was sent.
+        let _ = stream.write_all(request);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    pub fn stop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.fake.go.store(true, Ordering::Relaxed);
+        self.stop();
+    }
+}
+
+fn process(pid: u32) -> ProcessStatus {
+    ProcessStatus { phase: Phase::Running, pid: Some(pid), restarts: 0, message: None }
+}
+
+fn port(name: &str, address: &str, last: u8) -> PortStatus {
+    PortStatus {
+        name: name.into(),
+        mac: format!("02:00:00:00:00:{last:02x}"),
+        mtu_bytes: 1500,
+        addresses: vec![address.into()],
+        link: Some("r1-h1".into()),
+        carrier: true,
+    }
+}
+
+fn guest(number: u32, fe: &str) -> ForwardingGuest {
+    ForwardingGuest {
+        number,
+        fe: fe.into(),
+        share_millicores: 250,
+        connected: number == 0,
+        process: ProcessStatus { restarts: u64::from(number), ..process(200 + number) },
+    }
+}
+
+fn red() -> Vnet {
+    let r1 = NodeStatus {
+        name: "r1".into(),
+        kind: NodeKind::Router,
+        phase: Phase::Degraded,
+        message: Some("g1 is not connected".into()),
+        power_millicores: Some(500),
+        control: process(100),
+        tap: Some(process(101)),
+        mirror: Some(process(102)),
+        guests: vec![guest(0, "fe1"), guest(1, "fe2")],
+        ports: vec![port("eth0", "10.0.0.1/24", 1)],
+    };
+    let h1 = NodeStatus {
+        name: "h1".into(),
+        kind: NodeKind::Host,
+        phase: Phase::Running,
+        control: process(110),
+        tap: Some(process(111)),
+        ports: vec![port("eth0", "10.0.0.2/24", 2)],
+        ..Default::default()
+    };
+    let link = LinkStatus {
+        name: "r1-h1".into(),
+        endpoints: vec!["r1:eth0".into(), "h1:eth0".into()],
+        up: true,
+        carrier: true,
+        rate_bps: Some(10_000_000),
+    };
+    Vnet {
+        name: "red".into(),
+        spec: json!({"apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": "red"}}),
+        status: VnetStatus {
+            phase: Phase::Degraded,
+            message: Some("1 of 2 nodes is degraded".into()),
+            nodes: vec![r1, h1],
+            links: vec![link],
+        },
+    }
+}
+
+fn change(object: &str, action: Action, detail: &str) -> Change {
+    Change { object: object.into(), action, detail: detail.into() }
+}
+
+fn no_vnet(vnet: &str) -> Problem {
+    Problem::not_found(format!("no vnet {vnet}")).hint("`pdp get` lists them")
+}
+
+impl Fake {
+    fn known(&self, vnet: &str) -> Result<(), Problem> {
+        if vnet == "red" { Ok(()) } else { Err(no_vnet(vnet)) }
+    }
+
+    fn note(&self, what: impl Into<String>) {
+        self.done.lock().unwrap().push(what.into());
+    }
+
+    pub fn noted(&self, what: &str) -> bool {
+        self.done.lock().unwrap().iter().any(|done| done == what)
+    }
+}
+
+impl Daemon for Fake {
+    fn version(&self) -> Version {
+        Version { version: "0.0-fake".into(), pid: 4711, managed: false }
+    }
+
+    fn doctor(&self) -> Vec<Check> {
+        let check = |name: &str, state, detail: &str, hint: Option<&str>| Check {
+            name: name.into(),
+            state,
+            detail: detail.into(),
+            hint: hint.map(Into::into),
+        };
+        vec![
+            check("kernel", CheckState::Ok, "6.1", None),
+            check("AF_XDP zero copy", CheckState::Warn, "not on veth", None),
+            check("runc", CheckState::Missing, "not in PATH", Some("apt install runc")),
+        ]
+    }
+
+    fn apply(&self, request: ApplyRequest, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+        let documents = pdp_spec::parse(&request.files).map_err(|diagnostics| Problem {
+            diagnostics,
+            ..Problem::new(ProblemKind::Invalid, "the files are not valid")
+        })?;
+        for (done, document) in documents.iter().enumerate() {
+            let name = document.object.name();
+            progress(Progress {
+                done: done as u64,
+                total: documents.len() as u64,
+                what: format!("starting {name}"),
+            });
+            match name {
+                "panics" => panic!("as asked"),
+                "fails-late" => return Err(Problem::internal("runc: no such file")),
+                "waits" => eventually("told to go on", || self.go.load(Ordering::Relaxed)),
+                _ => {}
+            }
+            self.note(format!("applied {name}"));
+        }
+        let action = if request.dry_run { Action::Change } else { Action::Create };
+        let mut changes = vec![change("vnet/red", Action::Unchanged, "")];
+        changes.extend(
+            documents
+                .iter()
+                .map(|document| change(&format!("vnet/{}", document.object.name()), action, "new")),
+        );
+        Ok(Report { changes, dry_run: request.dry_run, exits: false })
+    }
+
+    fn up(&self, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.note("up");
+        Ok(Report { changes: vec![change("vnet/red", Action::Restart, "")], ..Default::default() })
+    }
+
+    fn down(&self, request: DownRequest, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.note(format!("down purge={} exit={}", request.purge, request.exit));
+        Ok(Report { changes: vec![change("vnet/red", Action::Delete, "")], ..Default::default() })
+    }
+
+    fn substrate(&self) -> Result<Substrate, Problem> {
+        let status = SubstrateStatus {
+            phase: Phase::Running,
+            message: None,
+            mux: process(50),
+            fes: vec![FeStatus {
+                name: "fe1".into(),
+                cpus: "0-1".into(),
+                capacity_millicores: 1000,
+                used_millicores: 250,
+                guests: vec![FeGuest {
+                    vnet: "red".into(),
+                    node: "r1".into(),
+                    number: 0,
+                    share_millicores: 250,
+                }],
+            }],
+            externals: vec![ExternalStatus {
+                name: "A".into(),
+                device: "veth-a".into(),
+                mtu_bytes: None,
+                attached: false,
+                message: Some("no such device".into()),
+            }],
+        };
+        Ok(Substrate { spec: Some(json!({"kind": "Substrate"})), status })
+    }
+
+    fn delete_substrate(&self, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        Err(Problem::new(ProblemKind::Conflict, "substrate: vnet red uses it")
+            .hint("delete it first"))
+    }
+
+    fn vnets(&self) -> Result<Vec<VnetSummary>, Problem> {
+        Ok(vec![
+            VnetSummary { name: "blue".into(), ..Default::default() },
+            VnetSummary {
+                name: "red".into(),
+                phase: Phase::Degraded,
+                message: Some("1 of 2 nodes is degraded".into()),
+                routers: 1,
+                hosts: 1,
+                links: 1,
+                guests_connected: 1,
+                guests: 2,
+                power_millicores: 500,
+                fes: vec!["fe1".into(), "fe2".into()],
+            },
+        ])
+    }
+
+    fn vnet(&self, vnet: &str) -> Result<Vnet, Problem> {
+        self.known(vnet)?;
+        Ok(red())
+    }
+
+    fn delete_vnet(&self, vnet: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.known(vnet)?;
+        self.note(format!("deleted {vnet}"));
+        let object = format!("vnet/{vnet}");
+        Ok(Report { changes: vec![change(&object, Action::Delete, "")], ..Default::default() })
+    }
+
+    fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
+        self.known(vnet)?;
+        self.note(format!("link {link} {up}"));
+        let object = format!("vnet/{vnet}/link/{link}");
+        let detail = if up { "up" } else { "down" };
+        Ok(Report { changes: vec![change(&object, Action::Change, detail)], ..Default::default() })
+    }
+
+    fn stats(&self, query: StatsQuery) -> Result<Stats, Problem> {
+        if let Some(vnet) = &query.vnet {
+            self.known(vnet)?;
+        }
+        // Every sample a second and a thousand packets after the one before.
+        let sample = self.samples.fetch_add(1, Ordering::Relaxed);
+        let port = PortStats {
+            received: 5000 + 1000 * sample,
+            received_bytes: 1000 * 64 * sample,
+            made: 2,
+            sent: 4990 + 1000 * sample,
+            sent_bytes: 1000 * 64 * sample,
+            punted: 7,
+            dropped: [("guest-no-route".into(), 5), ("rate".into(), 0)].into(),
+            ..Default::default()
+        };
+        let guest = GuestStats {
+            fe: "fe1".into(),
+            share_millicores: 250,
+            connected: true,
+            to_guest: 5000,
+            from_guest: 4995,
+            completed: 5000,
+            ..Default::default()
+        };
+        let node = NodeStats {
+            ports: [("eth0".to_string(), port)].into(),
+            guests: [(0, guest)].into(),
+            in_flight: 3,
+            routes: Some(RouteStats { routes_v4: 12, routes_v6: 4, ..Default::default() }),
+        };
+        let vnet = VnetStats { nodes: [("r1".to_string(), node)].into() };
+        Ok(Stats {
+            at_ns: 1_000_000_000 * sample,
+            externals: [("A".to_string(), ExternalStats { received: 9, ..Default::default() })]
+                .into(),
+            vnets: BTreeMap::from([("red".to_string(), vnet)]),
+            workers: vec![WorkerStats::default()],
+        })
+    }
+
+    fn routes(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: RoutesQuery,
+        row: RouteFn<'_>,
+    ) -> Result<(), Problem> {
+        self.known(vnet)?;
+        let hop = |port: &str, gateway: Option<&str>| RouteHop {
+            port: port.into(),
+            gateway: gateway.map(|text| text.parse().unwrap()),
+            weight: 1,
+        };
+        if query.diff {
+            if query.guest == Some(1) {
+                row(RouteRow {
+                    prefix: "10.9.0.0/16".parse().unwrap(),
+                    kernel: Some(RouteTarget::Hops(vec![hop("eth0", Some("10.0.0.2"))])),
+                    guest: Some(RouteTarget::Drop),
+                });
+                row(RouteRow {
+                    prefix: "2001:db8::/32".parse().unwrap(),
+                    kernel: Some(RouteTarget::Punt),
+                    guest: None,
+                });
+            }
+            return Ok(());
+        }
+        if let Some(within) = query.within {
+            let hops = vec![hop("eth0", Some("10.0.0.2")), hop("eth1", None)];
+            row(RouteRow { prefix: within, kernel: Some(RouteTarget::Hops(hops)), guest: None });
+            return Ok(());
+        }
+        match node {
+            "r1" => {
+                for number in 0..ROUTES as u32 {
+                    let address = std::net::Ipv4Addr::from(0x0a00_0000 + (number << 4));
+                    let route = RouteRow {
+                        prefix: format!("{address}/28").parse().unwrap(),
+                        kernel: Some(RouteTarget::Hops(vec![hop("eth0", Some("10.0.0.2"))])),
+                        guest: None,
+                    };
+                    if !row(route) {
+                        self.left.fetch_add(1, Ordering::Relaxed);
+                        return Ok(());
+                    }
+                }
+                Ok(())
+            }
+            "breaks" => {
+                for _ in 0..10_000 {
+                    row(RouteRow {
+                        prefix: "10.0.0.0/8".parse().unwrap(),
+                        kernel: Some(RouteTarget::Drop),
+                        guest: None,
+                    });
+                }
+                Err(Problem::new(ProblemKind::Unavailable, "mirror of red/breaks: gone"))
+            }
+            _ => Err(Problem::not_found(format!("no router {node} in vnet {vnet}"))),
+        }
+    }
+
+    fn capture(
+        &self,
+        vnet: &str,
+        _: &str,
+        port: &str,
+        query: CaptureQuery,
+    ) -> Result<OwnedFd, Problem> {
+        self.known(vnet)?;
+        if port != "eth0" {
+            return Err(Problem::not_found(format!("no port {port}")));
+        }
+        let (reader, mut writer) = std::io::pipe().map_err(Problem::internal)?;
+        let left = self.dir.join("left");
+        std::thread::spawn(move || {
+            let mut bytes = PCAP.to_vec();
+            bytes.extend(query.snap_bytes.to_le_bytes());
+            while writer.write_all(&bytes).is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            fs::write(left, "capture").unwrap();
+        });
+        Ok(reader.into())
+    }
+
+    fn trace(&self, vnet: &str, _: &str, _: &str, request: TraceRequest) -> Result<Trace, Problem> {
+        self.known(vnet)?;
+        if request.filter.is_empty() {
+            return Err(Problem::new(ProblemKind::TimedOut, "no frame came within 10 s"));
+        }
+        let stage =
+            |at_ns, stage: &str, detail: String| Stage { at_ns, stage: stage.into(), detail };
+        Ok(Trace {
+            stages: vec![
+                stage(0, "receive", format!("{:?}", request.filter[0].value)),
+                stage(1500, "distribute", "g0".into()),
+                stage(9000, "send", "eth1".into()),
+            ],
+        })
+    }
+
+    fn log(&self, process: NodeProcess) -> Result<PathBuf, Problem> {
+        Ok(match process {
+            NodeProcess::Daemon => self.dir.join("daemon.log"),
+            NodeProcess::Mux => self.dir.join("mux.log"),
+        })
+    }
+
+    fn node_log(&self, vnet: &str, _: &str, process: GuestProcess) -> Result<PathBuf, Problem> {
+        self.known(vnet)?;
+        Ok(self.dir.join(process.to_string()))
+    }
+
+    /// The command itself, on this machine; a shell that says where it would run for none.
+    fn exec(&self, vnet: &str, node: &str, request: &ExecRequest) -> Result<Command, Problem> {
+        self.known(vnet)?;
+        let mut command = match request.command.split_first() {
+            Some((program, arguments)) => {
+                let mut command = Command::new(program);
+                command.args(arguments);
+                command
+            }
+            None => Command::new("sh"),
+        };
+        command.env("PDP_NODE", node).env("PDP_PROCESS", request.process.to_string());
+        if let Some(term) = &request.term {
+            command.env("TERM", term);
+        }
+        command.current_dir(&self.dir);
+        Ok(command)
+    }
+}
+
+/// The command lines of processes that hold this text.
+pub fn processes_with(text: &str) -> usize {
+    let Ok(entries) = fs::read_dir("/proc") else { return 0 };
+    let holds = |path: &Path| {
+        fs::read(path.join("cmdline"))
+            .is_ok_and(|line| String::from_utf8_lossy(&line).replace('\0', " ").contains(text))
+    };
+    entries.flatten().filter(|entry| holds(&entry.path())).count()
+}

@@ -1,0 +1,574 @@
+//! The HTTP layer, over its socket, in front of a daemon of fixed answers.
+
+mod fake;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use fake::{EVENTUALLY, PCAP, ROUTES, Server, eventually, processes_with};
+use pdp_api::client::{Client, Error};
+use pdp_api::exec::{ExecRequest, Frame, WindowSize, read_frame, write_frame};
+use pdp_api::*;
+use pdp_spec::SourceFile;
+use pdpd::http::{STREAMS_MAX, listen, openapi};
+use tokio::io::AsyncWriteExt;
+
+fn client(server: &Server) -> Client {
+    Client::new(server.socket())
+}
+
+fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> Problem {
+    match result {
+        Err(Error::Problem(problem)) => *problem,
+        other => panic!("no problem: {other:?}"),
+    }
+}
+
+fn vnet_file(names: &[&str]) -> SourceFile {
+    let text: String = names
+        .iter()
+        .map(|name| {
+            format!(
+                "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {name}}}\n\
+                 spec: {{nodes: {{h1: {{kind: host}}}}}}\n---\n"
+            )
+        })
+        .collect();
+    SourceFile::read("test.yaml", text.trim_end_matches("---\n"), |_| Err("none".into()))
+}
+
+fn apply_of(names: &[&str]) -> ApplyRequest {
+    ApplyRequest { files: vec![vnet_file(names)], dry_run: false }
+}
+
+#[test]
+fn the_published_description_is_current() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../schema/openapi.json");
+    if std::env::var_os("PDP_PUBLISH").is_some() {
+        fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schema")).unwrap();
+        fs::write(path, openapi()).unwrap();
+    }
+    let published = fs::read_to_string(path).unwrap();
+    assert!(published == openapi(), "PDP_PUBLISH=1 cargo test -p pdpd --test http publishes it");
+}
+
+#[test]
+fn the_description_names_every_path_and_only_types_that_it_describes() {
+    let description: serde_json::Value = serde_json::from_str(&openapi()).unwrap();
+    assert_eq!(description["openapi"], "3.1.0");
+    for path in [
+        paths::VERSION,
+        paths::DOCTOR,
+        paths::APPLY,
+        paths::UP,
+        paths::DOWN,
+        paths::SUBSTRATE,
+        paths::VNETS,
+        paths::STATS,
+        "/v1/logs/{process}",
+        "/v1/vnets/{vnet}/links/{link}",
+        "/v1/vnets/{vnet}/nodes/{node}/exec",
+        "/v1/vnets/{vnet}/nodes/{node}/routes",
+        "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture",
+        "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/trace",
+        "/v1/vnets/{vnet}/nodes/{node}/logs/{process}",
+    ] {
+        assert!(description["paths"][path].is_object(), "{path}");
+    }
+    let text = openapi();
+    for part in text.split("\"#/components/schemas/").skip(1) {
+        let name = part.split('"').next().unwrap();
+        assert!(description["components"]["schemas"][name].is_object(), "{name}");
+    }
+}
+
+/// Every one of these is answered by a problem of this status, whatever it is that came.
+#[test]
+fn bad_requests_are_problems() {
+    let server = Server::start();
+    let with_body = |method: &str, path: &str, body: &str| {
+        format!(
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    let get = |path: &str| with_body("GET", path, "");
+    for (status, request) in [
+        (404, get("/")),
+        (404, get("/v1/nothing")),
+        (404, get("/v1/vnets/none")),
+        (404, get("/v1/vnets/..%2F..")),
+        (400, get("/v1/vnets/%ff")),
+        (400, get("/v1/logs/kernel")),
+        (400, get("/v1/vnets/red/nodes/r1/logs/g-1")),
+        (400, get("/v1/stats?vnets=red")),
+        (400, get("/v1/logs/mux?tail=-1")),
+        (400, get("/v1/vnets/red/nodes/r1/routes?within=10.0.0.0/33")),
+        (405, get("/v1/apply")),
+        (405, with_body("PATCH", "/v1/vnets", "")),
+        (400, with_body("POST", "/v1/apply", "{")),
+        (400, with_body("POST", "/v1/apply", "")),
+        (400, with_body("POST", "/v1/apply", r#"{"files": [], "dry-run": true}"#)),
+        (400, with_body("POST", "/v1/apply", r#"{"files": 7}"#)),
+        (400, with_body("POST", "/v1/apply", &"[".repeat(100_000))),
+        (400, with_body("POST", "/v1/down", r#"{"purge": "yes"}"#)),
+        (400, with_body("PUT", "/v1/vnets/red/links/x", "{}")),
+        (409, with_body("DELETE", "/v1/substrate", "")),
+        (400, with_body("POST", "/v1/vnets/red/nodes/r1/exec", "{}")),
+        (
+            400,
+            with_body("POST", "/v1/vnets/red/nodes/r1/ports/eth0/trace", r#"{"waitMs": 99999999}"#),
+        ),
+        (
+            400,
+            with_body(
+                "POST",
+                "/v1/vnets/red/nodes/r1/ports/eth0/trace",
+                r#"{"waitMs": 1, "filter": [{"offset": 0, "value": [1], "mask": []}]}"#,
+            ),
+        ),
+    ] {
+        let answer = server.raw(request.as_bytes());
+        let line = request.lines().next().unwrap_or_default();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{line}: {answer}");
+        let body = answer.split_once("\r\n\r\n").unwrap().1;
+        let problem: Problem = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {body}"));
+        assert!(!problem.error.is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn a_body_over_the_limit_is_refused() {
+    let server = Server::start();
+    let mut request = format!(
+        "POST /v1/apply HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        BODY_BYTES_MAX + 1
+    )
+    .into_bytes();
+    request.resize(request.len() + BODY_BYTES_MAX + 1, b' ');
+    let answer = server.raw(&request);
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert!(answer.contains(r#""kind":"tooLarge""#), "{answer}");
+}
+
+#[tokio::test]
+async fn too_many_files_are_refused() {
+    let server = Server::start();
+    let files = vec![SourceFile::default(); FILES_MAX + 1];
+    let result = client(&server).apply(&ApplyRequest { files, dry_run: false }, |_| ()).await;
+    assert_eq!(problem(result).kind, ProblemKind::TooLarge);
+}
+
+#[tokio::test]
+async fn who_says_nothing_holds_nobody_up() {
+    let server = Server::start();
+    let mut idle: Vec<_> = (0..50).map(|_| UnixStream::connect(server.socket()).unwrap()).collect();
+    for stream in &mut idle {
+        stream.write_all(b"POST /v1/apply HTTP/1.1\r\nContent-Length: 10\r\n").unwrap();
+    }
+    assert_eq!(client(&server).version().await.unwrap().pid, 4711);
+}
+
+#[tokio::test]
+async fn a_change_tells_its_steps_and_its_result() {
+    let server = Server::start();
+    let mut steps = Vec::new();
+    let report =
+        client(&server).apply(&apply_of(&["a", "b"]), |step| steps.push(step.what)).await.unwrap();
+    assert_eq!(steps, ["starting a", "starting b"]);
+    let objects: Vec<_> = report.changes.iter().map(|change| change.object.as_str()).collect();
+    assert_eq!(objects, ["vnet/red", "vnet/a", "vnet/b"]);
+    assert!(server.fake.noted("applied b"));
+}
+
+#[tokio::test]
+async fn refused_files_come_back_with_places() {
+    let server = Server::start();
+    let text = "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: a}\nspek: {}\n";
+    let file = SourceFile { name: "x.yaml".into(), text: text.into(), ..Default::default() };
+    let request = ApplyRequest { files: vec![file], dry_run: false };
+    let problem = problem(client(&server).apply(&request, |_| ()).await);
+    assert_eq!(problem.kind, ProblemKind::Invalid);
+    assert!(problem.diagnostics.iter().any(|d| d.file == "x.yaml" && d.line == 4), "{problem:?}");
+}
+
+#[tokio::test]
+async fn late_failures_and_panics_are_problems_too() {
+    let server = Server::start();
+    let late = problem(client(&server).apply(&apply_of(&["fails-late"]), |_| ()).await);
+    assert_eq!(late.error, "runc: no such file");
+    let panic = problem(client(&server).apply(&apply_of(&["panics"]), |_| ()).await);
+    assert_eq!(panic.kind, ProblemKind::Internal);
+    assert_eq!(client(&server).version().await.unwrap().pid, 4711);
+}
+
+#[tokio::test]
+async fn a_change_goes_on_when_its_client_goes_away() {
+    let server = Server::start();
+    let client = client(&server);
+    let request = apply_of(&["waits", "after"]);
+    let (began, begun) = tokio::sync::oneshot::channel();
+    let mut began = Some(began);
+    {
+        let apply = client.apply(&request, |_| {
+            let _ = began.take().map(|began| began.send(()));
+        });
+        tokio::select! {
+            _ = apply => panic!("it waits"),
+            _ = begun => {}
+        }
+    }
+    server.fake.go.store(true, std::sync::atomic::Ordering::Relaxed);
+    eventually("the change is done", || server.fake.noted("applied after"));
+}
+
+#[tokio::test]
+async fn routes_stream_in_order_and_whole() {
+    let server = Server::start();
+    let mut last = None;
+    let count = client(&server)
+        .routes("red", "r1", &RoutesQuery::default(), |row| {
+            assert!(last < Some(row.prefix));
+            last = Some(row.prefix);
+            Ok(())
+        })
+        .await
+        .unwrap();
+    assert_eq!(count, ROUTES);
+}
+
+#[tokio::test]
+async fn a_table_that_breaks_off_is_a_problem_not_a_short_table() {
+    let server = Server::start();
+    let mut rows = 0;
+    let result = client(&server)
+        .routes("red", "breaks", &RoutesQuery::default(), |_| {
+            rows += 1;
+            Ok(())
+        })
+        .await;
+    assert_eq!(problem(result).kind, ProblemKind::Unavailable);
+    assert_eq!(rows, 10_000);
+    let none = client(&server).routes("red", "r9", &RoutesQuery::default(), |_| Ok(())).await;
+    assert_eq!(problem(none).kind, ProblemKind::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_ends_when_its_client_goes_away() {
+    let server = Server::start();
+    let result = client(&server)
+        .routes("red", "r1", &RoutesQuery::default(), |_| Err(std::io::ErrorKind::Other.into()))
+        .await;
+    assert!(matches!(result, Err(Error::Io(_))));
+    eventually("the table ends", || {
+        server.fake.left.load(std::sync::atomic::Ordering::Relaxed) == 1
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_capture_streams_and_ends_with_its_client() {
+    let server = Server::start();
+    let query = CaptureQuery { snap_bytes: 77 };
+    let mut stream = client(&server).capture("red", "r1", "eth0", &query).await.unwrap();
+    let first = stream.next().await.unwrap().unwrap();
+    assert_eq!(&first[..PCAP.len()], PCAP);
+    assert_eq!(first[PCAP.len()], 77);
+    assert!(stream.next().await.unwrap().is_some());
+    drop(stream);
+    eventually("the capture ends", || server.path("left").exists());
+    let none = client(&server).capture("red", "r1", "eth9", &query).await;
+    assert_eq!(problem(none.map(|_| ())).kind, ProblemKind::NotFound);
+}
+
+async fn all(mut stream: client::Stream) -> String {
+    let mut text = Vec::new();
+    while let Some(bytes) = stream.next().await.unwrap() {
+        text.extend_from_slice(&bytes);
+    }
+    String::from_utf8(text).unwrap()
+}
+
+#[tokio::test]
+async fn logs_have_their_older_half_and_a_tail() {
+    let server = Server::start();
+    let client = client(&server);
+    let tail = |count| LogQuery { tail: Some(count), follow: false };
+    let mux = async |query| all(client.logs(NodeProcess::Mux, &query).await.unwrap()).await;
+    let whole = mux(LogQuery::default()).await;
+    assert_eq!(whole, "mux 0\nmux 1\nmux 2\nmux 3\n");
+    for (count, text) in [
+        (0, ""),
+        (1, "mux 3\n"),
+        (3, "mux 1\nmux 2\nmux 3\n"),
+        (4, whole.as_str()),
+        (5, whole.as_str()),
+        (u64::MAX, whole.as_str()),
+    ] {
+        assert_eq!(mux(tail(count)).await, text, "tail {count}");
+    }
+    let guest =
+        client.node_logs("red", "r1", GuestProcess::Guest(0), &LogQuery::default()).await.unwrap();
+    assert_eq!(all(guest).await, "router starts\n");
+    let none = client.node_logs("red", "r1", GuestProcess::Tap, &LogQuery::default()).await;
+    assert_eq!(problem(none.map(|_| ())).kind, ProblemKind::NotFound);
+}
+
+#[tokio::test]
+async fn a_followed_log_goes_on_over_rotation_and_truncation() {
+    let server = Server::start();
+    let path = server.path("daemon.log");
+    let query = LogQuery { tail: Some(1), follow: true };
+    let mut stream = client(&server).logs(NodeProcess::Daemon, &query).await.unwrap();
+    let mut text = String::new();
+    let mut expect = async |end: &str| {
+        let read = async {
+            while !text.ends_with(end) {
+                text += std::str::from_utf8(&stream.next().await.unwrap().unwrap()).unwrap();
+            }
+        };
+        tokio::time::timeout(EVENTUALLY, read).await.unwrap();
+    };
+    expect("three\n").await;
+    let mut file = fs::File::options().append(true).open(&path).unwrap();
+    writeln!(file, "four").unwrap();
+    expect("four\n").await;
+    fs::rename(&path, server.path("daemon.log.1")).unwrap();
+    fs::write(&path, "five\n").unwrap();
+    expect("five\n").await;
+    fs::write(&path, "").unwrap();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    fs::write(&path, "6\n").unwrap();
+    expect("6\n").await;
+    assert_eq!(text, "three\nfour\nfive\n6\n");
+}
+
+#[tokio::test]
+async fn streams_have_a_limit_and_give_their_place_back() {
+    let server = Server::start();
+    let client = client(&server);
+    let query = LogQuery { tail: None, follow: true };
+    let mut open = Vec::new();
+    for _ in 0..STREAMS_MAX {
+        open.push(client.logs(NodeProcess::Daemon, &query).await.unwrap());
+    }
+    let full = client.logs(NodeProcess::Daemon, &query).await;
+    assert_eq!(problem(full.map(|_| ())).kind, ProblemKind::Busy);
+    drop(open);
+    let end = std::time::Instant::now() + EVENTUALLY;
+    while client.logs(NodeProcess::Daemon, &query).await.is_err() {
+        assert!(std::time::Instant::now() < end, "places never come back");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn sh(script: &str) -> ExecRequest {
+    let command = ["sh", "-c", script].map(String::from).to_vec();
+    ExecRequest { command, ..Default::default() }
+}
+
+/// What a command writes to either stream, and its exit code.
+async fn outcome(server: &Server, request: &ExecRequest, input: &[u8]) -> (Vec<u8>, Vec<u8>, i32) {
+    let connection = client(server).exec("red", "r1", request).await.unwrap();
+    let (mut from, mut to) = tokio::io::split(connection);
+    let chunks: Vec<Vec<u8>> = input.chunks(50_000).map(<[u8]>::to_vec).collect();
+    tokio::spawn(async move {
+        for chunk in chunks {
+            if write_frame(&mut to, &Frame::Stdin(chunk)).await.is_err() {
+                return;
+            }
+        }
+        let _ = write_frame(&mut to, &Frame::StdinEnd).await;
+        // Stay: a client that goes ends the command.
+        std::future::pending::<()>().await;
+    });
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    loop {
+        let frame = tokio::time::timeout(EVENTUALLY, read_frame(&mut from)).await.unwrap();
+        match frame.unwrap().expect("an exit code before the end") {
+            Frame::Stdout(bytes) => out.extend(bytes),
+            Frame::Stderr(bytes) => err.extend(bytes),
+            Frame::Exit(code) => return (out, err, code),
+            frame => panic!("{frame:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_command_has_its_streams_and_its_exit_code() {
+    let server = Server::start();
+    let script = "echo $PDP_NODE $PDP_PROCESS; echo bad >&2; exit 7";
+    let (out, err, code) = outcome(&server, &sh(script), b"").await;
+    assert_eq!((out.as_slice(), err.as_slice(), code), (&b"r1 control\n"[..], &b"bad\n"[..], 7));
+    let (_, _, killed) = outcome(&server, &sh("kill -9 $$"), b"").await;
+    assert_eq!(killed, 137);
+}
+
+#[tokio::test]
+async fn bytes_pass_through_a_command_as_they_are() {
+    let server = Server::start();
+    let input: Vec<u8> =
+        (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let (out, _, code) = outcome(&server, &sh("cat"), &input).await;
+    assert_eq!(code, 0);
+    assert!(out == input, "{} bytes of {}", out.len(), input.len());
+}
+
+#[tokio::test]
+async fn a_command_may_leave_its_input_unread_and_processes_behind() {
+    let server = Server::start();
+    let script = "sleep 600 & echo $! > left; echo done";
+    let (out, _, code) = outcome(&server, &sh(script), &vec![0; 500_000]).await;
+    assert_eq!((out.as_slice(), code), (&b"done\n"[..], 0));
+    // The one left behind is its guest's to end, not this layer's.
+    let left: i32 = fs::read_to_string(server.path("left")).unwrap().trim().parse().unwrap();
+    let left = nix::unistd::Pid::from_raw(left);
+    nix::sys::signal::kill(left, nix::sys::signal::Signal::SIGKILL).unwrap();
+}
+
+#[tokio::test]
+async fn a_command_that_does_not_exist_is_a_problem() {
+    let server = Server::start();
+    let request = ExecRequest { command: vec!["/no/such/program".into()], ..Default::default() };
+    let refused = client(&server).exec("red", "r1", &request).await;
+    assert!(problem(refused.map(|_| ())).error.contains("No such file"));
+    let nowhere = client(&server).exec("none", "r1", &sh("true")).await;
+    assert_eq!(problem(nowhere.map(|_| ())).kind, ProblemKind::NotFound);
+}
+
+#[tokio::test]
+async fn a_terminal_has_a_size_that_changes_and_is_the_commands_own() {
+    let server = Server::start();
+    let mut request = sh("stty size; trap 'stty size; echo got $TERM; exit 3' WINCH; \
+         : > ready; ps -o tty= -p $$; while :; do sleep 0.05; done");
+    request.tty = Some(WindowSize { rows: 33, columns: 111 });
+    request.term = Some("vt100".into());
+    let connection = client(&server).exec("red", "r1", &request).await.unwrap();
+    let (mut from, mut to) = tokio::io::split(connection);
+    eventually("the trap is set", || server.path("ready").exists());
+    let size = WindowSize { rows: 44, columns: 55 };
+    write_frame(&mut to, &Frame::Resize(size)).await.unwrap();
+    let mut text = String::new();
+    let code = loop {
+        let frame = tokio::time::timeout(EVENTUALLY, read_frame(&mut from)).await.unwrap();
+        match frame.unwrap().unwrap() {
+            Frame::Stdout(bytes) => text += &String::from_utf8(bytes).unwrap(),
+            Frame::Exit(code) => break code,
+            frame => panic!("{frame:?}"),
+        }
+    };
+    assert_eq!(code, 3, "{text}");
+    let lines: Vec<&str> = text.lines().map(|line| line.trim_end_matches('\r')).collect();
+    assert_eq!(lines[0], "33 111");
+    assert!(lines[1].starts_with("pts/"), "{text}");
+    assert_eq!(lines[2..], ["44 55", "got vt100"]);
+}
+
+#[tokio::test]
+async fn typed_bytes_reach_a_terminal_with_their_meaning() {
+    let server = Server::start();
+    let mut request = sh("cat; echo ended");
+    request.tty = Some(WindowSize { rows: 24, columns: 80 });
+    // Ctrl-D ends the input of `cat`.
+    let (out, _, code) = outcome(&server, &request, b"hello\n\x04").await;
+    assert_eq!(code, 0);
+    assert_eq!(String::from_utf8(out).unwrap(), "hello\r\nhello\r\nended\r\n");
+}
+
+/// Runs a command that marks itself, goes away, and waits for its end.
+async fn goes_with_its_client(script: &str, tty: bool, full_input: bool) {
+    let server = Server::start();
+    // The mark is in the command lines.
+    let mark = format!("3{:09}", std::process::id() as u64 * 1000 + script.len() as u64);
+    let mut request = sh(&script.replace("MARK", &mark));
+    request.tty = tty.then_some(WindowSize { rows: 24, columns: 80 });
+    let connection = client(&server).exec("red", "r1", &request).await.unwrap();
+    eventually("the command runs", || server.path("began").exists());
+    let (from, mut to) = tokio::io::split(connection);
+    if full_input {
+        let more =
+            async { while write_frame(&mut to, &Frame::Stdin(vec![0; 60_000])).await.is_ok() {} };
+        // Until nothing more goes in.
+        let _ = tokio::time::timeout(Duration::from_secs(1), more).await;
+    } else {
+        to.flush().await.unwrap();
+    }
+    assert!(processes_with(&mark) > 0);
+    drop(from.unsplit(to));
+    eventually("the command is gone", || processes_with(&mark) == 0);
+}
+
+#[tokio::test]
+async fn a_command_is_killed_when_its_client_goes_away() {
+    goes_with_its_client(": > began; sleep MARK", false, false).await;
+}
+
+#[tokio::test]
+async fn so_are_its_children_in_sessions_of_their_own() {
+    let script = "trap '' TERM HUP; setsid sleep MARK & : > began; sleep MARK; sleep MARK; wait";
+    goes_with_its_client(script, false, false).await;
+}
+
+#[tokio::test]
+async fn so_is_one_on_a_terminal() {
+    goes_with_its_client("trap '' HUP TERM; : > began; sleep MARK; sleep MARK", true, false).await;
+}
+
+#[tokio::test]
+async fn so_is_one_that_does_not_read_its_input() {
+    goes_with_its_client(": > began; exec sleep MARK", false, true).await;
+}
+
+#[tokio::test]
+async fn a_client_that_breaks_the_format_is_cut_off() {
+    let server = Server::start();
+    for bytes in [&[9, 0, 0, 0, 0][..], &[0, 255, 255, 255, 255], &[3, 0, 0, 0, 1, 7]] {
+        let connection = client(&server).exec("red", "r1", &sh("sleep 600")).await.unwrap();
+        let (mut from, mut to) = tokio::io::split(connection);
+        to.write_all(bytes).await.unwrap();
+        let end = async {
+            while let Ok(Some(frame)) = read_frame(&mut from).await {
+                assert_eq!(frame, Frame::Stdout(Vec::new()));
+            }
+        };
+        tokio::time::timeout(EVENTUALLY, end).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_stop_ends_streams_and_commands() {
+    let mut server = Server::start();
+    let client = client(&server);
+    let query = LogQuery { tail: None, follow: true };
+    let log = client.logs(NodeProcess::Daemon, &query).await.unwrap();
+    let mark = format!("4{:09}", std::process::id());
+    let command = client.exec("red", "r1", &sh(&format!("sleep {mark}"))).await.unwrap();
+    eventually("the command runs", || processes_with(&mark) > 0);
+    let server = tokio::task::spawn_blocking(move || {
+        server.stop();
+        server
+    });
+    let _server = server.await.unwrap();
+    assert_eq!(all(log).await, "one\ntwo\nthree\n");
+    eventually("the command is gone", || processes_with(&mark) == 0);
+    drop(command);
+    let gone = client.version().await;
+    assert!(matches!(gone, Err(Error::NoDaemon { .. })), "{gone:?}");
+}
+
+#[test]
+fn a_dead_sockets_place_is_taken_and_a_live_ones_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pdpd.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    let alive = listen(&path).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+    let second = listen(&path).unwrap_err();
+    assert_eq!(second.kind(), std::io::ErrorKind::AddrInUse);
+    let mut peer = UnixStream::connect(&path).unwrap();
+    drop(alive);
+    let mut byte = [0];
+    assert!(matches!(peer.read(&mut byte), Ok(0) | Err(_)));
+}
