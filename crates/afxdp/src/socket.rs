@@ -96,6 +96,11 @@ impl Socket {
         count
     }
 
+    /// Frames that [`Socket::send`] takes now.
+    pub fn room(&mut self) -> usize {
+        self.transmit.space() as usize
+    }
+
     /// Puts a frame into the transmit ring; gives it back if that is full. The kernel sees it at
     /// the next [`Socket::flush`].
     pub fn send(&mut self, packet: Packet) -> Result<(), Packet> {

@@ -1,3 +1,41 @@
-//! See docs/ARCHITECTURE.md.
+//! `pdp-mux`: serves pdpd, moves packets.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Parser;
+use pdp_mux::control::{Mux, Settings};
+
+/// The multiplexer/demultiplexer: PdP's data plane. Started by pdpd; needs no privilege.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// Where to listen for pdpd.
+    #[arg(long)]
+    control: PathBuf,
+    /// Worker threads.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    workers: u16,
+    /// CPUs of the workers, in order; workers beyond the list run where the kernel wants.
+    #[arg(long, value_delimiter = ',')]
+    cpus: Vec<usize>,
+    /// Packets of 2,048 bytes in the pool, shared out evenly among the workers.
+    #[arg(long, default_value_t = 32768, value_parser = clap::value_parser!(u32).range(4096..))]
+    pool_packets: u32,
+}
+
+fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    // A worker that is gone can't be replaced in place: end, and be started anew.
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print(panic);
+        std::process::abort();
+    }));
+    let Arguments { control, workers, cpus, pool_packets } = Arguments::parse();
+    let settings = Settings { workers: workers.into(), cpus, pool_packets: pool_packets as usize };
+    let mux = Mux::start(&settings).context("can't start the mux")?;
+    mux.serve(&control).with_context(|| format!("can't serve {}", control.display()))
+}

@@ -1,0 +1,112 @@
+//! Whether a vnet makes sense, before anything is changed for it.
+
+use std::collections::HashSet;
+
+use pdp_proto::mux::{End, FlowKey, Match, Vnet};
+use pdp_wire::tag::{PuntClass, VPORTS_MAX};
+
+use crate::shape::QUEUE_FRAMES_MAX;
+use crate::vnet::PORTS_MAX;
+
+/// Forwarding guests of one vrouter.
+pub const GUESTS_MAX: usize = 64;
+
+/// Punt filters of one vrouter.
+pub const PUNT_FILTERS_MAX: usize = 64;
+
+/// Bytes of all fields of a flow key, or of one filter.
+pub const PATTERN_BYTES_MAX: usize = 256;
+
+/// Checks all that needs no other vnet to be known. The error names object, value and bound.
+pub fn check(vnet: &Vnet) -> Result<(), String> {
+    let total: usize = vnet.nodes.iter().map(|node| node.ports.len()).sum();
+    bound(&format!("vnet {}", vnet.name), "ports", total, PORTS_MAX)?;
+    unique("node", vnet.nodes.iter().map(|node| node.name.as_str()))?;
+    unique("vlink", vnet.vlinks.iter().map(|vlink| vlink.name.as_str()))?;
+    for node in &vnet.nodes {
+        let name = format!("node {}/{}", vnet.name, node.name);
+        bound(&name, "ports", node.ports.len(), VPORTS_MAX)?;
+        unique("port", node.ports.iter().map(|port| port.name.as_str()))?;
+        let Some(router) = &node.router else { continue };
+        bound(&name, "guests", router.guests.len(), GUESTS_MAX)?;
+        bound(&name, "punt filters", router.punt_filters.len(), PUNT_FILTERS_MAX)?;
+        let mut numbers = HashSet::new();
+        for guest in &router.guests {
+            if !numbers.insert(guest.number) {
+                return Err(format!("{name} has guest {} twice", guest.number));
+            }
+        }
+        if let FlowKey::Bytes(fields) = &router.flow {
+            let bytes = fields.iter().map(|field| field.mask.len()).sum();
+            bound(&name, "bytes in its flow key", bytes, PATTERN_BYTES_MAX)?;
+        }
+        for filter in &router.punt_filters {
+            check_matches(&name, &filter.matches)?;
+            if PuntClass::from_code(filter.class).is_none() {
+                return Err(format!("{name} has a punt filter of class {}", filter.class));
+            }
+        }
+    }
+    check_vlinks(vnet)
+}
+
+/// Checks a filter.
+pub fn check_matches(name: &str, matches: &[Match]) -> Result<(), String> {
+    let bytes = matches.iter().map(|wanted| wanted.value.len()).sum();
+    bound(name, "bytes in a filter", bytes, PATTERN_BYTES_MAX)?;
+    match matches.iter().find(|wanted| wanted.value.len() != wanted.mask.len()) {
+        None => Ok(()),
+        Some(wanted) => Err(format!(
+            "{name} has a filter at offset {} with {} bytes and a mask of {}",
+            wanted.offset,
+            wanted.value.len(),
+            wanted.mask.len()
+        )),
+    }
+}
+
+fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
+    let mut taken = HashSet::new();
+    for vlink in &vnet.vlinks {
+        let name = format!("vlink {}/{}", vnet.name, vlink.name);
+        bound(
+            &name,
+            "frames in its queue",
+            vlink.queue_frames as usize,
+            QUEUE_FRAMES_MAX as usize,
+        )?;
+        let mut ports = 0;
+        for end in [&vlink.a, &vlink.b] {
+            let End::Port { node, port } = end else { continue };
+            ports += 1;
+            let known = vnet.nodes.iter().find(|known| known.name == *node);
+            if known.is_none_or(|known| usize::from(*port) >= known.ports.len()) {
+                return Err(format!("{name}: there is no port {port} at node {node}"));
+            }
+            if !taken.insert((node, port)) {
+                return Err(format!("{name}: port {port} of node {node} has a vlink already"));
+            }
+        }
+        if ports == 0 {
+            return Err(format!("{name} joins no port of the vnet"));
+        }
+    }
+    Ok(())
+}
+
+fn bound(name: &str, what: &str, count: usize, most: usize) -> Result<(), String> {
+    if count > most {
+        return Err(format!("{name} has {count} {what}, {most} at most"));
+    }
+    Ok(())
+}
+
+fn unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(format!("{what} {name} is there twice"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,690 @@
+//! What pdpd wants, compared with what there is.
+//!
+//! Everything is checked and made ready first; then the owner of a vnet gets its new shape, then
+//! the others what they have to know of it. What can't be had is refused and changes nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{fs, io, thread};
+
+use pdp_afxdp::{Pool, Socket};
+use pdp_proto::channel::Channel;
+use pdp_proto::mux::{
+    self, Attach, Encapsulation, End, ExternalStats, Match, PortName, Reply, Request, Stats,
+    TraceStage, VERSION,
+};
+use rtrb::RingBuffer;
+use tracing::{info, warn};
+
+use crate::capture::{self, CAPTURES_MAX};
+use crate::check;
+use crate::classify::{Classifier, PortRef, Table};
+use crate::core::Core;
+use crate::encapsulate::{Outside, Way};
+use crate::external::{External, PATH_FRAMES, Path as SocketPath, Queue};
+use crate::keeper::{Expected, Keeper};
+use crate::packets::Packets;
+use crate::trace::Wish;
+use crate::underlay::Underlay;
+use crate::vnet::{Vnet, Who};
+use crate::wake::Wake;
+use crate::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
+
+/// Connections of pdpd (and its tools) at a time.
+const CONNECTIONS_MAX: usize = 32;
+
+/// Commands that may wait for a worker.
+const COMMANDS_MAX: usize = 64;
+
+/// External interfaces.
+pub const EXTERNALS_MAX: usize = 64;
+
+/// Vnets of one worker.
+pub const VNETS_MAX: usize = 4096;
+
+/// The longest wait for a frame to trace, milliseconds.
+const TRACE_WAIT_MS_MAX: u64 = 60_000;
+
+/// How a mux is made.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Worker threads.
+    pub workers: usize,
+    /// Their CPUs, in order; workers beyond the list run where the kernel wants.
+    pub cpus: Vec<usize>,
+    /// Packets of all workers.
+    pub pool_packets: usize,
+}
+
+/// How other threads reach a worker.
+#[derive(Clone, Debug)]
+pub struct WorkerHandle {
+    number: usize,
+    commands: SyncSender<Command>,
+    wake: Arc<Wake>,
+}
+
+impl WorkerHandle {
+    /// Has the worker do something between two rounds, and waits for the answer.
+    pub fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> Result<T, String> {
+        let (reply, answer) = mpsc::channel();
+        let command: Command = Box::new(move |worker| {
+            // Fails only if the caller is gone.
+            let _ = reply.send(work(worker));
+        });
+        let gone = |number| format!("worker {number} has ended; restart the mux");
+        self.commands.send(command).map_err(|_| gone(self.number))?;
+        self.wake.ring();
+        answer.recv().map_err(|_| gone(self.number))
+    }
+}
+
+/// A running mux.
+#[derive(Clone)]
+pub struct Mux(Arc<Shared>);
+
+struct Shared {
+    workers: Vec<WorkerHandle>,
+    pool: Pool,
+    keeper: Keeper,
+    underlay: Underlay,
+    state: Mutex<State>,
+    tickets: AtomicU64,
+    captures: Arc<AtomicUsize>,
+    connections: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    externals: Vec<Option<KnownExternal>>,
+    vnets: BTreeMap<String, KnownVnet>,
+    generation: u32,
+}
+
+struct KnownExternal {
+    spec: mux::External,
+    sockets: usize,
+}
+
+#[derive(Clone)]
+struct KnownVnet {
+    spec: mux::Vnet,
+    worker: usize,
+    slot: u16,
+    generation: u32,
+}
+
+impl Mux {
+    /// Starts all threads in the calling thread's network namespace, and the process's handler
+    /// for shared memory that is taken away.
+    pub fn start(settings: &Settings) -> anyhow::Result<Self> {
+        pdp_memif::sigbus::install()?;
+        let count = settings.workers.max(1);
+        let (pool, parts) = Packets::pool(count, settings.pool_packets / count)?;
+        let (dropped, dropped_by_workers) = mpsc::channel();
+        let keeper_wake = Arc::new(Wake::new()?);
+        let wakes =
+            (0..count).map(|_| Wake::new().map(Arc::new)).collect::<io::Result<Vec<_>>>()?;
+        let mut workers = Vec::new();
+        for (number, (packets, neighbours)) in parts.into_iter().zip(mesh(&wakes)).enumerate() {
+            let (commands, obeyed) = mpsc::sync_channel(COMMANDS_MAX);
+            let wake = wakes[number].clone();
+            let core = Core::new(packets, dropped.clone(), keeper_wake.clone())?;
+            let worker = Worker::new(number as u16, core, neighbours, obeyed, wake.clone())?;
+            let cpu = settings.cpus.get(number).map(|id| core_affinity::CoreId { id: *id });
+            thread::Builder::new().name(format!("worker{number}")).spawn(move || {
+                if let Some(cpu) = cpu
+                    && !core_affinity::set_for_current(cpu)
+                {
+                    warn!("worker {number} can't run on CPU {} alone", cpu.id);
+                }
+                worker.run();
+            })?;
+            workers.push(WorkerHandle { number, commands, wake });
+        }
+        let keeper = Keeper::start(workers.clone(), dropped_by_workers, keeper_wake)?;
+        Ok(Self(Arc::new(Shared {
+            workers,
+            pool,
+            keeper,
+            underlay: Underlay::start()?,
+            state: Mutex::default(),
+            tickets: AtomicU64::new(0),
+            captures: Arc::default(),
+            connections: AtomicUsize::new(0),
+        })))
+    }
+
+    /// Serves the control socket at `path` for ever.
+    pub fn serve(&self, path: &Path) -> io::Result<()> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        for stream in UnixListener::bind(path)?.incoming() {
+            let stream = stream?;
+            if self.0.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
+                warn!("more than {CONNECTIONS_MAX} control connections");
+                self.0.connections.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let mux = self.clone();
+            thread::Builder::new().name("control".into()).spawn(move || {
+                if let Err(error) = mux.converse(Channel::new(stream)) {
+                    warn!("control connection: {error}");
+                }
+                mux.0.connections.fetch_sub(1, Ordering::Relaxed);
+            })?;
+        }
+        Ok(())
+    }
+
+    fn converse(&self, mut channel: Channel) -> io::Result<()> {
+        while let Some((request, descriptors)) = channel.receive()? {
+            let hello = matches!(request, Request::Hello);
+            let reply = self.handle(request, descriptors);
+            let fds: Vec<BorrowedFd<'_>> = if hello { vec![self.0.pool.memfd()] } else { vec![] };
+            channel.send(&reply, &fds)?;
+        }
+        Ok(())
+    }
+
+    /// Answers one request.
+    pub fn handle(&self, request: Request, descriptors: Vec<OwnedFd>) -> Reply {
+        let result = match request {
+            Request::Hello => Ok(self.hello()),
+            Request::PutExternal(spec) => self.put_external(spec, descriptors),
+            Request::DeleteExternal { name } => self.delete_external(&name),
+            Request::PutVnet(spec) => self.put_vnet(*spec),
+            Request::DeleteVnet { name } => self.delete_vnet(&name),
+            Request::Stats { vnet } => self.stats(vnet.as_deref()),
+            Request::Capture { port, snap_bytes } => self.capture(&port, snap_bytes, descriptors),
+            Request::Trace { port, filter, wait_ms } => self.trace(&port, filter, wait_ms),
+        };
+        result.unwrap_or_else(|error| Reply::Failed { error })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hello(&self) -> Reply {
+        let state = self.state();
+        let ready = state.externals.iter().flatten().filter(|external| external.sockets > 0);
+        Reply::Hello {
+            version: VERSION,
+            externals: ready.map(|external| external.spec.name.clone()).collect(),
+            vnets: state.vnets.keys().cloned().collect(),
+        }
+    }
+
+    fn put_external(&self, spec: mux::External, sockets: Vec<OwnedFd>) -> Result<Reply, String> {
+        let mut state = self.state();
+        let slot = state.external_slot(&spec.name).or_else(|| state.free_external());
+        let slot = slot.ok_or(format!("{EXTERNALS_MAX} external interfaces are the most"))?;
+        let sockets: Vec<Socket> = sockets
+            .into_iter()
+            .map(|fd| Socket::new(fd, &self.0.pool))
+            .collect::<Result<_, _>>()
+            .map_err(|error| {
+                format!("a socket of {} is of no use: {}", spec.name, chain(&error))
+            })?;
+        let known = state.externals[slot].as_ref();
+        let moved = known.is_some_and(|known| known.spec.ifindex != spec.ifindex);
+        let count =
+            if sockets.is_empty() { known.map_or(0, |it| it.sockets) } else { sockets.len() };
+        state.externals[slot] = Some(KnownExternal { spec: spec.clone(), sockets: count });
+        for worker in &self.0.workers {
+            let (spec, close) = (spec.clone(), !sockets.is_empty());
+            worker.call(move |worker| set_external(&mut worker.core, slot, &spec, close))?;
+        }
+        for (index, socket) in sockets.into_iter().enumerate() {
+            self.add_socket(slot, (slot + index) % self.0.workers.len(), socket)?;
+        }
+        let classifier = Arc::new(state.classifier(None, None)?);
+        self.publish(&classifier)?;
+        if moved {
+            let vnets: Vec<_> = state.vnets.values().cloned().collect();
+            for vnet in vnets {
+                self.install(&mut state, vnet)?;
+            }
+        }
+        info!("external {}: {} sockets on {}", spec.name, count, spec.device);
+        Ok(Reply::Done)
+    }
+
+    /// Gives a socket to `owner`, and the other workers ways to it.
+    fn add_socket(&self, slot: usize, owner: usize, socket: Socket) -> Result<(), String> {
+        let mut inboxes = Vec::new();
+        for other in self.0.workers.iter().filter(|other| other.number != owner) {
+            let (producer, consumer) = RingBuffer::new(PATH_FRAMES);
+            inboxes.push(consumer);
+            let wake = self.0.workers[owner].wake.clone();
+            other.call(move |worker| {
+                if let Some(external) = worker.core.external(slot) {
+                    external.add_path(SocketPath::new(producer, wake));
+                }
+            })?;
+        }
+        self.0.workers[owner].call(move |worker| {
+            if let Err(error) = worker.core.watch(&socket) {
+                warn!("socket of external {slot} can't be watched: {error}");
+            }
+            if let Some(external) = worker.core.external(slot) {
+                external.add_queue(Queue { socket, inboxes });
+            }
+        })
+    }
+
+    fn delete_external(&self, name: &str) -> Result<Reply, String> {
+        let mut state = self.state();
+        let slot = state.external_slot(name).ok_or(format!("there is no external {name}"))?;
+        let uses =
+            |vnet: &&KnownVnet| outside_ends(&vnet.spec).any(|(_, interface, _)| interface == name);
+        if let Some(vnet) = state.vnets.values().find(uses) {
+            return Err(format!("external {name} is used by vnet {}", vnet.spec.name));
+        }
+        state.externals[slot] = None;
+        for worker in &self.0.workers {
+            worker.call(move |worker| {
+                if let Some(mut external) = worker.core.externals[slot].take() {
+                    external.close(&mut worker.core.packets);
+                }
+            })?;
+        }
+        Ok(Reply::Done)
+    }
+
+    fn put_vnet(&self, spec: mux::Vnet) -> Result<Reply, String> {
+        check::check(&spec)?;
+        let mut state = self.state();
+        let vnet = match state.vnets.get(&spec.name) {
+            Some(known) if known.spec == spec => return Ok(Reply::Done),
+            Some(known) => {
+                let moved = !layout(&known.spec).eq(layout(&spec));
+                let generation = if moved { state.generation + 1 } else { known.generation };
+                KnownVnet { spec, generation, ..known.clone() }
+            }
+            None => {
+                let (worker, slot) = state.free_vnet(self.0.workers.len()).ok_or(format!(
+                    "vnet {}: {VNETS_MAX} vnets a worker are the most",
+                    spec.name
+                ))?;
+                KnownVnet { spec, worker, slot, generation: state.generation + 1 }
+            }
+        };
+        self.install(&mut state, vnet)?;
+        Ok(Reply::Done)
+    }
+
+    /// Makes `vnet` what it says, or changes nothing.
+    fn install(&self, state: &mut State, vnet: KnownVnet) -> Result<(), String> {
+        let name = vnet.spec.name.clone();
+        let classifier = Arc::new(state.classifier(Some(&vnet), None)?);
+        let mut refused = None;
+        let made = Vnet::new(&vnet.spec, vnet.slot, vnet.generation, |number, end| {
+            let way = self.way(state, number, end);
+            way.map_err(|error| refused.get_or_insert(error).len()).ok()
+        });
+        if let Some(error) = refused {
+            return Err(format!("vnet {name}: {error}"));
+        }
+        let prepared = self.0.keeper.prepare(&name, expected(&vnet)?)?;
+        let (slot, owner, theirs) = (usize::from(vnet.slot), vnet.worker, classifier.clone());
+        self.0.workers[owner].call(move |worker| {
+            if worker.vnets.len() <= slot {
+                worker.vnets.resize_with(slot + 1, || None);
+            }
+            let mut made = made;
+            if let Some(old) = worker.vnets[slot].take() {
+                made.take_over(old, &mut worker.core);
+            }
+            worker.vnets[slot] = Some(made);
+            worker.classifier = theirs;
+        })?;
+        self.publish(&classifier)?;
+        self.0.keeper.commit(prepared);
+        state.generation = state.generation.max(vnet.generation);
+        state.vnets.insert(name, vnet);
+        Ok(())
+    }
+
+    /// The way to an outside end; vlinks are spread over queues by their `number`.
+    fn way(&self, state: &State, number: usize, end: &End) -> Result<Way, String> {
+        let End::External { interface, by } = end else { return Err("no such port".into()) };
+        let slot = state.external_slot(interface);
+        let known = slot.and_then(|slot| state.externals[slot].as_ref());
+        let (Some(slot), Some(known)) = (slot, known) else {
+            return Err(format!("there is no external {interface}"));
+        };
+        let ends: Option<(IpAddr, IpAddr)> = match by {
+            Encapsulation::Interface => None,
+            Encapsulation::Vxlan { local, remote, .. }
+            | Encapsulation::Udp { local, remote, .. } => Some((*local, *remote)),
+        };
+        let hop = match ends {
+            None => Arc::default(),
+            Some((local, remote)) => {
+                let hop = self.0.underlay.next_hop(known.spec.ifindex, local, remote);
+                hop.ok_or("too many tunnels")?
+            }
+        };
+        let outside = Outside::new(slot, number, by, || hop);
+        outside.map(Way::Outside).ok_or("a tunnel's addresses are of different families".into())
+    }
+
+    fn delete_vnet(&self, name: &str) -> Result<Reply, String> {
+        let mut state = self.state();
+        let Some(vnet) = state.vnets.get(name).cloned() else {
+            return Err(format!("there is no vnet {name}"));
+        };
+        let classifier = Arc::new(state.classifier(None, Some(name))?);
+        let (slot, theirs) = (usize::from(vnet.slot), classifier.clone());
+        self.0.workers[vnet.worker].call(move |worker| {
+            worker.classifier = theirs;
+            if let Some(vnet) = worker.vnets[slot].take() {
+                vnet.end(&mut worker.core);
+            }
+        })?;
+        self.publish(&classifier)?;
+        self.0.keeper.commit(self.0.keeper.prepare(name, HashMap::new())?);
+        state.vnets.remove(name);
+        Ok(Reply::Done)
+    }
+
+    fn publish(&self, classifier: &Arc<Classifier>) -> Result<(), String> {
+        for worker in &self.0.workers {
+            let classifier = classifier.clone();
+            worker.call(move |worker| worker.classifier = classifier)?;
+        }
+        Ok(())
+    }
+
+    fn stats(&self, only: Option<&str>) -> Result<Reply, String> {
+        let state = self.state();
+        if let Some(only) = only
+            && !state.vnets.contains_key(only)
+        {
+            return Err(format!("there is no vnet {only}"));
+        }
+        let mut stats = Stats::default();
+        for vnet in state.vnets.values() {
+            if only.is_none_or(|only| only == vnet.spec.name) {
+                let slot = usize::from(vnet.slot);
+                let counters = self.0.workers[vnet.worker]
+                    .call(move |worker| worker.vnets[slot].as_ref().map(Vnet::stats))?;
+                stats.vnets.insert(vnet.spec.name.clone(), counters.unwrap_or_default());
+            }
+        }
+        for worker in &self.0.workers {
+            let (own, externals) = worker.call(|worker| {
+                let externals = worker.core.externals.iter().flatten();
+                let counted = externals.map(|external| {
+                    (external.name.clone(), external.counters.clone(), external.kernel_dropped())
+                });
+                (worker.stats(), counted.collect::<Vec<_>>())
+            })?;
+            stats.workers.push(own);
+            for (name, counters, kernel_dropped) in externals {
+                let sum: &mut ExternalStats = stats.externals.entry(name).or_default();
+                counters.add_to(sum);
+                sum.kernel_dropped += kernel_dropped;
+            }
+        }
+        Ok(Reply::Stats(Box::new(stats)))
+    }
+
+    fn capture(
+        &self,
+        name: &PortName,
+        snap_bytes: u32,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Reply, String> {
+        let [to] = <[OwnedFd; 1]>::try_from(descriptors)
+            .map_err(|got| format!("a capture needs one descriptor, not {}", got.len()))?;
+        if !capture::is_writable(&to) {
+            return Err("the capture's descriptor can't be written to".into());
+        }
+        let captures = self.0.captures.clone();
+        if captures.fetch_add(1, Ordering::Relaxed) >= CAPTURES_MAX {
+            captures.fetch_sub(1, Ordering::Relaxed);
+            return Err(format!("{CAPTURES_MAX} captures at a time are the most"));
+        }
+        let (sink, source) = capture::channel(snap_bytes);
+        let begun = self.at_port(name, move |vnet, port| {
+            vnet.ports[port].captures.push(sink);
+        });
+        let thread = begun.and_then(|()| {
+            let counted = captures.clone();
+            let write = move || {
+                if let Err(error) = capture::write(source, to) {
+                    info!("capture ends: {error}");
+                }
+                counted.fetch_sub(1, Ordering::Relaxed);
+            };
+            let builder = thread::Builder::new().name("capture".into());
+            builder.spawn(write).map_err(|error| format!("no thread for the capture: {error}"))
+        });
+        if thread.is_err() {
+            captures.fetch_sub(1, Ordering::Relaxed);
+        }
+        thread.map(|_| Reply::Done)
+    }
+
+    fn trace(&self, name: &PortName, filter: Vec<Match>, wait_ms: u64) -> Result<Reply, String> {
+        check::check_matches("the trace", &filter)?;
+        let ticket = self.0.tickets.fetch_add(1, Ordering::Relaxed);
+        let (reply, stages) = mpsc::channel();
+        let wish = Wish { ticket, filter, reply };
+        self.at_port(name, move |vnet, port| vnet.ports[port].wish = Some(wish))?;
+        let wait = Duration::from_millis(wait_ms.min(TRACE_WAIT_MS_MAX));
+        match stages.recv_timeout(wait) {
+            Ok(stages) => Ok(Reply::Traced { stages }),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err("another trace took this one's place, or the port is gone".into())
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let cancel = move |worker: &mut Worker| {
+                    for port in worker.vnets.iter_mut().flatten().flat_map(|it| &mut it.ports) {
+                        port.wish.take_if(|wish| wish.ticket == ticket);
+                    }
+                    worker.core.tracer.cancel(ticket)
+                };
+                for worker in &self.0.workers {
+                    if let Some(mut stages) = worker.call(cancel)? {
+                        let detail = format!("not ended within {} ms", wait.as_millis());
+                        let at_ns = wait.as_nanos() as u64;
+                        stages.push(TraceStage { at_ns, stage: "wait".into(), detail });
+                        return Ok(Reply::Traced { stages });
+                    }
+                }
+                Err(format!("no such frame arrived within {} ms", wait.as_millis()))
+            }
+        }
+    }
+
+    /// Does something with a port, where it is.
+    fn at_port<T: Send + 'static>(
+        &self,
+        name: &PortName,
+        work: impl FnOnce(&mut Vnet, usize) -> T + Send + 'static,
+    ) -> Result<T, String> {
+        let unknown = || format!("there is no port {}/{}:{}", name.vnet, name.node, name.port);
+        let (worker, slot) = match self.state().vnets.get(&name.vnet) {
+            Some(vnet) => (vnet.worker, usize::from(vnet.slot)),
+            None => return Err(unknown()),
+        };
+        let wanted = name.clone();
+        let done = self.0.workers[worker].call(move |worker| {
+            let vnet = worker.vnets[slot].as_mut()?;
+            let port = vnet.port_named(&wanted)?;
+            Some(work(vnet, usize::from(port)))
+        })?;
+        done.ok_or_else(unknown)
+    }
+}
+
+impl State {
+    fn external_slot(&self, name: &str) -> Option<usize> {
+        let is_it = |external: &Option<KnownExternal>| {
+            external.as_ref().is_some_and(|external| external.spec.name == name)
+        };
+        self.externals.iter().position(is_it)
+    }
+
+    fn free_external(&mut self) -> Option<usize> {
+        if let Some(free) = self.externals.iter().position(Option::is_none) {
+            return Some(free);
+        }
+        self.externals.push(None);
+        Some(self.externals.len() - 1).filter(|slot| *slot < EXTERNALS_MAX)
+    }
+
+    /// The worker with the fewest vnets, and a free slot there.
+    fn free_vnet(&self, workers: usize) -> Option<(usize, u16)> {
+        let count = |worker: usize| self.vnets.values().filter(|it| it.worker == worker).count();
+        let worker = (0..workers).min_by_key(|worker| count(*worker))?;
+        let taken =
+            |slot: u16| self.vnets.values().any(|it| (it.worker, it.slot) == (worker, slot));
+        (0..VNETS_MAX as u16).find(|slot| !taken(*slot)).map(|slot| (worker, slot))
+    }
+
+    /// Whose frames are whose, with `changed` as it is to be and without the vnet `without`.
+    fn classifier(
+        &self,
+        changed: Option<&KnownVnet>,
+        without: Option<&str>,
+    ) -> Result<Classifier, String> {
+        let mac = |known: &Option<KnownExternal>| known.as_ref().map_or([0; 6], |it| it.spec.mac);
+        let mut tables: Classifier =
+            self.externals.iter().map(|known| Table::new(mac(known))).collect();
+        let name = changed.map(|vnet| vnet.spec.name.as_str());
+        let others = self.vnets.values().filter(|vnet| {
+            Some(vnet.spec.name.as_str()) != name && Some(vnet.spec.name.as_str()) != without
+        });
+        for vnet in others.chain(changed) {
+            for (port, interface, by) in outside_ends(&vnet.spec) {
+                let slot = self.external_slot(interface);
+                let slot = slot.ok_or_else(|| format!("there is no external {interface}"))?;
+                let port = PortRef {
+                    worker: vnet.worker as u16,
+                    vnet: vnet.slot,
+                    port,
+                    generation: vnet.generation,
+                };
+                let taken = tables[slot].insert(by, port);
+                taken.map_err(|error| format!("vnet {}: {by:?} {error}", vnet.spec.name))?;
+            }
+        }
+        Ok(tables)
+    }
+}
+
+/// Names of nodes and ports, in order: what port numbers hang on.
+fn layout(spec: &mux::Vnet) -> impl Iterator<Item = (&str, &str)> {
+    spec.nodes
+        .iter()
+        .flat_map(|node| node.ports.iter().map(|port| (node.name.as_str(), port.name.as_str())))
+}
+
+/// Every vlink to the outside: its port, counted over all nodes, the interface and how.
+fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = (u16, &str, &Encapsulation)> {
+    spec.vlinks.iter().flat_map(move |vlink| {
+        [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)].into_iter().filter_map(move |ends| {
+            let (End::Port { node, port }, End::External { interface, by }) = ends else {
+                return None;
+            };
+            let at = spec.nodes.iter().position(|known| known.name == *node)?;
+            let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
+            Some((first as u16 + port, interface.as_str(), by))
+        })
+    })
+}
+
+/// Who may connect for a vnet, and where.
+fn expected(vnet: &KnownVnet) -> Result<HashMap<std::path::PathBuf, Expected>, String> {
+    let mut all = HashMap::new();
+    for node in &vnet.spec.nodes {
+        let guests = node.router.iter().flat_map(|router| &router.guests).map(|guest| {
+            let many = guest.attach == Attach::Memif;
+            (&guest.socket, Who::Guest(guest.number), if many { node.ports.len() } else { 1 })
+        });
+        for (path, who, interfaces) in guests.chain([(&node.tap_socket, Who::Tap, 1)]) {
+            let expected = Expected {
+                vnet: vnet.spec.name.clone(),
+                worker: vnet.worker,
+                slot: vnet.slot,
+                node: node.name.clone(),
+                who,
+                interfaces: interfaces as u32,
+            };
+            if all.insert(path.clone(), expected).is_some() {
+                return Err(format!("socket {} is there twice", path.display()));
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn set_external(core: &mut Core, slot: usize, spec: &mux::External, close: bool) {
+    if core.externals.len() <= slot {
+        core.externals.resize_with(slot + 1, || None);
+    }
+    let made = || External::new(spec.name.clone(), spec.mac, spec.mtu);
+    let external = core.externals[slot].get_or_insert_with(made);
+    external.mac = spec.mac;
+    external.mtu = spec.mtu;
+    if close {
+        external.close(&mut core.packets);
+    }
+}
+
+/// Rings between each two workers.
+fn mesh(wakes: &[Arc<Wake>]) -> Vec<Vec<Option<Neighbour>>> {
+    let count = wakes.len();
+    let mut rings: Vec<Vec<_>> = (0..count)
+        .map(|_| (0..count).map(|_| Some(RingBuffer::new(HANDOVER_FRAMES))).collect())
+        .collect();
+    let mut to: Vec<Vec<_>> = (0..count).map(|_| (0..count).map(|_| None).collect()).collect();
+    let mut from: Vec<Vec<_>> = (0..count).map(|_| (0..count).map(|_| None).collect()).collect();
+    for (a, row) in rings.iter_mut().enumerate() {
+        for (b, ring) in row.iter_mut().enumerate() {
+            if let Some((producer, consumer)) = ring.take().filter(|_| a != b) {
+                to[a][b] = Some(producer);
+                from[b][a] = Some(consumer);
+            }
+        }
+    }
+    let rows = to.into_iter().zip(from);
+    rows.map(|(to, from)| {
+        let ways = to.into_iter().zip(from).zip(wakes);
+        ways.map(|((to, from), wake)| Some(Neighbour { to: to?, from: from?, wake: wake.clone() }))
+            .collect()
+    })
+    .collect()
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        None => error.to_string(),
+        Some(source) => format!("{error}: {}", chain(source)),
+    }
+}
+
+impl AsFd for Mux {
+    /// The packet pool's memory.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.pool.memfd()
+    }
+}

@@ -1,0 +1,116 @@
+//! What all vnets of a worker share: time, packets, external interfaces, and the way to sleep.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use pdp_afxdp::Packet;
+use rustix::event::epoll;
+
+use crate::external::External;
+use crate::packets::Packets;
+use crate::trace::Tracer;
+use crate::wake::Wake;
+
+/// A connection that a worker gave up, for the thread that keeps the control sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    /// The connection's number.
+    pub epoch: u64,
+    /// Why, for the peer.
+    pub reason: String,
+    /// Whether the peer broke the contract.
+    pub fault: bool,
+}
+
+/// Shared by all stages of one worker.
+#[derive(Debug)]
+pub struct Core {
+    /// Nanoseconds since the worker started, as of the beginning of this round.
+    pub now_ns: u64,
+    /// Packets.
+    pub packets: Packets,
+    /// External interfaces by slot.
+    pub externals: Vec<Option<External>>,
+    /// Traces.
+    pub tracer: Tracer,
+    /// Room to collect packets in.
+    pub scratch: Vec<Packet>,
+    epoll: OwnedFd,
+    start: Instant,
+    start_wall_ns: u64,
+    dropped: Sender<Dropped>,
+    keeper: Arc<Wake>,
+}
+
+impl Core {
+    /// `keeper` is woken for what is sent to `dropped`.
+    pub fn new(
+        packets: Packets,
+        dropped: Sender<Dropped>,
+        keeper: Arc<Wake>,
+    ) -> std::io::Result<Self> {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(Self {
+            now_ns: 0,
+            packets,
+            externals: vec![],
+            tracer: Tracer::default(),
+            scratch: vec![],
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            start: Instant::now(),
+            start_wall_ns: wall.as_nanos() as u64,
+            dropped,
+            keeper,
+        })
+    }
+
+    /// Sets the time.
+    pub fn tick(&mut self) {
+        self.now_ns = self.start.elapsed().as_nanos() as u64;
+    }
+
+    /// Time of day as of the beginning of this round, nanoseconds since 1970.
+    pub fn wall_ns(&self) -> u64 {
+        self.start_wall_ns + self.now_ns
+    }
+
+    /// Lets `fd` end the worker's sleep when it is readable.
+    pub fn watch(&self, fd: &impl AsFd) -> std::io::Result<()> {
+        let data = epoll::EventData::new_u64(0);
+        Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
+    }
+
+    /// Takes [`Core::watch`] back; needed before `fd` is closed where another process has it too.
+    pub fn unwatch(&self, fd: &impl AsFd) {
+        // Fails only if it was not watched.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Blocks until something that is watched is readable, at most `nanoseconds`.
+    pub fn sleep(&self, nanoseconds: u64) {
+        let timeout = rustix::event::Timespec {
+            tv_sec: (nanoseconds / 1_000_000_000) as i64,
+            tv_nsec: (nanoseconds % 1_000_000_000) as i64,
+        };
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }];
+        // A signal ends the sleep as well.
+        let _ = epoll::wait(&self.epoll, &mut events, Some(&timeout));
+    }
+
+    /// Has the connection's control socket closed.
+    pub fn drop_connection(&self, dropped: Dropped) {
+        // The keeper ends with the process only.
+        let _ = self.dropped.send(dropped);
+        self.keeper.ring();
+    }
+
+    /// The external interface in `slot`.
+    pub fn external(&mut self, slot: usize) -> Option<&mut External> {
+        self.externals.get_mut(slot)?.as_mut()
+    }
+}

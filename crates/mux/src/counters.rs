@@ -1,0 +1,250 @@
+//! What is counted, and the names of the reasons for which frames are dropped.
+//!
+//! Counters are plain numbers of the worker that owns them. Whoever wants them asks the worker,
+//! which answers between two rounds: what it says is of one moment, and adds up.
+
+use std::collections::BTreeMap;
+
+use pdp_proto::mux;
+use pdp_wire::outer::NotUdp;
+use pdp_wire::tag::{GuestDrop, PuntClass};
+
+macro_rules! reasons {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$doc])* $variant,)* }
+
+        impl $name {
+            /// All, in order.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The name in counters and in the API.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Why a frame of a vnet was dropped; counted at one of its ports.
+    Reason {
+        /// Beyond what may arrive from outside for the vnet.
+        Policed = "policed",
+        /// The port's vlink is down.
+        LinkDown = "link-down",
+        /// Shorter than an Ethernet header.
+        Runt = "runt",
+        /// Longer than the port's MTU allows.
+        TooBig = "too-big",
+        /// No forwarding guest is connected.
+        NoGuest = "no-guest",
+        /// The guest's ring is full.
+        GuestRingFull = "guest-ring-full",
+        /// The guest took frames but completed too few.
+        GuestWindowFull = "guest-window-full",
+        /// Given to a guest that died or was disconnected before it completed it.
+        GuestGone = "guest-gone",
+        /// Beyond the limit of punts of this class.
+        PuntLimitLocal = "punt-limit-local",
+        /// As above.
+        PuntLimitNeighbour = "punt-limit-neighbour",
+        /// As above.
+        PuntLimitException = "punt-limit-exception",
+        /// The node's TAP helper is not connected.
+        NoTap = "no-tap",
+        /// The TAP helper's ring is full.
+        TapRingFull = "tap-ring-full",
+        /// Sent out of a port without a vlink.
+        Unconnected = "unconnected",
+        /// No room in the vlink's queue.
+        QueueFull = "queue-full",
+        /// No route, or no link address of the next hop yet, in the underlay.
+        UnderlayUnresolved = "underlay-unresolved",
+        /// Longer than the underlay carries with the tunnel's headers.
+        UnderlayTooBig = "underlay-too-big",
+        /// The external interface doesn't take more.
+        ExternalRingFull = "external-ring-full",
+        /// The external interface has no sockets.
+        ExternalGone = "external-gone",
+        /// As the guest said.
+        GuestMalformed = "guest-malformed",
+        /// As the guest said.
+        GuestNoRoute = "guest-no-route",
+        /// As the guest said.
+        GuestBlackhole = "guest-blackhole",
+        /// As the guest said.
+        GuestPortDown = "guest-port-down",
+        /// As the guest said.
+        GuestNotForUs = "guest-not-for-us",
+        /// As the guest said.
+        GuestPolicy = "guest-policy",
+        /// As the guest said.
+        GuestNoBuffer = "guest-no-buffer",
+    }
+}
+
+impl From<GuestDrop> for Reason {
+    fn from(reason: GuestDrop) -> Self {
+        match reason {
+            GuestDrop::Malformed => Self::GuestMalformed,
+            GuestDrop::NoRoute => Self::GuestNoRoute,
+            GuestDrop::Blackhole => Self::GuestBlackhole,
+            GuestDrop::PortDown => Self::GuestPortDown,
+            GuestDrop::NotForUs => Self::GuestNotForUs,
+            GuestDrop::Policy => Self::GuestPolicy,
+            GuestDrop::NoBuffer => Self::GuestNoBuffer,
+        }
+    }
+}
+
+impl From<PuntClass> for Reason {
+    fn from(class: PuntClass) -> Self {
+        match class {
+            PuntClass::Local => Self::PuntLimitLocal,
+            PuntClass::Neighbour => Self::PuntLimitNeighbour,
+            PuntClass::Exception => Self::PuntLimitException,
+        }
+    }
+}
+
+reasons! {
+    /// Why a frame from outside was dropped before it was known whose it is.
+    OuterReason {
+        /// Outer lengths or versions contradict each other.
+        Malformed = "malformed",
+        /// The outer IPv4 header's checksum is wrong.
+        HeaderChecksum = "header-checksum",
+        /// An outer fragment.
+        Fragment = "fragment",
+        /// Not UDP, and no vlink takes the whole interface.
+        NotATunnel = "not-a-tunnel",
+        /// UDP that no vlink takes.
+        UnknownTunnel = "unknown-tunnel",
+        /// A link address that is not ours.
+        OtherMac = "other-mac",
+        /// The outer UDP checksum is wrong, or missing where it must be.
+        UdpChecksum = "udp-checksum",
+        /// No VXLAN header, or without a valid identifier.
+        VxlanHeader = "vxlan-header",
+        /// The worker that owns the vnet is too far behind.
+        HandoverFull = "handover-full",
+        /// The vnet changed while the frame was on its way to its worker.
+        Stale = "stale",
+    }
+}
+
+impl From<NotUdp> for OuterReason {
+    fn from(reason: NotUdp) -> Self {
+        match reason {
+            NotUdp::Other => Self::NotATunnel,
+            NotUdp::Malformed => Self::Malformed,
+            NotUdp::HeaderChecksum => Self::HeaderChecksum,
+            NotUdp::Fragment => Self::Fragment,
+        }
+    }
+}
+
+/// Counters of a port; see [`mux::PortStats`].
+#[derive(Clone, Debug, Default)]
+pub struct PortCounters {
+    /// Frames that arrived by the vlink.
+    pub received: u64,
+    /// Their bytes.
+    pub received_bytes: u64,
+    /// Frames that began here.
+    pub made: u64,
+    /// Frames that left by the vlink.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames handed to the TAP.
+    pub punted: u64,
+    /// Frames that ended in a guest.
+    pub consumed: u64,
+    /// Frames that a capture did not get.
+    pub capture_missed: u64,
+    dropped: [u64; Reason::ALL.len()],
+}
+
+impl PortCounters {
+    /// Counts a dropped frame.
+    pub fn drop(&mut self, reason: Reason) {
+        self.dropped[reason as usize] += 1;
+    }
+
+    /// For the API: reasons that never occurred are left out.
+    pub fn stats(&self) -> mux::PortStats {
+        mux::PortStats {
+            received: self.received,
+            received_bytes: self.received_bytes,
+            made: self.made,
+            sent: self.sent,
+            sent_bytes: self.sent_bytes,
+            punted: self.punted,
+            consumed: self.consumed,
+            dropped: named(Reason::ALL.iter().map(|reason| reason.name()), &self.dropped),
+            capture_missed: self.capture_missed,
+        }
+    }
+}
+
+/// A worker's counters of an external interface; see [`mux::ExternalStats`].
+#[derive(Clone, Debug, Default)]
+pub struct ExternalCounters {
+    /// Frames received.
+    pub received: u64,
+    /// Frames sent.
+    pub sent: u64,
+    dropped: [u64; OuterReason::ALL.len()],
+}
+
+impl ExternalCounters {
+    /// Counts a dropped frame.
+    pub fn drop(&mut self, reason: OuterReason) {
+        self.dropped[reason as usize] += 1;
+    }
+
+    /// Adds them to what other workers counted.
+    pub fn add_to(&self, stats: &mut mux::ExternalStats) {
+        stats.received += self.received;
+        stats.sent += self.sent;
+        let names = OuterReason::ALL.iter().map(|reason| reason.name());
+        for (name, count) in named(names, &self.dropped) {
+            *stats.dropped.entry(name).or_default() += count;
+        }
+    }
+}
+
+fn named<'a>(names: impl Iterator<Item = &'a str>, counts: &[u64]) -> BTreeMap<String, u64> {
+    let occurred = names.zip(counts).filter(|(_, count)| **count > 0);
+    occurred.map(|(name, count)| (name.to_string(), *count)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_reasons_keep_their_names() {
+        for reason in GuestDrop::ALL {
+            assert_eq!(Reason::from(reason).name(), reason.name());
+        }
+        for class in PuntClass::ALL {
+            assert_eq!(Reason::from(class).name(), format!("punt-limit-{}", class.name()));
+        }
+    }
+
+    #[test]
+    fn each_reason_has_its_own_counter() {
+        let mut counters = PortCounters::default();
+        for (times, reason) in Reason::ALL.iter().enumerate() {
+            (0..=times).for_each(|_| counters.drop(*reason));
+        }
+        let dropped = counters.stats().dropped;
+        for (times, reason) in Reason::ALL.iter().enumerate() {
+            assert_eq!(dropped[reason.name()], times as u64 + 1);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What a vlink's frames look like outside, and where they go.
+//!
+//! The outer header is written here, from what was configured and from the host's neighbours, so
+//! that no tenant can forge it. UDP source ports of VXLAN come from the inner flow, so that the
+//! underlay can spread flows (RFC 7348 section 5).
+
+use std::sync::Arc;
+
+use pdp_afxdp::Packet;
+use pdp_proto::mux::Encapsulation;
+use pdp_wire::{ether, flow, outer, vxlan};
+
+use crate::counters::Reason;
+use crate::underlay::NextHop;
+
+/// First source port of VXLAN; as many follow, up to 65,535 (RFC 6335's dynamic ports).
+const SOURCE_PORT_FIRST: u16 = 49152;
+
+/// The far side of a port's vlink.
+#[derive(Debug)]
+pub enum Way {
+    /// Another port of the vnet, counted over all its nodes.
+    Port(u16),
+    /// Out of an external interface.
+    Outside(Outside),
+}
+
+/// The outside end of a vlink.
+#[derive(Debug)]
+pub struct Outside {
+    /// Slot of the external interface.
+    pub external: usize,
+    /// Spreads vlinks over the interface's queues; frames of one vlink keep their order.
+    pub spread: usize,
+    tunnel: Option<Tunnel>,
+}
+
+#[derive(Debug)]
+struct Tunnel {
+    template: outer::Template,
+    next_hop: Arc<NextHop>,
+    vxlan: bool,
+}
+
+impl Outside {
+    /// By `by` on the interface in slot `external`. `next_hop` is asked for tunnels only. `None`
+    /// if the tunnel's addresses are of different families.
+    pub fn new(
+        external: usize,
+        spread: usize,
+        by: &Encapsulation,
+        next_hop: impl FnOnce() -> Arc<NextHop>,
+    ) -> Option<Self> {
+        let (template, vxlan) = match *by {
+            Encapsulation::Interface => return Some(Self { external, spread, tunnel: None }),
+            Encapsulation::Vxlan { local, remote, port, vni } => {
+                let ports = [SOURCE_PORT_FIRST, port];
+                (outer::Template::new(local, remote, ports, &vxlan::emit(vni))?, true)
+            }
+            Encapsulation::Udp { local, remote, local_port, remote_port } => {
+                (outer::Template::new(local, remote, [local_port, remote_port], &[])?, false)
+            }
+        };
+        Some(Self {
+            external,
+            spread,
+            tunnel: Some(Tunnel { template, next_hop: next_hop(), vxlan }),
+        })
+    }
+
+    /// Puts the outer headers before the frame in `packet`; `mac` and `mtu` are the interface's.
+    /// On an error the packet is as it was.
+    pub fn wrap(&self, packet: &mut Packet, mac: [u8; 6], mtu: u32) -> Result<(), Reason> {
+        let Some(tunnel) = &self.tunnel else {
+            let fits = ether::payload_len(packet.bytes()) <= mtu as usize;
+            return if fits { Ok(()) } else { Err(Reason::UnderlayTooBig) };
+        };
+        let template = &tunnel.template;
+        if template.packet_bytes(packet.len()) > mtu as usize {
+            return Err(Reason::UnderlayTooBig);
+        }
+        let to = tunnel.next_hop.mac().ok_or(Reason::UnderlayUnresolved)?;
+        let source_port = tunnel.vxlan.then(|| {
+            SOURCE_PORT_FIRST | (flow::ip(packet.bytes()) as u16 & (u16::MAX - SOURCE_PORT_FIRST))
+        });
+        packet.prepend(template.len()).ok_or(Reason::UnderlayTooBig)?;
+        let written = template.write(packet.bytes_mut(), to, mac, source_port);
+        if written.is_none() {
+            let _ = packet.advance(template.len());
+        }
+        written.ok_or(Reason::UnderlayTooBig)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pdp_afxdp::Pool;
+
+    #[test]
+    fn mtu_and_neighbour_are_needed_and_the_frame_stays_whole() {
+        let (_pool, mut packets) = Pool::new(1).unwrap();
+        let packet = &mut packets[0];
+        packet.set_len(1000).unwrap();
+        packet.bytes_mut().fill(7);
+        let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let by = Encapsulation::Vxlan { local, remote, port: 4789, vni: 5 };
+        let hop = Arc::new(NextHop::default());
+        let outside = Outside::new(0, 0, &by, || hop.clone()).unwrap();
+        assert_eq!(outside.wrap(packet, [1; 6], 1035), Err(Reason::UnderlayTooBig));
+        assert_eq!(outside.wrap(packet, [1; 6], 1036), Err(Reason::UnderlayUnresolved));
+        hop.resolve(Some([6; 6]));
+        assert_eq!(packet.bytes(), [7; 1000]);
+        assert_eq!(outside.wrap(packet, [1; 6], 1036), Ok(()));
+        assert_eq!(packet.len(), 1050);
+        assert_eq!(packet.bytes()[..12], [6, 6, 6, 6, 6, 6, 1, 1, 1, 1, 1, 1]);
+        let outer = outer::parse(packet.bytes()).unwrap();
+        assert!(outer.remote_port >= SOURCE_PORT_FIRST);
+        assert_eq!(packet.bytes()[outer.payload()][8..], [7; 1000]);
+    }
+
+    #[test]
+    fn flows_have_source_ports_of_their_own() {
+        let (_pool, mut packets) = Pool::new(64).unwrap();
+        let (local, remote) = ("::1".parse().unwrap(), "::2".parse().unwrap());
+        let by = Encapsulation::Vxlan { local, remote, port: 4789, vni: 5 };
+        let hop = Arc::new(NextHop::default());
+        hop.resolve(Some([6; 6]));
+        let outside = Outside::new(0, 0, &by, || hop).unwrap();
+        let ports: std::collections::HashSet<u16> = packets
+            .iter_mut()
+            .map(|packet| {
+                packet.set_len(60).unwrap();
+                let number = packet.number() as u64;
+                packet.bytes_mut()[..8].copy_from_slice(&number.to_be_bytes());
+                outside.wrap(packet, [1; 6], 1500).unwrap();
+                outer::parse(packet.bytes()).unwrap().remote_port
+            })
+            .collect();
+        assert!(ports.len() > 55);
+    }
+}

@@ -1,0 +1,36 @@
+//! The mux: PdP's data plane.
+//!
+//! A packet's way, in the order of the files: [`worker`] (the loop, with all stages in one
+//! place), [`external`] (AF_XDP), [`classify`], [`arrive`] ([`police`], punt filters,
+//! [`distribute`], cross), [`dispatch`] (what guests and TAPs send), [`leave`] ([`shape`],
+//! [`encapsulate`], send). Beside it: [`control`] (what pdpd wants), [`keeper`] (memif
+//! connections), [`underlay`] (next hops), [`capture`], [`trace`].
+//!
+//! Promises: every frame that came in or was made is sent, handed to a TAP, consumed by a guest,
+//! or counted under one reason at one port. Nothing that a peer writes is trusted: it is copied,
+//! then checked. No stage allocates, locks or makes a system call for a single packet.
+
+#![forbid(unsafe_code)]
+
+pub mod arrive;
+pub mod capture;
+pub mod check;
+pub mod classify;
+pub mod control;
+pub mod core;
+pub mod counters;
+pub mod dispatch;
+pub mod distribute;
+pub mod encapsulate;
+pub mod external;
+pub mod keeper;
+pub mod leave;
+pub mod packets;
+pub mod peer;
+pub mod police;
+pub mod shape;
+pub mod trace;
+pub mod underlay;
+pub mod vnet;
+pub mod wake;
+pub mod worker;

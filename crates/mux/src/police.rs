@@ -1,0 +1,149 @@
+//! Token buckets: what a rate lets through.
+//!
+//! A bucket is kept as the time at which it will be full again (the generic cell rate algorithm,
+//! ITU-T I.371 annex A), in nanoseconds with 32 bits of fraction, so that no rate is too high or
+//! too low for it and no rounding adds up.
+
+use pdp_proto::mux::Rate;
+
+/// Burst of a limit, as time at its rate.
+pub const LIMIT_BURST_NS: u64 = 10_000_000;
+
+/// Burst of a limit, at least: full frames of 1,500 bytes, or packets.
+pub const LIMIT_BURST_FRAMES_MIN: u64 = 32;
+
+const FRAME_BYTES: u64 = 1514;
+const FRACTION_BITS: u32 = 32;
+const SECOND: u128 = 1_000_000_000 << FRACTION_BITS;
+
+/// One rate, of bytes or of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bucket {
+    /// Time that one unit takes.
+    step: u128,
+    /// How far ahead of now the bucket may run.
+    burst: u128,
+    /// When it is full again.
+    full_at: u128,
+}
+
+impl Bucket {
+    /// `None` for a rate of 0: no limit.
+    fn new(units_per_second: u64, burst_ns: u64, burst_units_min: u64) -> Option<Self> {
+        let step = SECOND.checked_div(u128::from(units_per_second))?;
+        let burst = (u128::from(burst_ns) << FRACTION_BITS).max(step * u128::from(burst_units_min));
+        Some(Self { step, burst, full_at: 0 })
+    }
+
+    /// When `units` may go, if not now.
+    fn wait(&self, now: u128, units: u64) -> Option<u128> {
+        let after = self.full_at.max(now) + self.step * u128::from(units);
+        (after > now + self.burst).then(|| after - self.burst)
+    }
+
+    fn take(&mut self, now: u128, units: u64) {
+        self.full_at = self.full_at.max(now) + self.step * u128::from(units);
+    }
+}
+
+/// A limit on bits and packets a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBucket {
+    bytes: Option<Bucket>,
+    packets: Option<Bucket>,
+}
+
+impl TokenBucket {
+    /// A limit with the burst of limits: [`LIMIT_BURST_NS`], [`LIMIT_BURST_FRAMES_MIN`].
+    pub fn limit(rate: Rate) -> Self {
+        Self::new(rate, LIMIT_BURST_NS, LIMIT_BURST_FRAMES_MIN)
+    }
+
+    /// Starts full: `burst_ns` of the rate, but at least `frames_min` full frames.
+    pub fn new(rate: Rate, burst_ns: u64, frames_min: u64) -> Self {
+        // A rate below one byte a second is not distinguished from one byte a second.
+        let bytes = if rate.bps == 0 { 0 } else { (rate.bps / 8).max(1) };
+        Self {
+            bytes: Bucket::new(bytes, burst_ns, frames_min * FRAME_BYTES),
+            packets: Bucket::new(rate.pps, burst_ns, frames_min),
+        }
+    }
+
+    /// Whether a frame of `bytes` may pass at `now_ns`; if so, it is charged. If not, when.
+    pub fn take(&mut self, now_ns: u64, bytes: usize) -> Result<(), u64> {
+        let now = u128::from(now_ns) << FRACTION_BITS;
+        let bytes = bytes as u64;
+        let waits = [
+            self.bytes.as_ref().and_then(|bucket| bucket.wait(now, bytes)),
+            self.packets.as_ref().and_then(|bucket| bucket.wait(now, 1)),
+        ];
+        if let Some(at) = waits.into_iter().flatten().max() {
+            return Err(u64::try_from((at >> FRACTION_BITS) + 1).unwrap_or(u64::MAX));
+        }
+        if let Some(bucket) = &mut self.bytes {
+            bucket.take(now, bytes);
+        }
+        if let Some(bucket) = &mut self.packets {
+            bucket.take(now, 1);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn no_rate_is_no_limit() {
+        let mut bucket = TokenBucket::limit(Rate { bps: 0, pps: 0 });
+        for _ in 0..1_000_000 {
+            assert_eq!(bucket.take(0, 9000), Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_is_refused_passes_at_the_time_told_and_not_before() {
+        let mut bucket = TokenBucket::new(Rate { bps: 8_000_000, pps: 0 }, 0, 1);
+        assert_eq!(bucket.take(0, 1514), Ok(()));
+        let at = bucket.take(0, 1000).unwrap_err();
+        assert!(bucket.take(at - 2, 1000).is_err());
+        assert_eq!(bucket.take(at, 1000), Ok(()));
+        assert!((999_000..=1_001_000).contains(&at), "{at}");
+    }
+
+    proptest! {
+        /// Against the definition: over every span, no more than rate * span + burst; and a taker
+        /// that always wants gets no less than the rate.
+        #[test]
+        fn the_rate_is_kept(
+            bps in 8_000u64..400_000_000_000, pps in 1u64..50_000_000,
+            sizes in prop::collection::vec(60usize..1514, 1..200), pause_ns in 0u64..100_000,
+        ) {
+            let rate = Rate { bps, pps };
+            let mut bucket = TokenBucket::limit(rate);
+            let (mut now, mut bytes, mut packets) = (1_000u64, 0f64, 0f64);
+            let start = now;
+            for size in sizes.iter().cycle().take(1000) {
+                now += pause_ns;
+                if let Err(at) = bucket.take(now, *size) {
+                    prop_assert!(at > now);
+                    now = at;
+                    prop_assert_eq!(bucket.take(now, *size), Ok(()));
+                }
+                bytes += *size as f64;
+                packets += 1.0;
+                let seconds = (now - start) as f64 / 1e9;
+                let byte_rate = (bps / 8) as f64;
+                let burst_bytes = (byte_rate * 0.01).max(32.0 * 1514.0);
+                let burst_packets = (pps as f64 * 0.01).max(32.0);
+                prop_assert!(bytes <= byte_rate * (seconds + 1e-8) * 1.000001 + burst_bytes + 1.0);
+                prop_assert!(packets <= pps as f64 * (seconds + 1e-8) * 1.000001 + burst_packets + 1.0);
+            }
+            let seconds = (now - start) as f64 / 1e9 - pause_ns as f64 * 1000.0 / 1e9;
+            let at_rate = (bytes / (bps / 8) as f64).max(packets / pps as f64);
+            prop_assert!(seconds <= at_rate + 1e-5, "{seconds} s for {at_rate} s of traffic");
+        }
+    }
+}

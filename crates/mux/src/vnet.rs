@@ -1,0 +1,461 @@
+//! A vnet as its worker has it: nodes, their ports, and how they are joined.
+//!
+//! Made by the control thread from what pdpd wants ([`Vnet::new`]); the worker then moves
+//! everything that lives (connections, queues, counters) from the one it had
+//! ([`Vnet::take_over`]).
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+
+use pdp_afxdp::Packet;
+use pdp_proto::mux::{self, Attach, End, GuestStats, Match, NodeStats, PortName, Rate, VnetStats};
+use pdp_wire::tag::PuntClass;
+
+use crate::capture::Sink;
+use crate::core::Core;
+use crate::counters::{PortCounters, Reason};
+use crate::distribute::Distributor;
+use crate::encapsulate::Way;
+use crate::peer::{self, Guest, Link};
+use crate::police::TokenBucket;
+use crate::shape::{LOCAL_RATE, Shaper};
+use crate::trace::Wish;
+
+/// Ports of all nodes of a vnet.
+pub const PORTS_MAX: usize = 16384;
+
+/// A vnet.
+#[derive(Debug)]
+pub struct Vnet {
+    /// Its slot in the worker.
+    pub slot: u16,
+    /// See [`crate::classify::PortRef`].
+    pub generation: u32,
+    /// Its name.
+    pub name: String,
+    pub(crate) police: Limit,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) ports: Vec<Port>,
+    /// Frames that vlinks inside the node brought, by port.
+    pub(crate) local: Vec<(u16, Packet)>,
+    /// Ports whose vlinks have frames waiting.
+    pub(crate) shaping: Vec<u16>,
+    /// Frames waiting in all vlinks.
+    pub(crate) waiting: usize,
+    pub(crate) turn: usize,
+}
+
+/// A bucket and the rate that it was made for.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    rate: Rate,
+    pub(crate) bucket: TokenBucket,
+}
+
+impl Limit {
+    fn new(rate: Rate) -> Self {
+        Self { rate, bucket: TokenBucket::limit(rate) }
+    }
+
+    fn take_over(&mut self, old: &Self) {
+        if old.rate == self.rate {
+            self.bucket = old.bucket;
+        }
+    }
+}
+
+/// A vrouter or a host.
+#[derive(Debug)]
+pub(crate) struct Node {
+    name: String,
+    /// Its first port among the vnet's.
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    pub(crate) tap: Option<Link>,
+    pub(crate) router: Option<Router>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Router {
+    pub(crate) guests: Vec<Guest>,
+    pub(crate) distributor: Distributor,
+    pub(crate) filters: Vec<(Vec<Match>, PuntClass)>,
+}
+
+impl Router {
+    /// Shares frames out among those who are connected now.
+    pub(crate) fn redistribute(&mut self) {
+        let guests = self.guests.iter().enumerate();
+        self.distributor.set_members(guests.filter_map(|(at, guest)| guest.member(at)).collect());
+    }
+}
+
+/// A port of a node.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) name: String,
+    pub(crate) node: usize,
+    /// The vport: its place in the node.
+    pub(crate) index: u16,
+    pub(crate) mtu: u32,
+    pub(crate) counters: PortCounters,
+    pub(crate) punts: [Limit; 3],
+    pub(crate) link: Option<PortLink>,
+    pub(crate) captures: Vec<Sink>,
+    pub(crate) wish: Option<Wish>,
+}
+
+/// A port's end of its vlink.
+#[derive(Debug)]
+pub(crate) struct PortLink {
+    pub(crate) up: bool,
+    pub(crate) way: Way,
+    pub(crate) shaper: Shaper,
+    /// Name of the vlink and its other end, to know it again.
+    identity: (String, End),
+}
+
+/// Who connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Who {
+    /// The node's TAP helper.
+    Tap,
+    /// The forwarding guest with this number.
+    Guest(u32),
+}
+
+impl Vnet {
+    /// As `spec` says; `outside` makes the outside ends. What `spec` refers to exists: see
+    /// [`crate::check`].
+    pub fn new(
+        spec: &mux::Vnet,
+        slot: u16,
+        generation: u32,
+        mut outside: impl FnMut(usize, &End) -> Option<Way>,
+    ) -> Self {
+        let mut nodes = Vec::new();
+        let mut ports = Vec::new();
+        for node in &spec.nodes {
+            let limits = node.router.as_ref().map(|router| router.punt_limits);
+            let none = Rate { bps: 0, pps: 0 };
+            for (index, port) in node.ports.iter().enumerate() {
+                ports.push(Port {
+                    name: port.name.clone(),
+                    node: nodes.len(),
+                    index: index as u16,
+                    mtu: port.mtu,
+                    counters: PortCounters::default(),
+                    punts: limits.unwrap_or([none; 3]).map(Limit::new),
+                    link: None,
+                    captures: vec![],
+                    wish: None,
+                });
+            }
+            nodes.push(Node {
+                name: node.name.clone(),
+                first: ports.len() - node.ports.len(),
+                count: node.ports.len(),
+                tap: None,
+                router: node.router.as_ref().map(|router| new_router(router, node.ports.len())),
+            });
+        }
+        let mut vnet = Self {
+            slot,
+            generation,
+            name: spec.name.clone(),
+            police: Limit::new(spec.police.unwrap_or(Rate { bps: 0, pps: 0 })),
+            nodes,
+            ports,
+            local: vec![],
+            shaping: vec![],
+            waiting: 0,
+            turn: 0,
+        };
+        for (number, vlink) in spec.vlinks.iter().enumerate() {
+            for (near, far) in [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)] {
+                let Some(at) = vnet.port_of(near) else { continue };
+                let way = match vnet.port_of(far) {
+                    Some(far) => Some(Way::Port(far as u16)),
+                    None => outside(number, far),
+                };
+                let default = if matches!(way, Some(Way::Port(_))) {
+                    LOCAL_RATE
+                } else {
+                    Rate { bps: 0, pps: 0 }
+                };
+                let rate = vlink.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
+                vnet.ports[at].link = way.map(|way| PortLink {
+                    up: vlink.up,
+                    way,
+                    shaper: Shaper::new(rate, vlink.queue_frames),
+                    identity: (vlink.name.clone(), far.clone()),
+                });
+            }
+        }
+        vnet
+    }
+
+    fn port_of(&self, end: &End) -> Option<usize> {
+        match end {
+            End::Port { node, port } => {
+                let node = self.nodes.iter().find(|known| known.name == *node)?;
+                Some(node.first + usize::from(*port)).filter(|_| usize::from(*port) < node.count)
+            }
+            End::External { .. } => None,
+        }
+    }
+
+    /// The port with this name, counted over all nodes.
+    pub fn port_named(&self, name: &PortName) -> Option<u16> {
+        let is_it = |port: &Port| self.nodes[port.node].name == name.node && port.name == name.port;
+        self.ports.iter().position(is_it).map(|at| at as u16)
+    }
+
+    /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends.
+    pub fn take_over(&mut self, mut old: Vnet, core: &mut Core) {
+        while !old.local.is_empty() {
+            old.arrivals(core);
+        }
+        self.police.take_over(&old.police);
+        for was in &mut old.nodes {
+            let ports = &mut old.ports[was.first..was.first + was.count];
+            let names = ports.iter().map(|port| &port.name);
+            let is_it = |node: &&mut Node| {
+                let kept = self.ports[node.first..].iter().take(node.count);
+                node.name == was.name
+                    && node.count >= was.count
+                    && kept.zip(names.clone()).all(|(kept, name)| kept.name == *name)
+            };
+            let Some(node) = self.nodes.iter_mut().find(is_it) else {
+                end_node(was, ports, core);
+                continue;
+            };
+            for (port, was) in self.ports[node.first..].iter_mut().zip(ports) {
+                take_over_port(port, was, core);
+            }
+            node.tap = was.tap.take();
+            take_over_guests(node, was.router.take(), &mut self.ports, core);
+        }
+        let waiting = |port: &Port| port.link.as_ref().map_or(0, |link| link.shaper.waiting());
+        self.waiting = self.ports.iter().map(waiting).sum();
+        let at = (0..).zip(&self.ports).filter(|(_, port)| waiting(port) > 0);
+        self.shaping = at.map(|(at, _)| at).collect();
+    }
+
+    /// Ends all of it.
+    pub fn end(mut self, core: &mut Core) {
+        for (_, packet) in self.local.drain(..) {
+            core.packets.give(packet);
+        }
+        for node in &mut self.nodes {
+            end_node(node, &mut self.ports[node.first..node.first + node.count], core);
+        }
+    }
+
+    /// Takes a connection in. Gives it back if nobody is expected there, or somebody is there.
+    pub fn attach(
+        &mut self,
+        node: &str,
+        who: Who,
+        interface: u32,
+        link: Link,
+        core: &Core,
+    ) -> Result<(), Link> {
+        let Some(place) = self.place(node, who, interface) else { return Err(link) };
+        if place.is_some() || core.watch(&link.rx.as_fd()).is_err() {
+            return Err(link);
+        }
+        *place = Some(link);
+        self.redistribute(node);
+        Ok(())
+    }
+
+    fn place(&mut self, node: &str, who: Who, interface: u32) -> Option<&mut Option<Link>> {
+        let node = self.nodes.iter_mut().find(|known| known.name == node)?;
+        match who {
+            Who::Tap => (interface == 0).then_some(&mut node.tap),
+            Who::Guest(number) => {
+                let guests = &mut node.router.as_mut()?.guests;
+                let guest = guests.iter_mut().find(|guest| guest.spec.number == number)?;
+                guest.links.get_mut(interface as usize)
+            }
+        }
+    }
+
+    fn redistribute(&mut self, node: &str) {
+        let node = self.nodes.iter_mut().find(|known| known.name == node);
+        if let Some(router) = node.and_then(|node| node.router.as_mut()) {
+            router.redistribute();
+        }
+    }
+
+    /// Lets go of the connection with this number, whose peer hung up.
+    pub fn detach(&mut self, epoch: u64, core: &mut Core) {
+        let is_it = |link: &Option<Link>| link.as_ref().is_some_and(|link| link.epoch == epoch);
+        for at in 0..self.nodes.len() {
+            let node = &mut self.nodes[at];
+            if is_it(&node.tap) {
+                return self.lose_tap(at, core, None);
+            }
+            let guests = node.router.iter().flat_map(|router| router.guests.iter().enumerate());
+            let found = guests.flat_map(|(guest, g)| {
+                g.links.iter().enumerate().map(move |(at, link)| (guest, at, link))
+            });
+            let found = found.filter(|(_, _, link)| is_it(link)).map(|(guest, at, _)| (guest, at));
+            if let Some((guest, link)) = found.last() {
+                return self.lose_guest(at, guest, link, core, None);
+            }
+        }
+    }
+
+    /// The TAP helper of a node is gone, or is to go: `fault` says why.
+    pub(crate) fn lose_tap(&mut self, node: usize, core: &mut Core, fault: Option<String>) {
+        if let Some(link) = self.nodes[node].tap.take() {
+            let reason = fault.as_deref().unwrap_or("gone");
+            peer::release(link, core, reason, fault.is_some());
+        }
+    }
+
+    /// A guest's connection is gone, or is to go: `fault` says why. What it had is lost.
+    pub(crate) fn lose_guest(
+        &mut self,
+        node: usize,
+        guest: usize,
+        link: usize,
+        core: &mut Core,
+        fault: Option<String>,
+    ) {
+        let node = &mut self.nodes[node];
+        let Some(router) = &mut node.router else { return };
+        let guest = &mut router.guests[guest];
+        if let Some(link) = guest.links[link].take() {
+            let reason = fault.as_deref().unwrap_or("gone");
+            peer::release(link, core, reason, fault.is_some());
+        }
+        if let Some(fault) = fault {
+            guest.stats.faults += 1;
+            guest.stats.last_fault = Some(fault);
+        }
+        for vport in guest.outstanding.drain(..) {
+            self.ports[node.first + usize::from(vport)].counters.drop(Reason::GuestGone);
+        }
+        router.redistribute();
+    }
+
+    /// Every connection, for sleeping.
+    pub(crate) fn links(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.nodes.iter_mut().flat_map(|node| {
+            let guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
+            node.tap.iter_mut().chain(guests.flat_map(|guest| guest.links.iter_mut().flatten()))
+        })
+    }
+
+    /// Whether a peer is connected whose doorbell can't be relied on.
+    pub(crate) fn has_unsure_peer(&self) -> bool {
+        let guests = self.nodes.iter().flat_map(|node| &node.router).flat_map(|r| &r.guests);
+        guests.into_iter().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
+    }
+
+    /// Counters, all of this moment.
+    pub fn stats(&self) -> VnetStats {
+        VnetStats {
+            nodes: self
+                .nodes
+                .iter()
+                .map(|node| (node.name.clone(), self.node_stats(node)))
+                .collect(),
+        }
+    }
+
+    fn node_stats(&self, node: &Node) -> NodeStats {
+        let ports = &self.ports[node.first..node.first + node.count];
+        let waiting = |port: &Port| port.link.as_ref().map_or(0, |link| link.shaper.waiting());
+        let guests = node.router.iter().flat_map(|router| &router.guests);
+        let outstanding: usize = guests.clone().map(|guest| guest.outstanding.len()).sum();
+        NodeStats {
+            ports: ports.iter().map(|port| (port.name.clone(), port.counters.stats())).collect(),
+            guests: guests
+                .map(|guest| {
+                    let connected = guest.is_connected();
+                    (guest.spec.number, GuestStats { connected, ..guest.stats.clone() })
+                })
+                .collect::<BTreeMap<_, _>>(),
+            in_flight: (outstanding + ports.iter().map(waiting).sum::<usize>()) as u64,
+            tap_connected: node.tap.is_some(),
+        }
+    }
+}
+
+fn new_router(spec: &mux::Router, ports: usize) -> Router {
+    let filters = spec
+        .punt_filters
+        .iter()
+        .filter_map(|filter| Some((filter.matches.clone(), PuntClass::from_code(filter.class)?)));
+    Router {
+        guests: spec.guests.iter().map(|guest| Guest::new(guest.clone(), ports)).collect(),
+        distributor: Distributor::new(spec.policy, spec.flow.clone()),
+        filters: filters.collect(),
+    }
+}
+
+fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
+    port.counters = std::mem::take(&mut was.counters);
+    port.captures = std::mem::take(&mut was.captures);
+    port.wish = was.wish.take();
+    for (limit, was) in port.punts.iter_mut().zip(&was.punts) {
+        limit.take_over(was);
+    }
+    let Some(mut was) = was.link.take() else { return };
+    let mut lost: Vec<Packet> = Vec::new();
+    match &mut port.link {
+        Some(link) if link.up && link.identity == was.identity => {
+            lost.extend(link.shaper.take_over(was.shaper));
+        }
+        _ => lost.extend(was.shaper.drain()),
+    }
+    for packet in lost {
+        port.counters.drop(Reason::LinkDown);
+        core.tracer.end(packet.mark, "drop", || Reason::LinkDown.name().into());
+        core.packets.give(packet);
+    }
+}
+
+fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], core: &mut Core) {
+    for was in old.into_iter().flat_map(|router| router.guests) {
+        let mut guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
+        let same = guests.find(|guest| {
+            (guest.spec.number, guest.spec.attach, &guest.spec.socket)
+                == (was.spec.number, was.spec.attach, &was.spec.socket)
+        });
+        if let Some(guest) = same {
+            guest.outstanding = was.outstanding;
+            guest.stats = was.stats;
+            for (place, link) in guest.links.iter_mut().zip(was.links) {
+                *place = link;
+            }
+            continue;
+        }
+        for vport in &was.outstanding {
+            ports[node.first + usize::from(*vport)].counters.drop(Reason::GuestGone);
+        }
+        for link in was.links.into_iter().flatten() {
+            peer::release(link, core, "no guest of this vrouter any more", false);
+        }
+    }
+    if let Some(router) = &mut node.router {
+        router.redistribute();
+    }
+}
+
+fn end_node(node: &mut Node, ports: &mut [Port], core: &mut Core) {
+    for mut link in ports.iter_mut().filter_map(|port| port.link.take()) {
+        for packet in link.shaper.drain() {
+            core.tracer.end(packet.mark, "drop", || "the node was removed".into());
+            core.packets.give(packet);
+        }
+    }
+    let guests = node.router.take().into_iter().flat_map(|router| router.guests);
+    for link in guests.flat_map(|guest| guest.links.into_iter().flatten()).chain(node.tap.take()) {
+        peer::release(link, core, "the node was removed", false);
+    }
+}
