@@ -96,6 +96,11 @@ impl Buf {
         self.len == 0
     }
 
+    /// Bytes that it can be made long by [`Self::set_len`].
+    pub fn capacity(&self) -> usize {
+        (self.capacity - self.start) as usize
+    }
+
     /// Whether the frame goes on in the next buffer received.
     pub fn continues(&self) -> bool {
         self.more
@@ -124,7 +129,7 @@ impl Buf {
     /// Makes it `bytes` long, cut or with undefined bytes at the end; false (nothing done) if
     /// there is no room.
     pub fn set_len(&mut self, bytes: usize) -> bool {
-        if bytes > (self.capacity - self.start) as usize {
+        if bytes > self.capacity() {
             return false;
         }
         self.len = bytes as u32;
