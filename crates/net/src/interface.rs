@@ -1,8 +1,13 @@
 //! Facts about interfaces of this network namespace.
 
-use ipnet::IpNet;
 
-use crate::error::Result;
+use futures::TryStreamExt;
+use ipnet::IpNet;
+use rtnetlink::packet_route::address::AddressAttribute;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
+
+use crate::error::{Error, Result};
+use crate::netlink::{converse, refused};
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +33,42 @@ pub struct Interface {
 impl Interface {
     /// The interface of this name.
     pub fn by_name(name: &str) -> Result<Self> {
-        todo!("{name}")
+        converse(|handle| async move {
+            let none = || Error::NoInterface(name.to_owned());
+            let mut links = handle.link().get().match_name(name.to_owned()).execute();
+            let link = links.try_next().await.map_err(|_| none())?.ok_or_else(none)?;
+            let mut interface = Self {
+                name: name.to_owned(),
+                index: link.header.index,
+                mac: [0; 6],
+                mtu: 0,
+                up: link.header.flags.contains(LinkFlags::Up),
+                lower_up: link.header.flags.contains(LinkFlags::LowerUp),
+                receive_queues: 1,
+                addresses: Vec::new(),
+            };
+            for attribute in link.attributes {
+                match attribute {
+                    LinkAttribute::Address(mac) => {
+                        interface.mac = mac.try_into().unwrap_or_default();
+                    }
+                    LinkAttribute::Mtu(mtu) => interface.mtu = mtu,
+                    LinkAttribute::NumRxQueues(count) => interface.receive_queues = count,
+                    _ => {}
+                }
+            }
+            let mut addresses =
+                handle.address().get().set_link_index_filter(interface.index).execute();
+            while let Some(address) =
+                addresses.try_next().await.map_err(refused("read the addresses of", name))?
+            {
+                let length = address.header.prefix_len;
+                interface.addresses.extend(address.attributes.iter().filter_map(|a| match a {
+                    AddressAttribute::Address(ip) => IpNet::new(*ip, length).ok(),
+                    _ => None,
+                }));
+            }
+            Ok(interface)
+        })
     }
 }

@@ -6,6 +6,7 @@
 mod error;
 pub mod ethtool;
 pub mod interface;
+mod netlink;
 pub mod netns;
 pub mod probe;
 pub mod sysctl;

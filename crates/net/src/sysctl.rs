@@ -1,16 +1,51 @@
 //! Sysctls of network namespaces.
 
+use std::fs;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 
-use crate::error::Result;
+use crate::error::{Context, Result};
+use crate::netns::within;
 
 /// Sets a sysctl of a network namespace, e.g. `net.ipv4.ip_forward`; `.` in an interface's name is
 /// written `/` as with sysctl(8).
 pub fn set(netns: BorrowedFd<'_>, key: &str, value: &str) -> Result<()> {
-    todo!("{netns:?} {key} {value}")
+    within(netns, || set_here(key, value))
 }
 
 /// Reads a sysctl of a network namespace, without the line's end.
 pub fn get(netns: BorrowedFd<'_>, key: &str) -> Result<String> {
-    todo!("{netns:?} {key}")
+    within(netns, || {
+        let value = fs::read_to_string(path(key)).on("read sysctl", key)?;
+        Ok(value.trim_end().to_owned())
+    })
+}
+
+/// Sets a sysctl of the calling thread's network namespace.
+pub(crate) fn set_here(key: &str, value: &str) -> Result<()> {
+    fs::write(path(key), value).on("set sysctl", key)
+}
+
+/// /proc/sys/net is that of the thread that opens it.
+fn path(key: &str) -> PathBuf {
+    let swapped: String = key
+        .chars()
+        .map(|c| match c {
+            '.' => '/',
+            '/' => '.',
+            other => other,
+        })
+        .collect();
+    PathBuf::from("/proc/sys").join(swapped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dot_in_an_interface_name_stays_one() {
+        let want = PathBuf::from("/proc/sys/net/ipv4/conf/eth0.5/rp_filter");
+        assert_eq!(path("net.ipv4.conf.eth0/5.rp_filter"), want);
+    }
 }

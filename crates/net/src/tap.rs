@@ -3,12 +3,24 @@
 //! A TAP lives as long as a descriptor of it is open, and its carrier too: whoever is to outlive
 //! the maker needs a copy.
 
+use std::ffi::CStr;
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use ipnet::IpNet;
+use nix::fcntl::{OFlag, open};
+use nix::net::if_::if_nametoindex;
+use nix::sys::stat::Mode;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
+use rtnetlink::{LinkUnspec, RouteMessageBuilder};
 
-use crate::error::Result;
+use crate::error::{Context, Error, Result};
+use crate::netlink::{converse, refused};
+use crate::netns::within;
+use crate::sysctl;
+
+/// Frames that wait for the reader of the descriptor, unless said otherwise.
+const QUEUE_FRAMES: u32 = 1024;
 
 /// A TAP to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,21 +44,114 @@ pub struct TapSpec {
 /// Makes a TAP inside a network namespace and brings it up with carrier. Not persistent: it goes
 /// with its last descriptor. Frames have no header before them (IFF_NO_PI, no IFF_VNET_HDR), so the
 /// kernel writes whole checksums and no giant frames. The descriptor does not block.
+///
+/// IPv6 addresses are usable at once: duplicate address detection is off, since the namespace's
+/// maker gives the addresses.
 pub fn create(netns: BorrowedFd<'_>, spec: &TapSpec) -> Result<OwnedFd> {
-    todo!("{netns:?} {spec:?}")
+    within(netns, || {
+        let tap = open_here(spec)?;
+        sysctl::set_here(&format!("net.ipv6.conf.{}.accept_dad", as_key(&spec.name)), "0")?;
+        let index = if_nametoindex(spec.name.as_str()).on("find", &spec.name)?;
+        converse(|handle| async move {
+            let link = LinkUnspec::new_with_index(index)
+                .address(spec.mac.to_vec())
+                .mtu(spec.mtu)
+                .txqueuelen(spec.queue_frames.unwrap_or(QUEUE_FRAMES))
+                .up()
+                .build();
+            handle.link().set(link).execute().await.map_err(refused("set up", &spec.name))?;
+            for address in &spec.addresses {
+                let mut add = handle.address().add(index, address.addr(), address.prefix_len());
+                add.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+                add.execute().await.map_err(refused("add address", address))?;
+            }
+            for (destination, gateway) in &spec.routes {
+                let route = RouteMessageBuilder::<IpAddr>::new()
+                    .destination_prefix(destination.addr(), destination.prefix_len())
+                    .and_then(|route| route.gateway(*gateway))
+                    .map_err(|error| Error::Invalid {
+                        object: format!("route {destination} via {gateway}"),
+                        text: error.to_string(),
+                    })?
+                    .output_interface(index)
+                    .build();
+                handle.route().add(route).execute().await.map_err(refused(
+                    "add route",
+                    format!("{destination} via {gateway} on {}", spec.name),
+                ))?;
+            }
+            Ok(())
+        })?;
+        Ok(tap)
+    })
+}
+
+/// Opens a new TAP in the calling thread's network namespace.
+fn open_here(spec: &TapSpec) -> Result<OwnedFd> {
+    let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let tap = open("/dev/net/tun", flags, Mode::empty()).on("open", "/dev/net/tun")?;
+    let mut request = named_request(&spec.name)?;
+    request.ifr_ifru.ifru_flags =
+        (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL) as libc::c_short;
+    ioctl(&tap, libc::TUNSETIFF, &raw mut request).on("make TAP", &spec.name)?;
+    if let Some(owner) = spec.owner {
+        // SAFETY: TUNSETOWNER takes the user id as its argument, no pointer.
+        let result = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOWNER, owner as libc::c_ulong) };
+        nix::errno::Errno::result(result).on("give away TAP", &spec.name)?;
+    }
+    Ok(tap)
 }
 
 /// Gives a TAP its carrier or takes it.
 pub fn set_carrier(tap: BorrowedFd<'_>, on: bool) -> Result<()> {
-    todo!("{tap:?} {on}")
+    let mut carrier = libc::c_int::from(on);
+    ioctl(&tap, libc::TUNSETCARRIER, &raw mut carrier).on("set the carrier of", "a TAP")
 }
 
 /// Name of the interface that a descriptor serves.
 pub fn name(tap: BorrowedFd<'_>) -> Result<String> {
-    todo!("{tap:?}")
+    let mut request = named_request("")?;
+    ioctl(&tap, libc::TUNGETIFF, &raw mut request).on("ask for the name of", "a TAP")?;
+    // SAFETY: the kernel wrote a C string of at most IFNAMSIZ bytes; the array is as large.
+    let name = unsafe { CStr::from_ptr(request.ifr_name.as_ptr()) };
+    Ok(name.to_string_lossy().into_owned())
 }
 
 /// Changes the MTU of a TAP by name inside a network namespace.
 pub fn set_mtu(netns: BorrowedFd<'_>, name: &str, mtu: u32) -> Result<()> {
-    todo!("{netns:?} {name} {mtu}")
+    within(netns, || {
+        let index = if_nametoindex(name).on("find", name)?;
+        converse(|handle| async move {
+            let link = LinkUnspec::new_with_index(index).mtu(mtu).build();
+            handle.link().set(link).execute().await.map_err(refused("set the MTU of", name))
+        })
+    })
+}
+
+fn as_key(interface: &str) -> String {
+    interface.replace('.', "/")
+}
+
+pub(crate) fn named_request(name: &str) -> Result<libc::ifreq> {
+    if name.len() >= libc::IFNAMSIZ {
+        return Err(Error::Invalid {
+            object: format!("interface {name}"),
+            text: format!("{} bytes, {} at most", name.len(), libc::IFNAMSIZ - 1),
+        });
+    }
+    // SAFETY: an all-zero `ifreq` is valid: a character array and a union of integers and a
+    // pointer that may be null.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+/// An ioctl whose argument the kernel reads and may write.
+pub(crate) fn ioctl<T>(fd: &impl AsRawFd, request: libc::Ioctl, argument: *mut T) -> nix::Result<()> {
+    // SAFETY: callers give the address of a live, exclusively borrowed value of the type that the
+    // request takes; the kernel keeps no reference to it.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) };
+    nix::errno::Errno::result(result).map(drop)
 }
