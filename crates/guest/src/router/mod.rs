@@ -12,7 +12,11 @@ mod fib;
 mod forward;
 mod group;
 mod mirror;
+#[cfg(test)]
+mod mirror_tests;
 mod neighbour;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 use std::time::Instant;

@@ -1,0 +1,327 @@
+//! The routes client against a mirror that follows a script.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::IpAddr;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ipnet::{IpNet, Ipv4Net};
+use pdp_proto::channel::FrameReader;
+use pdp_proto::routes::{FromGuest, Hop, Resolved, Target, ToGuest, VERSION, decode, encode};
+use tempfile::TempDir;
+
+use super::fib::Fib;
+use super::mirror::Mirror;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A guest's side: tables and client, driven as the runtime does.
+struct Side {
+    fib: Fib,
+    mirror: Mirror,
+    longest: Duration,
+}
+
+impl Side {
+    fn new(path: &PathBuf) -> Self {
+        Self { fib: Fib::default(), mirror: Mirror::new(path, 3), longest: Duration::ZERO }
+    }
+
+    /// Tends until it is so; fails if that takes too long.
+    fn until(&mut self, what: &str, mut so: impl FnMut(&Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !so(self) {
+            let now = Instant::now();
+            assert!(now < end, "not {what}: {:?}", self.mirror.status());
+            let tended = self.mirror.tend(&mut self.fib, now);
+            self.longest = self.longest.max(now.elapsed());
+            if tended != crate::Tended::More {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    }
+
+    fn table(&self) -> BTreeMap<IpNet, Resolved> {
+        let mut cursor = Default::default();
+        let mut table = BTreeMap::new();
+        loop {
+            let routes = self.fib.dump_some(&mut cursor, 7);
+            if routes.is_empty() {
+                return table;
+            }
+            for (prefix, target) in routes {
+                assert_eq!(table.insert(prefix, target), None, "{prefix} twice");
+            }
+        }
+    }
+}
+
+/// The mirror's side of one connection.
+struct Peer {
+    stream: UnixStream,
+    reader: FrameReader,
+    heard: std::vec::IntoIter<FromGuest>,
+}
+
+impl Peer {
+    fn accept(listener: &UnixListener) -> Self {
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut peer = Self { stream, reader: FrameReader::default(), heard: vec![].into_iter() };
+        assert_eq!(peer.hear(), FromGuest::Hello { version: VERSION, guest: 3 });
+        peer
+    }
+
+    fn tell(&mut self, messages: &[ToGuest]) {
+        self.stream.write_all(&encode(messages).unwrap()).unwrap();
+    }
+
+    fn hear(&mut self) -> FromGuest {
+        loop {
+            if let Some(message) = self.heard.next() {
+                return message;
+            }
+            if let Some(frame) = self.reader.next_frame().unwrap() {
+                self.heard = decode(frame).unwrap().into_iter();
+                continue;
+            }
+            assert_ne!(self.reader.read_from(&mut self.stream).unwrap(), 0, "guest left");
+        }
+    }
+
+    /// The next message that is no report of used neighbours.
+    fn barrier(&mut self, number: u64) {
+        self.tell(&[ToGuest::Barrier(number)]);
+        loop {
+            match self.hear() {
+                FromGuest::Used(_) => {}
+                other => return assert_eq!(other, FromGuest::Applied(number)),
+            }
+        }
+    }
+
+    fn dump(&mut self, number: u64) -> BTreeMap<IpNet, Resolved> {
+        self.tell(&[ToGuest::Dump(number)]);
+        let mut table = BTreeMap::new();
+        loop {
+            match self.hear() {
+                FromGuest::Used(_) => {}
+                FromGuest::Table { dump, routes } => {
+                    assert_eq!(dump, number);
+                    table.extend(routes);
+                }
+                FromGuest::TableEnd(dump) => {
+                    assert_eq!(dump, number);
+                    return table;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+fn setup() -> (TempDir, PathBuf, UnixListener) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("routes.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    (directory, path, listener)
+}
+
+/// Runs the mirror's script beside the guest until the script ends.
+fn play<T: Send + 'static>(
+    side: &mut Side,
+    listener: UnixListener,
+    script: impl FnOnce(&UnixListener) -> T + Send + 'static,
+) -> (UnixListener, T) {
+    let thread: JoinHandle<_> = std::thread::spawn(move || {
+        let result = script(&listener);
+        (listener, result)
+    });
+    side.until("through with the script", |_| thread.is_finished());
+    thread.join().unwrap()
+}
+
+fn hop(last: u8) -> Hop {
+    Hop { vport: 1, gateway: Some(IpAddr::from([10, 0, 0, last])), weight: 1 }
+}
+
+fn group(id: u32, last: u8) -> ToGuest {
+    ToGuest::Group { id, hops: vec![hop(last)] }
+}
+
+fn route(prefix: &str, id: u32) -> ToGuest {
+    ToGuest::Route { prefix: prefix.parse().unwrap(), target: Target::Group(id) }
+}
+
+fn to(prefix: &str, last: u8) -> (IpNet, Resolved) {
+    (prefix.parse().unwrap(), Resolved::Hops(vec![hop(last)]))
+}
+
+#[test]
+fn a_snapshot_then_changes_then_another_mirror() {
+    let (_directory, path, listener) = setup();
+    let mut side = Side::new(&path);
+    let (listener, ()) = play(&mut side, listener, |listener| {
+        let mut peer = Peer::accept(listener);
+        peer.tell(&[
+            ToGuest::Begin,
+            group(1, 1),
+            group(2, 2),
+            route("10.1.0.0/16", 1),
+            route("10.2.0.0/16", 2),
+            route("2001:db8::/32", 2),
+            ToGuest::End,
+        ]);
+        peer.barrier(1);
+        let first =
+            BTreeMap::from([to("10.1.0.0/16", 1), to("10.2.0.0/16", 2), to("2001:db8::/32", 2)]);
+        assert_eq!(peer.dump(10), first);
+        peer.tell(&[
+            group(1, 9),
+            ToGuest::RouteGone("10.2.0.0/16".parse().unwrap()),
+            ToGuest::Route { prefix: "0.0.0.0/0".parse().unwrap(), target: Target::Drop },
+        ]);
+        peer.barrier(2);
+        let mut changed = BTreeMap::from([to("10.1.0.0/16", 9), to("2001:db8::/32", 2)]);
+        changed.insert("0.0.0.0/0".parse().unwrap(), Resolved::Drop);
+        assert_eq!(peer.dump(11), changed);
+        // Dies in the middle of another snapshot, which gives old numbers new meanings.
+        drop(peer);
+        let mut peer = Peer::accept(listener);
+        peer.tell(&[ToGuest::Begin, group(1, 2), group(2, 77), route("10.3.0.0/16", 1)]);
+    });
+    side.until("disconnected", |side| !side.mirror.status().connected);
+    let table = side.table();
+    // The tables are what they were, and the one route that was told.
+    assert_eq!(table[&"10.1.0.0/16".parse().unwrap()], Resolved::Hops(vec![hop(9)]));
+    assert_eq!(table[&"2001:db8::/32".parse().unwrap()], Resolved::Hops(vec![hop(2)]));
+    assert_eq!(table[&"10.3.0.0/16".parse().unwrap()], Resolved::Hops(vec![hop(2)]));
+    assert_eq!(table.len(), 4);
+    let (_listener, ()) = play(&mut side, listener, |listener| {
+        let mut peer = Peer::accept(listener);
+        peer.tell(&[ToGuest::Begin, group(5, 5), route("10.1.0.0/16", 5), ToGuest::End]);
+        peer.barrier(3);
+        assert_eq!(peer.dump(12), BTreeMap::from([to("10.1.0.0/16", 5)]));
+    });
+    assert_eq!(side.fib.groups_count(), 1);
+}
+
+#[test]
+fn what_a_snapshot_does_not_name_is_gone() {
+    let (_directory, path, listener) = setup();
+    let mut side = Side::new(&path);
+    let told = |last: u8| {
+        vec![
+            ToGuest::Begin,
+            ToGuest::Forwarding { v4: true, v6: false },
+            ToGuest::Vport(pdp_proto::routes::Vport {
+                index: last.into(),
+                mac: [2; 6],
+                mtu: 1500,
+                up: true,
+            }),
+            ToGuest::Local(IpAddr::from([10, 0, 1, last])),
+            ToGuest::Neighbour {
+                vport: last.into(),
+                address: IpAddr::from([10, 0, 2, last]),
+                mac: Some([2; 6]),
+            },
+            ToGuest::End,
+        ]
+    };
+    play(&mut side, listener, move |listener| {
+        for last in [1, 2] {
+            let mut peer = Peer::accept(listener);
+            peer.tell(&told(last));
+            peer.barrier(1);
+        }
+    });
+    let fib = &side.fib;
+    assert!(fib.vport(1).is_none() && fib.vport(2).is_some());
+    assert!(!fib.is_local_v4(0x0a00_0101) && fib.is_local_v4(0x0a00_0102));
+    assert_eq!(fib.neighbours_count(), 1);
+    assert!(fib.forwards_v4() && !fib.forwards_v6());
+}
+
+#[test]
+fn used_neighbours_are_reported() {
+    let (_directory, path, listener) = setup();
+    let mut side = Side::new(&path);
+    let address = IpAddr::from([10, 0, 0, 1]);
+    side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
+    let way = super::group::Way { vport: 1, gateway: None };
+    assert!(side.fib.link_address(&way, || address).is_some());
+    play(&mut side, listener, move |listener| {
+        let mut peer = Peer::accept(listener);
+        assert_eq!(peer.hear(), FromGuest::Used(vec![(1, address)]));
+    });
+}
+
+#[test]
+fn nonsense_ends_the_connection_and_nothing_else() {
+    let (_directory, path, listener) = setup();
+    let mut side = Side::new(&path);
+    play(&mut side, listener, |listener| {
+        for nonsense in [&[0xff; 64][..], &[3, 0, 0, 0, 9, 9, 9], &[1, 0, 0, 0, 0xff, 0xff]] {
+            let mut peer = Peer::accept(listener);
+            peer.tell(&[route("10.0.0.0/8", 1)]);
+            peer.barrier(1);
+            peer.stream.write_all(nonsense).unwrap();
+            assert_eq!(peer.stream.read(&mut [0; 64]).unwrap(), 0, "hung up");
+        }
+        let mut peer = Peer::accept(listener);
+        // A route to a group that nobody named is the kernel's to judge.
+        let want = BTreeMap::from([("10.0.0.0/8".parse().unwrap(), Resolved::Punt)]);
+        assert_eq!(peer.dump(1), want);
+    });
+}
+
+/// A million routes come, are dumped, and leave by a snapshot that does not name them, while no
+/// single step keeps the guest from its packets for long (the longest is printed).
+#[test]
+fn a_million_routes() {
+    const COUNT: u32 = 1_000_000;
+    let prefix = |number: u32| IpNet::from(Ipv4Net::new((number << 8).into(), 24).unwrap());
+    let (_directory, path, listener) = setup();
+    let mut side = Side::new(&path);
+    let (listener, peer) = play(&mut side, listener, move |listener| {
+        let mut peer = Peer::accept(listener);
+        let groups: Vec<_> = (0..4).map(|id| group(id, id as u8)).collect();
+        peer.tell(&[ToGuest::Begin]);
+        peer.tell(&groups);
+        for first in (0..COUNT).step_by(1000) {
+            let routes = (first..first + 1000).map(|number| ToGuest::Route {
+                prefix: prefix(number),
+                target: Target::Group(number % 4),
+            });
+            peer.tell(&routes.collect::<Vec<_>>());
+        }
+        peer.tell(&[ToGuest::End]);
+        peer.barrier(1);
+        peer
+    });
+    assert_eq!(side.fib.routes_count(), (COUNT as usize, 0));
+    let (listener, ()) = play(&mut side, listener, move |_| {
+        let mut peer = peer;
+        let table = peer.dump(1);
+        assert_eq!(table.len(), COUNT as usize);
+        for number in (0..COUNT).step_by(997) {
+            assert_eq!(table[&prefix(number)], Resolved::Hops(vec![hop((number % 4) as u8)]));
+        }
+    });
+    play(&mut side, listener, move |listener| {
+        let mut peer = Peer::accept(listener);
+        peer.tell(&[ToGuest::Begin, group(1, 1)]);
+        let kept = [0, 5, COUNT - 1]
+            .map(|number| ToGuest::Route { prefix: prefix(number), target: Target::Group(1) });
+        peer.tell(&kept);
+        peer.tell(&[ToGuest::End]);
+        peer.barrier(2);
+        assert_eq!(peer.dump(2).len(), 3);
+    });
+    assert_eq!(side.fib.routes_count(), (3, 0));
+    println!("longest step {:?}, tables {} bytes", side.longest, side.fib.tables_bytes());
+}

@@ -1,0 +1,504 @@
+//! Forwarding against a slow reference that was written from the table in `forward`, one frame at
+//! a time and without any of the router's structures.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use etherparse::PacketBuilder;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use pdp_proto::routes::{Hop, Target, ToGuest, Vport};
+use pdp_wire::tag::{GuestDrop, PuntClass};
+use proptest::prelude::*;
+
+use super::fib::Fib;
+use super::forward::{Decision, Forwarder, Frames};
+
+/// Frames of a test, as the router sees a batch.
+struct List(Vec<(u16, Vec<u8>, Option<Decision>)>);
+
+impl Frames for List {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn vport(&self, frame: usize) -> u16 {
+        self.0[frame].0
+    }
+
+    fn bytes(&self, frame: usize) -> &[u8] {
+        &self.0[frame].1
+    }
+
+    fn bytes_mut(&mut self, frame: usize) -> &mut [u8] {
+        &mut self.0[frame].1
+    }
+
+    fn cut(&mut self, frame: usize, bytes: usize) {
+        self.0[frame].1.truncate(bytes);
+    }
+
+    fn decide(&mut self, frame: usize, decision: Decision) {
+        assert_eq!(self.0[frame].2.replace(decision), None, "decided once");
+    }
+}
+
+/// All that the mirror told.
+#[derive(Clone, Debug)]
+struct World {
+    vports: Vec<Vport>,
+    locals: Vec<IpAddr>,
+    groups: Vec<Vec<Hop>>,
+    routes: Vec<(IpNet, Target)>,
+    neighbours: Vec<(u16, IpAddr, [u8; 6])>,
+    v4: bool,
+    v6: bool,
+}
+
+impl World {
+    fn fib(&self) -> Fib {
+        let mut fib = Fib::default();
+        let mut messages = vec![ToGuest::Begin, ToGuest::Forwarding { v4: self.v4, v6: self.v6 }];
+        messages.extend(self.vports.iter().cloned().map(ToGuest::Vport));
+        messages.extend(self.locals.iter().copied().map(ToGuest::Local));
+        for (id, hops) in self.groups.iter().enumerate() {
+            messages.push(ToGuest::Group { id: id as u32, hops: hops.clone() });
+        }
+        for &(prefix, target) in &self.routes {
+            messages.push(ToGuest::Route { prefix, target });
+        }
+        for &(vport, address, mac) in &self.neighbours {
+            messages.push(ToGuest::Neighbour { vport, address, mac: Some(mac) });
+        }
+        messages.push(ToGuest::End);
+        messages.into_iter().for_each(|message| fib.apply(message));
+        fib
+    }
+
+    /// What may become of a frame; several outcomes where a group has several hops.
+    fn reference(&self, came_by: u16, frame: &[u8]) -> Vec<(Decision, Vec<u8>)> {
+        let same = |decision| vec![(decision, frame.to_vec())];
+        let punt = |class| same(Decision::Punt(class));
+        let drop = |reason| same(Decision::Drop(reason));
+        if frame.len() < 14 {
+            return drop(GuestDrop::Malformed);
+        }
+        let Some(vport) = self.vports.iter().find(|vport| vport.index == came_by) else {
+            return punt(PuntClass::Local);
+        };
+        let kind = frame[12..14].to_vec();
+        let packet = &frame[14..];
+        let whole_v6 = packet.len() >= 40
+            && packet[0] >> 4 == 6
+            && packet.len() >= 40 + usize::from(packet[4]) * 256 + usize::from(packet[5]);
+        let discovery = whole_v6
+            && packet[6] == 58
+            && (packet[4], packet[5]) != (0, 0)
+            && (133..=137).contains(&packet[40]);
+        let (is_v4, is_v6) = (kind == [0x08, 0x00], kind == [0x86, 0xdd]);
+        if frame[0] % 2 == 1 {
+            let neighbour = kind == [0x08, 0x06] || is_v6 && discovery;
+            return punt(if neighbour { PuntClass::Neighbour } else { PuntClass::Local });
+        }
+        if frame[..6] != vport.mac {
+            return drop(GuestDrop::NotForUs);
+        }
+        if kind == [0x08, 0x06] {
+            return punt(PuntClass::Neighbour);
+        }
+        if !is_v4 && !is_v6 {
+            return punt(PuntClass::Local);
+        }
+        let (destination, bytes, exception): (IpAddr, usize, bool);
+        if is_v4 {
+            let Ok(header) = etherparse::Ipv4HeaderSlice::from_slice(packet) else {
+                return drop(GuestDrop::Malformed);
+            };
+            let total = usize::from(header.total_len());
+            if header.to_header().calc_header_checksum() != header.header_checksum()
+                || total < header.slice().len()
+                || total > packet.len()
+            {
+                return drop(GuestDrop::Malformed);
+            }
+            let (to, from) = (header.destination_addr(), header.source_addr());
+            if to.is_multicast() || to.is_broadcast() || self.locals.contains(&to.into()) {
+                return punt(PuntClass::Local);
+            }
+            let bad = |a: Ipv4Addr| {
+                a.is_loopback() || a.is_multicast() || a.octets()[0] == 0 || a.octets()[0] >= 240
+            };
+            if bad(to) || bad(from) {
+                return drop(GuestDrop::Policy);
+            }
+            exception = !self.v4 || !header.options().is_empty() || header.ttl() < 2;
+            (destination, bytes) = (to.into(), total);
+        } else {
+            if !whole_v6 {
+                return drop(GuestDrop::Malformed);
+            }
+            let header = etherparse::Ipv6HeaderSlice::from_slice(packet).unwrap();
+            let (to, from) = (header.destination_addr(), header.source_addr());
+            if to.is_multicast() || to.is_unicast_link_local() || self.locals.contains(&to.into()) {
+                return punt(if discovery { PuntClass::Neighbour } else { PuntClass::Local });
+            }
+            let bad = |a: Ipv6Addr| a.is_loopback() || a.is_unspecified();
+            if bad(to) || bad(from) || from.is_multicast() {
+                return drop(GuestDrop::Policy);
+            }
+            exception = !self.v6
+                || from.is_unicast_link_local()
+                || header.next_header().0 == 0
+                || header.hop_limit() < 2;
+            (destination, bytes) = (to.into(), 40 + usize::from(header.payload_length()));
+        }
+        if exception {
+            return punt(PuntClass::Exception);
+        }
+        // The last of the longest prefixes that cover the destination.
+        let covers = self.routes.iter().filter(|(prefix, _)| prefix.contains(&destination));
+        let hops = match covers.max_by_key(|(prefix, _)| prefix.prefix_len()) {
+            None | Some((_, Target::Punt)) => return punt(PuntClass::Exception),
+            Some((_, Target::Drop)) => return drop(GuestDrop::Blackhole),
+            Some((_, Target::Group(id))) => &self.groups[*id as usize],
+        };
+        let outcomes = hops.iter().map(|hop| {
+            let Some(egress) =
+                self.vports.iter().find(|vport| vport.index == hop.vport && vport.up)
+            else {
+                return (Decision::Punt(PuntClass::Exception), frame.to_vec());
+            };
+            if bytes > egress.mtu as usize {
+                return (Decision::Punt(PuntClass::Exception), frame.to_vec());
+            }
+            let neighbour = (hop.vport, hop.gateway.unwrap_or(destination));
+            let Some(known) = self.neighbours.iter().find(|n| (n.0, n.1) == neighbour) else {
+                return (Decision::Punt(PuntClass::Neighbour), frame.to_vec());
+            };
+            let mut sent = frame[..14 + bytes].to_vec();
+            sent[..6].copy_from_slice(&known.2);
+            sent[6..12].copy_from_slice(&egress.mac);
+            if is_v4 {
+                sent[22] -= 1;
+                let mut header = etherparse::Ipv4Header::from_slice(&sent[14..]).unwrap().0;
+                header.header_checksum = header.calc_header_checksum();
+                sent[14..34].copy_from_slice(&header.to_bytes()[..20]);
+            } else {
+                sent[21] -= 1;
+            }
+            (Decision::Out(hop.vport), sent)
+        });
+        outcomes.collect()
+    }
+}
+
+/// Few addresses, so that routes, neighbours, the router and destinations meet.
+fn v4() -> BoxedStrategy<Ipv4Addr> {
+    prop_oneof![
+        12 => (0u8..3, 0u8..3, 0u8..4).prop_map(|(a, b, c)| Ipv4Addr::new(10, a, b, c)),
+        1 => any::<u32>().prop_map(Ipv4Addr::from),
+        1 => prop::sample::select(vec![
+            Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST, Ipv4Addr::UNSPECIFIED,
+            Ipv4Addr::new(224, 0, 0, 5), Ipv4Addr::new(240, 0, 0, 1),
+        ]),
+    ]
+    .boxed()
+}
+
+fn v6() -> BoxedStrategy<Ipv6Addr> {
+    prop_oneof![
+        12 => (0u16..3, 0u16..3, 0u16..4)
+            .prop_map(|(a, b, c)| Ipv6Addr::new(0x2001, 0xdb8, a, 0, 0, 0, b, c)),
+        1 => any::<u128>().prop_map(Ipv6Addr::from),
+        1 => prop::sample::select(vec![
+            Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED, "ff02::5".parse().unwrap(),
+            "fe80::1".parse().unwrap(), "febf::1".parse().unwrap(), "fec0::1".parse().unwrap(),
+        ]),
+    ]
+    .boxed()
+}
+
+fn address() -> BoxedStrategy<IpAddr> {
+    prop_oneof![v4().prop_map(IpAddr::V4), v6().prop_map(IpAddr::V6)].boxed()
+}
+
+fn prefix() -> BoxedStrategy<IpNet> {
+    prop_oneof![
+        (v4(), 0u8..=32).prop_map(|(a, l)| Ipv4Net::new(a, l).unwrap().trunc().into()),
+        (v6(), 0u8..=128).prop_map(|(a, l)| Ipv6Net::new(a, l).unwrap().trunc().into()),
+    ]
+    .boxed()
+}
+
+/// Vport 4 is never named by the mirror.
+fn vport() -> std::ops::Range<u16> {
+    0..5
+}
+
+fn mac_of(vport: u16) -> [u8; 6] {
+    [2, 0, 0, 0, 1, vport as u8]
+}
+
+fn world() -> BoxedStrategy<World> {
+    let vports = prop::collection::vec((prop::sample::select(vec![68u32, 100, 1500]), 0u8..5), 4);
+    let hop = (vport(), prop::option::of(address()), 1u16..4)
+        .prop_map(|(vport, gateway, weight)| Hop { vport, gateway, weight });
+    let groups = prop::collection::vec(prop::collection::vec(hop, 1..4), 3);
+    let target = prop_oneof![
+        8 => (0u32..3).prop_map(Target::Group),
+        1 => Just(Target::Punt),
+        1 => Just(Target::Drop),
+    ];
+    let routes = prop::collection::btree_map(prefix(), target, 0..40);
+    let neighbours = prop::collection::btree_map((vport(), address()), any::<u8>(), 0..60);
+    let locals = prop::collection::vec(address(), 0..4);
+    (vports, groups, routes, neighbours, locals, 0u8..10, any::<bool>())
+        .prop_map(|(vports, groups, routes, neighbours, locals, off, v6_first)| World {
+            vports: (0..)
+                .zip(vports)
+                .map(|(index, (mtu, up))| Vport { index, mac: mac_of(index), mtu, up: up > 0 })
+                .collect(),
+            locals,
+            // Hops without a gateway that is known would make every test end at its neighbour.
+            groups,
+            routes: routes.into_iter().collect(),
+            neighbours: neighbours
+                .into_iter()
+                .map(|((vport, address), last)| (vport, address, [2, 0, 0, 0, 2, last]))
+                .collect(),
+            v4: off > 0 || v6_first,
+            v6: off > 0 || !v6_first,
+        })
+        .boxed()
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    None,
+    Truncate(prop::sample::Index),
+    Byte(prop::sample::Index, u8),
+    Pad(usize),
+}
+
+fn frame() -> BoxedStrategy<(u16, Vec<u8>)> {
+    let link = (vport(), 0u8..10).prop_map(|(vport, kind)| {
+        let to = match kind {
+            0 => [0xff; 6],
+            1 => [1, 0, 0x5e, 0, 0, 5],
+            2 => [2, 9, 9, 9, 9, 9],
+            _ => mac_of(vport),
+        };
+        (vport, to)
+    });
+    let ttl = prop_oneof![4 => 2u8..=255, 1 => 0u8..2];
+    let payload = prop::collection::vec(any::<u8>(), 0..80);
+    let change = prop_oneof![
+        6 => Just(Change::None),
+        1 => any::<prop::sample::Index>().prop_map(Change::Truncate),
+        1 => (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, to)| Change::Byte(at, to)),
+        1 => (0usize..30).prop_map(Change::Pad),
+    ];
+    let made = prop_oneof![
+        5 => (link.clone(), v4(), v4(), ttl.clone(), payload.clone(), 0u8..8).prop_map(
+            |((vport, to), from, dst, ttl, payload, options)| {
+                let mut frame = Vec::new();
+                let mut header = etherparse::Ipv4Header::new(
+                    payload.len() as u16, ttl, 17u8.into(), from.octets(), dst.octets(),
+                ).unwrap();
+                if options == 0 {
+                    header.options = [1u8; 4].into();
+                    header.set_payload_len(payload.len()).unwrap();
+                    header.header_checksum = header.calc_header_checksum();
+                }
+                PacketBuilder::ethernet2([2, 7, 7, 7, 7, 7], to)
+                    .ip(etherparse::IpHeaders::Ipv4(header, Default::default()))
+                    .write(&mut frame, 17u8.into(), &payload)
+                    .unwrap();
+                (vport, frame)
+            }
+        ),
+        5 => (link.clone(), v6(), v6(), ttl, payload, 0u8..8).prop_map(
+            |((vport, to), from, dst, ttl, mut payload, next)| {
+                let mut frame = Vec::new();
+                let next = match next { 0 => 0, 1 => 58, 2 => 43, _ => 17 };
+                if let (58, Some(kind)) = (next, payload.first_mut()) {
+                    *kind = 128 + *kind % 12;
+                }
+                PacketBuilder::ethernet2([2, 7, 7, 7, 7, 7], to)
+                    .ipv6(from.octets(), dst.octets(), ttl)
+                    .write(&mut frame, 17u8.into(), &payload)
+                    .unwrap();
+                frame[20] = next;
+                (vport, frame)
+            }
+        ),
+        1 => (link, prop::sample::select(vec![0x0806u16, 0x8100, 0x88b5, 60, 0x0800, 0x86dd]),
+            prop::collection::vec(any::<u8>(), 0..60)).prop_map(
+            |((vport, to), kind, noise)| {
+                let mut frame = to.to_vec();
+                frame.extend([2, 7, 7, 7, 7, 7]);
+                frame.extend(kind.to_be_bytes());
+                frame.extend(noise);
+                (vport, frame)
+            }
+        ),
+        1 => (vport(), prop::collection::vec(any::<u8>(), 0..70)),
+    ];
+    (made, change)
+        .prop_map(|((vport, mut frame), change)| {
+            match change {
+                Change::None => {}
+                Change::Truncate(at) => frame.truncate(at.index(frame.len() + 1)),
+                Change::Byte(at, to) if !frame.is_empty() => {
+                    let at = at.index(frame.len());
+                    frame[at] = to;
+                }
+                Change::Byte(..) => {}
+                Change::Pad(count) => frame.resize(frame.len() + count, 0),
+            }
+            (vport, frame)
+        })
+        .boxed()
+}
+
+fn check(world: &World, given: Vec<(u16, Vec<u8>)>) -> Vec<Decision> {
+    let mut fib = world.fib();
+    let mut list = List(given.iter().map(|(vport, frame)| (*vport, frame.clone(), None)).collect());
+    Forwarder::default().process(&mut fib, &mut list);
+    let mut decisions = Vec::new();
+    for ((came_by, before), (_, after, decision)) in given.iter().zip(list.0) {
+        let decision = decision.expect("a decision on every frame");
+        let allowed = world.reference(*came_by, before);
+        assert!(
+            allowed.contains(&(decision, after.clone())),
+            "{decision:?} {after:02x?}, allowed {allowed:02x?}"
+        );
+        decisions.push(decision);
+    }
+    decisions
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn decisions_are_those_of_the_reference(
+        world in world(), frames in prop::collection::vec(frame(), 1..64),
+    ) {
+        check(&world, frames);
+    }
+
+    #[test]
+    fn every_truncation_is_decided_on(world in world(), (vport, frame) in frame()) {
+        let cuts = (0..=frame.len()).map(|length| (vport, frame[..length].to_vec()));
+        check(&world, cuts.collect());
+    }
+}
+
+/// A world in which most packets are forwarded.
+fn plain() -> World {
+    let neighbour = |last| IpAddr::from([10, 0, 0, last]);
+    World {
+        vports: (0..4)
+            .map(|index| Vport { index, mac: mac_of(index), mtu: 1500, up: true })
+            .collect(),
+        locals: vec![],
+        groups: vec![
+            vec![Hop { vport: 1, gateway: Some(neighbour(1)), weight: 1 }],
+            (1..4)
+                .map(|n| Hop { vport: n, gateway: Some(neighbour(n as u8)), weight: n })
+                .collect(),
+            vec![Hop { vport: 2, gateway: None, weight: 1 }],
+        ],
+        routes: vec![
+            ("10.0.0.0/8".parse().unwrap(), Target::Group(0)),
+            ("20.0.0.0/8".parse().unwrap(), Target::Group(1)),
+            ("30.0.0.0/8".parse().unwrap(), Target::Group(2)),
+        ],
+        neighbours: (1..4).map(|n| (n.into(), neighbour(n), [2, 0, 0, 0, 2, n])).collect(),
+        v4: true,
+        v6: true,
+    }
+}
+
+fn udp(to: [u8; 4], port: u16) -> (u16, Vec<u8>) {
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2([2, 7, 7, 7, 7, 7], mac_of(0))
+        .ipv4([10, 9, 9, 9], to, 64)
+        .udp(port, 53)
+        .write(&mut frame, b"payload")
+        .unwrap();
+    (0, frame)
+}
+
+#[test]
+fn flows_keep_their_way_and_spread_by_weight() {
+    let world = plain();
+    let flows: Vec<_> = (0..6000).map(|port| udp([20, 1, 1, 1], port)).collect();
+    let first = check(&world, flows.clone());
+    assert_eq!(check(&world, flows), first);
+    for vport in 1..4 {
+        let share = first.iter().filter(|&&way| way == Decision::Out(vport)).count();
+        let want = usize::from(vport) * 1000;
+        assert!(share.abs_diff(want) < 200, "{share} of {want}");
+    }
+}
+
+#[test]
+fn a_group_or_a_neighbour_changes_under_its_routes() {
+    let world = plain();
+    let mut fib = world.fib();
+    let mut decide = |message| {
+        fib.apply(message);
+        let (vport, frame) = udp([10, 1, 1, 1], 7);
+        let mut list = List(vec![(vport, frame, None)]);
+        Forwarder::default().process(&mut fib, &mut list);
+        list.0.remove(0).2.unwrap()
+    };
+    let address = IpAddr::from([10, 0, 0, 3]);
+    let hops = vec![Hop { vport: 3, gateway: Some(address), weight: 1 }];
+    assert_eq!(decide(ToGuest::Group { id: 0, hops }), Decision::Out(3));
+    let unknown = ToGuest::Neighbour { vport: 3, address, mac: None };
+    assert_eq!(decide(unknown), Decision::Punt(PuntClass::Neighbour));
+    let known = ToGuest::Neighbour { vport: 3, address, mac: Some([2; 6]) };
+    assert_eq!(decide(known), Decision::Out(3));
+    let down = Vport { index: 3, mac: mac_of(3), mtu: 1500, up: false };
+    assert_eq!(decide(ToGuest::Vport(down)), Decision::Punt(PuntClass::Exception));
+}
+
+/// RFC 8950: an IPv4 route by an IPv6 gateway; and a neighbour on the link.
+#[test]
+fn gateways_of_the_other_family_and_none() {
+    let mut world = plain();
+    let gateway: IpAddr = "fe80::9".parse().unwrap();
+    world.groups[0] = vec![Hop { vport: 2, gateway: Some(gateway), weight: 1 }];
+    world.neighbours.push((2, gateway, [2, 0, 0, 0, 2, 99]));
+    world.neighbours.push((2, IpAddr::from([30, 1, 1, 1]), [2, 0, 0, 0, 2, 98]));
+    let frames = vec![udp([10, 1, 1, 1], 7), udp([30, 1, 1, 1], 7), udp([30, 1, 1, 2], 7)];
+    let want = [Decision::Out(2), Decision::Out(2), Decision::Punt(PuntClass::Neighbour)];
+    assert_eq!(check(&world, frames), want);
+}
+
+#[test]
+fn routing_protocols_reach_the_control_guest() {
+    let world = plain();
+    let llc = |to: [u8; 6]| {
+        let mut frame = to.to_vec();
+        frame.extend([2, 7, 7, 7, 7, 7, 0, 30, 0xfe, 0xfe, 0x03, 0x83]);
+        frame.resize(44, 0);
+        (0, frame)
+    };
+    let mut ospf = udp([224, 0, 0, 5], 7);
+    ospf.1[..6].copy_from_slice(&[1, 0, 0x5e, 0, 0, 5]);
+    let mut arp = vec![0xff; 6];
+    arp.extend([2, 7, 7, 7, 7, 7, 8, 6]);
+    arp.resize(42, 0);
+    let frames = vec![
+        llc([1, 0x80, 0xc2, 0, 0, 0x14]),
+        llc([1, 0x80, 0xc2, 0, 0, 0x15]),
+        llc([9, 0, 0x2b, 0, 0, 5]),
+        ospf,
+        (0, arp),
+    ];
+    let mut want = [Decision::Punt(PuntClass::Local); 5];
+    want[4] = Decision::Punt(PuntClass::Neighbour);
+    assert_eq!(check(&world, frames), want);
+}
