@@ -116,13 +116,15 @@ pub struct Guests {
     listener: UnixListener,
     guests: Vec<Guest>,
     barrier: u64,
+    backlog_bytes_max: usize,
 }
 
 impl Guests {
-    /// Guests come by this listener.
-    pub fn new(listener: UnixListener) -> io::Result<Self> {
+    /// Guests come by this listener. `backlog_bytes_max` is for tests.
+    pub fn new(listener: UnixListener, backlog_bytes_max: Option<usize>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, guests: Vec::new(), barrier: 0 })
+        let backlog_bytes_max = backlog_bytes_max.unwrap_or(BACKLOG_BYTES_MAX);
+        Ok(Self { listener, guests: Vec::new(), barrier: 0, backlog_bytes_max })
     }
 
     /// The listener.
@@ -232,7 +234,7 @@ impl Guests {
             if let Err(error) = result {
                 tracing::info!(guest = ?number, %error, "a guest is disconnected");
                 self.guests.remove(index);
-            } else if late || guest.backlog_bytes > BACKLOG_BYTES_MAX {
+            } else if late || guest.backlog_bytes > self.backlog_bytes_max {
                 let bytes = guest.backlog_bytes;
                 tracing::warn!(guest = ?number, bytes, "a guest is too slow: disconnected");
                 self.guests.remove(index);

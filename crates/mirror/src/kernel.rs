@@ -40,6 +40,7 @@ const NETCONFA_IGNORE_ROUTES_WITH_LINKDOWN: u16 = 6;
 pub const CONF_ALL: i32 = -1;
 
 const RTNH_F_DEAD: u8 = 1;
+const RTNH_F_LINKDOWN: u8 = 16;
 const RTPROT_RA: u8 = 9;
 /// A clone of a route made for one destination: no route of the table.
 const RTM_F_CLONED: u32 = 0x200;
@@ -92,8 +93,17 @@ pub struct KernelHop {
     pub weight: u16,
     /// Leads into an encapsulation that only the kernel can do.
     pub encap: bool,
-    /// The kernel does not use it now (link down, address gone).
+    /// Changes by itself.
+    pub state: HopState,
+}
+
+/// What became of a hop since its route was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HopState {
+    /// The kernel does not use it (interface down, address gone, ...).
     pub dead: bool,
+    /// The kernel saw its interface lose the carrier, which may be a reason not to use it.
+    pub linkdown: bool,
 }
 
 /// Where the kernel's route leads.
@@ -410,7 +420,7 @@ fn route(payload: &[u8]) -> Option<Route> {
         gateway: None,
         weight: 1,
         encap: false,
-        dead: is_dead(flags as u8),
+        state: hop_state(flags as u8),
     };
     let mut hops = Vec::new();
     for (kind, value) in attributes(&payload[12..]) {
@@ -460,7 +470,7 @@ fn route(payload: &[u8]) -> Option<Route> {
 fn live(destination: &Destination) -> Destination {
     let mut destination = destination.clone();
     if let Destination::Hops(hops) = &mut destination {
-        hops.iter_mut().for_each(|hop| hop.dead = false);
+        hops.iter_mut().for_each(|hop| hop.state = HopState::default());
     }
     destination
 }
@@ -471,8 +481,8 @@ fn digest(value: &impl Hash) -> u64 {
     digest.finish()
 }
 
-fn is_dead(flags: u8) -> bool {
-    flags & RTNH_F_DEAD != 0
+fn hop_state(flags: u8) -> HopState {
+    HopState { dead: flags & RTNH_F_DEAD != 0, linkdown: flags & RTNH_F_LINKDOWN != 0 }
 }
 
 /// Takes over what an attribute says of a hop; `None` if it is malformed.
@@ -497,7 +507,7 @@ fn multipath(mut rest: &[u8]) -> Option<Vec<KernelHop>> {
             gateway: None,
             weight: u16::from(header[3]) + 1,
             encap: false,
-            dead: is_dead(header[2]),
+            state: hop_state(header[2]),
         };
         for (kind, value) in attributes(own) {
             hop_attribute(&mut hop, kind, value)?;
@@ -510,7 +520,13 @@ fn multipath(mut rest: &[u8]) -> Option<Vec<KernelHop>> {
 
 fn nexthop(payload: &[u8]) -> Option<(u32, Option<Nexthop>)> {
     let mut id = None;
-    let mut hop = KernelHop { ifindex: 0, gateway: None, weight: 1, encap: false, dead: false };
+    let mut hop = KernelHop {
+        ifindex: 0,
+        gateway: None,
+        weight: 1,
+        encap: false,
+        state: HopState::default(),
+    };
     let (mut group, mut blackhole, mut bridge) = (None, false, false);
     for (kind, value) in attributes(payload.get(8..)?) {
         match kind {

@@ -21,6 +21,9 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// Room for notifications in bytes, set by tests that make them get lost.
 const RECEIVE_BYTES_VARIABLE: &str = "PDP_MIRROR_RECEIVE_BYTES";
 
+/// Bytes that may wait for a guest, set by tests of slow ones.
+const BACKLOG_BYTES_VARIABLE: &str = "PDP_MIRROR_BACKLOG_BYTES";
+
 fn main() -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
@@ -37,22 +40,26 @@ fn main() -> anyhow::Result<()> {
         .with_context(|| format!("{} is no configuration of a mirror", path.display()))?;
 
     // Everything that needs the host comes before the namespaces are entered.
-    let receive_bytes =
-        std::env::var(RECEIVE_BYTES_VARIABLE).ok().and_then(|bytes| bytes.parse().ok());
     let guests = process::listen(&config.routes_socket, 0o666)?;
     let control = process::listen(&config.control_socket, 0o600)?;
     let netns = process::open(&config.netns)?;
     let userns = config.userns.as_deref().map(|path| (path, process::open(path)));
     process::enter(&config.netns, &netns, LinkNameSpaceType::Network)?;
     let table = Table::new(&config, rand::random());
-    let follower = Follower::new(table, receive_bytes).context("cannot follow the kernel")?;
+    let follower = Follower::new(table, setting(RECEIVE_BYTES_VARIABLE))
+        .context("cannot follow the kernel")?;
     if let Some((path, file)) = userns {
         process::enter(path, &file?, LinkNameSpaceType::User)?;
         process::become_its_root()?;
     }
     process::drop_privileges()?;
     drop(netns);
-    run(follower, Guests::new(guests)?, Control::new(control, config)?)
+    let guests = Guests::new(guests, setting(BACKLOG_BYTES_VARIABLE))?;
+    run(follower, guests, Control::new(control, config)?)
+}
+
+fn setting(variable: &str) -> Option<usize> {
+    std::env::var(variable).ok()?.parse().ok()
 }
 
 fn run(mut follower: Follower, mut guests: Guests, mut control: Control) -> anyhow::Result<()> {

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use pdp_proto::routes::{GroupId, HOPS_MAX, Hop, Resolved};
 
-use crate::kernel::{self, CONF_ALL, KernelHop, Link, Nexthop};
+use crate::kernel::{self, CONF_ALL, HopState, KernelHop, Link, Nexthop};
 
 /// Where a route leads: to a path, or one of the fixed ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,7 +50,7 @@ enum Outcome {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Source {
-    /// Hops without their `dead`, ascending; family of the routes.
+    /// Hops without their state, ascending; family of the routes.
     Hops(bool, Vec<KernelHop>),
     /// Nexthop object.
     Object(u32),
@@ -59,8 +59,8 @@ enum Source {
 #[derive(Debug)]
 struct Path {
     source: Source,
-    /// By place in the source's hops: the kernel does not use it.
-    dead: Vec<bool>,
+    /// By place in the source's hops.
+    states: Vec<HopState>,
     /// `None` until it is worked out for the first time.
     outcome: Option<Outcome>,
     /// Routes of the kernel that name it.
@@ -149,7 +149,10 @@ impl Paths {
         let changed = old.as_ref().map(essence) != Some(essence(&link));
         self.all_changed |= changed;
         if old.as_ref().is_some_and(|old| old.up) && !link.up {
-            self.hops_die(ifindex);
+            self.for_hops_on(ifindex, |state| state.dead = true);
+        }
+        if old.as_ref().is_some_and(|old| old.carrier != link.carrier) {
+            self.for_hops_on(ifindex, |state| state.linkdown = !link.carrier);
         }
         if old.is_some_and(|old| old.up && old.carrier) && !(link.up && link.carrier) {
             self.objects_die(ifindex);
@@ -164,7 +167,7 @@ impl Paths {
         }
         self.confs.retain(|(_, index), _| *index != ifindex as i32);
         self.all_changed = true;
-        self.hops_die(ifindex);
+        self.for_hops_on(ifindex, |state| state.dead = true);
         self.objects_die(ifindex);
         true
     }
@@ -174,13 +177,12 @@ impl Paths {
         self.links.keys().copied().collect()
     }
 
-    /// What the kernel does, without a word, with hops on an interface that goes down.
-    fn hops_die(&mut self, ifindex: u32) {
+    /// What the kernel does, without a word, with all hops on an interface.
+    fn for_hops_on(&mut self, ifindex: u32, change: impl Fn(&mut HopState)) {
         for path in self.paths.iter_mut().flatten() {
             if let Source::Hops(_, hops) = &path.source {
-                for (hop, dead) in hops.iter().zip(&mut path.dead) {
-                    *dead |= hop.ifindex == ifindex;
-                }
+                let on_it = hops.iter().zip(&mut path.states).filter(|(h, _)| h.ifindex == ifindex);
+                on_it.for_each(|(_, state)| change(state));
             }
         }
     }
@@ -197,14 +199,15 @@ impl Paths {
         }
     }
 
-    /// Takes over settings.
+    /// Takes over settings; says whether the kernel may show hops as dead now that were not, or
+    /// the other way.
     pub fn set_conf(
         &mut self,
         v6: bool,
         ifindex: i32,
         forwarding: Option<bool>,
         ignore_linkdown: Option<bool>,
-    ) {
+    ) -> bool {
         let conf = self.confs.entry((v6, ifindex)).or_default();
         conf.forwarding = forwarding.unwrap_or(conf.forwarding);
         if let Some(ignore) = ignore_linkdown
@@ -212,7 +215,9 @@ impl Paths {
         {
             conf.ignore_linkdown = ignore;
             self.all_changed = true;
+            return true;
         }
+        false
     }
 
     /// Forgets settings.
@@ -269,13 +274,13 @@ impl Paths {
             kernel::Destination::Hops(hops) => {
                 let mut hops = hops.clone();
                 hops.sort();
-                let dead: Vec<bool> = hops.iter().map(|hop| hop.dead).collect();
-                hops.iter_mut().for_each(|hop| hop.dead = false);
+                let states: Vec<HopState> =
+                    hops.iter_mut().map(|hop| std::mem::take(&mut hop.state)).collect();
                 let found = self.path(Source::Hops(v6, hops));
                 if let Some(path) = found.index().and_then(|index| self.paths[index].as_mut())
-                    && path.dead != dead
+                    && path.states != states
                 {
-                    path.dead = dead;
+                    path.states = states;
                     self.changed.extend(found.index());
                 }
                 found
@@ -291,8 +296,8 @@ impl Paths {
         if let Some(index) = self.by_source.get(&source) {
             return Destination::path(*index);
         }
-        let dead = match &source {
-            Source::Hops(_, hops) => vec![false; hops.len()],
+        let states = match &source {
+            Source::Hops(_, hops) => vec![HopState::default(); hops.len()],
             Source::Object(_) => Vec::new(),
         };
         let index = self.free.pop().unwrap_or_else(|| {
@@ -301,7 +306,7 @@ impl Paths {
         });
         self.by_source.insert(source.clone(), index);
         self.paths[index] =
-            Some(Path { source, dead, outcome: None, users: 0, told: 0, group: None });
+            Some(Path { source, states, outcome: None, users: 0, told: 0, group: None });
         self.changed.insert(index);
         self.unused.push(index);
         Destination::path(index)
@@ -336,8 +341,8 @@ impl Paths {
     pub fn kernel_hops(&self, destination: Destination) -> Option<Vec<KernelHop>> {
         let path = self.get(destination)?;
         let Source::Hops(_, hops) = &path.source else { return None };
-        let with_dead = |(hop, dead): (&KernelHop, &bool)| KernelHop { dead: *dead, ..*hop };
-        Some(hops.iter().zip(&path.dead).map(with_dead).collect())
+        let whole = |(hop, state): (&KernelHop, &HopState)| KernelHop { state: *state, ..*hop };
+        Some(hops.iter().zip(&path.states).map(whole).collect())
     }
 
     /// Paths that routes name, though the kernel has removed those routes without a word: all
@@ -397,20 +402,23 @@ impl Paths {
         let mut hops = Vec::new();
         let punt = match &path.source {
             Source::Hops(v6, all) => {
-                let live = all.iter().zip(&path.dead).filter(|(_, dead)| !**dead);
-                live.fold(false, |punt, (hop, _)| self.add_hop(*v6, *hop, &mut hops) | punt)
+                let unused = |hop: &KernelHop, state: &HopState| {
+                    state.dead || state.linkdown && self.ignores_linkdown(*v6, hop.ifindex)
+                };
+                let used = all.iter().zip(&path.states).filter(|(hop, state)| !unused(hop, state));
+                used.fold(false, |punt, (hop, _)| self.add_hop(*hop, &mut hops) | punt)
             }
             Source::Object(id) => match self.objects.get(id) {
                 None => return Outcome::Unusable,
                 Some(Nexthop::Blackhole) => return Outcome::Drop,
-                Some(Nexthop::Single(hop)) => self.add_object_hop(*hop, &mut hops),
+                Some(Nexthop::Single(hop)) => self.add_hop(*hop, &mut hops),
                 Some(Nexthop::Group(members)) => {
                     let mut punt = false;
                     for (member, weight) in members {
                         match self.objects.get(member) {
                             Some(Nexthop::Single(hop)) => {
                                 let hop = KernelHop { weight: *weight, ..*hop };
-                                punt |= self.add_object_hop(hop, &mut hops);
+                                punt |= self.add_hop(hop, &mut hops);
                             }
                             Some(Nexthop::Blackhole) => return Outcome::Drop,
                             Some(Nexthop::Group(_)) | None => {}
@@ -440,17 +448,12 @@ impl Paths {
         }
     }
 
-    fn add_object_hop(&self, hop: KernelHop, hops: &mut Vec<Hop>) -> bool {
-        self.add_hop(hop.gateway.is_some_and(|gateway| gateway.is_ipv6()), hop, hops)
-    }
-
     /// Adds a hop if the kernel uses it; true if only the kernel can.
-    fn add_hop(&self, v6: bool, hop: KernelHop, hops: &mut Vec<Hop>) -> bool {
+    fn add_hop(&self, hop: KernelHop, hops: &mut Vec<Hop>) -> bool {
         if hop.ifindex == 0 {
             return true;
         }
-        let Some(link) = self.links.get(&hop.ifindex) else { return false };
-        if !link.up || (!link.carrier && self.ignores_linkdown(v6, hop.ifindex)) {
+        if !self.links.get(&hop.ifindex).is_some_and(|link| link.up) {
             return false;
         }
         match self.vport(hop.ifindex) {

@@ -202,7 +202,9 @@ impl Table {
                 }
             }
             Event::Conf { v6, ifindex, forwarding, ignore_linkdown } => {
-                self.paths.set_conf(*v6, *ifindex, *forwarding, *ignore_linkdown);
+                if self.paths.set_conf(*v6, *ifindex, *forwarding, *ignore_linkdown) {
+                    self.link_changed();
+                }
             }
             Event::ConfGone { v6, ifindex } => self.paths.remove_conf(*v6, *ifindex),
             Event::Neighbour { address, .. } if address.is_multicast() => {}

@@ -24,20 +24,36 @@ pub struct Netns {
 
 impl Netns {
     pub fn new(vports: usize) -> Self {
+        let netns = Self::named(vports);
+        run("ip", &["netns", "add", &netns.name]);
+        netns.furnish();
+        netns
+    }
+
+    /// The network namespace of a process.
+    pub fn of_process(vports: usize, pid: u32) -> Self {
+        let netns = Self::named(vports);
+        run("ip", &["netns", "attach", &netns.name, &pid.to_string()]);
+        netns.furnish();
+        netns
+    }
+
+    fn named(vports: usize) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let netns = Self { name: format!("pdp-mirror-{}-{count}", std::process::id()), vports };
-        run("ip", &["netns", "add", &netns.name]);
-        netns.sysctl("net.ipv4.ip_forward=1");
-        netns.sysctl("net.ipv6.conf.all.forwarding=1");
-        netns.ip("link set lo up");
-        for i in 0..vports {
-            netns.ip(&format!("link add e{i} type veth peer name x{i}"));
-            netns.ip(&format!("link set x{i} up"));
-            netns.ip(&format!("link set e{i} up"));
-            netns.addresses(i);
+        Self { name: format!("pdp-mirror-{}-{count}", std::process::id()), vports }
+    }
+
+    fn furnish(&self) {
+        self.sysctl("net.ipv4.ip_forward=1");
+        self.sysctl("net.ipv6.conf.all.forwarding=1");
+        self.ip("link set lo up");
+        for i in 0..self.vports {
+            self.ip(&format!("link add e{i} type veth peer name x{i}"));
+            self.ip(&format!("link set x{i} up"));
+            self.ip(&format!("link set e{i} up"));
+            self.addresses(i);
         }
-        netns
     }
 
     /// The addresses of a vport: 172.16.N.1/24 and fd00:N::1/64.
@@ -111,29 +127,38 @@ pub struct Mirror {
 
 impl Mirror {
     pub fn new(netns: &Netns) -> Self {
-        Self::with(netns, u64::MAX, None)
+        Self::with(netns, u64::MAX, &[])
     }
 
-    pub fn with(netns: &Netns, routes_max: u64, receive_bytes: Option<usize>) -> Self {
+    pub fn with(netns: &Netns, routes_max: u64, settings: &[(&str, usize)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let config = Config {
+        let config = Self::config(netns, directory.path(), routes_max);
+        Self::start(config, directory, settings)
+    }
+
+    fn config(netns: &Netns, directory: &Path, routes_max: u64) -> Config {
+        Config {
             netns: PathBuf::from("/run/netns").join(&netns.name),
             userns: None,
             vports: (0..netns.vports).map(|i| format!("e{i}")).collect(),
-            routes_socket: directory.path().join("routes.sock"),
-            control_socket: directory.path().join("control.sock"),
+            routes_socket: directory.join("routes.sock"),
+            control_socket: directory.join("control.sock"),
             routes_max,
-        };
-        Self::start(config, directory, receive_bytes)
+        }
     }
 
-    fn start(config: Config, directory: tempfile::TempDir, receive_bytes: Option<usize>) -> Self {
-        let process = spawn(&config, directory.path(), receive_bytes);
+    fn start(config: Config, directory: tempfile::TempDir, settings: &[(&str, usize)]) -> Self {
+        let process = spawn(&config, directory.path(), settings);
         Self { config, process, directory }
     }
 
-    pub fn with_config(config: Config, directory: tempfile::TempDir) -> Self {
-        Self::start(config, directory, None)
+    /// In the namespaces of a process.
+    pub fn of_process(netns: &Netns, pid: u32) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = Self::config(netns, directory.path(), u64::MAX);
+        config.netns = format!("/proc/{pid}/ns/net").into();
+        config.userns = Some(format!("/proc/{pid}/ns/user").into());
+        Self::start(config, directory, &[])
     }
 
     /// Kills the process and starts another in its place.
@@ -141,7 +166,7 @@ impl Mirror {
         self.process = {
             let _ = self.process.0.kill();
             let _ = self.process.0.wait();
-            spawn(&self.config, self.directory.path(), None)
+            spawn(&self.config, self.directory.path(), &[])
         };
     }
 
@@ -183,7 +208,7 @@ impl Mirror {
     }
 }
 
-fn spawn(config: &Config, directory: &Path, receive_bytes: Option<usize>) -> Process {
+fn spawn(config: &Config, directory: &Path, settings: &[(&str, usize)]) -> Process {
     let path = directory.join("mirror.json");
     std::fs::write(&path, serde_json::to_vec(config).unwrap()).unwrap();
     for socket in [&config.routes_socket, &config.control_socket] {
@@ -193,12 +218,22 @@ fn spawn(config: &Config, directory: &Path, receive_bytes: Option<usize>) -> Pro
         .unwrap_or_else(|_| env!("CARGO_BIN_EXE_pdp-mirror").into());
     let mut command = Command::new(binary);
     command.arg("--config").arg(&path).stdin(Stdio::null());
-    if let Some(bytes) = receive_bytes {
-        command.env("PDP_MIRROR_RECEIVE_BYTES", bytes.to_string());
+    for (name, bytes) in settings {
+        command.env(format!("PDP_MIRROR_{name}_BYTES"), bytes.to_string());
     }
     let process = Process(command.spawn().unwrap());
     eventually("the mirror listens", || config.control_socket.exists());
     process
+}
+
+/// `count` prefixes of 32 bits from 20.0.0.0 on, as lines for `ip -batch`.
+pub fn many(verb: &str, count: u32, rest: &str) -> String {
+    (0..count)
+        .map(|i| {
+            let [a, b, c, d] = (0x1400_0000 + i * 3).to_be_bytes();
+            format!("route {verb} {a}.{b}.{c}.{d}/32 {rest}\n")
+        })
+        .collect()
 }
 
 /// Waits until `holds`.

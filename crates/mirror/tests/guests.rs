@@ -1,0 +1,248 @@
+//! Guests come, go, are slow or hostile; limits; pdpd's questions.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+
+use common::guest::Guest;
+use common::reference::{look, of_guest};
+use common::{Mirror, Netns, Process, eventually, many};
+use pdp_proto::mirror::Source;
+use pdp_proto::routes::{FromGuest, Resolved, VERSION, encode};
+
+fn equal(netns: &Netns, guest: &Guest) {
+    eventually("the guest equals the kernel", || of_guest(&guest.state()) == look(netns));
+}
+
+fn connect(mirror: &Mirror, number: u32) -> Guest {
+    let guest = Guest::connect(&mirror.config.routes_socket, number);
+    eventually("a snapshot", || guest.snapshots() == 1);
+    guest
+}
+
+#[test]
+fn guests_that_come_late_get_the_same() {
+    let netns = Netns::new(2);
+    let mirror = Mirror::new(&netns);
+    let early = connect(&mirror, 0);
+    netns.batch(&many("add", 5000, "via 172.16.0.2"));
+    netns.ip("route add 10.0.0.0/8 nexthop via 172.16.0.2 nexthop via 172.16.1.2 weight 3");
+    netns.ip("neigh add 172.16.0.2 lladdr 02:00:00:00:00:01 dev e0");
+    equal(&netns, &early);
+    let late = connect(&mirror, 1);
+    assert_eq!(late.state(), early.state());
+    assert_eq!(late.state().forwarding, (true, true));
+    eventually("both synced", || mirror.status().guests.iter().filter(|g| g.synced).count() == 2);
+    let status = mirror.status();
+    assert!(status.guests.iter().all(|g| g.backlog_bytes == 0), "{status:?}");
+    assert!(status.guests.iter().any(|g| g.guest == 0 && g.apply_us_max > 0), "{status:?}");
+    assert_eq!((status.routes_v4, status.groups), (5003, 6), "{status:?}");
+}
+
+#[test]
+fn many_routes_share_a_group_and_follow_it_at_once() {
+    let netns = Netns::new(2);
+    netns.ip("nexthop add id 5 via 172.16.0.2 dev e0");
+    let mirror = Mirror::new(&netns);
+    let guest = connect(&mirror, 0);
+    netns.sysctl("net.ipv4.nexthop_compat_mode=0");
+    netns.batch(&many("add", 5000, "nhid 5"));
+    equal(&netns, &guest);
+    let before = guest.shared.lock().unwrap().messages;
+    netns.ip("nexthop replace id 5 via 172.16.1.9 dev e1");
+    equal(&netns, &guest);
+    let told = guest.shared.lock().unwrap().messages - before;
+    assert!(told < 10, "{told} messages for one group");
+}
+
+#[test]
+fn a_mirror_that_is_restarted_sweeps_what_went_meanwhile() {
+    let netns = Netns::new(2);
+    let mut mirror = Mirror::new(&netns);
+    netns.batch(&many("add", 2000, "via 172.16.0.2"));
+    let guest = connect(&mirror, 0);
+    equal(&netns, &guest);
+    mirror.process.0.kill().unwrap();
+    let shared = guest.leave();
+    let held = shared.lock().unwrap().state.clone();
+    netns.batch(&many("del", 1000, ""));
+    netns.ip("route add 10.0.0.0/8 via 172.16.1.2");
+    mirror.restart();
+    assert_eq!(shared.lock().unwrap().state, held);
+    let guest = Guest::reconnect(&mirror.config.routes_socket, 0, shared);
+    eventually("a second snapshot", || guest.snapshots() == 2);
+    equal(&netns, &guest);
+    let groups = guest.state().groups;
+    assert!(groups.keys().all(|id| !held.groups.contains_key(id)), "numbers are used again");
+}
+
+#[test]
+fn a_slow_guest_is_let_go_and_holds_up_nobody() {
+    let netns = Netns::new(2);
+    let mirror = Mirror::with(&netns, u64::MAX, &[("BACKLOG", 1 << 20)]);
+    let quick = connect(&mirror, 0);
+    let mut slow = UnixStream::connect(&mirror.config.routes_socket).unwrap();
+    slow.write_all(&encode(&[FromGuest::Hello { version: VERSION, guest: 1 }]).unwrap()).unwrap();
+    eventually("two guests", || mirror.status().guests.len() == 2);
+    netns.batch(&many("add", 150_000, "via 172.16.0.2"));
+    eventually("the slow one is gone", || mirror.status().guests.len() == 1);
+    equal(&netns, &quick);
+    assert_eq!(quick.snapshots(), 1, "the quick one was let go too");
+    let mut rest = Vec::new();
+    slow.read_to_end(&mut rest).unwrap();
+    let again = connect(&mirror, 1);
+    assert_eq!(again.state(), quick.state());
+}
+
+#[test]
+fn hostile_guests_are_let_go() {
+    let netns = Netns::new(1);
+    let mirror = Mirror::new(&netns);
+    let good = connect(&mirror, 0);
+    let hello = encode(&[FromGuest::Hello { version: VERSION, guest: 1 }]).unwrap();
+    let bad: [Vec<u8>; 5] = [
+        encode(&[FromGuest::Hello { version: 9, guest: 1 }]).unwrap(),
+        encode(&[FromGuest::Applied(3)]).unwrap(),
+        [hello.clone(), hello.clone()].concat(),
+        [hello.clone(), u32::MAX.to_le_bytes().to_vec()].concat(),
+        [hello, vec![3, 0, 0, 0, 0xff, 0xff, 0xff]].concat(),
+    ];
+    for bytes in bad {
+        let mut stream = UnixStream::connect(&mirror.config.routes_socket).unwrap();
+        stream.write_all(&bytes).unwrap();
+        // Ends, whether or not something was sent before.
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    good.say(FromGuest::Applied(u64::MAX));
+    good.say(FromGuest::Used(vec![(9, "1.2.3.4".parse().unwrap()); 1000]));
+    netns.ip("route add 10.0.0.0/8 via 172.16.0.2");
+    equal(&netns, &good);
+    assert_eq!(mirror.status().guests.len(), 1);
+}
+
+#[test]
+fn routes_beyond_the_limit_are_counted_and_come_when_there_is_room() {
+    let netns = Netns::new(1);
+    let mirror = Mirror::with(&netns, 100, &[]);
+    let guest = connect(&mirror, 0);
+    netns.batch(&many("add", 150, "via 172.16.0.2"));
+    eventually("refused routes", || mirror.status().routes_refused >= 50);
+    let status = mirror.status();
+    assert_eq!(status.routes_v4 + status.routes_v6, 100, "{status:?}");
+    assert_eq!(guest.state().routes.len(), 100);
+    netns.batch(&many("del", 90, ""));
+    eventually("room for all", || mirror.status().routes_refused == 0);
+    equal(&netns, &guest);
+}
+
+#[test]
+fn tables_and_differences_are_told() {
+    let netns = Netns::new(2);
+    let mirror = Mirror::new(&netns);
+    let guest = connect(&mirror, 7);
+    netns.batch(&many("add", 3000, "via 172.16.0.2"));
+    netns.ip("route add blackhole 10.9.0.0/16");
+    netns.ip("-6 route add 2001:db8::/32 via fd00:1::2");
+    equal(&netns, &guest);
+    let reference = look(&netns);
+
+    let rows = mirror.routes(Source::Kernel, None).unwrap();
+    let kernel = rows.into_iter().map(|row| (row.prefix, row.kernel.unwrap())).collect();
+    assert_eq!(reference.routes, kernel);
+    let rows = mirror.routes(Source::Guest(7), None).unwrap();
+    let told = rows.into_iter().map(|row| (row.prefix, row.guest.unwrap())).collect();
+    assert_eq!(reference.routes, told);
+
+    let rows = mirror.routes(Source::Kernel, Some("10.9.1.0/24")).unwrap();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].kernel, Some(Resolved::Drop));
+    assert!(mirror.routes(Source::Guest(8), None).unwrap_err().contains("guest 8"));
+
+    assert_eq!(mirror.routes(Source::Diff(7), None).unwrap(), []);
+    let prefix = "2001:db8::/32".parse().unwrap();
+    guest.shared.lock().unwrap().lie = Some(prefix);
+    let rows = mirror.routes(Source::Diff(7), None).unwrap();
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    assert_eq!(rows[0].prefix, prefix);
+    assert_eq!(rows[0].guest, Some(Resolved::Drop));
+    assert_eq!(rows[0].kernel.as_ref(), reference.routes.get(&prefix));
+    assert_eq!(mirror.routes(Source::Diff(7), Some("10.0.0.0/8")).unwrap(), []);
+}
+
+#[test]
+fn routes_in_change_are_no_differences() {
+    let netns = Netns::new(2);
+    let mirror = Mirror::new(&netns);
+    let guest = connect(&mirror, 0);
+    netns.batch(&many("add", 20_000, "via 172.16.0.2"));
+    equal(&netns, &guest);
+    let lines: String =
+        (0..20).map(|i| many("replace", 1000, &format!("via 172.16.{}.3", i % 2))).collect();
+    std::thread::scope(|scope| {
+        let churn = scope.spawn(|| netns.batch(&lines));
+        while !churn.is_finished() {
+            assert_eq!(mirror.routes(Source::Diff(0), None).unwrap(), []);
+        }
+    });
+}
+
+/// What a used neighbour goes through: the kernel is asked, asks the neighbour, gets no answer.
+fn used_neighbour(netns: &Netns, guest: &Guest) {
+    netns.ip("neigh replace 172.16.0.9 lladdr 02:00:00:00:00:09 dev e0 nud stale");
+    let address = "172.16.0.9".parse().unwrap();
+    eventually("known", || guest.state().neighbours.contains_key(&(0, address)));
+    guest.say(FromGuest::Used(vec![(0, address)]));
+    eventually("asked", || {
+        let shown = netns.ip("neigh show 172.16.0.9 dev e0");
+        shown.contains("DELAY") || shown.contains("PROBE")
+    });
+    eventually("not known any more", || !guest.state().neighbours.contains_key(&(0, address)));
+}
+
+#[test]
+fn used_neighbours_are_confirmed() {
+    let netns = Netns::new(1);
+    let mirror = Mirror::new(&netns);
+    let guest = connect(&mirror, 0);
+    used_neighbour(&netns, &guest);
+    // One that does not exist is not made.
+    guest.say(FromGuest::Used(vec![(0, "172.16.0.77".parse().unwrap())]));
+    netns.ip("route add 10.0.0.0/8 via 172.16.0.2");
+    equal(&netns, &guest);
+    assert_eq!(netns.ip("neigh show 172.16.0.77"), "");
+}
+
+/// In a user namespace the mirror keeps one capability there, and none of the host's.
+#[test]
+fn privileges_are_dropped_in_a_user_namespace() {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--user", "--net", "--map-root-user", "--kill-child", "sleep", "600"]);
+    let sleeper = Process(unshare.spawn().unwrap());
+    let pid = sleeper.0.id();
+    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+    eventually("namespaces", || namespace(&pid.to_string()) != namespace("self"));
+    eventually("a user map", || {
+        std::fs::read_to_string(format!("/proc/{pid}/uid_map")).is_ok_and(|map| !map.is_empty())
+    });
+    let netns = Netns::of_process(1, pid);
+    let mirror = Mirror::of_process(&netns, pid);
+    let guest = connect(&mirror, 0);
+    netns.ip("route add 10.0.0.0/8 via 172.16.0.2");
+    equal(&netns, &guest);
+
+    let mirror_pid = mirror.process.0.id();
+    let status = std::fs::read_to_string(format!("/proc/{mirror_pid}/status")).unwrap();
+    let line = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().to_string()
+    };
+    const NET_ADMIN_ONLY: &str = "0000000000001000";
+    assert_eq!(line("CapEff:"), NET_ADMIN_ONLY);
+    assert_eq!(line("CapPrm:"), NET_ADMIN_ONLY);
+    assert_eq!(line("NoNewPrivs:"), "1");
+    let user = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/user")).unwrap();
+    assert_eq!(user(mirror_pid), user(pid));
+    used_neighbour(&netns, &guest);
+}
