@@ -1,6 +1,5 @@
 //! Facts about interfaces of this network namespace.
 
-
 use futures::TryStreamExt;
 use ipnet::IpNet;
 use rtnetlink::packet_route::address::AddressAttribute;

@@ -96,7 +96,8 @@ fn open_here(spec: &TapSpec) -> Result<OwnedFd> {
     ioctl(&tap, libc::TUNSETIFF, &raw mut request).on("make TAP", &spec.name)?;
     if let Some(owner) = spec.owner {
         // SAFETY: TUNSETOWNER takes the user id as its argument, no pointer.
-        let result = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOWNER, owner as libc::c_ulong) };
+        let result =
+            unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOWNER, owner as libc::c_ulong) };
         nix::errno::Errno::result(result).on("give away TAP", &spec.name)?;
     }
     Ok(tap)
@@ -149,7 +150,11 @@ pub(crate) fn named_request(name: &str) -> Result<libc::ifreq> {
 }
 
 /// An ioctl whose argument the kernel reads and may write.
-pub(crate) fn ioctl<T>(fd: &impl AsRawFd, request: libc::Ioctl, argument: *mut T) -> nix::Result<()> {
+pub(crate) fn ioctl<T>(
+    fd: &impl AsRawFd,
+    request: libc::Ioctl,
+    argument: *mut T,
+) -> nix::Result<()> {
     // SAFETY: callers give the address of a live, exclusively borrowed value of the type that the
     // request takes; the kernel keeps no reference to it.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) };

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/*
+ * Gives frames that belong to PdP to the AF_XDP socket of their receive queue and all others to
+ * the kernel, so that an interface shared with the host stays reachable.
+ *
+ * Taken are: everything, if the settings say so; else UDP to an address and port in `takes`, over
+ * IPv4 or IPv6 without VLAN tags. Fragments are left to the kernel, whose reassembly sees all of a
+ * datagram or nothing of it; so are IPv6 datagrams with extension headers.
+ *
+ * Names and layouts of the maps: src/xdp.rs.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define QUEUES_MAX 64
+#define TAKES_MAX 65536
+#define IPV4_FRAGMENT 0x3fff /* more fragments, or an offset (RFC 791 section 3.1) */
+
+struct take {
+	__u8 address[16]; /* IPv4: the first four bytes, the others zero */
+	__be16 port;
+	__u16 family; /* 4 or 6 */
+};
+
+struct settings {
+	__u32 take_all;
+};
+
+enum counter { TAKEN, NO_SOCKET, PASSED, COUNTERS };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, QUEUES_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} sockets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TAKES_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct take);
+	__type(value, __u8);
+} takes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct settings);
+} settings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+static __always_inline int count(__u32 counter, int action)
+{
+	__u64 *value = bpf_map_lookup_elem(&counters, &counter);
+	if (value)
+		*value += 1;
+	return action;
+}
+
+/* Whether the frame is UDP to a destination in `takes`. */
+static __always_inline int is_taken(void *data, void *end)
+{
+	struct take key = {};
+	struct ethhdr *ethernet = data;
+	struct udphdr *udp;
+
+	if ((void *)(ethernet + 1) > end)
+		return 0;
+	if (ethernet->h_proto == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = (void *)(ethernet + 1);
+		if ((void *)(ip + 1) > end)
+			return 0;
+		if (ip->version != 4 || ip->ihl < 5 || ip->protocol != IPPROTO_UDP)
+			return 0;
+		if (ip->frag_off & bpf_htons(IPV4_FRAGMENT))
+			return 0;
+		udp = (void *)ip + ip->ihl * 4;
+		__builtin_memcpy(key.address, &ip->daddr, 4);
+		key.family = 4;
+	} else if (ethernet->h_proto == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = (void *)(ethernet + 1);
+		if ((void *)(ip + 1) > end)
+			return 0;
+		if (ip->version != 6 || ip->nexthdr != IPPROTO_UDP)
+			return 0;
+		udp = (void *)(ip + 1);
+		__builtin_memcpy(key.address, &ip->daddr, 16);
+		key.family = 6;
+	} else {
+		return 0;
+	}
+	if ((void *)(udp + 1) > end)
+		return 0;
+	key.port = udp->dest;
+	return bpf_map_lookup_elem(&takes, &key) != 0;
+}
+
+SEC("xdp")
+int pdp_xdp(struct xdp_md *context)
+{
+	void *data = (void *)(long)context->data;
+	void *end = (void *)(long)context->data_end;
+	__u32 zero = 0;
+	struct settings *now = bpf_map_lookup_elem(&settings, &zero);
+	long action;
+
+	if (!(now && now->take_all) && !is_taken(data, end))
+		return count(PASSED, XDP_PASS);
+	/* The last argument is what is returned if the queue has no socket. */
+	action = bpf_redirect_map(&sockets, context->rx_queue_index, XDP_PASS);
+	return count(action == XDP_REDIRECT ? TAKEN : NO_SOCKET, action);
+}
+
+/* The kernel knows no word for "GPL-2.0 OR Apache-2.0"; the program calls no GPL-only helper, and
+ * this is what it may be taken as. */
+char LICENSE[] SEC("license") = "GPL";
