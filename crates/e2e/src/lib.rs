@@ -144,14 +144,8 @@ impl Node {
         let directory = PathBuf::from(format!("/tmp/{id}-{label}"));
         fs::create_dir_all(&directory).expect("directory of the node");
         let netns = format!("{id}-n");
-        let node = Self {
-            id,
-            netns,
-            directory,
-            pdpd: None,
-            machines: Vec::new(),
-            arguments: Vec::new(),
-        };
+        let node =
+            Self { id, netns, directory, pdpd: None, machines: Vec::new(), arguments: Vec::new() };
         sh(&format!("ip netns add {0}; ip -n {0} link set lo up", node.netns));
         node
     }
@@ -236,6 +230,20 @@ impl Node {
         let mut child = self.pdpd.take().expect("pdpd runs");
         child.kill().expect("own child");
         child.wait().expect("own child");
+    }
+
+    /// What a reboot leaves: pdpd and all that it started are killed, and the run directory, the
+    /// cgroups and the pins are gone. The state directory stays. [`Node::start_pdpd`] goes on.
+    pub fn reboot(&mut self) {
+        self.kill_everything();
+        let _ = fs::remove_dir_all(self.run_dir());
+    }
+
+    /// Waits until pdpd ended by itself (`pdp down`).
+    #[track_caller]
+    pub fn wait_pdpd(&mut self) {
+        let mut child = self.pdpd.take().expect("pdpd runs");
+        eventually("pdpd ends", || child.try_wait().expect("own child").is_some());
     }
 
     /// What pdpd wrote so far.
@@ -400,7 +408,7 @@ impl Node {
         found
     }
 
-    fn clean_up(&mut self) {
+    fn kill_everything(&mut self) {
         if let Some(mut child) = self.pdpd.take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -423,6 +431,10 @@ impl Node {
             remove_cgroup(&cgroup);
         }
         let _ = fs::remove_dir_all(self.pins());
+    }
+
+    fn clean_up(&mut self) {
+        self.kill_everything();
         for netns in self.machines.iter().chain([&self.netns]) {
             let _ = Command::new("ip").args(["netns", "del", netns]).status();
         }

@@ -23,7 +23,9 @@ pub struct Backoff {
 impl Backoff {
     /// It was started. Where the start before was lately, the next has to wait.
     pub fn started(&mut self, now: Instant) {
-        let lately = self.started.is_some_and(|before| now.duration_since(before) < GOOD_RUN);
+        // A wait is no run.
+        let before = self.started.max(self.not_before);
+        let lately = before.is_some_and(|before| now.saturating_duration_since(before) < GOOD_RUN);
         self.starts += 1;
         self.started = Some(now);
         self.not_before = None;

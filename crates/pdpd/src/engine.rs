@@ -23,7 +23,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::host::{self, Host, words};
 use crate::http::ProgressFn;
-use crate::ledger::Ledger;
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::reconcile::{Healths, Reconciler};
@@ -204,11 +203,7 @@ impl Engine {
         }
         if request.purge {
             let before = self.model();
-            let mut after = Model {
-                ledger: Ledger { stopped: !request.exit, ..Ledger::default() },
-                ..Model::default()
-            };
-            after.replan(&self.host.places, &self.cpus).map_err(invalid)?;
+            let after = Model::default();
             self.store(&before, after)?;
         }
         let exits = request.exit && !self.managed;

@@ -51,6 +51,9 @@ struct Arguments {
     /// The OCI runtime.
     #[arg(long, default_value = "/usr/sbin/runc")]
     runc: PathBuf,
+    /// Log into the run directory alone; standard error has only what keeps pdpd from running.
+    #[arg(long)]
+    quiet: bool,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -61,7 +64,7 @@ fn main() -> anyhow::Result<()> {
     let run = absolute(&arguments.run_dir)?;
     make_passable(Path::new("/"), &run)?;
     let log = run.join("pdpd.log");
-    start_log(&log).with_context(|| format!("log {}", log.display()))?;
+    start_log(&log, arguments.quiet).with_context(|| format!("log {}", log.display()))?;
     // Held as long as the process lives.
     let _lock = only_one(&run)?;
     let lib = match &arguments.lib_dir {
@@ -84,7 +87,9 @@ fn main() -> anyhow::Result<()> {
         runtime,
         state: State::open(&state_directory)?,
     });
-    let managed = std::env::var_os("INVOCATION_ID").is_some();
+    // The variable alone may come from a service that a shell above belongs to.
+    let managed = std::env::var_os("INVOCATION_ID").is_some()
+        && rustix::process::getppid() == Some(rustix::process::Pid::INIT);
     let (exit, exiting) = mpsc::unbounded_channel();
     let (engine, keeper) = Engine::new(host, cpus()?, managed, move |purge| {
         // The receiver lives as long as the daemon.
@@ -154,8 +159,8 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("path {}", path.display()))
 }
 
-/// Logs to standard error and into the run directory, for `pdp logs`.
-fn start_log(path: &Path) -> std::io::Result<()> {
+/// Logs to standard error, unless `quiet`, and into the run directory, for `pdp logs`.
+fn start_log(path: &Path, quiet: bool) -> std::io::Result<()> {
     if std::fs::metadata(path).is_ok_and(|file| file.len() > LOG_BYTES_MAX) {
         std::fs::rename(path, path.with_extension("log.1"))?;
     }
@@ -164,7 +169,9 @@ fn start_log(path: &Path) -> std::io::Result<()> {
     let lines = tracing_subscriber::fmt::layer().with_ansi(false);
     tracing_subscriber::registry()
         .with(filter)
-        .with(tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr))
+        .with((!quiet).then(|| {
+            tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr)
+        }))
         .with(lines.with_writer(Mutex::new(file)))
         .init();
     Ok(())

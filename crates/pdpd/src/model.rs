@@ -143,6 +143,10 @@ impl Model {
 
     /// Makes the plan anew.
     pub fn replan(&mut self, places: &Places, cpus: &BTreeSet<u32>) -> Result<(), PlanError> {
+        if self.substrate.is_none() && self.vnets.is_empty() {
+            self.plan = Plan::default();
+            return Ok(());
+        }
         let substrate = self.effective_substrate(cpus);
         let specs = self.vnets.iter().map(|(name, vnet)| (name.clone(), vnet.spec.clone()));
         self.plan = plan(places, &substrate.spec, &specs.collect(), &self.ledger)?;

@@ -245,8 +245,9 @@ impl<'a> Reconciler<'a> {
         self.guarded(&key, &wanted.process.dir, || {
             let thing = host.state.thing(&key.to_string())?;
             let same = thing.and_then(|thing| thing.hash).as_ref() == Some(&wanted.hash);
-            host.runtime.cgroups().ensure(&wanted.process.cgroup, &wanted.limits)?;
+            let cgroups = host.runtime.cgroups();
             if same && process.is_some() {
+                cgroups.ensure(&wanted.process.cgroup, &wanted.limits)?;
                 return Ok(false);
             }
             told(0, 1, "starting the mux");
@@ -259,6 +260,9 @@ impl<'a> Reconciler<'a> {
             })?;
             let socket = host.places.mux_control();
             process = None;
+            // The old one's cgroup goes with it; the limits are there before the new one.
+            host.runtime.delete(&wanted.process.dir)?;
+            cgroups.ensure(&wanted.process.cgroup, &wanted.limits)?;
             process = Some(host.start_helper(&wanted.process, Some(("mux", &socket)))?);
             host.state.confirm(&key.to_string(), &wanted.hash, "")?;
             Ok(true)

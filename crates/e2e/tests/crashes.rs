@@ -1,0 +1,174 @@
+//! Who holds what: kill -9 of each process, and what goes on meanwhile.
+
+use pdp_e2e::{Background, Node, eventually, kill};
+use serde_json::Value;
+
+/// h1 - r1 - r2 - h2; r1 and r2 run OSPF with FRR, so that a lost carrier is a lost adjacency.
+const SPEC: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  forwardingEngines:
+    fe1: {cpus: "1", capacity: 1}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {addresses: [10.1.0.1/24]}
+        eth1: {addresses: [10.0.12.1/30]}
+      files: &ospf
+        /etc/frr/zebra.conf: {content: "log stdout\n", owner: "frr:frr"}
+        /etc/frr/ospfd.conf:
+          owner: "frr:frr"
+          content: |
+            log stdout
+            interface eth0
+             ip ospf passive
+            interface eth1
+             ip ospf network point-to-point
+             ip ospf hello-interval 1
+             ip ospf dead-interval 20
+            router ospf
+             network 10.0.0.0/8 area 0
+      commands: &frr
+        - /usr/lib/frr/zebra -K 60
+        - /usr/lib/frr/ospfd
+      dataPlane: {power: 0.2}
+    r2:
+      kind: router
+      interfaces:
+        eth0: {addresses: [10.2.0.1/24]}
+        eth1: {addresses: [10.0.12.2/30]}
+      files: *ospf
+      commands: *frr
+      dataPlane: {power: 0.2}
+    h1:
+      kind: host
+      interfaces: {eth0: {addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}
+    h2:
+      kind: host
+      interfaces: {eth0: {addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "r2:eth1"]
+    - endpoints: ["r2:eth0", "h2:eth0"]
+"#;
+
+fn reaches(node: &Node) -> bool {
+    node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok()
+}
+
+fn status(node: &Node) -> Value {
+    node.json(&["inspect", "red"])["status"].clone()
+}
+
+fn r1(node: &Node) -> Value {
+    let nodes = status(node)["nodes"].as_array().expect("nodes").clone();
+    nodes.into_iter().find(|found| found["name"] == "r1").expect("r1")
+}
+
+fn pid(process: &Value) -> Option<u32> {
+    process["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+}
+
+/// Changes of the state of r1's adjacency so far; a loss and return would count more.
+fn adjacency_changes(node: &Node) -> u64 {
+    let text =
+        node.try_pdp(&["exec", "red/r1", "--", "vtysh", "-c", "show ip ospf neighbor detail json"]);
+    let Ok(Ok(all)) = text.map(|text| serde_json::from_str::<Value>(&text)) else { return 0 };
+    let mut found = 0;
+    for neighbours in all.as_object().into_iter().flatten().map(|(_, value)| value) {
+        for neighbour in neighbours.as_array().into_iter().flatten() {
+            found += neighbour["stateChangeCounter"].as_u64().unwrap_or(0);
+        }
+    }
+    found
+}
+
+fn is_running(node: &Node) -> bool {
+    status(node)["phase"] == "running"
+}
+
+#[test]
+fn every_process_may_die() {
+    let mut node = Node::start("crash");
+    node.apply(SPEC);
+    eventually("OSPF has its routes and h1 reaches h2", || reaches(&node));
+    eventually("everything runs", || is_running(&node));
+    let changes = adjacency_changes(&node);
+    assert!(changes > 0, "OSPF has a neighbour");
+
+    // pdpd: forwarding and route updates go on without it.
+    let before = r1(&node);
+    let h1 = pid(&status(&node)["nodes"][0]["control"]).expect("h1 runs");
+    let router = pid(&before["control"]).expect("r1 runs");
+    let inside = |target: u32, command: &str| {
+        let target = target.to_string();
+        let mut all = std::process::Command::new("nsenter");
+        all.args(["-n", "-t", &target, "sh", "-c", command]);
+        all
+    };
+    node.kill_pdpd();
+    let ping = Background::start(&mut inside(h1, "ping -c20 -i0.05 -W2 10.2.0.2"));
+    let words = ping.finish();
+    assert!(words.contains(" 0% packet loss"), "{words}");
+    // A new route in r1's kernel, with pdpd dead, reaches its forwarding guest.
+    Background::start(&mut inside(router, "ip route add blackhole 203.0.113.0/24")).finish();
+    node.start_pdpd();
+    eventually("the new pdpd knows what runs", || is_running(&node));
+    let after = r1(&node);
+    for part in ["control", "tap", "mirror"] {
+        assert_eq!(before[part]["pid"], after[part]["pid"], "{part} was adopted");
+    }
+    assert_eq!(before["guests"][0]["pid"], after["guests"][0]["pid"], "g0 was adopted");
+    eventually("the guest's routes equal the kernel's", || {
+        node.pdp(&["routes", "red/r1", "--guest", "0"]).contains("203.0.113.0/24")
+    });
+    assert!(reaches(&node));
+
+    // A forwarding guest.
+    let guest = pid(&r1(&node)["guests"][0]).expect("g0 runs");
+    kill(guest);
+    eventually("g0 is replaced", || {
+        pid(&r1(&node)["guests"][0]).is_some_and(|now| now != guest) && reaches(&node)
+    });
+
+    // A TAP helper: the TAPs, and with them the carriers, stay.
+    let helper = pid(&r1(&node)["tap"]).expect("the helper runs");
+    kill(helper);
+    eventually("the TAP helper is replaced", || {
+        pid(&r1(&node)["tap"]).is_some_and(|now| now != helper) && reaches(&node)
+    });
+
+    // A route mirror.
+    let mirror = pid(&r1(&node)["mirror"]).expect("the mirror runs");
+    kill(mirror);
+    eventually("the mirror is replaced and the guest connected to it", || {
+        pid(&r1(&node)["mirror"]).is_some_and(|now| now != mirror)
+            && node.try_pdp(&["routes", "red/r1", "--diff"]).is_ok()
+    });
+    assert!(reaches(&node));
+
+    // The mux.
+    let mux = pid(&node.json(&["inspect", "substrate"])["status"]["mux"]).expect("the mux runs");
+    kill(mux);
+    eventually("the mux is replaced and everything attached", || {
+        pid(&node.json(&["inspect", "substrate"])["status"]["mux"]).is_some_and(|now| now != mux)
+            && reaches(&node)
+    });
+    assert_eq!(pid(&r1(&node)["control"]), Some(router), "no control guest was touched");
+    assert_eq!(adjacency_changes(&node), changes, "no adjacency was lost in all this");
+
+    // A control guest: the same spec again.
+    kill(router);
+    eventually("r1 is restarted", || {
+        pid(&r1(&node)["control"]).is_some_and(|now| now != router) && reaches(&node)
+    });
+}

@@ -1,0 +1,156 @@
+//! One node: two vnets that look alike, with traffic through their forwarding guests; what is
+//! applied twice, changed, deleted, taken down.
+
+use std::collections::BTreeMap;
+
+use pdp_e2e::{Node, eventually};
+use serde_json::Value;
+
+const SUBSTRATE: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  forwardingEngines:
+    fe1: {cpus: "1", capacity: 1}
+"#;
+
+/// h1 - r1 - h2, by connected routes.
+fn vnet(name: &str, motd: &str, power: &str) -> String {
+    format!(
+        r#"---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [10.0.1.1/24, "fd00:1::1/64"]}}
+        eth1: {{addresses: [10.0.2.1/24, "fd00:2::1/64"]}}
+      files: {{/etc/motd: {{content: "{motd}"}}}}
+      dataPlane: {{power: {power}}}
+    h1:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.0.1.2/24, "fd00:1::2/64"], gateways: [10.0.1.1, "fd00:1::1"]}}}}
+    h2:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.0.2.2/24, "fd00:2::2/64"], gateways: [10.0.2.1, "fd00:2::1"]}}}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h2:eth0"]
+"#
+    )
+}
+
+fn reaches(node: &Node, vnet: &str, target: &str) -> bool {
+    node.try_exec(&format!("{vnet}/h1"), &format!("ping -c1 -W1 {target}")).is_ok()
+}
+
+fn pids(node: &Node, vnet: &str) -> BTreeMap<String, u64> {
+    let status = node.json(&["inspect", vnet])["status"].clone();
+    let mut pids = BTreeMap::new();
+    for found in status["nodes"].as_array().expect("nodes") {
+        let name = found["name"].as_str().expect("a name");
+        let mut add = |part: &str, process: &Value| {
+            if let Some(pid) = process["pid"].as_u64() {
+                pids.insert(format!("{name} {part}"), pid);
+            }
+        };
+        for part in ["control", "tap", "mirror"] {
+            add(part, &found[part]);
+        }
+        for guest in found["guests"].as_array().expect("guests") {
+            add(&format!("g{}", guest["number"]), guest);
+        }
+    }
+    pids
+}
+
+fn to_guest(node: &Node, vnet: &str) -> u64 {
+    let stats = node.json(&["stats", vnet]);
+    stats["vnets"][vnet]["nodes"]["r1"]["guests"]["0"]["toGuest"].as_u64().expect("a counter")
+}
+
+#[test]
+fn two_vnets_with_the_same_addresses_live_and_go() {
+    let mut node = Node::start("two");
+    node.apply(&format!("{SUBSTRATE}{}{}", vnet("red", "a", "0.2"), vnet("blue", "a", "0.2")));
+    eventually("red forwards IPv4", || reaches(&node, "red", "10.0.2.2"));
+    let (red, blue) = (to_guest(&node, "red"), to_guest(&node, "blue"));
+    node.exec("red/h1", "ping -c10 -i0.05 -W2 10.0.2.2");
+    assert!(to_guest(&node, "red") >= red + 20, "both directions cross the forwarding guest");
+    assert!(to_guest(&node, "blue") < blue + 10, "nothing of red reaches blue");
+    eventually("red forwards IPv6", || reaches(&node, "red", "fd00:2::2"));
+    eventually("blue forwards", || reaches(&node, "blue", "10.0.2.2"));
+
+    // Applied twice: one change.
+    let before = (pids(&node, "red"), pids(&node, "blue"));
+    assert_eq!(before.0.len(), 4 + 2 * 2, "{before:?}");
+    node.apply(&vnet("red", "a", "0.2"));
+    assert_eq!(before, (pids(&node, "red"), pids(&node, "blue")));
+
+    // Power: in place. A file: that node's control side alone.
+    node.apply(&vnet("red", "a", "0.4"));
+    assert_eq!(before, (pids(&node, "red"), pids(&node, "blue")));
+    node.apply(&vnet("red", "b", "0.4"));
+    let after = pids(&node, "red");
+    assert_eq!(node.exec("red/r1", "cat /etc/motd"), "b");
+    for (part, pid) in &before.0 {
+        let changed = ["r1 control", "r1 tap", "r1 mirror"].contains(&part.as_str());
+        assert_eq!(changed, after[part] != *pid, "{part}");
+    }
+    assert_eq!(before.1, pids(&node, "blue"));
+    eventually("red forwards again", || reaches(&node, "red", "10.0.2.2"));
+
+    // A wrong spec changes nothing.
+    let wrong = vnet("red", "a", "0.4").replace("h1:eth0\"]", "h9:eth0\"]");
+    let words = node.try_apply(&wrong).expect_err("an endpoint that does not exist");
+    assert!(words.contains("h9"), "{words}");
+    assert_eq!(after, pids(&node, "red"));
+
+    // Carrier goes at both ends, and comes back.
+    let carrier = |of: &str| node.exec(of, "cat /sys/class/net/eth0/carrier").trim() == "1";
+    assert!(carrier("red/h1") && carrier("red/r1"));
+    node.pdp(&["link", "down", "red/r1:eth0"]);
+    assert!(!carrier("red/h1") && !carrier("red/r1") && carrier("blue/h1"));
+    node.pdp(&["link", "up", "red/r1:eth0"]);
+    assert!(carrier("red/h1") && carrier("red/r1"));
+    eventually("red forwards after the link came back", || reaches(&node, "red", "10.0.2.2"));
+
+    // One goes, the other stays.
+    let blue = pids(&node, "blue");
+    node.pdp(&["delete", "red"]);
+    assert_eq!(pids(&node, "blue"), blue);
+    assert!(node.try_pdp(&["inspect", "red"]).is_err());
+    assert!(!node.place("red").exists());
+    assert!(reaches(&node, "blue", "10.0.2.2"));
+
+    // Everything goes.
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+    assert!(!node.directory.join("state/pdpd.sqlite").exists());
+}
+
+#[test]
+fn what_is_stored_is_back_after_a_reboot() {
+    let mut node = Node::start("reboot");
+    node.apply(&format!("{SUBSTRATE}{}", vnet("red", "a", "0.2")));
+    eventually("red forwards", || reaches(&node, "red", "10.0.2.2"));
+    node.reboot();
+    node.start_pdpd();
+    eventually("red is back", || {
+        node.try_pdp(&["inspect", "red"]).is_ok() && reaches(&node, "red", "10.0.2.2")
+    });
+    node.pdp(&["down"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+    node.start_pdpd();
+    let phase = node.json(&["inspect", "red"])["status"]["phase"].clone();
+    assert_eq!(phase, "stopped", "what was taken down stays down");
+    node.pdp(&["up"]);
+    eventually("red is up", || reaches(&node, "red", "10.0.2.2"));
+}

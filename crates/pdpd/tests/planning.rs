@@ -1,0 +1,282 @@
+//! Specs to plans: the same for the same input, a change where it was made and nowhere else, and
+//! nothing shared between vnets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use pdp_api::Action;
+use pdp_spec::SourceFile;
+use pdpd::model::Model;
+use pdpd::plan::{Places, Plan};
+use proptest::prelude::*;
+
+const SUBSTRATE: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  interfaces:
+    A: {device: extA}
+  forwardingEngines:
+    fe1: {cpus: "1", capacity: 1}
+    fe2: {cpus: "2", capacity: 1}
+    fe3: {cpus: "3", capacity: 1}
+"#;
+
+fn places() -> Places {
+    Places { run: "/run/pdp".into(), lib: "/usr/lib/pdp".into(), pins: "/sys/fs/bpf/pdp".into() }
+}
+
+fn cpus() -> BTreeSet<u32> {
+    (0..4).collect()
+}
+
+/// One of two vnets that look alike.
+#[derive(Clone, Debug)]
+struct Wish {
+    name: &'static str,
+    file: String,
+    power_millicores: u32,
+    rate_mbps: u32,
+    vni: u32,
+    policy: &'static str,
+}
+
+impl Wish {
+    fn of(name: &'static str, vni: u32) -> Self {
+        let file = "hello".to_string();
+        Self { name, file, power_millicores: 200, rate_mbps: 100, vni, policy: "flow" }
+    }
+
+    fn yaml(&self) -> String {
+        let Self { name, file, power_millicores, rate_mbps, vni, policy } = self;
+        format!(
+            r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [10.0.1.1/24]}}
+        eth1: {{addresses: [10.0.2.1/24]}}
+      files: {{/etc/motd: {{content: "{file}"}}}}
+      commands: [sleep 1]
+      dataPlane: {{power: {power_millicores}m, distribution: {{policy: {policy}}}}}
+    r2:
+      kind: router
+      interfaces: {{eth0: {{addresses: [10.0.2.2/24]}}, eth1: {{}}}}
+      dataPlane: {{power: 100m}}
+    h1:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.0.1.2/24], gateways: [10.0.1.1]}}}}
+  externals:
+    out: {{interface: A, vxlan: {{vni: {vni}, local: 192.0.2.1, remote: 192.0.2.2}}}}
+  links:
+    - {{endpoints: ["r1:eth0", "h1:eth0"], rate: {rate_mbps}Mbps}}
+    - {{endpoints: ["r1:eth1", "r2:eth0"]}}
+    - {{endpoints: ["r2:eth1", "external:out"]}}
+"#
+        )
+    }
+}
+
+fn apply(before: &Model, text: String) -> Model {
+    let file = SourceFile { name: "test.yaml".into(), text, ..SourceFile::default() };
+    let documents = pdp_spec::parse(&[file]).unwrap_or_else(|faults| panic!("{faults:#?}"));
+    let substrate =
+        documents.iter().any(|document| matches!(document.object, pdp_spec::Object::Substrate(_)));
+    let existing = before.existing(&cpus(), substrate);
+    let intent =
+        pdp_spec::check(&documents, &existing).unwrap_or_else(|faults| panic!("{faults:#?}"));
+    before.with(intent, &places(), &cpus()).unwrap()
+}
+
+fn both(red: &Wish, blue: &Wish) -> Model {
+    apply(&Model::default(), format!("{SUBSTRATE}---{}---{}", red.yaml(), blue.yaml()))
+}
+
+fn hashes(plan: &Plan) -> BTreeMap<String, String> {
+    let mut hashes = BTreeMap::new();
+    for (vnet, plan) in &plan.vnets {
+        for (node, plan) in &plan.nodes {
+            hashes.insert(format!("{vnet}/{node}"), plan.hash.clone());
+            for (number, guest) in &plan.guests {
+                hashes.insert(format!("{vnet}/{node}/g{number}"), guest.hash.clone());
+            }
+        }
+    }
+    hashes
+}
+
+fn differing(a: &Model, b: &Model) -> Vec<String> {
+    let (a, b) = (hashes(&a.plan), hashes(&b.plan));
+    let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    keys.into_iter().filter(|key| a.get(*key) != b.get(*key)).cloned().collect()
+}
+
+#[test]
+fn a_change_of_a_file_reaches_its_node_alone() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let before = both(&red, &blue);
+    let after = apply(&before, Wish { file: "other".into(), ..red }.yaml());
+    assert_eq!(differing(&before, &after), ["red/r1"]);
+    assert_eq!(before.plan.vnets["red"].mux, after.plan.vnets["red"].mux);
+    assert_eq!(before.plan.vnets["blue"], after.plan.vnets["blue"]);
+    let changes = after.changes_from(&before, &BTreeSet::new(), false);
+    let told: Vec<_> = changes.iter().map(|c| (c.object.as_str(), c.action)).collect();
+    assert_eq!(told, [("vnet/red", Action::Change), ("vnet/red/node/r1", Action::Restart)]);
+}
+
+#[test]
+fn a_change_of_power_restarts_nothing() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let before = both(&red, &blue);
+    let after = apply(&before, Wish { power_millicores: 300, ..red.clone() }.yaml());
+    assert_eq!(differing(&before, &after), [""; 0]);
+    let guest = |model: &Model| model.plan.vnets["red"].nodes["r1"].guests[&0].clone();
+    assert_eq!(guest(&after).container.limits.cpu_cores, Some(0.3));
+    assert_eq!(guest(&before).placement.engine, guest(&after).placement.engine);
+
+    // More than one engine: a guest more, the first one stays.
+    let more = apply(&before, Wish { power_millicores: 1300, ..red }.yaml());
+    let added = differing(&before, &more);
+    assert!(!added.contains(&"red/r1".to_string()) && added.len() == 1, "{added:?}");
+    assert_eq!(more.plan.vnets["red"].nodes["r1"].guests.len(), 2);
+}
+
+#[test]
+fn rates_and_policies_reach_the_mux_alone() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let before = both(&red, &blue);
+    let after = apply(&before, Wish { rate_mbps: 5, policy: "weighted", ..red }.yaml());
+    assert_eq!(differing(&before, &after), [""; 0]);
+    assert_ne!(before.plan.vnets["red"].mux, after.plan.vnets["red"].mux);
+    assert_eq!(after.plan.vnets["red"].mux.vlinks[0].rate_bps, Some(5_000_000));
+}
+
+#[test]
+fn vnets_with_equal_names_and_addresses_share_nothing() {
+    let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
+    let (red, blue) = (&model.plan.vnets["red"], &model.plan.vnets["blue"]);
+    for (name, a) in &red.nodes {
+        let b = &blue.nodes[name];
+        assert_ne!(a.directory, b.directory);
+        assert_ne!(a.control.cgroup, b.control.cgroup);
+        assert_ne!(a.control.id, b.control.id);
+        let end = |users: pdp_container::UserRange| users.base + users.length;
+        let (a_users, b_users) = (a.control.users, b.control.users);
+        assert!(end(a_users) <= b_users.base || end(b_users) <= a_users.base);
+        for (a, b) in a.taps.iter().zip(&b.taps) {
+            assert_ne!(a.mac, b.mac);
+        }
+        for guest in a.guests.values() {
+            for bind in &guest.container.binds {
+                let shared = Path::new("/usr/lib/pdp/pdp-router");
+                assert!(bind.source.starts_with(&a.directory) || bind.source == shared);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
+    let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
+    let external = &model.plan.externals["A"];
+    let takes: Vec<_> = external.takes.iter().copied().collect();
+    assert_eq!(takes, [("192.0.2.1".parse().unwrap(), 4789)]);
+    assert!(!external.take_all);
+}
+
+#[test]
+fn what_is_applied_twice_is_one_change() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let once = both(&red, &blue);
+    let twice = apply(&once, red.yaml());
+    assert_eq!(once, twice);
+    let named = BTreeSet::from(["red".to_string()]);
+    let changes = twice.changes_from(&once, &named, false);
+    assert_eq!(changes.len(), 1);
+    assert_eq!(changes[0].action, Action::Unchanged);
+    assert!(twice.change_from(&once).put.is_empty());
+}
+
+#[test]
+fn a_deleted_vnet_leaves_nothing_and_its_number_is_given_again() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let model = both(&red, &blue);
+    let without = model.without("red", &places(), &cpus()).unwrap();
+    assert_eq!(without.plan.vnets.keys().collect::<Vec<_>>(), ["blue"]);
+    assert_eq!(without.plan.vnets["blue"], model.plan.vnets["blue"]);
+    assert!(without.ledger.placements.keys().all(|(vnet, _)| vnet == "blue"));
+    let change = without.change_from(&model);
+    assert_eq!(change.delete, [("VirtualNetwork".to_string(), "red".to_string())]);
+    let again = apply(&without, red.yaml());
+    assert_eq!(again.plan, model.plan);
+}
+
+#[test]
+fn what_is_stored_reads_back_to_the_same_plan() {
+    let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
+    let documents = model.change_from(&Model::default()).put;
+    let loaded = Model::load(&places(), &cpus(), &documents, model.ledger.clone()).unwrap();
+    assert_eq!(loaded, model);
+}
+
+#[test]
+fn a_link_that_is_down_takes_both_carriers() {
+    let mut model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
+    assert!(model.plan.vnets["red"].carrier("r1", 0));
+    model.ledger.links_down.insert(("red".into(), "link1".into()));
+    model.replan(&places(), &cpus()).unwrap();
+    let red = &model.plan.vnets["red"];
+    assert!(!red.carrier("r1", 0) && !red.carrier("h1", 0) && red.carrier("r1", 1));
+    assert!(!red.mux.vlinks[0].up && red.mux.vlinks[1].up);
+    assert!(model.plan.vnets["blue"].carrier("r1", 0));
+}
+
+#[test]
+fn a_run_directory_too_long_for_sockets_is_refused() {
+    let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
+    let mut places = places();
+    places.run = format!("/{}", "x".repeat(100)).into();
+    let refused = model.clone().replan(&places, &cpus()).unwrap_err();
+    assert!(refused.to_string().contains("107 at most"), "{refused}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn plans_depend_on_their_input_alone(
+        powers in proptest::collection::vec((10u32..1500, any::<bool>()), 1..6),
+    ) {
+        let (mut red, mut blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+        let mut model = both(&red, &blue);
+        for (power, which) in powers {
+            let wish = if which { &mut red } else { &mut blue };
+            let (other, before) = (if which { "blue" } else { "red" }, model.clone());
+            wish.power_millicores = power;
+            let file = SourceFile { name: "t".into(), text: wish.yaml(), ..Default::default() };
+            let documents = pdp_spec::parse(&[file]).unwrap();
+            let Ok(intent) = pdp_spec::check(&documents, &before.existing(&cpus(), false)) else {
+                continue;
+            };
+            model = before.with(intent.clone(), &places(), &cpus()).unwrap();
+            prop_assert_eq!(&before.with(intent, &places(), &cpus()).unwrap(), &model);
+            prop_assert_eq!(&before.plan.vnets[other], &model.plan.vnets[other]);
+            // A guest that stays on its engine keeps its number.
+            let key = (wish.name.to_string(), "r1".to_string());
+            for (number, old) in &before.ledger.placements[&key] {
+                let stayed =
+                    model.ledger.placements[&key].iter().find(|(_, new)| new.engine == old.engine);
+                if let Some((now, _)) = stayed {
+                    prop_assert_eq!(number, now);
+                }
+            }
+        }
+    }
+}
