@@ -166,6 +166,11 @@ impl<P: Program> Runtime<P> {
         &self.program
     }
 
+    /// The program, to change.
+    pub fn program_mut(&mut self) -> &mut P {
+        &mut self.program
+    }
+
     /// What was done so far.
     pub fn counters(&self) -> Counters {
         self.counters
@@ -254,11 +259,11 @@ impl<P: Program> Runtime<P> {
             }
             inside = buf.continues();
             let tag = Tag::parse(self.client.bytes(&buf)).ok();
-            let tag = tag.filter(|tag| tag.verdict == Verdict::Deliver && !inside);
+            let tag = tag.filter(|tag| tag.verdict == Verdict::Deliver);
             let (vport, trace) = tag.map_or((0, 0), |tag| (tag.vport, tag.trace));
             buf.trim_front(TAG_BYTES);
             let mut verdict = Verdict::Drop(GuestDrop::Policy);
-            if tag.is_none() {
+            if tag.is_none() || inside {
                 self.counters.unreadable += 1;
                 verdict = Verdict::Drop(GuestDrop::Malformed);
                 buf.set_len(0);

@@ -1,0 +1,344 @@
+//! The runtime on a trunk of a real memif server, whose other side plays the mux.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use pdp_guest::{Batch, GuestDrop, Kept, Outbox, Program, PuntClass, Runtime, Tended};
+use pdp_memif::{Connection, Listener};
+use pdp_wire::tag::{TAG_BYTES, Tag, Verdict};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Does with each frame what its first byte says.
+#[derive(Debug, Default)]
+struct Obedient {
+    kept: Vec<Kept>,
+    release: bool,
+    batches: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Forward,
+    Punt,
+    Drop,
+    Nothing,
+    Keep,
+    Copies,
+    Grow,
+    Trim,
+    Nowhere,
+}
+
+const ORDERS: [Order; 9] = [
+    Order::Forward,
+    Order::Punt,
+    Order::Drop,
+    Order::Nothing,
+    Order::Keep,
+    Order::Copies,
+    Order::Grow,
+    Order::Trim,
+    Order::Nowhere,
+];
+
+impl Program for Obedient {
+    fn process(&mut self, batch: &mut Batch<'_>) {
+        self.batches += 1;
+        // Backwards: the order of decisions is not that of completions.
+        for frame in (0..batch.len()).rev() {
+            let Some(&order) = batch.frame(frame).first() else { continue };
+            let vport = batch.vport(frame);
+            match ORDERS[usize::from(order) % ORDERS.len()] {
+                Order::Forward => batch.forward(frame, vport + 1),
+                Order::Punt => batch.punt(frame, PuntClass::Exception),
+                Order::Drop => batch.drop(frame, GuestDrop::Blackhole),
+                Order::Nothing => {}
+                Order::Keep => match batch.keep(frame) {
+                    Some(kept) => self.kept.push(kept),
+                    None => batch.drop(frame, GuestDrop::NoBuffer),
+                },
+                Order::Copies => {
+                    batch.copy_to(frame, 7);
+                    batch.frame_mut(frame)[0] = 0xcc;
+                    batch.copy_to(frame, 8);
+                    batch.drop(frame, GuestDrop::Policy);
+                }
+                Order::Grow => {
+                    assert!(batch.grow_front(frame, 20));
+                    batch.frame_mut(frame)[..20].fill(0xee);
+                    batch.forward(frame, vport);
+                }
+                Order::Trim => {
+                    assert!(batch.trim_front(frame, 1));
+                    batch.forward(frame, vport);
+                }
+                Order::Nowhere => batch.forward(frame, 256),
+            }
+        }
+    }
+
+    fn tend(&mut self, _now: Instant, outbox: &mut Outbox<'_>) -> Tended {
+        if self.release {
+            for kept in self.kept.drain(..) {
+                let vport = kept.vport();
+                outbox.send(kept, vport).unwrap();
+            }
+        }
+        Tended::Until(None)
+    }
+}
+
+/// A mux of one guest.
+struct Mux {
+    listener: Listener,
+    connection: Option<Connection>,
+}
+
+impl Mux {
+    fn new(path: &Path) -> Self {
+        Self { listener: Listener::bind(path).unwrap(), connection: None }
+    }
+
+    /// Waits for the guest, while `beside` lets it run.
+    fn connect(&mut self, mut beside: impl FnMut()) {
+        let end = Instant::now() + PATIENCE;
+        let mut handshake = None;
+        while self.connection.is_none() {
+            assert!(Instant::now() < end, "no guest");
+            beside();
+            if handshake.is_none() {
+                handshake = self.listener.accept().unwrap();
+            }
+            if let Some(shaking) = &mut handshake {
+                match shaking.poll(|id| id == 0) {
+                    Ok(connection) => self.connection = connection,
+                    Err(_) => handshake = None,
+                }
+            }
+        }
+    }
+
+    fn to_guest(&mut self, vport: u16, trace: u8, frame: &[u8]) -> bool {
+        let tx = &mut self.connection.as_mut().unwrap().tx;
+        let pushed = tx.push(&[&Tag::deliver(vport, trace).emit(), frame]).unwrap();
+        tx.flush().unwrap();
+        pushed
+    }
+
+    fn from_guest(&mut self) -> Vec<(Tag, Vec<u8>)> {
+        let rx = &mut self.connection.as_mut().unwrap().rx;
+        let count = rx.peek(64).unwrap();
+        let frames = (0..count).map(|frame| {
+            let mut bytes = vec![0; rx.frame_len(frame)];
+            rx.copy_out(frame, 0, &mut bytes);
+            (Tag::parse(&bytes).unwrap(), bytes[TAG_BYTES..].to_vec())
+        });
+        let frames = frames.collect();
+        rx.release(count);
+        frames
+    }
+}
+
+fn setup() -> (TempDir, PathBuf, Mux) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("memif.sock");
+    let mux = Mux::new(&path);
+    (directory, path, mux)
+}
+
+/// A guest that is connected to the mux.
+fn attach(path: &Path, mux: &mut Mux) -> Runtime<Obedient> {
+    let mut runtime = Runtime::new(path, "test", Obedient::default()).unwrap();
+    mux.connect(|| {
+        runtime.round();
+    });
+    while runtime.counters().connections == 0 {
+        runtime.round();
+    }
+    runtime
+}
+
+/// What the guest is to give back for a frame, in order; the last completes it.
+fn expected(vport: u16, trace: u8, frame: &[u8]) -> Vec<(Tag, Vec<u8>)> {
+    let tag = |verdict, vport, last| Tag { verdict, vport, last, trace };
+    let done = |verdict| vec![(tag(verdict, vport, true), vec![])];
+    let out = |vport, bytes: Vec<u8>| vec![(tag(Verdict::Out, vport, true), bytes)];
+    let Some(&order) = frame.first() else { return done(Verdict::Drop(GuestDrop::Policy)) };
+    match ORDERS[usize::from(order) % ORDERS.len()] {
+        Order::Forward => out(vport + 1, frame.to_vec()),
+        Order::Punt => {
+            vec![(tag(Verdict::Punt(PuntClass::Exception), vport, true), frame.to_vec())]
+        }
+        Order::Drop => done(Verdict::Drop(GuestDrop::Blackhole)),
+        Order::Nothing => done(Verdict::Drop(GuestDrop::Policy)),
+        Order::Keep => done(Verdict::Kept),
+        Order::Copies => {
+            let mut changed = frame.to_vec();
+            changed[0] = 0xcc;
+            vec![
+                (tag(Verdict::Out, 7, false), frame.to_vec()),
+                (tag(Verdict::Out, 8, false), changed),
+                (tag(Verdict::Drop(GuestDrop::Policy), vport, true), vec![]),
+            ]
+        }
+        Order::Grow => out(vport, [&[0xee; 20], frame].concat()),
+        Order::Trim => out(vport, frame[1..].to_vec()),
+        Order::Nowhere => done(Verdict::Drop(GuestDrop::PortDown)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(32) })]
+
+    /// Every frame is completed once, in order, with its trace number, its copies before it.
+    #[test]
+    fn completions_are_in_order(
+        frames in prop::collection::vec(
+            (0u16..200, any::<u8>(), prop::collection::vec(any::<u8>(), 0..300)), 1..300),
+    ) {
+        let (_directory, path, mut mux) = setup();
+        let mut runtime = attach(&path, &mut mux);
+        let mut want = Vec::new();
+        let mut got = Vec::new();
+        for (vport, trace, frame) in &frames {
+            prop_assert!(mux.to_guest(*vport, *trace, frame));
+            want.extend(expected(*vport, *trace, frame));
+        }
+        let end = Instant::now() + PATIENCE;
+        while got.len() < want.len() {
+            prop_assert!(Instant::now() < end);
+            runtime.round();
+            got.extend(mux.from_guest());
+        }
+        runtime.round();
+        prop_assert!(mux.from_guest().is_empty());
+        // Copies of one frame may come in any order.
+        let key = |(tag, bytes): &(Tag, Vec<u8>)| (tag.last, tag.vport, bytes.clone());
+        for list in [&mut want, &mut got] {
+            list.chunk_by_mut(|first, _| !first.0.last).for_each(|group| group.sort_by_key(key));
+        }
+        prop_assert_eq!(got, want);
+        prop_assert_eq!(runtime.counters().received, frames.len() as u64);
+    }
+}
+
+#[test]
+fn a_kept_frame_is_sent_later_and_is_no_completion() {
+    let (_directory, path, mut mux) = setup();
+    let mut runtime = attach(&path, &mut mux);
+    mux.to_guest(3, 9, &[4, 1, 2, 3]);
+    runtime.round();
+    let completion = Tag { verdict: Verdict::Kept, vport: 3, last: true, trace: 9 };
+    assert_eq!(mux.from_guest(), [(completion, vec![])]);
+    runtime.program_mut().release = true;
+    let end = Instant::now() + PATIENCE;
+    let sent = loop {
+        assert!(Instant::now() < end);
+        runtime.round();
+        let got = mux.from_guest();
+        if !got.is_empty() {
+            break got;
+        }
+    };
+    let tag = Tag { verdict: Verdict::Out, vport: 3, last: false, trace: 9 };
+    assert_eq!(sent, [(tag, vec![4, 1, 2, 3])]);
+}
+
+/// Copies give way to completions when the ring is full; no frame is left without its own.
+#[test]
+fn a_full_ring_costs_copies_never_completions() {
+    let (_directory, path, mut mux) = setup();
+    let mut runtime = attach(&path, &mut mux);
+    let copies = ORDERS.iter().position(|&order| order == Order::Copies).unwrap() as u8;
+    let mut sent = 0u64;
+    for _ in 0..3 {
+        while mux.to_guest(1, 0, &[copies; 60]) {
+            sent += 1;
+        }
+        for _ in 0..100 {
+            runtime.round();
+        }
+    }
+    let (mut completed, mut all) = (0, 0);
+    for _ in 0..2000 {
+        for (tag, _) in mux.from_guest() {
+            completed += u64::from(tag.last);
+            all += 1;
+        }
+        runtime.round();
+    }
+    let counters = runtime.counters();
+    assert_eq!(completed, sent);
+    assert_eq!(all, sent + counters.copies);
+    assert_eq!(counters.copies + counters.copies_refused, 2 * sent);
+    assert!(counters.copies_refused > 0 && counters.copies > 0, "{counters:?}");
+}
+
+#[test]
+fn a_frame_without_a_tag_or_too_long_is_completed_as_malformed() {
+    let (_directory, path, mut mux) = setup();
+    let mut runtime = attach(&path, &mut mux);
+    let tx = &mut mux.connection.as_mut().unwrap().tx;
+    for parts in [&[0u8; 3][..], &[9; 50], &[]] {
+        tx.push(&[parts]).unwrap();
+    }
+    let long = [&Tag::deliver(2, 5).emit()[..], &[0; 4000]].concat();
+    assert!(tx.push(&[&long]).unwrap());
+    tx.flush().unwrap();
+    mux.to_guest(2, 6, &[0; 60]);
+    runtime.round();
+    let got = mux.from_guest();
+    assert_eq!(got.len(), 5, "{got:?}");
+    for (tag, bytes) in &got[..4] {
+        assert_eq!((tag.verdict, tag.last), (Verdict::Drop(GuestDrop::Malformed), true));
+        assert!(bytes.is_empty());
+    }
+    assert_eq!((got[3].0.vport, got[3].0.trace), (2, 5));
+    assert_eq!(got[4].1, [0; 60]);
+}
+
+/// The guest sleeps without work, wakes for a frame, and finds a new mux when its mux dies.
+#[test]
+fn sleeps_wakes_and_comes_back() {
+    let (_directory, path, mut mux) = setup();
+    let stop = Arc::new(AtomicBool::new(false));
+    let guest = std::thread::spawn({
+        let (path, stop) = (path.clone(), stop.clone());
+        move || {
+            let mut runtime = Runtime::new(&path, "test", Obedient::default()).unwrap();
+            runtime.run(&stop).unwrap();
+            (runtime.counters(), runtime.program().batches)
+        }
+    });
+    for _ in 0..3 {
+        mux.connect(|| std::thread::sleep(Duration::from_millis(1)));
+        for turn in 0..50u8 {
+            if turn % 10 == 0 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert!(mux.to_guest(1, turn, &[0, turn]));
+            let end = Instant::now() + PATIENCE;
+            let got = loop {
+                assert!(Instant::now() < end, "no answer to frame {turn}");
+                let got = mux.from_guest();
+                if !got.is_empty() {
+                    break got;
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            };
+            assert_eq!(got[0].1, [0, turn]);
+        }
+        // The mux dies with its sockets, and another takes its place.
+        drop(mux);
+        mux = Mux::new(&path);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let (counters, batches) = guest.join().unwrap();
+    assert_eq!((counters.received, counters.connections), (150, 3));
+    assert!(batches <= 150 && counters.sleeps >= 15, "{counters:?}");
+}
