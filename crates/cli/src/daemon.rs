@@ -30,6 +30,7 @@ pub async fn start(client: &Client, arguments: &str) -> Result<(), Failure> {
     // A session of its own: not ended with this terminal. `setsid` becomes the daemon itself.
     let mut child = Command::new("setsid")
         .arg(&program)
+        .arg("--quiet")
         .arg("--run-dir")
         .arg(run_dir)
         .args(arguments.split_whitespace())
@@ -45,15 +46,13 @@ pub async fn start(client: &Client, arguments: &str) -> Result<(), Failure> {
     bar.enable_steady_tick(Duration::from_millis(200));
     let answered = wait_answer(client, &mut child).await;
     bar.finish_and_clear();
+    let text = std::fs::read_to_string(&log_path).unwrap_or_default();
+    // From now on it has its own log.
+    std::fs::remove_file(&log_path)?;
     answered.map_err(|reason| {
-        let text = std::fs::read_to_string(&log_path).unwrap_or_default();
         let from = text.char_indices().rev().nth(LOG_BYTES_MAX).map_or(0, |(at, _)| at);
         let said = text[from..].trim_end();
-        Failure::Other(format!(
-            "{} {reason}; its last words ({}):\n{said}",
-            program.display(),
-            log_path.display(),
-        ))
+        Failure::Other(format!("{} {reason}; its last words:\n{said}", program.display()))
     })
 }
 
@@ -64,6 +63,10 @@ async fn wait_answer(client: &Client, child: &mut Child) -> Result<(), String> {
             return Ok(());
         }
         if let Ok(Some(status)) = child.try_wait() {
+            // Another `pdp up` may have been first.
+            if client.version().await.is_ok() {
+                return Ok(());
+            }
             return Err(format!("ended at once with {status}"));
         }
         if Instant::now() > end {

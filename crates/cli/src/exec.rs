@@ -142,7 +142,7 @@ impl Raw {
         let before = tcgetattr(io::stdin()).ok()?;
         let mut raw = before.clone();
         raw.make_raw();
-        tcsetattr(io::stdin(), OptionalActions::Flush, &raw).ok()?;
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw).ok()?;
         Some(Self(before))
     }
 }

@@ -1,0 +1,73 @@
+# PdP: build, test, install. `make help` lists the targets.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+# Where the binaries to install are.
+BUILD ?= target/release
+
+# rustup's place, where no login shell has put it into PATH yet.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+bin := $(DESTDIR)$(PREFIX)/bin
+lib := $(DESTDIR)$(PREFIX)/lib/pdp
+share := $(DESTDIR)$(PREFIX)/share
+units := $(DESTDIR)/etc/systemd/system
+
+# The daemon finds what it starts beside itself.
+programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-shim pdp-init pdp-router
+
+.PHONY: help deps build test demo demo-down install install-files uninstall
+
+help:
+	@echo 'make demo        install what is missing, build, bring Figure 1 up and check it'
+	@echo 'make demo-down   remove every trace of the demo'
+	@echo 'make test        install what is missing, run every test'
+	@echo 'make build       build for use (target/release)'
+	@echo 'make install     build and install into PREFIX ($(PREFIX)), with the systemd unit'
+	@echo 'make uninstall   remove what install installed'
+	@echo 'make deps        install what is missing of packages and Rust'
+
+deps:
+	@scripts/install-deps
+
+build: deps
+	cargo build --release --workspace --bins
+
+# End-to-end tests run the binaries of the same profile.
+test: deps
+	cargo build --workspace --bins
+	cargo test --workspace
+
+demo: build
+	target/release/pdp-demo up
+
+demo-down: build
+	target/release/pdp-demo down
+
+install: build install-files
+	@if [ -z '$(DESTDIR)' ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+	@echo 'Start it now and at every boot: systemctl enable --now pdpd'
+
+# Installs from BUILD without building; for packages and images.
+install-files:
+	install -d '$(bin)' '$(lib)' '$(units)' '$(share)/doc/pdp' \
+	    '$(share)/bash-completion/completions' '$(share)/zsh/site-functions' \
+	    '$(share)/fish/vendor_completions.d'
+	install -m 0755 $(addprefix '$(BUILD)'/,$(programs)) '$(lib)'
+	install -m 0755 '$(BUILD)/pdp' '$(bin)'
+	ln -sfn ../lib/pdp/pdpd '$(bin)/pdpd'
+	sed 's,@PREFIX@,$(PREFIX),' dist/pdpd.service > '$(units)/pdpd.service'
+	chmod 0644 '$(units)/pdpd.service'
+	install -m 0644 README.md LICENSE '$(share)/doc/pdp'
+	'$(BUILD)/pdp' completion bash > '$(share)/bash-completion/completions/pdp'
+	'$(BUILD)/pdp' completion zsh > '$(share)/zsh/site-functions/_pdp'
+	'$(BUILD)/pdp' completion fish > '$(share)/fish/vendor_completions.d/pdp.fish'
+
+uninstall:
+	@if [ -z '$(DESTDIR)' ] && [ -d /run/systemd/system ]; then \
+	    systemctl disable --now pdpd 2> /dev/null || true; fi
+	rm -f '$(bin)/pdp' '$(bin)/pdpd' $(addprefix '$(lib)'/,$(programs)) \
+	    '$(units)/pdpd.service' '$(share)/bash-completion/completions/pdp' \
+	    '$(share)/zsh/site-functions/_pdp' '$(share)/fish/vendor_completions.d/pdp.fish' \
+	    '$(share)/doc/pdp/README.md' '$(share)/doc/pdp/LICENSE'
+	rmdir '$(lib)' '$(share)/doc/pdp' 2> /dev/null || true

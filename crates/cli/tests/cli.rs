@@ -1,0 +1,636 @@
+//! The command, run as users run it, against the real HTTP layer in front of a daemon of fixed
+//! answers.
+
+#[path = "../../pdpd/tests/fake/mod.rs"]
+mod fake;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use fake::{PCAP, Server, eventually, processes_with};
+use nix::pty::openpty;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+fn pdp(socket: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pdp"));
+    command
+        .env("NO_COLOR", "1")
+        .env_remove("PDP_DAEMON")
+        .env("PDP_SOCKET", socket)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn run(server: &Server, arguments: &[&str]) -> Output {
+    pdp(&server.socket()).args(arguments).output().unwrap()
+}
+
+/// Standard output of a run that is to succeed.
+#[track_caller]
+fn out(server: &Server, arguments: &[&str]) -> String {
+    let output = run(server, arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {}: {error}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Exit code and standard error of a run that is to fail.
+#[track_caller]
+fn fails(server: &Server, arguments: &[&str]) -> (i32, String) {
+    let output = run(server, arguments);
+    assert!(!output.status.success(), "{arguments:?} succeeds");
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[track_caller]
+fn assert_text(text: &str, golden: &str) {
+    assert!(text == golden, "is:\n{text}\nis to be:\n{golden}");
+}
+
+#[test]
+fn vnets_are_listed() {
+    let server = Server::start();
+    assert_text(
+        &out(&server, &["get"]),
+        "\
+VNET  STATE     ROUTERS  HOSTS  LINKS  GUESTS  POWER  FES      NOTE
+blue  stopped   0        0      0      0/0     0      -
+red   degraded  1        1      1      1/2     0.5    fe1,fe2  1 of 2 nodes is degraded
+",
+    );
+    let one: Value =
+        serde_json::from_str(&out(&server, &["get", "red", "--format", "json"])).unwrap();
+    assert_eq!(one.as_array().unwrap().len(), 1);
+    assert_eq!(one[0]["guestsConnected"], 1);
+    let yaml = out(&server, &["get", "blue", "--format", "yaml"]);
+    assert!(yaml.contains("name: blue\n"), "{yaml}");
+    let (code, error) = fails(&server, &["get", "green"]);
+    assert_eq!((code, error.as_str()), (1, "error: no vnet green; `pdp get` lists them\n"));
+}
+
+#[test]
+fn a_vnet_is_shown_with_all_that_it_has() {
+    let server = Server::start();
+    assert_text(
+        &out(&server, &["inspect", "red"]),
+        "\
+red: degraded (1 of 2 nodes is degraded)
+
+Nodes
+NODE  KIND    STATE     POWER  NOTE
+r1    router  degraded  0.5    g1 is not connected
+h1    host    running   -
+
+Processes
+NODE  PROCESS  STATE    PID  RESTARTS  FE        CONNECTED  NOTE
+r1    control  running  100  0         -         -
+r1    tap      running  101  0         -         -
+r1    mirror   running  102  0         -         -
+r1    g0       running  200  0         fe1 0.25  yes
+r1    g1       running  201  1         fe2 0.25  no
+h1    control  running  110  0         -         -
+h1    tap      running  111  0         -         -
+
+Ports
+PORT     ADDRESSES    MAC                MTU   CARRIER  LINK
+r1:eth0  10.0.0.1/24  02:00:00:00:00:01  1500  yes      r1-h1
+h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
+
+Links
+LINK   ENDS                 SET  CARRIER  RATE
+r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s
+",
+    );
+    let whole: Value =
+        serde_json::from_str(&out(&server, &["inspect", "red", "--format", "json"])).unwrap();
+    assert_eq!(whole["spec"]["kind"], "VirtualNetwork");
+    assert_eq!(whole["status"]["nodes"][0]["guests"][1]["pid"], 201);
+    let node = out(&server, &["inspect", "red/h1"]);
+    assert!(node.contains("h1    host  running") && !node.contains("r1:"), "{node}");
+    assert!(fails(&server, &["inspect", "red/r9"]).1.contains("no node r9 in vnet red"));
+}
+
+#[test]
+fn the_substrate_is_shown() {
+    let server = Server::start();
+    assert_text(
+        &out(&server, &["inspect", "substrate"]),
+        "\
+substrate: running
+mux: running, pid 50, 0 restarts
+
+Forwarding engines
+FE   CPUS  CAPACITY  USED  GUESTS
+fe1  0-1   1         0.25  red/r1:g0 0.25
+
+External interfaces
+EXTERNAL  DEVICE  MTU  ATTACHED  NOTE
+A         veth-a  -    no        no such device
+",
+    );
+}
+
+#[test]
+fn counters_and_rates_are_shown() {
+    let server = Server::start();
+    assert_text(
+        &out(&server, &["stats"]),
+        "\
+PORT         RECEIVED  MADE  SENT  PUNTED  DROPPED
+red/r1:eth0  5000      2     4990  7       5
+
+Nodes
+NODE    IN FLIGHT  IPv4 ROUTES  IPv6 ROUTES  NEIGHBOURS  RESYNCS
+red/r1  3          12           4            0           0
+
+Forwarding guests
+GUEST      FE   CONNECTED  TO GUEST  FROM GUEST  COMPLETED  FAULTS  LAST FAULT
+red/r1:g0  fe1  yes        5000      4995        5000       0
+
+Drops
+PORT         REASON          DROPPED
+red/r1:eth0  guest-no-route  5
+
+External interfaces
+EXTERNAL  RECEIVED  SENT  DROPPED  DROPPED BY KERNEL
+A         9         0     0        0
+",
+    );
+    let sample: Value =
+        serde_json::from_str(&out(&server, &["stats", "red", "--rates", "--format", "json"]))
+            .unwrap();
+    assert_eq!(sample["rates"]["red/r1:eth0"]["receivedPps"], 1000.0);
+    assert_eq!(sample["rates"]["red/r1:eth0"]["sentBps"], 512_000.0);
+    assert_eq!(sample["vnets"]["red"]["nodes"]["r1"]["inFlight"], 3);
+    assert_eq!(fails(&server, &["stats", "none"]).0, 1);
+}
+
+#[test]
+fn watched_counters_come_line_by_line_until_interrupted() {
+    let server = Server::start();
+    let mut child =
+        pdp(&server.socket()).args(["stats", "--watch=0.1", "--format", "json"]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for _ in 0..3 {
+        let sample: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!(sample["rates"]["red/r1:eth0"]["receivedPps"], 1000.0);
+    }
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn routes_are_shown_and_compared() {
+    let server = Server::start();
+    let within = ["routes", "red/r1", "--within", "10.0.0.0/8"];
+    assert_text(
+        &out(&server, &within),
+        "10.0.0.0/8 nexthop via 10.0.0.2 dev eth0 weight 1 nexthop dev eth1 weight 1\n",
+    );
+    let json = out(&server, &[&within[..], &["--format", "json"]].concat());
+    let rows: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(rows[0]["kernel"]["hops"][1]["port"], "eth1");
+    assert_text(&out(&server, &["routes", "red/r1", "--diff", "--guest", "0"]), "");
+    // Guest 1 differs.
+    let output = run(&server, &["routes", "red/r1", "--diff"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_text(
+        &String::from_utf8(output.stdout).unwrap(),
+        "\
+- kernel 10.9.0.0/16 via 10.0.0.2 dev eth0
++ g1 10.9.0.0/16 blackhole
+- kernel 2001:db8::/32 punt
+",
+    );
+    let equal = out(&server, &["routes", "red/r1", "--diff", "--guest", "0", "--format", "json"]);
+    assert_eq!(serde_json::from_str::<Value>(&equal).unwrap(), serde_json::json!([]));
+    let broken = run(&server, &["routes", "red/breaks"]);
+    assert_eq!(broken.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&broken.stderr).contains("mirror of red/breaks: gone"));
+}
+
+#[test]
+fn whoever_stops_reading_ends_the_command_silently() {
+    let server = Server::start();
+    let mut child = pdp(&server.socket()).args(["routes", "red/r1"]).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    assert_eq!(first, "10.0.0.0/28 via 10.0.0.2 dev eth0\n");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+const VNET: &str = "\
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: green}
+spec:
+  nodes:
+    h1: {kind: host}
+";
+
+#[test]
+fn files_directories_and_standard_input_are_applied() {
+    let server = Server::start();
+    let dir = server.path("specs");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("b.yaml"), VNET.replace("green", "b")).unwrap();
+    fs::write(dir.join("a.yml"), VNET.replace("green", "a")).unwrap();
+    fs::write(dir.join("notes.txt"), "not a spec").unwrap();
+    let one = server.path("one.yaml");
+    fs::write(&one, VNET).unwrap();
+    let mut child = pdp(&server.socket())
+        .args(["apply", "-f"])
+        .arg(&one)
+        .arg("-f")
+        .arg(&dir)
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(VNET.replace("green", "piped").as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_text(
+        &String::from_utf8(output.stdout).unwrap(),
+        "\
+OBJECT      ACTION  DETAIL
+vnet/green  create  new
+vnet/a      create  new
+vnet/b      create  new
+vnet/piped  create  new
+4 changed, 1 unchanged
+",
+    );
+    assert!(server.fake.noted("applied piped"));
+    let dry = out(&server, &["apply", "--dry-run", "-f", one.to_str().unwrap()]);
+    assert!(dry.ends_with("1 would change, 1 unchanged\n"), "{dry}");
+    let (code, error) = fails(&server, &["apply", "-f", "/no/such.yaml"]);
+    assert_eq!(code, 1);
+    assert!(error.contains("/no/such.yaml: No such file"), "{error}");
+}
+
+#[test]
+fn files_that_a_spec_names_go_with_it() {
+    let server = Server::start();
+    let named = VNET.replace(
+        "{kind: host}",
+        "{kind: host, files: {/etc/motd: {from: sub/motd}}, commands: [/bin/true]}",
+    );
+    let path = server.path("named.yaml");
+    fs::write(&path, named).unwrap();
+    let (code, error) = fails(&server, &["apply", "-f", path.to_str().unwrap()]);
+    assert_eq!(code, 1);
+    assert!(error.contains("sub/motd"), "{error}");
+    fs::create_dir(server.path("sub")).unwrap();
+    fs::write(server.path("sub/motd"), "hello").unwrap();
+    out(&server, &["apply", "-f", path.to_str().unwrap()]);
+    assert!(server.fake.noted("applied green"));
+}
+
+#[test]
+fn a_wrong_spec_is_shown_with_file_line_and_mark() {
+    let server = Server::start();
+    let path = server.path("wrong.yaml");
+    fs::write(&path, VNET.replace("kind: host}", "kind: hots}")).unwrap();
+    for verb in ["apply", "validate", "up"] {
+        let (code, error) = fails(&server, &[verb, "-f", path.to_str().unwrap()]);
+        assert_eq!(code, 1, "{verb}");
+        assert!(error.contains("wrong.yaml:6"), "{verb}: {error}");
+        assert!(error.contains("h1: {kind: hots}"), "{verb}: {error}");
+        assert!(error.contains("nothing was changed"), "{verb}: {error}");
+    }
+    assert!(!server.fake.noted("applied green"));
+}
+
+#[test]
+fn valid_files_need_no_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("good.yaml");
+    fs::write(&path, VNET).unwrap();
+    let socket = dir.path().join("none.sock");
+    let output = pdp(&socket).arg("validate").arg(&path).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("1 objects are valid"));
+}
+
+#[test]
+fn changes_reach_the_daemon() {
+    let server = Server::start();
+    let path = server.path("one.yaml");
+    fs::write(&path, VNET.replace("green", "red")).unwrap();
+    let path = path.to_str().unwrap();
+    out(&server, &["link", "down", "red/r1:eth0"]);
+    out(&server, &["link", "up", "red/r1-h1"]);
+    out(&server, &["delete", "-f", path]);
+    out(&server, &["up", "-f", path]);
+    out(&server, &["down", "--purge"]);
+    let done = server.fake.done.lock().unwrap().clone();
+    let all = [
+        "link r1:eth0 false",
+        "link r1-h1 true",
+        "deleted red",
+        "up",
+        "applied red",
+        "down purge=true exit=true",
+    ];
+    assert_eq!(done, all);
+    let (code, error) = fails(&server, &["delete", "substrate"]);
+    assert_eq!(
+        (code, error.as_str()),
+        (1, "error: substrate: vnet red uses it\nhint: delete it first\n")
+    );
+}
+
+#[test]
+fn exit_codes_tell_usage_from_failure_from_no_daemon() {
+    let server = Server::start();
+    for usage in [
+        &["frobnicate"][..],
+        &["apply"],
+        &["exec", "red", "--", "true"],
+        &["exec", "red/r1"],
+        &["link", "sideways", "red/x"],
+        &["capture", "red/r1", "-w", "-"],
+        &["trace", "red/r1:eth0", "--match", "zz"],
+        &["logs", "mux", "--guest", "0"],
+        &["logs", "kernel"],
+        &["routes", "red/r1", "--within", "10.0.0.0/40"],
+        &["completion", "tcsh"],
+    ] {
+        assert_eq!(fails(&server, usage).0, 2, "{usage:?}");
+    }
+    assert_eq!(fails(&server, &["inspect", "none"]).0, 1);
+    let nobody = server.path("nobody/pdpd.sock");
+    for verb in [&["get"][..], &["down"], &["stats"], &["exec", "red/r1", "--", "true"]] {
+        let output = pdp(&nobody).args(verb).output().unwrap();
+        assert_eq!(output.status.code(), Some(3), "{verb:?}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.starts_with("error: no daemon at ") && error.contains("pdp up"), "{error}");
+    }
+    let version = pdp(&nobody).arg("version").output().unwrap();
+    assert!(version.status.success());
+    assert!(String::from_utf8_lossy(&version.stdout).ends_with("pdpd none answers\n"));
+}
+
+#[test]
+fn up_starts_a_daemon_where_none_answers_and_tells_why_one_does_not_start() {
+    let server = Server::start();
+    let script = server.path("daemon");
+    fs::write(
+        &script,
+        format!(
+            "#!/bin/sh\n[ $1 = --quiet ] && [ $2 = --run-dir ] && [ $4 = --more ] || exit 9\n\
+             ps -o sid= -p $$ > {0}/session\necho $$ > {0}/pid\n\
+             sleep 0.3\nln -s {0}/pdpd.sock $3/pdpd.sock\nexec sleep 600\n",
+            server.dir.path().display()
+        ),
+    )
+    .unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let socket = server.path("run/pdpd.sock");
+    let output = pdp(&socket)
+        .args(["up", "--daemon-args", "--more"])
+        .env("PDP_DAEMON", &script)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(server.fake.noted("up"));
+    let read = |name: &str| fs::read_to_string(server.path(name)).unwrap().trim().to_string();
+    assert_eq!(read("session"), read("pid"), "a session of its own");
+    kill(Pid::from_raw(read("pid").parse().unwrap()), Signal::SIGKILL).unwrap();
+    assert_eq!(fs::read_dir(server.path("run")).unwrap().count(), 1, "only the socket is left");
+
+    fs::write(&script, "#!/bin/sh\necho no runc here >&2\nexit 4\n").unwrap();
+    let output =
+        pdp(&server.path("other/pdpd.sock")).arg("up").env("PDP_DAEMON", &script).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("exit status: 4") && error.contains("no runc here"), "{error}");
+    let odd = pdp(&server.path("odd.sock")).arg("up").output().unwrap();
+    assert_eq!(odd.status.code(), Some(2));
+}
+
+#[test]
+fn a_command_passes_streams_and_exit_code_through() {
+    let server = Server::start();
+    let output = run(&server, &["exec", "red/r1", "--", "sh", "-c", "echo o; echo e >&2; exit 42"]);
+    assert_eq!(output.status.code(), Some(42));
+    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"o\n"[..], &b"e\n"[..]));
+    assert_text(
+        &out(&server, &["exec", "red/r1", "--guest", "1", "--", "sh", "-c", "echo $PDP_PROCESS"]),
+        "g1\n",
+    );
+
+    let input: Vec<u8> =
+        (0..2_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let mut child = pdp(&server.socket())
+        .args(["exec", "red/r1", "--", "cat"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let bytes = input.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&bytes).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert!(output.stdout == input, "{} bytes of {}", output.stdout.len(), input.len());
+
+    // Standard input stays for who comes next.
+    let mut child = Command::new("sh")
+        .args(["-c", "\"$0\" exec -n red/r1 -- cat; cat", env!("CARGO_BIN_EXE_pdp")])
+        .env("PDP_SOCKET", server.socket())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"kept").unwrap();
+    assert_eq!(child.wait_with_output().unwrap().stdout, b"kept");
+}
+
+#[test]
+fn a_command_ends_with_the_client_that_runs_it() {
+    let server = Server::start();
+    let mark = format!("5{:09}", std::process::id());
+    let mut child =
+        pdp(&server.socket()).args(["exec", "red/r1", "--", "sleep", &mark]).spawn().unwrap();
+    // The client's own command line has the mark too.
+    eventually("the command runs", || processes_with(&mark) == 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    eventually("the command is gone", || processes_with(&mark) == 0);
+}
+
+#[test]
+fn a_shell_has_a_terminal_that_follows_its_clients() {
+    let server = Server::start();
+    let size = |rows, columns| nix::pty::Winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let pty = openpty(&size(31, 97), None).unwrap();
+    let side = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
+    let mut child = pdp(&server.socket())
+        .args(["shell", "red/r1"])
+        .env("TERM", "dumb")
+        .stdin(side(&pty.slave))
+        .stdout(side(&pty.slave))
+        .stderr(side(&pty.slave))
+        .spawn()
+        .unwrap();
+    let mut keys = fs::File::from(pty.master.try_clone().unwrap());
+    let mut screen = fs::File::from(pty.master.try_clone().unwrap());
+    let text = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
+    let shown = text.clone();
+    let reader = std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = screen.read(&mut bytes) {
+            shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+    });
+    let shows = |what: &str| text.lock().unwrap().contains(what);
+    keys.write_all(b"stty size; echo $TERM-$PDP_NODE\n").unwrap();
+    eventually("the size is shown", || shows("31 97") && shows("dumb-r1"));
+    // Ctrl-C is the shell's to see, not the client's end.
+    keys.write_all(b"sleep 600\n").unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    keys.write_all(b"\x03").unwrap();
+    rustix::termios::tcsetwinsize(
+        &pty.master,
+        rustix::termios::Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 },
+    )
+    .unwrap();
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGWINCH).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    keys.write_all(b"stty size\n").unwrap();
+    eventually("the new size is shown", || shows("40 120"));
+    keys.write_all(b"exit 6\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(6), "{}", text.lock().unwrap());
+    let local = rustix::termios::tcgetattr(&pty.slave).unwrap().local_modes;
+    assert!(local.contains(rustix::termios::LocalModes::ICANON), "the terminal is as before");
+    drop(pty);
+    drop(keys);
+    reader.join().unwrap();
+}
+
+#[test]
+fn a_capture_goes_to_a_file_or_a_pipe() {
+    let server = Server::start();
+    let mut child = pdp(&server.socket())
+        .args(["capture", "red/r1:eth0", "--snap", "96", "-w", "-"])
+        .spawn()
+        .unwrap();
+    let mut head = [0; 9];
+    child.stdout.as_mut().unwrap().read_exact(&mut head).unwrap();
+    assert_eq!((&head[..8], head[8]), (PCAP, 96));
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    eventually("the capture ends", || server.path("left").exists());
+
+    let file = server.path("frames.pcap");
+    let mut child =
+        pdp(&server.socket()).args(["capture", "red/r1:eth0", "-w"]).arg(&file).spawn().unwrap();
+    eventually("frames are there", || fs::metadata(&file).is_ok_and(|file| file.len() > 8));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(fs::read(&file).unwrap().starts_with(PCAP));
+    assert_eq!(fails(&server, &["capture", "red/r1:eth7", "-w", "-"]).0, 1);
+}
+
+#[test]
+fn traces_logs_and_checks_are_shown() {
+    let server = Server::start();
+    assert_text(
+        &out(&server, &["trace", "red/r1:eth0", "--match", "12=0800"]),
+        "\
+AT µs  STAGE       DETAIL
+0.0    receive     [8, 0]
+1.5    distribute  g0
+9.0    send        eth1
+",
+    );
+    assert!(fails(&server, &["trace", "red/r1:eth0"]).1.contains("no frame came"));
+    assert_text(&out(&server, &["logs", "--tail", "2"]), "two\nthree\n");
+    assert_text(&out(&server, &["logs", "mux", "--tail", "3"]), "mux 1\nmux 2\nmux 3\n");
+    assert_text(&out(&server, &["logs", "red/r1"]), "zebra starts\n");
+    assert_text(&out(&server, &["logs", "red/r1", "--guest", "0"]), "router starts\n");
+    assert_eq!(fails(&server, &["logs", "red/r1", "--helper", "tap"]).0, 1);
+    let output = run(&server, &["doctor"]);
+    assert_eq!(output.status.code(), Some(1), "something is missing");
+    assert_text(
+        &String::from_utf8(output.stdout).unwrap(),
+        "\
+CHECK             STATE    FOUND        HINT
+kernel            ok       6.1
+AF_XDP zero copy  warn     not on veth
+runc              missing  not in PATH  apt install runc
+",
+    );
+}
+
+#[test]
+fn a_followed_log_is_printed_as_it_grows() {
+    let server = Server::start();
+    let mut child = pdp(&server.socket()).args(["logs", "-f", "--tail", "1"]).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "three");
+    let mut log = fs::File::options().append(true).open(server.path("daemon.log")).unwrap();
+    writeln!(log, "four").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "four");
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn completion_is_made_for_each_shell() {
+    let server = Server::start();
+    for (shell, mark) in
+        [("bash", "complete -F"), ("zsh", "#compdef pdp"), ("fish", "complete -c pdp")]
+    {
+        let script = out(&server, &["completion", shell]);
+        assert!(script.contains(mark) && script.contains("capture"), "{shell}");
+    }
+    let script = server.path("completion.bash");
+    fs::write(&script, out(&server, &["completion", "bash"])).unwrap();
+    assert!(Command::new("bash").arg("-n").arg(script).status().unwrap().success());
+}
+
+#[test]
+fn every_verb_explains_itself() {
+    let server = Server::start();
+    let help = out(&server, &["--help"]);
+    for verb in [
+        "up",
+        "down",
+        "apply",
+        "delete",
+        "get",
+        "inspect",
+        "exec",
+        "shell",
+        "logs",
+        "link",
+        "stats",
+        "routes",
+        "capture",
+        "trace",
+        "validate",
+        "doctor",
+        "completion",
+        "version",
+    ] {
+        assert!(help.contains(&format!("\n  {verb} ")), "{verb}");
+        assert!(out(&server, &[verb, "--help"]).contains("Example: "), "{verb}");
+    }
+}
