@@ -1,0 +1,232 @@
+//! A mux in the test's own process, and peers that speak memif to it.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pdp_memif::{Client, Link, Settings as MemifSettings};
+use pdp_mux::control::{Mux, Settings};
+use pdp_proto::mux::*;
+use pdp_wire::tag::{TAG_BYTES, Tag, Verdict};
+
+/// Within this, everything that is to happen happens.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn start(workers: usize) -> Mux {
+    Mux::start(&Settings { workers, cpus: vec![], pool_packets: 8192 * workers }).unwrap()
+}
+
+pub fn put(mux: &Mux, vnet: &Vnet) {
+    assert_eq!(mux.handle(Request::PutVnet(Box::new(vnet.clone())), vec![]), Reply::Done);
+}
+
+pub fn refused(mux: &Mux, vnet: &Vnet) -> String {
+    match mux.handle(Request::PutVnet(Box::new(vnet.clone())), vec![]) {
+        Reply::Failed { error } => error,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+pub fn stats(mux: &Mux) -> Stats {
+    match mux.handle(Request::Stats { vnet: None }, vec![]) {
+        Reply::Stats(stats) => *stats,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub fn node_stats(mux: &Mux, vnet: &str, node: &str) -> NodeStats {
+    stats(mux).vnets[vnet].nodes[node].clone()
+}
+
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Every node's sum: what came in or was made equals what ended and what is on its way.
+pub fn assert_adds_up(stats: &Stats) {
+    for (vnet, counters) in &stats.vnets {
+        for (name, node) in &counters.nodes {
+            let ports = node.ports.values();
+            let came: u64 = ports.clone().map(|port| port.received + port.made).sum();
+            let ended: u64 = ports
+                .map(|p| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>())
+                .sum();
+            assert_eq!(came, ended + node.in_flight, "{vnet}/{name}: {node:#?}");
+        }
+    }
+}
+
+pub fn dropped(node: &NodeStats, reason: &str) -> u64 {
+    node.ports.values().filter_map(|port| port.dropped.get(reason)).sum()
+}
+
+pub fn unlimited() -> Rate {
+    Rate { bps: 0, pps: 0 }
+}
+
+pub fn ports(count: u8) -> Vec<Port> {
+    let port = |index| Port { name: format!("eth{index}"), mac: [2, 0, 0, 0, 0, index], mtu: 1500 };
+    (0..count).map(port).collect()
+}
+
+pub fn directory(root: &Path, name: &str) -> PathBuf {
+    let directory = root.join(name);
+    std::fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
+pub fn host(root: &Path, name: &str) -> Node {
+    let tap_socket = directory(root, name).join("trunk.sock");
+    Node { name: name.into(), ports: ports(1), tap_socket, router: None }
+}
+
+pub fn router(root: &Path, name: &str, count: u8, guests: &[(u32, Attach)]) -> Node {
+    let guests = guests.iter().map(|(number, attach)| Guest {
+        number: *number,
+        socket: directory(root, &format!("{name}-g{number}")).join("memif.sock"),
+        attach: *attach,
+        weight: 1000,
+    });
+    Node {
+        name: name.into(),
+        ports: ports(count),
+        tap_socket: directory(root, name).join("trunk.sock"),
+        router: Some(Router {
+            guests: guests.collect(),
+            policy: Policy::RoundRobin,
+            flow: FlowKey::Ip,
+            punt_filters: vec![],
+            punt_limits: [unlimited(); 3],
+        }),
+    }
+}
+
+pub fn port(node: &str, port: u16) -> End {
+    End::Port { node: node.into(), port }
+}
+
+pub fn vlink(name: &str, a: End, b: End) -> Vlink {
+    Vlink { name: name.into(), a, b, rate_bps: None, queue_frames: 256, up: true }
+}
+
+/// r1 with two ports and these guests between the hosts h1 and h2.
+pub fn two_hosts(root: &Path, name: &str, guests: &[(u32, Attach)]) -> Vnet {
+    let root = directory(root, name);
+    Vnet {
+        name: name.into(),
+        police: None,
+        nodes: vec![router(&root, "r1", 2, guests), host(&root, "h1"), host(&root, "h2")],
+        vlinks: vec![
+            vlink("left", port("h1", 0), port("r1", 0)),
+            vlink("right", port("r1", 1), port("h2", 0)),
+        ],
+    }
+}
+
+pub fn frame(length: usize, mark: u64) -> Vec<u8> {
+    let mut frame = vec![0; length.max(60)];
+    frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    frame[14..22].copy_from_slice(&mark.to_be_bytes());
+    frame
+}
+
+pub fn mark(frame: &[u8]) -> u64 {
+    u64::from_be_bytes(frame[14..22].try_into().unwrap())
+}
+
+/// A memif client.
+pub struct Peer {
+    pub client: Client,
+}
+
+impl Peer {
+    /// Connected to interface `id` at `path`.
+    pub fn connect(path: &Path, id: u32) -> Self {
+        let mut peer = Self::new(path, id);
+        eventually("memif connection", || peer.client.poll() == Link::Up);
+        peer
+    }
+
+    pub fn new(path: &Path, id: u32) -> Self {
+        let settings = MemifSettings { buffers: 4096, ..MemifSettings::default() };
+        Self { client: Client::new(path, id, "test", settings).unwrap() }
+    }
+
+    pub fn tap_of(node: &Node) -> Self {
+        Self::connect(&node.tap_socket, 0)
+    }
+
+    pub fn guest_of(node: &Node, index: usize) -> Self {
+        Self::connect(&node.router.as_ref().unwrap().guests[index].socket, 0)
+    }
+
+    /// Sends one frame (or completion) behind a tag; false without room.
+    pub fn send(&mut self, tag: Tag, frame: &[u8]) -> bool {
+        self.send_parts(&[&tag.emit(), frame])
+    }
+
+    pub fn send_parts(&mut self, parts: &[&[u8]]) -> bool {
+        let Some(mut buf) = self.client.alloc() else { return false };
+        assert!(buf.set_len(parts.iter().map(|part| part.len()).sum()));
+        let mut at = 0;
+        for part in parts {
+            self.client.bytes_mut(&mut buf)[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        let sent = self.client.send(buf);
+        let ok = sent.is_ok();
+        if let Err(buf) = sent {
+            self.client.free(buf);
+        }
+        self.client.flush();
+        ok
+    }
+
+    pub fn out(&mut self, vport: u16, frame: &[u8]) -> bool {
+        self.send(Tag { verdict: Verdict::Out, vport, last: false, trace: 0 }, frame)
+    }
+
+    /// Whatever has come, with tags.
+    pub fn receive(&mut self) -> Vec<(Tag, Vec<u8>)> {
+        let raw = self.receive_raw();
+        raw.into_iter()
+            .map(|bytes| (Tag::parse(&bytes).unwrap(), bytes[TAG_BYTES..].to_vec()))
+            .collect()
+    }
+
+    pub fn receive_raw(&mut self) -> Vec<Vec<u8>> {
+        let mut bufs = Vec::new();
+        self.client.receive(&mut bufs, 256);
+        let mut frames = Vec::new();
+        for buf in bufs {
+            frames.push(self.client.bytes(&buf).to_vec());
+            self.client.free(buf);
+        }
+        self.client.flush();
+        frames
+    }
+
+    /// Waits for `count` frames.
+    pub fn expect(&mut self, count: usize) -> Vec<(Tag, Vec<u8>)> {
+        let mut frames = Vec::new();
+        eventually("frames", || {
+            frames.extend(self.receive());
+            frames.len() >= count
+        });
+        frames
+    }
+
+    pub fn is_up(&mut self) -> bool {
+        self.client.poll() == Link::Up
+    }
+}
+
+/// The completion that sends the frame out.
+pub fn out(vport: u16, trace: u8) -> Tag {
+    Tag { verdict: Verdict::Out, vport, last: true, trace }
+}

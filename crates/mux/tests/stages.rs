@@ -1,0 +1,404 @@
+//! The mux between memif peers: what each stage promises, seen from outside.
+
+mod common;
+
+use std::io::Read;
+
+use common::*;
+use pdp_proto::mux::*;
+use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+
+const RUNTIME: Attach = Attach::Runtime;
+
+#[test]
+fn a_frame_crosses_and_counts_say_so() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(2);
+    let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    put(&mux, &vnet);
+    let (mut h1, mut h2) = (Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[2]));
+    let mut guest = Peer::guest_of(&vnet.nodes[0], 0);
+    eventually("guest attached", || node_stats(&mux, "red", "r1").guests[&0].connected);
+    for number in 0..10u64 {
+        assert!(h1.out(0, &frame(100, number)));
+    }
+    for (number, (tag, bytes)) in guest.expect(10).into_iter().enumerate() {
+        assert_eq!(tag, Tag::deliver(0, 0));
+        assert_eq!(bytes, frame(100, number as u64));
+        assert!(guest.send(out(1, 0), &bytes));
+    }
+    let got = h2.expect(10);
+    assert!((0..10).all(|number| got[number].1 == frame(100, number as u64)));
+    assert_adds_up(&stats(&mux));
+    let r1 = node_stats(&mux, "red", "r1");
+    assert_eq!((r1.ports["eth0"].received, r1.ports["eth1"].sent), (10, 10));
+    assert_eq!(r1.ports["eth0"].received_bytes, 1000);
+    assert_eq!((r1.guests[&0].to_guest, r1.guests[&0].completed, r1.in_flight), (10, 10, 0));
+    assert_eq!(node_stats(&mux, "red", "h1").ports["eth0"].made, 10);
+    assert_eq!(node_stats(&mux, "red", "h2").ports["eth0"].punted, 10);
+}
+
+#[test]
+fn verdicts_are_obeyed() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let mut vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    vnet.nodes[0].router.as_mut().unwrap().punt_limits[1] = Rate { bps: 0, pps: 1 };
+    put(&mux, &vnet);
+    let (mut h1, mut h2) = (Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[2]));
+    let (mut tap, mut guest) = (Peer::tap_of(&vnet.nodes[0]), Peer::guest_of(&vnet.nodes[0], 0));
+    eventually("all there", || node_stats(&mux, "red", "r1").tap_connected);
+    let tag = |verdict, vport, last| Tag { verdict, vport, last, trace: 0 };
+    for number in 0..4 {
+        assert!(h1.out(0, &frame(60, number)));
+    }
+    let frames = guest.expect(4);
+    // One frame flooded, one dropped, one kept, one punted; then the kept one goes out.
+    assert!(guest.send(tag(Verdict::Out, 0, false), &frames[0].1));
+    assert!(guest.send(tag(Verdict::Out, 1, true), &frames[0].1));
+    assert!(guest.send(tag(Verdict::Drop(GuestDrop::NoRoute), 0, true), &[]));
+    assert!(guest.send(tag(Verdict::Kept, 0, true), &[]));
+    assert!(guest.send(tag(Verdict::Punt(PuntClass::Local), 0, true), &frames[3].1));
+    assert!(guest.send(tag(Verdict::Out, 1, false), &frames[2].1));
+    for _ in 0..100 {
+        assert!(guest.send(tag(Verdict::Punt(PuntClass::Neighbour), 1, false), &frames[0].1));
+    }
+    let got: Vec<u64> = h2.expect(2).iter().map(|(_, frame)| mark(frame)).collect();
+    assert_eq!(got, [0, 2]);
+    assert_eq!(mark(&h1.expect(1)[0].1), 0);
+    let punts = tap.expect(33);
+    assert_eq!((punts[0].0, mark(&punts[0].1)), (Tag::deliver(0, 0), 3));
+    assert_eq!(punts[1].0, Tag::deliver(1, 0));
+    eventually("all counted", || {
+        let r1 = node_stats(&mux, "red", "r1");
+        r1.ports.values().map(|port| port.made).sum::<u64>() == 102
+    });
+    let r1 = node_stats(&mux, "red", "r1");
+    assert_eq!(dropped(&r1, "guest-no-route"), 1);
+    assert_eq!(r1.ports["eth0"].consumed, 1);
+    // A limit lets its burst of 32 through, and what time adds to it.
+    let limited = dropped(&r1, "punt-limit-neighbour");
+    assert!((60..=68).contains(&limited), "{limited}");
+    assert_adds_up(&stats(&mux));
+}
+
+#[test]
+fn liars_are_disconnected_with_a_reason() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME), (1, Attach::Tap)]);
+    put(&mux, &vnet);
+    let lies: [(usize, Vec<u8>, &str); 6] = [
+        (0, out(0, 0).emit().to_vec(), "completion"),
+        (0, Tag { last: false, ..out(2, 0) }.emit().to_vec(), "vport 2"),
+        (0, Tag::deliver(0, 0).emit().to_vec(), "mux's own"),
+        (0, vec![99; 20], "bad tag"),
+        (0, vec![2, 0, 0], "bad tag"),
+        (
+            1,
+            Tag { verdict: Verdict::Kept, vport: 0, last: false, trace: 0 }.emit().to_vec(),
+            "without completions",
+        ),
+    ];
+    for (round, (index, lie, reason)) in lies.iter().enumerate() {
+        let mut guest = Peer::guest_of(&vnet.nodes[0], *index);
+        assert!(guest.send_parts(&[lie]));
+        eventually("the liar is out", || !guest.is_up());
+        let stats = &node_stats(&mux, "red", "r1").guests[&(*index as u32)];
+        let last = stats.last_fault.clone().unwrap();
+        assert!(last.contains(reason), "round {round}: {last}");
+        assert!(!stats.connected || round > 100);
+    }
+    assert_eq!(node_stats(&mux, "red", "r1").guests[&0].faults, 5);
+    let mut tap = Peer::tap_of(&vnet.nodes[1]);
+    assert!(tap.send(Tag { verdict: Verdict::Kept, vport: 0, last: true, trace: 0 }, &[]));
+    eventually("the lying TAP helper is out", || !tap.is_up());
+    assert_adds_up(&stats(&mux));
+}
+
+#[test]
+fn a_dead_guest_leaves_at_once_and_its_place_is_taken_again() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME), (1, RUNTIME)]);
+    put(&mux, &vnet);
+    let mut h1 = Peer::tap_of(&vnet.nodes[1]);
+    let (first, mut second) =
+        (Peer::guest_of(&vnet.nodes[0], 0), Peer::guest_of(&vnet.nodes[0], 1));
+    let r1 = || node_stats(&mux, "red", "r1");
+    eventually("both there", || r1().guests.values().all(|guest| guest.connected));
+    for number in 0..20 {
+        assert!(h1.out(0, &frame(60, number)));
+    }
+    eventually("all given", || r1().in_flight == 20);
+    assert_eq!(second.expect(10).len(), 10);
+    drop(first);
+    eventually("it left", || !r1().guests[&0].connected);
+    assert_eq!((dropped(&r1(), "guest-gone"), r1().in_flight), (10, 10));
+    for number in 20..40 {
+        assert!(h1.out(0, &frame(60, number)));
+    }
+    assert_eq!(second.expect(20).len(), 20);
+    let mut third = Peer::guest_of(&vnet.nodes[0], 0);
+    eventually("a new one", || r1().guests[&0].connected);
+    for number in 40..60 {
+        assert!(h1.out(0, &frame(60, number)));
+    }
+    assert_eq!(third.expect(10).len(), 10);
+    assert_adds_up(&stats(&mux));
+}
+
+#[test]
+fn a_change_of_one_thing_disturbs_nothing_else() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let mut vnet = two_hosts(root.path(), "red", &[(0, RUNTIME), (1, RUNTIME)]);
+    put(&mux, &vnet);
+    let (mut h1, mut h2) = (Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[2]));
+    let mut guests = [Peer::guest_of(&vnet.nodes[0], 0), Peer::guest_of(&vnet.nodes[0], 1)];
+    let r1 = || node_stats(&mux, "red", "r1");
+    eventually("both there", || r1().guests.values().all(|guest| guest.connected));
+    assert!(h1.out(0, &frame(60, 1)));
+    eventually("in a guest", || r1().in_flight == 1);
+    // Weight, policy, a further host and port, a link's rate: connections, counters and what is in
+    // flight stay.
+    let router = vnet.nodes[0].router.as_mut().unwrap();
+    router.policy = Policy::Weighted;
+    router.guests[1].weight = 3000;
+    vnet.nodes[0].ports = ports(3);
+    vnet.vlinks[0].rate_bps = Some(1_000_000_000);
+    vnet.nodes.push(host(&directory(root.path(), "red"), "h3"));
+    vnet.vlinks.push(vlink("more", port("r1", 2), port("h3", 0)));
+    put(&mux, &vnet);
+    put(&mux, &vnet);
+    assert!(guests.iter_mut().all(Peer::is_up) && h1.is_up() && h2.is_up());
+    assert_eq!((r1().in_flight, r1().ports["eth0"].received), (1, 1));
+    for number in 0..40 {
+        assert!(h1.out(0, &frame(60, number)));
+    }
+    eventually("shared by weight", || {
+        let given = r1().guests.values().map(|guest| guest.to_guest).collect::<Vec<_>>();
+        given == [11, 30] || given == [10, 31]
+    });
+    // A guest that is no more wanted goes, and only it.
+    vnet.nodes[0].router.as_mut().unwrap().guests.pop();
+    put(&mux, &vnet);
+    eventually("gone", || !guests[1].is_up());
+    assert!(guests[0].is_up() && h1.is_up());
+    // Down: nothing passes, both ways, and says so.
+    vnet.vlinks[0].up = false;
+    put(&mux, &vnet);
+    assert!(h1.out(0, &frame(60, 0)));
+    eventually("link down", || dropped(&node_stats(&mux, "red", "h1"), "link-down") == 1);
+    assert!(guests[0].send(Tag { last: false, ..out(0, 0) }, &frame(60, 0)));
+    eventually("link down", || dropped(&r1(), "link-down") == 1);
+    assert_adds_up(&stats(&mux));
+    // All of it goes.
+    assert_eq!(mux.handle(Request::DeleteVnet { name: "red".into() }, vec![]), Reply::Done);
+    eventually("all gone", || !guests[0].is_up() && !h1.is_up());
+    eventually("all packets are back", || stats(&mux).workers[0].free_packets == 8192);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_changes_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let good = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    put(&mux, &good);
+    let refuse = |change: &dyn Fn(&mut Vnet)| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        refused(&mux, &bad)
+    };
+    let outside = |by| End::External { interface: "A".into(), by };
+    assert!(refuse(&|v| v.nodes.push(v.nodes[1].clone())).contains("node h1"));
+    assert!(refuse(&|v| v.vlinks[0].a = port("h1", 1)).contains("no port 1"));
+    assert!(refuse(&|v| v.vlinks[1].a = port("r1", 0)).contains("already"));
+    assert!(refuse(&|v| v.vlinks[1].b = outside(Encapsulation::Interface)).contains("external A"));
+    assert!(refuse(&|v| v.vlinks[0].queue_frames = 1 << 20).contains("4096"));
+    assert!(refuse(&|v| v.nodes[1].tap_socket = "/nonexistent/x".into()).contains("/nonexistent"));
+    assert!(refuse(&|v| v.nodes[1].tap_socket = v.nodes[2].tap_socket.clone()).contains("twice"));
+    assert!(refuse(&|v| v.name = "blue".into()).contains("taken by vnet red"));
+    let external =
+        External { name: "A".into(), device: "none".into(), ifindex: 1, mac: [2; 6], mtu: 1500 };
+    assert_eq!(mux.handle(Request::PutExternal(external), vec![]), Reply::Done);
+    let tunnel = |vni, remote: &str| {
+        let (local, remote) = ("10.0.0.1".parse().unwrap(), remote.parse().unwrap());
+        outside(Encapsulation::Vxlan { local, remote, port: 4789, vni })
+    };
+    assert!(refuse(&|v| v.vlinks[1].b = tunnel(1 << 24, "10.0.0.2")).contains("24 bits"));
+    assert!(refuse(&|v| v.vlinks[1].b = tunnel(1, "::1")).contains("families"));
+    let twice = refuse(&|v| {
+        v.vlinks[0].a = tunnel(1, "10.0.0.2");
+        v.vlinks[1].b = tunnel(1, "10.0.0.2");
+    });
+    assert!(twice.contains("taken"), "{twice}");
+    put(&mux, &good);
+    assert_eq!(stats(&mux).vnets.len(), 1);
+    let mut used = good.clone();
+    used.vlinks[1].b = tunnel(1, "10.0.0.2");
+    put(&mux, &used);
+    let delete = Request::DeleteExternal { name: "A".into() };
+    assert!(matches!(mux.handle(delete, vec![]), Reply::Failed { error } if error.contains("red")));
+}
+
+#[test]
+fn filters_policing_and_mtu_come_before_the_guests() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let mut vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    let matches = vec![Match { offset: 21, value: vec![7], mask: vec![0xff] }];
+    let router = vnet.nodes[0].router.as_mut().unwrap();
+    router.punt_filters = vec![PuntFilter { matches, class: 0 }];
+    vnet.nodes[1].ports[0].mtu = 9000;
+    put(&mux, &vnet);
+    let (mut h1, mut tap) = (Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[0]));
+    let r1 = || node_stats(&mux, "red", "r1");
+    eventually("there", || r1().tap_connected);
+    assert!(h1.out(0, &frame(60, 8)));
+    eventually("no guest", || dropped(&r1(), "no-guest") == 1);
+    let mut guest = Peer::guest_of(&vnet.nodes[0], 0);
+    eventually("guest", || r1().guests[&0].connected);
+    assert!(h1.out(0, &frame(60, 7)));
+    assert!(h1.out(0, &frame(1515, 8)));
+    assert!(h1.out(0, &frame(1514, 9)));
+    assert!(h1.out(0, &frame(60, 10)[..10]));
+    assert_eq!(mark(&tap.expect(1)[0].1), 7);
+    assert_eq!(mark(&guest.expect(1)[0].1), 9);
+    eventually("too big", || dropped(&r1(), "too-big") == 1);
+    eventually("runt", || dropped(&node_stats(&mux, "red", "h1"), "runt") == 1);
+    // A ring that nobody empties fills; the rest is counted.
+    let mut sent = 0;
+    eventually("full", || {
+        (0..200).for_each(|_| sent += u64::from(h1.out(0, &frame(60, 9))));
+        dropped(&r1(), "guest-ring-full") > 0
+    });
+    eventually("all counted", || node_stats(&mux, "red", "h1").ports["eth0"].made == sent + 5);
+    assert_adds_up(&stats(&mux));
+}
+
+#[test]
+fn plain_memif_has_an_interface_for_each_vport() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let vnet = two_hosts(root.path(), "red", &[(0, Attach::Memif)]);
+    put(&mux, &vnet);
+    let (mut h1, mut h2) = (Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[2]));
+    let socket = &vnet.nodes[0].router.as_ref().unwrap().guests[0].socket;
+    let (mut left, mut right) = (Peer::connect(socket, 0), Peer::connect(socket, 1));
+    eventually("there", || node_stats(&mux, "red", "r1").guests[&0].connected);
+    assert!(h1.out(0, &frame(100, 5)));
+    let mut got = vec![];
+    eventually("a frame", || {
+        got.extend(left.receive_raw());
+        !got.is_empty()
+    });
+    assert_eq!(got, [frame(100, 5)]);
+    assert!(right.send_parts(&[&got[0]]));
+    assert_eq!(h2.expect(1)[0].1, frame(100, 5));
+    let r1 = node_stats(&mux, "red", "r1");
+    assert_eq!(
+        (r1.ports["eth0"].consumed, r1.ports["eth1"].made, r1.ports["eth1"].sent),
+        (1, 1, 1)
+    );
+    assert_adds_up(&stats(&mux));
+}
+
+#[test]
+fn captures_show_both_directions_and_traces_the_whole_way() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    put(&mux, &vnet);
+    let (mut h1, mut h2) = (Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[2]));
+    let mut guest = Peer::guest_of(&vnet.nodes[0], 0);
+    eventually("there", || node_stats(&mux, "red", "r1").guests[&0].connected);
+    let name = |port: &str| PortName { vnet: "red".into(), node: "r1".into(), port: port.into() };
+    let (mut pcap, to) = std::io::pipe().unwrap();
+    let request = Request::Capture { port: name("eth0"), snap_bytes: 0 };
+    assert_eq!(mux.handle(request, vec![to.into()]), Reply::Done);
+    let filter = vec![Match { offset: 21, value: vec![2], mask: vec![0xff] }];
+    let request = Request::Trace { port: name("eth0"), filter, wait_ms: 20_000 };
+    let tracing = std::thread::spawn({
+        let mux = mux.clone();
+        move || mux.handle(request, vec![])
+    });
+    // Frame 2 goes through, the others go back where they came from.
+    let mut reply = None;
+    eventually("a trace", || {
+        assert!(h1.out(0, &frame(70, 1)) && h1.out(0, &frame(70, 2)));
+        for (tag, bytes) in guest.expect(2) {
+            let vport = u16::from(mark(&bytes) == 2);
+            assert!(guest.send(out(vport, tag.trace), &bytes));
+        }
+        h1.expect(1);
+        h2.expect(1);
+        if tracing.is_finished() {
+            reply = Some(())
+        }
+        reply.is_some()
+    });
+    let Reply::Traced { stages } = tracing.join().unwrap() else { panic!("no trace") };
+    let names: Vec<_> = stages.iter().map(|stage| stage.stage.as_str()).collect();
+    let expected = ["receive", "classify", "distribute", "dispatch", "send", "receive", "punt"];
+    assert_eq!(names, expected, "{stages:#?}");
+    assert!(stages.is_sorted_by_key(|stage| stage.at_ns));
+    assert_eq!(mux.handle(Request::DeleteVnet { name: "red".into() }, vec![]), Reply::Done);
+    let mut bytes = Vec::new();
+    pcap.read_to_end(&mut bytes).unwrap();
+    let mut reader = pcap_file::pcap::PcapReader::new(&bytes[..]).unwrap();
+    let mut marks = vec![];
+    while let Some(packet) = reader.next_packet() {
+        marks.push(mark(&packet.unwrap().data));
+    }
+    // In, in, and back: twice 1 and once 2 each time.
+    let count = |wanted| marks.iter().filter(|mark| **mark == wanted).count();
+    assert_eq!(count(1), 2 * count(2));
+    assert_eq!(marks.len(), 3 * count(2));
+    // Without a frame there is an answer all the same.
+    let gone = Request::Trace { port: name("eth0"), filter: vec![], wait_ms: 10 };
+    assert!(matches!(mux.handle(gone, vec![]), Reply::Failed { .. }));
+    put(&mux, &vnet);
+    let none = Request::Trace { port: name("eth0"), filter: vec![], wait_ms: 10 };
+    assert!(matches!(mux.handle(none, vec![]), Reply::Failed { error } if error.contains("10 ms")));
+}
+
+/// A loop that no protocol breaks keeps its own vnet busy; another one on the same worker loses
+/// nothing.
+#[test]
+fn a_loop_burns_only_itself() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let mut looping = two_hosts(root.path(), "loop", &[(0, Attach::Runtime)]);
+    looping.vlinks = vec![vlink("knot", port("r1", 0), port("r1", 1))];
+    let other = two_hosts(root.path(), "other", &[(0, Attach::Runtime)]);
+    put(&mux, &looping);
+    put(&mux, &other);
+    let mut flooder = Peer::guest_of(&looping.nodes[0], 0);
+    let (mut h1, mut h2) = (Peer::tap_of(&other.nodes[1]), Peer::tap_of(&other.nodes[2]));
+    let mut guest = Peer::guest_of(&other.nodes[0], 0);
+    for number in 0..10 {
+        assert!(flooder.send(Tag { last: false, ..out(0, 0) }, &frame(60, number)));
+    }
+    // It answers every frame with two.
+    let burning = std::thread::spawn(move || {
+        let start = std::time::Instant::now();
+        let mut seen = 0u64;
+        while start.elapsed().as_millis() < 700 {
+            for (tag, bytes) in flooder.receive() {
+                seen += 1;
+                flooder.send(Tag { last: false, ..out(tag.vport, 0) }, &bytes);
+                flooder.send(out(tag.vport, 0), &bytes);
+            }
+        }
+        seen
+    });
+    for number in 0..200 {
+        assert!(h1.out(0, &frame(60, number)));
+        let (_, bytes) = guest.expect(1).remove(0);
+        assert!(guest.send(out(1, 0), &bytes));
+        assert_eq!(mark(&h2.expect(1)[0].1), number);
+    }
+    assert!(burning.join().unwrap() > 1000);
+    assert_adds_up(&stats(&mux));
+}
