@@ -1,3 +1,58 @@
-//! See docs/ARCHITECTURE.md.
+//! `pdp-demo`: Figure 1 of the PdP paper on one machine, with real routing software, the real
+//! Internet table and traffic, checked and left up to explore.
+//!
+//! The node is driven through the `pdp` command alone, as a user would; everything outside it is
+//! network namespaces whose names begin with `pdp-fig1`. Nothing happens in the machine's own
+//! network namespace.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod counters;
+mod node;
+mod outside;
+mod run;
+mod shell;
+mod table;
+mod traffic;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Figure 1 of the PdP paper on one machine.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Bring it up, run traffic through it, check everything, leave it up.
+    Up {
+        /// Directory of the repository, with examples/ and data/.
+        #[arg(long, default_value = ".")]
+        repo: PathBuf,
+    },
+    /// Remove every trace.
+    Down,
+    /// Send numbered datagrams to the addresses of a file; prints how many were sent.
+    #[command(hide = true)]
+    Generate { targets: PathBuf, run: u32, rounds: u64, pps: u64 },
+    /// Receive numbered datagrams until standard input ends; writes what arrived to a file.
+    #[command(hide = true)]
+    Sink { out: PathBuf, run: u32 },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().verb {
+        Verb::Up { repo } => run::up(&repo),
+        Verb::Down => run::down(),
+        Verb::Generate { targets, run, rounds, pps } => {
+            println!("{}", traffic::generate(&targets, run, rounds, pps)?);
+            Ok(())
+        }
+        Verb::Sink { out, run } => traffic::sink(&out, run),
+    }
+}

@@ -1,0 +1,225 @@
+//! Whether counters add up, and agree with the kernel's.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use pdp_api::{NodeStats, PortStats};
+
+use crate::node::{Node, interface_counters};
+use crate::outside::Machine;
+use crate::shell::run;
+
+/// Which external machine is at which port of each vnet's `r1`.
+pub const OUTSIDE: [(&str, &[(&str, &str)]); 3] = [
+    ("red", &[("eth0", "red-x"), ("eth1", "red-y")]),
+    ("blue", &[("eth0", "blue-x"), ("eth1", "blue-y")]),
+    ("green", &[("eth0", "g0"), ("eth1", "g1"), ("eth2", "g2"), ("eth3", "g3"), ("eth4", "g4")]),
+];
+
+/// Sums over a node's ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// Arrived by links.
+    pub received: u64,
+    /// Begun in the node.
+    pub made: u64,
+    /// Left by links.
+    pub sent: u64,
+    /// Handed to the control guest.
+    pub punted: u64,
+    /// Ended in a guest.
+    pub consumed: u64,
+    /// Dropped, by reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// Neither yet.
+    pub in_flight: u64,
+}
+
+impl Sums {
+    /// Of a node's counters.
+    pub fn of(stats: &NodeStats) -> Self {
+        let mut sums = Self { in_flight: stats.in_flight, ..Self::default() };
+        for port in stats.ports.values() {
+            sums.received += port.received;
+            sums.made += port.made;
+            sums.sent += port.sent;
+            sums.punted += port.punted;
+            sums.consumed += port.consumed;
+            for (reason, count) in port.dropped.iter().filter(|(_, count)| **count > 0) {
+                *sums.dropped.entry(reason.clone()).or_default() += count;
+            }
+        }
+        sums
+    }
+
+    /// What came in and was made, less what became of it: 0 if it adds up.
+    pub fn missing(&self) -> i128 {
+        let dropped: u64 = self.dropped.values().sum();
+        let ends = [self.sent, self.punted, self.consumed, dropped, self.in_flight];
+        let ends: i128 = ends.into_iter().map(i128::from).sum();
+        i128::from(self.received) + i128::from(self.made) - ends
+    }
+
+    /// Reasons and counts, for people.
+    pub fn dropped_text(&self) -> String {
+        let one = |(reason, count): (&String, &u64)| format!("{reason} {count}");
+        let all: Vec<String> = self.dropped.iter().map(one).collect();
+        if all.is_empty() { "0".into() } else { all.join("\n") }
+    }
+}
+
+/// Counters of the mux before and after the kernel's were read: frames go on all the time, so the
+/// kernel's lie between.
+pub struct Sample {
+    before: BTreeMap<&'static str, NodeStats>,
+    /// Received and sent by the machine outside, by vnet and port.
+    outside: BTreeMap<(&'static str, &'static str), (u64, u64)>,
+    /// Received and sent by the control guest, by vnet and port.
+    inside: BTreeMap<(&'static str, &'static str), (u64, u64)>,
+    after: BTreeMap<&'static str, NodeStats>,
+}
+
+impl Sample {
+    /// Takes one.
+    pub fn take(node: &Node) -> Result<Self> {
+        let mux = || -> Result<BTreeMap<&'static str, NodeStats>> {
+            let mut stats = node.stats()?;
+            let mut nodes = BTreeMap::new();
+            for (vnet, _) in OUTSIDE {
+                let found = stats.vnets.get_mut(vnet).and_then(|stats| stats.nodes.remove("r1"));
+                nodes.insert(vnet, found.with_context(|| format!("no counters of {vnet}/r1"))?);
+            }
+            Ok(nodes)
+        };
+        let before = mux()?;
+        let (mut outside, mut inside) = (BTreeMap::new(), BTreeMap::new());
+        for (vnet, ports) in OUTSIDE {
+            let control = node.kernel_counters(&format!("{vnet}/r1"))?;
+            for (port, machine) in ports {
+                let netns = Machine::named(machine)?.netns();
+                let text = run(Some(&netns), &["cat", "/proc/net/dev"])?;
+                let counters = interface_counters(&text);
+                let eth0 = counters.get("eth0").with_context(|| format!("{machine}: no eth0"))?;
+                outside.insert((vnet, *port), *eth0);
+                let own = control.get(*port).with_context(|| format!("{vnet}/r1: no {port}"))?;
+                inside.insert((vnet, *port), *own);
+            }
+        }
+        Ok(Self { before, outside, inside, after: mux()? })
+    }
+
+    /// Where the mux's and the kernel's counts of what happened since `start` differ, by vnet.
+    /// `lost`: frames that the kernel counted as lost between a machine and the mux.
+    pub fn disagreements(&self, start: &Self, vnet: &str, lost: u64) -> Vec<String> {
+        let mut found = Vec::new();
+        for (name, ports) in OUTSIDE.iter().filter(|(name, _)| *name == vnet) {
+            for (port, machine) in *ports {
+                let stats = |sample: &BTreeMap<&str, NodeStats>| {
+                    sample.get(name).and_then(|node| node.ports.get(*port)).cloned()
+                };
+                let bounds = [&start.before, &start.after, &self.before, &self.after];
+                let [Some(b1), Some(b2), Some(a1), Some(a2)] = bounds.map(stats) else {
+                    found.push(format!("{vnet}/r1:{port}: no counters"));
+                    continue;
+                };
+                // (first, second) of counters of a pair.
+                let kernel =
+                    |of: fn(&Self) -> &BTreeMap<(&'static str, &'static str), (u64, u64)>| {
+                        let (now, then) =
+                            (of(self).get(&(*name, *port)), of(start).get(&(*name, *port)));
+                        let (now, then) =
+                            (now.copied().unwrap_or_default(), then.copied().unwrap_or_default());
+                        (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1))
+                    };
+                let (outside_in, outside_out) = kernel(|sample| &sample.outside);
+                let (inside_in, inside_out) = kernel(|sample| &sample.inside);
+                type Count = fn(&PortStats) -> u64;
+                let refused: Count = |p| p.tap.as_ref().map_or(0, |tap| tap.to_tap_refused);
+                let unread: Count = |p| p.tap.as_ref().map_or(0, |tap| tap.from_tap_dropped);
+                let slack = |count: Count| count(&a2).saturating_sub(count(&b1));
+                let rows: [(&str, Count, u64, u64, u64); 4] = [
+                    ("received", |p| p.received, outside_out, lost, 0),
+                    ("sent", |p| p.sent, outside_in, 0, 0),
+                    ("punted", |p| p.punted, inside_in, 0, slack(refused)),
+                    ("made", |p| p.made, inside_out, slack(unread), 0),
+                ];
+                for (what, count, kernel, kernel_more, kernel_less) in rows {
+                    let least = count(&a1).saturating_sub(count(&b2)).saturating_sub(kernel_less);
+                    let most = count(&a2).saturating_sub(count(&b1)) + kernel_more;
+                    if !(least..=most).contains(&kernel) {
+                        let who = if what == "received" || what == "sent" {
+                            *machine
+                        } else {
+                            "the control guest"
+                        };
+                        found.push(format!(
+                            "{vnet}/r1:{port}: {what} {least} to {most}, the kernel of {who} counted {kernel}"
+                        ));
+                    }
+                }
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(received: u64, sent: u64, dropped: u64) -> NodeStats {
+        let port = PortStats {
+            received,
+            made: 2,
+            sent,
+            punted: 1,
+            dropped: BTreeMap::from([("police".into(), dropped), ("ttl".into(), 0)]),
+            ..PortStats::default()
+        };
+        NodeStats {
+            ports: BTreeMap::from([("eth0".into(), port)]),
+            in_flight: 3,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn sums_add_up_or_say_what_is_missing() {
+        let sums = Sums::of(&node(10, 7, 1));
+        assert_eq!(sums.missing(), 0);
+        assert_eq!(sums.dropped_text(), "police 1");
+        assert_eq!(Sums::of(&node(10, 6, 1)).missing(), 1);
+        assert_eq!(Sums::of(&node(9, 7, 1)).missing(), -1);
+    }
+
+    fn sample(received: u64, outside_out: u64) -> Sample {
+        let nodes = || {
+            BTreeMap::from([(
+                "red",
+                NodeStats {
+                    ports: ["eth0", "eth1"]
+                        .map(|port| (port.to_owned(), PortStats { received, ..Default::default() }))
+                        .into(),
+                    ..Default::default()
+                },
+            )])
+        };
+        let counters =
+            |out| BTreeMap::from([(("red", "eth0"), (0, out)), (("red", "eth1"), (0, out))]);
+        Sample {
+            before: nodes(),
+            outside: counters(outside_out),
+            inside: counters(0),
+            after: nodes(),
+        }
+    }
+
+    #[test]
+    fn the_kernels_counts_are_compared() {
+        let start = sample(5, 7);
+        assert!(sample(15, 17).disagreements(&start, "red", 0).is_empty());
+        assert_eq!(sample(15, 18).disagreements(&start, "red", 0).len(), 2);
+        assert!(sample(15, 18).disagreements(&start, "red", 1).is_empty());
+        assert_eq!(sample(15, 16).disagreements(&start, "red", 9).len(), 2);
+    }
+}

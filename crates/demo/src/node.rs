@@ -1,0 +1,183 @@
+//! The node, driven through the `pdp` command alone.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use pdp_api::{NodeStats, RouteRow, Stats, Vnet};
+
+use crate::outside::NODE;
+use crate::shell;
+
+/// Run directory of the demo's daemon.
+pub const RUN: &str = "/run/pdp-fig1";
+/// Its state directory.
+const STATE: &str = "/var/lib/pdp-fig1";
+/// Its cgroup and the name of its BPF pins.
+const CGROUP: &str = "pdp-fig1";
+
+/// The node.
+pub struct Node {
+    pdp: PathBuf,
+}
+
+impl Node {
+    /// The node, with the `pdp` command that is beside this program.
+    pub fn new() -> Result<Self> {
+        let here = std::env::current_exe()?;
+        let directory = here.parent().context("this program's directory")?;
+        let pdp = directory.join("pdp");
+        ensure!(pdp.exists(), "{} is missing; run `make` first", pdp.display());
+        Ok(Self { pdp })
+    }
+
+    /// Where the daemon listens.
+    pub fn socket() -> String {
+        format!("{RUN}/pdpd.sock")
+    }
+
+    /// What a user types to reach the node.
+    pub fn command_line(&self) -> String {
+        format!("{} --socket {}", self.pdp.display(), Self::socket())
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let pdp = self.pdp.to_string_lossy();
+        let socket = Self::socket();
+        let words = [&[&*pdp, "--socket", &*socket], words].concat();
+        let mut command = shell::command(Some(NODE), &words);
+        command.env("NO_COLOR", "1");
+        command
+    }
+
+    /// Runs a verb to its end.
+    pub fn pdp(&self, words: &[&str]) -> Result<String> {
+        let shown = [&["pdp"], words].concat();
+        shell::finish(&mut self.command(words), &shown)
+    }
+
+    /// Starts the daemon and brings the spec up.
+    pub fn up(&self, spec: &Path) -> Result<()> {
+        let arguments =
+            format!("--state-dir {STATE} --cgroup {CGROUP} --bpf-pin-dir /sys/fs/bpf/{CGROUP}");
+        let spec = spec.to_string_lossy();
+        // A daemon inherits no pipe of ours that we would wait for.
+        let log = tempfile(RUN, "up.log")?;
+        let status = self
+            .command(&["up", "--daemon-args", &arguments, "-f", &spec])
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .status()?;
+        let said = std::fs::read_to_string(Path::new(RUN).join("up.log")).unwrap_or_default();
+        ensure!(status.success(), "pdp up: {status}\n{}", said.trim_end());
+        Ok(())
+    }
+
+    /// Stops the node and forgets it.
+    pub fn down(&self) -> Result<()> {
+        if Path::new(&Self::socket()).exists() {
+            self.pdp(&["down", "--purge"])?;
+        }
+        for directory in [RUN, STATE] {
+            if Path::new(directory).exists() {
+                std::fs::remove_dir_all(directory)
+                    .with_context(|| format!("remove {directory}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a command in a node of a vnet.
+    pub fn exec(&self, node: &str, words: &[&str]) -> Result<String> {
+        self.pdp(&[&["exec", "--no-stdin", node, "--"], words].concat())
+    }
+
+    /// All counters.
+    pub fn stats(&self) -> Result<Stats> {
+        let text = self.pdp(&["stats", "--format", "json"])?;
+        serde_json::from_str(&text).context("pdp stats --format json")
+    }
+
+    /// Counters of one node.
+    pub fn stats_of(&self, vnet: &str, node: &str) -> Result<NodeStats> {
+        let mut stats = self.stats()?;
+        let vnet_stats = stats.vnets.get_mut(vnet);
+        let found = vnet_stats.and_then(|stats| stats.nodes.remove(node));
+        found.with_context(|| format!("no counters of {vnet}/{node}"))
+    }
+
+    /// A vnet: what is wanted and what is.
+    pub fn inspect(&self, vnet: &str) -> Result<Vnet> {
+        let text = self.pdp(&["inspect", vnet, "--format", "json"])?;
+        serde_json::from_str(&text).with_context(|| format!("pdp inspect {vnet} --format json"))
+    }
+
+    /// Calls `each` with every route that a forwarding guest uses.
+    pub fn routes(
+        &self,
+        router: &str,
+        guest: u32,
+        mut each: impl FnMut(RouteRow) -> Result<()>,
+    ) -> Result<()> {
+        let number = guest.to_string();
+        let mut child = self
+            .command(&["routes", router, "--guest", &number, "--format", "json"])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let pipe = child.stdout.take().context("pdp routes")?;
+        // One row a line of a JSON list, so that a million rows are never in memory at once.
+        for line in BufReader::new(pipe).lines() {
+            let line = line?;
+            let row = line.trim().trim_start_matches(['[', ',']).trim_end_matches([']', ',']);
+            if !row.is_empty() {
+                each(serde_json::from_str(row).with_context(|| format!("route {row}"))?)?;
+            }
+        }
+        let status = child.wait()?;
+        if status.success() {
+            Ok(())
+        } else {
+            bail!("pdp routes {router} --guest {guest}: {status}")
+        }
+    }
+
+    /// Packets that the kernel counted on a node's interfaces: received and sent, by name.
+    pub fn kernel_counters(&self, node: &str) -> Result<BTreeMap<String, (u64, u64)>> {
+        let text = self.exec(node, &["cat", "/proc/net/dev"])?;
+        Ok(interface_counters(&text))
+    }
+}
+
+fn tempfile(directory: &str, name: &str) -> Result<std::fs::File> {
+    std::fs::create_dir_all(directory)?;
+    Ok(std::fs::File::create(Path::new(directory).join(name))?)
+}
+
+/// Received and sent packets by interface, from /proc/net/dev.
+pub fn interface_counters(text: &str) -> BTreeMap<String, (u64, u64)> {
+    let mut counters = BTreeMap::new();
+    for line in text.lines() {
+        let Some((name, numbers)) = line.split_once(':') else { continue };
+        let numbers: Vec<u64> =
+            numbers.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        if let (Some(received), Some(sent)) = (numbers.get(1), numbers.get(9)) {
+            counters.insert(name.trim().to_owned(), (*received, *sent));
+        }
+    }
+    counters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_counters_are_read() {
+        let text = "Inter-|   Receive                            |  Transmit\n \
+            face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs\n \
+            eth0:  1296      16    0    0    0     0          0         0     2370   31    0 0 0 0 0 0\n";
+        assert_eq!(interface_counters(text)["eth0"], (16, 31));
+    }
+}

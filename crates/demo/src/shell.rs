@@ -1,0 +1,81 @@
+//! Running commands: here, in a network namespace, and in the background.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// Pause between two looks at something that is waited for.
+const LOOK_PAUSE: Duration = Duration::from_millis(200);
+
+/// A command, to run in the network namespace `netns` where one is named. Mounts stay the
+/// machine's own, other than with `ip netns exec`: cgroups and BPF are needed.
+pub fn command(netns: Option<&str>, words: &[&str]) -> Command {
+    let mut command;
+    match netns {
+        Some(netns) => {
+            command = Command::new("nsenter");
+            command.arg(format!("--net=/run/netns/{netns}")).args(words);
+        }
+        None => {
+            command = Command::new(words.first().copied().unwrap_or("true"));
+            command.args(words.iter().skip(1));
+        }
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end; what it wrote, or what went wrong.
+pub fn run(netns: Option<&str>, words: &[&str]) -> Result<String> {
+    finish(&mut command(netns, words), words)
+}
+
+/// Runs lines of shell to their end, stopping at the first that fails.
+pub fn script(netns: Option<&str>, lines: &str) -> Result<String> {
+    finish(&mut command(netns, &["sh", "-ec", lines]), &[lines.trim()])
+}
+
+/// The output of a command that is to succeed.
+pub fn finish(command: &mut Command, words: &[&str]) -> Result<String> {
+    let what = words.join(" ");
+    let output = command.output().with_context(|| format!("{what}: can't be started"))?;
+    checked(&what, &output)
+}
+
+/// A finished command's output, or its words as an error.
+pub fn checked(what: &str, output: &Output) -> Result<String> {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    bail!("{what}: {}\n{}{}", output.status, text.trim_end(), errors.trim_end())
+}
+
+/// Starts a program in the background, its output in a file. It outlives this program.
+pub fn background(netns: &str, words: &[&str], log: &Path) -> Result<Child> {
+    let log = File::create(log).with_context(|| format!("log {}", log.display()))?;
+    let words = [&["setsid"], words].concat();
+    command(Some(netns), &words)
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| words.join(" "))
+}
+
+/// Looks until `done`, at most `limit`; the last error says what was missing.
+pub fn wait(what: &str, limit: Duration, mut done: impl FnMut() -> Result<()>) -> Result<()> {
+    let end = Instant::now() + limit;
+    loop {
+        match done() {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() > end => {
+                return Err(error.context(format!("{what}: not within {} s", limit.as_secs())));
+            }
+            Err(_) => std::thread::sleep(LOOK_PAUSE),
+        }
+    }
+}

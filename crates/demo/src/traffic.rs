@@ -1,0 +1,258 @@
+//! A generator and a sink of numbered UDP datagrams, and the judgement of what arrived where.
+//!
+//! Both run as processes of their own inside an external machine's network namespace: this same
+//! program with the hidden verbs `generate` and `sink`. Datagram number `seq` goes to target
+//! `seq % targets`, so that what a target gets is in ascending order.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use ipnet::IpNet;
+
+use crate::table::{PEERS, Peers};
+
+/// UDP port of all datagrams.
+pub const PORT: u16 = 9000;
+
+/// Bytes of a datagram: run, number, time, and filling.
+const DATAGRAM_BYTES: usize = 64;
+
+/// First bytes of a datagram.
+const MAGIC: u32 = 0x5064_5031;
+
+/// How often the generator catches up with its rate.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How long a sink still reads once it is told to end: what is on its way arrives.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// Longest wait of a sink for one datagram before it looks whether to end.
+const READ_WAIT: Duration = Duration::from_millis(100);
+
+/// Bytes of a sink's receive buffer.
+const SINK_BUFFER_BYTES: usize = 32 << 20;
+
+/// A datagram that a sink got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Its number.
+    pub seq: u64,
+    /// From sending to receiving, nanoseconds.
+    pub delay_ns: u64,
+}
+
+const ARRIVAL_BYTES: usize = 16;
+
+/// Sends `rounds` datagrams to each address of the file `targets`, `pps` a second in all. Returns
+/// how many the kernel took.
+pub fn generate(targets: &Path, run: u32, rounds: u64, pps: u64) -> Result<u64> {
+    let file = File::open(targets).with_context(|| format!("{}", targets.display()))?;
+    let mut addresses = Vec::new();
+    for line in BufReader::new(file).lines() {
+        addresses.push(SocketAddr::new(line?.parse::<IpAddr>()?, PORT));
+    }
+    let v4 = UdpSocket::bind(("0.0.0.0", 0))?;
+    let v6 = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+    let total = rounds * addresses.len() as u64;
+    let start = Instant::now();
+    let (mut seq, mut sent) = (0, 0);
+    let mut datagram = [0; DATAGRAM_BYTES];
+    datagram[..4].copy_from_slice(&MAGIC.to_be_bytes());
+    datagram[4..8].copy_from_slice(&run.to_be_bytes());
+    while seq < total {
+        let due = (start.elapsed().as_secs_f64() * pps as f64) as u64;
+        while seq < total.min(due) {
+            let address = addresses[(seq % addresses.len() as u64) as usize];
+            datagram[8..16].copy_from_slice(&seq.to_be_bytes());
+            datagram[16..24].copy_from_slice(&now_ns().to_be_bytes());
+            let socket = if address.is_ipv4() { &v4 } else { &v6 };
+            // A full queue of the machine's own (ENOBUFS) or an ICMP error of before: not sent.
+            sent += u64::from(socket.send_to(&datagram, address).is_ok());
+            seq += 1;
+        }
+        std::thread::sleep(TICK);
+    }
+    Ok(sent)
+}
+
+/// Receives datagrams of a run until standard input ends and no more arrive, then writes what it
+/// got to a file.
+pub fn sink(out: &Path, run: u32) -> Result<()> {
+    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT))?;
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SINK_BUFFER_BYTES)?;
+    socket.set_read_timeout(Some(READ_WAIT))?;
+    let ended = Arc::new(AtomicBool::new(false));
+    let told = ended.clone();
+    std::thread::spawn(move || {
+        // Whatever ends the input ends the run.
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        told.store(true, Ordering::Relaxed);
+    });
+    println!("ready");
+    std::io::stdout().flush()?;
+    let mut arrivals = Vec::new();
+    let mut buffer = [0; 2048];
+    let mut quiet_since = Instant::now();
+    loop {
+        match socket.recv(&mut buffer) {
+            Ok(length) => {
+                if let Some(arrival) = arrival(&buffer[..length], run) {
+                    arrivals.push(arrival);
+                    quiet_since = Instant::now();
+                }
+            }
+            Err(_) if ended.load(Ordering::Relaxed) && quiet_since.elapsed() > DRAIN => break,
+            Err(_) => {}
+        }
+    }
+    let mut file = BufWriter::new(File::create(out)?);
+    for arrival in arrivals {
+        file.write_all(&arrival.seq.to_be_bytes())?;
+        file.write_all(&arrival.delay_ns.to_be_bytes())?;
+    }
+    file.flush()?;
+    Ok(())
+}
+
+fn arrival(datagram: &[u8], run: u32) -> Option<Arrival> {
+    let word = |at: usize| Some(u32::from_be_bytes(datagram.get(at..at + 4)?.try_into().ok()?));
+    let long = |at: usize| Some(u64::from_be_bytes(datagram.get(at..at + 8)?.try_into().ok()?));
+    if word(0)? != MAGIC || word(4)? != run {
+        return None;
+    }
+    Some(Arrival { seq: long(8)?, delay_ns: now_ns().saturating_sub(long(16)?) })
+}
+
+/// What a sink wrote.
+pub fn arrivals(path: &Path) -> Result<Vec<Arrival>> {
+    let bytes = std::fs::read(path).with_context(|| format!("{}", path.display()))?;
+    ensure!(bytes.len().is_multiple_of(ARRIVAL_BYTES), "{}: cut off", path.display());
+    let long = |bytes: &[u8]| bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte));
+    let records = bytes.chunks_exact(ARRIVAL_BYTES);
+    Ok(records.map(|r| Arrival { seq: long(&r[..8]), delay_ns: long(&r[8..]) }).collect())
+}
+
+fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A datagram that left by an interface that the reference does not allow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// Where it was sent to.
+    pub target: IpAddr,
+    /// The longest prefix that covers this; `None`: there is none.
+    pub prefix: Option<IpNet>,
+    /// The peer that got it.
+    pub peer: usize,
+}
+
+/// What became of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Judgement {
+    /// Datagrams that arrived, by peer.
+    pub by_peer: [u64; PEERS],
+    /// Datagrams at a peer that does not announce their longest prefix.
+    pub wrong: Vec<Wrong>,
+    /// Arrivals after a later one of the same target at the same peer.
+    pub reordered: u64,
+    /// Arrivals of a number a second time.
+    pub twice: u64,
+    /// Delays, ascending, nanoseconds.
+    pub delays_ns: Vec<u64>,
+}
+
+impl Judgement {
+    /// All that arrived.
+    pub fn arrived(&self) -> u64 {
+        self.by_peer.iter().sum()
+    }
+
+    /// A quantile of the delays, microseconds.
+    pub fn delay_us(&self, quantile: f64) -> f64 {
+        let last = self.delays_ns.len().saturating_sub(1);
+        let at = (last as f64 * quantile).round() as usize;
+        self.delays_ns.get(at).copied().unwrap_or(0) as f64 / 1000.0
+    }
+}
+
+/// Judges what arrived at each peer by a look-up of who may get what.
+pub fn judge(
+    targets: &[IpAddr],
+    arrivals: &[Vec<Arrival>],
+    allowed: impl Fn(IpAddr) -> Option<(IpNet, Peers)>,
+) -> Judgement {
+    let mut judgement = Judgement::default();
+    let mut seen = std::collections::BTreeSet::new();
+    for (peer, arrivals) in arrivals.iter().enumerate() {
+        let mut last: BTreeMap<u64, u64> = BTreeMap::new();
+        for arrival in arrivals {
+            let index = arrival.seq % targets.len().max(1) as u64;
+            let Some(&target) = targets.get(index as usize) else { continue };
+            let route = allowed(target);
+            if !route.is_some_and(|(_, peers)| peers.has(peer)) {
+                let prefix = route.map(|(prefix, _)| prefix);
+                judgement.wrong.push(Wrong { target, prefix, peer });
+            }
+            judgement.twice += u64::from(!seen.insert(arrival.seq));
+            let latest = last.entry(index).or_insert(arrival.seq);
+            judgement.reordered += u64::from(arrival.seq < *latest);
+            *latest = arrival.seq.max(*latest);
+            judgement.by_peer[peer] += 1;
+            judgement.delays_ns.push(arrival.delay_ns);
+        }
+    }
+    judgement.delays_ns.sort_unstable();
+    judgement
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seq: u64) -> Arrival {
+        Arrival { seq, delay_ns: seq * 1000 }
+    }
+
+    #[test]
+    fn judgement_finds_wrong_ways_order_and_doubles() {
+        let targets: Vec<IpAddr> = ["192.0.2.1", "198.51.100.1"].map(|a| a.parse().unwrap()).into();
+        let allowed = |target: IpAddr| {
+            let net: IpNet = format!("{target}/32").parse().unwrap();
+            // The first target by peers 0 and 1, the second by none.
+            (target == targets[0]).then_some((net, Peers(0b11)))
+        };
+        // Even numbers are the first target's.
+        let arrivals = [vec![at(2), at(0), at(4)], vec![at(6), at(6)], vec![at(8)], vec![at(1)]];
+        let judgement = judge(&targets, &arrivals, allowed);
+        assert_eq!(judgement.by_peer, [3, 2, 1, 1]);
+        assert_eq!(judgement.reordered, 1);
+        assert_eq!(judgement.twice, 1);
+        let wrong: Vec<_> =
+            judgement.wrong.iter().map(|wrong| (wrong.target, wrong.peer)).collect();
+        assert_eq!(wrong, [(targets[0], 2), (targets[1], 3)]);
+        assert_eq!(judgement.delay_us(0.0), 0.0);
+        assert_eq!(judgement.delay_us(1.0), 8.0);
+    }
+
+    #[test]
+    fn datagrams_of_others_are_not_counted() {
+        let mut datagram = [0; DATAGRAM_BYTES];
+        datagram[..4].copy_from_slice(&MAGIC.to_be_bytes());
+        datagram[7] = 5;
+        datagram[15] = 9;
+        assert_eq!(arrival(&datagram, 5).unwrap().seq, 9);
+        assert!(arrival(&datagram, 6).is_none());
+        assert!(arrival(&datagram[..20], 5).is_none());
+        datagram[0] = 0;
+        assert!(arrival(&datagram, 5).is_none());
+    }
+}
