@@ -84,7 +84,7 @@ pub(crate) enum Received {
     Bad(&'static str),
 }
 
-/// Receives without blocking. Descriptors beyond the first are closed.
+/// Receives without blocking. Descriptors of what is not a message are closed.
 pub(crate) fn receive(socket: impl AsFd) -> io::Result<Received> {
     let mut bytes = [0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -99,23 +99,21 @@ pub(crate) fn receive(socket: impl AsFd) -> io::Result<Received> {
         Err(rustix::io::Errno::CONNRESET) => return Ok(Received::End),
         Err(error) => return Err(error.into()),
     };
-    let mut fd = None;
+    let mut fds = Vec::new();
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            for received in fds {
-                fd.get_or_insert(received);
-            }
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
         }
     }
     Ok(if received.bytes == 0 {
         Received::End
     } else if received.bytes != MESSAGE_BYTES || received.flags.contains(ReturnFlags::TRUNC) {
         Received::Bad("message is not 128 bytes")
-    } else if received.flags.contains(ReturnFlags::CTRUNC) {
+    } else if fds.len() > 1 || received.flags.contains(ReturnFlags::CTRUNC) {
         Received::Bad("more than one descriptor")
     } else {
         match Message::parse(&bytes) {
-            Some(message) => Received::Message(message, fd),
+            Some(message) => Received::Message(message, fds.pop()),
             None => Received::Bad("unknown message type"),
         }
     })

@@ -1,0 +1,46 @@
+//! What hostile clients leave behind in the server: nothing. Alone in its process, which it counts.
+
+mod common;
+#[path = "common/raw.rs"]
+#[allow(dead_code)]
+mod raw;
+
+use pdp_memif::Listener;
+use raw::{bare, honest, tell};
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:raw")).count()
+}
+
+#[test]
+fn descriptors_and_mappings_are_given_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("memif.sock");
+    let listener = Listener::bind(&path).unwrap();
+    // The first brings what the thread keeps.
+    drop(tell(&listener, &path, &honest().0));
+    let before = descriptors();
+    for _ in 0..20 {
+        for cut in 0..5 {
+            let (mut said, _memory) = honest();
+            said.truncate(cut);
+            drop(tell(&listener, &path, &said));
+            said.push(bare(7));
+            drop(tell(&listener, &path, &said));
+        }
+        let (mut said, _memory) = honest();
+        // Descriptors where none belong.
+        let bell = said[2].fds[0].clone();
+        said[0].fds.push(bell.clone());
+        said[1].fds.push(bell);
+        drop(tell(&listener, &path, &said));
+        drop(tell(&listener, &path, &honest().0));
+    }
+    assert_eq!(descriptors(), before);
+    assert_eq!(mappings(), 0);
+}
