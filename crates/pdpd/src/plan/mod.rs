@@ -1,0 +1,392 @@
+//! What is to run, from the specs, the ledger and the machine's places.
+//!
+//! Pure: no clock, no file, no socket; the same input gives the same plan. Every object of a plan
+//! has a hash of what it is made from, so that a change is found where it is and nowhere else;
+//! what can be changed while an object runs (limits) is left out of it.
+//!
+//! [`node`] plans one node, [`words`] puts a spec's words into those of the mux and the guests.
+//!
+//! Source: docs/ARCHITECTURE.md, "Places".
+
+mod node;
+mod words;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use pdp_container::{GuestSpec, HelperSpec, Limits};
+use pdp_net::tap::TapSpec;
+use pdp_net::xdp::Take;
+use pdp_proto::{mirror, mux, tap};
+use pdp_spec::units::Endpoint;
+use pdp_spec::{SubstrateSpec, VirtualNetworkSpec};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::ledger::{Ledger, Placement, UID_BASE, VNETS, vnet_uid_base};
+use node::NodePlanner;
+use words::{encapsulation, rate};
+
+/// Directories and names of one pdpd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// Run directory.
+    pub run: PathBuf,
+    /// Directory of the helper binaries.
+    pub lib: PathBuf,
+    /// Below a BPF file system.
+    pub pins: PathBuf,
+}
+
+impl Places {
+    /// Where a node's things are.
+    pub fn node(&self, vnet: &str, node: &str) -> PathBuf {
+        self.run.join("vnets").join(vnet).join(node)
+    }
+
+    /// The mux's control socket; its directory is the mux's to write.
+    pub fn mux_control(&self) -> PathBuf {
+        self.run.join("mux/control.sock")
+    }
+
+    fn binary(&self, name: &str) -> String {
+        self.lib.join(name).to_string_lossy().into_owned()
+    }
+}
+
+/// All that is to run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// The mux; there is one as soon as there is anything.
+    pub mux: Option<MuxPlan>,
+    /// External interfaces by name.
+    pub externals: BTreeMap<String, ExternalPlan>,
+    /// Vnets by name.
+    pub vnets: BTreeMap<String, VnetPlan>,
+}
+
+/// The mux.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MuxPlan {
+    /// Its process.
+    pub process: HelperSpec,
+    /// Limits of its cgroup.
+    pub limits: Limits,
+    /// Of all but the limits.
+    pub hash: String,
+}
+
+/// An external interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExternalPlan {
+    /// Its device.
+    pub device: String,
+    /// What the XDP program takes.
+    pub takes: BTreeSet<TakeKey>,
+    /// Whether it takes every frame.
+    pub take_all: bool,
+    /// Where its pins are.
+    pub pins: PathBuf,
+}
+
+/// A [`Take`] that can be put in order.
+pub type TakeKey = (IpAddr, u16);
+
+impl ExternalPlan {
+    /// What the XDP program takes.
+    pub fn takes(&self) -> Vec<Take> {
+        self.takes.iter().map(|&(local, port)| Take { local, port }).collect()
+    }
+}
+
+/// A vnet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VnetPlan {
+    /// Its nodes by name.
+    pub nodes: BTreeMap<String, NodePlan>,
+    /// What the mux is told. Its nodes are in the order of [`VnetPlan::nodes`].
+    pub mux: mux::Vnet,
+    /// Links as written: name and the two ends, in the order of `mux.vlinks`.
+    pub links: Vec<[Endpoint; 2]>,
+}
+
+/// A node: its control side and its forwarding guests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodePlan {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// The control guest or host. Its limits are those of the node's control side as a whole.
+    pub control: GuestSpec,
+    /// Of all of the control side but limits and MTUs.
+    pub hash: String,
+    /// Its TAPs, by index of the vport.
+    pub taps: Vec<TapSpec>,
+    /// The helper that serves them; `None` without ports.
+    pub tap_helper: Option<TapHelperPlan>,
+    /// The route mirror, for routers: its process, and its configuration but for the namespaces.
+    pub mirror: Option<MirrorPlan>,
+    /// Forwarding guests by number.
+    pub guests: BTreeMap<u32, GuestPlan>,
+    /// Directories that are made before anything else, with owner, group and mode.
+    pub directories: Vec<Directory>,
+}
+
+/// A process that serves TAPs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TapHelperPlan {
+    /// Its process.
+    pub process: HelperSpec,
+    /// Where it listens for pdpd.
+    pub control: PathBuf,
+    /// What it serves, in order.
+    pub ports: Vec<tap::Port>,
+}
+
+/// A route mirror.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MirrorPlan {
+    /// Its process.
+    pub process: HelperSpec,
+    /// Its configuration file.
+    pub config_file: PathBuf,
+    /// What is written into it; the namespaces are filled in when the control guest has some.
+    pub config: mirror::Config,
+}
+
+/// A forwarding guest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GuestPlan {
+    /// The container.
+    pub container: GuestSpec,
+    /// Of all but the limits.
+    pub hash: String,
+    /// The forwarding engine and the share of it.
+    pub placement: Placement,
+    /// For programs that work on TAPs: those, and who serves them.
+    pub taps: Option<(Vec<TapSpec>, TapHelperPlan)>,
+}
+
+/// A directory to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directory {
+    /// Where.
+    pub path: PathBuf,
+    /// Owner on the host.
+    pub uid: u32,
+    /// Group on the host.
+    pub gid: u32,
+    /// Permission bits.
+    pub mode: u32,
+}
+
+/// Why there can't be a plan. What the checks of specs find is not repeated here.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A vnet without a number: more than the ledger has.
+    #[error("vnet {vnet}: no range of user ids left, {max} vnets at most; delete one first")]
+    NoNumber {
+        /// The vnet.
+        vnet: String,
+        /// The bound.
+        max: u32,
+    },
+    /// More ports than descriptors go with one message.
+    #[error("node {vnet}/{node}: {count} interfaces, {max} at most")]
+    Ports {
+        /// The vnet.
+        vnet: String,
+        /// The node.
+        node: String,
+        /// How many.
+        count: usize,
+        /// The bound.
+        max: usize,
+    },
+    /// A path too long for a Unix socket.
+    #[error(
+        "{path}: {bytes} bytes, {max} at most for a socket; use a shorter run directory or shorter names"
+    )]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+        /// The bound.
+        max: usize,
+    },
+}
+
+/// Bytes of a Unix socket's path (sockaddr_un, without the closing zero).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The user id of the mux on the host.
+pub const MUX_UID: u32 = UID_BASE;
+
+/// The plan for these specs.
+pub fn plan(
+    places: &Places,
+    substrate: &SubstrateSpec,
+    vnets: &BTreeMap<String, VirtualNetworkSpec>,
+    ledger: &Ledger,
+) -> Result<Plan, PlanError> {
+    let mut plan = Plan { mux: Some(mux_plan(places, substrate)), ..Plan::default() };
+    for (name, interface) in &substrate.interfaces {
+        plan.externals.insert(
+            name.clone(),
+            ExternalPlan {
+                device: interface.device.clone(),
+                takes: BTreeSet::new(),
+                take_all: false,
+                pins: places.pins.join(name),
+            },
+        );
+    }
+    for (name, spec) in vnets {
+        for outside in spec.externals.values() {
+            if let Some(external) = plan.externals.get_mut(&outside.interface) {
+                match encapsulation(outside) {
+                    mux::Encapsulation::Interface => external.take_all = true,
+                    mux::Encapsulation::Vxlan { local, port, .. }
+                    | mux::Encapsulation::Udp { local, local_port: port, .. } => {
+                        external.takes.insert((local, port));
+                    }
+                }
+            }
+        }
+        let number = ledger.numbers.get(VNETS).and_then(|numbers| numbers.get(name));
+        let number = *number.ok_or_else(|| PlanError::NoNumber {
+            vnet: name.clone(),
+            max: crate::ledger::VNETS_MAX,
+        })?;
+        let vnet =
+            VnetPlanner { places, substrate, name, spec, uid: vnet_uid_base(number), ledger };
+        plan.vnets.insert(name.clone(), vnet.plan()?);
+    }
+    Ok(plan)
+}
+
+fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
+    let directory = places.run.join("mux");
+    let process = HelperSpec {
+        id: "mux".into(),
+        dir: directory.join("process"),
+        argv: vec![
+            places.binary("pdp-mux"),
+            "--control".into(),
+            places.mux_control().to_string_lossy().into_owned(),
+            "--workers".into(),
+            substrate.mux.workers.to_string(),
+        ],
+        env: BTreeMap::new(),
+        cgroup: "mux".into(),
+        uid: MUX_UID,
+        keep_root: false,
+        log_bytes_max: LOG_BYTES_MAX,
+    };
+    let limits = Limits { cpus: Some(substrate.mux.cpus.to_string()), ..Limits::default() };
+    MuxPlan { hash: hash(&process), process, limits }
+}
+
+/// Bytes of one log file of a guest or helper; there are two of each.
+const LOG_BYTES_MAX: u64 = 4 << 20;
+
+struct VnetPlanner<'a> {
+    places: &'a Places,
+    substrate: &'a SubstrateSpec,
+    name: &'a str,
+    spec: &'a VirtualNetworkSpec,
+    uid: u32,
+    ledger: &'a Ledger,
+}
+
+impl VnetPlanner<'_> {
+    fn plan(&self) -> Result<VnetPlan, PlanError> {
+        let mut nodes = BTreeMap::new();
+        let mut mux_nodes = Vec::new();
+        for (name, node) in &self.spec.nodes {
+            let planner = NodePlanner { vnet: self, name, node };
+            let plan = planner.plan()?;
+            mux_nodes.push(planner.mux_node(&plan));
+            nodes.insert(name.clone(), plan);
+        }
+        let mut links = Vec::new();
+        let mut vlinks = Vec::new();
+        for (index, link) in self.spec.links.iter().enumerate() {
+            let [a, b] = link.endpoints.as_slice() else { continue };
+            let (Some(end_a), Some(end_b)) = (self.end(a), self.end(b)) else { continue };
+            let name = link.name.clone().unwrap_or_else(|| format!("link{}", index + 1));
+            let down = self.ledger.links_down.contains(&(self.name.to_string(), name.clone()));
+            vlinks.push(mux::Vlink {
+                name,
+                a: end_a,
+                b: end_b,
+                rate_bps: link.rate.map(|rate| rate.0),
+                queue_frames: link.queue,
+                up: !down,
+            });
+            links.push([a.clone(), b.clone()]);
+        }
+        let mux = mux::Vnet {
+            name: self.name.into(),
+            police: self.spec.police.map(rate),
+            nodes: mux_nodes,
+            vlinks,
+        };
+        Ok(VnetPlan { nodes, mux, links })
+    }
+
+    fn end(&self, endpoint: &Endpoint) -> Option<mux::End> {
+        Some(match endpoint {
+            Endpoint::Port { node, interface } => mux::End::Port {
+                node: node.clone(),
+                port: self.spec.nodes.get(node)?.port_index(interface)?,
+            },
+            Endpoint::External(name) => {
+                let outside = self.spec.externals.get(name)?;
+                mux::End::External {
+                    interface: outside.interface.clone(),
+                    by: encapsulation(outside),
+                }
+            }
+        })
+    }
+}
+
+impl VnetPlan {
+    /// Whether a port's link is up; a port without a link has none.
+    pub fn carrier(&self, node: &str, port: u16) -> bool {
+        self.link_of(node, port).is_some_and(|link| link.up)
+    }
+
+    /// The vlink of a port.
+    pub fn link_of(&self, node: &str, port: u16) -> Option<&mux::Vlink> {
+        let is_port = |end: &mux::End| match end {
+            mux::End::Port { node: of, port: index } => of == node && *index == port,
+            mux::End::External { .. } => false,
+        };
+        self.mux.vlinks.iter().find(|link| is_port(&link.a) || is_port(&link.b))
+    }
+}
+
+impl NodePlan {
+    fn sockets(&self) -> Vec<&Path> {
+        let mut paths: Vec<&Path> = Vec::new();
+        paths.extend(self.tap_helper.as_ref().map(|helper| helper.control.as_path()));
+        if let Some(mirror) = &self.mirror {
+            paths.extend([&*mirror.config.control_socket, &*mirror.config.routes_socket]);
+        }
+        for guest in self.guests.values() {
+            // As long as any path to its memif socket.
+            paths.push(&guest.container.dir);
+            paths.extend(guest.taps.as_ref().map(|(_, helper)| helper.control.as_path()));
+        }
+        paths
+    }
+}
+
+/// Hexadecimal SHA-256 of the JSON of a value. Types of plans always have one.
+fn hash(value: &impl Serialize) -> String {
+    let bytes = serde_json::to_vec(value).unwrap_or_default();
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}

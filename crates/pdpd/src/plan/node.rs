@@ -1,0 +1,456 @@
+//! One node: its control side, its forwarding guests, and its part of what the mux is told.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use pdp_container::{
+    Bind, Command, File, GuestSpec, HelperSpec, Limits, Profile, Restart, Root, UserRange,
+};
+use pdp_net::tap::TapSpec;
+use pdp_proto::{mirror, mux, tap};
+use pdp_spec::{Attach, BuiltIn, DataPlane, Flow, KnownFlow, Node, NodeKind, Policy, Program};
+use sha2::{Digest, Sha256};
+
+use super::words::{attach, owner, punt_filter, rate, root};
+use super::{
+    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, PlanError,
+    SOCKET_PATH_BYTES_MAX, TapHelperPlan, VnetPlanner, hash,
+};
+use crate::ledger::{Placement, UIDS_PER_VNET};
+
+/// Inside a guest: user id of forwarding programs.
+const PROGRAM_UID: u32 = 1000;
+
+/// Offset of the user id that a vnet's TAP helpers have: beyond what its guests map.
+const HELPER_UID_OFFSET: u32 = UIDS_PER_VNET;
+
+/// Processes of a node's helpers, beside what its spec allows the guest.
+const HELPER_PROCESSES: u64 = 32;
+
+/// Memory of a node's helpers, beside what its spec allows the guest, and more for each route that
+/// the mirror may hold.
+const HELPER_MEMORY_BYTES: u64 = 64 << 20;
+const HELPER_ROUTE_BYTES: u64 = 512;
+
+/// Name of the route that a gateway stands for.
+const DEFAULT_V4: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
+const DEFAULT_V6: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0));
+
+/// Where a forwarding guest finds what pdpd binds into it.
+pub const GUEST_RUN: &str = "/run/pdp";
+
+pub(super) struct NodePlanner<'a> {
+    pub(super) vnet: &'a VnetPlanner<'a>,
+    pub(super) name: &'a str,
+    pub(super) node: &'a Node,
+}
+
+impl NodePlanner<'_> {
+    pub(super) fn plan(&self) -> Result<NodePlan, PlanError> {
+        let ports = self.node.ports();
+        if ports.len() > pdp_proto::channel::DESCRIPTORS_MAX {
+            return Err(PlanError::Ports {
+                vnet: self.vnet.name.into(),
+                node: self.name.into(),
+                count: ports.len(),
+                max: pdp_proto::channel::DESCRIPTORS_MAX,
+            });
+        }
+        let directory = self.directory();
+        let taps = self.taps(None);
+        let control = self.control();
+        let mut directories = vec![Directory {
+            path: directory.join("tap"),
+            uid: MUX_UID,
+            gid: self.helper_uid(),
+            mode: 0o770,
+        }];
+        let tap_helper = (!taps.is_empty()).then(|| {
+            let sockets = directory.join("tap");
+            self.tap_helper("tap", &self.cgroup(), &sockets.join("trunk.sock"), &sockets)
+        });
+        let mirror = (self.node.kind == NodeKind::Router).then(|| {
+            directories.push(Directory {
+                path: directory.join("routes"),
+                uid: 0,
+                gid: self.vnet.uid + PROGRAM_UID,
+                mode: 0o750,
+            });
+            self.mirror()
+        });
+        let mut guests = BTreeMap::new();
+        if let Some(data_plane) = self.data_plane() {
+            let key = (self.vnet.name.to_string(), self.name.to_string());
+            for (&number, placement) in self.vnet.ledger.placements.get(&key).into_iter().flatten()
+            {
+                let guest = directory.join(format!("g{number}"));
+                let group = match attach(&data_plane.program) {
+                    Attach::Tap => self.helper_uid(),
+                    Attach::Runtime | Attach::Memif => self.vnet.uid + PROGRAM_UID,
+                };
+                directories.push(Directory {
+                    path: guest.join("memif"),
+                    uid: MUX_UID,
+                    gid: group,
+                    mode: 0o750,
+                });
+                let plan = self.guest(&data_plane, number, placement);
+                if plan.taps.is_some() {
+                    directories.push(Directory {
+                        path: guest.join("tap"),
+                        uid: self.helper_uid(),
+                        gid: 0,
+                        mode: 0o700,
+                    });
+                }
+                guests.insert(number, plan);
+            }
+        }
+        let plan = NodePlan {
+            hash: self.control_hash(&control, &taps),
+            directory,
+            control,
+            taps,
+            tap_helper,
+            mirror,
+            guests,
+            directories,
+        };
+        for path in plan.sockets() {
+            let bytes = path.as_os_str().len();
+            if bytes > SOCKET_PATH_BYTES_MAX {
+                let max = SOCKET_PATH_BYTES_MAX;
+                return Err(PlanError::PathTooLong { path: path.into(), bytes, max });
+            }
+        }
+        Ok(plan)
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.vnet.places.node(self.vnet.name, self.name)
+    }
+
+    fn cgroup(&self) -> String {
+        format!("vnets/{}/{}", self.vnet.name, self.name)
+    }
+
+    fn helper_uid(&self) -> u32 {
+        self.vnet.uid + HELPER_UID_OFFSET
+    }
+
+    fn users(&self) -> UserRange {
+        UserRange { base: self.vnet.uid, length: UIDS_PER_VNET }
+    }
+
+    fn data_plane(&self) -> Option<DataPlane> {
+        match self.node.kind {
+            NodeKind::Router => Some(self.node.data_plane.clone().unwrap_or_default()),
+            NodeKind::Host => None,
+        }
+    }
+
+    /// The node's interfaces as TAPs; for a forwarding guest that works on TAPs without addresses.
+    fn taps(&self, owner: Option<u32>) -> Vec<TapSpec> {
+        let control = owner.is_none();
+        let mut taps = Vec::new();
+        for (index, (name, interface)) in self.node.ports().into_iter().enumerate() {
+            let routes = interface.gateways.iter().map(|&gateway| match gateway {
+                IpAddr::V4(_) => (DEFAULT_V4, gateway),
+                IpAddr::V6(_) => (DEFAULT_V6, gateway),
+            });
+            taps.push(TapSpec {
+                name: if control { name.into() } else { format!("eth{index}") },
+                mac: self.mac(name),
+                mtu: interface.mtu.unwrap_or(pdp_spec::limits::MTU_DEFAULT),
+                addresses: match control {
+                    true => interface.addresses.iter().map(|address| address.0).collect(),
+                    false => Vec::new(),
+                },
+                routes: if control { routes.collect() } else { Vec::new() },
+                queue_frames: None,
+                owner,
+            });
+        }
+        taps
+    }
+
+    fn mac(&self, interface: &str) -> [u8; 6] {
+        if let Some(mac) = self.node.interfaces.get(interface).and_then(|port| port.mac) {
+            return mac.0;
+        }
+        default_mac(self.vnet.name, self.name, interface)
+    }
+
+    fn control(&self) -> GuestSpec {
+        let resources = &self.node.resources;
+        let management = self.vnet.substrate.management_host.as_ref();
+        let router = self.node.kind == NodeKind::Router;
+        GuestSpec {
+            id: format!("{}.{}", self.vnet.name, self.name),
+            dir: self.directory().join("control"),
+            cgroup: self.cgroup(),
+            root: root(&self.node.image),
+            profile: if router { Profile::Control } else { Profile::Host },
+            users: self.users(),
+            uid: 0,
+            hostname: self.name.into(),
+            files: self.files(),
+            binds: Vec::new(),
+            commands: self
+                .node
+                .commands
+                .iter()
+                .map(|command| Command { argv: command.words(), restart: Restart::Always })
+                .collect(),
+            env: self.node.env.clone(),
+            sysctls: BTreeMap::new(),
+            limits: Limits {
+                cpu_cores: Some(f64::from(resources.cpu.0) / 1000.0),
+                cpu_period_us: None,
+                memory_bytes: Some(
+                    resources.memory.0
+                        + HELPER_MEMORY_BYTES
+                        + u64::from(resources.routes) * HELPER_ROUTE_BYTES,
+                ),
+                processes: Some(u64::from(resources.processes) + HELPER_PROCESSES),
+                cpus: management.and_then(|host| host.cpus.as_ref()).map(ToString::to_string),
+            },
+            log_bytes_max: LOG_BYTES_MAX,
+        }
+    }
+
+    fn files(&self) -> Vec<File> {
+        let mut files = Vec::new();
+        for (path, file) in &self.node.files {
+            files.push(File {
+                path: path.into(),
+                content: file.content.clone().unwrap_or_default(),
+                // Digits are checked with the spec.
+                mode: u32::from_str_radix(&file.mode, 8).unwrap_or(0o644),
+                owner: owner(&file.owner),
+                writable: true,
+            });
+        }
+        files
+    }
+
+    fn tap_helper(
+        &self,
+        name: &str,
+        cgroup: &str,
+        trunk: &Path,
+        control_directory: &Path,
+    ) -> TapHelperPlan {
+        let control = control_directory.join("control.sock");
+        let process = HelperSpec {
+            id: format!("{}.{}.{name}", self.vnet.name, self.name),
+            dir: self.directory().join("helpers").join(name),
+            argv: vec![
+                self.vnet.places.binary("pdp-tap"),
+                "--trunk".into(),
+                trunk.to_string_lossy().into_owned(),
+                "--control".into(),
+                control.to_string_lossy().into_owned(),
+            ],
+            env: BTreeMap::new(),
+            cgroup: format!("{cgroup}/helpers"),
+            uid: self.helper_uid(),
+            keep_root: false,
+            log_bytes_max: LOG_BYTES_MAX,
+        };
+        let names = self.taps(name.starts_with("tap-").then_some(0));
+        let ports = names.into_iter().enumerate();
+        let ports = ports.map(|(index, tap)| tap::Port { vport: index as u16, name: tap.name });
+        TapHelperPlan { process, control, ports: ports.collect() }
+    }
+
+    fn mirror(&self) -> MirrorPlan {
+        let directory = self.directory();
+        let helper = directory.join("helpers/mirror");
+        let config_file = directory.join("mirror.json");
+        let process = HelperSpec {
+            id: format!("{}.{}.mirror", self.vnet.name, self.name),
+            dir: helper,
+            argv: vec![
+                self.vnet.places.binary("pdp-mirror"),
+                "--config".into(),
+                config_file.to_string_lossy().into_owned(),
+            ],
+            env: BTreeMap::new(),
+            cgroup: format!("{}/helpers", self.cgroup()),
+            uid: 0,
+            keep_root: true,
+            log_bytes_max: LOG_BYTES_MAX,
+        };
+        let config = mirror::Config {
+            netns: PathBuf::new(),
+            userns: None,
+            vports: self.node.ports().into_iter().map(|(name, _)| name.to_string()).collect(),
+            routes_socket: directory.join("routes/routes.sock"),
+            control_socket: directory.join("mirror.sock"),
+            routes_max: u64::from(self.node.resources.routes),
+        };
+        MirrorPlan { process, config_file, config }
+    }
+
+    fn guest(&self, data_plane: &DataPlane, number: u32, placement: &Placement) -> GuestPlan {
+        let directory = self.directory().join(format!("g{number}"));
+        let cgroup = format!("{}.g{number}", self.cgroup());
+        let engine = self.vnet.substrate.forwarding_engines.get(&placement.engine);
+        let cpus = engine.map(|engine| engine.cpus.to_string());
+        let attach = attach(&data_plane.program);
+        let mut binds = vec![Bind {
+            source: self.directory().join("routes"),
+            target: Path::new(GUEST_RUN).join("routes"),
+            writable: false,
+        }];
+        if attach != Attach::Tap {
+            binds.push(Bind {
+                source: directory.join("memif"),
+                target: Path::new(GUEST_RUN).join("memif"),
+                writable: false,
+            });
+        }
+        let (argv, image) = match &data_plane.program {
+            Program::BuiltIn(BuiltIn::Router) => {
+                let inside = format!("{GUEST_RUN}/pdp-router");
+                binds.push(Bind {
+                    source: self.vnet.places.lib.join("pdp-router"),
+                    target: inside.clone().into(),
+                    writable: false,
+                });
+                (vec![inside], Root::Host)
+            }
+            Program::Own(program) => {
+                let ports = self.node.interfaces.len().to_string();
+                let words = program.run.words().into_iter().map(|word| {
+                    word.replace("{ports}", &ports)
+                        .replace("{guest}", &number.to_string())
+                        .replace("{cpus}", cpus.as_deref().unwrap_or_default())
+                });
+                (words.collect(), root(&program.image))
+            }
+        };
+        let container = GuestSpec {
+            id: format!("{}.{}.g{number}", self.vnet.name, self.name),
+            dir: directory.clone(),
+            cgroup: cgroup.clone(),
+            root: image,
+            profile: Profile::Forwarding { tap: attach == Attach::Tap },
+            users: self.users(),
+            uid: PROGRAM_UID,
+            hostname: format!("{}-g{number}", self.name),
+            files: Vec::new(),
+            binds,
+            commands: vec![Command { argv, restart: Restart::Never }],
+            env: BTreeMap::from([
+                ("PDP_GUEST".into(), number.to_string()),
+                ("PDP_PORTS".into(), self.node.interfaces.len().to_string()),
+                ("PDP_MEMIF".into(), format!("{GUEST_RUN}/memif/memif.sock")),
+                ("PDP_ROUTES".into(), format!("{GUEST_RUN}/routes/routes.sock")),
+            ]),
+            sysctls: BTreeMap::new(),
+            limits: Limits {
+                cpu_cores: Some(f64::from(placement.power_millicores) / 1000.0),
+                cpu_period_us: None,
+                memory_bytes: Some(data_plane.memory.0),
+                processes: Some(u64::from(data_plane.processes)),
+                cpus,
+            },
+            log_bytes_max: LOG_BYTES_MAX,
+        };
+        let taps = (attach == Attach::Tap).then(|| {
+            let taps = self.taps(Some(self.vnet.uid + PROGRAM_UID));
+            let helper = self.tap_helper(
+                &format!("tap-g{number}"),
+                &cgroup,
+                &directory.join("memif/memif.sock"),
+                &directory.join("tap"),
+            );
+            (taps, helper)
+        });
+        let hash = hash(&(
+            &without_limits(&container),
+            taps.as_ref().map(|(taps, helper)| (tap_words(taps), helper.process.clone())),
+        ));
+        GuestPlan { container, hash, placement: placement.clone(), taps }
+    }
+
+    /// Of the control side: a change of it makes the control guest, its TAPs and helpers anew.
+    fn control_hash(&self, control: &GuestSpec, taps: &[TapSpec]) -> String {
+        hash(&(without_limits(control), tap_words(taps), self.node.resources.routes))
+    }
+
+    pub(super) fn mux_node(&self, plan: &NodePlan) -> mux::Node {
+        let ports = plan.taps.iter().map(|tap| mux::Port {
+            name: tap.name.clone(),
+            mac: tap.mac,
+            mtu: tap.mtu,
+        });
+        let router = self.data_plane().map(|data_plane| mux::Router {
+            guests: plan
+                .guests
+                .iter()
+                .map(|(&number, guest)| mux::Guest {
+                    number,
+                    socket: plan.directory.join(format!("g{number}/memif/memif.sock")),
+                    attach: match attach(&data_plane.program) {
+                        Attach::Runtime => mux::Attach::Runtime,
+                        Attach::Memif => mux::Attach::Memif,
+                        Attach::Tap => mux::Attach::Tap,
+                    },
+                    weight: guest.placement.power_millicores,
+                })
+                .collect(),
+            policy: match data_plane.distribution.policy {
+                Policy::RoundRobin => mux::Policy::RoundRobin,
+                Policy::Weighted => mux::Policy::Weighted,
+                Policy::Flow => mux::Policy::Flow,
+            },
+            flow: match &data_plane.distribution.flow {
+                Flow::Known(KnownFlow::Ip) => mux::FlowKey::Ip,
+                Flow::Fields(fields) => mux::FlowKey::Bytes(
+                    fields
+                        .iter()
+                        .map(|field| mux::Field {
+                            offset: field.offset,
+                            mask: field.mask.0.clone(),
+                        })
+                        .collect(),
+                ),
+            },
+            punt_filters: data_plane.punt.iter().map(punt_filter).collect(),
+            punt_limits: [
+                rate(data_plane.punt_limits.local),
+                rate(data_plane.punt_limits.neighbour),
+                rate(data_plane.punt_limits.exception),
+            ],
+        });
+        mux::Node {
+            name: self.name.into(),
+            ports: ports.collect(),
+            tap_socket: plan.directory.join("tap/trunk.sock"),
+            router,
+        }
+    }
+}
+
+/// Locally administered, unicast link address from names.
+fn default_mac(vnet: &str, node: &str, interface: &str) -> [u8; 6] {
+    let mut mac = [0; 6];
+    // Names have no '/'.
+    let digest = Sha256::digest(format!("{vnet}/{node}/{interface}"));
+    mac.copy_from_slice(&digest[..6]);
+    mac[0] = mac[0] & 0xfc | 0x02;
+    mac
+}
+
+fn without_limits(guest: &GuestSpec) -> GuestSpec {
+    GuestSpec { limits: Limits::default(), ..guest.clone() }
+}
+
+fn tap_words(taps: &[TapSpec]) -> Vec<String> {
+    taps.iter().map(|tap| format!("{tap:?}")).collect()
+}

@@ -1,0 +1,75 @@
+//! Words of specs as those of the mux and of guests.
+
+use pdp_container::{Owned, Root};
+use pdp_proto::mux;
+use pdp_spec::{Attach, BuiltIn, External as OutsideEnd, Image, ImageSource, Limit, Program};
+
+pub(super) fn attach(program: &Program) -> Attach {
+    match program {
+        Program::BuiltIn(BuiltIn::Router) => Attach::Runtime,
+        Program::Own(program) => program.attach,
+    }
+}
+
+pub(super) fn root(image: &Image) -> Root {
+    match image.source() {
+        ImageSource::Host => Root::Host,
+        ImageSource::Rootfs(path) => Root::Rootfs(path.into()),
+        ImageSource::OciLayout(path, reference) => {
+            Root::OciLayout { path: path.into(), reference: reference.map(Into::into) }
+        }
+    }
+}
+
+pub(super) fn owner(text: &str) -> Owned {
+    let (user, group) = text.split_once(':').unwrap_or((text, text));
+    match (user.parse(), group.parse()) {
+        (Ok(uid), Ok(gid)) => Owned::Ids { uid, gid },
+        _ if user == "root" && group == "root" => Owned::ROOT,
+        _ => Owned::User(user.into()),
+    }
+}
+
+pub(super) fn rate(limit: Limit) -> mux::Rate {
+    mux::Rate { bps: limit.rate.map_or(0, |rate| rate.0), pps: limit.pps.unwrap_or(0) }
+}
+
+pub(super) fn punt_filter(filter: &pdp_spec::PuntFilter) -> mux::PuntFilter {
+    mux::PuntFilter {
+        matches: filter
+            .matches
+            .iter()
+            .map(|bytes| mux::Match {
+                offset: bytes.offset,
+                value: bytes.value.0.clone(),
+                mask: match &bytes.mask {
+                    Some(mask) => mask.0.clone(),
+                    None => vec![0xff; bytes.value.0.len()],
+                },
+            })
+            .collect(),
+        class: match filter.class {
+            pdp_spec::PuntClass::Local => 0,
+            pdp_spec::PuntClass::Neighbour => 1,
+            pdp_spec::PuntClass::Exception => 2,
+        },
+    }
+}
+
+pub(super) fn encapsulation(outside: &OutsideEnd) -> mux::Encapsulation {
+    match (&outside.vxlan, &outside.udp) {
+        (Some(vxlan), _) => mux::Encapsulation::Vxlan {
+            local: vxlan.local,
+            remote: vxlan.remote,
+            port: vxlan.port,
+            vni: vxlan.vni,
+        },
+        (None, Some(udp)) => mux::Encapsulation::Udp {
+            local: udp.local,
+            remote: udp.remote,
+            local_port: udp.local_port,
+            remote_port: udp.remote_port,
+        },
+        (None, None) => mux::Encapsulation::Interface,
+    }
+}
