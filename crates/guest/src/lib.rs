@@ -17,4 +17,4 @@ mod runtime;
 
 pub use batch::{Batch, Kept, Outbox};
 pub use pdp_wire::tag::{GuestDrop, PuntClass, VPORTS_MAX};
-pub use runtime::{Counters, Error, Guest, Program, Runtime, Tended, run};
+pub use runtime::{Counters, Error, Guest, Program, Runtime, Tended, environment, run};

@@ -20,6 +20,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::batch::{Batch, Extra, Frame, Outbox, write_tag};
 
+/// Where the mux listens, unless said otherwise.
+const MEMIF: &str = "/run/pdp/memif/memif.sock";
+
 /// Rounds without work before the guest sleeps.
 const IDLE_ROUNDS_MAX: u32 = 128;
 
@@ -71,12 +74,17 @@ pub enum Tended {
     Until(Option<Instant>),
 }
 
-/// Where a guest finds its mux and who it is; from the environment unless said otherwise.
-#[derive(Clone, Debug, clap::Args)]
+/// Where a guest finds its mux.
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct Guest {
-    /// Socket of the mux
-    #[arg(long, default_value = "/run/pdp/memif/memif.sock")]
-    pub memif: PathBuf,
+    /// Socket of the mux [default: PDP_MEMIF of the environment, or /run/pdp/memif/memif.sock]
+    #[arg(long)]
+    pub memif: Option<PathBuf>,
+}
+
+/// The value of an environment variable, if it has one that can be read as that.
+pub fn environment<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 /// Why a guest can't run.
@@ -138,7 +146,9 @@ pub fn run<P: Program>(guest: &Guest, name: &str, program: P) -> Result<(), Erro
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone()).map_err(Error::Signal)?;
     }
-    Runtime::new(&guest.memif, name, program)?.run(&stop)
+    let memif = guest.memif.clone().or_else(|| environment("PDP_MEMIF"));
+    let memif = memif.unwrap_or_else(|| MEMIF.into());
+    Runtime::new(&memif, name, program)?.run(&stop)
 }
 
 impl<P: Program> Runtime<P> {

@@ -1,17 +1,16 @@
 //! The runtime on a trunk of a real memif server, whose other side plays the mux.
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use common::{Mux, PATIENCE, setup};
 use pdp_guest::{Batch, GuestDrop, Kept, Outbox, Program, PuntClass, Runtime, Tended};
-use pdp_memif::{Connection, Listener};
-use pdp_wire::tag::{TAG_BYTES, Tag, Verdict};
+use pdp_wire::tag::{Tag, Verdict};
 use proptest::prelude::*;
-use tempfile::TempDir;
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Does with each frame what its first byte says.
 #[derive(Debug, Default)]
@@ -93,64 +92,6 @@ impl Program for Obedient {
     }
 }
 
-/// A mux of one guest.
-struct Mux {
-    listener: Listener,
-    connection: Option<Connection>,
-}
-
-impl Mux {
-    fn new(path: &Path) -> Self {
-        Self { listener: Listener::bind(path).unwrap(), connection: None }
-    }
-
-    /// Waits for the guest, while `beside` lets it run.
-    fn connect(&mut self, mut beside: impl FnMut()) {
-        let end = Instant::now() + PATIENCE;
-        let mut handshake = None;
-        while self.connection.is_none() {
-            assert!(Instant::now() < end, "no guest");
-            beside();
-            if handshake.is_none() {
-                handshake = self.listener.accept().unwrap();
-            }
-            if let Some(shaking) = &mut handshake {
-                match shaking.poll(|id| id == 0) {
-                    Ok(connection) => self.connection = connection,
-                    Err(_) => handshake = None,
-                }
-            }
-        }
-    }
-
-    fn to_guest(&mut self, vport: u16, trace: u8, frame: &[u8]) -> bool {
-        let tx = &mut self.connection.as_mut().unwrap().tx;
-        let pushed = tx.push(&[&Tag::deliver(vport, trace).emit(), frame]).unwrap();
-        tx.flush().unwrap();
-        pushed
-    }
-
-    fn from_guest(&mut self) -> Vec<(Tag, Vec<u8>)> {
-        let rx = &mut self.connection.as_mut().unwrap().rx;
-        let count = rx.peek(64).unwrap();
-        let frames = (0..count).map(|frame| {
-            let mut bytes = vec![0; rx.frame_len(frame)];
-            rx.copy_out(frame, 0, &mut bytes);
-            (Tag::parse(&bytes).unwrap(), bytes[TAG_BYTES..].to_vec())
-        });
-        let frames = frames.collect();
-        rx.release(count);
-        frames
-    }
-}
-
-fn setup() -> (TempDir, PathBuf, Mux) {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("memif.sock");
-    let mux = Mux::new(&path);
-    (directory, path, mux)
-}
-
 /// A guest that is connected to the mux.
 fn attach(path: &Path, mux: &mut Mux) -> Runtime<Obedient> {
     let mut runtime = Runtime::new(path, "test", Obedient::default()).unwrap();
@@ -206,17 +147,17 @@ proptest! {
         let mut want = Vec::new();
         let mut got = Vec::new();
         for (vport, trace, frame) in &frames {
-            prop_assert!(mux.to_guest(*vport, *trace, frame));
+            prop_assert!(mux.give(*vport, *trace, frame));
             want.extend(expected(*vport, *trace, frame));
         }
         let end = Instant::now() + PATIENCE;
         while got.len() < want.len() {
             prop_assert!(Instant::now() < end);
             runtime.round();
-            got.extend(mux.from_guest());
+            got.extend(mux.take());
         }
         runtime.round();
-        prop_assert!(mux.from_guest().is_empty());
+        prop_assert!(mux.take().is_empty());
         // Copies of one frame may come in any order.
         let key = |(tag, bytes): &(Tag, Vec<u8>)| (tag.last, tag.vport, bytes.clone());
         for list in [&mut want, &mut got] {
@@ -231,16 +172,16 @@ proptest! {
 fn a_kept_frame_is_sent_later_and_is_no_completion() {
     let (_directory, path, mut mux) = setup();
     let mut runtime = attach(&path, &mut mux);
-    mux.to_guest(3, 9, &[4, 1, 2, 3]);
+    mux.give(3, 9, &[4, 1, 2, 3]);
     runtime.round();
     let completion = Tag { verdict: Verdict::Kept, vport: 3, last: true, trace: 9 };
-    assert_eq!(mux.from_guest(), [(completion, vec![])]);
+    assert_eq!(mux.take(), [(completion, vec![])]);
     runtime.program_mut().release = true;
     let end = Instant::now() + PATIENCE;
     let sent = loop {
         assert!(Instant::now() < end);
         runtime.round();
-        let got = mux.from_guest();
+        let got = mux.take();
         if !got.is_empty() {
             break got;
         }
@@ -257,7 +198,7 @@ fn a_full_ring_costs_copies_never_completions() {
     let copies = ORDERS.iter().position(|&order| order == Order::Copies).unwrap() as u8;
     let mut sent = 0u64;
     for _ in 0..3 {
-        while mux.to_guest(1, 0, &[copies; 60]) {
+        while mux.give(1, 0, &[copies; 60]) {
             sent += 1;
         }
         for _ in 0..100 {
@@ -266,7 +207,7 @@ fn a_full_ring_costs_copies_never_completions() {
     }
     let (mut completed, mut all) = (0, 0);
     for _ in 0..2000 {
-        for (tag, _) in mux.from_guest() {
+        for (tag, _) in mux.take() {
             completed += u64::from(tag.last);
             all += 1;
         }
@@ -290,9 +231,9 @@ fn a_frame_without_a_tag_or_too_long_is_completed_as_malformed() {
     let long = [&Tag::deliver(2, 5).emit()[..], &[0; 4000]].concat();
     assert!(tx.push(&[&long]).unwrap());
     tx.flush().unwrap();
-    mux.to_guest(2, 6, &[0; 60]);
+    mux.give(2, 6, &[0; 60]);
     runtime.round();
-    let got = mux.from_guest();
+    let got = mux.take();
     assert_eq!(got.len(), 5, "{got:?}");
     for (tag, bytes) in &got[..4] {
         assert_eq!((tag.verdict, tag.last), (Verdict::Drop(GuestDrop::Malformed), true));
@@ -321,11 +262,11 @@ fn sleeps_wakes_and_comes_back() {
             if turn % 10 == 0 {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            assert!(mux.to_guest(1, turn, &[0, turn]));
+            assert!(mux.give(1, turn, &[0, turn]));
             let end = Instant::now() + PATIENCE;
             let got = loop {
                 assert!(Instant::now() < end, "no answer to frame {turn}");
-                let got = mux.from_guest();
+                let got = mux.take();
                 if !got.is_empty() {
                     break got;
                 }

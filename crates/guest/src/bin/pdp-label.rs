@@ -15,7 +15,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use pdp_guest::{Batch, Guest, GuestDrop, Program, VPORTS_MAX};
+use pdp_guest::{Batch, Guest, GuestDrop, Program, environment};
 
 /// IEEE 802 local experimental EtherType 1.
 const ETHER_TYPE: [u8; 2] = [0x88, 0xb5];
@@ -85,13 +85,17 @@ impl Program for LabelSwitch {
 struct Arguments {
     #[command(flatten)]
     guest: Guest,
-    /// Vports of the vrouter
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=VPORTS_MAX as i64))]
-    vports: u16,
+    /// Vports of the vrouter [default: PDP_PORTS of the environment]
+    #[arg(long)]
+    vports: Option<u16>,
 }
 
 fn main() -> ExitCode {
     let Arguments { guest, vports } = Arguments::parse();
+    let Some(vports) = vports.or_else(|| environment("PDP_PORTS")) else {
+        eprintln!("pdp-label: how many vports? say --vports or PDP_PORTS");
+        return ExitCode::FAILURE;
+    };
     match pdp_guest::run(&guest, "pdp-label", LabelSwitch::new(vports)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use pdp_guest::Guest;
 use pdp_guest::router::Router;
+use pdp_guest::{Guest, environment};
+
+const ROUTES: &str = "/run/pdp/routes/routes.sock";
 
 /// Forwards IPv4 and IPv6 for a vrouter, by the routes of its control guest.
 #[derive(Debug, Parser)]
@@ -15,9 +17,10 @@ use pdp_guest::router::Router;
 struct Arguments {
     #[command(flatten)]
     guest: Guest,
-    /// Socket of the route mirror
-    #[arg(long, default_value = "/run/pdp/routes/routes.sock")]
-    routes: PathBuf,
+    /// Socket of the route mirror [default: PDP_ROUTES of the environment, or
+    /// /run/pdp/routes/routes.sock]
+    #[arg(long)]
+    routes: Option<PathBuf>,
     /// Number of this guest in its vrouter [default: PDP_GUEST of the environment, or 0]
     #[arg(long)]
     number: Option<u32>,
@@ -25,8 +28,9 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let Arguments { guest, routes, number } = Arguments::parse();
-    let from_environment = || std::env::var("PDP_GUEST").ok()?.parse().ok();
-    let router = Router::new(&routes, number.or_else(from_environment).unwrap_or(0));
+    let routes = routes.or_else(|| environment("PDP_ROUTES")).unwrap_or_else(|| ROUTES.into());
+    let number = number.or_else(|| environment("PDP_GUEST")).unwrap_or(0);
+    let router = Router::new(&routes, number);
     match pdp_guest::run(&guest, "pdp-router", router) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -26,7 +26,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(path: &PathBuf) -> Self {
+    fn new(path: &std::path::Path) -> Self {
         Self { fib: Fib::default(), mirror: Mirror::new(path, 3), longest: Duration::ZERO }
     }
 
