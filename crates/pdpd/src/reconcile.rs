@@ -310,6 +310,9 @@ impl<'a> Reconciler<'a> {
             if !made {
                 host.state.intend(&key, &pins)?;
             }
+            if wanted.pins.starts_with(pdp_net::xdp::BPF_FS) {
+                pdp_net::xdp::mount_bpf_fs()?;
+            }
             let mut xdp = Xdp::attach(&wanted.device, &wanted.pins)?;
             let hello = host.mux.hello()?;
             if made && hello.externals.iter().any(|known| known == name) {
