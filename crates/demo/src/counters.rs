@@ -74,6 +74,9 @@ pub struct Sample {
     before: BTreeMap<&'static str, NodeStats>,
     /// Received and sent by the machine outside, by vnet and port.
     outside: BTreeMap<(&'static str, &'static str), (u64, u64)>,
+    /// Datagrams that the machine outside lost for want of room in a socket: its own tunnel's end,
+    /// which is a program, among them.
+    outside_lost: BTreeMap<(&'static str, &'static str), u64>,
     /// Received and sent by the control guest, by vnet and port.
     inside: BTreeMap<(&'static str, &'static str), (u64, u64)>,
     after: BTreeMap<&'static str, NodeStats>,
@@ -93,19 +96,27 @@ impl Sample {
         };
         let before = mux()?;
         let (mut outside, mut inside) = (BTreeMap::new(), BTreeMap::new());
+        let mut outside_lost = BTreeMap::new();
         for (vnet, ports) in OUTSIDE {
             let control = node.kernel_counters(&format!("{vnet}/r1"))?;
             for (port, machine) in ports {
                 let netns = Machine::named(machine)?.netns();
-                let text = run(Some(&netns), &["cat", "/proc/net/dev"])?;
+                let text = run(Some(&netns), &["cat", "/proc/net/dev", "/proc/net/snmp"])?;
                 let counters = interface_counters(&text);
+                outside_lost.insert((vnet, *port), udp_lost(&text).unwrap_or(0));
                 let eth0 = counters.get("eth0").with_context(|| format!("{machine}: no eth0"))?;
                 outside.insert((vnet, *port), *eth0);
                 let own = control.get(*port).with_context(|| format!("{vnet}/r1: no {port}"))?;
                 inside.insert((vnet, *port), *own);
             }
         }
-        Ok(Self { before, outside, inside, after: mux()? })
+        Ok(Self { before, outside, outside_lost, inside, after: mux()? })
+    }
+
+    /// Datagrams that sockets of machines outside lost since `start`.
+    pub fn lost_outside(&self, start: &Self) -> u64 {
+        let sum = |sample: &Self| sample.outside_lost.values().sum::<u64>();
+        sum(self).saturating_sub(sum(start))
     }
 
     /// Where the mux's and the kernel's counts of what happened since `start` differ, by vnet.
@@ -133,13 +144,16 @@ impl Sample {
                     };
                 let (outside_in, outside_out) = kernel(|sample| &sample.outside);
                 let (inside_in, inside_out) = kernel(|sample| &sample.inside);
+                let lost_there = |sample: &Self| sample.outside_lost.get(&(*name, *port)).copied();
+                let socket_lost =
+                    lost_there(self).unwrap_or(0).saturating_sub(lost_there(start).unwrap_or(0));
                 type Count = fn(&PortStats) -> u64;
                 let refused: Count = |p| p.tap.as_ref().map_or(0, |tap| tap.to_tap_refused);
                 let unread: Count = |p| p.tap.as_ref().map_or(0, |tap| tap.from_tap_dropped);
                 let slack = |count: Count| count(&a2).saturating_sub(count(&b1));
                 let rows: [(&str, Count, u64, u64, u64); 4] = [
                     ("received", |p| p.received, outside_out, lost, 0),
-                    ("sent", |p| p.sent, outside_in, 0, 0),
+                    ("sent", |p| p.sent, outside_in, 0, socket_lost),
                     ("punted", |p| p.punted, inside_in, 0, slack(refused)),
                     ("made", |p| p.made, inside_out, slack(unread), 0),
                 ];
@@ -161,6 +175,15 @@ impl Sample {
         }
         found
     }
+}
+
+/// Datagrams lost for want of room in a socket, from /proc/net/snmp: a line of names, then one of
+/// values.
+fn udp_lost(text: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let at = names.split_whitespace().position(|name| name == "RcvbufErrors")?;
+    values.split_whitespace().nth(at)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -209,9 +232,18 @@ mod tests {
         Sample {
             before: nodes(),
             outside: counters(outside_out),
+            outside_lost: BTreeMap::from([(("red", "eth0"), received)]),
             inside: counters(0),
             after: nodes(),
         }
+    }
+
+    #[test]
+    fn lost_datagrams_are_read() {
+        let text = "Udp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors\n\
+                    Udp: 5 0 3 9 3 0\n";
+        assert_eq!(udp_lost(text), Some(3));
+        assert_eq!(udp_lost("Udp: RcvbufErrors\n"), None);
     }
 
     #[test]

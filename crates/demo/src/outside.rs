@@ -238,7 +238,7 @@ impl Machine {
                      isis hello-interval 1\n isis hello-multiplier 10\n\
                      interface lo\n ip router isis blue\n isis passive\n\
                      router isis blue\n net 49.0001.0000.0000.{system:04}.00\n \
-                     is-type level-2-only\n"
+                     is-type level-2-only\n lsp-gen-interval 1\n spf-interval 1\n"
                 );
                 self.frr(&[("zebra", ""), ("isisd", &isisd)])
             }
@@ -283,7 +283,7 @@ impl Machine {
             let routes = directory.join(format!("routes.{family}"));
             fs::write(&routes, table.routes_of(number, v4))?;
             config += &format!(
-                "protocol static s{family} {{ {family}; include \"{}\"; }}\n\
+                "protocol static s{family} {{ {family};\ninclude \"{}\";\n}}\n\
                  protocol bgp b{family} {{\n  local as {};\n  neighbor {gateway} as 65000;\n  \
                  connect retry time 2;\n  connect delay time 1;\n  error wait time 2, 10;\n  \
                  hold time 240;\n  {family} {{ import none; export where source = RTS_STATIC; }};\n}}\n",
@@ -294,6 +294,7 @@ impl Machine {
         let path = directory.join("bird.conf");
         fs::write(&path, config)?;
         let (config, control) = (path.to_string_lossy(), directory.join("bird.ctl"));
+        run(None, &["bird", "-p", "-c", &config])?;
         let words = ["bird", "-f", "-c", &config, "-s", &control.to_string_lossy()];
         background(&self.netns(), &words, &directory.join("bird.log")).map(drop)
     }

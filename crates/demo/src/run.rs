@@ -77,9 +77,8 @@ pub fn up(repo: &Path) -> Result<()> {
     let first = Sample::take(&demo.node)?;
     step("starting FRR and BIRD outside", || outside::start_software(&demo.table))?;
     let begin = Instant::now();
-    step("waiting for OSPF and IS-IS", || {
-        ["red", "blue"].into_iter().try_for_each(|vnet| demo.wait_adjacency(vnet))
-    })?;
+    step("waiting for OSPF", || demo.wait_adjacency("red"))?;
+    step("waiting for IS-IS", || demo.wait_adjacency("blue"))?;
     demo.wait_table(begin)?;
     demo.compare_tables()?;
     let mut measured = BTreeMap::new();
@@ -485,11 +484,11 @@ impl Demo {
             sheet.add_row([vec![name.to_owned()], cells].concat());
         }
         println!("\n{sheet}");
-        if lost > 0 {
-            println!(
-                "The kernel dropped {lost} frames before the mux (its receive ring was full)."
-            );
-        }
+        println!(
+            "Lost outside the node: {lost} frames before the mux (its receive ring was full), {} \
+             after it (in sockets of the machines outside).",
+            last.lost_outside(first)
+        );
         Ok(())
     }
 
