@@ -1,0 +1,168 @@
+//! Two sockets at the ends of a veth, in a network namespace of the test's own.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use pdp_afxdp::{Mode, Packet, Pool, RING_ENTRIES, Socket, create_socket};
+use pdp_net::xdp::Xdp;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A namespace with the veth a–b, which the calling thread is in; gone with this value.
+struct Place {
+    name: String,
+    programs: Vec<PathBuf>,
+}
+
+impl Place {
+    fn enter(test: &str) -> Self {
+        let place = Self { name: format!("afxdp-{test}-{}", std::process::id()), programs: vec![] };
+        run(&format!("ip netns add {}", place.name));
+        run(&format!("ip -n {} link add name a type veth peer name b", place.name));
+        for end in ["a", "b"] {
+            run(&format!(
+                "ip netns exec {} sysctl -qw net.ipv6.conf.{end}.disable_ipv6=1",
+                place.name
+            ));
+            run(&format!("ip -n {} link set dev {end} up", place.name));
+        }
+        let netns = File::open(format!("/run/netns/{}", place.name)).unwrap();
+        // SAFETY: changes this thread only, which is the test's own.
+        assert_eq!(unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
+        place
+    }
+
+    /// A socket at an end, to which all its frames go.
+    fn socket(&mut self, device: &str, pool: &Pool) -> Socket {
+        let name = std::ffi::CString::new(device).unwrap();
+        // SAFETY: a C string.
+        let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
+        let fd = create_socket(pool.memfd(), ifindex, 0, Mode::ZeroCopyIfPossible).unwrap();
+        let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.name));
+        self.programs.push(pins.clone());
+        let mut xdp = Xdp::attach(device, &pins).unwrap();
+        xdp.take_all(true).unwrap();
+        xdp.set_sockets(&[(0, fd.as_fd())]).unwrap();
+        Socket::new(fd, pool).unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for pins in &self.programs {
+            let _ = pdp_net::xdp::detach(pins);
+        }
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+    }
+}
+
+fn run(command: &str) {
+    let mut words = command.split(' ');
+    let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+    assert!(status.success(), "{command}");
+}
+
+fn fill(packet: &mut Packet, number: u32) {
+    let length = 60 + number as usize % 1440;
+    packet.reset();
+    packet.set_len(length).unwrap();
+    let bytes = packet.bytes_mut();
+    bytes.fill(number as u8);
+    bytes[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5]);
+    bytes[14..18].copy_from_slice(&number.to_be_bytes());
+}
+
+#[test]
+fn every_frame_arrives_as_it_was_and_every_packet_comes_back() {
+    const FRAMES: u32 = 20_000;
+    let mut place = Place::enter("all");
+    let (pool, mut free) = Pool::new(16384).unwrap();
+    let (mut a, mut b) = (place.socket("a", &pool), place.socket("b", &pool));
+    assert!(!a.zero_copy());
+    let start = Instant::now();
+    let (mut sent, mut got) = (0, 0);
+    let mut arrived = Vec::new();
+    while got < FRAMES {
+        assert!(start.elapsed() < PATIENCE, "{got} of {FRAMES}, {} dropped", b.kernel_dropped());
+        b.fill(&mut free, 4096);
+        // No more on the way than the receiving ring holds.
+        while sent < FRAMES && sent - got < RING_ENTRIES / 2 {
+            let Some(mut packet) = free.pop() else { break };
+            fill(&mut packet, sent);
+            if let Err(packet) = a.send(packet) {
+                free.push(packet);
+                break;
+            }
+            sent += 1;
+        }
+        a.flush();
+        a.complete(&mut free);
+        b.receive(&mut arrived, 64);
+        for mut packet in arrived.drain(..) {
+            let bytes = packet.bytes().to_vec();
+            fill(&mut packet, got);
+            assert_eq!(bytes, packet.bytes(), "frame {got}");
+            got += 1;
+            free.push(packet);
+        }
+    }
+    while a.sending() > 0 {
+        assert!(start.elapsed() < PATIENCE);
+        a.flush();
+        a.complete(&mut free);
+    }
+    assert_eq!(b.kernel_dropped(), 0);
+    free.extend(a.close());
+    free.extend(b.close());
+    let mut numbers: Vec<usize> = free.iter().map(Packet::number).collect();
+    numbers.sort();
+    assert_eq!(numbers, (0..16384).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_full_ring_gives_packets_back_and_a_receiver_without_packets_drops() {
+    let mut place = Place::enter("full");
+    let (pool, mut free) = Pool::new(8192).unwrap();
+    let (mut a, b) = (place.socket("a", &pool), place.socket("b", &pool));
+    let mut refused = 0;
+    for number in 0..RING_ENTRIES + 10 {
+        let mut packet = free.pop().unwrap();
+        fill(&mut packet, number);
+        if let Err(packet) = a.send(packet) {
+            refused += 1;
+            free.push(packet);
+        }
+    }
+    assert_eq!((refused, a.room()), (10, 0));
+    let start = Instant::now();
+    while a.sending() > 0 {
+        assert!(start.elapsed() < PATIENCE);
+        a.flush();
+        a.complete(&mut free);
+    }
+    while b.kernel_dropped() < u64::from(RING_ENTRIES) {
+        assert!(start.elapsed() < PATIENCE, "{} dropped", b.kernel_dropped());
+    }
+    assert_eq!(free.len(), 8192);
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let mut place = Place::enter("errors");
+    let (pool, _free) = Pool::new(64).unwrap();
+    let _taken = place.socket("a", &pool);
+    let text = |device: &str, queue| {
+        let name = std::ffi::CString::new(device).unwrap();
+        // SAFETY: a C string.
+        let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
+        create_socket(pool.memfd(), ifindex, queue, Mode::Copy).unwrap_err().to_string()
+    };
+    assert!(text("a", 0).contains("has a socket already"), "{}", text("a", 0));
+    assert!(text("b", 99).contains("no such receive queue"), "{}", text("b", 99));
+    let file = File::open("/proc/self/exe").unwrap();
+    let not = create_socket(file.as_fd(), 1, 0, Mode::Copy).unwrap_err();
+    assert!(!not.to_string().is_empty());
+}

@@ -1,0 +1,146 @@
+//! Whatever happens, in whatever order: every frame is accounted for, and no packet is lost.
+
+mod common;
+
+use common::*;
+use pdp_proto::mux::*;
+use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Frames from a host.
+    Send { host: usize, count: u8, length: usize },
+    /// A guest answers some of its frames.
+    Serve { guest: usize, seed: u8 },
+    /// A guest makes frames.
+    Make { guest: usize, vport: u16 },
+    /// The control guest sends.
+    Tap { vport: u16 },
+    /// A guest dies, or a new one comes.
+    Toggle { guest: usize },
+    /// The TAP helper of the router dies, or a new one comes.
+    ToggleTap,
+    /// What pdpd wants changes.
+    Change { policy: Policy, rate: Option<u64>, up: bool, queue: u32, pps: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let policy = prop_oneof![Just(Policy::RoundRobin), Just(Policy::Weighted), Just(Policy::Flow)];
+    let rate = prop_oneof![Just(None), (100_000u64..100_000_000).prop_map(Some)];
+    prop_oneof![
+        6 => (0usize..2, 1u8..60, 10usize..1600)
+            .prop_map(|(host, count, length)| Step::Send { host, count, length }),
+        6 => (0usize..3, any::<u8>()).prop_map(|(guest, seed)| Step::Serve { guest, seed }),
+        1 => (0usize..3, 0u16..2).prop_map(|(guest, vport)| Step::Make { guest, vport }),
+        1 => (0u16..2).prop_map(|vport| Step::Tap { vport }),
+        2 => (0usize..3).prop_map(|guest| Step::Toggle { guest }),
+        1 => Just(Step::ToggleTap),
+        2 => (policy, rate, prop::bool::weighted(0.8), 0u32..200, 0u64..2000).prop_map(
+            |(policy, rate, up, queue, pps)| Step::Change { policy, rate, up, queue, pps }
+        ),
+    ]
+}
+
+const KINDS: [Attach; 3] = [Attach::Runtime, Attach::Runtime, Attach::Tap];
+
+fn serve(guest: &mut Peer, completes: bool, seed: u8) {
+    for (at, (tag, bytes)) in guest.receive().into_iter().enumerate() {
+        let with = |verdict, last| Tag { verdict, vport: 1 - tag.vport, last, trace: 0 };
+        if !completes {
+            guest.send(with(Verdict::Out, false), &bytes);
+            continue;
+        }
+        match (usize::from(seed) + at) % 7 {
+            0 => guest.send(with(Verdict::Drop(GuestDrop::Policy), true), &[]),
+            1 => guest.send(with(Verdict::Kept, true), &[]),
+            2 => guest.send(with(Verdict::Punt(PuntClass::Exception), true), &bytes),
+            3 => {
+                guest.send(with(Verdict::Out, false), &bytes)
+                    && guest.send(with(Verdict::Punt(PuntClass::Local), false), &bytes)
+                    && guest.send(with(Verdict::Out, true), &bytes)
+            }
+            4 => continue, // never completed
+            _ => guest.send(with(Verdict::Out, true), &bytes),
+        };
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_frame_is_accounted_for(steps in prop::collection::vec(step(), 1..60), workers in 1usize..3) {
+        let root = tempfile::tempdir().unwrap();
+        let mux = start(workers);
+        let kinds: Vec<_> = (0..).zip(KINDS).collect();
+        let mut vnet = two_hosts(root.path(), "red", &kinds);
+        put(&mux, &vnet);
+        let mut hosts = [Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[2])];
+        let mut guests: [Option<Peer>; 3] = [None, None, None];
+        let mut tap = None;
+        for step in steps {
+            match step {
+                Step::Send { host, count, length } => {
+                    let bytes = &frame(length, count.into())[..length];
+                    for _ in 0..count {
+                        hosts[host].out(0, bytes);
+                    }
+                    hosts[host].receive();
+                }
+                Step::Serve { guest: at, seed } => {
+                    if let Some(guest) = &mut guests[at] {
+                        serve(guest, KINDS[at] == Attach::Runtime, seed);
+                    }
+                }
+                Step::Make { guest, vport } => {
+                    if let Some(guest) = &mut guests[guest] {
+                        guest.send(Tag { last: false, ..out(vport, 0) }, &frame(60, 1));
+                    }
+                }
+                Step::Tap { vport } => {
+                    if let Some(tap) = &mut tap {
+                        Peer::out(tap, vport, &frame(60, 1));
+                        tap.receive();
+                    }
+                }
+                Step::Toggle { guest } => match guests[guest].take() {
+                    Some(dead) => drop(dead),
+                    None => guests[guest] = Some(Peer::guest_of(&vnet.nodes[0], guest)),
+                },
+                Step::ToggleTap => match tap.take() {
+                    Some(dead) => drop(dead),
+                    None => tap = Some(Peer::tap_of(&vnet.nodes[0])),
+                },
+                Step::Change { policy, rate, up, queue, pps } => {
+                    let router = vnet.nodes[0].router.as_mut().unwrap();
+                    router.policy = policy;
+                    router.punt_limits = [Rate { bps: 0, pps }; 3];
+                    vnet.vlinks[0].rate_bps = rate;
+                    vnet.vlinks[0].queue_frames = queue;
+                    vnet.vlinks[1].up = up;
+                    put(&mux, &vnet);
+                }
+            }
+            assert_adds_up(&stats(&mux));
+        }
+        drop(guests);
+        vnet.vlinks[0].rate_bps = None;
+        put(&mux, &vnet);
+        eventually("nothing on its way", || {
+            hosts.iter_mut().for_each(|host| { host.receive(); });
+            stats(&mux).vnets["red"].nodes.values().all(|node| node.in_flight == 0)
+        });
+        let end = stats(&mux);
+        assert_adds_up(&end);
+        // What left a port arrived at the other end of its vlink.
+        let nodes = &end.vnets["red"].nodes;
+        for (a, port_a, b, port_b) in [("h1", "eth0", "r1", "eth0"), ("r1", "eth1", "h2", "eth0")] {
+            let (a, b) = (&nodes[a].ports[port_a], &nodes[b].ports[port_b]);
+            prop_assert_eq!((a.sent, b.sent), (b.received, a.received));
+            prop_assert_eq!(a.sent_bytes, b.received_bytes);
+        }
+        let free: u64 = end.workers.iter().map(|worker| worker.free_packets).sum();
+        prop_assert_eq!(free, 8192 * workers as u64);
+    }
+}

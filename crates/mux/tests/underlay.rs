@@ -1,0 +1,303 @@
+//! Kernel tunnels outside, AF_XDP, the mux, a guest: in network namespaces of the test's own.
+//!
+//! `out1 –a– node –b– out2`: each outside machine has tunnels to the node; the guest of each vnet
+//! is a wire between its two ports. Needs root.
+
+mod common;
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use common::*;
+use pdp_afxdp::{Mode, create_socket};
+use pdp_mux::control::Mux;
+use pdp_net::interface::Interface;
+use pdp_net::xdp::{Take, Xdp};
+use pdp_proto::mux::*;
+
+/// Three namespaces; the calling thread is in the node's.
+struct Place {
+    id: String,
+    pins: Vec<PathBuf>,
+    children: Vec<Child>,
+}
+
+impl Place {
+    fn enter(test: &str) -> Self {
+        let id = format!("mux-{test}-{}", std::process::id());
+        let place = Self { id, pins: vec![], children: vec![] };
+        for name in ["node", "out1", "out2"] {
+            run(&format!("ip netns add {}", place.netns(name)));
+        }
+        for (device, out, net) in [("a", "out1", 1), ("b", "out2", 2)] {
+            let (node, out) = (place.netns("node"), place.netns(out));
+            run(&format!(
+                "ip link add name {device} netns {node} type veth peer name eth0 netns {out}"
+            ));
+            run(&format!("ip netns exec {out} ethtool -K eth0 tx off"));
+            run(&format!("ip -n {node} addr add 10.9.{net}.1/24 dev {device}"));
+            run(&format!("ip -n {node} addr add fd00:{net}::1/64 dev {device} nodad"));
+            run(&format!("ip -n {out} addr add 10.9.{net}.2/24 dev eth0"));
+            run(&format!("ip -n {out} addr add fd00:{net}::2/64 dev eth0 nodad"));
+            run(&format!("ip -n {node} link set dev {device} up"));
+            run(&format!("ip -n {out} link set eth0 up"));
+        }
+        let netns = File::open(format!("/run/netns/{}", place.netns("node"))).unwrap();
+        rustix::thread::move_into_link_name_space(
+            netns.as_fd(),
+            Some(rustix::thread::LinkNameSpaceType::Network),
+        )
+        .unwrap();
+        place
+    }
+
+    fn netns(&self, name: &str) -> String {
+        format!("{}-{name}", self.id)
+    }
+
+    /// Makes a device an external interface of the mux.
+    fn external(&mut self, mux: &Mux, device: &str, takes: &[Take]) {
+        let facts = Interface::by_name(device).unwrap();
+        let socket = create_socket(mux.as_fd(), facts.index, 0, Mode::Copy).unwrap();
+        let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.id));
+        self.pins.push(pins.clone());
+        let mut xdp = Xdp::attach(device, &pins).unwrap();
+        xdp.set_takes(takes).unwrap();
+        xdp.take_all(takes.is_empty()).unwrap();
+        xdp.set_sockets(&[(0, socket.as_fd())]).unwrap();
+        let external = External {
+            name: device.to_uppercase(),
+            device: device.into(),
+            ifindex: facts.index,
+            mac: facts.mac,
+            mtu: facts.mtu,
+        };
+        let fds: Vec<OwnedFd> = vec![socket];
+        assert_eq!(mux.handle(Request::PutExternal(external), fds), Reply::Done);
+    }
+
+    fn exec(&self, name: &str, command: &str) {
+        run(&format!("ip netns exec {} {command}", self.netns(name)));
+    }
+
+    fn spawn(&mut self, name: &str, command: &str) {
+        let mut all = Command::new("ip");
+        all.args(["netns", "exec", &self.netns(name)]).args(command.split(' '));
+        self.children.push(all.stderr(Stdio::null()).spawn().unwrap());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        for pins in &self.pins {
+            let _ = pdp_net::xdp::detach(pins);
+        }
+        for name in ["node", "out1", "out2"] {
+            let _ = Command::new("ip").args(["netns", "del", &self.netns(name)]).status();
+        }
+    }
+}
+
+fn run(command: &str) {
+    let mut words = command.split(' ');
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{command}\n{output:?}");
+}
+
+/// A router between two outside ends, whose guest is a wire.
+fn wire_vnet(root: &std::path::Path, name: &str, a: Encapsulation, b: Encapsulation) -> Vnet {
+    let root = directory(root, name);
+    let outside = |interface: &str, by| End::External { interface: interface.into(), by };
+    Vnet {
+        name: name.into(),
+        police: None,
+        nodes: vec![router(&root, "r1", 2, &[(0, Attach::Runtime)])],
+        vlinks: vec![
+            vlink("left", port("r1", 0), outside("A", a)),
+            vlink("right", outside("B", b), port("r1", 1)),
+        ],
+    }
+}
+
+/// Serves as the guest of each vnet until told to stop.
+fn wires(vnets: &[&Vnet], stop: Arc<AtomicBool>) -> JoinHandle<()> {
+    let mut guests: Vec<Peer> =
+        vnets.iter().map(|vnet| Peer::guest_of(&vnet.nodes[0], 0)).collect();
+    std::thread::spawn(move || {
+        while !stop.load(Ordering::Relaxed) {
+            for guest in &mut guests {
+                for (tag, bytes) in guest.receive() {
+                    guest.send(out(1 - tag.vport, tag.trace), &bytes);
+                }
+            }
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+    })
+}
+
+#[test]
+fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
+    let mut place = Place::enter("tunnels");
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(2);
+    let take = |local: &str, port| Take { local: local.parse().unwrap(), port };
+    place.external(
+        &mux,
+        "a",
+        &[take("10.9.1.1", 4789), take("10.9.1.1", 7001), take("fd00:1::1", 4789)],
+    );
+    place.external(
+        &mux,
+        "b",
+        &[take("fd00:2::1", 4789), take("fd00:2::1", 7001), take("10.9.2.1", 4789)],
+    );
+    let vxlan = |local: &str, remote: &str, vni| Encapsulation::Vxlan {
+        local: local.parse().unwrap(),
+        remote: remote.parse().unwrap(),
+        port: 4789,
+        vni,
+    };
+    let udp = |local: &str, remote: &str| Encapsulation::Udp {
+        local: local.parse().unwrap(),
+        remote: remote.parse().unwrap(),
+        local_port: 7001,
+        remote_port: 7000,
+    };
+    let red = wire_vnet(
+        root.path(),
+        "red",
+        vxlan("10.9.1.1", "10.9.1.2", 5),
+        vxlan("fd00:2::1", "fd00:2::2", 5),
+    );
+    let blue = wire_vnet(
+        root.path(),
+        "blue",
+        vxlan("fd00:1::1", "fd00:1::2", 6),
+        vxlan("10.9.2.1", "10.9.2.2", 6),
+    );
+    let green =
+        wire_vnet(root.path(), "green", udp("10.9.1.1", "10.9.1.2"), udp("fd00:2::1", "fd00:2::2"));
+    for vnet in [&red, &blue, &green] {
+        put(&mux, vnet);
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let guests = wires(&[&red, &blue, &green], stop.clone());
+    let vx = |out: &str, name: &str, vni: u32, local: &str, remote: &str, address: &str| {
+        place.exec(
+            out,
+            &format!(
+                "ip link add name {name} type vxlan id {vni} local {local} remote {remote} dstport 4789"
+            ),
+        );
+        place.exec(out, &format!("ip addr add {address} dev {name}"));
+        place.exec(out, &format!("ip link set dev {name} up"));
+    };
+    vx("out1", "red", 5, "10.9.1.2", "10.9.1.1", "192.168.5.1/24");
+    vx("out2", "red", 5, "fd00:2::2", "fd00:2::1", "192.168.5.2/24");
+    vx("out1", "blue", 6, "fd00:1::2", "fd00:1::1", "192.168.6.1/24");
+    vx("out2", "blue", 6, "10.9.2.2", "10.9.2.1", "192.168.6.2/24");
+    let tap = |address| format!("TUN:{address},tun-type=tap,iff-no-pi,iff-up,tun-name=green");
+    place.spawn(
+        "out1",
+        &format!("socat UDP4:10.9.1.1:7001,bind=10.9.1.2:7000 {}", tap("192.168.7.1/24")),
+    );
+    place.spawn(
+        "out2",
+        &format!("socat UDP6:[fd00:2::1]:7001,bind=[fd00:2::2]:7000 {}", tap("192.168.7.2/24")),
+    );
+    eventually("next hops", || {
+        let stats = stats(&mux);
+        let sent = stats.vnets.values().all(|v| v.nodes["r1"].ports.values().all(|p| p.sent > 0));
+        sent || {
+            for net in [5, 6, 7] {
+                let ping =
+                    format!("netns exec {} ping -c 1 -W 1 192.168.{net}.2", place.netns("out1"));
+                let _ = Command::new("ip").args(ping.split(' ')).output();
+            }
+            false
+        }
+    });
+    let before = stats(&mux);
+    for (net, size) in [(5, 1380), (6, 1380), (7, 1000)] {
+        place.exec("out1", &format!("ping -q -i 0.01 -c 100 -w 15 -s 56 192.168.{net}.2"));
+        place.exec("out2", &format!("ping -q -i 0.01 -c 20 -w 15 -M do -s {size} 192.168.{net}.1"));
+    }
+    let after = stats(&mux);
+    assert_adds_up(&after);
+    for name in ["red", "blue", "green"] {
+        let sent = |stats: &Stats| stats.vnets[name].nodes["r1"].ports["eth1"].sent;
+        assert!(sent(&after) - sent(&before) >= 120, "{name}");
+        assert_eq!(dropped(&after.vnets[name].nodes["r1"], "underlay-too-big"), 0);
+    }
+    assert!(after.externals.values().all(|external| external.kernel_dropped == 0));
+    // Neither worker has the socket of every vnet: frames were handed over both ways.
+    assert!(after.workers.iter().all(|worker| worker.busy_rounds > 0));
+
+    // A key that nobody has, and what is no VXLAN at all.
+    place.exec(
+        "out1",
+        "ip link add nobody type vxlan id 99 local 10.9.1.2 remote 10.9.1.1 dstport 4789",
+    );
+    place.exec("out1", "ip addr add 192.168.99.1/24 dev nobody");
+    place.exec("out1", "ip link set nobody up");
+    let _ = Command::new("ip")
+        .args(format!("netns exec {} ping -c 1 -W 1 192.168.99.2", place.netns("out1")).split(' '))
+        .output();
+    place.exec("out1", "socat -u FILE:/etc/hostname UDP4:10.9.1.1:4789");
+    let reason = |name: &str| stats(&mux).externals["A"].dropped.get(name).copied().unwrap_or(0);
+    eventually("unknown tunnel", || reason("unknown-tunnel") > 0);
+    eventually("no VXLAN", || reason("vxlan-header") > 0);
+
+    // The neighbour changes its address: frames follow.
+    place.exec("out1", "ip link set eth0 down");
+    place.exec("out1", "ip link set eth0 address 02:00:00:00:99:01");
+    place.exec("out1", "ip link set eth0 up");
+    place.exec("out1", "ip addr replace fd00:1::2/64 dev eth0 nodad");
+    eventually("the tunnel works again", || {
+        let ping = format!("netns exec {} ping -c 1 -W 1 192.168.5.2", place.netns("out1"));
+        Command::new("ip").args(ping.split(' ')).output().unwrap().status.success()
+    });
+    stop.store(true, Ordering::Relaxed);
+    guests.join().unwrap();
+    assert_adds_up(&stats(&mux));
+}
+
+#[test]
+fn a_whole_interface_is_a_wire() {
+    let mut place = Place::enter("whole");
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    place.external(&mux, "a", &[]);
+    place.external(&mux, "b", &[]);
+    let whole = Encapsulation::Interface;
+    let vnet = wire_vnet(root.path(), "red", whole.clone(), whole);
+    put(&mux, &vnet);
+    let stop = Arc::new(AtomicBool::new(false));
+    let guests = wires(&[&vnet], stop.clone());
+    place.exec("out1", "ip addr add 192.168.8.1/24 dev eth0");
+    place.exec("out2", "ip addr add 192.168.8.2/24 dev eth0");
+    place.exec("out1", "ping -q -i 0.01 -c 100 -w 15 -s 1472 -M do 192.168.8.2");
+    assert_adds_up(&stats(&mux));
+    // Idle, it sleeps: next to no rounds of work, and no processor time.
+    let busy = || stats(&mux).workers[0].sleeps;
+    let slept = busy();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(busy() - slept < 300, "{} sleeps in 300 ms without traffic", busy() - slept);
+    stop.store(true, Ordering::Relaxed);
+    guests.join().unwrap();
+    // Sockets can go, and everything that they held is back.
+    assert_eq!(mux.handle(Request::DeleteVnet { name: "red".into() }, vec![]), Reply::Done);
+    for name in ["A", "B"] {
+        assert_eq!(mux.handle(Request::DeleteExternal { name: name.into() }, vec![]), Reply::Done);
+    }
+    eventually("all packets are back", || stats(&mux).workers[0].free_packets == 8192);
+}
