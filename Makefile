@@ -14,7 +14,7 @@ share := $(DESTDIR)$(PREFIX)/share
 units := $(DESTDIR)/etc/systemd/system
 
 # The daemon finds what it starts beside itself.
-programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-shim pdp-init pdp-router
+programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-shim pdp-init pdp-router pdp-label
 
 .PHONY: help deps build test demo demo-down install install-files uninstall
 

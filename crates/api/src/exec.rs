@@ -169,3 +169,64 @@ pub async fn write_frame(
     to.write_all(&frame.emit()).await?;
     Ok(to.flush().await?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(bytes: &[u8]) -> Result<Option<Frame>, FrameError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(read_frame(&mut &*bytes))
+    }
+
+    fn frames() -> impl Strategy<Value = Frame> {
+        let payload = || proptest::collection::vec(any::<u8>(), 0..300);
+        prop_oneof![
+            payload().prop_map(Frame::Stdin),
+            payload().prop_map(Frame::Stdout),
+            payload().prop_map(Frame::Stderr),
+            any::<(u16, u16)>()
+                .prop_map(|(rows, columns)| Frame::Resize(WindowSize { rows, columns })),
+            any::<i32>().prop_map(Frame::Exit),
+            Just(Frame::StdinEnd),
+        ]
+    }
+
+    #[test]
+    fn frames_are_as_described() {
+        assert_eq!(Frame::Stdin(b"ab".to_vec()).emit(), [0, 0, 0, 0, 2, b'a', b'b']);
+        let size = WindowSize { rows: 258, columns: 3 };
+        assert_eq!(Frame::Resize(size).emit(), [3, 0, 0, 0, 4, 1, 2, 0, 3]);
+        assert_eq!(Frame::Exit(-2).emit(), [4, 0, 0, 0, 4, 255, 255, 255, 254]);
+        assert_eq!(Frame::StdinEnd.emit(), [5, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn longer_payloads_than_the_limit_are_refused_before_they_are_read() {
+        let mut bytes = vec![0];
+        bytes.extend((PAYLOAD_BYTES_MAX as u32 + 1).to_be_bytes());
+        assert!(matches!(read(&bytes), Err(FrameError::Malformed { .. })));
+        let full = Frame::Stdout(vec![7; PAYLOAD_BYTES_MAX]);
+        assert_eq!(read(&full.emit()).unwrap(), Some(full));
+    }
+
+    proptest! {
+        #[test]
+        fn frames_come_back_and_truncated_ones_are_errors(frame in frames()) {
+            let bytes = frame.emit();
+            prop_assert_eq!(read(&bytes).unwrap(), Some(frame));
+            prop_assert!(read(&[]).unwrap().is_none());
+            for length in 1..bytes.len() {
+                prop_assert!(matches!(read(&bytes[..length]), Err(FrameError::Io(_))));
+            }
+        }
+
+        #[test]
+        fn noise_is_refused_or_read_back(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            if let Ok(Some(frame)) = read(&bytes) {
+                prop_assert!(bytes.starts_with(&frame.emit()));
+            }
+        }
+    }
+}

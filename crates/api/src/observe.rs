@@ -143,3 +143,27 @@ pub struct Stage {
     /// What was decided, for people.
     pub detail: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_named_and_nothing_else_is() {
+        for (name, process) in [
+            ("control", GuestProcess::Control),
+            ("tap", GuestProcess::Tap),
+            ("mirror", GuestProcess::Mirror),
+            ("g0", GuestProcess::Guest(0)),
+            ("g4294967295", GuestProcess::Guest(u32::MAX)),
+        ] {
+            assert_eq!(name.parse::<GuestProcess>().unwrap(), process);
+            assert_eq!(process.to_string(), name);
+            let json = serde_json::to_string(&process).unwrap();
+            assert_eq!(serde_json::from_str::<GuestProcess>(&json).unwrap(), process);
+        }
+        for name in ["", "g", "g-1", "g+1", "g4294967296", "Control", "g1/../.."] {
+            assert!(name.parse::<GuestProcess>().is_err(), "{name}");
+        }
+    }
+}

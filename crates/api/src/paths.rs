@@ -29,8 +29,6 @@ pub const OPENAPI: &str = "/v1/openapi.json";
 pub const DOCTOR: &str = "/v1/doctor";
 /// `POST` [`ApplyRequest`](crate::ApplyRequest): [`Event`](crate::Event)s.
 pub const APPLY: &str = "/v1/apply";
-/// `POST` [`ApplyRequest`](crate::ApplyRequest): what an apply would say of the files alone.
-pub const VALIDATE: &str = "/v1/validate";
 /// `POST`: start all that is stored. [`Event`](crate::Event)s.
 pub const UP: &str = "/v1/up";
 /// `POST` [`DownRequest`](crate::DownRequest): stop all. [`Event`](crate::Event)s.
@@ -96,4 +94,18 @@ fn segment(name: &str) -> String {
         return "%2E".repeat(name.len());
     }
     utf8_percent_encode(name, SEGMENT).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_in_their_segment() {
+        assert_eq!(vnet("red"), "/v1/vnets/red");
+        assert_eq!(vnet("../up?x#y z"), "/v1/vnets/..%2Fup%3Fx%23y%20z");
+        assert_eq!(vnet(".."), "/v1/vnets/%2E%2E");
+        assert_eq!(link("red", "r1:eth0"), "/v1/vnets/red/links/r1:eth0");
+        assert_eq!(exec("a%2Fb", "ü"), "/v1/vnets/a%252Fb/nodes/%C3%BC/exec");
+    }
 }

@@ -116,10 +116,10 @@ async fn input(frames: mpsc::Sender<Frame>) {
 async fn sizes(frames: mpsc::Sender<Frame>) {
     let Ok(mut changed) = signal(SignalKind::window_change()) else { return };
     while changed.recv().await.is_some() {
-        if let Some(size) = window_size() {
-            if frames.send(Frame::Resize(size)).await.is_err() {
-                return;
-            }
+        if let Some(size) = window_size()
+            && frames.send(Frame::Resize(size)).await.is_err()
+        {
+            return;
         }
     }
 }

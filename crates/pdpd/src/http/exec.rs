@@ -168,10 +168,12 @@ async fn read(mut from: impl AsyncRead + Unpin, mut input: Input) -> Result<(), 
     while let Some(frame) = exec::read_frame(&mut from).await? {
         match (frame, &mut input) {
             (Frame::Stdin(bytes), Input::Terminal(typed, _)) => typed.write_all(&bytes).await?,
-            (Frame::Stdin(bytes), Input::Pipe(Some(stdin))) => {
-                if stdin.write_all(&bytes).await.is_err() {
+            (Frame::Stdin(bytes), Input::Pipe(stdin)) => {
+                if let Some(pipe) = stdin
+                    && pipe.write_all(&bytes).await.is_err()
+                {
                     // The command reads no more, which is its own affair.
-                    input = Input::Pipe(None);
+                    *stdin = None;
                 }
             }
             (Frame::StdinEnd, Input::Pipe(stdin)) => *stdin = None,

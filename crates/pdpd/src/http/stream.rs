@@ -224,11 +224,11 @@ async fn follow((mut file, path): (File, PathBuf)) -> io::Result<Option<(Bytes, 
             return Ok(Some((chunk.into(), (file, path))));
         }
         let open = file.metadata().await?;
-        if let Ok(there) = tokio::fs::metadata(&path).await {
-            if (there.dev(), there.ino()) != (open.dev(), open.ino()) {
-                file = File::open(&path).await?;
-                continue;
-            }
+        if let Ok(there) = tokio::fs::metadata(&path).await
+            && (there.dev(), there.ino()) != (open.dev(), open.ino())
+        {
+            file = File::open(&path).await?;
+            continue;
         }
         if open.len() < file.stream_position().await? {
             file.rewind().await?;
