@@ -26,6 +26,7 @@ pub(crate) const LOGS: [&str; 2] = ["log", "log.1"];
 /// A guest or helper as it was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[expect(clippy::large_enum_variant, reason = "few are held at a time, most of them guests")]
 pub enum Found {
     /// A guest.
     Guest(GuestSpec),

@@ -1,4 +1,4 @@
-//! Offloads of interfaces, by the ethtool ioctl.
+//! Offloads and queues of interfaces, by the ethtool ioctl.
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -14,6 +14,21 @@ struct Value {
     data: u32,
 }
 
+/// `struct ethtool_channels` of linux/ethtool.h.
+#[repr(C)]
+#[derive(Default)]
+struct Channels {
+    command: u32,
+    maxima: [u32; 4],
+    receive_count: u32,
+    send_count: u32,
+    other_count: u32,
+    combined_count: u32,
+}
+
+/// ETHTOOL_GCHANNELS of linux/ethtool.h.
+const GET_CHANNELS: u32 = 0x3c;
+
 /// ETHTOOL_STXCSUM, STSO, SGSO, SGRO of linux/ethtool.h.
 const OFFLOADS: [u32; 4] = [0x17, 0x1f, 0x24, 0x2c];
 
@@ -21,16 +36,27 @@ const OFFLOADS: [u32; 4] = [0x17, 0x1f, 0x24, 0x2c];
 /// interface of this network namespace, so that frames that AF_XDP or packet sockets read at the
 /// other end of a veth are whole. Offloads that the device doesn't have are passed over.
 pub fn offloads_off(device: &str) -> Result<()> {
-    let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
-        .on("open a socket to configure", device)?;
     for command in OFFLOADS {
-        let mut value = Value { command, data: 0 };
-        let mut request = named_request(device)?;
-        request.ifr_ifru.ifru_data = (&raw mut value).cast();
-        match ioctl(&any.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) {
+        match ethtool(device, &mut Value { command, data: 0 })? {
             Ok(()) | Err(Errno::EOPNOTSUPP) => {}
             Err(error) => return Err(error).on("turn offloads off on", device),
         }
     }
     Ok(())
+}
+
+/// Receive queues in use, if the driver says.
+pub(crate) fn receive_queues(device: &str) -> Option<u32> {
+    let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
+    ethtool(device, &mut channels).ok()?.ok()?;
+    Some(channels.receive_count + channels.combined_count).filter(|count| *count > 0)
+}
+
+/// Runs one command, which begins `argument`.
+fn ethtool<T>(device: &str, argument: &mut T) -> Result<nix::Result<()>> {
+    let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+        .on("open a socket to configure", device)?;
+    let mut request = named_request(device)?;
+    request.ifr_ifru.ifru_data = (&raw mut *argument).cast();
+    Ok(ioctl(&any.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request))
 }

@@ -6,6 +6,7 @@ use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
 
 use crate::error::{Error, Result};
+use crate::ethtool;
 use crate::netlink::{converse, refused};
 
 /// An interface.
@@ -56,18 +57,43 @@ impl Interface {
                     _ => {}
                 }
             }
+            // Netlink says those that there can be; others than those in use get no frames.
+            if let Some(count) = ethtool::receive_queues(name) {
+                interface.receive_queues = count;
+            }
             let mut addresses =
                 handle.address().get().set_link_index_filter(interface.index).execute();
             while let Some(address) =
                 addresses.try_next().await.map_err(refused("read the addresses of", name))?
             {
                 let length = address.header.prefix_len;
-                interface.addresses.extend(address.attributes.iter().filter_map(|a| match a {
-                    AddressAttribute::Address(ip) => IpNet::new(*ip, length).ok(),
+                // Of a pair of addresses, the local one; IPv6 has the other attribute alone.
+                let attributes = &address.attributes;
+                let local = attributes.iter().find_map(|attribute| match attribute {
+                    AddressAttribute::Local(ip) => Some(*ip),
                     _ => None,
-                }));
+                });
+                let any = attributes.iter().find_map(|attribute| match attribute {
+                    AddressAttribute::Address(ip) => Some(*ip),
+                    _ => None,
+                });
+                let net = local.or(any).and_then(|ip| IpNet::new(ip, length).ok());
+                interface.addresses.extend(net);
             }
             Ok(interface)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_found_also_inside_a_runtime() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let lo = runtime.block_on(async { Interface::by_name("lo") }).unwrap();
+        assert_eq!((lo.index, lo.mtu), (1, 65_536));
+        assert!(matches!(Interface::by_name("no-such"), Err(Error::NoInterface(_))));
     }
 }

@@ -6,11 +6,17 @@ use std::io;
 use rtnetlink::Handle;
 
 use crate::error::{Context, Error, Result};
+use crate::netns::in_thread;
 
-/// Runs `work` with a netlink handle to its end.
-pub(crate) fn converse<T, F: Future<Output = Result<T>>>(
-    work: impl FnOnce(Handle) -> F,
+/// Runs `work` with a netlink handle to its end, in a thread of its own: callers may be inside a
+/// runtime, which can't have another one in it.
+pub(crate) fn converse<T: Send, F: Future<Output = Result<T>>>(
+    work: impl FnOnce(Handle) -> F + Send,
 ) -> Result<T> {
+    in_thread(|| converse_here(work))
+}
+
+fn converse_here<T, F: Future<Output = Result<T>>>(work: impl FnOnce(Handle) -> F) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()

@@ -1,6 +1,27 @@
 //! What this machine can do, for `pdp doctor`.
+//!
+//! Facilities are tried, not guessed from versions: in a network and a mount namespace of the
+//! probe's own, which go with its thread.
 
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::resource::{Resource, getrlimit};
+use pdp_afxdp::{Pool, Socket, create_socket};
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 use serde::Serialize;
+
+use crate::error::{Context, Result};
+use crate::interface::Interface;
+use crate::netlink::{converse, refused};
+use crate::netns::in_thread;
+use crate::tap::{self, TapSpec};
+use crate::xdp::{self, Mode, Xdp};
 
 /// How a facility is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -27,8 +48,324 @@ pub struct Check {
     pub remedy: String,
 }
 
+/// Kinds of devices that users of PdP may want for their tunnels and tests.
+const DEVICE_KINDS: &[&str] = &[
+    "veth",
+    "vxlan",
+    "bridge",
+    "macvlan",
+    "vlan",
+    "vrf",
+    "dummy",
+    "gretap",
+    "ip6gretap",
+    "geneve",
+    "ifb",
+    "wireguard",
+];
+
+/// Controllers that limits need.
+const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
+
+/// Interfaces of the probe, in its own network namespace.
+const DEVICES: [&str; 2] = ["probe0", "probe1"];
+
+/// Packets of the pool that AF_XDP is tried with.
+const POOL_PACKETS: usize = 64;
+
 /// Tries everything out, in a network namespace of its own, within a few seconds. Needs root;
 /// says so otherwise.
 pub fn run() -> Vec<Check> {
-    todo!()
+    let mut checks = vec![
+        root(),
+        kernel(),
+        processor(),
+        cgroups(),
+        user_namespaces(),
+        seccomp(),
+        program("runc", &["/usr/sbin/runc", "/usr/bin/runc"], "--version", true),
+        program("frr", &["/usr/lib/frr/zebra"], "--version", false),
+        program("bird", &["/usr/sbin/bird"], "--version", false),
+        bpf_fs(),
+        locked_memory(),
+    ];
+    let apart = in_thread(|| {
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).on("make", "namespaces")?;
+        let none: Option<&str> = None;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+            .on("make private", "the mounts")?;
+        Ok(apart())
+    });
+    match apart {
+        Ok(more) => checks.extend(more),
+        Err(error) => checks.push(missing("network namespaces", text(&error), "run as root")),
+    }
+    checks
+}
+
+/// What is tried inside namespaces of the probe's own.
+fn apart() -> Vec<Check> {
+    let mut checks = vec![devices(), tap()];
+    match veth() {
+        Ok(()) => checks.extend([xdp(), af_xdp()]),
+        Err(error) => checks.push(missing("veth", text(&error), "enable CONFIG_VETH")),
+    }
+    checks
+}
+
+fn root() -> Check {
+    if nix::unistd::geteuid().is_root() {
+        ok("root", "runs as root")
+    } else {
+        missing("root", "does not run as root", "run pdpd and pdp doctor as root")
+    }
+}
+
+/// XDP links came with Linux 5.9.
+fn kernel() -> Check {
+    const NEEDED: (u32, u32) = (5, 9);
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map(|part| part.trim().parse().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= NEEDED {
+        ok("kernel", release.trim())
+    } else {
+        missing("kernel", release.trim(), "install Linux 5.9 or newer")
+    }
+}
+
+fn processor() -> Check {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    if !std::is_x86_feature_detected!("popcnt") {
+        return missing(
+            "processor",
+            "has no popcnt instruction",
+            "use an x86-64 CPU of 2008 or later; in QEMU, -cpu max",
+        );
+    }
+    match count {
+        1 => warn("processor", "1 CPU, popcnt", "give the mux and the guests a CPU each"),
+        _ => ok("processor", format!("{count} CPUs, popcnt")),
+    }
+}
+
+fn cgroups() -> Check {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let of_kind = |kind: &str| {
+        let lines = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        lines.filter(|fields| fields.get(2) == Some(&kind)).collect::<Vec<_>>()
+    };
+    let first: Vec<_> = of_kind("cgroup");
+    let in_first = |name: &&&str| {
+        first.iter().any(|fields| fields.get(3).is_some_and(|o| o.split(',').any(|o| o == **name)))
+    };
+    let unified = of_kind("cgroup2");
+    let (version, lacking): (_, Vec<_>) = if CONTROLLERS.iter().any(|name| in_first(&name)) {
+        let version = if unified.is_empty() { "version 1" } else { "versions 1 and 2" };
+        (version, CONTROLLERS.iter().filter(|name| !in_first(name)).collect())
+    } else if let Some(place) = unified.first().and_then(|fields| fields.get(1)) {
+        let file = Path::new(place).join("cgroup.controllers");
+        let there = fs::read_to_string(file).unwrap_or_default();
+        let has = |name: &&&str| there.split_ascii_whitespace().any(|word| word == **name);
+        ("version 2", CONTROLLERS.iter().filter(|name| !has(name)).collect())
+    } else {
+        return missing("cgroups", "none mounted", "mount -t cgroup2 none /sys/fs/cgroup");
+    };
+    if lacking.is_empty() {
+        return ok("cgroups", format!("{version} with {}", CONTROLLERS.join(", ")));
+    }
+    let names: Vec<_> = lacking.into_iter().copied().collect();
+    let detail = format!("{version} without {}", names.join(", "));
+    let remedy = format!("boot with cgroup_enable={}", names.join(","));
+    missing("cgroups", detail, remedy)
+}
+
+fn user_namespaces() -> Check {
+    let file = "/proc/sys/user/max_user_namespaces";
+    let count: u64 = read_number(file).unwrap_or(0);
+    if count > 0 && Path::new("/proc/self/ns/user").exists() {
+        ok("user namespaces", format!("up to {count}"))
+    } else {
+        missing("user namespaces", "none", "sysctl -w user.max_user_namespaces=10000")
+    }
+}
+
+fn seccomp() -> Check {
+    if Path::new("/proc/sys/kernel/seccomp/actions_avail").exists() {
+        ok("seccomp", "filters")
+    } else {
+        missing("seccomp", "no filters", "use a kernel with CONFIG_SECCOMP_FILTER")
+    }
+}
+
+/// A program by one of its places, with the first line that it says of its version.
+fn program(name: &'static str, places: &[&str], argument: &str, needed: bool) -> Check {
+    let remedy = match name {
+        "bird" => "apt install bird2".to_owned(),
+        name => format!("apt install {name}"),
+    };
+    let Some(place) = places.iter().find(|place| Path::new(place).exists()) else {
+        let detail = format!("not in {}", places.join(", "));
+        return match needed {
+            true => missing(name, detail, remedy),
+            false => warn(name, detail, format!("{remedy}, if vnets are to use it")),
+        };
+    };
+    let output = Command::new(place).arg(argument).stdin(Stdio::null()).output();
+    match output {
+        Ok(output) => {
+            // BIRD says its version on standard error.
+            let all = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&all);
+            ok(name, format!("{} at {place}", said.lines().next().unwrap_or("there").trim()))
+        }
+        Err(error) => missing(name, format!("{place}: {error}"), remedy),
+    }
+}
+
+fn bpf_fs() -> Check {
+    let place = Path::new(xdp::BPF_FS);
+    if xdp::is_bpf_fs(place) {
+        ok("BPF file system", format!("at {}", xdp::BPF_FS))
+    } else if place.exists() {
+        let remedy = format!("pdpd mounts it; mount -t bpf bpf {}", xdp::BPF_FS);
+        warn("BPF file system", "not mounted", remedy)
+    } else {
+        missing("BPF file system", "not known", "use a kernel with CONFIG_BPF_SYSCALL")
+    }
+}
+
+/// Pools beyond it need CAP_IPC_LOCK, which root usually has.
+fn locked_memory() -> Check {
+    let Ok((soft, _)) = getrlimit(Resource::RLIMIT_MEMLOCK) else {
+        return warn("locked memory", "limit not known", "see ulimit -l");
+    };
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    const IPC_LOCK: u64 = 1 << 14;
+    if bits.unwrap_or(0) & IPC_LOCK != 0 {
+        ok("locked memory", format!("limit {soft} bytes, which CAP_IPC_LOCK lifts"))
+    } else {
+        let detail = format!("{soft} bytes, without CAP_IPC_LOCK");
+        warn("locked memory", detail, "raise LimitMEMLOCK= of pdpd, or keep the packet pool small")
+    }
+}
+
+/// Which kinds of devices there are; none is needed but veth, which is tried apart.
+fn devices() -> Check {
+    let has = |kind: &&&str| {
+        let kind = (**kind).to_owned();
+        let made = converse(|handle| async move {
+            let mut message = LinkMessage::default();
+            let info = LinkInfo::Kind(InfoKind::Other(kind));
+            message.attributes.push(LinkAttribute::LinkInfo(vec![info]));
+            Ok(handle.link().add(message).execute().await)
+        });
+        // A kind that is not known is EOPNOTSUPP; others lack what they are made of.
+        let unknown = |error: &rtnetlink::Error| match error {
+            rtnetlink::Error::NetlinkError(message) => {
+                message.raw_code() == -(nix::errno::Errno::EOPNOTSUPP as i32)
+            }
+            _ => false,
+        };
+        made.is_ok_and(|made| !made.is_err_and(|error| unknown(&error)))
+    };
+    let (there, lacking): (Vec<_>, Vec<_>) = DEVICE_KINDS.iter().partition(|kind| has(kind));
+    let list = |kinds: Vec<&&str>| kinds.into_iter().copied().collect::<Vec<_>>().join(", ");
+    let without = if lacking.is_empty() { "".into() } else { format!("; no {}", list(lacking)) };
+    ok("devices", format!("{}{without}", list(there)))
+}
+
+fn tap() -> Check {
+    let made = fs::File::open("/proc/thread-self/ns/net")
+        .on("open", "the network namespace")
+        .and_then(|netns| {
+            let spec = TapSpec {
+                name: "probe-tap".into(),
+                mac: [2, 0, 0, 0, 0, 1],
+                mtu: 1500,
+                addresses: vec![],
+                routes: vec![],
+                queue_frames: None,
+                owner: None,
+            };
+            let tap = tap::create(netns.as_fd(), &spec)?;
+            tap::set_carrier(tap.as_fd(), false)
+        });
+    match made {
+        Ok(()) => ok("TAP", "with carrier control"),
+        Err(error) => missing("TAP", text(&error), "modprobe tun; needs /dev/net/tun"),
+    }
+}
+
+fn veth() -> Result<()> {
+    converse(|handle| async move {
+        let veth = LinkVeth::new(DEVICES[0], DEVICES[1]).build();
+        handle.link().add(veth).execute().await.map_err(refused("make", "veth"))?;
+        for name in DEVICES {
+            let up: LinkMessageBuilder<LinkUnspec> = LinkUnspec::new_with_name(name).up();
+            handle.link().set(up.build()).execute().await.map_err(refused("set up", name))?;
+        }
+        Ok(())
+    })
+}
+
+fn xdp() -> Check {
+    let here = Path::new(xdp::BPF_FS);
+    if let Err(error) = mount(Some("bpf"), here, Some("bpf"), MsFlags::empty(), None::<&str>) {
+        return missing("XDP", format!("no BPF file system: {error}"), "enable CONFIG_BPF_SYSCALL");
+    }
+    let pins = here.join("probe");
+    let attached = Xdp::attach(DEVICES[0], &pins);
+    let _ = xdp::detach(&pins);
+    match attached.map(|xdp| xdp.mode()) {
+        Ok(Mode::Native) => ok("XDP", "native on veth, links and maps can be pinned"),
+        Ok(Mode::Generic) => {
+            warn("XDP", "generic only on veth", "slower; physical drivers may do better")
+        }
+        Err(error) => missing("XDP", text(&error), "use a kernel with CONFIG_XDP_SOCKETS"),
+    }
+}
+
+fn af_xdp() -> Check {
+    let made = || -> std::result::Result<bool, pdp_afxdp::Error> {
+        let (pool, _packets) = Pool::new(POOL_PACKETS)?;
+        let index = Interface::by_name(DEVICES[0]).map_or(0, |interface| interface.index);
+        let mode = pdp_afxdp::Mode::ZeroCopyIfPossible;
+        let socket = create_socket(pool.memfd(), index, 0, mode)?;
+        Ok(Socket::new(socket, &pool)?.zero_copy())
+    };
+    match made() {
+        Ok(true) => ok("AF_XDP", "zero copy on veth"),
+        Ok(false) => ok("AF_XDP", "copies on veth; physical drivers may do without"),
+        Err(error) => missing("AF_XDP", text(&error), "use a kernel with CONFIG_XDP_SOCKETS"),
+    }
+}
+
+fn read_number(path: &str) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// An error with its causes.
+fn text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+fn ok(name: &'static str, detail: impl Into<String>) -> Check {
+    Check { name, level: Level::Ok, detail: detail.into(), remedy: String::new() }
+}
+
+fn warn(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Check {
+    Check { name, level: Level::Warn, detail: detail.into(), remedy: remedy.into() }
+}
+
+fn missing(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Check {
+    Check { name, level: Level::Missing, detail: detail.into(), remedy: remedy.into() }
 }

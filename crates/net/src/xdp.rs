@@ -272,7 +272,7 @@ pub(crate) fn is_bpf_fs(path: &Path) -> bool {
 /// Index of the interface of the pinned link; zero if that is gone.
 fn pinned_index(pins: &Path) -> Option<u32> {
     match Link::open(pins.join(LINK)).ok()?.info().ok()?.info {
-        LinkTypeInfo::Xdp(info) => u32::try_from(info.ifindex).ok(),
+        LinkTypeInfo::Xdp(info) => Some(info.ifindex),
         _ => None,
     }
 }

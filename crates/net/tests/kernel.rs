@@ -1,0 +1,437 @@
+//! TAPs, the XDP program and interfaces in the real kernel, in network namespaces of their own.
+//! Needs root.
+
+use std::fs::File;
+use std::io::Read;
+use std::net::{IpAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use pdp_afxdp::{Mode as Copying, Pool, Socket, create_socket};
+use pdp_net::interface::Interface;
+use pdp_net::tap::{self, TapSpec};
+use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
+use pdp_net::{Error, ethtool, sysctl};
+
+const EVENTUALLY: Duration = Duration::from_secs(30);
+
+/// Runs a test in a network and a mount namespace of its own, which go with its thread.
+fn isolated(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
+            let none: Option<&str> = None;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            test();
+        });
+    });
+}
+
+/// A process in a further network namespace, which goes with it.
+struct Peer(Child);
+
+impl Peer {
+    fn new() -> Self {
+        let command = ["-n", "sleep", "1000"];
+        let child = Command::new("unshare").args(command).stdout(Stdio::null()).spawn().unwrap();
+        let peer = Self(child);
+        let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
+        eventually("the peer is in its namespace", || {
+            let path = format!("/proc/{}/ns/net", peer.0.id());
+            std::fs::read_link(path).is_ok_and(|netns| netns != own)
+        });
+        peer
+    }
+
+    fn netns(&self) -> OwnedFd {
+        File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap().into()
+    }
+
+    fn run(&self, script: &str) -> String {
+        run(&format!("nsenter -t {} -n bash -c '{script}'", self.0.id()))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn run(script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{script}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + EVENTUALLY;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {EVENTUALLY:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A veth pair, `ext` here and `far` at a peer, with addresses 10.1.1.1 and .2, fd00::1 and ::2.
+fn veth() -> Peer {
+    let peer = Peer::new();
+    run(&format!(
+        "ip link add ext type veth peer name far netns {}
+         ip addr add 10.1.1.1/24 dev ext
+         ip addr add fd00::1/64 dev ext nodad
+         ip link set ext up",
+        peer.0.id()
+    ));
+    peer.run(
+        "ip addr add 10.1.1.2/24 dev far; ip addr add fd00::2/64 dev far nodad; \
+         ip link set far up; ethtool -K far tx off > /dev/null",
+    );
+    peer
+}
+
+/// A BPF file system that goes with the test.
+struct Pins(tempfile::TempDir);
+
+impl Pins {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        mount(Some("bpf"), dir.path(), Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
+        Self(dir)
+    }
+
+    fn dir(&self) -> std::path::PathBuf {
+        self.0.path().join("ext")
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        umount2(self.0.path(), MntFlags::MNT_DETACH).unwrap();
+    }
+}
+
+/// An AF_XDP socket and its pool, as the mux has them.
+struct Receiver {
+    socket: Socket,
+    fd: OwnedFd,
+    free: Vec<pdp_afxdp::Packet>,
+    got: Vec<pdp_afxdp::Packet>,
+    _pool: Pool,
+}
+
+impl Receiver {
+    fn new(index: u32) -> Self {
+        let (pool, mut free) = Pool::new(512).unwrap();
+        let fd = create_socket(pool.memfd(), index, 0, Copying::Copy).unwrap();
+        let mut socket = Socket::new(fd.try_clone().unwrap(), &pool).unwrap();
+        socket.fill(&mut free, 0);
+        Self { socket, fd, free, got: Vec::new(), _pool: pool }
+    }
+
+    /// Whether a frame that ends with `text` came.
+    fn got(&mut self, text: &str) -> bool {
+        self.socket.receive(&mut self.got, 64);
+        let ends = |packet: &pdp_afxdp::Packet| packet.bytes().ends_with(text.as_bytes());
+        let found = self.got.iter().any(ends);
+        self.free.append(&mut self.got);
+        found
+    }
+}
+
+fn udp(address: &str) -> UdpSocket {
+    let socket = UdpSocket::bind(address).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket
+}
+
+fn received(socket: &UdpSocket, text: &str) -> bool {
+    let mut bytes = vec![0; 65_536];
+    socket.recv(&mut bytes).is_ok_and(|count| bytes[..count].ends_with(text.as_bytes()))
+}
+
+#[test]
+fn only_frames_of_pdp_are_taken() {
+    isolated(|| {
+        let (peer, pins) = (veth(), Pins::new());
+        let interface = Interface::by_name("ext").unwrap();
+        let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
+        assert_eq!(xdp.mode(), Mode::Native);
+        let take = |address: &str, port| Take { local: address.parse::<IpAddr>().unwrap(), port };
+        xdp.set_takes(&[take("10.1.1.1", 4789), take("fd00::1", 4789)]).unwrap();
+        let (v4, v6) = (udp("10.1.1.1:4789"), udp("[fd00::1]:4789"));
+        let other = udp("10.1.1.1:4790");
+        // No socket yet: the kernel gets all.
+        peer.run("echo -n early > /dev/udp/10.1.1.1/4789");
+        eventually("without a socket, the host gets it", || received(&v4, "early"));
+        assert_eq!(xdp.counters().unwrap().no_socket, 1);
+        let mut receiver = Receiver::new(interface.index);
+        xdp.set_sockets(&[(0, receiver.fd.as_fd())]).unwrap();
+        peer.run("echo -n taken-v4 > /dev/udp/10.1.1.1/4789");
+        eventually("IPv4 is taken", || receiver.got("taken-v4"));
+        peer.run("echo -n taken-v6 > /dev/udp/fd00::1/4789");
+        eventually("IPv6 is taken", || receiver.got("taken-v6"));
+        assert!(!received(&v4, "taken-v4") && !received(&v6, "taken-v6"));
+        // Another port, TCP, ping and neighbour discovery go to the host.
+        peer.run("echo -n passed > /dev/udp/10.1.1.1/4790");
+        eventually("another port passes", || received(&other, "passed"));
+        let listener = TcpListener::bind("10.1.1.1:4789").unwrap();
+        let mut client = Command::new("nsenter")
+            .args(["-t", &peer.0.id().to_string(), "-n", "bash", "-c"])
+            .arg("echo -n ssh > /dev/tcp/10.1.1.1/4789")
+            .spawn()
+            .unwrap();
+        let mut text = String::new();
+        listener.accept().unwrap().0.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "ssh");
+        assert!(client.wait().unwrap().success());
+        peer.run("ping -c 1 -W 10 10.1.1.1 && ping -6 -c 1 -W 10 fd00::1");
+        // Fragments of a datagram to the very port, and another address with it.
+        peer.run("head -c 4000 /dev/zero > /dev/udp/10.1.1.1/4789");
+        eventually("fragments pass", || received(&v4, "\0\0\0\0"));
+        run("ip addr add 10.1.1.9/24 dev ext");
+        let elsewhere = udp("10.1.1.9:4789");
+        peer.run("echo -n elsewhere > /dev/udp/10.1.1.9/4789");
+        eventually("another address passes", || received(&elsewhere, "elsewhere"));
+        let Counters { taken, passed, no_socket } = xdp.counters().unwrap();
+        assert_eq!((taken, no_socket), (2, 1));
+        assert!(passed > 8, "{passed}");
+        // What is taken can be changed, and everything taken.
+        xdp.set_takes(&[take("10.1.1.1", 4790)]).unwrap();
+        peer.run("echo -n back > /dev/udp/10.1.1.1/4789; echo -n now > /dev/udp/10.1.1.1/4790");
+        eventually("no longer taken", || received(&v4, "back"));
+        eventually("taken now", || receiver.got("now"));
+        xdp.take_all(true).unwrap();
+        peer.run("echo -n everything > /dev/udp/10.1.1.1/9");
+        eventually("everything is taken", || receiver.got("everything"));
+        xdp.take_all(false).unwrap();
+        xdp.set_sockets(&[]).unwrap();
+        peer.run("echo -n none > /dev/udp/10.1.1.1/4790");
+        eventually("without a socket, the host gets it", || received(&other, "none"));
+        xdp.detach().unwrap();
+        assert!(!pins.dir().exists());
+        assert!(!run("ip link show ext").contains("xdp"));
+        let error = xdp::Xdp::attach("no-such", &pins.dir()).unwrap_err();
+        assert!(matches!(error, Error::NoInterface(_)), "{error}");
+    });
+}
+
+#[test]
+fn pins_outlive_the_process_and_are_adopted() {
+    isolated(|| {
+        let (peer, pins) = (veth(), Pins::new());
+        let index = Interface::by_name("ext").unwrap().index;
+        let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
+        xdp.set_takes(&[Take { local: [10, 1, 1, 1].into(), port: 4789 }]).unwrap();
+        let mut receiver = Receiver::new(index);
+        xdp.set_sockets(&[(0, receiver.fd.as_fd())]).unwrap();
+        drop(xdp);
+        peer.run("echo -n alone > /dev/udp/10.1.1.1/4789");
+        eventually("taken without the loader", || receiver.got("alone"));
+        let before = run("bpftool -j link list | tr -d ' '");
+        // A new one takes over what is there, without a gap in what is taken.
+        let xdp = Xdp::attach("ext", &pins.dir()).unwrap();
+        let id =
+            |text: &str| text.split("\"id\":").nth(1).unwrap().split(',').next().map(str::to_owned);
+        assert_eq!(id(&before), id(&run("bpftool -j link list | tr -d ' '")));
+        assert_eq!(xdp.counters().unwrap().taken, 1);
+        peer.run("echo -n adopted > /dev/udp/10.1.1.1/4789");
+        eventually("taken by what was adopted", || receiver.got("adopted"));
+        drop(xdp);
+        drop(receiver);
+        // The interface is gone and another has its name: what was pinned is of no use.
+        run("ip link del ext");
+        drop(peer);
+        let _peer = veth();
+        let xdp = Xdp::attach("ext", &pins.dir()).unwrap();
+        assert_eq!(xdp.counters().unwrap().taken, 0, "not those of before");
+        assert!(run("ip link show ext").contains("xdp"));
+        drop(xdp);
+        xdp::detach(&pins.dir()).unwrap();
+        xdp::detach(&pins.dir()).unwrap();
+        assert!(!run("ip link show ext").contains("xdp"));
+    });
+}
+
+#[test]
+fn pins_must_be_in_a_bpf_file_system() {
+    isolated(|| {
+        let _peer = veth();
+        let dir = tempfile::tempdir().unwrap();
+        let error = Xdp::attach("ext", &dir.path().join("pins")).unwrap_err();
+        assert!(error.to_string().contains("mount -t bpf"), "{error}");
+    });
+}
+
+fn spec(name: &str) -> TapSpec {
+    TapSpec {
+        name: name.into(),
+        mac: [2, 0, 0, 0, 0, 7],
+        mtu: 1400,
+        addresses: vec!["10.7.0.1/24".parse().unwrap(), "fd07::1/64".parse().unwrap()],
+        routes: vec![
+            ("0.0.0.0/0".parse().unwrap(), [10, 7, 0, 2].into()),
+            ("::/0".parse().unwrap(), "fd07::2".parse().unwrap()),
+        ],
+        queue_frames: Some(300),
+        owner: None,
+    }
+}
+
+#[test]
+fn a_tap_is_made_inside_a_namespace() {
+    isolated(|| {
+        let peer = Peer::new();
+        let netns = peer.netns();
+        let tap = tap::create(netns.as_fd(), &spec("eth0")).unwrap();
+        let text = peer.run("ip addr show eth0; ip route; ip -6 route; ip neigh");
+        for want in [
+            "LOWER_UP",
+            "mtu 1400",
+            "qlen 300",
+            "02:00:00:00:00:07",
+            "inet 10.7.0.1/24",
+            "inet6 fd07::1/64",
+            "default via 10.7.0.2 dev eth0",
+            "default via fd07::2 dev eth0",
+        ] {
+            assert!(text.contains(want), "{want} in {text}");
+        }
+        assert!(!text.contains("tentative"), "{text}");
+        assert!(!run("ip link show").contains("eth0"), "not in this namespace");
+        assert_eq!(tap::name(tap.as_fd()).unwrap(), "eth0");
+        // Frames come as they are, without any header before.
+        peer.run("ping -c 1 -W 1 10.7.0.2 || true");
+        let mut arp = vec![0; 2048];
+        let mut file = File::from(tap.try_clone().unwrap());
+        eventually("the request for the neighbour comes", || {
+            let count = file.read(&mut arp).unwrap_or(0);
+            count >= 42 && arp[..14] == [255, 255, 255, 255, 255, 255, 2, 0, 0, 0, 0, 7, 8, 6]
+        });
+        tap::set_mtu(netns.as_fd(), "eth0", 1300).unwrap();
+        assert!(peer.run("ip link show eth0").contains("mtu 1300"));
+        // A second of the name is refused, and the first stays.
+        assert!(tap::create(netns.as_fd(), &spec("eth0")).is_err());
+        assert!(tap::create(netns.as_fd(), &spec("a-name-of-16-char")).is_err());
+        drop(file);
+        drop(tap);
+        // Programs that other tests just start may have it for a moment.
+        eventually("gone with its last descriptor", || !peer.run("ip link show").contains("eth0"));
+    });
+}
+
+#[test]
+fn carrier_is_seen_inside() {
+    isolated(|| {
+        let peer = Peer::new();
+        let tap = tap::create(peer.netns().as_fd(), &spec("eth0")).unwrap();
+        let flags = || peer.run("ip link show eth0");
+        assert!(flags().contains("LOWER_UP"), "{}", flags());
+        tap::set_carrier(tap.as_fd(), false).unwrap();
+        eventually("no carrier", || {
+            flags().contains("NO-CARRIER") && !flags().contains("LOWER_UP")
+        });
+        // The route by it is dead, addresses stay.
+        assert!(peer.run("ip route; ip addr show eth0").contains("linkdown"));
+        tap::set_carrier(tap.as_fd(), true).unwrap();
+        eventually("carrier", || flags().contains("LOWER_UP"));
+    });
+}
+
+#[test]
+fn interfaces_are_described() {
+    isolated(|| {
+        let _peer = veth();
+        let ext = Interface::by_name("ext").unwrap();
+        assert!(ext.up && ext.lower_up && ext.mtu == 1500 && ext.index > 0);
+        let mac = run("cat /sys/class/net/ext/address || ip -br link show ext");
+        let text: Vec<_> = ext.mac.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert!(run("ip link show ext").contains(&text.join(":")), "{mac}");
+        let addresses: Vec<_> = ext.addresses.iter().map(ToString::to_string).collect();
+        assert!(addresses.contains(&"10.1.1.1/24".to_owned()), "{addresses:?}");
+        assert!(addresses.contains(&"fd00::1/64".to_owned()), "{addresses:?}");
+        assert_eq!(ext.receive_queues, 1);
+        run("ip link add q4 numrxqueues 4 numtxqueues 4 type veth peer name p4");
+        assert_eq!(Interface::by_name("q4").unwrap().receive_queues, 4);
+        run("ethtool -L q4 rx 2");
+        assert_eq!(Interface::by_name("q4").unwrap().receive_queues, 2);
+    });
+}
+
+#[test]
+fn offloads_are_turned_off() {
+    isolated(|| {
+        let _peer = veth();
+        let features = || run("ethtool -k ext");
+        assert!(features().contains("\ntx-checksumming: on"));
+        ethtool::offloads_off("ext").unwrap();
+        for name in [
+            "tx-checksumming",
+            "tx-tcp-segmentation",
+            "tx-tcp6-segmentation",
+            "generic-segmentation-offload",
+            "generic-receive-offload",
+        ] {
+            assert!(features().contains(&format!("{name}: off")), "{name} in {}", features());
+        }
+        assert!(ethtool::offloads_off("no-such").is_err());
+    });
+}
+
+#[test]
+fn sysctls_are_those_of_the_namespace() {
+    isolated(|| {
+        let peer = Peer::new();
+        let netns = peer.netns();
+        let host = || std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap();
+        let before = host();
+        for value in ["1", "0", "1"] {
+            sysctl::set(netns.as_fd(), "net.ipv4.ip_forward", value).unwrap();
+            assert_eq!(sysctl::get(netns.as_fd(), "net.ipv4.ip_forward").unwrap(), value);
+            assert_eq!(peer.run("cat /proc/sys/net/ipv4/ip_forward").trim(), value);
+        }
+        assert_eq!(host(), before);
+        assert!(sysctl::set(netns.as_fd(), "kernel.hostname", "x").is_err());
+        assert!(Path::new("/proc/sys/net").exists());
+    });
+}
+
+#[test]
+fn the_probe_tries_everything_and_leaves_nothing() {
+    isolated(|| {
+        let before = run("ip -br link; cat /proc/self/mounts");
+        let checks = pdp_net::probe::run();
+        for check in &checks {
+            eprintln!("{check:?}");
+        }
+        let level = |name: &str| checks.iter().find(|check| check.name == name).unwrap().level;
+        for name in [
+            "root",
+            "kernel",
+            "processor",
+            "cgroups",
+            "user namespaces",
+            "seccomp",
+            "runc",
+            "frr",
+            "bird",
+            "locked memory",
+            "devices",
+            "TAP",
+            "XDP",
+            "AF_XDP",
+        ] {
+            assert_eq!(level(name), pdp_net::probe::Level::Ok, "{name}");
+        }
+        for check in &checks {
+            let needs_remedy = check.level != pdp_net::probe::Level::Ok;
+            assert_eq!(!check.remedy.is_empty(), needs_remedy, "{check:?}");
+        }
+        assert_eq!(before, run("ip -br link; cat /proc/self/mounts"));
+    });
+}
