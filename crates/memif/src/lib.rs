@@ -25,7 +25,8 @@
 //! One ring each way of at most 2^[`RING_LOG2_MAX`] slots, [`REGIONS_MAX`] regions,
 //! [`REGION_BYTES_MAX`] bytes in all, chains of [`CHAIN_SLOTS_MAX`] buffers. Regions must be memfds
 //! sealed against shrinking and not huge pages. Ethernet mode only; no secrets: the directory of the
-//! socket guards it.
+//! socket guards it. The memory is the client's, but a page is charged to whose cgroup touches it
+//! first: a client that leaves that to the server charges it up to the limit above.
 //!
 //! Source: memif protocol 2.0 as in DPDK 22.11 drivers/net/memif/memif.h and libmemif.
 

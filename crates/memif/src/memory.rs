@@ -135,13 +135,13 @@ impl Mapping {
         unsafe { AtomicU16::from_ptr(at) }
     }
 
-    /// A shared 64-bit word.
+    /// Two shared 64-bit words, one after the other.
     #[inline]
-    pub fn word64(&self, offset: usize) -> &AtomicU64 {
-        let at = self.at(offset, 8).cast::<u64>();
-        assert!(at.is_aligned(), "unaligned word");
+    pub fn words64(&self, offset: usize) -> &[AtomicU64; 2] {
+        let at = self.at(offset, 16).cast::<[AtomicU64; 2]>();
+        assert!(at.is_aligned(), "unaligned words");
         // SAFETY: inside the mapping, aligned, valid for any bits, and lives as long as `self`.
-        unsafe { AtomicU64::from_ptr(at) }
+        unsafe { &*at }
     }
 
     /// A view of bytes.

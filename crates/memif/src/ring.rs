@@ -118,15 +118,16 @@ impl Ring {
     }
 
     #[inline]
-    fn words(&self, index: u16) -> [&AtomicU64; 2] {
+    fn words(&self, index: u16) -> &[AtomicU64; 2] {
         let at = self.offset + DESCRIPTORS_AT + DESCRIPTOR_BYTES * self.slot(index);
-        [self.memory().word64(at), self.memory().word64(at + 8)]
+        self.memory().words64(at)
     }
 
     /// Reads a descriptor, each of its words once.
     #[inline]
     pub fn descriptor(&self, index: u16) -> Descriptor {
-        let [low, high] = self.words(index).map(|word| word.load(Ordering::Relaxed));
+        let [low, high] = self.words(index);
+        let (low, high) = (low.load(Ordering::Relaxed), high.load(Ordering::Relaxed));
         Descriptor {
             flags: low as u16,
             region: (low >> 16) as u16,

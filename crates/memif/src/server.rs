@@ -99,7 +99,8 @@ impl Handshake {
     /// readable and from time to time: it fails once the handshake takes longer than
     /// [`HANDSHAKE_MS_MAX`].
     ///
-    /// `accepts` says whether the interface id that the client asks for may connect now.
+    /// `accepts` says whether the interface id that the client asks for may connect now. Two
+    /// clients may be on their way with the same id: look again when the connection is there.
     /// After `Ok(Some(_))` or an error the handshake is over: drop it.
     pub fn poll(
         &mut self,
