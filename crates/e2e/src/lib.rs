@@ -370,6 +370,11 @@ impl Node {
                 continue;
             };
             let read = |file| fs::read(entry.path().join(file)).unwrap_or_default();
+            // Field 3 after the name in parentheses, which may hold anything: init is slow to reap.
+            let stat = String::from_utf8_lossy(&read("stat")).into_owned();
+            if stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z')) {
+                continue;
+            }
             let line = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
             let groups = String::from_utf8_lossy(&read("cgroup")).into_owned();
             let ours = groups

@@ -78,18 +78,25 @@ fn pid(process: &Value) -> Option<u32> {
     process["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
 }
 
-/// Changes of the state of r1's adjacency so far; a loss and return would count more.
+/// Changes of the state of r1's adjacencies so far; a loss and return would count more.
 fn adjacency_changes(node: &Node) -> u64 {
-    let text =
-        node.try_pdp(&["exec", "red/r1", "--", "vtysh", "-c", "show ip ospf neighbor detail json"]);
-    let Ok(Ok(all)) = text.map(|text| serde_json::from_str::<Value>(&text)) else { return 0 };
-    let mut found = 0;
-    for neighbours in all.as_object().into_iter().flatten().map(|(_, value)| value) {
-        for neighbour in neighbours.as_array().into_iter().flatten() {
-            found += neighbour["stateChangeCounter"].as_u64().unwrap_or(0);
-        }
+    let show = "show ip ospf neighbor detail json";
+    let text = node.pdp(&["exec", "red/r1", "--", "vtysh", "-c", show]);
+    counted(&serde_json::from_str(&text).expect("JSON of FRR"))
+}
+
+fn counted(value: &Value) -> u64 {
+    match value {
+        Value::Object(all) => all
+            .iter()
+            .map(|(key, value)| match key == "stateChangeCounter" {
+                true => value.as_u64().unwrap_or(0),
+                false => counted(value),
+            })
+            .sum(),
+        Value::Array(all) => all.iter().map(counted).sum(),
+        _ => 0,
     }
-    found
 }
 
 fn is_running(node: &Node) -> bool {

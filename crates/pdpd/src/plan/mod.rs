@@ -268,6 +268,7 @@ pub fn plan(
 
 fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
     let directory = places.run.join("mux");
+    let cpus: Vec<String> = substrate.mux.cpus.0.iter().map(u32::to_string).collect();
     let process = HelperSpec {
         id: "mux".into(),
         dir: directory.join("process"),
@@ -277,6 +278,8 @@ fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
             places.mux_control().to_string_lossy().into_owned(),
             "--workers".into(),
             substrate.mux.workers.to_string(),
+            "--cpus".into(),
+            cpus.join(","),
         ],
         env: BTreeMap::new(),
         cgroup: "mux".into(),

@@ -11,7 +11,6 @@ use pdp_container::{
 use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, tap};
 use pdp_spec::{Attach, BuiltIn, DataPlane, Flow, KnownFlow, Node, NodeKind, Policy, Program};
-use sha2::{Digest, Sha256};
 
 use super::words::{attach, owner, punt_filter, rate, root};
 use super::{
@@ -162,7 +161,8 @@ impl NodePlanner<'_> {
             });
             taps.push(TapSpec {
                 name: if control { name.into() } else { format!("eth{index}") },
-                mac: self.mac(name),
+                // The check of specs gives every interface one.
+                mac: interface.mac.map_or([0; 6], |mac| mac.0),
                 mtu: interface.mtu.unwrap_or(pdp_spec::limits::MTU_DEFAULT),
                 addresses: match control {
                     true => interface.addresses.iter().map(|address| address.0).collect(),
@@ -174,13 +174,6 @@ impl NodePlanner<'_> {
             });
         }
         taps
-    }
-
-    fn mac(&self, interface: &str) -> [u8; 6] {
-        if let Some(mac) = self.node.interfaces.get(interface).and_then(|port| port.mac) {
-            return mac.0;
-        }
-        default_mac(self.vnet.name, self.name, interface)
     }
 
     fn control(&self) -> GuestSpec {
@@ -435,16 +428,6 @@ impl NodePlanner<'_> {
             router,
         }
     }
-}
-
-/// Locally administered, unicast link address from names.
-fn default_mac(vnet: &str, node: &str, interface: &str) -> [u8; 6] {
-    let mut mac = [0; 6];
-    // Names have no '/'.
-    let digest = Sha256::digest(format!("{vnet}/{node}/{interface}"));
-    mac.copy_from_slice(&digest[..6]);
-    mac[0] = mac[0] & 0xfc | 0x02;
-    mac
 }
 
 fn without_limits(guest: &GuestSpec) -> GuestSpec {
