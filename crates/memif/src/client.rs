@@ -501,18 +501,19 @@ impl Client {
     /// wants that. Call it after each batch. The ring is its only system call, and none while
     /// the server is busy.
     pub fn flush(&mut self) {
+        self.reclaim();
         if self.link != Link::Up {
             return;
         }
-        if self.to_server.shown != self.to_server.head {
-            let lane = &mut self.to_server;
+        // First, so that answers to what is shown below find all the room that there is.
+        self.post();
+        let lane = &mut self.to_server;
+        if lane.shown != lane.head {
             lane.shown = lane.head;
             if idle::publish(lane.ring.head(), lane.head, lane.ring.flags()) {
                 bell::ring_own(self.server_bell.as_fd());
             }
         }
-        self.reclaim();
-        self.post();
     }
 
     /// Posts free buffers for receiving.
