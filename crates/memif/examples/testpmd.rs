@@ -12,7 +12,7 @@ use pdp_memif::{Connection, Listener};
 
 const BATCH: usize = 32;
 const RUNS: usize = 7;
-const RUN: Duration = Duration::from_secs(1);
+const RUN: Duration = Duration::from_millis(300);
 
 fn main() {
     let bytes: usize = std::env::args().nth(1).map_or(64, |text| text.parse().expect("bytes"));
