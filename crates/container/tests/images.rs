@@ -1,0 +1,299 @@
+//! OCI image layouts: unpacked whole, within their bounds, and run. Needs root.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pdp_container::{
+    Command, Error, File, GuestSpec, Limits, Owned, Paths, Profile, Restart, Root, Runtime, State,
+    UserRange, image,
+};
+use sha2::{Digest, Sha256};
+use tar::{Builder, EntryType, Header};
+
+const USERS: UserRange = UserRange { base: 900_000, length: 65_536 };
+
+/// An entry of a layer.
+enum Entry<'a> {
+    Dir(&'a str),
+    File(&'a str, Vec<u8>, u32),
+    Symlink(&'a str, &'a str),
+    Hardlink(&'a str, &'a str),
+    Device(&'a str),
+}
+
+fn text<'a>(path: &'a str, content: &str) -> Entry<'a> {
+    Entry::File(path, content.into(), 0)
+}
+
+fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
+    let mut builder = Builder::new(Vec::new());
+    for entry in entries {
+        let mut header = Header::new_gnu();
+        let (path, link, content, kind, uid): (_, _, &[u8], _, _) = match entry {
+            Entry::Dir(path) => (*path, "", &[], EntryType::Directory, 0),
+            Entry::File(path, content, uid) => (*path, "", content, EntryType::Regular, *uid),
+            Entry::Symlink(path, to) => (*path, *to, &[], EntryType::Symlink, 0),
+            Entry::Hardlink(path, to) => (*path, *to, &[], EntryType::Link, 0),
+            Entry::Device(path) => (*path, "", &[], EntryType::Char, 0),
+        };
+        header.set_entry_type(kind);
+        header.set_size(content.len() as u64);
+        header.set_mode(0o755);
+        header.set_uid(uid.into());
+        header.set_gid(uid.into());
+        // Written by hand: the library refuses the names that hostile archives have.
+        header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
+        header.as_old_mut().linkname[..link.len()].copy_from_slice(link.as_bytes());
+        header.set_cksum();
+        builder.append(&header, content).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+/// Writes a blob and returns its descriptor.
+fn blob(layout: &Path, kind: &str, bytes: &[u8]) -> serde_json::Value {
+    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let blobs = layout.join("blobs/sha256");
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(blobs.join(&hex), bytes).unwrap();
+    let media_type = format!("application/vnd.oci.image.{kind}");
+    serde_json::json!({
+        "mediaType": media_type, "digest": format!("sha256:{hex}"), "size": bytes.len(),
+    })
+}
+
+/// Makes an image layout, the first layer as it is, the second by gzip, others by zstd.
+fn make_layout(layout: &Path, layers: &[Vec<u8>]) {
+    let pack = |(number, bytes): (usize, &Vec<u8>)| match number {
+        0 => blob(layout, "layer.v1.tar", bytes),
+        1 => {
+            let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            gz.write_all(bytes).unwrap();
+            blob(layout, "layer.v1.tar+gzip", &gz.finish().unwrap())
+        }
+        _ => {
+            let level = ruzstd::encoding::CompressionLevel::Fastest;
+            let zstd = ruzstd::encoding::compress_to_vec(&bytes[..], level);
+            blob(layout, "layer.v1.tar+zstd", &zstd)
+        }
+    };
+    let layers: Vec<_> = layers.iter().enumerate().map(pack).collect();
+    let manifest = serde_json::json!({
+        "schemaVersion": 2, "config": blob(layout, "config.v1+json", b"{}"), "layers": layers,
+    });
+    let mut manifest = blob(layout, "manifest.v1+json", manifest.to_string().as_bytes());
+    manifest["annotations"] = serde_json::json!({ "org.opencontainers.image.ref.name": "v1" });
+    let index = serde_json::json!({ "schemaVersion": 2, "manifests": [manifest] });
+    fs::write(layout.join("index.json"), index.to_string()).unwrap();
+    fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+}
+
+struct Dir(tempfile::TempDir);
+
+impl Dir {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+        Self(dir)
+    }
+
+    fn unpack(&self, layers: &[Vec<u8>]) -> Result<PathBuf, Error> {
+        let layout = self.0.path().join("layout");
+        let _ = fs::remove_dir_all(&layout);
+        make_layout(&layout, layers);
+        image::unpack(&layout, Some("v1"), USERS, &self.images())
+    }
+
+    fn images(&self) -> PathBuf {
+        self.0.path().join("images")
+    }
+}
+
+#[test]
+fn layers_lie_upon_each_other() {
+    let dir = Dir::new();
+    let root = dir
+        .unpack(&[
+            layer(&[
+                Entry::Dir("etc"),
+                text("etc/one", "lower"),
+                text("etc/two", "lower"),
+                Entry::Dir("opaque"),
+                text("opaque/old", "lower"),
+                Entry::Device("dev-null"),
+            ]),
+            layer(&[
+                Entry::File("etc/one", b"upper".to_vec(), 42),
+                text("etc/.wh.two", ""),
+                text("opaque/.wh..wh..opq", ""),
+                text("opaque/new", "upper"),
+                Entry::Symlink("link", "/etc/shadow"),
+                Entry::Hardlink("hard", "etc/one"),
+            ]),
+            layer(&[text("missing/dirs/are/made", "top")]),
+        ])
+        .unwrap();
+    let read = |path: &str| fs::read_to_string(root.join(path)).ok();
+    assert_eq!(read("etc/one").as_deref(), Some("upper"));
+    assert_eq!(read("hard").as_deref(), Some("upper"));
+    assert_eq!(read("etc/two"), None);
+    assert_eq!(read("opaque/old"), None);
+    assert_eq!(read("opaque/new").as_deref(), Some("upper"));
+    assert_eq!(read("missing/dirs/are/made").as_deref(), Some("top"));
+    assert!(!root.join("dev-null").exists());
+    let owner = |path: &str| root.join(path).symlink_metadata().unwrap().uid();
+    assert_eq!(owner("etc/one"), USERS.base + 42);
+    for path in ["", "etc", "link", "missing/dirs", "missing/dirs/are/made"] {
+        assert_eq!(owner(path), USERS.base, "{path}");
+    }
+    assert_eq!(fs::read_link(root.join("link")).unwrap(), Path::new("/etc/shadow"));
+}
+
+#[test]
+fn no_layer_writes_outside() {
+    let outside = |name: &str| {
+        let dir = Dir::new();
+        let victim = dir.0.path().join("victim");
+        fs::create_dir(&victim).unwrap();
+        fs::write(victim.join("kept"), "before").unwrap();
+        let victim = victim.to_str().unwrap().to_owned();
+        let layers = match name {
+            "dots" => layer(&[text("../victim/kept", "after"), text("a/../../victim/new", "x")]),
+            "link" => layer(&[Entry::Symlink("l", &victim), text("l/kept", "after")]),
+            "link to dots" => layer(&[Entry::Symlink("l", "../../victim"), text("l/new", "x")]),
+            "whiteout" => layer(&[Entry::Symlink("l", &victim), text("l/.wh.kept", "")]),
+            "opaque" => layer(&[Entry::Symlink("l", &victim), text("l/.wh..wh..opq", "")]),
+            "dotted whiteout" => layer(&[Entry::Dir("d"), text("d/.wh...", "")]),
+            "hard link" => {
+                let kept = format!("{victim}/kept");
+                layer(&[Entry::Hardlink("h", &kept), text("h", "after")])
+            }
+            _ => layer(&[Entry::Hardlink("h", "../../victim/kept")]),
+        };
+        let _ = dir.unpack(&[layers]);
+        let names: Vec<_> = fs::read_dir(&victim).unwrap().flatten().collect();
+        assert_eq!(names.len(), 1, "{name}");
+        assert_eq!(fs::read_to_string(names[0].path()).unwrap(), "before", "{name}");
+        assert_eq!(names[0].metadata().unwrap().nlink(), 1, "{name}");
+        assert_eq!(names[0].metadata().unwrap().uid(), 0, "{name}");
+    };
+    for name in [
+        "dots",
+        "link",
+        "link to dots",
+        "whiteout",
+        "opaque",
+        "dotted whiteout",
+        "hard link",
+        "hard link to dots",
+    ] {
+        outside(name);
+    }
+}
+
+#[test]
+fn a_wrong_digest_or_name_is_refused_and_leaves_nothing() {
+    let dir = Dir::new();
+    let layout = dir.0.path().join("layout");
+    make_layout(&layout, &[layer(&[text("a", "content")])]);
+    let error = image::unpack(&layout, Some("v2"), USERS, &dir.images()).unwrap_err().to_string();
+    assert!(error.contains("v2"), "{error}");
+    for entry in fs::read_dir(layout.join("blobs/sha256")).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = fs::read(&path).unwrap();
+        if bytes.len() > 1000 {
+            bytes[600] ^= 1;
+            fs::write(&path, bytes).unwrap();
+        }
+    }
+    let error = image::unpack(&layout, Some("v1"), USERS, &dir.images()).unwrap_err().to_string();
+    assert!(error.contains("digest"), "{error}");
+    assert!(fs::read_dir(dir.images()).is_ok_and(|mut all| all.next().is_none()));
+}
+
+#[test]
+fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
+    let dir = Dir::new();
+    let layout = dir.0.path().join("layout");
+    let host = |path: &str| fs::read(fs::canonicalize(path).unwrap()).unwrap();
+    // A shell and what it needs, in places where the host's programs do not look.
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    make_layout(
+        &layout,
+        &[layer(&[
+            Entry::File("bin/sh", host("/bin/dash"), 0),
+            Entry::File("bin/cat", host("/bin/cat"), 0),
+            Entry::File(&loader[1..], host(loader), 0),
+            Entry::File("lib/libc.so.6", host("/lib/x86_64-linux-gnu/libc.so.6"), 0),
+            Entry::Dir("etc"),
+            text("etc/image", "image's own\n"),
+        ])],
+    );
+    let cgroup = format!("pdp-image-{}", std::process::id());
+    let runtime = Runtime::new(Paths {
+        runc: "/usr/sbin/runc".into(),
+        shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
+        init: env!("CARGO_BIN_EXE_pdp-init").into(),
+        runc_root: dir.0.path().join("runc"),
+        images: dir.images(),
+        cgroup: cgroup.clone(),
+    })
+    .unwrap();
+    let script = "cat /etc/image /etc/made /etc/shown; echo x >> /etc/made && echo wrote; \
+                  echo x >> /etc/shown || echo refused; echo x > /bin/x || echo refused";
+    let file = |path: &str, content: &str, writable| File {
+        path: path.into(),
+        content: content.into(),
+        mode: 0o644,
+        owner: Owned::ROOT,
+        writable,
+    };
+    let mut spec = GuestSpec {
+        id: cgroup.clone(),
+        dir: dir.0.path().join("guest"),
+        cgroup: "red/r1".into(),
+        root: Root::OciLayout { path: layout, reference: None },
+        profile: Profile::Host,
+        users: USERS,
+        uid: 0,
+        hostname: "image".into(),
+        files: vec![file("/etc/made", "made\n", true), file("/etc/shown", "shown\n", false)],
+        binds: vec![],
+        commands: vec![Command {
+            argv: ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
+            restart: Restart::Never,
+        }],
+        env: BTreeMap::new(),
+        sysctls: BTreeMap::new(),
+        limits: Limits::default(),
+        log_bytes_max: 1 << 20,
+    };
+    let unpacked = || fs::read_dir(dir.images()).unwrap().count();
+    for round in 0..2 {
+        runtime.create(&spec, &[]).unwrap();
+        runtime.start(&spec.dir).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let log = || fs::read_to_string(spec.dir.join("log")).unwrap_or_default();
+        while !log().contains("ended") && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let log = log();
+        for want in [" image's own\n", " made\n", " shown\n", " wrote\n"] {
+            assert!(log.contains(want), "{want:?} in {log}");
+        }
+        assert_eq!(log.matches(" refused\n").count(), 2, "{log}");
+        assert!(matches!(runtime.state(&spec.dir).unwrap(), State::Running(_)));
+        runtime.delete(&spec.dir).unwrap();
+        // The unpacked image stays for the next, and can be named as a directory too.
+        assert_eq!(unpacked(), 1);
+        if round == 0 {
+            let root = fs::read_dir(dir.images()).unwrap().next().unwrap().unwrap().path();
+            spec.root = Root::Rootfs(root);
+        }
+    }
+    runtime.cgroups().remove("", Duration::from_secs(10)).unwrap();
+}
