@@ -119,7 +119,7 @@ fn file_bytes(memfd: BorrowedFd<'_>) -> Result<usize, Error> {
         status
     };
     let bytes = status.st_size as u64;
-    if bytes == 0 || bytes % PACKET_BYTES as u64 != 0 {
+    if bytes == 0 || !bytes.is_multiple_of(PACKET_BYTES as u64) {
         return Err(Error::NotAPool(bytes));
     }
     Ok(bytes as usize)

@@ -75,6 +75,9 @@ fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
             vlink.queue_frames as usize,
             QUEUE_FRAMES_MAX as usize,
         )?;
+        if vlink.rate_bps == Some(0) {
+            return Err(format!("{name} has a rate of 0; leave it out for no limit"));
+        }
         let mut ports = 0;
         for end in [&vlink.a, &vlink.b] {
             let End::Port { node, port } = end else { continue };

@@ -94,7 +94,7 @@ impl WorkerHandle {
 pub struct Mux(Arc<Shared>);
 
 struct Shared {
-    workers: Vec<WorkerHandle>,
+    workers: Arc<[WorkerHandle]>,
     pool: Pool,
     keeper: Keeper,
     underlay: Underlay,
@@ -152,6 +152,7 @@ impl Mux {
             })?;
             workers.push(WorkerHandle { number, commands, wake });
         }
+        let workers: Arc<[WorkerHandle]> = workers.into();
         let keeper = Keeper::start(workers.clone(), dropped_by_workers, keeper_wake)?;
         Ok(Self(Arc::new(Shared {
             workers,
@@ -244,7 +245,7 @@ impl Mux {
         let count =
             if sockets.is_empty() { known.map_or(0, |it| it.sockets) } else { sockets.len() };
         state.externals[slot] = Some(KnownExternal { spec: spec.clone(), sockets: count });
-        for worker in &self.0.workers {
+        for worker in self.0.workers.iter() {
             let (spec, close) = (spec.clone(), !sockets.is_empty());
             worker.call(move |worker| set_external(&mut worker.core, slot, &spec, close))?;
         }
@@ -295,7 +296,7 @@ impl Mux {
             return Err(format!("external {name} is used by vnet {}", vnet.spec.name));
         }
         state.externals[slot] = None;
-        for worker in &self.0.workers {
+        for worker in self.0.workers.iter() {
             worker.call(move |worker| {
                 if let Some(mut external) = worker.core.externals[slot].take() {
                     external.close(&mut worker.core.packets);
@@ -403,7 +404,7 @@ impl Mux {
     }
 
     fn publish(&self, classifier: &Arc<Classifier>) -> Result<(), String> {
-        for worker in &self.0.workers {
+        for worker in self.0.workers.iter() {
             let classifier = classifier.clone();
             worker.call(move |worker| worker.classifier = classifier)?;
         }
@@ -426,7 +427,7 @@ impl Mux {
                 stats.vnets.insert(vnet.spec.name.clone(), counters.unwrap_or_default());
             }
         }
-        for worker in &self.0.workers {
+        for worker in self.0.workers.iter() {
             let (own, externals) = worker.call(|worker| {
                 let externals = worker.core.externals.iter().flatten();
                 let counted = externals.map(|external| {
@@ -500,7 +501,7 @@ impl Mux {
                     }
                     worker.core.tracer.cancel(ticket)
                 };
-                for worker in &self.0.workers {
+                for worker in self.0.workers.iter() {
                     if let Some(mut stages) = worker.call(cancel)? {
                         let detail = format!("not ended within {} ms", wait.as_millis());
                         let at_ns = wait.as_nanos() as u64;

@@ -21,11 +21,11 @@ impl Vnet {
         self.turn = self.turn.wrapping_add(1);
         for step in 0..count {
             let node = (self.turn + step) % count;
-            left -= self.from_tap(node, left, core, pulled);
+            left -= self.take_from_tap(node, left, core, pulled);
             let guests = self.nodes[node].router.as_ref().map_or(0, |router| router.guests.len());
             for step in 0..guests {
                 let guest = (self.turn + step) % guests;
-                left -= self.from_guest(node, guest, left, core, pulled);
+                left -= self.take_from_guest(node, guest, left, core, pulled);
             }
         }
         ROUND_FRAMES - left
@@ -52,7 +52,7 @@ impl Vnet {
     }
 
     /// What a node's own stack sends leaves by the port it names, never back into distribution.
-    fn from_tap(
+    fn take_from_tap(
         &mut self,
         node: usize,
         left: usize,
@@ -87,7 +87,7 @@ impl Vnet {
         count
     }
 
-    fn from_guest(
+    fn take_from_guest(
         &mut self,
         node: usize,
         guest: usize,

@@ -48,6 +48,21 @@ pub struct Expected {
     pub interfaces: u32,
 }
 
+impl Expected {
+    /// Has the worker let go of a connection, if it still has it.
+    fn detach(&self, epoch: u64, workers: &[WorkerHandle]) {
+        let slot = usize::from(self.slot);
+        let detached = workers[self.worker].call(move |worker| {
+            if let Some(Some(vnet)) = worker.vnets.get_mut(slot) {
+                vnet.detach(epoch, &mut worker.core);
+            }
+        });
+        if let Err(error) = detached {
+            warn!("{error}");
+        }
+    }
+}
+
 struct Place {
     expected: Expected,
     listener: Listener,
@@ -77,20 +92,21 @@ pub struct Prepared {
 pub struct Keeper {
     places: Arc<Mutex<Places>>,
     epoll: Arc<OwnedFd>,
+    workers: Arc<[WorkerHandle]>,
 }
 
 impl Keeper {
     /// Starts; workers tell of connections that they gave up by `dropped` and ring `wake`.
     pub fn start(
-        workers: Vec<WorkerHandle>,
+        workers: Arc<[WorkerHandle]>,
         dropped: Receiver<Dropped>,
         wake: Arc<Wake>,
     ) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let keeper = Self { places: Arc::default(), epoll };
+        let keeper = Self { places: Arc::default(), epoll, workers };
         keeper.watch(&*wake)?;
         let thread = keeper.clone();
-        let run = move || thread.run(&workers, &dropped, &wake);
+        let run = move || thread.run(&dropped, &wake);
         std::thread::Builder::new().name("keeper".into()).spawn(run)?;
         Ok(keeper)
     }
@@ -134,13 +150,13 @@ impl Keeper {
                     let same = (&place.expected.node, place.expected.who)
                         == (&expected.node, expected.who);
                     if !same {
-                        place.connected.drain(..).for_each(|it| it.control.disconnect("replaced"));
+                        place.clear(&self.workers, "replaced");
                     }
                     place.expected = expected;
                     true
                 }
                 None => {
-                    place.connected.drain(..).for_each(|it| it.control.disconnect("removed"));
+                    place.clear(&self.workers, "removed");
                     // Fails only if it is gone already.
                     let _ = std::fs::remove_file(path);
                     false
@@ -164,7 +180,7 @@ impl Keeper {
         Ok(epoll::add(&*self.epoll, fd, data, epoll::EventFlags::IN)?)
     }
 
-    fn run(&self, workers: &[WorkerHandle], dropped: &Receiver<Dropped>, wake: &Wake) {
+    fn run(&self, dropped: &Receiver<Dropped>, wake: &Wake) {
         let mut epoch = 0;
         loop {
             wake.sleeping();
@@ -173,9 +189,9 @@ impl Keeper {
                 places.values_mut().for_each(|place| place.give_up(&dropped));
             }
             for (path, place) in places.iter_mut() {
-                place.notice_hangups(workers);
+                place.notice_hangups(&self.workers);
                 place.accept(self);
-                place.shake_hands(path, workers, &mut epoch, self);
+                place.shake_hands(path, &mut epoch, self);
             }
             let shaking = places.values().any(|place| !place.handshakes.is_empty());
             drop(places);
@@ -205,21 +221,22 @@ impl Place {
     }
 
     fn notice_hangups(&mut self, workers: &[WorkerHandle]) {
-        let Expected { vnet, node, who, worker, slot, .. } = self.expected.clone();
+        let expected = &self.expected;
         self.connected.retain_mut(|it| {
             let Err(closed) = it.control.check() else { return true };
+            let Expected { vnet, node, who, .. } = expected;
             info!("{vnet}/{node}: {who:?}, interface {}: {closed}", it.interface);
-            let epoch = it.epoch;
-            let detached = workers[worker].call(move |worker| {
-                if let Some(Some(vnet)) = worker.vnets.get_mut(usize::from(slot)) {
-                    vnet.detach(epoch, &mut worker.core);
-                }
-            });
-            if let Err(error) = detached {
-                warn!("{error}");
-            }
+            expected.detach(it.epoch, workers);
             false
         });
+    }
+
+    /// Ends all connections.
+    fn clear(&mut self, workers: &[WorkerHandle], reason: &str) {
+        for it in self.connected.drain(..) {
+            self.expected.detach(it.epoch, workers);
+            it.control.disconnect(reason);
+        }
     }
 
     fn accept(&mut self, keeper: &Keeper) {
@@ -230,13 +247,7 @@ impl Place {
         }
     }
 
-    fn shake_hands(
-        &mut self,
-        path: &Path,
-        workers: &[WorkerHandle],
-        epoch: &mut u64,
-        keeper: &Keeper,
-    ) {
+    fn shake_hands(&mut self, path: &Path, epoch: &mut u64, keeper: &Keeper) {
         for mut handshake in std::mem::take(&mut self.handshakes) {
             let welcome = self.not_before.is_none_or(|at| Instant::now() >= at);
             let free = |id: u32| {
@@ -247,28 +258,22 @@ impl Place {
                 Ok(None) => self.handshakes.push(handshake),
                 Ok(Some(connection)) => {
                     *epoch += 1;
-                    self.attach(connection, *epoch, workers, keeper);
+                    self.attach(connection, *epoch, keeper);
                 }
                 Err(error) => warn!("{}: {error}", path.display()),
             }
         }
     }
 
-    fn attach(
-        &mut self,
-        connection: Connection,
-        epoch: u64,
-        workers: &[WorkerHandle],
-        keeper: &Keeper,
-    ) {
+    fn attach(&mut self, connection: Connection, epoch: u64, keeper: &Keeper) {
         let Connection { interface_id: interface, name, tx, rx, control, .. } = connection;
         let Expected { vnet, node, who, worker, slot, .. } = self.expected.clone();
         let (in_vnet, at) = (vnet.clone(), node.clone());
-        let attached = workers[worker].call(move |worker| {
+        let attached = keeper.workers[worker].call(move |worker| {
             let vnet = worker.vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
             let vnet = vnet.filter(|vnet| vnet.name == in_vnet);
             let link = Link::new(tx, rx, epoch);
-            vnet.is_some_and(|vnet| vnet.attach(&at, who, interface, link, &worker.core).is_ok())
+            vnet.is_some_and(|vnet| vnet.attach(&at, who, interface, link, &worker.core))
         });
         match attached {
             Ok(true) => {

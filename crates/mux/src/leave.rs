@@ -71,6 +71,7 @@ impl Vnet {
     /// Puts a frame onto the port's vlink.
     fn emit(&mut self, core: &mut Core, at: usize, mut packet: Packet) {
         let here = &mut self.ports[at];
+        here.capture(core, packet.bytes());
         let Some(link) = &here.link else {
             return self.drop(core, at, Reason::Unconnected, packet);
         };
@@ -78,26 +79,14 @@ impl Vnet {
         let mark = packet.mark;
         let result = match &link.way {
             Way::Port(to) => {
-                let to = *to;
-                here.capture(core, packet.bytes());
                 core.tracer.note(mark, "send", || format!("by the vlink of {}", here.name));
-                self.local.push((to, packet));
+                self.local.push((*to, packet));
                 Ok(())
             }
             Way::Outside(outside) => match core.externals.get_mut(outside.external) {
                 Some(Some(external)) => {
                     match outside.wrap(&mut packet, external.mac, external.mtu) {
-                        Ok(()) if here.captures.is_empty() => external.send(outside.spread, packet),
-                        Ok(()) => {
-                            // The inner frame is at the end, behind the headers just written.
-                            let start = packet.len() - bytes;
-                            let copy = packet.bytes()[start..].to_vec();
-                            let result = external.send(outside.spread, packet);
-                            if result.is_ok() {
-                                here.capture(core, &copy);
-                            }
-                            result
-                        }
+                        Ok(()) => external.send(outside.spread, packet),
                         Err(reason) => Err((reason, packet)),
                     }
                 }

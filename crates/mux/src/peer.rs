@@ -14,7 +14,7 @@ use crate::distribute::Member;
 pub const OUTSTANDING_MAX: usize = 8192;
 
 /// Frames taken from one ring at a time.
-pub const PULL_FRAMES: usize = 64;
+pub const PULL_FRAMES: usize = 256;
 
 /// Time after which a peer that may not ring is looked at, nanoseconds: DPDK's memif has no fence
 /// between its ring and its doorbell.

@@ -252,7 +252,7 @@ impl Vnet {
         }
     }
 
-    /// Takes a connection in. Gives it back if nobody is expected there, or somebody is there.
+    /// Takes a connection in; false if nobody is expected there, or somebody is there.
     pub fn attach(
         &mut self,
         node: &str,
@@ -260,14 +260,14 @@ impl Vnet {
         interface: u32,
         link: Link,
         core: &Core,
-    ) -> Result<(), Link> {
-        let Some(place) = self.place(node, who, interface) else { return Err(link) };
+    ) -> bool {
+        let Some(place) = self.place(node, who, interface) else { return false };
         if place.is_some() || core.watch(&link.rx.as_fd()).is_err() {
-            return Err(link);
+            return false;
         }
         *place = Some(link);
         self.redistribute(node);
-        Ok(())
+        true
     }
 
     fn place(&mut self, node: &str, who: Who, interface: u32) -> Option<&mut Option<Link>> {
@@ -301,8 +301,8 @@ impl Vnet {
             let found = guests.flat_map(|(guest, g)| {
                 g.links.iter().enumerate().map(move |(at, link)| (guest, at, link))
             });
-            let found = found.filter(|(_, _, link)| is_it(link)).map(|(guest, at, _)| (guest, at));
-            if let Some((guest, link)) = found.last() {
+            let mut found = found.filter(|(_, _, link)| is_it(link));
+            if let Some((guest, link, _)) = found.next() {
                 return self.lose_guest(at, guest, link, core, None);
             }
         }

@@ -1,0 +1,226 @@
+//! Workers driven by hand, round by round, with rings in place of network cards.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, SyncSender};
+
+use common::*;
+use pdp_afxdp::Packet;
+use pdp_mux::classify::{PortRef, Table};
+use pdp_mux::core::Core;
+use pdp_mux::encapsulate::{Outside, Way};
+use pdp_mux::external::{External as Card, PATH_FRAMES, Path as SocketPath};
+use pdp_mux::packets::Packets;
+use pdp_mux::underlay::NextHop;
+use pdp_mux::vnet::Vnet as Live;
+use pdp_mux::wake::Wake;
+use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
+use pdp_proto::mux::*;
+use rtrb::{Consumer, RingBuffer};
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const SHARE: usize = 4096;
+
+/// Two workers; the card's frames come to the first, the vnet is the second's.
+struct Bench {
+    workers: [Worker; 2],
+    line: Consumer<Packet>,
+    hop: Arc<NextHop>,
+    _commands: Vec<SyncSender<Command>>,
+}
+
+fn tunnel(vni: u32) -> Encapsulation {
+    let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+    Encapsulation::Vxlan { local, remote, port: 4789, vni }
+}
+
+fn spec(root: &Path, police: Option<Rate>) -> Vnet {
+    let outside = End::External { interface: "A".into(), by: tunnel(5) };
+    let mut vnet = two_hosts(root, "red", &[]);
+    vnet.police = police;
+    vnet.vlinks[0].a = outside;
+    vnet
+}
+
+impl Bench {
+    fn new(spec: &Vnet) -> Self {
+        let (_pool, parts) = Packets::pool(2, SHARE).unwrap();
+        let wakes = [(); 2].map(|()| Arc::new(Wake::new().unwrap()));
+        let (one, two) = (RingBuffer::new(HANDOVER_FRAMES), RingBuffer::new(HANDOVER_FRAMES));
+        let meshes = [
+            vec![None, Some(Neighbour { to: one.0, from: two.1, wake: wakes[1].clone() })],
+            vec![Some(Neighbour { to: two.0, from: one.1, wake: wakes[0].clone() }), None],
+        ];
+        let mut commands = vec![];
+        let mut made = parts.into_iter().zip(meshes).zip(&wakes).enumerate().map(
+            |(number, ((packets, neighbours), wake))| {
+                let (dropped, _) = mpsc::channel();
+                let core = Core::new(packets, dropped, wake.clone()).unwrap();
+                let (sender, obeyed) = mpsc::sync_channel(1);
+                commands.push(sender);
+                Worker::new(number as u16, core, neighbours, obeyed, wake.clone()).unwrap()
+            },
+        );
+        let mut workers = [made.next().unwrap(), made.next().unwrap()];
+        drop(made);
+        let (port, line) = RingBuffer::new(PATH_FRAMES);
+        let mut table = Table::new(MAC);
+        let reference = PortRef { worker: 1, vnet: 0, port: 0, generation: 7 };
+        table.insert(&tunnel(5), reference).unwrap();
+        let classifier = Arc::new(vec![table]);
+        for worker in &mut workers {
+            worker.core.externals.push(Some(Card::new("A".into(), MAC, 1500)));
+            worker.classifier = classifier.clone();
+        }
+        let card = workers[1].core.external(0).unwrap();
+        card.add_path(SocketPath::new(port, wakes[0].clone()));
+        let hop = Arc::new(NextHop::default());
+        workers[1].vnets.push(Some(Live::new(spec, 0, 7, |number, end| match end {
+            End::External { by, .. } => {
+                Outside::new(0, number, by, || hop.clone()).map(Way::Outside)
+            }
+            End::Port { .. } => None,
+        })));
+        Self { workers, line, hop, _commands: commands }
+    }
+
+    /// Frames of the tunnel arrive at the first worker.
+    fn arrive(&mut self, count: usize) {
+        let headers = pdp_wire::outer::Template::new(
+            "10.0.0.2".parse().unwrap(),
+            "10.0.0.1".parse().unwrap(),
+            [50000, 4789],
+            &pdp_wire::vxlan::emit(5),
+        )
+        .unwrap();
+        let mut frames = Vec::new();
+        for _ in 0..count {
+            let mut packet = self.workers[0].core.packets.take().unwrap();
+            packet.set_len(headers.len() + 60).unwrap();
+            packet.bytes_mut().fill(0);
+            headers.write(packet.bytes_mut(), MAC, [9; 6], None).unwrap();
+            frames.push(packet);
+        }
+        self.workers[0].classify(0, &mut frames);
+    }
+
+    fn rounds(&mut self) {
+        for _ in 0..20 {
+            self.workers.iter_mut().for_each(|worker| {
+                worker.round();
+            });
+        }
+    }
+
+    fn node(&self, name: &str) -> NodeStats {
+        self.workers[1].vnets[0].as_ref().unwrap().stats().nodes[name].clone()
+    }
+
+    fn outer_dropped(&mut self, worker: usize, reason: &str) -> u64 {
+        let mut stats = ExternalStats::default();
+        self.workers[worker].core.external(0).unwrap().counters.add_to(&mut stats);
+        stats.dropped.get(reason).copied().unwrap_or(0)
+    }
+
+    fn free(&self) -> [usize; 2] {
+        [0, 1].map(|at: usize| self.workers[at].core.packets.free())
+    }
+}
+
+#[test]
+fn frames_change_hands_and_packets_go_home() {
+    let root = tempfile::tempdir().unwrap();
+    let mut bench = Bench::new(&spec(root.path(), None));
+    bench.arrive(100);
+    bench.rounds();
+    let r1 = bench.node("r1");
+    assert_eq!((r1.ports["eth0"].received, r1.ports["eth0"].received_bytes), (100, 6000));
+    assert_eq!(dropped(&r1, "no-guest"), 100);
+    assert_eq!(bench.free(), [SHARE, SHARE]);
+    // More than the other worker takes: the rest is counted where it was received.
+    bench.arrive(HANDOVER_FRAMES + 30);
+    assert_eq!(bench.outer_dropped(0, "handover-full"), 30);
+    bench.rounds();
+    assert_eq!(bench.free(), [SHARE, SHARE]);
+    // A vnet that has changed meanwhile gets nothing that was meant for the old one.
+    bench.arrive(10);
+    bench.workers[1].vnets[0].as_mut().unwrap().generation = 8;
+    bench.rounds();
+    assert_eq!(bench.outer_dropped(1, "stale"), 10);
+    assert_eq!(bench.node("r1").ports["eth0"].received, 100 + HANDOVER_FRAMES as u64);
+    assert_eq!(bench.free(), [SHARE, SHARE]);
+}
+
+#[test]
+fn what_comes_from_outside_is_policed() {
+    let root = tempfile::tempdir().unwrap();
+    let mut bench = Bench::new(&spec(root.path(), Some(Rate { bps: 0, pps: 1 })));
+    bench.arrive(50);
+    bench.rounds();
+    let r1 = bench.node("r1");
+    assert_eq!(r1.ports["eth0"].received, 50);
+    assert_eq!((dropped(&r1, "policed"), dropped(&r1, "no-guest")), (18, 32));
+}
+
+#[test]
+fn every_way_out_can_be_blocked_and_says_how() {
+    let root = tempfile::tempdir().unwrap();
+    let mut spec = spec(root.path(), None);
+    // h2's port goes outside, so that what it makes leaves by the tunnel.
+    spec.vlinks[1].a = spec.vlinks[0].a.clone();
+    spec.vlinks.remove(0);
+    spec.nodes[2].ports[0].mtu = 9000;
+    let mut bench = Bench::new(&spec);
+    let path = spec.nodes[2].tap_socket.clone();
+    let listener = pdp_memif::Listener::bind(&path).unwrap();
+    let mut tap = Peer::new(&path, 0);
+    let mut handshake = None;
+    let mut connection = None;
+    eventually("connected", || {
+        tap.client.poll();
+        if handshake.is_none() {
+            handshake = listener.accept().unwrap();
+        }
+        if let (Some(handshake), None) = (&mut handshake, &connection) {
+            connection = handshake.poll(|_| true).unwrap();
+        }
+        tap.is_up() && connection.is_some()
+    });
+    let pdp_memif::Connection { tx, rx, control: _control, .. } = connection.unwrap();
+    let link = pdp_mux::peer::Link::new(tx, rx, 1);
+    let worker = &mut bench.workers[1];
+    let vnet = worker.vnets[0].as_mut().unwrap();
+    assert!(vnet.attach("h2", pdp_mux::vnet::Who::Tap, 0, link, &worker.core));
+    let mut blocked = |bench: &mut Bench, reason: &str, length: usize, times: u64| {
+        for _ in 0..times {
+            assert!(tap.out(0, &frame(length, 1)));
+            bench.workers[1].round();
+        }
+        bench.rounds();
+        dropped(&bench.node("h2"), reason)
+    };
+    assert_eq!(blocked(&mut bench, "underlay-unresolved", 60, 1), 1);
+    bench.hop.resolve(Some([9; 6]));
+    assert_eq!(blocked(&mut bench, "underlay-too-big", 1465, 1), 1);
+    assert_eq!(blocked(&mut bench, "underlay-too-big", 1464, 1), 1);
+    assert_eq!(blocked(&mut bench, "too-big", 1780, 0), 0);
+    assert_eq!(bench.node("h2").ports["eth0"].sent, 1);
+    let rest = PATH_FRAMES as u64 - 1;
+    assert_eq!(blocked(&mut bench, "external-ring-full", 60, rest), 0);
+    assert_eq!(blocked(&mut bench, "external-ring-full", 60, 3), 3);
+    while let Ok(packet) = bench.line.pop() {
+        assert_eq!(packet.bytes()[..6], [9; 6]);
+        bench.workers[1].core.packets.give(packet);
+    }
+    let Worker { core, .. } = &mut bench.workers[1];
+    if let Some(Some(card)) = core.externals.get_mut(0) {
+        card.close(&mut core.packets);
+    }
+    assert_eq!(blocked(&mut bench, "external-gone", 60, 2), 2);
+    let h2 = bench.node("h2");
+    assert_eq!(h2.ports["eth0"].made, 3 + rest + 3 + 2);
+    assert_eq!(h2.ports["eth0"].sent, PATH_FRAMES as u64);
+    assert_eq!(bench.free(), [SHARE, SHARE]);
+}
