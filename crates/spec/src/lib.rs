@@ -18,7 +18,6 @@ mod parse;
 pub mod reference;
 pub mod schema;
 mod shape;
-mod status;
 mod tree;
 pub mod units;
 
@@ -26,4 +25,3 @@ pub use check::{Existing, Intent, InterfaceFacts, check, placement_key};
 pub use diagnostic::{Diagnostic, render};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};
-pub use status::*;

@@ -11,7 +11,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::*;
-use crate::status::{SubstrateStatus, VirtualNetworkStatus};
 use crate::units::{Address, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, Mac};
 
 /// One document of a spec.
@@ -73,9 +72,10 @@ pub struct Substrate {
     pub metadata: Metadata,
     /// What is wanted.
     pub spec: SubstrateSpec,
-    /// What there is; written by the daemon, ignored when applied.
+    /// What was allocated, what runs and what went wrong. Written by the daemon; ignored when
+    /// applied, so that what was read back can be applied again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<SubstrateStatus>,
+    pub status: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 /// What a substrate is to be.
@@ -166,9 +166,10 @@ pub struct VirtualNetwork {
     pub metadata: Metadata,
     /// What is wanted.
     pub spec: VirtualNetworkSpec,
-    /// What there is; written by the daemon, ignored when applied.
+    /// What was allocated, what runs and what went wrong. Written by the daemon; ignored when
+    /// applied, so that what was read back can be applied again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<VirtualNetworkStatus>,
+    pub status: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 /// What a virtual network is to be.

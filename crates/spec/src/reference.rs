@@ -166,7 +166,9 @@ fn type_text<'a>(root: &'a Value, property: &'a Value) -> (String, Vec<(&'a Valu
                         format!("mapping of names to {inner}")
                     }
                     _ => {
-                        objects.push((one, String::new()));
+                        if one.get("properties").is_some() {
+                            objects.push((one, String::new()));
+                        }
                         "mapping".into()
                     }
                 }
