@@ -3,7 +3,7 @@
 //! Everything is checked and made ready first; then the owner of a vnet gets its new shape, then
 //! the others what they have to know of it. What can't be had is refused and changes nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -17,23 +17,26 @@ use std::{fs, io, thread};
 use pdp_afxdp::{Pool, Socket};
 use pdp_proto::channel::Channel;
 use pdp_proto::mux::{
-    self, Attach, Encapsulation, End, ExternalStats, Match, PortName, Reply, Request, Stats,
-    TraceStage, VERSION,
+    self, Encapsulation, End, ExternalStats, Match, PortName, Reply, Request, Stats, TraceStage,
+    VERSION,
 };
 use rtrb::RingBuffer;
 use tracing::{info, warn};
 
 use crate::capture::{self, CAPTURES_MAX};
 use crate::check;
-use crate::classify::{Classifier, PortRef, Table};
+use crate::classify::Classifier;
 use crate::core::Core;
 use crate::encapsulate::{Outside, Way};
 use crate::external::{External, PATH_FRAMES, Path as SocketPath, Queue};
-use crate::keeper::{Expected, Keeper};
+use crate::keeper::Keeper;
+use crate::known::{
+    EXTERNALS_MAX, KnownExternal, KnownVnet, State, VNETS_MAX, expected, layout, outside_ends,
+};
 use crate::packets::Packets;
 use crate::trace::Wish;
 use crate::underlay::Underlay;
-use crate::vnet::{Vnet, Who};
+use crate::vnet::Vnet;
 use crate::wake::Wake;
 use crate::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 
@@ -42,12 +45,6 @@ const CONNECTIONS_MAX: usize = 32;
 
 /// Commands that may wait for a worker.
 const COMMANDS_MAX: usize = 64;
-
-/// External interfaces.
-pub const EXTERNALS_MAX: usize = 64;
-
-/// Vnets of one worker.
-pub const VNETS_MAX: usize = 4096;
 
 /// The longest wait for a frame to trace, milliseconds.
 const TRACE_WAIT_MS_MAX: u64 = 60_000;
@@ -102,26 +99,6 @@ struct Shared {
     tickets: AtomicU64,
     captures: Arc<AtomicUsize>,
     connections: AtomicUsize,
-}
-
-#[derive(Default)]
-struct State {
-    externals: Vec<Option<KnownExternal>>,
-    vnets: BTreeMap<String, KnownVnet>,
-    generation: u32,
-}
-
-struct KnownExternal {
-    spec: mux::External,
-    sockets: usize,
-}
-
-#[derive(Clone)]
-struct KnownVnet {
-    spec: mux::Vnet,
-    worker: usize,
-    slot: u16,
-    generation: u32,
 }
 
 impl Mux {
@@ -533,108 +510,6 @@ impl Mux {
         })?;
         done.ok_or_else(unknown)
     }
-}
-
-impl State {
-    fn external_slot(&self, name: &str) -> Option<usize> {
-        let is_it = |external: &Option<KnownExternal>| {
-            external.as_ref().is_some_and(|external| external.spec.name == name)
-        };
-        self.externals.iter().position(is_it)
-    }
-
-    fn free_external(&mut self) -> Option<usize> {
-        if let Some(free) = self.externals.iter().position(Option::is_none) {
-            return Some(free);
-        }
-        self.externals.push(None);
-        Some(self.externals.len() - 1).filter(|slot| *slot < EXTERNALS_MAX)
-    }
-
-    /// The worker with the fewest vnets, and a free slot there.
-    fn free_vnet(&self, workers: usize) -> Option<(usize, u16)> {
-        let count = |worker: usize| self.vnets.values().filter(|it| it.worker == worker).count();
-        let worker = (0..workers).min_by_key(|worker| count(*worker))?;
-        let taken =
-            |slot: u16| self.vnets.values().any(|it| (it.worker, it.slot) == (worker, slot));
-        (0..VNETS_MAX as u16).find(|slot| !taken(*slot)).map(|slot| (worker, slot))
-    }
-
-    /// Whose frames are whose, with `changed` as it is to be and without the vnet `without`.
-    fn classifier(
-        &self,
-        changed: Option<&KnownVnet>,
-        without: Option<&str>,
-    ) -> Result<Classifier, String> {
-        let mac = |known: &Option<KnownExternal>| known.as_ref().map_or([0; 6], |it| it.spec.mac);
-        let mut tables: Classifier =
-            self.externals.iter().map(|known| Table::new(mac(known))).collect();
-        let name = changed.map(|vnet| vnet.spec.name.as_str());
-        let others = self.vnets.values().filter(|vnet| {
-            Some(vnet.spec.name.as_str()) != name && Some(vnet.spec.name.as_str()) != without
-        });
-        for vnet in others.chain(changed) {
-            for (port, interface, by) in outside_ends(&vnet.spec) {
-                let slot = self.external_slot(interface);
-                let slot = slot.ok_or_else(|| format!("there is no external {interface}"))?;
-                let port = PortRef {
-                    worker: vnet.worker as u16,
-                    vnet: vnet.slot,
-                    port,
-                    generation: vnet.generation,
-                };
-                let taken = tables[slot].insert(by, port);
-                taken.map_err(|error| format!("vnet {}: {by:?} {error}", vnet.spec.name))?;
-            }
-        }
-        Ok(tables)
-    }
-}
-
-/// Names of nodes and ports, in order: what port numbers hang on.
-fn layout(spec: &mux::Vnet) -> impl Iterator<Item = (&str, &str)> {
-    spec.nodes
-        .iter()
-        .flat_map(|node| node.ports.iter().map(|port| (node.name.as_str(), port.name.as_str())))
-}
-
-/// Every vlink to the outside: its port, counted over all nodes, the interface and how.
-fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = (u16, &str, &Encapsulation)> {
-    spec.vlinks.iter().flat_map(move |vlink| {
-        [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)].into_iter().filter_map(move |ends| {
-            let (End::Port { node, port }, End::External { interface, by }) = ends else {
-                return None;
-            };
-            let at = spec.nodes.iter().position(|known| known.name == *node)?;
-            let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
-            Some((first as u16 + port, interface.as_str(), by))
-        })
-    })
-}
-
-/// Who may connect for a vnet, and where.
-fn expected(vnet: &KnownVnet) -> Result<HashMap<std::path::PathBuf, Expected>, String> {
-    let mut all = HashMap::new();
-    for node in &vnet.spec.nodes {
-        let guests = node.router.iter().flat_map(|router| &router.guests).map(|guest| {
-            let many = guest.attach == Attach::Memif;
-            (&guest.socket, Who::Guest(guest.number), if many { node.ports.len() } else { 1 })
-        });
-        for (path, who, interfaces) in guests.chain([(&node.tap_socket, Who::Tap, 1)]) {
-            let expected = Expected {
-                vnet: vnet.spec.name.clone(),
-                worker: vnet.worker,
-                slot: vnet.slot,
-                node: node.name.clone(),
-                who,
-                interfaces: interfaces as u32,
-            };
-            if all.insert(path.clone(), expected).is_some() {
-                return Err(format!("socket {} is there twice", path.display()));
-            }
-        }
-    }
-    Ok(all)
 }
 
 fn set_external(core: &mut Core, slot: usize, spec: &mux::External, close: bool) {

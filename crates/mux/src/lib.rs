@@ -24,6 +24,7 @@ pub mod distribute;
 pub mod encapsulate;
 pub mod external;
 pub mod keeper;
+pub mod known;
 pub mod leave;
 pub mod packets;
 pub mod peer;

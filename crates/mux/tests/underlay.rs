@@ -6,8 +6,8 @@
 mod common;
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,79 @@ use pdp_afxdp::{Mode, create_socket};
 use pdp_mux::control::Mux;
 use pdp_net::interface::Interface;
 use pdp_net::xdp::{Take, Xdp};
+use pdp_proto::channel::Channel;
 use pdp_proto::mux::*;
+
+/// A user without any right.
+const NOBODY: u32 = 65534;
+
+/// A mux, in this process or in one of its own.
+trait Control {
+    fn ask(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply;
+    fn pool(&self) -> BorrowedFd<'_>;
+}
+
+impl Control for Mux {
+    fn ask(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply {
+        self.handle(request, fds)
+    }
+
+    fn pool(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+}
+
+/// `pdp-mux` without any privilege.
+struct Process {
+    child: Child,
+    channel: Channel,
+    pool: OwnedFd,
+}
+
+impl Process {
+    fn start(control: &Path) -> Self {
+        let _ = std::fs::remove_file(control);
+        let user = format!("--reuid={NOBODY} --regid={NOBODY} --clear-groups");
+        let child = Command::new("setpriv")
+            .args(user.split(' '))
+            .args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"])
+            .arg(env!("CARGO_BIN_EXE_pdp-mux"))
+            .args(["--workers", "2", "--pool-packets", "16384", "--control"])
+            .arg(control)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut channel = None;
+        eventually("control socket", || {
+            channel = Channel::connect(control).ok();
+            channel.is_some()
+        });
+        let mut channel = channel.unwrap();
+        channel.send(&Request::Hello, &[]).unwrap();
+        let (hello, mut fds) = channel.receive::<Reply>().unwrap().unwrap();
+        assert!(matches!(hello, Reply::Hello { version: VERSION, .. }));
+        Self { child, channel, pool: fds.pop().unwrap() }
+    }
+}
+
+impl Control for Process {
+    fn ask(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        self.channel.send(&request, &fds).unwrap();
+        self.channel.receive().unwrap().unwrap().0
+    }
+
+    fn pool(&self) -> BorrowedFd<'_> {
+        self.pool.as_fd()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
 
 /// Three namespaces; the calling thread is in the node's.
 struct Place {
@@ -61,9 +133,9 @@ impl Place {
     }
 
     /// Makes a device an external interface of the mux.
-    fn external(&mut self, mux: &Mux, device: &str, takes: &[Take]) {
+    fn external(&mut self, mux: &mut impl Control, device: &str, takes: &[Take]) {
         let facts = Interface::by_name(device).unwrap();
-        let socket = create_socket(mux.as_fd(), facts.index, 0, Mode::Copy).unwrap();
+        let socket = create_socket(mux.pool(), facts.index, 0, Mode::Copy).unwrap();
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.id));
         self.pins.push(pins.clone());
         let mut xdp = Xdp::attach(device, &pins).unwrap();
@@ -78,7 +150,7 @@ impl Place {
             mtu: facts.mtu,
         };
         let fds: Vec<OwnedFd> = vec![socket];
-        assert_eq!(mux.handle(Request::PutExternal(external), fds), Reply::Done);
+        assert_eq!(mux.ask(Request::PutExternal(external), fds), Reply::Done);
     }
 
     fn exec(&self, name: &str, command: &str) {
@@ -114,7 +186,7 @@ fn run(command: &str) {
 }
 
 /// A router between two outside ends, whose guest is a wire.
-fn wire_vnet(root: &std::path::Path, name: &str, a: Encapsulation, b: Encapsulation) -> Vnet {
+fn wire_vnet(root: &Path, name: &str, a: Encapsulation, b: Encapsulation) -> Vnet {
     let root = directory(root, name);
     let outside = |interface: &str, by| End::External { interface: interface.into(), by };
     Vnet {
@@ -135,6 +207,7 @@ fn wires(vnets: &[&Vnet], stop: Arc<AtomicBool>) -> JoinHandle<()> {
     std::thread::spawn(move || {
         while !stop.load(Ordering::Relaxed) {
             for guest in &mut guests {
+                guest.is_up();
                 for (tag, bytes) in guest.receive() {
                     guest.send(out(1 - tag.vport, tag.trace), &bytes);
                 }
@@ -148,15 +221,15 @@ fn wires(vnets: &[&Vnet], stop: Arc<AtomicBool>) -> JoinHandle<()> {
 fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
     let mut place = Place::enter("tunnels");
     let root = tempfile::tempdir().unwrap();
-    let mux = start(2);
+    let mut mux = start(2);
     let take = |local: &str, port| Take { local: local.parse().unwrap(), port };
     place.external(
-        &mux,
+        &mut mux,
         "a",
         &[take("10.9.1.1", 4789), take("10.9.1.1", 7001), take("fd00:1::1", 4789)],
     );
     place.external(
-        &mux,
+        &mut mux,
         "b",
         &[take("fd00:2::1", 4789), take("fd00:2::1", 7001), take("10.9.2.1", 4789)],
     );
@@ -275,9 +348,9 @@ fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
 fn a_whole_interface_is_a_wire() {
     let mut place = Place::enter("whole");
     let root = tempfile::tempdir().unwrap();
-    let mux = start(1);
-    place.external(&mux, "a", &[]);
-    place.external(&mux, "b", &[]);
+    let mut mux = start(1);
+    place.external(&mut mux, "a", &[]);
+    place.external(&mut mux, "b", &[]);
     let whole = Encapsulation::Interface;
     let vnet = wire_vnet(root.path(), "red", whole.clone(), whole);
     put(&mux, &vnet);
@@ -300,4 +373,33 @@ fn a_whole_interface_is_a_wire() {
         assert_eq!(mux.handle(Request::DeleteExternal { name: name.into() }, vec![]), Reply::Done);
     }
     eventually("all packets are back", || stats(&mux).workers[0].free_packets == 8192);
+}
+
+/// Killed, it is replaced by another process that gets the same said again.
+#[test]
+fn a_mux_without_privilege_serves_and_can_be_replaced() {
+    let mut place = Place::enter("process");
+    let root = tempfile::Builder::new().tempdir().unwrap();
+    let whole = Encapsulation::Interface;
+    let vnet = wire_vnet(root.path(), "red", whole.clone(), whole);
+    run(&format!("chown -R {NOBODY} {}", root.path().display()));
+    place.exec("out1", "ip addr add 192.168.8.1/24 dev eth0");
+    place.exec("out2", "ip addr add 192.168.8.2/24 dev eth0");
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut guests = None;
+    for _ in 0..2 {
+        let mut mux = Process::start(&root.path().join("control.sock"));
+        place.external(&mut mux, "a", &[]);
+        place.external(&mut mux, "b", &[]);
+        assert_eq!(mux.ask(Request::PutVnet(Box::new(vnet.clone())), vec![]), Reply::Done);
+        guests.get_or_insert_with(|| wires(&[&vnet], stop.clone()));
+        place.exec("out1", "ping -q -i 0.05 -c 20 -w 15 192.168.8.2");
+        let Reply::Stats(stats) = mux.ask(Request::Stats { vnet: None }, vec![]) else {
+            panic!("no stats")
+        };
+        assert_adds_up(&stats);
+        assert!(stats.externals["A"].received >= 20);
+    }
+    stop.store(true, Ordering::Relaxed);
+    guests.unwrap().join().unwrap();
 }

@@ -1,0 +1,152 @@
+//! What the control side knows of externals and vnets: places, slots, and whose frames are whose.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+use pdp_proto::mux::{self, Attach, Encapsulation, End};
+
+use crate::classify::{Classifier, PortRef, Table};
+use crate::keeper::Expected;
+use crate::vnet::Who;
+
+/// External interfaces.
+pub const EXTERNALS_MAX: usize = 64;
+
+/// Vnets of one worker.
+pub const VNETS_MAX: usize = 4096;
+
+/// Everything, as last put.
+#[derive(Default)]
+pub struct State {
+    /// By slot.
+    pub externals: Vec<Option<KnownExternal>>,
+    /// By name.
+    pub vnets: BTreeMap<String, KnownVnet>,
+    /// The highest that was given; see [`PortRef`].
+    pub generation: u32,
+}
+
+/// An external interface, in its slot.
+pub struct KnownExternal {
+    /// As put.
+    pub spec: mux::External,
+    /// Count of its sockets.
+    pub sockets: usize,
+}
+
+/// A vnet, and where it is.
+#[derive(Clone)]
+pub struct KnownVnet {
+    /// As put.
+    pub spec: mux::Vnet,
+    /// Its worker.
+    pub worker: usize,
+    /// Its slot there.
+    pub slot: u16,
+    /// See [`PortRef`].
+    pub generation: u32,
+}
+
+impl State {
+    /// The slot of the external interface with this name.
+    pub fn external_slot(&self, name: &str) -> Option<usize> {
+        let is_it = |external: &Option<KnownExternal>| {
+            external.as_ref().is_some_and(|external| external.spec.name == name)
+        };
+        self.externals.iter().position(is_it)
+    }
+
+    /// A slot for another one.
+    pub fn free_external(&mut self) -> Option<usize> {
+        if let Some(free) = self.externals.iter().position(Option::is_none) {
+            return Some(free);
+        }
+        self.externals.push(None);
+        Some(self.externals.len() - 1).filter(|slot| *slot < EXTERNALS_MAX)
+    }
+
+    /// The worker with the fewest vnets, and a free slot there.
+    pub fn free_vnet(&self, workers: usize) -> Option<(usize, u16)> {
+        let count = |worker: usize| self.vnets.values().filter(|it| it.worker == worker).count();
+        let worker = (0..workers).min_by_key(|worker| count(*worker))?;
+        let taken =
+            |slot: u16| self.vnets.values().any(|it| (it.worker, it.slot) == (worker, slot));
+        (0..VNETS_MAX as u16).find(|slot| !taken(*slot)).map(|slot| (worker, slot))
+    }
+
+    /// Whose frames are whose, with `changed` as it is to be and without the vnet `without`.
+    pub fn classifier(
+        &self,
+        changed: Option<&KnownVnet>,
+        without: Option<&str>,
+    ) -> Result<Classifier, String> {
+        let mac = |known: &Option<KnownExternal>| known.as_ref().map_or([0; 6], |it| it.spec.mac);
+        let mut tables: Classifier =
+            self.externals.iter().map(|known| Table::new(mac(known))).collect();
+        let name = changed.map(|vnet| vnet.spec.name.as_str());
+        let others = self.vnets.values().filter(|vnet| {
+            Some(vnet.spec.name.as_str()) != name && Some(vnet.spec.name.as_str()) != without
+        });
+        for vnet in others.chain(changed) {
+            for (port, interface, by) in outside_ends(&vnet.spec) {
+                let slot = self.external_slot(interface);
+                let slot = slot.ok_or_else(|| format!("there is no external {interface}"))?;
+                let port = PortRef {
+                    worker: vnet.worker as u16,
+                    vnet: vnet.slot,
+                    port,
+                    generation: vnet.generation,
+                };
+                let taken = tables[slot].insert(by, port);
+                taken.map_err(|error| format!("vnet {}: {by:?} {error}", vnet.spec.name))?;
+            }
+        }
+        Ok(tables)
+    }
+}
+
+/// Names of nodes and ports, in order: what port numbers hang on.
+pub fn layout(spec: &mux::Vnet) -> impl Iterator<Item = (&str, &str)> {
+    spec.nodes
+        .iter()
+        .flat_map(|node| node.ports.iter().map(|port| (node.name.as_str(), port.name.as_str())))
+}
+
+/// Every vlink to the outside: its port, counted over all nodes, the interface and how.
+pub fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = (u16, &str, &Encapsulation)> {
+    spec.vlinks.iter().flat_map(move |vlink| {
+        [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)].into_iter().filter_map(move |ends| {
+            let (End::Port { node, port }, End::External { interface, by }) = ends else {
+                return None;
+            };
+            let at = spec.nodes.iter().position(|known| known.name == *node)?;
+            let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
+            Some((first as u16 + port, interface.as_str(), by))
+        })
+    })
+}
+
+/// Who may connect for a vnet, and where.
+pub fn expected(vnet: &KnownVnet) -> Result<HashMap<PathBuf, Expected>, String> {
+    let mut all = HashMap::new();
+    for node in &vnet.spec.nodes {
+        let guests = node.router.iter().flat_map(|router| &router.guests).map(|guest| {
+            let many = guest.attach == Attach::Memif;
+            (&guest.socket, Who::Guest(guest.number), if many { node.ports.len() } else { 1 })
+        });
+        for (path, who, interfaces) in guests.chain([(&node.tap_socket, Who::Tap, 1)]) {
+            let expected = Expected {
+                vnet: vnet.spec.name.clone(),
+                worker: vnet.worker,
+                slot: vnet.slot,
+                node: node.name.clone(),
+                who,
+                interfaces: interfaces as u32,
+            };
+            if all.insert(path.clone(), expected).is_some() {
+                return Err(format!("socket {} is there twice", path.display()));
+            }
+        }
+    }
+    Ok(all)
+}
