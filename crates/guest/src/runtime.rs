@@ -121,6 +121,8 @@ pub struct Counters {
     pub unreadable: u64,
     /// Times the guest went to sleep.
     pub sleeps: u64,
+    /// Of these, times that the mux rang.
+    pub wakes: u64,
     /// Connections to a mux.
     pub connections: u64,
 }
@@ -318,13 +320,15 @@ impl<P: Program> Runtime<P> {
         self.counters.sleeps += 1;
         let waited = self.wait(until.saturating_duration_since(now));
         self.client.disarm();
+        self.counters.wakes += u64::from(*waited.as_ref().unwrap_or(&false));
         // Whatever woke the guest, both are worth a look.
         self.tended = Tended::More;
         self.control_at = self.control_at.min(Instant::now());
-        waited
+        waited.map(|_| ())
     }
 
-    fn wait(&self, time: Duration) -> Result<(), Error> {
+    /// Returns whether the doorbell rang.
+    fn wait(&self, time: Duration) -> Result<bool, Error> {
         let mut fds = vec![PollFd::from_borrowed_fd(self.client.as_fd(), PollFlags::IN)];
         fds.extend(self.client.control().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         for (fd, flags) in self.program.wake_by() {
@@ -333,7 +337,8 @@ impl<P: Program> Runtime<P> {
         let time =
             Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
         match poll(&mut fds, Some(&time)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) => Ok(fds[0].revents().contains(PollFlags::IN)),
+            Err(rustix::io::Errno::INTR) => Ok(false),
             Err(error) => Err(Error::Wait(error.into())),
         }
     }

@@ -59,7 +59,9 @@ enum Step<A> {
 }
 
 fn steps<A: Address + 'static>(address: BoxedStrategy<A>) -> BoxedStrategy<Vec<Step<A>>> {
-    let length = 0..=A::BITS;
+    // Lengths at which one node ends and the next begins are the delicate ones.
+    let edge = (0..=A::BITS / 6, 0u32..2).prop_map(|(node, more)| (node * 6 + more).min(A::BITS));
+    let length = prop_oneof![0..=A::BITS, edge].boxed();
     let step = prop_oneof![
         6 => (address.clone(), length.clone(), 0u32..5).prop_map(|(a, l, v)| Step::Insert(a, l, v)),
         1 => (address, length).prop_map(|(a, l)| Step::Remove(a, l)),

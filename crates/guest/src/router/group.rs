@@ -320,5 +320,11 @@ mod tests {
         assert!(groups.places[place_one as usize].free);
         groups.set(9, one.clone(), &mut neighbours);
         assert_eq!(groups.place_of(9), Some(place_one), "used again");
+        // Two groups of the same hops stay two.
+        groups.begin_snapshot(&mut neighbours);
+        groups.set(20, two.clone(), &mut neighbours);
+        groups.set(21, two.clone(), &mut neighbours);
+        groups.set(21, one.clone(), &mut neighbours);
+        assert_eq!(groups.hops(groups.place_of(20).unwrap()), two);
     }
 }
