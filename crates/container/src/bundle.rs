@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde_json::{Value, json};
 
 use crate::cgroup::Cgroups;
@@ -325,11 +326,12 @@ fn system_mounts(profile: Profile) -> Vec<Value> {
 }
 
 fn bind_mount(source: &Path, target: &Path, writable: bool) -> Value {
-    let access = if writable { "rw" } else { "ro" };
-    json!({
-        "destination": target, "type": "bind", "source": source,
-        "options": ["bind", access, "nosuid", "nodev"],
-    })
+    let mut options = vec!["bind", if writable { "rw" } else { "ro" }, "nosuid", "nodev"];
+    // A user namespace can't take flags off a mount; systemd mounts /run with noexec.
+    if statvfs(source).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
+        options.push("noexec");
+    }
+    json!({ "destination": target, "type": "bind", "source": source, "options": options })
 }
 
 /// Part of a guest's memory that one writable place may fill: what is in it can't be freed by
