@@ -68,17 +68,23 @@ impl Sums {
     }
 }
 
+/// A vnet and a port of its `r1`.
+type At = (&'static str, &'static str);
+
+/// Packets that the kernel counted as received and as sent, by interface.
+type Kernel = BTreeMap<At, (u64, u64)>;
+
 /// Counters of the mux before and after the kernel's were read: frames go on all the time, so the
 /// kernel's lie between.
 pub struct Sample {
     before: BTreeMap<&'static str, NodeStats>,
-    /// Received and sent by the machine outside, by vnet and port.
-    outside: BTreeMap<(&'static str, &'static str), (u64, u64)>,
+    /// Of the machine outside.
+    outside: Kernel,
     /// Datagrams that the machine outside lost for want of room in a socket: its own tunnel's end,
     /// which is a program, among them.
-    outside_lost: BTreeMap<(&'static str, &'static str), u64>,
-    /// Received and sent by the control guest, by vnet and port.
-    inside: BTreeMap<(&'static str, &'static str), (u64, u64)>,
+    outside_lost: BTreeMap<At, u64>,
+    /// Of the control guest.
+    inside: Kernel,
     after: BTreeMap<&'static str, NodeStats>,
 }
 
@@ -122,55 +128,53 @@ impl Sample {
     /// Where the mux's and the kernel's counts of what happened since `start` differ, by vnet.
     /// `lost`: frames that the kernel counted as lost between a machine and the mux.
     pub fn disagreements(&self, start: &Self, vnet: &str, lost: u64) -> Vec<String> {
+        let ports = OUTSIDE.iter().filter(|(name, _)| *name == vnet);
+        let ports = ports.flat_map(|(name, ports)| ports.iter().map(|port| (*name, *port)));
+        ports
+            .flat_map(|(name, (port, machine))| self.differ(start, (name, port), machine, lost))
+            .collect()
+    }
+
+    /// The same of one port.
+    fn differ(&self, start: &Self, at: At, machine: &str, lost: u64) -> Vec<String> {
+        let (vnet, port) = at;
+        let bounds = [&start.before, &start.after, &self.before, &self.after]
+            .map(|nodes| nodes.get(vnet).and_then(|node| node.ports.get(port)));
+        let [Some(began_after), Some(began_before), Some(ended_after), Some(ended_before)] = bounds
+        else {
+            return vec![format!("{vnet}/r1:{port}: no counters")];
+        };
+        let since = |of: fn(&Self) -> &Kernel| {
+            let now = of(self).get(&at).copied().unwrap_or_default();
+            let then = of(start).get(&at).copied().unwrap_or_default();
+            (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1))
+        };
+        let (outside_in, outside_out) = since(|sample| &sample.outside);
+        let (inside_in, inside_out) = since(|sample| &sample.inside);
+        let in_sockets = |sample: &Self| sample.outside_lost.get(&at).copied().unwrap_or(0);
+        let in_sockets = in_sockets(self).saturating_sub(in_sockets(start));
+
+        type Count = fn(&PortStats) -> u64;
+        let refused: Count = |port| port.tap.as_ref().map_or(0, |tap| tap.to_tap_refused);
+        let unread: Count = |port| port.tap.as_ref().map_or(0, |tap| tap.from_tap_dropped);
+        let most = |count: Count| count(ended_before).saturating_sub(count(began_after));
+        let least = |count: Count| count(ended_after).saturating_sub(count(began_before));
+        // What the mux counts, what the kernel counted, by how much the kernel's may be more
+        // (lost before the mux) and less (lost after it).
+        let control = "the control guest";
+        let rows: [(&str, Count, &str, u64, u64, u64); 4] = [
+            ("received", |port| port.received, machine, outside_out, lost, 0),
+            ("sent", |port| port.sent, machine, outside_in, 0, in_sockets),
+            ("punted", |port| port.punted, control, inside_in, 0, most(refused)),
+            ("made", |port| port.made, control, inside_out, most(unread), 0),
+        ];
         let mut found = Vec::new();
-        for (name, ports) in OUTSIDE.iter().filter(|(name, _)| *name == vnet) {
-            for (port, machine) in *ports {
-                let stats = |sample: &BTreeMap<&str, NodeStats>| {
-                    sample.get(name).and_then(|node| node.ports.get(*port)).cloned()
-                };
-                let bounds = [&start.before, &start.after, &self.before, &self.after];
-                let [Some(b1), Some(b2), Some(a1), Some(a2)] = bounds.map(stats) else {
-                    found.push(format!("{vnet}/r1:{port}: no counters"));
-                    continue;
-                };
-                // (first, second) of counters of a pair.
-                let kernel =
-                    |of: fn(&Self) -> &BTreeMap<(&'static str, &'static str), (u64, u64)>| {
-                        let (now, then) =
-                            (of(self).get(&(*name, *port)), of(start).get(&(*name, *port)));
-                        let (now, then) =
-                            (now.copied().unwrap_or_default(), then.copied().unwrap_or_default());
-                        (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1))
-                    };
-                let (outside_in, outside_out) = kernel(|sample| &sample.outside);
-                let (inside_in, inside_out) = kernel(|sample| &sample.inside);
-                let lost_there = |sample: &Self| sample.outside_lost.get(&(*name, *port)).copied();
-                let socket_lost =
-                    lost_there(self).unwrap_or(0).saturating_sub(lost_there(start).unwrap_or(0));
-                type Count = fn(&PortStats) -> u64;
-                let refused: Count = |p| p.tap.as_ref().map_or(0, |tap| tap.to_tap_refused);
-                let unread: Count = |p| p.tap.as_ref().map_or(0, |tap| tap.from_tap_dropped);
-                let slack = |count: Count| count(&a2).saturating_sub(count(&b1));
-                let rows: [(&str, Count, u64, u64, u64); 4] = [
-                    ("received", |p| p.received, outside_out, lost, 0),
-                    ("sent", |p| p.sent, outside_in, 0, socket_lost),
-                    ("punted", |p| p.punted, inside_in, 0, slack(refused)),
-                    ("made", |p| p.made, inside_out, slack(unread), 0),
-                ];
-                for (what, count, kernel, kernel_more, kernel_less) in rows {
-                    let least = count(&a1).saturating_sub(count(&b2)).saturating_sub(kernel_less);
-                    let most = count(&a2).saturating_sub(count(&b1)) + kernel_more;
-                    if !(least..=most).contains(&kernel) {
-                        let who = if what == "received" || what == "sent" {
-                            *machine
-                        } else {
-                            "the control guest"
-                        };
-                        found.push(format!(
-                            "{vnet}/r1:{port}: {what} {least} to {most}, the kernel of {who} counted {kernel}"
-                        ));
-                    }
-                }
+        for (what, count, who, kernel, more, less) in rows {
+            let (least, most) = (least(count), most(count));
+            if kernel < least.saturating_sub(less) || kernel > most + more {
+                found.push(format!(
+                    "{vnet}/r1:{port}: {what} {least} to {most}, the kernel of {who} counted {kernel}"
+                ));
             }
         }
         found

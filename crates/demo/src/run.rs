@@ -380,6 +380,9 @@ impl Demo {
             Ok(())
         });
         self.node.exec("green/r1", &route("delete"))?;
+        if found.is_ok() {
+            println!("       {prefix}, announced by g{} alone, left by {device}: found", peer + 1);
+        }
         self.expect(found.is_ok(), || format!("a planted wrong route for {prefix}: {found:?}"));
         let clean = shell::wait("the right route", Duration::from_secs(30), || {
             let (_, judgement) = self.shower(&targets, 10)?;
