@@ -349,7 +349,8 @@ impl Node {
         }
         let run_dir = self.run_dir();
         for entry in fs::read_dir(run_dir).into_iter().flatten().flatten() {
-            if entry.file_name() != "pdpd.sock" && entry.file_name() != "pdpd.lock" {
+            let own = ["pdpd.sock", "pdpd.lock", "pdpd.log"];
+            if !own.iter().any(|name| entry.file_name() == *name) {
                 found.push(format!("file {}", entry.path().display()));
             }
         }

@@ -30,6 +30,9 @@ use crate::reconcile::{Healths, Reconciler};
 /// Pause before a run that only repeats what did not settle.
 const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 
+/// How often the devices of external interfaces are looked at.
+const DEVICES_PAUSE: Duration = Duration::from_secs(1);
+
 /// The node.
 #[derive(Debug)]
 pub struct Engine {
@@ -453,21 +456,31 @@ pub fn keep(engine: &Engine, keeper: Keeper) {
         if unsettled && again.is_none() {
             again = Some(Instant::now() + SETTLE_PAUSE);
         }
-        wait(&keeper.wake, &mut watched, again);
+        while !wait(&keeper.wake, &mut watched, again) {
+            if again.is_some_and(|at| at <= Instant::now()) || reconciler.devices_changed() {
+                break;
+            }
+        }
     }
 }
 
-/// Waits for an order, the end of a watched process (no longer watched then), or the time.
-fn wait(wake: &UnixStream, watched: &mut BTreeMap<PathBuf, OwnedFd>, again: Option<Instant>) {
-    let timeout = again.map(|at| {
-        let left = at.saturating_duration_since(Instant::now());
-        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+/// Waits for an order or the end of a watched process (no longer watched then), at most until the
+/// time and [`DEVICES_PAUSE`]; whether there was any.
+fn wait(
+    wake: &UnixStream,
+    watched: &mut BTreeMap<PathBuf, OwnedFd>,
+    again: Option<Instant>,
+) -> bool {
+    let left = again.map_or(DEVICES_PAUSE, |at| {
+        at.saturating_duration_since(Instant::now()).min(DEVICES_PAUSE)
     });
+    let timeout =
+        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
     let mut descriptors = vec![PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)];
     descriptors
         .extend(watched.values().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)));
-    if poll(&mut descriptors, timeout.as_ref()).is_err() {
-        return;
+    if poll(&mut descriptors, Some(&timeout)).is_err() {
+        return false;
     }
     let ready: Vec<bool> =
         descriptors.iter().map(|descriptor| !descriptor.revents().is_empty()).collect();
@@ -486,6 +499,7 @@ fn wait(wake: &UnixStream, watched: &mut BTreeMap<PathBuf, OwnedFd>, again: Opti
         tracing::info!("{} ended", directory.display());
         watched.remove(&directory);
     }
+    ready.contains(&true)
 }
 
 /// Removes what is left when nothing is to run: the cgroup, the pins' directory, the container

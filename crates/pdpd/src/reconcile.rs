@@ -287,10 +287,23 @@ impl<'a> Reconciler<'a> {
         whole
     }
 
+    /// Whether the device of an external is another one than the last run saw, or gone. The kernel
+    /// is asked, so this is to be called now and then.
+    pub fn devices_changed(&self) -> bool {
+        self.mux.externals.values().any(|attached| {
+            let told = &attached.told;
+            Interface::by_name(&told.device).map_or(true, |device| {
+                (device.index, device.mac, device.mtu) != (told.ifindex, told.mac, told.mtu)
+            })
+        })
+    }
+
     fn external(&mut self, name: &str, plan: &Plan) -> Result<(), HostError> {
         let Some(wanted) = plan.externals.get(name) else { return Ok(()) };
         let host = self.host;
-        let device = Interface::by_name(&wanted.device)?;
+        let device = Interface::by_name(&wanted.device).inspect_err(|_| {
+            self.mux.externals.remove(name);
+        })?;
         let tell = mux::External {
             name: name.into(),
             device: wanted.device.clone(),

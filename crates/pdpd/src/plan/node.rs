@@ -154,13 +154,13 @@ impl NodePlanner<'_> {
     fn taps(&self, owner: Option<u32>) -> Vec<TapSpec> {
         let control = owner.is_none();
         let mut taps = Vec::new();
-        for (index, (name, interface)) in self.node.ports().into_iter().enumerate() {
+        for (name, interface) in self.node.ports() {
             let routes = interface.gateways.iter().map(|&gateway| match gateway {
                 IpAddr::V4(_) => (DEFAULT_V4, gateway),
                 IpAddr::V6(_) => (DEFAULT_V6, gateway),
             });
             taps.push(TapSpec {
-                name: if control { name.into() } else { format!("eth{index}") },
+                name: name.into(),
                 // The check of specs gives every interface one.
                 mac: interface.mac.map_or([0; 6], |mac| mac.0),
                 mtu: interface.mtu.unwrap_or(pdp_spec::limits::MTU_DEFAULT),
@@ -253,9 +253,9 @@ impl NodePlanner<'_> {
             keep_root: false,
             log_bytes_max: LOG_BYTES_MAX,
         };
-        let names = self.taps(name.starts_with("tap-").then_some(0));
-        let ports = names.into_iter().enumerate();
-        let ports = ports.map(|(index, tap)| tap::Port { vport: index as u16, name: tap.name });
+        let ports = self.node.ports().into_iter().enumerate();
+        let ports =
+            ports.map(|(index, (name, _))| tap::Port { vport: index as u16, name: name.into() });
         TapHelperPlan { process, control, ports: ports.collect() }
     }
 
