@@ -211,6 +211,19 @@ proptest! {
     }
 }
 
+/// The longest prefix that the array resolves by itself.
+#[test]
+fn the_array_follows_its_longest_prefix() {
+    let mut table = Table::<u32>::with_direct_from(0);
+    table.insert(0x0a00_0000, 13, 1, 0);
+    table.insert(0x0a00_4000, 18, 2, 0);
+    assert_eq!(table.lookup(0x0a00_4001), Some(2));
+    table.insert(0x0a00_4000, 18, 3, 0);
+    assert_eq!(table.lookup(0x0a00_4001), Some(3));
+    table.remove(0x0a00_4000, 18);
+    assert_eq!(table.lookup(0x0a00_4001), Some(1));
+}
+
 #[test]
 fn values_and_lengths_at_their_bounds() {
     let mut table = crate::TableV6::new();
