@@ -26,6 +26,7 @@ const BACKLOG_BYTES_VARIABLE: &str = "PDP_MIRROR_BACKLOG_BYTES";
 
 fn main() -> anyhow::Result<()> {
     tracing_subscriber::fmt()
+        .with_ansi(false)
         .with_writer(std::io::stderr)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()),

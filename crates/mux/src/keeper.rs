@@ -177,7 +177,11 @@ impl Keeper {
 
     fn watch(&self, fd: &impl AsFd) -> io::Result<()> {
         let data = epoll::EventData::new_u64(0);
-        Ok(epoll::add(&*self.epoll, fd, data, epoll::EventFlags::IN)?)
+        match epoll::add(&*self.epoll, fd, data, epoll::EventFlags::IN) {
+            // A connection has the descriptor of its handshake.
+            Err(rustix::io::Errno::EXIST) => Ok(()),
+            other => Ok(other?),
+        }
     }
 
     fn run(&self, dropped: &Receiver<Dropped>, wake: &Wake) {

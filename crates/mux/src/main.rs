@@ -27,7 +27,7 @@ struct Arguments {
 }
 
 fn main() -> anyhow::Result<()> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
     // A worker that is gone can't be replaced in place: end, and be started anew.
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
