@@ -282,6 +282,6 @@ fn sleeps_wakes_and_comes_back() {
     let (counters, batches) = guest.join().unwrap();
     assert_eq!((counters.received, counters.connections), (150, 3));
     assert!(batches <= 150 && counters.sleeps >= 15, "{counters:?}");
-    // Most pauses are long enough for the guest to fall asleep.
-    assert!(counters.wakes >= 3, "{counters:?}");
+    // The 15 pauses are long enough for the guest to fall asleep; each new mux rings once more.
+    assert!(counters.wakes >= 10, "{counters:?}");
 }
