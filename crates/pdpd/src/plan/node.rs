@@ -85,15 +85,18 @@ impl NodePlanner<'_> {
             for (&number, placement) in self.vnet.ledger.placements.get(&key).into_iter().flatten()
             {
                 let guest = directory.join(format!("g{number}"));
-                let group = match attach(&data_plane.program) {
-                    Attach::Tap => self.helper_uid(),
-                    Attach::Runtime | Attach::Memif => self.vnet.uid + PROGRAM_UID,
+                // DPDK's client refuses a socket in a directory that it can't write; what a guest
+                // writes there is charged to it, and the socket is its own way to the mux.
+                let (group, mode) = match attach(&data_plane.program) {
+                    Attach::Tap => (self.helper_uid(), 0o750),
+                    Attach::Runtime => (self.vnet.uid + PROGRAM_UID, 0o750),
+                    Attach::Memif => (self.vnet.uid + PROGRAM_UID, 0o770),
                 };
                 directories.push(Directory {
                     path: guest.join("memif"),
                     uid: MUX_UID,
                     gid: group,
-                    mode: 0o750,
+                    mode,
                 });
                 let plan = self.guest(&data_plane, number, placement);
                 if plan.taps.is_some() {
@@ -303,7 +306,7 @@ impl NodePlanner<'_> {
             binds.push(Bind {
                 source: directory.join("memif"),
                 target: Path::new(GUEST_RUN).join("memif"),
-                writable: false,
+                writable: attach == Attach::Memif,
             });
         }
         let (argv, image) = match &data_plane.program {
