@@ -113,6 +113,19 @@ impl Dir {
     }
 }
 
+/// Leaves nothing, also when a test fails.
+struct Fixture {
+    runtime: Runtime,
+    dir: PathBuf,
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        let _ = self.runtime.delete(&self.dir);
+        let _ = self.runtime.cgroups().remove("", Duration::from_secs(10));
+    }
+}
+
 #[test]
 fn layers_lie_upon_each_other() {
     let dir = Dir::new();
@@ -234,15 +247,19 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
         ])],
     );
     let cgroup = format!("pdp-image-{}", std::process::id());
-    let runtime = Runtime::new(Paths {
-        runc: "/usr/sbin/runc".into(),
-        shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
-        init: env!("CARGO_BIN_EXE_pdp-init").into(),
-        runc_root: dir.0.path().join("runc"),
-        images: dir.images(),
-        cgroup: cgroup.clone(),
-    })
-    .unwrap();
+    let fixture = Fixture {
+        dir: dir.0.path().join("guest"),
+        runtime: Runtime::new(Paths {
+            runc: "/usr/sbin/runc".into(),
+            shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
+            init: env!("CARGO_BIN_EXE_pdp-init").into(),
+            runc_root: dir.0.path().join("runc"),
+            images: dir.images(),
+            cgroup: cgroup.clone(),
+        })
+        .unwrap(),
+    };
+    let runtime = &fixture.runtime;
     let script = "cat /etc/image /etc/made /etc/shown; echo x >> /etc/made && echo wrote; \
                   echo x >> /etc/shown || echo refused; echo x > /bin/x || echo refused";
     let file = |path: &str, content: &str, writable| File {
@@ -295,5 +312,4 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
             spec.root = Root::Rootfs(root);
         }
     }
-    runtime.cgroups().remove("", Duration::from_secs(10)).unwrap();
 }
