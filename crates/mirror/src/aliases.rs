@@ -21,13 +21,17 @@ pub struct Alias {
     pub selector: u16,
     /// Table.
     pub table: Table,
+    /// Of an IPv6 prefix.
+    pub v6: bool,
+    /// By a nexthop object.
+    pub object: bool,
     /// An IPv6 route that joins with others of its class into one multipath route.
     pub sibling: bool,
 }
 
 impl Alias {
     /// Routes of one class compete by order alone; classes come in the kernel's order.
-    fn class(&self) -> (Table, std::cmp::Reverse<u16>, u32) {
+    pub fn class(&self) -> (Table, std::cmp::Reverse<u16>, u32) {
         (self.table, std::cmp::Reverse(self.selector), self.metric)
     }
 }
@@ -62,6 +66,16 @@ impl Aliases {
             return;
         }
         self.edit(|list| insert(list, alias, placement));
+    }
+
+    /// Whether it cannot be told what this replacement did.
+    pub fn is_ambiguous(&self, alias: &Alias, placement: Placement) -> bool {
+        let mut class = self.as_slice().iter().filter(|other| other.class() == alias.class());
+        placement == Placement::Replace
+            && alias.v6
+            && alias.object
+            && class.clone().count() > 1
+            && class.any(|other| other.identity == alias.identity)
     }
 
     /// Removes the route of this class and identity.
@@ -109,6 +123,15 @@ impl Aliases {
     }
 }
 
+/// A route of a nexthop object is told again after a change of the object, as a replacement,
+/// which must not replace the first route of the class. (A real replacement by a route that is
+/// there already looks the same, and only IPv6 permits it: see [`Aliases::is_ambiguous`].)
+/// IPv4 never has two alike; IPv6 may put one where another is replaced.
+fn is_told_again(class: &[Alias], alias: &Alias) -> bool {
+    let is_there = class.iter().any(|other| other.identity == alias.identity);
+    is_there && (alias.object || !alias.v6)
+}
+
 fn insert(list: &mut Vec<Alias>, alias: Alias, placement: Placement) {
     let class = alias.class();
     if placement == Placement::Only {
@@ -121,9 +144,7 @@ fn insert(list: &mut Vec<Alias>, alias: Alias, placement: Placement) {
         list[at] = alias;
         return;
     }
-    // A route that is there already is told again after a change of its nexthop object, as a
-    // replacement, which must not replace the first route of the class.
-    if list[start..end].iter().any(|other| other.identity == alias.identity) {
+    if is_told_again(&list[start..end], &alias) {
         return;
     }
     match placement {

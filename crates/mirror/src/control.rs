@@ -242,7 +242,7 @@ fn status(follower: &Follower, guests: &Guests) -> Status {
         neighbours: counts.neighbours,
         routes_refused: counts.refused,
         notifications: follower.notifications_count,
-        resyncs: follower.resyncs(),
+        resyncs: follower.resyncs,
         overruns: follower.overruns,
         guests: guests.status(),
     }

@@ -108,6 +108,8 @@ pub struct Follower {
     retry_at: Option<Instant>,
     passes: u32,
     ready: bool,
+    /// Times that routes were dumped after the first time.
+    pub resyncs: u64,
     /// Notifications read.
     pub notifications_count: u64,
     /// Times that notifications were lost.
@@ -132,6 +134,7 @@ impl Follower {
             retry_at: None,
             passes: 0,
             ready: false,
+            resyncs: 0,
             notifications_count: 0,
             overruns: 0,
         })
@@ -140,11 +143,6 @@ impl Follower {
     /// Whether the copy was whole once.
     pub fn is_ready(&self) -> bool {
         self.ready
-    }
-
-    /// Full passes of dumps after the first.
-    pub fn resyncs(&self) -> u64 {
-        u64::from(self.passes.saturating_sub(1))
     }
 
     /// When [`Self::step`] has something to do without a notification.
@@ -235,6 +233,9 @@ impl Follower {
             return false;
         }
         self.left = std::mem::take(&mut self.wanted);
+        let routes = self.left.iter().any(|kind| matches!(kind, Kind::Routes(..)));
+        self.resyncs += u64::from(routes && self.passes > 0);
+        tracing::debug!(pass = self.passes, kinds = ?self.left, "dumps begin");
         self.pass_started = now;
         true
     }
@@ -249,7 +250,7 @@ impl Follower {
                 return self.end_run(false);
             }
         };
-        events.iter().for_each(|event| self.table.dumped(event));
+        events.into_iter().for_each(|event| self.table.dumped(event));
         if let Some(interrupted) = end {
             let clean = self.table.end(interrupted);
             self.end_run(clean);

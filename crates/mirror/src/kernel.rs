@@ -662,3 +662,56 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_multipath_route_is_read() {
+        let hop = |weight: u8, flags: u8, ifindex: u32, gateway: [u8; 4]| {
+            let mut bytes = vec![16, 0, flags, weight - 1];
+            bytes.extend(ifindex.to_ne_bytes());
+            bytes.extend([8, 0, RTA_GATEWAY as u8, 0]);
+            bytes.extend(gateway);
+            bytes
+        };
+        let hops = [hop(3, RTNH_F_DEAD, 7, [1, 2, 3, 4]), hop(1, 0, 8, [5, 6, 7, 8])].concat();
+        let header = [libc::AF_INET as u8, 8, 0, 0, 254, 4, 0, RTN_UNICAST, 0, 0, 0, 0];
+        let metric = 5u32.to_ne_bytes();
+        let attributes: [(u16, &[u8]); 3] =
+            [(RTA_DST, &[10, 1, 1, 1]), (RTA_PRIORITY, &metric), (RTA_MULTIPATH, &hops)];
+        let bytes = message(RTM_NEWROUTE, NLM_F_REPLACE as u16, 0, &header, &attributes);
+        let read: Vec<_> = messages(&bytes).filter_map(|message| message.event()).collect();
+        let [Event::Route(route, Placement::Replace)] = &read[..] else { panic!("{read:?}") };
+        assert_eq!(route.prefix, "10.0.0.0/8".parse().unwrap());
+        assert_eq!((route.metric, route.table, route.selector), (5, Table::Main, 0));
+        let hop = |ifindex, gateway: [u8; 4], weight, dead| KernelHop {
+            ifindex,
+            gateway: Some(gateway.into()),
+            weight,
+            encap: false,
+            state: HopState { dead, linkdown: false },
+        };
+        let want = vec![hop(7, [1, 2, 3, 4], 3, true), hop(8, [5, 6, 7, 8], 1, false)];
+        assert_eq!(route.destination, Destination::Hops(want));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_is_no_trouble(
+            kind in 0u16..120, flags: u16, mut bytes: Vec<u8>, family in 0u8..12, cut in 0usize..80,
+        ) {
+            if let Some(first) = bytes.first_mut() {
+                *first = family;
+            }
+            let mut datagram = message(kind, flags, 1, &bytes, &[(1, &[1, 2, 3, 4])]);
+            datagram.truncate(datagram.len().saturating_sub(cut));
+            for message in messages(&datagram) {
+                message.event();
+                message.error();
+            }
+        }
+    }
+}

@@ -10,7 +10,9 @@
 //! - never told, because guests hand such packets over by themselves: prefixes inside 127.0.0.0/8,
 //!   ::1, fe80::/10 and ff00::/8, and multicast neighbours.
 //!
-//! Limits: tables other than main and local, policy rules and per-interface forwarding flags are
+//! Limits: the kernel's dump leaves out an IPv6 route that stands between the hops of a multipath
+//! route of the same prefix and metric, and so does the copy; among several IPv4 default routes of one metric the kernel prefers one whose gateway
+//! answers, the mirror takes the first; tables other than main and local, policy rules and per-interface forwarding flags are
 //! not followed; metrics of a route (such as its MTU) are not passed on; an IPv6 prefix that is
 //! local as a whole does not hide routes of the main table inside it. [`Config::routes_max`]
 //! prefixes, [`NEIGHBOURS_MAX`] neighbours; more are left to the kernel.
@@ -28,11 +30,18 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use pdp_proto::mirror::Config;
-use pdp_proto::routes::{GroupId, Resolved, Target, ToGuest, Vport};
+use pdp_proto::routes::{GroupId, Target, ToGuest, Vport};
 
 use crate::aliases::{Alias, Aliases};
-use crate::kernel::{Event, Kind, Placement, Route, Table as KernelTable};
+use crate::kernel::{self, Event, Kind, Placement, Route, Table as KernelTable};
 use crate::paths::{Destination, Paths};
+
+mod dump;
+mod fresh;
+#[cfg(test)]
+mod tests;
+
+use dump::{Dump, Small, small};
 
 /// Neighbours that are followed.
 pub const NEIGHBOURS_MAX: usize = 65_536;
@@ -55,26 +64,6 @@ struct Entry {
 struct Neighbour {
     mac: Option<[u8; 6]>,
     stale: bool,
-}
-
-/// What a notification can touch while a dump of few things runs.
-#[derive(Debug, PartialEq, Eq, Hash)]
-enum Small {
-    Link(u32),
-    Conf(bool, i32),
-    Neighbour(u32, IpAddr),
-    Object(u32),
-}
-
-#[derive(Debug)]
-struct Dump {
-    kind: Kind,
-    touched: HashSet<Small>,
-    named: HashSet<Small>,
-    /// No notification of this kind came while it ran.
-    clean: bool,
-    /// Routes of the prefix that the dump is at.
-    gathered: Option<(IpNet, Vec<Alias>)>,
 }
 
 /// How many of what there is.
@@ -259,6 +248,10 @@ impl Table {
             return;
         }
         self.touch(route);
+        let entry = self.entries.get(&route.prefix);
+        if entry.is_some_and(|entry| entry.aliases.is_ambiguous(&alias, placement)) {
+            self.suspects.insert(Kind::Routes(true, route.table));
+        }
         self.edit(route.prefix, |aliases| aliases.insert(alias, placement));
     }
 
@@ -273,7 +266,7 @@ impl Table {
         }
         self.touch(route);
         let mut alias = self.alias(route);
-        let crate::kernel::Destination::Hops(gone) = &route.destination else {
+        let kernel::Destination::Hops(gone) = &route.destination else {
             return self.edit(route.prefix, |aliases| aliases.remove(&alias));
         };
         // IPv6 tells which hops of a multipath route went.
@@ -288,7 +281,7 @@ impl Table {
         let empty = left.is_empty();
         alias = siblings;
         if !empty {
-            alias.destination = self.paths.find(v6, &crate::kernel::Destination::Hops(left));
+            alias.destination = self.paths.find(v6, &kernel::Destination::Hops(left));
         }
         self.edit(route.prefix, |aliases| match empty {
             true => aliases.remove(&siblings),
@@ -303,6 +296,8 @@ impl Table {
             destination: self.paths.find(is_v6(&route.prefix), &route.destination),
             selector: route.selector,
             table: route.table,
+            v6: is_v6(&route.prefix),
+            object: matches!(route.destination, kernel::Destination::Nexthop(_)),
             sibling: route.sibling,
         }
     }
@@ -373,22 +368,17 @@ impl Table {
 
     /// A dump of this kind begins; all notifications that were sent before it are applied.
     pub fn begin(&mut self, kind: Kind) {
+        self.suspects.remove(&kind);
         if let Kind::Routes(v6, table) = kind {
             let epoch = &mut self.epochs[usize::from(v6)][table as usize];
             *epoch = epoch.wrapping_add(1);
             self.refused[usize::from(v6)][table as usize] = 0;
         }
-        self.dump = Some(Dump {
-            kind,
-            touched: HashSet::new(),
-            named: HashSet::new(),
-            clean: true,
-            gathered: None,
-        });
+        self.dump = Some(Dump::new(kind));
     }
 
     /// One thing that the dump names; all notifications read so far are applied.
-    pub fn dumped(&mut self, event: &Event) {
+    pub fn dumped(&mut self, event: Event) {
         let Some(dump) = &mut self.dump else { return };
         if let Event::Route(route, _) = event {
             // Whatever the request asked for, only this table is compared.
@@ -397,32 +387,21 @@ impl Table {
             {
                 return;
             }
-            let alias = self.alias(route);
-            let at = self.dump.as_mut().and_then(|dump| dump.gathered.as_mut());
-            if let Some((prefix, aliases)) = at
-                && *prefix == route.prefix
-            {
-                aliases.push(alias);
-            } else {
-                self.finish_prefix();
-                if let Some(dump) = &mut self.dump {
-                    dump.gathered = Some((route.prefix, vec![alias]));
-                }
+            if let Some((prefix, routes)) = dump.gather.push(route) {
+                self.compare(prefix, &routes);
             }
-        } else if let Some(key) = small(event)
+        } else if let Some(key) = small(&event)
             && key.kind() == dump.kind
             && !dump.touched.contains(&key)
         {
             dump.named.insert(key);
-            self.small(event);
+            self.small(&event);
         }
     }
 
-    /// Takes over what was gathered of a prefix, unless a notification knows better.
-    fn finish_prefix(&mut self) {
-        let Some(dump) = &mut self.dump else { return };
-        let (Kind::Routes(v6, table), Some((prefix, aliases))) = (dump.kind, dump.gathered.take())
-        else {
+    /// Takes over what the dump says of a prefix, unless a notification knows better.
+    fn compare(&mut self, prefix: IpNet, routes: &[Route]) {
+        let Some(Kind::Routes(v6, table)) = self.dump.as_ref().map(|dump| dump.kind) else {
             return;
         };
         if self.refuses(&prefix, table) {
@@ -434,6 +413,8 @@ impl Table {
             return;
         }
         entry.seen[table as usize] = epoch;
+        let aliases: Vec<Alias> = routes.iter().map(|route| self.alias(route)).collect();
+        let entry = self.entry(prefix);
         let same =
             entry.aliases.as_slice().iter().filter(|alias| alias.table == table).eq(&aliases);
         if !same {
@@ -450,7 +431,9 @@ impl Table {
     /// The dump is whole; sweeps. `interrupted`: the kernel said that things changed meanwhile
     /// (`NLM_F_DUMP_INTR`). Says whether it was clean.
     pub fn end(&mut self, interrupted: bool) -> bool {
-        self.finish_prefix();
+        while let Some((prefix, routes)) = self.dump.as_mut().and_then(|dump| dump.gather.take()) {
+            self.compare(prefix, &routes);
+        }
         let Some(dump) = self.dump.take() else { return false };
         let clean = dump.clean && !interrupted;
         match dump.kind {
@@ -701,76 +684,6 @@ impl Table {
         let ifindex = self.paths.vport_link(vport)?.ifindex;
         let neighbour = self.neighbours.get_mut(&(ifindex, address))?;
         std::mem::take(&mut neighbour.stale).then_some(ifindex)
-    }
-
-    // Comparison
-
-    /// Instead of [`Self::dumped`] for routes of the main table, in a copy that is made for one
-    /// comparison and keeps none of them: once the routes of a prefix are whole, where it leads.
-    /// Routes of the local table have been dumped before; `None` ends the dump of a family.
-    pub fn resolve(&mut self, route: Option<&Route>) -> Option<(IpNet, Resolved)> {
-        if route.is_some_and(|route| is_quiet(&route.prefix) || route.table != KernelTable::Main) {
-            return None;
-        }
-        let next = route.map(|route| (route.prefix, self.alias(route)));
-        let dump = self.dump.as_mut()?;
-        if let (Some((prefix, aliases)), Some((same, alias))) = (&mut dump.gathered, next)
-            && *prefix == same
-        {
-            aliases.push(alias);
-            return None;
-        }
-        let next = next.map(|(prefix, alias)| (prefix, vec![alias]));
-        let (prefix, aliases) = std::mem::replace(&mut dump.gathered, next)?;
-        let mut all = self.entries.remove(&prefix).map(|entry| entry.aliases).unwrap_or_default();
-        all.set_table(KernelTable::Main, &aliases);
-        self.paths.refresh();
-        Some((prefix, self.paths.resolved(self.evaluate(&prefix, &all).1)?))
-    }
-
-    /// Prefixes of the local table that [`Self::resolve`] did not come across.
-    pub fn resolve_local(&mut self) -> Vec<(IpNet, Resolved)> {
-        self.paths.refresh();
-        let resolve = |(prefix, entry): (&IpNet, &Entry)| {
-            let outcome = self.evaluate(prefix, &entry.aliases).1;
-            Some((*prefix, self.paths.resolved(outcome)?))
-        };
-        self.entries.iter().filter_map(resolve).collect()
-    }
-}
-
-impl Small {
-    fn kind(&self) -> Kind {
-        match self {
-            Self::Link(_) => Kind::Links,
-            Self::Conf(v6, _) => Kind::Conf(*v6),
-            Self::Neighbour(..) => Kind::Neighbours,
-            Self::Object(_) => Kind::Nexthops,
-        }
-    }
-
-    fn gone(self) -> Event {
-        match self {
-            Self::Link(ifindex) => Event::LinkGone(ifindex),
-            Self::Conf(v6, ifindex) => Event::ConfGone { v6, ifindex },
-            Self::Neighbour(ifindex, address) => {
-                Event::Neighbour { ifindex, address, mac: None, stale: false }
-            }
-            Self::Object(id) => Event::NexthopGone(id),
-        }
-    }
-}
-
-fn small(event: &Event) -> Option<Small> {
-    match event {
-        Event::Link(link) => Some(Small::Link(link.ifindex)),
-        Event::LinkGone(ifindex) => Some(Small::Link(*ifindex)),
-        Event::Conf { v6, ifindex, .. } | Event::ConfGone { v6, ifindex } => {
-            Some(Small::Conf(*v6, *ifindex))
-        }
-        Event::Neighbour { ifindex, address, .. } => Some(Small::Neighbour(*ifindex, *address)),
-        Event::Nexthop(id, _) | Event::NexthopGone(id) => Some(Small::Object(*id)),
-        Event::Route(..) | Event::RouteGone(_) | Event::Address { .. } => None,
     }
 }
 

@@ -233,17 +233,16 @@ impl Tables {
         };
         let mut rows = Vec::new();
         if matches!(kind, Kind::Routes(_, KernelTable::Main)) {
-            for event in &events {
+            for event in events {
                 if let Event::Route(route, _) = event {
-                    rows.extend(self.fresh.resolve(Some(route)));
+                    rows.extend(self.fresh.resolve(route));
                 }
             }
             if last {
-                rows.extend(self.fresh.resolve(None));
-                self.fresh.abort();
+                rows.extend(self.fresh.resolve_rest());
             }
         } else {
-            events.iter().for_each(|event| self.fresh.dumped(event));
+            events.into_iter().for_each(|event| self.fresh.dumped(event));
             if last {
                 self.fresh.end(false);
             }

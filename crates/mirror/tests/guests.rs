@@ -7,14 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use common::guest::Guest;
-use common::reference::{look, of_guest};
+use common::reference::{equal, look};
 use common::{Mirror, Netns, Process, eventually, many};
 use pdp_proto::mirror::Source;
 use pdp_proto::routes::{FromGuest, Resolved, VERSION, encode};
-
-fn equal(netns: &Netns, guest: &Guest) {
-    eventually("the guest equals the kernel", || of_guest(&guest.state()) == look(netns));
-}
 
 fn connect(mirror: &Mirror, number: u32) -> Guest {
     let guest = Guest::connect(&mirror.config.routes_socket, number);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::guest::Guest;
-use common::reference::{look, of_guest};
+use common::reference::equal;
 use common::{Mirror, Netns, eventually, many};
 use pdp_proto::mirror::Source;
 
@@ -11,10 +11,6 @@ fn connect(mirror: &Mirror) -> Guest {
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
     eventually("a snapshot", || guest.snapshots() == 1);
     guest
-}
-
-fn equal(netns: &Netns, guest: &Guest) {
-    eventually("the guest equals the kernel", || of_guest(&guest.state()) == look(netns));
 }
 
 #[test]

@@ -132,7 +132,9 @@ impl Guest {
     /// Ends the connection; what it held stays in what is returned.
     pub fn leave(mut self) -> Arc<Mutex<Shared>> {
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.thread.take().map(|thread| thread.join().unwrap());
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
         self.shared.clone()
     }
 }

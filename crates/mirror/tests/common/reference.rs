@@ -1,6 +1,7 @@
 //! What guests should hold, from what iproute2 shows; slow and plain.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -177,5 +178,38 @@ pub fn of_guest(state: &super::guest::State) -> Reference {
         routes: state.resolved(),
         locals: state.locals.clone(),
         neighbours: state.neighbours.clone(),
+    }
+}
+
+/// For people.
+pub fn differences(guest: &Reference, kernel: &Reference) -> String {
+    let mut text = String::new();
+    for prefix in guest.routes.keys().chain(kernel.routes.keys()) {
+        let (is, should) = (guest.routes.get(prefix), kernel.routes.get(prefix));
+        if is != should {
+            writeln!(text, "{prefix}: is {is:?}\n  should be {should:?}").unwrap();
+        }
+    }
+    if guest.locals != kernel.locals {
+        let (is, should) = (&guest.locals, &kernel.locals);
+        writeln!(text, "locals: are {is:?}\n  should be {should:?}").unwrap();
+    }
+    if guest.neighbours != kernel.neighbours {
+        let (is, should) = (&guest.neighbours, &kernel.neighbours);
+        writeln!(text, "neighbours: are {is:?}\n  should be {should:?}").unwrap();
+    }
+    text
+}
+
+/// Waits until a guest has what the kernel has.
+pub fn equal(netns: &Netns, guest: &super::guest::Guest) {
+    let end = std::time::Instant::now() + super::EVENTUALLY;
+    loop {
+        let (is, should) = (of_guest(&guest.state()), look(netns));
+        if is == should {
+            return;
+        }
+        assert!(std::time::Instant::now() < end, "{}", differences(&is, &should));
+        std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
