@@ -104,7 +104,12 @@ impl Control {
     }
 
     /// Reads requests and goes on with answers; `answers` are what guests said.
-    pub fn step(&mut self, follower: &Follower, guests: &mut Guests, answers: Vec<(u32, Answer)>) {
+    pub fn step(
+        &mut self,
+        follower: &mut Follower,
+        guests: &mut Guests,
+        answers: Vec<(u32, Answer)>,
+    ) {
         for (guest, answer) in answers {
             if let Some(connection) = self.connections.iter_mut().find(|c| c.tables.is_some()) {
                 connection.take(guest, answer);
@@ -113,7 +118,7 @@ impl Control {
         let mut busy = self.connections.iter().any(|c| c.tables.is_some());
         let config = &self.config;
         self.connections.retain_mut(|connection| {
-            let result = connection.step(follower, guests, config, &mut busy);
+            let result = connection.step(&mut *follower, guests, config, &mut busy);
             if let Err(error) = &result
                 && error.kind() != ErrorKind::UnexpectedEof
             {
@@ -121,13 +126,16 @@ impl Control {
             }
             result.is_ok()
         });
+        if !self.connections.iter().any(|c| c.tables.is_some()) {
+            follower.table.take_watched();
+        }
     }
 }
 
 impl Connection {
     fn step(
         &mut self,
-        follower: &Follower,
+        follower: &mut Follower,
         guests: &mut Guests,
         config: &Config,
         busy: &mut bool,
@@ -138,7 +146,7 @@ impl Connection {
             return Ok(());
         }
         if let Some(tables) = &mut self.tables {
-            let progress = tables.step(guests);
+            let progress = tables.step(guests, &mut follower.table);
             self.go_on(progress)?;
         } else {
             match self.requests.pop_front() {

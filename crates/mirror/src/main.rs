@@ -79,7 +79,7 @@ fn run(mut follower: Follower, mut guests: Guests, mut control: Control) -> anyh
         guests.accept();
         let answers = guests.step(&mut follower);
         control.accept();
-        control.step(&follower, &mut guests, answers);
+        control.step(&mut follower, &mut guests, answers);
     }
 }
 

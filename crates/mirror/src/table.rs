@@ -100,6 +100,8 @@ pub struct Table {
     told_vports: Vec<Option<Vport>>,
     told_neighbours: HashMap<(u16, IpAddr), [u8; 6]>,
     told_forwarding: (bool, bool),
+    /// Prefixes whose routes changed since someone asked, while someone does.
+    watched: Option<HashSet<IpNet>>,
     /// The kernel may have changed these without a word.
     suspects: HashSet<Kind>,
 }
@@ -123,8 +125,19 @@ impl Table {
             told_vports: vec![None; config.vports.len()],
             told_neighbours: HashMap::new(),
             told_forwarding: (false, false),
+            watched: None,
             suspects: HashSet::new(),
         }
+    }
+
+    /// From now on notes whose routes change, and forgets those noted before.
+    pub fn watch(&mut self) {
+        self.watched = Some(HashSet::new());
+    }
+
+    /// The prefixes whose routes changed since [`Self::watch`]; notes no more.
+    pub fn take_watched(&mut self) -> HashSet<IpNet> {
+        self.watched.take().unwrap_or_default()
     }
 
     /// What is to be dumped again: since the last call the kernel may have changed it without a
@@ -350,6 +363,9 @@ impl Table {
         edit(&mut entry.aliases);
         if entry.aliases == old && (entry.queued || old != Aliases::None) {
             return;
+        }
+        if let Some(watched) = &mut self.watched {
+            watched.insert(prefix);
         }
         let main = |aliases: &Aliases| {
             aliases.as_slice().iter().any(|alias| alias.table == KernelTable::Main)

@@ -2,7 +2,8 @@
 //!
 //! Promises that the kernel's side is dumped anew and owes nothing to the mirror's copy, and that
 //! a difference is real: what differs is compared again, once the guest has applied all that it
-//! was sent, and shown only if it differed in each of [`PASSES`] comparisons.
+//! was sent, and shown only if it differed in each of [`PASSES`] comparisons and its routes did not
+//! change during the last.
 //!
 //! Limits: one such answer at a time; a guest's table may have [`ROWS_SPARE`] prefixes more than
 //! `routes_max`, and takes up to [`ANSWER_TIME_MAX`] to come.
@@ -118,7 +119,7 @@ impl Tables {
     }
 
     /// Goes on for a few milliseconds at most.
-    pub fn step(&mut self, guests: &mut Guests) -> Progress {
+    pub fn step(&mut self, guests: &mut Guests, table: &mut Table) -> Progress {
         if let Some(guest) = self.guest() {
             if !guests.is_live(guest) {
                 return Progress::Failed(format!(
@@ -141,6 +142,7 @@ impl Tables {
                 if self.source == Source::Guest(guest) || guests.has_applied_all(guest) {
                     let number = rand::random();
                     guests.ask_table(guest, number);
+                    table.watch();
                     self.state = State::Gather(number);
                 }
                 Progress::Rows(Vec::new())
@@ -153,7 +155,7 @@ impl Tables {
                     Err(error) => failed(kind, &error),
                 }
             }
-            State::Rest => self.rest(),
+            State::Rest => self.rest(table),
             State::Done => Progress::End,
         }
     }
@@ -283,7 +285,7 @@ impl Tables {
     }
 
     /// What the guest has and the kernel has not, and the end of a pass.
-    fn rest(&mut self) -> Progress {
+    fn rest(&mut self, table: &mut Table) -> Progress {
         match self.source {
             Source::Kernel => {}
             Source::Guest(_) => {
@@ -303,6 +305,10 @@ impl Tables {
                     let guest = Some(self.values[number as usize].clone());
                     self.different.push(RouteRow { prefix, kernel: None, guest });
                 }
+                // Notifications up to the end of the kernel's dump were read since then. What is
+                // passed on in later steps is not compared with what changes later.
+                let changed = table.take_watched();
+                self.different.retain(|row| !changed.contains(&row.prefix));
                 if !self.different.is_empty() && self.pass < PASSES {
                     let different = std::mem::take(&mut self.different);
                     self.only = Some(different.into_iter().map(|row| row.prefix).collect());
