@@ -327,8 +327,10 @@ fn system_mounts(profile: Profile) -> Vec<Value> {
 
 fn bind_mount(source: &Path, target: &Path, writable: bool) -> Value {
     let mut options = vec!["bind", if writable { "rw" } else { "ro" }, "nosuid", "nodev"];
-    // A user namespace can't take flags off a mount; systemd mounts /run with noexec.
-    if statvfs(source).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
+    // A user namespace can't take flags off a mount, and Debian mounts /run with noexec. The file
+    // itself may not be there yet.
+    let place = source.ancestors().find_map(|path| statvfs(path).ok());
+    if place.is_some_and(|place| place.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
         options.push("noexec");
     }
     json!({ "destination": target, "type": "bind", "source": source, "options": options })
