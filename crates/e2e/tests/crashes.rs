@@ -140,12 +140,19 @@ fn every_process_may_die() {
     });
     assert!(reaches(&node));
 
+    let restarts = |node: &Node, part: &str| match part {
+        "g0" => r1(node)["guests"][0]["restarts"].as_u64(),
+        part => r1(node)[part]["restarts"].as_u64(),
+    };
+
     // A forwarding guest.
     let guest = pid(&r1(&node)["guests"][0]).expect("g0 runs");
     kill(guest);
     eventually("g0 is replaced", || {
         pid(&r1(&node)["guests"][0]).is_some_and(|now| now != guest) && reaches(&node)
     });
+
+    assert_eq!(restarts(&node, "g0"), Some(1));
 
     // A TAP helper: the TAPs, and with them the carriers, stay.
     let helper = pid(&r1(&node)["tap"]).expect("the helper runs");
@@ -162,6 +169,8 @@ fn every_process_may_die() {
             && node.try_pdp(&["routes", "red/r1", "--diff"]).is_ok()
     });
     assert!(reaches(&node));
+    let all = ["control", "tap", "mirror"].map(|part| restarts(&node, part));
+    assert_eq!(all, [Some(0), Some(1), Some(1)]);
 
     // The mux.
     let mux = pid(&node.json(&["inspect", "substrate"])["status"]["mux"]).expect("the mux runs");
@@ -178,4 +187,39 @@ fn every_process_may_die() {
     eventually("r1 is restarted", || {
         pid(&r1(&node)["control"]).is_some_and(|now| now != router) && reaches(&node)
     });
+}
+
+#[test]
+fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
+    let mut node = Node::start("killed");
+    for wait_ms in [30, 150, 300, 500, 800] {
+        let file = node.directory.join("spec.yaml");
+        std::fs::write(&file, SPEC).expect("spec");
+        let mut apply = node.pdp_command(&["apply", "-f", file.to_str().expect("a path")]);
+        let applying = Background::start(&mut apply);
+        std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+        node.kill_pdpd();
+        drop(applying);
+        node.start_pdpd();
+        if node.try_pdp(&["inspect", "red"]).is_ok() {
+            eventually("what was stored runs", || is_running(&node));
+            // Killed while it takes down.
+            let deleting = Background::start(&mut node.pdp_command(&["delete", "red"]));
+            std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+            node.kill_pdpd();
+            drop(deleting);
+            node.start_pdpd();
+        }
+        if node.try_pdp(&["inspect", "red"]).is_ok() {
+            node.pdp(&["delete", "red"]);
+        }
+        eventually("nothing of the vnet is left", || {
+            let left = node.leftovers();
+            left.iter().all(|left| !left.contains("/vnets/") && !left.contains("pdp-init"))
+                && !node.place("red").exists()
+        });
+    }
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
 }

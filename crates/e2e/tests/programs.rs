@@ -116,8 +116,8 @@ fn make_root(root: &Path, program: &str) {
     }
     fs::copy(bin(program), target.join(program)).expect("program");
     for word in sh(&format!("ldd {}", bin(program).display())).split_whitespace() {
-        if word.starts_with('/') {
-            let to = root.join(&word[1..]);
+        if let Some(path) = word.strip_prefix('/') {
+            let to = root.join(path);
             fs::create_dir_all(to.parent().expect("a directory")).expect("root of the guest");
             fs::copy(word, to).expect("library");
         }

@@ -15,7 +15,6 @@ const GOOD_RUN: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Backoff {
     started: Option<Instant>,
-    starts: u64,
     failures: u32,
     not_before: Option<Instant>,
 }
@@ -26,7 +25,6 @@ impl Backoff {
         // A wait is no run.
         let before = self.started.max(self.not_before);
         let lately = before.is_some_and(|before| now.saturating_duration_since(before) < GOOD_RUN);
-        self.starts += 1;
         self.started = Some(now);
         self.not_before = None;
         if lately {
@@ -62,11 +60,6 @@ impl Backoff {
         self.not_before = None;
         self.failures = 0;
     }
-
-    /// Times it was started after the first.
-    pub fn restarts(&self) -> u64 {
-        self.starts.saturating_sub(1)
-    }
 }
 
 #[cfg(test)]
@@ -91,7 +84,6 @@ mod tests {
         assert_eq!(pauses[0], PAUSE_MIN);
         assert!(pauses.is_sorted());
         assert_eq!(*pauses.last().unwrap(), PAUSE_MAX);
-        assert_eq!(backoff.restarts(), 12);
     }
 
     #[test]

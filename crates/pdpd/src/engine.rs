@@ -444,12 +444,15 @@ pub fn keep(engine: &Engine, keeper: Keeper) {
         watched.retain(|directory, _| outcome.processes.contains(directory));
         let mut unsettled = false;
         for directory in outcome.processes {
-            if !watched.contains_key(&directory) {
-                match host.runtime.wait_exit(&directory) {
-                    Ok(Some(process)) => drop(watched.insert(directory, process)),
-                    Ok(None) => unsettled = true,
-                    Err(error) => tracing::warn!("{}", words(&error)),
+            if watched.contains_key(&directory) {
+                continue;
+            }
+            match host.runtime.wait_exit(&directory) {
+                Ok(Some(process)) => {
+                    watched.entry(directory).or_insert(process);
                 }
+                Ok(None) => unsettled = true,
+                Err(error) => tracing::warn!("{}", words(&error)),
             }
         }
         let mut again = outcome.again;

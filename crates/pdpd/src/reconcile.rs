@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use pdp_container::Process;
+use pdp_container::{Found, Process};
 use pdp_net::interface::Interface;
 use pdp_net::xdp::Xdp;
 use pdp_proto::mux;
@@ -40,12 +40,34 @@ const DEVICE_PAUSE: Duration = Duration::from_secs(1);
 /// How an object is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Its process, while there is one.
-    pub pid: Option<u32>,
-    /// Times it was started again.
+    /// Times that its process was started again since pdpd knows it.
     pub restarts: u64,
+    /// Those of its TAP helper.
+    pub tap_restarts: u64,
+    /// Those of its route mirror.
+    pub mirror_restarts: u64,
     /// What is wrong; `None`: nothing.
     pub problem: Option<String>,
+}
+
+/// Which processes of an object a step started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Started {
+    itself: bool,
+    tap: bool,
+    mirror: bool,
+}
+
+impl Started {
+    const NOTHING: Self = Self { itself: false, tap: false, mirror: false };
+    const ITSELF: Self = Self { itself: true, tap: false, mirror: false };
+
+    /// Adds to the restarts of an object that was there before.
+    fn count(self, health: &mut Health) {
+        health.restarts += u64::from(self.itself);
+        health.tap_restarts += u64::from(self.tap);
+        health.mirror_restarts += u64::from(self.mirror);
+    }
 }
 
 /// How all objects are.
@@ -62,6 +84,7 @@ pub struct Reconciler<'a> {
     backoffs: Mutex<BTreeMap<Key, Backoff>>,
     healths: Mutex<Healths>,
     mux: MuxSide,
+    looked_for_strays: bool,
 }
 
 /// What the running mux was given.
@@ -114,6 +137,7 @@ impl<'a> Reconciler<'a> {
             backoffs: Mutex::default(),
             healths: Mutex::default(),
             mux: MuxSide::default(),
+            looked_for_strays: false,
         }
     }
 
@@ -187,14 +211,10 @@ impl<'a> Reconciler<'a> {
                         };
                         match &task {
                             Task::Control(key, node, vnet) => {
-                                self.guarded(key, &node.control.dir, || {
-                                    self.control(key, node, vnet, &step)
-                                });
+                                self.guarded(key, || self.control(key, node, vnet, &step));
                             }
                             Task::Guest(key, node, guest) => {
-                                self.guarded(key, &guest.container.dir, || {
-                                    self.guest(key, node, guest, &step)
-                                });
+                                self.guarded(key, || self.guest(key, node, guest, &step));
                             }
                         }
                         done.fetch_add(1, Ordering::Relaxed);
@@ -204,11 +224,9 @@ impl<'a> Reconciler<'a> {
         });
     }
 
-    /// Runs a step unless it failed lately, and keeps its object's health. The step says whether
-    /// it started a process of the object anew.
-    fn guarded(&self, key: &Key, directory: &Path, step: impl FnOnce() -> Result<bool, HostError>) {
-        let now = Instant::now();
-        if lock(&self.backoffs).get(key).is_some_and(|backoff| backoff.waits(now)) {
+    /// Runs a step unless it failed lately, and keeps its object's health.
+    fn guarded(&self, key: &Key, step: impl FnOnce() -> Result<Started, HostError>) {
+        if lock(&self.backoffs).get(key).is_some_and(|backoff| backoff.waits(Instant::now())) {
             return;
         }
         let result = step();
@@ -216,12 +234,15 @@ impl<'a> Reconciler<'a> {
         let mut backoffs = lock(&self.backoffs);
         let backoff = backoffs.entry(key.clone()).or_default();
         let mut healths = lock(&self.healths);
+        let known = healths.contains_key(key);
         let health = healths.entry(key.clone()).or_default();
-        health.pid = self.host.running(directory).map(|process| process.pid);
         match result {
             Ok(started) => {
-                if started {
+                if started != Started::NOTHING {
                     backoff.started(now);
+                }
+                if known {
+                    started.count(health);
                 }
                 health.problem = None;
             }
@@ -232,7 +253,6 @@ impl<'a> Reconciler<'a> {
                 health.problem = Some(problem);
             }
         }
-        health.restarts = backoff.restarts();
     }
 
     // ---- the mux and external interfaces
@@ -242,13 +262,13 @@ impl<'a> Reconciler<'a> {
         let key = Key::Mux;
         let mut process = self.host.running(&wanted.process.dir);
         let host = self.host;
-        self.guarded(&key, &wanted.process.dir, || {
+        self.guarded(&key, || {
             let thing = host.state.thing(&key.to_string())?;
             let same = thing.and_then(|thing| thing.hash).as_ref() == Some(&wanted.hash);
             let cgroups = host.runtime.cgroups();
             if same && process.is_some() {
                 cgroups.ensure(&wanted.process.cgroup, &wanted.limits)?;
-                return Ok(false);
+                return Ok(Started::NOTHING);
             }
             told(0, 1, "starting the mux");
             host.state.intend(&key.to_string(), "")?;
@@ -265,7 +285,7 @@ impl<'a> Reconciler<'a> {
             cgroups.ensure(&wanted.process.cgroup, &wanted.limits)?;
             process = Some(host.start_helper(&wanted.process, Some(("mux", &socket)))?);
             host.state.confirm(&key.to_string(), &wanted.hash, "")?;
-            Ok(true)
+            Ok(Started::ITSELF)
         });
         if process != self.mux.process {
             self.mux = MuxSide { process, ..MuxSide::default() };
@@ -400,7 +420,7 @@ impl<'a> Reconciler<'a> {
         plan: &NodePlan,
         vnet: &VnetPlan,
         step: &dyn Fn(),
-    ) -> Result<bool, HostError> {
+    ) -> Result<Started, HostError> {
         let host = self.host;
         let journal = key.to_string();
         let limits = format!("{:?}", plan.control.limits);
@@ -428,18 +448,18 @@ impl<'a> Reconciler<'a> {
                 guest
             }
         };
-        let mut again = anew;
+        let mut started = Started { itself: anew, ..Started::NOTHING };
         if let Some(helper) = &plan.tap_helper
             && (anew || host.running(&helper.process.dir).is_none())
         {
-            again = true;
+            started.tap = true;
             let held = self.copies(key)?;
             host.start_tap_helper(helper, &held)?;
         }
         if let Some(mirror) = &plan.mirror
             && (anew || host.running(&mirror.process.dir).is_none())
         {
-            again = true;
+            started.mirror = true;
             let config = pdp_proto::mirror::Config {
                 netns: host::namespace(guest, "net"),
                 userns: Some(host::namespace(guest, "user")),
@@ -455,7 +475,7 @@ impl<'a> Reconciler<'a> {
             host.runtime.start(&plan.control.dir)?;
             host.state.confirm(&journal, &plan.hash, &limits)?;
         }
-        Ok(again)
+        Ok(started)
     }
 
     /// Whether this node's TAPs are held here now; asks its helper for them where they are not.
@@ -506,7 +526,7 @@ impl<'a> Reconciler<'a> {
         node: &NodePlan,
         plan: &GuestPlan,
         step: &dyn Fn(),
-    ) -> Result<bool, HostError> {
+    ) -> Result<Started, HostError> {
         let host = self.host;
         let journal = key.to_string();
         let limits = format!("{:?}", plan.container.limits);
@@ -523,7 +543,7 @@ impl<'a> Reconciler<'a> {
                 host.runtime.update_limits(directory, &plan.container.limits)?;
                 host.state.confirm(&journal, &plan.hash, &limits)?;
             }
-            return Ok(false);
+            return Ok(Started::NOTHING);
         }
         step();
         host.state.intend(&journal, &limits)?;
@@ -538,7 +558,7 @@ impl<'a> Reconciler<'a> {
         }
         host.runtime.start(directory)?;
         host.state.confirm(&journal, &plan.hash, &limits)?;
-        Ok(true)
+        Ok(Started::ITSELF)
     }
 
     // ---- taking down
@@ -567,6 +587,10 @@ impl<'a> Reconciler<'a> {
         told: Told<'_>,
     ) -> Result<(), HostError> {
         let host = self.host;
+        if !self.looked_for_strays {
+            self.remove_strays(plan)?;
+            self.looked_for_strays = true;
+        }
         let mut unwanted: Vec<(Key, String)> = Vec::new();
         for (text, thing) in host.state.things()? {
             match text.parse::<Key>() {
@@ -630,6 +654,22 @@ impl<'a> Reconciler<'a> {
         if plan.vnets.is_empty() {
             host.runtime.cgroups().remove("vnets", CGROUP_WAIT)?;
             host::remove_directory(&host.places.run.join("vnets"))?;
+        }
+        Ok(())
+    }
+
+    /// Ends what runs in the run directory and is in no plan, where the journal was lost too.
+    fn remove_strays(&self, plan: &Plan) -> Result<(), HostError> {
+        let known = processes(plan);
+        for found in self.host.runtime.list(&self.host.places.run)? {
+            let directory = match &found {
+                Found::Guest(guest) => &guest.dir,
+                Found::Helper(helper) => &helper.dir,
+            };
+            if !known.contains(directory) {
+                tracing::info!("{} is not wanted", directory.display());
+                self.host.runtime.delete(directory)?;
+            }
         }
         Ok(())
     }

@@ -141,10 +141,20 @@ impl View<'_> {
     fn node(&self, vnet: &str, name: &str, plan: &NodePlan, network: &VnetPlan) -> NodeStatus {
         let key = Key::node(vnet, name);
         let known = self.seen.vnets.contains(vnet);
-        let control = self.process(&plan.control.dir, self.health(&key), known);
-        let helper = |directory: &Path| self.process(directory, None, known);
-        let tap = plan.tap_helper.as_ref().map(|helper_plan| helper(&helper_plan.process.dir));
-        let mirror = plan.mirror.as_ref().map(|mirror| helper(&mirror.process.dir));
+        let health = self.health(&key);
+        let control = self.process(&plan.control.dir, health, known);
+        let helper = |directory: &Path, restarts: Option<u64>| ProcessStatus {
+            restarts: restarts.unwrap_or(0),
+            ..self.process(directory, None, known)
+        };
+        let tap = plan
+            .tap_helper
+            .as_ref()
+            .map(|tap| helper(&tap.process.dir, health.map(|health| health.tap_restarts)));
+        let mirror = plan
+            .mirror
+            .as_ref()
+            .map(|mirror| helper(&mirror.process.dir, health.map(|health| health.mirror_restarts)));
         let counters = self.mux.as_ref().and_then(|mux| mux.vnets.get(vnet)?.nodes.get(name));
         let guests: Vec<ForwardingGuest> = plan
             .guests

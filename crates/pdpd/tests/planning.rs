@@ -236,6 +236,13 @@ fn a_link_that_is_down_takes_both_carriers() {
     assert!(!red.carrier("r1", 0) && !red.carrier("h1", 0) && red.carrier("r1", 1));
     assert!(!red.mux.vlinks[0].up && red.mux.vlinks[1].up);
     assert!(model.plan.vnets["blue"].carrier("r1", 0));
+
+    // It stays down through other changes, until its vnet goes.
+    let wish = Wish { power_millicores: 300, ..Wish::of("red", 1) };
+    let changed = apply(&model, wish.yaml());
+    assert!(!changed.plan.vnets["red"].carrier("h1", 0));
+    let again = apply(&changed.without("red", &places(), &cpus()).unwrap(), wish.yaml());
+    assert!(again.plan.vnets["red"].carrier("h1", 0));
 }
 
 #[test]
