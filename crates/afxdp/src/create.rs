@@ -1,6 +1,8 @@
 //! The privileged half: a bound AF_XDP socket over another process's pool.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::{Error, PACKET_BYTES, RING_ENTRIES, pool};
 
@@ -19,9 +21,18 @@ const SEND_BUFFER_BYTES: libc::c_int = 16 << 20;
 /// Frames that one system call sends; without this option (Linux 6.17) the kernel's 32.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
+/// How long a queue may be busy: the kernel takes a closed socket, such as that of a killed mux,
+/// off its queue some time later.
+const BUSY_MAX: Duration = Duration::from_secs(1);
+
+/// Pause before a busy queue is tried again.
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
+
 /// Makes a socket over the pool in `memfd` and binds it to receive queue `queue` of device
 /// `ifindex` in the calling thread's network namespace. Needs CAP_NET_RAW, and CAP_IPC_LOCK for
 /// pools beyond RLIMIT_MEMLOCK: the kernel pins the pool's pages for the socket's life.
+///
+/// Blocks for up to a second while another socket has the queue.
 ///
 /// Frames flow once an XDP program redirects to the socket and its user filled its fill ring.
 pub fn create_socket(
@@ -86,18 +97,27 @@ fn bound(
         sxdp_queue_id: queue,
         sxdp_shared_umem_fd: 0,
     };
-    // SAFETY: the address is whole and its size is given.
-    let result = unsafe {
-        libc::bind(
-            socket.as_raw_fd(),
-            (&raw const address).cast(),
-            size_of::<libc::sockaddr_xdp>() as libc::socklen_t,
-        )
-    };
-    if result < 0 {
-        return Err(Error::last("bind"));
+    let since = Instant::now();
+    loop {
+        // SAFETY: the address is whole and its size is given.
+        let result = unsafe {
+            libc::bind(
+                socket.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of::<libc::sockaddr_xdp>() as libc::socklen_t,
+            )
+        };
+        if result == 0 {
+            return Ok(socket);
+        }
+        let error = Error::last("bind");
+        let busy = matches!(&error, Error::System { source, .. }
+            if source.raw_os_error() == Some(libc::EBUSY));
+        if !busy || since.elapsed() > BUSY_MAX {
+            return Err(error);
+        }
+        thread::sleep(BUSY_PAUSE);
     }
-    Ok(socket)
 }
 
 fn set<T>(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T) -> Result<(), ()> {

@@ -149,28 +149,33 @@ unsafe impl Send for Packet {}
 
 impl Packet {
     /// Its number in the pool.
+    #[inline]
     pub fn number(&self) -> usize {
         self.number as usize
     }
 
     /// Bytes of its contents.
     #[allow(clippy::len_without_is_empty)]
+    #[inline]
     pub fn len(&self) -> usize {
         usize::from(self.length)
     }
 
     /// Its contents.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.memory()[self.range()]
     }
 
     /// Its contents, to change.
+    #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let range = self.range();
         &mut self.memory_mut()[range]
     }
 
     /// Makes it empty, with [`HEADROOM_BYTES`] before it and no mark.
+    #[inline]
     pub fn reset(&mut self) {
         self.offset = HEADROOM_BYTES as u16;
         self.length = 0;
@@ -179,12 +184,14 @@ impl Packet {
 
     /// Everything from its start to the packet's end, to write new contents into; what was
     /// written becomes the contents by [`Packet::set_len`].
+    #[inline]
     pub fn room_mut(&mut self) -> &mut [u8] {
         let offset = usize::from(self.offset);
         &mut self.memory_mut()[offset..]
     }
 
     /// Sets the count of bytes of the contents; `None`, and no change, if there is no room.
+    #[inline]
     pub fn set_len(&mut self, length: usize) -> Option<()> {
         if length > PACKET_BYTES - usize::from(self.offset) {
             return None;
@@ -194,6 +201,7 @@ impl Packet {
     }
 
     /// Takes the first `count` bytes away; `None`, and no change, if there are fewer.
+    #[inline]
     pub fn advance(&mut self, count: usize) -> Option<()> {
         if count > self.len() {
             return None;
@@ -204,6 +212,7 @@ impl Packet {
     }
 
     /// Adds `count` bytes in front and returns them; `None`, and no change, without headroom.
+    #[inline]
     pub fn prepend(&mut self, count: usize) -> Option<&mut [u8]> {
         if count > usize::from(self.offset) {
             return None;
@@ -228,16 +237,19 @@ impl Packet {
         Some(())
     }
 
+    #[inline]
     fn range(&self) -> Range<usize> {
         usize::from(self.offset)..usize::from(self.offset) + usize::from(self.length)
     }
 
+    #[inline]
     fn memory(&self) -> &[u8] {
         // SAFETY: PACKET_BYTES from `start` are mapped for the life of the process, were zeroed
         // when made, and this handle is the only one on them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), PACKET_BYTES) }
     }
 
+    #[inline]
     fn memory_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `memory`, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), PACKET_BYTES) }

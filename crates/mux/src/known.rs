@@ -61,8 +61,11 @@ impl State {
         if let Some(free) = self.externals.iter().position(Option::is_none) {
             return Some(free);
         }
+        if self.externals.len() >= EXTERNALS_MAX {
+            return None;
+        }
         self.externals.push(None);
-        Some(self.externals.len() - 1).filter(|slot| *slot < EXTERNALS_MAX)
+        Some(self.externals.len() - 1)
     }
 
     /// The worker with the fewest vnets, and a free slot there.

@@ -1,6 +1,6 @@
 //! The Internet checksum (RFC 1071).
 
-/// A sum in the making: add the pieces, then [`Sum::finish`]. Every piece but the last must have
+/// A sum in the making: put the pieces together, then [`Sum::finish`]. Every piece but the last must have
 /// an even count of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
@@ -8,7 +8,7 @@ pub struct Sum(u64);
 impl Sum {
     /// Adds bytes, taken as big-endian 16-bit words; an odd last byte is padded with zero.
     #[must_use]
-    pub fn add(self, bytes: &[u8]) -> Self {
+    pub fn with(self, bytes: &[u8]) -> Self {
         // Word sums don't depend on word size (RFC 1071, 2.C): 32 bits at a time can't overflow
         // 64 bits below 2^32 words.
         let (words, rest) = bytes.as_chunks::<4>();
@@ -23,7 +23,7 @@ impl Sum {
 
     /// Adds one 16-bit word.
     #[must_use]
-    pub fn add_word(self, word: u16) -> Self {
+    pub fn with_word(self, word: u16) -> Self {
         Self(fold(self.0 + u64::from(word)))
     }
 
@@ -42,7 +42,7 @@ fn fold(sum: u64) -> u64 {
 
 /// The checksum of `bytes`.
 pub fn checksum(bytes: &[u8]) -> u16 {
-    Sum::default().add(bytes).finish()
+    Sum::default().with(bytes).finish()
 }
 
 #[cfg(test)]
@@ -70,7 +70,7 @@ mod tests {
         fn equals_the_slow_sum(bytes: Vec<u8>, cut: prop::sample::Index) {
             prop_assert_eq!(checksum(&bytes), slow(&bytes));
             let cut = cut.index(bytes.len() + 1) & !1;
-            let pieces = Sum::default().add(&bytes[..cut]).add(&bytes[cut..]);
+            let pieces = Sum::default().with(&bytes[..cut]).with(&bytes[cut..]);
             prop_assert_eq!(pieces.finish(), slow(&bytes));
         }
 

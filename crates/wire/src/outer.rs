@@ -182,7 +182,7 @@ impl Template {
         bytes[udp + 2..udp + 4].copy_from_slice(&ports[1].to_be_bytes());
         let length = udp + udp::HEADER_BYTES + inner.len();
         bytes.get_mut(length - inner.len()..length)?.copy_from_slice(inner);
-        let ipv4_sum = checksum::Sum::default().add(&bytes[ip..ip + IPV4_BYTES]);
+        let ipv4_sum = checksum::Sum::default().with(&bytes[ip..ip + IPV4_BYTES]);
         Some(Self { bytes, length, local, remote, ipv4_sum })
     }
 
@@ -225,7 +225,7 @@ impl Template {
         frame[udp + 4..udp + 6].copy_from_slice(&udp_bytes.to_be_bytes());
         if v4 {
             frame[ip + 2..ip + 4].copy_from_slice(&packet_bytes.to_be_bytes());
-            let sum = self.ipv4_sum.add_word(packet_bytes).finish();
+            let sum = self.ipv4_sum.with_word(packet_bytes).finish();
             frame[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
         } else {
             frame[ip + 4..ip + 6].copy_from_slice(&udp_bytes.to_be_bytes());

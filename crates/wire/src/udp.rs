@@ -66,14 +66,14 @@ fn sum(source: IpAddr, destination: IpAddr, segment: &[u8]) -> u16 {
     let sum = Sum::default();
     let addresses = match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            sum.add(&source.octets()).add(&destination.octets())
+            sum.with(&source.octets()).with(&destination.octets())
         }
-        (source, destination) => sum.add(&octets(source)).add(&octets(destination)),
+        (source, destination) => sum.with(&octets(source)).with(&octets(destination)),
     };
     addresses
-        .add_word(u16::from(PROTOCOL))
-        .add(&(segment.len() as u32).to_be_bytes())
-        .add(segment)
+        .with_word(u16::from(PROTOCOL))
+        .with(&(segment.len() as u32).to_be_bytes())
+        .with(segment)
         .finish()
 }
 
