@@ -485,6 +485,13 @@ fn substrates() {
         "fig1.yaml:9:3: substrate fig1: forwarding engine fe1 is gone, but red/r1 runs on it \
          (keep it, or delete those first)"
     );
+    let smaller = GOOD.split("---").next().unwrap();
+    let smaller = smaller.replace("\"0-1\", capacity: 0.5", "\"0-1\", capacity: 0.4");
+    assert_eq!(
+        apply_to(&smaller, &existing).unwrap_err(),
+        "fig1.yaml:10:34: forwarding engine fe1: capacity 0.4 is below the 0.5 that red/r1 has of it \
+         (keep the capacity, or lower their power first)"
+    );
     let other = GOOD.split("---").next().unwrap().replace("fig1", "fig2");
     assert_eq!(
         apply_to(&other, &existing).unwrap_err(),

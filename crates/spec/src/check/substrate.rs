@@ -215,3 +215,22 @@ impl CpuPower {
         amount
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpus(text: &str) -> CpuSet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn power_moves_to_make_room_and_is_given_once() {
+        let mut power = CpuPower::default();
+        assert_eq!(power.give(&cpus("0-2"), 1000), 1000);
+        // The first moves off CPU 0, and is then no longer there to be moved.
+        assert_eq!(power.give(&cpus("0"), 1000), 1000);
+        assert_eq!(power.give(&cpus("0"), 500), 0);
+        assert_eq!(power.give(&cpus("0-2"), 1500), 1000);
+    }
+}
