@@ -231,16 +231,17 @@ mod tests {
             (target == targets[0]).then_some((net, Peers(0b11)))
         };
         // Even numbers are the first target's.
-        let arrivals = [vec![at(2), at(0), at(4)], vec![at(6), at(6)], vec![at(8)], vec![at(1)]];
+        let arrivals =
+            [vec![at(2), at(0), at(4), at(10)], vec![at(6), at(6)], vec![at(8)], vec![at(1)]];
         let judgement = judge(&targets, &arrivals, allowed);
-        assert_eq!(judgement.by_peer, [3, 2, 1, 1]);
+        assert_eq!(judgement.by_peer, [4, 2, 1, 1]);
         assert_eq!(judgement.reordered, 1);
         assert_eq!(judgement.twice, 1);
         let wrong: Vec<_> =
             judgement.wrong.iter().map(|wrong| (wrong.target, wrong.peer)).collect();
         assert_eq!(wrong, [(targets[0], 2), (targets[1], 3)]);
         assert_eq!(judgement.delay_us(0.0), 0.0);
-        assert_eq!(judgement.delay_us(1.0), 8.0);
+        assert_eq!(judgement.delay_us(1.0), 10.0);
     }
 
     #[test]
