@@ -1,0 +1,42 @@
+#!/bin/bash
+# Runs inside the virtual machine, once per boot, after pdpd. Each line `VM: …` on the console is
+# read by tests/stock_debian.rs, which holds the expectations.
+export PDP_SOCKET=/run/pdp/pdpd.sock
+say() { echo "VM: $*" > /dev/ttyS0; }
+
+say "boot $(cat /proc/sys/kernel/random/boot_id)"
+say "kernel $(uname -r)"
+say "cgroups $(stat -fc %T /sys/fs/cgroup) v1=$(grep -c ' cgroup ' /proc/mounts)"
+
+if [ ! -e /var/lib/vm-applied ]; then
+    pdp apply -f /root/ospf.yaml > /root/apply.log 2>&1
+    say "apply $?"
+    touch /var/lib/vm-applied
+fi
+
+# OSPF has to find its neighbour and routes first; 120 s is far beyond what that takes here.
+for _ in $(seq 60); do
+    pdp exec ospf/h1 -- ping -c 1 -W 1 10.2.0.2 > /dev/null 2>&1 && break
+    sleep 1
+done
+say "ping $(pdp exec ospf/h1 -- ping -c 5 -i 0.2 -W 2 10.2.0.2 2>&1 | grep -o '[0-9]* received')"
+say "ospf $(pdp exec ospf/r1 -- ip route show proto ospf 10.2.0.0/24 2>&1 | head -1)"
+
+# Every forwarding guest's limit as the kernel has it: quota and period in microseconds.
+for limit in $(find /sys/fs/cgroup/pdp/vnets/ospf -maxdepth 2 -name cpu.max | sort); do
+    say "cpu.max ${limit#/sys/fs/cgroup/} $(cat "$limit")"
+done
+
+# A spinning process in a guest's cgroup gets the limit and no more: CPU time over 4 s.
+group=/sys/fs/cgroup/pdp/vnets/ospf/r1.g0
+leaf=$(find $group -mindepth 1 -type d | head -1)
+before=$(awk '/^usage_usec/ {print $2}' $group/cpu.stat)
+( echo $BASHPID > "${leaf:-$group}/cgroup.procs"; exec timeout 4 sh -c 'while :; do :; done' )
+after=$(awk '/^usage_usec/ {print $2}' $group/cpu.stat)
+say "spin_us $((after - before))"
+
+pdp stats --format json > /root/stats.json 2>&1
+say "stats $(jq -c '[.. | .toGuest? // empty] | add' /root/stats.json)"
+say "end"
+sync
+systemctl --no-block reboot
