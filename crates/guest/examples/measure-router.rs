@@ -1,6 +1,6 @@
 //! Measures the router over memif: packets a second, and what a full table costs.
 //!
-//! `cargo run --release -p pdp-guest --example measure -- V4-FILE V6-FILE`; a file has lines
+//! `cargo run --release -p pdp-guest --example measure-router -- V4-FILE V6-FILE`; a file has lines
 //! `PREFIX ANYTHING`, and is read through `xz` if its name ends in `.xz`. One thread is the router,
 //! the other generates and counts; each wants a core.
 

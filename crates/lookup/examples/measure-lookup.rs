@@ -1,6 +1,6 @@
 //! Measures a table with real routes: look-ups, updates, memory.
 //!
-//! `cargo run --release -p pdp-lookup --example measure -- V4-FILE V6-FILE`; a file has lines
+//! `cargo run --release -p pdp-lookup --example measure-lookup -- V4-FILE V6-FILE`; a file has lines
 //! `PREFIX ANYTHING`, and is read through `xz` if its name ends in `.xz`.
 
 use std::hint::black_box;

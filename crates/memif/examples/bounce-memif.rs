@@ -1,6 +1,6 @@
 //! How fast frames go round between our two sides: server, ring, client, ring, server.
 //!
-//! `cargo run --release -p pdp-memif --example bounce [-- FRAME_BYTES]` prints, for one thread and
+//! `cargo run --release -p pdp-memif --example bounce-memif [-- FRAME_BYTES]` prints, for one thread and
 //! for two, million frames a second of wall time, million frames a second of the server's own CPU
 //! time, and its cycles a frame (by the time stamp counter's rate): median, least and most of
 //! seven runs. With one thread the client's work is in these too. On a machine that is busy

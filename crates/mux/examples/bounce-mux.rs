@@ -1,7 +1,7 @@
 //! The mux's whole way but for the network card: VXLAN frames of 64 bytes inside are classified,
 //! distributed, copied to a guest, copied back, dispatched and encapsulated.
 //!
-//! `cargo run --release -p pdp-mux --example bounce -- [SECONDS] [GUESTS] [WORKER_CPU] [GUEST_CPU]`
+//! `cargo run --release -p pdp-mux --example bounce-mux -- [SECONDS] [GUESTS] [WORKER_CPU] [GUEST_CPU]`
 //!
 //! With guests, they are threads on a CPU of their own, and packets per second are those of the
 //! wall clock; both sides poll, so give each a CPU without other work. With 0 guests, one is
