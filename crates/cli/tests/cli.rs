@@ -502,18 +502,22 @@ fn a_shell_has_a_terminal_that_follows_its_clients() {
     keys.write_all(b"stty size; echo $TERM-$PDP_NODE\n").unwrap();
     eventually("the size is shown", || shows("31 97") && shows("dumb-r1"));
     // Ctrl-C is the shell's to see, not the client's end.
-    keys.write_all(b"sleep 600\n").unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    let mark = format!("6{:09}", std::process::id());
+    keys.write_all(format!("sleep {mark}\n").as_bytes()).unwrap();
+    eventually("the command runs", || processes_with(&mark) == 1);
     keys.write_all(b"\x03").unwrap();
+    eventually("the command is gone", || processes_with(&mark) == 0);
     rustix::termios::tcsetwinsize(
         &pty.master,
         rustix::termios::Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 },
     )
     .unwrap();
     kill(Pid::from_raw(child.id() as i32), Signal::SIGWINCH).unwrap();
-    std::thread::sleep(Duration::from_millis(300));
-    keys.write_all(b"stty size\n").unwrap();
-    eventually("the new size is shown", || shows("40 120"));
+    // The size goes its own way to the terminal; what is typed may be there before.
+    eventually("the new size is shown", || {
+        (&keys).write_all(b"stty size\n").unwrap();
+        shows("40 120")
+    });
     keys.write_all(b"exit 6\n").unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(6), "{}", text.lock().unwrap());
     let local = rustix::termios::tcgetattr(&pty.slave).unwrap().local_modes;
