@@ -17,6 +17,7 @@ use pdpd::http;
 use pdpd::plan::Places;
 use pdpd::state::State;
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
@@ -62,6 +63,7 @@ fn main() -> anyhow::Result<()> {
         anyhow::bail!("pdpd needs root, for namespaces, cgroups and interfaces; use sudo");
     }
     let run = absolute(&arguments.run_dir)?;
+    allow_descriptors()?;
     make_passable(Path::new("/"), &run)?;
     let log = run.join("pdpd.log");
     start_log(&log, arguments.quiet).with_context(|| format!("log {}", log.display()))?;
@@ -175,6 +177,13 @@ fn start_log(path: &Path, quiet: bool) -> std::io::Result<()> {
         .with(lines.with_writer(Mutex::new(file)))
         .init();
     Ok(())
+}
+
+/// Allows as many open files as may be had without asking the system for more: there is one for
+/// each TAP and each process.
+fn allow_descriptors() -> anyhow::Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("limit of open files")
 }
 
 fn only_one(run: &Path) -> anyhow::Result<File> {

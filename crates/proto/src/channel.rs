@@ -2,8 +2,8 @@
 //!
 //! A frame is a little-endian `u32` with the count of bytes that follow, then the bytes. Control
 //! channels carry JSON ([`Channel::send`], [`Channel::receive`]); the routes channel carries
-//! postcard (see [`crate::routes`]) over [`FrameReader`]. Descriptors travel with the first byte
-//! of a frame.
+//! postcard (see [`crate::routes`]) over [`FrameReader`]. Descriptors travel with the first bytes
+//! of a frame, [`DESCRIPTORS_AT_ONCE_MAX`] a byte, since the kernel passes on no more at once.
 //!
 //! Limits: [`FRAME_BYTES_MAX`] a frame, [`DESCRIPTORS_MAX`] descriptors a frame. What exceeds
 //! them is an error, and the connection is of no use after it.
@@ -24,8 +24,11 @@ use serde::de::DeserializeOwned;
 /// Bytes of one frame, without its prefix.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
-/// Descriptors that go with one frame.
-pub const DESCRIPTORS_MAX: usize = 64;
+/// Descriptors that go with one frame: a TAP for each vport of a node.
+pub const DESCRIPTORS_MAX: usize = pdp_wire::tag::VPORTS_MAX;
+
+/// Descriptors that the kernel passes on with one call (SCM_MAX_FD of include/net/scm.h).
+const DESCRIPTORS_AT_ONCE_MAX: usize = 253;
 
 const PREFIX_BYTES: usize = 4;
 
@@ -59,16 +62,25 @@ impl Channel {
             return Err(invalid(format!("{} descriptors, {DESCRIPTORS_MAX} at most", fds.len())));
         }
         let frame = frame(&serde_json::to_vec(message).map_err(io::Error::other)?)?;
-        let mut space =
-            vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(fds));
+        // All descriptors but the last lot go with a byte each; a prefix has bytes enough.
+        let mut rest = &frame[..];
+        let mut lots = fds.chunks(DESCRIPTORS_AT_ONCE_MAX).peekable();
+        loop {
+            let mut space = space();
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if let Some(lot) = lots.next() {
+                control.push(SendAncillaryMessage::ScmRights(lot));
+            }
+            let is_last = lots.peek().is_none();
+            let bytes = [IoSlice::new(if is_last { rest } else { &rest[..1] })];
+            let sent = rustix::io::retry_on_intr(|| {
+                sendmsg(&self.stream, &bytes, &mut control, SendFlags::NOSIGNAL)
+            })?;
+            rest = &rest[sent..];
+            if is_last {
+                return self.stream.write_all(rest);
+            }
         }
-        let sent = rustix::io::retry_on_intr(|| {
-            sendmsg(&self.stream, &[IoSlice::new(&frame)], &mut control, SendFlags::NOSIGNAL)
-        })?;
-        self.stream.write_all(&frame[sent..])
     }
 
     /// Waits for the next message; `None` once the peer has closed between two messages.
@@ -97,8 +109,7 @@ impl Channel {
     fn fill(&mut self) -> io::Result<usize> {
         let wanted = self.frames.wanted()?.min(1 << 16);
         let mut bytes = vec![0; wanted];
-        let mut space =
-            vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut space = space();
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = rustix::io::retry_on_intr(|| {
             recvmsg(
@@ -119,6 +130,11 @@ impl Channel {
         self.frames.extend(&bytes[..received.bytes]);
         Ok(received.bytes)
     }
+}
+
+/// Space for the descriptors of one call.
+fn space() -> Vec<MaybeUninit<u8>> {
+    vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_AT_ONCE_MAX))]
 }
 
 /// Puts frames together from bytes as they come. Holds at most one frame's bytes more than fed.
@@ -229,6 +245,25 @@ mod tests {
         }
         let want = [("first", 0), ("second", 2), ("third", 1)];
         assert_eq!(got, want.map(|(text, count)| (text.to_string(), count)));
+    }
+
+    #[test]
+    fn a_message_has_as_many_descriptors_as_a_node_has_vports() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (mut a, mut b) = (Channel::new(a), Channel::new(b));
+        let files: Vec<_> = (0..DESCRIPTORS_MAX).map(|_| tempfile::tempfile().unwrap()).collect();
+        let mut fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        a.send(&"all", &fds).unwrap();
+        a.send(&"one", &fds[..1]).unwrap();
+        let (text, got) = b.receive::<String>().unwrap().unwrap();
+        assert_eq!((text.as_str(), got.len()), ("all", DESCRIPTORS_MAX));
+        for (sent, got) in files.iter().zip(&got) {
+            let inode = |file: BorrowedFd<'_>| rustix::fs::fstat(file).unwrap().st_ino;
+            assert_eq!(inode(sent.as_fd()), inode(got.as_fd()), "in order");
+        }
+        assert_eq!(b.receive::<String>().unwrap().unwrap().1.len(), 1);
+        fds.push(files[0].as_fd());
+        assert!(a.send(&"too many", &fds).is_err());
     }
 
     #[test]

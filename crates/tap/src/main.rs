@@ -13,8 +13,7 @@
 //! - pdpd hands over the TAPs on the control socket, and gets them back from there when it is a
 //!   new one ([`pdp_proto::tap`]). Without control socket (inside a guest) they are inherited.
 //!
-//! Limits: 64 TAPs a `Serve` ([`pdp_proto::channel::DESCRIPTORS_MAX`]), frames of 64 KiB,
-//! [`control::CONNECTIONS_MAX`] control connections.
+//! Limits: [`VPORTS_MAX`] TAPs, frames of 64 KiB, [`control::CONNECTIONS_MAX`] control connections.
 
 mod control;
 mod helper;

@@ -191,18 +191,6 @@ pub enum PlanError {
         /// The bound.
         max: u32,
     },
-    /// More ports than descriptors go with one message.
-    #[error("node {vnet}/{node}: {count} interfaces, {max} at most")]
-    Ports {
-        /// The vnet.
-        vnet: String,
-        /// The node.
-        node: String,
-        /// How many.
-        count: usize,
-        /// The bound.
-        max: usize,
-    },
     /// A path too long for a Unix socket.
     #[error(
         "{path}: {bytes} bytes, {max} at most for a socket; use a shorter run directory or shorter names"

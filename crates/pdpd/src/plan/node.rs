@@ -48,15 +48,6 @@ pub(super) struct NodePlanner<'a> {
 
 impl NodePlanner<'_> {
     pub(super) fn plan(&self) -> Result<NodePlan, PlanError> {
-        let ports = self.node.ports();
-        if ports.len() > pdp_proto::channel::DESCRIPTORS_MAX {
-            return Err(PlanError::Ports {
-                vnet: self.vnet.name.into(),
-                node: self.name.into(),
-                count: ports.len(),
-                max: pdp_proto::channel::DESCRIPTORS_MAX,
-            });
-        }
         let directory = self.directory();
         let taps = self.taps(None);
         let control = self.control();
