@@ -1,0 +1,384 @@
+//! The user's verbs, run against a node with traffic.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use pdp_e2e::{Background, Node, bin, eventually, sh};
+use serde_json::Value;
+
+/// Rate of the link between r1 and h2.
+const RATE_BPS: u64 = 20_000_000;
+
+/// What TCP carries over it, in each direction.
+const TRANSFER_BYTES: u64 = 5_000_000;
+
+/// h1 - r1 - h2; the way between r1 and h2 has a rate, and h2 runs an iperf3 server.
+const SPEC: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  forwardingEngines:
+    fe1: {cpus: "1", capacity: 1}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {addresses: [10.0.1.1/24]}
+        eth1: {addresses: [10.0.2.1/24]}
+      dataPlane: {power: 0.2}
+    h1:
+      kind: host
+      interfaces: {eth0: {addresses: [10.0.1.2/24], gateways: [10.0.1.1]}}
+    h2:
+      kind: host
+      interfaces: {eth0: {addresses: [10.0.2.2/24], gateways: [10.0.2.1]}}
+      commands:
+        - sh -c 'echo h2 serves; exec iperf3 --server --forceflush'
+  links:
+    - {name: near, endpoints: ["r1:eth0", "h1:eth0"]}
+    - {name: far, rate: 20Mbps, endpoints: ["r1:eth1", "h2:eth0"]}
+"#;
+
+fn up(label: &str) -> Node {
+    let node = Node::start(label);
+    node.apply(SPEC);
+    eventually("h1 reaches h2", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
+    node
+}
+
+/// `pdp trace` of a frame at r1:eth0 with this target, while h1 pings it.
+fn traced(node: &Node, target: [u8; 4]) -> Vec<Value> {
+    let digits: String = target.iter().map(|byte| format!("{byte:02x}")).collect();
+    let dotted = target.map(|byte| byte.to_string()).join(".");
+    // The target address of IPv4 is at 30 of the frame.
+    let filter = format!("30={digits}");
+    let arguments = ["trace", "red/r1:eth0", "--match", "12=0800", "--match", &filter];
+    let trace = thread::scope(|scope| {
+        let waits = scope.spawn(|| node.json(&[&arguments[..], &["--wait", "60"]].concat()));
+        while !waits.is_finished() {
+            // It has no answer where the frame is dropped.
+            let _ = node.try_exec("red/h1", &format!("ping -c1 -W1 {dotted}"));
+        }
+        waits.join().expect("pdp trace")
+    });
+    let stages = trace["stages"].as_array().expect("stages").clone();
+    let times: Vec<u64> = stages.iter().map(|s| s["atNs"].as_u64().expect("a time")).collect();
+    assert!(times.is_sorted(), "{times:?}");
+    stages
+}
+
+fn names(stages: &[Value]) -> Vec<&str> {
+    stages.iter().map(|stage| stage["stage"].as_str().expect("a stage")).collect()
+}
+
+fn last_detail(stages: &[Value]) -> &str {
+    stages.last().and_then(|stage| stage["detail"].as_str()).expect("a detail")
+}
+
+#[test]
+fn packets_are_seen_by_capture_and_trace() {
+    let node = up("watch");
+
+    // Both directions of a ping in one capture.
+    let capture = Command::new(bin("pdp"))
+        .arg("--socket")
+        .arg(node.socket())
+        .args(["capture", "red/r1:eth1", "-w", "-"])
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut capture = capture.expect("pdp capture");
+    let mut reader = Command::new("tcpdump");
+    reader.args(["-nlr", "-", "icmp"]).stdin(capture.stdout.take().expect("piped"));
+    let reader = reader.stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut reader = reader.expect("tcpdump");
+    let mut lines = BufReader::new(reader.stdout.take().expect("piped")).lines();
+    let seen = thread::scope(|scope| {
+        let waits = scope.spawn(move || {
+            let mut seen = [0; 2];
+            while seen.contains(&0) {
+                let line = lines.next().expect("tcpdump goes on").expect("text");
+                seen[0] += u32::from(line.contains("10.0.1.2 > 10.0.2.2: ICMP echo request"));
+                seen[1] += u32::from(line.contains("10.0.2.2 > 10.0.1.2: ICMP echo reply"));
+            }
+            seen
+        });
+        eventually("both directions are seen", || {
+            node.exec("red/h1", "ping -c1 -W5 10.0.2.2");
+            waits.is_finished()
+        });
+        waits.join().expect("a reader")
+    });
+    assert_eq!(seen, [1, 1], "each frame once");
+    sh(&format!("kill -INT {}", capture.id()));
+    assert!(capture.wait().expect("own child").success(), "an interrupt ends it well");
+    reader.wait().expect("own child");
+
+    // Into a file, cut off after 60 bytes.
+    let file = node.directory.join("capture.pcap");
+    let path = file.to_str().expect("a path");
+    let arguments = ["capture", "red/h2:eth0", "-w", path, "--snap", "60"];
+    let capture = Background::start(&mut node.pdp_command(&arguments));
+    eventually("a file with both directions", || {
+        node.exec("red/h1", "ping -c1 -W5 -s 500 10.0.2.2");
+        let text = Command::new("tcpdump").args(["-nr", path, "icmp"]).output().expect("tcpdump");
+        let text = String::from_utf8_lossy(&text.stdout).into_owned();
+        text.contains("echo request") && text.contains("echo reply")
+    });
+    capture.stop("INT");
+    let bytes = fs::read(&file).expect("the capture");
+    // The first record's header follows the 24 bytes of the file's: kept and whole length.
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    assert!(word(32) <= 60 && word(36) >= word(32), "{} of {}", word(32), word(36));
+
+    // Forwarded, to the end of the vlink.
+    let stages = traced(&node, [10, 0, 2, 2]);
+    let forwarded = ["receive", "classify", "distribute", "dispatch", "send", "receive", "punt"];
+    assert_eq!(names(&stages), forwarded, "{stages:?}");
+    // Punted: the router's own address.
+    let stages = traced(&node, [10, 0, 1, 1]);
+    assert_eq!(names(&stages), ["receive", "classify", "distribute", "dispatch", "punt"]);
+    assert!(last_detail(&stages).contains("local"), "{stages:?}");
+    // Dropped, by a route that says so.
+    node.exec("red/r1", "ip route add blackhole 203.0.113.0/24");
+    eventually("the guest has the route", || {
+        node.pdp(&["routes", "red/r1", "--guest", "0"]).contains("203.0.113.0/24")
+    });
+    let stages = traced(&node, [203, 0, 113, 9]);
+    assert_eq!(names(&stages), ["receive", "classify", "distribute", "dispatch", "drop"]);
+    assert_eq!(last_detail(&stages), "guest-blackhole");
+    // Nothing to trace.
+    let error = node.try_pdp(&["trace", "red/r1:eth0", "--match", "12=88b5", "--wait", "0.3"]);
+    assert!(error.expect_err("no such frame").contains("no such frame"));
+}
+
+/// Carrier of an interface, as its node's kernel has it.
+fn carrier(node: &Node, port: &str) -> bool {
+    let (name, interface) = port.split_once(':').expect("NODE:PORT");
+    let words = node.exec(&format!("red/{name}"), &format!("ip -o link show {interface}"));
+    words.contains("LOWER_UP") && !words.contains("NO-CARRIER")
+}
+
+/// What did not leave the books: by node, what came less what became of it.
+fn missing(stats: &Value) -> Vec<(String, i64)> {
+    let nodes = stats["vnets"]["red"]["nodes"].as_object().expect("nodes");
+    let count = |value: &Value| value.as_i64().unwrap_or_else(|| panic!("a counter: {stats}"));
+    let sum_of = |node: &Value| -> i64 {
+        let ports = node["ports"].as_object().expect("ports").values().map(|port| {
+            let dropped = port["dropped"].as_object().expect("reasons");
+            let dropped: i64 = dropped.values().map(count).sum();
+            count(&port["received"]) + count(&port["made"])
+                - count(&port["sent"])
+                - count(&port["punted"])
+                - count(&port["consumed"])
+                - dropped
+        });
+        ports.sum::<i64>() - count(&node["inFlight"])
+    };
+    let all = nodes.iter().map(|(name, node)| (name.clone(), sum_of(node)));
+    all.filter(|(_, missing)| *missing != 0).collect()
+}
+
+#[test]
+fn links_go_down_and_keep_their_rate_and_counters_add_up() {
+    let node = up("links");
+    let both = |on: bool| carrier(&node, "r1:eth1") == on && carrier(&node, "h2:eth0") == on;
+    assert!(both(true));
+    node.pdp(&["link", "down", "red/far"]);
+    eventually("no carrier at either end", || both(false));
+    assert!(carrier(&node, "r1:eth0"), "the other link is untouched");
+    assert!(node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_err());
+    let links = node.json(&["inspect", "red"])["status"]["links"].clone();
+    let far = links.as_array().expect("links").iter().find(|link| link["name"] == "far");
+    let far = far.expect("far");
+    assert!(far["up"] == false && far["carrier"] == false, "{far}");
+    // By one of its ports.
+    node.pdp(&["link", "up", "red/r1:eth1"]);
+    eventually("carrier is back at both ends", || both(true));
+    eventually("h1 reaches h2 again", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
+
+    // A link carries no more than its rate, and TCP gets through with it; each direction by itself.
+    for direction in [&[][..], &["--reverse"]] {
+        let bytes = TRANSFER_BYTES.to_string();
+        let client = ["exec", "red/h1", "--", "iperf3", "-J", "-c", "10.0.2.2", "-n", &bytes];
+        let start = Instant::now();
+        let report = node.pdp(&[&client, direction].concat());
+        let seconds = start.elapsed().as_secs_f64();
+        let report: Value = serde_json::from_str(&report).expect("JSON of iperf3");
+        let carried = report["end"]["sum_received"]["bytes"].as_f64().expect("bytes");
+        // With --reverse, what was on its way at the end isn't counted.
+        assert!(carried >= 0.8 * TRANSFER_BYTES as f64, "{carried} bytes");
+        let bps = carried * 8.0 / seconds;
+        assert!(bps <= RATE_BPS as f64, "{bps} bit/s {direction:?}");
+    }
+
+    // More than the link takes: counters add up at any moment, with drops.
+    let flood = "import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(5000): s.sendto(bytes(1000), ('10.0.2.2', 9))";
+    let mut flood = node.pdp_command(&["exec", "red/h1", "--", "python3", "-c", flood]);
+    let flood = Background::start(&mut flood);
+    let stats = |node: &Node| node.json(&["stats", "red"]);
+    let port = |stats: &Value, node: &str, port: &str| {
+        stats["vnets"]["red"]["nodes"][node]["ports"][port].clone()
+    };
+    eventually("the link's queue overflows", || {
+        let now = stats(&node);
+        assert_eq!(missing(&now), [], "{now}");
+        port(&now, "r1", "eth1")["dropped"]["queue-full"].as_u64() > Some(0)
+    });
+    flood.finish();
+    let idle = "nothing is in flight";
+    eventually(idle, || {
+        let now = stats(&node);
+        assert_eq!(missing(&now), [], "{now}");
+        let nodes = now["vnets"]["red"]["nodes"].as_object().expect("nodes").clone();
+        nodes.values().all(|node| node["inFlight"] == 0)
+    });
+    // What one end of a link sent is what the other received, and what TAPs took is what was
+    // punted to them.
+    eventually("both ends of the links agree", || {
+        let now = stats(&node);
+        let ends = [("r1", "eth0", "h1", "eth0"), ("r1", "eth1", "h2", "eth0")];
+        ends.iter().all(|(a, a_port, b, b_port)| {
+            let (a, b) = (port(&now, a, a_port), port(&now, b, b_port));
+            a["sent"] == b["received"]
+                && b["sent"] == a["received"]
+                && a["sentBytes"] == b["receivedBytes"]
+                && a["punted"] == a["tap"]["toTap"]
+        })
+    });
+    let before = port(&stats(&node), "r1", "eth0")["received"].as_u64().expect("a counter");
+    node.exec("red/h1", "ping -c5 -i0.05 -W5 10.0.2.2");
+    let after = port(&stats(&node), "r1", "eth0")["received"].as_u64().expect("a counter");
+    assert!(after >= before + 5, "{before} to {after}");
+    let table = node.pdp(&["stats", "red"]);
+    assert!(table.contains("red/r1:eth1") && table.contains("queue-full"), "{table}");
+
+    // Again and again.
+    let mut watch = node.pdp_command(&["stats", "red", "--watch=0.2", "--format", "json"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().expect("pdp stats");
+    let lines = BufReader::new(watch.stdout.take().expect("piped")).lines();
+    let samples: Vec<Value> = lines
+        .take(3)
+        .map(|line| serde_json::from_str(&line.expect("a line")).expect("JSON a line"))
+        .collect();
+    let times: Vec<u64> = samples.iter().map(|s| s["atNs"].as_u64().expect("a time")).collect();
+    assert!(times[0] < times[1] && times[1] < times[2], "{times:?}");
+    assert!(samples[2]["rates"]["red/r1:eth0"]["receivedPps"].is_number());
+    // Whoever read its output is gone: it ends by itself.
+    assert!(watch.wait().expect("own child").success());
+}
+
+#[test]
+fn what_is_wanted_is_shown_checked_and_compared() {
+    let node = up("shown");
+
+    // The same twice, for programs that compare.
+    eventually("everything runs", || {
+        node.json(&["inspect", "red"])["status"]["phase"] == "running"
+    });
+    for verb in [&["get"][..], &["inspect", "red"], &["inspect", "substrate"]] {
+        assert_eq!(node.json(verb), node.json(verb));
+    }
+    let vnets = node.json(&["get"]);
+    let summary = ["name", "phase", "routers", "hosts", "links", "guests", "guestsConnected"]
+        .map(|key| vnets[0][key].clone());
+    let wanted = serde_json::json!(["red", "running", 1, 2, 2, 1, 1]);
+    assert_eq!(summary.as_slice(), wanted.as_array().expect("a list").as_slice());
+    let yaml = node.pdp(&["inspect", "red", "--format", "yaml"]);
+    assert!(yaml.contains("kind: VirtualNetwork"), "{yaml}");
+
+    // A dry run says what an apply then does, and does nothing.
+    let changed = SPEC.replace("power: 0.2", "power: 0.3").replace("10.0.1.2/24", "10.0.1.3/24");
+    let file = node.directory.join("changed.yaml");
+    fs::write(&file, &changed).expect("a spec");
+    let path = file.to_str().expect("a path");
+    let before = node.json(&["inspect", "red"]);
+    let dry = node.json(&["apply", "--dry-run", "-f", path]);
+    assert_eq!(node.json(&["inspect", "red"]), before);
+    let changes: Vec<String> = dry["changes"]
+        .as_array()
+        .expect("changes")
+        .iter()
+        .map(|change| [&change["action"], &change["object"]].map(|v| v.as_str().expect("text")))
+        .map(|words| words.join(" "))
+        .collect();
+    let expected = [
+        "unchanged substrate/node",
+        "change vnet/red",
+        "restart vnet/red/node/h1",
+        "change vnet/red/node/r1",
+    ];
+    assert_eq!(changes, expected, "{dry}");
+    let done = node.json(&["apply", "-f", path]);
+    assert_eq!(done["changes"], dry["changes"]);
+    let again = node.json(&["apply", "--dry-run", "-f", path]);
+    let again = again["changes"].as_array().expect("changes").clone();
+    assert!(again.iter().all(|change| change["action"] == "unchanged"), "{again:?}");
+
+    // A wrong file: where, what, the bound and what to do, by validate and by apply.
+    let wrong = changed.replace("eth1: {addresses", "eth1: {mtu: 9000, addresses");
+    let line = wrong.lines().position(|line| line.contains("9000")).expect("the line") + 1;
+    fs::write(&file, &wrong).expect("a spec");
+    let before = node.json(&["inspect", "red"]);
+    for verb in [&["validate", path][..], &["apply", "-f", path]] {
+        let mut command = node.pdp_command(verb);
+        let output = pdp_e2e::run(&mut command, "");
+        assert_eq!(output.status.code(), Some(1), "{verb:?}");
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        let where_ = format!("changed.yaml:{line}:");
+        let parts =
+            [&where_, "vport red/r1:eth1: mtu 9000 exceeds 1700", "help: set mtu to at most"];
+        assert!(parts.iter().all(|part| words.contains(part)), "{words}");
+    }
+    assert_eq!(node.json(&["inspect", "red"]), before);
+    fs::write(&file, &changed).expect("a spec");
+    node.pdp(&["validate", path]);
+
+    // Logs: the daemon's, a host's own words, a forwarding guest's; the last line; what comes.
+    assert!(node.pdp(&["logs"]).contains("is ready"));
+    assert!(node.pdp(&["logs", "mux"]).contains("is connected"));
+    assert!(node.pdp(&["logs", "red/h2"]).contains("h2 serves"));
+    assert!(node.pdp(&["logs", "red/r1", "--guest", "0"]).contains("pdp-router started"));
+    assert_eq!(node.pdp(&["logs", "red/h2", "--tail", "1"]).lines().count(), 1);
+    let mut follow = node.pdp_command(&["logs", "red/h2", "--follow", "--tail", "1"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().expect("pdp logs");
+    let mut lines = BufReader::new(follow.stdout.take().expect("piped")).lines();
+    lines.next().expect("the last line").expect("text");
+    node.exec("red/h1", "iperf3 -c 10.0.2.2 -n 1000");
+    let accepted = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("Accepted")));
+    assert!(accepted.is_some(), "the server's words follow");
+    drop(lines);
+    follow.kill().expect("own child");
+    follow.wait().expect("own child");
+
+    // What this machine can do: it could do all of the above.
+    let checks = node.json(&["doctor"]);
+    let state = |name: &str| {
+        let all = checks.as_array().expect("checks");
+        all.iter().find(|check| check["name"] == name).map(|check| check["state"].clone())
+    };
+    for name in ["root", "kernel", "cgroups", "user namespaces", "seccomp", "TAP", "XDP", "AF_XDP"]
+    {
+        assert_eq!(state(name), Some("ok".into()), "{name}: {checks}");
+    }
+
+    // Completion works in a shell.
+    let script = node.directory.join("completion");
+    fs::write(&script, node.pdp(&["completion", "bash"])).expect("a script");
+    let words = format!(
+        "bash -c '. {}; COMP_WORDS=(pdp ca); COMP_CWORD=1; _pdp pdp ca pdp; echo $COMPREPLY'",
+        script.display()
+    );
+    assert_eq!(sh(&words).trim(), "capture");
+}
