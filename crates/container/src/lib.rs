@@ -22,6 +22,7 @@ pub mod cgroup;
 mod error;
 pub mod image;
 pub mod init;
+mod log;
 mod process;
 mod profile;
 mod root;
@@ -31,6 +32,7 @@ mod spec;
 mod store;
 
 pub use error::{Error, Result};
+pub use log::LogFile;
 pub use process::{Exit, Process};
 pub use runtime::{Paths, Runtime, State};
 pub use shim::main as shim_main;

@@ -13,7 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -23,6 +23,7 @@ use rustix::process::{Pid, WaitOptions};
 
 use crate::cgroup::Cgroups;
 use crate::error::{Context, Error, Result};
+use crate::log::LogFile;
 use crate::process::{Exit, Process};
 use crate::spec::{HelperSpec, bundle};
 use crate::store::{Found, LOGS, RUNC_PID, Record, Store};
@@ -311,21 +312,16 @@ impl Budget {
     }
 }
 
-/// A log of lines with times, in two files.
+/// A log of lines with times.
 struct Log {
-    paths: [PathBuf; 2],
-    file: Option<File>,
-    size: u64,
-    bytes_max: u64,
+    /// `None`: it can't be made, which must not stop the guest.
+    file: Option<LogFile>,
     line: Vec<u8>,
 }
 
 impl Log {
     fn open(dir: &Path, bytes_max: u64) -> Self {
-        let paths = LOGS.map(|name| dir.join(name));
-        let file = OpenOptions::new().create(true).append(true).open(&paths[0]).ok();
-        let size = file.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |m| m.len());
-        Self { paths, file, size, bytes_max, line: Vec::new() }
+        Self { file: LogFile::open(&dir.join(LOGS[0]), bytes_max).ok(), line: Vec::new() }
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -351,16 +347,9 @@ impl Log {
         text.push(b' ');
         text.append(&mut self.line);
         text.push(b'\n');
-        if self.size + text.len() as u64 > self.bytes_max && self.size > 0 {
-            let _ = std::fs::rename(&self.paths[0], &self.paths[1]);
-            self.file = File::create(&self.paths[0]).ok();
-            self.size = 0;
-        }
-        // A log that can't be written must not stop the guest.
-        if let Some(file) = &mut self.file
-            && file.write_all(&text).is_ok()
-        {
-            self.size += text.len() as u64;
+        if let Some(file) = &mut self.file {
+            // A full disk must not stop it either.
+            let _ = file.write_all(&text);
         }
     }
 }

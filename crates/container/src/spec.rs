@@ -48,7 +48,7 @@ pub struct GuestSpec {
 /// Bytes of a guest's id.
 pub const ID_BYTES_MAX: usize = 128;
 
-/// Default of [`GuestSpec::log_bytes_max`].
+/// Bytes of one log file where nothing else is wanted; there are two of each log.
 pub const LOG_BYTES_MAX: u64 = 4 << 20;
 
 impl GuestSpec {

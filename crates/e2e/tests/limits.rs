@@ -1,5 +1,7 @@
 //! What a node promises at its bounds.
 
+use std::fs;
+
 use pdp_e2e::{Node, eventually, kill};
 
 /// As many as a node may have.
@@ -62,4 +64,38 @@ fn the_taps_of_the_widest_node_go_from_hand_to_hand() {
     eventually("the helper is replaced", || pid(&node, "tap").is_some_and(|now| now != helper));
     reaches(&node);
     assert_eq!(pid(&node, "control"), Some(guest), "no TAP was lost");
+}
+
+/// Bytes of one log file: docs/ARCHITECTURE.md, "Places".
+const LOG_BYTES_MAX: usize = 4 << 20;
+
+#[test]
+fn the_log_of_a_daemon_that_runs_is_bounded() {
+    let mut node = Node::prepare("log");
+    fs::create_dir_all(node.run_dir()).expect("run directory");
+    let path = node.run_dir().join("pdpd.log");
+    // Room for what it says at its start.
+    let room = 500;
+    let line = "what was long ago\n";
+    fs::write(&path, line.repeat((LOG_BYTES_MAX - room) / line.len())).expect("log");
+    node.start_pdpd();
+    let older = path.with_extension("log.1");
+    assert!(!older.exists());
+    let mut changes = 0;
+    eventually("a new file begins", || {
+        changes += 1;
+        node.apply(&format!(
+            "{{apiVersion: pdp/v1, kind: Substrate, metadata: {{name: node}}, spec: {{
+              mux: {{cpus: '0', power: 0.5, workers: {}}}, forwardingEngines: {{}}}}}}",
+            1 + changes % 2
+        ));
+        older.exists()
+    });
+    let size = |path| fs::metadata(path).expect("log").len() as usize;
+    assert!(size(&older) <= LOG_BYTES_MAX && size(&path) < room + LOG_BYTES_MAX / 2);
+    let text = node.pdp(&["logs", "daemon"]);
+    assert!(text.contains(line) && text.contains("is ready"), "both are shown");
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert!(!older.exists() && !path.exists());
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use clap::Parser;
-use pdp_container::{Paths, Runtime};
+use pdp_container::{LOG_BYTES_MAX, LogFile, Paths, Runtime};
 use pdpd::control::Mux;
 use pdpd::engine::{self, Engine};
 use pdpd::host::{Host, make_passable};
@@ -23,9 +23,6 @@ use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-
-/// Bytes of the daemon's log in the run directory at which a start begins a new one.
-const LOG_BYTES_MAX: u64 = 4 << 20;
 
 /// The PdP daemon. Hosts virtual networks in the network namespace that it is started in.
 #[derive(Debug, Parser)]
@@ -120,6 +117,7 @@ fn main() -> anyhow::Result<()> {
     remove(&socket);
     if purge {
         remove(&log);
+        remove(&LogFile::older(&log));
         remove(&run.join("pdpd.lock"));
         for name in ["pdpd.sqlite", "pdpd.sqlite-wal", "pdpd.sqlite-shm"] {
             remove(&state_directory.join(name));
@@ -163,10 +161,7 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
 
 /// Logs to standard error, unless `quiet`, and into the run directory, for `pdp logs`.
 fn start_log(path: &Path, quiet: bool) -> std::io::Result<()> {
-    if std::fs::metadata(path).is_ok_and(|file| file.len() > LOG_BYTES_MAX) {
-        std::fs::rename(path, path.with_extension("log.1"))?;
-    }
-    let file = File::options().create(true).append(true).open(path)?;
+    let file = LogFile::open(path, LOG_BYTES_MAX)?;
     let filter = EnvFilter::try_from_env("PDPD_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt::layer().with_ansi(false);
     tracing_subscriber::registry()

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use pdp_container::{GuestSpec, HelperSpec, Limits};
+use pdp_container::{GuestSpec, HelperSpec, LOG_BYTES_MAX, Limits};
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Take;
 use pdp_proto::{mirror, mux, tap};
@@ -278,9 +278,6 @@ fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
     let limits = Limits { cpus: Some(substrate.mux.cpus.to_string()), ..Limits::default() };
     MuxPlan { hash: hash(&process), process, limits }
 }
-
-/// Bytes of one log file of a guest or helper; there are two of each.
-const LOG_BYTES_MAX: u64 = 4 << 20;
 
 struct VnetPlanner<'a> {
     places: &'a Places,
