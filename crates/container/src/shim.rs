@@ -188,9 +188,17 @@ fn start_helper(spec: &HelperSpec, cgroups: &Cgroups, output: OwnedFd) -> Result
     let (program, arguments) =
         spec.argv.split_first().ok_or_else(|| fail("a command without a program".to_owned()))?;
     let errors = output.try_clone().at("pass on output in", &spec.dir)?;
-    let mut command = Command::new(program);
+    // Started from its own directory, so that the user it becomes need not pass all those above:
+    // a checkout below /root, with mode 0700, is to work.
+    let path = Path::new(program);
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(fail(format!("{program} is no path of a program")));
+    };
+    let mut command = Command::new(Path::new(".").join(name));
     command
+        .arg0(program)
         .args(arguments)
+        .current_dir(directory)
         .env_clear()
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         .envs(&spec.env)
@@ -206,7 +214,7 @@ fn start_helper(spec: &HelperSpec, cgroups: &Cgroups, output: OwnedFd) -> Result
             if keep_root { Ok(()) } else { drop_privileges(uid) }
         });
     }
-    command.spawn().at("run", Path::new(program))
+    command.spawn().at("run", path)
 }
 
 /// Becomes an ordinary user for good: no capability, not by exec either.

@@ -142,6 +142,10 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+fn named(user: &str, group: Option<&str>) -> Owned {
+    Owned::Named { user: user.into(), group: group.map(str::to_owned) }
+}
+
 #[test]
 fn frr_runs_in_a_control_guest() {
     let fixture = Fixture::new();
@@ -152,11 +156,11 @@ fn frr_runs_in_a_control_guest() {
     spec.commands = [zebra, staticd, ospfd].map(|argv| command(argv, Restart::Always)).to_vec();
     spec.files = vec![
         File {
-            owner: Owned::User("frr".into()),
+            owner: named("frr", None),
             ..file("/etc/frr/staticd.conf", "ip route 10.9.0.0/16 blackhole\n", true)
         },
         File {
-            owner: Owned::User("frr".into()),
+            owner: named("root", Some("frr")),
             ..file("/etc/frr/ospfd.conf", "router ospf\n", true)
         },
     ];
@@ -175,6 +179,9 @@ fn frr_runs_in_a_control_guest() {
     );
     assert!(good && text.starts_with("1\n0\n1\nr1\n"), "{text}");
     assert!(text.contains(&format!("0     {BASE}      65536")), "{text}");
+    let (good, text) =
+        fixture.exec(&spec, "stat -c %U:%G /etc/frr/staticd.conf /etc/frr/ospfd.conf");
+    assert!(good && text == "frr:frr\nroot:frr\n", "{text}");
     // The daemon may write its configuration, and runs as the host's user of that name, mapped.
     let (good, text) = fixture.exec(&spec, "vtysh -c 'write memory'; ls /etc/frr");
     assert!(good && text.contains("frr.conf"), "{text}");
@@ -379,6 +386,49 @@ fn a_guest_that_is_only_made_waits_and_can_be_deleted() {
 }
 
 #[test]
+fn an_owner_that_the_guest_does_not_have_is_refused() {
+    let fixture = Fixture::new();
+    let mut spec = fixture.spec(Profile::Host, &[]);
+    for (owner, words) in [
+        (named("nosuch", None), "no user nosuch in its /etc/passwd"),
+        (named("0", Some("nosuch")), "no group nosuch in its /etc/group"),
+        // Another guest's user id on the host.
+        (named("65536", None), "its ids are 0 to 65535"),
+        (Owned::Ids { uid: 0, gid: 65536 }, "its ids are 0 to 65535"),
+    ] {
+        spec.files = vec![File { owner, ..file("/tmp/file", "text", true) }];
+        let refused = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
+        assert!(refused.contains(words), "{refused}");
+    }
+    spec.files[0].owner = named("7", Some("daemon"));
+    fixture.run(&spec);
+    eventually("it is there", || fixture.exec(&spec, "stat -c %u:%G /tmp/file").1 == "7:daemon\n");
+}
+
+#[test]
+fn a_guest_whose_shim_was_killed_is_told_from_one_that_runs() {
+    let fixture = Fixture::new();
+    let spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
+    let process = fixture.run(&spec);
+    let watched = fixture.runtime.wait_exit(&spec.dir).unwrap().expect("it runs");
+    let readable = |timeout: Duration| {
+        let mut fds = [rustix::event::PollFd::new(&watched, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&timeout.try_into().unwrap())).unwrap() > 0
+    };
+    assert!(!readable(Duration::ZERO));
+    let shim = fs::read_to_string(spec.dir.join("shim")).unwrap();
+    let shim: pdp_container::Process = serde_json::from_str(&shim).unwrap();
+    kill(shim.pid);
+    assert!(readable(Duration::from_secs(60)), "who waits for it hears of it");
+    eventually("the shim is dead", || !shim.is_alive());
+    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), State::Orphaned(process));
+    assert!(fixture.runtime.wait_exit(&spec.dir).unwrap().is_none());
+    fixture.runtime.delete(&spec.dir).unwrap();
+    assert!(!process.is_alive() && !spec.dir.exists());
+    fixture.run(&spec);
+}
+
+#[test]
 fn what_a_maker_left_half_made_is_deleted() {
     let fixture = Fixture::new();
     let spec = fixture.spec(Profile::Host, &[]);
@@ -388,7 +438,6 @@ fn what_a_maker_left_half_made_is_deleted() {
     let shim: pdp_container::Process = serde_json::from_str(&shim).unwrap();
     kill(shim.pid);
     eventually("the shim is dead", || !shim.is_alive());
-    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), State::Running(process));
     for name in ["pid", "runc.pid", "shim"] {
         fs::remove_file(spec.dir.join(name)).unwrap();
     }
@@ -537,12 +586,18 @@ fn helpers_run_apart_without_rights() {
     let input = fixture.path("input");
     fs::write(&input, "passed\n").unwrap();
     let input = fs::File::open(input).unwrap();
+    // Nobody but root passes what is above the program.
+    let private = fixture.path("private");
+    fs::create_dir_all(private.join("bin")).unwrap();
+    fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).unwrap();
+    let program = private.join("bin/sh");
+    fs::copy("/bin/sh", &program).unwrap();
     let script = "cat <&3; grep -E '^(Uid|Groups|CapEff|CapBnd|NoNewPrivs)' /proc/self/status; \
                   cat /proc/self/cgroup; exec sleep 1000";
     let spec = HelperSpec {
         id: "tap".into(),
         dir: fixture.path("tap"),
-        argv: ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
+        argv: [program.to_str().unwrap(), "-c", script].map(str::to_owned).to_vec(),
         env: BTreeMap::new(),
         cgroup: "red/r1/helpers".into(),
         uid: BASE + 5,
