@@ -15,7 +15,7 @@ use crate::image;
 use crate::init;
 use crate::profile::Writable;
 use crate::root;
-use crate::spec::{GuestSpec, ID_BYTES_MAX, Owned, Profile, Root, bundle};
+use crate::spec::{GuestSpec, ID_BYTES_MAX, Profile, Root, bundle};
 
 /// Where a guest finds what PdP needs in it.
 const INSIDE: &str = "/run/pdp";
@@ -133,7 +133,7 @@ pub(crate) fn make(
     let memory = spec.limits.memory_bytes;
     let writable = spec.profile.writable(image);
     mounts.extend(writable.iter().map(|place| writable_mount(place, memory)));
-    let init = place_init(spec, &files, init_program, image, &mut mounts)?;
+    let init = place_init(spec, &files, init_program, (&root, image), &mut mounts)?;
     mounts.extend(spec.binds.iter().map(|b| bind_mount(&b.source, &b.target, b.writable)));
     let config = json!({
         "ociVersion": "1.0.2",
@@ -153,7 +153,7 @@ fn place_init(
     spec: &GuestSpec,
     files: &Path,
     program: &Path,
-    image: bool,
+    (root, image): (&Path, bool),
     mounts: &mut Vec<Value>,
 ) -> Result<Vec<String>> {
     let mut config = init::Config {
@@ -165,10 +165,11 @@ fn place_init(
     let mut shown = Vec::new();
     for (index, file) in spec.files.iter().enumerate() {
         let host = files.join(index.to_string());
-        write_owned(spec, &host, file.content.as_bytes(), file.mode, &file.owner)?;
+        let owner = root::ids(spec, root, &file.owner)?;
+        write_owned(spec, &host, file.content.as_bytes(), file.mode, owner)?;
         if file.writable {
             let from = inside.join("init-files").join(index.to_string());
-            let (uid, gid) = root::ids(&file.owner);
+            let (uid, gid) = owner;
             let to = file.path.clone();
             config.files.push(init::Copied { from: from.clone(), to, mode: file.mode, uid, gid });
             mounts.push(bind_mount(&host, &from, false));
@@ -182,8 +183,7 @@ fn place_init(
         text: format!("its commands can't be written down: {error}"),
     })?;
     let host = files.join("init.json");
-    let owner = Owned::Ids { uid: spec.uid, gid: spec.uid };
-    write_owned(spec, &host, &text, 0o400, &owner)?;
+    write_owned(spec, &host, &text, 0o400, (spec.uid, spec.uid))?;
     let (init, json) = (inside.join("init"), inside.join("init.json"));
     mounts.push(bind_mount(program, &init, false));
     mounts.push(bind_mount(&host, &json, false));
@@ -218,7 +218,7 @@ fn write_owned(
     path: &Path,
     bytes: &[u8],
     mode: u32,
-    owner: &Owned,
+    owner: (u32, u32),
 ) -> Result<()> {
     fs::write(path, bytes).at("write", path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode & 0o777))

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::spec::{GuestSpec, Owned};
 
 /// User ids below are the system's.
@@ -17,6 +17,9 @@ const SYSTEM_ID_MAX: u32 = 999;
 
 /// `nobody` and `nogroup`.
 const NOBODY_ID: u32 = 65534;
+
+/// User and group id of root inside.
+const ROOT: (u32, u32) = (0, 0);
 
 /// Links or directories beside `/usr` that programs and their loader are found by.
 const USR_LINKS: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
@@ -94,28 +97,61 @@ struct Account<'a> {
     group: u32,
 }
 
-/// The system's accounts in a file like `/etc/passwd` or `/etc/group`.
+/// The accounts in a file like `/etc/passwd` or `/etc/group`.
 fn accounts(text: &str) -> impl Iterator<Item = Account<'_>> {
     text.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
         let id = fields.nth(1)?.parse().ok()?;
         let group = fields.next().and_then(|group| group.parse().ok()).unwrap_or(id);
-        let system = id <= SYSTEM_ID_MAX || id == NOBODY_ID;
-        system.then_some(Account { name, line, id, group })
+        Some(Account { name, line, id, group })
     })
 }
 
-/// User and group id inside, for an owner.
-pub(crate) fn ids(owner: &Owned) -> (u32, u32) {
-    match owner {
+/// Those of them that are the system's.
+fn system_accounts(text: &str) -> impl Iterator<Item = Account<'_>> {
+    accounts(text).filter(|account| account.id <= SYSTEM_ID_MAX || account.id == NOBODY_ID)
+}
+
+/// User and group id inside, for an owner in a guest with this root.
+pub(crate) fn ids(spec: &GuestSpec, root: &Path, owner: &Owned) -> Result<(u32, u32)> {
+    let fail = |text: String| Error::Spec { id: spec.id.clone(), text };
+    let (uid, gid) = match owner {
         Owned::Ids { uid, gid } => (*uid, *gid),
-        Owned::User(name) => {
-            let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-            let account = accounts(&passwd).find(|account| account.name == name);
-            account.map_or((0, 0), |account| (account.id, account.group))
+        Owned::Named { user, group } => {
+            // A number is its own group where none is named, as is root's, which every root has.
+            let find = |name: &str, file: &str| match (name.parse(), name) {
+                (Ok(id), _) => Some((id, id)),
+                (_, "root") => Some((0, 0)),
+                _ => {
+                    let path = root.join(file);
+                    // What an image links to would be looked for on the machine.
+                    let whole = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file());
+                    let text = whole.then(|| fs::read_to_string(&path).ok())??;
+                    let found = accounts(&text).find(|account| account.name == name)?;
+                    Some((found.id, found.group))
+                }
+            };
+            let missing = |kind: &str, name: &str, file: &str| {
+                fail(format!("no {kind} {name} in its /{file}; give a number, or another name"))
+            };
+            let (uid, own) =
+                find(user, "etc/passwd").ok_or_else(|| missing("user", user, "etc/passwd"))?;
+            let gid = match group {
+                Some(group) => {
+                    let found = find(group, "etc/group");
+                    found.ok_or_else(|| missing("group", group, "etc/group"))?.0
+                }
+                None => own,
+            };
+            (uid, gid)
         }
+    };
+    if uid.max(gid) >= spec.users.length {
+        let last = spec.users.length.saturating_sub(1);
+        return Err(fail(format!("owner {uid}:{gid}: its ids are 0 to {last}")));
     }
+    Ok((uid, gid))
 }
 
 /// Directories of the host that are to be shown read-only in this root.
@@ -128,21 +164,21 @@ pub(crate) fn shown() -> Vec<PathBuf> {
 /// Makes the root of a guest in `root`, which is not there yet.
 pub(crate) fn make(spec: &GuestSpec, root: &Path) -> Result<()> {
     DirBuilder::new().mode(0o755).create(root).at("make", root)?;
-    own(spec, root, &Owned::ROOT)?;
+    own(spec, root, ROOT)?;
     for (dir, mode) in DIRS {
-        make_dir(spec, &root.join(dir), *mode, &Owned::ROOT)?;
+        make_dir(spec, &root.join(dir), *mode, ROOT)?;
     }
+    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
     for (user, dir) in USERS_DIRS {
-        let owner = Owned::User((*user).to_owned());
-        if ids(&owner) != (0, 0) {
-            make_dir(spec, &root.join(dir), 0o750, &owner)?;
+        if let Some(account) = system_accounts(&passwd).find(|account| account.name == *user) {
+            make_dir(spec, &root.join(dir), 0o750, (account.id, account.group))?;
         }
     }
     for name in USR_LINKS {
         let (host, guest) = (Path::new("/").join(name), root.join(name));
         match fs::read_link(&host) {
             Ok(target) => make_link(spec, &target, &guest)?,
-            Err(_) if host.is_dir() => make_dir(spec, &guest, 0o755, &Owned::ROOT)?,
+            Err(_) if host.is_dir() => make_dir(spec, &guest, 0o755, ROOT)?,
             Err(_) => {}
         }
     }
@@ -159,7 +195,8 @@ fn make_etc(spec: &GuestSpec, etc: &Path) -> Result<()> {
     for name in ["passwd", "group"] {
         let host = Path::new("/etc").join(name);
         let host = fs::read_to_string(&host).at("read", &host)?;
-        let lines: String = accounts(&host).map(|account| format!("{}\n", account.line)).collect();
+        let lines: String =
+            system_accounts(&host).map(|account| format!("{}\n", account.line)).collect();
         make_file(spec, &etc.join(name), &lines)?;
     }
     let hostname = &spec.hostname;
@@ -184,19 +221,19 @@ fn copy(spec: &GuestSpec, from: &Path, to: &Path) -> Result<()> {
         return Ok(());
     }
     if meta.is_dir() {
-        make_dir(spec, to, 0o755, &Owned::ROOT)?;
+        make_dir(spec, to, 0o755, ROOT)?;
         for entry in fs::read_dir(from).at("read", from)? {
             let entry = entry.at("read", from)?;
             copy(spec, &entry.path(), &to.join(entry.file_name()))?;
         }
     } else if meta.is_file() {
         fs::copy(from, to).at("copy", from)?;
-        own(spec, to, &Owned::ROOT)?;
+        own(spec, to, ROOT)?;
     }
     Ok(())
 }
 
-fn make_dir(spec: &GuestSpec, path: &Path, mode: u32, owner: &Owned) -> Result<()> {
+fn make_dir(spec: &GuestSpec, path: &Path, mode: u32, owner: (u32, u32)) -> Result<()> {
     fs::create_dir(path).at("make", path)?;
     // Not by mkdir(2), whose mode the process's mask cuts.
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).at("set the mode of", path)?;
@@ -205,18 +242,17 @@ fn make_dir(spec: &GuestSpec, path: &Path, mode: u32, owner: &Owned) -> Result<(
 
 fn make_link(spec: &GuestSpec, target: &Path, link: &Path) -> Result<()> {
     symlink(target, link).at("link", link)?;
-    own(spec, link, &Owned::ROOT)
+    own(spec, link, ROOT)
 }
 
 fn make_file(spec: &GuestSpec, path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).at("write", path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o644)).at("set the mode of", path)?;
-    own(spec, path, &Owned::ROOT)
+    own(spec, path, ROOT)
 }
 
-/// Gives a file of the host to a user of the guest.
-pub(crate) fn own(spec: &GuestSpec, path: &Path, owner: &Owned) -> Result<()> {
-    let (uid, gid) = ids(owner);
+/// Gives a file of the host to a user and group of the guest.
+pub(crate) fn own(spec: &GuestSpec, path: &Path, (uid, gid): (u32, u32)) -> Result<()> {
     let result: io::Result<()> = lchown(path, Some(spec.host_id(uid)), Some(spec.host_id(gid)));
     result.at("give away", path)
 }
@@ -230,9 +266,9 @@ mod tests {
         let text = "root:x:0:0:root:/root:/bin/bash\nanna:x:1000:1000::/home/anna:/bin/sh\n\
                     frr:x:106:111::/nonexistent:/usr/sbin/nologin\nbroken\n:::\n\
                     nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
-        let names: Vec<_> = accounts(text).map(|account| account.name).collect();
+        let names: Vec<_> = system_accounts(text).map(|account| account.name).collect();
         assert_eq!(names, ["root", "frr", "nobody"]);
-        assert_eq!(accounts(text).nth(1).map(|frr| (frr.id, frr.group)), Some((106, 111)));
+        assert_eq!(system_accounts(text).nth(1).map(|frr| (frr.id, frr.group)), Some((106, 111)));
         // In /etc/group the field after the id has members.
         assert_eq!(accounts("frrvty:x:110:frr\n").next().map(|group| group.id), Some(110));
     }

@@ -65,6 +65,9 @@ pub enum State {
     Created(Process),
     /// Runs.
     Running(Process),
+    /// Runs, but its shim was killed: nobody keeps its log or will see how it ends, and what it
+    /// writes fails. To be deleted.
+    Orphaned(Process),
     /// Ended; `None` if nobody saw how (the machine or its shim was stopped).
     Exited(Option<Exit>),
 }
@@ -143,7 +146,9 @@ impl Runtime {
 
     /// Ends a guest or helper: SIGTERM, and SIGKILL after `grace`. No change if it ended.
     pub fn stop(&self, dir: &Path, grace: Duration) -> Result<()> {
-        let (State::Created(process) | State::Running(process)) = self.state(dir)? else {
+        let (State::Created(process) | State::Running(process) | State::Orphaned(process)) =
+            self.state(dir)?
+        else {
             return Ok(());
         };
         if matches!(self.state(dir)?, State::Running(_)) {
@@ -202,7 +207,13 @@ impl Runtime {
         let store = Store(dir);
         let Some(record) = store.record()? else { return Ok(State::Absent) };
         let Some(process) = store.process()? else { return Ok(State::Absent) };
+        let shim = store.shim()?;
+        // Looked at before the process, which it outlives.
+        let is_watched = shim.is_some_and(|shim| shim.is_alive());
         if process.is_alive() {
+            if !is_watched {
+                return Ok(State::Orphaned(process));
+            }
             // Held until the start, and removed by it.
             let waits = record.runc_root.join(record.what.id()).join("exec.fifo").exists();
             let guest = matches!(record.what, Found::Guest(_));
@@ -211,17 +222,18 @@ impl Runtime {
                 false => State::Running(process),
             });
         }
-        if let Some(shim) = store.shim()? {
+        if let Some(shim) = shim {
             // It writes down how the guest ended, and ends.
             shim.wait(EXIT_WAIT);
         }
         Ok(State::Exited(store.exit()?))
     }
 
-    /// A process descriptor that polls readable once the guest or helper ends; `None` if it has.
-    /// [`Runtime::state`] says then how.
+    /// A process descriptor that polls readable once the guest or helper ended, or its shim was
+    /// killed; `None` if it has. [`Runtime::state`] says then how.
     pub fn wait_exit(&self, dir: &Path) -> Result<Option<OwnedFd>> {
-        Ok(Store(dir).process()?.and_then(|process| process.pidfd()))
+        // The shim ends last, when it has written down how the other ended.
+        Ok(Store(dir).shim()?.and_then(|shim| shim.pidfd()))
     }
 
     /// A command that runs `argv` inside a running guest, with what the caller's standard streams

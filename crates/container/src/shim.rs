@@ -60,7 +60,7 @@ pub fn main() -> ExitCode {
 
 /// Forks, and waits until the child has made the guest or failed.
 fn detach(dir: &Path) -> io::Result<()> {
-    let record = Store(dir).record().map_err(io::Error::other)?;
+    let record = Store(dir).record().map_err(|error| io::Error::other(words(&error)))?;
     let record = record.ok_or_else(|| io::Error::other(Error::Absent(dir.to_owned())))?;
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     // SAFETY: this process has one thread, so the child may do whatever this one may.
@@ -97,16 +97,16 @@ fn supervise(dir: &Path, record: &Record, mut caller: File) -> i32 {
             0
         }
         Err(error) => {
-            let mut text = error.to_string();
-            let mut cause = std::error::Error::source(&error);
-            while let Some(error) = cause {
-                text += &format!(": {error}");
-                cause = error.source();
-            }
-            let _ = caller.write_all(text.as_bytes());
+            let _ = caller.write_all(words(&error).as_bytes());
             1
         }
     }
+}
+
+/// An error with its causes.
+fn words(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Makes the container or starts the process; returns it and the end of its output.

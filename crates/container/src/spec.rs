@@ -127,9 +127,14 @@ pub enum Owned {
         /// Group id.
         gid: u32,
     },
-    /// A user of the host's `/etc/passwd`, with the group of its name or its own; root if there
-    /// is none. For [`Root::Host`], whose system users are the host's.
-    User(String),
+    /// By names in the root's `/etc/passwd` and `/etc/group`, or numbers; in [`Root::Host`] those
+    /// are the system's accounts of the machine.
+    Named {
+        /// The user.
+        user: String,
+        /// The group; the user's own if there is none.
+        group: Option<String>,
+    },
 }
 
 impl Owned {

@@ -154,6 +154,17 @@ fn every_process_may_die() {
 
     assert_eq!(restarts(&node, "g0"), Some(1));
 
+    // A guest's shim: nobody would see how the guest ends, so it goes too and is replaced.
+    let guest = pid(&r1(&node)["guests"][0]).expect("g0 runs");
+    let shim = std::fs::read(node.place("red/r1").join("g0/shim")).expect("shim");
+    kill(pid(&serde_json::from_slice(&shim).expect("JSON")).expect("process id"));
+    eventually("g0 is replaced", || {
+        pid(&r1(&node)["guests"][0]).is_some_and(|now| now != guest) && reaches(&node)
+    });
+    assert_eq!(restarts(&node, "g0"), Some(2));
+    assert!(node.processes().iter().all(|(pid, _)| *pid != guest), "the old one was ended");
+    assert!(node.pdp(&["logs", "daemon"]).contains("ended with its shim, which was killed"));
+
     // A TAP helper: the TAPs, and with them the carriers, stay.
     let helper = pid(&r1(&node)["tap"]).expect("the helper runs");
     kill(helper);

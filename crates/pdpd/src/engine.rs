@@ -459,7 +459,7 @@ pub fn keep(engine: &Engine, keeper: Keeper) {
         if unsettled && again.is_none() {
             again = Some(Instant::now() + SETTLE_PAUSE);
         }
-        while !wait(&keeper.wake, &mut watched, again) {
+        while !wait(&host, &keeper.wake, &mut watched, again) {
             if again.is_some_and(|at| at <= Instant::now()) || reconciler.devices_changed() {
                 break;
             }
@@ -470,6 +470,7 @@ pub fn keep(engine: &Engine, keeper: Keeper) {
 /// Waits for an order or the end of a watched process (no longer watched then), at most until the
 /// time and [`DEVICES_PAUSE`]; whether there was any.
 fn wait(
+    host: &Host,
     wake: &UnixStream,
     watched: &mut BTreeMap<PathBuf, OwnedFd>,
     again: Option<Instant>,
@@ -499,7 +500,7 @@ fn wait(
         .map(|(directory, _)| directory.clone())
         .collect();
     for directory in ended {
-        tracing::info!("{} ended", directory.display());
+        tracing::info!("{} ended {}", directory.display(), host.ending(&directory));
         watched.remove(&directory);
     }
     ready.contains(&true)

@@ -91,7 +91,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// The process in a guest's or helper's directory, if it runs.
+    /// The process in a guest's or helper's directory, if it runs and its shim does.
     pub fn running(&self, directory: &Path) -> Option<Process> {
         match self.runtime.state(directory) {
             Ok(GuestState::Running(process)) => Some(process),
@@ -107,7 +107,10 @@ impl Host {
                 (None, Some(signal)) => format!("by signal {signal}"),
                 (None, None) => "somehow".into(),
             },
-            Ok(GuestState::Absent | GuestState::Exited(None)) => "unseen".into(),
+            Ok(GuestState::Absent | GuestState::Exited(None)) => {
+                "unseen (its shim was killed, or the machine stopped)".into()
+            }
+            Ok(GuestState::Orphaned(_)) => "with its shim, which was killed".into(),
             Ok(GuestState::Created(_)) => "before it began".into(),
             Ok(GuestState::Running(_)) => "and runs again".into(),
             Err(error) => words(&error),

@@ -224,7 +224,8 @@ pub struct Node {
     /// Interfaces, by name.
     #[serde(default)]
     pub interfaces: BTreeMap<String, Interface>,
-    /// Files to put in before the commands start, by absolute path.
+    /// Files to put in before the commands start, by absolute path. A change restarts this node's
+    /// container and no other; a router's forwarding guests stay.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
     /// Programs to start, and to start again when they end; in order, each without waiting for
@@ -338,7 +339,8 @@ pub struct File {
     #[serde(default = "file_mode")]
     #[schemars(length(min = 3, max = 4), regex(pattern = "^[0-7]{3,4}$"))]
     pub mode: String,
-    /// Owner inside the node, `USER` or `USER:GROUP` by name or number.
+    /// Owner inside the node, `USER` or `USER:GROUP` by name or number; not given a group: the
+    /// user's own.
     #[serde(default = "file_owner")]
     pub owner: String,
 }

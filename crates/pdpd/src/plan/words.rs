@@ -22,12 +22,11 @@ pub(super) fn root(image: &Image) -> Root {
 }
 
 pub(super) fn owner(text: &str) -> Owned {
-    let (user, group) = text.split_once(':').unwrap_or((text, text));
-    match (user.parse(), group.parse()) {
-        (Ok(uid), Ok(gid)) => Owned::Ids { uid, gid },
-        _ if user == "root" && group == "root" => Owned::ROOT,
-        _ => Owned::User(user.into()),
-    }
+    let (user, group) = match text.split_once(':') {
+        Some((user, group)) => (user, Some(group.to_string())),
+        None => (text, None),
+    };
+    Owned::Named { user: user.into(), group }
 }
 
 pub(super) fn rate(limit: Limit) -> mux::Rate {
