@@ -4,15 +4,19 @@ use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use pdp_api::client::Client;
-use pdp_api::{RouteRow, RouteTarget, RoutesQuery};
+use pdp_api::{NodeStatus, RouteRow, RouteTarget, RoutesQuery};
 
 use crate::args::{Format, Routes};
 use crate::failure::Failure;
 
 pub async fn routes(client: &Client, args: Routes) -> Result<ExitCode, Failure> {
     let name = &args.name;
+    let node = match args.guest.is_some() || args.diff {
+        true => status(client, &args).await?,
+        false => None,
+    };
     let guests: Vec<Option<u32>> = match (args.guest, args.diff) {
-        (None, true) => guests(client, &args).await?.into_iter().map(Some).collect(),
+        (None, true) => guests(&node, &args)?.into_iter().map(Some).collect(),
         (guest, _) => vec![guest],
     };
     let mut out = Rows { out: BufWriter::new(io::stdout().lock()), args: &args, count: 0 };
@@ -22,21 +26,29 @@ pub async fn routes(client: &Client, args: Routes) -> Result<ExitCode, Failure> 
     }
     let differ = args.diff && out.count > 0;
     out.end()?;
+    if let Some(message) = node.and_then(|node| node.mirror?.message) {
+        // Routes that were refused are why a guest has fewer.
+        eprintln!("note: {message}");
+    }
     Ok(if differ { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Numbers of the router's forwarding guests.
-async fn guests(client: &Client, args: &Routes) -> Result<Vec<u32>, Failure> {
+async fn status(client: &Client, args: &Routes) -> Result<Option<NodeStatus>, Failure> {
     let vnet = client.vnet(&args.name.vnet).await?;
-    let node = vnet.status.nodes.into_iter().find(|node| node.name == args.name.node);
-    let guests = node.map(|node| node.guests).unwrap_or_default();
-    if guests.is_empty() {
+    Ok(vnet.status.nodes.into_iter().find(|node| node.name == args.name.node))
+}
+
+/// Numbers of the router's forwarding guests.
+fn guests(node: &Option<NodeStatus>, args: &Routes) -> Result<Vec<u32>, Failure> {
+    let guests = node.iter().flat_map(|node| &node.guests);
+    let numbers: Vec<u32> = guests.map(|guest| guest.number).collect();
+    if numbers.is_empty() {
         return Err(Failure::Other(format!(
             "{}/{}: no forwarding guest to compare with; `pdp inspect {0}` lists what there is",
             args.name.vnet, args.name.node
         )));
     }
-    Ok(guests.into_iter().map(|guest| guest.number).collect())
+    Ok(numbers)
 }
 
 struct Rows<'a, W: Write> {

@@ -99,3 +99,44 @@ fn the_log_of_a_daemon_that_runs_is_bounded() {
     node.wait_pdpd();
     assert!(!older.exists() && !path.exists());
 }
+
+const NARROW: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: narrow}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces: {eth0: {addresses: [10.1.0.1/24]}}
+      resources: {routes: 20}
+      dataPlane: {power: 0.1}
+    h1: {kind: host, interfaces: {eth0: {addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+"#;
+
+#[test]
+fn routes_beyond_the_limit_are_told() {
+    let node = Node::start("narrow");
+    node.apply(NARROW);
+    let phase = || node.json(&["inspect", "narrow"])["status"]["phase"].clone();
+    eventually("all runs", || phase() == "running");
+    let change = |verb: &str| {
+        let line =
+            format!("for i in $(seq 30); do ip route {verb} 203.0.113.$i via 10.1.0.2; done");
+        node.pdp(&["exec", "narrow/r1", "--", "sh", "-ec", &line]);
+    };
+    change("add");
+    // Ten and the one of the interface's subnet.
+    let words = "mirror: 11 of the kernel's routes are not in the forwarding guests: \
+                 resources.routes is 20; raise it";
+    eventually("inspect tells", || node.pdp(&["inspect", "narrow/r1"]).contains(words));
+    assert_eq!(phase(), "degraded");
+    let mut routes = node.pdp_command(&["routes", "narrow/r1", "--guest", "0"]);
+    let output = pdp_e2e::run(&mut routes, "");
+    let note = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && note.contains("11 of the kernel's routes"), "{note}");
+    change("del");
+    eventually("all is well again", || phase() == "running");
+}

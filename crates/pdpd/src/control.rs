@@ -302,9 +302,9 @@ impl Mirror {
     }
 
     /// How it is.
-    pub fn status(&self) -> Result<mirror::Status, ControlError> {
+    pub fn status(&self, wait: Duration) -> Result<mirror::Status, ControlError> {
         let call = self.call("status");
-        match call.make(&mirror::Request::Status, &[], CALL_MAX)?.0 {
+        match call.make(&mirror::Request::Status, &[], wait)?.0 {
             mirror::Reply::Status(status) => Ok(status),
             mirror::Reply::Failed { error } => call.refused(error),
             _ => call.unexpected(),

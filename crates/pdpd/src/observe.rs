@@ -18,7 +18,7 @@ use pdp_proto::mirror::{self, Source};
 use pdp_proto::mux;
 use pdp_proto::routes::Resolved;
 
-use crate::control::{ControlError, Mirror, TapHelper};
+use crate::control::{CALL_MAX, ControlError, Mirror, TapHelper};
 use crate::engine::{Engine, no_vnet};
 use crate::host::words;
 use crate::http::{Daemon, ProgressFn, RouteFn};
@@ -359,7 +359,7 @@ fn node_stats(plan: &NodePlan, counters: mux::NodeStats) -> NodeStats {
         );
     }
     let routes = plan.mirror.as_ref().and_then(|mirror| {
-        let status = Mirror { path: mirror.config.control_socket.clone() }.status().ok()?;
+        let status = Mirror { path: mirror.config.control_socket.clone() }.status(CALL_MAX).ok()?;
         Some(route_stats(status))
     });
     NodeStats { ports, guests, in_flight: counters.in_flight, routes }

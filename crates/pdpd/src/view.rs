@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use pdp_api::{
     ExternalStatus, FeGuest, FeStatus, ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase,
@@ -10,11 +11,15 @@ use pdp_api::{
 use pdp_net::interface::Interface;
 use pdp_proto::mux;
 
+use crate::control::Mirror;
 use crate::engine::{Engine, Seen};
 use crate::key::Key;
 use crate::model::Model;
-use crate::plan::{NodePlan, VnetPlan};
+use crate::plan::{MirrorPlan, NodePlan, VnetPlan};
 use crate::reconcile::Health;
+
+/// Longest wait for a route mirror, which may be busy; a status is told without it then.
+const MIRROR_WAIT: Duration = Duration::from_secs(1);
 
 /// What it is told from.
 struct View<'a> {
@@ -151,10 +156,14 @@ impl View<'_> {
             .tap_helper
             .as_ref()
             .map(|tap| helper(&tap.process.dir, health.map(|health| health.tap_restarts)));
-        let mirror = plan
-            .mirror
-            .as_ref()
-            .map(|mirror| helper(&mirror.process.dir, health.map(|health| health.mirror_restarts)));
+        let mirror = plan.mirror.as_ref().map(|mirror| {
+            let mut status =
+                helper(&mirror.process.dir, health.map(|health| health.mirror_restarts));
+            if status.phase == Phase::Running {
+                status.message = refused_routes(mirror);
+            }
+            status
+        });
         let counters = self.mux.as_ref().and_then(|mux| mux.vnets.get(vnet)?.nodes.get(name));
         let guests: Vec<ForwardingGuest> = plan
             .guests
@@ -280,6 +289,19 @@ impl View<'_> {
         let message = Some(wrong.join("; ")).filter(|text| !text.is_empty());
         SubstrateStatus { phase, message, mux, fes, externals }
     }
+}
+
+/// What a route mirror has to say of routes that it does not pass on.
+fn refused_routes(plan: &MirrorPlan) -> Option<String> {
+    let mirror = Mirror { path: plan.config.control_socket.clone() };
+    let refused = mirror.status(MIRROR_WAIT).ok()?.routes_refused;
+    let max = plan.config.routes_max;
+    (refused > 0).then(|| {
+        format!(
+            "{refused} of the kernel's routes are not in the forwarding guests: \
+             resources.routes is {max}; raise it"
+        )
+    })
 }
 
 fn ports(node: &str, plan: &NodePlan, vnet: &VnetPlan, runs: bool) -> Vec<PortStatus> {
