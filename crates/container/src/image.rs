@@ -8,11 +8,12 @@
 //! Limits: [`JSON_BYTES_MAX`] for index and manifest, [`LAYERS_MAX`], [`UNPACKED_BYTES_MAX`].
 //! Source: OCI image specification 1.0.2 (image-layout, manifest, layer: whiteouts).
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::lchown;
+use std::os::unix::fs::{PermissionsExt, lchown};
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
 use serde::de::DeserializeOwned;
@@ -42,7 +43,11 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Says that all that lower layers have in this directory is gone.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Unpacks an image below `images` unless it is there, and returns its root.
+/// Guests that start at a time may want the same image: it is unpacked once.
+static UNPACKING: Mutex<()> = Mutex::new(());
+
+/// Unpacks an image below `images` unless it is there, and returns its root. One process at a time
+/// may do so.
 pub fn unpack(
     layout: &Path,
     reference: Option<&str>,
@@ -53,6 +58,8 @@ pub fn unpack(
     let (digest, manifest) = manifest(layout, reference)?;
     let name = format!("{}-{}", digest.replace(':', "-"), users.base);
     let root = images.join(&name);
+    // A panic leaves nothing half done here.
+    let _one = UNPACKING.lock().unwrap_or_else(PoisonError::into_inner);
     if root.is_dir() {
         return Ok(root);
     }
@@ -61,8 +68,12 @@ pub fn unpack(
         return Err(fail(format!("{count} layers, {LAYERS_MAX} at most")));
     }
     // Under another name until it is whole.
-    let part = images.join(format!("{name}.part-{}", std::process::id()));
-    let result = fs::create_dir_all(&part).at("make", &part).and_then(|()| {
+    let part = images.join(format!("{name}.part"));
+    if part.exists() {
+        // From a process that was killed.
+        fs::remove_dir_all(&part).at("remove", &part)?;
+    }
+    let result = make_directories(images, &part).and_then(|()| {
         let owner = Some(users.base);
         lchown(&part, owner, owner).at("give away", &part)?;
         let mut left = UNPACKED_BYTES_MAX;
@@ -71,16 +82,18 @@ pub fn unpack(
             apply(layout, layer, &part, users, &mut left)
                 .map_err(|error| fail(format!("layer {digest}: {error}")))?;
         }
-        match fs::rename(&part, &root) {
-            // Another was faster.
-            Err(_) if root.is_dir() => Ok(()),
-            result => result.at("rename", &part),
-        }
+        fs::rename(&part, &root).at("rename", &part)
     });
     if part.exists() {
         let _ = fs::remove_dir_all(&part);
     }
     result.map(|()| root)
+}
+
+/// The directory of all images, passed by guests, and one for this image's files.
+fn make_directories(images: &Path, part: &Path) -> Result<()> {
+    fs::create_dir_all(part).at("make", part)?;
+    fs::set_permissions(images, Permissions::from_mode(0o711)).at("set mode of", images)
 }
 
 /// Finds the manifest and its digest.

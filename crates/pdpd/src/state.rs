@@ -12,7 +12,8 @@
 //! Limits: [`DOCUMENT_BYTES_MAX`] a document.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -43,6 +44,10 @@ CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value INTEGER NOT NU
 CREATE TABLE IF NOT EXISTS things (
     key TEXT PRIMARY KEY, hash TEXT, detail TEXT NOT NULL) STRICT;
 ";
+
+/// Modes of the state file and of its directory.
+const PRIVATE: u32 = 0o600;
+const PASSABLE: u32 = 0o711;
 
 /// Why the state could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -131,9 +136,17 @@ impl State {
     pub fn open(directory: &Path) -> Result<Self, StateError> {
         let refused = |source| StateError::Directory { path: directory.into(), source };
         std::fs::create_dir_all(directory).map_err(refused)?;
-        std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700))
-            .map_err(refused)?;
+        // Passed by guests that run on images unpacked below it, read by nobody: what SQLite makes
+        // beside the file gets the file's mode.
         let path = directory.join("pdpd.sqlite");
+        File::options()
+            .create(true)
+            .append(true)
+            .mode(PRIVATE)
+            .open(&path)
+            .and_then(|file| file.set_permissions(Permissions::from_mode(PRIVATE)))
+            .and_then(|()| std::fs::set_permissions(directory, Permissions::from_mode(PASSABLE)))
+            .map_err(refused)?;
         let failed = |doing| {
             let path = path.clone();
             move |source| StateError::Database { path, doing, source }
