@@ -182,29 +182,27 @@ fn by_rule(
     }
 }
 
-/// Usable FEs with what is free for `vrouter`, by name.
-fn rooms<'a>(engines: &'a Engines, existing: &Placements, vrouter: &str) -> Vec<Room<'a>> {
-    let mut used: BTreeMap<&str, u64> = BTreeMap::new();
-    let mut held: BTreeMap<&str, bool> = BTreeMap::new();
-    for (key, shares) in existing {
+/// What is given of each FE: by its name and the vrouter's key, thousandths of a core.
+pub fn given(placements: &Placements) -> BTreeMap<&str, BTreeMap<&str, u64>> {
+    let mut given: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
+    for (key, shares) in placements {
         for share in shares {
-            if key == vrouter {
-                held.insert(&share.engine, true);
-            } else {
-                *used.entry(&share.engine).or_default() += u64::from(share.millicores);
-            }
+            let engine = given.entry(&share.engine).or_default();
+            *engine.entry(key).or_default() += u64::from(share.millicores);
         }
     }
+    given
+}
+
+/// Usable FEs with what is free for `vrouter`, by name.
+fn rooms<'a>(engines: &'a Engines, existing: &Placements, vrouter: &str) -> Vec<Room<'a>> {
+    let mut given = given(existing);
     let usable = engines.iter().filter(|(_, engine)| engine.usable);
     let room = |(name, engine): (&'a String, &'a Engine)| {
-        let used = used.get(name.as_str()).copied().unwrap_or(0);
-        let free = u64::from(engine.capacity_millicores).saturating_sub(used);
-        Room {
-            name,
-            free: u32::try_from(free).unwrap_or(0),
-            idle: used == 0,
-            held: held.contains_key(name.as_str()),
-        }
+        let mut users = given.remove(name.as_str()).unwrap_or_default();
+        let held = users.remove(vrouter).is_some();
+        let free = u64::from(engine.capacity_millicores).saturating_sub(users.values().sum());
+        Room { name, free: u32::try_from(free).unwrap_or(0), idle: users.is_empty(), held }
     };
     usable.map(room).collect()
 }

@@ -42,7 +42,7 @@ pub const CPUS_MAX: u32 = 4096;
 pub const GUESTS_MAX: usize = 64;
 /// Smallest power of a vrouter and capacity of an engine, thousandths of a core: below it a CPU
 /// quota is shorter than a scheduler tick in ten periods.
-pub const POWER_MILLICORES_MIN: u32 = 10;
+pub const POWER_MILLICORES_MIN: u32 = pdp_alloc::SHARE_MILLICORES_MIN;
 /// Most millicores of anything.
 pub const MILLICORES_MAX: u32 = 4_096_000;
 /// Punt filters of one vrouter.

@@ -99,16 +99,9 @@ fn place(
 
 /// Checks that no engine has given more than a changed substrate leaves it.
 fn capacities(intent: &Intent, engines: &Engines, reporter: &mut Reporter) {
-    let mut used: BTreeMap<&str, (u64, Vec<&str>)> = BTreeMap::new();
-    for (key, shares) in &intent.placements {
-        for share in shares {
-            let entry = used.entry(&share.engine).or_default();
-            entry.0 += u64::from(share.millicores);
-            entry.1.push(key);
-        }
-    }
-    for (name, (millicores, routers)) in used {
-        let users = routers.join(", ");
+    for (name, given) in pdp_alloc::given(&intent.placements) {
+        let users = given.keys().copied().collect::<Vec<_>>().join(", ");
+        let millicores: u64 = given.values().sum();
         let used = Cores(u32::try_from(millicores).unwrap_or(u32::MAX));
         let path = ["spec", "forwardingEngines", name, "capacity"];
         match engines.get(name) {
