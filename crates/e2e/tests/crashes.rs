@@ -234,3 +234,24 @@ fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
     node.wait_pdpd();
     assert_eq!(node.leftovers(), [""; 0]);
 }
+
+#[test]
+fn a_node_that_never_came_up_leaves_nothing_when_it_goes() {
+    let node = Node::start("never");
+    let vnet = |more: &str| {
+        format!(
+            "{{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {{name: red}}, spec: {{nodes: {{
+               h1: {{kind: host, interfaces: {{eth0: {{}}}}}}{more}}}}}}}"
+        )
+    };
+    let never = ", h2: {kind: host, interfaces: {eth0: {}},
+                  files: {/etc/no: {content: text, owner: nosuch}}}";
+    let words = node.try_apply(&vnet(never)).expect_err("h2 can't come up");
+    assert!(words.contains("node red/h2") && words.contains("no user nosuch"), "{words}");
+    assert!(node.place("red/h2").exists(), "what was begun is there");
+    node.apply(&vnet(""));
+    assert!(!node.place("red/h2").exists());
+    let left = node.leftovers();
+    assert!(left.iter().all(|left| !left.contains("red/h2")), "{left:?}");
+    assert!(node.place("red/h1").exists());
+}
