@@ -6,7 +6,8 @@ DESTDIR ?=
 BUILD ?= target/release
 
 # rustup's place, where no login shell has put it into PATH yet.
-export PATH := $(HOME)/.cargo/bin:$(PATH)
+CARGO_HOME ?= $(HOME)/.cargo
+export PATH := $(CARGO_HOME)/bin:$(PATH)
 
 bin := $(DESTDIR)$(PREFIX)/bin
 lib := $(DESTDIR)$(PREFIX)/lib/pdp
