@@ -2,7 +2,7 @@
 //! Internet table and traffic, checked and left up to explore.
 //!
 //! The node is driven through the `pdp` command alone, as a user would; everything outside it is
-//! network namespaces whose names begin with `pdp-fig1`. Nothing happens in the machine's own
+//! network namespaces whose names begin with `pdp-fig1`, or as `--name` has it. Nothing happens in the machine's own
 //! network namespace.
 
 #![forbid(unsafe_code)]
@@ -10,6 +10,7 @@
 mod counters;
 mod node;
 mod outside;
+mod place;
 mod run;
 mod shell;
 mod table;
@@ -23,6 +24,10 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
+    /// Name of the demo, for several at a time: all that it makes is called pdp-NAME or
+    /// pdp-NAME.SOMETHING.
+    #[arg(long, global = true, default_value = place::NAME_DEFAULT, value_parser = place::parse)]
+    name: String,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -46,7 +51,9 @@ enum Verb {
 }
 
 fn main() -> anyhow::Result<()> {
-    match Args::parse().verb {
+    let Args { name, verb } = Args::parse();
+    place::set_name(name);
+    match verb {
         Verb::Up { repo } => run::up(&repo),
         Verb::Down => run::down(),
         Verb::Generate { targets, run, rounds, pps } => {

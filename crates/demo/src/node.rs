@@ -8,15 +8,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use pdp_api::{NodeStats, RouteRow, Stats, Vnet};
 
-use crate::outside::NODE;
-use crate::shell;
+use crate::{place, shell};
 
-/// Run directory of the demo's daemon.
-pub const RUN: &str = "/run/pdp-fig1";
-/// Its state directory.
-const STATE: &str = "/var/lib/pdp-fig1";
-/// Its cgroup and the name of its BPF pins.
-const CGROUP: &str = "pdp-fig1";
+/// What `pdp up` said, in the run directory.
+const UP_LOG: &str = "up.log";
 
 /// The node.
 pub struct Node {
@@ -35,7 +30,7 @@ impl Node {
 
     /// Where the daemon listens.
     pub fn socket() -> String {
-        format!("{RUN}/pdpd.sock")
+        place::run().join("pdpd.sock").to_string_lossy().into_owned()
     }
 
     /// What a user types to reach the node.
@@ -47,7 +42,7 @@ impl Node {
         let pdp = self.pdp.to_string_lossy();
         let socket = Self::socket();
         let words = [&[&*pdp, "--socket", &*socket], words].concat();
-        let mut command = shell::command(Some(NODE), &words);
+        let mut command = shell::command(Some(&place::node()), &words);
         command.env("NO_COLOR", "1");
         command
     }
@@ -60,17 +55,20 @@ impl Node {
 
     /// Starts the daemon and brings the spec up.
     pub fn up(&self, spec: &Path) -> Result<()> {
-        let arguments =
-            format!("--state-dir {STATE} --cgroup {CGROUP} --bpf-pin-dir /sys/fs/bpf/{CGROUP}");
+        let (base, state) = (place::base(), place::state());
+        let arguments = format!(
+            "--state-dir {} --cgroup {base} --bpf-pin-dir /sys/fs/bpf/{base}",
+            state.display()
+        );
         let spec = spec.to_string_lossy();
         // A daemon inherits no pipe of ours that we would wait for.
-        let log = tempfile(RUN, "up.log")?;
+        let log = logfile()?;
         let status = self
             .command(&["up", "--daemon-args", &arguments, "-f", &spec])
             .stdout(log.try_clone()?)
             .stderr(log)
             .status()?;
-        let said = std::fs::read_to_string(Path::new(RUN).join("up.log")).unwrap_or_default();
+        let said = std::fs::read_to_string(place::run().join(UP_LOG)).unwrap_or_default();
         ensure!(status.success(), "pdp up: {status}\n{}", said.trim_end());
         Ok(())
     }
@@ -80,10 +78,10 @@ impl Node {
         if Path::new(&Self::socket()).exists() {
             self.pdp(&["down", "--purge"])?;
         }
-        for directory in [RUN, STATE] {
-            if Path::new(directory).exists() {
-                std::fs::remove_dir_all(directory)
-                    .with_context(|| format!("remove {directory}"))?;
+        for directory in [place::run(), place::state()] {
+            if directory.exists() {
+                std::fs::remove_dir_all(&directory)
+                    .with_context(|| format!("remove {}", directory.display()))?;
             }
         }
         Ok(())
@@ -150,9 +148,9 @@ impl Node {
     }
 }
 
-fn tempfile(directory: &str, name: &str) -> Result<std::fs::File> {
-    std::fs::create_dir_all(directory)?;
-    Ok(std::fs::File::create(Path::new(directory).join(name))?)
+fn logfile() -> Result<std::fs::File> {
+    std::fs::create_dir_all(place::run())?;
+    Ok(std::fs::File::create(place::run().join(UP_LOG))?)
 }
 
 /// Received and sent packets by interface, from /proc/net/dev.

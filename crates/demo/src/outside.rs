@@ -1,27 +1,15 @@
 //! What is outside the node: the underlay, and the external machines with their tunnels and
-//! routing software. All of it is in network namespaces whose names begin with [`PREFIX`], and in
-//! one directory of files.
+//! routing software. All of it is in network namespaces and one directory of files ([`place`]).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::place;
 use crate::shell::{background, command, run, script, wait};
 use crate::table::Table;
-
-/// What the names of all network namespaces of the demo begin with.
-pub const PREFIX: &str = "pdp-fig1";
-
-/// The node's network namespace.
-pub const NODE: &str = "pdp-fig1-node";
-
-/// The network namespace with the two bridges of the underlay.
-const UNDERLAY: &str = "pdp-fig1-underlay";
-
-/// Files and logs of what is outside.
-pub const DIRECTORY: &str = "/run/pdp-fig1-outside";
 
 /// What turns off everything that makes frames larger than the wire's, or leaves checksums to a
 /// device that isn't there.
@@ -153,11 +141,11 @@ impl Machine {
 
     /// Its network namespace.
     pub fn netns(&self) -> String {
-        format!("{PREFIX}-{}", self.name)
+        place::netns(self.name)
     }
 
     fn directory(&self) -> PathBuf {
-        Path::new(DIRECTORY).join(self.name)
+        place::outside().join(self.name)
     }
 
     fn underlay(&self, host: u8) -> String {
@@ -166,20 +154,20 @@ impl Machine {
 
     /// Makes it, up to its addresses.
     fn make(&self) -> Result<()> {
-        let (netns, name) = (self.netns(), self.name);
+        let (netns, name, underlay) = (self.netns(), self.name, place::underlay());
         let bridge = if self.on_a { "bridge-a" } else { "bridge-b" };
         fs::create_dir_all(self.directory())?;
         script(
             None,
             &format!(
                 "ip netns add {netns}
-                 ip link add under0 netns {netns} type veth peer name {name} netns {UNDERLAY}
+                 ip link add under0 netns {netns} type veth peer name {name} netns {underlay}
                  ip -n {netns} addr add {}/24 dev under0
                  ip -n {netns} link set lo up
                  ip -n {netns} link set under0 up
-                 ip -n {UNDERLAY} link set {name} master {bridge} up
+                 ip -n {underlay} link set {name} master {bridge} up
                  nsenter --net=/run/netns/{netns} ethtool -K under0 {NO_OFFLOADS}
-                 nsenter --net=/run/netns/{UNDERLAY} ethtool -K {name} {NO_OFFLOADS}",
+                 nsenter --net=/run/netns/{underlay} ethtool -K {name} {NO_OFFLOADS}",
                 self.underlay(self.host)
             ),
         )?;
@@ -314,24 +302,25 @@ impl Machine {
 
 /// Makes the underlay, with the node's namespace and its external interfaces A and B.
 pub fn make_underlay() -> Result<()> {
-    fs::create_dir_all(DIRECTORY)?;
+    let (node, underlay) = (place::node(), place::underlay());
+    fs::create_dir_all(place::outside())?;
     script(
         None,
         &format!(
-            "ip netns add {UNDERLAY}
-             ip netns add {NODE}
-             ip -n {NODE} link set lo up
+            "ip netns add {underlay}
+             ip netns add {node}
+             ip -n {node} link set lo up
              for side in a b; do
-               ip -n {UNDERLAY} link add bridge-$side type bridge
-               ip -n {UNDERLAY} link set bridge-$side up
-               ip link add ext-$side netns {NODE} type veth peer name node-$side netns {UNDERLAY}
-               ip -n {UNDERLAY} link set node-$side master bridge-$side up
-               ip -n {NODE} link set ext-$side up
-               nsenter --net=/run/netns/{NODE} ethtool -K ext-$side {NO_OFFLOADS}
-               nsenter --net=/run/netns/{UNDERLAY} ethtool -K node-$side {NO_OFFLOADS}
+               ip -n {underlay} link add bridge-$side type bridge
+               ip -n {underlay} link set bridge-$side up
+               ip link add ext-$side netns {node} type veth peer name node-$side netns {underlay}
+               ip -n {underlay} link set node-$side master bridge-$side up
+               ip -n {node} link set ext-$side up
+               nsenter --net=/run/netns/{node} ethtool -K ext-$side {NO_OFFLOADS}
+               nsenter --net=/run/netns/{underlay} ethtool -K node-$side {NO_OFFLOADS}
              done
-             ip -n {NODE} addr add 192.0.2.1/24 dev ext-a
-             ip -n {NODE} addr add 198.51.100.1/24 dev ext-b"
+             ip -n {node} addr add 192.0.2.1/24 dev ext-a
+             ip -n {node} addr add 198.51.100.1/24 dev ext-b"
         ),
     )
     .map(drop)
@@ -356,7 +345,8 @@ pub fn exists() -> bool {
 fn namespaces() -> Vec<String> {
     let entries = fs::read_dir("/run/netns").into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.filter(|name| name.starts_with(PREFIX)).collect()
+    let prefix = place::netns("");
+    names.filter(|name| name.starts_with(&prefix)).collect()
 }
 
 /// Ends every process in the demo's namespaces, and removes the namespaces and files.
@@ -372,8 +362,8 @@ pub fn remove() -> Result<()> {
             failed.push(error.to_string());
         }
     }
-    if Path::new(DIRECTORY).exists() {
-        fs::remove_dir_all(DIRECTORY)?;
+    if place::outside().exists() {
+        fs::remove_dir_all(place::outside())?;
     }
     if failed.is_empty() { Ok(()) } else { bail!("{}", failed.join("\n")) }
 }

@@ -16,7 +16,8 @@ use pdp_api::RouteTarget;
 
 use crate::counters::{OUTSIDE, Sample, Sums};
 use crate::node::Node;
-use crate::outside::{self, DIRECTORY, Machine};
+use crate::outside::{self, Machine};
+use crate::place;
 use crate::shell;
 use crate::table::{PEERS, Peers, Random, Table};
 use crate::traffic::{self, Judgement};
@@ -308,12 +309,12 @@ impl Demo {
         self.run += 1;
         let run = self.run.to_string();
         let me = std::env::current_exe()?.to_string_lossy().into_owned();
-        let place = |name: &str| -> PathBuf { Path::new(DIRECTORY).join(name) };
+        let file = |name: &str| -> PathBuf { place::outside().join(name) };
         let list: String = targets.iter().map(|target| format!("{target}\n")).collect();
-        fs::write(place("targets"), list)?;
+        fs::write(file("targets"), list)?;
         let mut running: Vec<(Child, PathBuf)> = Vec::new();
         for sink in sinks {
-            let out = place(&format!("{}.arrivals", sink.name));
+            let out = file(&format!("{}.arrivals", sink.name));
             let words = [&*me, "sink", &*out.to_string_lossy(), &*run];
             let mut child = shell::command(Some(&sink.netns()), &words)
                 .stdin(Stdio::piped())
@@ -326,7 +327,7 @@ impl Demo {
             running.push((child, out));
         }
         let (rounds, pps) = (rounds.to_string(), PPS.to_string());
-        let list = place("targets").to_string_lossy().into_owned();
+        let list = file("targets").to_string_lossy().into_owned();
         let sent = shell::run(Some(&from.netns()), &[&me, "generate", &list, &run, &rounds, &pps])?;
         let mut arrivals = Vec::new();
         for (mut child, out) in running {
@@ -497,6 +498,11 @@ impl Demo {
 
     fn next_commands(&self) {
         let pdp = self.node.command_line();
+        let red_x = place::netns("red-x");
+        let down = match place::name() {
+            place::NAME_DEFAULT => "make demo-down".to_owned(),
+            name => format!("target/release/pdp-demo down --name {name}"),
+        };
         println!(
             "\nIt is up. Try:
   {pdp} get
@@ -507,8 +513,8 @@ impl Demo {
   {pdp} routes green/r1 --diff
   {pdp} capture red/r1:eth0 -w - | tcpdump -nr -
   {pdp} trace red/r1:eth0
-  ip netns exec pdp-fig1-red-x traceroute -s 10.0.10.1 10.0.20.1
-  make demo-down"
+  ip netns exec {red_x} traceroute -s 10.0.10.1 10.0.20.1
+  {down}"
         );
     }
 }
@@ -533,7 +539,7 @@ fn ping(from: &Machine, source: Option<&str>, to: &str) -> Result<String> {
 
 /// A TCP run between two machines.
 fn iperf(from: &Machine, to: &Machine, source: Option<&str>, address: &str) -> Result<String> {
-    let log = Path::new(DIRECTORY).join(to.name).join("iperf3.log");
+    let log = place::outside().join(to.name).join("iperf3.log");
     let server = ["iperf3", "-s", "-1", "-B", address, "--forceflush"];
     let mut server = shell::background(&to.netns(), &server, &log)?;
     let listening = shell::wait("iperf3", Duration::from_secs(10), || {

@@ -2,7 +2,7 @@
 //! is shown in the documentation is what was run. `figure1/` is run by tests/figure1.rs.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
@@ -28,7 +28,7 @@ impl<'a> Shell<'a> {
     fn new(node: &'a Node) -> Self {
         let path = node.directory.join("bin");
         fs::create_dir_all(&path).expect("a directory");
-        std::os::unix::fs::symlink(bin("pdp"), path.join("pdp")).expect("a link");
+        symlink(bin("pdp"), path.join("pdp")).expect("a link");
         Self { node, instead: Vec::new() }
     }
 
@@ -172,8 +172,6 @@ fn the_tutorial_can_be_followed() {
     // Built before the tests, and installed by `make install` too.
     assert_eq!(build.trim(), "cargo build --release -p pdp-guest --bin pdp-label");
     shell.run(make_root);
-    // Reached by the guest's own users through it.
-    fs::set_permissions(&root, fs::Permissions::from_mode(0o755)).expect("permissions");
     shell.run(up);
     let heard = ["label/h2", "label/h3"].map(|station| {
         // The same on h3, for what is flooded.

@@ -1,0 +1,81 @@
+//! Where the demo's things are. Every network namespace, directory, cgroup and pin is called `pdp-`
+//! and the demo's name, or that and a dot and more; a name has no dot, so several can be up at a time.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// The demo's name where no other is given.
+pub const NAME_DEFAULT: &str = "fig1";
+
+/// Longest name: Unix sockets below the run directory have 107 bytes.
+const NAME_BYTES_MAX: usize = 16;
+
+static NAME: OnceLock<String> = OnceLock::new();
+
+/// Checks a name, for the command line.
+pub fn parse(name: &str) -> Result<String, String> {
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len());
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if fits && name.bytes().all(plain) && name.as_bytes()[0] != b'-' {
+        return Ok(name.to_owned());
+    }
+    Err(format!("use 1 to {NAME_BYTES_MAX} lower-case letters, digits and -, not - first"))
+}
+
+/// Sets the name, once, before anything else asks for it.
+pub fn set_name(name: String) {
+    let _ = NAME.set(name);
+}
+
+/// The demo's name.
+pub fn name() -> &'static str {
+    NAME.get().map_or(NAME_DEFAULT, String::as_str)
+}
+
+/// What all is called that it makes: its cgroup and its directory of BPF pins as it is.
+pub fn base() -> String {
+    format!("pdp-{}", name())
+}
+
+/// The network namespace of a machine: of the node, of the underlay or outside.
+pub fn netns(machine: &str) -> String {
+    format!("{}.{machine}", base())
+}
+
+/// The node's network namespace.
+pub fn node() -> String {
+    netns("node")
+}
+
+/// The network namespace with the two bridges of the underlay.
+pub fn underlay() -> String {
+    netns("underlay")
+}
+
+/// Run directory of the demo's daemon.
+pub fn run() -> PathBuf {
+    PathBuf::from(format!("/run/{}", base()))
+}
+
+/// Its state directory.
+pub fn state() -> PathBuf {
+    PathBuf::from(format!("/var/lib/{}", base()))
+}
+
+/// Files and logs of what is outside.
+pub fn outside() -> PathBuf {
+    PathBuf::from(format!("/run/{}.outside", base()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        assert_eq!(parse("fig1").as_deref(), Ok("fig1"));
+        for bad in ["", "-a", "a/b", "..", "A", "a b", "12345678901234567"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}
