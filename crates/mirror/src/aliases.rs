@@ -125,8 +125,9 @@ impl Aliases {
 
 /// A route of a nexthop object is told again after a change of the object, as a replacement,
 /// which must not replace the first route of the class. (A real replacement by a route that is
-/// there already looks the same, and only IPv6 permits it: see [`Aliases::is_ambiguous`].)
-/// IPv4 never has two alike; IPv6 may put one where another is replaced.
+/// there already looks the same but for the request that made it, and only IPv6 permits it: see
+/// [`Aliases::is_ambiguous`].) IPv4 never has two alike; IPv6 may put one where another is
+/// replaced.
 fn is_told_again(class: &[Alias], alias: &Alias) -> bool {
     let is_there = class.iter().any(|other| other.identity == alias.identity);
     is_there && (alias.object || !alias.v6)
@@ -148,13 +149,15 @@ fn insert(list: &mut Vec<Alias>, alias: Alias, placement: Placement) {
         return;
     }
     match placement {
-        Placement::Replace if start < end => {
+        Placement::Replace | Placement::Again if start < end => {
             // IPv6 replaces a route of the same sort if there is one, IPv4 the first (there,
             // all are of one sort).
             let same_sort = (start..end).find(|at| list[*at].sibling == alias.sibling);
             list[same_sort.unwrap_or(start)] = alias;
         }
         Placement::First => list.insert(start, alias),
-        Placement::Only | Placement::Last | Placement::Replace => list.insert(end, alias),
+        Placement::Only | Placement::Last | Placement::Replace | Placement::Again => {
+            list.insert(end, alias);
+        }
     }
 }

@@ -71,11 +71,15 @@ impl Control {
         self.connections.iter().map(|c| (&c.stream, !c.waiting.is_empty()))
     }
 
-    /// Whether an answer can go on at once.
+    /// Whether an answer can go on at once, or a request's turn has come.
     pub fn is_busy(&self) -> bool {
+        let is_free = !self.connections.iter().any(|connection| connection.tables.is_some());
         self.connections.iter().any(|connection| {
             connection.waiting.len() < WAITING_BYTES_MAX
-                && connection.tables.as_ref().is_some_and(|tables| tables.is_busy())
+                && match &connection.tables {
+                    Some(tables) => tables.is_busy(),
+                    None => is_free && !connection.requests.is_empty(),
+                }
         })
     }
 
@@ -145,10 +149,7 @@ impl Connection {
         if self.waiting.len() >= WAITING_BYTES_MAX {
             return Ok(());
         }
-        if let Some(tables) = &mut self.tables {
-            let progress = tables.step(guests, &mut follower.table);
-            self.go_on(progress)?;
-        } else {
+        if self.tables.is_none() {
             match self.requests.pop_front() {
                 Some(Request::Status) => {
                     self.reply(&Reply::Status(status(follower, guests)))?;
@@ -160,6 +161,11 @@ impl Connection {
                 Some(waits) => self.requests.push_front(waits),
                 None => {}
             }
+        }
+        // A guest is asked at once; nothing else would wake us to do so.
+        if let Some(tables) = &mut self.tables {
+            let progress = tables.step(guests, &mut follower.table);
+            self.go_on(progress)?;
         }
         self.write()
     }

@@ -18,7 +18,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use crate::kernel::{Event, Kind, messages};
+use crate::kernel::{Event, Kind, Placement, messages};
 use crate::netlink::{Netlink, Received};
 use crate::table::Table;
 
@@ -108,6 +108,8 @@ pub struct Follower {
     retry_at: Option<Instant>,
     passes: u32,
     ready: bool,
+    /// What made the last change of a nexthop object.
+    nexthop_request: Option<(u32, u32)>,
     /// Times that routes were dumped after the first time.
     pub resyncs: u64,
     /// Notifications read.
@@ -134,6 +136,7 @@ impl Follower {
             retry_at: None,
             passes: 0,
             ready: false,
+            nexthop_request: None,
             resyncs: 0,
             notifications_count: 0,
             overruns: 0,
@@ -184,9 +187,20 @@ impl Follower {
                 Received::Datagram(datagram) => {
                     first.get_or_insert_with(Instant::now);
                     self.notifications_count += 1;
-                    messages(datagram)
-                        .filter_map(|message| message.event())
-                        .for_each(|event| self.table.apply(&event));
+                    for message in messages(datagram) {
+                        if message.is_nexthop() {
+                            self.nexthop_request = message.request();
+                        }
+                        let again = message.request().is_some()
+                            && message.request() == self.nexthop_request;
+                        match message.event() {
+                            Some(Event::Route(route, _)) if again => {
+                                self.table.apply(&Event::Route(route, Placement::Again));
+                            }
+                            Some(event) => self.table.apply(&event),
+                            None => {}
+                        }
+                    }
                 }
             }
         }

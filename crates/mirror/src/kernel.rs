@@ -152,6 +152,8 @@ pub enum Placement {
     Last,
     /// Instead of the first of them.
     Replace,
+    /// Where it is: told again because its nexthop object changed.
+    Again,
 }
 
 /// An interface.
@@ -331,8 +333,10 @@ pub struct Message<'a> {
     pub kind: u16,
     /// `NLM_F_*`.
     pub flags: u16,
-    /// Sequence number of the request that it answers.
+    /// Sequence number of the request that it answers, or that made the change it tells of.
     pub sequence: u32,
+    /// Port of who made that request.
+    pub port: u32,
     /// What follows the header.
     pub payload: &'a [u8],
 }
@@ -349,6 +353,7 @@ pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
             kind: u16_at(rest, 4)?,
             flags: u16_at(rest, 6)?,
             sequence: u32_at(rest, 8)?,
+            port: u32_at(rest, 12)?,
             payload: &rest[HEADER_BYTES..length],
         };
         rest = &rest[length.next_multiple_of(4).min(rest.len())..];
@@ -360,6 +365,18 @@ impl Message<'_> {
     /// The error number (positive) of an error or of the end of a dump, 0 for none.
     pub fn error(&self) -> i32 {
         u32_at(self.payload, 0).map_or(0, |code| (code as i32).saturating_neg())
+    }
+
+    /// The request that made the change that this tells of, if it can be told from others.
+    pub fn request(&self) -> Option<(u32, u32)> {
+        (self.sequence != 0).then_some((self.port, self.sequence))
+    }
+
+    /// Whether it tells of a nexthop object that is new or replaced. The kernel then tells of all
+    /// routes of the object as if they were replaced, for the same request
+    /// (`nexthop_replace_notify`).
+    pub fn is_nexthop(&self) -> bool {
+        self.kind == RTM_NEWNEXTHOP
     }
 
     /// What it says, if that is of use.

@@ -11,11 +11,12 @@
 //!   ::1, fe80::/10 and ff00::/8, and multicast neighbours.
 //!
 //! Limits: the kernel's dump leaves out an IPv6 route that stands between the hops of a multipath
-//! route of the same prefix and metric, and so does the copy; among several IPv4 default routes of one metric the kernel prefers one whose gateway
-//! answers, the mirror takes the first; tables other than main and local, policy rules and per-interface forwarding flags are
-//! not followed; metrics of a route (such as its MTU) are not passed on; an IPv6 prefix that is
-//! local as a whole does not hide routes of the main table inside it. [`Config::routes_max`]
-//! prefixes, [`NEIGHBOURS_MAX`] neighbours; more are left to the kernel.
+//! route of the same prefix and metric, and so does the copy; among several IPv4 default routes of
+//! one metric the kernel prefers one whose gateway answers (`fib_select_default`), the copy's first
+//! is what guests get; tables other than main and local, policy rules and per-interface forwarding
+//! flags are not followed; metrics of a route (such as its MTU) are not passed on; an IPv6 prefix
+//! that is local as a whole does not hide routes of the main table inside it.
+//! [`Config::routes_max`] prefixes, [`NEIGHBOURS_MAX`] neighbours; more are left to the kernel.
 //!
 //! # Dumps
 //! A dump is compared with the copy while notifications go on being applied. What a notification

@@ -269,7 +269,7 @@ fn synced(mirror: &Mirror) -> Guest {
 fn seeds() -> Vec<u64> {
     match std::env::var("PDP_MIRROR_SEED") {
         Ok(seed) => vec![seed.parse().unwrap()],
-        Err(_) => vec![1, 2, 15],
+        Err(_) => vec![1, 2, 15, 63],
     }
 }
 

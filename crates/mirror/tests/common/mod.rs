@@ -214,9 +214,7 @@ fn spawn(config: &Config, directory: &Path, settings: &[(&str, usize)]) -> Proce
     for socket in [&config.routes_socket, &config.control_socket] {
         let _ = std::fs::remove_file(socket);
     }
-    let binary = std::env::var("PDP_MIRROR_BINARY")
-        .unwrap_or_else(|_| env!("CARGO_BIN_EXE_pdp-mirror").into());
-    let mut command = Command::new(binary);
+    let mut command = Command::new(binary());
     command.arg("--config").arg(&path).stdin(Stdio::null());
     for (name, bytes) in settings {
         command.env(format!("PDP_MIRROR_{name}_BYTES"), bytes.to_string());
@@ -224,6 +222,13 @@ fn spawn(config: &Config, directory: &Path, settings: &[(&str, usize)]) -> Proce
     let process = Process(command.spawn().unwrap());
     eventually("the mirror listens", || config.control_socket.exists());
     process
+}
+
+/// The mirror: as said, or as cargo tells tests, or beside an example's directory.
+fn binary() -> PathBuf {
+    let said = std::env::var_os("PDP_MIRROR_BINARY").map(PathBuf::from);
+    let beside = || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("pdp-mirror");
+    said.or(option_env!("CARGO_BIN_EXE_pdp-mirror").map(PathBuf::from)).unwrap_or_else(beside)
 }
 
 /// `count` prefixes of 32 bits from 20.0.0.0 on, as lines for `ip -batch`.
