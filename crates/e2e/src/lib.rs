@@ -95,7 +95,8 @@ pub fn sh(line: &str) -> String {
 
 /// kill -9 of one process.
 pub fn kill(pid: u32) {
-    let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+    // It may have ended meanwhile.
+    let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
 #[track_caller]

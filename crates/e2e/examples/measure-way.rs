@@ -1,0 +1,842 @@
+//! Measures the whole way of a packet through a node: packets a second, loss, and CPU cycles.
+//!
+//! `cargo run --release -p pdp-e2e --example measure-way -- [SECONDS] [GUESTS]`, as root, after
+//! `cargo build --release --bins`.
+//!
+//! A node of the end-to-end harness (pdpd, mux, a router in forwarding guests) has two external
+//! interfaces with a VXLAN tunnel each. Machine A sends prepared frames through AF_XDP, machine B
+//! drops them as early as its kernel can. A packet counts as delivered only if it came all the
+//! way: after each run the counters of the generator, of every stage of the mux, of the guests
+//! and of machine B's interface have to add up to the packet, or the program ends.
+//!
+//! What the figures hold, and what not:
+//! - Cycles are those of all threads of a process, in user mode and in the kernel. With AF_XDP on
+//!   a veth much of the kernel's work is done in soft interrupts at the sender: what is sent by
+//!   the generator passes the XDP program and is copied to the mux at the generator's cost; what
+//!   is sent by the mux is dropped in machine B at the mux's cost. Such interrupts also strike
+//!   whoever runs on that CPU. What ksoftirqd threads do has a row of its own. A kernel that
+//!   accounts interrupts apart (`CONFIG_IRQ_TIME_ACCOUNTING`) keeps them out of CPU time.
+//! - Where there are no hardware counters (most virtual machines), cycles are CPU time multiplied
+//!   by the frequency of the time stamp counter, and waiting for the host's other guests counts.
+//! - The generator needs a CPU of its own to measure how many packets a second a node can do. On
+//!   two CPUs it shares one with the guests, and only cycles per packet say much.
+//! - One flow is as good as another here: no packet is punted, and neighbours are permanent.
+
+use std::fmt;
+use std::fs;
+use std::io::Write as _;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use pdp_afxdp::{Mode, Packet, Pool, RING_ENTRIES, Socket, create_socket};
+use pdp_api::{NodeStats, PortStats, Stats};
+use pdp_e2e::{Background, Machine, Node, eventually};
+use pdp_wire::checksum::Sum;
+use pdp_wire::{ether, ipv4, udp, vxlan};
+
+/// Link addresses that the frames name.
+const MAC_A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
+const MAC_B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
+const MAC_ROUTER: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// Addresses of the tunnels' ends, of the node and of the machine.
+const UNDERLAY_A: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
+const UNDERLAY_B: [[u8; 4]; 2] = [[198, 51, 100, 1], [198, 51, 100, 2]];
+const VXLAN_PORT: u16 = 4789;
+const VNI_A: u32 = 7;
+
+/// MTU of the underlay, bytes: the longest frame in a tunnel.
+const UNDERLAY_MTU: usize = 1600;
+
+/// Headers before the inner frame, bytes, and where the inner IPv4 header is.
+const OUTER_BYTES: usize =
+    ether::HEADER_BYTES + ipv4::HEADER_BYTES + udp::HEADER_BYTES + vxlan::HEADER_BYTES;
+const INNER_IP: usize = OUTER_BYTES + ether::HEADER_BYTES;
+
+/// Shortest and longest inner frame, bytes: headers with room for a payload, and what the
+/// tunnel carries.
+const FRAME_BYTES_MIN: u64 = 60;
+const FRAME_BYTES_MAX: u64 = 1514;
+
+/// Routes, prefixes of 24 bits below 20.0.0.0/8.
+const ROUTES_MAX: u64 = 1 << 16;
+
+/// Packets of the generator: a full ring, and as many being prepared.
+const PACKETS: usize = 2 * RING_ENTRIES as usize;
+
+/// Frames sent by one system call.
+const BURST: usize = 64;
+
+/// Sleep of a paced generator that has nothing to send yet.
+const PACE_SLEEP: Duration = Duration::from_micros(100);
+
+/// Loss that still counts as none.
+const LOSS_MAX: f64 = 0.001;
+
+/// The search for the highest load without loss ends when it is known this closely.
+const SEARCH_RATIO: f64 = 1.05;
+
+/// A run that gives the caches and schedulers what they need.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+/// Round trips of one measurement of the way between two CPUs.
+const BOUNCES: u32 = 20_000;
+
+/// Measures the whole way of a packet through a PdP node
+#[derive(Parser)]
+#[command(
+    name = "measure-way",
+    after_help = "Examples:
+  measure-way                        # 5 s a run, one guest: saturation, then a search
+  measure-way 10 2 --frame 1500      # two guests, frames of 1500 bytes
+  measure-way --load 200000 --runs 5 # a fixed load, five times"
+)]
+struct Arguments {
+    /// Length of a run, seconds
+    #[arg(default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// Forwarding guests
+    #[arg(default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=16))]
+    guests: u64,
+    /// Bytes of the frame inside the tunnel, without a check sequence
+    #[arg(long, default_value_t = 64,
+          value_parser = clap::value_parser!(u64).range(FRAME_BYTES_MIN..=FRAME_BYTES_MAX))]
+    frame: u64,
+    /// Routes that destinations are drawn from
+    #[arg(long, default_value_t = ROUTES_MAX,
+          value_parser = clap::value_parser!(u64).range(1..=ROUTES_MAX))]
+    routes: u64,
+    /// Only this load, packets a second; without it: saturation, then a search for the highest
+    /// load with a loss below 0.1 %
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    load: Option<u64>,
+    /// Times that a load is run
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
+    runs: u64,
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    if cpus < 2 {
+        eprintln!("one CPU: the mux and the guests would measure each other; two at least");
+        std::process::exit(1);
+    }
+    let way = Way::make(&arguments, cpus);
+    let clock = Clock::of_this_machine();
+    println!(
+        "{}-byte frames in VXLAN, {} routes, {} forwarding guest(s); {cpus} CPUs, {}",
+        arguments.frame,
+        arguments.routes,
+        arguments.guests,
+        cpu_model()
+    );
+    println!("cycles: {clock}");
+    if cpus == 2 {
+        println!("the generator shares CPU 1 with the guests: read cycles, not packets a second");
+    }
+    way.run(Some(1000), WARM_UP, &clock);
+    way.run(None, WARM_UP, &clock);
+    let time = Duration::from_secs(arguments.seconds);
+    let runs = |load| (0..arguments.runs).map(|_| way.run(load, time, &clock)).collect::<Vec<_>>();
+    if let Some(load) = arguments.load {
+        return show(&format!("{load} pps"), &runs(Some(load)));
+    }
+    let saturated = runs(None);
+    show("saturation", &saturated);
+    let mut most = saturated.iter().map(Run::delivered_pps).fold(0.0, f64::max) * SEARCH_RATIO;
+    let (mut least, mut best) = (0.0, None);
+    while most > least * SEARCH_RATIO && most > 1.0 {
+        let load = if least > 0.0 { (least + most) / 2.0 } else { most * 0.75 };
+        let run = way.run(Some(load as u64), time, &clock);
+        println!("  {:.0} pps: {:.3} % lost", load, run.loss() * 100.0);
+        if run.loss() < LOSS_MAX {
+            (least, best) = (load, Some(load as u64));
+        } else {
+            most = load;
+        }
+    }
+    if let Some(load) = best {
+        show("highest without loss in one run", &runs(Some(load)));
+    }
+}
+
+// The node
+
+/// The node, and the machines outside.
+struct Way {
+    node: Node,
+    b: Machine,
+    generator: mpsc::Sender<Task>,
+    meters: Vec<(String, Vec<u32>)>,
+    ping_cpus: [usize; 2],
+}
+
+impl Way {
+    fn make(arguments: &Arguments, cpus: usize) -> Self {
+        let mut node = Node::prepare("way");
+        let (a, b) = (node.machine("mA", "extA"), node.machine("mB", "extB"));
+        let here = node.namespace();
+        for (machine, device, address, neighbour, mac) in [
+            (&a, "extA", UNDERLAY_A[0], UNDERLAY_A[1], MAC_A),
+            (&b, "extB", UNDERLAY_B[0], UNDERLAY_B[1], MAC_B),
+        ] {
+            let quiet = "sysctl -qw net.ipv6.conf.all.disable_ipv6=1";
+            machine.run(&format!(
+                "{quiet}; ip link set eth0 address {} mtu {UNDERLAY_MTU}",
+                words(&mac)
+            ));
+            here.run(&format!(
+                "{quiet}; ip link set {device} mtu {UNDERLAY_MTU}; ip addr add {}/24 dev {device}
+                 ip neigh replace {} lladdr {} dev {device} nud permanent",
+                dotted(address),
+                dotted(neighbour),
+                words(&mac)
+            ));
+        }
+        // Before anything of the kernel's stack sees them.
+        b.run("nft 'table netdev way { chain sink { type filter hook ingress device eth0 priority 0; policy drop; }; }'");
+        node.start_pdpd();
+        node.apply(&spec(arguments.guests as usize, cpus));
+        let routes: String = (0..arguments.routes)
+            .map(|route| format!("route add 20.{}.{}.0/24 via 10.0.2.2\n", route >> 8, route & 255))
+            .collect();
+        node.exec(
+            "way/r1",
+            &format!("ip neigh replace 10.0.2.2 lladdr {} dev eth1 nud permanent", words(&MAC_B)),
+        );
+        let mut batch = node.pdp_command(&["exec", "way/r1", "--", "ip", "-batch", "-"]);
+        let output = pdp_e2e::run(&mut batch, &routes);
+        assert!(output.status.success(), "routes: {output:?}");
+        eventually("every guest has every route", || {
+            (0..arguments.guests).all(|guest| {
+                let guest = guest.to_string();
+                let rows = node.try_pdp(&["routes", "way/r1", "--guest", &guest]);
+                rows.is_ok_and(|rows| rows.lines().count() as u64 > arguments.routes)
+            })
+        });
+        let substrate = node.json(&["inspect", "substrate"]);
+        let mux = substrate["status"]["mux"]["pid"].as_u64().expect("the mux runs");
+        let mut meters = vec![("mux".to_owned(), vec![mux as u32])];
+        for guest in 0..arguments.guests {
+            let cgroup = format!("{}/vnets/way/r1.g{guest}/guest\n", node.cgroup());
+            meters.push((format!("guest {guest}"), processes("cgroup", &cgroup)));
+        }
+        meters.push(("ksoftirqd".into(), processes("comm", "ksoftirqd/")));
+        let device_mac = here.run("cat /sys/class/net/extA/address");
+        let frames = Frames::new(&device_mac, arguments.frame as usize, arguments.routes as u32);
+        let generator = start_generator(&a, frames, cpus - 1);
+        Self { node, b, generator, meters, ping_cpus: [0, cpus - 1] }
+    }
+
+    /// Offers a load, or as much as goes, for some time; ends the program if counters do not add
+    /// up.
+    fn run(&self, load: Option<u64>, time: Duration, clock: &Clock) -> Run {
+        let (tell, told) = mpsc::channel();
+        let cpu_to_cpu_ns = cpu_to_cpu_ns(self.ping_cpus);
+        let before = self.counters();
+        let mut meters: Vec<Meter> =
+            self.meters.iter().map(|(_, pids)| clock.start(pids, false)).collect();
+        let task = Task { load, time, clock: clock.clone(), tell };
+        self.generator.send(task).expect("the generator runs");
+        let sent = told.recv().expect("the generator runs");
+        let mut after = self.counters();
+        eventually("nothing is in flight", || {
+            let last = std::mem::replace(&mut after, self.counters());
+            after.r1.in_flight == 0 && last.arrived == after.arrived && last.taken == after.taken
+        });
+        let cycles = meters.drain(..).map(|meter| clock.stop(meter)).collect::<Vec<_>>();
+        let fate = after.since(&before, sent.frames);
+        if let Err(error) = fate.check() {
+            panic!("counters do not add up, so nothing was measured: {error}\n{fate:?}");
+        }
+        let names = self.meters.iter().map(|(name, _)| name.clone());
+        let mut cycles: Vec<(String, Cycles)> = names.zip(cycles).collect();
+        cycles.push(("generator".into(), sent.cycles));
+        Run { seconds: sent.seconds, fate, cycles, cpu_to_cpu_ns }
+    }
+
+    fn counters(&self) -> Counters {
+        let stats: Stats = serde_json::from_value(self.node.json(&["stats"])).expect("stats");
+        let (a, b) = (&stats.externals["A"], &stats.externals["B"]);
+        let links = |machine: &Machine, device: &str| -> serde_json::Value {
+            let text = machine.run(&format!("ip -j -s link show {device}"));
+            serde_json::from_str(&text).expect("JSON of iproute2")
+        };
+        let count = |links: &serde_json::Value, way: &str, what: &str| {
+            links[0]["stats64"][way][what].as_u64().expect("a counter of the kernel")
+        };
+        let device = links(&self.node.namespace(), "extA");
+        Counters {
+            arrived: count(&links(&self.b, "eth0"), "rx", "packets"),
+            lost: count(&device, "rx", "dropped"),
+            taken: a.received,
+            refused: a.kernel_dropped,
+            outer_dropped: a.dropped.values().sum(),
+            out: b.sent,
+            r1: stats.vnets["way"].nodes["r1"].clone(),
+        }
+    }
+}
+
+/// The mux on CPU 0; guests on the CPUs between the first and the last, where the generator is.
+fn spec(guests: usize, cpus: usize) -> String {
+    let for_guests = (cpus - 2).max(1);
+    let millicores = 1000 / guests.div_ceil(for_guests);
+    let mut engines = String::new();
+    for guest in 0..guests {
+        let cpu = 1 + guest % for_guests;
+        engines += &format!("    fe{guest}: {{cpus: \"{cpu}\", capacity: {millicores}m}}\n");
+    }
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {{name: node}}
+spec:
+  mux: {{cpus: "0", power: 1}}
+  interfaces: {{A: {{device: extA}}, B: {{device: extB}}}}
+  forwardingEngines:
+{engines}---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: way}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [10.0.1.1/24], mac: "{}"}}
+        eth1: {{addresses: [10.0.2.1/24]}}
+      dataPlane: {{power: {}m}}
+  externals:
+    a: {{interface: A, vxlan: {{vni: {VNI_A}, local: {}, remote: {}}}}}
+    b: {{interface: B, vxlan: {{vni: 8, local: {}, remote: {}}}}}
+  links:
+    - endpoints: ["r1:eth0", "external:a"]
+    - endpoints: ["r1:eth1", "external:b"]
+"#,
+        words(&MAC_ROUTER),
+        millicores * guests,
+        dotted(UNDERLAY_A[0]),
+        dotted(UNDERLAY_A[1]),
+        dotted(UNDERLAY_B[0]),
+        dotted(UNDERLAY_B[1]),
+    )
+}
+
+fn words(mac: &[u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+fn dotted(address: [u8; 4]) -> String {
+    std::net::Ipv4Addr::from(address).to_string()
+}
+
+/// Processes that have this text in a file of theirs in /proc.
+fn processes(file: &str, text: &str) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    let has = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/{file}")).is_ok_and(|found| found.contains(text))
+    };
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has).collect()
+}
+
+fn cpu_model() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("model name"));
+    line.unwrap_or("").trim_start_matches([' ', '\t', ':']).to_owned()
+}
+
+/// Half a round trip of a cache line between two CPUs, with nothing else to do on them: machines
+/// move virtual CPUs, and runs with different values are not to be compared.
+fn cpu_to_cpu_ns(cpus: [usize; 2]) -> f64 {
+    let ball = AtomicU32::new(0);
+    let play = |cpu: usize, parity: u32| {
+        pin(cpu);
+        for turn in 0..BOUNCES {
+            while ball.load(Ordering::Acquire) != 2 * turn + parity {
+                std::hint::spin_loop();
+            }
+            ball.store(2 * turn + parity + 1, Ordering::Release);
+        }
+    };
+    let start = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| play(cpus[0], 0));
+        scope.spawn(|| play(cpus[1], 1));
+    });
+    start.elapsed().as_nanos() as f64 / f64::from(2 * BOUNCES)
+}
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).expect("a CPU of this machine");
+}
+
+// The generator
+
+/// What the generator is to do.
+struct Task {
+    load: Option<u64>,
+    time: Duration,
+    clock: Clock,
+    tell: mpsc::Sender<Sent>,
+}
+
+/// What it did.
+struct Sent {
+    frames: u64,
+    seconds: f64,
+    cycles: Cycles,
+}
+
+/// Frames that differ in their destinations alone.
+struct Frames {
+    bytes: Vec<u8>,
+    routes: u32,
+    random: u32,
+    /// Of the inner IPv4 header without destination and checksum.
+    sum: Sum,
+}
+
+impl Frames {
+    fn new(device_mac: &str, bytes: usize, routes: u32) -> Self {
+        let mut mac = [0; 6];
+        for (byte, text) in mac.iter_mut().zip(device_mac.trim().split(':')) {
+            *byte = u8::from_str_radix(text, 16).expect("a link address");
+        }
+        let kind = ether::kind::IPV4;
+        let ethernet = |destination, source| ether::Header { destination, source, kind }.emit();
+        let datagram = |destination_port, bytes: usize| {
+            let length = bytes as u16;
+            udp::Header { source_port: 50_000, destination_port, length, checksum: 0 }.emit()
+        };
+        let inner_ip = bytes - ether::HEADER_BYTES;
+        let outer_udp = udp::HEADER_BYTES + vxlan::HEADER_BYTES + bytes;
+        let mut frame = Vec::new();
+        frame.extend(ethernet(mac, MAC_A));
+        let outer = ip_header(ipv4::HEADER_BYTES + outer_udp, UNDERLAY_A[1], UNDERLAY_A[0]);
+        frame.extend(outer);
+        frame.extend(datagram(VXLAN_PORT, outer_udp));
+        frame.extend(vxlan::emit(VNI_A));
+        frame.extend(ethernet(MAC_ROUTER, MAC_A));
+        let mut inner = ip_header(inner_ip, [10, 0, 1, 2], [0; 4]);
+        frame.extend(inner);
+        inner[10..12].fill(0);
+        frame.extend(datagram(9, inner_ip - ipv4::HEADER_BYTES));
+        frame.resize(OUTER_BYTES + bytes, 0x5a);
+        Self { bytes: frame, routes, random: 1, sum: Sum::default().with(&inner) }
+    }
+
+    /// Makes a whole frame of a fresh packet.
+    fn write(&self, packet: &mut Packet) {
+        packet.reset();
+        packet.room_mut()[..self.bytes.len()].copy_from_slice(&self.bytes);
+    }
+
+    /// Gives a packet with such a frame the next destination.
+    fn draw(&mut self, packet: &mut Packet) {
+        // Xorshift (Marsaglia 2003): all routes in an order that helps no cache.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 17;
+        self.random ^= self.random << 5;
+        let route = ((u64::from(self.random) * u64::from(self.routes)) >> 32) as u32;
+        let destination = (20 << 24 | route << 8 | self.random & 0xff).to_be_bytes();
+        packet.set_len(self.bytes.len()).expect("a packet's room");
+        let header = &mut packet.bytes_mut()[INNER_IP..INNER_IP + ipv4::HEADER_BYTES];
+        header[16..20].copy_from_slice(&destination);
+        header[10..12].copy_from_slice(&self.sum.with(&destination).finish().to_be_bytes());
+    }
+}
+
+fn ip_header(bytes: usize, source: [u8; 4], destination: [u8; 4]) -> [u8; ipv4::HEADER_BYTES] {
+    let mut header = [0x45, 0, 0, 0, 0, 0, 0, 0, 64, udp::PROTOCOL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    header[2..4].copy_from_slice(&(bytes as u16).to_be_bytes());
+    header[12..16].copy_from_slice(&source);
+    header[16..20].copy_from_slice(&destination);
+    let checksum = pdp_wire::checksum::checksum(&header);
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+    header
+}
+
+/// Starts the thread that sends from machine A, on one CPU.
+fn start_generator(a: &Machine, mut frames: Frames, cpu: usize) -> mpsc::Sender<Task> {
+    let (tasks, receive) = mpsc::channel::<Task>();
+    let (pool, mut free) = Pool::new(PACKETS).expect("packets of the generator");
+    let netns = fs::File::open(format!("/run/netns/{}", a.netns)).expect("machine A");
+    let fd = pdp_net::netns::within(netns.as_fd(), || {
+        let index = pdp_net::interface::Interface::by_name("eth0")?.index;
+        Ok(create_socket(pool.memfd(), index, 0, Mode::Copy))
+    });
+    let fd = fd.expect("machine A").expect("an AF_XDP socket of machine A");
+    let mut socket = Socket::new(fd, &pool).expect("an AF_XDP socket of machine A");
+    free.iter_mut().for_each(|packet| frames.write(packet));
+    thread::spawn(move || {
+        pin(cpu);
+        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        for task in receive {
+            let meter = task.clock.start(&[thread], true);
+            let (sent, seconds) = generate(&task, &mut socket, &mut free, &mut frames);
+            let cycles = task.clock.stop(meter);
+            // Nobody waits any more if the program ends.
+            let _ = task.tell.send(Sent { frames: sent, seconds, cycles });
+        }
+    });
+    tasks
+}
+
+/// Sends for the task's time; how many frames the kernel took, and the time it was.
+fn generate(
+    task: &Task,
+    socket: &mut Socket,
+    free: &mut Vec<Packet>,
+    frames: &mut Frames,
+) -> (u64, f64) {
+    let start = Instant::now();
+    let (mut put, mut done) = (0u64, 0u64);
+    loop {
+        done += socket.complete(free) as u64;
+        let elapsed = start.elapsed();
+        let over = elapsed >= task.time;
+        if over && socket.sending() == 0 {
+            return (done, task.time.as_secs_f64());
+        }
+        let due = match task.load {
+            _ if over => 0,
+            None => BURST,
+            Some(load) => {
+                let due = (elapsed.as_secs_f64() * load as f64) as u64;
+                due.saturating_sub(put).min(BURST as u64) as usize
+            }
+        };
+        let burst = due.min(free.len()).min(socket.room());
+        for mut packet in free.drain(free.len() - burst..) {
+            frames.draw(&mut packet);
+            socket.send(packet).expect("there was room");
+        }
+        put += burst as u64;
+        socket.flush();
+        if task.load.is_some() && due == 0 {
+            thread::sleep(PACE_SLEEP);
+        }
+    }
+}
+
+// What became of the packets
+
+/// Counters of every place on the way.
+#[derive(Debug)]
+struct Counters {
+    /// Received by machine B's interface.
+    arrived: u64,
+    /// Dropped by interface A: by its driver, and `refused`.
+    lost: u64,
+    /// Received by the mux, and what the kernel could not give to it.
+    taken: u64,
+    refused: u64,
+    /// Classified as nobody's.
+    outer_dropped: u64,
+    /// Sent by the mux to machine B.
+    out: u64,
+    r1: NodeStats,
+}
+
+impl Counters {
+    fn since(&self, before: &Self, offered: u64) -> Fate {
+        let port = |name: &str, of: fn(&PortStats) -> u64| {
+            of(&self.r1.ports[name]) - of(&before.r1.ports[name])
+        };
+        let guests = |of: fn(&pdp_api::GuestStats) -> u64| {
+            let sum = |node: &NodeStats| node.guests.values().map(of).sum::<u64>();
+            sum(&self.r1) - sum(&before.r1)
+        };
+        let mut dropped = Vec::new();
+        for (name, now) in &self.r1.ports {
+            for (reason, count) in &now.dropped {
+                let then = before.r1.ports[name].dropped.get(reason).copied().unwrap_or(0);
+                if *count > then {
+                    dropped.push((reason.clone(), count - then));
+                }
+            }
+        }
+        let both = |of: fn(&PortStats) -> u64| port("eth0", of) + port("eth1", of);
+        Fate {
+            offered,
+            lost: self.lost - before.lost,
+            refused: self.refused - before.refused,
+            taken: self.taken - before.taken,
+            outer_dropped: self.outer_dropped - before.outer_dropped,
+            received: port("eth0", |port| port.received),
+            others: both(|port| port.made + port.punted + port.consumed)
+                + port("eth1", |port| port.received)
+                + port("eth0", |port| port.sent),
+            dropped,
+            to_guests: guests(|guest| guest.to_guest),
+            completed: guests(|guest| guest.completed),
+            from_guests: guests(|guest| guest.from_guest),
+            sent: port("eth1", |port| port.sent),
+            out: self.out - before.out,
+            arrived: self.arrived - before.arrived,
+        }
+    }
+}
+
+/// What became of the packets of a run, in the order of the way.
+#[derive(Debug)]
+struct Fate {
+    offered: u64,
+    lost: u64,
+    refused: u64,
+    taken: u64,
+    outer_dropped: u64,
+    received: u64,
+    /// Packets that took another way: from or to the control guest, or the other direction.
+    others: u64,
+    dropped: Vec<(String, u64)>,
+    to_guests: u64,
+    completed: u64,
+    from_guests: u64,
+    sent: u64,
+    out: u64,
+    arrived: u64,
+}
+
+impl Fate {
+    /// Whether every packet that arrived went the whole way, and every other is accounted for.
+    fn check(&self) -> Result<(), String> {
+        let before_guests = ["policed", "link-down", "runt", "too-big", "no-guest"];
+        let full = ["guest-ring-full", "guest-window-full"];
+        let never = |reason: &str| before_guests.contains(&reason) || full.contains(&reason);
+        let sum = |of: &dyn Fn(&str) -> bool| -> u64 {
+            self.dropped.iter().filter(|(reason, _)| of(reason)).map(|(_, count)| count).sum()
+        };
+        let not_given = sum(&never);
+        let given = sum(&|reason| !never(reason));
+        for (what, is, should_be) in [
+            ("packets that took another way", self.others, 0),
+            ("offered", self.offered, self.taken + self.refused + self.veth_lost()),
+            ("taken by the mux", self.taken, self.received + self.outer_dropped),
+            ("received by the port", self.received, self.to_guests + not_given),
+            ("given to guests", self.to_guests, self.completed),
+            ("completed by guests", self.completed, self.from_guests),
+            ("got from guests", self.from_guests, self.sent + given),
+            ("sent by the port", self.sent, self.out),
+            ("sent to machine B", self.out, self.arrived),
+        ] {
+            if is != should_be {
+                return Err(format!("{what}: {is} instead of {should_be}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lost between machine A and the XDP program.
+    fn veth_lost(&self) -> u64 {
+        self.lost.saturating_sub(self.refused)
+    }
+
+    /// Where packets were lost.
+    fn losses(&self) -> String {
+        let places = [("veth", self.veth_lost()), ("receive ring of the mux", self.refused)];
+        let places = places.map(|(place, count)| (place.to_owned(), count));
+        let lost = places.into_iter().chain(self.dropped.iter().cloned());
+        let lost = lost.filter(|(_, count)| *count > 0);
+        lost.map(|(place, count)| format!("{place} {count}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// One run.
+struct Run {
+    seconds: f64,
+    fate: Fate,
+    cycles: Vec<(String, Cycles)>,
+    cpu_to_cpu_ns: f64,
+}
+
+impl Run {
+    fn delivered_pps(&self) -> f64 {
+        self.fate.arrived as f64 / self.seconds
+    }
+
+    fn loss(&self) -> f64 {
+        1.0 - self.fate.arrived as f64 / self.fate.offered.max(1) as f64
+    }
+}
+
+/// Prints each run, and the medians with their spread.
+fn show(title: &str, runs: &[Run]) {
+    println!("\n{title}");
+    for run in runs {
+        println!(
+            "  offered {:.0} pps, delivered {:.0} pps, lost {:.3} % ({}); CPU to CPU {:.0} ns",
+            run.fate.offered as f64 / run.seconds,
+            run.delivered_pps(),
+            run.loss() * 100.0,
+            Some(run.fate.losses()).filter(|text| !text.is_empty()).unwrap_or("nowhere".into()),
+            run.cpu_to_cpu_ns
+        );
+    }
+    let median = |of: &dyn Fn(&Run) -> f64| {
+        let mut values: Vec<f64> = runs.iter().map(of).collect();
+        values.sort_by(f64::total_cmp);
+        [values[values.len() / 2], values[0], values[values.len() - 1]]
+    };
+    let [pps, least, most] = median(&Run::delivered_pps);
+    println!("  median of {}: {pps:.0} pps delivered ({least:.0} to {most:.0})", runs.len());
+    for (index, (name, _)) in runs[0].cycles.iter().enumerate() {
+        let per_packet = |run: &Run, of: fn(&Cycles) -> f64| {
+            of(&run.cycles[index].1) / run.fate.arrived.max(1) as f64
+        };
+        let [all, least, most] = median(&|run| per_packet(run, |c| c.user + c.kernel));
+        let [user, ..] = median(&|run| per_packet(run, |c| c.user));
+        println!(
+            "  {name:<10} {all:>7.0} cycles/delivered packet ({least:.0} to {most:.0}), {user:.0} \
+             of them in user mode"
+        );
+    }
+    // What is printed is for people who wait.
+    let _ = std::io::stdout().flush();
+}
+
+// Cycles
+
+/// Cycles of a process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cycles {
+    user: f64,
+    kernel: f64,
+}
+
+/// How cycles are counted.
+#[derive(Clone)]
+enum Clock {
+    /// By the processor, read through perf.
+    Perf,
+    /// CPU time multiplied by the frequency of the time stamp counter.
+    CpuTime {
+        /// That frequency, Hz.
+        hz: f64,
+    },
+}
+
+/// A count that runs.
+enum Meter {
+    Perf(Background),
+    CpuTime { tasks: Vec<String>, before: [f64; 3] },
+}
+
+impl Clock {
+    fn of_this_machine() -> Self {
+        let perf = std::process::Command::new("perf")
+            .args(["stat", "-x;", "-e", "cycles:u,cycles:k", "true"])
+            .output();
+        let text = perf.map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+        if text.as_deref().is_ok_and(|text| perf_counts(text).is_some()) {
+            return Self::Perf;
+        }
+        Self::CpuTime { hz: tsc_hz() }
+    }
+
+    /// Starts counting what these processes, or threads of this one, use.
+    fn start(&self, ids: &[u32], threads: bool) -> Meter {
+        let texts: Vec<String> = ids.iter().map(u32::to_string).collect();
+        match self {
+            Self::Perf => {
+                let mut command = std::process::Command::new("perf");
+                command.args(["stat", "-x;", "-e", "cycles:u,cycles:k"]);
+                command.arg(if threads { "-t" } else { "-p" }).arg(texts.join(","));
+                let perf = Background::start(&mut command);
+                // It says nothing once it counts.
+                thread::sleep(Duration::from_millis(200));
+                Meter::Perf(perf)
+            }
+            Self::CpuTime { .. } => {
+                let tasks: Vec<String> = match threads {
+                    true => texts.iter().map(|id| format!("/proc/self/task/{id}")).collect(),
+                    false => texts.iter().flat_map(|id| tasks_of(id)).collect(),
+                };
+                let before = cpu_times(&tasks);
+                Meter::CpuTime { tasks, before }
+            }
+        }
+    }
+
+    fn stop(&self, meter: Meter) -> Cycles {
+        match meter {
+            Meter::Perf(perf) => {
+                let text = perf.stop("INT");
+                perf_counts(&text).unwrap_or_else(|| panic!("perf says: {text}"))
+            }
+            Meter::CpuTime { tasks, before } => {
+                let Self::CpuTime { hz } = self else { return Cycles::default() };
+                let now = cpu_times(&tasks);
+                let [seconds, user, kernel] = [0, 1, 2].map(|i| now[i] - before[i]);
+                // Ticks say the shares only; the time itself is exact.
+                let user = if user + kernel > 0.0 { user / (user + kernel) } else { 0.0 };
+                Cycles { user: seconds * hz * user, kernel: seconds * hz * (1.0 - user) }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Perf => write!(f, "counted by the processor (perf stat)"),
+            Self::CpuTime { hz } => write!(
+                f,
+                "CPU time of the threads at {:.0} MHz of the time stamp counter (no hardware \
+                 counters here); user and kernel by the kernel's ticks",
+                hz / 1e6
+            ),
+        }
+    }
+}
+
+/// Cycles in user mode and in the kernel, from what `perf stat -x;` writes.
+fn perf_counts(text: &str) -> Option<Cycles> {
+    let count = |event: &str| -> Option<f64> {
+        let line = text.lines().find(|line| line.contains(event))?;
+        line.split(';').next()?.trim().parse().ok()
+    };
+    Some(Cycles { user: count("cycles:u")?, kernel: count("cycles:k")? })
+}
+
+fn tasks_of(pid: &str) -> Vec<String> {
+    let tasks = format!("/proc/{pid}/task");
+    let entries = fs::read_dir(&tasks).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path().display().to_string()).collect()
+}
+
+/// Seconds on a CPU, and ticks in user mode and in the kernel, of these threads.
+fn cpu_times(tasks: &[String]) -> [f64; 3] {
+    let mut times = [0.0; 3];
+    for task in tasks {
+        let read = |file: &str| fs::read_to_string(format!("{task}/{file}")).unwrap_or_default();
+        let nanoseconds = read("schedstat");
+        let nanoseconds = nanoseconds.split(' ').next().and_then(|word| word.parse::<f64>().ok());
+        times[0] += nanoseconds.unwrap_or(0.0) / 1e9;
+        // After the name in parentheses: state is the third field of proc(5), utime the 14th.
+        let stat = read("stat");
+        let mut fields = stat.rsplit(") ").next().unwrap_or("").split(' ').skip(11);
+        for time in &mut times[1..] {
+            *time += fields.next().and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
+        }
+    }
+    times
+}
+
+/// Frequency of the time stamp counter, Hz.
+fn tsc_hz() -> f64 {
+    // SAFETY: reads a register that every x86-64 processor has.
+    let now = || unsafe { std::arch::x86_64::_rdtsc() };
+    let (start, from) = (Instant::now(), now());
+    thread::sleep(Duration::from_millis(200));
+    (now() - from) as f64 / start.elapsed().as_secs_f64()
+}

@@ -1,0 +1,251 @@
+//! Measures the time from a route's being in the kernel to its being in all forwarding guests.
+//!
+//! `cargo run --release -p pdp-e2e --example route-latency -- [ROUTES]`, as root, after
+//! `cargo build --release --bins`.
+//!
+//! A node of the end-to-end harness has a router with two forwarding guests. Routes (IPv4) are
+//! added to its control guest's kernel and deleted again, one at a time, by netlink. The clock
+//! starts when the kernel has acknowledged the change, and stops when both guests have, one after
+//! the other, told by their own tables that they have it.
+//!
+//! What the figures hold:
+//! - Mirror and guests sleep before each change, so that every wake-up is in them.
+//! - Asking the guests is in them, too: two questions from here to the mirror, from there to the
+//!   guest, and back. The same questions asked again, when nothing changes, are shown beside; the
+//!   time sought is between the first figure less the second, and the first.
+//! - From the mirror's having read the notification to the slower guest's having applied it is
+//!   the mirror's own figure, of barriers that guests answer.
+//! - Tables are nearly empty: asking for a table takes as long as it is large.
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use pdp_e2e::{Node, eventually};
+use pdp_proto::channel::Channel;
+use pdp_proto::mirror::{Reply, Request, Source, Status};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, netlink, recv, send};
+
+const SPEC: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  forwardingEngines:
+    fe1: {cpus: "0", capacity: 0.4}
+    fe2: {cpus: "1", capacity: 0.4}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {addresses: [10.0.1.1/24]}
+        eth1: {addresses: [10.0.2.1/24]}
+      dataPlane: {power: 0.8}
+    h1:
+      kind: host
+      interfaces:
+        eth0: {addresses: [10.0.1.2/24], gateways: [10.0.1.1]}
+        eth1: {addresses: [10.0.2.2/24]}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h1:eth1"]
+"#;
+
+/// Forwarding guests of the router above.
+const GUESTS: [u32; 2] = [0, 1];
+
+/// Next hop of all routes.
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+
+/// Pause before a change, in which everything goes to sleep again.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Routes are 10.64.0.0/24 and those that follow.
+const ROUTES_MAX: u32 = 1 << 12;
+
+/// Longest wait for a guest to have a change.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Measures the time from the kernel's having a route to all forwarding guests' having it
+#[derive(Parser)]
+#[command(name = "route-latency", after_help = "Example:\n  route-latency 1000")]
+struct Arguments {
+    /// Routes to add and to delete
+    #[arg(default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=i64::from(ROUTES_MAX)))]
+    routes: u32,
+}
+
+/// Times of one kind of change.
+#[derive(Default)]
+struct Times {
+    change: Vec<Duration>,
+    asking: Vec<Duration>,
+    apply: Vec<Duration>,
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    let node = Node::start("latency");
+    node.apply(SPEC);
+    eventually("the guests have their routes", || {
+        node.try_pdp(&["routes", "red/r1", "--diff"]).is_ok()
+            && node.try_exec("red/h1", "ping -c1 -W1 10.0.2.1").is_ok()
+    });
+    let mut kernel = Kernel::of(&node);
+    let mut mirror = Mirror::of(&node);
+
+    let (mut added, mut deleted) = (Times::default(), Times::default());
+    for adds in [true, false] {
+        let times = if adds { &mut added } else { &mut deleted };
+        for number in 0..arguments.routes {
+            let prefix = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 64, 0, 0)) + (number << 8));
+            std::thread::sleep(PAUSE);
+            kernel.change(adds, prefix);
+            let start = Instant::now();
+            mirror.wait(adds, prefix);
+            times.change.push(start.elapsed());
+            let status = mirror.status();
+            let slowest_us = status.guests.iter().map(|guest| guest.apply_us).max();
+            times.apply.push(Duration::from_micros(slowest_us.unwrap_or(0)));
+            std::thread::sleep(PAUSE);
+            let start = Instant::now();
+            mirror.wait(adds, prefix);
+            times.asking.push(start.elapsed());
+        }
+    }
+    println!("{} routes, {} forwarding guests; milliseconds", arguments.routes, GUESTS.len());
+    println!("{:<66} {:>8} {:>8} {:>8}", "", "median", "99 %", "max");
+    for (what, times) in [("added", added), ("deleted", deleted)] {
+        show(&format!("{what}: in the kernel, to confirmed by all guests"), times.change);
+        show("  of it asking the guests", times.asking);
+        show("  of it read by the mirror, to applied by the slower guest", times.apply);
+    }
+}
+
+fn show(what: &str, mut times: Vec<Duration>) {
+    times.sort_unstable();
+    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize].as_secs_f64() * 1e3;
+    println!("{what:<66} {:>8.3} {:>8.3} {:>8.3}", at(0.5), at(0.99), at(1.0));
+}
+
+/// The control guest's kernel.
+struct Kernel {
+    socket: OwnedFd,
+    interface: u32,
+}
+
+impl Kernel {
+    fn of(node: &Node) -> Self {
+        let status = node.json(&["inspect", "red"])["status"].clone();
+        let nodes = status["nodes"].as_array().expect("nodes");
+        let router = nodes.iter().find(|found| found["name"] == "r1").expect("r1");
+        let pid = router["control"]["pid"].as_u64().expect("r1 runs");
+        let netns = File::open(format!("/proc/{pid}/ns/net")).expect("a network namespace");
+        let socket = pdp_net::netns::within(netns.as_fd(), || {
+            let family = AddressFamily::NETLINK;
+            let socket = rustix::net::socket(family, SocketType::RAW, Some(netlink::ROUTE));
+            Ok(socket.expect("a netlink socket"))
+        });
+        let interface = node.exec("red/r1", "cat /sys/class/net/eth1/ifindex");
+        Self {
+            socket: socket.expect("a netlink socket"),
+            interface: interface.trim().parse().expect("a number"),
+        }
+    }
+
+    /// Adds or deletes a /24; returns once the kernel has acknowledged it (rtnetlink(7)).
+    fn change(&mut self, adds: bool, prefix: Ipv4Addr) {
+        let (kind, flags) = match adds {
+            true => (libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_EXCL),
+            false => (libc::RTM_DELROUTE, 0),
+        };
+        let flags = (flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+        let mut message = vec![0; 16];
+        message[4..6].copy_from_slice(&kind.to_ne_bytes());
+        message[6..8].copy_from_slice(&flags.to_ne_bytes());
+        // struct rtmsg: family, destination's and source's length, TOS, table, protocol, scope, type.
+        message.extend([
+            libc::AF_INET as u8,
+            24,
+            0,
+            0,
+            libc::RT_TABLE_MAIN,
+            libc::RTPROT_STATIC,
+            libc::RT_SCOPE_UNIVERSE,
+            libc::RTN_UNICAST,
+        ]);
+        message.extend([0; 4]);
+        for (attribute, value) in [
+            (libc::RTA_DST, prefix.octets()),
+            (libc::RTA_GATEWAY, GATEWAY.octets()),
+            (libc::RTA_OIF, self.interface.to_ne_bytes()),
+        ] {
+            message.extend(8_u16.to_ne_bytes());
+            message.extend(attribute.to_ne_bytes());
+            message.extend(value);
+        }
+        let bytes = message.len() as u32;
+        message[..4].copy_from_slice(&bytes.to_ne_bytes());
+        send(&self.socket, &message, SendFlags::empty()).expect("the kernel listens");
+        let mut answer = [0; 256];
+        let (count, _) = recv(&self.socket, &mut answer, RecvFlags::empty()).expect("an answer");
+        let error = i32::from_ne_bytes(answer[16..20].try_into().expect("four bytes"));
+        assert!(count >= 20 && error == 0, "the kernel refuses the route: error {error}");
+    }
+}
+
+/// The router's route mirror.
+struct Mirror {
+    channel: Channel,
+}
+
+impl Mirror {
+    fn of(node: &Node) -> Self {
+        let path = node.place("red/r1").join("mirror.sock");
+        Self { channel: Channel::connect(&path).expect("the mirror listens") }
+    }
+
+    fn answer(&mut self) -> Reply {
+        self.channel.receive().expect("an answer").expect("the mirror runs").0
+    }
+
+    fn status(&mut self) -> Status {
+        self.channel.send(&Request::Status, &[]).expect("the mirror listens");
+        match self.answer() {
+            Reply::Status(status) => status,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Asks each guest until its table has this /24, or has it no more.
+    fn wait(&mut self, has: bool, prefix: Ipv4Addr) {
+        let end = Instant::now() + PATIENCE;
+        for guest in GUESTS {
+            while self.guest_has(guest, prefix) != has {
+                assert!(Instant::now() < end, "guest {guest} has not followed: {prefix}/24");
+            }
+        }
+    }
+
+    fn guest_has(&mut self, guest: u32, prefix: Ipv4Addr) -> bool {
+        let prefix = format!("{prefix}/24").parse().expect("a prefix");
+        let request = Request::Routes { source: Source::Guest(guest), within: Some(prefix) };
+        self.channel.send(&request, &[]).expect("the mirror listens");
+        let mut has = false;
+        loop {
+            match self.answer() {
+                Reply::Routes(rows) => has |= rows.iter().any(|row| row.prefix == prefix),
+                Reply::End => return has,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
