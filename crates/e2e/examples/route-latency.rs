@@ -26,7 +26,7 @@ use clap::Parser;
 use pdp_e2e::{Node, eventually};
 use pdp_proto::channel::Channel;
 use pdp_proto::mirror::{Reply, Request, Source, Status};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, netlink, recv, send};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send};
 
 const SPEC: &str = r#"
 apiVersion: pdp/v1
@@ -150,8 +150,9 @@ impl Kernel {
         let pid = router["control"]["pid"].as_u64().expect("r1 runs");
         let netns = File::open(format!("/proc/{pid}/ns/net")).expect("a network namespace");
         let socket = pdp_net::netns::within(netns.as_fd(), || {
+            // Without a protocol: NETLINK_ROUTE, which is 0.
             let family = AddressFamily::NETLINK;
-            let socket = rustix::net::socket(family, SocketType::RAW, Some(netlink::ROUTE));
+            let socket = rustix::net::socket(family, SocketType::RAW, None);
             Ok(socket.expect("a netlink socket"))
         });
         let interface = node.exec("red/r1", "cat /sys/class/net/eth1/ifindex");
