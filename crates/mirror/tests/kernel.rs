@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use common::guest::Guest;
-use common::reference::{differences, look, of_guest};
+use common::reference::{differences, equal, look, of_guest};
 use common::{EVENTUALLY, Mirror, Netns, eventually};
 use pdp_proto::routes::Resolved;
 use rand::rngs::StdRng;
@@ -309,6 +309,27 @@ fn notifications_keep_a_guest_equal() {
         assert_spots(&netns, &guest, &history);
         assert!(history.len() > 100, "{}", history.len());
         assert_eq!(mirror.status().resyncs, resyncs, "a dump hid something");
+    }
+}
+
+/// Of several routes of one prefix and metric, the one that is named goes.
+#[test]
+fn routes_of_one_class_go_one_by_one() {
+    const ROUTES: usize = 3;
+    let netns = Netns::new(ROUTES);
+    let mirror = Mirror::new(&netns);
+    let guest = synced(&mirror);
+    let routes = |vport: usize| {
+        let v4 = format!("10.1.0.0/16 via 172.16.{vport}.2");
+        [("-4", v4), ("-6", format!("2001:db8::/32 dev e{vport}"))]
+    };
+    for (family, route) in (0..ROUTES).flat_map(routes) {
+        netns.ip(&format!("{family} route append {route}"));
+    }
+    equal(&netns, &guest);
+    for (family, route) in [1, 0, 2].into_iter().flat_map(routes) {
+        netns.ip(&format!("{family} route del {route}"));
+        equal(&netns, &guest);
     }
 }
 
