@@ -162,6 +162,7 @@ fn only_frames_of_pdp_are_taken() {
         let interface = Interface::by_name("ext").unwrap();
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
         assert_eq!(xdp.mode(), Mode::Native);
+        assert!(run("ip link show ext").contains(" xdp "), "xdpgeneric: not in the driver");
         let take = |address: &str, port| Take { local: address.parse::<IpAddr>().unwrap(), port };
         xdp.set_takes(&[take("10.1.1.1", 4789), take("fd00::1", 4789)]).unwrap();
         let (v4, v6) = (udp("10.1.1.1:4789"), udp("[fd00::1]:4789"));
@@ -172,6 +173,8 @@ fn only_frames_of_pdp_are_taken() {
         assert_eq!(xdp.counters().unwrap().no_socket, 1);
         let mut receiver = Receiver::new(interface.index);
         xdp.set_sockets(&[(0, receiver.fd.as_fd())]).unwrap();
+        let beyond = xdp.set_sockets(&[(xdp::QUEUES_MAX, receiver.fd.as_fd())]).unwrap_err();
+        assert!(matches!(beyond, Error::Invalid { .. }), "{beyond}");
         peer.run("echo -n taken-v4 > /dev/udp/10.1.1.1/4789");
         eventually("IPv4 is taken", || receiver.got("taken-v4"));
         peer.run("echo -n taken-v6 > /dev/udp/fd00::1/4789");
@@ -213,6 +216,8 @@ fn only_frames_of_pdp_are_taken() {
         xdp.set_sockets(&[]).unwrap();
         peer.run("echo -n none > /dev/udp/10.1.1.1/4790");
         eventually("without a socket, the host gets it", || received(&other, "none"));
+        // It goes at once, though another process has the link too.
+        let _held = libbpf_rs::Link::open(pins.dir().join("link")).unwrap();
         xdp.detach().unwrap();
         assert!(!pins.dir().exists());
         assert!(!run("ip link show ext").contains("xdp"));
@@ -233,12 +238,16 @@ fn pins_outlive_the_process_and_are_adopted() {
         drop(xdp);
         peer.run("echo -n alone > /dev/udp/10.1.1.1/4789");
         eventually("taken without the loader", || receiver.got("alone"));
-        let before = run("bpftool -j link list | tr -d ' '");
+        let link = || {
+            let link = libbpf_rs::Link::open(pins.dir().join("link")).unwrap();
+            let info = link.info().unwrap();
+            (info.id, info.prog_id)
+        };
+        let before = link();
         // A new one takes over what is there, without a gap in what is taken.
         let xdp = Xdp::attach("ext", &pins.dir()).unwrap();
-        let id =
-            |text: &str| text.split("\"id\":").nth(1).unwrap().split(',').next().map(str::to_owned);
-        assert_eq!(id(&before), id(&run("bpftool -j link list | tr -d ' '")));
+        assert_eq!(link().0, before.0);
+        assert_ne!(link().1, before.1, "it runs its own program");
         assert_eq!(xdp.counters().unwrap().taken, 1);
         peer.run("echo -n adopted > /dev/udp/10.1.1.1/4789");
         eventually("taken by what was adopted", || receiver.got("adopted"));
@@ -316,13 +325,48 @@ fn a_tap_is_made_inside_a_namespace() {
         });
         tap::set_mtu(netns.as_fd(), "eth0", 1300).unwrap();
         assert!(peer.run("ip link show eth0").contains("mtu 1300"));
+        let accepts = sysctl::get(netns.as_fd(), "net.ipv6.conf.eth0.accept_dad").unwrap();
+        assert_eq!(accepts, "0", "no address waits for the detection of duplicates");
         // A second of the name is refused, and the first stays.
         assert!(tap::create(netns.as_fd(), &spec("eth0")).is_err());
         assert!(tap::create(netns.as_fd(), &spec("a-name-of-16-char")).is_err());
+        peer.run("ip tuntap add others mode tap");
+        let others = TapSpec { addresses: vec![], routes: vec![], ..spec("others") };
+        assert!(tap::create(netns.as_fd(), &others).is_err(), "nobody else's is taken");
         drop(file);
         drop(tap);
         // Programs that other tests just start may have it for a moment.
         eventually("gone with its last descriptor", || !peer.run("ip link show").contains("eth0"));
+    });
+}
+
+#[test]
+fn what_the_kernel_refuses_of_a_tap_is_told() {
+    isolated(|| {
+        let peer = Peer::new();
+        let netns = peer.netns();
+        let far = ("10.9.0.0/16".parse().unwrap(), [192, 0, 2, 1].into());
+        let twice: ipnet::IpNet = "10.7.0.1/24".parse().unwrap();
+        for (spec, words) in [
+            (TapSpec { routes: vec![far], ..spec("eth1") }, "add route 10.9.0.0/16 via 192.0.2.1"),
+            (TapSpec { addresses: vec![twice; 2], ..spec("eth2") }, "add address 10.7.0.1/24"),
+            (TapSpec { mtu: 1_000_000, ..spec("eth3") }, "set up eth3"),
+        ] {
+            let error = tap::create(netns.as_fd(), &spec).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+            let gone = || !peer.run("ip link show").contains(&spec.name);
+            eventually("nothing is left of it", gone);
+        }
+    });
+}
+
+#[test]
+fn a_tap_can_be_given_to_a_user() {
+    isolated(|| {
+        let peer = Peer::new();
+        let wanted = TapSpec { owner: Some(4321), ..spec("eth0") };
+        let _tap = tap::create(peer.netns().as_fd(), &wanted).unwrap();
+        assert!(peer.run("ip -d link show eth0").contains("user 4321"));
     });
 }
 
