@@ -506,8 +506,8 @@ fn wait(
     ready.contains(&true)
 }
 
-/// Removes what is left when nothing is to run: the cgroup, the pins' directory, the container
-/// runtime's.
+/// Removes what is left when nothing is to run: the cgroup, and directories of the pins, of the
+/// container runtime and, where the journal was lost, of the mux.
 fn remove_places(host: &Host) {
     let removed = host
         .runtime
@@ -515,7 +515,8 @@ fn remove_places(host: &Host) {
         .remove("", Duration::from_secs(10))
         .map_err(host::HostError::from)
         .and_then(|()| host::remove_directory(&host.places.pins))
-        .and_then(|()| host::remove_directory(&host.places.run.join("runc")));
+        .and_then(|()| host::remove_directory(&host.places.run.join("runc")))
+        .and_then(|()| host::remove_directory(&host.places.run.join("mux")));
     if let Err(error) = removed {
         tracing::warn!("clearing up: {}", words(&error));
     }
