@@ -5,8 +5,10 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use common::guest::Guest;
+use common::guest::{Guest, Shared};
 use common::reference::{equal, look};
 use common::{Mirror, Netns, Process, eventually, many};
 use pdp_proto::mirror::Source;
@@ -35,6 +37,33 @@ fn guests_that_come_late_get_the_same() {
     assert!(status.guests.iter().all(|g| g.backlog_bytes == 0), "{status:?}");
     assert!(status.guests.iter().any(|g| g.guest == 0 && g.apply_us_max > 0), "{status:?}");
     assert_eq!((status.routes_v4, status.groups), (5003, 6), "{status:?}");
+    // What a barrier stands for comes before it.
+    netns.ip("route del 10.0.0.0/8");
+    equal(&netns, &early);
+    eventually("a barrier at last", || early.shared.lock().unwrap().at_barrier);
+}
+
+#[test]
+fn what_a_guest_has_not_applied_does_not_count() {
+    let netns = Netns::new(1);
+    let mirror = Mirror::new(&netns);
+    let shared = Arc::<Mutex<Shared>>::default();
+    shared.lock().unwrap().silent = true;
+    let guest = Guest::reconnect(&mirror.config.routes_socket, 0, shared);
+    eventually("a snapshot", || guest.snapshots() == 1);
+    let synced = || mirror.status().guests[0].synced;
+    assert!(!synced());
+    let asked_early = std::thread::scope(|scope| {
+        let comparison = scope.spawn(|| mirror.routes(Source::Diff(0), None));
+        // Time enough for a mirror that does not wait; one that does is never wrong.
+        std::thread::sleep(Duration::from_millis(300));
+        let asked_early = guest.shared.lock().unwrap().dumps;
+        guest.confirm();
+        assert_eq!(comparison.join().unwrap().unwrap(), []);
+        asked_early
+    });
+    assert_eq!(asked_early, 0);
+    eventually("synced", synced);
 }
 
 #[test]

@@ -84,7 +84,13 @@ pub struct Shared {
     pub snapshots: u32,
     pub routes_gone: u64,
     pub messages: u64,
-    pub barriers: u64,
+    /// The last barrier, and whether nothing came since then.
+    pub barrier: u64,
+    pub at_barrier: bool,
+    /// Keeps its answers to barriers back.
+    pub silent: bool,
+    /// Times that it was asked for its table.
+    pub dumps: u64,
     pub snapshot_begun: Option<Instant>,
     pub snapshot_ended: Option<Instant>,
     pub closed: bool,
@@ -119,6 +125,13 @@ impl Guest {
 
     pub fn say(&self, message: FromGuest) {
         (&self.stream).write_all(&encode(&[message]).unwrap()).unwrap();
+    }
+
+    /// Answers barriers, those that were kept back too.
+    pub fn confirm(&self) {
+        let mut shared = self.shared.lock().unwrap();
+        shared.silent = false;
+        self.say(FromGuest::Applied(shared.barrier));
     }
 
     pub fn state(&self) -> State {
@@ -168,6 +181,7 @@ fn listen(mut stream: UnixStream, shared: &Mutex<Shared>) {
 
 fn take(message: ToGuest, stream: &mut UnixStream, shared: &mut Shared) {
     shared.messages += 1;
+    shared.at_barrier = matches!(message, ToGuest::Barrier(_));
     match message {
         ToGuest::Begin => {
             shared.fresh = Some(State::default());
@@ -179,10 +193,13 @@ fn take(message: ToGuest, stream: &mut UnixStream, shared: &mut Shared) {
             shared.snapshot_ended = Some(Instant::now());
         }
         ToGuest::Barrier(number) => {
-            shared.barriers += 1;
-            let _ = stream.write_all(&encode(&[FromGuest::Applied(number)]).unwrap());
+            shared.barrier = number;
+            if !shared.silent {
+                let _ = stream.write_all(&encode(&[FromGuest::Applied(number)]).unwrap());
+            }
         }
         ToGuest::Dump(dump) => {
+            shared.dumps += 1;
             let mut routes: Vec<_> = shared.state.resolved().into_iter().collect();
             for (prefix, resolved) in &mut routes {
                 if shared.lie == Some(*prefix) {
