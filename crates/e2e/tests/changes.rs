@@ -1,7 +1,5 @@
 //! A change reaches what runs, and takes away what is no longer wanted.
 
-use std::fs;
-
 use pdp_e2e::{Node, eventually, sh};
 use serde_json::Value;
 
@@ -108,9 +106,25 @@ fn a_change_reaches_what_runs() {
     node.apply(SUBSTRATE);
     assert!(!show().contains("xdp"), "{}", show());
 
-    // What is remembered is lost: nothing that runs is wanted.
-    node.kill_pdpd();
-    fs::remove_dir_all(node.directory.join("state")).expect("state");
-    node.start_pdpd();
+    // What is remembered is older than what runs: what it does not know ends.
+    let state = node.directory.join("state").display().to_string();
+    let restart = |node: &mut Node, line: &str| {
+        node.kill_pdpd();
+        sh(line);
+        node.start_pdpd();
+    };
+    restart(&mut node, &format!("cp -a {state} {state}.old"));
+    node.apply(
+        "{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {name: blue},
+          spec: {nodes: {h1: {kind: host, interfaces: {eth0: {}}}}}}",
+    );
+    let blue = |node: &Node| node.processes().iter().any(|(_, line)| line.contains("/blue/"));
+    assert!(blue(&node));
+    restart(&mut node, &format!("rm -r {state}; mv {state}.old {state}"));
+    eventually("blue is gone", || !blue(&node));
+    assert_eq!(before.0, pid(&node, "control"), "red is as it was");
+
+    // It is lost: nothing that runs is wanted.
+    restart(&mut node, &format!("rm -r {state}"));
     eventually("nothing is left", || node.leftovers().is_empty());
 }
