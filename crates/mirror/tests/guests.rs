@@ -44,6 +44,28 @@ fn guests_that_come_late_get_the_same() {
 }
 
 #[test]
+fn changes_beside_a_snapshot_are_not_missed() {
+    let netns = Netns::new(2);
+    let mirror = Mirror::new(&netns);
+    netns.batch(&many("add", 100_000, "via 172.16.0.2"));
+    netns.ip("route add 1.0.0.0/8 via 172.16.0.2");
+    eventually("all routes", || mirror.status().routes_v4 > 100_000);
+    let routes = mirror.status().routes_v4;
+    let guest = Guest::connect(&mirror.config.routes_socket, 0);
+    // It reads no further, and so the snapshot stops in the middle.
+    let held = guest.shared.lock().unwrap();
+    eventually("a snapshot half told", || {
+        mirror.status().guests.first().is_some_and(|guest| guest.backlog_bytes > 0)
+    });
+    netns.ip("route del 1.0.0.0/8");
+    netns.ip("route replace 20.0.0.0/32 via 172.16.1.2");
+    eventually("one route less", || mirror.status().routes_v4 < routes);
+    drop(held);
+    eventually("a snapshot", || guest.snapshots() == 1);
+    equal(&netns, &guest);
+}
+
+#[test]
 fn what_a_guest_has_not_applied_does_not_count() {
     let netns = Netns::new(1);
     let mirror = Mirror::new(&netns);
