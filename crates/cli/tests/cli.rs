@@ -10,7 +10,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 use fake::{PCAP, Server, eventually, processes_with};
 use nix::pty::openpty;
