@@ -9,7 +9,7 @@ kind: Substrate
 metadata: {name: node}
 spec:
   mux: {cpus: "0", power: 0.5}
-  forwardingEngines: {fe1: {cpus: "1", capacity: 1}}
+  forwardingEngines: {fe1: {cpus: "1", capacity: 1}, fe2: {cpus: "0", capacity: 0.5}}
 "#;
 
 fn vnet(data_plane: &str, cpu: &str, hosts: u32, owner: &str) -> String {
@@ -97,6 +97,19 @@ fn a_change_reaches_what_runs() {
     node.apply(&vnet(program, "0.4", 3, "root"));
     assert_eq!(before.0, pid(&node, "control"));
     assert_ne!(before.1, pid(&node, "g0"));
+
+    // A second forwarding guest comes and goes.
+    let cgroups = || {
+        let cgroup = node.cgroup();
+        sh(&format!(
+            "find /sys/fs/cgroup -path '*/{cgroup}/*' -name 'r1.g*' -printf '%f\\n' | sort -u"
+        ))
+    };
+    node.apply(&vnet("power: 1.2", "0.4", 3, "root"));
+    assert_eq!(cgroups(), "r1.g0\nr1.g1\n");
+    node.apply(&vnet("power: 0.2", "0.4", 3, "root"));
+    assert_eq!(cgroups().lines().count(), 1, "{}", cgroups());
+    assert_eq!(before.0, pid(&node, "control"));
 
     // An external interface comes and goes.
     let outside = "  interfaces: {A: {device: extA}}\n";
