@@ -280,7 +280,7 @@ for _ in range(5000): s.sendto(bytes(1000), ('10.0.2.2', 9))";
         })
     });
     let before = port(&stats(&node), "r1", "eth0")["received"].as_u64().expect("a counter");
-    node.exec("red/h1", "ping -c5 -i0.05 -W5 10.0.2.2");
+    node.exec("red/h1", "ping -c5 -i0.05 -w60 10.0.2.2");
     let after = port(&stats(&node), "r1", "eth0")["received"].as_u64().expect("a counter");
     assert!(after >= before + 5, "{before} to {after}");
     let table = node.pdp(&["stats", "red"]);
