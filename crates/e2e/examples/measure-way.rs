@@ -20,7 +20,10 @@
 //!   by the frequency of the time stamp counter, and waiting for the host's other guests counts.
 //! - The generator needs a CPU of its own to measure how many packets a second a node can do. On
 //!   two CPUs it shares one with the guests, and only cycles per packet say much.
-//! - One flow is as good as another here: no packet is punted, and neighbours are permanent.
+//! - Beside each run stands the way between the two CPUs as it was just before, in nanoseconds:
+//!   hosts move virtual CPUs, and runs with different values are not to be compared. Thousands say
+//!   that others use these CPUs.
+//! - Every packet is of the kind that is forwarded: none is punted, and neighbours are permanent.
 
 use std::fmt;
 use std::fs;
@@ -352,8 +355,7 @@ fn cpu_model() -> String {
     line.unwrap_or("").trim_start_matches([' ', '\t', ':']).to_owned()
 }
 
-/// Half a round trip of a cache line between two CPUs, with nothing else to do on them: machines
-/// move virtual CPUs, and runs with different values are not to be compared.
+/// Half a round trip of a cache line between two CPUs; see the top.
 fn cpu_to_cpu_ns(cpus: [usize; 2]) -> f64 {
     let ball = AtomicU32::new(0);
     let play = |cpu: usize, parity: u32| {
