@@ -93,6 +93,16 @@ pub fn sh(line: &str) -> String {
     checked(Command::new("sh").args(["-ec", line]), "")
 }
 
+/// Whether each of the first `count` requests of a `ping -c COUNT -w SECONDS` was answered, in
+/// order; while answers are late, it sends more. Without `-w`, ping gives its last answers two
+/// round-trip times only, and calls them lost.
+pub fn all_answered(words: &str, count: usize) -> bool {
+    let numbers = words.lines().filter_map(|line| {
+        line.split_once("icmp_seq=")?.1.split_whitespace().next()?.parse::<usize>().ok()
+    });
+    numbers.take(count).eq(1..=count)
+}
+
 /// kill -9 of one process.
 pub fn kill(pid: u32) {
     // It may have ended meanwhile.

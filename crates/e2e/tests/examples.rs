@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
 
-use pdp_e2e::{Background, Node, bin, eventually};
+use pdp_e2e::{Background, Node, all_answered, bin, eventually};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e").to_path_buf()
@@ -87,9 +87,9 @@ fn follow(node: &Node, example: &str) -> Vec<String> {
 /// Pings of several sizes; ping checks the payload of the answers.
 fn hosts_talk(node: &Node, vnet: &str) {
     for bytes in [0, 56, 1472] {
-        let line = format!("ping -c5 -i0.1 -W5 -p a55a -s {bytes} 10.0.0.2");
+        let line = format!("ping -c5 -i0.1 -w60 -p a55a -s {bytes} 10.0.0.2");
         let words = node.exec(&format!("{vnet}/h1"), &line);
-        assert!(words.contains(" 0% packet loss") && !words.contains("wrong"), "{words}");
+        assert!(all_answered(&words, 5) && !words.contains("wrong"), "{words}");
     }
     let stats = node.json(&["stats", vnet]);
     let r1 = &stats["vnets"][vnet]["nodes"]["r1"];
