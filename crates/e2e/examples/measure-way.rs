@@ -17,13 +17,15 @@
 //!   whoever runs on that CPU. What ksoftirqd threads do has a row of its own. A kernel that
 //!   accounts interrupts apart (`CONFIG_IRQ_TIME_ACCOUNTING`) keeps them out of CPU time.
 //! - Where there are no hardware counters (most virtual machines), cycles are CPU time multiplied
-//!   by the frequency of the time stamp counter, and waiting for the host's other guests counts.
+//!   by the frequency that the kernel names, and waiting for the host's other guests counts.
 //! - The generator needs a CPU of its own to measure how many packets a second a node can do. On
 //!   two CPUs it shares one with the guests, and only cycles per packet say much.
 //! - Beside each run stands the way between the two CPUs as it was just before, in nanoseconds:
 //!   hosts move virtual CPUs, and runs with different values are not to be compared. Thousands say
 //!   that others use these CPUs.
 //! - Every packet is of the kind that is forwarded: none is punted, and neighbours are permanent.
+
+#![forbid(unsafe_code)]
 
 use std::fmt;
 use std::fs;
@@ -136,7 +138,7 @@ fn main() {
         arguments.frame,
         arguments.routes,
         arguments.guests,
-        cpu_model()
+        cpu("model name")
     );
     println!("cycles: {clock}");
     if cpus == 2 {
@@ -349,9 +351,10 @@ fn processes(file: &str, text: &str) -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has).collect()
 }
 
-fn cpu_model() -> String {
+/// What the kernel says of the first CPU.
+fn cpu(what: &str) -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("model name"));
+    let line = text.lines().find_map(|line| line.strip_prefix(what));
     line.unwrap_or("").trim_start_matches([' ', '\t', ':']).to_owned()
 }
 
@@ -720,7 +723,7 @@ struct Cycles {
 enum Clock {
     /// By the processor, read through perf.
     Perf,
-    /// CPU time multiplied by the frequency of the time stamp counter.
+    /// CPU time multiplied by the CPU's frequency.
     CpuTime {
         /// That frequency, Hz.
         hz: f64,
@@ -742,7 +745,7 @@ impl Clock {
         if text.as_deref().is_ok_and(|text| perf_counts(text).is_some()) {
             return Self::Perf;
         }
-        Self::CpuTime { hz: tsc_hz() }
+        Self::CpuTime { hz: cpu("cpu MHz").parse::<f64>().expect("the CPU's frequency") * 1e6 }
     }
 
     /// Starts counting what these processes, or threads of this one, use.
@@ -793,8 +796,7 @@ impl fmt::Display for Clock {
             Self::Perf => write!(f, "counted by the processor (perf stat)"),
             Self::CpuTime { hz } => write!(
                 f,
-                "CPU time of the threads at {:.0} MHz of the time stamp counter (no hardware \
-                 counters here); user and kernel by the kernel's ticks",
+                "CPU time of the threads at {:.0} MHz (no hardware counters here); user and kernel by the kernel's ticks",
                 hz / 1e6
             ),
         }
@@ -832,13 +834,4 @@ fn cpu_times(tasks: &[String]) -> [f64; 3] {
         }
     }
     times
-}
-
-/// Frequency of the time stamp counter, Hz.
-fn tsc_hz() -> f64 {
-    // SAFETY: reads a register that every x86-64 processor has.
-    let now = || unsafe { std::arch::x86_64::_rdtsc() };
-    let (start, from) = (Instant::now(), now());
-    thread::sleep(Duration::from_millis(200));
-    (now() - from) as f64 / start.elapsed().as_secs_f64()
 }

@@ -28,6 +28,8 @@
 //!   namespaces, interfaces, files): empty after `down --purge` is the promise.
 //! - [`eventually`] polls with a generous deadline; there are no timing thresholds.
 
+#![forbid(unsafe_code)]
+
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Write as _;
