@@ -1,4 +1,4 @@
-//! Starting a daemon where none answers, and waiting for its end.
+//! Starting a daemon where none answers, waiting for its end, and doing without it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use pdp_api::Check;
 use pdp_api::client::{Client, Error};
 
 use crate::failure::Failure;
@@ -113,4 +114,16 @@ fn program() -> Result<PathBuf, Failure> {
     }
     let beside = std::env::current_exe()?.with_file_name("pdpd");
     Ok(if beside.exists() { beside } else { "pdpd".into() })
+}
+
+/// What this machine can and can't do, where no daemon runs to be asked.
+pub fn checks() -> Result<Vec<Check>, Failure> {
+    let program = program()?;
+    let fail = |text: String| Failure::Other(format!("run {}: {text}", program.display()));
+    let output = Command::new(&program)
+        .arg("--doctor")
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| fail(error.to_string()))?;
+    serde_json::from_slice(&output.stdout).map_err(|_| fail(output.status.to_string()))
 }

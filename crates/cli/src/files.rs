@@ -92,5 +92,9 @@ pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
     } else {
         "without a Substrate only each by itself; `pdp apply --dry-run` checks against the node"
     };
-    output::write(format!("{} objects are valid: {scope}\n", documents.len()).as_bytes())
+    let count = match documents.len() {
+        1 => "1 object is".to_owned(),
+        count => format!("{count} objects are"),
+    };
+    output::write(format!("{count} valid: {scope}\n").as_bytes())
 }

@@ -9,6 +9,7 @@ use pdp_api::{
 use serde::Serialize;
 
 use crate::args::{Doctor, Get, Inspect, Version};
+use crate::daemon;
 use crate::failure::Failure;
 use crate::output::{or_dash, print, section, table};
 
@@ -197,7 +198,10 @@ fn substrate(substrate: &Substrate) -> String {
 }
 
 pub async fn doctor(client: &Client, args: Doctor) -> Result<ExitCode, Failure> {
-    let checks = client.doctor().await?;
+    let checks = match client.doctor().await {
+        Err(Error::NoDaemon { .. }) => daemon::checks()?,
+        checks => checks?,
+    };
     let missing = checks.iter().any(|check| check.state == CheckState::Missing);
     let printed = print(args.format, &checks, |checks| {
         table(["CHECK", "STATE", "FOUND", "HINT"], checks.iter().map(check).collect())

@@ -318,7 +318,7 @@ fn valid_files_need_no_daemon() {
     let socket = dir.path().join("none.sock");
     let output = pdp(&socket).arg("validate").arg(&path).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stdout).starts_with("1 objects are valid"));
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("1 object is valid"));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Instant;
 
-use pdp_e2e::{Background, EVENTUALLY_MAX, Node, eventually, sh};
+use pdp_e2e::{Background, EVENTUALLY_MAX, Node, bin, eventually, run, sh};
 use serde_json::Value;
 
 /// Rate of the link between r1 and h2.
@@ -387,6 +387,12 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     {
         assert_eq!(state(name), Some("ok".into()), "{name}: {checks}");
     }
+    // Where no daemon can run, it is needed most.
+    let no_daemon = ["--socket", "/nonexistent/pdpd.sock", "doctor", "--format", "json"];
+    let output = run(Command::new(bin("pdp")).args(no_daemon), "");
+    assert!(output.status.success(), "{output:?}");
+    let alone: serde_json::Value = serde_json::from_slice(&output.stdout).expect("checks");
+    assert_eq!(alone.as_array().map(Vec::len), checks.as_array().map(Vec::len));
 
     // Completion works in a shell.
     let script = node.directory.join("completion");

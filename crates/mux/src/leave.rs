@@ -70,16 +70,18 @@ impl Vnet {
 
     /// Puts a frame onto the port's vlink.
     fn emit(&mut self, core: &mut Core, at: usize, mut packet: Packet) {
-        let here = &mut self.ports[at];
-        here.capture(core, packet.bytes());
-        let Some(link) = &here.link else {
+        self.ports[at].capture(core, packet.bytes());
+        let Some(link) = &self.ports[at].link else {
             return self.drop(core, at, Reason::Unconnected, packet);
         };
         let bytes = packet.len();
         let mark = packet.mark;
         let result = match &link.way {
             Way::Port(to) => {
-                core.tracer.note(mark, "send", || format!("by the vlink of {}", here.name));
+                core.tracer.note(mark, "send", || {
+                    let there = &self.ports[usize::from(*to)];
+                    format!("by the vlink to {}:{}", self.nodes[there.node].name, there.name)
+                });
                 self.local.push((*to, packet));
                 Ok(())
             }

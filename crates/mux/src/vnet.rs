@@ -67,7 +67,7 @@ impl Limit {
 /// A vrouter or a host.
 #[derive(Debug)]
 pub(crate) struct Node {
-    name: String,
+    pub(crate) name: String,
     /// Its first port among the vnet's.
     pub(crate) first: usize,
     pub(crate) count: usize,

@@ -52,10 +52,17 @@ struct Arguments {
     /// Log into the run directory alone; standard error has only what keeps pdpd from running.
     #[arg(long)]
     quiet: bool,
+    /// Only print what this machine can and can't do, as JSON; `pdp doctor` makes a table of it.
+    #[arg(long)]
+    doctor: bool,
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
+    if arguments.doctor {
+        serde_json::to_writer(std::io::stdout(), &pdpd::observe::checks())?;
+        return Ok(());
+    }
     if !rustix::process::geteuid().is_root() {
         anyhow::bail!("pdpd needs root, for namespaces, cgroups and interfaces; use sudo");
     }

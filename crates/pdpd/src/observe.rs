@@ -30,6 +30,23 @@ const ROUTES_WAIT: Duration = Duration::from_secs(60);
 /// The shell of a guest.
 const SHELL: &str = "/bin/sh";
 
+/// What this machine can and can't do. Tries it out, which takes a few seconds at most.
+pub fn checks() -> Vec<Check> {
+    pdp_net::probe::run()
+        .into_iter()
+        .map(|check| Check {
+            name: check.name.into(),
+            state: match check.level {
+                pdp_net::probe::Level::Ok => CheckState::Ok,
+                pdp_net::probe::Level::Warn => CheckState::Warn,
+                pdp_net::probe::Level::Missing => CheckState::Missing,
+            },
+            detail: check.detail,
+            hint: Some(check.remedy).filter(|remedy| !remedy.is_empty()),
+        })
+        .collect()
+}
+
 impl Daemon for Engine {
     fn version(&self) -> Version {
         Version {
@@ -40,19 +57,7 @@ impl Daemon for Engine {
     }
 
     fn doctor(&self) -> Vec<Check> {
-        pdp_net::probe::run()
-            .into_iter()
-            .map(|check| Check {
-                name: check.name.into(),
-                state: match check.level {
-                    pdp_net::probe::Level::Ok => CheckState::Ok,
-                    pdp_net::probe::Level::Warn => CheckState::Warn,
-                    pdp_net::probe::Level::Missing => CheckState::Missing,
-                },
-                detail: check.detail,
-                hint: Some(check.remedy).filter(|remedy| !remedy.is_empty()),
-            })
-            .collect()
+        checks()
     }
 
     fn apply(&self, request: ApplyRequest, progress: ProgressFn<'_>) -> Result<Report, Problem> {
