@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use pdp_api::{NodeStats, PortStats};
 
-use crate::node::{Node, interface_counters};
+use crate::node::{Interface, Node, interface_counters};
 use crate::outside::Machine;
+use crate::place;
 use crate::shell::run;
 
 /// Which external machine is at which port of each vnet's `r1`.
@@ -71,8 +72,8 @@ impl Sums {
 /// A vnet and a port of its `r1`.
 type At = (&'static str, &'static str);
 
-/// Packets that the kernel counted as received and as sent, by interface.
-type Kernel = BTreeMap<At, (u64, u64)>;
+/// What the kernel counted, by interface.
+type Kernel = BTreeMap<At, Interface>;
 
 /// Counters of the mux before and after the kernel's were read: frames go on all the time, so the
 /// kernel's lie between.
@@ -83,6 +84,9 @@ pub struct Sample {
     /// Datagrams that the machine outside lost for want of room in a socket: its own tunnel's end,
     /// which is a program, among them.
     outside_lost: BTreeMap<At, u64>,
+    /// Frames that interfaces between the mux and the machines dropped: its receive ring, or a
+    /// veth pair's, was full.
+    underlay_dropped: u64,
     /// Of the control guest.
     inside: Kernel,
     after: BTreeMap<&'static str, NodeStats>,
@@ -103,12 +107,21 @@ impl Sample {
         let before = mux()?;
         let (mut outside, mut inside) = (BTreeMap::new(), BTreeMap::new());
         let mut outside_lost = BTreeMap::new();
+        let dropped = |interfaces: &BTreeMap<String, Interface>| -> u64 {
+            interfaces.values().map(|interface| interface.dropped).sum()
+        };
+        let mut underlay_dropped = 0;
+        for netns in [place::underlay(), place::node()] {
+            let text = run(Some(&netns), &["cat", "/proc/net/dev"])?;
+            underlay_dropped += dropped(&interface_counters(&text));
+        }
         for (vnet, ports) in OUTSIDE {
             let control = node.kernel_counters(&format!("{vnet}/r1"))?;
             for (port, machine) in ports {
                 let netns = Machine::named(machine)?.netns();
                 let text = run(Some(&netns), &["cat", "/proc/net/dev", "/proc/net/snmp"])?;
                 let counters = interface_counters(&text);
+                underlay_dropped += dropped(&counters);
                 outside_lost.insert((vnet, *port), udp_lost(&text).unwrap_or(0));
                 let eth0 = counters.get("eth0").with_context(|| format!("{machine}: no eth0"))?;
                 outside.insert((vnet, *port), *eth0);
@@ -116,7 +129,12 @@ impl Sample {
                 inside.insert((vnet, *port), *own);
             }
         }
-        Ok(Self { before, outside, outside_lost, inside, after: mux()? })
+        Ok(Self { before, outside, outside_lost, underlay_dropped, inside, after: mux()? })
+    }
+
+    /// Frames that the underlay dropped since `start`.
+    pub fn lost_in_underlay(&self, start: &Self) -> u64 {
+        self.underlay_dropped.saturating_sub(start.underlay_dropped)
     }
 
     /// Datagrams that sockets of machines outside lost since `start`.
@@ -125,18 +143,18 @@ impl Sample {
         sum(self).saturating_sub(sum(start))
     }
 
-    /// Where the mux's and the kernel's counts of what happened since `start` differ, by vnet.
-    /// `lost`: frames that the kernel counted as lost between a machine and the mux.
-    pub fn disagreements(&self, start: &Self, vnet: &str, lost: u64) -> Vec<String> {
+    /// Where the mux's and the kernel's counts of what happened since `start` differ, by vnet,
+    /// by more than the kernel says that it lost between.
+    pub fn disagreements(&self, start: &Self, vnet: &str) -> Vec<String> {
         let ports = OUTSIDE.iter().filter(|(name, _)| *name == vnet);
         let ports = ports.flat_map(|(name, ports)| ports.iter().map(|port| (*name, *port)));
         ports
-            .flat_map(|(name, (port, machine))| self.differ(start, (name, port), machine, lost))
+            .flat_map(|(name, (port, machine))| self.differ(start, (name, port), machine))
             .collect()
     }
 
     /// The same of one port.
-    fn differ(&self, start: &Self, at: At, machine: &str, lost: u64) -> Vec<String> {
+    fn differ(&self, start: &Self, at: At, machine: &str) -> Vec<String> {
         let (vnet, port) = at;
         let bounds = [&start.before, &start.after, &self.before, &self.after]
             .map(|nodes| nodes.get(vnet).and_then(|node| node.ports.get(port)));
@@ -147,12 +165,13 @@ impl Sample {
         let since = |of: fn(&Self) -> &Kernel| {
             let now = of(self).get(&at).copied().unwrap_or_default();
             let then = of(start).get(&at).copied().unwrap_or_default();
-            (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1))
+            (now.received.saturating_sub(then.received), now.sent.saturating_sub(then.sent))
         };
         let (outside_in, outside_out) = since(|sample| &sample.outside);
         let (inside_in, inside_out) = since(|sample| &sample.inside);
         let in_sockets = |sample: &Self| sample.outside_lost.get(&at).copied().unwrap_or(0);
         let in_sockets = in_sockets(self).saturating_sub(in_sockets(start));
+        let underlay = self.lost_in_underlay(start);
 
         type Count = fn(&PortStats) -> u64;
         let refused: Count = |port| port.tap.as_ref().map_or(0, |tap| tap.to_tap_refused);
@@ -163,8 +182,8 @@ impl Sample {
         // (lost before the mux) and less (lost after it).
         let control = "the control guest";
         let rows: [(&str, Count, &str, u64, u64, u64); 4] = [
-            ("received", |port| port.received, machine, outside_out, lost, 0),
-            ("sent", |port| port.sent, machine, outside_in, 0, in_sockets),
+            ("received", |port| port.received, machine, outside_out, underlay, 0),
+            ("sent", |port| port.sent, machine, outside_in, 0, underlay + in_sockets),
             ("punted", |port| port.punted, control, inside_in, 0, most(refused)),
             ("made", |port| port.made, control, inside_out, most(unread), 0),
         ];
@@ -219,7 +238,7 @@ mod tests {
         assert_eq!(Sums::of(&node(9, 7, 1)).missing(), -1);
     }
 
-    fn sample(received: u64, outside_out: u64) -> Sample {
+    fn sample(received: u64, outside_out: u64, underlay_dropped: u64) -> Sample {
         let nodes = || {
             BTreeMap::from([(
                 "red",
@@ -231,12 +250,15 @@ mod tests {
                 },
             )])
         };
-        let counters =
-            |out| BTreeMap::from([(("red", "eth0"), (0, out)), (("red", "eth1"), (0, out))]);
+        let counters = |sent| {
+            let own = Interface { sent, ..Interface::default() };
+            BTreeMap::from([(("red", "eth0"), own), (("red", "eth1"), own)])
+        };
         Sample {
             before: nodes(),
             outside: counters(outside_out),
             outside_lost: BTreeMap::from([(("red", "eth0"), received)]),
+            underlay_dropped,
             inside: counters(0),
             after: nodes(),
         }
@@ -252,10 +274,10 @@ mod tests {
 
     #[test]
     fn the_kernels_counts_are_compared() {
-        let start = sample(5, 7);
-        assert!(sample(15, 17).disagreements(&start, "red", 0).is_empty());
-        assert_eq!(sample(15, 18).disagreements(&start, "red", 0).len(), 2);
-        assert!(sample(15, 18).disagreements(&start, "red", 1).is_empty());
-        assert_eq!(sample(15, 16).disagreements(&start, "red", 9).len(), 2);
+        let start = sample(5, 7, 3);
+        assert!(sample(15, 17, 3).disagreements(&start, "red").is_empty());
+        assert_eq!(sample(15, 18, 3).disagreements(&start, "red").len(), 2);
+        assert!(sample(15, 18, 4).disagreements(&start, "red").is_empty());
+        assert_eq!(sample(15, 16, 12).disagreements(&start, "red").len(), 2);
     }
 }

@@ -141,8 +141,8 @@ impl Node {
         }
     }
 
-    /// Packets that the kernel counted on a node's interfaces: received and sent, by name.
-    pub fn kernel_counters(&self, node: &str) -> Result<BTreeMap<String, (u64, u64)>> {
+    /// What the kernel counted on a node's interfaces, by name.
+    pub fn kernel_counters(&self, node: &str) -> Result<BTreeMap<String, Interface>> {
         let text = self.exec(node, &["cat", "/proc/net/dev"])?;
         Ok(interface_counters(&text))
     }
@@ -153,15 +153,29 @@ fn logfile() -> Result<std::fs::File> {
     Ok(std::fs::File::create(place::run().join(UP_LOG))?)
 }
 
-/// Received and sent packets by interface, from /proc/net/dev.
-pub fn interface_counters(text: &str) -> BTreeMap<String, (u64, u64)> {
+/// What the kernel counts of an interface, in packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Received.
+    pub received: u64,
+    /// Sent.
+    pub sent: u64,
+    /// Dropped, of both.
+    pub dropped: u64,
+}
+
+/// Counters by interface, from /proc/net/dev.
+pub fn interface_counters(text: &str) -> BTreeMap<String, Interface> {
     let mut counters = BTreeMap::new();
     for line in text.lines() {
         let Some((name, numbers)) = line.split_once(':') else { continue };
         let numbers: Vec<u64> =
             numbers.split_whitespace().filter_map(|number| number.parse().ok()).collect();
-        if let (Some(received), Some(sent)) = (numbers.get(1), numbers.get(9)) {
-            counters.insert(name.trim().to_owned(), (*received, *sent));
+        if let [_, received, _, receive_dropped, _, _, _, _, _, sent, _, send_dropped, ..] =
+            numbers[..]
+        {
+            let dropped = receive_dropped + send_dropped;
+            counters.insert(name.trim().to_owned(), Interface { received, sent, dropped });
         }
     }
     counters
@@ -175,7 +189,8 @@ mod tests {
     fn the_kernels_counters_are_read() {
         let text = "Inter-|   Receive                            |  Transmit\n \
             face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs\n \
-            eth0:  1296      16    0    0    0     0          0         0     2370   31    0 0 0 0 0 0\n";
-        assert_eq!(interface_counters(text)["eth0"], (16, 31));
+            eth0:  1296      16    0    3    0     0          0         0     2370   31    0 4 0 0 0 0\n";
+        let eth0 = Interface { received: 16, sent: 31, dropped: 7 };
+        assert_eq!(interface_counters(text)["eth0"], eth0);
     }
 }
