@@ -77,6 +77,7 @@ fn spec(directory: &Path, guests: usize) -> Result<pdp_proto::mux::Vnet> {
         socket: directory.join(format!("g{number}.sock")),
         attach: Attach::Runtime,
         weight: 1000,
+        leaving: false,
     };
     Ok(pdp_proto::mux::Vnet {
         name: "bench".into(),

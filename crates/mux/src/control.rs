@@ -17,8 +17,8 @@ use std::{fs, io, thread};
 use pdp_afxdp::{Pool, Socket};
 use pdp_proto::channel::Channel;
 use pdp_proto::mux::{
-    self, Encapsulation, End, ExternalStats, Match, PortName, Reply, Request, Stats, TraceStage,
-    VERSION,
+    self, Encapsulation, End, ExternalStats, Match, Outlet, PortName, Reply, Request, Stats,
+    TraceStage, VERSION,
 };
 use rtrb::RingBuffer;
 use tracing::{info, warn};
@@ -210,6 +210,9 @@ impl Mux {
         let mut state = self.state();
         let slot = state.external_slot(&spec.name).or_else(|| state.free_external());
         let slot = slot.ok_or(format!("{EXTERNALS_MAX} external interfaces are the most"))?;
+        let Outlet::Xdp(_) = &spec.outlet else {
+            return Err(format!("external {}: this mux has AF_XDP only", spec.name));
+        };
         let sockets: Vec<Socket> = sockets
             .into_iter()
             .map(|fd| Socket::new(fd, &self.0.pool))
@@ -218,7 +221,8 @@ impl Mux {
                 format!("a socket of {} is of no use: {}", spec.name, chain(&error))
             })?;
         let known = state.externals[slot].as_ref();
-        let moved = known.is_some_and(|known| known.spec.ifindex != spec.ifindex);
+        let index = |spec: &mux::External| spec.device().map(|device| device.ifindex);
+        let moved = known.is_some_and(|known| index(&known.spec) != index(&spec));
         let count =
             if sockets.is_empty() { known.map_or(0, |it| it.sockets) } else { sockets.len() };
         state.externals[slot] = Some(KnownExternal { spec: spec.clone(), sockets: count });
@@ -237,7 +241,7 @@ impl Mux {
                 self.install(&mut state, vnet)?;
             }
         }
-        info!("external {}: {} sockets on {}", spec.name, count, spec.device);
+        info!("external {}: {count} sockets on {:?}", spec.name, spec.outlet);
         Ok(Reply::Done)
     }
 
@@ -353,7 +357,8 @@ impl Mux {
         let hop = match ends {
             None => Arc::default(),
             Some((local, remote)) => {
-                let hop = self.0.underlay.next_hop(known.spec.ifindex, local, remote);
+                let device = known.spec.device().ok_or("tunnels need a network device")?;
+                let hop = self.0.underlay.next_hop(device.ifindex, local, remote);
                 hop.ok_or("too many tunnels")?
             }
         };
@@ -516,9 +521,10 @@ fn set_external(core: &mut Core, slot: usize, spec: &mux::External, close: bool)
     if core.externals.len() <= slot {
         core.externals.resize_with(slot + 1, || None);
     }
-    let made = || External::new(spec.name.clone(), spec.mac, spec.mtu);
+    let mac = spec.device().map_or([0; 6], |device| device.mac);
+    let made = || External::new(spec.name.clone(), mac, spec.mtu);
     let external = core.externals[slot].get_or_insert_with(made);
-    external.mac = spec.mac;
+    external.mac = mac;
     external.mtu = spec.mtu;
     if close {
         external.close(&mut core.packets);

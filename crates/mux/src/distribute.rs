@@ -51,7 +51,9 @@ impl Distributor {
         self.turn = 0;
         self.credits = vec![0; members.len()];
         self.slots = match (self.policy, members.is_empty()) {
-            (Policy::Flow, false) => (0..FLOW_SLOTS).map(|slot| winner(&members, slot)).collect(),
+            (Policy::Flow | Policy::Flowlet | Policy::Ordered, false) => {
+                (0..FLOW_SLOTS).map(|slot| winner(&members, slot)).collect()
+            }
             _ => vec![],
         };
         self.members = members;
@@ -68,7 +70,7 @@ impl Distributor {
                 self.members.get(self.turn).map(|member| member.guest)
             }
             Policy::Weighted => self.next_weighted(),
-            Policy::Flow => {
+            Policy::Flow | Policy::Flowlet | Policy::Ordered => {
                 let slot = self.flow(frame) as usize % FLOW_SLOTS;
                 self.slots.get(slot).map(|guest| usize::from(*guest))
             }

@@ -83,7 +83,9 @@ impl State {
         changed: Option<&KnownVnet>,
         without: Option<&str>,
     ) -> Result<Classifier, String> {
-        let mac = |known: &Option<KnownExternal>| known.as_ref().map_or([0; 6], |it| it.spec.mac);
+        let mac = |known: &Option<KnownExternal>| {
+            known.as_ref().and_then(|it| it.spec.device()).map_or([0; 6], |device| device.mac)
+        };
         let mut tables: Classifier =
             self.externals.iter().map(|known| Table::new(mac(known))).collect();
         let name = changed.map(|vnet| vnet.spec.name.as_str());

@@ -219,8 +219,11 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert!(refuse(&|v| v.nodes[1].tap_socket = "/nonexistent/x".into()).contains("/nonexistent"));
     assert!(refuse(&|v| v.nodes[1].tap_socket = v.nodes[2].tap_socket.clone()).contains("twice"));
     assert!(refuse(&|v| v.name = "blue".into()).contains("taken by vnet red"));
-    let external =
-        External { name: "A".into(), device: "none".into(), ifindex: 1, mac: [2; 6], mtu: 1500 };
+    let external = External {
+        name: "A".into(),
+        mtu: 1500,
+        outlet: Outlet::Xdp(Device { device: "none".into(), ifindex: 1, mac: [2; 6] }),
+    };
     assert_eq!(mux.handle(Request::PutExternal(external), vec![]), Reply::Done);
     let tunnel = |vni, remote: &str| {
         let (local, remote) = ("10.0.0.1".parse().unwrap(), remote.parse().unwrap());

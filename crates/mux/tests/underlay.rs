@@ -144,10 +144,12 @@ impl Place {
         xdp.set_sockets(&[(0, socket.as_fd())]).unwrap();
         let external = External {
             name: device.to_uppercase(),
-            device: device.into(),
-            ifindex: facts.index,
-            mac: facts.mac,
             mtu: facts.mtu,
+            outlet: Outlet::Xdp(Device {
+                device: device.into(),
+                ifindex: facts.index,
+                mac: facts.mac,
+            }),
         };
         let fds: Vec<OwnedFd> = vec![socket];
         assert_eq!(mux.ask(Request::PutExternal(external), fds), Reply::Done);

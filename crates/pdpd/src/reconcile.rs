@@ -312,8 +312,10 @@ impl<'a> Reconciler<'a> {
     pub fn devices_changed(&self) -> bool {
         self.mux.externals.values().any(|attached| {
             let told = &attached.told;
-            Interface::by_name(&told.device).map_or(true, |device| {
-                (device.index, device.mac, device.mtu) != (told.ifindex, told.mac, told.mtu)
+            told.device().is_some_and(|was| {
+                Interface::by_name(&was.device).map_or(true, |device| {
+                    (device.index, device.mac, device.mtu) != (was.ifindex, was.mac, told.mtu)
+                })
             })
         })
     }
@@ -326,13 +328,17 @@ impl<'a> Reconciler<'a> {
         })?;
         let tell = mux::External {
             name: name.into(),
-            device: wanted.device.clone(),
-            ifindex: device.index,
-            mac: device.mac,
             mtu: device.mtu,
+            outlet: mux::Outlet::Xdp(mux::Device {
+                device: wanted.device.clone(),
+                ifindex: device.index,
+                mac: device.mac,
+            }),
         };
         let attached = self.mux.externals.get(name);
-        let same_device = attached.is_some_and(|attached| attached.told.ifindex == device.index);
+        let same_device = attached
+            .and_then(|attached| attached.told.device())
+            .is_some_and(|told| told.ifindex == device.index);
         if !same_device {
             self.mux.externals.remove(name);
             let key = Key::external(name).to_string();

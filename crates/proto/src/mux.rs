@@ -20,8 +20,9 @@ pub enum Request {
     /// What is there. Answer: [`Reply::Hello`] with the packet pool's memory as descriptor, over
     /// which pdpd makes AF_XDP sockets (the mux has no privilege to).
     Hello,
-    /// An external interface, with one AF_XDP socket per receive queue as descriptors. Without
-    /// descriptors: keep the sockets that are there, change only the rest.
+    /// An external interface. Its descriptors: one AF_XDP socket per receive queue, or one packet
+    /// socket, or the frames of a generator (a memfd, see [`Generator`]). Without descriptors: keep
+    /// what is there, change only the rest.
     PutExternal(External),
     /// Forget an external interface and close its sockets. Refused while a vlink uses it.
     DeleteExternal {
@@ -105,14 +106,64 @@ pub struct PortName {
 pub struct External {
     /// Its name in the substrate.
     pub name: String,
-    /// Its device.
-    pub device: String,
-    /// Index of the device, to follow the routes and neighbours of the underlay.
-    pub ifindex: u32,
-    /// Link address of the device.
-    pub mac: [u8; 6],
     /// Largest IP packet on it, bytes.
     pub mtu: u32,
+    /// What is behind it.
+    pub outlet: Outlet,
+}
+
+impl External {
+    /// Its network device, if that is what is behind it.
+    pub fn device(&self) -> Option<&Device> {
+        match &self.outlet {
+            Outlet::Xdp(device) | Outlet::Packet(device) => Some(device),
+            Outlet::Memif { .. } | Outlet::Generator(_) => None,
+        }
+    }
+}
+
+/// What is behind an external interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outlet {
+    /// A network device, by AF_XDP.
+    Xdp(Device),
+    /// A network device, by packet sockets.
+    Packet(Device),
+    /// A program that speaks memif. All of its frames are those of one vlink
+    /// ([`Encapsulation::Interface`]).
+    Memif {
+        /// Where the mux listens for it, as interface 0. The directory exists and is the mux's to
+        /// write.
+        socket: PathBuf,
+    },
+    /// The mux makes the frames itself, and ends those that come. All are those of one vlink
+    /// ([`Encapsulation::Interface`]).
+    Generator(Generator),
+}
+
+/// A network device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Its name.
+    pub device: String,
+    /// Its index, to follow the routes and neighbours of the underlay.
+    pub ifindex: u32,
+    /// Its link address.
+    pub mac: [u8; 6],
+}
+
+/// A source and sink of frames inside the mux, for measurements: its frames enter before
+/// classification, and no CPU but the mux's is needed. The frames that it repeats come as a memfd:
+/// each as two bytes of length (little-endian) and its bytes, without an end mark.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Generator {
+    /// Frames a second; 0: as many as are taken.
+    pub pps: u64,
+    /// Frames in all, then it stops; 0: no end. A change of this number starts anew.
+    pub frames: u64,
+    /// Where in each frame (bytes from its start) a number is written that counts the frames, 8
+    /// bytes little-endian, and looked for in those that come. `None`: nowhere.
+    pub number_at: Option<u16>,
 }
 
 /// A vnet.
@@ -169,7 +220,7 @@ pub struct Router {
     pub guests: Vec<Guest>,
     /// How frames are shared out among them.
     pub policy: Policy,
-    /// Which bits make a flow, for [`Policy::Flow`].
+    /// Which bits make a flow, for [`Policy::Flow`] and [`Policy::Flowlet`].
     pub flow: FlowKey,
     /// Frames that go to the control guest and not to the forwarding guests, for programs that
     /// can't tell by themselves. The first that matches decides.
@@ -189,6 +240,8 @@ pub struct Guest {
     pub attach: Attach,
     /// Its share, thousandths of a core.
     pub weight: u32,
+    /// It gets no frames any more and completes those that it has: see [`GuestStats::in_flight`].
+    pub leaving: bool,
 }
 
 /// How a forwarding guest is attached.
@@ -212,6 +265,12 @@ pub enum Policy {
     Weighted,
     /// By flow: frames with the same key go to the same guest.
     Flow,
+    /// By flow, but a flow may go to a guest with less to do when none of its frames is in a
+    /// guest.
+    Flowlet,
+    /// Whatever their flow, to who has room, and sent on in the order in which they came. Runtime
+    /// guests only.
+    Ordered,
 }
 
 /// Which bits of a frame make a flow.
@@ -341,6 +400,13 @@ pub struct ExternalStats {
     pub dropped: BTreeMap<String, u64>,
     /// Frames that the kernel dropped because the mux was too slow (XDP_STATISTICS).
     pub kernel_dropped: u64,
+    /// Generators: frames that came with a number lower than one that had come before (reordered,
+    /// RFC 4737 section 3.3).
+    #[serde(default)]
+    pub late: u64,
+    /// Generators: the highest number that came, plus one.
+    #[serde(default)]
+    pub numbers: u64,
 }
 
 /// Counters of a vnet.
@@ -402,6 +468,9 @@ pub struct GuestStats {
     pub from_guest: u64,
     /// Completions (runtime guests).
     pub completed: u64,
+    /// Frames given to it and not completed (runtime guests).
+    #[serde(default)]
+    pub in_flight: u64,
     /// Times it was disconnected for breaking the contract.
     pub faults: u64,
     /// The last such breach.
@@ -417,6 +486,20 @@ pub struct WorkerStats {
     pub sleeps: u64,
     /// Free packets in its part of the pool.
     pub free_packets: u64,
+    /// Cycles of the time-stamp counter and frames by stage, in the order of the stages.
+    #[serde(default)]
+    pub stages: Vec<StageStats>,
+}
+
+/// What a stage of a worker took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageStats {
+    /// Its name; `idle` is looking for work without finding any, `sleep` is blocked.
+    pub stage: String,
+    /// Cycles of the time-stamp counter.
+    pub cycles: u64,
+    /// Frames that went through.
+    pub frames: u64,
 }
 
 /// One stage of a traced frame.

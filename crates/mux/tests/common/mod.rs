@@ -90,6 +90,7 @@ pub fn router(root: &Path, name: &str, count: u8, guests: &[(u32, Attach)]) -> N
         socket: directory(root, &format!("{name}-g{number}")).join("memif.sock"),
         attach: *attach,
         weight: 1000,
+        leaving: false,
     });
     Node {
         name: name.into(),

@@ -389,6 +389,7 @@ impl NodePlanner<'_> {
                         Attach::Tap => mux::Attach::Tap,
                     },
                     weight: guest.placement.power_millicores,
+                    leaving: false,
                 })
                 .collect(),
             policy: match data_plane.distribution.policy {
