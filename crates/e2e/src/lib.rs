@@ -30,6 +30,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod meter;
+
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -48,13 +50,13 @@ const POLL_PAUSE: Duration = Duration::from_millis(50);
 
 static NODES: AtomicU32 = AtomicU32::new(0);
 
-/// Path of a binary of this workspace, built beside the tests.
+/// Path of a binary of this workspace, built beside this program, or beside its directory (tests
+/// and examples).
 pub fn bin(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("path of the running test");
-    let directory = test.ancestors().nth(2).expect("target directory");
-    let path = directory.join(name);
-    assert!(path.exists(), "{} is missing; run `cargo build --bins` first", path.display());
-    path
+    let program = std::env::current_exe().expect("path of the running program");
+    let mut paths = program.ancestors().skip(1).take(2).map(|directory| directory.join(name));
+    let path = paths.find(|path| path.exists());
+    path.unwrap_or_else(|| panic!("{name} is missing; run `cargo build --bins` first"))
 }
 
 /// Polls until `done`; panics after [`EVENTUALLY_MAX`].

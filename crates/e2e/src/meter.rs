@@ -1,0 +1,196 @@
+//! CPU cycles of processes and threads, and how near two CPUs are to each other.
+//!
+//! Cycles are those of all threads in user mode and in the kernel. Where there are no hardware
+//! counters (most virtual machines) they are CPU time multiplied by the frequency that the kernel
+//! names, and waiting for the host's other guests counts.
+
+use std::fmt;
+use std::fs;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::Background;
+
+/// Round trips of one measurement of the way between two CPUs.
+const BOUNCES: u32 = 20_000;
+
+/// Processes that have this text in a file of theirs in /proc.
+pub fn processes(file: &str, text: &str) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    let has = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/{file}")).is_ok_and(|found| found.contains(text))
+    };
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has).collect()
+}
+
+/// What the kernel says of the first CPU.
+pub fn cpu(what: &str) -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(what));
+    line.unwrap_or("").trim_start_matches([' ', '\t', ':']).to_owned()
+}
+
+/// Half a round trip of a cache line between two CPUs
+pub fn cpu_to_cpu_ns(cpus: [usize; 2]) -> f64 {
+    let ball = AtomicU32::new(0);
+    let play = |cpu: usize, parity: u32| {
+        pin(cpu);
+        for turn in 0..BOUNCES {
+            while ball.load(Ordering::Acquire) != 2 * turn + parity {
+                std::hint::spin_loop();
+            }
+            ball.store(2 * turn + parity + 1, Ordering::Release);
+        }
+    };
+    let start = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| play(cpus[0], 0));
+        scope.spawn(|| play(cpus[1], 1));
+    });
+    start.elapsed().as_nanos() as f64 / f64::from(2 * BOUNCES)
+}
+
+/// Puts this thread on one CPU.
+pub fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).expect("a CPU of this machine");
+}
+
+/// Cycles of a process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cycles {
+    /// In user mode.
+    pub user: f64,
+    /// In the kernel.
+    pub kernel: f64,
+}
+
+/// How cycles are counted.
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// By the processor, read through perf.
+    Perf,
+    /// CPU time multiplied by the CPU's frequency.
+    CpuTime {
+        /// That frequency, Hz.
+        hz: f64,
+    },
+}
+
+/// A count that runs.
+#[derive(Debug)]
+pub enum Meter {
+    /// Of `perf stat`.
+    Perf(Background),
+    /// Of the threads' times.
+    CpuTime {
+        /// Their directories in /proc.
+        tasks: Vec<String>,
+        /// What they had used before.
+        before: [f64; 3],
+    },
+}
+
+impl Clock {
+    /// By the processor if it can.
+    pub fn of_this_machine() -> Self {
+        let perf = std::process::Command::new("perf")
+            .args(["stat", "-x;", "-e", "cycles:u,cycles:k", "true"])
+            .output();
+        let text = perf.map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+        if text.as_deref().is_ok_and(|text| perf_counts(text).is_some()) {
+            return Self::Perf;
+        }
+        Self::CpuTime { hz: cpu("cpu MHz").parse::<f64>().expect("the CPU's frequency") * 1e6 }
+    }
+
+    /// Starts counting what these processes, or threads of this one, use.
+    pub fn start(&self, ids: &[u32], threads: bool) -> Meter {
+        let texts: Vec<String> = ids.iter().map(u32::to_string).collect();
+        match self {
+            Self::Perf => {
+                let mut command = std::process::Command::new("perf");
+                command.args(["stat", "-x;", "-e", "cycles:u,cycles:k"]);
+                command.arg(if threads { "-t" } else { "-p" }).arg(texts.join(","));
+                let perf = Background::start(&mut command);
+                // It says nothing once it counts.
+                thread::sleep(Duration::from_millis(200));
+                Meter::Perf(perf)
+            }
+            Self::CpuTime { .. } => {
+                let tasks: Vec<String> = match threads {
+                    true => texts.iter().map(|id| format!("/proc/self/task/{id}")).collect(),
+                    false => texts.iter().flat_map(|id| tasks_of(id)).collect(),
+                };
+                let before = cpu_times(&tasks);
+                Meter::CpuTime { tasks, before }
+            }
+        }
+    }
+
+    /// Ends it; what was used.
+    pub fn stop(&self, meter: Meter) -> Cycles {
+        match meter {
+            Meter::Perf(perf) => {
+                let text = perf.stop("INT");
+                perf_counts(&text).unwrap_or_else(|| panic!("perf says: {text}"))
+            }
+            Meter::CpuTime { tasks, before } => {
+                let Self::CpuTime { hz } = self else { return Cycles::default() };
+                let now = cpu_times(&tasks);
+                let [seconds, user, kernel] = [0, 1, 2].map(|i| now[i] - before[i]);
+                // Ticks say the shares only; the time itself is exact.
+                let user = if user + kernel > 0.0 { user / (user + kernel) } else { 0.0 };
+                Cycles { user: seconds * hz * user, kernel: seconds * hz * (1.0 - user) }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Perf => write!(f, "counted by the processor (perf stat)"),
+            Self::CpuTime { hz } => write!(
+                f,
+                "CPU time of the threads at {:.0} MHz (no hardware counters here); user and kernel by the kernel's ticks",
+                hz / 1e6
+            ),
+        }
+    }
+}
+
+/// Cycles in user mode and in the kernel, from what `perf stat -x;` writes.
+fn perf_counts(text: &str) -> Option<Cycles> {
+    let count = |event: &str| -> Option<f64> {
+        let line = text.lines().find(|line| line.contains(event))?;
+        line.split(';').next()?.trim().parse().ok()
+    };
+    Some(Cycles { user: count("cycles:u")?, kernel: count("cycles:k")? })
+}
+
+fn tasks_of(pid: &str) -> Vec<String> {
+    let tasks = format!("/proc/{pid}/task");
+    let entries = fs::read_dir(&tasks).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path().display().to_string()).collect()
+}
+
+/// Seconds on a CPU, and ticks in user mode and in the kernel, of these threads.
+fn cpu_times(tasks: &[String]) -> [f64; 3] {
+    let mut times = [0.0; 3];
+    for task in tasks {
+        let read = |file: &str| fs::read_to_string(format!("{task}/{file}")).unwrap_or_default();
+        let nanoseconds = read("schedstat");
+        let nanoseconds = nanoseconds.split(' ').next().and_then(|word| word.parse::<f64>().ok());
+        times[0] += nanoseconds.unwrap_or(0.0) / 1e9;
+        // After the name in parentheses: state is the third field of proc(5), utime the 14th.
+        let stat = read("stat");
+        let mut fields = stat.rsplit(") ").next().unwrap_or("").split(' ').skip(11);
+        for time in &mut times[1..] {
+            *time += fields.next().and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
+        }
+    }
+    times
+}
