@@ -18,7 +18,7 @@ use pdp_guest::router::Router;
 use pdp_memif::{Connection, Listener};
 use pdp_proto::channel::FrameReader;
 use pdp_proto::routes::{FromGuest, Hop, Target, ToGuest, Vport, decode, encode};
-use pdp_wire::tag::{TAG_BYTES, Tag, Verdict};
+use pdp_wire::tag::{Tag, Verdict};
 
 const RUN: Duration = Duration::from_secs(2);
 const RUNS: usize = 5;
@@ -180,15 +180,13 @@ fn packets(name: &str, router: &Path, connection: &mut Connection, frames: &[Vec
             }
             if connection.tx.room().expect("a ring") >= BATCH {
                 for frame in next.by_ref().take(BATCH) {
-                    connection.tx.push(&[&tag, frame]).expect("a ring");
+                    connection.tx.push(tag, frame).expect("a ring");
                 }
                 connection.tx.flush().expect("a ring");
             }
             let count = connection.rx.peek(4 * BATCH).expect("a ring");
             for frame in 0..count {
-                let mut bytes = [0; TAG_BYTES];
-                connection.rx.copy_out(frame, 0, &mut bytes);
-                match Tag::parse(&bytes).map(|tag| tag.verdict) {
+                match Tag::parse(connection.rx.metadata(frame)).map(|tag| tag.verdict) {
                     Ok(Verdict::Out) => out += 1,
                     _ => other += 1,
                 }

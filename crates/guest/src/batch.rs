@@ -1,7 +1,7 @@
 //! What a program sees of the trunk: batches of frames to decide on, and a way to send others.
 
 use pdp_memif::{Buf, Client};
-use pdp_wire::tag::{GuestDrop, PuntClass, TAG_BYTES, Tag, VPORTS_MAX, Verdict};
+use pdp_wire::tag::{GuestDrop, PuntClass, Tag, VPORTS_MAX, Verdict};
 
 use crate::runtime::Counters;
 
@@ -112,11 +112,9 @@ impl Batch<'_> {
     }
 
     /// Puts `bytes` undefined bytes before the frame; false (and nothing done) if there is no
-    /// room. There is for 56 at least, and for what [`Batch::trim_front`] took off.
+    /// room. There is for 64 at least, and for what [`Batch::trim_front`] took off.
     pub fn grow_front(&mut self, frame: usize, bytes: usize) -> bool {
-        // The tag needs room as well.
-        let buf = &mut self.frames[frame].buf;
-        buf.grow_front(bytes + TAG_BYTES) && buf.trim_front(TAG_BYTES)
+        self.frames[frame].buf.grow_front(bytes)
     }
 
     /// Sends the frame out of a vport (drops it as [`GuestDrop::PortDown`] if there can't be one
@@ -165,7 +163,7 @@ impl Batch<'_> {
             return None;
         }
         copy(self.client, &original.buf, &mut buf);
-        write_tag(self.client, &mut buf, Verdict::Out, vport, false, original.trace);
+        write_tag(&mut buf, Verdict::Out, vport, false, original.trace);
         self.extras.push(Extra { frame, buf });
         Some(())
     }
@@ -211,16 +209,13 @@ impl Outbox<'_> {
             return Err(kept);
         }
         let Kept { mut buf, vport: came_by, trace } = kept;
-        write_tag(self.client, &mut buf, Verdict::Out, vport, false, trace);
+        write_tag(&mut buf, Verdict::Out, vport, false, trace);
         match self.client.send(buf) {
             Ok(()) => {
                 *self.kept -= 1;
                 Ok(())
             }
-            Err(mut buf) => {
-                buf.trim_front(TAG_BYTES);
-                Err(Kept { buf, vport: came_by, trace })
-            }
+            Err(buf) => Err(Kept { buf, vport: came_by, trace }),
         }
     }
 
@@ -239,7 +234,7 @@ impl Outbox<'_> {
         let Some(mut buf) = self.client.alloc() else { return false };
         if buf.set_len(frame.len()) {
             self.client.bytes_mut(&mut buf).copy_from_slice(frame);
-            write_tag(self.client, &mut buf, Verdict::Out, vport, false, 0);
+            write_tag(&mut buf, Verdict::Out, vport, false, 0);
             match self.client.send(buf) {
                 Ok(()) => {
                     self.counters.made += 1;
@@ -267,19 +262,8 @@ fn copy(client: &mut Client, from: &Buf, to: &mut Buf) {
     }
 }
 
-/// Puts a tag before a frame, for which there always is room: see [`Batch::grow_front`].
-pub(crate) fn write_tag(
-    client: &mut Client,
-    buf: &mut Buf,
-    verdict: Verdict,
-    vport: u16,
-    last: bool,
-    trace: u8,
-) {
-    let grown = buf.grow_front(TAG_BYTES);
-    debug_assert!(grown, "room for a tag");
-    let tag = Tag { verdict, vport, last, trace }.emit();
-    if let Some(front) = client.bytes_mut(buf).first_chunk_mut() {
-        *front = tag;
-    }
+/// Says what is to be done with a frame. The caller has checked that the vport can be one.
+#[inline]
+pub(crate) fn write_tag(buf: &mut Buf, verdict: Verdict, vport: u16, last: bool, trace: u8) {
+    buf.set_metadata(Tag { verdict, vport: vport as u8, last, trace }.emit());
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pdp_memif::{Buf, Client, ClientError, Link, Settings};
-use pdp_wire::tag::{GuestDrop, TAG_BYTES, Tag, Verdict};
+use pdp_wire::tag::{GuestDrop, Tag, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::batch::{Batch, Extra, Frame, Outbox, write_tag};
@@ -270,10 +270,9 @@ impl<P: Program> Runtime<P> {
                 continue;
             }
             inside = buf.continues();
-            let tag = Tag::parse(self.client.bytes(&buf)).ok();
+            let tag = Tag::parse(buf.metadata()).ok();
             let tag = tag.filter(|tag| tag.verdict == Verdict::Deliver);
-            let (vport, trace) = tag.map_or((0, 0), |tag| (tag.vport, tag.trace));
-            buf.trim_front(TAG_BYTES);
+            let (vport, trace) = tag.map_or((0, 0), |tag| (u16::from(tag.vport), tag.trace));
             let mut verdict = Verdict::Drop(GuestDrop::Policy);
             if tag.is_none() || inside {
                 self.counters.unreadable += 1;
@@ -297,7 +296,7 @@ impl<P: Program> Runtime<P> {
             if matches!(verdict, Verdict::Drop(_) | Verdict::Kept) {
                 buf.set_len(0);
             }
-            write_tag(&mut self.client, &mut buf, verdict, to, true, trace);
+            write_tag(&mut buf, verdict, to, true, trace);
             send(&mut self.client, buf);
         }
         self.client.flush();

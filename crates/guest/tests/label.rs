@@ -27,7 +27,7 @@ fn frame(to: u16, from: u16, hops: u8) -> Vec<u8> {
 }
 
 /// Gives a frame to the program and returns what it answers, in order of vports.
-fn ask(mux: &mut Mux, vport: u16, frame: &[u8]) -> Vec<(Verdict, u16, Vec<u8>)> {
+fn ask(mux: &mut Mux, vport: u16, frame: &[u8]) -> Vec<(Verdict, u8, Vec<u8>)> {
     until("room in the ring", || mux.give(vport, 5, frame));
     let mut got: Vec<(Tag, Vec<u8>)> = Vec::new();
     until("a completion", || {

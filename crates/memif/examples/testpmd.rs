@@ -68,11 +68,11 @@ fn drive(
     let count = rx.rx.peek(BATCH).expect("honest client");
     for number in 0..count {
         let length = rx.rx.frame_len(number);
-        rx.rx.copy_out(number, 0, &mut space[..length]);
+        rx.rx.copy_out(number, &mut space[..length]);
     }
     rx.rx.release(count);
     let mut pushed = 0;
-    while pushed < BATCH && tx.tx.push(&[frame]).expect("honest client") {
+    while pushed < BATCH && tx.tx.push(0, frame).expect("honest client") {
         pushed += 1;
     }
     tx.tx.flush().expect("honest client");

@@ -83,30 +83,48 @@ pub struct Buf {
     capacity: u32,
     pool: u32,
     more: bool,
+    metadata: u32,
 }
 
 impl Buf {
+    /// The sender's word about the frame, in the first buffer of each.
+    #[inline]
+    pub fn metadata(&self) -> u32 {
+        self.metadata
+    }
+
+    /// Sets the word that goes with the frame.
+    #[inline]
+    pub fn set_metadata(&mut self, metadata: u32) {
+        self.metadata = metadata;
+    }
+
     /// Bytes in it.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
     /// Whether it has no bytes.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Bytes that it can be made long by [`Self::set_len`].
+    #[inline]
     pub fn capacity(&self) -> usize {
         (self.capacity - self.start) as usize
     }
 
     /// Whether the frame goes on in the next buffer received.
+    #[inline]
     pub fn continues(&self) -> bool {
         self.more
     }
 
     /// Takes `bytes` off the front; false (nothing done) if there are fewer.
+    #[inline]
     pub fn trim_front(&mut self, bytes: usize) -> bool {
         if bytes > self.len() {
             return false;
@@ -117,6 +135,7 @@ impl Buf {
     }
 
     /// Puts `bytes` undefined bytes before the front; false (nothing done) if there is no room.
+    #[inline]
     pub fn grow_front(&mut self, bytes: usize) -> bool {
         if bytes > self.start as usize {
             return false;
@@ -128,6 +147,7 @@ impl Buf {
 
     /// Makes it `bytes` long, cut or with undefined bytes at the end; false (nothing done) if
     /// there is no room.
+    #[inline]
     pub fn set_len(&mut self, bytes: usize) -> bool {
         if bytes > self.capacity() {
             return false;
@@ -385,6 +405,8 @@ impl Client {
             done -= 1;
             inside = descriptor.flags & NEXT != 0;
             frames += usize::from(!inside);
+            let at = self.buffers_at + index as usize * capacity as usize + start as usize;
+            self.memory[0].prefetch_to_write(at);
             bufs.push(Buf {
                 index,
                 start,
@@ -392,6 +414,7 @@ impl Client {
                 capacity,
                 pool: self.pool,
                 more: inside,
+                metadata: descriptor.metadata,
             });
         }
         frames
@@ -437,6 +460,7 @@ impl Client {
             capacity: self.settings.buffer_bytes,
             pool: self.pool,
             more: false,
+            metadata: 0,
         })
     }
 
@@ -468,8 +492,8 @@ impl Client {
     }
 
     fn put(&mut self, buf: &Buf, flags: u16) {
-        let descriptor =
-            Descriptor { flags, region: 0, length: buf.len, offset: self.offset(buf) as u32 };
+        let (length, offset, metadata) = (buf.len, self.offset(buf) as u32, buf.metadata);
+        let descriptor = Descriptor { flags, region: 0, length, offset, metadata };
         self.to_server.put(buf.index, descriptor);
     }
 
@@ -528,6 +552,7 @@ impl Client {
                 region: 0,
                 length: buffer_bytes - headroom_bytes,
                 offset: offset as u32 + headroom_bytes,
+                metadata: 0,
             };
             lane.put(index, descriptor);
         }

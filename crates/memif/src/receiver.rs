@@ -21,15 +21,17 @@ pub struct Receiver {
     peeked: u16,
     /// Frames looked at and not released.
     frames: Vec<Frame>,
-    /// Their buffers, as they were when looked at.
+    /// The buffers of those that have several, as they were when looked at.
     pieces: Vec<Descriptor>,
 }
 
-/// A frame: some of the pieces.
+/// A frame, as it was when looked at.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
-    first: u32,
-    count: u32,
+    /// Its first buffer, which is the only one unless it has the flag [`NEXT`].
+    first: Descriptor,
+    /// Its other buffers among the pieces.
+    others: (u32, u32),
     bytes: usize,
 }
 
@@ -57,78 +59,91 @@ impl Receiver {
         ahead(head, self.released, self.ring.slots())?;
         let mut left = ahead(head, self.peeked, self.ring.slots())?;
         while left > 0 && self.frames.len() < max {
-            let count = self.peek_frame(left)?;
+            let first = checked(&self.ring, self.peeked)?;
+            self.ring.regions()[usize::from(first.region)].prefetch(first.offset as usize);
+            let mut frame = Frame { first, others: (0, 0), bytes: first.length as usize };
+            if first.flags & NEXT != 0 {
+                self.peek_others(&mut frame, left)?;
+            }
+            let count = 1 + frame.others.1 as u16;
+            self.frames.push(frame);
             left -= count;
             self.peeked = self.peeked.wrapping_add(count);
         }
         Ok(self.frames.len().min(max))
     }
 
-    /// Looks at the next frame, which may take up to `left` slots; returns how many it takes.
-    #[inline]
-    fn peek_frame(&mut self, left: u16) -> Result<u16, Fault> {
-        let first = self.pieces.len() as u32;
-        let mut bytes = 0;
-        let mut count = 0;
-        loop {
-            if count == left || usize::from(count) == CHAIN_SLOTS_MAX {
-                return Err(Fault::Chain { slots: count.into() });
+    /// Looks at the buffers after the first of a frame, which may take up to `left` slots.
+    #[cold]
+    fn peek_others(&mut self, frame: &mut Frame, left: u16) -> Result<(), Fault> {
+        let before = self.pieces.len();
+        let mut more = true;
+        while more {
+            let slots = 1 + self.pieces.len() - before;
+            if slots == usize::from(left) || slots == CHAIN_SLOTS_MAX {
+                self.pieces.truncate(before);
+                return Err(Fault::Chain { slots });
             }
-            let piece = checked(&self.ring, self.peeked.wrapping_add(count))?;
+            let piece = checked(&self.ring, self.peeked.wrapping_add(slots as u16));
+            let piece = piece.inspect_err(|_| self.pieces.truncate(before))?;
             self.pieces.push(piece);
-            bytes += piece.length as usize;
-            count += 1;
-            if piece.flags & NEXT == 0 {
-                self.frames.push(Frame { first, count: count.into(), bytes });
-                return Ok(count);
-            }
+            frame.bytes += piece.length as usize;
+            more = piece.flags & NEXT != 0;
         }
-    }
-
-    fn pieces(&self, frame: Frame) -> &[Descriptor] {
-        &self.pieces[frame.first as usize..(frame.first + frame.count) as usize]
+        frame.others = (before as u32, (self.pieces.len() - before) as u32);
+        Ok(())
     }
 
     /// Bytes of a frame that `peek` found. Panics if `frame` is not below its result.
+    #[inline]
     pub fn frame_len(&self, frame: usize) -> usize {
         self.frames[frame].bytes
     }
 
-    /// Copies from byte `from` of a frame that `peek` found; returns how many bytes there were,
-    /// at most `to.len()`. The client may change the bytes between two copies: copy once, then
-    /// decide. Panics if `frame` is not below the result of `peek`.
-    pub fn copy_out(&self, frame: usize, from: usize, to: &mut [u8]) -> usize {
-        let mut skip = from;
-        let mut done = 0;
-        for piece in self.pieces(self.frames[frame]) {
-            let length = piece.length as usize;
-            if skip >= length {
-                skip -= length;
-                continue;
-            }
-            let count = (length - skip).min(to.len() - done);
-            let region = &self.ring.regions()[usize::from(piece.region)];
-            region.read(piece.offset as usize + skip, &mut to[done..done + count]);
-            done += count;
-            skip = 0;
-            if done == to.len() {
-                break;
-            }
+    /// The client's word about a frame that `peek` found. Panics if `frame` is not below its
+    /// result.
+    #[inline]
+    pub fn metadata(&self, frame: usize) -> u32 {
+        self.frames[frame].first.metadata
+    }
+
+    /// Copies a frame that `peek` found; returns how many bytes there were, at most `to.len()`.
+    /// The client may change the bytes between two copies: copy once, then decide. Panics if
+    /// `frame` is not below the result of `peek`.
+    #[inline]
+    pub fn copy_out(&self, frame: usize, to: &mut [u8]) -> usize {
+        let frame = &self.frames[frame];
+        let mut done = self.copy_piece(&frame.first, to);
+        let (first, count) = frame.others;
+        for piece in &self.pieces[first as usize..(first + count) as usize] {
+            done += self.copy_piece(piece, &mut to[done..]);
         }
         done
+    }
+
+    #[inline]
+    fn copy_piece(&self, piece: &Descriptor, to: &mut [u8]) -> usize {
+        let count = to.len().min(piece.length as usize);
+        let region = &self.ring.regions()[usize::from(piece.region)];
+        region.read(piece.offset as usize, &mut to[..count]);
+        count
     }
 
     /// Gives the oldest `frames` frames that `peek` found (or all, if there are fewer) back to
     /// the client, in one store. The numbers of the others go down by as many.
     pub fn release(&mut self, frames: usize) {
         let gone = self.frames.drain(..frames.min(self.frames.len()));
-        let slots: u32 = gone.map(|frame| frame.count).sum();
+        let (slots, pieces) = gone.fold((0, 0), |(slots, pieces), frame| {
+            (slots + 1 + frame.others.1, pieces + frame.others.1)
+        });
         if slots == 0 {
             return;
         }
-        self.pieces.drain(..slots as usize);
-        for frame in &mut self.frames {
-            frame.first -= slots;
+        if pieces > 0 {
+            self.pieces.drain(..pieces as usize);
+            for frame in self.frames.iter_mut().filter(|frame| frame.others.1 > 0) {
+                frame.others.0 -= pieces;
+            }
         }
         // At most the ring's slots, which a u16 holds.
         self.released = self.released.wrapping_add(slots as u16);

@@ -45,6 +45,8 @@ pub(crate) struct Descriptor {
     pub region: u16,
     pub length: u32,
     pub offset: u32,
+    /// What the two sides make of it; nothing in memif itself does.
+    pub metadata: u32,
 }
 
 /// One ring.
@@ -133,10 +135,11 @@ impl Ring {
             region: (low >> 16) as u16,
             length: (low >> 32) as u32,
             offset: high as u32,
+            metadata: (high >> 32) as u32,
         }
     }
 
-    /// Writes a descriptor; its metadata is zero.
+    /// Writes a descriptor.
     #[inline]
     pub fn set_descriptor(&self, index: u16, descriptor: Descriptor) {
         let [low, high] = self.words(index);
@@ -144,6 +147,7 @@ impl Ring {
             | u64::from(descriptor.region) << 16
             | u64::from(descriptor.length) << 32;
         low.store(word, Ordering::Relaxed);
-        high.store(u64::from(descriptor.offset), Ordering::Relaxed);
+        let high_word = u64::from(descriptor.offset) | u64::from(descriptor.metadata) << 32;
+        high.store(high_word, Ordering::Relaxed);
     }
 }

@@ -18,17 +18,15 @@ pub struct Sender {
     filled: u16,
     /// Index of the first slot not shown.
     shown: u16,
-    /// Slots shown, and no more than the ring has.
-    ever_shown: u16,
-    /// By slot: whether a frame ends there.
-    ends: Vec<bool>,
 }
+
+/// How many buffers ahead of the one that is filled the cache is to fetch.
+const PREFETCH_SLOTS: u16 = 16;
 
 impl Sender {
     pub(crate) fn new(ring: Ring, bell: OwnedFd) -> Self {
         ring.tail().store(0, Ordering::Relaxed);
-        let ends = vec![false; usize::from(ring.slots())];
-        Self { ring, bell, head: 0, filled: 0, shown: 0, ever_shown: 0, ends }
+        Self { ring, bell, head: 0, filled: 0, shown: 0 }
     }
 
     /// Buffers that the client has posted and that are not filled yet. A frame takes one, or
@@ -36,47 +34,58 @@ impl Sender {
     pub fn room(&mut self) -> Result<usize, Fault> {
         let head = self.ring.head().load(Ordering::Acquire);
         let room = ahead(head, self.filled, self.ring.slots())?;
+        let exhausted = self.head == self.filled;
         self.head = head;
+        if exhausted {
+            (0..PREFETCH_SLOTS).for_each(|ahead| self.prefetch(self.filled.wrapping_add(ahead)));
+        }
         Ok(room.into())
     }
 
-    /// Puts a frame, gathered from `parts`, into the ring; the client sees it after
+    /// Copies a frame into the client's memory, with a word about it; the client sees both after
     /// [`Self::flush`]. False (and nothing done) if there is no room.
-    pub fn push(&mut self, parts: &[&[u8]]) -> Result<bool, Fault> {
+    #[inline]
+    pub fn push(&mut self, metadata: u32, frame: &[u8]) -> Result<bool, Fault> {
         if self.head == self.filled && self.room()? == 0 {
             return Ok(false);
         }
-        let bytes = parts.iter().map(|part| part.len()).sum();
+        self.prefetch(self.filled.wrapping_add(PREFETCH_SLOTS));
         let buffer = checked(&self.ring, self.filled)?;
-        if bytes > buffer.length as usize {
-            return self.push_chain(parts, bytes, buffer);
+        if frame.len() > buffer.length as usize {
+            return self.push_chain(metadata, frame, buffer);
         }
         let region = &self.ring.regions()[usize::from(buffer.region)];
-        let mut at = buffer.offset as usize;
-        for part in parts {
-            region.write(at, part);
-            at += part.len();
-        }
-        self.fill(buffer, bytes, 0);
+        region.write(buffer.offset as usize, frame);
+        self.fill(buffer, frame.len(), 0, metadata);
         Ok(true)
+    }
+
+    /// Has the cache fetch the buffer at `index`, if the client has posted one there.
+    #[inline]
+    fn prefetch(&self, index: u16) {
+        if (self.head.wrapping_sub(index) as i16) > 0 {
+            let Descriptor { region, offset, .. } = self.ring.descriptor(index);
+            if let Some(region) = self.ring.regions().get(usize::from(region)) {
+                region.prefetch_to_write(offset as usize);
+            }
+        }
     }
 
     /// Says that `bytes` were written to the next buffer, and moves on.
     #[inline]
-    fn fill(&mut self, buffer: Descriptor, bytes: usize, flags: u16) {
+    fn fill(&mut self, buffer: Descriptor, bytes: usize, flags: u16, metadata: u32) {
         // No more than the buffer's length, which is a u32.
-        let written = Descriptor { flags, length: bytes as u32, ..buffer };
+        let written = Descriptor { flags, length: bytes as u32, metadata, ..buffer };
         self.ring.set_descriptor(self.filled, written);
-        let slot = self.ring.slot(self.filled);
-        self.ends[slot] = flags & NEXT == 0;
         self.filled = self.filled.wrapping_add(1);
     }
 
     /// A frame longer than its first buffer.
+    #[cold]
     fn push_chain(
         &mut self,
-        parts: &[&[u8]],
-        bytes: usize,
+        metadata: u32,
+        frame: &[u8],
         first: Descriptor,
     ) -> Result<bool, Fault> {
         let room = self.room()?;
@@ -84,7 +93,7 @@ impl Sender {
         let mut buffers = [first; CHAIN_SLOTS_MAX];
         let mut count = 1;
         let mut capacity = first.length as usize;
-        while capacity < bytes {
+        while capacity < frame.len() {
             if count == slots_max {
                 return Err(Fault::Chain { slots: count });
             }
@@ -96,22 +105,14 @@ impl Sender {
             capacity += buffer.length as usize;
             count += 1;
         }
-        let mut parts = parts.iter();
-        let mut part: &[u8] = &[];
+        let mut rest = frame;
         for (number, &buffer) in buffers[..count].iter().enumerate() {
             let region = &self.ring.regions()[usize::from(buffer.region)];
-            let mut done = 0;
-            while done < buffer.length as usize {
-                if part.is_empty() {
-                    let Some(next) = parts.next() else { break };
-                    part = next;
-                }
-                let (piece, rest) = part.split_at(part.len().min(buffer.length as usize - done));
-                region.write(buffer.offset as usize + done, piece);
-                done += piece.len();
-                part = rest;
-            }
-            self.fill(buffer, done, if number + 1 < count { NEXT } else { 0 });
+            let (piece, after) = rest.split_at(rest.len().min(buffer.length as usize));
+            region.write(buffer.offset as usize, piece);
+            rest = after;
+            let flags = if number + 1 < count { NEXT } else { 0 };
+            self.fill(buffer, piece.len(), flags, if number == 0 { metadata } else { 0 });
         }
         Ok(true)
     }
@@ -123,22 +124,10 @@ impl Sender {
             return Ok(());
         }
         whole(self.ring.regions())?;
-        let fresh = self.filled.wrapping_sub(self.shown);
-        self.ever_shown = self.ever_shown.saturating_add(fresh).min(self.ring.slots());
         self.shown = self.filled;
         if idle::publish(self.ring.tail(), self.filled, self.ring.flags()) {
             bell::ring_of_peer(self.bell.as_fd()).map_err(|_| Fault::Bell)?;
         }
         Ok(())
-    }
-
-    /// Frames shown whose buffers the client has not posted anew: not taken yet, or taken a
-    /// moment ago. When the client dies, at most these are lost with it.
-    pub fn untaken(&self) -> usize {
-        let head = self.ring.head().load(Ordering::Acquire);
-        let slots = self.ring.slots();
-        let posted = head.wrapping_sub(self.shown).min(slots);
-        let kept = (slots - posted).min(self.ever_shown);
-        (1..=kept).filter(|&back| self.ends[self.ring.slot(self.shown.wrapping_sub(back))]).count()
     }
 }

@@ -66,14 +66,14 @@ fn carry(tx: &mut Connection, rx: &mut Connection, from: usize, to: usize) {
     let (mut sent, mut seen) = (from, from);
     soon("all frames", || {
         // No more on their way than the smallest queue holds.
-        while sent < to && sent - seen < 256 && tx.tx.push(&[&frame(sent)]).unwrap() {
+        while sent < to && sent - seen < 256 && tx.tx.push(0, &frame(sent)).unwrap() {
             sent += 1;
         }
         tx.tx.flush().unwrap();
         let count = rx.rx.peek(32).unwrap();
         for number in 0..count {
             let mut bytes = vec![0; rx.rx.frame_len(number)];
-            rx.rx.copy_out(number, 0, &mut bytes);
+            rx.rx.copy_out(number, &mut bytes);
             assert_eq!(bytes, frame(seen), "frame {seen}");
             seen += 1;
         }
@@ -100,7 +100,6 @@ fn testpmd_as_client_carries_frames_between_two_interfaces() {
     assert_eq!(a.interface_name, "net_memif0");
     carry(&mut a, &mut b, 0, 5000);
     carry(&mut b, &mut a, 5000, 10_000);
-    soon("all given back", || (a.tx.untaken() == 0).then_some(()));
 
     assert_eq!(a.control.check(), Ok(()));
     drop(testpmd);

@@ -62,7 +62,7 @@ fn an_honest_client_is_connected() {
     set_head(&memory, TO_SERVER, 1);
     assert_eq!(server.rx.peek(9), Ok(1));
     let mut bytes = [0; 9];
-    assert_eq!(server.rx.copy_out(0, 0, &mut bytes), 5);
+    assert_eq!(server.rx.copy_out(0, &mut bytes), 5);
     assert_eq!(&bytes[..5], b"hello");
     server.rx.release(1);
     assert_eq!(raw::read16(&memory, TO_SERVER + 64), 1, "tail");
@@ -264,8 +264,7 @@ fn indices_beyond_the_ring_are_faults() {
         let fault = Fault::Index { head, tail: 0, slots: SLOTS };
         assert_eq!(server.rx.peek(1), Err(fault));
         assert_eq!(server.tx.room(), Err(fault));
-        assert_eq!(server.tx.push(&[b"x"]), Err(fault));
-        server.tx.untaken();
+        assert_eq!(server.tx.push(0, b"x"), Err(fault));
         assert!(!server.rx.arm(), "no sleep on a lie");
     }
     // Backwards.
@@ -304,7 +303,7 @@ fn descriptors_that_reach_out_are_faults() {
         }
         let fault = Fault::Bounds { offset, length, size: SIZE as usize };
         assert_eq!(server.rx.peek(1), Err(fault));
-        assert_eq!(server.tx.push(&[b"x"]), Err(fault));
+        assert_eq!(server.tx.push(0, b"x"), Err(fault));
     }
     for number in [1, 2, 0x8000, u16::MAX] {
         let (_socket, memory, mut server) = place.connected();
@@ -314,7 +313,7 @@ fn descriptors_that_reach_out_are_faults() {
         }
         let fault = Fault::Region { region: number, count: 1 };
         assert_eq!(server.rx.peek(1), Err(fault));
-        assert_eq!(server.tx.push(&[b"x"]), Err(fault));
+        assert_eq!(server.tx.push(0, b"x"), Err(fault));
     }
     // Behind an honest first buffer.
     let (_socket, memory, mut server) = place.connected();
@@ -324,7 +323,7 @@ fn descriptors_that_reach_out_are_faults() {
         set_head(&memory, ring, 2);
     }
     assert!(matches!(server.rx.peek(1), Err(Fault::Bounds { .. })));
-    assert!(matches!(server.tx.push(&[b"longer than 4"]), Err(Fault::Bounds { .. })));
+    assert!(matches!(server.tx.push(0, b"longer than 4"), Err(Fault::Bounds { .. })));
 }
 
 #[test]
@@ -356,7 +355,7 @@ fn chains_without_end_are_faults() {
         }
         set_head(&memory, TO_CLIENT, SLOTS);
         let fault = Fault::Chain { slots: CHAIN_SLOTS_MAX };
-        assert_eq!(server.tx.push(&[&[7; 1500]]), Err(fault));
+        assert_eq!(server.tx.push(0, &[7; 1500]), Err(fault));
     }
 }
 
@@ -371,7 +370,7 @@ fn what_was_looked_at_does_not_change() {
     set_descriptor(&memory, TO_SERVER, 0, (1, 9, u32::MAX, u32::MAX));
     assert_eq!(server.rx.frame_len(0), 5);
     let mut bytes = [0; 64];
-    assert_eq!(server.rx.copy_out(0, 0, &mut bytes), 5);
+    assert_eq!(server.rx.copy_out(0, &mut bytes), 5);
     assert_eq!(&bytes[..5], b"first");
 }
 
@@ -388,7 +387,7 @@ fn a_bell_that_would_block_does_not() {
     rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     set_descriptor(&memory, TO_CLIENT, 0, (0, 0, 64, 0x4000));
     set_head(&memory, TO_CLIENT, 1);
-    assert_eq!(server.tx.push(&[b"ring"]), Ok(true));
+    assert_eq!(server.tx.push(0, b"ring"), Ok(true));
     assert_eq!(server.tx.flush(), Ok(()));
 }
 
@@ -403,7 +402,7 @@ fn holes_are_zeros() {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(memory.as_fd(), flags, 0, SIZE).unwrap();
     let mut bytes = [7; 5];
-    assert_eq!(server.rx.copy_out(0, 0, &mut bytes), 5);
+    assert_eq!(server.rx.copy_out(0, &mut bytes), 5);
     assert_eq!(bytes, [0; 5]);
     assert!(rustix::fs::ftruncate(&memory, 0).is_err(), "the seal holds");
 }
@@ -413,14 +412,13 @@ fn exercise(server: &mut Connection, space: &mut [u8]) -> Result<(), Fault> {
     let count = server.rx.peek(32)?;
     for number in 0..count {
         let length = server.rx.frame_len(number).min(space.len());
-        let copied = server.rx.copy_out(number, 0, &mut space[..length]);
+        let copied = server.rx.copy_out(number, &mut space[..length]);
         assert!(copied == length);
     }
     server.rx.release(count);
     for length in [0, 60, 1500, 9000] {
-        server.tx.push(&[&[1; 8], &space[..length]])?;
+        server.tx.push(1, &space[..length])?;
     }
-    server.tx.untaken();
     server.rx.arm();
     server.rx.disarm();
     server.tx.flush()

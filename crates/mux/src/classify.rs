@@ -103,6 +103,11 @@ impl Table {
         }
     }
 
+    /// The port that takes the whole interface, if there are no tunnels beside it.
+    pub fn sole(&self) -> Option<PortRef> {
+        self.interface.filter(|_| self.tunnels.is_empty())
+    }
+
     /// Whose `frame` is, and where the inner frame is in it.
     pub fn classify(&self, frame: &[u8]) -> Result<(PortRef, Range<usize>), OuterReason> {
         let otherwise = |reason| match self.interface {

@@ -4,6 +4,7 @@
 //! the others what they have to know of it. What can't be had is refused and changes nothing.
 
 use std::collections::HashMap;
+use std::io::{Read, Seek};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -17,8 +18,8 @@ use std::{fs, io, thread};
 use pdp_afxdp::{Pool, Socket};
 use pdp_proto::channel::Channel;
 use pdp_proto::mux::{
-    self, Encapsulation, End, ExternalStats, Match, Outlet, PortName, Reply, Request, Stats,
-    TraceStage, VERSION,
+    self, Encapsulation, End, ExternalStats, Match, PortName, Reply, Request, Stats, TraceStage,
+    VERSION,
 };
 use rtrb::RingBuffer;
 use tracing::{info, warn};
@@ -28,8 +29,9 @@ use crate::check;
 use crate::classify::Classifier;
 use crate::core::Core;
 use crate::encapsulate::{Outside, Way};
-use crate::external::{External, PATH_FRAMES, Path as SocketPath, Queue};
-use crate::keeper::Keeper;
+use crate::external::{External, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
+use crate::generator::{FRAMES_BYTES_MAX, Frames, Generator};
+use crate::keeper::{Expected, Keeper, Owner};
 use crate::known::{
     EXTERNALS_MAX, KnownExternal, KnownVnet, State, VNETS_MAX, expected, layout, outside_ends,
 };
@@ -198,7 +200,7 @@ impl Mux {
 
     fn hello(&self) -> Reply {
         let state = self.state();
-        let ready = state.externals.iter().flatten().filter(|external| external.sockets > 0);
+        let ready = state.externals.iter().flatten().filter(|external| external.outlets > 0);
         Reply::Hello {
             version: VERSION,
             externals: ready.map(|external| external.spec.name.clone()).collect(),
@@ -206,33 +208,52 @@ impl Mux {
         }
     }
 
-    fn put_external(&self, spec: mux::External, sockets: Vec<OwnedFd>) -> Result<Reply, String> {
+    fn put_external(&self, spec: mux::External, fds: Vec<OwnedFd>) -> Result<Reply, String> {
         let mut state = self.state();
         let slot = state.external_slot(&spec.name).or_else(|| state.free_external());
         let slot = slot.ok_or(format!("{EXTERNALS_MAX} external interfaces are the most"))?;
-        let Outlet::Xdp(_) = &spec.outlet else {
-            return Err(format!("external {}: this mux has AF_XDP only", spec.name));
-        };
-        let sockets: Vec<Socket> = sockets
-            .into_iter()
-            .map(|fd| Socket::new(fd, &self.0.pool))
-            .collect::<Result<_, _>>()
-            .map_err(|error| {
-                format!("a socket of {} is of no use: {}", spec.name, chain(&error))
-            })?;
         let known = state.externals[slot].as_ref();
+        let new = self.outlets(known.map(|known| &known.spec), &spec, fds)?;
         let index = |spec: &mux::External| spec.device().map(|device| device.ifindex);
         let moved = known.is_some_and(|known| index(&known.spec) != index(&spec));
-        let count =
-            if sockets.is_empty() { known.map_or(0, |it| it.sockets) } else { sockets.len() };
-        state.externals[slot] = Some(KnownExternal { spec: spec.clone(), sockets: count });
+        let count = match &new {
+            New::Outlets(outlets) => outlets.len(),
+            New::Nothing | New::Frames(_) => known.map_or(0, |known| known.outlets),
+        };
+        let owner = Owner::External(spec.name.clone());
+        let mut expected = HashMap::new();
+        if let mux::Outlet::Memif { socket } = &spec.outlet {
+            let worker = slot % self.0.workers.len();
+            let (owner, slot) = (owner.clone(), slot as u16);
+            let program = Expected { owner, worker, slot, seat: None, interfaces: 1 };
+            expected.insert(socket.clone(), program);
+        }
+        let prepared = self.0.keeper.prepare(owner, expected)?;
+        state.externals[slot] = Some(KnownExternal { spec: spec.clone(), outlets: count });
         for worker in self.0.workers.iter() {
-            let (spec, close) = (spec.clone(), !sockets.is_empty());
+            let (spec, close) = (spec.clone(), matches!(new, New::Outlets(_)));
             worker.call(move |worker| set_external(&mut worker.core, slot, &spec, close))?;
         }
-        for (index, socket) in sockets.into_iter().enumerate() {
-            self.add_socket(slot, (slot + index) % self.0.workers.len(), socket)?;
+        match new {
+            New::Outlets(outlets) => {
+                for (index, outlet) in outlets.into_iter().enumerate() {
+                    self.add_outlet(slot, (slot + index) % self.0.workers.len(), outlet)?;
+                }
+            }
+            New::Frames(frames) => {
+                if let mux::Outlet::Generator(spec) = spec.outlet.clone() {
+                    let owner = &self.0.workers[slot % self.0.workers.len()];
+                    owner.call(move |worker| {
+                        let external = worker.core.external(slot);
+                        if let Some(generator) = external.and_then(External::generator) {
+                            generator.change(spec, frames);
+                        }
+                    })?;
+                }
+            }
+            New::Nothing => {}
         }
+        self.0.keeper.commit(prepared);
         let classifier = Arc::new(state.classifier(None, None)?);
         self.publish(&classifier)?;
         if moved {
@@ -241,12 +262,61 @@ impl Mux {
                 self.install(&mut state, vnet)?;
             }
         }
-        info!("external {}: {count} sockets on {:?}", spec.name, spec.outlet);
+        info!("external {}: {count} outlets, {:?}", spec.name, spec.outlet);
         Ok(Reply::Done)
     }
 
-    /// Gives a socket to `owner`, and the other workers ways to it.
-    fn add_socket(&self, slot: usize, owner: usize, socket: Socket) -> Result<(), String> {
+    /// What is new about an external interface that was as `known` says, with these descriptors.
+    fn outlets(
+        &self,
+        known: Option<&mux::External>,
+        spec: &mux::External,
+        fds: Vec<OwnedFd>,
+    ) -> Result<New, String> {
+        let of_no_use = |error: &dyn std::error::Error| {
+            format!("a descriptor of external {} is of no use: {}", spec.name, chain(error))
+        };
+        match &spec.outlet {
+            mux::Outlet::Xdp(_) if fds.is_empty() => Ok(New::Nothing),
+            mux::Outlet::Xdp(_) => {
+                let sockets = fds.into_iter().map(|fd| Socket::new(fd, &self.0.pool));
+                let sockets: Result<Vec<_>, _> = sockets.collect();
+                let sockets = sockets.map_err(|error| of_no_use(&error))?;
+                Ok(New::Outlets(sockets.into_iter().map(Outlet::Xdp).collect()))
+            }
+            mux::Outlet::Packet(_) => {
+                Err(format!("external {}: packet sockets are not supported", spec.name))
+            }
+            mux::Outlet::Memif { .. } => {
+                let same = known.is_some_and(|known| known.outlet == spec.outlet);
+                Ok(if same { New::Nothing } else { New::Outlets(vec![Outlet::Memif(None)]) })
+            }
+            mux::Outlet::Generator(generator) => {
+                let mut frames = None;
+                if let Some(fd) = fds.into_iter().next() {
+                    let mut file = std::fs::File::from(fd);
+                    let mut bytes = Vec::new();
+                    let limit = FRAMES_BYTES_MAX as u64 + 1;
+                    let read =
+                        file.rewind().and_then(|()| file.take(limit).read_to_end(&mut bytes));
+                    read.map_err(|error| of_no_use(&error))?;
+                    let parsed = Frames::parse(&bytes);
+                    frames = Some(parsed.map_err(|it| format!("external {}: {it}", spec.name))?);
+                }
+                Ok(match known.map(|known| &known.outlet) {
+                    Some(mux::Outlet::Generator(_)) => New::Frames(frames),
+                    _ => {
+                        let frames = frames.unwrap_or_default();
+                        let generator = Generator::new(generator.clone(), frames);
+                        New::Outlets(vec![Outlet::Generator(Box::new(generator))])
+                    }
+                })
+            }
+        }
+    }
+
+    /// Gives an outlet to `owner`, and the other workers ways to it.
+    fn add_outlet(&self, slot: usize, owner: usize, outlet: Outlet) -> Result<(), String> {
         let mut inboxes = Vec::new();
         for other in self.0.workers.iter().filter(|other| other.number != owner) {
             let (producer, consumer) = RingBuffer::new(PATH_FRAMES);
@@ -259,11 +329,13 @@ impl Mux {
             })?;
         }
         self.0.workers[owner].call(move |worker| {
-            if let Err(error) = worker.core.watch(&socket) {
+            if let Outlet::Xdp(socket) = &outlet
+                && let Err(error) = worker.core.connections.watch(socket)
+            {
                 warn!("socket of external {slot} can't be watched: {error}");
             }
             if let Some(external) = worker.core.external(slot) {
-                external.add_queue(Queue { socket, inboxes });
+                external.add_queue(Queue { outlet, inboxes });
             }
         })
     }
@@ -280,10 +352,12 @@ impl Mux {
         for worker in self.0.workers.iter() {
             worker.call(move |worker| {
                 if let Some(mut external) = worker.core.externals[slot].take() {
-                    external.close(&mut worker.core.packets);
+                    external.close(&mut worker.core.packets, &worker.core.connections);
                 }
             })?;
         }
+        let owner = Owner::External(name.to_string());
+        self.0.keeper.commit(self.0.keeper.prepare(owner, HashMap::new())?);
         Ok(Reply::Done)
     }
 
@@ -321,7 +395,7 @@ impl Mux {
         if let Some(error) = refused {
             return Err(format!("vnet {name}: {error}"));
         }
-        let prepared = self.0.keeper.prepare(&name, expected(&vnet)?)?;
+        let prepared = self.0.keeper.prepare(Owner::Vnet(name.clone()), expected(&vnet)?)?;
         let (slot, owner, theirs) = (usize::from(vnet.slot), vnet.worker, classifier.clone());
         self.0.workers[owner].call(move |worker| {
             if worker.vnets.len() <= slot {
@@ -380,7 +454,8 @@ impl Mux {
             }
         })?;
         self.publish(&classifier)?;
-        self.0.keeper.commit(self.0.keeper.prepare(name, HashMap::new())?);
+        let owner = Owner::Vnet(name.to_string());
+        self.0.keeper.commit(self.0.keeper.prepare(owner, HashMap::new())?);
         state.vnets.remove(name);
         Ok(Reply::Done)
     }
@@ -412,16 +487,12 @@ impl Mux {
         for worker in self.0.workers.iter() {
             let (own, externals) = worker.call(|worker| {
                 let externals = worker.core.externals.iter().flatten();
-                let counted = externals.map(|external| {
-                    (external.name.clone(), external.counters.clone(), external.kernel_dropped())
-                });
+                let counted = externals.map(|external| (external.name.clone(), external.stats()));
                 (worker.stats(), counted.collect::<Vec<_>>())
             })?;
             stats.workers.push(own);
-            for (name, counters, kernel_dropped) in externals {
-                let sum: &mut ExternalStats = stats.externals.entry(name).or_default();
-                counters.add_to(sum);
-                sum.kernel_dropped += kernel_dropped;
+            for (name, counted) in externals {
+                add_external(stats.externals.entry(name).or_default(), counted);
             }
         }
         Ok(Reply::Stats(Box::new(stats)))
@@ -517,6 +588,28 @@ impl Mux {
     }
 }
 
+/// What is new about an external interface.
+enum New {
+    /// At most its addresses and sizes.
+    Nothing,
+    /// All of its outlets.
+    Outlets(Vec<Outlet>),
+    /// What a generator makes.
+    Frames(Option<Frames>),
+}
+
+/// Adds what one worker counted.
+fn add_external(sum: &mut ExternalStats, counted: ExternalStats) {
+    sum.received += counted.received;
+    sum.sent += counted.sent;
+    sum.kernel_dropped += counted.kernel_dropped;
+    sum.late += counted.late;
+    sum.numbers += counted.numbers;
+    for (reason, frames) in counted.dropped {
+        *sum.dropped.entry(reason).or_default() += frames;
+    }
+}
+
 fn set_external(core: &mut Core, slot: usize, spec: &mux::External, close: bool) {
     if core.externals.len() <= slot {
         core.externals.resize_with(slot + 1, || None);
@@ -527,7 +620,7 @@ fn set_external(core: &mut Core, slot: usize, spec: &mux::External, close: bool)
     external.mac = mac;
     external.mtu = spec.mtu;
     if close {
-        external.close(&mut core.packets);
+        external.close(&mut core.packets, &core.connections);
     }
 }
 

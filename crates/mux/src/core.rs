@@ -9,7 +9,9 @@ use pdp_afxdp::Packet;
 use rustix::event::epoll;
 
 use crate::external::External;
+use crate::meter::Meter;
 use crate::packets::Packets;
+use crate::peer::Pulled;
 use crate::trace::Tracer;
 use crate::wake::Wake;
 
@@ -24,6 +26,25 @@ pub struct Dropped {
     pub fault: bool,
 }
 
+/// Room to collect packets in, taken while it is used; kept so that nothing is allocated.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// For frames that are admitted at a port.
+    pub admitted: Vec<Packet>,
+    /// For frames that leave by a port.
+    pub leaving: Vec<Packet>,
+    /// For frames that a shaper lets go.
+    pub going: Vec<Packet>,
+    /// For frames with their outer headers.
+    pub wrapped: Vec<Packet>,
+    /// For packets that come back.
+    pub back: Vec<Packet>,
+    /// For frames of one port from a socket or a vlink.
+    pub run: Vec<Packet>,
+    /// For what peers sent.
+    pub pulled: Vec<Pulled>,
+}
+
 /// Shared by all stages of one worker.
 #[derive(Debug)]
 pub struct Core {
@@ -36,10 +57,19 @@ pub struct Core {
     /// Traces.
     pub tracer: Tracer,
     /// Room to collect packets in.
-    pub scratch: Vec<Packet>,
-    epoll: OwnedFd,
+    pub scratch: Scratch,
+    /// What each stage takes.
+    pub meter: Meter,
+    /// What the worker waits for.
+    pub connections: Connections,
     start: Instant,
     start_wall_ns: u64,
+}
+
+/// What a worker's sleep ends for, and the way to the thread that keeps the control sockets.
+#[derive(Debug)]
+pub struct Connections {
+    epoll: OwnedFd,
     dropped: Sender<Dropped>,
     keeper: Arc<Wake>,
 }
@@ -57,12 +87,15 @@ impl Core {
             packets,
             externals: vec![],
             tracer: Tracer::default(),
-            scratch: vec![],
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            scratch: Scratch::default(),
+            meter: Meter::default(),
+            connections: Connections {
+                epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+                dropped,
+                keeper,
+            },
             start: Instant::now(),
             start_wall_ns: wall.as_nanos() as u64,
-            dropped,
-            keeper,
         })
     }
 
@@ -76,13 +109,21 @@ impl Core {
         self.start_wall_ns + self.now_ns
     }
 
+    /// The external interface in `slot`.
+    pub fn external(&mut self, slot: usize) -> Option<&mut External> {
+        self.externals.get_mut(slot)?.as_mut()
+    }
+}
+
+impl Connections {
     /// Lets `fd` end the worker's sleep when it is readable.
     pub fn watch(&self, fd: &impl AsFd) -> std::io::Result<()> {
         let data = epoll::EventData::new_u64(0);
         Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
     }
 
-    /// Takes [`Core::watch`] back; needed before `fd` is closed where another process has it too.
+    /// Takes [`Connections::watch`] back; needed before `fd` is closed where another process has
+    /// it too.
     pub fn unwatch(&self, fd: &impl AsFd) {
         // Fails only if it was not watched.
         let _ = epoll::delete(&self.epoll, fd);
@@ -103,14 +144,9 @@ impl Core {
     }
 
     /// Has the connection's control socket closed.
-    pub fn drop_connection(&self, dropped: Dropped) {
+    pub fn end(&self, dropped: Dropped) {
         // The keeper ends with the process only.
         let _ = self.dropped.send(dropped);
         self.keeper.ring();
-    }
-
-    /// The external interface in `slot`.
-    pub fn external(&mut self, slot: usize) -> Option<&mut External> {
-        self.externals.get_mut(slot)?.as_mut()
     }
 }

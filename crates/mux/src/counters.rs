@@ -132,6 +132,8 @@ reasons! {
         HandoverFull = "handover-full",
         /// The vnet changed while the frame was on its way to its worker.
         Stale = "stale",
+        /// Longer than a packet.
+        TooLong = "too-long",
     }
 }
 
@@ -171,7 +173,12 @@ pub struct PortCounters {
 impl PortCounters {
     /// Counts a dropped frame.
     pub fn drop(&mut self, reason: Reason) {
-        self.dropped[reason as usize] += 1;
+        self.drop_all(reason, 1);
+    }
+
+    /// Counts dropped frames.
+    pub fn drop_all(&mut self, reason: Reason, frames: u64) {
+        self.dropped[reason as usize] += frames;
     }
 
     /// For the API: reasons that never occurred are left out.
@@ -206,13 +213,13 @@ impl ExternalCounters {
         self.dropped[reason as usize] += 1;
     }
 
-    /// Adds them to what other workers counted.
-    pub fn add_to(&self, stats: &mut mux::ExternalStats) {
-        stats.received += self.received;
-        stats.sent += self.sent;
-        let names = OuterReason::ALL.iter().map(|reason| reason.name());
-        for (name, count) in named(names, &self.dropped) {
-            *stats.dropped.entry(name).or_default() += count;
+    /// As pdpd gets them.
+    pub fn stats(&self) -> mux::ExternalStats {
+        mux::ExternalStats {
+            received: self.received,
+            sent: self.sent,
+            dropped: named(OuterReason::ALL.iter().map(|reason| reason.name()), &self.dropped),
+            ..mux::ExternalStats::default()
         }
     }
 }

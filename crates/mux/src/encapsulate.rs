@@ -68,6 +68,11 @@ impl Outside {
         })
     }
 
+    /// Bytes that [`Outside::wrap`] puts before a frame.
+    pub fn header_bytes(&self) -> usize {
+        self.tunnel.as_ref().map_or(0, |tunnel| tunnel.template.len())
+    }
+
     /// Puts the outer headers before the frame in `packet`; `mac` and `mtu` are the interface's.
     /// On an error the packet is as it was.
     pub fn wrap(&self, packet: &mut Packet, mac: [u8; 6], mtu: u32) -> Result<(), Reason> {

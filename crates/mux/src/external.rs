@@ -1,16 +1,21 @@
-//! An external interface, as one worker has it: its own AF_XDP sockets, and ways to the sockets
-//! of other workers.
+//! An external interface, as one worker has it: its own outlets, and ways to the outlets of other
+//! workers.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use pdp_afxdp::{Packet, Socket};
+use pdp_proto::mux;
 use rtrb::{Consumer, Producer};
 
-use crate::counters::{ExternalCounters, Reason};
+use crate::core::Connections;
+use crate::counters::{ExternalCounters, OuterReason, Reason};
+use crate::generator::Generator;
 use crate::packets::Packets;
+use crate::peer::{self, Link, PULL_FRAMES};
 use crate::wake::Wake;
 
-/// Frames on their way to another worker's socket.
+/// Frames on their way to another worker's outlet.
 pub const PATH_FRAMES: usize = 1024;
 
 /// Frames taken from one socket in one round.
@@ -34,16 +39,27 @@ pub struct External {
     paths: Vec<Path>,
 }
 
-/// A socket of this worker's.
+/// What is behind an external interface, for its owner.
+#[derive(Debug)]
+pub enum Outlet {
+    /// An AF_XDP socket.
+    Xdp(Socket),
+    /// A memif connection, while there is one.
+    Memif(Option<Box<Link>>),
+    /// A generator.
+    Generator(Box<Generator>),
+}
+
+/// An outlet of this worker's.
 #[derive(Debug)]
 pub struct Queue {
-    /// The socket.
-    pub socket: Socket,
+    /// The outlet.
+    pub outlet: Outlet,
     /// Frames from other workers.
     pub inboxes: Vec<Consumer<Packet>>,
 }
 
-/// The way to a socket of another worker's.
+/// The way to an outlet of another worker's.
 #[derive(Debug)]
 pub struct Path {
     ring: Producer<Packet>,
@@ -59,24 +75,24 @@ impl Path {
 }
 
 impl External {
-    /// Without sockets yet.
+    /// Without outlets yet.
     pub fn new(name: String, mac: [u8; 6], mtu: u32) -> Self {
         let counters = ExternalCounters::default();
         Self { name, mac, mtu, counters, queues: vec![], paths: vec![] }
     }
 
-    /// Adds a socket.
+    /// Adds an outlet.
     pub fn add_queue(&mut self, queue: Queue) {
         self.queues.push(queue);
     }
 
-    /// Adds a way to another worker's socket.
+    /// Adds a way to another worker's outlet.
     pub fn add_path(&mut self, path: Path) {
         self.paths.push(path);
     }
 
-    /// Closes all sockets and takes their packets back.
-    pub fn close(&mut self, packets: &mut Packets) {
+    /// Closes all outlets and takes their packets back.
+    pub fn close(&mut self, packets: &mut Packets, connections: &Connections) {
         self.paths.clear();
         for queue in self.queues.drain(..) {
             for mut inbox in queue.inboxes {
@@ -84,61 +100,167 @@ impl External {
                     packets.give(packet);
                 }
             }
-            for packet in queue.socket.close() {
-                packets.give(packet);
+            match queue.outlet {
+                Outlet::Xdp(socket) => {
+                    socket.close().into_iter().for_each(|packet| packets.give(packet));
+                }
+                Outlet::Memif(link) => {
+                    if let Some(link) = link {
+                        peer::release(
+                            *link,
+                            connections,
+                            "the external interface was removed",
+                            false,
+                        );
+                    }
+                }
+                Outlet::Generator(_) => {}
             }
         }
     }
 
-    /// This worker's sockets.
+    /// This worker's outlets.
     pub fn queues(&self) -> &[Queue] {
         &self.queues
     }
 
-    /// Takes frames from queue `index` and gives its socket packets for more.
-    pub fn receive(&mut self, index: usize, packets: &mut Packets, frames: &mut Vec<Packet>) {
-        let Some(queue) = self.queues.get_mut(index) else { return };
-        self.counters.received += queue.socket.receive(frames, RECEIVE_FRAMES) as u64;
-        queue.socket.fill(packets.free_mut(), KEEP_FREE);
+    /// Connections of programs, for sleeping.
+    pub fn links(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.queues.iter_mut().filter_map(|queue| match &mut queue.outlet {
+            Outlet::Memif(link) => link.as_deref_mut(),
+            Outlet::Xdp(_) | Outlet::Generator(_) => None,
+        })
     }
 
-    /// Sends a frame by one of the sockets; frames with the same `spread` take the same one.
-    pub fn send(&mut self, spread: usize, packet: Packet) -> Result<(), (Reason, Packet)> {
-        let full = |packet| (Reason::ExternalRingFull, packet);
+    /// Takes in the connection of a program; false if none is expected, or one is there.
+    pub fn attach(&mut self, link: Link, connections: &Connections) -> bool {
+        for queue in &mut self.queues {
+            if let Outlet::Memif(place @ None) = &mut queue.outlet
+                && connections.watch(&link.rx.as_fd()).is_ok()
+            {
+                *place = Some(Box::new(link));
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Lets go of the connection with this number.
+    pub fn detach(&mut self, epoch: u64, connections: &Connections) {
+        for queue in &mut self.queues {
+            if let Outlet::Memif(place) = &mut queue.outlet
+                && let Some(link) = place.take_if(|link| link.epoch == epoch)
+            {
+                peer::release(*link, connections, "gone", false);
+            }
+        }
+    }
+
+    /// Whether a program is connected whose doorbell can't be relied on.
+    pub fn has_unsure_peer(&self) -> bool {
+        self.queues.iter().any(|queue| matches!(queue.outlet, Outlet::Memif(Some(_))))
+    }
+
+    /// The generator, if this is one and it is here.
+    pub fn generator(&mut self) -> Option<&mut Generator> {
+        self.queues.iter_mut().find_map(|queue| match &mut queue.outlet {
+            Outlet::Generator(generator) => Some(&mut **generator),
+            Outlet::Xdp(_) | Outlet::Memif(_) => None,
+        })
+    }
+
+    /// Takes frames from outlet `index`. `room` is how many there is room for, where all frames
+    /// have one way: what has no room stays with the program that sent it. Returns when to come
+    /// again at the latest.
+    pub fn receive(
+        &mut self,
+        index: usize,
+        now_ns: u64,
+        room: usize,
+        packets: &mut Packets,
+        connections: &Connections,
+        frames: &mut Vec<Packet>,
+    ) -> Option<u64> {
+        let queue = self.queues.get_mut(index)?;
+        let mut due_ns = None;
+        match &mut queue.outlet {
+            Outlet::Xdp(socket) => {
+                socket.receive(frames, RECEIVE_FRAMES);
+                socket.fill(packets.free_mut(), KEEP_FREE);
+            }
+            Outlet::Memif(place) => {
+                let room = room.min(PULL_FRAMES).min(packets.free().saturating_sub(KEEP_FREE));
+                let pulled = place.as_mut().map(|link| {
+                    link.pull(packets, room, |packet| match packet {
+                        Some(packet) => frames.push(packet),
+                        None => self.counters.drop(OuterReason::TooLong),
+                    })
+                });
+                if let Some(Err(fault)) = pulled {
+                    lose(place, connections, &fault);
+                }
+            }
+            Outlet::Generator(generator) => {
+                let room = room.min(packets.free().saturating_sub(KEEP_FREE));
+                due_ns = generator.make(now_ns, room, packets, frames);
+            }
+        }
+        self.counters.received += frames.len() as u64;
+        due_ns
+    }
+
+    /// Sends frames by one of the outlets; frames with the same `spread` take the same one. What
+    /// does not fit is left in `frames`, with the reason.
+    pub fn send(
+        &mut self,
+        spread: usize,
+        packets: &mut Packets,
+        connections: &Connections,
+        frames: &mut Vec<Packet>,
+    ) -> Result<(), Reason> {
         if !self.queues.is_empty() {
             let index = spread % self.queues.len();
-            self.queues[index].socket.send(packet).map_err(full)
+            let sent = self.queues[index].outlet.send(packets, connections, frames);
+            // What a socket sends is counted when the kernel has taken it.
+            self.counters.sent += sent? as u64;
         } else if !self.paths.is_empty() {
             let index = spread % self.paths.len();
             let path = &mut self.paths[index];
             path.dirty = true;
-            path.ring.push(packet).map_err(|rtrb::PushError::Full(packet)| full(packet))
+            let room = path.ring.slots().min(frames.len());
+            for packet in frames.drain(..room) {
+                // There is room: nobody else fills this ring.
+                let _ = path.ring.push(packet);
+            }
         } else {
-            Err((Reason::ExternalGone, packet))
+            return Err(Reason::ExternalGone);
         }
+        if frames.is_empty() { Ok(()) } else { Err(Reason::ExternalRingFull) }
     }
 
     /// Has the kernel send what was sent here and by other workers; takes packets back whose
     /// frames are out. Returns how many frames came from other workers.
-    pub fn flush(&mut self, packets: &mut Packets, scratch: &mut Vec<Packet>) -> usize {
+    pub fn flush(
+        &mut self,
+        packets: &mut Packets,
+        connections: &Connections,
+        scratch: &mut Vec<Packet>,
+    ) -> usize {
         let mut taken = 0;
         for queue in &mut self.queues {
             for inbox in &mut queue.inboxes {
-                // A full ring of the socket is pressure back on who fills the inbox.
-                while queue.socket.room() > 0
+                // A full outlet is pressure back on who fills the inbox.
+                while queue.outlet.has_room()
                     && let Ok(packet) = inbox.pop()
                 {
                     taken += 1;
-                    scratch.extend(queue.socket.send(packet).err());
+                    scratch.push(packet);
+                    let sent = queue.outlet.send(packets, connections, scratch).unwrap_or(0);
+                    self.counters.sent += sent as u64;
+                    scratch.drain(..).for_each(|packet| packets.give(packet));
                 }
             }
-            if queue.socket.sending() > 0 {
-                queue.socket.flush();
-                self.counters.sent += queue.socket.complete(scratch) as u64;
-            }
-            for packet in scratch.drain(..) {
-                packets.give(packet);
-            }
+            self.counters.sent += queue.outlet.flush(packets, connections, scratch) as u64;
         }
         for path in self.paths.iter_mut().filter(|path| path.dirty) {
             path.dirty = false;
@@ -149,11 +271,110 @@ impl External {
 
     /// Whether frames are on their way out that the kernel has not reported yet.
     pub fn is_sending(&self) -> bool {
-        self.queues.iter().any(|queue| queue.socket.sending() > 0)
+        self.queues.iter().any(|queue| match &queue.outlet {
+            Outlet::Xdp(socket) => socket.sending() > 0,
+            Outlet::Memif(_) | Outlet::Generator(_) => false,
+        })
     }
 
-    /// Frames that the kernel had for our sockets and dropped.
-    pub fn kernel_dropped(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.socket.kernel_dropped()).sum()
+    /// What this worker counted, and what only the outlets know.
+    pub fn stats(&self) -> mux::ExternalStats {
+        let mut stats = self.counters.stats();
+        for queue in &self.queues {
+            match &queue.outlet {
+                Outlet::Xdp(socket) => stats.kernel_dropped += socket.kernel_dropped(),
+                Outlet::Generator(generator) => (stats.late, stats.numbers) = generator.counted(),
+                Outlet::Memif(_) => {}
+            }
+        }
+        stats
+    }
+}
+
+impl Outlet {
+    /// Sends what fits and returns how many frames are sent for good; the others stay.
+    fn send(
+        &mut self,
+        packets: &mut Packets,
+        connections: &Connections,
+        frames: &mut Vec<Packet>,
+    ) -> Result<usize, Reason> {
+        match self {
+            Self::Xdp(socket) => {
+                let room = socket.room().min(frames.len());
+                for packet in frames.drain(..room) {
+                    // There is room.
+                    let _ = socket.send(packet).map_err(|packet| packets.give(packet));
+                }
+                Ok(0)
+            }
+            Self::Memif(place) => {
+                let Some(link) = place else { return Err(Reason::ExternalGone) };
+                let mut sent = 0;
+                let mut fault = None;
+                for packet in frames.iter() {
+                    match link.push(0, packet.bytes()) {
+                        Ok(true) => sent += 1,
+                        Ok(false) => break,
+                        Err(it) => {
+                            fault = Some(it);
+                            break;
+                        }
+                    }
+                }
+                frames.drain(..sent).for_each(|packet| packets.give(packet));
+                if let Some(fault) = fault {
+                    lose(place, connections, &fault);
+                }
+                Ok(sent)
+            }
+            Self::Generator(generator) => {
+                let count = frames.len();
+                for mut packet in frames.drain(..) {
+                    generator.absorb(packet.bytes_mut());
+                    packets.give(packet);
+                }
+                Ok(count)
+            }
+        }
+    }
+
+    fn has_room(&mut self) -> bool {
+        match self {
+            Self::Xdp(socket) => socket.room() > 0,
+            Self::Memif(Some(link)) => link.tx.room().is_ok_and(|room| room > 0),
+            Self::Memif(None) | Self::Generator(_) => true,
+        }
+    }
+
+    /// Lets the other side see what was sent; returns how many frames it took for good.
+    fn flush(
+        &mut self,
+        packets: &mut Packets,
+        connections: &Connections,
+        scratch: &mut Vec<Packet>,
+    ) -> usize {
+        match self {
+            Self::Xdp(socket) if socket.sending() > 0 => {
+                socket.flush();
+                let sent = socket.complete(scratch);
+                scratch.drain(..).for_each(|packet| packets.give(packet));
+                sent
+            }
+            Self::Memif(place) => {
+                if let Some(Err(fault)) = place.as_mut().map(|link| link.flush()) {
+                    lose(place, connections, &fault);
+                }
+                0
+            }
+            Self::Xdp(_) | Self::Generator(_) => 0,
+        }
+    }
+}
+
+/// Ends the connection of a program that broke the rules.
+fn lose(place: &mut Option<Box<Link>>, connections: &Connections, fault: &pdp_memif::Fault) {
+    if let Some(link) = place.take() {
+        peer::release(*link, connections, &fault.to_string(), true);
     }
 }

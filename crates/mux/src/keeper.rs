@@ -5,6 +5,7 @@
 //! [`FAULT_PAUSE`] before it may come again.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use rustix::event::{Timespec, epoll};
 use tracing::{info, warn};
 
 use crate::control::WorkerHandle;
-use crate::core::Dropped;
+use crate::core::{Core, Dropped};
 use crate::peer::Link;
 use crate::vnet::Who;
 use crate::wake::Wake;
@@ -31,30 +32,62 @@ const FAULT_PAUSE: Duration = Duration::from_secs(1);
 /// How often handshakes are looked at for having taken too long.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
+/// What somebody is expected for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The vnet with this name.
+    Vnet(String),
+    /// The external interface with this name.
+    External(String),
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vnet(name) => write!(f, "vnet {name}"),
+            Self::External(name) => write!(f, "external {name}"),
+        }
+    }
+}
+
 /// Somebody who is expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// Of this vnet.
-    pub vnet: String,
+    /// For what.
+    pub owner: Owner,
     /// The worker that has it.
     pub worker: usize,
-    /// The vnet's slot there.
+    /// The owner's slot there.
     pub slot: u16,
-    /// Of this node.
-    pub node: String,
-    /// Who.
-    pub who: Who,
+    /// Of a vnet: of which node, and who.
+    pub seat: Option<(String, Who)>,
     /// Interface ids from 0 that may connect.
     pub interfaces: u32,
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.seat {
+            Some((node, who)) => write!(f, "{}: {who:?} of {node}", self.owner),
+            None => write!(f, "{}: its program", self.owner),
+        }
+    }
 }
 
 impl Expected {
     /// Has the worker let go of a connection, if it still has it.
     fn detach(&self, epoch: u64, workers: &[WorkerHandle]) {
-        let slot = usize::from(self.slot);
+        let (slot, of_vnet) = (usize::from(self.slot), self.seat.is_some());
         let detached = workers[self.worker].call(move |worker| {
-            if let Some(Some(vnet)) = worker.vnets.get_mut(slot) {
-                vnet.detach(epoch, &mut worker.core);
+            if of_vnet {
+                if let Some(Some(vnet)) = worker.vnets.get_mut(slot) {
+                    vnet.detach(epoch, &mut worker.core);
+                }
+                return;
+            }
+            let Core { externals, connections, .. } = &mut worker.core;
+            if let Some(Some(external)) = externals.get_mut(slot) {
+                external.detach(epoch, connections);
             }
         });
         if let Err(error) = detached {
@@ -82,7 +115,7 @@ type Places = HashMap<PathBuf, Place>;
 
 /// Places that are ready but not in force yet.
 pub struct Prepared {
-    vnet: String,
+    owner: Owner,
     wanted: HashMap<PathBuf, Expected>,
     listeners: HashMap<PathBuf, Listener>,
 }
@@ -111,21 +144,21 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Listens where `vnet` expects somebody and nobody listens yet. Nothing is in force before
+    /// Listens where `owner` expects somebody and nobody listens yet. Nothing is in force before
     /// [`Keeper::commit`].
     pub fn prepare(
         &self,
-        vnet: &str,
+        owner: Owner,
         wanted: HashMap<PathBuf, Expected>,
     ) -> Result<Prepared, String> {
         let places = self.lock();
         let mut listeners = HashMap::new();
         for path in wanted.keys() {
             match places.get(path) {
-                Some(place) if place.expected.vnet == vnet => continue,
+                Some(place) if place.expected.owner == owner => continue,
                 Some(place) => {
-                    let other = &place.expected.vnet;
-                    return Err(format!("socket {} is taken by vnet {other}", path.display()));
+                    let other = &place.expected.owner;
+                    return Err(format!("socket {} is taken by {other}", path.display()));
                 }
                 None => {}
             }
@@ -134,22 +167,20 @@ impl Keeper {
             self.watch(&listener).map_err(fail)?;
             listeners.insert(path.clone(), listener);
         }
-        Ok(Prepared { vnet: vnet.to_string(), wanted, listeners })
+        Ok(Prepared { owner, wanted, listeners })
     }
 
-    /// Puts what was prepared into force, and ends what the vnet does not expect any more.
+    /// Puts what was prepared into force, and ends what the owner does not expect any more.
     pub fn commit(&self, prepared: Prepared) {
-        let Prepared { vnet, mut wanted, listeners } = prepared;
+        let Prepared { owner, mut wanted, listeners } = prepared;
         let mut places = self.lock();
         places.retain(|path, place| {
-            if place.expected.vnet != vnet {
+            if place.expected.owner != owner {
                 return true;
             }
             match wanted.remove(path) {
                 Some(expected) => {
-                    let same = (&place.expected.node, place.expected.who)
-                        == (&expected.node, expected.who);
-                    if !same {
+                    if place.expected.seat != expected.seat {
                         place.clear(&self.workers, "replaced");
                     }
                     place.expected = expected;
@@ -215,10 +246,9 @@ impl Place {
         let Some(at) = self.connected.iter().position(|it| it.epoch == dropped.epoch) else {
             return;
         };
-        let Expected { vnet, node, who, .. } = &self.expected;
         let reason = &dropped.reason;
         if dropped.fault {
-            warn!("{vnet}/{node}: {who:?} is disconnected: {reason}");
+            warn!("{} is disconnected: {reason}", self.expected);
             self.not_before = Some(Instant::now() + FAULT_PAUSE);
         }
         self.connected.swap_remove(at).control.disconnect(reason);
@@ -228,8 +258,7 @@ impl Place {
         let expected = &self.expected;
         self.connected.retain_mut(|it| {
             let Err(closed) = it.control.check() else { return true };
-            let Expected { vnet, node, who, .. } = expected;
-            info!("{vnet}/{node}: {who:?}, interface {}: {closed}", it.interface);
+            info!("{expected}, interface {}: {closed}", it.interface);
             expected.detach(it.epoch, workers);
             false
         });
@@ -271,19 +300,31 @@ impl Place {
 
     fn attach(&mut self, connection: Connection, epoch: u64, keeper: &Keeper) {
         let Connection { interface_id: interface, name, tx, rx, control, .. } = connection;
-        let Expected { vnet, node, who, worker, slot, .. } = self.expected.clone();
-        let (in_vnet, at) = (vnet.clone(), node.clone());
-        let attached = keeper.workers[worker].call(move |worker| {
-            let vnet = worker.vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
-            let vnet = vnet.filter(|vnet| vnet.name == in_vnet);
+        let expected = self.expected.clone();
+        let attached = keeper.workers[expected.worker].call(move |worker| {
+            let Expected { owner, slot, seat, .. } = expected;
             let link = Link::new(tx, rx, epoch);
-            vnet.is_some_and(|vnet| vnet.attach(&at, who, interface, link, &worker.core))
+            match (owner, seat) {
+                (Owner::Vnet(name), Some((node, who))) => {
+                    let vnet = worker.vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
+                    let vnet = vnet.filter(|vnet| vnet.name == name);
+                    vnet.is_some_and(|vnet| vnet.attach(&node, who, interface, link, &worker.core))
+                }
+                (Owner::External(name), None) => {
+                    let Core { externals, connections, .. } = &mut worker.core;
+                    let external = externals.get_mut(usize::from(slot)).and_then(Option::as_mut);
+                    let external = external.filter(|external| external.name == name);
+                    external.is_some_and(|external| external.attach(link, connections))
+                }
+                _ => false,
+            }
         });
         match attached {
             Ok(true) => {
-                info!("{vnet}/{node}: {who:?}, interface {interface}: {name:?} is connected");
+                let expected = &self.expected;
+                info!("{expected}, interface {interface}: {name:?} is connected");
                 if keeper.watch(&control).is_err() {
-                    warn!("{vnet}/{node}: can't watch {who:?}");
+                    warn!("can't watch {expected}");
                 }
                 self.connected.push(Connected { interface, epoch, control });
             }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pdp_proto::mux::{self, Attach, Encapsulation, End};
 
 use crate::classify::{Classifier, PortRef, Table};
-use crate::keeper::Expected;
+use crate::keeper::{Expected, Owner};
 use crate::vnet::Who;
 
 /// External interfaces.
@@ -30,8 +30,8 @@ pub struct State {
 pub struct KnownExternal {
     /// As put.
     pub spec: mux::External,
-    /// Count of its sockets.
-    pub sockets: usize,
+    /// Count of its outlets.
+    pub outlets: usize,
 }
 
 /// A vnet, and where it is.
@@ -141,11 +141,10 @@ pub fn expected(vnet: &KnownVnet) -> Result<HashMap<PathBuf, Expected>, String> 
         });
         for (path, who, interfaces) in guests.chain([(&node.tap_socket, Who::Tap, 1)]) {
             let expected = Expected {
-                vnet: vnet.spec.name.clone(),
+                owner: Owner::Vnet(vnet.spec.name.clone()),
                 worker: vnet.worker,
                 slot: vnet.slot,
-                node: node.name.clone(),
-                who,
+                seat: Some((node.name.clone(), who)),
                 interfaces: interfaces as u32,
             };
             if all.insert(path.clone(), expected).is_some() {

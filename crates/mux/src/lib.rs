@@ -1,10 +1,10 @@
 //! The mux: PdP's data plane.
 //!
 //! A packet's way, in the order of the files: [`worker`] (the loop, with all stages in one
-//! place), [`external`] (AF_XDP), [`classify`], [`arrive`] ([`police`], punt filters,
-//! [`distribute`], cross), [`dispatch`] (what guests and TAPs send), [`leave`] ([`shape`],
+//! place), [`external`] (AF_XDP, memif, [`generator`]), [`classify`], [`arrive`] ([`police`], punt filters,
+//! [`distribute`], cross), [`order`], [`dispatch`] (what guests and TAPs send), [`leave`] ([`shape`],
 //! [`encapsulate`], send). Beside it: [`control`] (what pdpd wants), [`keeper`] (memif
-//! connections), [`underlay`] (next hops), [`capture`], [`trace`].
+//! connections), [`underlay`] (next hops), [`capture`], [`trace`], [`meter`] (cycles).
 //!
 //! Promises: every frame that came in or was made is sent, handed to a TAP, consumed by a guest,
 //! or counted under one reason at one port. Nothing that a peer writes is trusted: it is copied,
@@ -23,9 +23,12 @@ pub mod dispatch;
 pub mod distribute;
 pub mod encapsulate;
 pub mod external;
+pub mod generator;
 pub mod keeper;
 pub mod known;
 pub mod leave;
+pub mod meter;
+pub mod order;
 pub mod packets;
 pub mod peer;
 pub mod police;

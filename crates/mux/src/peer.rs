@@ -1,17 +1,20 @@
-//! Whoever is at the other end of a memif connection: forwarding guests and TAP helpers.
+//! Whoever is at the other end of a memif connection: forwarding guests, TAP helpers, and programs
+//! behind external interfaces.
 
 use std::collections::VecDeque;
 
 use pdp_afxdp::Packet;
 use pdp_memif::{Fault, Receiver, Sender};
 use pdp_proto::mux::{Attach, Guest as Spec, GuestStats};
-use pdp_wire::tag::{self, TAG_BYTES, Tag, Verdict};
+use pdp_wire::tag::{self, Tag, Verdict};
 
-use crate::core::{Core, Dropped};
-use crate::distribute::Member;
+use crate::core::{Connections, Dropped};
+use crate::distribute::{Guests, Member};
+use crate::packets::Packets;
 
-/// Frames that a guest can have taken and not completed.
-pub const OUTSTANDING_MAX: usize = 8192;
+/// Frames that a guest can have taken and not completed: both rings and a batch, for rings of any
+/// length that memif allows.
+pub const OUTSTANDING_MAX: usize = (2 << pdp_memif::RING_LOG2_MAX) + 1024;
 
 /// Frames taken from one ring at a time.
 pub const PULL_FRAMES: usize = 256;
@@ -47,87 +50,140 @@ impl Link {
         Self { tx, rx, epoch, dirty: false }
     }
 
-    /// Copies a frame into the peer's memory, behind a tag if there is one. False without room.
-    pub fn push(&mut self, tag: Option<Tag>, frame: &[u8]) -> Result<bool, Fault> {
+    /// Copies a frame into the peer's memory, with a tag or zero. False without room.
+    #[inline]
+    pub fn push(&mut self, tag: u32, frame: &[u8]) -> Result<bool, Fault> {
         self.dirty = true;
-        match tag {
-            Some(tag) => self.tx.push(&[&tag.emit(), frame]),
-            None => self.tx.push(&[frame]),
-        }
+        self.tx.push(tag, frame)
     }
 
     /// Lets the peer see what was pushed.
+    #[inline]
     pub fn flush(&mut self) -> Result<(), Fault> {
         if std::mem::take(&mut self.dirty) { self.tx.flush() } else { Ok(()) }
     }
 
-    /// Copies up to `max` frames out of the peer's memory. On a trunk (`port` is `None`) each has a
-    /// tag, else they leave by `port`. An error is the peer's fault, in words for it; what came
-    /// before it was taken.
+    /// Copies up to `max` frames out of the peer's memory, and no more than there are packets. They
+    /// have no tags.
     pub fn pull(
         &mut self,
-        core: &mut Core,
+        packets: &mut Packets,
         max: usize,
-        port: Option<u16>,
-        pulled: &mut Vec<Pulled>,
-    ) -> Result<usize, String> {
-        let max = max.min(core.packets.free());
-        if max == 0 {
-            return Ok(0);
-        }
-        let count = self.rx.peek(max).map_err(|fault| fault.to_string())?;
-        let mut result = Ok(count);
+        mut to: impl FnMut(Option<Packet>),
+    ) -> Result<usize, Fault> {
+        let count = self.rx.peek(max.min(packets.free()))?;
         for frame in 0..count {
-            match pull_one(&self.rx, frame, core, port) {
-                Ok(one) => pulled.push(one),
-                Err(fault) => {
-                    result = Err(fault);
-                    break;
-                }
-            }
+            to(copy_out(&self.rx, frame, packets));
         }
         if count > 0 {
             self.rx.release(count);
+        }
+        Ok(count)
+    }
+
+    /// As [`Link::pull`] on a trunk, where each frame has a tag. Stops before the completion beyond
+    /// `completions`, and before what may belong to it. An error is the peer's fault, in words for
+    /// it; what came before it was taken.
+    pub fn pull_tagged(
+        &mut self,
+        packets: &mut Packets,
+        max: usize,
+        mut completions: usize,
+        pulled: &mut Vec<Pulled>,
+    ) -> Result<(), String> {
+        let max = max.min(packets.free());
+        let count = self.rx.peek(max).map_err(|fault| fault.to_string())?;
+        let mut taken = 0;
+        let mut result = Ok(());
+        while taken < count && completions > 0 {
+            let tag = match Tag::parse(self.rx.metadata(taken)) {
+                Ok(tag) => tag,
+                Err(bad) => {
+                    result = Err(format!("frame with a bad tag: {bad:x?}"));
+                    break;
+                }
+            };
+            let has_frame = matches!(tag.verdict, Verdict::Out | Verdict::Punt(_));
+            let packet = has_frame.then(|| copy_out(&self.rx, taken, packets)).flatten();
+            pulled.push(Pulled { tag, packet });
+            completions -= usize::from(tag.last);
+            taken += 1;
+        }
+        if taken > 0 {
+            self.rx.release(taken);
         }
         result
     }
 }
 
-fn pull_one(
-    rx: &Receiver,
-    frame: usize,
-    core: &mut Core,
-    port: Option<u16>,
-) -> Result<Pulled, String> {
-    let length = rx.frame_len(frame);
-    let (tag, from) = match port {
-        Some(vport) => (Tag { verdict: Verdict::Out, vport, last: false, trace: 0 }, 0),
-        None => {
-            let mut bytes = [0; TAG_BYTES];
-            let got = rx.copy_out(frame, 0, &mut bytes);
-            let tag = Tag::parse(&bytes[..got])
-                .map_err(|bad| format!("frame with a bad tag {bytes:02x?}: {bad:?}"))?;
-            (tag, TAG_BYTES)
-        }
-    };
-    if !matches!(tag.verdict, Verdict::Out | Verdict::Punt(_)) {
-        return Ok(Pulled { tag, packet: None });
-    }
-    let Some(mut packet) = core.packets.take() else { return Ok(Pulled { tag, packet: None }) };
+/// `None` for a frame that is longer than a packet.
+#[inline]
+fn copy_out(rx: &Receiver, frame: usize, packets: &mut Packets) -> Option<Packet> {
+    let mut packet = packets.take()?;
     let room = packet.room_mut();
-    if length - from > room.len() {
-        core.packets.give(packet);
-        return Ok(Pulled { tag, packet: None });
+    if rx.frame_len(frame) > room.len() {
+        packets.give(packet);
+        return None;
     }
-    let got = rx.copy_out(frame, from, room);
+    let got = rx.copy_out(frame, room);
     let _ = packet.set_len(got);
-    Ok(Pulled { tag, packet: Some(packet) })
+    Some(packet)
 }
 
 /// Gives up a connection: `reason` is for the peer.
-pub fn release(link: Link, core: &Core, reason: &str, fault: bool) {
-    core.unwatch(&link.rx);
-    core.drop_connection(Dropped { epoch: link.epoch, reason: reason.to_string(), fault });
+pub fn release(link: Link, connections: &Connections, reason: &str, fault: bool) {
+    connections.unwatch(&link.rx);
+    connections.end(Dropped { epoch: link.epoch, reason: reason.to_string(), fault });
+}
+
+/// Ports of frames, oldest first: runs of a port (an index in its node) and a count.
+#[derive(Debug, Default)]
+pub struct Outstanding {
+    runs: VecDeque<(u8, u32)>,
+    frames: usize,
+}
+
+const _: () = assert!(tag::VPORTS_MAX == 256, "a vport is one byte");
+
+impl Outstanding {
+    /// Frames in all.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.frames
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.frames == 0
+    }
+
+    /// Adds `frames` of one port.
+    #[inline]
+    pub fn push(&mut self, port: u8, frames: usize) {
+        self.frames += frames;
+        match self.runs.back_mut() {
+            Some(run) if run.0 == port => run.1 += frames as u32,
+            _ => self.runs.push_back((port, frames as u32)),
+        }
+    }
+
+    /// Takes the oldest away; false if there is none.
+    #[inline]
+    pub fn pop(&mut self) -> bool {
+        let Some(run) = self.runs.front_mut() else { return false };
+        run.1 -= 1;
+        if run.1 == 0 {
+            self.runs.pop_front();
+        }
+        self.frames -= 1;
+        true
+    }
+
+    /// Takes all: ports and counts.
+    pub fn drain(&mut self) -> impl Iterator<Item = (u8, u32)> {
+        self.frames = 0;
+        self.runs.drain(..)
+    }
 }
 
 /// A forwarding guest.
@@ -137,26 +193,24 @@ pub struct Guest {
     pub spec: Spec,
     /// Its connections: one, or by vport for [`Attach::Memif`].
     pub links: Vec<Option<Link>>,
-    /// Ports of the frames that it has not completed, oldest first (indices in its node).
-    pub outstanding: VecDeque<u8>,
-    /// Counters but for `connected`.
+    /// Frames that it has not completed.
+    pub outstanding: Outstanding,
+    /// Counters but for `connected` and `in_flight`.
     pub stats: GuestStats,
+    /// Completions when it last completed one while others waited, and when that was.
+    pub awaited: Option<(u64, u64)>,
 }
-
-const _: () = assert!(tag::VPORTS_MAX == 256, "a vport is one byte in `outstanding`");
 
 impl Guest {
     /// Not connected yet.
     pub fn new(spec: Spec, ports: usize) -> Self {
         let count = if spec.attach == Attach::Memif { ports } else { 1 };
         Self {
-            outstanding: VecDeque::with_capacity(match spec.attach {
-                Attach::Runtime => OUTSTANDING_MAX,
-                Attach::Memif | Attach::Tap => 0,
-            }),
+            outstanding: Outstanding::default(),
             spec,
             links: (0..count).map(|_| None).collect(),
             stats: GuestStats::default(),
+            awaited: None,
         }
     }
 
@@ -168,6 +222,24 @@ impl Guest {
     /// As a member of the distribution, at `index` in the list of guests.
     pub fn member(&self, index: usize) -> Option<Member> {
         let (number, weight) = (self.spec.number, self.spec.weight.max(1));
-        self.is_connected().then_some(Member { guest: index, number, weight })
+        let takes = self.is_connected() && !self.spec.leaving;
+        takes.then_some(Member { guest: index, number, weight })
+    }
+}
+
+impl Guests for [Guest] {
+    fn room(&mut self, guest: usize) -> usize {
+        let guest = &mut self[guest];
+        // A fault shows at the next push, where it is dealt with.
+        let rooms = guest.links.iter_mut().flatten().map(|link| link.tx.room().unwrap_or(0));
+        rooms.max().unwrap_or(0).min(OUTSTANDING_MAX.saturating_sub(guest.outstanding.len()))
+    }
+
+    fn given(&self, guest: usize) -> u64 {
+        self[guest].stats.to_guest
+    }
+
+    fn done(&self, guest: usize) -> u64 {
+        self[guest].stats.to_guest - self[guest].outstanding.len() as u64
     }
 }

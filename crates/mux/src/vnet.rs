@@ -16,6 +16,7 @@ use crate::core::Core;
 use crate::counters::{PortCounters, Reason};
 use crate::distribute::Distributor;
 use crate::encapsulate::Way;
+use crate::order::Order;
 use crate::peer::{self, Guest, Link};
 use crate::police::TokenBucket;
 use crate::shape::{LOCAL_RATE, Shaper};
@@ -79,14 +80,21 @@ pub(crate) struct Node {
 pub(crate) struct Router {
     pub(crate) guests: Vec<Guest>,
     pub(crate) distributor: Distributor,
+    pub(crate) order: Order,
     pub(crate) filters: Vec<(Vec<Match>, PuntClass)>,
 }
 
 impl Router {
-    /// Shares frames out among those who are connected now.
+    /// Shares frames out among those who are connected now and do not leave. What the guests have
+    /// keeps its place before what they get from now on.
     pub(crate) fn redistribute(&mut self) {
         let guests = self.guests.iter().enumerate();
-        self.distributor.set_members(guests.filter_map(|(at, guest)| guest.member(at)).collect());
+        let members: Vec<_> = guests.filter_map(|(at, guest)| guest.member(at)).collect();
+        if members != self.distributor.members() {
+            let has = |guest: &Guest| (guest.spec.number, guest.outstanding.len());
+            self.order.barrier(self.guests.iter().map(has));
+            self.distributor.set_members(members);
+        }
     }
 }
 
@@ -96,7 +104,7 @@ pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) node: usize,
     /// The vport: its place in the node.
-    pub(crate) index: u16,
+    pub(crate) index: u8,
     pub(crate) mtu: u32,
     pub(crate) counters: PortCounters,
     pub(crate) punts: [Limit; 3],
@@ -142,7 +150,7 @@ impl Vnet {
                 ports.push(Port {
                     name: port.name.clone(),
                     node: nodes.len(),
-                    index: index as u16,
+                    index: index as u8,
                     mtu: port.mtu,
                     counters: PortCounters::default(),
                     punts: limits.unwrap_or([none; 3]).map(Limit::new),
@@ -262,7 +270,7 @@ impl Vnet {
         core: &Core,
     ) -> bool {
         let Some(place) = self.place(node, who, interface) else { return false };
-        if place.is_some() || core.watch(&link.rx.as_fd()).is_err() {
+        if place.is_some() || core.connections.watch(&link.rx.as_fd()).is_err() {
             return false;
         }
         *place = Some(link);
@@ -312,7 +320,7 @@ impl Vnet {
     pub(crate) fn lose_tap(&mut self, node: usize, core: &mut Core, fault: Option<String>) {
         if let Some(link) = self.nodes[node].tap.take() {
             let reason = fault.as_deref().unwrap_or("gone");
-            peer::release(link, core, reason, fault.is_some());
+            peer::release(link, &core.connections, reason, fault.is_some());
         }
     }
 
@@ -330,15 +338,18 @@ impl Vnet {
         let guest = &mut router.guests[guest];
         if let Some(link) = guest.links[link].take() {
             let reason = fault.as_deref().unwrap_or("gone");
-            peer::release(link, core, reason, fault.is_some());
+            peer::release(link, &core.connections, reason, fault.is_some());
         }
         if let Some(fault) = fault {
             guest.stats.faults += 1;
             guest.stats.last_fault = Some(fault);
         }
-        for vport in guest.outstanding.drain(..) {
-            self.ports[node.first + usize::from(vport)].counters.drop(Reason::GuestGone);
+        for (vport, frames) in guest.outstanding.drain() {
+            let port = &mut self.ports[node.first + usize::from(vport)];
+            port.counters.drop_all(Reason::GuestGone, frames.into());
         }
+        guest.awaited = None;
+        router.order.forget(guest.spec.number);
         router.redistribute();
     }
 
@@ -377,7 +388,9 @@ impl Vnet {
             guests: guests
                 .map(|guest| {
                     let connected = guest.is_connected();
-                    (guest.spec.number, GuestStats { connected, ..guest.stats.clone() })
+                    let in_flight = guest.outstanding.len() as u64;
+                    let stats = GuestStats { connected, in_flight, ..guest.stats.clone() };
+                    (guest.spec.number, stats)
                 })
                 .collect::<BTreeMap<_, _>>(),
             in_flight: (outstanding + ports.iter().map(waiting).sum::<usize>()) as u64,
@@ -394,6 +407,7 @@ fn new_router(spec: &mux::Router, ports: usize) -> Router {
     Router {
         guests: spec.guests.iter().map(|guest| Guest::new(guest.clone(), ports)).collect(),
         distributor: Distributor::new(spec.policy, spec.flow.clone()),
+        order: Order::default(),
         filters: filters.collect(),
     }
 }
@@ -421,7 +435,11 @@ fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
 }
 
 fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], core: &mut Core) {
-    for was in old.into_iter().flat_map(|router| router.guests) {
+    let Some(mut old) = old else { return };
+    if let Some(router) = &mut node.router {
+        router.order = std::mem::take(&mut old.order);
+    }
+    for mut was in old.guests {
         let mut guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
         let same = guests.find(|guest| {
             (guest.spec.number, guest.spec.attach, &guest.spec.socket)
@@ -435,11 +453,15 @@ fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], co
             }
             continue;
         }
-        for vport in &was.outstanding {
-            ports[node.first + usize::from(*vport)].counters.drop(Reason::GuestGone);
+        for (vport, frames) in was.outstanding.drain() {
+            let port = &mut ports[node.first + usize::from(vport)];
+            port.counters.drop_all(Reason::GuestGone, frames.into());
+        }
+        if let Some(router) = &mut node.router {
+            router.order.forget(was.spec.number);
         }
         for link in was.links.into_iter().flatten() {
-            peer::release(link, core, "no guest of this vrouter any more", false);
+            peer::release(link, &core.connections, "no guest of this vrouter any more", false);
         }
     }
     if let Some(router) = &mut node.router {
@@ -456,6 +478,6 @@ fn end_node(node: &mut Node, ports: &mut [Port], core: &mut Core) {
     }
     let guests = node.router.take().into_iter().flat_map(|router| router.guests);
     for link in guests.flat_map(|guest| guest.links.into_iter().flatten()).chain(node.tap.take()) {
-        peer::release(link, core, "the node was removed", false);
+        peer::release(link, &core.connections, "the node was removed", false);
     }
 }

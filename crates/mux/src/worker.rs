@@ -10,10 +10,12 @@ use pdp_afxdp::Packet;
 use pdp_proto::mux::WorkerStats;
 use rtrb::{Consumer, Producer};
 
-use crate::classify::{Classifier, PortRef};
+use crate::classify::{Classifier, PortRef, Table};
 use crate::core::Core;
 use crate::counters::OuterReason;
-use crate::peer::{Pulled, UNSURE_SLEEP_NS};
+use crate::external::External;
+use crate::meter::Stage;
+use crate::peer::{Link, UNSURE_SLEEP_NS};
 use crate::vnet::Vnet;
 use crate::wake::Wake;
 
@@ -68,7 +70,7 @@ pub struct Worker {
     commands: Receiver<Command>,
     wake: Arc<Wake>,
     frames: Vec<Packet>,
-    pulled: Vec<Pulled>,
+    run: Vec<Packet>,
     stats: WorkerStats,
     due_ns: Option<u64>,
     ended: bool,
@@ -83,7 +85,7 @@ impl Worker {
         commands: Receiver<Command>,
         wake: Arc<Wake>,
     ) -> std::io::Result<Self> {
-        core.watch(&*wake)?;
+        core.connections.watch(&*wake)?;
         Ok(Self {
             number,
             core,
@@ -93,7 +95,7 @@ impl Worker {
             commands,
             wake,
             frames: vec![],
-            pulled: vec![],
+            run: vec![],
             stats: WorkerStats::default(),
             due_ns: None,
             ended: false,
@@ -119,22 +121,24 @@ impl Worker {
     pub fn round(&mut self) -> bool {
         self.core.tick();
         self.core.packets.collect();
+        self.due_ns = None;
         let mut work = self.obey();
+        self.core.meter.lap(Stage::Control, 0);
         work += self.receive();
         work += self.take_handed();
-        self.due_ns = None;
-        let mut pulled = std::mem::take(&mut self.pulled);
         for vnet in self.vnets.iter_mut().flatten() {
-            work += vnet.arrivals(&mut self.core);
+            let arrived = vnet.arrivals(&mut self.core);
             vnet.flush(&mut self.core);
-            work += vnet.from_peers(&mut self.core, &mut pulled);
+            self.core.meter.lap(Stage::Distribute, arrived);
+            work += arrived + vnet.from_peers(&mut self.core);
             let (sent, due_ns) = vnet.shape(&mut self.core);
             work += sent;
             self.due_ns = [self.due_ns, due_ns].into_iter().flatten().min();
             vnet.flush(&mut self.core);
         }
-        self.pulled = pulled;
         work += self.send();
+        self.core.meter.lap(Stage::Send, 0);
+        self.core.meter.round(work > 0);
         self.stats.busy_rounds += u64::from(work > 0);
         work > 0
     }
@@ -161,15 +165,31 @@ impl Worker {
         for slot in 0..self.core.externals.len() {
             let queues = self.core.externals[slot].as_ref().map_or(0, |e| e.queues().len());
             for queue in 0..queues {
-                if let Some(Some(external)) = self.core.externals.get_mut(slot) {
-                    external.receive(queue, &mut self.core.packets, &mut frames);
+                let room = self.room(slot);
+                let Core { now_ns, externals, packets, connections, .. } = &mut self.core;
+                if let Some(Some(external)) = externals.get_mut(slot) {
+                    let due_ns =
+                        external.receive(queue, *now_ns, room, packets, connections, &mut frames);
+                    self.due_ns = [self.due_ns, due_ns].into_iter().flatten().min();
                 }
                 work += frames.len();
-                self.classify(slot, &mut frames);
+                self.core.meter.lap(Stage::Receive, frames.len());
+                if !frames.is_empty() {
+                    self.classify(slot, &mut frames);
+                }
             }
         }
         self.frames = frames;
         work
+    }
+
+    /// How many frames of the external interface in `slot` there is room for, where all go to one
+    /// port of this worker's.
+    fn room(&mut self, slot: usize) -> usize {
+        let sole = self.classifier.get(slot).and_then(Table::sole);
+        let Some(port) = sole.filter(|port| port.worker == self.number) else { return usize::MAX };
+        let vnet = self.vnets.get_mut(usize::from(port.vnet)).and_then(Option::as_mut);
+        vnet.map_or(usize::MAX, |vnet| vnet.room(port.port))
     }
 
     /// Takes `frames` that arrived on the external interface in `slot`.
@@ -178,20 +198,29 @@ impl Worker {
         let Some(table) = classifier.get(slot) else {
             return frames.drain(..).for_each(|packet| self.core.packets.give(packet));
         };
+        if let Some(port) = table.sole() {
+            return self.deliver(port, slot, frames);
+        }
+        let mut run = std::mem::take(&mut self.run);
+        let mut way: Option<PortRef> = None;
         for mut packet in frames.drain(..) {
-            let result = match table.classify(packet.bytes()) {
+            match table.classify(packet.bytes()) {
                 Ok((port, inner)) => {
                     let length = inner.len();
                     let _ = packet.advance(inner.start);
                     let _ = packet.set_len(length);
-                    self.deliver(port, slot, packet)
+                    if let Some(way) = way.replace(port).filter(|way| *way != port) {
+                        self.deliver(way, slot, &mut run);
+                    }
+                    run.push(packet);
                 }
-                Err(reason) => Err((reason, packet)),
-            };
-            if let Err((reason, packet)) = result {
-                self.refuse(slot, reason, packet);
+                Err(reason) => self.refuse(slot, reason, packet),
             }
         }
+        if let Some(way) = way {
+            self.deliver(way, slot, &mut run);
+        }
+        self.run = run;
     }
 
     fn refuse(&mut self, external: usize, reason: OuterReason, packet: Packet) {
@@ -201,52 +230,63 @@ impl Worker {
         self.core.packets.give(packet);
     }
 
-    /// To the port if its vnet is here, else to the worker that has it.
-    fn deliver(
-        &mut self,
-        port: PortRef,
-        external: usize,
-        packet: Packet,
-    ) -> Result<(), (OuterReason, Packet)> {
+    /// Frames to a port if its vnet is here, else to the worker that has it. Empties `frames`.
+    fn deliver(&mut self, port: PortRef, external: usize, frames: &mut Vec<Packet>) {
+        self.core.meter.lap(Stage::Classify, frames.len());
+        let count = frames.len();
         if port.worker == self.number {
             let vnet = self.vnets.get_mut(usize::from(port.vnet)).and_then(Option::as_mut);
-            let Some(vnet) = vnet.filter(|vnet| vnet.generation == port.generation) else {
-                return Err((OuterReason::Stale, packet));
-            };
-            vnet.arrive(&mut self.core, port.port, packet, true);
-            return Ok(());
+            match vnet.filter(|vnet| vnet.generation == port.generation) {
+                Some(vnet) => vnet.arrive(&mut self.core, port.port, frames, true),
+                None => frames
+                    .drain(..)
+                    .for_each(|packet| self.refuse(external, OuterReason::Stale, packet)),
+            }
+            return self.core.meter.lap(Stage::Distribute, count);
         }
-        let neighbour = self.neighbours.get_mut(usize::from(port.worker)).and_then(Option::as_mut);
-        let Some(neighbour) = neighbour else { return Err((OuterReason::Stale, packet)) };
-        let pushed = neighbour.to.push(Handed { packet, port, external });
-        pushed.map_err(|rtrb::PushError::Full(handed)| (OuterReason::HandoverFull, handed.packet))
+        for packet in frames.drain(..) {
+            let to = self.neighbours.get_mut(usize::from(port.worker)).and_then(Option::as_mut);
+            let refused = match to.map(|to| to.to.push(Handed { packet, port, external })) {
+                Some(Ok(())) => continue,
+                Some(Err(rtrb::PushError::Full(handed))) => handed.packet,
+                // There are as many neighbours as workers.
+                None => continue,
+            };
+            self.refuse(external, OuterReason::HandoverFull, refused);
+        }
     }
 
     /// Frames that other workers received for vnets of this one.
     fn take_handed(&mut self) -> usize {
         let mut work = 0;
+        let mut run = std::mem::take(&mut self.frames);
         for index in 0..self.neighbours.len() {
+            let mut way = None;
             for _ in 0..TAKEN_FRAMES {
                 let from = self.neighbours[index].as_mut().map(|neighbour| neighbour.from.pop());
                 let Some(Ok(Handed { packet, port, external })) = from else { break };
                 work += 1;
-                // The vnet may have changed since the other worker looked.
-                if let Err((reason, packet)) = self.deliver(port, external, packet) {
-                    self.refuse(external, reason, packet);
+                let last = way.replace((port, external));
+                if let Some((port, external)) = last.filter(|last| *last != (port, external)) {
+                    self.deliver(port, external, &mut run);
                 }
+                run.push(packet);
+            }
+            if let Some((port, external)) = way {
+                self.deliver(port, external, &mut run);
             }
         }
+        self.frames = run;
         work
     }
 
     /// Lets the kernel and the other workers have what is for them.
     fn send(&mut self) -> usize {
         let mut work = 0;
-        let mut scratch = std::mem::take(&mut self.core.scratch);
-        for external in self.core.externals.iter_mut().flatten() {
-            work += external.flush(&mut self.core.packets, &mut scratch);
+        let Core { externals, packets, connections, scratch, .. } = &mut self.core;
+        for external in externals.iter_mut().flatten() {
+            work += external.flush(packets, connections, &mut scratch.back);
         }
-        self.core.scratch = scratch;
         for neighbour in self.neighbours.iter().flatten() {
             if neighbour.to.slots() < HANDOVER_FRAMES {
                 neighbour.wake.ring();
@@ -258,23 +298,28 @@ impl Worker {
     /// Arms every doorbell, looks once more, and blocks until something is to be done.
     fn sleep(&mut self) {
         let mut quiet = true;
-        for link in self.vnets.iter_mut().flatten().flat_map(Vnet::links) {
-            quiet &= link.rx.arm();
-        }
+        self.for_links(|link| quiet &= link.rx.arm());
         self.wake.sleeping();
         if quiet && !self.round() && !self.ended {
             self.stats.sleeps += 1;
-            self.core.sleep(self.sleep_ns());
+            self.core.connections.sleep(self.sleep_ns());
         }
         self.wake.awake();
-        for link in self.vnets.iter_mut().flatten().flat_map(Vnet::links) {
-            link.rx.disarm();
-        }
+        self.for_links(|link| link.rx.disarm());
+        self.core.meter.lap(Stage::Sleep, 0);
+    }
+
+    fn for_links(&mut self, mut work: impl FnMut(&mut Link)) {
+        self.vnets.iter_mut().flatten().flat_map(Vnet::links).for_each(&mut work);
+        self.core.externals.iter_mut().flatten().flat_map(External::links).for_each(work);
     }
 
     fn sleep_ns(&self) -> u64 {
         let mut longest = SLEEP_NS_MAX;
-        if self.vnets.iter().flatten().any(Vnet::has_unsure_peer) {
+        let unsure = |external: &External| external.has_unsure_peer();
+        if self.vnets.iter().flatten().any(Vnet::has_unsure_peer)
+            || self.core.externals.iter().flatten().any(unsure)
+        {
             longest = UNSURE_SLEEP_NS;
         }
         if self.core.externals.iter().flatten().any(|external| external.is_sending()) {
@@ -285,6 +330,10 @@ impl Worker {
 
     /// Counters.
     pub fn stats(&self) -> WorkerStats {
-        WorkerStats { free_packets: self.core.packets.free() as u64, ..self.stats.clone() }
+        WorkerStats {
+            free_packets: self.core.packets.free() as u64,
+            stages: self.core.meter.stats(),
+            ..self.stats.clone()
+        }
     }
 }

@@ -14,9 +14,9 @@ enum Step {
     /// A guest answers some of its frames.
     Serve { guest: usize, seed: u8 },
     /// A guest makes frames.
-    Make { guest: usize, vport: u16 },
+    Make { guest: usize, vport: u8 },
     /// The control guest sends.
-    Tap { vport: u16 },
+    Tap { vport: u8 },
     /// A guest dies, or a new one comes.
     Toggle { guest: usize },
     /// The TAP helper of the router dies, or a new one comes.
@@ -26,14 +26,14 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let policy = prop_oneof![Just(Policy::RoundRobin), Just(Policy::Weighted), Just(Policy::Flow)];
+    let policy = prop::sample::select(POLICIES);
     let rate = prop_oneof![Just(None), (100_000u64..100_000_000).prop_map(Some)];
     prop_oneof![
         6 => (0usize..2, 1u8..60, 10usize..1600)
             .prop_map(|(host, count, length)| Step::Send { host, count, length }),
         6 => (0usize..3, any::<u8>()).prop_map(|(guest, seed)| Step::Serve { guest, seed }),
-        1 => (0usize..3, 0u16..2).prop_map(|(guest, vport)| Step::Make { guest, vport }),
-        1 => (0u16..2).prop_map(|vport| Step::Tap { vport }),
+        1 => (0usize..3, 0u8..2).prop_map(|(guest, vport)| Step::Make { guest, vport }),
+        1 => (0u8..2).prop_map(|vport| Step::Tap { vport }),
         2 => (0usize..3).prop_map(|guest| Step::Toggle { guest }),
         1 => Just(Step::ToggleTap),
         2 => (policy, rate, prop::bool::weighted(0.8), 0u32..200, 0u64..2000).prop_map(
@@ -41,6 +41,9 @@ fn step() -> impl Strategy<Value = Step> {
         ),
     ]
 }
+
+const POLICIES: &[Policy] =
+    &[Policy::RoundRobin, Policy::Weighted, Policy::Flow, Policy::Flowlet, Policy::Ordered];
 
 const KINDS: [Attach; 3] = [Attach::Runtime, Attach::Runtime, Attach::Tap];
 

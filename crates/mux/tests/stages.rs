@@ -88,23 +88,20 @@ fn liars_are_disconnected_with_a_reason() {
     let mux = start(1);
     let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME), (1, Attach::Tap)]);
     put(&mux, &vnet);
-    let lies: [(usize, Vec<u8>, &str); 6] = [
-        (0, out(0, 0).emit().to_vec(), "completion"),
-        (0, Tag { last: false, ..out(2, 0) }.emit().to_vec(), "vport 2"),
-        (0, Tag::deliver(0, 0).emit().to_vec(), "mux's own"),
-        (0, vec![99; 20], "bad tag"),
-        (0, vec![2, 0, 0], "bad tag"),
-        (
-            1,
-            Tag { verdict: Verdict::Kept, vport: 0, last: false, trace: 0 }.emit().to_vec(),
-            "without completions",
-        ),
+    let kept = Tag { verdict: Verdict::Kept, vport: 0, last: false, trace: 0 };
+    let lies: [(usize, u32, &str); 6] = [
+        (0, out(0, 0).emit(), "completion"),
+        (0, Tag { last: false, ..out(2, 0) }.emit(), "vport 2"),
+        (0, Tag::deliver(0, 0).emit(), "mux's own"),
+        (0, 0x63636363, "bad tag"),
+        (0, 0, "bad tag"),
+        (1, kept.emit(), "without completions"),
     ];
-    for (round, (index, lie, reason)) in lies.iter().enumerate() {
-        let mut guest = Peer::guest_of(&vnet.nodes[0], *index);
-        assert!(guest.send_parts(&[lie]));
+    for (round, (index, lie, reason)) in lies.into_iter().enumerate() {
+        let mut guest = Peer::guest_of(&vnet.nodes[0], index);
+        assert!(guest.send_raw(lie, &[0; 60]));
         eventually("the liar is out", || !guest.is_up());
-        let stats = &node_stats(&mux, "red", "r1").guests[&(*index as u32)];
+        let stats = &node_stats(&mux, "red", "r1").guests[&(index as u32)];
         let last = stats.last_fault.clone().unwrap();
         assert!(last.contains(reason), "round {round}: {last}");
         assert!(!stats.connected || round > 100);
@@ -297,7 +294,7 @@ fn plain_memif_has_an_interface_for_each_vport() {
         !got.is_empty()
     });
     assert_eq!(got, [frame(100, 5)]);
-    assert!(right.send_parts(&[&got[0]]));
+    assert!(right.send_raw(0, &got[0]));
     assert_eq!(h2.expect(1)[0].1, frame(100, 5));
     let r1 = node_stats(&mux, "red", "r1");
     assert_eq!(
@@ -331,7 +328,7 @@ fn captures_show_both_directions_and_traces_the_whole_way() {
     eventually("a trace", || {
         assert!(h1.out(0, &frame(70, 1)) && h1.out(0, &frame(70, 2)));
         for (tag, bytes) in guest.expect(2) {
-            let vport = u16::from(mark(&bytes) == 2);
+            let vport = u8::from(mark(&bytes) == 2);
             assert!(guest.send(out(vport, tag.trace), &bytes));
         }
         h1.expect(1);

@@ -119,8 +119,7 @@ impl Bench {
     }
 
     fn outer_dropped(&mut self, worker: usize, reason: &str) -> u64 {
-        let mut stats = ExternalStats::default();
-        self.workers[worker].core.external(0).unwrap().counters.add_to(&mut stats);
+        let stats = self.workers[worker].core.external(0).unwrap().stats();
         stats.dropped.get(reason).copied().unwrap_or(0)
     }
 
@@ -216,7 +215,7 @@ fn every_way_out_can_be_blocked_and_says_how() {
     }
     let Worker { core, .. } = &mut bench.workers[1];
     if let Some(Some(card)) = core.externals.get_mut(0) {
-        card.close(&mut core.packets);
+        card.close(&mut core.packets, &core.connections);
     }
     assert_eq!(blocked(&mut bench, "external-gone", 60, 2), 2);
     let h2 = bench.node("h2");

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pdp_memif::{Buf, Client, Link, Settings};
-use pdp_wire::tag::{TAG_BYTES, Tag, Verdict};
+use pdp_wire::tag::{Tag, Verdict};
 use rustix::event::{Timespec, epoll};
 
 use crate::control::Control;
@@ -212,12 +212,13 @@ impl Helper {
         while let Some(last) = rest.iter().position(|buf| !buf.continues()) {
             let (frame, behind) = rest.split_at(last + 1);
             rest = behind;
-            let first = trunk.bytes(&frame[0]);
+            let (tag, first) = (frame[0].metadata(), trunk.bytes(&frame[0]));
             // What is no delivery can't come from our mux, and no vport is known to count it for.
-            let Ok(Tag { verdict: Verdict::Deliver, vport, .. }) = Tag::parse(first) else {
+            let Ok(Tag { verdict: Verdict::Deliver, vport, .. }) = Tag::parse(tag) else {
                 continue;
             };
-            let first = IoSlice::new(&first[TAG_BYTES..]);
+            let vport = u16::from(vport);
+            let first = IoSlice::new(first);
             if let [_] = frame {
                 ports.write(vport, &[first]);
             } else {
@@ -257,15 +258,15 @@ impl Helper {
         let Some(mut buf) = trunk.alloc() else { return false };
         let capacity = buf.capacity();
         buf.set_len(capacity);
+        // A port's number is one byte: there are no more than that.
+        let tag = Tag { verdict: Verdict::Out, vport: vport as u8, last: false, trace: 0 };
+        buf.set_metadata(tag.emit());
         let bytes = trunk.bytes_mut(&mut buf);
-        let tag = Tag { verdict: Verdict::Out, vport, last: false, trace: 0 };
-        bytes[..TAG_BYTES].copy_from_slice(&tag.emit());
-        let mut space = [IoSliceMut::new(&mut bytes[TAG_BYTES..]), IoSliceMut::new(overflow)];
+        let mut space = [IoSliceMut::new(bytes), IoSliceMut::new(overflow)];
         let Some(count) = ports.read(vport, &mut space) else {
             trunk.free(buf);
             return false;
         };
-        let count = count + TAG_BYTES;
         let sent = if count <= capacity {
             buf.set_len(count);
             trunk.send(buf).map_err(|buf| trunk.free(buf)).is_ok()

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use pdp_memif::{Connection, Listener};
 use pdp_proto::channel::Channel;
 use pdp_proto::tap::{Port, PortStats, Reply, Request};
-use pdp_wire::tag::{TAG_BYTES, Tag, Verdict};
+use pdp_wire::tag::{Tag, Verdict};
 
 /// How long "soon" may take on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
@@ -138,13 +138,13 @@ fn turn_around(connection: &mut Connection) {
     let count = connection.rx.peek(64).unwrap();
     for number in 0..count {
         let mut bytes = vec![0; connection.rx.frame_len(number)];
-        connection.rx.copy_out(number, 0, &mut bytes);
-        let tag = Tag::parse(&bytes).unwrap();
+        connection.rx.copy_out(number, &mut bytes);
+        let tag = Tag::parse(connection.rx.metadata(number)).unwrap();
         assert_eq!((tag.verdict, tag.last), (Verdict::Out, false));
         let deliver = Tag::deliver(1 - tag.vport, 0).emit();
-        connection.tx.push(&[&deliver, &bytes[TAG_BYTES..]]).unwrap();
+        connection.tx.push(deliver, &bytes).unwrap();
         // Nobody serves vport 9, which must not matter to others.
-        connection.tx.push(&[&Tag::deliver(9, 0).emit(), &bytes[TAG_BYTES..]]).unwrap();
+        connection.tx.push(Tag::deliver(9, 0).emit(), &bytes).unwrap();
     }
     connection.rx.release(count);
     connection.tx.flush().unwrap();

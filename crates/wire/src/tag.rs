@@ -1,31 +1,27 @@
-//! The tag: eight bytes before each Ethernet frame on a trunk between the mux and a peer.
+//! The tag: what the mux and a peer say to each other about a frame on a trunk.
 //!
 //! A trunk is one memif interface that carries the frames of all vports of a node. Its peer is
-//! a forwarding guest on PdP's runtime, or the helper that serves a node's TAPs.
+//! a forwarding guest on PdP's runtime, or the helper that serves a node's TAPs. The tag is the
+//! `metadata` word of the descriptor of the frame's first buffer, so that a frame keeps its
+//! alignment and a completion without a frame touches no packet memory.
 //!
 //! ```text
-//! byte  0      1       2 3            4              5       6 7
-//!       kind   flags   vport (LE)     reason/class   trace   zero
+//! bits  0..4   4      8..16          16..24   24..32
+//!       kind   LAST   reason/class   vport    trace
 //! ```
 //!
 //! From the mux, every frame is `Deliver` and names the vport that it arrived on (guest) or is
 //! to leave by (TAP helper). A guest answers each delivered frame with one *completion*: 0..n
 //! frames of which the last, and only the last, has `LAST` set, in the order in which it took the
-//! frames. A frame that is dropped, or kept for later, completes too: as a tag without a frame.
+//! frames. A frame that is dropped, or kept for later, completes too: as a descriptor of no bytes.
 //! What a guest makes by itself, or sends later from what it had kept, never has `LAST` set
 //! (a kept frame's completion is its `Kept`). Peers without completions (TAP helpers) send `Out`
 //! and never set `LAST`.
 //!
 //! Limits: [`VPORTS_MAX`] vports a node.
 
-/// Bytes of a tag.
-pub const TAG_BYTES: usize = 8;
-
 /// Vports of one node; indices are `0..VPORTS_MAX`.
 pub const VPORTS_MAX: usize = 256;
-
-/// The completion of the oldest frame that the guest has not completed yet.
-pub const LAST: u8 = 1;
 
 /// Classes of punts; each has a limit of its own in the mux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -129,24 +125,17 @@ pub enum Verdict {
 pub struct Tag {
     /// What is to be done with the frame.
     pub verdict: Verdict,
-    /// The vport, `0..VPORTS_MAX`; whose it is depends on the verdict.
-    pub vport: u16,
+    /// The vport; whose it is depends on the verdict.
+    pub vport: u8,
     /// Whether this completes the oldest frame not completed yet.
     pub last: bool,
     /// Number of a traced packet, 0 for none; a guest gives it back as it got it.
     pub trace: u8,
 }
 
-/// Why eight bytes are not a tag.
+/// A word that is no tag: a kind, flag, class or reason that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadTag {
-    /// Fewer than [`TAG_BYTES`] bytes.
-    Short,
-    /// A kind, flag, class or reason that does not exist.
-    Unknown,
-    /// A vport of [`VPORTS_MAX`] or more.
-    Vport,
-}
+pub struct BadTag(pub u32);
 
 const DELIVER: u8 = 1;
 const OUT: u8 = 2;
@@ -154,14 +143,19 @@ const PUNT: u8 = 3;
 const DROP: u8 = 4;
 const KEPT: u8 = 5;
 
+/// The completion of the oldest frame that the guest has not completed yet.
+const LAST: u8 = 1 << 4;
+
 impl Tag {
     /// The mux's tag on a frame for its peer.
-    pub fn deliver(vport: u16, trace: u8) -> Self {
+    #[inline]
+    pub fn deliver(vport: u8, trace: u8) -> Self {
         Self { verdict: Verdict::Deliver, vport, last: false, trace }
     }
 
-    /// The bytes on the trunk.
-    pub fn emit(self) -> [u8; TAG_BYTES] {
+    /// As a word.
+    #[inline]
+    pub fn emit(self) -> u32 {
         let (kind, reason) = match self.verdict {
             Verdict::Deliver => (DELIVER, 0),
             Verdict::Out => (OUT, 0),
@@ -169,30 +163,24 @@ impl Tag {
             Verdict::Drop(reason) => (DROP, reason as u8),
             Verdict::Kept => (KEPT, 0),
         };
-        let [low, high] = self.vport.to_le_bytes();
-        [kind, if self.last { LAST } else { 0 }, low, high, reason, self.trace, 0, 0]
+        let last = if self.last { LAST } else { 0 };
+        u32::from_le_bytes([kind | last, reason, self.vport, self.trace])
     }
 
-    /// Reads a tag from the start of `bytes`. Never panics.
-    pub fn parse(bytes: &[u8]) -> Result<Self, BadTag> {
-        let &[kind, flags, low, high, reason, trace, _, _] =
-            bytes.first_chunk::<TAG_BYTES>().ok_or(BadTag::Short)?;
-        let verdict = match kind {
+    /// Reads a word. Never panics.
+    #[inline]
+    pub fn parse(word: u32) -> Result<Self, BadTag> {
+        let [kind, reason, vport, trace] = word.to_le_bytes();
+        let bad = BadTag(word);
+        let verdict = match kind & !LAST {
             DELIVER => Verdict::Deliver,
             OUT => Verdict::Out,
-            PUNT => Verdict::Punt(PuntClass::from_code(reason).ok_or(BadTag::Unknown)?),
-            DROP => Verdict::Drop(GuestDrop::from_code(reason).ok_or(BadTag::Unknown)?),
+            PUNT => Verdict::Punt(PuntClass::from_code(reason).ok_or(bad)?),
+            DROP => Verdict::Drop(GuestDrop::from_code(reason).ok_or(bad)?),
             KEPT => Verdict::Kept,
-            _ => return Err(BadTag::Unknown),
+            _ => return Err(bad),
         };
-        if flags & !LAST != 0 {
-            return Err(BadTag::Unknown);
-        }
-        let vport = u16::from_le_bytes([low, high]);
-        if usize::from(vport) >= VPORTS_MAX {
-            return Err(BadTag::Vport);
-        }
-        Ok(Self { verdict, vport, last: flags & LAST != 0, trace })
+        Ok(Self { verdict, vport, last: kind & LAST != 0, trace })
     }
 }
 
@@ -201,38 +189,29 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn verdicts() -> Vec<Verdict> {
-        let mut all = vec![Verdict::Deliver, Verdict::Out, Verdict::Kept];
-        all.extend(PuntClass::ALL.map(Verdict::Punt));
-        all.extend(GuestDrop::ALL.map(Verdict::Drop));
-        all
-    }
-
     #[test]
     fn every_verdict_comes_back_as_it_went() {
-        for verdict in verdicts() {
+        let mut verdicts = vec![Verdict::Deliver, Verdict::Out, Verdict::Kept];
+        verdicts.extend(PuntClass::ALL.map(Verdict::Punt));
+        verdicts.extend(GuestDrop::ALL.map(Verdict::Drop));
+        for verdict in verdicts {
             for (vport, last, trace) in [(0, false, 0), (255, true, 255), (7, true, 3)] {
                 let tag = Tag { verdict, vport, last, trace };
-                assert_eq!(Tag::parse(&tag.emit()), Ok(tag));
+                assert_eq!(Tag::parse(tag.emit()), Ok(tag));
             }
         }
     }
 
     #[test]
-    fn truncated_tags_are_short() {
-        let bytes = Tag::deliver(1, 0).emit();
-        for length in 0..TAG_BYTES {
-            assert_eq!(Tag::parse(&bytes[..length]), Err(BadTag::Short));
-        }
+    fn zero_is_no_tag() {
+        assert_eq!(Tag::parse(0), Err(BadTag(0)), "a program that knows nothing of tags");
     }
 
     proptest! {
         #[test]
-        fn noise_is_refused_or_read_back(bytes: [u8; TAG_BYTES]) {
-            if let Ok(tag) = Tag::parse(&bytes) {
-                prop_assert!(usize::from(tag.vport) < VPORTS_MAX);
-                prop_assert_eq!(&tag.emit()[..4], &bytes[..4]);
-                prop_assert_eq!(Tag::parse(&tag.emit()), Ok(tag));
+        fn noise_is_refused_or_read_back(word: u32) {
+            if let Ok(tag) = Tag::parse(word) {
+                prop_assert_eq!(Tag::parse(tag.emit()), Ok(tag));
             }
         }
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pdp_memif::{Connection, Listener};
-use pdp_wire::tag::{TAG_BYTES, Tag};
+use pdp_wire::tag::Tag;
 use tempfile::TempDir;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -41,7 +41,7 @@ impl Mux {
 
     pub fn give(&mut self, vport: u16, trace: u8, frame: &[u8]) -> bool {
         let tx = &mut self.connection.as_mut().unwrap().tx;
-        let pushed = tx.push(&[&Tag::deliver(vport, trace).emit(), frame]).unwrap();
+        let pushed = tx.push(Tag::deliver(vport as u8, trace).emit(), frame).unwrap();
         tx.flush().unwrap();
         pushed
     }
@@ -51,8 +51,8 @@ impl Mux {
         let count = rx.peek(64).unwrap();
         let frames = (0..count).map(|frame| {
             let mut bytes = vec![0; rx.frame_len(frame)];
-            rx.copy_out(frame, 0, &mut bytes);
-            (Tag::parse(&bytes).unwrap(), bytes[TAG_BYTES..].to_vec())
+            rx.copy_out(frame, &mut bytes);
+            (Tag::parse(rx.metadata(frame)).unwrap(), bytes)
         });
         let frames = frames.collect();
         rx.release(count);

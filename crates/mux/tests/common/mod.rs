@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use pdp_memif::{Client, Link, Settings as MemifSettings};
 use pdp_mux::control::{Mux, Settings};
 use pdp_proto::mux::*;
-use pdp_wire::tag::{TAG_BYTES, Tag, Verdict};
+use pdp_wire::tag::{Tag, Verdict};
 
 /// Within this, everything that is to happen happens.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -168,17 +168,15 @@ impl Peer {
 
     /// Sends one frame (or completion) behind a tag; false without room.
     pub fn send(&mut self, tag: Tag, frame: &[u8]) -> bool {
-        self.send_parts(&[&tag.emit(), frame])
+        self.send_raw(tag.emit(), frame)
     }
 
-    pub fn send_parts(&mut self, parts: &[&[u8]]) -> bool {
+    /// Sends one frame with a word that may be no tag.
+    pub fn send_raw(&mut self, word: u32, frame: &[u8]) -> bool {
         let Some(mut buf) = self.client.alloc() else { return false };
-        assert!(buf.set_len(parts.iter().map(|part| part.len()).sum()));
-        let mut at = 0;
-        for part in parts {
-            self.client.bytes_mut(&mut buf)[at..at + part.len()].copy_from_slice(part);
-            at += part.len();
-        }
+        assert!(buf.set_len(frame.len()));
+        self.client.bytes_mut(&mut buf).copy_from_slice(frame);
+        buf.set_metadata(word);
         let sent = self.client.send(buf);
         let ok = sent.is_ok();
         if let Err(buf) = sent {
@@ -188,24 +186,27 @@ impl Peer {
         ok
     }
 
-    pub fn out(&mut self, vport: u16, frame: &[u8]) -> bool {
+    pub fn out(&mut self, vport: u8, frame: &[u8]) -> bool {
         self.send(Tag { verdict: Verdict::Out, vport, last: false, trace: 0 }, frame)
     }
 
     /// Whatever has come, with tags.
     pub fn receive(&mut self) -> Vec<(Tag, Vec<u8>)> {
-        let raw = self.receive_raw();
-        raw.into_iter()
-            .map(|bytes| (Tag::parse(&bytes).unwrap(), bytes[TAG_BYTES..].to_vec()))
-            .collect()
+        let raw = self.receive_words().into_iter();
+        raw.map(|(word, bytes)| (Tag::parse(word).unwrap(), bytes)).collect()
     }
 
+    /// Whatever has come on an interface without tags.
     pub fn receive_raw(&mut self) -> Vec<Vec<u8>> {
+        self.receive_words().into_iter().map(|(_, bytes)| bytes).collect()
+    }
+
+    fn receive_words(&mut self) -> Vec<(u32, Vec<u8>)> {
         let mut bufs = Vec::new();
         self.client.receive(&mut bufs, 256);
         let mut frames = Vec::new();
         for buf in bufs {
-            frames.push(self.client.bytes(&buf).to_vec());
+            frames.push((buf.metadata(), self.client.bytes(&buf).to_vec()));
             self.client.free(buf);
         }
         self.client.flush();
@@ -228,6 +229,6 @@ impl Peer {
 }
 
 /// The completion that sends the frame out.
-pub fn out(vport: u16, trace: u8) -> Tag {
+pub fn out(vport: u8, trace: u8) -> Tag {
     Tag { verdict: Verdict::Out, vport, last: true, trace }
 }

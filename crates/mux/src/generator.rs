@@ -1,0 +1,206 @@
+//! A source and sink of frames inside the mux, for measurements.
+//!
+//! Its frames enter before classification, like those of any other external interface, and take no
+//! CPU but the mux's. A number in each tells what got lost, and what came out of order (RFC 4737
+//! section 3.3: a frame is reordered if one with a higher number came before it).
+
+use pdp_afxdp::{PACKET_BYTES, Packet};
+use pdp_proto::mux::{self, Rate};
+
+use crate::packets::Packets;
+use crate::police::TokenBucket;
+
+/// Bytes of all frames that one generator repeats.
+pub const FRAMES_BYTES_MAX: usize = 64 << 20;
+
+/// Frames of one generator that are made in one round.
+const MAKE_FRAMES: usize = 256;
+
+/// Bytes of a number.
+const NUMBER_BYTES: usize = 8;
+
+/// What is repeated.
+#[derive(Debug, Default)]
+pub struct Frames {
+    bytes: Vec<u8>,
+    /// Where each frame ends; it begins where the one before ends.
+    ends: Vec<u32>,
+}
+
+impl Frames {
+    /// Reads frames as [`mux::Generator`] has them. The error says what is wrong with which.
+    pub fn parse(mut file: &[u8]) -> Result<Self, String> {
+        if file.len() > FRAMES_BYTES_MAX {
+            return Err(format!("{} bytes of frames; {FRAMES_BYTES_MAX} are the most", file.len()));
+        }
+        let mut frames = Self::default();
+        while let Some((length, rest)) = file.split_first_chunk::<2>() {
+            let length = usize::from(u16::from_le_bytes(*length));
+            let number = frames.ends.len();
+            let frame = rest.get(..length).ok_or(format!("frame {number} is cut"))?;
+            if length > PACKET_BYTES - pdp_afxdp::HEADROOM_BYTES {
+                return Err(format!("frame {number} has {length} bytes, more than a packet"));
+            }
+            frames.bytes.extend_from_slice(frame);
+            frames.ends.push(frames.bytes.len() as u32);
+            file = &rest[length..];
+        }
+        if file.is_empty() { Ok(frames) } else { Err("the last frame has half a length".into()) }
+    }
+
+    fn get(&self, index: usize) -> &[u8] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.bytes[start as usize..self.ends[index] as usize]
+    }
+}
+
+/// A generator.
+#[derive(Debug)]
+pub struct Generator {
+    spec: mux::Generator,
+    frames: Frames,
+    next: usize,
+    bucket: TokenBucket,
+    made: u64,
+    late: u64,
+    numbers: u64,
+}
+
+impl Generator {
+    /// As `spec` says, with these frames.
+    pub fn new(spec: mux::Generator, frames: Frames) -> Self {
+        let bucket = TokenBucket::limit(Rate { bps: 0, pps: spec.pps });
+        Self { spec, frames, next: 0, bucket, made: 0, late: 0, numbers: 0 }
+    }
+
+    /// Goes on as `spec` says; with other frames if there are any.
+    pub fn change(&mut self, spec: mux::Generator, frames: Option<Frames>) {
+        if spec.frames != self.spec.frames {
+            self.made = 0;
+        }
+        if spec.pps != self.spec.pps {
+            self.bucket = TokenBucket::limit(Rate { bps: 0, pps: spec.pps });
+        }
+        if let Some(frames) = frames {
+            (self.frames, self.next) = (frames, 0);
+        }
+        self.spec = spec;
+    }
+
+    /// Makes frames that are due: no more than `room` if it makes as many as are taken. Returns
+    /// when the next one is due, if that is not at once.
+    pub fn make(
+        &mut self,
+        now_ns: u64,
+        room: usize,
+        packets: &mut Packets,
+        to: &mut Vec<Packet>,
+    ) -> Option<u64> {
+        let Self { spec, frames, next, bucket, made, .. } = self;
+        if frames.ends.is_empty() {
+            return None;
+        }
+        let paced = spec.pps > 0;
+        let left = if spec.frames == 0 { u64::MAX } else { spec.frames.saturating_sub(*made) };
+        let count = MAKE_FRAMES.min(if paced { usize::MAX } else { room });
+        for _ in 0..(count as u64).min(left) {
+            if paced && let Err(due_ns) = bucket.take(now_ns, 0) {
+                return Some(due_ns);
+            }
+            let Some(mut packet) = packets.take() else { break };
+            let frame = frames.get(*next);
+            packet.room_mut()[..frame.len()].copy_from_slice(frame);
+            let _ = packet.set_len(frame.len());
+            if let Some(place) = number_place(spec.number_at, packet.bytes_mut()) {
+                *place = made.to_le_bytes();
+            }
+            *next = if *next + 1 < frames.ends.len() { *next + 1 } else { 0 };
+            *made += 1;
+            to.push(packet);
+        }
+        None
+    }
+
+    /// Ends a frame that came.
+    pub fn absorb(&mut self, frame: &mut [u8]) {
+        if let Some(place) = number_place(self.spec.number_at, frame) {
+            let number = u64::from_le_bytes(*place);
+            if number < self.numbers {
+                self.late += 1;
+            } else {
+                self.numbers = number + 1;
+            }
+        }
+    }
+
+    /// Frames out of order, and the highest number that came, plus one.
+    pub fn counted(&self) -> (u64, u64) {
+        (self.late, self.numbers)
+    }
+}
+
+#[inline]
+fn number_place(at: Option<u16>, frame: &mut [u8]) -> Option<&mut [u8; NUMBER_BYTES]> {
+    frame.get_mut(usize::from(at?)..)?.first_chunk_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(frames: &[&[u8]]) -> Vec<u8> {
+        let each =
+            frames.iter().map(|frame| [&(frame.len() as u16).to_le_bytes(), *frame].concat());
+        each.collect::<Vec<_>>().concat()
+    }
+
+    #[test]
+    fn files_that_are_cut_are_refused() {
+        let whole = file(&[&[1; 60], &[2; 61]]);
+        for length in 0..whole.len() {
+            let result = Frames::parse(&whole[..length]);
+            assert_eq!(result.is_ok(), length == 0 || length == 62, "{length}");
+        }
+        assert!(Frames::parse(&file(&[&[0; PACKET_BYTES]])).is_err());
+        assert_eq!(Frames::parse(&whole).unwrap().get(1), [2; 61]);
+    }
+
+    #[test]
+    fn frames_are_repeated_numbered_paced_and_counted() {
+        let (_pool, mut parts) = Packets::pool(1, 64).unwrap();
+        let spec = mux::Generator { pps: 1000, frames: 40, number_at: Some(4) };
+        let frames = Frames::parse(&file(&[&[1; 60], &[2; 61]])).unwrap();
+        let mut source = Generator::new(spec.clone(), frames);
+        let mut sink = Generator::new(spec, Frames::default());
+        let mut made = vec![];
+        // A burst, then one a millisecond.
+        let due = source.make(1_000_000, 0, &mut parts[0], &mut made).unwrap();
+        assert_eq!(made.len(), 32);
+        assert_eq!(source.make(due, 0, &mut parts[0], &mut made), Some(due + 1_000_000));
+        assert_eq!(source.make(due + 1_000_000_000, 0, &mut parts[0], &mut made), None);
+        assert_eq!(made.len(), 40, "no more than wanted");
+        for (number, packet) in made.iter().enumerate() {
+            assert_eq!(packet.len(), 60 + number % 2);
+            assert_eq!(packet.bytes()[4..12], (number as u64).to_le_bytes());
+        }
+        made.swap(3, 9);
+        parts[0].give(made.remove(20));
+        for packet in &mut made {
+            sink.absorb(packet.bytes_mut());
+        }
+        // After 9 come 4 to 8 and 3.
+        assert_eq!(sink.counted(), (6, 40));
+    }
+
+    #[test]
+    fn without_a_rate_as_many_as_are_taken() {
+        let (_pool, mut parts) = Packets::pool(1, 64).unwrap();
+        let spec = mux::Generator { pps: 0, frames: 0, number_at: None };
+        let mut source = Generator::new(spec, Frames::parse(&file(&[&[1; 60]])).unwrap());
+        let mut made = vec![];
+        for room in [0, 7, 1000] {
+            assert_eq!(source.make(0, room, &mut parts[0], &mut made), None);
+        }
+        assert_eq!(made.len(), 64, "7, then all that the pool has");
+    }
+}
