@@ -262,9 +262,9 @@ pub struct FeGuest {
 pub struct ExternalStatus {
     /// Its name in the substrate.
     pub name: String,
-    /// Its device.
+    /// What is behind it: the name of a device, `memif` and where the mux listens, or `generator`.
     pub device: String,
-    /// Its MTU, bytes, while the device is there.
+    /// Its MTU, bytes; absent while its device is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu_bytes: Option<u32>,
     /// The mux receives from it and sends to it.

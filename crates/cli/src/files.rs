@@ -45,24 +45,26 @@ pub fn read(paths: &[PathBuf]) -> Result<Vec<SourceFile>, Failure> {
 }
 
 fn file(path: &Path) -> Result<SourceFile, Failure> {
-    let text = text(path, limits::SPEC_BYTES_MAX).map_err(Failure::Other)?;
+    let bytes = bytes(path, limits::SPEC_BYTES_MAX).map_err(Failure::Other)?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Failure::Other(format!("{}: not UTF-8 text", path.display())))?;
     let directory = path.parent().unwrap_or(Path::new(""));
     Ok(source(path.display().to_string(), text, directory))
 }
 
 fn source(name: String, text: String, directory: &Path) -> SourceFile {
-    SourceFile::read(name, text, |from| self::text(&directory.join(from), limits::FILE_BYTES_MAX))
+    SourceFile::read(name, text, |from, bytes_max| bytes(&directory.join(from), bytes_max))
 }
 
-fn text(path: &Path, bytes_max: usize) -> Result<String, String> {
+fn bytes(path: &Path, bytes_max: usize) -> Result<Vec<u8>, String> {
     let unreadable = |error: std::io::Error| format!("{}: {error}", path.display());
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;
-    file.take(bytes_max as u64 + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if text.len() > bytes_max {
+    file.take(bytes_max as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() > bytes_max {
         return Err(format!("{}: over {bytes_max} bytes", path.display()));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> Failure {

@@ -8,6 +8,7 @@ pub mod ethtool;
 pub mod interface;
 mod netlink;
 pub mod netns;
+pub mod packet;
 pub mod probe;
 pub mod sysctl;
 pub mod tap;

@@ -156,7 +156,8 @@ impl Engine {
             .chain(&existing.substrate)
             .flat_map(|substrate| substrate.spec.interfaces.values())
         {
-            if let Ok(found) = Interface::by_name(&interface.device) {
+            let device = interface.device.as_deref().map(Interface::by_name);
+            if let Some(Ok(found)) = device {
                 devices.insert(found.name, InterfaceFacts { mtu: found.mtu });
             }
         }

@@ -52,6 +52,9 @@ pub enum HostError {
         /// Why not.
         source: io::Error,
     },
+    /// A group that the machine has not.
+    #[error("there is no group {0:?}; add it, or name another in memif.group")]
+    NoGroup(String),
     /// A process that does not stay.
     #[error("{who} ended {how} before it was ready; see its log")]
     Ended {
@@ -208,6 +211,19 @@ pub fn make_passable(root: &Path, path: &Path) -> Result<(), HostError> {
             .map_err(failed("can't set the mode of", path)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(failed("can't make", path)(error)),
+    }
+}
+
+/// The id of a group of this machine, by name or number.
+pub fn group_id(group: &str) -> Result<u32, HostError> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    let found = nix::unistd::Group::from_name(group)
+        .map_err(|error| failed("can't look up group", Path::new(group))(error.into()))?;
+    match found {
+        Some(found) => Ok(found.gid.as_raw()),
+        None => Err(HostError::NoGroup(group.into())),
     }
 }
 

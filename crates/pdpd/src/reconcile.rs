@@ -11,6 +11,8 @@
 //!
 //! Limit: [`TASKS_AT_ONCE`] containers at a time.
 
+mod external;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -98,7 +100,9 @@ struct MuxSide {
 #[derive(Debug)]
 struct Attached {
     told: mux::External,
-    xdp: Xdp,
+    /// What it was made from: that of its journal.
+    made_for: String,
+    xdp: Option<Xdp>,
 }
 
 /// What one run came to.
@@ -296,9 +300,9 @@ impl<'a> Reconciler<'a> {
     /// Whether all externals are as planned.
     fn externals(&mut self, plan: &Plan) -> bool {
         let mut whole = true;
-        for name in plan.externals.keys() {
+        for (name, wanted) in &plan.externals {
             let key = Key::external(name);
-            let result = self.external(name, plan);
+            let result = self.external(name, wanted);
             let mut healths = lock(&self.healths);
             let health = healths.entry(key).or_default();
             health.problem = result.err().map(|error| words(&error));
@@ -318,79 +322,6 @@ impl<'a> Reconciler<'a> {
                 })
             })
         })
-    }
-
-    fn external(&mut self, name: &str, plan: &Plan) -> Result<(), HostError> {
-        let Some(wanted) = plan.externals.get(name) else { return Ok(()) };
-        let host = self.host;
-        let device = Interface::by_name(&wanted.device).inspect_err(|_| {
-            self.mux.externals.remove(name);
-        })?;
-        let tell = mux::External {
-            name: name.into(),
-            mtu: device.mtu,
-            outlet: mux::Outlet::Xdp(mux::Device {
-                device: wanted.device.clone(),
-                ifindex: device.index,
-                mac: device.mac,
-            }),
-        };
-        let attached = self.mux.externals.get(name);
-        let same_device = attached
-            .and_then(|attached| attached.told.device())
-            .is_some_and(|told| told.ifindex == device.index);
-        if !same_device {
-            self.mux.externals.remove(name);
-            let key = Key::external(name).to_string();
-            let made_for = format!("{} {}", wanted.device, device.index);
-            let pins = wanted.pins.to_string_lossy();
-            let thing = host.state.thing(&key)?;
-            let made = thing.is_some_and(|thing| thing.hash.as_ref() == Some(&made_for));
-            if !made {
-                host.state.intend(&key, &pins)?;
-            }
-            if wanted.pins.starts_with(pdp_net::xdp::BPF_FS) {
-                pdp_net::xdp::mount_bpf_fs()?;
-            }
-            let mut xdp = Xdp::attach(&wanted.device, &wanted.pins)?;
-            let hello = host.mux.hello()?;
-            if made && hello.externals.iter().any(|known| known == name) {
-                // This pdpd is new and the mux is not: its sockets are in the map already.
-                host.mux.put_external(tell.clone(), &[])?;
-            } else {
-                let mut sockets = Vec::new();
-                for queue in 0..device.receive_queues.max(1) {
-                    let mode = pdp_afxdp::Mode::ZeroCopyIfPossible;
-                    let socket =
-                        pdp_afxdp::create_socket(hello.pool.as_fd(), device.index, queue, mode);
-                    let socket = socket.map_err(|source| HostError::Socket {
-                        device: wanted.device.clone(),
-                        queue,
-                        source,
-                    })?;
-                    sockets.push((queue, socket));
-                }
-                let descriptors: Vec<_> =
-                    sockets.iter().map(|(_, socket)| socket.as_fd()).collect();
-                host.mux.put_external(tell.clone(), &descriptors)?;
-                let by_queue: Vec<_> =
-                    sockets.iter().map(|(queue, socket)| (*queue, socket.as_fd())).collect();
-                xdp.set_sockets(&by_queue)?;
-            }
-            xdp.set_takes(&wanted.takes())?;
-            xdp.take_all(wanted.take_all)?;
-            host.state.confirm(&key, &made_for, &pins)?;
-            self.mux.externals.insert(name.into(), Attached { told: tell, xdp });
-            return Ok(());
-        }
-        let Some(attached) = self.mux.externals.get_mut(name) else { return Ok(()) };
-        if attached.told != tell {
-            host.mux.put_external(tell.clone(), &[])?;
-            attached.told = tell;
-        }
-        attached.xdp.set_takes(&wanted.takes())?;
-        attached.xdp.take_all(wanted.take_all)?;
-        Ok(())
     }
 
     // ---- vnets
@@ -645,7 +576,7 @@ impl<'a> Reconciler<'a> {
                     if self.mux.process.is_some() && known.is_some() {
                         host.mux.delete_external(name)?;
                     }
-                    pdp_net::xdp::detach(Path::new(&detail))?;
+                    self.remove_external(name, &detail)?;
                 }
                 Key::Mux => {
                     host.runtime.delete(&host.places.run.join("mux/process"))?;
@@ -656,6 +587,9 @@ impl<'a> Reconciler<'a> {
                 Key::Node { .. } | Key::Guest { .. } => {}
             }
             host.state.forget(&key.to_string())?;
+        }
+        if plan.externals.is_empty() {
+            host::remove_directory(&host.places.run.join("externals"))?;
         }
         if plan.vnets.is_empty() {
             host.runtime.cgroups().remove("vnets", CGROUP_WAIT)?;

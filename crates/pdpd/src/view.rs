@@ -10,6 +10,8 @@ use pdp_api::{
 };
 use pdp_net::interface::Interface;
 use pdp_proto::mux;
+use pdp_spec::Outlet;
+use pdp_spec::limits::MTU_MAX;
 
 use crate::control::Mirror;
 use crate::engine::{Engine, Seen};
@@ -267,10 +269,21 @@ impl View<'_> {
         for (name, interface) in &spec.interfaces {
             let health = self.health(&Key::external(name));
             let problem = health.and_then(|health| health.problem.clone());
+            let (outlet, mtu_bytes) = match interface.outlet() {
+                Some(Outlet::Device(device, _)) => {
+                    (device.into(), Interface::by_name(device).ok().map(|device| device.mtu))
+                }
+                Some(Outlet::Memif(memif)) => {
+                    let socket = self.engine.host.places.external_memif(name);
+                    (format!("memif {}", socket.display()), Some(memif.mtu))
+                }
+                Some(Outlet::Generator(_)) => ("generator".into(), Some(MTU_MAX)),
+                None => continue,
+            };
             externals.push(ExternalStatus {
                 name: name.clone(),
-                device: interface.device.clone(),
-                mtu_bytes: Interface::by_name(&interface.device).ok().map(|device| device.mtu),
+                device: outlet,
+                mtu_bytes,
                 attached: health.is_some() && problem.is_none(),
                 message: problem,
             });

@@ -37,7 +37,7 @@ fn vnet_file(names: &[&str]) -> SourceFile {
             )
         })
         .collect();
-    SourceFile::read("test.yaml", text.trim_end_matches("---\n"), |_| Err("none".into()))
+    SourceFile::read("test.yaml", text.trim_end_matches("---\n"), |_, _| Err("none".into()))
 }
 
 fn apply_of(names: &[&str]) -> ApplyRequest {

@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use pdp_api::Action;
-use pdp_spec::SourceFile;
+use pdp_proto::mux;
+use pdp_spec::units::Base64;
+use pdp_spec::{DeviceAttach, SourceFile};
 use pdpd::model::Model;
-use pdpd::plan::{Places, Plan};
+use pdpd::plan::{ExternalPlan, MemifPlan, Places, Plan};
 use proptest::prelude::*;
 
 const SUBSTRATE: &str = r#"
@@ -185,10 +187,58 @@ fn vnets_with_equal_names_and_addresses_share_nothing() {
 #[test]
 fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
-    let external = &model.plan.externals["A"];
+    let ExternalPlan::Device(external) = &model.plan.externals["A"] else { panic!("a device") };
     let takes: Vec<_> = external.takes.iter().copied().collect();
     assert_eq!(takes, [("192.0.2.1".parse().unwrap(), 4789)]);
     assert!(!external.take_all);
+}
+
+#[test]
+fn memifs_and_generators_are_planned_without_devices() {
+    let outlets = "M: {memif: {mtu: 1400, group: staff}}
+    G: {generator: {pps: 5, count: 7, numberAt: 60, pcap: PCAP}}
+    S: {generator: {}}
+    P: {device: extP, attach: packet}
+    A:";
+    // One frame of 68 bytes.
+    let mut pcap = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0];
+    pcap.extend([1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 68, 0, 0, 0, 68, 0, 0, 0]);
+    pcap.extend([7; 68]);
+    let pcap = Base64(pcap.into());
+    let outlets = outlets.replace("PCAP", &pcap.to_string());
+    let substrate = SUBSTRATE.replace("A:", &outlets);
+    let model = apply(&Model::default(), format!("{substrate}---{}", Wish::of("red", 1).yaml()));
+    let external = |name: &str| model.plan.externals[name].clone();
+    let memif = MemifPlan {
+        socket: "/run/pdp/externals/M/memif.sock".into(),
+        mtu: 1400,
+        group: Some("staff".into()),
+    };
+    assert_eq!(external("M"), ExternalPlan::Memif(memif));
+    let ExternalPlan::Generator(generator) = external("G") else { panic!("a generator") };
+    let told = mux::Generator { pps: 5, frames: 7, number_at: Some(60) };
+    assert_eq!((generator.told, generator.pcap), (told, Some(pcap)));
+    let ExternalPlan::Generator(sink) = external("S") else { panic!("a generator") };
+    assert_eq!(sink.told, mux::Generator { pps: 0, frames: 0, number_at: None });
+    assert_ne!(sink.hash, generator.hash);
+    let ExternalPlan::Device(device) = external("P") else { panic!("a device") };
+    assert_eq!(device.attach, DeviceAttach::Packet);
+    // As stored, too.
+    let documents = model.change_from(&Model::default()).put;
+    assert_eq!(
+        Model::load(&places(), &cpus(), &documents, model.ledger.clone()).unwrap().plan,
+        model.plan
+    );
+}
+
+#[test]
+fn a_queue_is_told_to_programs_on_the_runtime() {
+    let red = Wish::of("red", 1).yaml().replace("power: 100m", "power: 100m, queue: 256");
+    let model = apply(&Model::default(), format!("{SUBSTRATE}---{red}"));
+    let queue = |node: &str| {
+        model.plan.vnets["red"].nodes[node].guests[&0].container.env["PDP_QUEUE"].clone()
+    };
+    assert_eq!((queue("r1"), queue("r2")), ("1024".to_string(), "256".to_string()));
 }
 
 #[test]

@@ -12,6 +12,7 @@
 
 mod check;
 mod diagnostic;
+pub mod frames;
 pub mod limits;
 mod object;
 mod parse;

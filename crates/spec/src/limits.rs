@@ -78,3 +78,21 @@ pub const PROCESSES_MAX: u32 = 65_536;
 pub const ROUTES_MAX: u32 = 16_000_000;
 /// Diagnostics that one call returns; more are cut off with a last one that says so.
 pub const DIAGNOSTICS_MAX: usize = 200;
+/// Bytes of a generator's pcap file. In base64 it has room in a spec file, so that what was stored
+/// can be applied again.
+pub const PCAP_BYTES_MAX: usize = 10 << 20;
+/// Shortest frame of a generator, bytes: an Ethernet header.
+pub const FRAME_BYTES_MIN: usize = 14;
+/// Longest frame of a generator, bytes: an Ethernet header and the largest packet.
+pub const FRAME_BYTES_MAX: usize = FRAME_BYTES_MIN + MTU_MAX as usize;
+/// Frames that a forwarding guest's rings hold each way: fewest, most, and where none is given.
+pub const GUEST_QUEUE_MIN: u32 = 64;
+/// See [`GUEST_QUEUE_MIN`].
+pub const GUEST_QUEUE_MAX: u32 = 16_384;
+/// See [`GUEST_QUEUE_MIN`].
+pub const GUEST_QUEUE_DEFAULT: u32 = 1024;
+/// Memory of a forwarding guest on the runtime beside its packets, bytes.
+pub const GUEST_MEMORY_BASE: u64 = 16 << 20;
+/// Memory of a forwarding guest on the runtime for each frame of its queue, bytes: a buffer of 2
+/// KiB in each of two rings, and as many that the program holds.
+pub const GUEST_MEMORY_PER_FRAME: u64 = 8 << 10;

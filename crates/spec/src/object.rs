@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::*;
-use crate::units::{Address, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, Mac};
+use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, Mac};
 
 /// One document of a spec.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -95,16 +95,111 @@ pub struct SubstrateSpec {
     pub management_host: Option<ManagementHost>,
 }
 
-/// An external interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// An external interface: exactly one of `device`, `memif` and `generator`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExternalInterface {
-    /// Name of the network device.
+    /// Name of a network device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = INTERFACE_CHARS_MAX))]
-    pub device: String,
+    pub device: Option<String>,
+    /// How frames of the device are had. Not given: `af-xdp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attach: Option<DeviceAttach>,
+    /// A program that speaks memif, for one external that is the whole interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memif: Option<MemifInterface>,
+    /// A source and sink of frames inside the mux, for measurements, for one external that is the
+    /// whole interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generator: Option<Generator>,
     /// Rates of the links over it may add up to this. Not given: they are not added up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<BitRate>,
+}
+
+/// An [`ExternalInterface`] as one of its three forms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outlet<'a> {
+    /// A network device.
+    Device(&'a str, DeviceAttach),
+    /// A program that speaks memif.
+    Memif(&'a MemifInterface),
+    /// A source and sink inside the mux.
+    Generator(&'a Generator),
+}
+
+impl ExternalInterface {
+    /// Which form it has; `None` where none is given, which [`crate::check`] refuses.
+    pub fn outlet(&self) -> Option<Outlet<'_>> {
+        match (&self.device, &self.memif, &self.generator) {
+            (Some(device), ..) => Some(Outlet::Device(device, self.attach.unwrap_or_default())),
+            (None, Some(memif), _) => Some(Outlet::Memif(memif)),
+            (None, None, Some(generator)) => Some(Outlet::Generator(generator)),
+            (None, None, None) => None,
+        }
+    }
+}
+
+/// How frames of a device are had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceAttach {
+    /// By AF_XDP: what is PdP's is taken before the kernel sees it.
+    #[default]
+    AfXdp,
+    /// By a packet socket: the kernel sees the same frames.
+    Packet,
+}
+
+/// A program that speaks memif. It connects as client to
+/// `RUN/externals/NAME/memif.sock` (RUN: the daemon's run directory), interface 0, one ring each
+/// way, Ethernet mode, no secret; `pdp inspect substrate` shows the path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct MemifInterface {
+    /// Largest IP packet, bytes.
+    #[schemars(range(min = MTU_MIN, max = MTU_MAX))]
+    pub mtu: u32,
+    /// Group of the machine, by name or number, whose programs may connect beside root's. Not
+    /// given: root's alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
+    pub group: Option<String>,
+}
+
+impl Default for MemifInterface {
+    fn default() -> Self {
+        Self { mtu: MTU_DEFAULT, group: None }
+    }
+}
+
+/// A source and sink of frames inside the mux: frames enter before classification, and no CPU but
+/// the mux's is needed. Without frames: a sink alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Generator {
+    /// Path of a file in pcap format with the frames to send, again and again in this order,
+    /// relative to the spec's own. Replaced by its `pcap` when applied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frames: Option<String>,
+    /// The file itself in base64, at most 10 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pcap: Option<Base64>,
+    /// Frames a second. Not given: as many as are taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = RATE_PPS_MAX))]
+    pub pps: Option<u64>,
+    /// Frames in all; a change of it starts anew. Not given: no end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub count: Option<u64>,
+    /// Bytes from the start of each frame where a number is written that counts the frames, eight
+    /// bytes little-endian, and where it is looked for in frames that come. Checksums over these
+    /// bytes are not corrected. Not given: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = MTU_MAX))]
+    pub number_at: Option<u16>,
 }
 
 /// The mux.
@@ -422,6 +517,10 @@ pub struct DataPlane {
     /// Processes and threads of each forwarding guest.
     #[schemars(range(min = 2, max = PROCESSES_MAX))]
     pub processes: u32,
+    /// Frames that each forwarding guest's rings hold, to it and from it: a power of two. Only for
+    /// programs on the runtime, which need `memory` of 16 MiB and 8 KiB more for each of these.
+    #[schemars(range(min = GUEST_QUEUE_MIN, max = GUEST_QUEUE_MAX))]
+    pub queue: u32,
     /// How frames are shared out among the forwarding guests.
     pub distribution: Distribution,
     /// Frames that go to the control guest and not to a forwarding guest; the first that matches
@@ -441,9 +540,20 @@ impl Default for DataPlane {
             program: Program::default(),
             memory: Bytes(256 << 20),
             processes: 16,
+            queue: GUEST_QUEUE_DEFAULT,
             distribution: Distribution::default(),
             punt: Vec::new(),
             punt_limits: PuntLimits::default(),
+        }
+    }
+}
+
+impl DataPlane {
+    /// How the program is attached.
+    pub fn attach(&self) -> Attach {
+        match &self.program {
+            Program::BuiltIn(BuiltIn::Router) => Attach::Runtime,
+            Program::Own(program) => program.attach,
         }
     }
 }
@@ -504,7 +614,7 @@ pub enum Attach {
 pub struct Distribution {
     /// By what rule.
     pub policy: Policy,
-    /// Which bits of a frame make a flow, for the policy `flow`.
+    /// Which bits of a frame make a flow, for the policies `flow` and `flowlet`.
     pub flow: Flow,
 }
 
@@ -519,6 +629,12 @@ pub enum Policy {
     RoundRobin,
     /// In turn, each guest as often as its power says.
     Weighted,
+    /// As `flow`, but a flow goes to a guest with less to do when none of its frames is in a
+    /// guest. Keeps the order of each flow.
+    Flowlet,
+    /// Whatever their flow, to a guest that has room, and sent on in the order in which they came.
+    /// Only for programs on the runtime.
+    Ordered,
 }
 
 /// What makes a flow: `ip`, or fields of the frame.

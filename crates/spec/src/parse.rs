@@ -1,18 +1,20 @@
 //! Spec files to objects.
 //!
-//! No file is read here: what `from:` names comes with [`SourceFile::attachments`], which
-//! [`SourceFile::read`] fills on the side of who has the files.
+//! No file is read here: what `from:` and `frames:` name comes with [`SourceFile::attachments`],
+//! which [`SourceFile::read`] fills on the side of who has the files.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostic::Diagnostic;
-use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX};
+use crate::frames;
+use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX, PCAP_BYTES_MAX};
 use crate::object::Object;
 use crate::schema;
 use crate::shape::{self, nearest};
 use crate::tree::{self, Path, Place, Tree, Value};
+use crate::units::Base64;
 
 /// A spec file and the files that it names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -22,43 +24,64 @@ pub struct SourceFile {
     pub name: String,
     /// Its text.
     pub text: String,
-    /// What `from:` names, by the path as written, or why it can't be had.
+    /// What `from:` and a generator's `frames:` name, by the path as written, or why it can't be
+    /// had: text as it is, frames in base64.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub attachments: BTreeMap<String, Result<String, String>>,
 }
 
 impl SourceFile {
-    /// A spec file with what its `from:` names read by `read`, which gets the path as written and
-    /// says why it can't be had where it can't.
+    /// A spec file with what it names read by `read`, which gets the path as written and the most
+    /// bytes, and says why it can't be had where it can't.
     pub fn read(
         name: impl Into<String>,
         text: impl Into<String>,
-        read: impl Fn(&str) -> Result<String, String>,
+        read: impl Fn(&str, usize) -> Result<Vec<u8>, String>,
     ) -> Self {
         let (name, text) = (name.into(), text.into());
         let mut attachments = BTreeMap::new();
         for document in tree::read(&text).unwrap_or_default() {
-            for_each_from(&document.value, |path| {
-                attachments.entry(path.to_owned()).or_insert_with(|| read(path));
+            for_each_named(&document.value, |path, kind| {
+                attachments.entry(path.to_owned()).or_insert_with(|| match kind {
+                    Named::Text => String::from_utf8(read(path, FILE_BYTES_MAX)?)
+                        .map_err(|_| "not UTF-8 text".to_owned()),
+                    Named::Frames => Ok(Base64(read(path, PCAP_BYTES_MAX)?.into()).to_string()),
+                });
             });
         }
         Self { name, text, attachments }
     }
 }
 
-/// Calls `found` with each `spec.nodes.*.files.*.from`.
-fn for_each_from(document: &Value, mut found: impl FnMut(&str)) {
-    let entries = |value: Option<&Tree>| match value.map(|tree| tree.value.clone()) {
-        Some(Value::Map(entries)) => entries,
-        _ => Vec::new(),
-    };
-    let nodes = document.get("spec").and_then(|spec| spec.value.get("nodes"));
-    for (_, _, node) in entries(nodes) {
+/// What a file is that a spec names.
+enum Named {
+    /// A `spec.nodes.*.files.*.from`.
+    Text,
+    /// A `spec.interfaces.*.generator.frames`.
+    Frames,
+}
+
+/// Calls `found` with each path of a file that a document names.
+fn for_each_named(document: &Value, mut found: impl FnMut(&str, Named)) {
+    fn entries(value: Option<&Tree>) -> &[(Place, String, Tree)] {
+        match value.map(|tree| &tree.value) {
+            Some(Value::Map(entries)) => entries,
+            _ => &[],
+        }
+    }
+    let Some(spec) = document.get("spec") else { return };
+    for (_, _, node) in entries(spec.value.get("nodes")) {
         for (_, _, file) in entries(node.value.get("files")) {
             if let Some(path) = file.value.text("from") {
-                found(path);
+                found(path, Named::Text);
             }
+        }
+    }
+    for (_, _, interface) in entries(spec.value.get("interfaces")) {
+        let generator = interface.value.get("generator");
+        if let Some(path) = generator.and_then(|generator| generator.value.text("frames")) {
+            found(path, Named::Frames);
         }
     }
 }
@@ -235,46 +258,74 @@ fn parse_document(
     Some(document)
 }
 
-/// Replaces `from` by the content of the file it names.
+/// Replaces what names a file by the file's content.
 fn attach(
     document: &mut Document,
     attachments: &BTreeMap<String, Result<String, String>>,
 ) -> Vec<Diagnostic> {
     let mut faults = Vec::new();
     let mut object = document.object.clone();
-    if let Object::VirtualNetwork(vnet) = &mut object {
-        for (node_name, node) in &mut vnet.spec.nodes {
-            for (path, file) in &mut node.files {
-                let Some(from) = file.from.clone() else { continue };
-                let at = Path::of(&["spec", "nodes", node_name, "files", path, "from"]);
-                let hint = "paths are relative to the spec file";
-                match attachments.get(&from) {
-                    Some(Ok(text)) if text.len() > FILE_BYTES_MAX => {
-                        let message = format!(
-                            "file {from:?} has {} bytes, {FILE_BYTES_MAX} at most",
-                            text.len()
-                        );
-                        faults.push(document.at(&at, message, "put it into the image instead"));
-                    }
-                    Some(Ok(_)) if file.content.is_some() => faults.push(document.at(
-                        &at,
-                        format!("file {path} has content and from"),
-                        "give one of them",
-                    )),
-                    Some(Ok(text)) => {
+    let mut content = |from: &str, at: &Path| {
+        let why = match attachments.get(from) {
+            Some(Ok(text)) => return Some(text),
+            Some(Err(why)) => format!(": {why}"),
+            None => " not found".into(),
+        };
+        let hint = "paths are relative to the spec file";
+        faults.push(document.at(at, format!("file {from:?}{why}"), hint));
+        None
+    };
+    let mut wrong = Vec::new();
+    match &mut object {
+        Object::VirtualNetwork(vnet) => {
+            for (node_name, node) in &mut vnet.spec.nodes {
+                for (path, file) in &mut node.files {
+                    let Some(from) = file.from.clone() else { continue };
+                    let at = Path::of(&["spec", "nodes", node_name, "files", path, "from"]);
+                    let Some(text) = content(&from, &at) else { continue };
+                    let bytes = text.len();
+                    if bytes > FILE_BYTES_MAX {
+                        let message =
+                            format!("file {from:?} has {bytes} bytes, {FILE_BYTES_MAX} at most");
+                        wrong.push((at, message, "put it into the image instead"));
+                    } else if file.content.is_some() {
+                        let message = format!("file {path} has content and from");
+                        wrong.push((at, message, "give one of them"));
+                    } else {
                         file.content = Some(text.clone());
                         file.from = None;
                     }
-                    Some(Err(why)) => {
-                        faults.push(document.at(&at, format!("file {from:?}: {why}"), hint));
+                }
+            }
+        }
+        Object::Substrate(substrate) => {
+            for (name, interface) in &mut substrate.spec.interfaces {
+                let Some(generator) = &mut interface.generator else { continue };
+                let Some(from) = generator.frames.clone() else { continue };
+                let at = Path::of(&["spec", "interfaces", name, "generator", "frames"]);
+                let Some(text) = content(&from, &at) else { continue };
+                let pcap = text.parse::<Base64>().map_err(|bad| bad.problem).and_then(|pcap| {
+                    frames::read(&pcap.0).map_err(|bad| bad.to_string())?;
+                    Ok(pcap)
+                });
+                match pcap {
+                    Err(problem) => {
+                        let hint = "give frames of Ethernet in pcap format";
+                        wrong.push((at, format!("file {from:?} {problem}"), hint));
                     }
-                    None => {
-                        faults.push(document.at(&at, format!("file {from:?} not found"), hint));
+                    Ok(_) if generator.pcap.is_some() => {
+                        let message = "generator has frames and pcap".to_owned();
+                        wrong.push((at, message, "give one of them"));
+                    }
+                    Ok(pcap) => {
+                        generator.pcap = Some(pcap);
+                        generator.frames = None;
                     }
                 }
             }
         }
     }
+    faults.extend(wrong.into_iter().map(|(at, message, hint)| document.at(&at, message, hint)));
     document.object = object;
     faults
 }

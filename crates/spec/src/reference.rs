@@ -36,6 +36,7 @@ How values are written:
 | ip | `192.0.2.1`, `2001:db8::1` |
 | cpus | `\"0-3,6\"` |
 | hex | `\"0806\"`, two digits a byte, at most 64 bytes |
+| base64 | RFC 4648 section 4, in one line |
 | endpoint | `NODE:INTERFACE`, or `external:NAME` |
 | command | a list of words, or a text split as a shell does, without expansions |
 
@@ -43,7 +44,8 @@ Limits of counts: 1,024 virtual networks; 256 nodes, 4,096 links and 4,096 exter
 interfaces of a node with 32 addresses each; 256 files of at most 4 MiB, 64 commands of 256 words,
 256 environment variables of a node; 64 punt filters of 16 matches; 16 fields of a flow; 64
 external interfaces and 256 forwarding engines of a substrate; 64 forwarding guests of a router;
-16 MiB of a spec file. Files are UTF-8 text.
+16 MiB of a spec file. Files are UTF-8 text. Generators' frames have 14 to 1,714 bytes and come in
+pcap files of at most 10 MiB; all of a substrate, in base64, have at most 16 MiB.
 ";
 
 /// The whole page.

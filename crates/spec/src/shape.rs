@@ -4,6 +4,7 @@
 //! Knows the part of JSON Schema that schemars makes of our types, and the formats of
 //! [`crate::units`].
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde_json::Value as Json;
@@ -166,7 +167,7 @@ impl<'a> Walk<'a> {
         if let Some(format) = schema.get("format").and_then(Json::as_str)
             && let Err(bad) = check_format(format, &text)
         {
-            let message = format!("{} {text:?} {}", last(path), bad.problem);
+            let message = format!("{} {:?} {}", last(path), beginning(&text), bad.problem);
             self.fault(tree.place, path, message, bad.hint.into());
             return;
         }
@@ -194,11 +195,23 @@ impl<'a> Walk<'a> {
             let chars = text.chars().count() as f64;
             if max.is_some_and(|max| chars > max) || min.is_some_and(|min| chars < min) {
                 let wanted = range_text(min, max);
-                let message =
-                    format!("{} {text:?} has {chars} characters, not {wanted}", last(path));
+                let message = format!(
+                    "{} {:?} has {chars} characters, not {wanted}",
+                    last(path),
+                    beginning(&text)
+                );
                 self.fault(tree.place, path, message, String::new());
             }
         }
+    }
+}
+
+/// A text as a message shows it: one that is long, such as a file's content, by its beginning.
+fn beginning(text: &str) -> Cow<'_, str> {
+    const SHOWN_CHARS: usize = 80;
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
     }
 }
 

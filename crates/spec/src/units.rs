@@ -8,13 +8,16 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::limits::{CPUS_MAX, FIELD_BYTES_MAX, MILLICORES_MAX, RATE_BPS_MAX};
+use crate::limits::{CPUS_MAX, FIELD_BYTES_MAX, MILLICORES_MAX, PCAP_BYTES_MAX, RATE_BPS_MAX};
 
 /// Why a text is not such a value: what is wrong with it and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,6 +56,16 @@ pub struct Mac(pub [u8; 6]);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Hex(pub Vec<u8>);
 
+/// Bytes of a file. Written in base64 (RFC 4648 section 4).
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Base64(pub Arc<[u8]>);
+
+impl fmt::Debug for Base64 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
 /// CPUs. Written as the kernel does: `0-3,6`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CpuSet(pub BTreeSet<u32>);
@@ -83,6 +96,7 @@ const BYTES_HINT: &str = "write bytes as a number or like 256Mi or 1G";
 const RATE_HINT: &str = "write bits a second as a number or like 100Mbps or 1G";
 const MAC_HINT: &str = "write six bytes like 02:00:00:00:00:01";
 const HEX_HINT: &str = "write two hexadecimal digits a byte, in quotes, like \"0806\"";
+const BASE64_HINT: &str = "write the output of `base64 -w0 FILE`, or name the file in frames";
 const CPUS_HINT: &str = "write CPU numbers in quotes like \"0-3,6\"";
 const ADDRESS_HINT: &str = "write an address with its prefix length like 10.0.0.1/24 or fd00::1/64";
 const ENDPOINT_HINT: &str = "write \"NODE:INTERFACE\" or \"external:NAME\"";
@@ -260,6 +274,28 @@ impl fmt::Display for Hex {
     }
 }
 
+impl FromStr for Base64 {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        // Four digits for three bytes.
+        if text.len() / 4 * 3 > PCAP_BYTES_MAX + 3 {
+            let message = format!("is longer than {PCAP_BYTES_MAX} bytes");
+            return Err(bad("", message, "use fewer frames"));
+        }
+        match STANDARD.decode(text) {
+            Ok(bytes) => Ok(Self(bytes.into())),
+            Err(error) => Err(bad("", format!("is no base64: {error}"), BASE64_HINT)),
+        }
+    }
+}
+
+impl fmt::Display for Base64 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&STANDARD.encode(&self.0))
+    }
+}
+
 impl FromStr for CpuSet {
     type Err = BadValue;
 
@@ -434,6 +470,7 @@ value!(
 value!(Mac, "mac", "string", "Link address: `02:00:00:00:00:01`.", |v, s| s.collect_str(v));
 value!(Hex, "hex", ["integer", "string"], "Bytes in hexadecimal: `\"0806\"`.", |v, s| s
     .collect_str(v));
+value!(Base64, "base64", "string", "Bytes in base64.", |v, s| s.collect_str(v));
 value!(CpuSet, "cpus", ["integer", "string"], "CPUs: `\"0-3,6\"`.", |v, s| s.collect_str(v));
 value!(Address, "address", "string", "Address with prefix length: `10.0.0.1/24`.", |v, s| s
     .collect_str(v));
@@ -454,6 +491,7 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
         "bit-rate" => text.parse::<BitRate>().map(drop),
         "mac" => text.parse::<Mac>().map(drop),
         "hex" => text.parse::<Hex>().map(drop),
+        "base64" => text.parse::<Base64>().map(drop),
         "cpus" => text.parse::<CpuSet>().map(drop),
         "address" => text.parse::<Address>().map(drop),
         "endpoint" => text.parse::<Endpoint>().map(drop),

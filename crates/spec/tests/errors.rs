@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use pdp_spec::units::Base64;
 use pdp_spec::{Existing, Intent, InterfaceFacts, SourceFile, check, parse};
 
 /// A spec in which everything is right. Tests replace one piece of it.
@@ -456,7 +457,180 @@ fn data_planes() {
     says(
         "policy: flow",
         "policy: rr",
-        "fig1.yaml:36:32: node red/r1: policy \"rr\" is none of flow, round-robin, weighted",
+        "fig1.yaml:36:32: node red/r1: policy \"rr\" is none of flow, round-robin, weighted, flowlet, \
+         ordered",
+    );
+}
+
+#[test]
+fn queues() {
+    says(
+        "split: false",
+        "queue: 1000",
+        "fig1.yaml:34:16: node red/r1: queue 1000 is no power of two (take 512 or 1024)",
+    );
+    says(
+        "split: false",
+        "queue: 32768",
+        "fig1.yaml:34:16: node red/r1: queue 32768 is not within 64 to 16384",
+    );
+    says(
+        "split: false",
+        "{queue: 16384, memory: 128Mi}"
+            .trim_matches(['{', '}'])
+            .replace(", ", "\n        ")
+            .as_str(),
+        "fig1.yaml:35:17: node red/r1: memory 128Mi is below the 144Mi that queue 16384 needs \
+         (set memory to 144Mi, or a smaller queue)",
+    );
+    let program = "program: {attach: memif, run: x}";
+    says(
+        "program: router\n",
+        &format!("{program}\n        queue: 128\n"),
+        "fig1.yaml:36:16: node red/r1: queue needs attach: runtime \
+         (remove it: other programs have queues of their own)",
+    );
+    let text = GOOD.replace("program: router", program).replace("policy: flow", "policy: ordered");
+    assert_eq!(
+        apply_to(&text, &machine()).unwrap_err(),
+        "fig1.yaml:36:32: node red/r1: policy ordered needs attach: runtime \
+         (take flow or flowlet, or a program on the runtime)"
+    );
+    let text = GOOD.replace("policy: flow", "policy: ordered");
+    apply_to(&text.replace("split: false", "queue: 64"), &machine()).unwrap();
+}
+
+/// A pcap file of frames of these lengths, in base64.
+fn pcap(lengths: &[u32]) -> Base64 {
+    let mut file = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0];
+    file.extend([1, 0, 0, 0]);
+    for length in lengths {
+        file.extend([0; 8]);
+        file.extend([length.to_le_bytes(), length.to_le_bytes()].concat());
+        file.extend(vec![0; *length as usize]);
+    }
+    Base64(file.into())
+}
+
+#[test]
+fn outlets() {
+    let b = "{device: ext-b}";
+    says(
+        b,
+        "{device: ext-b, memif: {}}",
+        "fig1.yaml:7:5: external interface B: interface has device and memif \
+         (give one of device: NAME, memif: {}, generator: {…})",
+    );
+    says(
+        b,
+        "{}",
+        "fig1.yaml:7:5: external interface B: none of device, memif and generator is given \
+         (give one of device: NAME, memif: {}, generator: {…})",
+    );
+    says(
+        b,
+        "{memif: {}, attach: packet}",
+        "fig1.yaml:7:28: external interface B: attach without device (remove it)",
+    );
+    says(
+        b,
+        "{memif: {mtu: 1701}}",
+        "fig1.yaml:7:22: external interface B: mtu 1701 is not within 68 to 1700",
+    );
+    says(
+        b,
+        "{generator: {pps: 5}}",
+        "fig1.yaml:7:26: external interface B: pps without frames (add frames: FILE)",
+    );
+    says(
+        b,
+        "{generator: {frames: no.pcap}}",
+        "fig1.yaml:7:29: external interface B: file \"no.pcap\" not found \
+         (paths are relative to the spec file)",
+    );
+    says(
+        b,
+        "{generator: {pcap: AAAA}}",
+        "fig1.yaml:7:27: external interface B: pcap is no pcap file (give frames of Ethernet)",
+    );
+    says(
+        b,
+        "{generator: {pcap: A}}",
+        "fig1.yaml:7:27: external interface B: pcap \"A\" is no base64: Invalid input length: 1 \
+         (write the output of `base64 -w0 FILE`, or name the file in frames)",
+    );
+    let frames = pcap(&[100, 60]);
+    says(
+        b,
+        &format!("{{generator: {{numberAt: 53, pcap: {frames}}}}}"),
+        "fig1.yaml:7:31: external interface B: numberAt 53: the number ends at byte 61, a frame \
+         at 60 (lower it, or send longer frames)",
+    );
+    let good = format!("{{generator: {{numberAt: 52, pps: 9, count: 7, pcap: {frames}}}}}");
+    apply_to(&GOOD.replace(b, &good), &machine()).unwrap();
+    apply_to(&GOOD.replace(b, "{device: ext-b, attach: packet}"), &machine()).unwrap();
+}
+
+/// Interfaces without tunnels belong to one external as a whole.
+#[test]
+fn memifs_and_generators_have_one_external() {
+    for (outlet, kind) in [("memif: {}", "memif"), ("generator: {}", "generator")] {
+        let text = GOOD.replace("{device: ext-b}", &format!("{{{outlet}}}"));
+        let tunnel = text.replace("to-x: {interface: A", "to-x: {interface: B");
+        assert_eq!(
+            apply_to(&tunnel, &machine()).unwrap_err(),
+            format!(
+                "fig1.yaml:43:26: external red/to-x: interface B is a {kind}, which has no \
+                 tunnels (remove vxlan and udp, or take an interface with a device)"
+            )
+        );
+        let whole = "to-x: {interface: B} #";
+        let text = text.replace("to-x: {", whole);
+        apply_to(&text, &machine()).unwrap();
+        let twice = text.replace("to-y: {", "to-y: {interface: B} #");
+        assert_eq!(
+            apply_to(&twice, &machine()).unwrap_err(),
+            format!(
+                "fig1.yaml:44:23: external red/to-y: the whole interface on interface B is taken \
+                 by red/to-x (add an interface: a {kind} has one external)"
+            )
+        );
+    }
+    // A memif's MTU bounds the link's; a generator takes whatever there is.
+    let text = GOOD.replace("to-x: {", "to-x: {interface: B} #");
+    let memif = text.replace("{device: ext-b}", "{memif: {mtu: 1300}}");
+    assert_eq!(
+        apply_to(&memif, &machine()).unwrap_err(),
+        "fig1.yaml:25:47: vport red/r1:eth1: mtu 1400 exceeds the underlay's 1300 \
+         (set mtu to at most 1300)"
+    );
+    let generator = text.replace("{device: ext-b}", "{generator: {}}");
+    apply_to(&generator.replace("mtu: 1400", "mtu: 1700"), &machine()).unwrap();
+}
+
+/// What a spec names as a generator's frames is read with it, and stored by its content.
+#[test]
+fn frames_of_a_generator_come_with_the_spec() {
+    let text = GOOD.replace("{device: ext-b}", "{generator: {frames: f.pcap, pps: 5}}");
+    let read = |content: Vec<u8>| {
+        let source = SourceFile::read("fig1.yaml", text.clone(), |path, bytes_max| {
+            assert_eq!(path, "f.pcap");
+            assert!(bytes_max > 1 << 20);
+            Ok(content.clone())
+        });
+        let documents = parse(&[source]);
+        documents
+            .and_then(|documents| check(&documents, &machine()))
+            .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+    };
+    let good = pcap(&[60]);
+    let substrate = read(good.0.to_vec()).unwrap().substrate.unwrap();
+    let generator = substrate.spec.interfaces["B"].generator.clone().unwrap();
+    assert_eq!((generator.frames, generator.pcap), (None, Some(good)));
+    assert_eq!(
+        read(pcap(&[60, 9]).0.to_vec()).unwrap_err(),
+        "fig1.yaml:7:29: external interface B: file \"f.pcap\" has a frame 2 of 9 bytes, not 14 \
+         to 1714 (give frames of Ethernet in pcap format)"
     );
 }
 

@@ -72,8 +72,8 @@ fn examples_are_right() {
     for path in files {
         let text = std::fs::read_to_string(&path).unwrap();
         let directory = path.parent().unwrap();
-        let source = SourceFile::read(path.display().to_string(), text.clone(), |from| {
-            std::fs::read_to_string(directory.join(from)).map_err(|error| error.to_string())
+        let source = SourceFile::read(path.display().to_string(), text.clone(), |from, _| {
+            std::fs::read(directory.join(from)).map_err(|error| error.to_string())
         });
         let documents = parse(&[source]).unwrap_or_else(|wrong| panic!("{wrong:#?}"));
         let mut existing = Existing::default();
@@ -81,7 +81,8 @@ fn examples_are_right() {
         for document in &documents {
             if let Object::Substrate(substrate) = &document.object {
                 for interface in substrate.spec.interfaces.values() {
-                    devices.insert(interface.device.clone(), InterfaceFacts { mtu: 1500 });
+                    let device = interface.device.iter().cloned();
+                    devices.extend(device.map(|device| (device, InterfaceFacts { mtu: 1500 })));
                 }
             }
         }

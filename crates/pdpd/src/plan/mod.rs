@@ -19,8 +19,8 @@ use pdp_container::{GuestSpec, HelperSpec, LOG_BYTES_MAX, Limits};
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Take;
 use pdp_proto::{mirror, mux, tap};
-use pdp_spec::units::Endpoint;
-use pdp_spec::{SubstrateSpec, VirtualNetworkSpec};
+use pdp_spec::units::{Base64, Endpoint};
+use pdp_spec::{DeviceAttach, Outlet, SubstrateSpec, VirtualNetworkSpec};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -50,6 +50,11 @@ impl Places {
         self.run.join("mux/control.sock")
     }
 
+    /// Where the mux listens for the program behind an external interface.
+    pub fn external_memif(&self, name: &str) -> PathBuf {
+        self.run.join("externals").join(name).join("memif.sock")
+    }
+
     fn binary(&self, name: &str) -> String {
         self.lib.join(name).to_string_lossy().into_owned()
     }
@@ -77,11 +82,24 @@ pub struct MuxPlan {
     pub hash: String,
 }
 
-/// An external interface.
+/// An external interface, by what is behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExternalPlan {
-    /// Its device.
+pub enum ExternalPlan {
+    /// A network device.
+    Device(DevicePlan),
+    /// A program that speaks memif.
+    Memif(MemifPlan),
+    /// A source and sink inside the mux.
+    Generator(GeneratorPlan),
+}
+
+/// A network device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePlan {
+    /// Its name.
     pub device: String,
+    /// How its frames are had.
+    pub attach: DeviceAttach,
     /// What the XDP program takes.
     pub takes: BTreeSet<TakeKey>,
     /// Whether it takes every frame.
@@ -93,11 +111,33 @@ pub struct ExternalPlan {
 /// A [`Take`] that can be put in order.
 pub type TakeKey = (IpAddr, u16);
 
-impl ExternalPlan {
+impl DevicePlan {
     /// What the XDP program takes.
     pub fn takes(&self) -> Vec<Take> {
         self.takes.iter().map(|&(local, port)| Take { local, port }).collect()
     }
+}
+
+/// A program that speaks memif.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemifPlan {
+    /// Where the mux listens for it; its directory has nothing else.
+    pub socket: PathBuf,
+    /// Largest IP packet, bytes.
+    pub mtu: u32,
+    /// Group of the machine, by name or number, whose programs may connect.
+    pub group: Option<String>,
+}
+
+/// A source and sink inside the mux.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GeneratorPlan {
+    /// What the mux is told.
+    pub told: mux::Generator,
+    /// The pcap file with its frames.
+    pub pcap: Option<Base64>,
+    /// Of the file.
+    pub hash: String,
 }
 
 /// A vnet.
@@ -220,24 +260,22 @@ pub fn plan(
 ) -> Result<Plan, PlanError> {
     let mut plan = Plan { mux: Some(mux_plan(places, substrate)), ..Plan::default() };
     for (name, interface) in &substrate.interfaces {
-        plan.externals.insert(
-            name.clone(),
-            ExternalPlan {
-                device: interface.device.clone(),
-                takes: BTreeSet::new(),
-                take_all: false,
-                pins: places.pins.join(name),
-            },
-        );
+        // The check of specs has seen to it that there is one.
+        let Some(outlet) = interface.outlet() else { continue };
+        let external = external_plan(places, name, outlet);
+        if let ExternalPlan::Memif(memif) = &external {
+            check_socket(&memif.socket)?;
+        }
+        plan.externals.insert(name.clone(), external);
     }
     for (name, spec) in vnets {
         for outside in spec.externals.values() {
-            if let Some(external) = plan.externals.get_mut(&outside.interface) {
+            if let Some(ExternalPlan::Device(device)) = plan.externals.get_mut(&outside.interface) {
                 match encapsulation(outside) {
-                    mux::Encapsulation::Interface => external.take_all = true,
+                    mux::Encapsulation::Interface => device.take_all = true,
                     mux::Encapsulation::Vxlan { local, port, .. }
                     | mux::Encapsulation::Udp { local, local_port: port, .. } => {
-                        external.takes.insert((local, port));
+                        device.takes.insert((local, port));
                     }
                 }
             }
@@ -252,6 +290,38 @@ pub fn plan(
         plan.vnets.insert(name.clone(), vnet.plan()?);
     }
     Ok(plan)
+}
+
+fn external_plan(places: &Places, name: &str, outlet: Outlet<'_>) -> ExternalPlan {
+    match outlet {
+        Outlet::Device(device, attach) => ExternalPlan::Device(DevicePlan {
+            device: device.into(),
+            attach,
+            takes: BTreeSet::new(),
+            take_all: false,
+            pins: places.pins.join(name),
+        }),
+        Outlet::Memif(memif) => ExternalPlan::Memif(MemifPlan {
+            socket: places.external_memif(name),
+            mtu: memif.mtu,
+            group: memif.group.clone(),
+        }),
+        Outlet::Generator(generator) => ExternalPlan::Generator(GeneratorPlan {
+            told: mux::Generator {
+                pps: generator.pps.unwrap_or(0),
+                frames: generator.count.unwrap_or(0),
+                number_at: generator.number_at,
+            },
+            hash: hash(&generator.pcap.as_ref().map(|pcap| &pcap.0[..])),
+            pcap: generator.pcap.clone(),
+        }),
+    }
+}
+
+/// That a path is short enough for a socket.
+fn check_socket(path: &Path) -> Result<(), PlanError> {
+    let (bytes, max) = (path.as_os_str().len(), SOCKET_PATH_BYTES_MAX);
+    if bytes > max { Err(PlanError::PathTooLong { path: path.into(), bytes, max }) } else { Ok(()) }
 }
 
 fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {

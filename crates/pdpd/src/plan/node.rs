@@ -12,10 +12,10 @@ use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, tap};
 use pdp_spec::{Attach, BuiltIn, DataPlane, Flow, KnownFlow, Node, NodeKind, Policy, Program};
 
-use super::words::{attach, owner, punt_filter, rate, root};
+use super::words::{owner, punt_filter, rate, root};
 use super::{
-    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, PlanError,
-    SOCKET_PATH_BYTES_MAX, TapHelperPlan, VnetPlanner, hash,
+    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, PlanError, TapHelperPlan,
+    VnetPlanner, check_socket, hash,
 };
 use crate::ledger::{Placement, UIDS_PER_VNET};
 
@@ -78,7 +78,7 @@ impl NodePlanner<'_> {
                 let guest = directory.join(format!("g{number}"));
                 // DPDK's client refuses a socket in a directory that it can't write; what a guest
                 // writes there is charged to it, and the socket is its own way to the mux.
-                let (group, mode) = match attach(&data_plane.program) {
+                let (group, mode) = match data_plane.attach() {
                     Attach::Tap => (self.helper_uid(), 0o750),
                     Attach::Runtime => (self.vnet.uid + PROGRAM_UID, 0o750),
                     Attach::Memif => (self.vnet.uid + PROGRAM_UID, 0o770),
@@ -112,11 +112,7 @@ impl NodePlanner<'_> {
             directories,
         };
         for path in plan.sockets() {
-            let bytes = path.as_os_str().len();
-            if bytes > SOCKET_PATH_BYTES_MAX {
-                let max = SOCKET_PATH_BYTES_MAX;
-                return Err(PlanError::PathTooLong { path: path.into(), bytes, max });
-            }
+            check_socket(path)?;
         }
         Ok(plan)
     }
@@ -287,7 +283,7 @@ impl NodePlanner<'_> {
         let cgroup = format!("{}.g{number}", self.cgroup());
         let engine = self.vnet.substrate.forwarding_engines.get(&placement.engine);
         let cpus = engine.map(|engine| engine.cpus.to_string());
-        let attach = attach(&data_plane.program);
+        let attach = data_plane.attach();
         let mut binds = vec![Bind {
             source: self.directory().join("routes"),
             target: Path::new(GUEST_RUN).join("routes"),
@@ -320,6 +316,15 @@ impl NodePlanner<'_> {
                 (words.collect(), root(&program.image))
             }
         };
+        let mut env = BTreeMap::from([
+            ("PDP_GUEST".into(), number.to_string()),
+            ("PDP_PORTS".into(), self.node.interfaces.len().to_string()),
+            ("PDP_MEMIF".into(), format!("{GUEST_RUN}/memif/memif.sock")),
+            ("PDP_ROUTES".into(), format!("{GUEST_RUN}/routes/routes.sock")),
+        ]);
+        if attach == Attach::Runtime {
+            env.insert("PDP_QUEUE".into(), data_plane.queue.to_string());
+        }
         let container = GuestSpec {
             id: format!("{}.{}.g{number}", self.vnet.name, self.name),
             dir: directory.clone(),
@@ -332,12 +337,7 @@ impl NodePlanner<'_> {
             files: Vec::new(),
             binds,
             commands: vec![Command { argv, restart: Restart::Never }],
-            env: BTreeMap::from([
-                ("PDP_GUEST".into(), number.to_string()),
-                ("PDP_PORTS".into(), self.node.interfaces.len().to_string()),
-                ("PDP_MEMIF".into(), format!("{GUEST_RUN}/memif/memif.sock")),
-                ("PDP_ROUTES".into(), format!("{GUEST_RUN}/routes/routes.sock")),
-            ]),
+            env,
             sysctls: BTreeMap::new(),
             limits: Limits {
                 cpu_cores: Some(f64::from(placement.power_millicores) / 1000.0),
@@ -383,7 +383,7 @@ impl NodePlanner<'_> {
                 .map(|(&number, guest)| mux::Guest {
                     number,
                     socket: plan.directory.join(format!("g{number}/memif/memif.sock")),
-                    attach: match attach(&data_plane.program) {
+                    attach: match data_plane.attach() {
                         Attach::Runtime => mux::Attach::Runtime,
                         Attach::Memif => mux::Attach::Memif,
                         Attach::Tap => mux::Attach::Tap,
@@ -396,6 +396,8 @@ impl NodePlanner<'_> {
                 Policy::RoundRobin => mux::Policy::RoundRobin,
                 Policy::Weighted => mux::Policy::Weighted,
                 Policy::Flow => mux::Policy::Flow,
+                Policy::Flowlet => mux::Policy::Flowlet,
+                Policy::Ordered => mux::Policy::Ordered,
             },
             flow: match &data_plane.distribution.flow {
                 Flow::Known(KnownFlow::Ip) => mux::FlowKey::Ip,

@@ -2,14 +2,7 @@
 
 use pdp_container::{Owned, Root};
 use pdp_proto::mux;
-use pdp_spec::{Attach, BuiltIn, External as OutsideEnd, Image, ImageSource, Limit, Program};
-
-pub(super) fn attach(program: &Program) -> Attach {
-    match program {
-        Program::BuiltIn(BuiltIn::Router) => Attach::Runtime,
-        Program::Own(program) => program.attach,
-    }
-}
+use pdp_spec::{External as OutsideEnd, Image, ImageSource, Limit};
 
 pub(super) fn root(image: &Image) -> Root {
     match image.source() {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::{Existing, Intent, Reporter};
 use crate::limits::{MTU_DEFAULT, MTU_MAX};
-use crate::object::{External, Link, VirtualNetwork};
+use crate::object::{External, Link, Outlet, VirtualNetwork};
 use crate::shape::nearest;
 use crate::units::{BitRate, Endpoint};
 
@@ -77,10 +77,22 @@ pub(super) fn check(
             let (text, place) = key.text();
             let path = [&["spec", "externals", name], place].concat();
             let owner = format!("{vnet}/{name}");
-            if let Some(other) = taken.insert((external.interface.clone(), key), owner.clone()) {
+            let kind = kind_without_tunnels(intent, &external.interface);
+            if let (Some(kind), true) = (kind, key != Key::Whole) {
+                let interface = &external.interface;
+                let message = format!("interface {interface} is a {kind}, which has no tunnels");
+                let hint = "remove vxlan and udp, or take an interface with a device";
+                reporter.vnet(vnet, &["spec", "externals", name, place[0]], message, hint);
+            } else if let Some(other) =
+                taken.insert((external.interface.clone(), key), owner.clone())
+            {
                 let message =
                     format!("{text} on interface {} is taken by {other}", external.interface);
-                reporter.vnet(vnet, &path, message, "take another key or interface");
+                let hint = match kind {
+                    Some(kind) => format!("add an interface: a {kind} has one external"),
+                    None => "take another key or interface".into(),
+                };
+                reporter.vnet(vnet, &path, message, hint);
             }
             let Some((local, port)) = key.arrives_at() else { continue };
             let vxlan = matches!(key, Key::Vxlan(..));
@@ -95,14 +107,26 @@ pub(super) fn check(
     }
     let substrate = intent.substrate.clone();
     let mtu_of = |interface: &str| -> Option<u32> {
-        let device = &substrate.as_ref()?.spec.interfaces.get(interface)?.device;
-        Some(existing.devices.as_ref()?.get(device)?.mtu)
+        match substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
+            Outlet::Device(device, _) => Some(existing.devices.as_ref()?.get(device)?.mtu),
+            Outlet::Memif(memif) => Some(memif.mtu),
+            Outlet::Generator(_) => Some(MTU_MAX),
+        }
     };
     for (name, vnet) in &mut intent.vnets {
         // Without a change of its own, only a substrate with other devices can be at fault.
         mtus(name, vnet, changed.contains(name), mtu_of, reporter);
     }
     rates(intent, changed, reporter);
+}
+
+/// What people call an interface all of whose frames are one external's.
+fn kind_without_tunnels(intent: &Intent, interface: &str) -> Option<&'static str> {
+    match intent.substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
+        Outlet::Device(..) => None,
+        Outlet::Memif(_) => Some("memif"),
+        Outlet::Generator(_) => Some("generator"),
+    }
 }
 
 fn interface_known(

@@ -3,10 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{Existing, NAME_HINT, Reporter, bad_name};
-use crate::limits::{ENGINES_MAX, INTERFACES_MAX, POWER_MILLICORES_MIN};
-use crate::object::Substrate;
+use crate::frames;
+use crate::limits::{ENGINES_MAX, FRAME_BYTES_MAX, INTERFACES_MAX, POWER_MILLICORES_MIN};
+use crate::object::{Generator, Outlet, Substrate};
 use crate::shape::nearest;
 use crate::units::{Cores, CpuSet};
+
+/// Bytes of the number that a generator writes into its frames.
+const NUMBER_BYTES: usize = 8;
 
 pub(super) fn check(substrate: &Substrate, existing: &Existing, reporter: &mut Reporter) {
     interfaces(substrate, existing, reporter);
@@ -55,24 +59,86 @@ fn interfaces(substrate: &Substrate, existing: &Existing, reporter: &mut Reporte
             let path = ["spec", "interfaces", name];
             reporter.substrate(&path, format!("name {name:?} {why}"), hint);
         }
-        let path = ["spec", "interfaces", name, "device"];
-        let device = interface.device.as_str();
-        if device.contains(|c: char| c == '/' || c == ':' || c.is_whitespace()) {
-            let message = format!("device {device:?} is no name of a network device");
-            reporter.substrate(&path, message, "see `ip link`");
-        }
-        if let Some(known) = &existing.devices
-            && !known.contains_key(device)
-        {
-            let hint = match nearest(device, known.keys().map(String::as_str)) {
-                Some(nearest) => format!("did you mean {nearest}?"),
-                None => "create it first, or see `ip link` for what there is".into(),
+        let forms = [
+            ("device", interface.device.is_some()),
+            ("memif", interface.memif.is_some()),
+            ("generator", interface.generator.is_some()),
+        ];
+        let given: Vec<&str> = forms.iter().filter(|form| form.1).map(|form| form.0).collect();
+        if given.len() != 1 {
+            let message = match given.as_slice() {
+                [] => "none of device, memif and generator is given".to_owned(),
+                several => format!("interface has {}", several.join(" and ")),
             };
-            reporter.substrate(&path, format!("device {device} does not exist"), hint);
+            let hint = "give one of device: NAME, memif: {}, generator: {…}";
+            reporter.substrate(&["spec", "interfaces", name], message, hint);
         }
-        if let Some(other) = devices.insert(device, name) {
-            let message = format!("device {device} is taken by external interface {other}");
-            reporter.substrate(&path, message, "give each interface a device of its own");
+        if interface.attach.is_some() && interface.device.is_none() {
+            let path = ["spec", "interfaces", name, "attach"];
+            reporter.substrate(&path, "attach without device", "remove it");
+        }
+        match interface.outlet() {
+            Some(Outlet::Device(device, _)) => {
+                self::device(name, device, &mut devices, existing, reporter);
+            }
+            Some(Outlet::Generator(wanted)) => generator(name, wanted, reporter),
+            Some(Outlet::Memif(_)) | None => {}
+        }
+    }
+}
+
+fn device<'a>(
+    name: &'a str,
+    device: &'a str,
+    devices: &mut BTreeMap<&'a str, &'a str>,
+    existing: &Existing,
+    reporter: &mut Reporter,
+) {
+    let path = ["spec", "interfaces", name, "device"];
+    if device.contains(|c: char| c == '/' || c == ':' || c.is_whitespace()) {
+        let message = format!("device {device:?} is no name of a network device");
+        reporter.substrate(&path, message, "see `ip link`");
+    }
+    if let Some(known) = &existing.devices
+        && !known.contains_key(device)
+    {
+        let hint = match nearest(device, known.keys().map(String::as_str)) {
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None => "create it first, or see `ip link` for what there is".into(),
+        };
+        reporter.substrate(&path, format!("device {device} does not exist"), hint);
+    }
+    if let Some(other) = devices.insert(device, name) {
+        let message = format!("device {device} is taken by external interface {other}");
+        reporter.substrate(&path, message, "give each interface a device of its own");
+    }
+}
+
+fn generator(name: &str, generator: &Generator, reporter: &mut Reporter) {
+    let mut fault = |key: &str, message: String, hint: &str| {
+        reporter.substrate(&["spec", "interfaces", name, "generator", key], message, hint);
+    };
+    // Where a number has to fit: the shortest frame of those sent, the longest that can come.
+    let mut room = FRAME_BYTES_MAX;
+    match &generator.pcap {
+        Some(pcap) => match frames::read(&pcap.0) {
+            Ok(frames) => room = frames.iter().map(|frame| frame.len()).min().unwrap_or(room),
+            Err(bad) => fault("pcap", format!("pcap {bad}"), "give frames of Ethernet"),
+        },
+        None => {
+            for (key, given) in [("pps", generator.pps), ("count", generator.count)] {
+                if given.is_some() {
+                    fault(key, format!("{key} without frames"), "add frames: FILE");
+                }
+            }
+        }
+    }
+    if let Some(at) = generator.number_at {
+        let end = usize::from(at) + NUMBER_BYTES;
+        if end > room {
+            let message =
+                format!("numberAt {at}: the number ends at byte {end}, a frame at {room}");
+            fault("numberAt", message, "lower it, or send longer frames");
         }
     }
 }

@@ -288,6 +288,19 @@ impl NodeCheck<'_, '_, '_> {
             self.command(&["dataPlane", "program", "run"], &program.run);
             self.image(&["dataPlane", "program", "image"], &program.image);
         }
+        if plane.attach() == Attach::Runtime {
+            self.queue(plane);
+        } else {
+            if plane.distribution.policy == Policy::Ordered {
+                let hint = "take flow or flowlet, or a program on the runtime";
+                let path = ["dataPlane", "distribution", "policy"];
+                self.fault(&path, "policy ordered needs attach: runtime", hint);
+            }
+            if plane.queue != GUEST_QUEUE_DEFAULT {
+                let hint = "remove it: other programs have queues of their own";
+                self.fault(&["dataPlane", "queue"], "queue needs attach: runtime", hint);
+            }
+        }
         if let Flow::Fields(fields) = &plane.distribution.flow {
             let path = ["dataPlane", "distribution", "flow"];
             self.too_many(&path, fields.len(), FIELDS_MAX);
@@ -336,9 +349,23 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
+    fn queue(&mut self, plane: &DataPlane) {
+        let DataPlane { queue, memory, .. } = *plane;
+        if !queue.is_power_of_two() {
+            let below = 1 << queue.ilog2();
+            let hint = format!("take {below} or {}", below * 2);
+            self.fault(&["dataPlane", "queue"], format!("queue {queue} is no power of two"), hint);
+        }
+        let needs = GUEST_MEMORY_BASE + u64::from(queue) * GUEST_MEMORY_PER_FRAME;
+        if memory.0 < needs {
+            let needs = Bytes(needs);
+            let message = format!("memory {memory} is below the {needs} that queue {queue} needs");
+            let hint = format!("set memory to {needs}, or a smaller queue");
+            self.fault(&["dataPlane", "memory"], message, hint);
+        }
+    }
+
     fn field(&mut self, path: &[&str], offset: u16, bytes: usize) {
-        /// An Ethernet header and the largest packet.
-        const FRAME_BYTES_MAX: usize = 14 + MTU_MAX as usize;
         let end = usize::from(offset) + bytes;
         if end > FRAME_BYTES_MAX {
             let message = format!("the field ends at byte {end}, a frame at {FRAME_BYTES_MAX}");
