@@ -561,6 +561,12 @@ impl Background {
         Self { child: Some(child) }
     }
 
+    /// Its process id.
+    #[track_caller]
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("not stopped").id()
+    }
+
     /// Sends it this signal (`INT`, `TERM`, …) and returns what it wrote.
     #[track_caller]
     pub fn stop(mut self, signal: &str) -> String {

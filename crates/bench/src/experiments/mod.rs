@@ -1,0 +1,44 @@
+//! What is measured, by name.
+
+mod core_latency;
+mod memif_raw;
+mod rtt;
+mod veth;
+
+use anyhow::Result;
+
+use crate::run::Run;
+
+/// Something that is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Experiment {
+    /// Its name, that of its results.
+    pub name: &'static str,
+    /// What it measures, for people.
+    pub about: &'static str,
+    /// Does it.
+    pub run: fn(&mut Run) -> Result<()>,
+}
+
+/// All, in the order in which they are run.
+pub const ALL: &[Experiment] = &[
+    core_latency::EXPERIMENT,
+    memif_raw::EXPERIMENT,
+    veth::EXPERIMENT,
+    veth::LOAD,
+    rtt::EXPERIMENT,
+];
+
+/// The one of a name.
+pub fn named(name: &str) -> Option<&'static Experiment> {
+    ALL.iter().find(|experiment| experiment.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn names_are_unique() {
+        let names: std::collections::BTreeSet<_> = super::ALL.iter().map(|e| e.name).collect();
+        assert_eq!(names.len(), super::ALL.len());
+    }
+}

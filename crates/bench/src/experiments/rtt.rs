@@ -1,0 +1,136 @@
+//! Round trips at idle, through PdP and through the kernel's forwarding, in one run.
+//!
+//! A datagram goes from machine A through what forwards to machine B, whose program sends it back
+//! the same way; the times hold both machines' IP stacks and wake-ups, the same for all.
+
+use std::fs::File;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pdp_net::netns::within;
+
+use super::Experiment;
+use crate::peers::kernel;
+use crate::peers::pdp::{Pdp, Placement};
+use crate::run::{Reading, Run};
+use crate::site::{MAC_MIDDLE_A, MAC_MIDDLE_B, Site, words};
+use crate::statistics::quantile;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "rtt",
+    about: "round-trip time of a UDP echo at idle, guest included, against the kernel's forwarding",
+    run,
+};
+
+/// Round trips of a sample, and the pause between them.
+const TRIPS: usize = 1000;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Round trips before those that count.
+const WARM_UP: usize = 50;
+
+/// An answer that takes longer is lost.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// Where machine B answers (RFC 862).
+const ECHO_PORT: u16 = 7;
+
+/// A series and how what forwards is started at a site.
+type Maker<'a> = (&'static str, &'a dyn Fn(&mut Site));
+
+fn run(run: &mut Run) -> Result<()> {
+    let [mux, guest] = run.cores();
+    let mut sites = Vec::new();
+    let makers: [Maker<'_>; 3] = [
+        ("kernel", &|site| kernel::start(site)),
+        ("pdp, two cores", &|site| drop(Pdp::start(site, Placement { mux, guest }))),
+        ("pdp, one core", &|site| drop(Pdp::start(site, Placement { mux, guest: mux }))),
+    ];
+    for (series, make) in makers {
+        sites.extend(run.attempt(series, |_| {
+            let mut site = Site::make("rtt");
+            let addresses = [(&site.a, 1, MAC_MIDDLE_A), (&site.b, 2, MAC_MIDDLE_B)];
+            for (machine, net, mac) in addresses {
+                machine.run(&format!(
+                    "ip addr add 10.0.{net}.2/24 dev eth0
+                     ip neigh replace 10.0.{net}.1 lladdr {} dev eth0 nud permanent
+                     ip route add default via 10.0.{net}.1",
+                    words(mac)
+                ));
+            }
+            make(&mut site);
+            Ok((series, Echo::start(&site)?, site))
+        }));
+    }
+    let trips = if run.quick() { TRIPS / 4 } else { TRIPS };
+    run.rounds(|run| {
+        for (series, echo, _) in &sites {
+            run.take(series, 64.0, "bytes", || {
+                let times = echo.trips(trips)?;
+                let note = format!("{} round trips, {PAUSE:?} apart", times.len());
+                let at =
+                    |what, share| Reading::new(what, quantile(&times, share), "µs").notes(&*note);
+                Ok(vec![at("median", 0.5), at("p99", 0.99)])
+            });
+        }
+        Ok(())
+    })
+}
+
+/// A socket in machine A whose datagrams machine B sends back.
+struct Echo {
+    socket: UdpSocket,
+}
+
+impl Echo {
+    fn start(site: &Site) -> Result<Self> {
+        let server = socket(&site.b.netns, "10.0.2.2", ECHO_PORT)?;
+        let socket = socket(&site.a.netns, "10.0.1.2", 0)?;
+        socket.connect(("10.0.2.2", ECHO_PORT))?;
+        socket.set_read_timeout(Some(ANSWER_MAX))?;
+        thread::spawn(move || {
+            let mut bytes = [0; 2048];
+            // It fails once the machine is gone.
+            while let Ok((count, from)) = server.recv_from(&mut bytes) {
+                let _ = server.send_to(&bytes[..count], from);
+            }
+        });
+        Ok(Self { socket })
+    }
+
+    /// Times of round trips, microseconds, sorted.
+    fn trips(&self, count: usize) -> Result<Vec<f64>> {
+        let mut times = Vec::with_capacity(count);
+        // 22 bytes of data make a frame of 64.
+        let (mut datagram, mut answer) = ([0; 22], [0; 64]);
+        for trip in 0..count + WARM_UP {
+            datagram[..8].copy_from_slice(&(trip as u64).to_le_bytes());
+            let start = Instant::now();
+            self.socket.send(&datagram)?;
+            let came = loop {
+                match self.socket.recv(&mut answer) {
+                    // Not a late answer to an earlier one.
+                    Ok(_) if answer[..8] == datagram[..8] => break true,
+                    Ok(_) => {}
+                    Err(_) => break false,
+                }
+            };
+            if trip >= WARM_UP {
+                ensure!(came, "no answer within {ANSWER_MAX:?}");
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+            thread::sleep(PAUSE);
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times)
+    }
+}
+
+fn socket(netns: &str, address: &str, port: u16) -> Result<UdpSocket> {
+    let path = format!("/run/netns/{netns}");
+    let file = File::open(&path).context(path)?;
+    Ok(within(file.as_fd(), || Ok(UdpSocket::bind((address, port))))??)
+}

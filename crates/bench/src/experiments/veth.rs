@@ -1,0 +1,172 @@
+//! Routers between two veth devices: PdP, the kernel, Open vSwitch in user space.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use pdp_e2e::meter::Clock;
+
+use super::Experiment;
+use crate::peers::kernel;
+use crate::peers::ovs::{Device, Ovs};
+use crate::peers::pdp::{Pdp, Placement};
+use crate::run::{Reading, Run};
+use crate::site::{self, Prefix, Site};
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "veth",
+    about: "veth to veth at saturation, 64-byte packets, 2 routes and the full table",
+    run,
+};
+
+pub(super) const LOAD: Experiment = Experiment {
+    name: "veth-load",
+    about: "veth to veth, 2 routes: what comes out of what is offered",
+    run: load,
+};
+
+/// Length of a frame without check sequence, bytes.
+const FRAME_BYTES: usize = 64;
+
+/// Loads of [`LOAD`], million frames a second.
+const LOADS_MPPS: [f64; 7] = [0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2];
+const LOADS_QUICK_MPPS: [f64; 2] = [0.1, 0.4];
+
+/// What forwards, at a site of its own.
+enum Peer {
+    /// In interrupts of the generator's core, or in a thread of its own on a core.
+    Kernel {
+        own_core: Option<usize>,
+    },
+    Ovs(Ovs),
+    Pdp(Pdp),
+}
+
+/// A series and how its peer is started at a site.
+type Maker<'a> = (&'static str, &'a dyn Fn(&mut Site) -> Result<Peer>);
+
+struct Contender {
+    series: &'static str,
+    site: Site,
+    peer: Peer,
+}
+
+impl Contender {
+    /// One sample.
+    fn offer(&self, load_pps: Option<f64>, time: Duration, clock: &Clock) -> Result<Vec<Reading>> {
+        match &self.peer {
+            Peer::Kernel { own_core } => {
+                let threads = kernel::set_own_core(&self.site.node.namespace(), *own_core);
+                self.site.offer(load_pps, time, &threads, clock)
+            }
+            Peer::Ovs(ovs) => {
+                ovs.wake();
+                let readings = self.site.offer(load_pps, time, &[ovs.pid()], clock);
+                ovs.sleep();
+                readings
+            }
+            Peer::Pdp(pdp) => self.site.offer(load_pps, time, &pdp.processes, clock),
+        }
+    }
+
+    /// More routes; `false` if it can't have them.
+    fn add_routes(&self, prefixes: &[Prefix]) -> Result<bool> {
+        match &self.peer {
+            Peer::Kernel { .. } => kernel::add_routes(&self.site, prefixes)?,
+            Peer::Ovs(_) => return Ok(false),
+            Peer::Pdp(pdp) => pdp.add_routes(&self.site, prefixes)?,
+        }
+        Ok(true)
+    }
+}
+
+/// Every contender that this machine can run, with two routes. What is measured works on the first
+/// core, the generator on the last; PdP's guest beside the generator, or beside the mux.
+fn contenders(run: &mut Run) -> Vec<Contender> {
+    let [core, generator_core] = run.cores();
+    let mut contenders = Vec::new();
+    let makers: [Maker<'_>; 6] = [
+        ("kernel, in interrupts", &|site| {
+            kernel::start(site);
+            Ok(Peer::Kernel { own_core: None })
+        }),
+        ("kernel, own core", &|site| {
+            kernel::start(site);
+            Ok(Peer::Kernel { own_core: Some(core) })
+        }),
+        ("ovs, packet sockets", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Packet, core)?))),
+        ("ovs, AF_XDP", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Xdp, core)?))),
+        ("pdp, two cores", &|site| {
+            Ok(Peer::Pdp(Pdp::start(site, Placement { mux: core, guest: generator_core })))
+        }),
+        ("pdp, one core", &|site| {
+            Ok(Peer::Pdp(Pdp::start(site, Placement { mux: core, guest: core })))
+        }),
+    ];
+    for (series, make) in makers {
+        let made = run.attempt(series, |_| {
+            let mut site = Site::make("veth");
+            let peer = make(&mut site)?;
+            let mut contender = Contender { series, site, peer };
+            contender.add_routes(&site::few())?;
+            contender.site.aim(&site::few(), FRAME_BYTES, generator_core)?;
+            Ok(contender)
+        });
+        contenders.extend(made);
+    }
+    contenders
+}
+
+fn run(run: &mut Run) -> Result<()> {
+    let clock = Clock::of_this_machine();
+    let (time, generator_core) = (run.time(), run.cores()[1]);
+    let mut contenders = contenders(run);
+    saturate(run, &contenders, 2, time, &clock)?;
+    if run.quick() {
+        return Ok(());
+    }
+    let internet = site::internet()?;
+    let mut with_table = Vec::new();
+    for mut contender in contenders.drain(..) {
+        let added = run.attempt(format!("{}, full table", contender.series), |_| {
+            if !contender.add_routes(&internet)? {
+                return Ok(None);
+            }
+            contender.site.aim(&internet, FRAME_BYTES, generator_core)?;
+            Ok(Some(contender))
+        });
+        with_table.extend(added.flatten());
+    }
+    saturate(run, &with_table, internet.len(), time, &clock)
+}
+
+fn saturate(
+    run: &mut Run,
+    contenders: &[Contender],
+    routes: usize,
+    time: Duration,
+    clock: &Clock,
+) -> Result<()> {
+    run.rounds(|run| {
+        for contender in contenders {
+            let offer = || contender.offer(None, time, clock);
+            run.take(contender.series, routes as f64, "routes", offer);
+        }
+        Ok(())
+    })
+}
+
+fn load(run: &mut Run) -> Result<()> {
+    let clock = Clock::of_this_machine();
+    let time = run.time();
+    let loads: &[f64] = if run.quick() { &LOADS_QUICK_MPPS } else { &LOADS_MPPS };
+    let contenders = contenders(run);
+    run.rounds(|run| {
+        for &load in loads {
+            for contender in &contenders {
+                let offer = || contender.offer(Some(load * 1e6), time, &clock);
+                run.take(contender.series, load, "Mpps offered", offer);
+            }
+        }
+        Ok(())
+    })
+}

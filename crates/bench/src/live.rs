@@ -1,0 +1,353 @@
+//! A generator and a sink of numbered frames inside the kernel, for measurements over veth
+//! (`bpf/live.bpf.c`).
+//!
+//! The generator runs an XDP program with live frames (`BPF_F_TEST_XDP_LIVE_FRAMES`) that sends
+//! them by a veth device, whose peer must do NAPI: with an XDP program, or with `gro on`. Without
+//! threaded NAPI the receiving end works on the generator's CPU, in its time: then a sender never
+//! sends more than the receiver takes. The sink drops what comes as early as the kernel can, on the
+//! CPU of who sent it.
+//!
+//! Limits: [`DESTINATIONS_MAX`]; IPv4 and UDP; one receive queue.
+//! Source: Linux Documentation/bpf/bpf_prog_run.rst; RFC 4737 (late frames).
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput, ProgramMut,
+};
+use pdp_e2e::meter::{self, Clock, Cycles};
+use pdp_net::interface::Interface;
+use pdp_net::netns::within;
+use pdp_wire::{ether, ipv4, udp};
+
+/// Destinations of one stream.
+pub const DESTINATIONS_MAX: usize = 1 << 20;
+
+/// Shortest frame: headers and number.
+pub const FRAME_BYTES_MIN: usize = HEADERS_BYTES + 8;
+
+const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/live.bpf.o"));
+
+const HEADERS_BYTES: usize = ether::HEADER_BYTES + ipv4::HEADER_BYTES + udp::HEADER_BYTES;
+
+/// UDP "discard" (RFC 863); the sink looks for it.
+const DISCARD_PORT: u16 = 9;
+
+/// BPF_F_TEST_XDP_LIVE_FRAMES of include/uapi/linux/bpf.h.
+const LIVE_FRAMES: u32 = 1 << 1;
+
+/// Size of `struct xdp_md` of include/uapi/linux/bpf.h, and where the frame's end is in it.
+const XDP_MD_BYTES: usize = 24;
+const XDP_MD_DATA_END: usize = 4;
+
+/// Frames of one call to the kernel, when as many as go are sent: some milliseconds.
+const BURST: u32 = 8192;
+
+/// Frames of one call when a rate is kept: no more than half of what a veth's ring holds.
+const PACED_BURST_MAX: u32 = 128;
+
+/// Pause of a generator that is ahead of its rate.
+const PACE_SLEEP: Duration = Duration::from_micros(50);
+
+/// Frames that a generator sends.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    /// Link address of who is to take them.
+    pub to_mac: [u8; 6],
+    /// Link address that they come from.
+    pub from_mac: [u8; 6],
+    /// IPv4 address that they come from.
+    pub source: [u8; 4],
+    /// IPv4 addresses that they go to, in turn; a power of two, so many at most as
+    /// [`DESTINATIONS_MAX`].
+    pub destinations: Vec<[u8; 4]>,
+    /// Length of each without check sequence, bytes; at least [`FRAME_BYTES_MIN`].
+    pub bytes: usize,
+}
+
+impl Stream {
+    /// As `struct settings` of the program.
+    fn settings(&self, ifindex: u32) -> Result<Vec<u8>> {
+        let count = self.destinations.len();
+        ensure!(count.is_power_of_two() && count <= DESTINATIONS_MAX, "{count} destinations");
+        ensure!(self.bytes >= FRAME_BYTES_MIN, "frames of {} bytes", self.bytes);
+        let ip_bytes = self.bytes - ether::HEADER_BYTES;
+        let mut ip = [0; ipv4::HEADER_BYTES];
+        ip[0] = 0x45;
+        ip[2..4].copy_from_slice(&u16::try_from(ip_bytes)?.to_be_bytes());
+        ip[8..10].copy_from_slice(&[64, udp::PROTOCOL]);
+        ip[12..16].copy_from_slice(&self.source);
+        let sum: u32 =
+            ip.chunks_exact(2).map(|pair| u32::from(u16::from_ne_bytes([pair[0], pair[1]]))).sum();
+        let length = u16::try_from(ip_bytes - ipv4::HEADER_BYTES)?;
+        let udp = udp::Header {
+            source_port: 50_000,
+            destination_port: DISCARD_PORT,
+            length,
+            checksum: 0,
+        };
+        let kind = ether::kind::IPV4;
+        let ethernet = ether::Header { destination: self.to_mac, source: self.from_mac, kind };
+        let mut settings = Vec::new();
+        for word in [ifindex, count as u32 - 1, sum] {
+            settings.extend(word.to_ne_bytes());
+        }
+        settings.extend(ethernet.emit());
+        settings.extend(ip);
+        settings.extend(udp.emit());
+        settings.extend([0; 2]);
+        Ok(settings)
+    }
+}
+
+/// What a generator did.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    /// Frames that it made.
+    pub frames: u64,
+    /// In this time.
+    pub seconds: f64,
+    /// With these cycles; those of the receiving end's NAPI are among them unless it is threaded.
+    pub cycles: Cycles,
+}
+
+struct Task {
+    load_pps: Option<f64>,
+    time: Duration,
+    clock: Clock,
+    tell: mpsc::Sender<Result<Sent>>,
+}
+
+/// A generator, in a thread of its own. Ends when dropped.
+#[derive(Debug)]
+pub struct Generator {
+    tasks: mpsc::Sender<Task>,
+}
+
+impl Generator {
+    /// In a network namespace, sending by one of its devices, working on one CPU.
+    pub fn start(netns: &str, device: &str, cpu: usize, stream: &Stream) -> Result<Self> {
+        let (tasks, receive) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let (stream, device) = (stream.clone(), device.to_owned());
+        in_netns(netns, move || {
+            meter::pin(cpu);
+            let loaded = Loaded::new(&device, &stream);
+            let _ = tell.send(loaded.as_ref().map(|_| ()).map_err(|error| anyhow!("{error:#}")));
+            if let Ok(loaded) = loaded {
+                loaded.serve(&receive);
+            }
+        })?;
+        told.recv().context("the generator ended")??;
+        Ok(Self { tasks })
+    }
+
+    /// Sends so many frames a second, or as many as go, for some time.
+    pub fn send(&self, load_pps: Option<f64>, time: Duration, clock: &Clock) -> Result<Sent> {
+        let (tell, told) = mpsc::channel();
+        let task = Task { load_pps, time, clock: clock.clone(), tell };
+        self.tasks.send(task).ok().context("the generator ended")?;
+        told.recv().context("the generator ended")?
+    }
+}
+
+/// The generator's program, ready to run.
+struct Loaded {
+    object: Object,
+    /// At an interface that nothing arrives at: programs that are attached nowhere are put into the
+    /// kernel's dispatcher by each call to run them, which takes tens of milliseconds.
+    _link: Link,
+    frame: Vec<u8>,
+}
+
+impl Loaded {
+    fn new(device: &str, stream: &Stream) -> Result<Self> {
+        let ifindex = Interface::by_name(device)?.index;
+        let object = load()?;
+        let map = |name| map(&object, name);
+        map("settings")?.update(&[0; 4], &stream.settings(ifindex)?, MapFlags::ANY)?;
+        let destinations = map("destinations")?;
+        for (at, destination) in (0u32..).zip(&stream.destinations) {
+            destinations.update(&at.to_ne_bytes(), destination, MapFlags::ANY)?;
+        }
+        let lo = i32::try_from(Interface::by_name("lo")?.index)?;
+        let link = program(&object, "generate")?.attach_xdp(lo)?;
+        Ok(Self { object, _link: link, frame: vec![0; stream.bytes] })
+    }
+
+    fn serve(&self, tasks: &mpsc::Receiver<Task>) {
+        let thread = thread_id();
+        for task in tasks {
+            let meter = task.clock.start(&[thread], true);
+            let sent = self.generate(&task);
+            let cycles = task.clock.stop(meter);
+            // Nobody waits any more if the program ends.
+            let sent = sent.map(|(frames, seconds)| Sent { frames, seconds, cycles });
+            let _ = task.tell.send(sent);
+        }
+    }
+
+    fn generate(&self, task: &Task) -> Result<(u64, f64)> {
+        let before = counters(&map(&self.object, "counters")?)?.made;
+        let start = Instant::now();
+        let mut asked = 0.0;
+        loop {
+            let elapsed = start.elapsed();
+            if elapsed >= task.time {
+                break;
+            }
+            let due = match task.load_pps {
+                None => BURST,
+                Some(load) => {
+                    let due = load * elapsed.as_secs_f64() - asked;
+                    (due as u32).min(PACED_BURST_MAX)
+                }
+            };
+            if due == 0 {
+                thread::sleep(PACE_SLEEP);
+                continue;
+            }
+            self.burst(due)?;
+            asked += f64::from(due);
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let made = counters(&map(&self.object, "counters")?)?.made;
+        Ok((made - before, seconds))
+    }
+
+    fn burst(&self, frames: u32) -> Result<()> {
+        let mut context = [0; XDP_MD_BYTES];
+        let end = (self.frame.len() as u32).to_ne_bytes();
+        context[XDP_MD_DATA_END..XDP_MD_DATA_END + 4].copy_from_slice(&end);
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            data_in: Some(&self.frame),
+            flags: LIVE_FRAMES,
+            repeat: frames,
+            ..Default::default()
+        };
+        program(&self.object, "generate")?.test_run(input).context("test run")?;
+        Ok(())
+    }
+}
+
+/// What came to a sink since it was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames that a generator made.
+    made: u64,
+    /// Frames.
+    pub came: u64,
+    /// Of these: with a number lower than one that had come before.
+    pub late: u64,
+}
+
+/// A sink. Ends when dropped.
+#[derive(Debug)]
+pub struct Sink {
+    counters: MapHandle,
+    _end: mpsc::Sender<()>,
+}
+
+impl Sink {
+    /// At a device of a network namespace.
+    pub fn start(netns: &str, device: &str) -> Result<Self> {
+        let (tell, told) = mpsc::channel::<Result<MapHandle>>();
+        let (end, ended) = mpsc::channel::<()>();
+        let device = device.to_owned();
+        in_netns(netns, move || {
+            let attached = (|| -> Result<_> {
+                let index = i32::try_from(Interface::by_name(&device)?.index)?;
+                let object = load()?;
+                let link = program(&object, "sink")?.attach_xdp(index)?;
+                Ok((map(&object, "counters")?, link))
+            })();
+            match attached {
+                Ok((counters, _link)) => {
+                    let _ = tell.send(Ok(counters));
+                    // Until the other end is dropped.
+                    let _ = ended.recv();
+                }
+                Err(error) => drop(tell.send(Err(error))),
+            }
+        })?;
+        let counters = told.recv().context("the sink ended")??;
+        Ok(Self { counters, _end: end })
+    }
+
+    /// What came.
+    pub fn counters(&self) -> Result<Counters> {
+        counters(&self.counters)
+    }
+
+    /// What came, once nothing has come for `quiet`.
+    pub fn settled(&self, quiet: Duration) -> Result<Counters> {
+        let mut last = self.counters()?;
+        loop {
+            thread::sleep(quiet);
+            let now = self.counters()?;
+            if now == last {
+                return Ok(now);
+            }
+            last = now;
+        }
+    }
+
+    /// Starts numbers anew, as the next generator does.
+    pub fn reset(&self) -> Result<()> {
+        Ok(self.counters.update(&[0; 4], &[0; 32], MapFlags::ANY)?)
+    }
+}
+
+fn load() -> Result<Object> {
+    libbpf_rs::set_print(None);
+    Ok(ObjectBuilder::default().open_memory(OBJECT)?.load()?)
+}
+
+fn program<'a>(object: &'a Object, name: &str) -> Result<ProgramMut<'a>> {
+    let program = object.progs_mut().find(|program| program.name() == name);
+    program.with_context(|| format!("no program {name}"))
+}
+
+fn map(object: &Object, name: &str) -> Result<MapHandle> {
+    let map = object.maps().find(|map| map.name() == name);
+    Ok(MapHandle::try_from(&map.with_context(|| format!("no map {name}"))?)?)
+}
+
+fn counters(map: &MapHandle) -> Result<Counters> {
+    let bytes = map.lookup(&[0; 4], MapFlags::ANY)?.context("no counters")?;
+    let mut words = bytes
+        .chunks_exact(8)
+        .map(|word| word.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)));
+    let mut next = || words.next().unwrap_or(0);
+    Ok(Counters { made: next(), came: next(), late: next() })
+}
+
+/// Does something in a thread of its own inside a network namespace.
+fn in_netns(netns: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let path = format!("/run/netns/{netns}");
+    let file = File::open(&path).context(path)?;
+    thread::spawn(move || {
+        let entered = within(file.as_fd(), || {
+            work();
+            Ok(())
+        });
+        if let Err(error) = entered {
+            eprintln!("{error}");
+        }
+    });
+    Ok(())
+}
+
+/// Number of this thread.
+fn thread_id() -> u32 {
+    // `/proc/thread-self` is PID/task/TID.
+    let link = std::fs::read_link("/proc/thread-self").unwrap_or_default();
+    let number = link.file_name().and_then(|name| name.to_str()?.parse().ok());
+    number.unwrap_or_else(std::process::id)
+}

@@ -1,0 +1,66 @@
+//! Which machine, and which versions of the peers.
+
+use std::fs;
+use std::process::Command;
+
+use pdp_e2e::meter;
+use serde::{Deserialize, Serialize};
+
+/// The machine that something was measured on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model of the CPU.
+    pub cpu: String,
+    /// Its frequency as the kernel names it, MHz.
+    pub cpu_mhz: String,
+    /// Cores that the system has.
+    pub cores: usize,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// The distribution.
+    pub system: String,
+    /// Hypervisor, if it is a virtual machine.
+    pub hypervisor: String,
+    /// Version of PdP (git), with `-dirty` if files differ from it.
+    pub pdp: String,
+    /// Version of Debian's package `dpdk`.
+    pub dpdk: String,
+    /// Version of Debian's package `openvswitch-switch`.
+    pub openvswitch: String,
+}
+
+impl Machine {
+    /// This one. What it does not tell is empty.
+    pub fn here() -> Self {
+        let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        let system = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let package = |name| said("dpkg-query", &["-W", "-f", "${Version}", name]);
+        Self {
+            cpu: meter::cpu("model name"),
+            cpu_mhz: meter::cpu("cpu MHz"),
+            cores: cores(),
+            kernel: kernel.trim().to_owned(),
+            system: system.unwrap_or_default().trim_matches('"').to_owned(),
+            hypervisor: said("sh", &["-c", "LC_ALL=C lscpu | sed -n 's/^Hypervisor vendor: *//p'"]),
+            pdp: said("git", &["describe", "--always", "--dirty"]),
+            dpdk: package("dpdk"),
+            openvswitch: package("openvswitch-switch"),
+        }
+    }
+}
+
+/// Cores of this machine.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// First line of what a command says; empty if it can't be run or fails.
+pub fn said(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let text = match output {
+        Ok(output) if output.status.success() => output.stdout,
+        _ => return String::new(),
+    };
+    String::from_utf8_lossy(&text).lines().next().unwrap_or_default().trim().to_owned()
+}

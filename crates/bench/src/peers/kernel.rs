@@ -1,0 +1,54 @@
+//! The kernel's own forwarding.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use anyhow::{Result, ensure};
+use pdp_e2e::{Machine, meter};
+
+use crate::site::{MAC_A, MAC_B, Prefix, Site, words};
+
+/// Routes by way of machine B, for `ip -batch`.
+pub fn routes(prefixes: &[Prefix], device: &str) -> String {
+    let mut text = String::new();
+    for (address, length) in prefixes {
+        let address = Ipv4Addr::from(*address);
+        // Writing to a text never fails.
+        let _ = writeln!(text, "route replace {address}/{length} via 10.0.2.2 dev {device}");
+    }
+    text
+}
+
+/// Makes the site's node forward.
+pub fn start(site: &Site) {
+    site.node.namespace().run(&format!(
+        "sysctl -qw net.ipv4.ip_forward=1
+         ip addr add 10.0.1.1/24 dev extA
+         ip addr add 10.0.2.1/24 dev extB
+         ip neigh replace 10.0.1.2 lladdr {} dev extA nud permanent
+         ip neigh replace 10.0.2.2 lladdr {} dev extB nud permanent",
+        words(MAC_A),
+        words(MAC_B)
+    ));
+}
+
+/// Gives it routes.
+pub fn add_routes(site: &Site, prefixes: &[Prefix]) -> Result<()> {
+    let mut batch = site.node.namespace().command("ip");
+    let output = pdp_e2e::run(batch.args(["-batch", "-"]), &routes(prefixes, "extB"));
+    ensure!(output.status.success(), "ip -batch: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Lets the node forward in threads of its own on one CPU, or in interrupts of the sender's.
+/// Returns the threads.
+pub fn set_own_core(middle: &Machine, cpu: Option<usize>) -> Vec<u32> {
+    let on = u8::from(cpu.is_some());
+    middle.run(&format!("echo {on} > /sys/class/net/extA/threaded"));
+    let Some(cpu) = cpu else { return Vec::new() };
+    let threads = meter::processes("comm", "napi/extA-");
+    for thread in &threads {
+        pdp_e2e::sh(&format!("taskset -pc {cpu} {thread}"));
+    }
+    threads
+}

@@ -1,0 +1,212 @@
+//! The report: REPORT.md and plots, made of the results alone.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::experiments;
+use crate::machine::Machine;
+use crate::plot::{self, short};
+use crate::sample::{Results, State};
+use crate::statistics::{Summary, groups};
+use crate::targets;
+
+/// Reads `results/` of a directory; writes `plots/` and `REPORT.md` there.
+pub fn write(directory: &Path) -> Result<()> {
+    let mut all = Vec::new();
+    for experiment in experiments::ALL {
+        let path = directory.join(format!("results/{}.json", experiment.name));
+        if path.exists() {
+            all.push(Results::read(&path)?);
+        }
+    }
+    let plots = directory.join("plots");
+    fs::create_dir_all(&plots).with_context(|| plots.display().to_string())?;
+    let mut drawn = Vec::new();
+    for results in &all {
+        for (what, _) in results.measured() {
+            for state in [State::Near, State::Between, State::Far] {
+                let name = plot_name(&results.experiment, &what, state);
+                if plot::write(&plots.join(&name), results, &what, state)? {
+                    drawn.push(name);
+                }
+            }
+        }
+    }
+    let path = directory.join("REPORT.md");
+    fs::write(&path, text(&all, &drawn)).with_context(|| path.display().to_string())?;
+    println!("{}: {} experiments, {} plots", path.display(), all.len(), drawn.len());
+    Ok(())
+}
+
+fn plot_name(experiment: &str, what: &str, state: State) -> String {
+    format!("{experiment}-{}-{}.svg", what.replace(' ', "-"), state.word())
+}
+
+/// The report, with those of `plots` that belong to each experiment.
+pub fn text(all: &[Results], plots: &[String]) -> String {
+    let mut text = String::from(
+        "# Measurements\n\n\
+         Made by `make bench` from the files in [results/](results/); not written by hand. A figure \
+         is the median of its rounds, with least and most in brackets. *near*, *between* and *far* \
+         are states of the machine: the way of a cache line between its first and last core, taken \
+         before each sample (below 100 ns, between, above 250 ns). Figures of different states are \
+         not to be compared.\n",
+    );
+    // Writing to a text never fails.
+    let _ = machines(&mut text, all);
+    let _ = standings(&mut text, all);
+    for results in all {
+        let _ = experiment(&mut text, results, plots);
+    }
+    text
+}
+
+fn machines(text: &mut String, all: &[Results]) -> std::fmt::Result {
+    let mut seen: Vec<&Machine> = Vec::new();
+    for results in all {
+        if !seen.contains(&&results.machine) {
+            seen.push(&results.machine);
+        }
+    }
+    writeln!(text, "\n## Machine\n\n| experiments | CPU | cores | kernel, system | PdP | peers |")?;
+    writeln!(text, "|---|---|---|---|---|---|")?;
+    for machine in seen {
+        let of = all.iter().filter(|results| &results.machine == machine);
+        let names: Vec<&str> = of.map(|results| &*results.experiment).collect();
+        writeln!(
+            text,
+            "| {} | {}, {} MHz{} | {} | {}, {} | {} | DPDK {}, Open vSwitch {} |",
+            names.join(", "),
+            machine.cpu,
+            machine.cpu_mhz,
+            match &*machine.hypervisor {
+                "" => String::new(),
+                hypervisor => format!(", virtual ({hypervisor})"),
+            },
+            machine.cores,
+            machine.kernel,
+            machine.system,
+            machine.pdp,
+            machine.dpdk,
+            machine.openvswitch
+        )?;
+    }
+    Ok(())
+}
+
+fn standings(text: &mut String, all: &[Results]) -> std::fmt::Result {
+    writeln!(text, "\n## Targets\n\n| target | reached | cores | met |\n|---|---|---|---|")?;
+    for target in targets::all() {
+        let standings = target.standings(all);
+        if standings.is_empty() {
+            let state = target.state.map_or("", State::word);
+            writeln!(text, "| {} | not measured | {state} | |", target.words)?;
+        }
+        for standing in standings {
+            let met = if standing.met { "yes" } else { "**no**" };
+            let reached = spread(&standing.reached);
+            let (unit, state) = (&standing.unit, standing.state.word());
+            writeln!(text, "| {} | {reached} {unit} | {state} | {met} |", target.words)?;
+        }
+    }
+    Ok(())
+}
+
+fn experiment(text: &mut String, results: &Results, plots: &[String]) -> std::fmt::Result {
+    let name = &results.experiment;
+    writeln!(text, "\n## {name}\n")?;
+    if let Some(experiment) = experiments::named(name) {
+        let about = experiment.about;
+        let quick = if results.quick { " Quick: short runs." } else { "" };
+        let (began, seconds) = (&results.began, results.seconds);
+        writeln!(text, "{about}. Began {began}, took {seconds} s.{quick}")?;
+    }
+    for missing in &results.missing {
+        writeln!(text, "\nNot measured: {missing}")?;
+    }
+    for (what, unit) in results.measured() {
+        let x_unit = results.samples.iter().find(|sample| sample.what == what);
+        let x_unit = x_unit.map_or("", |sample| &*sample.x_unit);
+        writeln!(text, "\n| {x_unit} | series | {what}, {unit} | cycles/packet | cores | runs |")?;
+        writeln!(text, "|---|---|---|---|---|---|")?;
+        for group in groups(&results.samples, &what) {
+            writeln!(
+                text,
+                "| {} | {} | {} | {} | {} | {} |",
+                group.x,
+                group.series,
+                spread(&group.value),
+                group.cycles.map_or(String::new(), |cycles| spread(&cycles)),
+                group.state.word(),
+                group.value.count
+            )?;
+        }
+        for state in [State::Near, State::Between, State::Far] {
+            let plot = plot_name(name, &what, state);
+            if plots.contains(&plot) {
+                writeln!(text, "\n![{name}: {what}, cores {}](plots/{plot})", state.word())?;
+            }
+        }
+    }
+    let mut notes: Vec<(&str, &str)> = Vec::new();
+    for sample in results.samples.iter().filter(|sample| !sample.notes.is_empty()) {
+        let note = (&*sample.series, &*sample.notes);
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+    if !notes.is_empty() {
+        writeln!(text)?;
+    }
+    for (series, note) in notes {
+        writeln!(text, "- {series}: {note}")?;
+    }
+    Ok(())
+}
+
+fn spread(summary: &Summary) -> String {
+    let precise = |value: f64| match value.abs() {
+        size if size >= 1000.0 => short(value),
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
+    };
+    let [median, least, most] = [summary.median, summary.least, summary.most].map(precise);
+    if summary.count == 1 { median } else { format!("{median} ({least} to {most})") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::tests::results;
+
+    #[test]
+    fn the_report_has_machine_targets_tables_and_plots() {
+        let mut results = results(&[
+            ("pdp, two cores", 2.0, 0.5, 60.0),
+            ("pdp, two cores", 2.0, 0.7, 60.0),
+            ("pdp, two cores", 2.0, 0.8, 60.0),
+            ("kernel", 2.0, 0.8, 300.0),
+        ]);
+        results.machine.cpu = "Some CPU".into();
+        results.missing.push("ovs: not installed".into());
+        results.samples[3].notes = "in interrupts".into();
+        let plots = ["veth-rate-near.svg".to_owned()];
+        let text = text(&[results], &plots);
+        for part in [
+            "| veth | Some CPU,",
+            "| veth to veth, 2 routes: above 600 kpps | 0.700 (0.500 to 0.800) Mpps | near | yes |",
+            "| overload: at ten times the capacity within 5% of the peak | not measured |",
+            "| 2 | kernel | 0.800 | 100 | far | 1 |",
+            "Not measured: ovs: not installed",
+            "![veth: rate, cores near](plots/veth-rate-near.svg)",
+            "- kernel: in interrupts",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        assert!(!text.contains("veth-rate-far.svg"));
+    }
+}

@@ -1,0 +1,184 @@
+//! Samples, and the files that keep them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+
+/// Version of the files' format. One that changes what a key means counts it up.
+pub const SCHEMA: u32 = 1;
+
+/// Below this, two cores are near, nanoseconds from core to core.
+pub const NEAR_NS: f64 = 100.0;
+
+/// Above this, two cores are far, nanoseconds from core to core.
+pub const FAR_NS: f64 = 250.0;
+
+/// How near two cores are to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Below [`NEAR_NS`].
+    Near,
+    /// None of the others.
+    Between,
+    /// Above [`FAR_NS`].
+    Far,
+}
+
+impl State {
+    /// Of a latency from core to core, nanoseconds.
+    pub fn of(core_to_core_ns: f64) -> Self {
+        match core_to_core_ns {
+            ns if ns < NEAR_NS => Self::Near,
+            ns if ns > FAR_NS => Self::Far,
+            _ => Self::Between,
+        }
+    }
+
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Near => "near",
+            Self::Between => "between",
+            Self::Far => "far",
+        }
+    }
+}
+
+/// One figure of one run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Whose: `pdp`, `kernel`, ….
+    pub series: String,
+    /// What was measured: `rate`, `loss`, ….
+    pub what: String,
+    /// The parameter.
+    pub x: f64,
+    /// What the parameter counts.
+    pub x_unit: String,
+    /// The figure.
+    pub value: f64,
+    /// Its unit.
+    pub unit: String,
+    /// Of which round, from 1.
+    pub round: u32,
+    /// Half a round trip between the first and the last core just before, nanoseconds.
+    pub core_to_core_ns: f64,
+    /// What that says.
+    pub state: State,
+    /// CPU cycles a packet, of what is measured without generator and sink unless `notes` say
+    /// otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cycles_per_packet: Option<f64>,
+    /// What else there is to know.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub notes: String,
+}
+
+/// What an experiment came to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Name of the experiment.
+    pub experiment: String,
+    /// When it began, UTC.
+    pub began: String,
+    /// How long it took, seconds.
+    pub seconds: f64,
+    /// Whether runs were shorter than usual.
+    pub quick: bool,
+    /// Where.
+    pub machine: Machine,
+    /// What could not be measured, and why.
+    #[serde(default)]
+    pub missing: Vec<String>,
+    /// All samples, in the order in which they were taken.
+    pub samples: Vec<Sample>,
+}
+
+impl Results {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let results: Self =
+            serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+        let (is, can) = (results.schema, SCHEMA);
+        ensure!(is == can, "{}: schema {is}, this program reads {can}", path.display());
+        Ok(results)
+    }
+
+    /// Writes a file.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+        }
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        fs::write(path, text).with_context(|| path.display().to_string())
+    }
+
+    /// What was measured, with its unit, in the order of the samples.
+    pub fn measured(&self) -> Vec<(String, String)> {
+        let mut seen = BTreeSet::new();
+        let pairs = self.samples.iter().map(|sample| (sample.what.clone(), sample.unit.clone()));
+        pairs.filter(|pair| seen.insert(pair.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Results with the given series, parameter, value, and latency.
+    pub(crate) fn results(samples: &[(&str, f64, f64, f64)]) -> Results {
+        let sample =
+            |(round, &(series, x, value, core_to_core_ns)): (usize, &(&str, _, _, f64))| Sample {
+                series: series.into(),
+                what: "rate".into(),
+                x,
+                x_unit: "routes".into(),
+                value,
+                unit: "Mpps".into(),
+                round: round as u32 + 1,
+                core_to_core_ns,
+                state: State::of(core_to_core_ns),
+                cycles_per_packet: Some(100.0),
+                notes: String::new(),
+            };
+        Results {
+            schema: SCHEMA,
+            experiment: "veth".into(),
+            began: "2026-01-02T03:04:05Z".into(),
+            seconds: 1.0,
+            quick: false,
+            machine: Machine::default(),
+            missing: vec![],
+            samples: samples.iter().enumerate().map(sample).collect(),
+        }
+    }
+
+    #[test]
+    fn states_have_their_bounds() {
+        let states = [60.0, 99.9, 100.0, 250.0, 250.1].map(State::of);
+        let [near, between, far] = [State::Near, State::Between, State::Far];
+        assert_eq!(states, [near, near, between, between, far]);
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("results/veth.json");
+        let mut written = results(&[("pdp", 2.0, 1.5, 70.0), ("kernel", 2.0, 0.8, 300.0)]);
+        written.write(&path).unwrap();
+        assert_eq!(Results::read(&path).unwrap(), written);
+        written.schema += 1;
+        written.write(&path).unwrap();
+        assert!(Results::read(&path).unwrap_err().to_string().contains("schema 2"));
+    }
+}

@@ -1,0 +1,191 @@
+//! Two machines with something between them that forwards, in network namespaces: machine A sends
+//! (`eth0`, to the middle's `extA`), machine B receives (`eth0`, from the middle's `extB`).
+//!
+//! Frames go from A's address to destinations behind B, as the Internet's routes or a few prefixes
+//! say.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pdp_e2e::meter::{self, Clock};
+use pdp_e2e::{Machine, Node};
+
+use crate::live::{DESTINATIONS_MAX, Generator, Sink, Stream};
+use crate::run::Reading;
+
+/// Link addresses: of the machines, and of what is between them on both sides.
+pub const MAC_A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
+/// Of machine B.
+pub const MAC_B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
+/// Of the middle, towards A.
+pub const MAC_MIDDLE_A: [u8; 6] = [2, 0, 0, 0, 1, 0xa];
+/// Of the middle, towards B.
+pub const MAC_MIDDLE_B: [u8; 6] = [2, 0, 0, 0, 1, 0xb];
+
+/// Sink and counters are at rest when nothing came for this long.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// An IPv4 prefix: address and length.
+pub type Prefix = ([u8; 4], u8);
+
+/// Prefixes with their own paths through the middle.
+pub fn few() -> Vec<Prefix> {
+    vec![([20, 0, 0, 0], 24), ([20, 0, 1, 0], 24)]
+}
+
+/// The Internet's prefixes of `data/`, but those that this measurement uses itself.
+pub fn internet() -> Result<Vec<Prefix>> {
+    let file = repository().join("data/internet-2022-10-29.v4.txt.xz");
+    let output = Command::new("xzcat").arg(&file).output().context("xzcat (package xz-utils)")?;
+    ensure!(output.status.success(), "{}: {:?}", file.display(), output.status);
+    let text = String::from_utf8(output.stdout)?;
+    let prefix = |line: &str| -> Option<Prefix> {
+        let (address, length) = line.split(' ').next()?.split_once('/')?;
+        Some((address.parse::<std::net::Ipv4Addr>().ok()?.octets(), length.parse().ok()?))
+    };
+    Ok(text.lines().filter_map(prefix).filter(|(address, _)| address[0] != 10).collect())
+}
+
+/// Root of the repository that this program was built in.
+pub fn repository() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// Addresses drawn at random from prefixes drawn at random; always the same.
+pub fn destinations(prefixes: &[Prefix]) -> Vec<[u8; 4]> {
+    let mut random = 0x9e37_79b9u32;
+    let mut next = move || {
+        // Xorshift (Marsaglia 2003).
+        random ^= random << 13;
+        random ^= random >> 17;
+        random ^= random << 5;
+        random
+    };
+    let count = (prefixes.len() * 256).next_power_of_two().min(DESTINATIONS_MAX);
+    let draw = |_| {
+        let at = (u64::from(next()) * prefixes.len() as u64) >> 32;
+        let (address, length) = prefixes[at as usize];
+        let host = u32::MAX.checked_shr(length.into()).unwrap_or(0);
+        (u32::from_be_bytes(address) | next() & host).to_be_bytes()
+    };
+    (0..count).map(draw).collect()
+}
+
+/// A link address as text.
+pub fn words(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// The two machines, and the node between them, in which no daemon runs yet.
+#[derive(Debug)]
+pub struct Site {
+    /// What is between.
+    pub node: Node,
+    /// Who sends.
+    pub a: Machine,
+    /// Who receives.
+    pub b: Machine,
+    generator: Option<Generator>,
+    sink: Option<Sink>,
+}
+
+impl Site {
+    /// Makes all of it.
+    pub fn make(label: &str) -> Self {
+        let mut node = Node::prepare(label);
+        let (a, b) = (node.machine("mA", "extA"), node.machine("mB", "extB"));
+        let quiet = "sysctl -qw net.ipv6.conf.all.disable_ipv6=1";
+        for (machine, mac) in [(&a, MAC_A), (&b, MAC_B)] {
+            machine.run(&format!("{quiet}; ip link set eth0 address {}", words(mac)));
+        }
+        node.namespace().run(&format!(
+            "{quiet}
+             ip link set extA address {}; ip link set extB address {}
+             # So that frames of the kernel's own generator are taken.
+             ethtool -K extA gro on",
+            words(MAC_MIDDLE_A),
+            words(MAC_MIDDLE_B)
+        ));
+        Self { node, a, b, generator: None, sink: None }
+    }
+
+    /// Puts a generator into A, on a CPU, and a sink into B.
+    pub fn aim(&mut self, prefixes: &[Prefix], bytes: usize, cpu: usize) -> Result<()> {
+        (self.generator, self.sink) = (None, None);
+        let stream = Stream {
+            to_mac: MAC_MIDDLE_A,
+            from_mac: MAC_A,
+            source: [10, 0, 1, 2],
+            destinations: destinations(prefixes),
+            bytes,
+        };
+        self.generator = Some(Generator::start(&self.a.netns, "eth0", cpu, &stream)?);
+        // What the one before still had attached goes in its own time.
+        let netns = &self.b.netns;
+        let mut sink = Sink::start(netns, "eth0");
+        for _ in 0..50 {
+            if sink.is_ok() {
+                break;
+            }
+            std::thread::sleep(QUIET);
+            sink = Sink::start(netns, "eth0");
+        }
+        self.sink = Some(sink?);
+        Ok(())
+    }
+
+    /// Offers a load, or as much as goes, for some time; what came of it, with the cycles of the
+    /// given processes, or of the generator and of interrupts if there are none.
+    pub fn offer(
+        &self,
+        load_pps: Option<f64>,
+        time: Duration,
+        processes: &[u32],
+        clock: &Clock,
+    ) -> Result<Vec<Reading>> {
+        let generator = self.generator.as_ref().context("no generator")?;
+        let sink = self.sink.as_ref().context("no sink")?;
+        generator.send(load_pps, time / 10, clock)?;
+        let before = sink.settled(QUIET)?;
+        let interrupts = meter::processes("comm", "ksoftirqd/");
+        let measured = if processes.is_empty() { &*interrupts } else { processes };
+        let meter = clock.start(measured, false);
+        let sent = generator.send(load_pps, time, clock)?;
+        let cycles = clock.stop(meter);
+        let after = sink.settled(QUIET)?;
+        let came = after.came - before.came;
+        ensure!(came > 0, "of {} frames none came", sent.frames);
+        let mut all = cycles.user + cycles.kernel;
+        let mut notes = "";
+        if processes.is_empty() {
+            all += sent.cycles.user + sent.cycles.kernel;
+            notes = "cycles with those of the generator";
+        }
+        let offered = sent.frames as f64;
+        let (rate, load) = (came as f64 / sent.seconds / 1e6, offered / sent.seconds / 1e6);
+        let loss = (1.0 - came as f64 / offered.max(1.0)) * 100.0;
+        let late = (after.late - before.late) as f64 / came as f64 * 100.0;
+        Ok(vec![
+            Reading::new("rate", rate, "Mpps").cycles(all / came as f64).notes(notes),
+            Reading::new("offered", load, "Mpps"),
+            Reading::new("loss", loss, "%"),
+            Reading::new("late", late, "%"),
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destinations_are_inside_their_prefixes_and_of_all_of_them() {
+        let drawn = destinations(&few());
+        assert_eq!(drawn.len(), 512);
+        assert!(drawn.iter().all(|to| to[..2] == [20, 0] && to[2] < 2));
+        assert!((0..2).all(|third| drawn.iter().filter(|to| to[2] == third).count() > 200));
+        assert_eq!(destinations(&[([192, 0, 2, 7], 32)])[0], [192, 0, 2, 7]);
+    }
+}

@@ -1,0 +1,223 @@
+//! What is to be reached, and by which figure it is judged.
+
+use std::ops::RangeInclusive;
+
+use crate::sample::{Results, State};
+use crate::statistics::{Summary, groups};
+
+/// How a figure is judged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// Its median is at least this.
+    AtLeast(f64),
+    /// Its median is at most this.
+    AtMost(f64),
+}
+
+/// Something to be reached.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// In words.
+    pub words: &'static str,
+    /// Experiment, series and kind of the figure.
+    pub figure: [&'static str; 3],
+    /// At which parameters.
+    pub x: RangeInclusive<u32>,
+    /// Only in this state of the cores.
+    pub state: Option<State>,
+    /// The bound.
+    pub bound: Bound,
+    /// Figure of another series that is subtracted.
+    pub less: Option<&'static str>,
+}
+
+/// Parameters: any.
+const ANY: RangeInclusive<u32> = 0..=u32::MAX;
+/// Two routes, and the full table.
+const FEW: RangeInclusive<u32> = 1..=2;
+const FULL: RangeInclusive<u32> = 900_000..=1_000_000;
+
+/// All, in the order in which they are reported.
+pub fn all() -> Vec<Target> {
+    let plain =
+        |words, figure, x, state, bound| Target { words, figure, x, state, bound, less: None };
+    let (near, far) = (Some(State::Near), Some(State::Far));
+    use Bound::{AtLeast, AtMost};
+    let router = ["router", "pdp, two cores", "rate"];
+    vec![
+        plain(
+            "whole way, two cores, 2 routes, near: above 18 Mpps",
+            router,
+            FEW,
+            near,
+            AtLeast(18.0),
+        ),
+        plain(
+            "whole way, two cores, 2 routes, far: above 13 Mpps",
+            router,
+            FEW,
+            far,
+            AtLeast(13.0),
+        ),
+        plain(
+            "whole way, two cores, full table, near: above 12 Mpps",
+            router,
+            FULL,
+            near,
+            AtLeast(12.0),
+        ),
+        plain(
+            "whole way, two cores, full table, far: above 9 Mpps",
+            router,
+            FULL,
+            far,
+            AtLeast(9.0),
+        ),
+        plain(
+            "whole way, mux and guest on one core: above 6 Mpps",
+            ["one-core", "pdp", "rate"],
+            ANY,
+            None,
+            AtLeast(6.0),
+        ),
+        plain(
+            "veth to veth, 2 routes: above 600 kpps",
+            ["veth", "pdp, two cores", "rate"],
+            FEW,
+            None,
+            AtLeast(0.6),
+        ),
+        plain(
+            "look-ups at random over the full IPv4 table: at least 100 million/s a core",
+            ["lookup", "IPv4", "rate"],
+            ANY,
+            None,
+            AtLeast(100.0),
+        ),
+        plain(
+            "look-ups over the full IPv6 table: at least 50 million/s a core",
+            ["lookup", "IPv6", "rate"],
+            ANY,
+            None,
+            AtLeast(50.0),
+        ),
+        plain(
+            "overload: at ten times the capacity within 5% of the peak",
+            ["overload", "pdp", "of peak"],
+            10..=10,
+            None,
+            AtLeast(95.0),
+        ),
+        Target {
+            words: "round-trip time added at idle, against the kernel's forwarding: under 50 µs median",
+            figure: ["rtt", "pdp, two cores", "median"],
+            x: ANY,
+            state: None,
+            bound: AtMost(50.0),
+            less: Some("kernel"),
+        },
+        plain(
+            "1,024 vnets: no cliff (at least 80% of one vnet's rate)",
+            ["vnets", "pdp", "of one"],
+            1024..=1024,
+            None,
+            AtLeast(80.0),
+        ),
+        plain(
+            "capped guests scale linearly: within 5% at three guests, ordered",
+            ["scaling", "ordered", "of linear"],
+            3..=3,
+            None,
+            AtLeast(95.0),
+        ),
+        plain(
+            "ordered distribution: no packet late",
+            ["reorder", "ordered", "late"],
+            ANY,
+            None,
+            AtMost(0.0),
+        ),
+    ]
+}
+
+/// How a target stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Standing {
+    /// What was reached, in the target's state.
+    pub reached: Summary,
+    /// Its unit.
+    pub unit: String,
+    /// In which state.
+    pub state: State,
+    /// Whether that is enough.
+    pub met: bool,
+}
+
+impl Target {
+    /// How it stands by these results: for each state and parameter that was measured.
+    pub fn standings(&self, results: &[Results]) -> Vec<Standing> {
+        let [experiment, series, what] = self.figure;
+        let Some(results) = results.iter().find(|results| results.experiment == experiment) else {
+            return Vec::new();
+        };
+        let groups = groups(&results.samples, what);
+        let in_range = |x: f64| x >= f64::from(*self.x.start()) && x <= f64::from(*self.x.end());
+        let unit = results.samples.iter().find(|sample| sample.what == what);
+        let own = groups.iter().filter(|group| {
+            group.series == series
+                && in_range(group.x)
+                && self.state.is_none_or(|state| state == group.state)
+        });
+        own.filter_map(|group| {
+            let mut reached = group.value;
+            if let Some(other) = self.less {
+                let same = |o: &&crate::statistics::Group| {
+                    o.series == other && o.x == group.x && o.state == group.state
+                };
+                let less = groups.iter().find(same)?.value.median;
+                let [median, least, most] =
+                    [reached.median, reached.least, reached.most].map(|value| value - less);
+                reached = Summary { median, least, most, ..reached };
+            }
+            let met = match self.bound {
+                Bound::AtLeast(bound) => reached.median >= bound,
+                Bound::AtMost(bound) => reached.median <= bound,
+            };
+            let unit = unit.map_or(String::new(), |sample| sample.unit.clone());
+            Some(Standing { reached, unit, state: group.state, met })
+        })
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::tests::results;
+
+    fn target(less: Option<&'static str>, state: Option<State>, bound: Bound) -> Target {
+        Target { words: "", figure: ["veth", "pdp", "rate"], x: FEW, state, bound, less }
+    }
+
+    #[test]
+    fn a_target_is_judged_by_its_own_series_parameters_and_state() {
+        let results = [results(&[
+            ("pdp", 2.0, 5.0, 60.0),
+            ("pdp", 2.0, 7.0, 60.0),
+            ("pdp", 2.0, 2.0, 300.0),
+            ("pdp", 900_000.0, 1.0, 60.0),
+            ("kernel", 2.0, 1.5, 60.0),
+        ])];
+        let met = |target: Target| {
+            let standings = target.standings(&results);
+            standings.iter().map(|s| (s.state, s.reached.median, s.met)).collect::<Vec<_>>()
+        };
+        let (near, far) = (State::Near, State::Far);
+        let at_least = |state, bound| met(target(None, state, Bound::AtLeast(bound)));
+        assert_eq!(at_least(Some(near), 6.0), [(near, 6.0, true)]);
+        assert_eq!(at_least(Some(near), 6.1), [(near, 6.0, false)]);
+        assert_eq!(at_least(None, 3.0), [(near, 6.0, true), (far, 2.0, false)]);
+        let less = met(target(Some("kernel"), None, Bound::AtMost(4.5)));
+        assert_eq!(less, [(near, 4.5, true)]);
+    }
+}
