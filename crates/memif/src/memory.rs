@@ -96,6 +96,7 @@ impl Mapping {
     }
 
     /// Bytes of the region.
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -106,6 +107,7 @@ impl Mapping {
     }
 
     /// The address of `bytes` at `offset`. Panics unless they lie inside; callers have checked.
+    #[inline]
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         assert!(offset <= self.bytes && bytes <= self.bytes - offset, "beyond the region");
         // SAFETY: `offset <= self.bytes`, so the result is in the mapping or one past its end.

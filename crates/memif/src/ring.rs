@@ -70,6 +70,7 @@ impl Ring {
         fits.then_some(Self { regions, region, offset, slots })
     }
 
+    #[inline]
     pub fn slots(&self) -> u16 {
         self.slots
     }
@@ -80,6 +81,7 @@ impl Ring {
         usize::from(index & (self.slots - 1))
     }
 
+    #[inline]
     pub fn regions(&self) -> &[Mapping] {
         &self.regions
     }

@@ -39,23 +39,24 @@ impl Vnet {
     /// Frames at `port`; from outside the node they are policed. Empties `frames`.
     pub fn arrive(&mut self, core: &mut Core, port: u16, frames: &mut Vec<Packet>, outside: bool) {
         let at = usize::from(port);
-        let Some(here) = self.ports.get_mut(at) else {
-            return frames.drain(..).for_each(|packet| core.packets.give(packet));
-        };
+        let Some(here) = self.ports.get_mut(at) else { return core.packets.give_all(frames) };
         here.counters.received += frames.len() as u64;
-        let mut admitted = std::mem::take(&mut core.scratch.admitted);
-        for packet in frames.drain(..) {
-            here.counters.received_bytes += packet.len() as u64;
-            let police = outside.then_some(&mut self.police.bucket);
-            let is_policed = police.is_some_and(|it| it.take(core.now_ns, packet.len()).is_err());
-            if is_policed {
+        here.counters.received_bytes += frames.iter().map(|it| it.len() as u64).sum::<u64>();
+        let bucket = &mut self.police.bucket;
+        if outside && !bucket.is_unlimited() {
+            let now_ns = core.now_ns;
+            let policed = |packet: &mut Packet| bucket.take(now_ns, packet.len()).is_err();
+            for packet in frames.extract_if(.., policed) {
                 here.drop(core, Reason::Policed, packet);
-            } else if let Some(packet) = here.admit(core, self.slot, packet, outside) {
-                admitted.push(packet);
             }
         }
-        self.distribute(core, at, &mut admitted);
-        core.scratch.admitted = admitted;
+        here.look(core, self.slot, frames, outside);
+        if here.link.as_ref().is_some_and(|link| !link.up) {
+            frames.drain(..).for_each(|packet| here.drop(core, Reason::LinkDown, packet));
+        }
+        here.fit(core, frames);
+        self.distribute(core, at, frames);
+        core.packets.give_all(frames);
     }
 
     /// Frames that there is room for in the guests behind `port`.
@@ -65,53 +66,39 @@ impl Vnet {
         router.distributor.room(&mut router.guests[..])
     }
 
-    /// Admitted frames to the guests, or to the TAP.
-    fn distribute(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
+    /// Frames to the guests, or to the TAP: they are copied there.
+    fn distribute(&mut self, core: &mut Core, at: usize, frames: &[Packet]) {
         let node = self.ports[at].node;
-        let mut frames = frames.drain(..);
-        while let Some(first) = frames.as_slice().first() {
+        let mut frames = frames;
+        while let [first, rest @ ..] = frames {
             let Some(router) = &mut self.nodes[node].router else {
-                frames.for_each(|packet| self.punt(core, at, None, packet));
-                return;
+                return frames.iter().for_each(|packet| self.punt(core, at, None, packet));
             };
-            let wanted = router.filters.iter();
-            let filter = wanted.into_iter().find(|(it, _)| trace::matches(first.bytes(), it));
-            if let Some((_, class)) = filter {
-                let class = *class;
-                if let Some(packet) = frames.next() {
-                    self.punt(core, at, Some(class), packet);
-                }
+            let filter = router.filters.iter().find(|(it, _)| trace::matches(first.bytes(), it));
+            if let Some(&(_, class)) = filter {
+                self.punt(core, at, Some(class), first);
+                frames = rest;
                 continue;
             }
             let pick = router.distributor.pick(first.bytes(), &mut router.guests[..]);
-            let Some((guest, mut count)) = pick else {
-                if let Some(packet) = frames.next() {
-                    self.ports[at].drop(core, Reason::NoGuest, packet);
-                }
+            let Some((guest, count)) = pick else {
+                self.ports[at].end(core, Reason::NoGuest, first);
+                frames = rest;
                 continue;
             };
-            if !router.filters.is_empty() {
-                count = 1;
-            }
-            self.cross(core, at, guest, frames.by_ref().take(count));
+            let count = if router.filters.is_empty() { count.min(frames.len()) } else { 1 };
+            let (run, behind) = frames.split_at(count);
+            self.cross(core, at, guest, run);
+            frames = behind;
         }
     }
 
     /// Copies frames into the memory of a guest.
-    fn cross(
-        &mut self,
-        core: &mut Core,
-        at: usize,
-        guest: usize,
-        frames: impl Iterator<Item = Packet>,
-    ) {
+    fn cross(&mut self, core: &mut Core, at: usize, guest: usize, frames: &[Packet]) {
         let here = &mut self.ports[at];
         let (node, index) = (here.node, here.index);
-        let Some(router) = &mut self.nodes[node].router else {
-            return frames.for_each(|packet| core.packets.give(packet));
-        };
+        let Some(router) = &mut self.nodes[node].router else { return };
         let to = &mut router.guests[guest];
-        let mut room = OUTSTANDING_MAX - to.outstanding.len().min(OUTSTANDING_MAX);
         let number = to.spec.number;
         let (completes, has_tag) = match to.spec.attach {
             Attach::Runtime => (true, true),
@@ -119,39 +106,39 @@ impl Vnet {
             Attach::Memif => (false, false),
         };
         let link_at = if has_tag { 0 } else { usize::from(index) };
-        let mut fault = None;
-        let mut given = 0;
-        for packet in frames {
-            let Some(link) = to.links[link_at].as_mut().filter(|_| fault.is_none()) else {
-                here.drop(core, Reason::NoGuest, packet);
-                continue;
-            };
-            if completes && room == 0 {
-                here.drop(core, Reason::GuestWindowFull, packet);
-                continue;
-            }
+        let Some(link) = &mut to.links[link_at] else {
+            return frames.iter().for_each(|packet| here.end(core, Reason::NoGuest, packet));
+        };
+        let window = if completes { OUTSTANDING_MAX } else { usize::MAX };
+        let room = window.saturating_sub(to.outstanding.len());
+        let (mut given, mut fault, mut stopped_by) = (0, None, Reason::GuestWindowFull);
+        for packet in frames.iter().take(room) {
             let tag = if has_tag { Tag::deliver(index, packet.mark as u8).emit() } else { 0 };
             match link.push(tag, packet.bytes()) {
-                Ok(true) => {
-                    (given, room) = (given + 1, room - 1);
-                    note_given(core, packet.mark, number, completes);
-                    core.packets.give(packet);
+                Ok(true) => given += 1,
+                Ok(false) => {
+                    stopped_by = Reason::GuestRingFull;
+                    break;
                 }
-                Ok(false) => here.drop(core, Reason::GuestRingFull, packet),
                 Err(it) => {
-                    fault = Some(it.to_string());
-                    here.drop(core, Reason::GuestGone, packet);
+                    (fault, stopped_by) = (Some(it.to_string()), Reason::GuestGone);
+                    break;
                 }
             }
         }
+        let (crossed, refused) = frames.split_at(given);
+        for packet in crossed.iter().filter(|packet| packet.mark != 0) {
+            note_given(core, packet.mark, number, completes);
+        }
+        refused.iter().for_each(|packet| here.end(core, stopped_by, packet));
         to.stats.to_guest += given as u64;
-        if completes && given > 0 {
+        if !completes {
+            here.counters.consumed += given as u64;
+        } else if given > 0 {
             to.outstanding.push(index, given);
             if router.distributor.is_ordered() {
                 router.order.note(number, given);
             }
-        } else {
-            here.counters.consumed += given as u64;
         }
         router.distributor.gave(given);
         if fault.is_some() {
@@ -159,23 +146,23 @@ impl Vnet {
         }
     }
 
-    /// Hands a frame to the node's TAP helper, within the limit of its class if it has one.
+    /// Copies a frame to the node's TAP helper, within the limit of its class if it has one.
     pub(crate) fn punt(
         &mut self,
         core: &mut Core,
         at: usize,
         class: Option<PuntClass>,
-        packet: Packet,
+        packet: &Packet,
     ) {
         let here = &mut self.ports[at];
         let node = here.node;
         if let Some(class) = class
             && here.punts[class as usize].bucket.take(core.now_ns, packet.len()).is_err()
         {
-            return here.drop(core, class.into(), packet);
+            return here.end(core, class.into(), packet);
         }
         let Some(tap) = &mut self.nodes[node].tap else {
-            return here.drop(core, Reason::NoTap, packet);
+            return here.end(core, Reason::NoTap, packet);
         };
         match tap.push(Tag::deliver(here.index, 0).emit(), packet.bytes()) {
             Ok(true) => {
@@ -187,34 +174,31 @@ impl Vnet {
                         class.map_or("host", PuntClass::name)
                     )
                 });
-                core.packets.give(packet);
             }
-            Ok(false) => here.drop(core, Reason::TapRingFull, packet),
+            Ok(false) => here.end(core, Reason::TapRingFull, packet),
             Err(fault) => {
-                here.drop(core, Reason::NoTap, packet);
+                here.end(core, Reason::NoTap, packet);
                 self.lose_tap(node, core, Some(fault.to_string()));
             }
         }
     }
 }
 
-/// Ends a frame at the port that has these counters and this name.
+/// Ends the frame with this mark at the port with these counters and this name.
 pub(crate) fn end(
     counters: &mut PortCounters,
     name: &str,
     core: &mut Core,
     reason: Reason,
-    packet: Packet,
+    mark: u32,
 ) {
     counters.drop(reason);
-    core.tracer.end(packet.mark, "drop", || format!("{} at {name}", reason.name()));
-    core.packets.give(packet);
+    core.tracer.end(mark, "drop", || format!("{} at {name}", reason.name()));
 }
 
 /// Of a traced frame.
 fn note_given(core: &mut Core, mark: u32, guest: u32, completes: bool) {
-    if mark == 0 {
-    } else if completes {
+    if completes {
         core.tracer.note(mark, "distribute", || format!("to guest {guest}"));
     } else {
         let detail = || format!("to guest {guest}, which does not say what it does with it");
@@ -223,58 +207,53 @@ fn note_given(core: &mut Core, mark: u32, guest: u32, completes: bool) {
 }
 
 impl Port {
-    /// What may go on from here: frames that the port takes now.
-    fn admit(
-        &mut self,
-        core: &mut Core,
-        vnet: u16,
-        mut packet: Packet,
-        outside: bool,
-    ) -> Option<Packet> {
-        self.capture(core, packet.bytes());
-        if self.wish.is_some() || packet.mark != 0 {
-            self.grant_wish(core, vnet, &mut packet, outside);
+    /// Shows frames that arrived to captures and traces.
+    fn look(&mut self, core: &mut Core, vnet: u16, frames: &mut [Packet], outside: bool) {
+        self.capture(core, frames);
+        for packet in frames {
+            if self.wish.is_some() || packet.mark != 0 {
+                self.grant_wish(core, vnet, packet, outside);
+            }
         }
-        let reason = if self.link.as_ref().is_some_and(|link| !link.up) {
-            Reason::LinkDown
-        } else if let Err(reason) = self.fits(&packet) {
-            reason
-        } else {
-            return Some(packet);
-        };
-        self.drop(core, reason, packet);
-        None
     }
 
-    /// Whether a frame is of a length that the port carries.
+    /// Drops frames that are too short or too long for the port.
     #[inline]
-    pub(crate) fn fits(&self, packet: &Packet) -> Result<(), Reason> {
-        if packet.len() < ether::HEADER_BYTES {
-            Err(Reason::Runt)
-        } else if packet.len() > ether::HEADER_BYTES + self.mtu as usize
-            && ether::payload_len(packet.bytes()) > self.mtu as usize
-        {
-            Err(Reason::TooBig)
-        } else {
-            Ok(())
+    pub(crate) fn fit(&mut self, core: &mut Core, frames: &mut Vec<Packet>) {
+        let mtu = self.mtu as usize;
+        let surely = ether::HEADER_BYTES..=ether::HEADER_BYTES + mtu;
+        let fits = |packet: &Packet| {
+            surely.contains(&packet.len())
+                || packet.len() >= ether::HEADER_BYTES && ether::payload_len(packet.bytes()) <= mtu
+        };
+        if !frames.iter().all(fits) {
+            for packet in frames.extract_if(.., |packet| !fits(packet)) {
+                let short = packet.len() < ether::HEADER_BYTES;
+                self.drop(core, if short { Reason::Runt } else { Reason::TooBig }, packet);
+            }
         }
+    }
+
+    /// Ends a frame, counted here under one reason; the packet goes home.
+    pub(crate) fn drop(&mut self, core: &mut Core, reason: Reason, packet: Packet) {
+        self.end(core, reason, &packet);
+        core.packets.give(packet);
     }
 
     /// Ends a frame, counted here under one reason.
-    pub(crate) fn drop(&mut self, core: &mut Core, reason: Reason, packet: Packet) {
-        end(&mut self.counters, &self.name, core, reason, packet);
+    pub(crate) fn end(&mut self, core: &mut Core, reason: Reason, packet: &Packet) {
+        end(&mut self.counters, &self.name, core, reason, packet.mark);
     }
 
-    /// Gives a copy to whoever captures here.
-    pub(crate) fn capture(&mut self, core: &Core, frame: &[u8]) {
+    /// Gives copies to whoever captures here.
+    pub(crate) fn capture(&mut self, core: &Core, frames: &[Packet]) {
         if self.captures.is_empty() {
             return;
         }
         let (counters, wall_ns) = (&mut self.counters, core.wall_ns());
         self.captures.retain_mut(|sink| {
-            if !sink.offer(wall_ns, frame) {
-                counters.capture_missed += 1;
-            }
+            let missed = frames.iter().filter(|packet| !sink.offer(wall_ns, packet.bytes()));
+            counters.capture_missed += missed.count() as u64;
             !sink.is_closed()
         });
     }

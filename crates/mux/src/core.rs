@@ -29,20 +29,16 @@ pub struct Dropped {
 /// Room to collect packets in, taken while it is used; kept so that nothing is allocated.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// For frames that are admitted at a port.
-    pub admitted: Vec<Packet>,
     /// For frames that leave by a port.
     pub leaving: Vec<Packet>,
     /// For frames that a shaper lets go.
     pub going: Vec<Packet>,
-    /// For frames with their outer headers.
-    pub wrapped: Vec<Packet>,
     /// For packets that come back.
     pub back: Vec<Packet>,
     /// For frames of one port from a socket or a vlink.
     pub run: Vec<Packet>,
     /// For what peers sent.
-    pub pulled: Vec<Pulled>,
+    pub pulled: Pulled,
 }
 
 /// Shared by all stages of one worker.

@@ -2,13 +2,14 @@
 //!
 //! A peer that breaks the contract is disconnected, with the reason in its counters.
 
+use pdp_afxdp::Packet;
 use pdp_proto::mux::Attach;
 use pdp_wire::tag::{Tag, Verdict};
 
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::meter::Stage;
-use crate::peer::{PULL_FRAMES, Pulled};
+use crate::peer::{PULL_FRAMES, Pulled, Run};
 use crate::vnet::Vnet;
 
 /// Frames that one vnet's peers may send in one round, so that no vnet keeps a worker busy.
@@ -40,7 +41,7 @@ impl Vnet {
         node: usize,
         mut left: usize,
         core: &mut Core,
-        pulled: &mut Vec<Pulled>,
+        pulled: &mut Pulled,
     ) -> usize {
         let before = left;
         let guests = self.nodes[node].router.as_ref().map_or(0, |router| router.guests.len());
@@ -111,36 +112,35 @@ impl Vnet {
         node: usize,
         left: usize,
         core: &mut Core,
-        pulled: &mut Vec<Pulled>,
+        pulled: &mut Pulled,
     ) -> usize {
         let Some(tap) = &mut self.nodes[node].tap else { return 0 };
         let max = left.min(PULL_FRAMES);
         // A TAP helper completes nothing, but for one that breaks the contract.
         let mut result = tap.pull_tagged(&mut core.packets, max, 1, pulled);
-        let count = pulled.len();
+        let count = pulled.frames();
         let mut leaving = std::mem::take(&mut core.scratch.leaving);
-        for Pulled { tag, packet } in pulled.drain(..) {
+        let mut packets = pulled.packets.drain(..);
+        for Run { tag, frames, has_packets } in pulled.runs.drain(..) {
+            let mine = packets.by_ref().take(if has_packets { frames } else { 0 });
             let at = match (&result, tag.verdict, self.port_at(node, tag.vport)) {
                 (Ok(()), Verdict::Out, Some(at)) if !tag.last => at,
-                (Ok(()), ..) => {
-                    result = Err(format!("a TAP helper sent {tag:?}"));
-                    packet.into_iter().for_each(|packet| core.packets.give(packet));
-                    continue;
-                }
-                (Err(_), ..) => {
-                    packet.into_iter().for_each(|packet| core.packets.give(packet));
+                _ => {
+                    mine.for_each(|packet| core.packets.give(packet));
+                    result = result.and(Err(format!("a TAP helper sent {tag:?}")));
                     continue;
                 }
             };
-            self.ports[at].counters.made += 1;
-            match packet {
-                Some(packet) => {
-                    leaving.push(packet);
-                    self.leave(core, at, &mut leaving);
-                }
-                None => self.ports[at].counters.drop(Reason::TooBig),
+            let port = &mut self.ports[at];
+            port.counters.made += frames as u64;
+            if has_packets {
+                leaving.extend(mine);
+                self.leave(core, at, &mut leaving);
+            } else {
+                port.counters.drop_all(Reason::TooBig, frames as u64);
             }
         }
+        drop(packets);
         core.scratch.leaving = leaving;
         if let Err(fault) = result {
             self.lose_tap(node, core, Some(fault));
@@ -155,7 +155,7 @@ impl Vnet {
         guest: usize,
         left: usize,
         core: &mut Core,
-        pulled: &mut Vec<Pulled>,
+        pulled: &mut Pulled,
     ) -> usize {
         let Some(router) = &mut self.nodes[node].router else { return 0 };
         let Some(from) = router.guests.get_mut(guest) else { return 0 };
@@ -178,12 +178,11 @@ impl Vnet {
                 Attach::Memif => {
                     let tag =
                         Tag { verdict: Verdict::Out, vport: link_at as u8, last: false, trace: 0 };
-                    let pull = |packet| pulled.push(Pulled { tag, packet });
-                    let result = link.pull(&mut core.packets, max, pull);
-                    result.map(|_| ()).map_err(|fault| fault.to_string())
+                    let result = link.pull(&mut core.packets, max, |it| pulled.add(tag, it));
+                    result.map_err(|fault| fault.to_string())
                 }
             };
-            let count = pulled.len();
+            let count = pulled.frames();
             taken += count;
             if count > 0 {
                 core.meter.lap(Stage::Dispatch, count);
@@ -204,58 +203,50 @@ impl Vnet {
         node: usize,
         guest: usize,
         attach: Attach,
-        pulled: &mut Vec<Pulled>,
+        pulled: &mut Pulled,
     ) -> Result<(), String> {
         let mut leaving = std::mem::take(&mut core.scratch.leaving);
-        // The port that `leaving` leaves by.
-        let mut way = 0;
         let (mut completed, mut from_guest) = (0, 0);
         let mut result = Ok(());
-        for Pulled { tag, packet } in pulled.drain(..) {
+        let mut packets = pulled.packets.drain(..);
+        for run @ Run { tag, frames, has_packets } in pulled.runs.drain(..) {
+            let mine = packets.by_ref().take(if has_packets { frames } else { 0 });
             if result.is_ok() {
-                result = self.verify(node, guest, attach, tag);
+                result = self.verify(node, guest, attach, run);
             }
             let at = match self.port_at(node, tag.vport) {
                 Some(at) if result.is_ok() => at,
                 _ => {
-                    packet.into_iter().for_each(|packet| core.packets.give(packet));
+                    mine.for_each(|packet| core.packets.give(packet));
                     continue;
                 }
             };
-            completed += usize::from(tag.last);
-            from_guest += u64::from(matches!(tag.verdict, Verdict::Out | Verdict::Punt(_)));
-            if !tag.last {
-                self.ports[at].counters.made += 1;
+            leaving.extend(mine);
+            if tag.trace != 0 {
+                self.follow(core, guest, at, run, &mut leaving);
             }
-            let mark = self.follow(core, node, guest, tag);
-            match (tag.verdict, packet) {
-                (Verdict::Out, Some(mut packet)) => {
-                    packet.mark = mark;
-                    if way != at {
-                        self.leave(core, way, &mut leaving);
-                        way = at;
-                    }
-                    leaving.push(packet);
+            let counters = &mut self.ports[at].counters;
+            if tag.last {
+                completed += frames;
+            } else {
+                counters.made += frames as u64;
+            }
+            let is_frame = matches!(tag.verdict, Verdict::Out | Verdict::Punt(_));
+            from_guest += if is_frame { frames as u64 } else { 0 };
+            match tag.verdict {
+                Verdict::Out if has_packets => self.leave(core, at, &mut leaving),
+                Verdict::Punt(class) if has_packets => {
+                    leaving.iter().for_each(|packet| self.punt(core, at, Some(class), packet));
+                    core.packets.give_all(&mut leaving);
                 }
-                (Verdict::Punt(class), Some(mut packet)) => {
-                    packet.mark = mark;
-                    self.punt(core, at, Some(class), packet);
+                Verdict::Out | Verdict::Punt(_) => {
+                    counters.drop_all(Reason::TooBig, frames as u64);
                 }
-                (Verdict::Out | Verdict::Punt(_), None) => {
-                    self.ports[at].counters.drop(Reason::TooBig);
-                    core.tracer.end(mark, "drop", || Reason::TooBig.name().into());
-                }
-                (Verdict::Drop(reason), _) => {
-                    self.ports[at].counters.drop(reason.into());
-                    core.tracer.end(mark, "drop", || reason.name().into());
-                }
-                (Verdict::Kept | Verdict::Deliver, _) => {
-                    self.ports[at].counters.consumed += 1;
-                    core.tracer.end(mark, "dispatch", || "kept by the guest".into());
-                }
+                Verdict::Drop(reason) => counters.drop_all(reason.into(), frames as u64),
+                Verdict::Kept | Verdict::Deliver => counters.consumed += frames as u64,
             }
         }
-        self.leave(core, way, &mut leaving);
+        drop(packets);
         core.scratch.leaving = leaving;
         if let Some(router) = &mut self.nodes[node].router {
             let from = &mut router.guests[guest];
@@ -266,14 +257,14 @@ impl Vnet {
         result
     }
 
-    /// Whether a guest may say this now.
+    /// Whether a guest may say this now; takes note of what is completed.
     #[inline]
     fn verify(
         &mut self,
         node: usize,
         guest: usize,
         attach: Attach,
-        tag: Tag,
+        Run { tag, frames, .. }: Run,
     ) -> Result<(), String> {
         if usize::from(tag.vport) >= self.nodes[node].count {
             return Err(format!("vport {} does not exist", tag.vport));
@@ -284,27 +275,40 @@ impl Vnet {
         if attach != Attach::Runtime && (tag.verdict != Verdict::Out || tag.last) {
             return Err(format!("{tag:?} from a guest without completions"));
         }
-        if tag.last && !self.guest(node, guest).is_some_and(|from| from.outstanding.pop()) {
+        if tag.last && !self.guest(node, guest).is_some_and(|from| from.outstanding.pop(frames)) {
             return Err("a completion without a frame that it completes".into());
         }
         Ok(())
     }
 
-    /// The mark of a traced frame, 0 of another.
-    #[inline]
-    fn follow(&mut self, core: &mut Core, node: usize, guest: usize, tag: Tag) -> u32 {
-        if tag.trace == 0 {
-            return 0;
-        }
+    /// Traced frames: marks their packets, or ends their traces where there are none.
+    fn follow(
+        &mut self,
+        core: &mut Core,
+        guest: usize,
+        at: usize,
+        Run { tag, frames, has_packets }: Run,
+        packets: &mut [Packet],
+    ) {
         let mark = core.tracer.mark(self.slot, tag.trace);
-        if !tag.last {
-            core.tracer.copied(mark);
+        let number = self.guest(self.ports[at].node, guest).map_or(0, |it| it.spec.number);
+        for _ in 0..frames {
+            if !tag.last {
+                core.tracer.copied(mark);
+            }
+            core.tracer.note(mark, "dispatch", || {
+                format!("guest {number} says {:?}, vport {}", tag.verdict, tag.vport)
+            });
+            if !has_packets {
+                let (stage, detail) = match tag.verdict {
+                    Verdict::Drop(reason) => ("drop", reason.name()),
+                    Verdict::Kept => ("dispatch", "kept by the guest"),
+                    _ => ("drop", Reason::TooBig.name()),
+                };
+                core.tracer.end(mark, stage, || detail.into());
+            }
         }
-        let number = self.guest(node, guest).map_or(0, |guest| guest.spec.number);
-        core.tracer.note(mark, "dispatch", || {
-            format!("guest {number} says {:?}, vport {}", tag.verdict, tag.vport)
-        });
-        mark
+        packets.iter_mut().for_each(|packet| packet.mark = mark);
     }
 
     fn guest(&mut self, node: usize, guest: usize) -> Option<&mut crate::peer::Guest> {

@@ -68,6 +68,11 @@ impl Outside {
         })
     }
 
+    /// Whether frames go out as they are.
+    pub fn is_plain(&self) -> bool {
+        self.tunnel.is_none()
+    }
+
     /// Bytes that [`Outside::wrap`] puts before a frame.
     pub fn header_bytes(&self) -> usize {
         self.tunnel.as_ref().map_or(0, |tunnel| tunnel.template.len())

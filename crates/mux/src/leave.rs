@@ -1,5 +1,7 @@
 //! Frames on their way out of a port: shape, encapsulate, send.
 
+use std::cell::Cell;
+
 use pdp_afxdp::Packet;
 
 use crate::arrive::end;
@@ -18,27 +20,43 @@ impl Vnet {
         }
         let count = frames.len();
         let here = &mut self.ports[at];
+        here.fit(core, frames);
+        let stopped_by = match &here.link {
+            None => Some(Reason::Unconnected),
+            Some(link) if !link.up => Some(Reason::LinkDown),
+            Some(link) => {
+                if !link.shaper.is_open() {
+                    self.offer(core, at, frames);
+                }
+                None
+            }
+        };
+        match stopped_by {
+            None => self.emit(core, at, frames),
+            Some(reason) => {
+                let here = &mut self.ports[at];
+                frames.drain(..).for_each(|packet| here.drop(core, reason, packet));
+            }
+        }
+        core.meter.lap(Stage::Send, count);
+    }
+
+    /// Leaves those in `frames` that the rate of port `at` lets go at once.
+    fn offer(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
+        let here = &mut self.ports[at];
+        let Some(link) = &mut here.link else { return };
         let mut going = std::mem::take(&mut core.scratch.going);
         for packet in frames.drain(..) {
-            if let Err(reason) = here.fits(&packet) {
-                here.drop(core, reason, packet);
-                continue;
-            }
-            let Some(link) = &mut here.link else {
-                here.drop(core, Reason::Unconnected, packet);
-                continue;
-            };
-            if !link.up {
-                here.drop(core, Reason::LinkDown, packet);
-                continue;
-            }
             // No vnet may hold more packets in queues than it leaves free for all: n greedy ones
             // have 1/(n+1) of the pool each, and as much stays free (Choudhury and Hahne, 1998).
             let room = self.waiting < core.packets.free();
             let mark = packet.mark;
             match link.shaper.offer(packet, core.now_ns, room) {
                 Offered::Go(packet) => going.push(packet),
-                Offered::Full(packet) => here.drop(core, Reason::QueueFull, packet),
+                Offered::Full(packet) => {
+                    end(&mut here.counters, &here.name, core, Reason::QueueFull, mark);
+                    core.packets.give(packet);
+                }
                 Offered::Waits => {
                     self.waiting += 1;
                     if link.shaper.waiting() == 1 {
@@ -49,9 +67,8 @@ impl Vnet {
                 }
             }
         }
-        self.emit(core, at, &mut going);
+        frames.append(&mut going);
         core.scratch.going = going;
-        core.meter.lap(Stage::Send, count);
     }
 
     /// Sends what has waited long enough. Returns how many frames, and when the next one is due.
@@ -89,7 +106,7 @@ impl Vnet {
             return;
         }
         let here = &mut self.ports[at];
-        frames.iter().for_each(|packet| here.capture(core, packet.bytes()));
+        here.capture(core, frames);
         let Some(link) = &here.link else {
             return frames.drain(..).for_each(|it| here.drop(core, Reason::Unconnected, it));
         };
@@ -115,36 +132,38 @@ impl Vnet {
             return frames.drain(..).for_each(|it| here.drop(core, Reason::ExternalGone, it));
         };
         let (mac, mtu) = (external.mac, external.mtu);
-        let mut wrapped = std::mem::take(&mut core.scratch.wrapped);
-        let (mut bytes, mut traced) = (0, vec![]);
-        for mut packet in frames.drain(..) {
-            let length = packet.len() as u64;
-            match outside.wrap(&mut packet, mac, mtu) {
-                Ok(()) => {
-                    if packet.mark != 0 {
-                        traced.push((wrapped.len(), packet.mark, length));
-                    }
-                    bytes += length;
-                    wrapped.push(packet);
-                }
-                Err(reason) => end(&mut here.counters, &here.name, core, reason, packet),
+        let why = Cell::new(Reason::UnderlayTooBig);
+        let refused = |packet: &mut Packet| {
+            let wrapped = outside.wrap(packet, mac, mtu);
+            wrapped.map_err(|reason| why.set(reason)).is_err()
+        };
+        for packet in frames.extract_if(.., refused) {
+            end(&mut here.counters, &here.name, core, why.get(), packet.mark);
+            core.packets.give(packet);
+        }
+        let mut traced = vec![];
+        let mut bytes = 0;
+        for (index, packet) in frames.iter().enumerate() {
+            let length = packet.len() - outside.header_bytes();
+            bytes += length as u64;
+            if packet.mark != 0 {
+                traced.push((index, packet.mark, length));
             }
         }
         let Core { externals, packets, connections, tracer, .. } = core;
         let Some(Some(external)) = externals.get_mut(outside.external) else { return };
-        let before = wrapped.len();
-        let sent = external.send(outside.spread, packets, connections, &mut wrapped);
-        let count = before - wrapped.len();
+        let before = frames.len();
+        let sent = external.send(outside.spread, packets, connections, frames);
+        let count = before - frames.len();
         for (_, mark, length) in traced.iter().filter(|(at, ..)| *at < count) {
             tracer.end(*mark, "send", || format!("out of {}, {length} bytes", here.name));
         }
         if let Err(reason) = sent {
             let header = outside.header_bytes();
-            bytes -= wrapped.iter().map(|packet| (packet.len() - header) as u64).sum::<u64>();
-            wrapped.drain(..).for_each(|packet| here.drop(core, reason, packet));
+            bytes -= frames.iter().map(|packet| (packet.len() - header) as u64).sum::<u64>();
+            frames.drain(..).for_each(|packet| here.drop(core, reason, packet));
         }
         here.counters.sent += count as u64;
         here.counters.sent_bytes += bytes;
-        core.scratch.wrapped = wrapped;
     }
 }

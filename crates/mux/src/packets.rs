@@ -41,11 +41,13 @@ impl Packets {
     }
 
     /// Packets that can be taken now.
+    #[inline]
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
     /// Takes an empty one.
+    #[inline]
     pub fn take(&mut self) -> Option<Packet> {
         let mut packet = self.free.pop()?;
         packet.reset();
@@ -53,6 +55,7 @@ impl Packets {
     }
 
     /// Gives one back, to its home.
+    #[inline]
     pub fn give(&mut self, packet: Packet) {
         let home = if self.homes.len() == 1 { self.me } else { packet.number() / self.share };
         match self.homes.get_mut(home).and_then(Option::as_mut) {
@@ -61,6 +64,15 @@ impl Packets {
                 let pushed = ring.push(packet);
                 debug_assert!(pushed.is_ok(), "the ring has room for all packets of its home");
             }
+        }
+    }
+
+    /// Gives all of them back.
+    pub fn give_all(&mut self, packets: &mut Vec<Packet>) {
+        if self.homes.len() == 1 {
+            self.free.append(packets);
+        } else {
+            packets.drain(..).for_each(|packet| self.give(packet));
         }
     }
 

@@ -35,13 +35,43 @@ pub struct Link {
     dirty: bool,
 }
 
-/// A frame from a peer, or a completion without one.
-#[derive(Debug)]
+/// What a peer sent: frames in a row about which it says the same, and their packets in order.
+#[derive(Debug, Default)]
 pub struct Pulled {
-    /// What the peer says about it.
+    /// Frames in a row.
+    pub runs: Vec<Run>,
+    /// The packets of the runs that have any.
+    pub packets: Vec<Packet>,
+}
+
+/// Frames in a row, or completions without frames.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// What the peer says about them.
     pub tag: Tag,
-    /// The frame; `None` where the tag says that none follows, or if it was too long for a packet.
-    pub packet: Option<Packet>,
+    /// How many.
+    pub frames: usize,
+    /// Whether there is a packet for each; not where the tag says that no frame follows, or if they
+    /// were too long for a packet.
+    pub has_packets: bool,
+}
+
+impl Pulled {
+    /// Frames of all runs.
+    pub fn frames(&self) -> usize {
+        self.runs.iter().map(|run| run.frames).sum()
+    }
+
+    /// Adds what came next.
+    #[inline]
+    pub fn add(&mut self, tag: Tag, packet: Option<Packet>) {
+        let has_packets = packet.is_some();
+        self.packets.extend(packet);
+        match self.runs.last_mut() {
+            Some(run) if (run.tag, run.has_packets) == (tag, has_packets) => run.frames += 1,
+            _ => self.runs.push(Run { tag, frames: 1, has_packets }),
+        }
+    }
 }
 
 impl Link {
@@ -64,13 +94,13 @@ impl Link {
     }
 
     /// Copies up to `max` frames out of the peer's memory, and no more than there are packets. They
-    /// have no tags.
+    /// have no tags; `to` gets `None` for one that is longer than a packet.
     pub fn pull(
         &mut self,
         packets: &mut Packets,
         max: usize,
         mut to: impl FnMut(Option<Packet>),
-    ) -> Result<usize, Fault> {
+    ) -> Result<(), Fault> {
         let count = self.rx.peek(max.min(packets.free()))?;
         for frame in 0..count {
             to(copy_out(&self.rx, frame, packets));
@@ -78,7 +108,7 @@ impl Link {
         if count > 0 {
             self.rx.release(count);
         }
-        Ok(count)
+        Ok(())
     }
 
     /// As [`Link::pull`] on a trunk, where each frame has a tag. Stops before the completion beyond
@@ -89,10 +119,9 @@ impl Link {
         packets: &mut Packets,
         max: usize,
         mut completions: usize,
-        pulled: &mut Vec<Pulled>,
+        pulled: &mut Pulled,
     ) -> Result<(), String> {
-        let max = max.min(packets.free());
-        let count = self.rx.peek(max).map_err(|fault| fault.to_string())?;
+        let count = self.rx.peek(max.min(packets.free())).map_err(|fault| fault.to_string())?;
         let mut taken = 0;
         let mut result = Ok(());
         while taken < count && completions > 0 {
@@ -104,8 +133,8 @@ impl Link {
                 }
             };
             let has_frame = matches!(tag.verdict, Verdict::Out | Verdict::Punt(_));
-            let packet = has_frame.then(|| copy_out(&self.rx, taken, packets)).flatten();
-            pulled.push(Pulled { tag, packet });
+            let packet = if has_frame { copy_out(&self.rx, taken, packets) } else { None };
+            pulled.add(tag, packet);
             completions -= usize::from(tag.last);
             taken += 1;
         }
@@ -167,15 +196,23 @@ impl Outstanding {
         }
     }
 
-    /// Takes the oldest away; false if there is none.
+    /// Takes the oldest `frames` away; false (and nothing done) if there are fewer.
     #[inline]
-    pub fn pop(&mut self) -> bool {
-        let Some(run) = self.runs.front_mut() else { return false };
-        run.1 -= 1;
-        if run.1 == 0 {
-            self.runs.pop_front();
+    pub fn pop(&mut self, mut frames: usize) -> bool {
+        if frames > self.frames {
+            return false;
         }
-        self.frames -= 1;
+        self.frames -= frames;
+        while frames > 0
+            && let Some(run) = self.runs.front_mut()
+        {
+            let some = frames.min(run.1 as usize);
+            run.1 -= some as u32;
+            frames -= some;
+            if run.1 == 0 {
+                self.runs.pop_front();
+            }
+        }
         true
     }
 

@@ -69,6 +69,12 @@ impl TokenBucket {
         }
     }
 
+    /// Whether it lets everything through.
+    #[inline]
+    pub fn is_unlimited(&self) -> bool {
+        self.bytes.is_none() && self.packets.is_none()
+    }
+
     /// Whether a frame of `bytes` may pass at `now_ns`; if so, it is charged. If not, when.
     pub fn take(&mut self, now_ns: u64, bytes: usize) -> Result<(), u64> {
         let now = u128::from(now_ns) << FRACTION_BITS;

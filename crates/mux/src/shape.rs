@@ -67,6 +67,12 @@ impl Shaper {
         self.queue.len()
     }
 
+    /// Whether everything that is offered may go at once.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.queue.is_empty() && self.bucket.is_unlimited()
+    }
+
     /// Sends or keeps a frame. `room` is whether the packet pool can spare one more.
     pub fn offer(&mut self, packet: Packet, now_ns: u64, room: bool) -> Offered {
         if self.queue.is_empty() && self.bucket.take(now_ns, packet.len()).is_ok() {
