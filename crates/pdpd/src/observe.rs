@@ -117,6 +117,8 @@ impl Daemon for Engine {
                     sent: external.sent,
                     dropped: external.dropped,
                     kernel_dropped: external.kernel_dropped,
+                    late: external.late,
+                    numbers: external.numbers,
                 },
             );
         }
