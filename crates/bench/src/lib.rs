@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bed;
 pub mod experiments;
 pub mod live;
 pub mod machine;
@@ -23,4 +24,5 @@ pub mod run;
 pub mod sample;
 pub mod site;
 pub mod statistics;
+pub mod stream;
 pub mod targets;

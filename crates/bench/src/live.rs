@@ -23,20 +23,14 @@ use libbpf_rs::{
 use pdp_e2e::meter::{self, Clock, Cycles};
 use pdp_net::interface::Interface;
 use pdp_net::netns::within;
-use pdp_wire::{ether, ipv4, udp};
+use pdp_wire::{ether, ipv4};
+
+use crate::stream::Stream;
 
 /// Destinations of one stream.
 pub const DESTINATIONS_MAX: usize = 1 << 20;
 
-/// Shortest frame: headers and number.
-pub const FRAME_BYTES_MIN: usize = HEADERS_BYTES + 8;
-
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/live.bpf.o"));
-
-const HEADERS_BYTES: usize = ether::HEADER_BYTES + ipv4::HEADER_BYTES + udp::HEADER_BYTES;
-
-/// UDP "discard" (RFC 863); the sink looks for it.
-const DISCARD_PORT: u16 = 9;
 
 /// BPF_F_TEST_XDP_LIVE_FRAMES of include/uapi/linux/bpf.h.
 const LIVE_FRAMES: u32 = 1 << 1;
@@ -54,55 +48,21 @@ const PACED_BURST_MAX: u32 = 128;
 /// Pause of a generator that is ahead of its rate.
 const PACE_SLEEP: Duration = Duration::from_micros(50);
 
-/// Frames that a generator sends.
-#[derive(Clone, Debug)]
-pub struct Stream {
-    /// Link address of who is to take them.
-    pub to_mac: [u8; 6],
-    /// Link address that they come from.
-    pub from_mac: [u8; 6],
-    /// IPv4 address that they come from.
-    pub source: [u8; 4],
-    /// IPv4 addresses that they go to, in turn; a power of two, so many at most as
-    /// [`DESTINATIONS_MAX`].
-    pub destinations: Vec<[u8; 4]>,
-    /// Length of each without check sequence, bytes; at least [`FRAME_BYTES_MIN`].
-    pub bytes: usize,
-}
-
-impl Stream {
-    /// As `struct settings` of the program.
-    fn settings(&self, ifindex: u32) -> Result<Vec<u8>> {
-        let count = self.destinations.len();
-        ensure!(count.is_power_of_two() && count <= DESTINATIONS_MAX, "{count} destinations");
-        ensure!(self.bytes >= FRAME_BYTES_MIN, "frames of {} bytes", self.bytes);
-        let ip_bytes = self.bytes - ether::HEADER_BYTES;
-        let mut ip = [0; ipv4::HEADER_BYTES];
-        ip[0] = 0x45;
-        ip[2..4].copy_from_slice(&u16::try_from(ip_bytes)?.to_be_bytes());
-        ip[8..10].copy_from_slice(&[64, udp::PROTOCOL]);
-        ip[12..16].copy_from_slice(&self.source);
-        let sum: u32 =
-            ip.chunks_exact(2).map(|pair| u32::from(u16::from_ne_bytes([pair[0], pair[1]]))).sum();
-        let length = u16::try_from(ip_bytes - ipv4::HEADER_BYTES)?;
-        let udp = udp::Header {
-            source_port: 50_000,
-            destination_port: DISCARD_PORT,
-            length,
-            checksum: 0,
-        };
-        let kind = ether::kind::IPV4;
-        let ethernet = ether::Header { destination: self.to_mac, source: self.from_mac, kind };
-        let mut settings = Vec::new();
-        for word in [ifindex, count as u32 - 1, sum] {
-            settings.extend(word.to_ne_bytes());
-        }
-        settings.extend(ethernet.emit());
-        settings.extend(ip);
-        settings.extend(udp.emit());
-        settings.extend([0; 2]);
-        Ok(settings)
+/// A stream as `struct settings` of the program.
+fn settings(stream: &Stream, ifindex: u32) -> Result<Vec<u8>> {
+    let count = stream.destinations.len();
+    ensure!(count.is_power_of_two() && count <= DESTINATIONS_MAX, "{count} destinations");
+    let headers = stream.headers()?;
+    let ip = &headers[ether::HEADER_BYTES..][..ipv4::HEADER_BYTES];
+    let sum: u32 =
+        ip.chunks_exact(2).map(|pair| u32::from(u16::from_ne_bytes([pair[0], pair[1]]))).sum();
+    let mut settings = Vec::new();
+    for word in [ifindex, count as u32 - 1, sum] {
+        settings.extend(word.to_ne_bytes());
     }
+    settings.extend(headers);
+    settings.extend([0; 2]);
+    Ok(settings)
 }
 
 /// What a generator did.
@@ -170,7 +130,7 @@ impl Loaded {
         let ifindex = Interface::by_name(device)?.index;
         let object = load()?;
         let map = |name| map(&object, name);
-        map("settings")?.update(&[0; 4], &stream.settings(ifindex)?, MapFlags::ANY)?;
+        map("settings")?.update(&[0; 4], &settings(stream, ifindex)?, MapFlags::ANY)?;
         let destinations = map("destinations")?;
         for (at, destination) in (0u32..).zip(&stream.destinations) {
             destinations.update(&at.to_ne_bytes(), destination, MapFlags::ANY)?;

@@ -12,8 +12,9 @@ use anyhow::{Context, Result, ensure};
 use pdp_e2e::meter::{self, Clock};
 use pdp_e2e::{Machine, Node};
 
-use crate::live::{DESTINATIONS_MAX, Generator, Sink, Stream};
+use crate::live::{DESTINATIONS_MAX, Generator, Sink};
 use crate::run::Reading;
+use crate::stream::Stream;
 
 /// Link addresses: of the machines, and of what is between them on both sides.
 pub const MAC_A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
@@ -73,6 +74,17 @@ pub fn destinations(prefixes: &[Prefix]) -> Vec<[u8; 4]> {
     (0..count).map(draw).collect()
 }
 
+/// Frames from machine A through the middle to these prefixes.
+pub fn stream(prefixes: &[Prefix], bytes: usize) -> Stream {
+    Stream {
+        to_mac: MAC_MIDDLE_A,
+        from_mac: MAC_A,
+        source: [10, 0, 1, 2],
+        destinations: destinations(prefixes),
+        bytes,
+    }
+}
+
 /// A link address as text.
 pub fn words(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
@@ -114,13 +126,7 @@ impl Site {
     /// Puts a generator into A, on a CPU, and a sink into B.
     pub fn aim(&mut self, prefixes: &[Prefix], bytes: usize, cpu: usize) -> Result<()> {
         (self.generator, self.sink) = (None, None);
-        let stream = Stream {
-            to_mac: MAC_MIDDLE_A,
-            from_mac: MAC_A,
-            source: [10, 0, 1, 2],
-            destinations: destinations(prefixes),
-            bytes,
-        };
+        let stream = stream(prefixes, bytes);
         self.generator = Some(Generator::start(&self.a.netns, "eth0", cpu, &stream)?);
         // What the one before still had attached goes in its own time.
         let netns = &self.b.netns;

@@ -2,6 +2,7 @@
 
 mod core_latency;
 mod memif_raw;
+mod router;
 mod rtt;
 mod veth;
 
@@ -27,6 +28,11 @@ pub const ALL: &[Experiment] = &[
     veth::EXPERIMENT,
     veth::LOAD,
     rtt::EXPERIMENT,
+    router::ROUTER,
+    router::ONE_CORE,
+    router::OVERLOAD,
+    router::SCALING,
+    router::REORDER,
 ];
 
 /// The one of a name.

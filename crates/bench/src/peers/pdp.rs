@@ -1,9 +1,9 @@
 //! PdP at a site: a router between the two external interfaces, its guests in their containers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use pdp_e2e::{eventually, meter};
+use pdp_e2e::{Node, eventually, meter};
 
 use super::kernel;
 use crate::site::{MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, Site, words};
@@ -64,16 +64,22 @@ impl Pdp {
         let mut batch = site.node.pdp_command(&["exec", "bench/r1", "--", "ip", "-batch", "-"]);
         let output = pdp_e2e::run(&mut batch, &kernel::routes(prefixes, "eth1"));
         ensure!(output.status.success(), "ip -batch: {}", String::from_utf8_lossy(&output.stderr));
-        let end = std::time::Instant::now() + TABLE_MAX;
-        loop {
-            let rows = site.node.try_pdp(&["routes", "bench/r1", "--guest", "0"]);
-            let count = rows.as_deref().map_or(0, |rows| rows.lines().count());
-            if count > prefixes.len() {
-                return Ok(());
-            }
-            ensure!(std::time::Instant::now() < end, "{count} routes reached the guest: {rows:?}");
-            std::thread::sleep(TABLE_LOOK);
+        wait_for_routes(&site.node, 0, prefixes.len())
+    }
+}
+
+/// Waits until a guest of router `bench/r1` has so many routes.
+pub fn wait_for_routes(node: &Node, guest: usize, wanted: usize) -> Result<()> {
+    let end = Instant::now() + TABLE_MAX;
+    loop {
+        let rows = node.try_pdp(&["routes", "bench/r1", "--guest", &guest.to_string()]);
+        let count = rows.as_deref().map_or(0, |rows| rows.lines().count());
+        if count > wanted {
+            return Ok(());
         }
+        let problem = rows.err().unwrap_or_default();
+        ensure!(Instant::now() < end, "{count} routes of {wanted} reached the guest {problem}");
+        std::thread::sleep(TABLE_LOOK);
     }
 }
 

@@ -98,7 +98,7 @@ impl Testpmd {
             ));
         }
         command.args(["--", "-i", "--total-num-mbufs=16384", "--no-mlockall", "--no-flush-rx"]);
-        command.arg("--no-lsc-interrupt");
+        command.args(["--no-lsc-interrupt", "--disable-link-check"]);
         command.arg(format!("--forward-mode={}", mode.word()));
         if mode == Mode::FlowGen || mode == Mode::TxOnly {
             command.arg(format!("--txpkts={bytes}"));

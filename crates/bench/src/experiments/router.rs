@@ -1,0 +1,186 @@
+//! The router alone: frames made and ended inside the mux.
+
+use anyhow::Result;
+use pdp_e2e::meter::Clock;
+
+use super::Experiment;
+use crate::bed::{Bed, Design};
+use crate::run::{Reading, Run};
+use crate::site;
+
+pub(super) const ROUTER: Experiment = Experiment {
+    name: "router",
+    about: "generator, mux, router guest in its container, mux, sink; mux and guest on a core \
+            each, 64-byte packets, 2 routes and the full table with random destinations",
+    run: router,
+};
+
+pub(super) const ONE_CORE: Experiment = Experiment {
+    name: "one-core",
+    about: "the same with mux and guest on one core, by the guest's share of it",
+    run: one_core,
+};
+
+pub(super) const OVERLOAD: Experiment = Experiment {
+    name: "overload",
+    about: "offered load from half the capacity of a capped guest to ten times of it",
+    run: overload,
+};
+
+pub(super) const SCALING: Experiment = Experiment {
+    name: "scaling",
+    about: "one flow over 1 to 4 guests of a tenth of a core each, twice their capacity offered",
+    run: scaling,
+};
+
+pub(super) const REORDER: Experiment = Experiment {
+    name: "reorder",
+    about: "packets that come late (RFC 4737) of one flow over guests with unequal quotas, at \
+            half their capacity",
+    run: reorder,
+};
+
+const FRAME_BYTES: usize = 64;
+
+/// The policies, as they are written.
+const POLICIES: [&str; 5] = ["round-robin", "weighted", "flow", "flowlet", "ordered"];
+
+/// Power of a capped guest, thousandths of a core.
+const CAPPED: u32 = 100;
+
+/// Frames that the rings of a guest hold: usually, and of a capped guest, which stands still for
+/// tens of milliseconds when its quota is used up (the kernel takes it away by ticks of 4 ms).
+const QUEUE: u32 = 1024;
+const QUEUE_CAPPED: u32 = 16384;
+
+fn design(run: &Run) -> Design {
+    let [mux, guest] = run.cores();
+    Design { mux, guest, guests: vec![1000], policy: "flow", queue: QUEUE, bytes: FRAME_BYTES }
+}
+
+fn capped(run: &Run, guests: &[u32], policy: &'static str) -> Design {
+    Design { guests: guests.to_vec(), policy, queue: QUEUE_CAPPED, ..design(run) }
+}
+
+fn router(run: &mut Run) -> Result<()> {
+    let clock = Clock::of_this_machine();
+    let time = run.time();
+    let mut tables = vec![site::few()];
+    if !run.quick() {
+        tables.push(site::internet()?);
+    }
+    for prefixes in tables {
+        let design = design(run);
+        let bed = run.attempt("pdp", |_| Bed::start(design, &prefixes));
+        let Some(bed) = bed else { continue };
+        run.rounds(|run| {
+            run.take("pdp, two cores", prefixes.len() as f64, "routes", || {
+                Ok(bed.offer(0, time, &clock)?.readings())
+            });
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn one_core(run: &mut Run) -> Result<()> {
+    let clock = Clock::of_this_machine();
+    let time = run.time();
+    let shares: &[u32] = if run.quick() { &[500] } else { &[250, 500, 750] };
+    for &share in shares {
+        let [core, _] = run.cores();
+        let design = Design { mux: core, guest: core, guests: vec![share], ..design(run) };
+        let bed = run.attempt("pdp", |_| Bed::start(design, &site::few()));
+        let Some(bed) = bed else { continue };
+        run.rounds(|run| {
+            run.take("pdp", f64::from(share) / 10.0, "% of the core for the guest", || {
+                Ok(bed.offer(0, time, &clock)?.readings())
+            });
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn overload(run: &mut Run) -> Result<()> {
+    let clock = Clock::of_this_machine();
+    let time = run.time();
+    let loads: &[f64] =
+        if run.quick() { &[1.0, 10.0] } else { &[0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0] };
+    let design = capped(run, &[CAPPED], "ordered");
+    let Some(bed) = run.attempt("pdp", |_| Bed::start(design, &site::few())) else {
+        return Ok(());
+    };
+    run.rounds(|run| {
+        let Some(capacity) = run.attempt("capacity", |_| bed.offer(0, time, &clock)) else {
+            return Ok(());
+        };
+        let mut peak = 0.0f64;
+        for &load in loads {
+            let pps = (capacity.rate_pps * load) as u64;
+            run.take("pdp", load, "times the capacity offered", || {
+                let passed = bed.offer(pps, time, &clock)?;
+                peak = peak.max(passed.rate_pps);
+                let mut readings = passed.readings();
+                readings.push(Reading::new("of peak", passed.rate_pps / peak * 100.0, "%"));
+                Ok(readings)
+            });
+        }
+        Ok(())
+    })
+}
+
+fn scaling(run: &mut Run) -> Result<()> {
+    let clock = Clock::of_this_machine();
+    let time = run.time();
+    let counts: &[usize] = if run.quick() { &[1, 2] } else { &[1, 2, 3, 4] };
+    for policy in POLICIES {
+        let mut beds = Vec::new();
+        for &count in counts {
+            let design = capped(run, &vec![CAPPED; count], policy);
+            let bed = run.attempt(policy, |_| Bed::start(design, &site::few()));
+            beds.extend(bed.map(|bed| (count, bed)));
+        }
+        run.rounds(|run| {
+            let mut one = None;
+            for (count, bed) in &beds {
+                run.take(policy, *count as f64, "guests", || {
+                    let passed = bed.offer(0, time, &clock)?;
+                    let one = *one.get_or_insert(passed.rate_pps / *count as f64);
+                    let linear = passed.rate_pps / (one * *count as f64) * 100.0;
+                    let mut readings = passed.readings();
+                    readings.push(Reading::new("of linear", linear, "%"));
+                    Ok(readings)
+                });
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn reorder(run: &mut Run) -> Result<()> {
+    let clock = Clock::of_this_machine();
+    let time = run.time();
+    // 75 and 50 to each other, as in the paper, and a third.
+    let powers = [150, 100, 100];
+    let counts: &[usize] = if run.quick() { &[2] } else { &[1, 2, 3] };
+    for policy in POLICIES {
+        for &count in counts {
+            let design = capped(run, &powers[..count], policy);
+            let bed = run.attempt(policy, |_| Bed::start(design, &site::few()));
+            let Some(bed) = bed else { continue };
+            run.rounds(|run| {
+                let Some(most) = run.attempt("capacity", |_| bed.offer(0, time / 2, &clock)) else {
+                    return Ok(());
+                };
+                let pps = (most.rate_pps / 2.0) as u64;
+                run.take(policy, count as f64, "guests", || {
+                    Ok(bed.offer(pps, time, &clock)?.readings())
+                });
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
+}

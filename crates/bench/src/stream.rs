@@ -1,0 +1,86 @@
+//! Numbered UDP datagrams in IPv4 and Ethernet, as all generators here send them.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use pdp_wire::checksum::checksum;
+use pdp_wire::{ether, ipv4, udp};
+
+/// All headers.
+pub const HEADERS_BYTES: usize = ether::HEADER_BYTES + ipv4::HEADER_BYTES + udp::HEADER_BYTES;
+
+/// Where the number of a frame is, 8 bytes.
+pub const NUMBER_AT: usize = HEADERS_BYTES;
+
+/// Shortest frame: headers and number.
+pub const FRAME_BYTES_MIN: usize = HEADERS_BYTES + 8;
+
+/// UDP "discard" (RFC 863); sinks look for it.
+const DISCARD_PORT: u16 = 9;
+
+/// Where the IPv4 header's checksum and destination are in a frame.
+const CHECKSUM_AT: usize = ether::HEADER_BYTES + 10;
+const DESTINATION_AT: usize = ether::HEADER_BYTES + 16;
+
+/// Frames that a generator sends.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    /// Link address of who is to take them.
+    pub to_mac: [u8; 6],
+    /// Link address that they come from.
+    pub from_mac: [u8; 6],
+    /// IPv4 address that they come from.
+    pub source: [u8; 4],
+    /// IPv4 addresses that they go to, in turn.
+    pub destinations: Vec<[u8; 4]>,
+    /// Length of each without check sequence, bytes; at least [`FRAME_BYTES_MIN`].
+    pub bytes: usize,
+}
+
+impl Stream {
+    /// The headers, with zeros for the IPv4 header's destination and checksum.
+    pub fn headers(&self) -> Result<[u8; HEADERS_BYTES]> {
+        ensure!(self.bytes >= FRAME_BYTES_MIN, "frames of {} bytes", self.bytes);
+        let ip_bytes = u16::try_from(self.bytes - ether::HEADER_BYTES)?;
+        let mut ip = [0; ipv4::HEADER_BYTES];
+        ip[0] = 0x45;
+        ip[2..4].copy_from_slice(&ip_bytes.to_be_bytes());
+        ip[8..10].copy_from_slice(&[64, udp::PROTOCOL]);
+        ip[12..16].copy_from_slice(&self.source);
+        let length = ip_bytes - ipv4::HEADER_BYTES as u16;
+        let (source_port, destination_port) = (50_000, DISCARD_PORT);
+        let udp = udp::Header { source_port, destination_port, length, checksum: 0 };
+        let kind = ether::kind::IPV4;
+        let ethernet = ether::Header { destination: self.to_mac, source: self.from_mac, kind };
+        let mut headers = [0; HEADERS_BYTES];
+        let parts = [&ethernet.emit()[..], &ip, &udp.emit()].concat();
+        headers.copy_from_slice(&parts);
+        Ok(headers)
+    }
+
+    /// Writes a frame for each of the first `count` destinations as a pcap file.
+    pub fn write_pcap(&self, path: &Path, count: usize) -> Result<()> {
+        let file = File::create(path).with_context(|| path.display().to_string())?;
+        let mut file = BufWriter::new(file);
+        // draft-ietf-opsawg-pcap section 4: version 2.4, frames of 65,535 bytes at most, Ethernet.
+        for word in [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1] {
+            file.write_all(&word.to_le_bytes())?;
+        }
+        let mut frame = self.headers()?.to_vec();
+        frame.resize(self.bytes, 0);
+        let length = u32::try_from(frame.len())?;
+        for destination in self.destinations.iter().take(count) {
+            frame[CHECKSUM_AT..CHECKSUM_AT + 2].fill(0);
+            frame[DESTINATION_AT..DESTINATION_AT + 4].copy_from_slice(destination);
+            let sum = checksum(&frame[ether::HEADER_BYTES..][..ipv4::HEADER_BYTES]);
+            frame[CHECKSUM_AT..CHECKSUM_AT + 2].copy_from_slice(&sum.to_be_bytes());
+            for word in [0, 0, length, length] {
+                file.write_all(&word.to_le_bytes())?;
+            }
+            file.write_all(&frame)?;
+        }
+        file.flush().with_context(|| path.display().to_string())
+    }
+}
