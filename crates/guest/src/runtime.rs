@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Buf, Client, ClientError, Link, Settings};
+use pdp_memif::{Buf, Client, ClientError, Link, Patience, Settings};
 use pdp_wire::tag::{GuestDrop, Tag, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -23,11 +23,11 @@ use crate::batch::{Batch, Extra, Frame, Outbox, write_tag};
 /// Where the mux listens, unless said otherwise.
 const MEMIF: &str = "/run/pdp/memif/memif.sock";
 
-/// Rounds without work before the guest sleeps.
-const IDLE_ROUNDS_MAX: u32 = 128;
-
 /// Between two calls of [`Program::tend`] while frames come.
 const TEND_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Batches between two looks at the clock, while frames come.
+const CLOCK_BATCHES: u32 = 8;
 
 /// Between two attempts to reach a mux that is not there.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
@@ -138,6 +138,7 @@ pub struct Runtime<P> {
     kept: usize,
     counters: Counters,
     tended: Tended,
+    batches: u32,
     tend_at: Instant,
     control_at: Instant,
 }
@@ -168,6 +169,7 @@ impl<P: Program> Runtime<P> {
             kept: 0,
             counters: Counters::default(),
             tended: Tended::More,
+            batches: 0,
             tend_at: now,
             control_at: now,
         })
@@ -190,16 +192,12 @@ impl<P: Program> Runtime<P> {
 
     /// Works until `stop` is set (and a signal or a second has gone by, if it sleeps).
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
-        let mut idle_rounds = 0;
+        let mut patience = Patience::default();
         while !stop.load(Ordering::Relaxed) {
-            if self.round() {
-                idle_rounds = 0;
-            } else if idle_rounds < IDLE_ROUNDS_MAX && self.client.link() == Link::Up {
-                idle_rounds += 1;
-                std::hint::spin_loop();
-            } else {
+            let work = self.round();
+            if patience.ends(work) || self.client.link() != Link::Up {
                 self.sleep()?;
-                idle_rounds = 0;
+                patience.slept();
             }
         }
         Ok(())
@@ -208,6 +206,10 @@ impl<P: Program> Runtime<P> {
     /// One batch, and what else is due. Returns whether there was work.
     pub fn round(&mut self) -> bool {
         let received = self.process();
+        self.batches = self.batches.wrapping_add(1);
+        if received && !self.batches.is_multiple_of(CLOCK_BATCHES) && self.tended != Tended::More {
+            return true;
+        }
         let now = Instant::now();
         if now >= self.control_at {
             self.look_after_link(now);
@@ -286,7 +288,9 @@ impl<P: Program> Runtime<P> {
     /// Sends all copies and completions, in order.
     fn complete(&mut self) {
         // Each frame's copies go before its completion; programs may have made them in any order.
-        self.extras.sort_unstable_by_key(|extra| extra.frame);
+        if self.extras.len() > 1 {
+            self.extras.sort_unstable_by_key(|extra| extra.frame);
+        }
         let mut extras = self.extras.drain(..).peekable();
         for (index, frame) in self.frames.drain(..).enumerate() {
             while let Some(extra) = extras.next_if(|extra| extra.frame == index) {

@@ -177,11 +177,13 @@ impl Lane {
         Self { ring, buffers, head: 0, tail: 0, shown: 0 }
     }
 
+    #[inline]
     fn room(&self) -> u16 {
         self.ring.slots() - self.head.wrapping_sub(self.tail)
     }
 
     /// Gives a buffer to the server, which sees it later. There must be room.
+    #[inline]
     fn put(&mut self, buffer: u32, descriptor: Descriptor) {
         let slot = self.ring.slot(self.head);
         self.buffers[slot] = buffer;
@@ -196,6 +198,7 @@ impl Lane {
     }
 
     /// Takes the oldest slot back.
+    #[inline]
     fn take(&mut self) -> (u32, Descriptor) {
         let descriptor = self.ring.descriptor(self.tail);
         let buffer = self.buffers[self.ring.slot(self.tail)];
@@ -465,6 +468,7 @@ impl Client {
     }
 
     /// Gives a buffer back. Panics on another client's.
+    #[inline]
     pub fn free(&mut self, buf: Buf) {
         assert_eq!(buf.pool, self.pool, "a buffer of another client");
         self.free.push(buf.index);
@@ -491,6 +495,7 @@ impl Client {
         if self.link == Link::Up { self.to_server.room().into() } else { 0 }
     }
 
+    #[inline]
     fn put(&mut self, buf: &Buf, flags: u16) {
         let (length, offset, metadata) = (buf.len, self.offset(buf) as u32, buf.metadata);
         let descriptor = Descriptor { flags, region: 0, length, offset, metadata };
@@ -499,6 +504,7 @@ impl Client {
 
     /// Puts a frame of one buffer into the ring without copying it; the server sees it after
     /// [`Self::flush`]. Gives the buffer back if there is no room or no link.
+    #[inline]
     pub fn send(&mut self, buf: Buf) -> Result<(), Buf> {
         if self.link != Link::Up || self.to_server.room() == 0 && self.room() == 0 {
             return Err(buf);

@@ -36,6 +36,7 @@ mod fault;
 mod idle;
 mod memory;
 mod message;
+mod patience;
 mod receiver;
 mod ring;
 mod sender;
@@ -45,6 +46,7 @@ pub mod sigbus;
 
 pub use client::{Buf, Client, ClientError, Link, Settings};
 pub use fault::Fault;
+pub use patience::Patience;
 pub use receiver::Receiver;
 pub use sender::Sender;
 pub use server::{Closed, Connection, Control, Handshake, HandshakeError, Listener};

@@ -132,14 +132,17 @@ impl Vnet {
             return frames.drain(..).for_each(|it| here.drop(core, Reason::ExternalGone, it));
         };
         let (mac, mtu) = (external.mac, external.mtu);
+        let unchanged = outside.is_plain() && here.mtu <= mtu;
         let why = Cell::new(Reason::UnderlayTooBig);
         let refused = |packet: &mut Packet| {
             let wrapped = outside.wrap(packet, mac, mtu);
             wrapped.map_err(|reason| why.set(reason)).is_err()
         };
-        for packet in frames.extract_if(.., refused) {
-            end(&mut here.counters, &here.name, core, why.get(), packet.mark);
-            core.packets.give(packet);
+        if !unchanged {
+            for packet in frames.extract_if(.., refused) {
+                end(&mut here.counters, &here.name, core, why.get(), packet.mark);
+                core.packets.give(packet);
+            }
         }
         let mut traced = vec![];
         let mut bytes = 0;

@@ -1,12 +1,13 @@
 //! A worker thread: one round after the other, each from receiving to sending.
 //!
 //! A round takes a bounded number of frames from everywhere, so that nobody keeps a worker from
-//! the others. After [`IDLE_ROUNDS_MAX`] rounds without work it arms every doorbell and sleeps.
+//! the others. After some rounds without work ([`Patience`]) it arms every doorbell and sleeps.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use pdp_afxdp::Packet;
+use pdp_memif::Patience;
 use pdp_proto::mux::WorkerStats;
 use rtrb::{Consumer, Producer};
 
@@ -21,9 +22,6 @@ use crate::wake::Wake;
 
 /// Frames on their way to another worker's vnets.
 pub const HANDOVER_FRAMES: usize = 1024;
-
-/// Rounds without work before sleeping.
-const IDLE_ROUNDS_MAX: u32 = 64;
 
 /// Sleep while frames are on their way out, nanoseconds: their packets are to come back.
 const SENDING_SLEEP_NS: u64 = 1_000_000;
@@ -104,15 +102,12 @@ impl Worker {
 
     /// Runs until nobody can send commands any more.
     pub fn run(mut self) {
-        let mut idle = 0;
+        let mut patience = Patience::default();
         while !self.ended {
-            if self.round() {
-                idle = 0;
-            } else if idle < IDLE_ROUNDS_MAX {
-                idle += 1;
-                std::hint::spin_loop();
-            } else {
+            let work = self.round();
+            if patience.ends(work) {
                 self.sleep();
+                patience.slept();
             }
         }
     }
