@@ -41,12 +41,21 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// Sleep while the ring to the mux is full: memif has no doorbell for room.
 const FULL_SLEEP: Duration = Duration::from_micros(50);
 
-/// The ring and buffers of a guest: 1024 frames each way, frames of 1976 bytes, 8 MB.
-const SETTINGS: Settings =
-    Settings { ring_log2: 10, buffer_bytes: 2048, headroom_bytes: 64, buffers: 4096 };
+/// Frames in each of the two rings, unless said otherwise.
+const QUEUE_DEFAULT: u32 = 1024;
+
+/// Buffers beside those that both rings hold.
+const BUFFERS_SPARE: u32 = 2048;
 
 /// Frames that a program may hold: what rings and copies of a batch leave of the buffers.
-const KEPT_MAX: usize = SETTINGS.buffers as usize - (2 << SETTINGS.ring_log2) - 512;
+const KEPT_MAX: usize = BUFFERS_SPARE as usize - 512;
+
+/// The rings and buffers of a guest: frames of 1984 bytes, 4 KB for each of `queue`, and 4 MB.
+fn settings(queue: u32) -> Settings {
+    let ring_log2 = queue.clamp(2, 1 << pdp_memif::RING_LOG2_MAX).ilog2() as u8;
+    let buffers = (2 << ring_log2) + BUFFERS_SPARE;
+    Settings { ring_log2, buffer_bytes: 2048, headroom_bytes: 64, buffers }
+}
 
 /// A forwarding program.
 pub trait Program {
@@ -80,6 +89,10 @@ pub struct Guest {
     /// Socket of the mux [default: PDP_MEMIF of the environment, or /run/pdp/memif/memif.sock]
     #[arg(long)]
     pub memif: Option<PathBuf>,
+    /// Frames in each of the two rings to and from the mux, a power of two up to 16384 [default:
+    /// PDP_QUEUE of the environment, or 1024]
+    #[arg(long)]
+    pub queue: Option<u32>,
 }
 
 /// The value of an environment variable, if it has one that can be read as that.
@@ -151,13 +164,20 @@ pub fn run<P: Program>(guest: &Guest, name: &str, program: P) -> Result<(), Erro
     }
     let memif = guest.memif.clone().or_else(|| environment("PDP_MEMIF"));
     let memif = memif.unwrap_or_else(|| MEMIF.into());
-    Runtime::new(&memif, name, program)?.run(&stop)
+    let queue = guest.queue.or_else(|| environment("PDP_QUEUE")).unwrap_or(QUEUE_DEFAULT);
+    Runtime::with_queue(&memif, name, queue, program)?.run(&stop)
 }
 
 impl<P: Program> Runtime<P> {
     /// A runtime for the mux at `memif`, which need not be there yet. The mux sees `name`.
     pub fn new(memif: &Path, name: &str, program: P) -> Result<Self, Error> {
-        let client = Client::new(memif, 0, name, SETTINGS)
+        Self::with_queue(memif, name, QUEUE_DEFAULT, program)
+    }
+
+    /// As [`Runtime::new`], with rings of `queue` frames (the power of two below it).
+    pub fn with_queue(memif: &Path, name: &str, queue: u32, program: P) -> Result<Self, Error> {
+        let settings = settings(queue);
+        let client = Client::new(memif, 0, name, settings)
             .map_err(|source| Error::Memif { path: memif.into(), source })?;
         let now = Instant::now();
         Ok(Self {
@@ -165,7 +185,7 @@ impl<P: Program> Runtime<P> {
             client,
             bufs: Vec::with_capacity(Batch::FRAMES_MAX),
             frames: Vec::with_capacity(Batch::FRAMES_MAX),
-            extras: Vec::with_capacity(1 << SETTINGS.ring_log2),
+            extras: Vec::with_capacity(1 << settings.ring_log2),
             kept: 0,
             counters: Counters::default(),
             tended: Tended::More,
