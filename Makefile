@@ -17,12 +17,14 @@ units := $(DESTDIR)/etc/systemd/system
 # The daemon finds what it starts beside itself.
 programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-shim pdp-init pdp-router pdp-label
 
-.PHONY: help deps build test demo demo-down install install-files uninstall
+.PHONY: help deps build test demo demo-down bench install install-files uninstall
 
 help:
 	@echo 'make demo        install what is missing, build, bring Figure 1 up and check it'
 	@echo 'make demo-down   remove every trace of the demo'
 	@echo 'make test        install what is missing, run every test'
+	@echo 'make bench       measure PdP and its peers (an hour at most; QUICK=1: 10 minutes):'
+	@echo '                 bench/REPORT.md'
 	@echo 'make build       build for use (target/release)'
 	@echo 'make install     build and install into PREFIX ($(PREFIX)), with the systemd unit'
 	@echo 'make uninstall   remove what install installed'
@@ -44,6 +46,11 @@ demo: build
 
 demo-down: build
 	target/release/pdp-demo down
+
+# Beside it nothing else should run on this machine.
+bench: build
+	timeout $(if $(QUICK),600,3600) target/release/pdp-bench run $(if $(QUICK),--quick)
+	target/release/pdp-bench report
 
 install: build install-files
 	@if [ -z '$(DESTDIR)' ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi

@@ -36,6 +36,16 @@ impl Reading {
         Self { what, unit, value, cycles: None, notes: String::new() }
     }
 
+    /// What was measured.
+    pub fn what(&self) -> &str {
+        self.what
+    }
+
+    /// The figure.
+    pub fn value(&self) -> f64 {
+        self.value
+    }
+
     /// With CPU cycles a packet.
     pub fn cycles(self, per_packet: f64) -> Self {
         Self { cycles: Some(per_packet), ..self }

@@ -49,6 +49,7 @@ pub enum Command {
     Trace(Trace),
     Validate(Validate),
     Doctor(Doctor),
+    Experiment(crate::experiment::Experiment),
     /// Print a completion script for a shell.
     #[command(after_help = "Example: source <(pdp completion bash)")]
     Completion {

@@ -9,6 +9,7 @@ mod args;
 mod change;
 mod daemon;
 mod exec;
+mod experiment;
 mod failure;
 mod files;
 mod name;
@@ -60,6 +61,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Routes(routes) => routes::routes(&client, routes).await,
         Command::Validate(validate) => files::validate(validate),
         Command::Doctor(doctor) => show::doctor(&client, doctor).await,
+        Command::Experiment(wanted) => experiment::run(wanted),
         Command::Version(version) => show::version(&client, version).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();

@@ -630,6 +630,7 @@ fn every_verb_explains_itself() {
         "trace",
         "validate",
         "doctor",
+        "experiment",
         "completion",
         "version",
     ] {

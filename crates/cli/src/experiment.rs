@@ -1,0 +1,54 @@
+//! Measurements of PdP and its peers, by the program `pdp-bench` beside this command.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use crate::failure::Failure;
+
+/// Measure PdP and its peers on this machine; without a name, list the experiments.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp experiment veth --quick --json veth.json
+
+Uses namespaces and a node of its own; no daemon is needed, root is. `make bench` runs them all.")]
+pub struct Experiment {
+    /// Which.
+    name: Option<String>,
+    /// Shorter runs with fewer parameters.
+    #[arg(long, requires = "name")]
+    quick: bool,
+    /// Times that everything is measured.
+    #[arg(long, requires = "name")]
+    rounds: Option<u32>,
+    /// File for the results; bench/results/NAME.json of the repository if not given.
+    #[arg(long, requires = "name")]
+    json: Option<PathBuf>,
+}
+
+/// Runs it to its end; its exit code is passed on.
+pub fn run(experiment: Experiment) -> Result<ExitCode, Failure> {
+    let program = std::env::current_exe()?.with_file_name("pdp-bench");
+    let mut command = Command::new(&program);
+    match experiment.name {
+        None => command.arg("list"),
+        Some(name) => command.args(["run", &name]),
+    };
+    if experiment.quick {
+        command.arg("--quick");
+    }
+    if let Some(rounds) = experiment.rounds {
+        command.args(["--rounds", &rounds.to_string()]);
+    }
+    if let Some(json) = experiment.json {
+        command.arg("--json").arg(json);
+    }
+    let status = command.status().map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound => "; it is built by `make build` and not installed",
+            _ => "",
+        };
+        Failure::Other(format!("run {}: {error}{hint}", program.display()))
+    })?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
