@@ -40,13 +40,13 @@ pub struct ExternalStats {
     pub dropped: BTreeMap<String, u64>,
     /// Frames that the kernel dropped because the mux was too slow.
     pub kernel_dropped: u64,
-    /// Generators: frames that came with a number lower than one that had come before (reordered,
-    /// RFC 4737 section 3.3).
+    /// Generators: frames that came with a number.
+    #[serde(default)]
+    pub numbered: u64,
+    /// Generators: of these, how many came with a number lower than one that had come before
+    /// (reordered, RFC 4737 section 3.3).
     #[serde(default)]
     pub late: u64,
-    /// Generators: the highest number that came, plus one.
-    #[serde(default)]
-    pub numbers: u64,
 }
 
 /// Counters of a vnet.

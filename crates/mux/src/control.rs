@@ -603,8 +603,8 @@ fn add_external(sum: &mut ExternalStats, counted: ExternalStats) {
     sum.received += counted.received;
     sum.sent += counted.sent;
     sum.kernel_dropped += counted.kernel_dropped;
+    sum.numbered += counted.numbered;
     sum.late += counted.late;
-    sum.numbers += counted.numbers;
     for (reason, frames) in counted.dropped {
         *sum.dropped.entry(reason).or_default() += frames;
     }

@@ -283,7 +283,7 @@ impl External {
         for queue in &self.queues {
             match &queue.outlet {
                 Outlet::Xdp(socket) => stats.kernel_dropped += socket.kernel_dropped(),
-                Outlet::Generator(generator) => (stats.late, stats.numbers) = generator.counted(),
+                Outlet::Generator(generator) => (stats.numbered, stats.late) = generator.counted(),
                 Outlet::Memif(_) => {}
             }
         }

@@ -5,7 +5,7 @@
 //! section 3.3: a frame is reordered if one with a higher number came before it).
 
 use pdp_afxdp::{PACKET_BYTES, Packet};
-use pdp_proto::mux::{self, Rate};
+use pdp_proto::mux::{self, NUMBER_MARK, Rate};
 
 use crate::packets::Packets;
 use crate::police::TokenBucket;
@@ -15,9 +15,6 @@ pub const FRAMES_BYTES_MAX: usize = 64 << 20;
 
 /// Frames of one generator that are made in one round.
 const MAKE_FRAMES: usize = 256;
-
-/// Bytes of a number.
-const NUMBER_BYTES: usize = 8;
 
 /// What is repeated.
 #[derive(Debug, Default)]
@@ -62,15 +59,17 @@ pub struct Generator {
     next: usize,
     bucket: TokenBucket,
     made: u64,
+    numbered: u64,
     late: u64,
-    numbers: u64,
+    /// The number that comes next if none is late.
+    expected: u64,
 }
 
 impl Generator {
     /// As `spec` says, with these frames.
     pub fn new(spec: mux::Generator, frames: Frames) -> Self {
         let bucket = TokenBucket::limit(Rate { bps: 0, pps: spec.pps });
-        Self { spec, frames, next: 0, bucket, made: 0, late: 0, numbers: 0 }
+        Self { spec, frames, next: 0, bucket, made: 0, numbered: 0, late: 0, expected: 0 }
     }
 
     /// Goes on as `spec` says; with other frames if there are any.
@@ -111,8 +110,8 @@ impl Generator {
             let frame = frames.get(*next);
             packet.room_mut()[..frame.len()].copy_from_slice(frame);
             let _ = packet.set_len(frame.len());
-            if let Some(place) = number_place(spec.number_at, packet.bytes_mut()) {
-                *place = made.to_le_bytes();
+            if let Some((mark, number)) = number_place(spec.number_at, packet.bytes_mut()) {
+                (*mark, *number) = (NUMBER_MARK, made.to_le_bytes());
             }
             *next = if *next + 1 < frames.ends.len() { *next + 1 } else { 0 };
             *made += 1;
@@ -123,25 +122,29 @@ impl Generator {
 
     /// Ends a frame that came.
     pub fn absorb(&mut self, frame: &mut [u8]) {
-        if let Some(place) = number_place(self.spec.number_at, frame) {
-            let number = u64::from_le_bytes(*place);
-            if number < self.numbers {
-                self.late += 1;
+        if let Some((mark, number)) = number_place(self.spec.number_at, frame)
+            && *mark == NUMBER_MARK
+        {
+            let number = u64::from_le_bytes(*number);
+            self.numbered += 1;
+            if number == 0 || number >= self.expected {
+                self.expected = number.saturating_add(1);
             } else {
-                self.numbers = number + 1;
+                self.late += 1;
             }
         }
     }
 
-    /// Frames out of order, and the highest number that came, plus one.
+    /// Frames that came with a number, and how many of these late.
     pub fn counted(&self) -> (u64, u64) {
-        (self.late, self.numbers)
+        (self.numbered, self.late)
     }
 }
 
 #[inline]
-fn number_place(at: Option<u16>, frame: &mut [u8]) -> Option<&mut [u8; NUMBER_BYTES]> {
-    frame.get_mut(usize::from(at?)..)?.first_chunk_mut()
+fn number_place(at: Option<u16>, frame: &mut [u8]) -> Option<(&mut [u8; 4], &mut [u8; 8])> {
+    let (mark, rest) = frame.get_mut(usize::from(at?)..)?.split_first_chunk_mut()?;
+    Some((mark, rest.first_chunk_mut()?))
 }
 
 #[cfg(test)]
@@ -181,15 +184,17 @@ mod tests {
         assert_eq!(made.len(), 40, "no more than wanted");
         for (number, packet) in made.iter().enumerate() {
             assert_eq!(packet.len(), 60 + number % 2);
-            assert_eq!(packet.bytes()[4..12], (number as u64).to_le_bytes());
+            assert_eq!(packet.bytes()[4..8], *b"PdP#");
+            assert_eq!(packet.bytes()[8..16], (number as u64).to_le_bytes());
         }
         made.swap(3, 9);
         parts[0].give(made.remove(20));
         for packet in &mut made {
             sink.absorb(packet.bytes_mut());
         }
+        sink.absorb(&mut [7; 60]);
         // After 9 come 4 to 8 and 3.
-        assert_eq!(sink.counted(), (6, 40));
+        assert_eq!(sink.counted(), (39, 6));
     }
 
     #[test]

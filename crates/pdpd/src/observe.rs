@@ -118,7 +118,7 @@ impl Daemon for Engine {
                     dropped: external.dropped,
                     kernel_dropped: external.kernel_dropped,
                     late: external.late,
-                    numbers: external.numbers,
+                    numbered: external.numbered,
                 },
             );
         }

@@ -161,10 +161,13 @@ pub struct Generator {
     pub pps: u64,
     /// Frames in all, then it stops; 0: no end. A change of this number starts anew.
     pub frames: u64,
-    /// Where in each frame (bytes from its start) a number is written that counts the frames, 8
-    /// bytes little-endian, and looked for in those that come. `None`: nowhere.
+    /// Where in each frame (bytes from its start) a number is written that counts the frames, and
+    /// looked for in those that come: [`NUMBER_MARK`], then 8 bytes little-endian. `None`: nowhere.
     pub number_at: Option<u16>,
 }
+
+/// What tells numbered frames from others.
+pub const NUMBER_MARK: [u8; 4] = *b"PdP#";
 
 /// A vnet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -400,13 +403,13 @@ pub struct ExternalStats {
     pub dropped: BTreeMap<String, u64>,
     /// Frames that the kernel dropped because the mux was too slow (XDP_STATISTICS).
     pub kernel_dropped: u64,
-    /// Generators: frames that came with a number lower than one that had come before (reordered,
-    /// RFC 4737 section 3.3).
+    /// Generators: frames that came with a number.
+    #[serde(default)]
+    pub numbered: u64,
+    /// Generators: of these, how many came with a number lower than one that had come before
+    /// (reordered, RFC 4737 section 3.3). Number 0 begins a new count.
     #[serde(default)]
     pub late: u64,
-    /// Generators: the highest number that came, plus one.
-    #[serde(default)]
-    pub numbers: u64,
 }
 
 /// Counters of a vnet.

@@ -194,9 +194,9 @@ pub struct Generator {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub count: Option<u64>,
-    /// Bytes from the start of each frame where a number is written that counts the frames, eight
-    /// bytes little-endian, and where it is looked for in frames that come. Checksums over these
-    /// bytes are not corrected. Not given: none.
+    /// Bytes from the start of each frame where a number is written that counts the frames, and
+    /// where it is looked for in frames that come: `PdP#`, then eight bytes little-endian. Checksums
+    /// over these twelve bytes are not corrected. Not given: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = MTU_MAX))]
     pub number_at: Option<u16>,

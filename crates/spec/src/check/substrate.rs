@@ -9,8 +9,8 @@ use crate::object::{Generator, Outlet, Substrate};
 use crate::shape::nearest;
 use crate::units::{Cores, CpuSet};
 
-/// Bytes of the number that a generator writes into its frames.
-const NUMBER_BYTES: usize = 8;
+/// Bytes of the number that a generator writes into its frames, with its mark.
+const NUMBER_BYTES: usize = 12;
 
 pub(super) fn check(substrate: &Substrate, existing: &Existing, reporter: &mut Reporter) {
     interfaces(substrate, existing, reporter);

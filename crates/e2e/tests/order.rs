@@ -1,0 +1,175 @@
+//! One flow over two guests of unequal power that stand still at random: with `ordered` nothing is
+//! late and nothing lost, and each guest carries its part; with `round-robin` frames come late.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use pdp_e2e::{Node, eventually, meter};
+use pdp_wire::checksum::checksum;
+
+/// Frames that are sent, and how many a second: three seconds, well below what the guests can do.
+const FRAMES: u64 = 60_000;
+const PPS: u64 = 20_000;
+
+/// Where the number of a frame is: behind Ethernet, IPv4 and UDP.
+const NUMBER_AT: usize = 42;
+
+/// The longest that a guest stands still, and goes on, at a time.
+const STALL_MS_MAX: u64 = 20;
+
+/// Powers of the guests, as in the PdP paper's experiments on reordering.
+const POWERS: [&str; 2] = ["0.75", "0.5"];
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
+
+fn substrate(frames: &Path, count: u64) -> String {
+    let source = match count {
+        0 => String::new(),
+        _ => format!("frames: {}, pps: {PPS}, count: {count}, ", frames.display()),
+    };
+    format!(
+        "
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {{name: here}}
+spec:
+  interfaces:
+    source: {{generator: {{{source}numberAt: {NUMBER_AT}}}}}
+    sink: {{generator: {{numberAt: {NUMBER_AT}}}}}
+  mux: {{cpus: \"0\", power: 0.5}}
+  forwardingEngines:
+    fe0: {{cpus: \"1\", capacity: {}}}
+    fe1: {{cpus: \"0\", capacity: {}}}
+",
+        POWERS[0], POWERS[1]
+    )
+}
+
+fn vnet(policy: &str) -> String {
+    format!(
+        "
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: red}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [10.0.1.1/24], mac: \"02:00:00:00:01:01\"}}
+        eth1: {{addresses: [10.0.2.1/24], mac: \"02:00:00:00:02:01\"}}
+      dataPlane:
+        power: 1.25
+        queue: 4096
+        split: true
+        distribution: {{policy: {policy}}}
+  externals: {{a: {{interface: source}}, b: {{interface: sink}}}}
+  links:
+    - endpoints: [\"r1:eth0\", \"external:a\"]
+    - endpoints: [\"r1:eth1\", \"external:b\"]
+"
+    )
+}
+
+/// One UDP datagram from 10.0.1.2 to 10.0.2.2 as a pcap file.
+fn write_frame(path: &Path) {
+    let mut frame = [0; 64];
+    frame[..6].copy_from_slice(&MAC);
+    frame[6..14].copy_from_slice(&[2, 0, 0, 0, 1, 2, 8, 0]);
+    let ip = [0x45, 0, 0, 50, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 1, 2, 10, 0, 2, 2];
+    frame[14..34].copy_from_slice(&ip);
+    let sum = checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame[34..40].copy_from_slice(&[195, 80, 0, 9, 0, 30]);
+    let words = [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1, 0, 0, 64, 64];
+    let mut file: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    file.extend(frame);
+    std::fs::write(path, file).expect("the frame");
+}
+
+fn signal(pid: u32, name: &str) {
+    // It may have been replaced meanwhile.
+    let _ = Command::new("kill").args([name, &pid.to_string()]).status();
+}
+
+/// Stops one guest after the other for a random time until `done`.
+fn stall(guests: &[u32], done: &AtomicBool) {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = |most: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % (most + 1)
+    };
+    while !done.load(Ordering::Relaxed) {
+        let guest = guests[random(guests.len() as u64 - 1) as usize];
+        signal(guest, "-STOP");
+        std::thread::sleep(Duration::from_millis(random(STALL_MS_MAX)));
+        signal(guest, "-CONT");
+        std::thread::sleep(Duration::from_millis(random(STALL_MS_MAX)));
+    }
+}
+
+/// What came of [`FRAMES`]: came, late, completed by each guest.
+fn send(node: &Node, policy: &str, frames: &Path, count: u64) -> (u64, u64, Vec<u64>) {
+    node.apply(&vnet(policy));
+    let guests: Vec<u32> = (0..POWERS.len())
+        .map(|guest| {
+            let cgroup = format!("{}/vnets/red/r1.g{guest}/guest\n", node.cgroup());
+            let mut found = Vec::new();
+            eventually("the guest runs", || {
+                found = meter::processes("cgroup", &cgroup);
+                !found.is_empty()
+            });
+            found[0]
+        })
+        .collect();
+    let count_of = |name: &str, what: &str| {
+        node.json(&["stats"])["externals"][name][what].as_u64().expect("a counter")
+    };
+    let completed = || -> Vec<u64> {
+        let guests = node.json(&["stats", "red"])["vnets"]["red"]["nodes"]["r1"]["guests"].clone();
+        let of = |guest: usize| guests[guest.to_string()]["completed"].as_u64().unwrap_or(0);
+        (0..POWERS.len()).map(of).collect()
+    };
+    let in_flight = || {
+        let stats = node.json(&["stats", "red"]);
+        stats["vnets"]["red"]["nodes"]["r1"]["inFlight"].as_u64()
+    };
+    let made = count_of("source", "received");
+    let (came, late, before) = (count_of("sink", "numbered"), count_of("sink", "late"), completed());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stalls = scope.spawn(|| stall(&guests, &done));
+        node.apply(&substrate(frames, count));
+        eventually("all frames are made", || count_of("source", "received") - made == count);
+        eventually("none is on its way", || in_flight() == Some(0));
+        done.store(true, Ordering::Relaxed);
+        stalls.join().expect("stalls");
+    });
+    let parts = completed().iter().zip(before).map(|(after, before)| after - before).collect();
+    (count_of("sink", "numbered") - came, count_of("sink", "late") - late, parts)
+}
+
+#[test]
+fn one_flow_over_guests_that_stall_stays_in_order() {
+    let node = Node::start("order");
+    let frames = node.directory.join("frame.pcap");
+    write_frame(&frames);
+    node.apply(&format!("{}---{}", substrate(&frames, 0), vnet("ordered")));
+    node.exec("red/r1", "ip neigh replace 10.0.2.2 lladdr 02:00:00:00:02:02 dev eth1 nud permanent");
+    for guest in ["0", "1"] {
+        eventually("the guest has the neighbour's subnet", || {
+            let routes = node.try_pdp(&["routes", "red/r1", "--guest", guest]);
+            routes.is_ok_and(|routes| routes.contains("10.0.2.0/24"))
+        });
+    }
+    let (came, late, parts) = send(&node, "ordered", &frames, FRAMES);
+    assert_eq!((came, late), (FRAMES, 0), "{parts:?}");
+    assert!(parts.iter().all(|part| *part > FRAMES / 10), "each carries its part: {parts:?}");
+
+    let (came, late, parts) = send(&node, "round-robin", &frames, FRAMES + 1);
+    assert!(late > came / 100, "round-robin reorders: {late} of {came} late, {parts:?}");
+}
