@@ -40,7 +40,7 @@ enum Verb {
         /// Shorter runs with fewer parameters
         #[arg(long)]
         quick: bool,
-        /// Times that everything is measured [default: 5, with --quick 2]
+        /// Times that everything is measured [default: 3, with --quick 2]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
         rounds: Option<u32>,
         /// File for the results, of one experiment [default: bench/results/NAME.json]
@@ -56,7 +56,7 @@ enum Verb {
 }
 
 /// Rounds unless told otherwise.
-const ROUNDS: u32 = 5;
+const ROUNDS: u32 = 3;
 const ROUNDS_QUICK: u32 = 2;
 
 fn main() -> ExitCode {

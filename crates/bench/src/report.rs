@@ -42,7 +42,9 @@ pub fn write(directory: &Path) -> Result<()> {
 }
 
 fn plot_name(experiment: &str, what: &str, state: State) -> String {
-    format!("{experiment}-{}-{}.svg", what.replace(' ', "-"), state.word())
+    let words: Vec<&str> =
+        what.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
+    format!("{experiment}-{}-{}.svg", words.join("-"), state.word())
 }
 
 /// The report, with those of `plots` that belong to each experiment.

@@ -4,6 +4,7 @@
 //! Frames go from A's address to destinations behind B, as the Internet's routes or a few prefixes
 //! say.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -20,8 +21,8 @@ use crate::stream::Stream;
 pub const MAC_A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
 /// Of machine B.
 pub const MAC_B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
-/// Of the middle, towards A.
-pub const MAC_MIDDLE_A: [u8; 6] = [2, 0, 0, 0, 1, 0xa];
+/// Of the middle, towards A: what testpmd's flows are sent to (DPDK, app/test-pmd/flowgen.c).
+pub const MAC_MIDDLE_A: [u8; 6] = [0, 1, 2, 3, 4, 1];
 /// Of the middle, towards B.
 pub const MAC_MIDDLE_B: [u8; 6] = [2, 0, 0, 0, 1, 0xb];
 
@@ -36,17 +37,27 @@ pub fn few() -> Vec<Prefix> {
     vec![([20, 0, 0, 0], 24), ([20, 0, 1, 0], 24)]
 }
 
-/// The Internet's prefixes of `data/`, but those that this measurement uses itself.
+/// The Internet's IPv4 prefixes of `data/`, but those that this measurement uses itself.
 pub fn internet() -> Result<Vec<Prefix>> {
-    let file = repository().join("data/internet-2022-10-29.v4.txt.xz");
-    let output = Command::new("xzcat").arg(&file).output().context("xzcat (package xz-utils)")?;
-    ensure!(output.status.success(), "{}: {:?}", file.display(), output.status);
-    let text = String::from_utf8(output.stdout)?;
-    let prefix = |line: &str| -> Option<Prefix> {
-        let (address, length) = line.split(' ').next()?.split_once('/')?;
-        Some((address.parse::<std::net::Ipv4Addr>().ok()?.octets(), length.parse().ok()?))
+    let own = |(address, length): (IpAddr, u32)| match address {
+        IpAddr::V4(address) if address.octets()[0] != 10 => {
+            Some((address.octets(), u8::try_from(length).ok()?))
+        }
+        _ => None,
     };
-    Ok(text.lines().filter_map(prefix).filter(|(address, _)| address[0] != 10).collect())
+    Ok(prefixes("data/internet-2022-10-29.v4.txt.xz")?.into_iter().filter_map(own).collect())
+}
+
+/// The prefixes of a file of the repository: address and length.
+pub fn prefixes(file: &str) -> Result<Vec<(IpAddr, u32)>> {
+    let path = repository().join(file);
+    let output = Command::new("xzcat").arg(&path).output().context("xzcat (package xz-utils)")?;
+    ensure!(output.status.success(), "{}: {:?}", path.display(), output.status);
+    let prefix = |line: &str| {
+        let (address, length) = line.split(' ').next()?.split_once('/')?;
+        Some((address.parse().ok()?, length.parse().ok()?))
+    };
+    Ok(String::from_utf8(output.stdout)?.lines().filter_map(prefix).collect())
 }
 
 /// Root of the repository that this program was built in.
@@ -121,6 +132,18 @@ impl Site {
             words(MAC_MIDDLE_B)
         ));
         Self { node, a, b, generator: None, sink: None }
+    }
+
+    /// Gives the machines addresses and routes, to run programs on them.
+    pub fn add_hosts(&self) {
+        for (machine, net, mac) in [(&self.a, 1, MAC_MIDDLE_A), (&self.b, 2, MAC_MIDDLE_B)] {
+            machine.run(&format!(
+                "ip addr add 10.0.{net}.2/24 dev eth0
+                 ip neigh replace 10.0.{net}.1 lladdr {} dev eth0 nud permanent
+                 ip route add default via 10.0.{net}.1",
+                words(mac)
+            ));
+        }
     }
 
     /// Puts a generator into A, on a CPU, and a sink into B.

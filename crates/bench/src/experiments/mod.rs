@@ -1,7 +1,9 @@
 //! What is measured, by name.
 
 mod core_latency;
-mod memif_raw;
+mod lookup;
+mod memif;
+mod paper;
 mod router;
 mod rtt;
 mod veth;
@@ -24,7 +26,9 @@ pub struct Experiment {
 /// All, in the order in which they are run.
 pub const ALL: &[Experiment] = &[
     core_latency::EXPERIMENT,
-    memif_raw::EXPERIMENT,
+    lookup::EXPERIMENT,
+    memif::RAW,
+    memif::MEMIF,
     veth::EXPERIMENT,
     veth::LOAD,
     rtt::EXPERIMENT,
@@ -33,6 +37,7 @@ pub const ALL: &[Experiment] = &[
     router::OVERLOAD,
     router::SCALING,
     router::REORDER,
+    paper::EXPERIMENT,
 ];
 
 /// The one of a name.

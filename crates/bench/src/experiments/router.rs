@@ -4,7 +4,9 @@ use anyhow::Result;
 use pdp_e2e::meter::Clock;
 
 use super::Experiment;
-use crate::bed::{Bed, Design};
+use super::paper::POLICIES;
+use crate::bed::Bed;
+use crate::peers::pdp::Design;
 use crate::run::{Reading, Run};
 use crate::site;
 
@@ -42,24 +44,16 @@ pub(super) const REORDER: Experiment = Experiment {
 
 const FRAME_BYTES: usize = 64;
 
-/// The policies, as they are written.
-const POLICIES: [&str; 5] = ["round-robin", "weighted", "flow", "flowlet", "ordered"];
-
 /// Power of a capped guest, thousandths of a core.
 const CAPPED: u32 = 100;
 
-/// Frames that the rings of a guest hold: usually, and of a capped guest, which stands still for
-/// tens of milliseconds when its quota is used up (the kernel takes it away by ticks of 4 ms).
-const QUEUE: u32 = 1024;
-const QUEUE_CAPPED: u32 = 16384;
-
 fn design(run: &Run) -> Design {
     let [mux, guest] = run.cores();
-    Design { mux, guest, guests: vec![1000], policy: "flow", queue: QUEUE, bytes: FRAME_BYTES }
+    Design::plain(mux, guest)
 }
 
 fn capped(run: &Run, guests: &[u32], policy: &'static str) -> Design {
-    Design { guests: guests.to_vec(), policy, queue: QUEUE_CAPPED, ..design(run) }
+    Design { guests: guests.to_vec(), policy, ..design(run) }
 }
 
 fn router(run: &mut Run) -> Result<()> {
@@ -71,7 +65,7 @@ fn router(run: &mut Run) -> Result<()> {
     }
     for prefixes in tables {
         let design = design(run);
-        let bed = run.attempt("pdp", |_| Bed::start(design, &prefixes));
+        let bed = run.attempt("pdp", |_| Bed::start(design, &prefixes, FRAME_BYTES));
         let Some(bed) = bed else { continue };
         run.rounds(|run| {
             run.take("pdp, two cores", prefixes.len() as f64, "routes", || {
@@ -90,7 +84,7 @@ fn one_core(run: &mut Run) -> Result<()> {
     for &share in shares {
         let [core, _] = run.cores();
         let design = Design { mux: core, guest: core, guests: vec![share], ..design(run) };
-        let bed = run.attempt("pdp", |_| Bed::start(design, &site::few()));
+        let bed = run.attempt("pdp", |_| Bed::start(design, &site::few(), FRAME_BYTES));
         let Some(bed) = bed else { continue };
         run.rounds(|run| {
             run.take("pdp", f64::from(share) / 10.0, "% of the core for the guest", || {
@@ -108,7 +102,7 @@ fn overload(run: &mut Run) -> Result<()> {
     let loads: &[f64] =
         if run.quick() { &[1.0, 10.0] } else { &[0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0] };
     let design = capped(run, &[CAPPED], "ordered");
-    let Some(bed) = run.attempt("pdp", |_| Bed::start(design, &site::few())) else {
+    let Some(bed) = run.attempt("pdp", |_| Bed::start(design, &site::few(), FRAME_BYTES)) else {
         return Ok(());
     };
     run.rounds(|run| {
@@ -138,7 +132,7 @@ fn scaling(run: &mut Run) -> Result<()> {
         let mut beds = Vec::new();
         for &count in counts {
             let design = capped(run, &vec![CAPPED; count], policy);
-            let bed = run.attempt(policy, |_| Bed::start(design, &site::few()));
+            let bed = run.attempt(policy, |_| Bed::start(design, &site::few(), FRAME_BYTES));
             beds.extend(bed.map(|bed| (count, bed)));
         }
         run.rounds(|run| {
@@ -168,7 +162,7 @@ fn reorder(run: &mut Run) -> Result<()> {
     for policy in POLICIES {
         for &count in counts {
             let design = capped(run, &powers[..count], policy);
-            let bed = run.attempt(policy, |_| Bed::start(design, &site::few()));
+            let bed = run.attempt(policy, |_| Bed::start(design, &site::few(), FRAME_BYTES));
             let Some(bed) = bed else { continue };
             run.rounds(|run| {
                 let Some(most) = run.attempt("capacity", |_| bed.offer(0, time / 2, &clock)) else {

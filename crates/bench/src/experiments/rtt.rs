@@ -14,9 +14,9 @@ use pdp_net::netns::within;
 
 use super::Experiment;
 use crate::peers::kernel;
-use crate::peers::pdp::{Pdp, Placement};
+use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
 use crate::run::{Reading, Run};
-use crate::site::{MAC_MIDDLE_A, MAC_MIDDLE_B, Site, words};
+use crate::site::Site;
 use crate::statistics::quantile;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -39,29 +39,33 @@ const ANSWER_MAX: Duration = Duration::from_secs(1);
 const ECHO_PORT: u16 = 7;
 
 /// A series and how what forwards is started at a site.
-type Maker<'a> = (&'static str, &'a dyn Fn(&mut Site));
+type Maker<'a> = (&'static str, &'a dyn Fn(&mut Site) -> Result<()>);
 
 fn run(run: &mut Run) -> Result<()> {
+    trips(run, ["median", "p99"])
+}
+
+/// The PdP paper's table 3.
+pub(super) fn table(run: &mut Run) -> Result<()> {
+    trips(run, ["table 3: round trip, median", "table 3: round trip, p99"])
+}
+
+fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
     let [mux, guest] = run.cores();
     let mut sites = Vec::new();
     let makers: [Maker<'_>; 3] = [
-        ("kernel", &|site| kernel::start(site)),
-        ("pdp, two cores", &|site| drop(Pdp::start(site, Placement { mux, guest }))),
-        ("pdp, one core", &|site| drop(Pdp::start(site, Placement { mux, guest: mux }))),
+        ("kernel", &|site| {
+            kernel::start(site);
+            Ok(())
+        }),
+        ("pdp, two cores", &|site| pdp(site, &Design::plain(mux, guest))),
+        ("pdp, one core", &|site| pdp(site, &Design::plain(mux, mux))),
     ];
     for (series, make) in makers {
         sites.extend(run.attempt(series, |_| {
             let mut site = Site::make("rtt");
-            let addresses = [(&site.a, 1, MAC_MIDDLE_A), (&site.b, 2, MAC_MIDDLE_B)];
-            for (machine, net, mac) in addresses {
-                machine.run(&format!(
-                    "ip addr add 10.0.{net}.2/24 dev eth0
-                     ip neigh replace 10.0.{net}.1 lladdr {} dev eth0 nud permanent
-                     ip route add default via 10.0.{net}.1",
-                    words(mac)
-                ));
-            }
-            make(&mut site);
+            site.add_hosts();
+            make(&mut site)?;
             Ok((series, Echo::start(&site)?, site))
         }));
     }
@@ -73,11 +77,16 @@ fn run(run: &mut Run) -> Result<()> {
                 let note = format!("{} round trips, {PAUSE:?} apart", times.len());
                 let at =
                     |what, share| Reading::new(what, quantile(&times, share), "µs").notes(&*note);
-                Ok(vec![at("median", 0.5), at("p99", 0.99)])
+                Ok(vec![at(what[0], 0.5), at(what[1], 0.99)])
             });
         }
         Ok(())
     })
+}
+
+fn pdp(site: &mut Site, design: &Design) -> Result<()> {
+    site.node.start_pdpd();
+    Pdp::start(&site.node, design, SITE_INTERFACES).map(|_| ())
 }
 
 /// A socket in machine A whose datagrams machine B sends back.

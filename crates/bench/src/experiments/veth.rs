@@ -8,7 +8,7 @@ use pdp_e2e::meter::Clock;
 use super::Experiment;
 use crate::peers::kernel;
 use crate::peers::ovs::{Device, Ovs};
-use crate::peers::pdp::{Pdp, Placement};
+use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
 use crate::run::{Reading, Run};
 use crate::site::{self, Prefix, Site};
 
@@ -73,10 +73,15 @@ impl Contender {
         match &self.peer {
             Peer::Kernel { .. } => kernel::add_routes(&self.site, prefixes)?,
             Peer::Ovs(_) => return Ok(false),
-            Peer::Pdp(pdp) => pdp.add_routes(&self.site, prefixes)?,
+            Peer::Pdp(pdp) => pdp.add_routes(&self.site.node, prefixes)?,
         }
         Ok(true)
     }
+}
+
+fn pdp(site: &mut Site, design: &Design) -> Result<Peer> {
+    site.node.start_pdpd();
+    Ok(Peer::Pdp(Pdp::start(&site.node, design, SITE_INTERFACES)?))
 }
 
 /// Every contender that this machine can run, with two routes. What is measured works on the first
@@ -95,12 +100,8 @@ fn contenders(run: &mut Run) -> Vec<Contender> {
         }),
         ("ovs, packet sockets", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Packet, core)?))),
         ("ovs, AF_XDP", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Xdp, core)?))),
-        ("pdp, two cores", &|site| {
-            Ok(Peer::Pdp(Pdp::start(site, Placement { mux: core, guest: generator_core })))
-        }),
-        ("pdp, one core", &|site| {
-            Ok(Peer::Pdp(Pdp::start(site, Placement { mux: core, guest: core })))
-        }),
+        ("pdp, two cores", &|site| pdp(site, &Design::plain(core, generator_core))),
+        ("pdp, one core", &|site| pdp(site, &Design::plain(core, core))),
     ];
     for (series, make) in makers {
         let made = run.attempt(series, |_| {

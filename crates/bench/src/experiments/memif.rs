@@ -1,0 +1,144 @@
+//! memif between two processes of DPDK's testpmd, the ceiling for whatever crosses it; and what
+//! forwards the frames of such a process back to it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use pdp_e2e::meter::Clock;
+use pdp_e2e::{Node, eventually};
+
+use super::Experiment;
+use crate::peers::pdp::{Design, Pdp};
+use crate::peers::testpmd::{Interface, Mode, Testpmd, socket};
+use crate::run::{Reading, Run};
+
+pub(super) const RAW: Experiment = Experiment {
+    name: "memif-raw",
+    about: "frames over memif between two processes of DPDK testpmd, a core each",
+    run: raw,
+};
+
+pub(super) const MEMIF: Experiment = Experiment {
+    name: "memif",
+    about: "DPDK testpmd as generator and sink over memif on one core, what forwards on another: \
+            testpmd that exchanges link addresses, and PdP's router, its guest beside the mux or \
+            beside the generator",
+    run: memif,
+};
+
+/// Frames begin to flow within this time.
+const WARM_UP: Duration = Duration::from_millis(300);
+
+const FRAME_BYTES: usize = 64;
+
+fn raw(run: &mut Run) -> Result<()> {
+    let sizes: &[usize] = if run.quick() { &[64] } else { &[64, 512, 1500] };
+    let (cores, clock) = (run.cores(), Clock::of_this_machine());
+    run.rounds(|run| {
+        for &bytes in sizes {
+            let time = run.time();
+            let Some((mut sink, mut generator, _directory)) =
+                run.attempt("testpmd", |_| pair([Mode::RxOnly, Mode::TxOnly], bytes, cores))
+            else {
+                continue;
+            };
+            run.take("testpmd to testpmd", bytes as f64, "bytes", || {
+                let pids = [sink.pid(), generator.pid()];
+                flowing(&mut [&mut sink, &mut generator], 0, &pids, time, &clock)
+            });
+        }
+        Ok(())
+    })
+}
+
+fn memif(run: &mut Run) -> Result<()> {
+    let (cores, clock, time) = (run.cores(), Clock::of_this_machine(), run.time());
+    let [core, generator_core] = cores;
+    let mut routers = Vec::new();
+    for (series, guest) in [("pdp, one core", core), ("pdp, two cores", generator_core)] {
+        routers.extend(run.attempt(series, |_| Ok((series, router(core, guest)?))));
+    }
+    let (bytes, x_unit) = (FRAME_BYTES as f64, "bytes");
+    run.rounds(|run| {
+        // Fresh ones each time: testpmd does not go on after its generator was stopped.
+        let pair =
+            run.attempt("testpmd", |_| pair([Mode::MacSwap, Mode::FlowGen], FRAME_BYTES, cores));
+        if let Some((mut forwarder, mut generator, _directory)) = pair {
+            let pids = [forwarder.pid()];
+            run.take("testpmd", bytes, x_unit, || {
+                flowing(&mut [&mut generator, &mut forwarder], 0, &pids, time, &clock)
+            });
+        }
+        for (series, (node, pdp)) in &routers {
+            let generator = run.attempt(series, |_| {
+                let socket = node.run_dir().join("externals/A/memif.sock").display().to_string();
+                let end = Interface { server: false, id: 0, socket };
+                let mut generator =
+                    Testpmd::start(&[end], Mode::FlowGen, FRAME_BYTES, generator_core)?;
+                generator.connected()?;
+                Ok(generator)
+            });
+            let Some(mut generator) = generator else { continue };
+            run.take(series, bytes, x_unit, || {
+                flowing(&mut [&mut generator], 0, &pdp.processes, time, &clock)
+            });
+        }
+        Ok(())
+    })
+}
+
+/// A router that sends testpmd's flows back to where they come from.
+fn router(mux: usize, guest: usize) -> Result<(Node, Pdp)> {
+    let node = Node::start("memif");
+    let interfaces = "    A: {memif: {}}\n    B: {generator: {}}\n";
+    let pdp = Pdp::start(&node, &Design::plain(mux, guest), interfaces)?;
+    node.exec("bench/r1", "ip route replace 10.253.0.0/16 via 10.0.1.2 dev eth0");
+    eventually("the guest has the route", || {
+        let routes = node.try_pdp(&["routes", "bench/r1", "--guest", "0"]);
+        routes.is_ok_and(|routes| routes.contains("10.253.0.0/16"))
+    });
+    Ok((node, pdp))
+}
+
+/// Two processes with a memif interface between them, the first listening, a core each.
+fn pair(
+    modes: [Mode; 2],
+    bytes: usize,
+    cores: [usize; 2],
+) -> Result<(Testpmd, Testpmd, tempfile::TempDir)> {
+    let directory = tempfile::tempdir()?;
+    let end = |server| Interface { server, id: 0, socket: socket(directory.path()) };
+    let mut first = Testpmd::start(&[end(true)], modes[0], bytes, cores[0])?;
+    let mut second = Testpmd::start(&[end(false)], modes[1], bytes, cores[1])?;
+    second.connected()?;
+    first.connected()?;
+    Ok((first, second, directory))
+}
+
+/// Lets these processes forward for some time; how many frames the one of that index received, and
+/// the cycles of some processes.
+fn flowing(
+    testpmds: &mut [&mut Testpmd],
+    counting: usize,
+    processes: &[u32],
+    time: Duration,
+    clock: &Clock,
+) -> Result<Vec<Reading>> {
+    for testpmd in &mut *testpmds {
+        testpmd.forward()?;
+    }
+    std::thread::sleep(WARM_UP);
+    let meter = clock.start(processes, false);
+    let (before, start) = (testpmds[counting].counters()?, Instant::now());
+    std::thread::sleep(time);
+    let (after, seconds) = (testpmds[counting].counters()?, start.elapsed().as_secs_f64());
+    let cycles = clock.stop(meter);
+    for testpmd in testpmds.iter_mut().rev() {
+        testpmd.rest()?;
+    }
+    let received = |ports: &[crate::peers::testpmd::Port]| ports.first().map_or(0, |p| p.received);
+    let came = received(&after).saturating_sub(received(&before)) as f64;
+    ensure!(came > 0.0, "no frame came");
+    let rate = came / seconds / 1e6;
+    Ok(vec![Reading::new("rate", rate, "Mpps").cycles((cycles.user + cycles.kernel) / came)])
+}
