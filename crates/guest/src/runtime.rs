@@ -313,21 +313,21 @@ impl<P: Program> Runtime<P> {
 
     /// Sends all copies and completions, in order.
     fn complete(&mut self) {
-        // Each frame's copies go before its completion; programs may have made them in any order.
-        if self.extras.len() > 1 {
-            self.extras.sort_unstable_by_key(|extra| extra.frame);
-        }
-        let mut extras = self.extras.drain(..).peekable();
-        for (index, frame) in self.frames.drain(..).enumerate() {
-            while let Some(extra) = extras.next_if(|extra| extra.frame == index) {
-                send(&mut self.client, extra.buf);
+        if self.extras.is_empty() {
+            for frame in self.frames.drain(..) {
+                send(&mut self.client, frame.completion());
             }
-            let Frame { mut buf, trace, verdict, to, .. } = frame;
-            if matches!(verdict, Verdict::Drop(_) | Verdict::Kept) {
-                buf.set_len(0);
+        } else {
+            // Each frame's copies go before its completion; programs may have made them in any
+            // order.
+            self.extras.sort_by_key(|extra| extra.frame);
+            let mut extras = self.extras.drain(..).peekable();
+            for (index, frame) in self.frames.drain(..).enumerate() {
+                while let Some(extra) = extras.next_if(|extra| extra.frame == index) {
+                    send(&mut self.client, extra.buf);
+                }
+                send(&mut self.client, frame.completion());
             }
-            write_tag(&mut buf, verdict, to, true, trace);
-            send(&mut self.client, buf);
         }
         self.client.flush();
     }
@@ -373,8 +373,22 @@ impl<P: Program> Runtime<P> {
     }
 }
 
+impl Frame {
+    /// What is sent for it.
+    #[inline]
+    fn completion(self) -> Buf {
+        let Self { mut buf, trace, verdict, to, .. } = self;
+        if matches!(verdict, Verdict::Drop(_) | Verdict::Kept) {
+            buf.set_len(0);
+        }
+        write_tag(&mut buf, verdict, to, true, trace);
+        buf
+    }
+}
+
 /// Room was reckoned beforehand: sending fails only when the link just broke, and then nobody
 /// waits for the frame.
+#[inline]
 fn send(client: &mut Client, buf: Buf) {
     if let Err(buf) = client.send(buf) {
         client.free(buf);

@@ -197,19 +197,25 @@ impl Lane {
         (done <= self.shown.wrapping_sub(self.tail)).then_some(done)
     }
 
-    /// Takes the oldest slot back.
+    /// Takes the oldest slot back, with what the server wrote there.
     #[inline]
     fn take(&mut self) -> (u32, Descriptor) {
         let descriptor = self.ring.descriptor(self.tail);
+        (self.take_buffer(), descriptor)
+    }
+
+    /// Takes the buffer of the oldest slot back.
+    #[inline]
+    fn take_buffer(&mut self) -> u32 {
         let buffer = self.buffers[self.ring.slot(self.tail)];
         self.tail = self.tail.wrapping_add(1);
-        (buffer, descriptor)
+        buffer
     }
 
     /// Takes everything back, and makes the ring new.
     fn reset(&mut self, flags: u16, free: &mut Vec<u32>) {
         while self.tail != self.head {
-            free.push(self.take().0);
+            free.push(self.take_buffer());
         }
         (self.head, self.tail, self.shown) = (0, 0, 0);
         self.ring.reset(flags);
@@ -482,7 +488,7 @@ impl Client {
         match self.to_server.done() {
             Some(done) => {
                 for _ in 0..done {
-                    self.free.push(self.to_server.take().0);
+                    self.free.push(self.to_server.take_buffer());
                 }
             }
             None => self.go_down("server index out of bounds".into()),
