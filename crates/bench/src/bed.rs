@@ -1,4 +1,4 @@
-//! A PdP node whose mux makes the frames itself and ends them again: the router alone is measured,
+//! A PdP node whose mux makes the frames itself and ends them again: the routers alone are measured,
 //! from port to port, and no other CPU is needed.
 //!
 //! The generator enters before classification; its cycles are the mux's. Between measurements it is
@@ -84,7 +84,7 @@ impl Bed {
         let frames = node.directory.join("frames.pcap");
         let most = (PCAP_BYTES_MAX - PCAP_HEADER_BYTES) / (bytes + PCAP_RECORD_BYTES);
         stream(prefixes, bytes).write_pcap(&frames, most)?;
-        let pdp = Pdp::start(&node, &design, &interfaces(""))?;
+        let pdp = Pdp::start(&node, &design, &interfaces(&design, ""))?;
         pdp.add_routes(&node, prefixes)?;
         Ok(Self { node, design, frames, pdp })
     }
@@ -93,7 +93,7 @@ impl Bed {
     pub fn offer(&self, pps: u64, time: Duration, clock: &Clock) -> Result<Passed> {
         let frames = format!("frames: {}, ", self.frames.display());
         let pps = if pps > 0 { format!("pps: {pps}, ") } else { String::new() };
-        self.node.apply(&self.design.substrate(&interfaces(&(frames + &pps))));
+        self.node.apply(&self.design.substrate(&interfaces(&self.design, &(frames + &pps))));
         std::thread::sleep(WARM_UP);
         let (before, start) = (self.stats()?, Instant::now());
         let meters: Vec<_> =
@@ -106,20 +106,22 @@ impl Bed {
             .collect();
         let metered = start.elapsed().as_secs_f64();
         let after = self.stats()?;
-        self.node.apply(&self.design.substrate(&interfaces("")));
+        self.node.apply(&self.design.substrate(&interfaces(&self.design, "")));
         let seconds = after.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
-        let count = |of: fn(&pdp_api::ExternalStats) -> u64, name: &str| -> Result<f64> {
-            let now = after.externals.get(name).map(of).context("no counters")?;
-            let then = before.externals.get(name).map(of).context("no counters")?;
-            Ok(now.saturating_sub(then) as f64)
+        let count = |of: fn(&pdp_api::ExternalStats) -> u64, side: char| -> f64 {
+            let sum = |stats: &Stats| -> u64 {
+                let own = stats.externals.iter().filter(|(name, _)| name.starts_with(side));
+                own.map(|(_, external)| of(external)).sum()
+            };
+            sum(&after).saturating_sub(sum(&before)) as f64
         };
-        let came = count(|external| external.sent, "B")?;
+        let came = count(|external| external.sent, 'B');
         ensure!(came > 0.0, "no frame came out");
         let hz = meter::cpu("cpu MHz").parse::<f64>()? * 1e6;
         Ok(Passed {
-            offered_pps: count(|external| external.received, "A")? / seconds,
+            offered_pps: count(|external| external.received, 'A') / seconds,
             rate_pps: came / seconds,
-            late: count(|external| external.late, "B")? / came * 100.0,
+            late: count(|external| external.late, 'B') / came * 100.0,
             cycles: used.iter().sum::<f64>() / came * seconds / metered,
             cores: used.iter().map(|cycles| cycles / hz / metered).collect(),
             dropped: dropped(&before, &after),
@@ -131,12 +133,11 @@ impl Bed {
     }
 }
 
-/// Interface A as a generator with these settings, and B as a sink.
-fn interfaces(source: &str) -> String {
-    format!(
-        "    A: {{generator: {{{source}numberAt: {NUMBER_AT}}}}}
-    B: {{generator: {{numberAt: {NUMBER_AT}}}}}\n"
-    )
+/// The interfaces A as generators with these settings, and B as sinks.
+fn interfaces(design: &Design, source: &str) -> String {
+    let a = format!("generator: {{{source}numberAt: {NUMBER_AT}}}");
+    let b = format!("generator: {{numberAt: {NUMBER_AT}}}");
+    design.interfaces([&a, &b])
 }
 
 /// What was dropped between two moments, by reason.

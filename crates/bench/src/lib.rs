@@ -17,6 +17,7 @@ pub mod bed;
 pub mod experiments;
 pub mod live;
 pub mod machine;
+pub mod paper;
 pub mod peers;
 pub mod plot;
 pub mod report;

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::experiments;
 use crate::machine::Machine;
+use crate::paper;
 use crate::plot::{self, short};
 use crate::sample::{Results, State};
 use crate::statistics::{Summary, groups};
@@ -145,6 +146,10 @@ fn experiment(text: &mut String, results: &Results, plots: &[String]) -> std::fm
                 group.state.word(),
                 group.value.count
             )?;
+        }
+        for figure in paper::FIGURES.iter().filter(|figure| figure.what == what) {
+            let paper::Figure { x, series, value, .. } = figure;
+            writeln!(text, "| {x} | *the paper: {series}* | *{value}* | | | |")?;
         }
         for state in [State::Near, State::Between, State::Far] {
             let plot = plot_name(name, &what, state);

@@ -37,6 +37,11 @@ pub fn few() -> Vec<Prefix> {
     vec![([20, 0, 0, 0], 24), ([20, 0, 1, 0], 24)]
 }
 
+/// A single address: one flow.
+pub fn one_flow() -> Vec<Prefix> {
+    vec![([20, 0, 0, 7], 32)]
+}
+
 /// The Internet's IPv4 prefixes of `data/`, but those that this measurement uses itself.
 pub fn internet() -> Result<Vec<Prefix>> {
     let own = |(address, length): (IpAddr, u32)| match address {

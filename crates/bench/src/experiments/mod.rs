@@ -35,6 +35,7 @@ pub const ALL: &[Experiment] = &[
     router::ROUTER,
     router::ONE_CORE,
     router::OVERLOAD,
+    router::VNETS,
     router::SCALING,
     router::REORDER,
     paper::EXPERIMENT,

@@ -49,7 +49,7 @@ fn run(run: &mut Run) -> Result<()> {
 
 fn engines(run: &Run, guests: &[u32], policy: &'static str) -> Design {
     let [mux, guest] = run.cores();
-    Design { guests: guests.to_vec(), policy, ..Design::plain(mux, guest) }
+    Design::capped(mux, guest, guests, policy)
 }
 
 /// Rate and loss against the input rate, for frames of three lengths and 1 to 3 engines.
@@ -127,7 +127,7 @@ fn reordering(run: &mut Run, clock: &Clock) -> Result<()> {
     for policy in POLICIES {
         for count in 1..=3 {
             let design = engines(run, &UNEQUAL[..count], policy);
-            let bed = run.attempt(policy, |_| Bed::start(design, &site::few()[..1], 64));
+            let bed = run.attempt(policy, |_| Bed::start(design, &site::one_flow(), 64));
             let Some(bed) = bed else { continue };
             run.rounds(|run| {
                 let most = run.attempt(policy, |_| bed.offer(0, time / 2, clock));

@@ -29,9 +29,17 @@ pub(super) const OVERLOAD: Experiment = Experiment {
     run: overload,
 };
 
+pub(super) const VNETS: Experiment = Experiment {
+    name: "vnets",
+    about: "1 to 32 virtual networks, each with a router and a generator and sink of its own, all at \
+            saturation; their guests share a core",
+    run: vnets,
+};
+
 pub(super) const SCALING: Experiment = Experiment {
     name: "scaling",
-    about: "one flow over 1 to 4 guests of a tenth of a core each, twice their capacity offered",
+    about: "512 flows over 1 to 4 guests of a tenth of a core each, as many packets as are taken; \
+            late: whatever their flow",
     run: scaling,
 };
 
@@ -53,7 +61,8 @@ fn design(run: &Run) -> Design {
 }
 
 fn capped(run: &Run, guests: &[u32], policy: &'static str) -> Design {
-    Design { guests: guests.to_vec(), policy, ..design(run) }
+    let [mux, guest] = run.cores();
+    Design::capped(mux, guest, guests, policy)
 }
 
 fn router(run: &mut Run) -> Result<()> {
@@ -124,6 +133,30 @@ fn overload(run: &mut Run) -> Result<()> {
     })
 }
 
+fn vnets(run: &mut Run) -> Result<()> {
+    let clock = Clock::of_this_machine();
+    let time = run.time();
+    let counts: &[usize] = if run.quick() { &[1, 4] } else { &[1, 4, 16, 32] };
+    let mut one = None;
+    for &count in counts {
+        let power = 1000 / count as u32;
+        let design = Design { guests: vec![power], vnets: count, ..design(run) };
+        let bed = run.attempt(count, |_| Bed::start(design, &site::few(), FRAME_BYTES));
+        let Some(bed) = bed else { continue };
+        run.rounds(|run| {
+            run.take("pdp", count as f64, "vnets", || {
+                let passed = bed.offer(0, time, &clock)?;
+                let one = *one.get_or_insert(passed.rate_pps);
+                let mut readings = passed.readings();
+                readings.push(Reading::new("of one", passed.rate_pps / one * 100.0, "%"));
+                Ok(readings)
+            });
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
 fn scaling(run: &mut Run) -> Result<()> {
     let clock = Clock::of_this_machine();
     let time = run.time();
@@ -162,7 +195,7 @@ fn reorder(run: &mut Run) -> Result<()> {
     for policy in POLICIES {
         for &count in counts {
             let design = capped(run, &powers[..count], policy);
-            let bed = run.attempt(policy, |_| Bed::start(design, &site::few(), FRAME_BYTES));
+            let bed = run.attempt(policy, |_| Bed::start(design, &site::one_flow(), FRAME_BYTES));
             let Some(bed) = bed else { continue };
             run.rounds(|run| {
                 let Some(most) = run.attempt("capacity", |_| bed.offer(0, time / 2, &clock)) else {

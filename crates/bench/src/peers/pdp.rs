@@ -1,4 +1,5 @@
-//! PdP: a router `bench/r1` between the external interfaces A and B, its guests in their containers.
+//! PdP: virtual networks `bench0`, `bench1`, …, each with a router `r1` between external interfaces
+//! `A0` and `B0`, `A1` and `B1`, …, its guests in their containers.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use crate::site::{MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, words};
 
 /// Time that a full table gets on its way to a guest, and how often it is looked for.
 const TABLE_MAX: Duration = Duration::from_secs(120);
-const TABLE_LOOK: Duration = Duration::from_millis(500);
+const TABLE_LOOK: Duration = Duration::from_millis(200);
 
 /// Frames that the rings of a guest hold: usually, and of one that has a small share of a core and
 /// stands still for tens of milliseconds when that is used up (the kernel takes it away by ticks of
@@ -29,22 +30,39 @@ pub struct Design {
     pub guests: Vec<u32>,
     /// How frames are shared out.
     pub policy: &'static str,
+    /// Frames that the rings of a guest hold.
+    pub queue: u32,
+    /// Virtual networks, each with so many guests.
+    pub vnets: usize,
 }
 
 impl Design {
     /// One guest with a core of its own, or half of the mux's.
     pub fn plain(mux: usize, guest: usize) -> Self {
         let power = if mux == guest { 500 } else { 1000 };
-        Self { mux, guest, guests: vec![power], policy: "flow" }
+        Self { mux, guest, guests: vec![power], policy: "flow", queue: QUEUE, vnets: 1 }
+    }
+
+    /// Guests with shares of a core of their own.
+    pub fn capped(mux: usize, guest: usize, guests: &[u32], policy: &'static str) -> Self {
+        let guests = guests.to_vec();
+        Self { guests, policy, queue: QUEUE_CAPPED, ..Self::plain(mux, guest) }
+    }
+
+    /// Lines of YAML for the external interfaces, from those of each virtual network: A and B.
+    pub fn interfaces(&self, [a, b]: [&str; 2]) -> String {
+        (0..self.vnets)
+            .map(|vnet| format!("    A{vnet}: {{{a}}}\n    B{vnet}: {{{b}}}\n"))
+            .collect()
     }
 
     /// The spec of a substrate with these interfaces, lines of YAML.
     pub fn substrate(&self, interfaces: &str) -> String {
-        let Self { mux, guest, guests, .. } = self;
+        let Self { mux, guest, guests, vnets, .. } = self;
         let beside: u32 = if mux == guest { guests.iter().sum() } else { 0 };
         let power = 1000u32.saturating_sub(beside);
         let mut engines = String::new();
-        for (number, power) in guests.iter().enumerate() {
+        for (number, power) in guests.iter().cycle().take(guests.len() * vnets).enumerate() {
             engines += &format!("    fe{number}: {{cpus: \"{guest}\", capacity: {power}m}}\n");
         }
         format!(
@@ -59,17 +77,15 @@ spec:
         )
     }
 
-    /// The spec of the virtual network.
-    pub fn vnet(&self) -> String {
+    /// The spec of a virtual network.
+    fn vnet(&self, number: usize) -> String {
         let power: u32 = self.guests.iter().sum();
-        let capped = self.guests.iter().any(|&power| power < 500);
-        let queue = if capped { QUEUE_CAPPED } else { QUEUE };
         let (mac_a, mac_b) = (words(MAC_MIDDLE_A), words(MAC_MIDDLE_B));
-        let policy = self.policy;
+        let Self { policy, queue, .. } = self;
         format!(
             r#"apiVersion: pdp/v1
 kind: VirtualNetwork
-metadata: {{name: bench}}
+metadata: {{name: bench{number}}}
 spec:
   nodes:
     r1:
@@ -84,7 +100,7 @@ spec:
         queue: {queue}
         split: true
         distribution: {{policy: {policy}}}
-  externals: {{a: {{interface: A}}, b: {{interface: B}}}}
+  externals: {{a: {{interface: A{number}}}, b: {{interface: B{number}}}}}
   links:
     - endpoints: ["r1:eth0", "external:a"]
     - endpoints: ["r1:eth1", "external:b"]
@@ -93,29 +109,36 @@ spec:
     }
 }
 
-/// A running router.
+/// What runs.
 #[derive(Debug)]
 pub struct Pdp {
     /// Processes of the mux and of each guest.
     pub processes: Vec<u32>,
     guests: usize,
+    vnets: usize,
 }
 
 impl Pdp {
     /// Applies it to a node whose daemon runs, with these interfaces and permanent neighbours.
     pub fn start(node: &Node, design: &Design, interfaces: &str) -> Result<Self> {
-        node.apply(&format!("{}---\n{}", design.substrate(interfaces), design.vnet()));
-        for (address, mac, device) in [("10.0.1.2", MAC_A, "eth0"), ("10.0.2.2", MAC_B, "eth1")] {
-            let mac = words(mac);
-            let line =
-                format!("ip neigh replace {address} lladdr {mac} dev {device} nud permanent");
-            node.exec("bench/r1", &line);
+        let vnets: Vec<String> = (0..design.vnets).map(|vnet| design.vnet(vnet)).collect();
+        node.apply(&format!("{}---\n{}", design.substrate(interfaces), vnets.join("---\n")));
+        let neighbours = format!(
+            "neigh replace 10.0.1.2 lladdr {} dev eth0 nud permanent
+             neigh replace 10.0.2.2 lladdr {} dev eth1 nud permanent\n",
+            words(MAC_A),
+            words(MAC_B)
+        );
+        for vnet in 0..design.vnets {
+            batch(node, vnet, &neighbours)?;
         }
         let substrate = node.json(&["inspect", "substrate"]);
         let mux = substrate["status"]["mux"]["pid"].as_u64().context("the mux's process")?;
         let mut processes = vec![u32::try_from(mux)?];
-        for guest in 0..design.guests.len() {
-            let cgroup = format!("{}/vnets/bench/r1.g{guest}/guest\n", node.cgroup());
+        let guests = design.guests.len();
+        for (vnet, guest) in (0..design.vnets).flat_map(|vnet| (0..guests).map(move |g| (vnet, g)))
+        {
+            let cgroup = format!("{}/vnets/bench{vnet}/r1.g{guest}/guest\n", node.cgroup());
             let mut found = Vec::new();
             eventually("the guest runs", || {
                 found = meter::processes("cgroup", &cgroup);
@@ -123,30 +146,42 @@ impl Pdp {
             });
             processes.extend(found);
         }
-        Ok(Self { processes, guests: design.guests.len() })
+        Ok(Self { processes, guests, vnets: design.vnets })
     }
 
-    /// Gives the router routes, and waits until its guests have them.
+    /// Gives the routers routes, and waits until their guests have them.
     pub fn add_routes(&self, node: &Node, prefixes: &[Prefix]) -> Result<()> {
-        let mut batch = node.pdp_command(&["exec", "bench/r1", "--", "ip", "-batch", "-"]);
-        let output = pdp_e2e::run(&mut batch, &kernel::routes(prefixes, "eth1"));
-        ensure!(output.status.success(), "ip -batch: {}", String::from_utf8_lossy(&output.stderr));
+        let routes = kernel::routes(prefixes, "eth1");
         let end = Instant::now() + TABLE_MAX;
-        for guest in (0..self.guests).map(|guest| guest.to_string()) {
-            loop {
-                let rows = node.try_pdp(&["routes", "bench/r1", "--guest", &guest]);
-                let count = rows.as_deref().map_or(0, |rows| rows.lines().count());
-                if count > prefixes.len() {
-                    break;
+        for vnet in 0..self.vnets {
+            batch(node, vnet, &routes)?;
+            for guest in (0..self.guests).map(|guest| guest.to_string()) {
+                loop {
+                    let router = format!("bench{vnet}/r1");
+                    let rows = node.try_pdp(&["routes", &router, "--guest", &guest]);
+                    let count = rows.as_deref().map_or(0, |rows| rows.lines().count());
+                    if count > prefixes.len() {
+                        break;
+                    }
+                    let problem = rows.err().unwrap_or_default();
+                    ensure!(Instant::now() < end, "{count} routes reached {router} {problem}");
+                    std::thread::sleep(TABLE_LOOK);
                 }
-                let problem = rows.err().unwrap_or_default();
-                ensure!(Instant::now() < end, "{count} routes reached guest {guest} {problem}");
-                std::thread::sleep(TABLE_LOOK);
             }
         }
         Ok(())
     }
 }
 
+/// Gives `ip -batch` in a router these lines.
+fn batch(node: &Node, vnet: usize, lines: &str) -> Result<()> {
+    let router = format!("bench{vnet}/r1");
+    let mut command = node.pdp_command(&["exec", &router, "--", "ip", "-batch", "-"]);
+    let output = pdp_e2e::run(&mut command, lines);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "ip -batch in {router}: {errors}");
+    Ok(())
+}
+
 /// The interfaces of a [`crate::site::Site`].
-pub const SITE_INTERFACES: &str = "    A: {device: extA}\n    B: {device: extB}\n";
+pub const SITE_INTERFACES: &str = "    A0: {device: extA}\n    B0: {device: extB}\n";
