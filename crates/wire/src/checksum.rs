@@ -8,6 +8,7 @@ pub struct Sum(u64);
 impl Sum {
     /// Adds bytes, taken as big-endian 16-bit words; an odd last byte is padded with zero.
     #[must_use]
+    #[inline]
     pub fn with(self, bytes: &[u8]) -> Self {
         // Word sums don't depend on word size (RFC 1071, 2.C): 32 bits at a time can't overflow
         // 64 bits below 2^32 words.
@@ -28,12 +29,14 @@ impl Sum {
     }
 
     /// The checksum to write, and 0 over bytes that contain their right checksum.
+    #[inline]
     pub fn finish(self) -> u16 {
         !(fold(fold(self.0)) as u16)
     }
 }
 
 /// Brings a sum closer to 16 bits without changing it modulo 2^16 - 1.
+#[inline]
 fn fold(sum: u64) -> u64 {
     let sum = (sum >> 32) + (sum & 0xffff_ffff);
     let sum = (sum >> 16) + (sum & 0xffff);
@@ -41,6 +44,7 @@ fn fold(sum: u64) -> u64 {
 }
 
 /// The checksum of `bytes`.
+#[inline]
 pub fn checksum(bytes: &[u8]) -> u16 {
     Sum::default().with(bytes).finish()
 }
