@@ -5,7 +5,7 @@
 //! say.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -67,7 +67,8 @@ pub fn prefixes(file: &str) -> Result<Vec<(IpAddr, u32)>> {
 
 /// Root of the repository that this program was built in.
 pub fn repository() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.ancestors().nth(2).unwrap_or(own).to_owned()
 }
 
 /// Addresses drawn at random from prefixes drawn at random; always the same.

@@ -8,6 +8,9 @@ use pdp_e2e::{Machine, meter};
 
 use crate::site::{MAC_A, MAC_B, Prefix, Site, words};
 
+/// Routes that one `ip -batch` gets: it keeps kilobytes of each until it ends.
+pub const ROUTES_AT_ONCE: usize = 50_000;
+
 /// Routes by way of machine B, for `ip -batch`.
 pub fn routes(prefixes: &[Prefix], device: &str) -> String {
     let mut text = String::new();
@@ -34,9 +37,11 @@ pub fn start(site: &Site) {
 
 /// Gives it routes.
 pub fn add_routes(site: &Site, prefixes: &[Prefix]) -> Result<()> {
-    let mut batch = site.node.namespace().command("ip");
-    let output = pdp_e2e::run(batch.args(["-batch", "-"]), &routes(prefixes, "extB"));
-    ensure!(output.status.success(), "ip -batch: {}", String::from_utf8_lossy(&output.stderr));
+    for some in prefixes.chunks(ROUTES_AT_ONCE) {
+        let mut batch = site.node.namespace().command("ip");
+        let output = pdp_e2e::run(batch.args(["-batch", "-"]), &routes(some, "extB"));
+        ensure!(output.status.success(), "ip -batch: {}", String::from_utf8_lossy(&output.stderr));
+    }
     Ok(())
 }
 

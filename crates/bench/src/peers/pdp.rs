@@ -151,10 +151,11 @@ impl Pdp {
 
     /// Gives the routers routes, and waits until their guests have them.
     pub fn add_routes(&self, node: &Node, prefixes: &[Prefix]) -> Result<()> {
-        let routes = kernel::routes(prefixes, "eth1");
         let end = Instant::now() + TABLE_MAX;
         for vnet in 0..self.vnets {
-            batch(node, vnet, &routes)?;
+            for some in prefixes.chunks(kernel::ROUTES_AT_ONCE) {
+                batch(node, vnet, &kernel::routes(some, "eth1"))?;
+            }
             for guest in (0..self.guests).map(|guest| guest.to_string()) {
                 loop {
                     let router = format!("bench{vnet}/r1");
@@ -178,8 +179,8 @@ fn batch(node: &Node, vnet: usize, lines: &str) -> Result<()> {
     let router = format!("bench{vnet}/r1");
     let mut command = node.pdp_command(&["exec", &router, "--", "ip", "-batch", "-"]);
     let output = pdp_e2e::run(&mut command, lines);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "ip -batch in {router}: {errors}");
+    let (errors, status) = (String::from_utf8_lossy(&output.stderr), output.status);
+    ensure!(status.success(), "ip -batch in {router}: {status} {errors}");
     Ok(())
 }
 
