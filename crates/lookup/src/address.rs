@@ -7,11 +7,18 @@ pub trait Address: Copy + Debug + Default + Eq + Ord {
     /// Bits of an address.
     const BITS: u32;
 
+    /// Bits that the root of a large table resolves: a multiple of six.
+    const ROOT_BITS: u32;
+
+    /// Whether a node stores small values in 16 bits: good where most nodes have no children,
+    /// because more fits in a cache line; else it costs instructions.
+    const SHORT_RUNS: bool;
+
     /// The six bits that begin at bit `depth` (`0..BITS`), as a number `0..64`; bits beyond the
     /// address count as zero.
     fn slot(self, depth: u32) -> usize;
 
-    /// The first `bits` bits (1..=18) as a number.
+    /// The first `bits` bits (1..=24) as a number.
     fn head(self, bits: u32) -> usize;
 
     /// The address with all but the first `length` bits set to zero.
@@ -23,6 +30,8 @@ pub trait Address: Copy + Debug + Default + Eq + Ord {
 
 impl Address for u32 {
     const BITS: u32 = 32;
+    const ROOT_BITS: u32 = 18;
+    const SHORT_RUNS: bool = true;
 
     #[inline(always)]
     fn slot(self, depth: u32) -> usize {
@@ -45,6 +54,8 @@ impl Address for u32 {
 
 impl Address for u128 {
     const BITS: u32 = 128;
+    const ROOT_BITS: u32 = 24;
+    const SHORT_RUNS: bool = false;
 
     #[inline(always)]
     fn slot(self, depth: u32) -> usize {
@@ -90,7 +101,10 @@ mod tests {
             again = again.with_slot(depth, want);
         }
         assert_eq!(again, address);
-        assert_eq!(address.head(18), (0..18).fold(0, |head, i| head * 2 + bit::<A>(bits, i)));
+        for length in [1, 6, 18, 24] {
+            let want = (0..length).fold(0, |head, i| head * 2 + bit::<A>(bits, i));
+            assert_eq!(address.head(length), want);
+        }
     }
 
     proptest! {

@@ -3,26 +3,29 @@
 //!
 //! The structure is a poptrie (Asai and Ohara, "Poptrie: A Compressed Trie with Population Count
 //! for Fast and Scalable Software IP Routing Table Lookup", SIGCOMM 2015): nodes of six bits of
-//! address, children and runs of equal leaves packed and found by counting bits, the first
-//! [`DIRECT_BITS`] bits resolved by one array. It differs in three ways that make updates cheap:
+//! address, in which runs of equal entries are stored once and found by counting bits. It differs
+//! in these ways:
 //!
+//! - A node's entries lie behind its bits, so that one cache miss reads both.
 //! - A value is not pushed down to all leaves below. Each node carries the value that it inherits
 //!   from its parent, so a change touches one node and its direct children.
-//! - Prefixes of up to six bits stand in an array of their own, consulted where nothing longer
-//!   matched. A default route is changed by 64 writes.
-//! - Small tables have no array for the first bits; it is made when the table grows.
+//! - The first [`Address::ROOT_BITS`] bits of a large table are resolved by two loads, of twelve
+//!   bits and of the rest. Prefixes of up to twelve bits are consulted where nothing longer
+//!   matched.
+//! - Small tables have no such root; it is made when the table grows.
 //!
 //! # Cost of an update
 //!
 //! | prefix length | work |
 //! |---|---|
-//! | 0 to 6 | 64 writes |
-//! | 7 to 12, with the array | `2^(18 - length)` entries, 2,048 at most, each with one node |
-//! | other | one node of six bits and its children's inherited values, 64 at most |
+//! | 0 to 12 | `2^(12 - length)` groups of the root |
+//! | 13 to `ROOT_BITS` | `2^(ROOT_BITS - length)` entries of the root, 2,048 at most, each with one node |
+//! | each | one node of six bits, and its children's inherited values, 64 at most |
 //!
-//! Beside that a node is made or removed for each six bits of the path, and once in the life of a
-//! table, at [`DIRECT_FROM`] prefixes, the array is made (2^18 entries). Vectors grow by moving; a
-//! large table reserves room for some two million prefixes, so that this is not a pause.
+//! Beside that a node is made or removed for each six bits of the path. Once in the life of a
+//! table, at [`ROOT_FROM`] prefixes, the root is made (4,096 groups, and a page for each group with
+//! longer prefixes: 256 bytes for IPv4, 16 KiB for IPv6). Vectors grow by moving; a table with a
+//! root reserves address space for some two million prefixes, so that this is not a pause.
 //!
 //! Memory that removed routes held is used again by the table; it is given back when the table
 //! is dropped.
@@ -33,12 +36,14 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod node;
 mod pool;
+mod root;
 mod table;
 mod walk;
 
 pub use address::Address;
-pub use table::{DIRECT_BITS, DIRECT_FROM, NONE, Table, VALUE_MAX};
+pub use table::{NONE, ROOT_FROM, Table, VALUE_MAX};
 pub use walk::Cursor;
 
 /// A table of IPv4 prefixes.

@@ -1,65 +1,95 @@
-//! Blocks of neighbouring items in one vector, with reuse of what was given back.
+//! Blocks of neighbouring items, with reuse of what was given back.
 //!
-//! Blocks have sizes of a few classes, so that most insertions happen in place. Limit: blocks of
-//! [`BLOCK_MAX`] items, 2^31 items in all.
+//! Blocks have sizes of a few classes, so that most insertions happen in place. A block of an even
+//! size begins at an even index. Limit: blocks of [`BLOCK_MAX`] items, 2^31 items in all.
 
 /// Items of the largest block.
 pub(crate) const BLOCK_MAX: usize = 128;
 
 const CLASS_SIZES: [u8; 14] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, BLOCK_MAX as u8];
 
-/// A vector cut into blocks. A block is named by its first index and its count of items, which
-/// the owner remembers; a block of no items has no memory, whatever its index.
-#[derive(Clone, Debug)]
-pub(crate) struct Pool<T> {
-    pub(crate) items: Vec<T>,
-    free: [Vec<u32>; CLASS_SIZES.len()],
-}
-
-fn class_of(count: usize) -> usize {
+pub(crate) fn class_of(count: usize) -> usize {
     CLASS_SIZES.partition_point(|&size| usize::from(size) < count)
 }
 
-impl<T: Copy + Default> Pool<T> {
-    pub(crate) fn new() -> Self {
-        Self { items: Vec::new(), free: Default::default() }
-    }
+/// Which blocks there are. A block is named by its first index and its count of items, which the
+/// owner remembers; a block of no items has no memory, whatever its index.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Blocks {
+    end: usize,
+    /// Free blocks by class, as far as there have been any.
+    free: Vec<Vec<u32>>,
+}
 
-    /// A block for `count` items; what they hold is not defined.
+impl Blocks {
+    /// A block for `count` items.
     pub(crate) fn allocate(&mut self, count: usize) -> u32 {
         if count == 0 {
             return 0;
         }
         let class = class_of(count);
-        self.free[class].pop().unwrap_or_else(|| {
-            let first = self.items.len();
-            let end = first + usize::from(CLASS_SIZES[class]);
-            assert!(end <= 1 << 31, "look-up table of more than 2^31 items");
-            self.items.resize(end, T::default());
+        self.free.get_mut(class).and_then(Vec::pop).unwrap_or_else(|| {
+            let size = usize::from(CLASS_SIZES[class]);
+            if size.is_multiple_of(2) && !self.end.is_multiple_of(2) {
+                self.release(self.end as u32, 1);
+                self.end += 1;
+            }
+            let first = self.end;
+            self.end += size;
+            assert!(self.end <= 1 << 31, "look-up table of more than 2^31 items");
             first as u32
         })
     }
 
     pub(crate) fn release(&mut self, first: u32, count: usize) {
         if count > 0 {
-            self.free[class_of(count)].push(first);
+            let class = class_of(count);
+            if self.free.len() <= class {
+                self.free.resize_with(class + 1, Vec::new);
+            }
+            self.free[class].push(first);
         }
+    }
+
+    /// Items that blocks have been made of.
+    pub(crate) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// Bytes of this list.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let lists = self.free.iter().map(|list| list.capacity() * size_of::<u32>());
+        self.free.capacity() * size_of::<Vec<u32>>() + lists.sum::<usize>()
+    }
+}
+
+/// A vector cut into blocks.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool<T> {
+    pub(crate) items: Vec<T>,
+    blocks: Blocks,
+}
+
+impl<T: Copy + Default> Pool<T> {
+    pub(crate) fn new() -> Self {
+        Self { items: Vec::new(), blocks: Blocks::default() }
+    }
+
+    /// A block for `count` items; what they hold is not defined.
+    pub(crate) fn allocate(&mut self, count: usize) -> u32 {
+        let first = self.blocks.allocate(count);
+        if self.items.len() < self.blocks.end() {
+            self.items.resize(self.blocks.end(), T::default());
+        }
+        first
+    }
+
+    pub(crate) fn release(&mut self, first: u32, count: usize) {
+        self.blocks.release(first, count);
     }
 
     pub(crate) fn block(&self, first: u32, count: usize) -> &[T] {
         &self.items[first as usize..][..count]
-    }
-
-    /// Replaces a block's items; returns where the block is now.
-    pub(crate) fn replace(&mut self, first: u32, count: usize, items: &[T]) -> u32 {
-        let first = if count > 0 && !items.is_empty() && class_of(count) == class_of(items.len()) {
-            first
-        } else {
-            self.release(first, count);
-            self.allocate(items.len())
-        };
-        self.items[first as usize..][..items.len()].copy_from_slice(items);
-        first
     }
 
     /// Inserts an item into a block of `count`, before index `at`; returns where the block is now.
@@ -108,8 +138,7 @@ impl<T: Copy + Default> Pool<T> {
 
     /// Bytes in use or free for reuse.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.items.len() * size_of::<T>()
-            + self.free.iter().map(|list| list.capacity() * size_of::<u32>()).sum::<usize>()
+        self.items.len() * size_of::<T>() + self.blocks.memory_bytes()
     }
 }
 

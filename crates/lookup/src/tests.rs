@@ -62,8 +62,11 @@ fn steps<A: Address + 'static>(address: BoxedStrategy<A>) -> BoxedStrategy<Vec<S
     // Lengths at which one node ends and the next begins are the delicate ones.
     let edge = (0..=A::BITS / 6, 0u32..2).prop_map(|(node, more)| (node * 6 + more).min(A::BITS));
     let length = prop_oneof![0..=A::BITS, edge].boxed();
+    // And values on both sides of what nodes store in 16 bits, stored as the value plus one.
+    let value = prop_oneof![4 => 0u32..5, 1 => 0x7ffdu32..0x8001, 1 => any::<u32>()];
+    let value = value.prop_map(|value| value % (crate::VALUE_MAX + 1));
     let step = prop_oneof![
-        6 => (address.clone(), length.clone(), 0u32..5).prop_map(|(a, l, v)| Step::Insert(a, l, v)),
+        6 => (address.clone(), length.clone(), value).prop_map(|(a, l, v)| Step::Insert(a, l, v)),
         1 => (address, length).prop_map(|(a, l)| Step::Remove(a, l)),
         3 => any::<usize>().prop_map(Step::RemoveSome),
         1 => Just(Step::Sweep),
@@ -111,8 +114,8 @@ fn flip<A: Address>(address: A, index: u32) -> A {
     }
 }
 
-fn run<A: Address>(steps: Vec<Step<A>>, probes: &[A], direct_from: usize) {
-    let (mut table, mut slow) = (Table::with_direct_from(direct_from), Slow::default());
+fn run<A: Address>(steps: Vec<Step<A>>, probes: &[A], root_from: usize) {
+    let (mut table, mut slow) = (Table::with_root_from(root_from), Slow::default());
     let mut generation = 0;
     for step in steps {
         match step {
@@ -211,10 +214,10 @@ proptest! {
     }
 }
 
-/// The longest prefix that the array resolves by itself.
+/// The longest prefix that the root resolves by itself.
 #[test]
-fn the_array_follows_its_longest_prefix() {
-    let mut table = Table::<u32>::with_direct_from(0);
+fn the_root_follows_its_longest_prefix() {
+    let mut table = Table::<u32>::with_root_from(0);
     table.insert(0x0a00_0000, 13, 1, 0);
     table.insert(0x0a00_4000, 18, 2, 0);
     assert_eq!(table.lookup(0x0a00_4001), Some(2));
@@ -222,6 +225,31 @@ fn the_array_follows_its_longest_prefix() {
     assert_eq!(table.lookup(0x0a00_4001), Some(3));
     table.remove(0x0a00_4000, 18);
     assert_eq!(table.lookup(0x0a00_4001), Some(1));
+}
+
+/// Nodes right below the root inherit from two levels of nodes in its place, whichever changes,
+/// and whether or not it was there before them.
+#[test]
+fn what_is_below_the_root_inherits_from_all_it_stands_for() {
+    let (prefix, far) = (0x2001_0db8u128 << 96, 0x2001_0db8_ffffu128 << 80);
+    for root_from in 0..8 {
+        let mut table = Table::<u128>::with_root_from(root_from);
+        table.insert(prefix, 32, 32, 0);
+        for length in [10, 16, 23] {
+            table.insert(prefix, length, length, 0);
+        }
+        let behind = prefix ^ 1 << 100;
+        assert_eq!((table.lookup(far), table.lookup(behind)), (Some(32), Some(23)));
+        // Something else in the node that the /23 is in.
+        table.insert(prefix ^ 1 << 104, 24, 24, 0);
+        table.insert(prefix, 16, 17, 0);
+        table.remove(prefix, 23);
+        assert_eq!(table.lookup(behind), Some(17), "root from {root_from}");
+        table.remove(prefix, 16);
+        assert_eq!(table.lookup(behind), Some(10));
+        table.remove(prefix, 10);
+        assert_eq!((table.lookup(behind), table.lookup(far)), (None, Some(32)));
+    }
 }
 
 #[test]
@@ -242,19 +270,22 @@ fn a_value_too_large_is_refused() {
     crate::TableV4::new().insert(0, 0, crate::VALUE_MAX + 1, 0);
 }
 
+/// Bytes of a table with ten routes: a default route, and others side by side.
+fn small_table_bytes<A: Address>(first: A, length: u32) -> usize {
+    let mut table = Table::new();
+    table.insert(A::default(), 0, 1, 0);
+    for slot in 0..9 {
+        table.insert(first.with_slot(length - 6, slot), length, slot as u32, 0);
+    }
+    table.memory_bytes()
+}
+
 #[test]
 fn a_thousand_small_tables_fit_in_a_few_megabytes() {
-    let bytes: usize = (0..1000u32)
-        .map(|i| {
-            let mut table = crate::TableV4::new();
-            table.insert(0, 0, 1, 0);
-            for j in 0..8 {
-                table.insert(0x0a00_0000 + (i << 8) + (j << 3), 29, j, 0);
-            }
-            table.memory_bytes()
-        })
-        .sum();
-    assert!(bytes < 6 << 20, "{bytes} bytes");
+    let v4: usize = (0..1000u32).map(|i| small_table_bytes(0x0a00_0000 + (i << 8), 30)).sum();
+    let v6: usize =
+        (0..1000u128).map(|i| small_table_bytes((0x2001_0db8 << 16 | i) << 80, 66)).sum();
+    assert!(v4 < 2 << 20 && v6 < 3 << 20, "{v4} and {v6} bytes");
 }
 
 #[test]

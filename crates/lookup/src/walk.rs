@@ -2,7 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use crate::table::{NONE, STRIDE, Table, depth_of};
+use crate::node::NODE;
+use crate::table::{Control, STRIDE, Table, depth_of};
 use crate::{Address, pool};
 
 /// How far a walk has come: behind the prefix it names.
@@ -64,34 +65,26 @@ impl<A: Address> Table<A> {
         visit: &mut impl FnMut(A, u32, u32, u32) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         let (from_number, from_slot) = resume(after, 0);
-        for (number, route) in self.short.iter().enumerate().skip(from_number) {
-            if let Some(route) = route {
-                let (address, length) = prefix(A::default(), 0, number);
-                visit(address, length, route.value, route.generation)?;
-            }
-        }
+        self.walk_control(&self.short, A::default(), 0, from_number, visit)?;
         for slot in from_slot..self.top.len() {
-            // The top level marks a node by its highest bit; an empty entry is zero.
-            if self.top[slot] != 0 {
+            if self.top[slot] & NODE != 0 {
                 let after = after.filter(|&(last, length)| below(last, length, 0, slot));
                 let at = A::default().with_slot(0, slot);
-                self.walk_node((self.top[slot] & (NONE >> 1)) as usize, STRIDE, at, after, visit)?;
+                self.walk_node(self.top[slot] & !NODE, STRIDE, at, after, visit)?;
             }
         }
         ControlFlow::Continue(())
     }
 
-    fn walk_node(
+    /// The prefixes of the node at `depth` of the path `at`, from a number on.
+    fn walk_control(
         &self,
-        index: usize,
-        depth: u32,
+        control: &Control,
         at: A,
-        after: Option<(A, u32)>,
+        depth: u32,
+        from_number: usize,
         visit: &mut impl FnMut(A, u32, u32, u32) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
-        let node = &self.nodes.items[index];
-        let control = &self.controls.items[node.control as usize];
-        let (from_number, from_slot) = resume(after, depth);
         let mut present = if from_number < pool::BLOCK_MAX {
             control.present >> from_number << from_number
         } else {
@@ -104,12 +97,22 @@ impl<A: Address> Table<A> {
             let (address, length) = prefix(at, depth, number);
             visit(address, length, route.value, route.generation)?;
         }
-        let mut children = node.children >> from_slot << from_slot;
-        while children != 0 {
-            let slot = children.trailing_zeros() as usize;
-            children &= children - 1;
+        ControlFlow::Continue(())
+    }
+
+    fn walk_node(
+        &self,
+        node: u32,
+        depth: u32,
+        at: A,
+        after: Option<(A, u32)>,
+        visit: &mut impl FnMut(A, u32, u32, u32) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        let control = &self.controls.items[self.nodes.control(node) as usize];
+        let (from_number, from_slot) = resume(after, depth);
+        self.walk_control(control, at, depth, from_number, visit)?;
+        for (slot, child) in self.nodes.children(node, from_slot) {
             let after = after.filter(|&(last, length)| below(last, length, depth, slot));
-            let child = node.first_child as usize + node.child_rank(slot);
             self.walk_node(child, depth + STRIDE, at.with_slot(depth, slot), after, visit)?;
         }
         ControlFlow::Continue(())
