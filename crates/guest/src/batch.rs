@@ -10,11 +10,11 @@ use crate::runtime::Counters;
 pub(crate) struct Frame {
     pub(crate) buf: Buf,
     /// Arrived by it.
-    pub(crate) vport: u16,
+    pub(crate) vport: u8,
     pub(crate) trace: u8,
     pub(crate) verdict: Verdict,
     /// Where a frame that is sent goes.
-    pub(crate) to: u16,
+    pub(crate) to: u8,
 }
 
 /// A copy that goes before the completion of the frame that it is of.
@@ -30,14 +30,14 @@ pub(crate) struct Extra {
 #[must_use = "a kept frame holds a buffer: send or discard it"]
 pub struct Kept {
     buf: Buf,
-    vport: u16,
+    vport: u8,
     trace: u8,
 }
 
 impl Kept {
     /// The vport that the frame came in by.
     pub fn vport(&self) -> u16 {
-        self.vport
+        self.vport.into()
     }
 
     /// Bytes of the frame.
@@ -85,7 +85,7 @@ impl Batch<'_> {
     /// The vport that the frame came in by.
     #[inline]
     pub fn vport(&self, frame: usize) -> u16 {
-        self.frames[frame].vport
+        self.frames[frame].vport.into()
     }
 
     /// The frame, from its destination address on.
@@ -125,7 +125,7 @@ impl Batch<'_> {
             return self.drop(frame, GuestDrop::PortDown);
         }
         let frame = &mut self.frames[frame];
-        (frame.verdict, frame.to) = (Verdict::Out, vport);
+        (frame.verdict, frame.to) = (Verdict::Out, vport as u8);
     }
 
     /// Hands the frame to the control guest, on the interface of the vport that it came in by.
@@ -163,7 +163,7 @@ impl Batch<'_> {
             return None;
         }
         copy(self.client, &original.buf, &mut buf);
-        write_tag(&mut buf, Verdict::Out, vport, false, original.trace);
+        write_tag(&mut buf, Verdict::Out, vport as u8, false, original.trace);
         self.extras.push(Extra { frame, buf });
         Some(())
     }
@@ -209,7 +209,7 @@ impl Outbox<'_> {
             return Err(kept);
         }
         let Kept { mut buf, vport: came_by, trace } = kept;
-        write_tag(&mut buf, Verdict::Out, vport, false, trace);
+        write_tag(&mut buf, Verdict::Out, vport as u8, false, trace);
         match self.client.send(buf) {
             Ok(()) => {
                 *self.kept -= 1;
@@ -234,7 +234,7 @@ impl Outbox<'_> {
         let Some(mut buf) = self.client.alloc() else { return false };
         if buf.set_len(frame.len()) {
             self.client.bytes_mut(&mut buf).copy_from_slice(frame);
-            write_tag(&mut buf, Verdict::Out, vport, false, 0);
+            write_tag(&mut buf, Verdict::Out, vport as u8, false, 0);
             match self.client.send(buf) {
                 Ok(()) => {
                     self.counters.made += 1;
@@ -262,8 +262,8 @@ fn copy(client: &mut Client, from: &Buf, to: &mut Buf) {
     }
 }
 
-/// Says what is to be done with a frame. The caller has checked that the vport can be one.
+/// Says what is to be done with a frame.
 #[inline]
-pub(crate) fn write_tag(buf: &mut Buf, verdict: Verdict, vport: u16, last: bool, trace: u8) {
-    buf.set_metadata(Tag { verdict, vport: vport as u8, last, trace }.emit());
+pub(crate) fn write_tag(buf: &mut Buf, verdict: Verdict, vport: u8, last: bool, trace: u8) {
+    buf.set_metadata(Tag { verdict, vport, last, trace }.emit());
 }

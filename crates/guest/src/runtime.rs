@@ -145,8 +145,8 @@ pub struct Counters {
 pub struct Runtime<P> {
     program: P,
     client: Client,
-    bufs: Vec<Buf>,
     frames: Vec<Frame>,
+    rest: Vec<Buf>,
     extras: Vec<Extra>,
     kept: usize,
     counters: Counters,
@@ -183,8 +183,8 @@ impl<P: Program> Runtime<P> {
         Ok(Self {
             program,
             client,
-            bufs: Vec::with_capacity(Batch::FRAMES_MAX),
             frames: Vec::with_capacity(Batch::FRAMES_MAX),
+            rest: Vec::new(),
             extras: Vec::with_capacity(1 << settings.ring_log2),
             kept: 0,
             counters: Counters::default(),
@@ -266,11 +266,9 @@ impl<P: Program> Runtime<P> {
     fn process(&mut self) -> bool {
         // A frame that is taken must find room for its completion.
         let room = self.client.room();
-        let count = self.client.receive(&mut self.bufs, room.min(Batch::FRAMES_MAX));
-        if count == 0 {
+        if self.receive(room.min(Batch::FRAMES_MAX)) == 0 {
             return false;
         }
-        self.take_frames();
         let spare_slots = room - self.frames.len();
         let Self { client, frames, extras, kept, counters, .. } = self;
         counters.received += frames.len() as u64;
@@ -287,28 +285,30 @@ impl<P: Program> Runtime<P> {
         true
     }
 
-    /// Makes frames of the buffers that were received.
-    fn take_frames(&mut self) {
+    /// Takes up to `max` frames; returns how many.
+    fn receive(&mut self, max: usize) -> usize {
+        let Self { client, frames, rest, counters, .. } = self;
         let mut inside = false;
-        for mut buf in self.bufs.drain(..) {
+        let count = client.receive_each(max, |mut buf| {
             if inside {
                 // The rest of a frame that is longer than a buffer: the first piece stands for it.
                 inside = buf.continues();
-                self.client.free(buf);
-                continue;
+                return rest.push(buf);
             }
             inside = buf.continues();
             let tag = Tag::parse(buf.metadata()).ok();
             let tag = tag.filter(|tag| tag.verdict == Verdict::Deliver);
-            let (vport, trace) = tag.map_or((0, 0), |tag| (u16::from(tag.vport), tag.trace));
+            let (vport, trace) = tag.map_or((0, 0), |tag| (tag.vport, tag.trace));
             let mut verdict = Verdict::Drop(GuestDrop::Policy);
             if tag.is_none() || inside {
-                self.counters.unreadable += 1;
+                counters.unreadable += 1;
                 verdict = Verdict::Drop(GuestDrop::Malformed);
                 buf.set_len(0);
             }
-            self.frames.push(Frame { buf, vport, trace, verdict, to: vport });
-        }
+            frames.push(Frame { buf, vport, trace, verdict, to: vport });
+        });
+        rest.drain(..).for_each(|buf| client.free(buf));
+        count
     }
 
     /// Sends all copies and completions, in order.

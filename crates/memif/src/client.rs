@@ -36,7 +36,7 @@ pub struct Settings {
     /// Slots of each of the two rings, as a power of two, 1..=[`RING_LOG2_MAX`]. A server may ask
     /// for fewer.
     pub ring_log2: u8,
-    /// Bytes of a buffer, headroom included; a multiple of 64.
+    /// Bytes of a buffer, headroom included; a multiple of 64 below 65,536.
     pub buffer_bytes: u32,
     /// Bytes left free before a received frame, for [`Buf::grow_front`].
     pub headroom_bytes: u32,
@@ -78,12 +78,12 @@ pub enum Link {
 #[must_use = "a dropped Buf is a lost buffer: send or free it"]
 pub struct Buf {
     index: u32,
-    start: u32,
-    len: u32,
-    capacity: u32,
     pool: u32,
-    more: bool,
     metadata: u32,
+    start: u16,
+    len: u16,
+    capacity: u16,
+    more: bool,
 }
 
 impl Buf {
@@ -102,7 +102,7 @@ impl Buf {
     /// Bytes in it.
     #[inline]
     pub fn len(&self) -> usize {
-        self.len as usize
+        usize::from(self.len)
     }
 
     /// Whether it has no bytes.
@@ -114,7 +114,7 @@ impl Buf {
     /// Bytes that it can be made long by [`Self::set_len`].
     #[inline]
     pub fn capacity(&self) -> usize {
-        (self.capacity - self.start) as usize
+        usize::from(self.capacity - self.start)
     }
 
     /// Whether the frame goes on in the next buffer received.
@@ -129,19 +129,19 @@ impl Buf {
         if bytes > self.len() {
             return false;
         }
-        self.start += bytes as u32;
-        self.len -= bytes as u32;
+        self.start += bytes as u16;
+        self.len -= bytes as u16;
         true
     }
 
     /// Puts `bytes` undefined bytes before the front; false (nothing done) if there is no room.
     #[inline]
     pub fn grow_front(&mut self, bytes: usize) -> bool {
-        if bytes > self.start as usize {
+        if bytes > usize::from(self.start) {
             return false;
         }
-        self.start -= bytes as u32;
-        self.len += bytes as u32;
+        self.start -= bytes as u16;
+        self.len += bytes as u16;
         true
     }
 
@@ -152,7 +152,7 @@ impl Buf {
         if bytes > self.capacity() {
             return false;
         }
-        self.len = bytes as u32;
+        self.len = bytes as u16;
         true
     }
 }
@@ -398,6 +398,12 @@ impl Client {
     /// Appends the buffers of up to `max` received frames to `bufs`; returns how many frames.
     /// Their slots are posted anew by [`Self::flush`].
     pub fn receive(&mut self, bufs: &mut Vec<Buf>, max: usize) -> usize {
+        self.receive_each(max, |buf| bufs.push(buf))
+    }
+
+    /// As [`Self::receive`], into other hands.
+    #[inline]
+    pub fn receive_each(&mut self, max: usize, mut to: impl FnMut(Buf)) -> usize {
         if self.link != Link::Up {
             return 0;
         }
@@ -405,8 +411,7 @@ impl Client {
             self.go_down("server index out of bounds".into());
             return 0;
         };
-        let capacity = self.settings.buffer_bytes;
-        let start = self.settings.headroom_bytes;
+        let (capacity, start) = self.sizes();
         let mut frames = 0;
         let mut inside = false;
         while done > 0 && (inside || frames < max) {
@@ -414,19 +419,26 @@ impl Client {
             done -= 1;
             inside = descriptor.flags & NEXT != 0;
             frames += usize::from(!inside);
-            let at = self.buffers_at + index as usize * capacity as usize + start as usize;
+            let before = index as usize * usize::from(capacity);
+            let at = self.buffers_at + before + usize::from(start);
             self.memory[0].prefetch_to_write(at);
-            bufs.push(Buf {
+            to(Buf {
                 index,
-                start,
-                len: descriptor.length.min(capacity - start),
-                capacity,
                 pool: self.pool,
-                more: inside,
                 metadata: descriptor.metadata,
+                start,
+                len: descriptor.length.min((capacity - start).into()) as u16,
+                capacity,
+                more: inside,
             });
         }
         frames
+    }
+
+    /// Bytes of a buffer, and of these the headroom: [`Sizes::of`] saw that they fit.
+    #[inline]
+    fn sizes(&self) -> (u16, u16) {
+        (self.settings.buffer_bytes as u16, self.settings.headroom_bytes as u16)
     }
 
     /// Offset in the memory of a buffer's bytes. Panics on another client's.
@@ -435,7 +447,7 @@ impl Client {
         assert_eq!(buf.pool, self.pool, "a buffer of another client");
         self.buffers_at
             + buf.index as usize * self.settings.buffer_bytes as usize
-            + buf.start as usize
+            + usize::from(buf.start)
     }
 
     /// The bytes of a buffer.
@@ -462,15 +474,10 @@ impl Client {
         if self.free.is_empty() {
             self.reclaim();
         }
-        Some(Buf {
-            index: self.free.pop()?,
-            start: self.settings.headroom_bytes,
-            len: 0,
-            capacity: self.settings.buffer_bytes,
-            pool: self.pool,
-            more: false,
-            metadata: 0,
-        })
+        let index = self.free.pop()?;
+        let (capacity, start) = self.sizes();
+        let pool = self.pool;
+        Some(Buf { index, pool, metadata: 0, start, len: 0, capacity, more: false })
     }
 
     /// Gives a buffer back. Panics on another client's.
@@ -503,7 +510,7 @@ impl Client {
 
     #[inline]
     fn put(&mut self, buf: &Buf, flags: u16) {
-        let (length, offset, metadata) = (buf.len, self.offset(buf) as u32, buf.metadata);
+        let (length, offset, metadata) = (buf.len.into(), self.offset(buf) as u32, buf.metadata);
         let descriptor = Descriptor { flags, region: 0, length, offset, metadata };
         self.to_server.put(buf.index, descriptor);
     }
@@ -608,8 +615,11 @@ impl Sizes {
         if !(1..=RING_LOG2_MAX).contains(&ring_log2) {
             return Err("ring_log2 is not 1..=14");
         }
-        if buffer_bytes == 0 || !buffer_bytes.is_multiple_of(BUFFER_ALIGN_BYTES) {
-            return Err("buffer_bytes is not a multiple of 64");
+        if buffer_bytes == 0
+            || !buffer_bytes.is_multiple_of(BUFFER_ALIGN_BYTES)
+            || buffer_bytes > u16::MAX.into()
+        {
+            return Err("buffer_bytes is not a multiple of 64 below 65536");
         }
         if headroom_bytes >= buffer_bytes {
             return Err("headroom_bytes leaves no room for a frame");

@@ -31,16 +31,16 @@ impl Sum {
     /// The checksum to write, and 0 over bytes that contain their right checksum.
     #[inline]
     pub fn finish(self) -> u16 {
-        !(fold(fold(self.0)) as u16)
+        let sum = (self.0 >> 16) + (self.0 & 0xffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
+        !(((sum >> 16) + (sum & 0xffff)) as u16)
     }
 }
 
-/// Brings a sum closer to 16 bits without changing it modulo 2^16 - 1.
+/// Brings a sum close to 32 bits without changing it modulo 2^16 - 1.
 #[inline]
 fn fold(sum: u64) -> u64 {
-    let sum = (sum >> 32) + (sum & 0xffff_ffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    (sum >> 16) + (sum & 0xffff)
+    (sum >> 32) + (sum & 0xffff_ffff)
 }
 
 /// The checksum of `bytes`.

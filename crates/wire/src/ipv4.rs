@@ -61,19 +61,15 @@ impl Header {
 }
 
 /// Takes one off the time to live, which must not be 0, and brings the checksum up to date
-/// without reading the rest (RFC 1624, equation 3). Does nothing to fewer than 20 bytes.
+/// without reading the rest (RFC 1624, equation 3, for this one change: RFC 1141 section 2). Does
+/// nothing to fewer than 20 bytes.
 #[inline]
 pub fn decrement_ttl(packet: &mut [u8]) {
     let Some(header) = packet.first_chunk_mut::<HEADER_BYTES>() else { return };
-    let word = |header: &[u8; HEADER_BYTES], at| u16::from_be_bytes([header[at], header[at + 1]]);
-    let old = word(header, 8);
     header[8] = header[8].wrapping_sub(1);
-    let new = word(header, 8);
-    // HC' = ~(~HC + ~m + m')
-    let sum = u32::from(!word(header, 10)) + u32::from(!old) + u32::from(new);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    [header[10], header[11]] = (!(sum as u16)).to_be_bytes();
+    // The word sum is less by 0x0100, so its complement is more by that, with end-around carry.
+    let sum = u32::from(u16::from_be_bytes([header[10], header[11]])) + 0x0100;
+    [header[10], header[11]] = ((sum + u32::from(sum >= 0xffff)) as u16).to_be_bytes();
 }
 
 #[cfg(test)]
