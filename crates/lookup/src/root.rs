@@ -62,8 +62,8 @@ impl<A: Address> Root<A> {
         (group.best, self.entries[group.page as usize + head % Self::PAGE])
     }
 
-    /// A node has a name now. That of one right below the root is written here.
-    pub(crate) fn named(&mut self, address: A, depth: u32, node: u32) {
+    /// A node has another name. That of one right below the root is written here.
+    pub(crate) fn moved(&mut self, address: A, depth: u32, node: u32) {
         let head = address.head(A::ROOT_BITS);
         let page = self.groups[head / Self::PAGE].page;
         if depth == A::ROOT_BITS && page != 0 {

@@ -352,9 +352,6 @@ impl<A: Address> Table<A> {
                 0 => self.top[address.slot(0)] = NODE | node,
                 _ => self.refresh_node(address, parent, path, Some(NODE | node)),
             }
-            if let Some(root) = &mut self.root {
-                root.named(address, level, node);
-            }
         }
         made_from
     }
@@ -418,7 +415,7 @@ impl<A: Address> Table<A> {
             parent => self.nodes.set_child(path[at(parent)], address.slot(parent), moved),
         }
         if let Some(root) = &mut self.root {
-            root.named(address, depth, moved);
+            root.moved(address, depth, moved);
         }
     }
 

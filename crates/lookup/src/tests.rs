@@ -234,14 +234,15 @@ fn what_is_below_the_root_inherits_from_all_it_stands_for() {
     let (prefix, far) = (0x2001_0db8u128 << 96, 0x2001_0db8_ffffu128 << 80);
     for root_from in 0..8 {
         let mut table = Table::<u128>::with_root_from(root_from);
-        table.insert(prefix, 32, 32, 0);
-        for length in [10, 16, 23] {
-            table.insert(prefix, length, length, 0);
-        }
         let behind = prefix ^ 1 << 100;
-        assert_eq!((table.lookup(far), table.lookup(behind)), (Some(32), Some(23)));
-        // Something else in the node that the /23 is in.
+        table.insert(prefix, 32, 32, 0);
+        table.insert(prefix, 10, 10, 0);
+        table.insert(prefix, 16, 16, 0);
+        // Something else in the node above.
         table.insert(prefix ^ 1 << 104, 24, 24, 0);
+        assert_eq!((table.lookup(far), table.lookup(behind)), (Some(32), Some(16)));
+        table.insert(prefix, 23, 23, 0);
+        assert_eq!((table.lookup(far), table.lookup(behind)), (Some(32), Some(23)));
         table.insert(prefix, 16, 17, 0);
         table.remove(prefix, 23);
         assert_eq!(table.lookup(behind), Some(17), "root from {root_from}");
