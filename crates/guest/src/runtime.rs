@@ -29,6 +29,10 @@ const TEND_INTERVAL: Duration = Duration::from_micros(200);
 /// Batches between two looks at the clock, while frames come.
 const CLOCK_BATCHES: u32 = 8;
 
+/// Batches after which a sleeping mux is woken, while more frames are there: on a CPU that it shares
+/// with the guest, waking it for each would cost two switches between them a batch.
+const QUIET_BATCHES_MAX: u32 = 8;
+
 /// Between two attempts to reach a mux that is not there.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -152,6 +156,7 @@ pub struct Runtime<P> {
     counters: Counters,
     tended: Tended,
     batches: u32,
+    quiet_batches: u32,
     tend_at: Instant,
     control_at: Instant,
 }
@@ -190,6 +195,7 @@ impl<P: Program> Runtime<P> {
             counters: Counters::default(),
             tended: Tended::More,
             batches: 0,
+            quiet_batches: 0,
             tend_at: now,
             control_at: now,
         })
@@ -267,6 +273,7 @@ impl<P: Program> Runtime<P> {
         // A frame that is taken must find room for its completion.
         let room = self.client.room();
         if self.receive(room.min(Batch::FRAMES_MAX)) == 0 {
+            self.client.ring();
             return false;
         }
         let spare_slots = room - self.frames.len();
@@ -329,7 +336,12 @@ impl<P: Program> Runtime<P> {
                 send(&mut self.client, frame.completion());
             }
         }
-        self.client.flush();
+        self.client.show();
+        self.quiet_batches += 1;
+        if self.quiet_batches >= QUIET_BATCHES_MAX {
+            self.quiet_batches = 0;
+            self.client.ring();
+        }
     }
 
     /// Waits for frames, for a descriptor of the program, or for the next thing due.

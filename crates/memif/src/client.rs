@@ -244,6 +244,8 @@ pub struct Client {
     bell: OwnedFd,
     /// Rung for the server.
     server_bell: OwnedFd,
+    /// Whether the server is to be rung.
+    rings: bool,
     link: Link,
     socket: Option<OwnedFd>,
     since: Instant,
@@ -281,6 +283,7 @@ impl Client {
             to_server,
             bell: bell::eventfd()?,
             server_bell: bell::eventfd()?,
+            rings: false,
             link: Link::Down,
             socket: None,
             since: Instant::now(),
@@ -544,6 +547,13 @@ impl Client {
     /// wants that. Call it after each batch. The ring is its only system call, and none while
     /// the server is busy.
     pub fn flush(&mut self) {
+        self.show();
+        self.ring();
+    }
+
+    /// As [`Self::flush`], but what is to be rung is left for [`Self::ring`]: call that at the latest
+    /// when nothing more is to be sent. Makes no system call.
+    pub fn show(&mut self) {
         self.reclaim();
         if self.link != Link::Up {
             return;
@@ -553,9 +563,15 @@ impl Client {
         let lane = &mut self.to_server;
         if lane.shown != lane.head {
             lane.shown = lane.head;
-            if idle::publish(lane.ring.head(), lane.head, lane.ring.flags()) {
-                bell::ring_own(self.server_bell.as_fd());
-            }
+            self.rings |= idle::publish(lane.ring.head(), lane.head, lane.ring.flags());
+        }
+    }
+
+    /// Rings if the server wants it for what it was shown.
+    #[inline]
+    pub fn ring(&mut self) {
+        if std::mem::take(&mut self.rings) {
+            bell::ring_own(self.server_bell.as_fd());
         }
     }
 

@@ -63,7 +63,8 @@ pub struct Fib {
     neighbours: Neighbours,
     local_v4: Stamped<u32>,
     local_v6: Stamped<u128>,
-    vports: Box<[Option<(Vport, u32)>; VPORTS_MAX]>,
+    /// By index, as far as the mirror has named them.
+    vports: Vec<Option<(Vport, u32)>>,
     forwarding_v4: bool,
     forwarding_v6: bool,
     /// From the link address of the first vport.
@@ -81,7 +82,7 @@ impl Default for Fib {
             neighbours: Neighbours::default(),
             local_v4: Stamped::default(),
             local_v6: Stamped::default(),
-            vports: Box::new([const { None }; VPORTS_MAX]),
+            vports: Vec::new(),
             forwarding_v4: false,
             forwarding_v6: false,
             seed: 0,
@@ -185,8 +186,10 @@ impl Fib {
                     let [_, _, rest @ ..] = vport.mac;
                     self.seed = u32::from_be_bytes(rest).wrapping_mul(0x85eb_ca6b);
                 }
-                if let Some(place) = self.vports.get_mut(usize::from(vport.index)) {
-                    *place = Some((vport, generation));
+                let index = usize::from(vport.index);
+                if index < VPORTS_MAX {
+                    self.vports.resize(self.vports.len().max(index + 1), None);
+                    self.vports[index] = Some((vport, generation));
                 }
             }
             ToGuest::Local(IpAddr::V4(address)) => {
@@ -253,7 +256,7 @@ impl Fib {
         self.neighbours.sweep(keep);
         self.local_v4.retain(|_, generation| *generation == keep);
         self.local_v6.retain(|_, generation| *generation == keep);
-        for place in self.vports.iter_mut() {
+        for place in &mut self.vports {
             if place.as_ref().is_some_and(|(_, generation)| *generation != keep) {
                 *place = None;
             }
