@@ -17,8 +17,12 @@
 //!   up to it.
 //! - **CPUs that the mux needs** are no part of any FE's capacity; the specs' check sees to that.
 //!
+//! - **A given number of guests** ([`allocate_guests`]): that many equal shares, each on the FE
+//!   where the vrouter has the fewest, of those the fullest that has room; several on one FE where
+//!   need be.
+//!
 //! Adding never moves others' shares. A change keeps the vrouter's own shares where they can
-//! stay. A vrouter has at most one share of an FE. All is integer arithmetic in thousandths of a
+//! stay. By the rule a vrouter has at most one share of an FE. All is integer arithmetic in thousandths of a
 //! core, pure, and the same for the same input; ties go to the FE that sorts first by name.
 
 #![forbid(unsafe_code)]
@@ -159,6 +163,59 @@ pub fn allocate(
             hint: if spread.is_some() { Hint::AllowSplit } else { Hint::AskForLess },
         }),
     }
+}
+
+/// The shares of a vrouter with exactly `guests` guests, which have `millicores` together: equal but
+/// for the rounding, in the order of those that it has. These stay where they are if they can; of
+/// more than `guests` the last ones go.
+///
+/// # Errors
+/// [`Refusal`] if there is no room.
+pub fn allocate_guests(
+    engines: &Engines,
+    existing: &Placements,
+    vrouter: &str,
+    millicores: u32,
+    guests: u32,
+) -> Result<Vec<Share>, Refusal> {
+    let own = existing.get(vrouter).map_or(&[][..], Vec::as_slice);
+    let rooms = rooms(engines, existing, vrouter);
+    let free_millicores: BTreeMap<String, u32> =
+        rooms.iter().map(|room| (room.name.to_owned(), room.free)).collect();
+    let guests = guests.max(1);
+    let wanted = |index: usize| {
+        let more = u32::from((index as u32) < millicores % guests);
+        (millicores / guests + more).max(SHARE_MILLICORES_MIN)
+    };
+    let mut free = free_millicores.clone();
+    let mut shares: Vec<Option<Share>> = vec![None; guests as usize];
+    // Those that there are first, so that new ones don't take their room.
+    for stays in [true, false] {
+        for index in 0..shares.len() {
+            let millicores = wanted(index);
+            let engine = match own.get(index) {
+                _ if shares[index].is_some() => continue,
+                Some(own) if stays => free.contains_key(&own.engine).then(|| own.engine.clone()),
+                _ if stays => None,
+                _ => {
+                    let has = |name: &str| {
+                        shares.iter().flatten().filter(|share| share.engine == name).count()
+                    };
+                    let with_room = free.iter().filter(|(_, room)| **room >= millicores);
+                    with_room.min_by_key(|(name, room)| (has(name), **room)).map(|(n, _)| n.clone())
+                }
+            };
+            if let Some(engine) = engine
+                && let Some(room) = free.get_mut(&engine)
+                && *room >= millicores
+            {
+                *room -= millicores;
+                shares[index] = Some(Share { engine, millicores });
+            }
+        }
+    }
+    let given: Option<Vec<Share>> = shares.into_iter().collect();
+    given.ok_or(Refusal { wanted_millicores: millicores, free_millicores, hint: Hint::AskForLess })
 }
 
 /// Takes FEs whole, the largest of those that `whole` admits first, until one has room for what

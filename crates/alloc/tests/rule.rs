@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pdp_alloc::{
     Engine, Engines, Hint, Placements, Request, SHARE_MILLICORES_MIN, Share, allocate,
+    allocate_guests,
 };
 use proptest::prelude::*;
 
@@ -31,6 +32,28 @@ fn whole_engines_and_a_rest_that_fits_best() {
     // 2.3 = two whole idle ones, and 0.3 where the least is left: fe2 with 0.4.
     let got = allocate(&engines, &existing, &request("c", 2300)).unwrap();
     assert_eq!(got, shares(&[("fe3", 1000), ("fe4", 1000), ("fe2", 300)]));
+}
+
+#[test]
+fn a_number_of_guests() {
+    let engines = engines(&[1000, 1000]);
+    let none = Placements::new();
+    let give = |existing: &Placements, millicores, guests| {
+        allocate_guests(&engines, existing, "a", millicores, guests)
+    };
+    // Spread, then several on one, equal but for the rounding.
+    assert_eq!(give(&none, 900, 2).unwrap(), shares(&[("fe1", 450), ("fe2", 450)]));
+    let three = [("fe1", 334), ("fe2", 333), ("fe1", 333)];
+    assert_eq!(give(&none, 1000, 3).unwrap(), shares(&three));
+    // What is there stays; the last go first; of more than fits nothing is given.
+    let existing = placed(&[("a", &[("fe2", 400), ("fe2", 400)]), ("b", &[("fe1", 900)])]);
+    assert_eq!(give(&existing, 900, 2).unwrap(), shares(&[("fe2", 450), ("fe2", 450)]));
+    assert_eq!(give(&existing, 400, 1).unwrap(), shares(&[("fe2", 400)]));
+    let refused = give(&existing, 1200, 3).unwrap_err();
+    assert_eq!(refused.free_millicores, [("fe1".into(), 100), ("fe2".into(), 1000)].into());
+    // One that has no room any more where it is goes elsewhere.
+    let existing = placed(&[("a", &[("fe1", 100)]), ("b", &[("fe1", 900)])]);
+    assert_eq!(give(&existing, 500, 1).unwrap(), shares(&[("fe2", 500)]));
 }
 
 #[test]

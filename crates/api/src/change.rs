@@ -33,6 +33,18 @@ pub struct LinkRequest {
     pub up: bool,
 }
 
+/// How many forwarding guests a router is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ScaleRequest {
+    /// Forwarding guests, 1 to 64: `dataPlane.guests` of the spec.
+    pub guests: u32,
+    /// Power of all of them together, thousandths of a core: `dataPlane.power`. Absent: each has
+    /// what each has now, so that the sum changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_millicores: Option<u32>,
+}
+
 /// One line of the answer to a change: any number of `progress`, then one `result` or `problem`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

@@ -17,8 +17,8 @@ use tokio::net::UnixStream;
 use crate::exec::ExecRequest;
 use crate::{
     ApplyRequest, CaptureQuery, Check, DownRequest, Event, GuestProcess, LinkRequest, LogQuery,
-    NodeProcess, Problem, Progress, Report, RouteLine, RouteRow, RoutesQuery, Stats, StatsQuery,
-    Substrate, Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
+    NodeProcess, Problem, Progress, Report, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats,
+    StatsQuery, Substrate, Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -135,6 +135,17 @@ impl Client {
     /// Deletes the substrate; refused while there are vnets.
     pub async fn delete_substrate(&self, progress: impl FnMut(Progress)) -> Result<Report> {
         self.change(Method::DELETE, paths::SUBSTRATE, None::<&()>, progress).await
+    }
+
+    /// Changes the number of forwarding guests of a router.
+    pub async fn scale(
+        &self,
+        vnet: &str,
+        node: &str,
+        request: &ScaleRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Report> {
+        self.change(Method::PUT, &paths::guests(vnet, node), Some(request), progress).await
     }
 
     /// Sets a link's administrative state; see [`paths::link`] for its name.

@@ -45,6 +45,11 @@ pub fn vnet(vnet: &str) -> String {
     format!("{VNETS}/{}", segment(vnet))
 }
 
+/// `PUT` [`ScaleRequest`](crate::ScaleRequest): [`Event`](crate::Event)s.
+pub fn guests(vnet: &str, node: &str) -> String {
+    format!("{VNETS}/{}/nodes/{}/guests", segment(vnet), segment(node))
+}
+
 /// `PUT` [`LinkRequest`](crate::LinkRequest): [`Event`](crate::Event)s. The link is named by its
 /// name or by one of its ends, `r1:eth0`.
 pub fn link(vnet: &str, link: &str) -> String {

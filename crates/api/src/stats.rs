@@ -131,6 +131,9 @@ pub struct GuestStats {
     pub from_guest: u64,
     /// Completions (guests on PdP's runtime).
     pub completed: u64,
+    /// Frames given to it and not completed (guests on PdP's runtime).
+    #[serde(default)]
+    pub in_flight: u64,
     /// Times it was disconnected for breaking the contract.
     pub faults: u64,
     /// The last such breach.
@@ -188,4 +191,19 @@ pub struct WorkerStats {
     pub sleeps: u64,
     /// Free packets in its part of the pool.
     pub free_packets: u64,
+    /// What each stage took, in the order of the stages.
+    #[serde(default)]
+    pub stages: Vec<StageStats>,
+}
+
+/// What a stage of a worker took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StageStats {
+    /// Its name; `idle` is looking for work without finding any, `sleep` is blocked.
+    pub stage: String,
+    /// Cycles of the time-stamp counter.
+    pub cycles: u64,
+    /// Frames that went through.
+    pub frames: u64,
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use pdp_api::FrameMatch;
+use pdp_spec::units::Cores;
 
 use crate::name::{LinkName, NodeName, PortName};
 
@@ -43,6 +44,7 @@ pub enum Command {
     Shell(Shell),
     Logs(Logs),
     Link(Link),
+    Scale(Scale),
     Stats(Stats),
     Routes(Routes),
     Capture(Capture),
@@ -237,9 +239,33 @@ pub enum LinkState {
     Up,
 }
 
+/// Change the number of forwarding guests of a router while it runs, without loss.
+///
+/// Sets dataPlane.guests and dataPlane.power of the stored spec, as an apply of it would. A guest
+/// that is added gets frames once it has all routes; one that is removed gives back what it has
+/// first.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp scale red/r1 3\n         \
+                        pdp scale red/r1 2 --power 1.5")]
+pub struct Scale {
+    /// VNET/ROUTER.
+    #[arg(value_name = "ROUTER")]
+    pub name: NodeName,
+    /// Forwarding guests, 1 to 64.
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=pdp_spec::limits::GUESTS_MAX as i64))]
+    pub guests: u32,
+    /// Power of all of them together; without it each has what each has now, and the sum changes.
+    #[arg(long, value_name = "CORES")]
+    pub power: Option<Cores>,
+    /// How to print the changes.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
 /// Print counters, and rates between two samples.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp stats red --watch\n         pdp stats --format json")]
+#[command(after_help = "Example: pdp stats red --watch\n         \
+                        pdp stats --cycles --watch=10\n         pdp stats --format json")]
 pub struct Stats {
     /// Only of this vnet.
     #[arg(value_name = "VNET")]
@@ -251,6 +277,10 @@ pub struct Stats {
     /// Once, with the rates of one second.
     #[arg(long, conflicts_with = "watch")]
     pub rates: bool,
+    /// What each stage of each worker of the mux took, cycles a frame, in one second or in the
+    /// interval of --watch.
+    #[arg(long, conflicts_with = "vnet")]
+    pub cycles: bool,
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }

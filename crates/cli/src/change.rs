@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
-use pdp_api::{ApplyRequest, DownRequest, Report};
+use pdp_api::{ApplyRequest, DownRequest, Report, ScaleRequest};
 
-use crate::args::{Apply, Delete, Down, Link, LinkState, Up};
+use crate::args::{Apply, Delete, Down, Link, LinkState, Scale, Up};
 use crate::failure::Failure;
 use crate::output::{self, Shown};
 use crate::{daemon, files};
@@ -79,4 +79,15 @@ pub async fn link(client: &Client, args: Link) -> Result<ExitCode, Failure> {
     let up = args.state == LinkState::Up;
     let report = client.set_link(&args.name.vnet, &args.name.link, up).await?;
     output::report(Default::default(), &report)
+}
+
+pub async fn scale(client: &Client, args: Scale) -> Result<ExitCode, Failure> {
+    let request =
+        ScaleRequest { guests: args.guests, power_millicores: args.power.map(|power| power.0) };
+    let report = {
+        let mut shown = Shown::new();
+        let name = &args.name;
+        client.scale(&name.vnet, &name.node, &request, |step| shown.step(step)).await?
+    };
+    output::report(args.format, &report)
 }

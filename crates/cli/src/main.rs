@@ -50,6 +50,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Apply(apply) => change::apply(&client, apply).await,
         Command::Delete(delete) => change::delete(&client, delete).await,
         Command::Link(link) => change::link(&client, link).await,
+        Command::Scale(scale) => change::scale(&client, scale).await,
         Command::Get(get) => show::get(&client, get).await,
         Command::Inspect(inspect) => show::inspect(&client, inspect).await,
         Command::Exec(exec) => exec::exec(&client, exec).await,

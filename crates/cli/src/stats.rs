@@ -40,8 +40,9 @@ struct Rates {
 
 pub async fn stats(client: &Client, args: args::Stats) -> Result<ExitCode, Failure> {
     let query = StatsQuery { vnet: args.vnet };
+    let once = (args.rates || args.cycles).then_some(RATES_PAUSE);
     let mut last = client.stats(&query).await?;
-    let Some(pause) = args.watch.or(args.rates.then_some(RATES_PAUSE)) else {
+    let Some(pause) = args.watch.or(once) else {
         return print(args.format, &Sample { stats: last, rates: None }, text);
     };
     loop {
@@ -53,30 +54,119 @@ pub async fn stats(client: &Client, args: args::Stats) -> Result<ExitCode, Failu
             }
         }
         let stats = client.stats(&query).await?;
-        let sample = Sample { rates: Some(rates(&last, &stats)), stats };
-        match args.format {
-            // One line a sample, for programs that read line by line.
-            Format::Json if args.watch.is_some() => {
-                let line = serde_json::to_string(&sample).map_err(io::Error::other)? + "\n";
-                write(line.as_bytes())?;
-            }
-            Format::Yaml if args.watch.is_some() => {
-                write(b"---\n")?;
-                print(args.format, &sample, text)?;
-            }
-            Format::Table if args.watch.is_some() && io::stdout().is_terminal() => {
-                // Home, and clear to the end (ECMA-48).
-                write(format!("\x1b[H\x1b[2J{}", text(&sample)).as_bytes())?;
-            }
-            format => {
-                print(format, &sample, text)?;
-            }
+        if args.cycles {
+            show(args.format, args.watch.is_some(), &cycles(&last, &stats), cycles_text)?;
+            last = stats;
+        } else {
+            let sample = Sample { rates: Some(rates(&last, &stats)), stats };
+            show(args.format, args.watch.is_some(), &sample, text)?;
+            last = sample.stats;
         }
         if args.watch.is_none() {
             return Ok(ExitCode::SUCCESS);
         }
-        last = sample.stats;
     }
+}
+
+/// Prints one sample; `again`: of several.
+fn show<T: Serialize>(
+    format: Format,
+    again: bool,
+    sample: &T,
+    text: impl Fn(&T) -> String,
+) -> Result<(), Failure> {
+    match format {
+        // One line a sample, for programs that read line by line.
+        Format::Json if again => {
+            let line = serde_json::to_string(sample).map_err(io::Error::other)? + "\n";
+            write(line.as_bytes())?;
+        }
+        Format::Yaml if again => {
+            write(b"---\n")?;
+            print(format, sample, text)?;
+        }
+        Format::Table if again && io::stdout().is_terminal() => {
+            // Home, and clear to the end (ECMA-48).
+            write(format!("\x1b[H\x1b[2J{}", text(sample)).as_bytes())?;
+        }
+        format => {
+            print(format, sample, text)?;
+        }
+    }
+    Ok(())
+}
+
+/// What the stages of the mux's workers took between two samples.
+#[derive(Debug, PartialEq, Serialize)]
+struct Cycles {
+    seconds: f64,
+    workers: Vec<Worker>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Worker {
+    /// Of all stages.
+    cycles: u64,
+    stages: Vec<Stage>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Stage {
+    stage: String,
+    cycles: u64,
+    frames: u64,
+    /// Absent without frames.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cycles_per_frame: Option<f64>,
+    /// Of the worker's cycles, 0 to 1.
+    share: f64,
+}
+
+fn cycles(before: &Stats, now: &Stats) -> Cycles {
+    let seconds = now.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
+    let workers = now.workers.iter().enumerate().map(|(index, worker)| {
+        let then = before.workers.get(index).map_or(&[][..], |worker| &worker.stages);
+        let mut stages = Vec::new();
+        for stage in &worker.stages {
+            let then = then.iter().find(|then| then.stage == stage.stage);
+            let cycles = since(then.map_or(0, |then| then.cycles), stage.cycles);
+            let frames = since(then.map_or(0, |then| then.frames), stage.frames);
+            stages.push(Stage {
+                stage: stage.stage.clone(),
+                cycles,
+                frames,
+                cycles_per_frame: (frames > 0).then(|| cycles as f64 / frames as f64),
+                share: 0.0,
+            });
+        }
+        let all: u64 = stages.iter().map(|stage| stage.cycles).sum();
+        for stage in &mut stages {
+            stage.share = stage.cycles as f64 / all.max(1) as f64;
+        }
+        Worker { cycles: all, stages }
+    });
+    Cycles { seconds, workers: workers.collect() }
+}
+
+fn cycles_text(cycles: &Cycles) -> String {
+    let mut rows = Vec::new();
+    for (index, worker) in cycles.workers.iter().enumerate() {
+        for stage in &worker.stages {
+            rows.push([
+                index.to_string(),
+                stage.stage.clone(),
+                stage.frames.to_string(),
+                stage.cycles_per_frame.map_or("-".into(), |cycles| format!("{cycles:.1}")),
+                format!("{:.1} %", stage.share * 100.0),
+            ]);
+        }
+    }
+    if rows.is_empty() {
+        return "The mux counts no cycles on this machine.\n".into();
+    }
+    table(["WORKER", "STAGE", "FRAMES", "CYCLES/FRAME", "SHARE"], rows)
 }
 
 fn ports(stats: &Stats) -> impl Iterator<Item = (String, &PortStats)> {
@@ -87,6 +177,12 @@ fn ports(stats: &Stats) -> impl Iterator<Item = (String, &PortStats)> {
     })
 }
 
+/// What a counter counted from one sample to the next. One that went back belongs to a new mux: what
+/// it has counted is since then.
+fn since(then: u64, now: u64) -> u64 {
+    now.checked_sub(then).unwrap_or(now)
+}
+
 fn dropped(reasons: &BTreeMap<String, u64>) -> u64 {
     reasons.values().sum()
 }
@@ -94,10 +190,8 @@ fn dropped(reasons: &BTreeMap<String, u64>) -> u64 {
 fn rates(before: &Stats, now: &Stats) -> BTreeMap<String, Rates> {
     let seconds = now.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
     let before: BTreeMap<String, &PortStats> = ports(before).collect();
-    // A counter that went back belongs to a new mux: what it has counted is since then.
     let rate = |then: u64, now: u64| {
-        let count = if now >= then { now - then } else { now };
-        if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+        if seconds > 0.0 { since(then, now) as f64 / seconds } else { 0.0 }
     };
     let none = PortStats::default();
     ports(now)
@@ -195,6 +289,7 @@ fn guests(stats: &Stats) -> String {
                     guest.to_guest.to_string(),
                     guest.from_guest.to_string(),
                     guest.completed.to_string(),
+                    guest.in_flight.to_string(),
                     guest.faults.to_string(),
                     guest.last_fault.clone().unwrap_or_default(),
                 ]);
@@ -202,7 +297,17 @@ fn guests(stats: &Stats) -> String {
         }
     }
     or_nothing(
-        ["GUEST", "FE", "CONNECTED", "TO GUEST", "FROM GUEST", "COMPLETED", "FAULTS", "LAST FAULT"],
+        [
+            "GUEST",
+            "FE",
+            "CONNECTED",
+            "TO GUEST",
+            "FROM GUEST",
+            "COMPLETED",
+            "IN FLIGHT",
+            "FAULTS",
+            "LAST FAULT",
+        ],
         rows,
     )
 }
@@ -226,9 +331,13 @@ fn externals(stats: &Stats) -> String {
             external.sent.to_string(),
             dropped(&external.dropped).to_string(),
             external.kernel_dropped.to_string(),
+            external.numbered.to_string(),
+            external.late.to_string(),
         ]
     });
-    or_nothing(["EXTERNAL", "RECEIVED", "SENT", "DROPPED", "DROPPED BY KERNEL"], rows.collect())
+    let header =
+        ["EXTERNAL", "RECEIVED", "SENT", "DROPPED", "DROPPED BY KERNEL", "NUMBERED", "LATE"];
+    or_nothing(header, rows.collect())
 }
 
 fn or_nothing<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
@@ -257,6 +366,30 @@ mod tests {
         let rates = rates(&sample(1_000_000_000, 10, 1000, 1), &sample(3_000_000_000, 30, 5000, 5));
         let port = &rates["red/r1:eth0"];
         assert_eq!((port.received_pps, port.received_bps, port.dropped_pps), (10.0, 16000.0, 2.0));
+    }
+
+    #[test]
+    fn cycles_are_those_of_the_interval() {
+        let stages = |of: &[(&str, u64, u64)]| {
+            let stages = of.iter().map(|(stage, cycles, frames)| pdp_api::StageStats {
+                stage: (*stage).into(),
+                cycles: *cycles,
+                frames: *frames,
+            });
+            let worker = pdp_api::WorkerStats { stages: stages.collect(), ..Default::default() };
+            Stats { workers: vec![worker], ..Default::default() }
+        };
+        let before = stages(&[("arrive", 1000, 10), ("idle", 500, 0)]);
+        let now = stages(&[("arrive", 4000, 40), ("idle", 1500, 0), ("leave", 0, 0)]);
+        let Cycles { workers, .. } = cycles(&before, &now);
+        let [worker] = workers.as_slice() else { panic!("one worker") };
+        assert_eq!(worker.cycles, 4000);
+        let [arrive, idle, leave] = worker.stages.as_slice() else { panic!("three stages") };
+        assert_eq!((arrive.cycles_per_frame, arrive.share), (Some(100.0), 0.75));
+        assert_eq!((idle.cycles_per_frame, idle.share), (None, 0.25));
+        assert_eq!((leave.cycles, leave.share), (0, 0.0));
+        // A new mux counts from nothing.
+        assert_eq!(cycles(&now, &before).workers[0].cycles, 1500);
     }
 
     #[test]

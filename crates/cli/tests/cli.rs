@@ -152,16 +152,16 @@ NODE    IN FLIGHT  IPv4 ROUTES  IPv6 ROUTES  NEIGHBOURS  RESYNCS
 red/r1  3          12           4            0           0
 
 Forwarding guests
-GUEST      FE   CONNECTED  TO GUEST  FROM GUEST  COMPLETED  FAULTS  LAST FAULT
-red/r1:g0  fe1  yes        5000      4995        5000       0
+GUEST      FE   CONNECTED  TO GUEST  FROM GUEST  COMPLETED  IN FLIGHT  FAULTS  LAST FAULT
+red/r1:g0  fe1  yes        5000      4995        5000       0          0
 
 Drops
 PORT         REASON          DROPPED
 red/r1:eth0  guest-no-route  5
 
 External interfaces
-EXTERNAL  RECEIVED  SENT  DROPPED  DROPPED BY KERNEL
-A         9         0     0        0
+EXTERNAL  RECEIVED  SENT  DROPPED  DROPPED BY KERNEL  NUMBERED  LATE
+A         9         0     0        0                  0         0
 ",
     );
     let sample: Value =
@@ -171,6 +171,14 @@ A         9         0     0        0
     assert_eq!(sample["rates"]["red/r1:eth0"]["sentBps"], 512_000.0);
     assert_eq!(sample["vnets"]["red"]["nodes"]["r1"]["inFlight"], 3);
     assert_eq!(fails(&server, &["stats", "none"]).0, 1);
+    let cycles = out(&server, &["stats", "--cycles"]);
+    let row = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = cycles.lines().map(row).collect();
+    assert_eq!(rows[1], ["0", "arrive", "1000", "300.0", "30.0", "%"]);
+    assert_eq!(rows[2], ["0", "idle", "0", "-", "70.0", "%"]);
+    let json: serde_json::Value =
+        serde_json::from_str(&out(&server, &["stats", "--cycles", "--format", "json"])).unwrap();
+    assert_eq!(json["workers"][0]["stages"][0]["cyclesPerFrame"], 300.0);
 }
 
 #[test]
@@ -610,6 +618,23 @@ fn completion_is_made_for_each_shell() {
 }
 
 #[test]
+fn routers_are_scaled() {
+    let server = Server::start();
+    let table = out(&server, &["scale", "red/r1", "3"]);
+    assert!(table.contains("vnet/red/node/r1"), "{table}");
+    assert!(server.fake.noted("scaled red/r1 to 3 with power as it is"));
+    let json = out(&server, &["scale", "red/r1", "2", "--power", "1.5", "--format", "json"]);
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["changes"][0]["action"], "change");
+    assert!(server.fake.noted("scaled red/r1 to 2 with power 1500"));
+    let (code, text) = fails(&server, &["scale", "red/r1", "9"]);
+    assert!(code == 1 && text.contains("ask for less power"), "{text}");
+    for bad in ["0", "65", "x"] {
+        assert_eq!(fails(&server, &["scale", "red/r1", bad]).0, 2, "{bad}");
+    }
+}
+
+#[test]
 fn every_verb_explains_itself() {
     let server = Server::start();
     let help = out(&server, &["--help"]);
@@ -624,6 +649,7 @@ fn every_verb_explains_itself() {
         "shell",
         "logs",
         "link",
+        "scale",
         "stats",
         "routes",
         "capture",

@@ -16,8 +16,11 @@ use std::time::{Duration, Instant};
 
 use pdp_api::{
     Action, ApplyRequest, Change as Changed, DownRequest, Problem, ProblemKind, Progress, Report,
+    ScaleRequest,
 };
 use pdp_net::interface::Interface;
+use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
+use pdp_spec::units::Cores;
 use pdp_spec::{InterfaceFacts, Object};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -310,6 +313,50 @@ impl Engine {
         self.report(changes, &BTreeSet::from([vnet.to_string()]))
     }
 
+    /// Changes the number of forwarding guests of a router, as an applied spec with that number
+    /// would.
+    pub(crate) fn change_guests(
+        &self,
+        vnet: &str,
+        node: &str,
+        request: ScaleRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        let _turn = self.turn();
+        let before = self.model();
+        let Some(wanted) = before.vnets.get(vnet) else { return Err(no_vnet(&before, vnet)) };
+        if before.ledger.stopped {
+            return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
+                .hint("start it by `pdp up` first"));
+        }
+        let mut wanted = wanted.clone();
+        let key = (vnet.to_string(), node.to_string());
+        let has = before.ledger.placements.get(&key);
+        let plane = wanted.spec.nodes.get_mut(node).and_then(|node| node.data_plane.as_mut());
+        let (Some(has), Some(plane)) = (has, plane) else {
+            return Err(Problem::not_found(format!("vnet {vnet}: no router {node:?}"))
+                .hint(format!("`pdp inspect {vnet}` lists its nodes")));
+        };
+        if !(1..=GUESTS_MAX).contains(&(request.guests as usize)) {
+            let problem = format!("guests {} is not within 1 to {GUESTS_MAX}", request.guests);
+            return Err(Problem::new(ProblemKind::Invalid, problem));
+        }
+        // What one has on the mean, times how many there are to be.
+        let sum: u64 = has.values().map(|guest| u64::from(guest.power_millicores)).sum();
+        let power = (sum * u64::from(request.guests)).div_ceil(has.len().max(1) as u64);
+        let power = request.power_millicores.map_or(power, u64::from);
+        plane.guests = Some(request.guests);
+        plane.power = Cores(u32::try_from(power).unwrap_or(u32::MAX).min(MILLICORES_MAX));
+        let document = pdp_spec::Document::made(Object::VirtualNetwork(wanted));
+        let existing = before.existing(&self.cpus, false);
+        let intent = pdp_spec::check(&[document], &existing).map_err(no_room)?;
+        let after = before.with(intent, &self.host.places, &self.cpus).map_err(invalid)?;
+        let named = BTreeSet::from([vnet.to_string()]);
+        let changes = after.changes_from(&before, &named, false);
+        self.settle(&before, after, progress)?;
+        self.report(changes, &named)
+    }
+
     fn turn(&self) -> std::sync::MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -381,6 +428,15 @@ fn refusal(diagnostics: Vec<pdp_spec::Diagnostic>) -> Problem {
     );
     problem.diagnostics = diagnostics;
     problem
+}
+
+/// Faults of a spec that nobody wrote: the request can't be met as things are.
+fn no_room(diagnostics: Vec<pdp_spec::Diagnostic>) -> Problem {
+    let Some(first) = diagnostics.into_iter().next() else {
+        return Problem::internal("refused without a reason");
+    };
+    Problem::new(ProblemKind::Conflict, format!("{}: {}", first.object, first.message))
+        .hint(first.hint)
 }
 
 fn invalid(error: impl std::error::Error) -> Problem {

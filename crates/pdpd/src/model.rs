@@ -375,11 +375,11 @@ fn number_shares(
             None => new.push(placement),
         }
     }
-    let mut number = 0;
+    // One that moves keeps its number, so that guests are either added or removed, never both.
+    let moves: Vec<u32> = before.into_iter().flatten().map(|(number, _)| *number).collect();
     for placement in new {
-        while placed.contains_key(&number) {
-            number += 1;
-        }
+        let mut numbers = moves.iter().copied().chain(0..);
+        let number = numbers.find(|number| !placed.contains_key(number)).unwrap_or_default();
         placed.insert(number, placement);
     }
     placed

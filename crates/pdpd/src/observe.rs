@@ -11,8 +11,8 @@ use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, CheckState, DownRequest, GuestProcess, GuestStats,
     NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats, RouteHop,
-    RouteRow, RouteStats, RouteTarget, RoutesQuery, Stage, Stats, StatsQuery, Substrate, TapStats,
-    Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
+    RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery,
+    Substrate, TapStats, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
 };
 use pdp_proto::mirror::{self, Source};
 use pdp_proto::mux;
@@ -92,6 +92,16 @@ impl Daemon for Engine {
         self.drop_vnet(vnet, progress)
     }
 
+    fn scale(
+        &self,
+        vnet: &str,
+        node: &str,
+        request: ScaleRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        self.change_guests(vnet, node, request, progress)
+    }
+
     fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
         self.change_link(vnet, link, up)
     }
@@ -127,6 +137,7 @@ impl Daemon for Engine {
                 busy_rounds: worker.busy_rounds,
                 sleeps: worker.sleeps,
                 free_packets: worker.free_packets,
+                stages: worker.stages.into_iter().map(stage_stats).collect(),
             });
         }
         for (name, vnet) in stats.vnets {
@@ -313,6 +324,10 @@ fn unavailable(error: ControlError) -> Problem {
     Problem::new(kind, words(&error))
 }
 
+fn stage_stats(stage: mux::StageStats) -> pdp_api::StageStats {
+    pdp_api::StageStats { stage: stage.stage, cycles: stage.cycles, frames: stage.frames }
+}
+
 fn node_stats(plan: &NodePlan, counters: mux::NodeStats) -> NodeStats {
     let mut ports: BTreeMap<String, PortStats> = BTreeMap::new();
     for (name, port) in counters.ports {
@@ -360,6 +375,7 @@ fn node_stats(plan: &NodePlan, counters: mux::NodeStats) -> NodeStats {
                 to_guest: guest.to_guest,
                 from_guest: guest.from_guest,
                 completed: guest.completed,
+                in_flight: guest.in_flight,
                 faults: guest.faults,
                 last_fault: guest.last_fault,
             },

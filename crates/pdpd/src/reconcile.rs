@@ -12,6 +12,7 @@
 //! Limit: [`TASKS_AT_ONCE`] containers at a time.
 
 mod external;
+mod scale;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -95,6 +96,8 @@ struct MuxSide {
     process: Option<Process>,
     vnets: BTreeMap<String, mux::Vnet>,
     externals: BTreeMap<String, Attached>,
+    /// Forwarding guests that get no frames before they have their routes.
+    arriving: BTreeSet<Key>,
 }
 
 #[derive(Debug)]
@@ -172,7 +175,7 @@ impl<'a> Reconciler<'a> {
         }
         let mut blocked = BTreeSet::new();
         for (name, vnet) in &plan.vnets {
-            if let Err(error) = self.vnet(name, vnet, mux_runs) {
+            if let Err(error) = self.vnet(name, vnet, mux_runs, told) {
                 lock(&self.healths).entry(Key::vnet(name)).or_default().problem =
                     Some(words(&error));
                 blocked.insert(name);
@@ -189,6 +192,9 @@ impl<'a> Reconciler<'a> {
             .flat_map(|(name, vnet)| tasks(name, vnet))
             .collect();
         self.work(tasks, told);
+        if mux_runs && !self.let_in(plan, told) {
+            soon(Instant::now() + DEVICE_PAUSE);
+        }
         let now = Instant::now();
         for at in lock(&self.backoffs).values().filter_map(|backoff| backoff.waits_until(now)) {
             soon(at);
@@ -327,7 +333,13 @@ impl<'a> Reconciler<'a> {
     // ---- vnets
 
     /// Directories and the mux's side of a vnet.
-    fn vnet(&mut self, name: &str, plan: &VnetPlan, mux_runs: bool) -> Result<(), HostError> {
+    fn vnet(
+        &mut self,
+        name: &str,
+        plan: &VnetPlan,
+        mux_runs: bool,
+        told: Told<'_>,
+    ) -> Result<(), HostError> {
         let key = Key::vnet(name);
         let host = self.host;
         if host.state.thing(&key.to_string())?.is_none() {
@@ -340,9 +352,14 @@ impl<'a> Reconciler<'a> {
                 }
             }
         }
-        if mux_runs && self.mux.vnets.get(name) != Some(&plan.mux) {
-            host.mux.put_vnet(plan.mux.clone())?;
-            self.mux.vnets.insert(name.into(), plan.mux.clone());
+        if mux_runs {
+            self.hold_back(name, plan);
+            let wanted = self.vnet_told(name, plan);
+            if self.mux.vnets.get(name) != Some(&wanted) {
+                self.let_out(name, plan, &wanted, told)?;
+                host.mux.put_vnet(wanted.clone())?;
+                self.mux.vnets.insert(name.into(), wanted);
+            }
         }
         let mut healths = lock(&self.healths);
         let health = healths.entry(key).or_default();

@@ -151,6 +151,42 @@ fn a_change_of_power_restarts_nothing() {
 }
 
 #[test]
+fn a_number_of_guests_is_kept_and_numbers_stay() {
+    let wish = Wish::of("red", 1);
+    let with = |guests: u32, power: &str| {
+        let plane = format!("guests: {guests}, power: {power}, ");
+        wish.yaml().replace("power: 200m, ", &plane)
+    };
+    let one = apply(&Model::default(), format!("{SUBSTRATE}---{}", wish.yaml()));
+    let guests = |model: &Model| {
+        let guests = &model.plan.vnets["red"].nodes["r1"].guests;
+        let share = |(number, guest): (&u32, &pdpd::plan::GuestPlan)| {
+            (*number, guest.placement.power_millicores, guest.placement.engine.clone())
+        };
+        guests.iter().map(share).collect::<Vec<_>>()
+    };
+    assert_eq!(guests(&one), [(0, 200, "fe1".into())]);
+    let three = apply(&one, with(3, "601m"));
+    let on = |number, power, engine: &str| (number, power, engine.to_string());
+    assert_eq!(
+        guests(&three),
+        [on(0, 201, "fe1"), on(1, 200, "fe2"), on(2, 200, "fe3")],
+        "each on an engine of its own"
+    );
+    // The one that there was goes on as it is.
+    assert_eq!(differing(&one, &three), ["red/r1/g1", "red/r1/g2"]);
+    let two = apply(&three, with(2, "400m"));
+    assert_eq!(guests(&two), [on(0, 200, "fe1"), on(1, 200, "fe2")]);
+    assert_eq!(differing(&three, &two), ["red/r1/g2"]);
+    // More guests than engines.
+    let five = apply(&two, with(5, "1"));
+    assert_eq!(guests(&five).len(), 5);
+    assert_eq!(differing(&two, &five).len(), 3);
+    let changes = two.changes_from(&three, &BTreeSet::new(), false);
+    assert_eq!(changes[1].action, Action::Change, "{changes:?}");
+}
+
+#[test]
 fn rates_and_policies_reach_the_mux_alone() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let before = both(&red, &blue);
@@ -196,7 +232,7 @@ fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
 #[test]
 fn memifs_and_generators_are_planned_without_devices() {
     let outlets = "M: {memif: {mtu: 1400, group: staff}}
-    G: {generator: {pps: 5, count: 7, numberAt: 60, pcap: PCAP}}
+    G: {generator: {pps: 5, count: 7, numberAt: 56, pcap: PCAP}}
     S: {generator: {}}
     P: {device: extP, attach: packet}
     A:";
@@ -216,7 +252,7 @@ fn memifs_and_generators_are_planned_without_devices() {
     };
     assert_eq!(external("M"), ExternalPlan::Memif(memif));
     let ExternalPlan::Generator(generator) = external("G") else { panic!("a generator") };
-    let told = mux::Generator { pps: 5, frames: 7, number_at: Some(60) };
+    let told = mux::Generator { pps: 5, frames: 7, number_at: Some(56) };
     assert_eq!((generator.told, generator.pcap), (told, Some(pcap)));
     let ExternalPlan::Generator(sink) = external("S") else { panic!("a generator") };
     assert_eq!(sink.told, mux::Generator { pps: 0, frames: 0, number_at: None });

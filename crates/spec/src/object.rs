@@ -507,6 +507,11 @@ pub struct DataPlane {
     pub kind: DataPlaneKind,
     /// Processing power of all forwarding guests together.
     pub power: Cores,
+    /// Forwarding guests, each with an equal part of `power`; several may be on one engine. A change
+    /// of it loses no frame: see `pdp scale`. Not given: as few as the engines allow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = GUESTS_MAX))]
+    pub guests: Option<u32>,
     /// Whether what is left beside whole engines may be spread over several engines where none has
     /// room for it alone.
     pub split: bool,
@@ -536,6 +541,7 @@ impl Default for DataPlane {
         Self {
             kind: DataPlaneKind::Parallel,
             power: Cores(100),
+            guests: None,
             split: false,
             program: Program::default(),
             memory: Bytes(256 << 20),

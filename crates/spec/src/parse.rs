@@ -96,6 +96,11 @@ pub struct Document {
 }
 
 impl Document {
+    /// Of an object that was not read from a file, and has neither `from` nor `frames`.
+    pub fn made(object: Object) -> Self {
+        Self { object, file: String::new(), places: BTreeMap::new() }
+    }
+
     /// A diagnostic about the value at a path of keys (`["spec", "nodes", "r1"]`), or where that
     /// is not written, about the nearest that is.
     pub fn diagnostic(

@@ -563,10 +563,10 @@ fn outlets() {
     says(
         b,
         &format!("{{generator: {{numberAt: 53, pcap: {frames}}}}}"),
-        "fig1.yaml:7:31: external interface B: numberAt 53: the number ends at byte 61, a frame \
+        "fig1.yaml:7:31: external interface B: numberAt 53: the number ends at byte 65, a frame \
          at 60 (lower it, or send longer frames)",
     );
-    let good = format!("{{generator: {{numberAt: 52, pps: 9, count: 7, pcap: {frames}}}}}");
+    let good = format!("{{generator: {{numberAt: 48, pps: 9, count: 7, pcap: {frames}}}}}");
     apply_to(&GOOD.replace(b, &good), &machine()).unwrap();
     apply_to(&GOOD.replace(b, "{device: ext-b, attach: packet}"), &machine()).unwrap();
 }

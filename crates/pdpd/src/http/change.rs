@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use pdp_api::{
     ApplyRequest, DownRequest, Event, FILES_MAX, LinkRequest, Problem, ProblemKind, Progress,
-    Report,
+    Report, ScaleRequest,
 };
 use tokio::sync::mpsc;
 
@@ -71,6 +71,22 @@ pub async fn delete_vnet(
     (status = "default", body = Problem)))]
 pub async fn delete_substrate(State(api): State<Api>) -> Result<Response, Failure> {
     change(&api, |daemon, progress| daemon.delete_substrate(progress)).await
+}
+
+/// Changes the number of forwarding guests of a router, without loss.
+#[utoipa::path(put, path = "/v1/vnets/{vnet}/nodes/{node}/guests", tag = "vnets",
+    params(
+        ("vnet" = String, Path, description = "The vnet"),
+        ("node" = String, Path, description = "The router")),
+    request_body = ScaleRequest, responses(
+    (status = OK, body = Event, content_type = "application/x-ndjson"),
+    (status = "default", body = Problem)))]
+pub async fn scale(
+    State(api): State<Api>,
+    Names((vnet, node)): Names<(String, String)>,
+    Body(request): Body<ScaleRequest>,
+) -> Result<Response, Failure> {
+    change(&api, move |daemon, progress| daemon.scale(&vnet, &node, request, progress)).await
 }
 
 /// Sets a link up or down.

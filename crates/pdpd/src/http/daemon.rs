@@ -7,8 +7,8 @@ use std::process::Command;
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, NodeProcess, Problem, Progress,
-    Report, RouteRow, RoutesQuery, Stats, StatsQuery, Substrate, Trace, TraceRequest, Version,
-    Vnet, VnetSummary,
+    Report, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, Trace, TraceRequest,
+    Version, Vnet, VnetSummary,
 };
 
 /// Told what is being done. Never blocks for long.
@@ -53,6 +53,15 @@ pub trait Daemon: Send + Sync + 'static {
 
     /// Stops and forgets a vnet.
     fn delete_vnet(&self, vnet: &str, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+
+    /// Changes the number of forwarding guests of a router.
+    fn scale(
+        &self,
+        vnet: &str,
+        node: &str,
+        request: ScaleRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem>;
 
     /// Sets a link's administrative state; `link` is its name or one of its ends, `r1:eth0`.
     fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem>;

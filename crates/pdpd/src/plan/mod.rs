@@ -201,6 +201,8 @@ pub struct GuestPlan {
     pub container: GuestSpec,
     /// Of all but the limits.
     pub hash: String,
+    /// Whether it forwards by the control guest's routes, which it has to get first.
+    pub mirrored: bool,
     /// The forwarding engine and the share of it.
     pub placement: Placement,
     /// For programs that work on TAPs: those, and who serves them.

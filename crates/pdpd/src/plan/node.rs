@@ -362,7 +362,8 @@ impl NodePlanner<'_> {
             &without_limits(&container),
             taps.as_ref().map(|(taps, helper)| (tap_words(taps), helper.process.clone())),
         ));
-        GuestPlan { container, hash, placement: placement.clone(), taps }
+        let mirrored = matches!(data_plane.program, Program::BuiltIn(BuiltIn::Router));
+        GuestPlan { container, hash, mirrored, placement: placement.clone(), taps }
     }
 
     /// Of the control side: a change of it makes the control guest, its TAPs and helpers anew.

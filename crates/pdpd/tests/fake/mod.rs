@@ -337,6 +337,26 @@ impl Daemon for Fake {
         Ok(Report { changes: vec![change(&object, Action::Delete, "")], ..Default::default() })
     }
 
+    fn scale(
+        &self,
+        vnet: &str,
+        node: &str,
+        request: ScaleRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        self.known(vnet)?;
+        if request.guests > 8 {
+            return Err(Problem::new(ProblemKind::Conflict, "power 9 exceeds 1 free (fe1: 1)")
+                .hint("ask for less power"));
+        }
+        progress(Progress { done: 0, total: 1, what: "starting guest".into() });
+        let power = request.power_millicores.map_or("as it is".into(), |power| power.to_string());
+        self.note(format!("scaled {vnet}/{node} to {} with power {power}", request.guests));
+        let object = format!("vnet/{vnet}/node/{node}");
+        let changes = vec![change(&object, Action::Change, "g2 new")];
+        Ok(Report { changes, ..Default::default() })
+    }
+
     fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
         self.known(vnet)?;
         self.note(format!("link {link} {up}"));
@@ -382,7 +402,17 @@ impl Daemon for Fake {
             externals: [("A".to_string(), ExternalStats { received: 9, ..Default::default() })]
                 .into(),
             vnets: BTreeMap::from([("red".to_string(), vnet)]),
-            workers: vec![WorkerStats::default()],
+            workers: vec![WorkerStats {
+                stages: vec![
+                    StageStats {
+                        stage: "arrive".into(),
+                        cycles: 300_000 * sample,
+                        frames: 1000 * sample,
+                    },
+                    StageStats { stage: "idle".into(), cycles: 700_000 * sample, frames: 0 },
+                ],
+                ..WorkerStats::default()
+            }],
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pdp_alloc::{Engine, Engines, Request, allocate};
+use pdp_alloc::{Engine, Engines, Request, allocate, allocate_guests};
 
 use super::{Existing, Intent, Reporter, placement_key};
 use crate::limits::GUESTS_MAX;
@@ -72,7 +72,13 @@ fn place(
         let path = ["spec", "nodes", &node, "dataPlane", "power"];
         let request =
             Request { vrouter: key.clone(), millicores: plane.power.0, split: plane.split };
-        match allocate(engines, &intent.placements, &request) {
+        let shares = match plane.guests {
+            Some(guests) => {
+                allocate_guests(engines, &intent.placements, &key, plane.power.0, guests)
+            }
+            None => allocate(engines, &intent.placements, &request),
+        };
+        match shares {
             Ok(shares) if shares.len() > GUESTS_MAX => {
                 let message = format!(
                     "power {} needs {} forwarding guests, {GUESTS_MAX} at most",

@@ -1,0 +1,159 @@
+//! The number of forwarding guests of a vrouter changes under traffic: nothing is lost, and with
+//! `ordered` nothing is late.
+
+use std::path::Path;
+
+use pdp_e2e::{Node, eventually};
+use pdp_wire::checksum::checksum;
+
+/// Frames a second: well below what one guest can do.
+const PPS: u64 = 5_000;
+
+/// Where the number of a frame is: behind Ethernet, IPv4 and UDP.
+const NUMBER_AT: usize = 42;
+
+fn substrate(frames: Option<&Path>) -> String {
+    let source = match frames {
+        None => String::new(),
+        Some(frames) => format!("frames: {}, pps: {PPS}, ", frames.display()),
+    };
+    format!(
+        "
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {{name: here}}
+spec:
+  interfaces:
+    source: {{generator: {{{source}numberAt: {NUMBER_AT}}}}}
+    sink: {{generator: {{numberAt: {NUMBER_AT}}}}}
+  mux: {{cpus: \"0\", power: 0.5}}
+  forwardingEngines:
+    fe0: {{cpus: \"1\", capacity: 1}}
+"
+    )
+}
+
+fn vnet(policy: &str, guests: u32) -> String {
+    let power = 300 * guests;
+    format!(
+        "
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: red}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [10.0.1.1/24], mac: \"02:00:00:00:01:01\"}}
+        eth1: {{addresses: [10.0.2.1/24], mac: \"02:00:00:00:02:01\"}}
+      dataPlane:
+        power: {power}m
+        guests: {guests}
+        queue: 4096
+        distribution: {{policy: {policy}}}
+  externals: {{a: {{interface: source}}, b: {{interface: sink}}}}
+  links:
+    - endpoints: [\"r1:eth0\", \"external:a\"]
+    - endpoints: [\"r1:eth1\", \"external:b\"]
+"
+    )
+}
+
+/// One UDP datagram from 10.0.1.2 to 10.0.2.2 as a pcap file.
+fn write_frame(path: &Path) {
+    let mut frame = [0; 64];
+    frame[..14].copy_from_slice(&[2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 2, 8, 0]);
+    let ip = [0x45, 0, 0, 50, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 1, 2, 10, 0, 2, 2];
+    frame[14..34].copy_from_slice(&ip);
+    let sum = checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame[34..40].copy_from_slice(&[195, 80, 0, 9, 0, 30]);
+    let words = [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1, 0, 0, 64, 64];
+    let mut file: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    file.extend(frame);
+    std::fs::write(path, file).expect("the frame");
+}
+
+struct Counts {
+    made: u64,
+    came: u64,
+    late: u64,
+}
+
+fn counts(node: &Node) -> Counts {
+    let stats = node.json(&["stats"]);
+    let of = |name: &str, what: &str| stats["externals"][name][what].as_u64().expect("a counter");
+    Counts {
+        made: of("source", "received"),
+        came: of("sink", "numbered"),
+        late: of("sink", "late"),
+    }
+}
+
+/// Completions of each guest.
+fn completed(node: &Node) -> Vec<u64> {
+    let stats = node.json(&["stats", "red"]);
+    let guests =
+        stats["vnets"]["red"]["nodes"]["r1"]["guests"].as_object().expect("guests").clone();
+    guests.values().map(|guest| guest["completed"].as_u64().expect("a counter")).collect()
+}
+
+/// Goes on for some hundred frames.
+fn some_more(node: &Node) {
+    let before = counts(node).came;
+    eventually("frames come", || counts(node).came > before + PPS / 10);
+}
+
+#[test]
+fn guests_come_and_go_without_loss() {
+    let node = Node::start("scale");
+    let frames = node.directory.join("frame.pcap");
+    write_frame(&frames);
+    node.apply(&format!("{}---{}", substrate(None), vnet("ordered", 1)));
+    node.exec(
+        "red/r1",
+        "ip neigh replace 10.0.2.2 lladdr 02:00:00:00:02:02 dev eth1 nud permanent",
+    );
+    for policy in ["ordered", "flow"] {
+        node.apply(&vnet(policy, 1));
+        eventually("the guest has the neighbour's subnet", || {
+            let routes = node.try_pdp(&["routes", "red/r1", "--guest", "0"]);
+            routes.is_ok_and(|routes| routes.contains("10.0.2.0/24"))
+        });
+        let before = counts(&node);
+        node.apply(&substrate(Some(&frames)));
+        some_more(&node);
+
+        node.pdp(&["scale", "red/r1", "3"]);
+        let three = completed(&node);
+        some_more(&node);
+        let more = completed(&node);
+        assert_eq!((three.len(), more.len()), (3, 3));
+        if policy == "ordered" {
+            let worked = three.iter().zip(&more).all(|(before, after)| before < after);
+            assert!(worked, "each of three works: {three:?}, {more:?}");
+        }
+        node.pdp(&["scale", "red/r1", "2"]);
+        some_more(&node);
+        // By a spec, too.
+        node.apply(&vnet(policy, 1));
+        assert_eq!(completed(&node).len(), 1);
+        some_more(&node);
+
+        node.apply(&substrate(None));
+        let stats = || node.json(&["stats", "red"]);
+        eventually("none is on its way", || {
+            stats()["vnets"]["red"]["nodes"]["r1"]["inFlight"].as_u64() == Some(0)
+        });
+        let after = counts(&node);
+        assert_eq!(after.came - before.came, after.made - before.made, "{policy}: all came");
+        if policy == "ordered" {
+            assert_eq!(after.late, before.late, "{policy}: none came late");
+        }
+    }
+    // Admission control: nothing changes where there is no room.
+    let refused = node.try_pdp(&["scale", "red/r1", "4"]).expect_err("1.2 of 1 core");
+    assert!(refused.to_string().contains("power 1.2 exceeds"), "{refused}");
+    assert_eq!(completed(&node).len(), 1);
+}
