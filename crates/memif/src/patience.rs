@@ -6,8 +6,9 @@
 //! ever; who finds something while looking goes on looking for twice as long as that took. (KVM's
 //! halt polling adapts in this way.)
 
-/// Rounds of looking, at most.
-const ROUNDS_MAX: u32 = 128;
+/// Rounds of looking, at most: some 40 µs, longer than it takes to wake a thread, so that who hands
+/// something to a sleeper still looks when that has answered.
+const ROUNDS_MAX: u32 = 512;
 
 /// Of so many sleeps one comes after looking for as long as ever.
 const PROBE_SLEEPS: u32 = 32;
@@ -47,7 +48,7 @@ impl Patience {
 
     /// It slept, or was about to.
     pub fn slept(&mut self) {
-        self.limit /= 2;
+        self.limit -= self.limit.div_ceil(4);
         self.sleeps = if self.sleeps >= PROBE_SLEEPS { 0 } else { self.sleeps + 1 };
         self.idle = 0;
     }
@@ -73,10 +74,11 @@ mod tests {
     fn looking_in_vain_is_given_up_and_tried_again() {
         let mut patience = Patience::default();
         let looked: Vec<_> = (0..200).filter_map(|_| rounds(&mut patience, u32::MAX)).collect();
-        assert_eq!(looked[..9], [129, 65, 33, 17, 9, 5, 3, 2, 1]);
-        let long = looked[9..].iter().filter(|rounds| **rounds > 100).count();
+        assert_eq!(looked[..4], [513, 385, 289, 217]);
+        let later = &looked[30..];
+        let long = later.iter().filter(|rounds| **rounds == 513).count();
         assert!((4..=7).contains(&long), "{looked:?}");
-        assert!(looked[9..].iter().filter(|rounds| **rounds == 1).count() > 150);
+        assert_eq!(later.iter().filter(|rounds| **rounds == 1).count(), later.len() - long);
     }
 
     #[test]
@@ -84,6 +86,13 @@ mod tests {
         let mut patience = Patience::default();
         (0..50).for_each(|_| _ = rounds(&mut patience, u32::MAX));
         let slept = (0..1000).filter(|_| rounds(&mut patience, 40).is_some()).count();
+        assert!(slept <= 33, "{slept}");
+        // Every other time in vain.
+        let slept = (0..1000).filter(|round| {
+            let work_after = if round % 2 == 0 { 200 } else { u32::MAX };
+            rounds(&mut patience, work_after).is_some() && round % 2 == 0
+        });
+        let slept = slept.count();
         assert!(slept <= 33, "{slept}");
     }
 }
