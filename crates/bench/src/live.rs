@@ -16,7 +16,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput, ProgramMut,
 };
@@ -44,6 +44,9 @@ const BURST: u32 = 8192;
 
 /// Frames of one call when a rate is kept: no more than half of what a veth's ring holds.
 const PACED_BURST_MAX: u32 = 128;
+
+/// Frames that were sent arrive, or are lost, within this time.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
 
 /// Pause of a generator that is ahead of its rate.
 const PACE_SLEEP: Duration = Duration::from_micros(50);
@@ -247,8 +250,8 @@ impl Sink {
 
     /// What came, once nothing has come for `quiet`.
     pub fn settled(&self, quiet: Duration) -> Result<Counters> {
-        let mut last = self.counters()?;
-        loop {
+        let (mut last, end) = (self.counters()?, Instant::now() + SETTLE_MAX);
+        while Instant::now() < end {
             thread::sleep(quiet);
             let now = self.counters()?;
             if now == last {
@@ -256,6 +259,7 @@ impl Sink {
             }
             last = now;
         }
+        bail!("frames still came {SETTLE_MAX:?} after the last was sent")
     }
 
     /// Starts numbers anew, as the next generator does.

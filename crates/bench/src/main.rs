@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use pdp_bench::experiments::{self, Experiment};
 use pdp_bench::report;
-use pdp_bench::run::{Effort, Run};
+use pdp_bench::run::{self, Effort, Run};
 use pdp_bench::site::repository;
 
 /// Measures PdP and its peers on this machine
@@ -81,9 +81,15 @@ fn work(verb: Verb) -> Result<ExitCode> {
             anyhow::ensure!(json.is_none() || chosen.len() == 1, "--json is for one experiment");
             let rounds = rounds.unwrap_or(if quick { ROUNDS_QUICK } else { ROUNDS });
             let mut code = ExitCode::SUCCESS;
+            run::end_on_signals()?;
             for (number, experiment) in chosen.iter().enumerate() {
                 eprint!("[{}/{}] ", number + 1, chosen.len());
                 let results = Run::of(experiment, Effort { rounds, quick });
+                anyhow::ensure!(
+                    !run::interrupted(),
+                    "interrupted; {} is not kept",
+                    experiment.name
+                );
                 let usual = || repository().join(format!("bench/results/{}.json", experiment.name));
                 let path = json.clone().unwrap_or_else(usual);
                 results.write(&path)?;

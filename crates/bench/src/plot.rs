@@ -31,7 +31,8 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(128, 128, 128),
 ];
 
-/// Writes the plot of one kind of figure in one state; whether there was anything to plot.
+/// Writes the plot of one kind of figure in one state; whether there was anything to plot: at least
+/// two parameters.
 pub fn write(path: &Path, results: &Results, what: &str, state: State) -> Result<bool> {
     let groups: Vec<Group> =
         groups(&results.samples, what).into_iter().filter(|group| group.state == state).collect();
@@ -41,6 +42,9 @@ pub fn write(path: &Path, results: &Results, what: &str, state: State) -> Result
     for group in &groups {
         (least, most) = (least.min(group.x), most.max(group.x));
         top = top.max(group.value.most);
+    }
+    if least == most {
+        return Ok(false);
     }
     let logarithmic = least > 0.0 && most / least > LOGARITHMIC_RATIO;
     let place = |x: f64| if logarithmic { x.log10() } else { x };
@@ -133,6 +137,7 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.starts_with("<svg") && text.contains("pdp") && text.contains("kernel"));
         assert!(!text.contains("ovs"));
+        assert!(!write(&path, &results, "rate", State::Far).unwrap(), "a single parameter");
         assert!(!write(&path, &results, "rate", State::Between).unwrap());
         assert!(!write(&path, &results, "loss", State::Near).unwrap());
     }

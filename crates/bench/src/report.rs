@@ -25,6 +25,12 @@ pub fn write(directory: &Path) -> Result<()> {
     }
     let plots = directory.join("plots");
     fs::create_dir_all(&plots).with_context(|| plots.display().to_string())?;
+    for entry in fs::read_dir(&plots)?.flatten() {
+        // Those of results that are gone.
+        if entry.path().extension().is_some_and(|extension| extension == "svg") {
+            fs::remove_file(entry.path())?;
+        }
+    }
     let mut drawn = Vec::new();
     for results in &all {
         for (what, _) in results.measured() {
@@ -55,8 +61,9 @@ pub fn text(all: &[Results], plots: &[String]) -> String {
          Made by `make bench` from the files in [results/](results/); not written by hand. A figure \
          is the median of its rounds, with least and most in brackets. *near*, *between* and *far* \
          are states of the machine: the way of a cache line between its first and last core, taken \
-         before each sample (below 100 ns, between, above 250 ns). Figures of different states are \
-         not to be compared.\n",
+         before each sample (below 100 ns, between, above 250 ns; below 30 ns the two are threads of \
+         one core). Figures of different states are not to be compared. Cycles are CPU time at the \
+         processor's frequency where it counts none: a process that polls has them all the time.\n",
     );
     // Writing to a text never fails.
     let _ = machines(&mut text, all);

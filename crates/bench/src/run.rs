@@ -2,10 +2,13 @@
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use pdp_e2e::meter;
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::experiments::Experiment;
 use crate::machine::{self, Machine};
@@ -18,6 +21,23 @@ pub struct Effort {
     pub rounds: u32,
     /// Shorter, with fewer parameters.
     pub quick: bool,
+}
+
+/// Set once this program was told to end.
+static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Lets SIGINT and SIGTERM end what runs in order, so that nothing of it is left behind.
+pub fn end_on_signals() -> Result<()> {
+    let flag = INTERRUPTED.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, flag.clone())?;
+    }
+    Ok(())
+}
+
+/// Whether this program was told to end.
+pub fn interrupted() -> bool {
+    INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
 /// A figure of one run; see [`Sample`].
@@ -104,6 +124,7 @@ impl Run {
     /// Does something for each round.
     pub fn rounds(&mut self, mut each: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         for round in 1..=self.effort.rounds {
+            ensure!(!interrupted(), "interrupted");
             self.round = round;
             each(self)?;
         }
@@ -117,6 +138,9 @@ impl Run {
         what: impl Display,
         work: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Option<T> {
+        if interrupted() {
+            return None;
+        }
         let error = match catch_unwind(AssertUnwindSafe(|| work(self))) {
             Ok(Ok(done)) => return Some(done),
             Ok(Err(error)) => format!("{error:#}"),
@@ -143,6 +167,9 @@ impl Run {
         x_unit: &str,
         measure: impl FnOnce() -> Result<Vec<Reading>>,
     ) {
+        if interrupted() {
+            return;
+        }
         let core_to_core_ns = self.core_to_core_ns();
         let what = format!("{series}, {x} {x_unit}");
         let Some(readings) = self.attempt(&what, |_| measure()) else { return };
