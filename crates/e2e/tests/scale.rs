@@ -2,8 +2,9 @@
 //! `ordered` nothing is late.
 
 use std::path::Path;
+use std::time::Duration;
 
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{Node, eventually, meter, sh};
 use pdp_wire::checksum::checksum;
 
 /// Frames a second: well below what one guest can do.
@@ -105,6 +106,11 @@ fn some_more(node: &Node) {
     eventually("frames come", || counts(node).came > before + PPS / 10);
 }
 
+/// Long enough for a command to be under way, short enough for the rings to hold what comes.
+fn some_time() {
+    std::thread::sleep(Duration::from_millis(150));
+}
+
 #[test]
 fn guests_come_and_go_without_loss() {
     let node = Node::start("scale");
@@ -134,7 +140,21 @@ fn guests_come_and_go_without_loss() {
             let worked = three.iter().zip(&more).all(|(before, after)| before < after);
             assert!(worked, "each of three works: {three:?}, {more:?}");
         }
-        node.pdp(&["scale", "red/r1", "2"]);
+        // The one that leaves has work to give back, and takes its time.
+        let cgroup = format!("{}/vnets/red/r1.g2/guest\n", node.cgroup());
+        let guest: Vec<String> =
+            meter::processes("cgroup", &cgroup).iter().map(u32::to_string).collect();
+        let guest = guest.join(" ");
+        sh(&format!("kill -STOP {guest}"));
+        some_time();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                some_time();
+                // With one flow it may have had nothing, and be gone.
+                sh(&format!("kill -CONT {guest} || true"));
+            });
+            node.pdp(&["scale", "red/r1", "2"]);
+        });
         some_more(&node);
         // By a spec, too.
         node.apply(&vnet(policy, 1));
