@@ -49,8 +49,8 @@ demo-down: build
 
 # Beside it nothing else should run on this machine.
 bench: build
-	timeout $(if $(QUICK),600,3600) target/release/pdp-bench run $(if $(QUICK),--quick)
-	target/release/pdp-bench report
+	timeout $(if $(QUICK),600,3600) target/release/pdp-bench run $(if $(QUICK),--quick); \
+	    status=$$?; target/release/pdp-bench report && exit $$status
 
 install: build install-files
 	@if [ -z '$(DESTDIR)' ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
