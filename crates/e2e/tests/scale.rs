@@ -121,6 +121,10 @@ fn guests_come_and_go_without_loss() {
         "red/r1",
         "ip neigh replace 10.0.2.2 lladdr 02:00:00:00:02:02 dev eth1 nud permanent",
     );
+    // Routes that come before the one that is needed: a new guest takes a while to get them.
+    let many =
+        r#"seq 0 49999 | awk '{printf "route add 1.%d.%d.0/24 via 10.0.2.3\n", $1/256, $1%256}'"#;
+    node.pdp(&["exec", "red/r1", "--", "sh", "-c", &format!("{many} | ip -batch -")]);
     for policy in ["ordered", "flow"] {
         node.apply(&vnet(policy, 1));
         eventually("the guest has the neighbour's subnet", || {
