@@ -89,13 +89,15 @@ fn write_frame(path: &Path) {
     std::fs::write(path, file).expect("the frame");
 }
 
-fn signal(pid: u32, name: &str) {
-    // It may have been replaced meanwhile.
-    let _ = Command::new("kill").args([name, &pid.to_string()]).status();
+/// To all processes of a guest.
+fn signal(pids: &[u32], name: &str) {
+    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+    let done = Command::new("kill").arg(name).args(pids).status();
+    assert!(done.expect("kill").success(), "no guest ends here");
 }
 
 /// Stops one guest after the other for a random time until `done`.
-fn stall(guests: &[u32], done: &AtomicBool) {
+fn stall(guests: &[Vec<u32>], done: &AtomicBool) {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = |most: u64| {
         state ^= state << 13;
@@ -104,7 +106,7 @@ fn stall(guests: &[u32], done: &AtomicBool) {
         state % (most + 1)
     };
     while !done.load(Ordering::Relaxed) {
-        let guest = guests[random(guests.len() as u64 - 1) as usize];
+        let guest = &guests[random(guests.len() as u64 - 1) as usize];
         signal(guest, "-STOP");
         std::thread::sleep(Duration::from_millis(random(STALL_MS_MAX)));
         signal(guest, "-CONT");
@@ -115,15 +117,16 @@ fn stall(guests: &[u32], done: &AtomicBool) {
 /// What came of [`FRAMES`]: came, late, completed by each guest.
 fn send(node: &Node, policy: &str, frames: &Path, count: u64) -> (u64, u64, Vec<u64>) {
     node.apply(&vnet(policy));
-    let guests: Vec<u32> = (0..POWERS.len())
+    let guests: Vec<Vec<u32>> = (0..POWERS.len())
         .map(|guest| {
             let cgroup = format!("{}/vnets/red/r1.g{guest}/guest\n", node.cgroup());
             let mut found = Vec::new();
             eventually("the guest runs", || {
                 found = meter::processes("cgroup", &cgroup);
-                !found.is_empty()
+                // The program, and what starts it.
+                found.len() >= 2
             });
-            found[0]
+            found
         })
         .collect();
     let count_of = |name: &str, what: &str| {

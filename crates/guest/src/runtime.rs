@@ -218,10 +218,11 @@ impl<P: Program> Runtime<P> {
 
     /// Works until `stop` is set (and a signal or a second has gone by, if it sleeps).
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
-        let mut patience = Patience::default();
+        let (mut patience, start) = (Patience::default(), Instant::now());
         while !stop.load(Ordering::Relaxed) {
             let work = self.round();
-            if patience.ends(work) || self.client.link() != Link::Up {
+            let now_ns = || start.elapsed().as_nanos() as u64;
+            if patience.ends(work, now_ns) || self.client.link() != Link::Up {
                 self.sleep()?;
                 patience.slept();
             }

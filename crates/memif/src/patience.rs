@@ -4,11 +4,12 @@
 //! only keeps the other from making it. Nobody needs to be told which is the case: who slept
 //! although it had looked looks for less long the next time, and now and then for as long as
 //! ever; who finds something while looking goes on looking for twice as long as that took. (KVM's
-//! halt polling adapts in this way.)
+//! halt polling adapts in this way.) Who finds something after longer than it may look was not
+//! looking, but another on its CPU was at work.
 
-/// Rounds of looking, at most: some 40 µs, longer than it takes to wake a thread, so that who hands
+/// Time of looking, at most, nanoseconds: longer than it takes to wake a thread, so that who hands
 /// something to a sleeper still looks when that has answered.
-const ROUNDS_MAX: u32 = 512;
+const LOOK_NS_MAX: u64 = 40_000;
 
 /// Of so many sleeps one comes after looking for as long as ever.
 const PROBE_SLEEPS: u32 = 32;
@@ -16,41 +17,51 @@ const PROBE_SLEEPS: u32 = 32;
 /// What one thread has learnt.
 #[derive(Debug)]
 pub struct Patience {
-    /// Rounds to look for.
-    limit: u32,
-    /// Rounds without work so far.
-    idle: u32,
+    /// How long to look, nanoseconds.
+    limit_ns: u64,
+    /// Since when it looks in vain.
+    since_ns: Option<u64>,
     /// Sleeps since the last that came after looking for as long as ever.
     sleeps: u32,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { limit: ROUNDS_MAX, idle: 0, sleeps: 0 }
+        Self { limit_ns: LOOK_NS_MAX, since_ns: None, sleeps: 0 }
     }
 }
 
 impl Patience {
-    /// A round is over; true if it is time to sleep: call [`Patience::slept`] after.
+    /// A round is over; true if it is time to sleep: call [`Patience::slept`] after. `now_ns` is
+    /// any clock that does not go back; it is asked only in and after rounds without work.
     #[inline]
-    pub fn ends(&mut self, found_work: bool) -> bool {
+    pub fn ends(&mut self, found_work: bool, now_ns: impl FnOnce() -> u64) -> bool {
         if found_work {
-            if self.idle > 0 {
-                self.limit = self.limit.max(2 * self.idle).min(ROUNDS_MAX);
-                self.idle = 0;
+            if let Some(since_ns) = self.since_ns.take() {
+                let looked_ns = now_ns().saturating_sub(since_ns);
+                if looked_ns <= LOOK_NS_MAX {
+                    self.limit_ns = self.limit_ns.max(2 * looked_ns).min(LOOK_NS_MAX);
+                } else {
+                    self.impatient();
+                }
             }
             return false;
         }
-        self.idle += 1;
+        let now_ns = now_ns();
+        let looked_ns = now_ns - *self.since_ns.get_or_insert(now_ns);
         let probes = self.sleeps >= PROBE_SLEEPS;
-        self.idle > if probes { ROUNDS_MAX } else { self.limit }
+        looked_ns >= if probes { LOOK_NS_MAX } else { self.limit_ns }
     }
 
     /// It slept, or was about to.
     pub fn slept(&mut self) {
-        self.limit -= self.limit.div_ceil(4);
+        self.impatient();
         self.sleeps = if self.sleeps >= PROBE_SLEEPS { 0 } else { self.sleeps + 1 };
-        self.idle = 0;
+        self.since_ns = None;
+    }
+
+    fn impatient(&mut self) {
+        self.limit_ns -= self.limit_ns / 4;
     }
 }
 
@@ -58,41 +69,55 @@ impl Patience {
 mod tests {
     use super::*;
 
-    /// Rounds until it sleeps, where work comes after `work_after` rounds.
-    fn rounds(patience: &mut Patience, work_after: u32) -> Option<u32> {
-        for round in 1..=work_after {
-            if patience.ends(false) {
+    const ROUND_NS: u64 = 100;
+
+    /// How long it looks until it sleeps; `None` if it does not, since work comes after so many
+    /// rounds.
+    fn looks(patience: &mut Patience, work_after: u64) -> Option<u64> {
+        for round in 0..work_after {
+            if patience.ends(false, || round * ROUND_NS) {
                 patience.slept();
-                return Some(round);
+                return Some(round * ROUND_NS);
             }
         }
-        patience.ends(true);
+        patience.ends(true, || work_after * ROUND_NS);
         None
     }
 
     #[test]
     fn looking_in_vain_is_given_up_and_tried_again() {
         let mut patience = Patience::default();
-        let looked: Vec<_> = (0..200).filter_map(|_| rounds(&mut patience, u32::MAX)).collect();
-        assert_eq!(looked[..4], [513, 385, 289, 217]);
+        let looked: Vec<_> = (0..300).filter_map(|_| looks(&mut patience, u64::MAX)).collect();
+        assert_eq!(looked[..4], [40_000, 30_000, 22_500, 16_900]);
         let later = &looked[30..];
-        let long = later.iter().filter(|rounds| **rounds == 513).count();
-        assert!((4..=7).contains(&long), "{looked:?}");
-        assert_eq!(later.iter().filter(|rounds| **rounds == 1).count(), later.len() - long);
+        let long = later.iter().filter(|looked| **looked == LOOK_NS_MAX).count();
+        assert!((7..=9).contains(&long), "{looked:?}");
+        assert_eq!(later.iter().filter(|looked| **looked <= ROUND_NS).count(), later.len() - long);
     }
 
     #[test]
     fn looking_that_pays_goes_on() {
         let mut patience = Patience::default();
-        (0..50).for_each(|_| _ = rounds(&mut patience, u32::MAX));
-        let slept = (0..1000).filter(|_| rounds(&mut patience, 40).is_some()).count();
+        (0..50).for_each(|_| _ = looks(&mut patience, u64::MAX));
+        let slept = (0..1000).filter(|_| looks(&mut patience, 40).is_some()).count();
         assert!(slept <= 33, "{slept}");
         // Every other time in vain.
         let slept = (0..1000).filter(|round| {
-            let work_after = if round % 2 == 0 { 200 } else { u32::MAX };
-            rounds(&mut patience, work_after).is_some() && round % 2 == 0
+            let work_after = if round % 2 == 0 { 150 } else { u64::MAX };
+            looks(&mut patience, work_after).is_some() && round % 2 == 0
         });
         let slept = slept.count();
         assert!(slept <= 33, "{slept}");
+    }
+
+    /// On a CPU that is shared, work is there after another had the CPU.
+    #[test]
+    fn what_another_made_on_the_same_cpu_does_not_count_as_found() {
+        let mut patience = Patience::default();
+        for _ in 0..50 {
+            assert!(!patience.ends(false, || 0));
+            assert!(!patience.ends(true, || 3_000_000));
+        }
+        assert!(looks(&mut patience, u64::MAX).unwrap() <= ROUND_NS);
     }
 }

@@ -105,7 +105,7 @@ impl Worker {
         let mut patience = Patience::default();
         while !self.ended {
             let work = self.round();
-            if patience.ends(work) {
+            if patience.ends(work, || self.core.now_ns) {
                 self.sleep();
                 patience.slept();
             }
