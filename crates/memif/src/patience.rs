@@ -7,9 +7,9 @@
 //! halt polling adapts in this way.) Who finds something after longer than it may look was not
 //! looking, but another on its CPU was at work.
 
-/// Time of looking, at most, nanoseconds: longer than it takes to wake a thread, so that who hands
+/// Time of looking, at most, nanoseconds: about what going to sleep and waking up cost.
 /// something to a sleeper still looks when that has answered.
-const LOOK_NS_MAX: u64 = 40_000;
+const LOOK_NS_MAX: u64 = 10_000;
 
 /// Of so many sleeps one comes after looking for as long as ever.
 const PROBE_SLEEPS: u32 = 32;
@@ -88,7 +88,7 @@ mod tests {
     fn looking_in_vain_is_given_up_and_tried_again() {
         let mut patience = Patience::default();
         let looked: Vec<_> = (0..300).filter_map(|_| looks(&mut patience, u64::MAX)).collect();
-        assert_eq!(looked[..4], [40_000, 30_000, 22_500, 16_900]);
+        assert_eq!(looked[..4], [10_000, 7_500, 5_700, 4_300]);
         let later = &looked[30..];
         let long = later.iter().filter(|looked| **looked == LOOK_NS_MAX).count();
         assert!((7..=9).contains(&long), "{looked:?}");
@@ -99,11 +99,11 @@ mod tests {
     fn looking_that_pays_goes_on() {
         let mut patience = Patience::default();
         (0..50).for_each(|_| _ = looks(&mut patience, u64::MAX));
-        let slept = (0..1000).filter(|_| looks(&mut patience, 40).is_some()).count();
+        let slept = (0..1000).filter(|_| looks(&mut patience, 25).is_some()).count();
         assert!(slept <= 33, "{slept}");
         // Every other time in vain.
         let slept = (0..1000).filter(|round| {
-            let work_after = if round % 2 == 0 { 150 } else { u64::MAX };
+            let work_after = if round % 2 == 0 { 37 } else { u64::MAX };
             looks(&mut patience, work_after).is_some() && round % 2 == 0
         });
         let slept = slept.count();
