@@ -142,7 +142,8 @@ fn send(node: &Node, policy: &str, frames: &Path, count: u64) -> (u64, u64, Vec<
         stats["vnets"]["red"]["nodes"]["r1"]["inFlight"].as_u64()
     };
     let made = count_of("source", "received");
-    let (came, late, before) = (count_of("sink", "numbered"), count_of("sink", "late"), completed());
+    let (came, late, before) =
+        (count_of("sink", "numbered"), count_of("sink", "late"), completed());
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let stalls = scope.spawn(|| stall(&guests, &done));
@@ -162,7 +163,10 @@ fn one_flow_over_guests_that_stall_stays_in_order() {
     let frames = node.directory.join("frame.pcap");
     write_frame(&frames);
     node.apply(&format!("{}---{}", substrate(&frames, 0), vnet("ordered")));
-    node.exec("red/r1", "ip neigh replace 10.0.2.2 lladdr 02:00:00:00:02:02 dev eth1 nud permanent");
+    node.exec(
+        "red/r1",
+        "ip neigh replace 10.0.2.2 lladdr 02:00:00:00:02:02 dev eth1 nud permanent",
+    );
     for guest in ["0", "1"] {
         eventually("the guest has the neighbour's subnet", || {
             let routes = node.try_pdp(&["routes", "red/r1", "--guest", guest]);

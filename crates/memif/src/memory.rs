@@ -209,12 +209,20 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     let mut at = 0;
     while at + PIECE_BYTES < bytes {
         // SAFETY: the piece ends before `bytes`, inside what the caller vouches for.
-        unsafe { to.add(at).cast::<Piece>().write_unaligned(from.add(at).cast::<Piece>().read_unaligned()) };
+        unsafe {
+            to.add(at)
+                .cast::<Piece>()
+                .write_unaligned(from.add(at).cast::<Piece>().read_unaligned())
+        };
         at += PIECE_BYTES;
     }
     let last = bytes - PIECE_BYTES;
     // SAFETY: as above; there is at least one piece.
-    unsafe { to.add(last).cast::<Piece>().write_unaligned(from.add(last).cast::<Piece>().read_unaligned()) };
+    unsafe {
+        to.add(last)
+            .cast::<Piece>()
+            .write_unaligned(from.add(last).cast::<Piece>().read_unaligned())
+    };
 }
 
 #[cfg(test)]
