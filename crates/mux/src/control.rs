@@ -282,7 +282,7 @@ impl Mux {
                 let sockets = fds.into_iter().map(|fd| Socket::new(fd, &self.0.pool));
                 let sockets: Result<Vec<_>, _> = sockets.collect();
                 let sockets = sockets.map_err(|error| of_no_use(&error))?;
-                Ok(New::Outlets(sockets.into_iter().map(Outlet::Xdp).collect()))
+                Ok(New::Outlets(sockets.into_iter().map(Box::new).map(Outlet::Xdp).collect()))
             }
             mux::Outlet::Packet(_) => {
                 Err(format!("external {}: packet sockets are not supported", spec.name))
@@ -330,7 +330,7 @@ impl Mux {
         }
         self.0.workers[owner].call(move |worker| {
             if let Outlet::Xdp(socket) = &outlet
-                && let Err(error) = worker.core.connections.watch(socket)
+                && let Err(error) = worker.core.connections.watch(&**socket)
             {
                 warn!("socket of external {slot} can't be watched: {error}");
             }

@@ -43,7 +43,7 @@ pub struct External {
 #[derive(Debug)]
 pub enum Outlet {
     /// An AF_XDP socket.
-    Xdp(Socket),
+    Xdp(Box<Socket>),
     /// A memif connection, while there is one.
     Memif(Option<Box<Link>>),
     /// A generator.
@@ -102,7 +102,7 @@ impl External {
             }
             match queue.outlet {
                 Outlet::Xdp(socket) => {
-                    socket.close().into_iter().for_each(|packet| packets.give(packet));
+                    (*socket).close().into_iter().for_each(|packet| packets.give(packet));
                 }
                 Outlet::Memif(link) => {
                     if let Some(link) = link {
