@@ -277,7 +277,11 @@ impl Mux {
             format!("a descriptor of external {} is of no use: {}", spec.name, chain(error))
         };
         match &spec.outlet {
-            mux::Outlet::Xdp(_) if fds.is_empty() => Ok(New::Nothing),
+            mux::Outlet::Xdp(_)
+                if fds.is_empty() && known.is_none_or(|known| known.device().is_some()) =>
+            {
+                Ok(New::Nothing)
+            }
             mux::Outlet::Xdp(_) => {
                 let sockets = fds.into_iter().map(|fd| Socket::new(fd, &self.0.pool));
                 let sockets: Result<Vec<_>, _> = sockets.collect();

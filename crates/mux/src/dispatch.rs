@@ -54,7 +54,10 @@ impl Vnet {
         {
             let taken = self.take_from_guest(node, guest, left, core, pulled);
             if taken == 0 {
-                self.check_awaited(node, guest, core);
+                // Without packets nothing could be taken, and that is not the guest's fault.
+                if core.packets.free() > 0 {
+                    self.check_awaited(node, guest, core);
+                }
                 break;
             }
             left -= taken;

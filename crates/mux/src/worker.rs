@@ -241,13 +241,15 @@ impl Worker {
         }
         for packet in frames.drain(..) {
             let to = self.neighbours.get_mut(usize::from(port.worker)).and_then(Option::as_mut);
-            let refused = match to.map(|to| to.to.push(Handed { packet, port, external })) {
-                Some(Ok(())) => continue,
-                Some(Err(rtrb::PushError::Full(handed))) => handed.packet,
-                // There are as many neighbours as workers.
-                None => continue,
+            let Some(to) = to else {
+                self.refuse(external, OuterReason::Stale, packet);
+                continue;
             };
-            self.refuse(external, OuterReason::HandoverFull, refused);
+            if let Err(rtrb::PushError::Full(handed)) =
+                to.to.push(Handed { packet, port, external })
+            {
+                self.refuse(external, OuterReason::HandoverFull, handed.packet);
+            }
         }
     }
 
