@@ -148,7 +148,7 @@ pub enum DeviceAttach {
     /// By AF_XDP: what is PdP's is taken before the kernel sees it.
     #[default]
     AfXdp,
-    /// By a packet socket: the kernel sees the same frames.
+    /// By a packet socket: the kernel sees the same frames. Not supported by the mux yet.
     Packet,
 }
 
@@ -636,7 +636,7 @@ pub enum Policy {
     /// In turn, each guest as often as its power says.
     Weighted,
     /// As `flow`, but a flow goes to a guest with less to do when none of its frames is in a
-    /// guest. Keeps the order of each flow.
+    /// guest. Keeps the order of each flow. Only for programs on the runtime.
     Flowlet,
     /// Whatever their flow, to a guest that has room, and sent on in the order in which they came.
     /// Only for programs on the runtime.

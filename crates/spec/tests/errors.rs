@@ -490,12 +490,17 @@ fn queues() {
         "fig1.yaml:36:16: node red/r1: queue needs attach: runtime \
          (remove it: other programs have queues of their own)",
     );
-    let text = GOOD.replace("program: router", program).replace("policy: flow", "policy: ordered");
-    assert_eq!(
-        apply_to(&text, &machine()).unwrap_err(),
-        "fig1.yaml:36:32: node red/r1: policy ordered needs attach: runtime \
-         (take flow or flowlet, or a program on the runtime)"
-    );
+    for policy in ["ordered", "flowlet"] {
+        let text = GOOD.replace("program: router", program);
+        let text = text.replace("policy: flow", &format!("policy: {policy}"));
+        assert_eq!(
+            apply_to(&text, &machine()).unwrap_err(),
+            format!(
+                "fig1.yaml:36:32: node red/r1: policy {policy} needs attach: runtime \
+                 (take flow, or a program on the runtime)"
+            )
+        );
+    }
     let text = GOOD.replace("policy: flow", "policy: ordered");
     apply_to(&text.replace("split: false", "queue: 64"), &machine()).unwrap();
 }

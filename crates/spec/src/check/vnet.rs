@@ -291,10 +291,16 @@ impl NodeCheck<'_, '_, '_> {
         if plane.attach() == Attach::Runtime {
             self.queue(plane);
         } else {
-            if plane.distribution.policy == Policy::Ordered {
-                let hint = "take flow or flowlet, or a program on the runtime";
+            // Both go by what comes back of each frame.
+            let policy = match plane.distribution.policy {
+                Policy::Ordered => Some("ordered"),
+                Policy::Flowlet => Some("flowlet"),
+                Policy::Flow | Policy::RoundRobin | Policy::Weighted => None,
+            };
+            if let Some(policy) = policy {
+                let hint = "take flow, or a program on the runtime";
                 let path = ["dataPlane", "distribution", "policy"];
-                self.fault(&path, "policy ordered needs attach: runtime", hint);
+                self.fault(&path, format!("policy {policy} needs attach: runtime"), hint);
             }
             if plane.queue != GUEST_QUEUE_DEFAULT {
                 let hint = "remove it: other programs have queues of their own";
