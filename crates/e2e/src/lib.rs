@@ -30,6 +30,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod frame;
 pub mod meter;
 
 use std::fmt::Write as _;

@@ -6,23 +6,18 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use pdp_e2e::frame::{NUMBER_AT, write_frame};
 use pdp_e2e::{Node, eventually, meter};
-use pdp_wire::checksum::checksum;
 
 /// Frames that are sent, and how many a second: three seconds, well below what the guests can do.
 const FRAMES: u64 = 60_000;
 const PPS: u64 = 20_000;
-
-/// Where the number of a frame is: behind Ethernet, IPv4 and UDP.
-const NUMBER_AT: usize = 42;
 
 /// The longest that a guest stands still, and goes on, at a time.
 const STALL_MS_MAX: u64 = 20;
 
 /// Powers of the guests, as in the PdP paper's experiments on reordering.
 const POWERS: [&str; 2] = ["0.75", "0.5"];
-
-const MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
 
 fn substrate(frames: &Path, count: u64) -> String {
     let source = match count {
@@ -71,22 +66,6 @@ spec:
     - endpoints: [\"r1:eth1\", \"external:b\"]
 "
     )
-}
-
-/// One UDP datagram from 10.0.1.2 to 10.0.2.2 as a pcap file.
-fn write_frame(path: &Path) {
-    let mut frame = [0; 64];
-    frame[..6].copy_from_slice(&MAC);
-    frame[6..14].copy_from_slice(&[2, 0, 0, 0, 1, 2, 8, 0]);
-    let ip = [0x45, 0, 0, 50, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 1, 2, 10, 0, 2, 2];
-    frame[14..34].copy_from_slice(&ip);
-    let sum = checksum(&frame[14..34]);
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
-    frame[34..40].copy_from_slice(&[195, 80, 0, 9, 0, 30]);
-    let words = [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1, 0, 0, 64, 64];
-    let mut file: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    file.extend(frame);
-    std::fs::write(path, file).expect("the frame");
 }
 
 /// To all processes of a guest.
@@ -161,7 +140,7 @@ fn send(node: &Node, policy: &str, frames: &Path, count: u64) -> (u64, u64, Vec<
 fn one_flow_over_guests_that_stall_stays_in_order() {
     let node = Node::start("order");
     let frames = node.directory.join("frame.pcap");
-    write_frame(&frames);
+    write_frame(&frames).expect("the frame");
     node.apply(&format!("{}---{}", substrate(&frames, 0), vnet("ordered")));
     node.exec(
         "red/r1",

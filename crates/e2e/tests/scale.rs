@@ -4,14 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use pdp_e2e::frame::{NUMBER_AT, write_frame};
 use pdp_e2e::{Node, eventually, meter, sh};
-use pdp_wire::checksum::checksum;
 
 /// Frames a second: well below what one guest can do.
 const PPS: u64 = 5_000;
-
-/// Where the number of a frame is: behind Ethernet, IPv4 and UDP.
-const NUMBER_AT: usize = 42;
 
 fn substrate(frames: Option<&Path>) -> String {
     let source = match frames {
@@ -61,21 +58,6 @@ spec:
     )
 }
 
-/// One UDP datagram from 10.0.1.2 to 10.0.2.2 as a pcap file.
-fn write_frame(path: &Path) {
-    let mut frame = [0; 64];
-    frame[..14].copy_from_slice(&[2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 2, 8, 0]);
-    let ip = [0x45, 0, 0, 50, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 1, 2, 10, 0, 2, 2];
-    frame[14..34].copy_from_slice(&ip);
-    let sum = checksum(&frame[14..34]);
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
-    frame[34..40].copy_from_slice(&[195, 80, 0, 9, 0, 30]);
-    let words = [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1, 0, 0, 64, 64];
-    let mut file: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    file.extend(frame);
-    std::fs::write(path, file).expect("the frame");
-}
-
 struct Counts {
     made: u64,
     came: u64,
@@ -115,7 +97,7 @@ fn some_time() {
 fn guests_come_and_go_without_loss() {
     let node = Node::start("scale");
     let frames = node.directory.join("frame.pcap");
-    write_frame(&frames);
+    write_frame(&frames).expect("the frame");
     node.apply(&format!("{}---{}", substrate(None), vnet("ordered", 1)));
     node.exec(
         "red/r1",
