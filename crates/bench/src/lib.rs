@@ -6,6 +6,8 @@
 //! - Before each sample, while no core polls, the way between the first and the last core is
 //!   measured and kept with it: hosts move virtual CPUs, and figures of different states are not to
 //!   be compared ([`sample::State`]).
+//! - CPU time that the host took away during a sample is kept with it, and a sample that lost much
+//!   is taken again ([`steal`]).
 //! - Results are files ([`sample::Results`]), from which plots ([`plot`]) and the report
 //!   ([`report`]) are made, with every target ([`targets`]) beside the figure reached.
 //!
@@ -25,5 +27,6 @@ pub mod run;
 pub mod sample;
 pub mod site;
 pub mod statistics;
+pub mod steal;
 pub mod stream;
 pub mod targets;

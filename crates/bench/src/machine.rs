@@ -1,6 +1,7 @@
 //! Which machine, and which versions of the peers.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use pdp_e2e::meter;
@@ -23,7 +24,7 @@ pub struct Machine {
     pub hypervisor: String,
     /// Version of PdP (git), with `-dirty` if files differ from it.
     pub pdp: String,
-    /// Version of Debian's package `dpdk`.
+    /// Version of Debian's package `dpdk-dev`.
     pub dpdk: String,
     /// Version of Debian's package `openvswitch-switch`.
     pub openvswitch: String,
@@ -44,9 +45,34 @@ impl Machine {
             system: system.unwrap_or_default().trim_matches('"').to_owned(),
             hypervisor: said("sh", &["-c", "LC_ALL=C lscpu | sed -n 's/^Hypervisor vendor: *//p'"]),
             pdp: said("git", &["describe", "--always", "--dirty"]),
-            dpdk: package("dpdk"),
+            dpdk: package("dpdk-dev"),
             openvswitch: package("openvswitch-switch"),
         }
+    }
+}
+
+/// Programs of others that measurements use, and their Debian packages.
+const PROGRAMS: [(&str, &str); 7] = [
+    ("dpdk-testpmd", "dpdk-dev"),
+    ("ovs-vswitchd", "openvswitch-switch"),
+    ("ovsdb-server", "openvswitch-switch"),
+    ("iperf3", "iperf3"),
+    ("ethtool", "ethtool"),
+    ("xzcat", "xz-utils"),
+    ("perf", "linux-perf"),
+];
+
+/// Says which of the programs that are measured beside PdP, or measure, this machine lacks.
+pub fn tell_what_lacks() {
+    let (path, sbin) = (std::env::var("PATH").unwrap_or_default(), "/usr/sbin");
+    let is_there = |program: &str| {
+        path.split(':').chain([sbin]).any(|directory| Path::new(directory).join(program).exists())
+    };
+    for (program, package) in PROGRAMS.iter().filter(|(program, _)| !is_there(program)) {
+        eprintln!(
+            "{program} is missing (Debian package {package}; scripts/install-deps installs it): the \
+             report will lack what needs it"
+        );
     }
 }
 

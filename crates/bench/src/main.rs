@@ -2,12 +2,15 @@
 
 #![forbid(unsafe_code)]
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use pdp_bench::experiments::{self, Experiment};
+use pdp_bench::machine;
 use pdp_bench::report;
 use pdp_bench::run::{self, Effort, Run};
 use pdp_bench::site::repository;
@@ -43,6 +46,9 @@ enum Verb {
         /// Times that everything is measured [default: 3, with --quick 2]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
         rounds: Option<u32>,
+        /// End within so many minutes: what there is no time for is missing [default: no bound]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1440))]
+        minutes: Option<u32>,
         /// File for the results, of one experiment [default: bench/results/NAME.json]
         #[arg(long)]
         json: Option<PathBuf>,
@@ -76,34 +82,73 @@ fn work(verb: Verb) -> Result<ExitCode> {
                 println!("{:<14} {}", experiment.name, experiment.about);
             }
         }
-        Verb::Run { names, quick, rounds, json } => {
+        Verb::Run { names, quick, rounds, minutes, json } => {
             let chosen = chosen(&names)?;
             anyhow::ensure!(json.is_none() || chosen.len() == 1, "--json is for one experiment");
             let rounds = rounds.unwrap_or(if quick { ROUNDS_QUICK } else { ROUNDS });
-            let mut code = ExitCode::SUCCESS;
-            run::end_on_signals()?;
-            for (number, experiment) in chosen.iter().enumerate() {
-                eprint!("[{}/{}] ", number + 1, chosen.len());
-                let results = Run::of(experiment, Effort { rounds, quick });
-                anyhow::ensure!(
-                    !run::interrupted(),
-                    "interrupted; {} is not kept",
-                    experiment.name
-                );
-                let usual = || repository().join(format!("bench/results/{}.json", experiment.name));
-                let path = json.clone().unwrap_or_else(usual);
-                results.write(&path)?;
-                let (count, seconds) = (results.samples.len(), results.seconds);
-                eprintln!("  {count} samples in {seconds} s: {}", path.display());
-                if results.samples.is_empty() {
-                    code = ExitCode::FAILURE;
-                }
-            }
-            return Ok(code);
+            let minutes = minutes.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
+            return measure(&chosen, names.is_empty(), Effort { rounds, quick }, minutes, json);
         }
         Verb::Report { directory } => report::write(&directory)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Measures; the code says whether each experiment came to its end with results. Before a run of
+/// `all`, results of earlier runs go, so that none of them is taken for one of this.
+fn measure(
+    chosen: &[&Experiment],
+    all: bool,
+    effort: Effort,
+    time: Option<Duration>,
+    json: Option<PathBuf>,
+) -> Result<ExitCode> {
+    run::end_on_signals()?;
+    machine::tell_what_lacks();
+    let path = |experiment: &Experiment| {
+        let usual = || repository().join(format!("bench/results/{}.json", experiment.name));
+        json.clone().unwrap_or_else(usual)
+    };
+    for old in chosen.iter().map(|experiment| path(experiment)).filter(|path| all && path.exists())
+    {
+        fs::remove_file(&old).with_context(|| old.display().to_string())?;
+    }
+    let start = Instant::now();
+    let end = time.map(|time| start + time);
+    let mut failed: Vec<&str> = Vec::new();
+    for (number, experiment) in chosen.iter().enumerate() {
+        let left = |from: usize| chosen[from..].iter().map(|e| e.usual(effort.quick)).sum();
+        let (now, later): (Duration, Duration) = (left(number), left(number + 1));
+        eprintln!(
+            "[{}/{}] {} min since the start, usually {} min more",
+            number + 1,
+            chosen.len(),
+            minutes(start.elapsed()),
+            minutes(now)
+        );
+        // What comes later keeps its usual time.
+        let own_end = end.map(|end| end.checked_sub(later).unwrap_or(start));
+        let (results, whole) = Run::of(experiment, effort, own_end);
+        anyhow::ensure!(!run::interrupted(), "interrupted; {} is not kept", experiment.name);
+        let path = path(experiment);
+        results.write(&path)?;
+        let (count, seconds) = (results.samples.len(), results.seconds);
+        eprintln!("  {count} samples in {seconds} s: {}", path.display());
+        if !whole {
+            failed.push(experiment.name);
+        }
+    }
+    eprintln!("{} min in all", minutes(start.elapsed()));
+    if !failed.is_empty() {
+        eprintln!("failed, or without time to end: {}", failed.join(", "));
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// For people.
+fn minutes(time: Duration) -> String {
+    format!("{:.1}", time.as_secs_f64() / 60.0)
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static Experiment>> {

@@ -12,6 +12,7 @@ use crate::paper;
 use crate::plot::{self, short};
 use crate::sample::{Results, State};
 use crate::statistics::{Summary, groups};
+use crate::steal::{REPEATS_MAX, STOLEN_MAX};
 use crate::targets;
 
 /// Reads `results/` of a directory; writes `plots/` and `REPORT.md` there.
@@ -66,7 +67,16 @@ pub fn text(all: &[Results], plots: &[String]) -> String {
          processor's frequency where it counts none: a process that polls has them all the time.\n",
     );
     // Writing to a text never fails.
+    let _ = writeln!(
+        text,
+        "\nThe host of a virtual machine takes CPU time away at moments (`steal`). A sample during which \
+         a CPU lost more than {:.0}% of its time was taken again, at most {REPEATS_MAX} times, while \
+         the experiment had time for it, and the least disturbed one counts. Where what counts was \
+         disturbed, the most that a CPU lost stands below its table.",
+        STOLEN_MAX * 100.0
+    );
     let _ = machines(&mut text, all);
+    let _ = absent(&mut text, all);
     let _ = standings(&mut text, all);
     for results in all {
         let _ = experiment(&mut text, results, plots);
@@ -107,16 +117,31 @@ fn machines(text: &mut String, all: &[Results]) -> std::fmt::Result {
     Ok(())
 }
 
+/// Experiments that no results are there of.
+fn absent(text: &mut String, all: &[Results]) -> std::fmt::Result {
+    let has = |name: &str| all.iter().any(|results| results.experiment == name);
+    let names: Vec<&str> =
+        experiments::ALL.iter().map(|e| e.name).filter(|name| !has(name)).collect();
+    if !names.is_empty() {
+        writeln!(text, "\nNo results of: {}.", names.join(", "))?;
+    }
+    Ok(())
+}
+
 fn standings(text: &mut String, all: &[Results]) -> std::fmt::Result {
     writeln!(text, "\n## Targets\n\n| target | reached | cores | met |\n|---|---|---|---|")?;
     for target in targets::all() {
         let standings = target.standings(all);
         if standings.is_empty() {
             let state = target.state.map_or("", State::word);
-            writeln!(text, "| {} | not measured | {state} | |", target.words)?;
+            let why = match target.in_another_state(all) {
+                true => "not in that state during the run",
+                false => "not measured",
+            };
+            writeln!(text, "| {} | {why} | {state} | |", target.words)?;
         }
         for standing in standings {
-            let met = if standing.met { "yes" } else { "**no**" };
+            let met = standing.met.map_or("", |met| if met { "yes" } else { "**no**" });
             let reached = spread(&standing.reached);
             let (unit, state) = (&standing.unit, standing.state.word());
             writeln!(text, "| {} | {reached} {unit} | {state} | {met} |", target.words)?;
@@ -142,7 +167,8 @@ fn experiment(text: &mut String, results: &Results, plots: &[String]) -> std::fm
         let x_unit = x_unit.map_or("", |sample| &*sample.x_unit);
         writeln!(text, "\n| {x_unit} | series | {what}, {unit} | cycles/packet | cores | runs |")?;
         writeln!(text, "|---|---|---|---|---|---|")?;
-        for group in groups(&results.samples, &what) {
+        let groups = groups(&results.samples, &what);
+        for group in &groups {
             writeln!(
                 text,
                 "| {} | {} | {} | {} | {} | {} |",
@@ -157,6 +183,10 @@ fn experiment(text: &mut String, results: &Results, plots: &[String]) -> std::fm
         for figure in paper::FIGURES.iter().filter(|figure| figure.what == what) {
             let paper::Figure { x, series, value, .. } = figure;
             writeln!(text, "| {x} | *the paper: {series}* | *{value}* | | | |")?;
+        }
+        let stolen = groups.iter().map(|group| group.stolen).fold(0.0, f64::max);
+        if stolen > 0.0 {
+            writeln!(text, "\nStolen by the host: at most {:.1}% of a CPU.", stolen * 100.0)?;
         }
         for state in [State::Near, State::Between, State::Far] {
             let plot = plot_name(name, &what, state);
@@ -205,6 +235,7 @@ mod tests {
             ("pdp, two cores", 2.0, 0.8, 60.0),
             ("kernel", 2.0, 0.8, 300.0),
         ]);
+        results.samples[1].stolen = 0.123;
         results.machine.cpu = "Some CPU".into();
         results.missing.push("ovs: not installed".into());
         results.samples[3].notes = "in interrupts".into();
@@ -215,7 +246,9 @@ mod tests {
             "| veth to veth, 2 routes: above 600 kpps | 0.700 (0.500 to 0.800) Mpps | near | yes |",
             "| overload: at ten times the capacity within 5% of the peak | not measured |",
             "| 2 | kernel | 0.800 | 100 | far | 1 |",
+            "Stolen by the host: at most 12.3% of a CPU.",
             "Not measured: ovs: not installed",
+            "No results of: core-latency, lookup,",
             "![veth: rate, cores near](plots/veth-rate-near.svg)",
             "- kernel: in interrupts",
         ] {

@@ -1,5 +1,6 @@
-//! A run of an experiment: rounds, the way between cores before each sample, progress.
+//! A run of an experiment: rounds, the state of the machine with each sample, progress, time.
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +14,10 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::experiments::Experiment;
 use crate::machine::{self, Machine};
 use crate::sample::{Results, SCHEMA, Sample, State};
+use crate::steal::{Ticks, least_disturbed};
+
+/// Share of an experiment's usual time that disturbed samples may be repeated in.
+const REPEATS_SHARE: f64 = 0.25;
 
 /// How thoroughly to measure.
 #[derive(Clone, Copy, Debug)]
@@ -81,20 +86,30 @@ impl Reading {
 #[derive(Debug)]
 pub struct Run {
     effort: Effort,
+    /// When it has to be over.
+    end: Option<Instant>,
+    /// What is left of the time for repeats.
+    repeats: Duration,
     round: u32,
     samples: Vec<Sample>,
     missing: Vec<String>,
+    /// Whether time was up before all was done.
+    cut: bool,
 }
 
 impl Run {
-    /// Runs an experiment to its end. What fails is among what is missing.
-    pub fn of(experiment: &Experiment, effort: Effort) -> Results {
+    /// Runs an experiment to its end, or until there is no time left. What fails is among what is
+    /// missing; also whether it came to its end and has any result.
+    pub fn of(experiment: &Experiment, effort: Effort, end: Option<Instant>) -> (Results, bool) {
         let began = machine::said("date", &["-u", "+%FT%TZ"]);
         let start = Instant::now();
-        let mut run = Self { effort, round: 1, samples: Vec::new(), missing: Vec::new() };
+        let repeats = experiment.usual(effort.quick).mul_f64(REPEATS_SHARE);
+        let (samples, missing) = (Vec::new(), Vec::new());
+        let mut run = Self { effort, end, repeats, round: 1, samples, missing, cut: false };
         eprintln!("{}: {}", experiment.name, experiment.about);
-        run.attempt("all of it", |run| (experiment.run)(run));
-        Results {
+        let done = run.attempt("all of it", |run| (experiment.run)(run));
+        let whole = done.is_some() && !run.cut && !run.samples.is_empty();
+        let results = Results {
             schema: SCHEMA,
             experiment: experiment.name.to_owned(),
             began,
@@ -103,7 +118,8 @@ impl Run {
             machine: Machine::here(),
             missing: run.missing,
             samples: run.samples,
-        }
+        };
+        (results, whole)
     }
 
     /// Shorter, with fewer parameters.
@@ -121,10 +137,16 @@ impl Run {
         [0, machine::cores() - 1]
     }
 
+    /// Whether it has to be over; who is told so goes no further.
+    fn over(&mut self) -> bool {
+        self.cut |= self.end.is_some_and(|end| Instant::now() >= end);
+        self.cut || interrupted()
+    }
+
     /// Does something for each round.
     pub fn rounds(&mut self, mut each: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         for round in 1..=self.effort.rounds {
-            ensure!(!interrupted(), "interrupted");
+            ensure!(!self.over(), "time was up before round {round}");
             self.round = round;
             each(self)?;
         }
@@ -138,7 +160,8 @@ impl Run {
         what: impl Display,
         work: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Option<T> {
-        if interrupted() {
+        if self.over() {
+            self.miss(format!("{what}: time was up"));
             return None;
         }
         let error = match catch_unwind(AssertUnwindSafe(|| work(self))) {
@@ -151,12 +174,15 @@ impl Run {
             }
         };
         let first: Vec<&str> = error.lines().take(3).collect();
-        let text = format!("{what}: {}", first.join(" "));
+        self.miss(format!("{what}: {}", first.join(" ")));
+        None
+    }
+
+    fn miss(&mut self, text: String) {
         eprintln!("  not measured: {text}");
         if !self.missing.contains(&text) {
             self.missing.push(text);
         }
-        None
     }
 
     /// Takes samples of one series at one parameter. Neither core may poll when this is called.
@@ -165,26 +191,57 @@ impl Run {
         series: &str,
         x: f64,
         x_unit: &str,
-        measure: impl FnOnce() -> Result<Vec<Reading>>,
+        measure: impl FnMut() -> Result<Vec<Reading>>,
     ) {
-        if interrupted() {
+        self.take_as(series, x, x_unit, measure, |readings| readings);
+    }
+
+    /// As [`Self::take`], with figures that are made of what was measured: what was disturbed and
+    /// measured again does not come to `readings`.
+    pub fn take_as<T>(
+        &mut self,
+        series: &str,
+        x: f64,
+        x_unit: &str,
+        mut measure: impl FnMut() -> Result<T>,
+        readings: impl FnOnce(T) -> Vec<Reading>,
+    ) {
+        if self.over() {
             return;
         }
-        let core_to_core_ns = self.core_to_core_ns();
         let what = format!("{series}, {x} {x_unit}");
-        let Some(readings) = self.attempt(&what, |_| measure()) else { return };
+        let (end, mut left) = (self.end, self.repeats);
+        let took = Cell::new(Duration::ZERO);
+        let measure_once = || {
+            let start = Instant::now();
+            let core_to_core_ns = self.core_to_core_ns();
+            let before = Ticks::now();
+            let measured = self.attempt(&what, |_| measure())?;
+            took.set(start.elapsed());
+            Some(((measured, core_to_core_ns), Ticks::now().stolen_since(&before)))
+        };
+        let may_repeat = || {
+            let (took, now) = (took.get(), Instant::now());
+            let may = left >= took && end.is_none_or(|end| now + took < end) && !interrupted();
+            left -= if may { took } else { Duration::ZERO };
+            may
+        };
+        let kept = least_disturbed(measure_once, may_repeat);
+        self.repeats = left;
+        let Some(((measured, core_to_core_ns), stolen)) = kept else { return };
         let state = State::of(core_to_core_ns);
-        for reading in readings {
+        for reading in readings(measured) {
             let cycles =
                 reading.cycles.map_or(String::new(), |c| format!(", {c:.0} cycles/packet"));
             eprintln!(
-                "  round {}/{}: {what}: {} {:.3} {}{cycles} ({}, {core_to_core_ns:.0} ns)",
+                "  round {}/{}: {what}: {} {:.3} {}{cycles} ({}, {core_to_core_ns:.0} ns, {:.0}% stolen)",
                 self.round,
                 self.effort.rounds,
                 reading.what,
                 reading.value,
                 reading.unit,
                 state.word(),
+                stolen * 100.0,
             );
             self.samples.push(Sample {
                 series: series.to_owned(),
@@ -196,6 +253,7 @@ impl Run {
                 round: self.round,
                 core_to_core_ns,
                 state,
+                stolen,
                 cycles_per_packet: reading.cycles,
                 notes: reading.notes,
             });
@@ -222,11 +280,37 @@ mod tests {
                 Ok(())
             })
         }
-        let experiment = Experiment { name: "some", about: "some", run: some };
-        let results = Run::of(&experiment, Effort { rounds: 3, quick: true });
+        let experiment = Experiment { name: "some", about: "some", seconds: 1, run: some };
+        let (results, whole) = Run::of(&experiment, Effort { rounds: 3, quick: true }, None);
+        assert!(whole, "what a peer lacks is no failure of the experiment");
         let rounds: Vec<_> = results.samples.iter().map(|s| (&*s.series, s.round)).collect();
         assert_eq!(rounds, [("good", 1), ("good", 2), ("good", 3)]);
         let missing = ["bad, 1 turn: no such peer", "worse, 1 turn: what a test harness says"];
         assert_eq!(results.missing, missing);
+    }
+
+    #[test]
+    fn when_time_is_up_the_rest_is_missing() {
+        fn endless(run: &mut Run) -> Result<()> {
+            run.take("first", 1.0, "turn", || Ok(vec![Reading::new("rate", 2.0, "Mpps")]));
+            run.end = Some(Instant::now());
+            run.take("second", 1.0, "turn", || panic!("time is up"));
+            run.attempt("more", |_| Ok(()));
+            run.rounds(|_| panic!("time is up"))
+        }
+        let experiment = Experiment { name: "some", about: "some", seconds: 1, run: endless };
+        let (results, whole) = Run::of(&experiment, Effort { rounds: 3, quick: true }, None);
+        assert!(!whole);
+        assert_eq!(results.samples.len(), 1);
+        let missing = ["more: time was up", "all of it: time was up before round 1"];
+        assert_eq!(results.missing, missing);
+    }
+
+    #[test]
+    fn an_experiment_without_results_is_not_whole() {
+        for run in [|_: &mut Run| Ok(()), |_: &mut Run| anyhow::bail!("broken")] {
+            let experiment = Experiment { name: "some", about: "some", seconds: 1, run };
+            assert!(!Run::of(&experiment, Effort { rounds: 1, quick: true }, None).1);
+        }
     }
 }

@@ -71,6 +71,10 @@ pub struct Sample {
     pub core_to_core_ns: f64,
     /// What that says.
     pub state: State,
+    /// Share of its time that the CPU lost to the host's other guests meanwhile, of the CPU that lost
+    /// most.
+    #[serde(default)]
+    pub stolen: f64,
     /// CPU cycles a packet, of what is measured without generator and sink unless `notes` say
     /// otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,6 +152,7 @@ pub(crate) mod tests {
                 round: round as u32 + 1,
                 core_to_core_ns,
                 state: State::of(core_to_core_ns),
+                stolen: 0.0,
                 cycles_per_packet: Some(100.0),
                 notes: String::new(),
             };

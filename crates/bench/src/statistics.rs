@@ -49,6 +49,8 @@ pub struct Group {
     pub value: Summary,
     /// Cycles a packet, where all have them.
     pub cycles: Option<Summary>,
+    /// The most that a CPU lost to the host during any of them, share of its time.
+    pub stolen: f64,
 }
 
 /// Groups the samples of one kind (see [`Sample::what`]), in the order of parameter, state and first
@@ -75,6 +77,7 @@ pub fn groups(samples: &[Sample], what: &str) -> Vec<Group> {
             state: first.state,
             value: Summary::of(members.iter().map(|sample| sample.value))?,
             cycles: cycles.and_then(Summary::of),
+            stolen: members.iter().map(|sample| sample.stolen).fold(0.0, f64::max),
         })
     };
     let mut groups: Vec<Group> = members.iter().filter_map(group).collect();

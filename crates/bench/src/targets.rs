@@ -12,6 +12,8 @@ pub enum Bound {
     AtLeast(f64),
     /// Its median is at most this.
     AtMost(f64),
+    /// None: the figure is asked for, not a value of it.
+    Told,
 }
 
 /// Something to be reached.
@@ -149,11 +151,17 @@ pub struct Standing {
     pub unit: String,
     /// In which state.
     pub state: State,
-    /// Whether that is enough.
-    pub met: bool,
+    /// Whether that is enough; where the target has a bound.
+    pub met: Option<bool>,
 }
 
 impl Target {
+    /// Whether its figure was measured, but in other states than its own.
+    pub fn in_another_state(&self, results: &[Results]) -> bool {
+        let anywhere = Self { state: None, ..self.clone() };
+        self.state.is_some() && !anywhere.standings(results).is_empty()
+    }
+
     /// How it stands by these results: for each state and parameter that was measured.
     pub fn standings(&self, results: &[Results]) -> Vec<Standing> {
         let [experiment, series, what] = self.figure;
@@ -180,8 +188,9 @@ impl Target {
                 reached = Summary { median, least, most, ..reached };
             }
             let met = match self.bound {
-                Bound::AtLeast(bound) => reached.median >= bound,
-                Bound::AtMost(bound) => reached.median <= bound,
+                Bound::AtLeast(bound) => Some(reached.median >= bound),
+                Bound::AtMost(bound) => Some(reached.median <= bound),
+                Bound::Told => None,
             };
             let unit = unit.map_or(String::new(), |sample| sample.unit.clone());
             Some(Standing { reached, unit, state: group.state, met })
@@ -214,10 +223,19 @@ mod tests {
         };
         let (near, far) = (State::Near, State::Far);
         let at_least = |state, bound| met(target(None, state, Bound::AtLeast(bound)));
-        assert_eq!(at_least(Some(near), 6.0), [(near, 6.0, true)]);
-        assert_eq!(at_least(Some(near), 6.1), [(near, 6.0, false)]);
-        assert_eq!(at_least(None, 3.0), [(near, 6.0, true), (far, 2.0, false)]);
+        assert_eq!(at_least(Some(near), 6.0), [(near, 6.0, Some(true))]);
+        assert_eq!(at_least(Some(near), 6.1), [(near, 6.0, Some(false))]);
+        let both = [(near, 6.0, Some(true)), (far, 2.0, Some(false))];
+        assert_eq!(at_least(None, 3.0), both);
+        assert_eq!(met(target(None, Some(near), Bound::Told)), [(near, 6.0, None)]);
         let less = met(target(Some("kernel"), None, Bound::AtMost(4.5)));
-        assert_eq!(less, [(near, 4.5, true)]);
+        assert_eq!(less, [(near, 4.5, Some(true))]);
+
+        let elsewhere = |state| target(None, state, Bound::Told).in_another_state(&results[..]);
+        assert!(elsewhere(Some(State::Between)), "near and far are there");
+        assert!(!elsewhere(None), "any state is its own");
+        let mut other = target(None, Some(near), Bound::Told);
+        other.figure[1] = "ovs";
+        assert!(!other.in_another_state(&results), "never measured");
     }
 }

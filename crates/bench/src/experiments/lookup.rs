@@ -16,6 +16,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "lookup",
     about: "look-ups over the Internet's IPv4 and IPv6 tables, on one core, in batches: addresses \
             drawn from all there are, and from the prefixes of the table",
+    seconds: 60,
     run,
 };
 

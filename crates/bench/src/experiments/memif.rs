@@ -15,6 +15,7 @@ use crate::run::{Reading, Run};
 pub(super) const RAW: Experiment = Experiment {
     name: "memif-raw",
     about: "frames over memif between two processes of DPDK testpmd, a core each",
+    seconds: 40,
     run: raw,
 };
 
@@ -23,6 +24,7 @@ pub(super) const MEMIF: Experiment = Experiment {
     about: "DPDK testpmd as generator and sink over memif on one core, what forwards on another: \
             testpmd that exchanges link addresses, and PdP's router, its guest beside the mux or \
             beside the generator",
+    seconds: 45,
     run: memif,
 };
 

@@ -8,6 +8,8 @@ mod router;
 mod rtt;
 mod veth;
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use crate::run::Run;
@@ -19,11 +21,24 @@ pub struct Experiment {
     pub name: &'static str,
     /// What it measures, for people.
     pub about: &'static str,
+    /// How long it usually takes on two cores, seconds: what progress is told and time shared out by.
+    pub seconds: u32,
     /// Does it.
     pub run: fn(&mut Run) -> Result<()>,
 }
 
-/// All, in the order in which they are run.
+/// Share of its usual time that a quick run takes.
+const QUICK_SHARE: f64 = 0.25;
+
+impl Experiment {
+    /// How long it usually takes.
+    pub fn usual(&self, quick: bool) -> Duration {
+        let share = if quick { QUICK_SHARE } else { 1.0 };
+        Duration::from_secs(self.seconds.into()).mul_f64(share)
+    }
+}
+
+/// All, in the order in which they are run: should time be up, the last are missing.
 pub const ALL: &[Experiment] = &[
     core_latency::EXPERIMENT,
     lookup::EXPERIMENT,

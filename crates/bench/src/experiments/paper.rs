@@ -21,6 +21,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "pdp-paper",
     about: "the evaluation of the PdP paper: its figures 7 to 12 and tables 1 to 3, with every policy; \
             forwarding engines are guests with a tenth of a core",
+    seconds: 900,
     run,
 };
 

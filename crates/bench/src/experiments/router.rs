@@ -14,18 +14,21 @@ pub(super) const ROUTER: Experiment = Experiment {
     name: "router",
     about: "generator, mux, router guest in its container, mux, sink; mux and guest on a core \
             each, 64-byte packets, 2 routes and the full table with random destinations",
+    seconds: 90,
     run: router,
 };
 
 pub(super) const ONE_CORE: Experiment = Experiment {
     name: "one-core",
     about: "the same with mux and guest on one core, by the guest's share of it",
+    seconds: 60,
     run: one_core,
 };
 
 pub(super) const OVERLOAD: Experiment = Experiment {
     name: "overload",
     about: "offered load from half the capacity of a capped guest to ten times of it",
+    seconds: 100,
     run: overload,
 };
 
@@ -33,6 +36,7 @@ pub(super) const VNETS: Experiment = Experiment {
     name: "vnets",
     about: "1 to 32 virtual networks, each with a router and a generator and sink of its own, all at \
             saturation; their guests share a core",
+    seconds: 300,
     run: vnets,
 };
 
@@ -40,6 +44,7 @@ pub(super) const SCALING: Experiment = Experiment {
     name: "scaling",
     about: "512 flows over 1 to 4 guests of a tenth of a core each, as many packets as are taken; \
             late: whatever their flow",
+    seconds: 200,
     run: scaling,
 };
 
@@ -47,6 +52,7 @@ pub(super) const REORDER: Experiment = Experiment {
     name: "reorder",
     about: "packets that come late (RFC 4737) of one flow over guests with unequal quotas, at \
             half their capacity",
+    seconds: 200,
     run: reorder,
 };
 

@@ -15,12 +15,14 @@ use crate::site::{self, Prefix, Site};
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "veth",
     about: "veth to veth at saturation, 64-byte packets, 2 routes and the full table",
+    seconds: 180,
     run,
 };
 
 pub(super) const LOAD: Experiment = Experiment {
     name: "veth-load",
     about: "veth to veth, 2 routes: what comes out of what is offered",
+    seconds: 180,
     run: load,
 };
 

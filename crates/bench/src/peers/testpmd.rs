@@ -112,7 +112,7 @@ impl Testpmd {
             .stdout(Stdio::piped())
             .stderr(errors)
             .spawn()
-            .context("dpdk-testpmd (package dpdk)")?;
+            .context("dpdk-testpmd (package dpdk-dev)")?;
         let input = child.stdin.take().context("its input")?;
         let output = child.stdout.take().context("its output")?;
         let (tell, lines) = mpsc::channel();
