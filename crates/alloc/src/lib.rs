@@ -31,8 +31,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Smallest share of an FE, thousandths of a core: one millisecond of a 100 ms period.
-pub const SHARE_MILLICORES_MIN: u32 = 10;
+/// Smallest share of an FE, thousandths of a core: the kernel's smallest quota, one millisecond, in
+/// its longest period, one second.
+pub const SHARE_MILLICORES_MIN: u32 = 1;
 
 /// A forwarding engine.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -136,9 +136,11 @@ fn a_change_stays_where_it_can() {
 
 #[test]
 fn a_share_too_small_to_enforce_is_rounded_up() {
-    let engines = engines(&[1000, 1000]);
-    let got = allocate(&engines, &Placements::new(), &request("a", 1003)).unwrap();
-    assert_eq!(got, shares(&[("fe1", 1000), ("fe2", SHARE_MILLICORES_MIN)]));
+    let engines = engines(&[1000]);
+    let got = allocate(&engines, &Placements::new(), &request("a", 0)).unwrap();
+    assert_eq!(got, shares(&[("fe1", SHARE_MILLICORES_MIN)]));
+    let got = allocate_guests(&engines, &Placements::new(), "a", 2, 3).unwrap();
+    assert_eq!(got, shares(&[("fe1", SHARE_MILLICORES_MIN); 3]));
 }
 
 /// Fewest guests by the rule: some idle engines whole and at most one more with the rest on it;

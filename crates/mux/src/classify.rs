@@ -45,7 +45,8 @@ pub enum Taken {
 /// What the vlinks on one external interface take.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    mac: [u8; 6],
+    /// Where tunnels' frames are addressed to; not looked at if nobody else can be meant.
+    mac: Option<[u8; 6]>,
     /// (address, port) that are VXLAN; the others are Ethernet in UDP.
     vxlans: Vec<(IpAddr, u16)>,
     tunnels: HashMap<Key, PortRef, BuildHasherDefault<KeyHasher>>,
@@ -56,8 +57,9 @@ pub struct Table {
 pub type Classifier = Vec<Table>;
 
 impl Table {
-    /// Takes nothing yet. `mac` is the interface's link address.
-    pub fn new(mac: [u8; 6]) -> Self {
+    /// Takes nothing yet. `mac` is the interface's link address; without one, tunnels' frames may
+    /// be addressed to anybody.
+    pub fn new(mac: Option<[u8; 6]>) -> Self {
         Self { mac, ..Self::default() }
     }
 
@@ -132,7 +134,9 @@ impl Table {
         let Some(port) = self.tunnels.get(&Key::new(outer.local, outer.remote, kind)) else {
             return otherwise(OuterReason::UnknownTunnel);
         };
-        if ether::Header::parse(frame).is_none_or(|header| header.destination != self.mac) {
+        if let Some(mac) = self.mac
+            && ether::Header::parse(frame).is_none_or(|header| header.destination != mac)
+        {
             return otherwise(OuterReason::OtherMac);
         }
         if !outer.checksum_ok(frame, is_vxlan) {
@@ -276,7 +280,7 @@ mod tests {
             asked in prop::collection::vec(encapsulation(), 1..20),
             whole: bool,
         ) {
-            let mut table = Table::new(MAC);
+            let mut table = Table::new(Some(MAC));
             let mut accepted: Vec<(Encapsulation, u16)> = vec![];
             if whole {
                 table.insert(&Encapsulation::Interface, reference(999)).unwrap();
@@ -317,7 +321,7 @@ mod tests {
 
         #[test]
         fn noise_never_panics(bytes: Vec<u8>, by in encapsulation(), at: prop::sample::Index) {
-            let mut table = Table::new(MAC);
+            let mut table = Table::new(Some(MAC));
             table.insert(&by, reference(1)).unwrap();
             let _ = table.classify(&bytes);
             let mut frame = arriving(&by, MAC);
@@ -333,13 +337,15 @@ mod tests {
         for six in [false, true] {
             let (local, remote) = (address(six, 1), address(six, 2));
             let by = Encapsulation::Vxlan { local, remote, port: 4789, vni: 7 };
-            let mut table = Table::new(MAC);
+            let mut table = Table::new(Some(MAC));
             table.insert(&by, reference(1)).unwrap();
             assert_eq!(table.insert(&by, reference(2)), Err(Taken::Taken));
             let good = arriving(&by, MAC);
             assert!(table.classify(&good).is_ok());
             let other = table.classify(&arriving(&by, [2, 0, 0, 0, 0, 9]));
             assert_eq!(other.unwrap_err(), OuterReason::OtherMac);
+            let anybodys = Table { mac: None, ..table.clone() };
+            assert!(anybodys.classify(&arriving(&by, [2, 0, 0, 0, 0, 9])).is_ok());
             let udp = if six { 54 } else { 34 };
             let mut frame = good.clone();
             frame[udp + 8] = 0;
@@ -355,7 +361,7 @@ mod tests {
         }
         let (local, remote) = (address(true, 1), address(true, 2));
         let by = Encapsulation::Udp { local, remote, local_port: 5, remote_port: 6 };
-        let mut table = Table::new(MAC);
+        let mut table = Table::new(Some(MAC));
         table.insert(&by, reference(1)).unwrap();
         let mut frame = arriving(&by, MAC);
         frame[60..62].fill(0);

@@ -37,7 +37,7 @@ use crate::known::{
 };
 use crate::packets::Packets;
 use crate::trace::Wish;
-use crate::underlay::Underlay;
+use crate::underlay::{NextHop, Underlay};
 use crate::vnet::Vnet;
 use crate::wake::Wake;
 use crate::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
@@ -434,11 +434,15 @@ impl Mux {
         };
         let hop = match ends {
             None => Arc::default(),
-            Some((local, remote)) => {
-                let device = known.spec.device().ok_or("tunnels need a network device")?;
-                let hop = self.0.underlay.next_hop(device.ifindex, local, remote);
-                hop.ok_or("too many tunnels")?
-            }
+            Some((local, remote)) => match &known.spec.outlet {
+                mux::Outlet::Xdp(device) | mux::Outlet::Packet(device) => {
+                    let hop = self.0.underlay.next_hop(device.ifindex, local, remote);
+                    hop.ok_or("too many tunnels")?
+                }
+                // Frames end there, whoever they are for.
+                mux::Outlet::Generator(_) => Arc::new(NextHop::known([0; 6])),
+                mux::Outlet::Memif { .. } => return Err("a memif program has no tunnels".into()),
+            },
         };
         let outside = Outside::new(slot, number, by, || hop);
         outside.map(Way::Outside).ok_or("a tunnel's addresses are of different families".into())

@@ -84,7 +84,7 @@ impl State {
         without: Option<&str>,
     ) -> Result<Classifier, String> {
         let mac = |known: &Option<KnownExternal>| {
-            known.as_ref().and_then(|it| it.spec.device()).map_or([0; 6], |device| device.mac)
+            known.as_ref().and_then(|it| it.spec.device()).map(|device| device.mac)
         };
         let mut tables: Classifier =
             self.externals.iter().map(|known| Table::new(mac(known))).collect();

@@ -75,6 +75,13 @@ impl NextHop {
         Some(mac)
     }
 
+    /// One that needs no looking for.
+    pub fn known(mac: [u8; 6]) -> Self {
+        let hop = Self::default();
+        hop.resolve(Some(mac));
+        hop
+    }
+
     /// Sets what workers see.
     pub fn resolve(&self, mac: Option<[u8; 6]>) {
         let state = mac

@@ -66,7 +66,7 @@ impl Bench {
         let mut workers = [made.next().unwrap(), made.next().unwrap()];
         drop(made);
         let (port, line) = RingBuffer::new(PATH_FRAMES);
-        let mut table = Table::new(MAC);
+        let mut table = Table::new(Some(MAC));
         let reference = PortRef { worker: 1, vnet: 0, port: 0, generation: 7 };
         table.insert(&tunnel(5), reference).unwrap();
         let classifier = Arc::new(vec![table]);

@@ -136,8 +136,8 @@ pub enum Outlet {
         /// write.
         socket: PathBuf,
     },
-    /// The mux makes the frames itself, and ends those that come. All are those of one vlink
-    /// ([`Encapsulation::Interface`]).
+    /// The mux makes the frames itself, and ends those that come. Link addresses of tunnels' frames
+    /// are not looked at.
     Generator(Generator),
 }
 

@@ -109,8 +109,7 @@ pub struct ExternalInterface {
     /// A program that speaks memif, for one external that is the whole interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memif: Option<MemifInterface>,
-    /// A source and sink of frames inside the mux, for measurements, for one external that is the
-    /// whole interface.
+    /// A source and sink of frames inside the mux, for measurements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generator: Option<Generator>,
     /// Rates of the links over it may add up to this. Not given: they are not added up.
@@ -175,7 +174,8 @@ impl Default for MemifInterface {
 }
 
 /// A source and sink of frames inside the mux: frames enter before classification, and no CPU but
-/// the mux's is needed. Without frames: a sink alone.
+/// the mux's is needed. Without frames: a sink alone. Externals may be tunnels over it, to any
+/// addresses; link addresses of tunnels' frames are not looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Generator {
@@ -505,7 +505,8 @@ pub enum DataPlaneKind {
 pub struct DataPlane {
     /// Kind of the data plane.
     pub kind: DataPlaneKind,
-    /// Processing power of all forwarding guests together.
+    /// Processing power of all forwarding guests together. A guest with less than 0.1 gets it in
+    /// pieces of a millisecond: one with 0.01 may stand still for up to 0.1 s, one with 0.001 for 1 s.
     pub power: Cores,
     /// Forwarding guests, each with an equal part of `power`; several may be on one engine. A change
     /// of it loses no frame: see `pdp scale`. Not given: as few as the engines allow.

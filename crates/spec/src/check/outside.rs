@@ -123,9 +123,8 @@ pub(super) fn check(
 /// What people call an interface all of whose frames are one external's.
 fn kind_without_tunnels(intent: &Intent, interface: &str) -> Option<&'static str> {
     match intent.substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
-        Outlet::Device(..) => None,
+        Outlet::Device(..) | Outlet::Generator(_) => None,
         Outlet::Memif(_) => Some("memif"),
-        Outlet::Generator(_) => Some("generator"),
     }
 }
 
