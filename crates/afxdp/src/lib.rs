@@ -1,4 +1,4 @@
-//! The packet pool, and AF_XDP sockets over it.
+//! The packet pool, AF_XDP sockets over it, and packet sockets.
 //!
 //! [`Pool`] is one memfd cut into packets of [`PACKET_BYTES`]. A [`Packet`] is the only handle on
 //! its bytes: it can't be copied, so two owners never see the same packet. Every AF_XDP socket
@@ -14,15 +14,17 @@
 //! Source: Linux Documentation/networking/af_xdp.rst.
 
 mod create;
+mod packet_socket;
 mod pool;
 mod ring;
 mod socket;
 
 pub use create::{Mode, create_socket};
+pub use packet_socket::{PacketSocket, Sent};
 pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, Packet, Pool};
 pub use socket::Socket;
 
-/// Entries of each of a socket's four rings.
+/// Entries of each of a socket's rings.
 pub const RING_ENTRIES: u32 = 2048;
 
 /// Bytes of the longest frame that a socket receives: the kernel keeps 256 bytes before it.

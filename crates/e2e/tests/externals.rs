@@ -1,4 +1,5 @@
-//! The outside: a tunnel to a Linux machine over AF_XDP, through restarts of mux and pdpd.
+//! The outside: a tunnel to a Linux machine over AF_XDP, through restarts of mux and pdpd; tunnels
+//! and whole interfaces by packet sockets.
 
 use pdp_e2e::{Machine, Node, all_answered, eventually, kill};
 
@@ -99,5 +100,98 @@ fn a_tunnel_survives_the_mux_and_pdpd() {
 
     node.pdp(&["down", "--purge"]);
     node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+}
+
+/// Machines A, by a tunnel, and B, by a whole interface, with a router between.
+const PACKET_SPEC: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5, workers: WORKERS}
+  interfaces: {A: {device: extA, attach: packet}, B: {device: extB, attach: packet}}
+  forwardingEngines:
+    fe1: {cpus: "1", capacity: 1}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {addresses: [10.0.1.1/24]}
+        eth1: {addresses: [10.0.2.1/24]}
+      dataPlane: {power: 0.2}
+  externals:
+    a: {interface: A, vxlan: {vni: 7, local: 192.0.2.1, remote: 192.0.2.2}}
+    b: {interface: B}
+  links:
+    - endpoints: ["r1:eth0", "external:a"]
+    - endpoints: ["r1:eth1", "external:b"]
+"#;
+
+/// What B has sent and the node did not get from it, and the same the other way: what was before the
+/// node had the interface.
+fn of_b(node: &Node, b: &Machine) -> [u64; 2] {
+    let stats = node.json(&["stats"])["externals"]["B"].clone();
+    let count = |name: &str| stats[name].as_u64().expect("a counter");
+    assert!(stats["dropped"]["too-long"].is_null() && stats["dropped"]["refused"].is_null());
+    let by_node = [count("received") + count("kernelDropped"), count("sent")];
+    let by_b = ["tx", "rx"].map(|way| {
+        let words = b.run(&format!("cat /sys/class/net/eth0/statistics/{way}_packets"));
+        words.trim().parse::<u64>().expect("a count")
+    });
+    std::array::from_fn(|way| by_b[way].wrapping_sub(by_node[way]))
+}
+
+#[test]
+fn packet_sockets_take_what_is_theirs_and_the_kernel_gets_the_rest() {
+    let mut node = Node::start("packet");
+    let (a, b) = (node.machine("mA", "extA"), node.machine("mB", "extB"));
+    a.run(
+        "ip addr add 192.0.2.2/24 dev eth0
+         ip link add vx0 type vxlan id 7 local 192.0.2.2 remote 192.0.2.1 dstport 4789 dev eth0
+         ip link set vx0 up; ip addr add 10.0.1.2/24 dev vx0
+         ip route add 10.0.2.0/24 via 10.0.1.1",
+    );
+    // Checksums are left to the device: the mux completes them.
+    b.run(
+        "ip addr add 10.0.2.2/24 dev eth0; ip route add 10.0.1.0/24 via 10.0.2.1
+         ethtool -K eth0 tx on tso off gso off >/dev/null",
+    );
+    // The host has the router's address as well, and would answer for it.
+    let host = node.namespace();
+    host.run(
+        "sysctl -qw net.ipv6.conf.extB.disable_ipv6=1
+         ip addr add 192.0.2.1/24 dev extA; ip addr add 10.0.2.1/24 dev extB",
+    );
+    for workers in [1, 2] {
+        node.apply(&PACKET_SPEC.replace("WORKERS", &workers.to_string()));
+        eventually("A reaches B", || a.try_run("ping -c1 -W1 10.0.2.2").is_ok());
+        let before = of_b(&node, &b);
+        // Up to the MTU, 1,450 bytes in the tunnel.
+        for bytes in [0, 1, 100, 1000, 1422] {
+            let words = a.run(&format!("ping -c5 -i0.02 -w60 -Mdo -s{bytes} 10.0.2.2"));
+            assert!(all_answered(&words, 5), "{words}");
+        }
+        let server = a.spawn("socat -u TCP-LISTEN:5000,reuseaddr EXEC:'wc -c'");
+        eventually("A listens", || !a.run("ss -Hltn sport = 5000").is_empty());
+        b.run("head -c 3000001 /dev/zero | socat -u - TCP:10.0.1.2:5000");
+        assert_eq!(server.finish().trim(), "3000001");
+        eventually("all frames are counted", || of_b(&node, &b) == before);
+        // What is not PdP's goes to the kernel, and nothing else.
+        a.run("ping -c1 -W5 192.0.2.1");
+        assert_eq!(host.run("ip neigh show dev extB"), "");
+        let ports = host.run("awk '/^Udp: [0-9]/ {print $3}' /proc/net/snmp");
+        assert_eq!(ports.trim(), "0", "datagrams to ports without a socket");
+    }
+    let filters = |host: &Machine| host.run("tc filter show dev extB ingress");
+    assert!(filters(&host).contains("pdp_tc"), "{}", filters(&host));
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(filters(&host), "");
     assert_eq!(node.leftovers(), [""; 0]);
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Seek};
+use std::mem::discriminant;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{fs, io, thread};
 
-use pdp_afxdp::{Pool, Socket};
+use pdp_afxdp::{PacketSocket, Pool, Socket};
 use pdp_proto::channel::Channel;
 use pdp_proto::mux::{
     self, Encapsulation, End, ExternalStats, Match, PortName, Reply, Request, Stats, TraceStage,
@@ -277,8 +278,11 @@ impl Mux {
             format!("a descriptor of external {} is of no use: {}", spec.name, chain(error))
         };
         match &spec.outlet {
-            mux::Outlet::Xdp(_)
-                if fds.is_empty() && known.is_none_or(|known| known.device().is_some()) =>
+            mux::Outlet::Xdp(_) | mux::Outlet::Packet(_)
+                if fds.is_empty()
+                    && known.is_none_or(|known| {
+                        discriminant(&known.outlet) == discriminant(&spec.outlet)
+                    }) =>
             {
                 Ok(New::Nothing)
             }
@@ -289,7 +293,9 @@ impl Mux {
                 Ok(New::Outlets(sockets.into_iter().map(Box::new).map(Outlet::Xdp).collect()))
             }
             mux::Outlet::Packet(_) => {
-                Err(format!("external {}: packet sockets are not supported", spec.name))
+                let sockets: Result<Vec<_>, _> = fds.into_iter().map(PacketSocket::new).collect();
+                let sockets = sockets.map_err(|error| of_no_use(&error))?;
+                Ok(New::Outlets(sockets.into_iter().map(Box::new).map(Outlet::Packet).collect()))
             }
             mux::Outlet::Memif { .. } => {
                 let same = known.is_some_and(|known| known.outlet == spec.outlet);
@@ -333,9 +339,13 @@ impl Mux {
             })?;
         }
         self.0.workers[owner].call(move |worker| {
-            if let Outlet::Xdp(socket) = &outlet
-                && let Err(error) = worker.core.connections.watch(&**socket)
-            {
+            let connections = &worker.core.connections;
+            let watched = match &outlet {
+                Outlet::Xdp(socket) => connections.watch(&**socket),
+                Outlet::Packet(socket) => connections.watch(&**socket),
+                Outlet::Memif(_) | Outlet::Generator(_) => Ok(()),
+            };
+            if let Err(error) = watched {
                 warn!("socket of external {slot} can't be watched: {error}");
             }
             if let Some(external) = worker.core.external(slot) {

@@ -110,7 +110,8 @@ impl From<PuntClass> for Reason {
 }
 
 reasons! {
-    /// Why a frame from outside was dropped before it was known whose it is.
+    /// Why a frame was dropped at an external interface: from outside before it was known whose it
+    /// is, or on its way out.
     OuterReason {
         /// Outer lengths or versions contradict each other.
         Malformed = "malformed",
@@ -134,6 +135,9 @@ reasons! {
         Stale = "stale",
         /// Longer than a packet.
         TooLong = "too-long",
+        /// The kernel would not send it by a packet socket: the device is down or gone, or its MTU
+        /// is less than before.
+        Refused = "refused",
     }
 }
 
@@ -210,7 +214,12 @@ pub struct ExternalCounters {
 impl ExternalCounters {
     /// Counts a dropped frame.
     pub fn drop(&mut self, reason: OuterReason) {
-        self.dropped[reason as usize] += 1;
+        self.drop_all(reason, 1);
+    }
+
+    /// Counts dropped frames.
+    pub fn drop_all(&mut self, reason: OuterReason, frames: u64) {
+        self.dropped[reason as usize] += frames;
     }
 
     /// As pdpd gets them.

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use pdp_afxdp::{Packet, Socket};
+use pdp_afxdp::{Packet, PacketSocket, Socket};
 use pdp_proto::mux;
 use rtrb::{Consumer, Producer};
 
@@ -44,6 +44,8 @@ pub struct External {
 pub enum Outlet {
     /// An AF_XDP socket.
     Xdp(Box<Socket>),
+    /// A packet socket.
+    Packet(Box<PacketSocket>),
     /// A memif connection, while there is one.
     Memif(Option<Box<Link>>),
     /// A generator.
@@ -104,6 +106,9 @@ impl External {
                 Outlet::Xdp(socket) => {
                     (*socket).close().into_iter().for_each(|packet| packets.give(packet));
                 }
+                Outlet::Packet(socket) => {
+                    (*socket).close().into_iter().for_each(|packet| packets.give(packet));
+                }
                 Outlet::Memif(link) => {
                     if let Some(link) = link {
                         peer::release(
@@ -128,7 +133,7 @@ impl External {
     pub fn links(&mut self) -> impl Iterator<Item = &mut Link> {
         self.queues.iter_mut().filter_map(|queue| match &mut queue.outlet {
             Outlet::Memif(link) => link.as_deref_mut(),
-            Outlet::Xdp(_) | Outlet::Generator(_) => None,
+            Outlet::Xdp(_) | Outlet::Packet(_) | Outlet::Generator(_) => None,
         })
     }
 
@@ -165,7 +170,7 @@ impl External {
     pub fn generator(&mut self) -> Option<&mut Generator> {
         self.queues.iter_mut().find_map(|queue| match &mut queue.outlet {
             Outlet::Generator(generator) => Some(&mut **generator),
-            Outlet::Xdp(_) | Outlet::Memif(_) => None,
+            Outlet::Xdp(_) | Outlet::Packet(_) | Outlet::Memif(_) => None,
         })
     }
 
@@ -187,6 +192,11 @@ impl External {
             Outlet::Xdp(socket) => {
                 socket.receive(frames, RECEIVE_FRAMES);
                 socket.fill(packets.free_mut(), KEEP_FREE);
+            }
+            Outlet::Packet(socket) => {
+                let free = packets.free_mut();
+                let too_long = socket.receive(free, KEEP_FREE, RECEIVE_FRAMES, frames);
+                self.counters.drop_all(OuterReason::TooLong, too_long as u64);
             }
             Outlet::Memif(place) => {
                 let room = room.min(PULL_FRAMES).min(packets.free().saturating_sub(KEEP_FREE));
@@ -260,7 +270,7 @@ impl External {
                     scratch.drain(..).for_each(|packet| packets.give(packet));
                 }
             }
-            self.counters.sent += queue.outlet.flush(packets, connections, scratch) as u64;
+            queue.outlet.flush(packets, connections, scratch, &mut self.counters);
         }
         for path in self.paths.iter_mut().filter(|path| path.dirty) {
             path.dirty = false;
@@ -273,6 +283,7 @@ impl External {
     pub fn is_sending(&self) -> bool {
         self.queues.iter().any(|queue| match &queue.outlet {
             Outlet::Xdp(socket) => socket.sending() > 0,
+            Outlet::Packet(socket) => socket.sending() > 0,
             Outlet::Memif(_) | Outlet::Generator(_) => false,
         })
     }
@@ -283,6 +294,7 @@ impl External {
         for queue in &self.queues {
             match &queue.outlet {
                 Outlet::Xdp(socket) => stats.kernel_dropped += socket.kernel_dropped(),
+                Outlet::Packet(socket) => stats.kernel_dropped += socket.kernel_dropped(),
                 Outlet::Generator(generator) => (stats.numbered, stats.late) = generator.counted(),
                 Outlet::Memif(_) => {}
             }
@@ -301,6 +313,14 @@ impl Outlet {
     ) -> Result<usize, Reason> {
         match self {
             Self::Xdp(socket) => {
+                let room = socket.room().min(frames.len());
+                for packet in frames.drain(..room) {
+                    // There is room.
+                    let _ = socket.send(packet).map_err(|packet| packets.give(packet));
+                }
+                Ok(0)
+            }
+            Self::Packet(socket) => {
                 let room = socket.room().min(frames.len());
                 for packet in frames.drain(..room) {
                     // There is room.
@@ -342,32 +362,38 @@ impl Outlet {
     fn has_room(&mut self) -> bool {
         match self {
             Self::Xdp(socket) => socket.room() > 0,
+            Self::Packet(socket) => socket.room() > 0,
             Self::Memif(Some(link)) => link.tx.room().is_ok_and(|room| room > 0),
             Self::Memif(None) | Self::Generator(_) => true,
         }
     }
 
-    /// Lets the other side see what was sent; returns how many frames it took for good.
+    /// Lets the other side see what was sent, and counts what it took for good.
     fn flush(
         &mut self,
         packets: &mut Packets,
         connections: &Connections,
         scratch: &mut Vec<Packet>,
-    ) -> usize {
+        counters: &mut ExternalCounters,
+    ) {
         match self {
             Self::Xdp(socket) if socket.sending() > 0 => {
                 socket.flush();
-                let sent = socket.complete(scratch);
-                scratch.drain(..).for_each(|packet| packets.give(packet));
-                sent
+                counters.sent += socket.complete(scratch) as u64;
+                packets.give_all(scratch);
+            }
+            Self::Packet(socket) if socket.sending() > 0 => {
+                let sent = socket.flush(scratch);
+                packets.give_all(scratch);
+                counters.sent += sent.taken as u64;
+                counters.drop_all(OuterReason::Refused, sent.refused as u64);
             }
             Self::Memif(place) => {
                 if let Some(Err(fault)) = place.as_mut().map(|link| link.flush()) {
                     lose(place, connections, &fault);
                 }
-                0
             }
-            Self::Xdp(_) | Self::Generator(_) => 0,
+            Self::Xdp(_) | Self::Packet(_) | Self::Generator(_) => {}
         }
     }
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
  * Gives frames that belong to PdP to the AF_XDP socket of their receive queue and all others to
- * the kernel, so that an interface shared with the host stays reachable.
+ * the kernel, so that an interface shared with the host stays reachable. For packet sockets two
+ * programs do the same: one says which frames a socket gets, the other, which runs after packet
+ * sockets have seen a frame, ends those for the kernel.
  *
  * Taken are: everything, if the settings say so; else UDP to an address and port in `takes`, over
  * IPv4 or IPv6 without VLAN tags. Fragments are left to the kernel, whose reassembly sees all of a
@@ -14,12 +16,14 @@
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #define QUEUES_MAX 64
 #define TAKES_MAX 65536
+#define HEADERS_BYTES 82 /* Ethernet, IPv4 with all options, UDP; IPv6 is shorter */
 #define IPV4_FRAGMENT 0x3fff /* more fragments, or an offset (RFC 791 section 3.1) */
 
 struct take {
@@ -30,6 +34,7 @@ struct take {
 
 struct settings {
 	__u32 take_all;
+	__u32 filtered; /* interface that pdp_tc is on; 0: none */
 };
 
 enum counter { TAKEN, NO_SOCKET, PASSED, COUNTERS };
@@ -123,6 +128,38 @@ int pdp_xdp(struct xdp_md *context)
 	/* The last argument is what is returned if the queue has no socket. */
 	action = bpf_redirect_map(&sockets, context->rx_queue_index, XDP_PASS);
 	return count(action == XDP_REDIRECT ? TAKEN : NO_SOCKET, action);
+}
+
+/* As is_taken, of a frame in the stack, where the kernel has taken its VLAN tag off. */
+static __always_inline int is_ours(struct __sk_buff *frame)
+{
+	/* Two bytes, so that what is behind an Ethernet header is aligned. */
+	__u8 aligned[2 + HEADERS_BYTES] __attribute__((aligned(8))) = {};
+	__u8 *headers = aligned + 2;
+	__u32 zero = 0, bytes = frame->len;
+	struct settings *now = bpf_map_lookup_elem(&settings, &zero);
+
+	if (now && now->take_all)
+		return 1;
+	if (bytes > HEADERS_BYTES)
+		bytes = HEADERS_BYTES;
+	if (frame->vlan_present || bytes < sizeof(struct ethhdr))
+		return 0;
+	if (bpf_skb_load_bytes(frame, 0, headers, bytes))
+		return 0;
+	return is_taken(headers, headers + bytes);
+}
+
+SEC("socket")
+int pdp_socket(struct __sk_buff *frame)
+{
+	return is_ours(frame) ? -1 : 0; /* bytes of it that the socket gets */
+}
+
+SEC("tc")
+int pdp_tc(struct __sk_buff *frame)
+{
+	return is_ours(frame) ? count(TAKEN, TC_ACT_STOLEN) : count(PASSED, TC_ACT_UNSPEC);
 }
 
 /* The kernel knows no word for "GPL-2.0 OR Apache-2.0"; the program calls no GPL-only helper, and

@@ -29,14 +29,27 @@ struct Channels {
 /// ETHTOOL_GCHANNELS of linux/ethtool.h.
 const GET_CHANNELS: u32 = 0x3c;
 
+/// ETHTOOL_SGRO of linux/ethtool.h.
+const SET_AGGREGATION: u32 = 0x2c;
+
 /// ETHTOOL_STXCSUM, STSO, SGSO, SGRO of linux/ethtool.h.
-const OFFLOADS: [u32; 4] = [0x17, 0x1f, 0x24, 0x2c];
+const OFFLOADS: [u32; 4] = [0x17, 0x1f, 0x24, SET_AGGREGATION];
 
 /// Turns transmit checksum, segmentation (TSO, GSO) and receive aggregation (GRO) off on an
 /// interface of this network namespace, so that frames that AF_XDP or packet sockets read at the
 /// other end of a veth are whole. Offloads that the device doesn't have are passed over.
 pub fn offloads_off(device: &str) -> Result<()> {
-    for command in OFFLOADS {
+    off(device, &OFFLOADS)
+}
+
+/// Turns receive aggregation (GRO) off on an interface of this network namespace, so that frames
+/// are read as they came.
+pub fn aggregation_off(device: &str) -> Result<()> {
+    off(device, &[SET_AGGREGATION])
+}
+
+fn off(device: &str, commands: &[u32]) -> Result<()> {
+    for &command in commands {
         match ethtool(device, &mut Value { command, data: 0 })? {
             Ok(()) | Err(Errno::EOPNOTSUPP) => {}
             Err(error) => return Err(error).on("turn offloads off on", device),

@@ -1,34 +1,65 @@
-//! Packet sockets: all frames that an interface receives, and frames to send on it.
+//! Packet sockets: frames that an interface receives, and frames to send on it.
 //!
 //! Source: packet(7).
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt};
 
 use crate::error::{Context, Result};
 
-/// PACKET_IGNORE_OUTGOING of linux/if_packet.h (kernel 4.20).
-const IGNORE_OUTGOING: libc::c_int = 23;
+/// Bytes that may wait for a device, with the kernel's own overhead.
+const SEND_BUFFER_BYTES: usize = 16 << 20;
 
-/// A packet socket of the interface `device` with this index in this network namespace: whole
-/// Ethernet frames, whatever their destination; not what the machine itself sends. Reading and
-/// writing it needs no privilege.
-pub fn open(device: &str, index: u32) -> Result<OwnedFd> {
+/// Packet sockets of the interface `device` with this index in this network namespace: whole
+/// Ethernet frames, whatever their destination; not what the machine itself sends. They get those
+/// frames that `filter`, a socket program, lets through; several share them by flow. What is
+/// sent goes to the device at once, past traffic control, as from AF_XDP. Reading and writing them
+/// needs no privilege.
+pub fn open(device: &str, index: u32, count: u32, filter: BorrowedFd<'_>) -> Result<Vec<OwnedFd>> {
+    let sockets: Vec<OwnedFd> =
+        (0..count).map(|_| open_one(device, index, filter)).collect::<Result<_>>()?;
+    let mut group = libc::fanout_args {
+        id: 0,
+        type_flags: (libc::PACKET_FANOUT_HASH
+            | libc::PACKET_FANOUT_FLAG_UNIQUEID
+            | libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING) as u16,
+        max_num_members: count,
+    };
+    for socket in sockets.iter().filter(|_| count > 1) {
+        set(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &group)
+            .on("share the frames by flow of", device)?;
+        // The kernel gave the first a number of its choice.
+        group.id = fanout_id(socket).on("ask who shares the frames of", device)?;
+        group.type_flags &= !(libc::PACKET_FANOUT_FLAG_UNIQUEID as u16);
+    }
+    Ok(sockets)
+}
+
+fn open_one(device: &str, index: u32, filter: BorrowedFd<'_>) -> Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     // Without a protocol it gets nothing until it is bound.
     let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None)
         .on("open a packet socket for", device)?;
-    set(&fd, IGNORE_OUTGOING, &1 as &libc::c_int).on("ignore what is sent on", device)?;
+    set(&fd, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &filter.as_raw_fd())
+        .on("choose the frames of", device)?;
+    let on: libc::c_int = 1;
+    set(&fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on)
+        .on("ignore what is sent on", device)?;
+    set(&fd, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &on)
+        .on("send past traffic control on", device)?;
+    // Only makes sending faster; without the privilege nothing is lost.
+    let _ = setsockopt(&fd, sockopt::SndBufForce, &SEND_BUFFER_BYTES);
     let everybody = libc::packet_mreq {
         mr_ifindex: index as libc::c_int,
         mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
         mr_alen: 0,
         mr_address: [0; 8],
     };
-    set(&fd, libc::PACKET_ADD_MEMBERSHIP, &everybody).on("receive all frames of", device)?;
+    set(&fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &everybody)
+        .on("receive all frames of", device)?;
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as libc::c_ushort,
         sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
@@ -49,13 +80,31 @@ pub fn open(device: &str, index: u32) -> Result<OwnedFd> {
     if bound == 0 { Ok(fd) } else { Err(io::Error::last_os_error()).on("bind to", device) }
 }
 
-/// Sets an option of the packet level.
-fn set<T>(fd: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+/// Number of the group of sockets that share frames.
+fn fanout_id(fd: &OwnedFd) -> io::Result<u16> {
+    let mut value: libc::c_int = 0;
+    let mut bytes = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `value` is writable for the length given, which is its own, during the call alone.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_FANOUT,
+            (&raw mut value).cast(),
+            &mut bytes,
+        )
+    };
+    // The mode is in the upper half.
+    if result == 0 { Ok(value as u16) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sets an option.
+fn set<T>(fd: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
     // SAFETY: `value` is readable for the length given, which is its own, during the call alone.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
-            libc::SOL_PACKET,
+            level,
             option,
             (&raw const *value).cast(),
             size_of::<T>() as libc::socklen_t,

@@ -1,11 +1,12 @@
 //! The XDP program that gives frames which belong to PdP to AF_XDP sockets and all others to the
-//! kernel (`bpf/pdp_xdp.bpf.c`).
+//! kernel, and the two that do so for packet sockets (`bpf/pdp_xdp.bpf.c`).
 //!
 //! Link and maps are pinned, so that they outlive the process; the next one adopts them, and puts
-//! its own version of the program in place of the old one's without a gap.
+//! its own version of the program in place of the old one's without a gap. For packet sockets there
+//! is no link: a traffic control filter stays where it is until it is taken off.
 //!
 //! Limits: [`TAKES_MAX`], [`QUEUES_MAX`].
-//! Source: Linux Documentation/networking/af_xdp.rst, bpf/libbpf.
+//! Source: Linux Documentation/networking/af_xdp.rst, bpf/libbpf, tc-bpf(8).
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -17,7 +18,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use libbpf_rs::query::LinkTypeInfo;
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, XdpFlags};
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, TC_INGRESS, TcHook,
+    XdpFlags,
+};
 
 use crate::error::{Context, Error, Result};
 use crate::interface::Interface;
@@ -37,6 +41,12 @@ const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pdp_xdp.bpf.o"));
 
 const PROGRAM: &str = "pdp_xdp";
+const SOCKET_PROGRAM: &str = "pdp_socket";
+const FILTER_PROGRAM: &str = "pdp_tc";
+
+/// Which of an interface's filters is ours, by traffic control's numbers: unlikely to be another's.
+const FILTER_HANDLE: u32 = 0x0070_6470;
+const FILTER_PRIORITY: u32 = 0x7064;
 
 /// Name of the pinned link; the maps are pinned by their own names.
 const LINK: &str = "link";
@@ -79,6 +89,8 @@ pub enum Mode {
     Native,
     /// In the kernel's stack; slower.
     Generic,
+    /// Not XDP: behind packet sockets.
+    Packet,
 }
 
 /// What the program did.
@@ -97,6 +109,8 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Xdp {
     mode: Mode,
+    /// The interface that has a filter; 0: none.
+    filtered: u32,
     pins: PathBuf,
     maps: [MapHandle; 4],
 }
@@ -107,31 +121,8 @@ impl Xdp {
     /// to the kernel.
     pub fn attach(device: &str, pins: &Path) -> Result<Self> {
         let index = Interface::by_name(device)?.index;
-        libbpf_rs::set_print(None);
-        fs::create_dir_all(pins).on("make", pins.display())?;
-        if !is_bpf_fs(pins) {
-            let text = format!("not in a BPF file system; mount -t bpf bpf {BPF_FS}");
-            return Err(Error::Invalid { object: pins.display().to_string(), text });
-        }
-        if pinned_index(pins) != Some(index) {
-            // Of an interface that is gone, or half-made.
-            detach(pins)?;
-            fs::create_dir_all(pins).on("make", pins.display())?;
-        }
-        let object = match load(pins) {
-            // Maps of an older version, of another shape.
-            Err(_) if pins.join(LINK).exists() => {
-                detach(pins)?;
-                fs::create_dir_all(pins).on("make", pins.display())?;
-                load(pins)
-            }
-            object => object,
-        }
-        .map_err(other)
-        .on("load the XDP program for", device)?;
-        let program = object.progs_mut().find(|program| program.name() == PROGRAM);
-        let program =
-            program.ok_or_else(|| io::Error::other("not in its object")).on("find", PROGRAM)?;
+        let object = prepare(device, pins, pinned_index(pins) == Some(index))?;
+        let program = program(&object, PROGRAM)?;
         if pins.join(LINK).exists() {
             let mut link =
                 Link::open(pins.join(LINK)).map_err(other).on("open the XDP link of", device)?;
@@ -139,14 +130,29 @@ impl Xdp {
         } else {
             link(&program, index, &pins.join(LINK)).on("attach the XDP program to", device)?;
         }
-        let map = |name| {
-            MapHandle::from_pinned_path(pins.join(name))
-                .map_err(other)
-                .on("open the XDP map of", device)
-        };
-        let maps = [map(MAPS[0])?, map(MAPS[1])?, map(MAPS[2])?, map(MAPS[3])?];
         let mode = mode(&program, index).on("ask the XDP mode of", device)?;
-        Ok(Self { mode, pins: pins.to_owned(), maps })
+        Ok(Self { mode, filtered: 0, pins: pins.to_owned(), maps: maps(pins)? })
+    }
+
+    /// As [`Xdp::attach`], for an interface whose frames come by packet sockets: those get what is
+    /// taken if they have the program that is returned, and the kernel gets the rest. What is taken
+    /// is lost while there is no socket.
+    pub fn attach_behind_sockets(device: &str, pins: &Path) -> Result<(Self, OwnedFd)> {
+        let index = Interface::by_name(device)?.index;
+        let object = prepare(device, pins, filtered(pins) == Some(index))?;
+        let filter = program(&object, FILTER_PROGRAM)?;
+        let socket = program(&object, SOCKET_PROGRAM)?.as_fd().try_clone_to_owned();
+        let socket = socket.on("keep the socket program of", device)?;
+        let mut this =
+            Self { mode: Mode::Packet, filtered: index, pins: pins.to_owned(), maps: maps(pins)? };
+        if filtered(pins) != Some(index) {
+            // Before there is a filter, so that none is left behind. Nothing is taken yet.
+            this.take_all(false)?;
+        }
+        let mut hook = hook(filter.as_fd(), index);
+        hook.create().map_err(other).on("prepare traffic control of", device)?;
+        hook.replace(true).attach().map_err(other).on("attach the filter to", device)?;
+        Ok((this, socket))
     }
 
     /// How it runs.
@@ -202,7 +208,8 @@ impl Xdp {
     /// Takes every frame, or only what [`Xdp::set_takes`] says.
     pub fn take_all(&mut self, all: bool) -> Result<()> {
         let [_, _, map, _] = &self.maps;
-        map.update(&0u32.to_ne_bytes(), &u32::from(all).to_ne_bytes(), MapFlags::ANY)
+        let settings = [u32::from(all).to_ne_bytes(), self.filtered.to_ne_bytes()];
+        map.update(&0u32.to_ne_bytes(), settings.as_flattened(), MapFlags::ANY)
             .map_err(other)
             .on("take all frames by", self.pins.display())
     }
@@ -234,6 +241,10 @@ pub fn detach(pins: &Path) -> Result<()> {
     if let Ok(link) = Link::open(pins.join(LINK)) {
         // It may be that of an interface that is gone.
         let _ = link.detach();
+    }
+    if let (Some(index), Ok(map)) = (filtered(pins), settings(pins)) {
+        // As above. The descriptor has no meaning here.
+        let _ = hook(map.as_fd(), index).detach();
     }
     for name in [LINK].iter().chain(&MAPS) {
         let path = pins.join(name);
@@ -275,6 +286,64 @@ fn pinned_index(pins: &Path) -> Option<u32> {
         LinkTypeInfo::Xdp(info) => Some(info.ifindex),
         _ => None,
     }
+}
+
+/// Index of the interface whose filter has the pinned maps.
+fn filtered(pins: &Path) -> Option<u32> {
+    let value = settings(pins).ok()?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok()??;
+    let index = u32::from_ne_bytes(*value.last_chunk()?);
+    Some(index).filter(|index| value.len() == 8 && *index != 0)
+}
+
+fn settings(pins: &Path) -> libbpf_rs::Result<MapHandle> {
+    MapHandle::from_pinned_path(pins.join(MAPS[2]))
+}
+
+fn hook(program: BorrowedFd<'_>, index: u32) -> TcHook {
+    let mut hook = TcHook::new(program);
+    hook.ifindex(index as i32).attach_point(TC_INGRESS);
+    hook.handle(FILTER_HANDLE).priority(FILTER_PRIORITY);
+    hook
+}
+
+/// Loads the programs with the maps in `pins` if those are to be kept, else with new ones.
+fn prepare(device: &str, pins: &Path, keep: bool) -> Result<Object> {
+    libbpf_rs::set_print(None);
+    let empty = || -> Result<()> {
+        detach(pins)?;
+        fs::create_dir_all(pins).on("make", pins.display())
+    };
+    fs::create_dir_all(pins).on("make", pins.display())?;
+    if !is_bpf_fs(pins) {
+        let text = format!("not in a BPF file system; mount -t bpf bpf {BPF_FS}");
+        return Err(Error::Invalid { object: pins.display().to_string(), text });
+    }
+    if !keep {
+        // Of an interface that is gone, or half-made.
+        empty()?;
+    }
+    let object = match load(pins) {
+        // Maps of an older version, of another shape.
+        Err(_) if keep => {
+            empty()?;
+            load(pins)
+        }
+        object => object,
+    };
+    object.map_err(other).on("load the XDP program for", device)
+}
+
+fn program<'o>(object: &'o Object, name: &str) -> Result<ProgramMut<'o>> {
+    let program = object.progs_mut().find(|program| program.name() == name);
+    program.ok_or_else(|| io::Error::other("not in its object")).on("find", name)
+}
+
+fn maps(pins: &Path) -> Result<[MapHandle; 4]> {
+    let map = |name| {
+        let path = pins.join(name);
+        MapHandle::from_pinned_path(&path).map_err(other).on("open the map", path.display())
+    };
+    Ok([map(MAPS[0])?, map(MAPS[1])?, map(MAPS[2])?, map(MAPS[3])?])
 }
 
 /// Loads the program, with the maps that are pinned, or with new ones that are pinned then.

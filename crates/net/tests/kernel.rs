@@ -15,7 +15,7 @@ use pdp_afxdp::{Mode as Copying, Pool, Socket, create_socket};
 use pdp_net::interface::Interface;
 use pdp_net::tap::{self, TapSpec};
 use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
-use pdp_net::{Error, ethtool, sysctl};
+use pdp_net::{Error, ethtool, packet, sysctl};
 
 const EVENTUALLY: Duration = Duration::from_secs(30);
 
@@ -478,5 +478,89 @@ fn the_probe_tries_everything_and_leaves_nothing() {
             assert_eq!(!check.remedy.is_empty(), needs_remedy, "{check:?}");
         }
         assert_eq!(before, run("ip -br link; cat /proc/self/mounts"));
+    });
+}
+
+/// A packet socket as the mux has it, and what came.
+fn sniff(socket: &OwnedFd, text: &str) -> bool {
+    let mut bytes = [0; 2048];
+    loop {
+        match nix::unistd::read(socket, &mut bytes) {
+            Ok(count) if bytes[..count].ends_with(text.as_bytes()) => return true,
+            Ok(_) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+#[test]
+fn packet_sockets_and_the_kernel_share_what_comes() {
+    isolated(|| {
+        let (peer, pins) = (veth(), Pins::new());
+        let index = Interface::by_name("ext").unwrap().index;
+        let filters = || run("tc filter show dev ext ingress");
+        let (mut xdp, program) = Xdp::attach_behind_sockets("ext", &pins.dir()).unwrap();
+        assert_eq!(xdp.mode(), Mode::Packet);
+        let take = |address: &str, port| Take { local: address.parse::<IpAddr>().unwrap(), port };
+        xdp.set_takes(&[take("10.1.1.1", 4789), take("fd00::1", 4789)]).unwrap();
+        let sockets = packet::open("ext", index, 3, program.as_fd()).unwrap();
+        let (v4, v6) = (udp("10.1.1.1:4789"), udp("[fd00::1]:4789"));
+        let other = udp("10.1.1.1:4790");
+        // To one of them alone, and not to the kernel.
+        let taken = |text: &str| {
+            let mut got = 0;
+            eventually(text, || {
+                got += sockets.iter().filter(|socket| sniff(socket, text)).count();
+                got > 0
+            });
+            got += sockets.iter().filter(|socket| sniff(socket, text)).count();
+            assert_eq!(got, 1, "{text}");
+        };
+        for number in 0..20 {
+            let text = format!("taken-v4-{number}");
+            peer.run(&format!("echo -n {text} > /dev/udp/10.1.1.1/4789"));
+            taken(&text);
+        }
+        peer.run("echo -n taken-v6 > /dev/udp/fd00::1/4789");
+        taken("taken-v6");
+        assert!(!received(&v4, "") && !received(&v6, ""));
+        // The rest is the kernel's alone, as are fragments and frames with a VLAN tag.
+        peer.run("echo -n passed > /dev/udp/10.1.1.1/4790; head -c 4000 /dev/zero > /dev/udp/10.1.1.1/4789");
+        eventually("another port passes", || received(&other, "passed"));
+        eventually("fragments pass", || received(&v4, "\0\0\0\0"));
+        peer.run("ping -c 1 -W 10 10.1.1.1 && ping -6 -c 1 -W 10 fd00::1");
+        assert!(!sockets.iter().any(|socket| sniff(socket, "")), "something else came");
+        assert_eq!(xdp.counters().unwrap().taken, 21);
+        // Nor does what goes out come in.
+        xdp.take_all(true).unwrap();
+        run("ping -c 1 -W 1 10.1.1.2 || true");
+        eventually("what comes", || sockets.iter().any(|socket| sniff(socket, "")));
+        peer.run("echo -n everything > /dev/udp/10.1.1.1/9");
+        taken("everything");
+        // The next process goes on with what is there.
+        drop(xdp);
+        let (mut xdp, _) = Xdp::attach_behind_sockets("ext", &pins.dir()).unwrap();
+        assert_eq!(filters().matches("handle").count(), 1, "{}", filters());
+        peer.run("echo -n still > /dev/udp/10.1.1.1/9");
+        taken("still");
+        xdp.take_all(false).unwrap();
+        peer.run("echo -n adopted > /dev/udp/10.1.1.1/4789");
+        taken("adopted");
+        // To AF_XDP and back: nothing of the other stays.
+        let xdp = Xdp::attach("ext", &pins.dir()).unwrap();
+        assert_eq!(filters(), "");
+        drop(xdp);
+        let (xdp, _) = Xdp::attach_behind_sockets("ext", &pins.dir()).unwrap();
+        assert!(!run("ip link show ext").contains("xdp"));
+        peer.run("echo -n nothing-taken > /dev/udp/10.1.1.1/4789");
+        eventually("the host gets it", || received(&v4, "nothing-taken"));
+        xdp.detach().unwrap();
+        assert_eq!(filters(), "");
+        assert!(!pins.dir().exists());
+        let features = || run("ethtool -k ext");
+        run("ethtool -K ext gro on");
+        ethtool::aggregation_off("ext").unwrap();
+        assert!(features().contains("generic-receive-offload: off"));
+        assert!(features().contains("\ntx-checksumming: on"));
     });
 }

@@ -20,9 +20,9 @@ pub enum Request {
     /// What is there. Answer: [`Reply::Hello`] with the packet pool's memory as descriptor, over
     /// which pdpd makes AF_XDP sockets (the mux has no privilege to).
     Hello,
-    /// An external interface. Its descriptors: one AF_XDP socket per receive queue, or one packet
-    /// socket, or the frames of a generator (a memfd, see [`Generator`]). Without descriptors: keep
-    /// what is there, change only the rest.
+    /// An external interface. Its descriptors: one AF_XDP socket per receive queue, or packet
+    /// sockets that share the frames, or the frames of a generator (a memfd, see [`Generator`]).
+    /// Without descriptors: keep what is there, change only the rest.
     PutExternal(External),
     /// Forget an external interface and close its sockets. Refused while a vlink uses it.
     DeleteExternal {
@@ -395,13 +395,15 @@ pub struct Stats {
 /// Counters of an external interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExternalStats {
-    /// Frames received from the AF_XDP sockets.
+    /// Frames received.
     pub received: u64,
     /// Frames that the kernel took for transmission.
     pub sent: u64,
-    /// Frames dropped here, by reason (no vnet to charge: unknown tunnel, malformed outer header).
+    /// Frames dropped here, by reason (no vnet to charge: unknown tunnel, malformed outer header; or
+    /// refused by the device).
     pub dropped: BTreeMap<String, u64>,
-    /// Frames that the kernel dropped because the mux was too slow (XDP_STATISTICS).
+    /// Frames that the kernel dropped because the mux was too slow (XDP_STATISTICS,
+    /// PACKET_STATISTICS).
     pub kernel_dropped: u64,
     /// Generators: frames that came with a number.
     #[serde(default)]

@@ -147,7 +147,9 @@ pub enum DeviceAttach {
     /// By AF_XDP: what is PdP's is taken before the kernel sees it.
     #[default]
     AfXdp,
-    /// By a packet socket: the kernel sees the same frames. Not supported by the mux yet.
+    /// By packet sockets, for drivers on which AF_XDP can't be had: what is PdP's is taken after the
+    /// kernel made a packet of it. Checksums that a sender leaves to its device are completed.
+    /// Where the whole interface is PdP's, receive aggregation (GRO) is turned off on it.
     Packet,
 }
 

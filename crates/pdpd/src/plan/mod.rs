@@ -100,6 +100,8 @@ pub struct DevicePlan {
     pub device: String,
     /// How its frames are had.
     pub attach: DeviceAttach,
+    /// Workers of the mux, of which each has a packet socket.
+    pub workers: u32,
     /// What the XDP program takes.
     pub takes: BTreeSet<TakeKey>,
     /// Whether it takes every frame.
@@ -264,7 +266,7 @@ pub fn plan(
     for (name, interface) in &substrate.interfaces {
         // The check of specs has seen to it that there is one.
         let Some(outlet) = interface.outlet() else { continue };
-        let external = external_plan(places, name, outlet);
+        let external = external_plan(places, substrate, name, outlet);
         if let ExternalPlan::Memif(memif) = &external {
             check_socket(&memif.socket)?;
         }
@@ -294,11 +296,17 @@ pub fn plan(
     Ok(plan)
 }
 
-fn external_plan(places: &Places, name: &str, outlet: Outlet<'_>) -> ExternalPlan {
+fn external_plan(
+    places: &Places,
+    substrate: &SubstrateSpec,
+    name: &str,
+    outlet: Outlet<'_>,
+) -> ExternalPlan {
     match outlet {
         Outlet::Device(device, attach) => ExternalPlan::Device(DevicePlan {
             device: device.into(),
             attach,
+            workers: substrate.mux.workers,
             takes: BTreeSet::new(),
             take_all: false,
             pins: places.pins.join(name),

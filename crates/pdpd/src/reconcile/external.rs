@@ -61,21 +61,11 @@ impl Reconciler<'_> {
         let xdp = match step {
             Step::Tell => None,
             Step::Adopt | Step::Make => {
-                if wanted.pins.starts_with(pdp_net::xdp::BPF_FS) {
-                    pdp_net::xdp::mount_bpf_fs()?;
-                }
+                prepare_pins(&wanted.pins)?;
                 Some(Xdp::attach(&wanted.device, &wanted.pins)?)
             }
         };
-        let Some(mut xdp) = xdp else {
-            self.tell(name, tell)?;
-            let attached = self.mux.externals.get_mut(name);
-            if let Some(xdp) = attached.and_then(|attached| attached.xdp.as_mut()) {
-                xdp.set_takes(&wanted.takes())?;
-                xdp.take_all(wanted.take_all)?;
-            }
-            return Ok(());
-        };
+        let Some(mut xdp) = xdp else { return self.retake(name, wanted, tell) };
         if step == Step::Adopt {
             // The mux's sockets are in the map already.
             host.mux.put_external(tell.clone(), &[])?;
@@ -106,10 +96,43 @@ impl Reconciler<'_> {
     fn packet_device(&mut self, name: &str, wanted: &DevicePlan) -> Result<(), HostError> {
         let device = self.device(name, wanted)?;
         let tell = device_told(name, &device, mux::Outlet::Packet);
-        let made_for = format!("packet {} {}", wanted.device, device.index);
-        self.simple(name, tell, made_for, || {
-            Ok(Some(pdp_net::packet::open(&wanted.device, device.index)?))
-        })
+        let made_for = format!("packet {} {} {}", wanted.device, device.index, wanted.workers);
+        let pins = wanted.pins.to_string_lossy();
+        let step = self.begin(name, &made_for, &pins)?;
+        if step == Step::Tell {
+            return self.retake(name, wanted, tell);
+        }
+        prepare_pins(&wanted.pins)?;
+        let (mut xdp, filter) = Xdp::attach_behind_sockets(&wanted.device, &wanted.pins)?;
+        xdp.set_takes(&wanted.takes())?;
+        xdp.take_all(wanted.take_all)?;
+        let mut sockets = Vec::new();
+        if step == Step::Make {
+            if wanted.take_all {
+                pdp_net::ethtool::aggregation_off(&wanted.device)?;
+            }
+            let filter = filter.as_fd();
+            sockets = pdp_net::packet::open(&wanted.device, device.index, wanted.workers, filter)?;
+        }
+        let descriptors: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+        self.host.mux.put_external(tell.clone(), &descriptors)?;
+        self.made(name, tell, made_for, &pins, Some(xdp))
+    }
+
+    /// Tells the mux and the program of a device that is as this pdpd made it.
+    fn retake(
+        &mut self,
+        name: &str,
+        wanted: &DevicePlan,
+        tell: mux::External,
+    ) -> Result<(), HostError> {
+        self.tell(name, tell)?;
+        let attached = self.mux.externals.get_mut(name);
+        if let Some(xdp) = attached.and_then(|attached| attached.xdp.as_mut()) {
+            xdp.set_takes(&wanted.takes())?;
+            xdp.take_all(wanted.take_all)?;
+        }
+        Ok(())
     }
 
     fn memif(&mut self, name: &str, wanted: &MemifPlan) -> Result<(), HostError> {
@@ -210,6 +233,14 @@ impl Reconciler<'_> {
         self.mux.externals.insert(name.into(), Attached { told, made_for, xdp });
         Ok(())
     }
+}
+
+/// Sees to it that there is a file system for pins.
+fn prepare_pins(pins: &Path) -> Result<(), HostError> {
+    if pins.starts_with(pdp_net::xdp::BPF_FS) {
+        pdp_net::xdp::mount_bpf_fs()?;
+    }
+    Ok(())
 }
 
 fn device_told(

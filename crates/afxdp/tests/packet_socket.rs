@@ -1,0 +1,301 @@
+//! A packet socket at one end of a veth, in a network namespace of the test's own, and what the
+//! other end sends.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use pdp_afxdp::{Packet, PacketSocket, Pool, RECEIVE_BYTES_MAX, RING_ENTRIES, Sent};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Packets that the pools here have.
+const PACKETS: usize = 4 * RING_ENTRIES as usize;
+
+/// A namespace with the veth a–b, which the calling thread is in; gone with this value.
+struct Place(String);
+
+impl Place {
+    fn enter(test: &str) -> Self {
+        let place = Self(format!("psock-{test}-{}", std::process::id()));
+        run(&format!("ip netns add {}", place.0));
+        run(&format!("ip -n {} link add name a mtu 9000 type veth peer name b mtu 9000", place.0));
+        for end in ["a", "b"] {
+            run(&format!(
+                "ip netns exec {} sysctl -qw net.ipv6.conf.{end}.disable_ipv6=1",
+                place.0
+            ));
+            run(&format!("ip -n {} link set dev {end} up", place.0));
+        }
+        let netns = File::open(format!("/run/netns/{}", place.0)).unwrap();
+        // SAFETY: changes this thread only, which is the test's own.
+        assert_eq!(unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
+        place
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+fn run(command: &str) {
+    let mut words = command.split(' ');
+    let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+    assert!(status.success(), "{command}");
+}
+
+/// A packet socket bound to a device; what it sends itself does not come to it.
+fn open(device: &str) -> OwnedFd {
+    let name = std::ffi::CString::new(device).unwrap();
+    // SAFETY: plain system calls with whole arguments of the lengths given.
+    unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        assert!(fd >= 0, "needs root");
+        let mut address: libc::sockaddr_ll = std::mem::zeroed();
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = libc::if_nametoindex(name.as_ptr()) as i32;
+        set(fd, libc::PACKET_IGNORE_OUTGOING);
+        let bytes = size_of_val(&address) as u32;
+        assert_eq!(libc::bind(fd, (&raw const address).cast(), bytes), 0);
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+fn set(fd: i32, option: i32) {
+    let on = 1i32;
+    // SAFETY: the value is as long as is said.
+    let result =
+        unsafe { libc::setsockopt(fd, libc::SOL_PACKET, option, (&raw const on).cast(), 4) };
+    assert_eq!(result, 0);
+}
+
+/// Both ends: a sender that writes any bytes, and the socket under test.
+struct Ends {
+    sender: OwnedFd,
+    socket: PacketSocket,
+    free: Vec<Packet>,
+    _pool: Pool,
+}
+
+impl Ends {
+    fn new() -> Self {
+        let (sender, socket) = (open("a"), PacketSocket::new(open("b")).unwrap());
+        set(sender.as_raw_fd(), libc::PACKET_VNET_HDR);
+        let (_pool, free) = Pool::new(PACKETS).unwrap();
+        Self { sender, socket, free, _pool }
+    }
+
+    /// Sends a frame; `checksum`: where the device is to begin to sum, and to put it after that.
+    fn write(&self, frame: &[u8], checksum: Option<(u16, u16)>) {
+        let (start, at) = checksum.unwrap_or_default();
+        let mut all = vec![u8::from(checksum.is_some()), 0, 0, 0, 0, 0];
+        all.extend([start.to_le_bytes(), at.to_le_bytes()].as_flattened());
+        all.extend(frame);
+        // SAFETY: the bytes are there.
+        let sent =
+            unsafe { libc::send(self.sender.as_raw_fd(), all.as_ptr().cast(), all.len(), 0) };
+        assert_eq!(sent, all.len() as isize, "{}", std::io::Error::last_os_error());
+    }
+
+    /// What came: `count` frames, those that are too long left out.
+    fn read(&mut self, count: usize) -> (Vec<Vec<u8>>, usize) {
+        let start = Instant::now();
+        let (mut frames, mut too_long) = (Vec::new(), 0);
+        while frames.len() + too_long < count {
+            assert!(start.elapsed() < PATIENCE, "{} of {count}", frames.len() + too_long);
+            too_long += self.socket.receive(&mut self.free, 0, 64, &mut frames);
+        }
+        let bytes = frames.iter().map(|packet| packet.bytes().to_vec()).collect();
+        self.free.append(&mut frames);
+        (bytes, too_long)
+    }
+}
+
+/// A frame of an own type with a number and a length of its own.
+fn numbered(number: u32) -> Vec<u8> {
+    let mut frame = vec![number as u8; 60 + number as usize % 1440];
+    frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5]);
+    frame[14..18].copy_from_slice(&number.to_be_bytes());
+    frame
+}
+
+#[test]
+fn frames_of_all_lengths_and_tags_come_as_they_were_sent() {
+    let _place = Place::enter("lengths");
+    let ends = RefCell::new(Ends::new());
+    let tags = prop_oneof![
+        Just(vec![]),
+        any::<u16>().prop_map(|tag| vec![(0x8100, tag)]),
+        any::<u16>().prop_map(|tag| vec![(0x88a8, tag)]),
+        any::<[u16; 2]>().prop_map(|tags| vec![(0x88a8, tags[0]), (0x8100, tags[1])]),
+    ];
+    let frames = proptest::collection::vec((tags, 46..RECEIVE_BYTES_MAX + 40), 1..40);
+    let test = |frames: Vec<(Vec<(u16, u16)>, usize)>| {
+        let mut ends = ends.borrow_mut();
+        let mut expected = Vec::new();
+        for (number, (tags, length)) in frames.iter().enumerate() {
+            let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+            for (kind, tag) in tags {
+                frame.extend([kind.to_be_bytes(), tag.to_be_bytes()].as_flattened());
+            }
+            frame.extend([0x88, 0xb5]);
+            frame.extend((0..*length).map(|at| (at + number) as u8));
+            ends.write(&frame, None);
+            // The outermost tag does not count: it comes beside the frame.
+            if frame.len() - 4 * usize::from(!tags.is_empty()) <= RECEIVE_BYTES_MAX {
+                expected.push(frame);
+            }
+        }
+        let (got, too_long) = ends.read(frames.len());
+        prop_assert_eq!(too_long, frames.len() - expected.len());
+        prop_assert_eq!(got, expected);
+        Ok(())
+    };
+    TestRunner::new(Config::with_cases(64)).run(&frames, test).unwrap();
+    let ends = ends.into_inner();
+    assert_eq!((ends.free.len(), ends.socket.kernel_dropped()), (PACKETS, 0));
+}
+
+#[test]
+fn checksums_that_are_left_to_the_device_are_completed() {
+    let _place = Place::enter("sums");
+    let ends = RefCell::new(Ends::new());
+    // The kernel wants room for a network header before what is summed.
+    const HEADER: usize = 40;
+    let payload = proptest::collection::vec(any::<u8>(), HEADER + 8..1400);
+    let test = |(payload, tag): (Vec<u8>, bool)| {
+        let mut ends = ends.borrow_mut();
+        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+        if tag {
+            frame.extend([0x81, 0, 0, 5]);
+        }
+        frame.extend([0x88, 0xb5]);
+        let start = frame.len() + HEADER;
+        frame.extend(&payload);
+        ends.write(&frame, Some((start as u16, 6)));
+        let (got, _) = ends.read(1);
+        // With its checksum, the sum of all is that of no bits at all.
+        let sum = |bytes: &[u8]| {
+            let pair =
+                |two: &[u8]| u64::from(two[0]) << 8 | two.get(1).map_or(0, |low| u64::from(*low));
+            bytes.chunks(2).map(pair).sum::<u64>() % 0xffff
+        };
+        // The field was part of the sum.
+        let field = u64::from(u16::from_be_bytes([frame[start + 6], frame[start + 7]]));
+        prop_assert_eq!((sum(&got[0][start..]) + field) % 0xffff, 0);
+        frame[start + 6..start + 8].copy_from_slice(&got[0][start + 6..start + 8]);
+        prop_assert_eq!(&got[0], &frame);
+        Ok(())
+    };
+    TestRunner::new(Config::with_cases(64)).run(&(payload, any::<bool>()), test).unwrap();
+}
+
+#[test]
+fn a_full_ring_drops_what_comes_and_counts_it() {
+    let _place = Place::enter("full");
+    let mut ends = Ends::new();
+    let extra = 10;
+    for number in 0..RING_ENTRIES + extra {
+        ends.write(&numbered(number), None);
+    }
+    let (frames, _) = ends.read(RING_ENTRIES as usize);
+    assert!(frames.into_iter().eq((0..RING_ENTRIES).map(numbered)));
+    assert_eq!(ends.socket.kernel_dropped(), extra.into());
+    assert_eq!(ends.socket.kernel_dropped(), extra.into(), "reading clears the kernel's");
+    // Without packets, frames stay in the ring.
+    ends.write(&numbered(7), None);
+    let mut frames = Vec::new();
+    assert_eq!(ends.socket.receive(&mut ends.free, PACKETS, 64, &mut frames), 0);
+    assert!(frames.is_empty());
+    assert_eq!(ends.read(1).0, [numbered(7)]);
+}
+
+#[test]
+fn frames_go_out_in_order_and_packets_come_back() {
+    const FRAMES: u32 = 20_000;
+    let _place = Place::enter("out");
+    let (pool, mut free) = Pool::new(PACKETS).unwrap();
+    let mut a = PacketSocket::new(open("a")).unwrap();
+    let mut b = PacketSocket::new(open("b")).unwrap();
+    let start = Instant::now();
+    let (mut sent, mut got) = (0, 0);
+    let mut arrived = Vec::new();
+    while got < FRAMES {
+        assert!(start.elapsed() < PATIENCE, "{got} of {FRAMES}, {} dropped", b.kernel_dropped());
+        // No more on the way than the receiving ring holds.
+        while sent < FRAMES && sent - got < RING_ENTRIES / 2 {
+            let Some(mut packet) = free.pop() else { break };
+            let frame = numbered(sent);
+            packet.reset();
+            packet.set_len(frame.len()).unwrap();
+            packet.bytes_mut().copy_from_slice(&frame);
+            a.send(packet).unwrap();
+            sent += 1;
+        }
+        assert_eq!(a.flush(&mut free).refused, 0);
+        assert_eq!(b.receive(&mut free, 0, 64, &mut arrived), 0);
+        for packet in arrived.drain(..) {
+            assert_eq!(packet.bytes(), numbered(got), "frame {got}");
+            got += 1;
+            free.push(packet);
+        }
+    }
+    // Its own frames don't come back to it.
+    assert_eq!(a.receive(&mut free, 0, 64, &mut arrived), 0);
+    assert!(arrived.is_empty());
+    assert_eq!((a.kernel_dropped(), b.kernel_dropped()), (0, 0));
+    // Too long for the device; then a device that is down.
+    run("ip link set dev a mtu 1000");
+    for number in [10, 1200, 20] {
+        let mut packet = free.pop().unwrap();
+        packet.reset();
+        packet.set_len(numbered(number).len()).unwrap();
+        packet.bytes_mut().copy_from_slice(&numbered(number));
+        a.send(packet).unwrap();
+    }
+    assert_eq!(a.flush(&mut free), Sent { taken: 2, refused: 1 });
+    run("ip link set dev a down");
+    for _ in 0..3 {
+        let mut packet = free.pop().unwrap();
+        packet.reset();
+        packet.set_len(60).unwrap();
+        a.send(packet).unwrap();
+    }
+    assert_eq!(a.flush(&mut free), Sent { taken: 0, refused: 3 });
+    free.extend(a.close());
+    free.extend(b.close());
+    let mut numbers: Vec<usize> = free.iter().map(Packet::number).collect();
+    numbers.sort();
+    assert_eq!(numbers, (0..pool.packets()).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_waits_is_bounded_and_given_back() {
+    let _place = Place::enter("bounded");
+    let (_pool, mut free) = Pool::new(PACKETS).unwrap();
+    let mut socket = PacketSocket::new(open("a")).unwrap();
+    let mut refused = 0;
+    for _ in 0..RING_ENTRIES + 10 {
+        let mut packet = free.pop().unwrap();
+        packet.reset();
+        packet.set_len(60).unwrap();
+        if let Err(packet) = socket.send(packet) {
+            refused += 1;
+            free.push(packet);
+        }
+    }
+    assert_eq!((refused, socket.room(), socket.sending()), (10, 0, RING_ENTRIES as usize));
+    free.extend(socket.close());
+    assert_eq!(free.len(), PACKETS);
+    // What is no packet socket is refused.
+    let file = File::open("/proc/self/exe").unwrap();
+    let error = PacketSocket::new(file.into()).unwrap_err();
+    assert!(error.to_string().contains("PACKET_VERSION"), "{error}");
+}
