@@ -86,12 +86,21 @@ fn pdp(site: &mut Site, design: &Design) -> Result<Peer> {
     Ok(Peer::Pdp(Pdp::start(&site.node, design, SITE_INTERFACES)?))
 }
 
+fn pdp_by_packet_sockets(site: &mut Site, design: &Design) -> Result<Peer> {
+    site.node.start_pdpd();
+    let interfaces = SITE_INTERFACES.replace('}', ", attach: packet}");
+    let pdp = Pdp::start(&site.node, design, &interfaces)?;
+    // Turned off for packet sockets; frames of the generator are taken with it alone.
+    site.node.namespace().run("ethtool -K extA gro on");
+    Ok(Peer::Pdp(pdp))
+}
+
 /// Every contender that this machine can run, with two routes. What is measured works on the first
 /// core, the generator on the last; PdP's guest beside the generator, or beside the mux.
 fn contenders(run: &mut Run) -> Vec<Contender> {
     let [core, generator_core] = run.cores();
     let mut contenders = Vec::new();
-    let makers: [Maker<'_>; 6] = [
+    let makers: [Maker<'_>; 7] = [
         ("kernel, in interrupts", &|site| {
             kernel::start(site);
             Ok(Peer::Kernel { own_core: None })
@@ -103,6 +112,9 @@ fn contenders(run: &mut Run) -> Vec<Contender> {
         ("ovs, packet sockets", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Packet, core)?))),
         ("ovs, AF_XDP", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Xdp, core)?))),
         ("pdp, two cores", &|site| pdp(site, &Design::plain(core, generator_core))),
+        ("pdp, packet sockets", &|site| {
+            pdp_by_packet_sockets(site, &Design::plain(core, generator_core))
+        }),
         ("pdp, one core", &|site| pdp(site, &Design::plain(core, core))),
     ];
     for (series, make) in makers {
