@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pdp_api::Stats;
 use pdp_e2e::Node;
-use pdp_e2e::meter::{self, Clock};
+use pdp_e2e::meter::Clock;
 
 use crate::peers::pdp::{Design, Pdp};
 use crate::run::Reading;
@@ -46,8 +46,10 @@ pub struct Passed {
     pub late: f64,
     /// Cycles a frame that came out, of mux and guests.
     pub cycles: f64,
-    /// Cores that the mux and each guest used.
-    pub cores: Vec<f64>,
+    /// CPU time that each guest's cgroup used, percent of its quota.
+    pub of_quota: Vec<f64>,
+    /// Frames that came out for each second of the guests' CPU time.
+    pub rate_pgps: f64,
     /// Frames dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
 }
@@ -55,25 +57,38 @@ pub struct Passed {
 impl Passed {
     /// As figures.
     pub fn readings(&self) -> Vec<Reading> {
-        let notes = self.notes();
-        let loss = (1.0 - self.rate_pps / self.offered_pps.max(1.0)).max(0.0) * 100.0;
+        let rate = Reading::new("rate", self.rate_pps / 1e6, "Mpps");
         vec![
-            Reading::new("rate", self.rate_pps / 1e6, "Mpps").cycles(self.cycles).notes(notes),
+            rate.cycles(self.cycles).notes(self.notes()),
             Reading::new("offered", self.offered_pps / 1e6, "Mpps"),
-            Reading::new("loss", loss, "%"),
+            Reading::new("loss", self.loss(), "%"),
             Reading::new("late", self.late, "%"),
         ]
     }
 
-    /// CPU time used, and why frames were dropped.
+    /// Of the frames that were made: which did not come out, percent.
+    pub fn loss(&self) -> f64 {
+        (1.0 - self.rate_pps / self.offered_pps.max(1.0)).max(0.0) * 100.0
+    }
+
+    /// Why frames were dropped, if any were.
     pub fn notes(&self) -> String {
-        let cores: Vec<String> = self.cores.iter().map(|cores| format!("{cores:.2}")).collect();
-        let mut notes = format!("cores used by mux and guests' processes: {}", cores.join(", "));
-        if !self.dropped.is_empty() {
-            let reasons: Vec<&str> = self.dropped.keys().map(String::as_str).collect();
-            notes += &format!("; dropped: {}", reasons.join(", "));
+        match &*self.dropped.keys().map(String::as_str).collect::<Vec<_>>().join(", ") {
+            "" => String::new(),
+            reasons => format!("dropped: {reasons}"),
         }
-        notes
+    }
+
+    /// As figures, with those of guests that have a share of a core.
+    pub fn readings_of_capped(&self) -> Vec<Reading> {
+        let mut readings = self.readings();
+        let rate = self.rate_pgps / 1e6;
+        readings.push(Reading::new("rate for a guest's CPU second", rate, "million"));
+        let least = self.of_quota.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = self.of_quota.iter().copied().fold(0.0, f64::max);
+        readings.push(Reading::new("CPU time of the guest that had least", least, "% of its quota"));
+        readings.push(Reading::new("CPU time of the guest that had most", most, "% of its quota"));
+        readings
     }
 }
 
@@ -95,16 +110,12 @@ impl Bed {
         let pps = if pps > 0 { format!("pps: {pps}, ") } else { String::new() };
         self.node.apply(&self.design.substrate(&interfaces(&self.design, &(frames + &pps))));
         std::thread::sleep(WARM_UP);
-        let (before, start) = (self.stats()?, Instant::now());
-        let meters: Vec<_> =
-            self.pdp.processes.iter().map(|pid| clock.start(&[*pid], false)).collect();
+        let before = self.stats()?;
+        let meter = clock.start(&self.pdp.processes, false);
+        let (guests_before, start) = (self.pdp.guests_cpu_seconds()?, Instant::now());
         std::thread::sleep(time);
-        let used: Vec<f64> = meters
-            .into_iter()
-            .map(|meter| clock.stop(meter))
-            .map(|cycles| cycles.user + cycles.kernel)
-            .collect();
-        let metered = start.elapsed().as_secs_f64();
+        let (guests_after, metered) = (self.pdp.guests_cpu_seconds()?, start.elapsed().as_secs_f64());
+        let cycles = clock.stop(meter);
         let after = self.stats()?;
         self.node.apply(&self.design.substrate(&interfaces(&self.design, "")));
         let seconds = after.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
@@ -117,13 +128,16 @@ impl Bed {
         };
         let came = count(|external| external.sent, 'B');
         ensure!(came > 0.0, "no frame came out");
-        let hz = meter::cpu("cpu MHz").parse::<f64>()? * 1e6;
+        let guests: Vec<f64> =
+            guests_after.iter().zip(&guests_before).map(|(after, before)| after - before).collect();
+        let quotas = self.design.guests.iter().cycle().map(|power| f64::from(*power) / 1e3);
         Ok(Passed {
             offered_pps: count(|external| external.received, 'A') / seconds,
             rate_pps: came / seconds,
             late: count(|external| external.late, 'B') / came * 100.0,
-            cycles: used.iter().sum::<f64>() / came * seconds / metered,
-            cores: used.iter().map(|cycles| cycles / hz / metered).collect(),
+            cycles: (cycles.user + cycles.kernel) / came * seconds / metered,
+            of_quota: guests.iter().zip(quotas).map(|(s, q)| s / metered / q * 100.0).collect(),
+            rate_pgps: came / seconds * metered / guests.iter().sum::<f64>(),
             dropped: dropped(&before, &after),
         })
     }

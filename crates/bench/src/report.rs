@@ -243,7 +243,7 @@ mod tests {
         let text = text(&[results], &plots);
         for part in [
             "| veth | Some CPU,",
-            "| veth to veth, 2 routes: above 600 kpps | 0.700 (0.500 to 0.800) Mpps | near | yes |",
+            "| veth to veth, 2 routes, AF_XDP, two cores: above 600 kpps | 0.700 (0.500 to 0.800) Mpps | near | yes |",
             "| overload: at ten times the capacity within 5% of the peak | not measured |",
             "| 2 | kernel | 0.800 | 100 | far | 1 |",
             "Stolen by the host: at most 12.3% of a CPU.",

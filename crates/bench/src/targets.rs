@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use crate::experiments::{paper, schedulers};
 use crate::sample::{Results, State};
 use crate::statistics::{Summary, groups};
 
@@ -39,107 +40,165 @@ const ANY: RangeInclusive<u32> = 0..=u32::MAX;
 const FEW: RangeInclusive<u32> = 1..=2;
 const FULL: RangeInclusive<u32> = 900_000..=1_000_000;
 
+/// The guest's share of a core, percent.
+const HALF: RangeInclusive<u32> = 50..=50;
+/// Guests.
+const THREE: RangeInclusive<u32> = 3..=3;
+
 /// All, in the order in which they are reported.
 pub fn all() -> Vec<Target> {
-    let plain =
+    let target =
         |words, figure, x, state, bound| Target { words, figure, x, state, bound, less: None };
     let (near, far) = (Some(State::Near), Some(State::Far));
-    use Bound::{AtLeast, AtMost};
+    use Bound::{AtLeast, AtMost, Told};
     let router = ["router", "pdp, two cores", "rate"];
-    vec![
-        plain(
+    let of_cpu = "of linear, for a guest's CPU second";
+    let mut all = vec![
+        target(
             "whole way, two cores, 2 routes, near: above 18 Mpps",
             router,
             FEW,
             near,
             AtLeast(18.0),
         ),
-        plain(
+        target(
             "whole way, two cores, 2 routes, far: above 13 Mpps",
             router,
             FEW,
             far,
             AtLeast(13.0),
         ),
-        plain(
+        target(
             "whole way, two cores, full table, near: above 12 Mpps",
             router,
             FULL,
             near,
             AtLeast(12.0),
         ),
-        plain(
+        target(
             "whole way, two cores, full table, far: above 9 Mpps",
             router,
             FULL,
             far,
             AtLeast(9.0),
         ),
-        plain(
+        target(
             "whole way, mux and guest on one core, half for each: above 6 Mpps",
             ["one-core", "pdp", "rate"],
-            50..=50,
+            HALF,
             None,
             AtLeast(6.0),
         ),
-        plain(
-            "veth to veth, 2 routes: above 600 kpps",
-            ["veth", "pdp, two cores", "rate"],
-            FEW,
-            None,
-            AtLeast(0.6),
-        ),
-        plain(
+    ];
+    for (words, series) in [
+        ("veth to veth, 2 routes, AF_XDP, two cores: above 600 kpps", "pdp, two cores"),
+        ("veth to veth, 2 routes, AF_XDP, one core: above 600 kpps", "pdp, one core"),
+    ] {
+        all.push(target(words, ["veth", series, "rate"], FEW, None, AtLeast(0.6)));
+    }
+    for (words, series, bound) in [
+        (
             "look-ups at random over the full IPv4 table: at least 100 million/s a core",
-            ["lookup", "IPv4", "rate"],
-            ANY,
-            None,
-            AtLeast(100.0),
+            "IPv4",
+            100.0,
         ),
-        plain(
-            "look-ups over the full IPv6 table: at least 50 million/s a core",
-            ["lookup", "IPv6", "rate"],
-            ANY,
-            None,
-            AtLeast(50.0),
+        (
+            "look-ups inside the full IPv4 table's prefixes while 100,000 routes/s change: at least \
+             100 million/s a core",
+            "IPv4, while updated",
+            100.0,
         ),
-        plain(
+        ("look-ups over the full IPv6 table: at least 50 million/s a core", "IPv6", 50.0),
+        (
+            "look-ups over the full IPv6 table while 100,000 routes/s change: at least 50 million/s \
+             a core",
+            "IPv6, while updated",
+            50.0,
+        ),
+    ] {
+        all.push(target(words, ["lookup", series, "rate"], ANY, None, AtLeast(bound)));
+    }
+    for (words, series, bound) in [
+        ("memory of the full IPv4 table: under 64 MB", "IPv4, while updated", 64.0),
+        ("memory of the full IPv6 table: under 64 MB", "IPv6, while updated", 64.0),
+        ("memory of the tables of 1,000 networks of ten routes: a few MB", "1,000 networks", 8.0),
+    ] {
+        all.push(target(words, ["lookup", series, "memory"], ANY, None, AtMost(bound)));
+    }
+    all.extend([
+        target(
             "overload: at ten times the capacity within 5% of the peak",
             ["overload", "pdp", "of peak"],
             10..=10,
             None,
             AtLeast(95.0),
         ),
-        Target {
-            words: "round-trip time added at idle, against the kernel's forwarding: under 50 µs median",
-            figure: ["rtt", "pdp, two cores", "median"],
-            x: ANY,
-            state: None,
-            bound: AtMost(50.0),
-            less: Some("kernel"),
-        },
-        plain(
-            "1 to 1,024 vnets: no cliff (80% of one's rate or more; measured up to 32)",
-            ["vnets", "pdp", "of one"],
-            32..=1024,
-            None,
-            AtLeast(80.0),
-        ),
-        plain(
-            "capped guests scale linearly: within 5% at three guests, ordered",
-            ["scaling", "ordered", "of linear"],
-            3..=3,
+        target(
+            "overload: the same for each second of the guest's CPU time",
+            ["overload", "pdp", "of peak, for a guest's CPU second"],
+            10..=10,
             None,
             AtLeast(95.0),
         ),
-        plain(
+        Target {
+            less: Some("kernel"),
+            ..target(
+                "round-trip time added at idle, against the kernel's forwarding: under 50 µs median",
+                ["rtt", "pdp, two cores", "median"],
+                ANY,
+                None,
+                AtMost(50.0),
+            )
+        },
+    ]);
+    for (words, series) in schedulers::WORDS {
+        all.push(target(words, ["schedulers", series, "p99"], 100..=100, None, Told));
+    }
+    all.extend([
+        target(
+            "1 to 1,024 vnets: no cliff (80% of one's rate or more)",
+            ["vnets", "pdp", "of one"],
+            2..=1024,
+            None,
+            AtLeast(80.0),
+        ),
+        target(
+            "capped guests scale linearly: within 5% at three guests, ordered",
+            ["scaling", "ordered", "of linear"],
+            THREE,
+            None,
+            AtLeast(95.0),
+        ),
+        target(
+            "the same for each second of the guests' CPU time",
+            ["scaling", "ordered", of_cpu],
+            THREE,
+            None,
+            AtLeast(95.0),
+        ),
+        target(
+            "capped guests get their quota: three guests, ordered, the one that had least, at least 95%",
+            ["scaling", "ordered", "CPU time of the guest that had least"],
+            THREE,
+            None,
+            AtLeast(95.0),
+        ),
+        target(
+            "capped guests get no more: the one that had most, at most 105%",
+            ["scaling", "ordered", "CPU time of the guest that had most"],
+            THREE,
+            None,
+            AtMost(105.0),
+        ),
+        target(
             "ordered distribution, one flow over three unequal guests: no packet late",
-            ["reorder", "ordered", "late"],
-            3..=3,
+            ["pdp-paper", "ordered", paper::REORDERED],
+            THREE,
             None,
             AtMost(0.0),
         ),
-    ]
+    ]);
+    all
 }
 
 /// How a target stands.

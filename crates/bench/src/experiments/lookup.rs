@@ -1,12 +1,14 @@
-//! Longest-prefix match over the Internet's tables, on one core, in batches.
+//! Longest-prefix match over the Internet's tables, on one core, in batches, also while routes
+//! change; memory of tables. Changes are made between batches, by the same core, as a forwarding
+//! guest makes them.
 
 use std::hint::black_box;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use pdp_e2e::meter;
-use pdp_lookup::{Address, Table};
+use pdp_lookup::{Address, Table, TableV4, TableV6};
 
 use super::Experiment;
 use crate::run::{Reading, Run};
@@ -15,17 +17,28 @@ use crate::site;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "lookup",
     about: "look-ups over the Internet's IPv4 and IPv6 tables, on one core, in batches: addresses \
-            drawn from all there are, and from the prefixes of the table",
-    seconds: 60,
+            drawn from all there are, and from the prefixes of the table; the same while 100,000 \
+            routes a second change; memory, also of many small tables",
+    seconds: 30,
     run,
 };
 
 /// Addresses of one batch, and of one sample.
-const BATCH: usize = 256;
+const BATCH: usize = 64;
 const ADDRESSES: usize = 1 << 22;
 
 /// Times that all addresses are looked up for a sample.
 const TURNS: usize = 4;
+
+/// Changes of routes that are due in a second, most of them between two batches, and batches between
+/// two looks at the clock.
+const CHANGES_PPS: f64 = 100_000.0;
+const CHANGES_MAX: usize = 64;
+const BATCHES_A_LOOK: usize = 16;
+
+/// Small networks, and IPv4 and IPv6 routes of each.
+const NETWORKS: u32 = 1000;
+const ROUTES: u32 = 10;
 
 fn run(run: &mut Run) -> Result<()> {
     let v4 = site::prefixes("data/internet-2022-10-29.v4.txt.xz")?;
@@ -46,21 +59,44 @@ fn run(run: &mut Run) -> Result<()> {
         .collect();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let host = |length: u32| u32::MAX.checked_shr(length).unwrap_or(0);
-    measure(run, ["IPv4", "IPv4, inside prefixes"], &v4, &mut random, |random, route| {
+    let series = ["IPv4", "IPv4, inside prefixes", "IPv4, while updated"];
+    measure(run, series, &v4, &mut random, |random, route| {
         let noise = random.next() as u32;
         route.map_or(noise, |(prefix, length)| prefix | noise & host(length))
     })?;
     let host = |length: u32| u128::MAX.checked_shr(length).unwrap_or(0);
-    measure(run, ["IPv6, anywhere", "IPv6"], &v6, &mut random, |random, route| {
+    let series = ["IPv6, anywhere", "IPv6", "IPv6, while updated"];
+    measure(run, series, &v6, &mut random, |random, route| {
         let noise = u128::from(random.next()) << 64 | u128::from(random.next());
         route.map_or(noise, |(prefix, length)| prefix | noise & host(length))
-    })
+    })?;
+    run.take("1,000 networks", f64::from(2 * ROUTES), "prefixes", || {
+        Ok(vec![Reading::new("memory", small_tables() as f64 / 1e6, "MB")])
+    });
+    Ok(())
 }
 
-/// Measures both kinds of addresses: `draw` makes one, of a route or of all there are.
-fn measure<A: Address + Sync>(
+/// Memory of the tables of many small networks, bytes.
+fn small_tables() -> usize {
+    let of = |network: u32| {
+        let (mut v4, mut v6) = (TableV4::new(), TableV6::new());
+        v4.insert(0, 0, 0, 0);
+        v6.insert(0, 0, 0, 0);
+        for route in 1..ROUTES {
+            v4.insert(0x0a00_0000 | network << 8 | route << 4, 28, route, 0);
+            let subnet = u128::from(network << 16 | route) << 64;
+            v6.insert(0x2001_0db8 << 96 | subnet, 64, route, 0);
+        }
+        v4.memory_bytes() + v6.memory_bytes()
+    };
+    (0..NETWORKS).map(of).sum()
+}
+
+/// Measures both kinds of addresses, and those inside prefixes while routes change: `draw` makes one,
+/// of a route or of all there are.
+fn measure<A: Address + Send + Sync>(
     run: &mut Run,
-    series: [&str; 2],
+    series: [&str; 3],
     routes: &[(A, u32)],
     random: &mut Random,
     draw: impl Fn(&mut Random, Option<(A, u32)>) -> A,
@@ -79,38 +115,71 @@ fn measure<A: Address + Sync>(
         })
         .collect();
     let hz = meter::cpu("cpu MHz").parse::<f64>()? * 1e6;
-    let megabytes = table.memory_bytes() as f64 / 1e6;
     let [core, _] = run.cores();
+    let [all, prefixes, updated] = series;
     run.rounds(|run| {
-        for (series, addresses) in [(series[0], &anywhere), (series[1], &inside)] {
+        let kinds = [(all, &anywhere, None), (prefixes, &inside, None)];
+        for (series, addresses, changes) in
+            kinds.into_iter().chain([(updated, &inside, Some(routes))])
+        {
             run.take(series, routes.len() as f64, "prefixes", || {
                 // In a thread of its own, whose core is nobody else's business.
-                let seconds = std::thread::scope(|scope| {
-                    scope.spawn(|| look_up(&table, addresses, core)).join().unwrap_or(f64::NAN)
+                let looked_up = std::thread::scope(|scope| {
+                    let work = || look_up(&mut table, addresses, changes, random, core);
+                    scope.spawn(work).join()
                 });
+                let (seconds, changed) = looked_up.ok().context("look-ups")?;
                 let rate = (ADDRESSES * TURNS) as f64 / seconds;
-                let notes = format!("{megabytes:.1} MB; cycles a look-up");
-                Ok(vec![
-                    Reading::new("rate", rate / 1e6, "million/s").cycles(hz / rate).notes(notes),
-                ])
+                let mut readings = vec![
+                    // Cycles a look-up.
+                    Reading::new("rate", rate / 1e6, "million/s").cycles(hz / rate),
+                    Reading::new("memory", table.memory_bytes() as f64 / 1e6, "MB"),
+                ];
+                if changes.is_some() {
+                    let rate = changed as f64 / seconds / 1e3;
+                    readings.push(Reading::new("changes", rate, "thousand/s"));
+                }
+                Ok(readings)
             });
         }
         Ok(())
     })
 }
 
-/// Looks all addresses up; how long it takes.
-fn look_up<A: Address>(table: &Table<A>, addresses: &[A], core: usize) -> f64 {
+/// Looks all addresses up, and changes some of these routes meanwhile; how many seconds it takes, and
+/// how many changes there were.
+fn look_up<A: Address>(
+    table: &mut Table<A>,
+    addresses: &[A],
+    changes: Option<&[(A, u32)]>,
+    random: &mut Random,
+    core: usize,
+) -> (f64, usize) {
     meter::pin(core);
     let mut values = vec![0; BATCH];
-    let start = Instant::now();
+    let (start, mut changed) = (Instant::now(), 0);
     for _ in 0..TURNS {
-        for batch in addresses.chunks(BATCH) {
+        for (number, batch) in addresses.chunks(BATCH).enumerate() {
+            if let Some(routes) = changes.filter(|_| number % BATCHES_A_LOOK == 0) {
+                let due = (start.elapsed().as_secs_f64() * CHANGES_PPS) as usize;
+                let count = (due - changed).min(CHANGES_MAX);
+                (0..count).for_each(|_| change(table, routes, random));
+                changed += count;
+            }
             table.lookup_batch(batch, &mut values[..batch.len()]);
             black_box(&values);
         }
     }
-    start.elapsed().as_secs_f64()
+    (start.elapsed().as_secs_f64(), changed)
+}
+
+/// A random route of the table is withdrawn, announced again, or goes another way.
+fn change<A: Address>(table: &mut Table<A>, routes: &[(A, u32)], random: &mut Random) {
+    let (address, length) = routes[random.next() as usize % routes.len()];
+    match random.next() % 4 {
+        0 => drop(table.remove(address, length)),
+        way => drop(table.insert(address, length, way as u32, 1)),
+    }
 }
 
 /// xorshift64* (Vigna 2016).

@@ -3,9 +3,10 @@
 mod core_latency;
 mod lookup;
 mod memif;
-mod paper;
+pub(crate) mod paper;
 mod router;
 mod rtt;
+pub(crate) mod schedulers;
 mod veth;
 
 use std::time::Duration;
@@ -47,12 +48,12 @@ pub const ALL: &[Experiment] = &[
     veth::EXPERIMENT,
     veth::LOAD,
     rtt::EXPERIMENT,
+    schedulers::EXPERIMENT,
     router::ROUTER,
     router::ONE_CORE,
     router::OVERLOAD,
     router::VNETS,
     router::SCALING,
-    router::REORDER,
     paper::EXPERIMENT,
 ];
 

@@ -4,8 +4,10 @@
 //! the same way; the times hold both machines' IP stacks and wake-ups, the same for all.
 
 use std::fs::File;
+use std::iter;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Round trips before those that count.
 const WARM_UP: usize = 50;
 
-/// An answer that takes longer is lost.
+/// An answer that takes longer is not waited for.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// Where machine B answers (RFC 862).
@@ -91,12 +93,15 @@ fn pdp(site: &mut Site, design: &Design) -> Result<()> {
 }
 
 /// A socket in machine A whose datagrams machine B sends back.
-struct Echo {
+pub(super) struct Echo {
     socket: UdpSocket,
+    /// Of the next datagram.
+    number: AtomicU64,
 }
 
 impl Echo {
-    fn start(site: &Site) -> Result<Self> {
+    /// A thread of this one's CPUs answers.
+    pub(super) fn start(site: &Site) -> Result<Self> {
         let server = socket(&site.b.netns, "10.0.2.2", ECHO_PORT)?;
         let socket = socket(&site.a.netns, "10.0.1.2", 0)?;
         socket.connect(("10.0.2.2", ECHO_PORT))?;
@@ -108,35 +113,46 @@ impl Echo {
                 let _ = server.send_to(&bytes[..count], from);
             }
         });
-        Ok(Self { socket })
+        Ok(Self { socket, number: AtomicU64::new(0) })
     }
 
-    /// Times of round trips, microseconds, sorted.
+    /// Times of so many round trips, microseconds, sorted.
     fn trips(&self, count: usize) -> Result<Vec<f64>> {
-        let mut times = Vec::with_capacity(count);
+        for _ in 0..WARM_UP {
+            self.trip()?;
+        }
+        sorted((0..count).map(|_| self.trip()))
+    }
+
+    /// Times of as many as go in some time.
+    pub(super) fn trips_for(&self, time: Duration) -> Result<Vec<f64>> {
+        let start = Instant::now();
+        sorted(iter::from_fn(|| (start.elapsed() < time).then(|| self.trip())))
+    }
+
+    /// One, and the pause behind it, microseconds. An answer that does not come counts as
+    /// [`ANSWER_MAX`].
+    fn trip(&self) -> Result<f64> {
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
         // 22 bytes of data make a frame of 64.
         let (mut datagram, mut answer) = ([0; 22], [0; 64]);
-        for trip in 0..count + WARM_UP {
-            datagram[..8].copy_from_slice(&(trip as u64).to_le_bytes());
-            let start = Instant::now();
-            self.socket.send(&datagram)?;
-            let came = loop {
-                match self.socket.recv(&mut answer) {
-                    // Not a late answer to an earlier one.
-                    Ok(_) if answer[..8] == datagram[..8] => break true,
-                    Ok(_) => {}
-                    Err(_) => break false,
-                }
-            };
-            if trip >= WARM_UP {
-                ensure!(came, "no answer within {ANSWER_MAX:?}");
-                times.push(start.elapsed().as_secs_f64() * 1e6);
-            }
-            thread::sleep(PAUSE);
-        }
-        times.sort_by(f64::total_cmp);
-        Ok(times)
+        datagram[..8].copy_from_slice(&number.to_le_bytes());
+        let start = Instant::now();
+        self.socket.send(&datagram)?;
+        // Not a late answer to an earlier one.
+        while self.socket.recv(&mut answer).is_ok() && answer[..8] != datagram[..8] {}
+        let took = start.elapsed().min(ANSWER_MAX);
+        thread::sleep(PAUSE);
+        Ok(took.as_secs_f64() * 1e6)
     }
+}
+
+/// In order; an error if most were not answered.
+fn sorted(times: impl Iterator<Item = Result<f64>>) -> Result<Vec<f64>> {
+    let mut times: Vec<f64> = times.collect::<Result<_>>()?;
+    times.sort_by(f64::total_cmp);
+    ensure!(quantile(&times, 0.5) < ANSWER_MAX.as_secs_f64() * 1e6, "no answers");
+    Ok(times)
 }
 
 fn socket(netns: &str, address: &str, port: u16) -> Result<UdpSocket> {

@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pdp_e2e::{Node, eventually, meter};
+use pdp_container::cgroup::Cgroups;
+use pdp_e2e::{Node, eventually};
 
 use super::kernel;
 use crate::site::{MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, words};
@@ -114,6 +115,7 @@ spec:
 pub struct Pdp {
     /// Processes of the mux and of each guest.
     pub processes: Vec<u32>,
+    cgroups: Cgroups,
     guests: usize,
     vnets: usize,
 }
@@ -135,18 +137,23 @@ impl Pdp {
         let substrate = node.json(&["inspect", "substrate"]);
         let mux = substrate["status"]["mux"]["pid"].as_u64().context("the mux's process")?;
         let mut processes = vec![u32::try_from(mux)?];
-        let guests = design.guests.len();
-        for (vnet, guest) in (0..design.vnets).flat_map(|vnet| (0..guests).map(move |g| (vnet, g)))
-        {
-            let cgroup = format!("{}/vnets/bench{vnet}/r1.g{guest}/guest\n", node.cgroup());
+        let (guests, vnets) = (design.guests.len(), design.vnets);
+        let cgroups = Cgroups::new(&node.cgroup())?;
+        for cgroup in guest_cgroups(vnets, guests) {
             let mut found = Vec::new();
             eventually("the guest runs", || {
-                found = meter::processes("cgroup", &cgroup);
+                found = cgroups.processes(&format!("{cgroup}/guest")).unwrap_or_default();
                 !found.is_empty()
             });
             processes.extend(found);
         }
-        Ok(Self { processes, guests, vnets: design.vnets })
+        Ok(Self { processes, cgroups, guests, vnets })
+    }
+
+    /// CPU time that each guest used so far, seconds.
+    pub fn guests_cpu_seconds(&self) -> Result<Vec<f64>> {
+        let seconds = |cgroup: String| Ok(self.cgroups.usage(&cgroup)?.cpu_ns as f64 / 1e9);
+        guest_cgroups(self.vnets, self.guests).map(seconds).collect()
     }
 
     /// Gives the routers routes, and waits until their guests have them.
@@ -172,6 +179,12 @@ impl Pdp {
         }
         Ok(())
     }
+}
+
+/// Cgroups of the guests, those of a virtual network after each other.
+fn guest_cgroups(vnets: usize, guests: usize) -> impl Iterator<Item = String> {
+    let of = move |vnet| (0..guests).map(move |guest| format!("vnets/bench{vnet}/r1.g{guest}"));
+    (0..vnets).flat_map(of)
 }
 
 /// Gives `ip -batch` in a router these lines.

@@ -1,0 +1,250 @@
+//! Round trips under load, by how the CPU of a forwarding guest is scheduled.
+//!
+//! The way is that of `rtt`. The guest shares its core with another virtual network, whose guest
+//! computes without end (a hog); each is given half of the core. The mux, the generator of the other
+//! load and both machines' programs share the other core, so that what differs between settings is
+//! the guest's alone. PdP's own setting is a quota in periods of 10 ms; the others are set by hand
+//! where PdP's would stand, to tell what they would give.
+//!
+//! Limit: real-time and weights are set for the guest of the router, not for hogs or the mux.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pdp_container::Limits;
+use pdp_container::cgroup::{CPU_PERIOD_US, Cgroups, Version};
+use pdp_e2e::eventually;
+use pdp_e2e::meter::{self, Clock};
+
+use super::Experiment;
+use super::rtt::Echo;
+use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
+use crate::run::{Reading, Run};
+use crate::site::{self, Site};
+use crate::statistics::quantile;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "schedulers",
+    about: "round-trip time of a UDP echo under load, by how the forwarding guest is scheduled: its \
+            core is shared with a hog, half for each",
+    seconds: 150,
+    run,
+};
+
+/// How the guest is scheduled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Setting {
+    /// Half of the core as a quota, of so many microseconds a period; with or without the hog.
+    Quota { period_us: u64, hog: bool },
+    /// No quota for either, and weights: the guest's as many times the hog's.
+    Weight(u64),
+    /// No quota, and the hog in SCHED_IDLE (sched(7)).
+    IdleHog,
+    /// No quota, and the guest in SCHED_FIFO.
+    RealTime,
+}
+
+/// All, with their names.
+const SETTINGS: [(&str, Setting); 8] = [
+    ("quota, 10 ms, no hog", Setting::Quota { period_us: CPU_PERIOD_US, hog: false }),
+    ("quota, 10 ms", Setting::Quota { period_us: CPU_PERIOD_US, hog: true }),
+    ("quota, 5 ms", Setting::Quota { period_us: 5_000, hog: true }),
+    ("quota, 100 ms", Setting::Quota { period_us: 100_000, hog: true }),
+    ("weight 1:1", Setting::Weight(1)),
+    ("weight 64:1", Setting::Weight(64)),
+    ("hog idle class", Setting::IdleHog),
+    ("guest real-time", Setting::RealTime),
+];
+
+/// What is told of each setting, and its name.
+pub(crate) const WORDS: [(&str, &str); 8] = [
+    ("round trip under load, p99: quota of half a core in periods of 10 ms, alone", SETTINGS[0].0),
+    ("round trip under load, p99: the same beside a hog", SETTINGS[1].0),
+    ("round trip under load, p99: periods of 5 ms, beside a hog", SETTINGS[2].0),
+    ("round trip under load, p99: periods of 100 ms, beside a hog", SETTINGS[3].0),
+    ("round trip under load, p99: no quota, the hog's weight", SETTINGS[4].0),
+    ("round trip under load, p99: no quota, 64 times the hog's weight", SETTINGS[5].0),
+    ("round trip under load, p99: no quota, the hog in SCHED_IDLE", SETTINGS[6].0),
+    ("round trip under load, p99: no quota, the guest in SCHED_FIFO", SETTINGS[7].0),
+];
+
+/// Other load through the same router, thousand frames a second.
+const LOADS_KPPS: [u32; 2] = [0, 100];
+
+/// Power of guest and hog, thousandths of a core.
+const HALF: u32 = 500;
+
+/// The hog's virtual network: its guest connects to nothing.
+const HOG: &str = r#"apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: hog}
+spec:
+  nodes:
+    r1:
+      kind: router
+      dataPlane:
+        power: 500m
+        program: {attach: memif, run: ["sh", "-c", "while :; do :; done"]}
+"#;
+
+/// Cgroups, below the node's: what is weighted, and what has the quota.
+const ROUTER: &str = "vnets/bench0";
+const ROUTER_GUEST: &str = "vnets/bench0/r1.g0";
+const HOG_GUEST: &str = "vnets/hog/r1.g0";
+
+/// The usual weight: of cgroup version 1, and of version 2, of which the least is 1.
+const WEIGHT_V1: u64 = 1024;
+const WEIGHT_V2: u64 = 100;
+
+/// Microseconds of a second that real-time processes may have, at each level down to the guest.
+const REAL_TIME_US: [u32; 5] = [900_000, 850_000, 800_000, 800_000, 800_000];
+
+fn run(run: &mut Run) -> Result<()> {
+    let (clock, time) = (Clock::of_this_machine(), run.time() / 2);
+    let settings = if run.quick() { &SETTINGS[..2] } else { &SETTINGS };
+    let bed = Bed::start(run.cores())?;
+    run.rounds(|run| {
+        for (name, setting) in settings {
+            let Some(()) = run.attempt(name, |_| bed.set(*setting)) else { continue };
+            for load_kpps in LOADS_KPPS {
+                run.take(name, load_kpps.into(), "kpps beside", || {
+                    bed.trips(f64::from(load_kpps) * 1e3, time, &clock)
+                });
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Router, hog, and who sends.
+struct Bed {
+    echo: Echo,
+    site: Site,
+    pdp: Pdp,
+    hog: Vec<u32>,
+    cgroups: Cgroups,
+    /// The CPU of all but guest and hog, and theirs.
+    cpus: [usize; 2],
+}
+
+impl Bed {
+    fn start(cpus: [usize; 2]) -> Result<Self> {
+        let [other, shared] = cpus;
+        let mut site = Site::make("sched");
+        site.add_hosts();
+        site.node.start_pdpd();
+        let design = Design { guests: vec![HALF], ..Design::plain(other, shared) };
+        let pdp = Pdp::start(&site.node, &design, SITE_INTERFACES)?;
+        pdp.add_routes(&site.node, &site::few())?;
+        // A second engine on the same CPU.
+        let both = Design { guests: vec![HALF; 2], ..design };
+        site.node.apply(&format!("{}---\n{HOG}", both.substrate(SITE_INTERFACES)));
+        let cgroups = Cgroups::new(&site.node.cgroup())?;
+        let mut hog = Vec::new();
+        eventually("the hog runs", || {
+            hog = cgroups.processes(&format!("{HOG_GUEST}/guest")).unwrap_or_default();
+            !hog.is_empty()
+        });
+        site.aim(&site::few(), 64, other)?;
+        let echo = thread::scope(|scope| {
+            // Its answering thread stays on this CPU too.
+            let start = scope.spawn(|| {
+                meter::pin(other);
+                Echo::start(&site)
+            });
+            start.join().ok().context("the echo")?
+        })?;
+        Ok(Self { echo, site, pdp, hog, cgroups, cpus })
+    }
+
+    /// Schedules guest and hog so, and nothing as one before.
+    fn set(&self, setting: Setting) -> Result<()> {
+        let (quota, period) = match setting {
+            Setting::Quota { period_us, .. } => (Some(f64::from(HALF) / 1e3), period_us),
+            _ => (None, CPU_PERIOD_US),
+        };
+        let limits = Limits {
+            cpu_cores: quota,
+            cpu_period_us: Some(period),
+            cpus: Some(self.cpus[1].to_string()),
+            ..Limits::default()
+        };
+        for guest in [ROUTER_GUEST, HOG_GUEST] {
+            self.cgroups.ensure(guest, &limits)?;
+        }
+        let version = self.cgroups.version();
+        let (file, usual) = match version {
+            Version::V1 => ("cpu.shares", WEIGHT_V1),
+            Version::V2 => ("cpu.weight", WEIGHT_V2),
+        };
+        let weight = if let Setting::Weight(times) = setting { times } else { 1 };
+        let cgroup = format!("{}/{ROUTER}", self.site.node.cgroup());
+        write(version, &cgroup, file, usual * weight)?;
+        let real_time = setting == Setting::RealTime;
+        if real_time && version == Version::V1 {
+            let path = format!("{}/{ROUTER_GUEST}/guest", self.site.node.cgroup());
+            let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+            for (end, most_us) in ends.zip(REAL_TIME_US) {
+                write(version, &path[..end], "cpu.rt_runtime_us", most_us.into())?;
+            }
+        }
+        schedule(&self.pdp.processes[1..], if real_time { "--fifo 1" } else { "--other 0" })?;
+        let idle = setting == Setting::IdleHog;
+        schedule(&self.hog, if idle { "--idle 0" } else { "--other 0" })?;
+        let runs = !matches!(setting, Setting::Quota { hog: false, .. });
+        for process in &self.hog {
+            pdp_e2e::sh(&format!("kill -{} {process}", if runs { "CONT" } else { "STOP" }));
+        }
+        Ok(())
+    }
+
+    /// Round trips beside so many frames a second.
+    fn trips(&self, load_pps: f64, time: Duration, clock: &Clock) -> Result<Vec<Reading>> {
+        let (trips, offered) = thread::scope(|scope| {
+            let trips = scope.spawn(|| {
+                meter::pin(self.cpus[0]);
+                self.echo.trips_for(time)
+            });
+            let offered = (load_pps > 0.0)
+                .then(|| self.site.offer(Some(load_pps), time, &self.pdp.processes, clock))
+                .transpose();
+            (trips.join(), offered)
+        });
+        let times = trips.ok().context("the echo")??;
+        let note = offered?.map_or(String::new(), |readings| {
+            let lost = readings.iter().find(|reading| reading.what() == "loss");
+            match lost.map_or(0.0, Reading::value) {
+                lost if lost >= 1.0 => "of the load beside it some was lost".to_owned(),
+                _ => String::new(),
+            }
+        });
+        ensure!(times.len() > 1, "no round trips");
+        let at = |what, share| Reading::new(what, quantile(&times, share), "µs").notes(&*note);
+        Ok(vec![at("median", 0.5), at("p99", 0.99)])
+    }
+}
+
+/// Writes a file of a cgroup of the CPU controller.
+fn write(version: Version, cgroup: &str, file: &str, value: u64) -> Result<()> {
+    let root = match version {
+        Version::V1 => "/sys/fs/cgroup/cpu",
+        Version::V2 => "/sys/fs/cgroup",
+    };
+    let path = Path::new(root).join(cgroup).join(file);
+    fs::write(&path, value.to_string()).with_context(|| path.display().to_string())
+}
+
+/// Sets policy and priority of processes, as words of chrt(1).
+fn schedule(processes: &[u32], words: &str) -> Result<()> {
+    let (policy, priority) = words.split_once(' ').context("policy and priority")?;
+    for process in processes {
+        let mut command = std::process::Command::new("chrt");
+        command.args(["--all-tasks", policy, "--pid", priority, &process.to_string()]);
+        let output = pdp_e2e::run(&mut command, "");
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
