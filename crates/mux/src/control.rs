@@ -410,16 +410,15 @@ impl Mux {
             return Err(format!("vnet {name}: {error}"));
         }
         let prepared = self.0.keeper.prepare(Owner::Vnet(name.clone()), expected(&vnet)?)?;
-        let (slot, owner, theirs) = (usize::from(vnet.slot), vnet.worker, classifier.clone());
+        let (slot, owner, theirs) = (vnet.slot, vnet.worker, classifier.clone());
         self.0.workers[owner].call(move |worker| {
-            if worker.vnets.len() <= slot {
-                worker.vnets.resize_with(slot + 1, || None);
-            }
-            let mut made = made;
-            if let Some(old) = worker.vnets[slot].take() {
-                made.take_over(old, &mut worker.core);
-            }
-            worker.vnets[slot] = Some(made);
+            worker.replace(slot, |old, core| {
+                let mut made = made;
+                if let Some(old) = old {
+                    made.take_over(old, core);
+                }
+                Some(made)
+            });
             worker.classifier = theirs;
         })?;
         self.publish(&classifier)?;
@@ -464,12 +463,13 @@ impl Mux {
             return Err(format!("there is no vnet {name}"));
         };
         let classifier = Arc::new(state.classifier(None, Some(name))?);
-        let (slot, theirs) = (usize::from(vnet.slot), classifier.clone());
+        let (slot, theirs) = (vnet.slot, classifier.clone());
         self.0.workers[vnet.worker].call(move |worker| {
             worker.classifier = theirs;
-            if let Some(vnet) = worker.vnets[slot].take() {
-                vnet.end(&mut worker.core);
-            }
+            worker.replace(slot, |old, core| {
+                old?.end(core);
+                None
+            });
         })?;
         self.publish(&classifier)?;
         let owner = Owner::Vnet(name.to_string());

@@ -1,5 +1,6 @@
 //! What all vnets of a worker share: time, packets, external interfaces, and the way to sleep.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -62,6 +63,12 @@ pub struct Core {
     start_wall_ns: u64,
 }
 
+/// Doorbells that are taken note of at a time; those beyond have their turn the next time.
+const RUNG_MAX: usize = 64;
+
+/// No vnet has this slot.
+const NOBODY: u64 = u64::MAX;
+
 /// What a worker's sleep ends for, and the way to the thread that keeps the control sockets.
 #[derive(Debug)]
 pub struct Connections {
@@ -114,7 +121,16 @@ impl Core {
 impl Connections {
     /// Lets `fd` end the worker's sleep when it is readable.
     pub fn watch(&self, fd: &impl AsFd) -> std::io::Result<()> {
-        let data = epoll::EventData::new_u64(0);
+        self.add(fd, NOBODY)
+    }
+
+    /// The same for a doorbell of the vnet in `slot`.
+    pub fn watch_for(&self, slot: u16, fd: &impl AsFd) -> std::io::Result<()> {
+        self.add(fd, slot.into())
+    }
+
+    fn add(&self, fd: &impl AsFd, data: u64) -> std::io::Result<()> {
+        let data = epoll::EventData::new_u64(data);
         Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
     }
 
@@ -125,18 +141,19 @@ impl Connections {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Blocks until something that is watched is readable, at most `nanoseconds`.
-    pub fn sleep(&self, nanoseconds: u64) {
+    /// Blocks until something that is watched is readable, at most `nanoseconds`. `rung` gets the
+    /// slots of vnets whose doorbells are.
+    pub fn sleep(&self, nanoseconds: u64, rung: &mut Vec<u16>) {
         let timeout = rustix::event::Timespec {
             tv_sec: (nanoseconds / 1_000_000_000) as i64,
             tv_nsec: (nanoseconds % 1_000_000_000) as i64,
         };
-        let mut events = [epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        }];
+        let mut events = [MaybeUninit::uninit(); RUNG_MAX];
         // A signal ends the sleep as well.
-        let _ = epoll::wait(&self.epoll, &mut events, Some(&timeout));
+        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&timeout)) {
+            let slots = events.iter().map(|event| event.data.u64());
+            rung.extend(slots.filter_map(|slot| u16::try_from(slot).ok()));
+        }
     }
 
     /// Has the connection's control socket closed.

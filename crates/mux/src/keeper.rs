@@ -77,16 +77,14 @@ impl fmt::Display for Expected {
 impl Expected {
     /// Has the worker let go of a connection, if it still has it.
     fn detach(&self, epoch: u64, workers: &[WorkerHandle]) {
-        let (slot, of_vnet) = (usize::from(self.slot), self.seat.is_some());
+        let (slot, of_vnet) = (self.slot, self.seat.is_some());
         let detached = workers[self.worker].call(move |worker| {
             if of_vnet {
-                if let Some(Some(vnet)) = worker.vnets.get_mut(slot) {
-                    vnet.detach(epoch, &mut worker.core);
-                }
+                worker.change(slot, |vnet, core| vnet.detach(epoch, core));
                 return;
             }
             let Core { externals, connections, .. } = &mut worker.core;
-            if let Some(Some(external)) = externals.get_mut(slot) {
+            if let Some(Some(external)) = externals.get_mut(usize::from(slot)) {
                 external.detach(epoch, connections);
             }
         });
@@ -306,9 +304,10 @@ impl Place {
             let link = Link::new(tx, rx, epoch);
             match (owner, seat) {
                 (Owner::Vnet(name), Some((node, who))) => {
-                    let vnet = worker.vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
-                    let vnet = vnet.filter(|vnet| vnet.name == name);
-                    vnet.is_some_and(|vnet| vnet.attach(&node, who, interface, link, &worker.core))
+                    let attached = worker.change(slot, |vnet, core| {
+                        vnet.name == name && vnet.attach(&node, who, interface, link, core)
+                    });
+                    attached.unwrap_or(false)
                 }
                 (Owner::External(name), None) => {
                     let Core { externals, connections, .. } = &mut worker.core;

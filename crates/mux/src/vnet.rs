@@ -22,6 +22,9 @@ use crate::police::TokenBucket;
 use crate::shape::{LOCAL_RATE, Shaper};
 use crate::trace::Wish;
 
+/// A vnet without work for this long rests, nanoseconds.
+pub const REST_NS: u64 = 1_000_000;
+
 /// Ports of all nodes of a vnet.
 pub const PORTS_MAX: usize = 16384;
 
@@ -44,6 +47,10 @@ pub struct Vnet {
     /// Frames waiting in all vlinks.
     pub(crate) waiting: usize,
     pub(crate) turn: usize,
+    /// When it last had work, nanoseconds.
+    busy_ns: u64,
+    /// Whether nobody looks at it until something comes or somebody rings.
+    rests: bool,
 }
 
 /// A bucket and the rate that it was made for.
@@ -178,6 +185,8 @@ impl Vnet {
             shaping: vec![],
             waiting: 0,
             turn: 0,
+            busy_ns: 0,
+            rests: false,
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
             for (near, far) in [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)] {
@@ -269,8 +278,9 @@ impl Vnet {
         link: Link,
         core: &Core,
     ) -> bool {
+        let slot = self.slot;
         let Some(place) = self.place(node, who, interface) else { return false };
-        if place.is_some() || core.connections.watch(&link.rx.as_fd()).is_err() {
+        if place.is_some() || core.connections.watch_for(slot, &link.rx.as_fd()).is_err() {
             return false;
         }
         *place = Some(link);
@@ -359,6 +369,52 @@ impl Vnet {
             let guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
             node.tap.iter_mut().chain(guests.flat_map(|guest| guest.links.iter_mut().flatten()))
         })
+    }
+
+    /// Notes whether there was work in this round. True if there was none for [`REST_NS`] and nothing
+    /// is on its way, so that it may rest.
+    pub fn is_tired(&mut self, work: bool, now_ns: u64) -> bool {
+        if work {
+            self.busy_ns = now_ns;
+        }
+        now_ns.saturating_sub(self.busy_ns) >= REST_NS && self.is_idle()
+    }
+
+    /// Rests from now on: all of its peers ring, and [`Vnet::rouse`] is to be called when one does
+    /// or something comes for it. False if a peer has sent something just now.
+    pub fn rest(&mut self) -> bool {
+        self.rests = self.links().fold(true, |quiet, link| link.rx.arm() && quiet);
+        if !self.rests {
+            self.links().for_each(|link| link.rx.disarm());
+        }
+        self.rests
+    }
+
+    /// Ends its rest; false if it had none.
+    #[inline]
+    pub fn rouse(&mut self, now_ns: u64) -> bool {
+        self.rests && self.answer(now_ns)
+    }
+
+    /// The same, where a doorbell was rung: it is quiet afterwards in any case.
+    pub fn answer(&mut self, now_ns: u64) -> bool {
+        self.links().for_each(|link| link.rx.disarm());
+        self.busy_ns = now_ns;
+        std::mem::take(&mut self.rests)
+    }
+
+    /// Whether it rests.
+    pub fn is_resting(&self) -> bool {
+        self.rests
+    }
+
+    /// Whether nothing is on its way in it, and every peer rings.
+    fn is_idle(&self) -> bool {
+        let guests = self.nodes.iter().flat_map(|node| &node.router).flat_map(|r| &r.guests);
+        self.local.is_empty()
+            && self.waiting == 0
+            && guests.into_iter().all(|guest| guest.outstanding.is_empty())
+            && !self.has_unsure_peer()
     }
 
     /// Whether a peer is connected whose doorbell can't be relied on.

@@ -26,6 +26,9 @@ pub const HANDOVER_FRAMES: usize = 1024;
 /// Sleep while frames are on their way out, nanoseconds: their packets are to come back.
 const SENDING_SLEEP_NS: u64 = 1_000_000;
 
+/// Time between two looks at the doorbells of resting vnets while there is work, nanoseconds.
+const RUNG_EVERY_NS: u64 = 50_000;
+
 /// The longest sleep, nanoseconds.
 const SLEEP_NS_MAX: u64 = 1_000_000_000;
 
@@ -62,6 +65,12 @@ pub struct Worker {
     pub core: Core,
     /// Vnets by slot.
     pub vnets: Vec<Option<Vnet>>,
+    /// Slots of the vnets that are looked at in every round; the others rest.
+    awake: Vec<u16>,
+    /// Slots of vnets whose doorbells were rung.
+    rung: Vec<u16>,
+    /// When doorbells were last looked at.
+    rung_ns: u64,
     /// Whose frames are whose, on all external interfaces.
     pub classifier: Arc<Classifier>,
     neighbours: Vec<Option<Neighbour>>,
@@ -88,6 +97,9 @@ impl Worker {
             number,
             core,
             vnets: vec![],
+            awake: vec![],
+            rung: vec![],
+            rung_ns: 0,
             classifier: Arc::default(),
             neighbours,
             commands,
@@ -117,25 +129,87 @@ impl Worker {
         self.core.tick();
         self.core.packets.collect();
         self.due_ns = None;
-        let mut work = self.obey();
+        let mut work = self.obey() + self.rouse_rung();
         self.core.meter.lap(Stage::Control, 0);
         work += self.receive();
         work += self.take_handed();
-        for vnet in self.vnets.iter_mut().flatten() {
-            let arrived = vnet.arrivals(&mut self.core);
-            vnet.flush(&mut self.core);
-            self.core.meter.lap(Stage::Distribute, arrived);
-            work += arrived + vnet.from_peers(&mut self.core);
-            let (sent, due_ns) = vnet.shape(&mut self.core);
-            work += sent;
-            self.due_ns = [self.due_ns, due_ns].into_iter().flatten().min();
-            vnet.flush(&mut self.core);
-        }
+        work += self.look();
         work += self.send();
         self.core.meter.lap(Stage::Send, 0);
         self.core.meter.round(work > 0);
         self.stats.busy_rounds += u64::from(work > 0);
         work > 0
+    }
+
+    /// What the vnets have, all but those that rest.
+    fn look(&mut self) -> usize {
+        let mut work = 0;
+        let Self { core, vnets, awake, due_ns, .. } = self;
+        awake.retain(|slot| {
+            let vnet = vnets.get_mut(usize::from(*slot)).and_then(Option::as_mut);
+            let Some(vnet) = vnet else { return false };
+            let arrived = vnet.arrivals(core);
+            vnet.flush(core);
+            core.meter.lap(Stage::Distribute, arrived);
+            let came = vnet.from_peers(core);
+            let (sent, due) = vnet.shape(core);
+            *due_ns = [*due_ns, due].into_iter().flatten().min();
+            vnet.flush(core);
+            let done = arrived + came + sent;
+            work += done;
+            if !vnet.is_tired(done > 0, core.now_ns) {
+                return true;
+            }
+            let rests = vnet.rest();
+            work += usize::from(!rests);
+            !rests
+        });
+        work
+    }
+
+    /// Changes the vnet in `slot`, which is looked at from now on; `None` if there is none.
+    pub fn change<T>(
+        &mut self,
+        slot: u16,
+        by: impl FnOnce(&mut Vnet, &mut Core) -> T,
+    ) -> Option<T> {
+        let vnet = self.vnets.get_mut(usize::from(slot))?.as_mut()?;
+        if vnet.rouse(self.core.now_ns) {
+            self.awake.push(slot);
+        }
+        Some(by(vnet, &mut self.core))
+    }
+
+    /// Puts what `by` makes of the vnet in `slot`, if there is one, in its place.
+    pub fn replace(&mut self, slot: u16, by: impl FnOnce(Option<Vnet>, &mut Core) -> Option<Vnet>) {
+        self.change(slot, |_, _| ());
+        let at = usize::from(slot);
+        if self.vnets.len() <= at {
+            self.vnets.resize_with(at + 1, || None);
+        }
+        let was = self.vnets[at].take();
+        self.vnets[at] = by(was, &mut self.core);
+        if !self.awake.contains(&slot) {
+            self.awake.push(slot);
+        }
+    }
+
+    /// Ends the rest of vnets whose peers have rung. Returns how many.
+    fn rouse_rung(&mut self) -> usize {
+        let now_ns = self.core.now_ns;
+        let rest = self.awake.len() < self.vnets.len();
+        if rest && now_ns.saturating_sub(self.rung_ns) >= RUNG_EVERY_NS {
+            self.rung_ns = now_ns;
+            self.core.connections.sleep(0, &mut self.rung);
+        }
+        let before = self.awake.len();
+        for slot in self.rung.drain(..) {
+            let vnet = self.vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
+            if vnet.is_some_and(|vnet| vnet.answer(now_ns)) {
+                self.awake.push(slot);
+            }
+        }
+        self.awake.len() - before
     }
 
     /// Commands of the control thread, one a round.
@@ -232,7 +306,12 @@ impl Worker {
         if port.worker == self.number {
             let vnet = self.vnets.get_mut(usize::from(port.vnet)).and_then(Option::as_mut);
             match vnet.filter(|vnet| vnet.generation == port.generation) {
-                Some(vnet) => vnet.arrive(&mut self.core, port.port, frames, true),
+                Some(vnet) => {
+                    if vnet.rouse(self.core.now_ns) {
+                        self.awake.push(port.vnet);
+                    }
+                    vnet.arrive(&mut self.core, port.port, frames, true);
+                }
                 None => frames
                     .drain(..)
                     .for_each(|packet| self.refuse(external, OuterReason::Stale, packet)),
@@ -299,15 +378,17 @@ impl Worker {
         self.wake.sleeping();
         if quiet && !self.round() && !self.ended {
             self.stats.sleeps += 1;
-            self.core.connections.sleep(self.sleep_ns());
+            self.core.connections.sleep(self.sleep_ns(), &mut self.rung);
         }
         self.wake.awake();
         self.for_links(|link| link.rx.disarm());
         self.core.meter.lap(Stage::Sleep, 0);
     }
 
+    /// Of all that do not rest.
     fn for_links(&mut self, mut work: impl FnMut(&mut Link)) {
-        self.vnets.iter_mut().flatten().flat_map(Vnet::links).for_each(&mut work);
+        let vnets = self.vnets.iter_mut().flatten().filter(|vnet| !vnet.is_resting());
+        vnets.flat_map(Vnet::links).for_each(&mut work);
         self.core.externals.iter_mut().flatten().flat_map(External::links).for_each(work);
     }
 

@@ -5,6 +5,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
+use std::time::Duration;
 
 use common::*;
 use pdp_afxdp::Packet;
@@ -29,6 +30,7 @@ struct Bench {
     line: Consumer<Packet>,
     hop: Arc<NextHop>,
     _commands: Vec<SyncSender<Command>>,
+    _controls: Vec<pdp_memif::Control>,
 }
 
 fn tunnel(vni: u32) -> Encapsulation {
@@ -77,13 +79,14 @@ impl Bench {
         let card = workers[1].core.external(0).unwrap();
         card.add_path(SocketPath::new(port, wakes[0].clone()));
         let hop = Arc::new(NextHop::default());
-        workers[1].vnets.push(Some(Live::new(spec, 0, 7, |number, end| match end {
+        let vnet = Live::new(spec, 0, 7, |number, end| match end {
             End::External { by, .. } => {
                 Outside::new(0, number, by, || hop.clone()).map(Way::Outside)
             }
             End::Port { .. } => None,
-        })));
-        Self { workers, line, hop, _commands: commands }
+        });
+        workers[1].replace(0, |_, _| Some(vnet));
+        Self { workers, line, hop, _commands: commands, _controls: vec![] }
     }
 
     /// Frames of the tunnel arrive at the first worker.
@@ -106,12 +109,44 @@ impl Bench {
         self.workers[0].classify(0, &mut frames);
     }
 
+    /// Rounds, and time for a vnet that rests to be roused.
     fn rounds(&mut self) {
         for _ in 0..20 {
+            std::thread::sleep(Duration::from_micros(10));
             self.workers.iter_mut().for_each(|worker| {
                 worker.round();
             });
         }
+    }
+
+    /// Connects a TAP helper to a node.
+    fn connect(&mut self, path: &Path, node: &str) -> Peer {
+        let listener = pdp_memif::Listener::bind(path).unwrap();
+        let mut tap = Peer::new(path, 0);
+        let mut handshake = None;
+        let mut connection = None;
+        eventually("connected", || {
+            tap.client.poll();
+            if handshake.is_none() {
+                handshake = listener.accept().unwrap();
+            }
+            if let (Some(handshake), None) = (&mut handshake, &connection) {
+                connection = handshake.poll(|_| true).unwrap();
+            }
+            tap.is_up() && connection.is_some()
+        });
+        let pdp_memif::Connection { tx, rx, control, .. } = connection.unwrap();
+        self._controls.push(control);
+        let link = pdp_mux::peer::Link::new(tx, rx, 1);
+        let who = pdp_mux::vnet::Who::Tap;
+        let attached =
+            self.workers[1].change(0, |vnet, core| vnet.attach(node, who, 0, link, core));
+        assert_eq!(attached, Some(true));
+        tap
+    }
+
+    fn rests(&self) -> bool {
+        self.workers[1].vnets[0].as_ref().unwrap().is_resting()
     }
 
     fn node(&self, name: &str) -> NodeStats {
@@ -172,26 +207,7 @@ fn every_way_out_can_be_blocked_and_says_how() {
     spec.vlinks.remove(0);
     spec.nodes[2].ports[0].mtu = 9000;
     let mut bench = Bench::new(&spec);
-    let path = spec.nodes[2].tap_socket.clone();
-    let listener = pdp_memif::Listener::bind(&path).unwrap();
-    let mut tap = Peer::new(&path, 0);
-    let mut handshake = None;
-    let mut connection = None;
-    eventually("connected", || {
-        tap.client.poll();
-        if handshake.is_none() {
-            handshake = listener.accept().unwrap();
-        }
-        if let (Some(handshake), None) = (&mut handshake, &connection) {
-            connection = handshake.poll(|_| true).unwrap();
-        }
-        tap.is_up() && connection.is_some()
-    });
-    let pdp_memif::Connection { tx, rx, control: _control, .. } = connection.unwrap();
-    let link = pdp_mux::peer::Link::new(tx, rx, 1);
-    let worker = &mut bench.workers[1];
-    let vnet = worker.vnets[0].as_mut().unwrap();
-    assert!(vnet.attach("h2", pdp_mux::vnet::Who::Tap, 0, link, &worker.core));
+    let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
     let mut blocked = |bench: &mut Bench, reason: &str, length: usize, times: u64| {
         for _ in 0..times {
             assert!(tap.out(0, &frame(length, 1)));
@@ -222,4 +238,41 @@ fn every_way_out_can_be_blocked_and_says_how() {
     assert_eq!(h2.ports["eth0"].made, 3 + rest + 3 + 2);
     assert_eq!(h2.ports["eth0"].sent, PATH_FRAMES as u64);
     assert_eq!(bench.free(), [SHARE, SHARE]);
+}
+
+#[test]
+fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
+    let root = tempfile::tempdir().unwrap();
+    let mut spec = spec(root.path(), None);
+    // h2's port goes outside, so that what it makes leaves by the tunnel.
+    spec.vlinks[1].a = spec.vlinks[0].a.clone();
+    spec.vlinks.remove(0);
+    let mut bench = Bench::new(&spec);
+    bench.hop.resolve(Some([9; 6]));
+    let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
+    let mut made = 0;
+    for _ in 0..20 {
+        eventually("it rests", || {
+            bench.rounds();
+            bench.rests()
+        });
+        made += 1;
+        assert!(tap.out(0, &frame(60, 1)));
+        eventually("what its peer sent leaves", || {
+            bench.rounds();
+            bench.node("h2").ports["eth0"].sent == made
+        });
+    }
+    eventually("it rests", || {
+        bench.rounds();
+        bench.rests()
+    });
+    bench.arrive(1);
+    for _ in 0..2 {
+        bench.workers.iter_mut().for_each(|worker| {
+            worker.round();
+        });
+    }
+    assert!(!bench.rests());
+    assert_eq!(bench.node("r1").ports["eth0"].received, 1);
 }
