@@ -103,6 +103,7 @@ fn measure(
     time: Option<Duration>,
     json: Option<PathBuf>,
 ) -> Result<ExitCode> {
+    anyhow::ensure!(machine::said("id", &["-u"]) == "0", "needs root, for namespaces and cgroups");
     run::end_on_signals()?;
     machine::tell_what_lacks();
     let path = |experiment: &Experiment| {
