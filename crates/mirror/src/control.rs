@@ -258,6 +258,7 @@ fn status(follower: &Follower, guests: &Guests) -> Status {
         notifications: follower.notifications_count,
         resyncs: follower.resyncs,
         overruns: follower.overruns,
+        settled: follower.is_settled() && guests.have_applied_all(),
         guests: guests.status(),
     }
 }

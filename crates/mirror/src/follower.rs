@@ -108,6 +108,8 @@ pub struct Follower {
     retry_at: Option<Instant>,
     passes: u32,
     ready: bool,
+    /// The queue of notifications was empty at the end of the last step.
+    drained: bool,
     /// What made the last change of a nexthop object.
     nexthop_request: Option<(u32, u32)>,
     /// Times that routes were dumped after the first time.
@@ -136,6 +138,7 @@ impl Follower {
             retry_at: None,
             passes: 0,
             ready: false,
+            drained: false,
             nexthop_request: None,
             resyncs: 0,
             notifications_count: 0,
@@ -146,6 +149,16 @@ impl Follower {
     /// Whether the copy was whole once.
     pub fn is_ready(&self) -> bool {
         self.ready
+    }
+
+    /// Whether the copy is the kernel's as of the last step, as far as can be known.
+    pub fn is_settled(&self) -> bool {
+        let dumps = [&self.left, &self.wanted, &self.unclean];
+        self.ready
+            && self.drained
+            && self.run.is_none()
+            && dumps.iter().all(|kinds| kinds.is_empty())
+            && !self.table.has_suspects()
     }
 
     /// When [`Self::step`] has something to do without a notification.
@@ -171,6 +184,7 @@ impl Follower {
                 self.apply_part();
             }
         }
+        self.drained = drained;
         Ok(first)
     }
 

@@ -5,7 +5,7 @@
 //! again. Frames are made once and shared by all guests.
 //!
 //! Limits: [`GUESTS_MAX`] connections, [`HELLO_TIME_MAX`] for a guest to say who it is,
-//! [`BARRIERS_MAX`] unanswered barriers a guest (no more are sent then).
+//! [`BARRIERS_MAX`] unanswered barriers a guest that are told apart.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
@@ -211,8 +211,11 @@ impl Guests {
         let frames = frames.finish();
         for guest in self.guests.iter_mut().filter(listens) {
             guest.send(&frames);
-            if guest.barriers.len() < BARRIERS_MAX {
-                guest.barriers.push_back((self.barrier, read));
+            let full = guest.barriers.len() >= BARRIERS_MAX;
+            match guest.barriers.back_mut() {
+                // The last one stands for all that find no place.
+                Some(last) if full => last.0 = self.barrier,
+                _ => guest.barriers.push_back((self.barrier, read)),
             }
         }
     }
@@ -270,6 +273,12 @@ impl Guests {
     /// Whether the guest is connected and has its snapshot.
     pub fn is_live(&self, number: u32) -> bool {
         self.guests.iter().any(|guest| guest.number == Some(number) && guest.phase == Phase::Live)
+    }
+
+    /// Whether every guest has its snapshot and has applied everything that it was sent.
+    pub fn have_applied_all(&self) -> bool {
+        let has = |guest: &Guest| guest.phase == Phase::Live && guest.barriers.is_empty();
+        self.guests.iter().all(has)
     }
 
     /// Whether the guest has applied everything that it was sent.

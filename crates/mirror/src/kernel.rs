@@ -4,9 +4,10 @@
 //! Never panics, whatever the bytes; what cannot be read is no event.
 //! Sources: linux/rtnetlink.h, linux/nexthop.h, linux/netconf.h, linux/neighbour.h; RFC 3549.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use foldhash::quality::FixedState;
 use ipnet::IpNet;
 use libc::{
     IFLA_ADDRESS, IFLA_CARRIER, IFLA_IFNAME, IFLA_MTU, NDA_DST, NDA_LLADDR, NLM_F_APPEND,
@@ -444,7 +445,7 @@ fn route(payload: &[u8]) -> Option<Route> {
         match kind {
             RTA_DST => prefix = address(value)?,
             RTA_TABLE => table = u32_at(value, 0)?,
-            RTA_SRC => source = digest(&(source_length, value)) as u16 | 1,
+            RTA_SRC => source = digest(&(source_length, value), &Destination::Kernel) as u16 | 1,
             RTA_PRIORITY => metric = u32_at(value, 0)?,
             RTA_NH_ID => nexthop = Some(u32_at(value, 0)?),
             RTA_PREFSRC => prefsrc = value,
@@ -468,7 +469,7 @@ fn route(payload: &[u8]) -> Option<Route> {
     // A nexthop object that discards changes the type that is shown; it is the same route.
     let kind = if nexthop.is_some() { RTN_UNICAST } else { kind };
     let ifindex = if nexthop.is_some() { 0 } else { single.ifindex };
-    let identity = digest(&(kind, protocol, scope, prefsrc, metrics, ifindex, live(&destination)));
+    let identity = digest(&(kind, protocol, scope, prefsrc, metrics, ifindex), &destination);
     let sibling = v6
         && protocol != RTPROT_RA
         && matches!(&destination, Destination::Hops(hops) if hops.iter().all(|h| h.gateway.is_some()));
@@ -483,18 +484,17 @@ fn route(payload: &[u8]) -> Option<Route> {
     })
 }
 
-/// The destination without what changes by itself.
-fn live(destination: &Destination) -> Destination {
-    let mut destination = destination.clone();
-    if let Destination::Hops(hops) = &mut destination {
-        hops.iter_mut().for_each(|hop| hop.state = HopState::default());
-    }
-    destination
-}
-
-fn digest(value: &impl Hash) -> u64 {
-    let mut digest = DefaultHasher::new();
+/// A digest of a route without what changes by itself.
+fn digest(value: &impl Hash, destination: &Destination) -> u64 {
+    let mut digest = FixedState::default().build_hasher();
     value.hash(&mut digest);
+    match destination {
+        Destination::Hops(hops) => {
+            let lasting = |hop: &KernelHop| KernelHop { state: HopState::default(), ..*hop };
+            hops.iter().for_each(|hop| lasting(hop).hash(&mut digest));
+        }
+        other => other.hash(&mut digest),
+    }
     digest.finish()
 }
 

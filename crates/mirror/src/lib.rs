@@ -10,6 +10,7 @@
 //! | `follower` | notifications, and dumps where they don't do |
 //! | `table` | the copy, and what to tell of it (pure) |
 //! | `aliases` | the routes of one prefix, in the kernel's order (pure) |
+//! | `prefixes` | a map by prefix (pure) |
 //! | `paths` | hops, nexthop objects, interfaces (pure) |
 //! | `guests` | frames to forwarding guests, what they have applied |
 //! | `control`, `tables` | pdpd's questions |
@@ -24,6 +25,7 @@ pub mod guests;
 pub mod kernel;
 pub mod netlink;
 pub mod paths;
+pub mod prefixes;
 pub mod process;
 pub mod table;
 pub mod tables;

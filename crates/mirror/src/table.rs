@@ -26,7 +26,7 @@
 //! families count what they skip), so what is missing then goes only when the dump before missed
 //! it too, and the caller dumps again until one is clean.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -36,6 +36,7 @@ use pdp_proto::routes::{GroupId, Target, ToGuest, Vport};
 use crate::aliases::{Alias, Aliases};
 use crate::kernel::{self, Event, Kind, Placement, Route, Table as KernelTable};
 use crate::paths::{Destination, Paths};
+use crate::prefixes::Prefixes;
 
 mod dump;
 mod fresh;
@@ -80,12 +81,19 @@ pub struct Counts {
     pub refused: u64,
 }
 
+impl Entry {
+    fn new(seen: [u8; 2]) -> Self {
+        let (aliases, told) = (Aliases::None, Destination::NONE);
+        Self { aliases, told, seen, queued: false, told_local: false }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Table {
     paths: Paths,
     routes_max: u64,
-    entries: BTreeMap<IpNet, Entry>,
+    entries: Prefixes<Entry>,
     /// Prefixes of the main table, by family.
     counts: [u64; 2],
     refused: [[u64; 2]; 2],
@@ -113,7 +121,7 @@ impl Table {
         Self {
             paths: Paths::new(config.vports.clone(), first_group),
             routes_max: config.routes_max,
-            entries: BTreeMap::new(),
+            entries: Prefixes::default(),
             counts: [0; 2],
             refused: [[0; 2]; 2],
             neighbours: HashMap::new(),
@@ -150,6 +158,11 @@ impl Table {
             self.suspects.extend(Kind::ALL.iter().filter(|kind| matches!(kind, Kind::Routes(..))));
         }
         std::mem::take(&mut self.suspects)
+    }
+
+    /// Whether [`Self::take_suspects`] has something to take.
+    pub fn has_suspects(&self) -> bool {
+        !self.suspects.is_empty()
     }
 
     /// How many of what there is.
@@ -247,7 +260,7 @@ impl Table {
         let is_gone = |alias: &Alias| gone.contains(&alias.destination);
         let affected = |entry: &Entry| entry.aliases.as_slice().iter().any(is_gone);
         let prefixes: Vec<IpNet> =
-            self.entries.iter().filter(|(_, e)| affected(e)).map(|(prefix, _)| *prefix).collect();
+            self.entries.iter().filter(|(_, e)| affected(e)).map(|(prefix, _)| prefix).collect();
         for prefix in prefixes {
             self.edit(prefix, |aliases| aliases.retain(|alias| !is_gone(alias)));
         }
@@ -262,8 +275,8 @@ impl Table {
             return;
         }
         self.touch(route);
-        let entry = self.entries.get(&route.prefix);
-        if entry.is_some_and(|entry| entry.aliases.is_ambiguous(&alias, placement)) {
+        let is_ambiguous = |entry: &Entry| entry.aliases.is_ambiguous(&alias, placement);
+        if alias.v6 && self.entries.get(&route.prefix).is_some_and(is_ambiguous) {
             self.suspects.insert(Kind::Routes(true, route.table));
         }
         self.edit(route.prefix, |aliases| aliases.insert(alias, placement));
@@ -274,9 +287,9 @@ impl Table {
             return;
         }
         let v6 = is_v6(&route.prefix);
-        if !self.entries.contains_key(&route.prefix) {
-            let refused = &mut self.refused[usize::from(v6)][route.table as usize];
-            *refused = refused.saturating_sub(1);
+        let refused = &mut self.refused[usize::from(v6)][route.table as usize];
+        if *refused > 0 && self.entries.get(&route.prefix).is_none() {
+            *refused -= 1;
         }
         self.touch(route);
         let mut alias = self.alias(route);
@@ -319,7 +332,7 @@ impl Table {
     /// Counts and refuses a prefix that is new where there is no room.
     fn refuses(&mut self, prefix: &IpNet, table: KernelTable) -> bool {
         let full = self.counts.iter().sum::<u64>() >= self.routes_max;
-        let refuses = full && !self.entries.contains_key(prefix) && table == KernelTable::Main;
+        let refuses = full && table == KernelTable::Main && self.entries.get(prefix).is_none();
         if refuses {
             self.refused[usize::from(is_v6(prefix))][table as usize] += 1;
         }
@@ -339,31 +352,32 @@ impl Table {
         self.dump.as_ref().is_some_and(|dump| dump.kind == Kind::Routes(v6, table))
     }
 
+    /// The entry of a prefix, new if need be.
     fn entry(&mut self, prefix: IpNet) -> &mut Entry {
-        let v6 = is_v6(&prefix);
-        let seen = [KernelTable::Local, KernelTable::Main].map(|table| {
+        let seen = self.seen_of_new(is_v6(&prefix));
+        self.entries.get_or_insert_with(&prefix, || Entry::new(seen))
+    }
+
+    /// What a new entry's `seen` is: a dump that runs has not named it.
+    fn seen_of_new(&self, v6: bool) -> [u8; 2] {
+        [KernelTable::Local, KernelTable::Main].map(|table| {
             let epoch = self.epochs[usize::from(v6)][table as usize];
-            // A dump that runs has not named it.
             epoch.wrapping_sub(u8::from(self.is_dumping(v6, table)))
-        });
-        self.entries.entry(prefix).or_insert_with(|| Entry {
-            aliases: Aliases::None,
-            told: Destination::NONE,
-            seen,
-            queued: false,
-            told_local: false,
         })
     }
 
     /// Changes the routes of a prefix, and queues it for the next flush.
     fn edit(&mut self, prefix: IpNet, edit: impl FnOnce(&mut Aliases)) {
         let v6 = is_v6(&prefix);
-        self.entry(prefix);
-        let Some(entry) = self.entries.get_mut(&prefix) else { return };
+        let entry = self.entry(prefix);
         let old = entry.aliases.clone();
         edit(&mut entry.aliases);
         if entry.aliases == old && (entry.queued || old != Aliases::None) {
             return;
+        }
+        let new = entry.aliases.clone();
+        if !std::mem::replace(&mut entry.queued, true) {
+            self.queued.push(prefix);
         }
         if let Some(watched) = &mut self.watched {
             watched.insert(prefix);
@@ -371,14 +385,10 @@ impl Table {
         let main = |aliases: &Aliases| {
             aliases.as_slice().iter().any(|alias| alias.table == KernelTable::Main)
         };
-        self.counts[usize::from(v6)] += u64::from(main(&entry.aliases));
+        self.counts[usize::from(v6)] += u64::from(main(&new));
         self.counts[usize::from(v6)] -= u64::from(main(&old));
-        entry.aliases.as_slice().iter().for_each(|alias| self.paths.hold(alias.destination));
+        new.as_slice().iter().for_each(|alias| self.paths.hold(alias.destination));
         old.as_slice().iter().for_each(|alias| self.paths.release(alias.destination));
-        if !entry.queued {
-            entry.queued = true;
-            self.queued.push(prefix);
-        }
     }
 
     // Dumps
@@ -476,7 +486,7 @@ impl Table {
     fn sweep(&mut self, v6: bool, table: KernelTable, clean: bool) {
         let epoch = self.epochs[usize::from(v6)][table as usize];
         let missed_once = epoch.wrapping_sub(1);
-        let missing = |(prefix, entry): &(&IpNet, &Entry)| {
+        let missing = |(prefix, entry): &(IpNet, &Entry)| {
             let seen = entry.seen[table as usize];
             let of_table = |alias: &Alias| alias.table == table;
             is_v6(prefix) == v6
@@ -485,7 +495,7 @@ impl Table {
                 && entry.aliases.as_slice().iter().any(of_table)
         };
         let gone: Vec<IpNet> =
-            self.entries.iter().filter(missing).map(|(prefix, _)| *prefix).collect();
+            self.entries.iter().filter(missing).map(|(prefix, _)| prefix).collect();
         for prefix in gone {
             self.edit(prefix, |aliases| aliases.set_table(table, &[]));
         }
@@ -514,11 +524,11 @@ impl Table {
             tell(ToGuest::Group { id, hops });
         }
         if refreshed.outcomes_changed {
-            let differs = |(prefix, entry): &(&IpNet, &Entry)| {
-                !entry.queued && self.evaluate(prefix, &entry.aliases).1 != entry.told
+            let differs = |(prefix, entry): &(IpNet, &Entry)| {
+                !entry.queued && evaluate(&self.paths, prefix, &entry.aliases).1 != entry.told
             };
             let prefixes: Vec<IpNet> =
-                self.entries.iter().filter(differs).map(|(prefix, _)| *prefix).collect();
+                self.entries.iter().filter(differs).map(|(prefix, _)| prefix).collect();
             self.queued.extend(prefixes);
         }
         let mut gone = Vec::new();
@@ -594,9 +604,8 @@ impl Table {
         tell: &mut impl FnMut(ToGuest),
         gone: &mut Vec<IpNet>,
     ) {
-        let Some(entry) = self.entries.get(&prefix) else { return };
-        let (local, outcome) = self.evaluate(&prefix, &entry.aliases);
         let Some(entry) = self.entries.get_mut(&prefix) else { return };
+        let (local, outcome) = evaluate(&self.paths, &prefix, &entry.aliases);
         entry.queued = false;
         let told = std::mem::replace(&mut entry.told, outcome);
         let told_local = std::mem::replace(&mut entry.told_local, local);
@@ -638,24 +647,6 @@ impl Table {
         }
     }
 
-    /// Whether the prefix is an address of the router, and the outcome of the first usable route.
-    fn evaluate(&self, prefix: &IpNet, aliases: &Aliases) -> (bool, Destination) {
-        let is_host = prefix.prefix_len() == prefix.max_prefix_len();
-        let is_local = |alias: &&Alias| alias.destination == Destination::LOCAL;
-        let aliases = aliases.as_slice();
-        let local = is_host && aliases.iter().any(|alias| is_local(&alias));
-        let mut routes = aliases.iter().filter(|alias| !(local && is_local(alias)));
-        if aliases.iter().any(|alias| alias.selector != 0) {
-            return (local, Destination::PUNT);
-        }
-        let outcome = routes
-            .find_map(|alias| {
-                Some(self.paths.outcome(alias.destination)).filter(|o| *o != Destination::NONE)
-            })
-            .unwrap_or(Destination::NONE);
-        (local, outcome)
-    }
-
     /// The part of a snapshot before its routes, as of the last flush.
     pub fn snapshot_head(&self, tell: &mut impl FnMut(ToGuest)) {
         tell(ToGuest::Begin);
@@ -680,17 +671,15 @@ impl Table {
         count: usize,
         tell: &mut impl FnMut(ToGuest),
     ) -> Option<IpNet> {
-        use std::ops::Bound::{Excluded, Unbounded};
-        let start = from.map_or(Unbounded, Excluded);
         let mut last = None;
-        for (prefix, entry) in self.entries.range((start, Unbounded)).take(count) {
+        for (prefix, entry) in self.entries.after(from).take(count) {
             if entry.told_local {
                 tell(ToGuest::Local(prefix.addr()));
             }
             if let Some(target) = self.target(entry.told) {
-                tell(ToGuest::Route { prefix: *prefix, target });
+                tell(ToGuest::Route { prefix, target });
             }
-            last = Some(*prefix);
+            last = Some(prefix);
         }
         last
     }
@@ -719,4 +708,22 @@ fn is_quiet(prefix: &IpNet) -> bool {
                 || (address.is_multicast() && v6.prefix_len() >= 8)
         }
     }
+}
+
+/// Whether the prefix is an address of the router, and the outcome of the first usable route.
+fn evaluate(paths: &Paths, prefix: &IpNet, aliases: &Aliases) -> (bool, Destination) {
+    let is_host = prefix.prefix_len() == prefix.max_prefix_len();
+    let is_local = |alias: &&Alias| alias.destination == Destination::LOCAL;
+    let aliases = aliases.as_slice();
+    let local = is_host && aliases.iter().any(|alias| is_local(&alias));
+    let mut routes = aliases.iter().filter(|alias| !(local && is_local(alias)));
+    if aliases.iter().any(|alias| alias.selector != 0) {
+        return (local, Destination::PUNT);
+    }
+    let outcome = routes
+        .find_map(|alias| {
+            Some(paths.outcome(alias.destination)).filter(|o| *o != Destination::NONE)
+        })
+        .unwrap_or(Destination::NONE);
+    (local, outcome)
 }

@@ -97,6 +97,11 @@ pub struct Status {
     pub resyncs: u64,
     /// Times the kernel said that notifications were lost (ENOBUFS).
     pub overruns: u64,
+    /// Every notification was read, no dump runs or is due, and every guest has applied all that it
+    /// was sent: what was in the kernel when the request was sent is in the guests. (A reply can
+    /// follow a look at the kernel just before the request; the next one cannot.)
+    #[serde(default)]
+    pub settled: bool,
     /// Forwarding guests connected.
     pub guests: Vec<GuestStatus>,
 }

@@ -175,13 +175,77 @@ pub fn encode<M: Serialize>(batch: &[M]) -> io::Result<Vec<u8>> {
 
 /// The batch in one frame (without prefix); an error if it is none or has too many messages.
 pub fn decode<M: DeserializeOwned>(payload: &[u8]) -> io::Result<Vec<M>> {
-    let batch: Vec<M> = postcard::from_bytes(payload)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    let batch: Vec<M> = postcard::from_bytes(payload).map_err(invalid)?;
     if batch.len() > BATCH_MAX {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("{} messages in a frame, {BATCH_MAX} at most", batch.len()),
-        ));
+        return Err(invalid(format!("{} messages in a frame, {BATCH_MAX} at most", batch.len())));
     }
     Ok(batch)
+}
+
+/// Messages of one frame, read one at a time: thousands at once take longer than a guest may keep
+/// its frames waiting.
+#[derive(Debug, Default)]
+pub struct Messages {
+    bytes: Vec<u8>,
+    taken: usize,
+    left: usize,
+}
+
+impl Messages {
+    /// Goes on with the frame of this payload, whatever was left of the one before.
+    pub fn start(&mut self, payload: &[u8]) -> io::Result<()> {
+        let (left, rest) = postcard::take_from_bytes::<usize>(payload).map_err(invalid)?;
+        if left > BATCH_MAX {
+            return Err(invalid(format!("{left} messages in a frame, {BATCH_MAX} at most")));
+        }
+        self.bytes.clear();
+        self.bytes.extend_from_slice(rest);
+        (self.taken, self.left) = (0, left);
+        Ok(())
+    }
+
+    /// The next message; `None` at the end of the frame.
+    pub fn next<M: DeserializeOwned>(&mut self) -> io::Result<Option<M>> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        let rest = &self.bytes[self.taken..];
+        let (message, after) = postcard::take_from_bytes(rest).map_err(invalid)?;
+        self.taken += rest.len() - after.len();
+        self.left -= 1;
+        Ok(Some(message))
+    }
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_read_one_message_at_a_time() {
+        let group = ToGuest::Group { id: 7, hops: vec![] };
+        let batch = [ToGuest::Begin, group, ToGuest::Barrier(1 << 40), ToGuest::End];
+        let frame = encode(&batch).unwrap();
+        let payload = &frame[4..];
+        let mut messages = Messages::default();
+        messages.start(payload).unwrap();
+        for message in &batch {
+            assert_eq!(messages.next::<ToGuest>().unwrap().as_ref(), Some(message));
+        }
+        assert_eq!(messages.next::<ToGuest>().unwrap(), None);
+        // Every cut shows, at the latest where it is.
+        for length in 0..payload.len() {
+            let read = messages.start(&payload[..length]).and_then(|()| {
+                while messages.next::<ToGuest>()?.is_some() {}
+                Ok(())
+            });
+            assert!(read.is_err(), "{length}");
+        }
+        let many = postcard::to_stdvec(&vec![ToGuest::End; BATCH_MAX + 1]).unwrap();
+        assert!(messages.start(&many).is_err());
+    }
 }

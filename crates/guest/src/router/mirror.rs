@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pdp_proto::channel::FrameReader;
-use pdp_proto::routes::{FromGuest, ToGuest, VERSION, decode, encode};
+use pdp_proto::routes::{FromGuest, Messages, ToGuest, VERSION, encode};
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -61,7 +61,7 @@ pub struct Status {
 struct Connection {
     stream: UnixStream,
     reader: FrameReader,
-    messages: std::vec::IntoIter<ToGuest>,
+    messages: Messages,
     /// Bytes to write; those before `written` are.
     backlog: Vec<u8>,
     written: usize,
@@ -161,7 +161,7 @@ impl Connection {
         let mut connection = Self {
             stream: socket.into(),
             reader: FrameReader::default(),
-            messages: Vec::new().into_iter(),
+            messages: Messages::default(),
             backlog: Vec::new(),
             written: 0,
             dumps: VecDeque::new(),
@@ -210,7 +210,7 @@ impl Connection {
     /// Returns whether there are messages left.
     fn apply_some(&mut self, fib: &mut Fib, status: &mut Status) -> io::Result<bool> {
         for _ in 0..MESSAGES_STEP {
-            let Some(message) = self.messages.next() else { return Ok(false) };
+            let Some(message) = self.messages.next()? else { return Ok(false) };
             status.messages += 1;
             match message {
                 ToGuest::Barrier(number) => self.say(&[FromGuest::Applied(number)])?,
@@ -234,7 +234,7 @@ impl Connection {
     /// Returns whether something has come.
     fn read_some(&mut self) -> io::Result<bool> {
         if let Some(frame) = self.reader.next_frame()? {
-            self.messages = decode(frame)?.into_iter();
+            self.messages.start(frame)?;
             return Ok(true);
         }
         match self.reader.read_from(&mut self.stream) {

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use pdp_proto::routes::Resolved;
 
-use super::{Entry, Table, is_quiet};
+use super::{Entry, Table, evaluate, is_quiet};
 use crate::aliases::Alias;
 use crate::kernel::{Route, Table as KernelTable};
 
@@ -33,7 +33,7 @@ impl Table {
         let mut all = self.entries.remove(&prefix).map(|entry| entry.aliases).unwrap_or_default();
         all.set_table(KernelTable::Main, &aliases);
         self.paths.refresh();
-        let resolved = self.paths.resolved(self.evaluate(&prefix, &all).1);
+        let resolved = self.paths.resolved(evaluate(&self.paths, &prefix, &all).1);
         self.paths.collect();
         Some((prefix, resolved?))
     }
@@ -41,9 +41,9 @@ impl Table {
     /// Prefixes of the local table that have no route of the main table.
     pub fn resolve_local(&mut self) -> Vec<(IpNet, Resolved)> {
         self.paths.refresh();
-        let resolve = |(prefix, entry): (&IpNet, &Entry)| {
-            let outcome = self.evaluate(prefix, &entry.aliases).1;
-            Some((*prefix, self.paths.resolved(outcome)?))
+        let resolve = |(prefix, entry): (IpNet, &Entry)| {
+            let outcome = evaluate(&self.paths, &prefix, &entry.aliases).1;
+            Some((prefix, self.paths.resolved(outcome)?))
         };
         self.entries.iter().filter_map(resolve).collect()
     }

@@ -1,0 +1,100 @@
+//! Changes that come faster than the mirror reads them.
+
+mod common;
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+
+use common::guest::Guest;
+use common::reference::{differences, look, of_guest};
+use common::{Mirror, Netns, eventually};
+use netlink_sys::Socket;
+use netlink_sys::protocols::NETLINK_ROUTE;
+use pdp_proto::mirror::Source;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+const ROUTES: u32 = 20_000;
+const CHANGES: u32 = 200_000;
+/// Messages of one call.
+const BATCH: u32 = 500;
+
+/// Room for some hundred notifications.
+const RECEIVE_BYTES: usize = 256 << 10;
+
+/// Memory that a storm may take for good: less than half of what its notifications would.
+const GROWTH_BYTES_MAX: u64 = 64 << 20;
+
+fn prefix(route: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x1400_0000 + route * 256)
+}
+
+/// `RTM_NEWROUTE` (replace or create) or `RTM_DELROUTE` of a prefix of 24 bits, and its gateway.
+fn message(bytes: &mut Vec<u8>, route: u32, gateway: Option<[u8; 4]>) {
+    let (kind, flags) = match gateway {
+        Some(_) => (libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_REPLACE),
+        None => (libc::RTM_DELROUTE, 0),
+    };
+    let length: u32 = if gateway.is_some() { 44 } else { 36 };
+    bytes.extend(length.to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend([libc::AF_INET as u8, 24, 0, 0, 254, 4, 0, libc::RTN_UNICAST, 0, 0, 0, 0]);
+    let gateway = gateway.map(|gateway| (libc::RTA_GATEWAY, gateway));
+    for (kind, address) in [(libc::RTA_DST, prefix(route).octets())].into_iter().chain(gateway) {
+        bytes.extend(8u16.to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(address);
+    }
+}
+
+/// Gives routes other gateways, takes them away and gives them back, as fast as the kernel takes it.
+fn storm(netns: &Netns) {
+    let file = File::open(format!("/run/netns/{}", netns.name)).unwrap();
+    let send = || {
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        let mut socket = Socket::new(NETLINK_ROUTE).unwrap();
+        socket.bind_auto().unwrap();
+        let mut bytes = Vec::new();
+        for change in 0..CHANGES {
+            // Not the same change for a route each time, and another end than the beginning.
+            let (route, round) = (change * 7 % ROUTES, change / ROUTES);
+            let away = (route + round).is_multiple_of(5);
+            let number = 2 + (route + 3 * round) % 4;
+            let gateway = [172, 16, (number % 2) as u8, number as u8];
+            message(&mut bytes, route, (!away).then_some(gateway));
+            if (change + 1).is_multiple_of(BATCH) {
+                socket.send(&bytes, 0).unwrap();
+                bytes.clear();
+            }
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(send).join()).unwrap();
+}
+
+#[test]
+fn a_storm_costs_neither_memory_nor_equality() {
+    let netns = Netns::new(2);
+    let mirror = Mirror::with(&netns, u64::MAX, &[("RECEIVE", RECEIVE_BYTES)]);
+    let guest = Guest::connect(&mirror.config.routes_socket, 0);
+    storm(&netns);
+    // Whoever says so twice has looked at the kernel since.
+    let settled = || mirror.status().settled && mirror.status().settled;
+    eventually("settled", settled);
+    let before = mirror.memory_bytes();
+    // It hears of nothing at first, so that the kernel has to drop most.
+    mirror.process.signal("-STOP");
+    storm(&netns);
+    mirror.process.signal("-CONT");
+    storm(&netns);
+    eventually("settled after the storm", settled);
+    let (is, should) = (of_guest(&guest.state()), look(&netns));
+    assert!(is == should, "{}", differences(&is, &should));
+    assert!(should.routes.len() > ROUTES as usize / 2, "{}", should.routes.len());
+    assert_eq!(mirror.routes(Source::Diff(0), None).unwrap(), []);
+    let status = mirror.status();
+    assert!(status.overruns > 0 && status.resyncs > 0, "{status:?}");
+    let growth = mirror.memory_bytes() - before;
+    assert!(growth < GROWTH_BYTES_MAX, "{growth} bytes");
+}
