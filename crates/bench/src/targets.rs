@@ -93,6 +93,7 @@ pub fn all() -> Vec<Target> {
     for (words, series) in [
         ("veth to veth, 2 routes, AF_XDP, two cores: above 600 kpps", "pdp, two cores"),
         ("veth to veth, 2 routes, AF_XDP, one core: above 600 kpps", "pdp, one core"),
+        ("veth to veth, 2 routes, packet sockets: above 600 kpps", "pdp, packet sockets"),
     ] {
         all.push(target(words, ["veth", series, "rate"], FEW, None, AtLeast(0.6)));
     }
@@ -125,6 +126,31 @@ pub fn all() -> Vec<Target> {
     ] {
         all.push(target(words, ["lookup", series, "memory"], ANY, None, AtMost(bound)));
     }
+    let [experiment, series] = ["churn", "1 Mpps"];
+    all.extend([
+        target(
+            "route changes, as many as go, from the kernel to the guest, 1 Mpps forwarded: at least \
+             100,000/s",
+            [experiment, series, "applied"],
+            1_000_000..=u32::MAX,
+            None,
+            AtLeast(100.0),
+        ),
+        target(
+            "longest pause in forwarding beside 100,000 route changes/s",
+            [experiment, series, "pause"],
+            100_000..=100_000,
+            None,
+            Told,
+        ),
+        target(
+            "longest pause in forwarding without route changes, to compare",
+            [experiment, series, "pause"],
+            0..=0,
+            None,
+            Told,
+        ),
+    ]);
     all.extend([
         target(
             "overload: at ten times the capacity within 5% of the peak",
