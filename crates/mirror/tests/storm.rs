@@ -11,7 +11,8 @@ use common::reference::{differences, look, of_guest};
 use common::{Mirror, Netns, eventually};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
-use pdp_proto::mirror::Source;
+use pdp_proto::channel::Channel;
+use pdp_proto::mirror::{Reply, Request, Source};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const ROUTES: u32 = 20_000;
@@ -71,6 +72,38 @@ fn storm(netns: &Netns) {
         }
     };
     std::thread::scope(|scope| scope.spawn(send).join()).unwrap();
+}
+
+#[test]
+fn settled_is_said_once_all_is_read_and_confirmed() {
+    let netns = Netns::new(2);
+    let mirror = Mirror::new(&netns);
+    eventually("settled at the start", || mirror.status().settled);
+    let mut channel = mirror.channel();
+    let ask = |channel: &mut Channel| channel.send(&Request::Status, &[]).unwrap();
+    let answer = |channel: &mut Channel| match channel.receive().unwrap().unwrap().0 {
+        Reply::Status(status) => status,
+        other => panic!("{other:?}"),
+    };
+    ask(&mut channel);
+    answer(&mut channel);
+    // More waits for the mirror than it reads before it answers.
+    mirror.process.signal("-STOP");
+    storm(&netns);
+    ask(&mut channel);
+    mirror.process.signal("-CONT");
+    let status = answer(&mut channel);
+    assert!(status.notifications < CHANGES.into() && !status.settled, "{status:?}");
+    eventually("settled without guests", || mirror.status().settled);
+    let guest = Guest::connect(&mirror.config.routes_socket, 0);
+    eventually("settled with a guest", || guest.snapshots() == 1 && mirror.status().settled);
+    guest.shared.lock().unwrap().silent = true;
+    let before = mirror.status().notifications;
+    netns.ip("route add 10.0.0.0/8 via 172.16.0.2");
+    eventually("read", || mirror.status().notifications > before);
+    assert!(!mirror.status().settled, "the guest has not confirmed it");
+    guest.confirm();
+    eventually("confirmed", || mirror.status().settled);
 }
 
 #[test]
