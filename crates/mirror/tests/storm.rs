@@ -11,8 +11,7 @@ use common::reference::{differences, look, of_guest};
 use common::{Mirror, Netns, eventually};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
-use pdp_proto::channel::Channel;
-use pdp_proto::mirror::{Reply, Request, Source};
+use pdp_proto::mirror::{Reply, Request, Source, Status};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const ROUTES: u32 = 20_000;
@@ -51,14 +50,14 @@ fn message(bytes: &mut Vec<u8>, route: u32, gateway: Option<[u8; 4]>) {
 }
 
 /// Gives routes other gateways, takes them away and gives them back, as fast as the kernel takes it.
-fn storm(netns: &Netns) {
+fn storm(netns: &Netns, changes: u32) {
     let file = File::open(format!("/run/netns/{}", netns.name)).unwrap();
     let send = || {
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
         let mut socket = Socket::new(NETLINK_ROUTE).unwrap();
         socket.bind_auto().unwrap();
         let mut bytes = Vec::new();
-        for change in 0..CHANGES {
+        for change in 0..changes {
             // Not the same change for a route each time, and another end than the beginning.
             let (route, round) = (change * 7 % ROUTES, change / ROUTES);
             let away = (route + round).is_multiple_of(5);
@@ -74,27 +73,38 @@ fn storm(netns: &Netns) {
     std::thread::scope(|scope| scope.spawn(send).join()).unwrap();
 }
 
+/// The first that a mirror without guests says after changes that it could not read meanwhile.
+fn status_after_changes(netns: &Netns, mirror: &Mirror) -> Status {
+    eventually("settled at the start", || mirror.status().settled);
+    let mut channel = mirror.channel();
+    let mut status = |meanwhile: &dyn Fn()| {
+        channel.send(&Request::Status, &[]).unwrap();
+        meanwhile();
+        match channel.receive().unwrap().unwrap().0 {
+            Reply::Status(status) => status,
+            other => panic!("{other:?}"),
+        }
+    };
+    status(&|| {});
+    mirror.process.signal("-STOP");
+    storm(netns, CHANGES / 4);
+    let status = status(&|| mirror.process.signal("-CONT"));
+    eventually("settled without guests", || mirror.status().settled);
+    status
+}
+
 #[test]
 fn settled_is_said_once_all_is_read_and_confirmed() {
     let netns = Netns::new(2);
-    let mirror = Mirror::new(&netns);
-    eventually("settled at the start", || mirror.status().settled);
-    let mut channel = mirror.channel();
-    let ask = |channel: &mut Channel| channel.send(&Request::Status, &[]).unwrap();
-    let answer = |channel: &mut Channel| match channel.receive().unwrap().unwrap().0 {
-        Reply::Status(status) => status,
-        other => panic!("{other:?}"),
-    };
-    ask(&mut channel);
-    answer(&mut channel);
+    // Notifications are lost, and the dump that makes up for it has begun.
+    let small = Mirror::with(&netns, u64::MAX, &[("RECEIVE", RECEIVE_BYTES)]);
+    let status = status_after_changes(&netns, &small);
+    assert!(status.overruns > 0 && !status.settled, "{status:?}");
+    drop(small);
     // More waits for the mirror than it reads before it answers.
-    mirror.process.signal("-STOP");
-    storm(&netns);
-    ask(&mut channel);
-    mirror.process.signal("-CONT");
-    let status = answer(&mut channel);
-    assert!(status.notifications < CHANGES.into() && !status.settled, "{status:?}");
-    eventually("settled without guests", || mirror.status().settled);
+    let mirror = Mirror::new(&netns);
+    let status = status_after_changes(&netns, &mirror);
+    assert!(status.overruns == 0 && !status.settled, "{status:?}");
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
     eventually("settled with a guest", || guest.snapshots() == 1 && mirror.status().settled);
     guest.shared.lock().unwrap().silent = true;
@@ -111,16 +121,16 @@ fn a_storm_costs_neither_memory_nor_equality() {
     let netns = Netns::new(2);
     let mirror = Mirror::with(&netns, u64::MAX, &[("RECEIVE", RECEIVE_BYTES)]);
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
-    storm(&netns);
+    storm(&netns, CHANGES);
     // Whoever says so twice has looked at the kernel since.
     let settled = || mirror.status().settled && mirror.status().settled;
     eventually("settled", settled);
     let before = mirror.memory_bytes();
     // It hears of nothing at first, so that the kernel has to drop most.
     mirror.process.signal("-STOP");
-    storm(&netns);
+    storm(&netns, CHANGES);
     mirror.process.signal("-CONT");
-    storm(&netns);
+    storm(&netns, CHANGES);
     eventually("settled after the storm", settled);
     let (is, should) = (of_guest(&guest.state()), look(&netns));
     assert!(is == should, "{}", differences(&is, &should));
