@@ -25,6 +25,10 @@ use crate::table::Table;
 /// Notifications read before guests are told of them.
 pub const NOTIFICATIONS_MAX: usize = 16_384;
 
+/// Between reading notifications and reading more. What comes meanwhile is told at once: telling
+/// costs mirror and guest some ten microseconds, whether of one change or of a hundred.
+const GATHER: Duration = Duration::from_micros(500);
+
 /// Datagrams of a dump applied before guests are told of them; one has up to 32 KiB.
 const DUMP_DATAGRAMS_MAX: usize = 16;
 
@@ -110,6 +114,8 @@ pub struct Follower {
     ready: bool,
     /// The queue of notifications was empty at the end of the last step.
     drained: bool,
+    /// When notifications are read next.
+    read_at: Instant,
     /// What made the last change of a nexthop object.
     nexthop_request: Option<(u32, u32)>,
     /// Times that routes were dumped after the first time.
@@ -139,6 +145,7 @@ impl Follower {
             passes: 0,
             ready: false,
             drained: false,
+            read_at: now,
             nexthop_request: None,
             resyncs: 0,
             notifications_count: 0,
@@ -167,11 +174,22 @@ impl Follower {
             return Some(Instant::now());
         }
         let wanted = (!self.wanted.is_empty()).then_some(self.not_before);
-        wanted.into_iter().chain(self.retry_at).min()
+        let gathered = (!self.listens()).then_some(self.read_at);
+        wanted.into_iter().chain(self.retry_at).chain(gathered).min()
+    }
+
+    /// Whether a notification is a reason for [`Self::step`]: those that come shortly after others
+    /// wait, unless a dump does.
+    pub fn listens(&self) -> bool {
+        self.run.is_some() || !self.left.is_empty() || Instant::now() >= self.read_at
     }
 
     /// Reads notifications and goes on with dumps. Returns when the first notification was read.
     pub fn step(&mut self) -> io::Result<Option<Instant>> {
+        if !self.listens() {
+            self.drained = false;
+            return Ok(None);
+        }
         let (mut first, mut drained) = self.read()?;
         for _ in 0..DUMP_DATAGRAMS_MAX {
             if !drained || !self.dump_step()? {
@@ -185,6 +203,9 @@ impl Follower {
             }
         }
         self.drained = drained;
+        if first.is_some() && drained {
+            self.read_at = Instant::now() + GATHER;
+        }
         Ok(first)
     }
 

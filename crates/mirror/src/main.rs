@@ -89,8 +89,9 @@ fn wait(
     control: &Control,
     sleep: Duration,
 ) -> anyhow::Result<()> {
+    let listens = if follower.listens() { PollFlags::IN } else { PollFlags::empty() };
     let mut polled = vec![
-        PollFd::new(follower, PollFlags::IN),
+        PollFd::new(follower, listens),
         PollFd::new(guests.listener(), PollFlags::IN),
         PollFd::new(control.listener(), PollFlags::IN),
     ];
