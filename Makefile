@@ -49,7 +49,7 @@ demo-down: build
 
 # Beside it nothing else should run on this machine. It ends by itself in time; what would hang is
 # ended two minutes later. There is a report of what was measured in any case.
-BENCH_MINUTES ?= $(if $(QUICK),9,32)
+BENCH_MINUTES ?= $(if $(QUICK),9,33)
 bench: build
 	timeout --kill-after=60 $$((60 * ($(BENCH_MINUTES) + 2))) target/release/pdp-bench run \
 	    --minutes $(BENCH_MINUTES) $(if $(QUICK),--quick); \

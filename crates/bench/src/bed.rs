@@ -12,8 +12,9 @@ use anyhow::{Context, Result, ensure};
 use pdp_api::Stats;
 use pdp_e2e::Node;
 use pdp_e2e::meter::Clock;
+use pdp_wire::outer;
 
-use crate::peers::pdp::{Design, Pdp};
+use crate::peers::pdp::{Design, Pdp, TUNNEL_BYTES};
 use crate::run::Reading;
 use crate::site::{Prefix, stream};
 use crate::stream::NUMBER_AT;
@@ -23,8 +24,11 @@ const PCAP_BYTES_MAX: usize = 10 << 20;
 const PCAP_HEADER_BYTES: usize = 24;
 const PCAP_RECORD_BYTES: usize = 16;
 
+/// Frames for each tunnel: with the destinations of [`crate::site::few`], some to each.
+const FRAMES_A_TUNNEL: usize = 8;
+
 /// Time before what counts.
-const WARM_UP: Duration = Duration::from_millis(500);
+const WARM_UP: Duration = Duration::from_millis(200);
 
 /// A running node with a router between two generators.
 #[derive(Debug)]
@@ -86,7 +90,11 @@ impl Passed {
         readings.push(Reading::new("rate for a guest's CPU second", rate, "million"));
         let least = self.of_quota.iter().copied().fold(f64::INFINITY, f64::min);
         let most = self.of_quota.iter().copied().fold(0.0, f64::max);
-        readings.push(Reading::new("CPU time of the guest that had least", least, "% of its quota"));
+        readings.push(Reading::new(
+            "CPU time of the guest that had least",
+            least,
+            "% of its quota",
+        ));
         readings.push(Reading::new("CPU time of the guest that had most", most, "% of its quota"));
         readings
     }
@@ -97,8 +105,12 @@ impl Bed {
     pub fn start(design: Design, prefixes: &[Prefix], bytes: usize) -> Result<Self> {
         let node = Node::start("bed");
         let frames = node.directory.join("frames.pcap");
-        let most = (PCAP_BYTES_MAX - PCAP_HEADER_BYTES) / (bytes + PCAP_RECORD_BYTES);
-        stream(prefixes, bytes).write_pcap(&frames, most)?;
+        let tunnels = design.tunnels()?;
+        let outer = tunnels.first().map_or(0, outer::Template::len);
+        let most = (PCAP_BYTES_MAX - PCAP_HEADER_BYTES) / (outer + bytes + PCAP_RECORD_BYTES);
+        let stream = stream(prefixes, bytes);
+        let count = stream.destinations.len().max(FRAMES_A_TUNNEL * tunnels.len()).min(most);
+        stream.write_pcap(&frames, count, &tunnels)?;
         let pdp = Pdp::start(&node, &design, &interfaces(&design, ""))?;
         pdp.add_routes(&node, prefixes)?;
         Ok(Self { node, design, frames, pdp })
@@ -114,7 +126,8 @@ impl Bed {
         let meter = clock.start(&self.pdp.processes, false);
         let (guests_before, start) = (self.pdp.guests_cpu_seconds()?, Instant::now());
         std::thread::sleep(time);
-        let (guests_after, metered) = (self.pdp.guests_cpu_seconds()?, start.elapsed().as_secs_f64());
+        let (guests_after, metered) =
+            (self.pdp.guests_cpu_seconds()?, start.elapsed().as_secs_f64());
         let cycles = clock.stop(meter);
         let after = self.stats()?;
         self.node.apply(&self.design.substrate(&interfaces(&self.design, "")));
@@ -149,9 +162,11 @@ impl Bed {
 
 /// The interfaces A as generators with these settings, and B as sinks.
 fn interfaces(design: &Design, source: &str) -> String {
-    let a = format!("generator: {{{source}numberAt: {NUMBER_AT}}}");
-    let b = format!("generator: {{numberAt: {NUMBER_AT}}}");
-    design.interfaces([&a, &b])
+    let at = NUMBER_AT + if design.tunnels { TUNNEL_BYTES } else { 0 };
+    format!(
+        "    A0: {{generator: {{{source}numberAt: {at}}}}}\n    \
+             B0: {{generator: {{numberAt: {at}}}}}\n"
+    )
 }
 
 /// What was dropped between two moments, by reason.

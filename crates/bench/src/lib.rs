@@ -19,6 +19,7 @@ pub mod bed;
 pub mod experiments;
 pub mod live;
 pub mod machine;
+pub mod netlink;
 pub mod paper;
 pub mod peers;
 pub mod plot;

@@ -7,6 +7,8 @@ use std::process::Command;
 use pdp_e2e::meter;
 use serde::{Deserialize, Serialize};
 
+use crate::site::repository;
+
 /// The machine that something was measured on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
@@ -22,7 +24,7 @@ pub struct Machine {
     pub system: String,
     /// Hypervisor, if it is a virtual machine.
     pub hypervisor: String,
-    /// Version of PdP (git), with `-dirty` if files differ from it.
+    /// Version of PdP (git), with `-dirty` if files differ from it that are not results.
     pub pdp: String,
     /// Version of Debian's package `dpdk-dev`.
     pub dpdk: String,
@@ -44,7 +46,7 @@ impl Machine {
             kernel: kernel.trim().to_owned(),
             system: system.unwrap_or_default().trim_matches('"').to_owned(),
             hypervisor: said("sh", &["-c", "LC_ALL=C lscpu | sed -n 's/^Hypervisor vendor: *//p'"]),
-            pdp: said("git", &["describe", "--always", "--dirty"]),
+            pdp: version(),
             dpdk: package("dpdk-dev"),
             openvswitch: package("openvswitch-switch"),
         }
@@ -74,6 +76,16 @@ pub fn tell_what_lacks() {
              report will lack what needs it"
         );
     }
+}
+
+/// The commit that this program is of, as far as git knows.
+fn version() -> String {
+    let root = repository().display().to_string();
+    let commit = said("git", &["-C", &root, "describe", "--always"]);
+    let others = [":/", ":(exclude,top)bench"];
+    let status = ["-C", &root, "status", "--porcelain", "--untracked-files=no", "--"];
+    let changed = said("git", &[&status[..], &others].concat());
+    if changed.is_empty() { commit } else { commit + "-dirty" }
 }
 
 /// Cores of this machine.

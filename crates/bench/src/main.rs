@@ -65,6 +65,9 @@ enum Verb {
 const ROUNDS: u32 = 3;
 const ROUNDS_QUICK: u32 = 2;
 
+/// Share of the usual time of experiments that is kept for them while earlier ones run.
+const KEPT_SHARE: f64 = 0.75;
+
 fn main() -> ExitCode {
     match work(Args::parse().verb) {
         Ok(code) => code,
@@ -127,8 +130,8 @@ fn measure(
             minutes(start.elapsed()),
             minutes(now)
         );
-        // What comes later keeps its usual time.
-        let own_end = end.map(|end| end.checked_sub(later).unwrap_or(start));
+        let kept = later.mul_f64(KEPT_SHARE);
+        let own_end = end.map(|end| end.checked_sub(kept).unwrap_or(start));
         let (results, whole) = Run::of(experiment, effort, own_end);
         anyhow::ensure!(!run::interrupted(), "interrupted; {} is not kept", experiment.name);
         let path = path(experiment);

@@ -17,7 +17,7 @@ use crate::sample::{Results, SCHEMA, Sample, State};
 use crate::steal::{Ticks, least_disturbed};
 
 /// Share of an experiment's usual time that disturbed samples may be repeated in.
-const REPEATS_SHARE: f64 = 0.25;
+const REPEATS_SHARE: f64 = 0.15;
 
 /// How thoroughly to measure.
 #[derive(Clone, Copy, Debug)]

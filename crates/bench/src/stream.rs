@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pdp_wire::checksum::checksum;
-use pdp_wire::{ether, ipv4, udp};
+use pdp_wire::{ether, ipv4, outer, udp};
 
 /// All headers.
 pub const HEADERS_BYTES: usize = ether::HEADER_BYTES + ipv4::HEADER_BYTES + udp::HEADER_BYTES;
@@ -60,8 +60,9 @@ impl Stream {
         Ok(headers)
     }
 
-    /// Writes a frame for each of the first `count` destinations as a pcap file.
-    pub fn write_pcap(&self, path: &Path, count: usize) -> Result<()> {
+    /// Writes a frame for each of the first `count` destinations as a pcap file: through each of
+    /// these tunnels in turn, if there are any.
+    pub fn write_pcap(&self, path: &Path, count: usize, tunnels: &[outer::Template]) -> Result<()> {
         let file = File::create(path).with_context(|| path.display().to_string())?;
         let mut file = BufWriter::new(file);
         // draft-ietf-opsawg-pcap section 4: version 2.4, frames of 65,535 bytes at most, Ethernet.
@@ -70,16 +71,22 @@ impl Stream {
         }
         let mut frame = self.headers()?.to_vec();
         frame.resize(self.bytes, 0);
-        let length = u32::try_from(frame.len())?;
-        for destination in self.destinations.iter().take(count) {
+        for (number, destination) in self.destinations.iter().cycle().take(count).enumerate() {
             frame[CHECKSUM_AT..CHECKSUM_AT + 2].fill(0);
             frame[DESTINATION_AT..DESTINATION_AT + 4].copy_from_slice(destination);
             let sum = checksum(&frame[ether::HEADER_BYTES..][..ipv4::HEADER_BYTES]);
             frame[CHECKSUM_AT..CHECKSUM_AT + 2].copy_from_slice(&sum.to_be_bytes());
+            let mut sent = frame.clone();
+            if !tunnels.is_empty() {
+                let tunnel = &tunnels[number % tunnels.len()];
+                sent.splice(..0, vec![0; tunnel.len()]);
+                tunnel.write(&mut sent, self.to_mac, self.from_mac, None).context("tunnel")?;
+            }
+            let length = u32::try_from(sent.len())?;
             for word in [0, 0, length, length] {
                 file.write_all(&word.to_le_bytes())?;
             }
-            file.write_all(&frame)?;
+            file.write_all(&sent)?;
         }
         file.flush().with_context(|| path.display().to_string())
     }

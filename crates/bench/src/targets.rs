@@ -323,4 +323,12 @@ mod tests {
         other.figure[1] = "ovs";
         assert!(!other.in_another_state(&results), "never measured");
     }
+
+    #[test]
+    fn every_target_is_of_an_experiment() {
+        for target in all() {
+            let [experiment, _, _] = target.figure;
+            assert!(crate::experiments::named(experiment).is_some(), "{experiment}");
+        }
+    }
 }

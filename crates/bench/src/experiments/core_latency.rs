@@ -10,7 +10,7 @@ use crate::run::{Reading, Run};
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "core-latency",
     about: "a cache line between the first and the last core, half a round trip",
-    seconds: 5,
+    seconds: 6,
     run,
 };
 

@@ -15,7 +15,7 @@ use crate::run::{Reading, Run};
 pub(super) const RAW: Experiment = Experiment {
     name: "memif-raw",
     about: "frames over memif between two processes of DPDK testpmd, a core each",
-    seconds: 40,
+    seconds: 35,
     run: raw,
 };
 

@@ -1,5 +1,6 @@
 //! What is measured, by name.
 
+mod churn;
 mod core_latency;
 mod lookup;
 mod memif;
@@ -51,6 +52,7 @@ pub const ALL: &[Experiment] = &[
     router::SCALING,
     memif::RAW,
     memif::MEMIF,
+    churn::EXPERIMENT,
     schedulers::EXPERIMENT,
     router::VNETS,
     veth::LOAD,

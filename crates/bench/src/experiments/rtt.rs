@@ -24,7 +24,7 @@ use crate::statistics::quantile;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "rtt",
     about: "round-trip time of a UDP echo at idle, guest included, against the kernel's forwarding",
-    seconds: 35,
+    seconds: 30,
     run,
 };
 

@@ -30,7 +30,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "schedulers",
     about: "round-trip time of a UDP echo under load, by how the forwarding guest is scheduled: its \
             core is shared with a hog, half for each",
-    seconds: 150,
+    seconds: 90,
     run,
 };
 

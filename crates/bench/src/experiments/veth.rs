@@ -15,14 +15,14 @@ use crate::site::{self, Prefix, Site};
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "veth",
     about: "veth to veth at saturation, 64-byte packets, 2 routes and the full table",
-    seconds: 180,
+    seconds: 190,
     run,
 };
 
 pub(super) const LOAD: Experiment = Experiment {
     name: "veth-load",
     about: "veth to veth, 2 routes: what comes out of what is offered",
-    seconds: 180,
+    seconds: 120,
     run: load,
 };
 
@@ -30,7 +30,7 @@ pub(super) const LOAD: Experiment = Experiment {
 const FRAME_BYTES: usize = 64;
 
 /// Loads of [`LOAD`], million frames a second.
-const LOADS_MPPS: [f64; 7] = [0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2];
+const LOADS_MPPS: [f64; 5] = [0.1, 0.2, 0.4, 0.8, 1.6];
 const LOADS_QUICK_MPPS: [f64; 2] = [0.1, 0.4];
 
 /// What forwards, at a site of its own.
@@ -133,7 +133,7 @@ fn contenders(run: &mut Run) -> Vec<Contender> {
 
 fn run(run: &mut Run) -> Result<()> {
     let clock = Clock::of_this_machine();
-    let (time, generator_core) = (run.time(), run.cores()[1]);
+    let (time, generator_core) = (run.time() / 2, run.cores()[1]);
     let mut contenders = contenders(run);
     saturate(run, &contenders, 2, time, &clock)?;
     if run.quick() {
@@ -172,7 +172,7 @@ fn saturate(
 
 fn load(run: &mut Run) -> Result<()> {
     let clock = Clock::of_this_machine();
-    let time = run.time();
+    let time = run.time() / 4;
     let loads: &[f64] = if run.quick() { &LOADS_QUICK_MPPS } else { &LOADS_MPPS };
     let contenders = contenders(run);
     run.rounds(|run| {

@@ -1,11 +1,13 @@
-//! PdP: virtual networks `bench0`, `bench1`, …, each with a router `r1` between external interfaces
-//! `A0` and `B0`, `A1` and `B1`, …, its guests in their containers.
+//! PdP: virtual networks `bench0`, `bench1`, …, each with a router `r1` between the external
+//! interfaces `A0` and `B0`, its guests in their containers. Several share these by tunnels.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pdp_container::cgroup::Cgroups;
 use pdp_e2e::{Node, eventually};
+use pdp_wire::{ether, outer, udp, vxlan};
 
 use super::kernel;
 use crate::site::{MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, words};
@@ -19,6 +21,8 @@ const TABLE_LOOK: Duration = Duration::from_millis(200);
 /// 4 ms).
 const QUEUE: u32 = 1024;
 const QUEUE_CAPPED: u32 = 16384;
+/// Of one among many: packets of all of them together are in the caches, or not.
+const QUEUE_MANY: u32 = 256;
 
 /// What is put up.
 #[derive(Clone, Debug)]
@@ -35,13 +39,26 @@ pub struct Design {
     pub queue: u32,
     /// Virtual networks, each with so many guests.
     pub vnets: usize,
+    /// Whether each has a VXLAN tunnel on both external interfaces; else the only one has all of
+    /// them.
+    pub tunnels: bool,
 }
+
+/// Bytes of the headers of a tunnel.
+pub const TUNNEL_BYTES: usize =
+    ether::HEADER_BYTES + outer::IPV4_BYTES + udp::HEADER_BYTES + vxlan::HEADER_BYTES;
+
+/// Ends of the tunnels: the node's, and the other one.
+const TUNNEL_ENDS: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
+/// UDP ports of frames that come: of who sends them, and VXLAN's.
+const TUNNEL_PORTS: [u16; 2] = [50_000, 4789];
 
 impl Design {
     /// One guest with a core of its own, or half of the mux's.
     pub fn plain(mux: usize, guest: usize) -> Self {
         let power = if mux == guest { 500 } else { 1000 };
-        Self { mux, guest, guests: vec![power], policy: "flow", queue: QUEUE, vnets: 1 }
+        let guests = vec![power];
+        Self { mux, guest, guests, policy: "flow", queue: QUEUE, vnets: 1, tunnels: false }
     }
 
     /// Guests with shares of a core of their own.
@@ -50,22 +67,63 @@ impl Design {
         Self { guests, policy, queue: QUEUE_CAPPED, ..Self::plain(mux, guest) }
     }
 
-    /// Lines of YAML for the external interfaces, from those of each virtual network: A and B.
-    pub fn interfaces(&self, [a, b]: [&str; 2]) -> String {
-        (0..self.vnets)
-            .map(|vnet| format!("    A{vnet}: {{{a}}}\n    B{vnet}: {{{b}}}\n"))
-            .collect()
+    /// So many virtual networks with equal shares of a core for their guests. What does not fit
+    /// there for shares being whole thousandths is on the mux's.
+    pub fn many(mux: usize, guest: usize, vnets: usize) -> Self {
+        let power = (1000 / vnets as u32).max(1);
+        let plain = Self::plain(mux, guest);
+        Self { guests: vec![power], queue: QUEUE_MANY, vnets, tunnels: true, ..plain }
+    }
+
+    /// The tunnels of the virtual networks, as frames come.
+    pub fn tunnels(&self) -> Result<Vec<outer::Template>> {
+        let [here, there] = TUNNEL_ENDS.map(IpAddr::from);
+        let count = if self.tunnels { self.vnets as u32 } else { 0 };
+        let tunnel = |vni| {
+            outer::Template::new(there, here, TUNNEL_PORTS, &vxlan::emit(vni)).context("VXLAN")
+        };
+        (0..count).map(tunnel).collect()
+    }
+
+    /// How the virtual network with this number has its externals, in YAML.
+    fn externals(&self, number: usize) -> String {
+        let [here, there] = TUNNEL_ENDS.map(IpAddr::from);
+        let tunnel = if self.tunnels {
+            format!(", vxlan: {{local: {here}, remote: {there}, vni: {number}}}")
+        } else {
+            String::new()
+        };
+        format!("{{a: {{interface: A0{tunnel}}}, b: {{interface: B0{tunnel}}}}}")
+    }
+
+    /// Forwarding engines in YAML: one for each guest where there are few.
+    fn engines(&self) -> String {
+        let Self { mux, guest, guests, .. } = self;
+        let engine = |name: &str, cpu: &usize, power: u32| {
+            format!("    {name}: {{cpus: \"{cpu}\", capacity: {power}m}}\n")
+        };
+        let power = self.power();
+        match power.saturating_sub(1000) {
+            _ if !self.tunnels => {
+                let each = guests.iter().enumerate();
+                each.map(|(number, power)| engine(&format!("fe{number}"), guest, *power)).collect()
+            }
+            0 => engine("fe0", guest, power),
+            beside => engine("fe0", guest, 1000) + &engine("fe1", mux, beside),
+        }
+    }
+
+    /// Power of all guests.
+    fn power(&self) -> u32 {
+        self.guests.iter().sum::<u32>() * self.vnets as u32
     }
 
     /// The spec of a substrate with these interfaces, lines of YAML.
     pub fn substrate(&self, interfaces: &str) -> String {
-        let Self { mux, guest, guests, vnets, .. } = self;
-        let beside: u32 = if mux == guest { guests.iter().sum() } else { 0 };
+        let Self { mux, guest, .. } = self;
+        let beside = if mux == guest { self.power() } else { self.power().saturating_sub(1000) };
         let power = 1000u32.saturating_sub(beside);
-        let mut engines = String::new();
-        for (number, power) in guests.iter().cycle().take(guests.len() * vnets).enumerate() {
-            engines += &format!("    fe{number}: {{cpus: \"{guest}\", capacity: {power}m}}\n");
-        }
+        let engines = self.engines();
         format!(
             "apiVersion: pdp/v1
 kind: Substrate
@@ -83,6 +141,12 @@ spec:
         let power: u32 = self.guests.iter().sum();
         let (mac_a, mac_b) = (words(MAC_MIDDLE_A), words(MAC_MIDDLE_B));
         let Self { policy, queue, .. } = self;
+        let externals = self.externals(number);
+        let (resources, memory) = if self.tunnels {
+            ("{memory: 64Mi, routes: 1000}", "32Mi")
+        } else {
+            ("{cpu: 1, memory: 2Gi, routes: 1200000}", "1Gi")
+        };
         format!(
             r#"apiVersion: pdp/v1
 kind: VirtualNetwork
@@ -94,14 +158,14 @@ spec:
       interfaces:
         eth0: {{addresses: [10.0.1.1/24], mac: "{mac_a}"}}
         eth1: {{addresses: [10.0.2.1/24], mac: "{mac_b}"}}
-      resources: {{cpu: 1, memory: 2Gi, routes: 1200000}}
+      resources: {resources}
       dataPlane:
         power: {power}m
-        memory: 1Gi
+        memory: {memory}
         queue: {queue}
         split: true
         distribution: {{policy: {policy}}}
-  externals: {{a: {{interface: A{number}}}, b: {{interface: B{number}}}}}
+  externals: {externals}
   links:
     - endpoints: ["r1:eth0", "external:a"]
     - endpoints: ["r1:eth1", "external:b"]
