@@ -205,7 +205,7 @@ impl Messages {
     }
 
     /// The next message; `None` at the end of the frame.
-    pub fn next<M: DeserializeOwned>(&mut self) -> io::Result<Option<M>> {
+    pub fn take<M: DeserializeOwned>(&mut self) -> io::Result<Option<M>> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -234,13 +234,13 @@ mod tests {
         let mut messages = Messages::default();
         messages.start(payload).unwrap();
         for message in &batch {
-            assert_eq!(messages.next::<ToGuest>().unwrap().as_ref(), Some(message));
+            assert_eq!(messages.take::<ToGuest>().unwrap().as_ref(), Some(message));
         }
-        assert_eq!(messages.next::<ToGuest>().unwrap(), None);
+        assert_eq!(messages.take::<ToGuest>().unwrap(), None);
         // Every cut shows, at the latest where it is.
         for length in 0..payload.len() {
             let read = messages.start(&payload[..length]).and_then(|()| {
-                while messages.next::<ToGuest>()?.is_some() {}
+                while messages.take::<ToGuest>()?.is_some() {}
                 Ok(())
             });
             assert!(read.is_err(), "{length}");

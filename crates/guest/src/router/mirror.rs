@@ -210,7 +210,7 @@ impl Connection {
     /// Returns whether there are messages left.
     fn apply_some(&mut self, fib: &mut Fib, status: &mut Status) -> io::Result<bool> {
         for _ in 0..MESSAGES_STEP {
-            let Some(message) = self.messages.next()? else { return Ok(false) };
+            let Some(message) = self.messages.take()? else { return Ok(false) };
             status.messages += 1;
             match message {
                 ToGuest::Barrier(number) => self.say(&[FromGuest::Applied(number)])?,
