@@ -88,8 +88,7 @@ impl Reconciler<'_> {
                 sockets.iter().map(|(queue, socket)| (*queue, socket.as_fd())).collect();
             xdp.set_sockets(&by_queue)?;
         }
-        xdp.set_takes(&wanted.takes())?;
-        xdp.take_all(wanted.take_all)?;
+        take(&mut xdp, wanted)?;
         self.made(name, tell, made_for, &pins, Some(xdp))
     }
 
@@ -104,13 +103,9 @@ impl Reconciler<'_> {
         }
         prepare_pins(&wanted.pins)?;
         let (mut xdp, filter) = Xdp::attach_behind_sockets(&wanted.device, &wanted.pins)?;
-        xdp.set_takes(&wanted.takes())?;
-        xdp.take_all(wanted.take_all)?;
+        take(&mut xdp, wanted)?;
         let mut sockets = Vec::new();
         if step == Step::Make {
-            if wanted.take_all {
-                pdp_net::ethtool::aggregation_off(&wanted.device)?;
-            }
             let filter = filter.as_fd();
             sockets = pdp_net::packet::open(&wanted.device, device.index, wanted.workers, filter)?;
         }
@@ -129,8 +124,7 @@ impl Reconciler<'_> {
         self.tell(name, tell)?;
         let attached = self.mux.externals.get_mut(name);
         if let Some(xdp) = attached.and_then(|attached| attached.xdp.as_mut()) {
-            xdp.set_takes(&wanted.takes())?;
-            xdp.take_all(wanted.take_all)?;
+            take(xdp, wanted)?;
         }
         Ok(())
     }
@@ -233,6 +227,16 @@ impl Reconciler<'_> {
         self.mux.externals.insert(name.into(), Attached { told, made_for, xdp });
         Ok(())
     }
+}
+
+/// Has the program take what is PdP's.
+fn take(xdp: &mut Xdp, wanted: &DevicePlan) -> Result<(), HostError> {
+    xdp.set_takes(&wanted.takes())?;
+    xdp.take_all(wanted.take_all)?;
+    if wanted.attach == DeviceAttach::Packet && wanted.take_all {
+        pdp_net::ethtool::aggregation_off(&wanted.device)?;
+    }
+    Ok(())
 }
 
 /// Sees to it that there is a file system for pins.
