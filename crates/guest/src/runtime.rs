@@ -42,8 +42,8 @@ const CONTROL_INTERVAL: Duration = Duration::from_millis(100);
 /// The longest sleep; bounds what a signal that comes just before it can be late.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// Sleep while the ring to the mux is full: memif has no doorbell for room.
-const FULL_SLEEP: Duration = Duration::from_micros(50);
+/// The longest sleep while the ring to the mux is full, which rings once it has taken half of it.
+const FULL_SLEEP: Duration = Duration::from_millis(1);
 
 /// Frames in each of the two rings, unless said otherwise.
 const QUEUE_DEFAULT: u32 = 1024;
@@ -142,6 +142,14 @@ pub struct Counters {
     pub wakes: u64,
     /// Connections to a mux.
     pub connections: u64,
+}
+
+/// What ended a sleep.
+struct Woken {
+    /// The mux rang.
+    bell: bool,
+    /// The control socket or a descriptor of the program is ready.
+    other: bool,
 }
 
 /// Runs one program on one trunk.
@@ -246,6 +254,8 @@ impl<P: Program> Runtime<P> {
             Tended::Until(until) => now >= self.tend_at || until.is_some_and(|until| now >= until),
         };
         if due {
+            // Not after what the program has to do beside frames.
+            self.client.ring();
             let Self { client, kept, counters, .. } = self;
             self.tended = self.program.tend(now, &mut Outbox { client, kept, counters });
             self.client.flush();
@@ -356,21 +366,26 @@ impl<P: Program> Runtime<P> {
             until = until.min(self.control_at);
         } else if self.client.room() == 0 {
             until = until.min(now + FULL_SLEEP);
+            if !self.client.arm_for_room() {
+                return Ok(());
+            }
         } else if !self.client.arm() {
             return Ok(());
         }
         self.counters.sleeps += 1;
         let waited = self.wait(until.saturating_duration_since(now));
         self.client.disarm();
-        self.counters.wakes += u64::from(*waited.as_ref().unwrap_or(&false));
-        // Whatever woke the guest, both are worth a look.
-        self.tended = Tended::More;
-        self.control_at = self.control_at.min(Instant::now());
-        waited.map(|_| ())
+        let woken = waited?;
+        self.counters.wakes += u64::from(woken.bell);
+        // Frames need neither, and each look is a system call or more.
+        if woken.other {
+            self.tended = Tended::More;
+            self.control_at = self.control_at.min(Instant::now());
+        }
+        Ok(())
     }
 
-    /// Returns whether the doorbell rang.
-    fn wait(&self, time: Duration) -> Result<bool, Error> {
+    fn wait(&self, time: Duration) -> Result<Woken, Error> {
         let mut fds = vec![PollFd::from_borrowed_fd(self.client.as_fd(), PollFlags::IN)];
         fds.extend(self.client.control().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         for (fd, flags) in self.program.wake_by() {
@@ -379,8 +394,11 @@ impl<P: Program> Runtime<P> {
         let time =
             Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
         match poll(&mut fds, Some(&time)) {
-            Ok(_) => Ok(fds[0].revents().contains(PollFlags::IN)),
-            Err(rustix::io::Errno::INTR) => Ok(false),
+            Ok(_) => {
+                let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+                Ok(Woken { bell: ready.next() == Some(true), other: ready.any(|ready| ready) })
+            }
+            Err(rustix::io::Errno::INTR) => Ok(Woken { bell: false, other: false }),
             Err(error) => Err(Error::Wait(error.into())),
         }
     }

@@ -604,6 +604,14 @@ impl Client {
         self.link != Link::Up || idle::arm(lane.ring.tail(), lane.tail, lane.ring.flags())
     }
 
+    /// As [`Self::arm`], for who waits for room in a full ring: true if there is none. Servers that do
+    /// not ring for room ([`crate::Sender::ring_for_room`]) make it necessary to bound the sleep.
+    pub fn arm_for_room(&mut self) -> bool {
+        let lane = &self.to_server;
+        let flags = self.from_server.ring.flags();
+        self.link != Link::Up || idle::arm(lane.ring.tail(), lane.tail, flags)
+    }
+
     /// Stops the server from ringing and empties the doorbell.
     pub fn disarm(&mut self) {
         self.from_server.ring.flags().store(MASKED, Ordering::Relaxed);

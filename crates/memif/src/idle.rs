@@ -34,8 +34,21 @@ impl Word for AtomicU16 {
 /// The sender's half: shows the index; true if the doorbell is to be rung.
 pub(crate) fn publish<W: Word>(index: &W, value: u16, flags: &W) -> bool {
     index.store(value, Ordering::Release);
+    is_asleep(flags)
+}
+
+/// Whether the other side sleeps, or may not have seen what was stored before.
+pub(crate) fn is_asleep<W: Word>(flags: &W) -> bool {
     W::fence();
     flags.load(Ordering::Relaxed) & MASKED == 0
+}
+
+/// The half of who makes room: shows how far it is, and returns how far the other is, which was so
+/// before it went to sleep if it did not find this room.
+pub(crate) fn move_on<W: Word>(index: &W, value: u16, others: &W) -> u16 {
+    index.store(value, Ordering::Release);
+    W::fence();
+    others.load(Ordering::Relaxed)
 }
 
 /// The sleeper's half: true if the index is still `seen`, so that it may sleep.
@@ -107,6 +120,34 @@ mod tests {
             if asleep && seen != FRAMES {
                 assert!(bell.load(Ordering::SeqCst), "asleep at {seen} and nobody rang");
             }
+        });
+    }
+
+    /// A client fills its ring of two slots and waits for room while the server takes the first frame:
+    /// in every interleaving the client finds the room, or the server finds that the ring was full and
+    /// that the client sleeps.
+    #[test]
+    fn no_wake_up_for_room_is_lost() {
+        const SLOTS: u16 = 2;
+        loom::model(|| {
+            let head = Arc::new(Model::new(0));
+            let tail = Arc::new(Model::new(0));
+            let flags = Arc::new(Model::new(MASKED));
+            let client = {
+                let (head, tail, flags) = (head.clone(), tail.clone(), flags.clone());
+                loom::thread::spawn(move || {
+                    (1..=SLOTS).for_each(|frames| head.store(frames, Ordering::Release));
+                    arm(&*tail, 0, &*flags)
+                })
+            };
+            let mut rung = false;
+            if head.load(Ordering::Acquire) > 0 {
+                let full = move_on(&*tail, 1, &*head) >= SLOTS;
+                rung = full && is_asleep(&*flags);
+            }
+            let took = tail.load(Ordering::Relaxed) == 1;
+            let sleeps = client.join().unwrap();
+            assert!(!(took && sleeps) || rung, "asleep with room, and nobody rang");
         });
     }
 }

@@ -130,14 +130,15 @@ impl Receiver {
     }
 
     /// Gives the oldest `frames` frames that `peek` found (or all, if there are fewer) back to
-    /// the client, in one store. The numbers of the others go down by as many.
-    pub fn release(&mut self, frames: usize) {
+    /// the client, in one store. The numbers of the others go down by as many. True if the client's
+    /// ring was full: it may wait for this room ([`crate::Sender::ring_for_room`]).
+    pub fn release(&mut self, frames: usize) -> bool {
         let gone = self.frames.drain(..frames.min(self.frames.len()));
         let (slots, pieces) = gone.fold((0, 0), |(slots, pieces), frame| {
             (slots + 1 + frame.others.1, pieces + frame.others.1)
         });
         if slots == 0 {
-            return;
+            return false;
         }
         if pieces > 0 {
             self.pieces.drain(..pieces as usize);
@@ -145,9 +146,17 @@ impl Receiver {
                 frame.others.0 -= pieces;
             }
         }
+        let before = self.released;
         // At most the ring's slots, which a u16 holds.
-        self.released = self.released.wrapping_add(slots as u16);
-        self.ring.tail().store(self.released, Ordering::Release);
+        self.released = before.wrapping_add(slots as u16);
+        let head = idle::move_on(self.ring.tail(), self.released, self.ring.head());
+        head.wrapping_sub(before) >= self.ring.slots()
+    }
+
+    /// Whether what the client has sent and was not released fills no more than half of the ring.
+    pub fn is_half_empty(&self) -> bool {
+        let head = self.ring.head().load(Ordering::Relaxed);
+        head.wrapping_sub(self.released) <= self.ring.slots() / 2
     }
 
     /// Lets the client ring. True if there is nothing to receive, so that polling the descriptor

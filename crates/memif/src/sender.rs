@@ -126,8 +126,18 @@ impl Sender {
         whole(self.ring.regions())?;
         self.shown = self.filled;
         if idle::publish(self.ring.tail(), self.filled, self.ring.flags()) {
-            bell::ring_of_peer(self.bell.as_fd()).map_err(|_| Fault::Bell)?;
+            self.ring()?;
         }
         Ok(())
+    }
+
+    /// Rings the client if it sleeps, after [`crate::Receiver::release`] said that it may wait for
+    /// room: memif itself has no doorbell for that.
+    pub fn ring_for_room(&self) -> Result<(), Fault> {
+        if idle::is_asleep(self.ring.flags()) { self.ring() } else { Ok(()) }
+    }
+
+    fn ring(&self) -> Result<(), Fault> {
+        bell::ring_of_peer(self.bell.as_fd()).map_err(|_| Fault::Bell)
     }
 }

@@ -255,6 +255,36 @@ fn doorbells_ring_only_for_sleepers() {
 }
 
 #[test]
+fn who_waits_for_room_is_rung_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_listener, mut client, mut server) = pair(directory.path(), SMALL);
+    client.disarm();
+    assert!(!server.rx.release(0));
+    for round in 0..3 {
+        while client.room() > 0 {
+            let buf = buffers(&mut client, b"frame").unwrap().pop().unwrap();
+            client.send(buf).unwrap();
+        }
+        client.flush();
+        assert!(client.arm_for_room(), "no room");
+        assert!(!server.rx.is_half_empty());
+        assert_eq!(server.rx.peek(8), Ok(8));
+        assert!(server.rx.release(1), "the ring was full");
+        assert!(!rings(&client));
+        server.tx.ring_for_room().unwrap();
+        assert!(rings(&client), "round {round}");
+        client.disarm();
+        assert!(!client.arm_for_room(), "there is room");
+        server.tx.ring_for_room().unwrap();
+        assert!(!rings(&client), "the client is awake");
+        assert!(!server.rx.release(2), "the ring was not full");
+        assert!(!server.rx.is_half_empty());
+        server.rx.release(1);
+        assert!(server.rx.is_half_empty());
+    }
+}
+
+#[test]
 fn each_side_sees_the_other_leave_and_no_buffer_is_lost() {
     let directory = tempfile::tempdir().unwrap();
     let (listener, mut client, mut server) = pair(directory.path(), SMALL);

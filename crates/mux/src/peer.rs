@@ -33,6 +33,8 @@ pub struct Link {
     /// The connection's number.
     pub epoch: u64,
     dirty: bool,
+    /// Whether the peer may wait for room.
+    full: bool,
 }
 
 /// What a peer sent: frames in a row about which it says the same, and their packets in order.
@@ -77,7 +79,7 @@ impl Pulled {
 impl Link {
     /// A connection that the handshake made.
     pub fn new(tx: Sender, rx: Receiver, epoch: u64) -> Self {
-        Self { tx, rx, epoch, dirty: false }
+        Self { tx, rx, epoch, dirty: false, full: false }
     }
 
     /// Copies a frame into the peer's memory, with a tag or zero. False without room.
@@ -87,9 +89,15 @@ impl Link {
         self.tx.push(tag, frame)
     }
 
-    /// Lets the peer see what was pushed.
+    /// Lets the peer see what was pushed, and wakes one that waits for room once half of its ring was
+    /// taken: not before, since where it shares a CPU with the mux each ring is two switches between
+    /// them.
     #[inline]
     pub fn flush(&mut self) -> Result<(), Fault> {
+        if self.full && self.rx.is_half_empty() {
+            self.full = false;
+            self.tx.ring_for_room()?;
+        }
         if std::mem::take(&mut self.dirty) { self.tx.flush() } else { Ok(()) }
     }
 
@@ -139,7 +147,7 @@ impl Link {
             taken += 1;
         }
         if taken > 0 {
-            self.rx.release(taken);
+            self.full |= self.rx.release(taken);
         }
         result
     }
