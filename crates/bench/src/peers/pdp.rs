@@ -16,6 +16,10 @@ use crate::site::{MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, words};
 const TABLE_MAX: Duration = Duration::from_secs(120);
 const TABLE_LOOK: Duration = Duration::from_millis(200);
 
+/// Virtual networks that are applied in one go, and time for all of them to start.
+const VNETS_AT_ONCE: usize = 64;
+const START_MAX: Duration = Duration::from_secs(150);
+
 /// Frames that the rings of a guest hold: usually, and of one that has a small share of a core and
 /// stands still for tens of milliseconds when that is used up (the kernel takes it away by ticks of
 /// 4 ms).
@@ -188,7 +192,13 @@ impl Pdp {
     /// Applies it to a node whose daemon runs, with these interfaces and permanent neighbours.
     pub fn start(node: &Node, design: &Design, interfaces: &str) -> Result<Self> {
         let vnets: Vec<String> = (0..design.vnets).map(|vnet| design.vnet(vnet)).collect();
-        node.apply(&format!("{}---\n{}", design.substrate(interfaces), vnets.join("---\n")));
+        node.apply(&design.substrate(interfaces));
+        let end = Instant::now() + START_MAX;
+        for (turn, some) in vnets.chunks(VNETS_AT_ONCE).enumerate() {
+            let there = turn * VNETS_AT_ONCE;
+            ensure!(Instant::now() < end, "{there} virtual networks within {START_MAX:?}");
+            node.apply(&some.join("---\n"));
+        }
         let neighbours = format!(
             "neigh replace 10.0.1.2 lladdr {} dev eth0 nud permanent
              neigh replace 10.0.2.2 lladdr {} dev eth1 nud permanent\n",
