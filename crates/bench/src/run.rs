@@ -137,6 +137,11 @@ impl Run {
         [0, machine::cores() - 1]
     }
 
+    /// Time until it has to be over.
+    pub fn left(&self) -> Duration {
+        self.end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
+    }
+
     /// Whether it has to be over; who is told so goes no further.
     fn over(&mut self) -> bool {
         self.cut |= self.end.is_some_and(|end| Instant::now() >= end);
@@ -178,7 +183,8 @@ impl Run {
         None
     }
 
-    fn miss(&mut self, text: String) {
+    /// Notes what can't be measured, and why.
+    pub fn miss(&mut self, text: String) {
         eprintln!("  not measured: {text}");
         if !self.missing.contains(&text) {
             self.missing.push(text);

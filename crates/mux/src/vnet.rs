@@ -383,7 +383,8 @@ impl Vnet {
     /// Rests from now on: all of its peers ring, and [`Vnet::rouse`] is to be called when one does
     /// or something comes for it. False if a peer has sent something just now.
     pub fn rest(&mut self) -> bool {
-        self.rests = self.links().fold(true, |quiet, link| link.rx.arm() && quiet);
+        let quiet = self.links().all(|link| link.rx.arm());
+        self.rests = quiet;
         if !self.rests {
             self.links().for_each(|link| link.rx.disarm());
         }

@@ -250,13 +250,11 @@ fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
     let mut bench = Bench::new(&spec);
     bench.hop.resolve(Some([9; 6]));
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
-    let mut made = 0;
-    for _ in 0..20 {
+    for made in 1..=20 {
         eventually("it rests", || {
             bench.rounds();
             bench.rests()
         });
-        made += 1;
         assert!(tap.out(0, &frame(60, 1)));
         eventually("what its peer sent leaves", || {
             bench.rounds();

@@ -320,7 +320,9 @@ fn xdp() -> Check {
     let attached = Xdp::attach(DEVICES[0], &pins);
     let _ = xdp::detach(&pins);
     match attached.map(|xdp| xdp.mode()) {
-        Ok(Mode::Native | Mode::Packet) => ok("XDP", "native on veth, links and maps can be pinned"),
+        Ok(Mode::Native | Mode::Packet) => {
+            ok("XDP", "native on veth, links and maps can be pinned")
+        }
         Ok(Mode::Generic) => {
             warn("XDP", "generic only on veth", "slower; physical drivers may do better")
         }

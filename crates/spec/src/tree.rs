@@ -7,7 +7,10 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use crate::limits::SPEC_BYTES_MAX;
+use crate::limits::{SPEC_BYTES_MAX, VNETS_MAX};
+
+/// Documents of a file: all virtual networks and the substrate.
+const DOCUMENTS_MAX: usize = VNETS_MAX + 1;
 
 /// Line and column, from 1.
 pub type Place = (u32, u32);
@@ -179,6 +182,7 @@ pub fn read(text: &str) -> Result<Vec<Tree>, Syntax> {
         underscored_numbers_as_strings: true,
         strict_booleans: true,
         with_snippet: false,
+        budget: serde_saphyr::budget! { max_documents: DOCUMENTS_MAX },
     };
     let documents = serde_saphyr::from_multiple_with_options::<Located>(text, options);
     let documents = documents.map_err(|error| {

@@ -618,6 +618,27 @@ fn memifs_have_one_external() {
     apply_to(&generator.replace("mtu: 1400", "mtu: 1700"), &machine()).unwrap();
 }
 
+/// A file has room for a substrate and as many virtual networks as there may be.
+#[test]
+fn as_many_virtual_networks_as_there_may_be() {
+    let vnets = |count: usize| {
+        let host = "    h1: {kind: host, interfaces: {eth0: {addresses: [10.0.0.1/24]}}}";
+        let vnet = |number| {
+            format!(
+                "---\napiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: v{number}}}\n\
+                 spec:\n  nodes:\n{host}\n"
+            )
+        };
+        (0..count).map(vnet).collect::<String>()
+    };
+    let substrate = "apiVersion: pdp/v1\nkind: Substrate\nmetadata: {name: node}\n\
+                     spec:\n  mux: {cpus: \"0\"}\n";
+    let most = apply_to(&(substrate.to_owned() + &vnets(1024)), &machine());
+    assert_eq!(most.unwrap().vnets.len(), 1024);
+    let refused = apply_to(&vnets(1025), &machine()).unwrap_err();
+    assert!(refused.contains("1025 virtual networks exceed 1024"), "{refused}");
+}
+
 /// What a spec names as a generator's frames is read with it, and stored by its content.
 #[test]
 fn frames_of_a_generator_come_with_the_spec() {

@@ -1,5 +1,7 @@
 //! The router alone: frames made and ended inside the mux.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use pdp_e2e::meter::Clock;
 
@@ -50,6 +52,9 @@ pub(super) const SCALING: Experiment = Experiment {
 };
 
 const FRAME_BYTES: usize = 64;
+
+/// Time to start a virtual network and to give it routes.
+const START: Duration = Duration::from_millis(800);
 
 /// Power of a capped guest, thousandths of a core.
 const CAPPED: u32 = 100;
@@ -144,6 +149,10 @@ fn vnets(run: &mut Run) -> Result<()> {
     let counts: &[usize] = if run.quick() { &[1, 16] } else { &[1, 16, 64, 256, 1024] };
     let mut one = None;
     for &count in counts {
+        if run.left() < START * count as u32 {
+            run.miss(format!("{count}: no time to start them; as the only experiment it has"));
+            continue;
+        }
         let [mux, guest] = run.cores();
         let design = Design::many(mux, guest, count);
         let bed = run.attempt(count, |_| Bed::start(design, &site::few(), FRAME_BYTES));
