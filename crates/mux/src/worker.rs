@@ -1,7 +1,9 @@
 //! A worker thread: one round after the other, each from receiving to sending.
 //!
 //! A round takes a bounded number of frames from everywhere, so that nobody keeps a worker from
-//! the others. After some rounds without work ([`Patience`]) it arms every doorbell and sleeps.
+//! the others. After some rounds without work ([`Patience`]) it arms every doorbell and sleeps. A
+//! vnet that had no work for a while rests ([`Vnet::rest`]) until one of its peers rings or a frame
+//! comes for it, so that idle vnets do not slow the others down.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
