@@ -16,7 +16,7 @@ use pdpd::host::{Host, make_passable};
 use pdpd::http;
 use pdpd::plan::Places;
 use pdpd::state::State;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -188,10 +188,13 @@ fn allow_descriptors() -> anyhow::Result<()> {
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("limit of open files")
 }
 
+/// The lock that keeps other daemons off the run directory. It is this process's alone: children that
+/// outlive a killed daemon for the moment before they run their program do not have it, as they would
+/// have one of flock(2).
 fn only_one(run: &Path) -> anyhow::Result<File> {
     let path = run.join("pdpd.lock");
     let file = File::options().create(true).append(true).open(&path)?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
+    fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
         format!("{}: another pdpd has this run directory; use another --run-dir", path.display())
     })?;
     Ok(file)
