@@ -71,22 +71,35 @@ pub fn repository() -> PathBuf {
     own.ancestors().nth(2).unwrap_or(own).to_owned()
 }
 
+/// Numbers at random, always the same: xorshift (Marsaglia 2003).
+#[derive(Clone, Debug)]
+pub struct Random(u32);
+
+impl Default for Random {
+    fn default() -> Self {
+        Self(0x9e37_79b9)
+    }
+}
+
+impl Random {
+    /// The next one, not 0.
+    pub fn draw(&mut self) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        self.0
+    }
+}
+
 /// Addresses drawn at random from prefixes drawn at random; always the same.
 pub fn destinations(prefixes: &[Prefix]) -> Vec<[u8; 4]> {
-    let mut random = 0x9e37_79b9u32;
-    let mut next = move || {
-        // Xorshift (Marsaglia 2003).
-        random ^= random << 13;
-        random ^= random >> 17;
-        random ^= random << 5;
-        random
-    };
+    let mut random = Random::default();
     let count = (prefixes.len() * 256).next_power_of_two().min(DESTINATIONS_MAX);
     let draw = |_| {
-        let at = (u64::from(next()) * prefixes.len() as u64) >> 32;
+        let at = (u64::from(random.draw()) * prefixes.len() as u64) >> 32;
         let (address, length) = prefixes[at as usize];
         let host = u32::MAX.checked_shr(length.into()).unwrap_or(0);
-        (u32::from_be_bytes(address) | next() & host).to_be_bytes()
+        (u32::from_be_bytes(address) | random.draw() & host).to_be_bytes()
     };
     (0..count).map(draw).collect()
 }

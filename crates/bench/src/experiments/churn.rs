@@ -26,7 +26,7 @@ use super::Experiment;
 use crate::netlink::{Change, MESSAGES_MAX, Writer};
 use crate::peers::pdp::{Design, Pdp};
 use crate::run::{Reading, Run};
-use crate::site::{self, Prefix, stream, words};
+use crate::site::{self, Prefix, Random, stream, words};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "churn",
@@ -94,7 +94,7 @@ struct Churn {
     writer: Writer,
     /// With the index of its gateway, if it is there.
     routes: Vec<(Prefix, Option<usize>)>,
-    random: u32,
+    random: Random,
 }
 
 impl Churn {
@@ -105,19 +105,16 @@ impl Churn {
             writer.write(&some.iter().map(change).collect::<Vec<_>>())?;
         }
         let routes = prefixes.iter().map(|prefix| (*prefix, Some(0))).collect();
-        Ok(Self { writer, routes, random: 0x9e37_79b9 })
+        Ok(Self { writer, routes, random: Random::default() })
     }
 
     /// Changes some route.
     fn next(&mut self) -> Change {
-        // Xorshift (Marsaglia 2003).
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 17;
-        self.random ^= self.random << 5;
-        let at = (u64::from(self.random) * self.routes.len() as u64) >> 32;
+        let random = self.random.draw();
+        let at = (u64::from(random) * self.routes.len() as u64) >> 32;
         let (prefix, gateway) = &mut self.routes[at as usize];
         *gateway = match gateway {
-            Some(_) if self.random.is_multiple_of(AWAY) => None,
+            Some(_) if random.is_multiple_of(AWAY) => None,
             Some(gateway) => Some(1 - *gateway),
             None => Some(0),
         };
