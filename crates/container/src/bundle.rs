@@ -127,12 +127,12 @@ pub(crate) fn make(
         }
     };
     let mut mounts = system_mounts(spec.profile);
-    if !image {
-        mounts.extend(root::shown().iter().map(|path| bind_mount(path, path, false)));
-    }
     let memory = spec.limits.memory_bytes;
     let writable = spec.profile.writable(image);
     mounts.extend(writable.iter().map(|place| writable_mount(place, memory)));
+    if !image {
+        mounts.extend(root::shown().iter().map(|path| bind_mount(path, path, false)));
+    }
     let init = place_init(spec, &files, init_program, (&root, image), &mut mounts)?;
     mounts.extend(spec.binds.iter().map(|b| bind_mount(&b.source, &b.target, b.writable)));
     let config = json!({

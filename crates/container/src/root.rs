@@ -61,7 +61,6 @@ const LINKS: &[(&str, &str)] =
 
 /// Files and directories of `/etc` that are the host's.
 const ETC_COPIED: &[&str] = &[
-    "alternatives",
     "bash.bashrc",
     "bindresvport.blacklist",
     "debian_version",
@@ -88,6 +87,9 @@ const ETC_COPIED: &[&str] = &[
     "terminfo",
     "timezone",
 ];
+
+/// Hundreds of links, which are the same in all guests.
+const ALTERNATIVES: &str = "/etc/alternatives";
 
 /// An account of the host.
 struct Account<'a> {
@@ -154,9 +156,10 @@ pub(crate) fn ids(spec: &GuestSpec, root: &Path, owner: &Owned) -> Result<(u32, 
     Ok((uid, gid))
 }
 
-/// Directories of the host that are to be shown read-only in this root.
+/// Directories of the host that are to be shown read-only in this root, over what else is there.
 pub(crate) fn shown() -> Vec<PathBuf> {
-    let beside = USR_LINKS.iter().map(|name| Path::new("/").join(name));
+    let beside =
+        USR_LINKS.iter().map(|name| Path::new("/").join(name)).chain([ALTERNATIVES.into()]);
     let dirs = beside.filter(|path| path.is_dir() && !path.is_symlink());
     std::iter::once(PathBuf::from("/usr")).chain(dirs).collect()
 }
@@ -192,6 +195,7 @@ fn make_etc(spec: &GuestSpec, etc: &Path) -> Result<()> {
     for name in ETC_COPIED {
         copy(spec, &Path::new("/etc").join(name), &etc.join(name))?;
     }
+    make_dir(spec, &etc.join("alternatives"), 0o755, ROOT)?;
     for name in ["passwd", "group"] {
         let host = Path::new("/etc").join(name);
         let host = fs::read_to_string(&host).at("read", &host)?;

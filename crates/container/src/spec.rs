@@ -180,6 +180,9 @@ pub struct Limits {
     /// Period over which it holds, microseconds; `None`: [`crate::cgroup::CPU_PERIOD_US`]
     /// (below that it is enforced badly on kernels with a 4 ms tick).
     pub cpu_period_us: Option<u64>,
+    /// Its part of a CPU that it shares with others, as [`crate::cgroup::Cgroups::weigh`] has it;
+    /// `None`: as the kernel has it.
+    pub cpu_weight: Option<u32>,
     /// Memory, bytes.
     pub memory_bytes: Option<u64>,
     /// Processes and threads.

@@ -21,8 +21,8 @@
 //!
 //! - Tests need root and the binaries of `cargo build --bins` in the same target directory (the
 //!   directory above the test's own); [`bin`] names one.
-//! - Every [`Node`] has its own network namespace, run and state directories under /tmp (short
-//!   paths: Unix socket names have 107 bytes), cgroup and BPF pin directory, so tests run side by
+//! - Every [`Node`] has its own network namespace, run and state directories under /dev/shm or /tmp
+//!   (short paths: Unix socket names have 107 bytes), cgroup and BPF pin directory, so tests run side by
 //!   side. Nothing happens in the host's network namespace.
 //! - [`Node::leftovers`] lists what exists of a node anywhere (processes, mounts, cgroups,
 //!   namespaces, interfaces, files): empty after `down --purge` is the promise.
@@ -47,9 +47,29 @@ pub const EVENTUALLY_MAX: Duration = Duration::from_secs(60);
 /// Longest run of any command of the harness.
 pub const COMMAND_MAX: Duration = Duration::from_secs(180);
 
+/// File systems in memory (statfs(2)).
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+/// Room that nodes need in memory.
+const MEMORY_BYTES_MIN: u64 = 4 << 30;
+
 const POLL_PAUSE: Duration = Duration::from_millis(50);
 
 static NODES: AtomicU32 = AtomicU32::new(0);
+
+/// Where nodes have their directories: in memory, as on a usual system, where /run is, if there is room
+/// (guests' roots have hundreds of files, which disks are slow to make and to remove).
+fn parent() -> &'static Path {
+    let (memory, disk) = (Path::new("/dev/shm"), Path::new("/tmp"));
+    let fits = || {
+        let kind = rustix::fs::statfs(memory).ok()?.f_type;
+        let of = rustix::fs::statvfs(memory).ok()?;
+        let is_memory = kind == TMPFS_MAGIC;
+        let runs = !of.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
+        Some(is_memory && runs && of.f_bavail * of.f_frsize >= MEMORY_BYTES_MIN)
+    };
+    if fits() == Some(true) { memory } else { disk }
+}
 
 /// Path of a binary of this workspace, built beside this program, or beside its directory (tests
 /// and examples).
@@ -157,7 +177,7 @@ impl Node {
     pub fn prepare(label: &str) -> Self {
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         let id = format!("pe{}-{number}", std::process::id());
-        let directory = PathBuf::from(format!("/tmp/{id}-{label}"));
+        let directory = parent().join(format!("{id}-{label}"));
         fs::create_dir_all(&directory).expect("directory of the node");
         let netns = format!("{id}-n");
         let node =

@@ -9,6 +9,7 @@
 //! When the mux is gone, the program keeps its state and [`Program::tend`] goes on; what is
 //! received afterwards comes from a new mux.
 
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,8 @@ use crate::batch::{Batch, Extra, Frame, Outbox, write_tag};
 /// Where the mux listens, unless said otherwise.
 const MEMIF: &str = "/run/pdp/memif/memif.sock";
 
-/// Between two calls of [`Program::tend`] while frames come.
+/// Between two calls of [`Program::tend`] while frames come, and from a sleep in which no descriptor of
+/// the program was ready to the next.
 const TEND_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Batches between two looks at the clock, while frames come.
@@ -48,17 +50,25 @@ const FULL_SLEEP: Duration = Duration::from_millis(1);
 /// Frames in each of the two rings, unless said otherwise.
 const QUEUE_DEFAULT: u32 = 1024;
 
-/// Buffers beside those that both rings hold.
-const BUFFERS_SPARE: u32 = 2048;
+/// Buffers beside those that both rings hold: for a batch and its copies, and for frames that the
+/// program keeps. As many as the rings have, in this range.
+const BUFFERS_SPARE: RangeInclusive<u32> = 1024..=2048;
 
-/// Frames that a program may hold: what rings and copies of a batch leave of the buffers.
-const KEPT_MAX: usize = BUFFERS_SPARE as usize - 512;
+/// Of these, for a batch and its copies.
+const BUFFERS_BATCH: u32 = 512;
 
-/// The rings and buffers of a guest: frames of 1984 bytes, 4 KB for each of `queue`, and 4 MB.
+/// The rings and buffers of a guest: frames of 1984 bytes, 8 KB for each of `queue`, and 2 MB at least
+/// or 4 MB at most instead of half of that.
 fn settings(queue: u32) -> Settings {
     let ring_log2 = queue.clamp(2, 1 << pdp_memif::RING_LOG2_MAX).ilog2() as u8;
-    let buffers = (2 << ring_log2) + BUFFERS_SPARE;
+    let rings = 2 << ring_log2;
+    let buffers = rings + rings.clamp(*BUFFERS_SPARE.start(), *BUFFERS_SPARE.end());
     Settings { ring_log2, buffer_bytes: 2048, headroom_bytes: 64, buffers }
+}
+
+/// Frames that a program may keep.
+fn kept_max(settings: &Settings) -> usize {
+    (settings.buffers - (2 << settings.ring_log2) - BUFFERS_BATCH) as usize
 }
 
 /// A forwarding program.
@@ -67,7 +77,8 @@ pub trait Program {
     fn process(&mut self, batch: &mut Batch<'_>);
 
     /// Does what is to be done beside frames, a bounded piece at a time (up to some tens of
-    /// microseconds): called often, and whenever a descriptor of [`Program::wake_by`] is ready.
+    /// microseconds): called when it is due, and a fifth of a millisecond at most after a descriptor
+    /// of [`Program::wake_by`] is ready.
     fn tend(&mut self, _now: Instant, _outbox: &mut Outbox<'_>) -> Tended {
         Tended::Until(None)
     }
@@ -161,6 +172,7 @@ pub struct Runtime<P> {
     rest: Vec<Buf>,
     extras: Vec<Extra>,
     kept: usize,
+    kept_max: usize,
     counters: Counters,
     tended: Tended,
     batches: u32,
@@ -200,6 +212,7 @@ impl<P: Program> Runtime<P> {
             rest: Vec::new(),
             extras: Vec::with_capacity(1 << settings.ring_log2),
             kept: 0,
+            kept_max: kept_max(&settings),
             counters: Counters::default(),
             tended: Tended::More,
             batches: 0,
@@ -230,7 +243,7 @@ impl<P: Program> Runtime<P> {
         while !stop.load(Ordering::Relaxed) {
             let work = self.round();
             let now_ns = || start.elapsed().as_nanos() as u64;
-            if patience.ends(work, now_ns) || self.client.link() != Link::Up {
+            if patience.ends(work, || false, now_ns) || self.client.link() != Link::Up {
                 self.sleep()?;
                 patience.slept();
             }
@@ -288,7 +301,7 @@ impl<P: Program> Runtime<P> {
             return false;
         }
         let spare_slots = room - self.frames.len();
-        let Self { client, frames, extras, kept, counters, .. } = self;
+        let Self { client, frames, extras, kept, kept_max, counters, .. } = self;
         counters.received += frames.len() as u64;
         self.program.process(&mut Batch {
             client,
@@ -296,7 +309,7 @@ impl<P: Program> Runtime<P> {
             extras,
             spare_slots,
             kept,
-            kept_max: KEPT_MAX,
+            kept_max: *kept_max,
             counters,
         });
         self.complete();
@@ -378,9 +391,12 @@ impl<P: Program> Runtime<P> {
         let woken = waited?;
         self.counters.wakes += u64::from(woken.bell);
         // Frames need neither, and each look is a system call or more.
+        let now = Instant::now();
         if woken.other {
             self.tended = Tended::More;
-            self.control_at = self.control_at.min(Instant::now());
+            self.control_at = self.control_at.min(now);
+        } else {
+            self.tend_at = now + TEND_INTERVAL;
         }
         Ok(())
     }

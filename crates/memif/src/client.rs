@@ -605,7 +605,7 @@ impl Client {
     }
 
     /// As [`Self::arm`], for who waits for room in a full ring: true if there is none. Servers that do
-    /// not ring for room ([`crate::Sender::ring_for_room`]) make it necessary to bound the sleep.
+    /// not ring for room ([`crate::Sender::wake`]) make it necessary to bound the sleep.
     pub fn arm_for_room(&mut self) -> bool {
         let lane = &self.to_server;
         let flags = self.from_server.ring.flags();
@@ -614,7 +614,7 @@ impl Client {
 
     /// Stops the server from ringing and empties the doorbell.
     pub fn disarm(&mut self) {
-        self.from_server.ring.flags().store(MASKED, Ordering::Relaxed);
+        idle::disarm(self.from_server.ring.flags());
         bell::drain(self.bell.as_fd());
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Two words are shared: the sender's index, and the flag by which the sleeper says that it need
 //! not be rung. Each side stores its own, fences, and loads the other's: at least one of them sees
-//! the other's store, so either the sender rings or the sleeper stays up.
+//! the other's store, so either the sender rings or the sleeper stays up. A sender may take the flag
+//! back when it rings ([`wakes`]): a sleeper that was rung and has no CPU yet is not rung again.
 
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
@@ -13,6 +14,7 @@ pub(crate) const MASKED: u16 = 1;
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u16;
     fn store(&self, value: u16, order: Ordering);
+    fn swap(&self, value: u16, order: Ordering) -> u16;
     /// A sequentially consistent fence.
     fn fence();
 }
@@ -24,6 +26,10 @@ impl Word for AtomicU16 {
 
     fn store(&self, value: u16, order: Ordering) {
         AtomicU16::store(self, value, order);
+    }
+
+    fn swap(&self, value: u16, order: Ordering) -> u16 {
+        AtomicU16::swap(self, value, order)
     }
 
     fn fence() {
@@ -43,6 +49,12 @@ pub(crate) fn is_asleep<W: Word>(flags: &W) -> bool {
     flags.load(Ordering::Relaxed) & MASKED == 0
 }
 
+/// As [`is_asleep`], for a sleeper that sets the flag anew before each of its sleeps: true once for
+/// each of them.
+pub(crate) fn wakes<W: Word>(flags: &W) -> bool {
+    is_asleep(flags) && flags.swap(MASKED, Ordering::AcqRel) & MASKED == 0
+}
+
 /// The half of who makes room: shows how far it is, and returns how far the other is, which was so
 /// before it went to sleep if it did not find this room.
 pub(crate) fn move_on<W: Word>(index: &W, value: u16, others: &W) -> u16 {
@@ -53,13 +65,20 @@ pub(crate) fn move_on<W: Word>(index: &W, value: u16, others: &W) -> u16 {
 
 /// The sleeper's half: true if the index is still `seen`, so that it may sleep.
 pub(crate) fn arm<W: Word>(index: &W, seen: u16, flags: &W) -> bool {
-    flags.store(0, Ordering::Relaxed);
+    flags.swap(0, Ordering::AcqRel);
     W::fence();
     if index.load(Ordering::Relaxed) == seen {
         return true;
     }
-    flags.store(MASKED, Ordering::Relaxed);
+    disarm(flags);
     false
+}
+
+/// The sleeper is up, and empties its doorbell after this. All that set the flag exchange it, so that
+/// this and [`wakes`] have an order: a doorbell is not rung for a sleep that is over and then emptied
+/// in the next one.
+pub(crate) fn disarm<W: Word>(flags: &W) {
+    flags.swap(MASKED, Ordering::AcqRel);
 }
 
 #[cfg(test)]
@@ -76,6 +95,10 @@ mod tests {
 
         fn store(&self, value: u16, order: Ordering) {
             Model::store(self, value, order);
+        }
+
+        fn swap(&self, value: u16, order: Ordering) -> u16 {
+            Model::swap(self, value, order)
         }
 
         fn fence() {
@@ -116,6 +139,46 @@ mod tests {
                     break false;
                 }
             };
+            sender.join().unwrap();
+            if asleep && seen != FRAMES {
+                assert!(bell.load(Ordering::SeqCst), "asleep at {seen} and nobody rang");
+            }
+        });
+    }
+
+    /// As above with a sender that rings once a sleep: whenever the sleeper sleeps, it is woken while
+    /// there is something that it has not seen.
+    #[test]
+    fn a_sleeper_that_is_rung_once_a_sleep_misses_nothing() {
+        const FRAMES: u16 = 2;
+        loom::model(|| {
+            let index = Arc::new(Model::new(0));
+            let flags = Arc::new(Model::new(MASKED));
+            let bell = Arc::new(AtomicBool::new(false));
+            let sender = {
+                let (index, flags, bell) = (index.clone(), flags.clone(), bell.clone());
+                loom::thread::spawn(move || {
+                    for frame in 1..=FRAMES {
+                        index.store(frame, Ordering::Release);
+                        if wakes(&*flags) {
+                            bell.swap(true, Ordering::AcqRel);
+                        }
+                    }
+                })
+            };
+            // Three sleeps: one more than there are reasons to wake up.
+            let mut seen = 0;
+            let mut asleep = false;
+            for _ in 0..=FRAMES {
+                asleep = arm(&*index, seen, &*flags);
+                if asleep && !bell.load(Ordering::SeqCst) {
+                    break;
+                }
+                disarm(&*flags);
+                bell.swap(false, Ordering::AcqRel);
+                asleep = false;
+                seen = index.load(Ordering::Acquire);
+            }
             sender.join().unwrap();
             if asleep && seen != FRAMES {
                 assert!(bell.load(Ordering::SeqCst), "asleep at {seen} and nobody rang");

@@ -19,7 +19,7 @@
 //! the sender stores the index, fences, loads the flag; one of the two sees the other. DPDK 22.11
 //! and libmemif have no fence there, so a sleeper with such a peer bounds its sleep (some
 //! milliseconds). memif has no doorbell for room in a ring: who waits for room waits by time, but for
-//! a PdP client of PdP's mux ([`Client::arm_for_room`], [`Sender::ring_for_room`]).
+//! a PdP client of PdP's mux ([`Client::arm_for_room`], [`Sender::wake`]).
 //!
 //! # Limits
 //!

@@ -131,7 +131,7 @@ impl Receiver {
 
     /// Gives the oldest `frames` frames that `peek` found (or all, if there are fewer) back to
     /// the client, in one store. The numbers of the others go down by as many. True if the client's
-    /// ring was full: it may wait for this room ([`crate::Sender::ring_for_room`]).
+    /// ring was full: it may wait for this room ([`crate::Sender::wake`]).
     pub fn release(&mut self, frames: usize) -> bool {
         let gone = self.frames.drain(..frames.min(self.frames.len()));
         let (slots, pieces) = gone.fold((0, 0), |(slots, pieces), frame| {
@@ -167,7 +167,7 @@ impl Receiver {
 
     /// Stops the client from ringing and empties the doorbell.
     pub fn disarm(&mut self) {
-        self.ring.flags().store(MASKED, Ordering::Relaxed);
+        idle::disarm(self.ring.flags());
         bell::drain(self.bell.as_fd());
     }
 }

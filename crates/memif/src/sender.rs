@@ -18,6 +18,10 @@ pub struct Sender {
     filled: u16,
     /// Index of the first slot not shown.
     shown: u16,
+    /// Index of the first slot that the client may sleep through.
+    woken: u16,
+    /// Whether the client arms its doorbell anew before each sleep.
+    rearms: bool,
 }
 
 /// How many buffers ahead of the one that is filled the cache is to fetch.
@@ -26,7 +30,13 @@ const PREFETCH_SLOTS: u16 = 16;
 impl Sender {
     pub(crate) fn new(ring: Ring, bell: OwnedFd) -> Self {
         ring.tail().store(0, Ordering::Relaxed);
-        Self { ring, bell, head: 0, filled: 0, shown: 0 }
+        Self { ring, bell, head: 0, filled: 0, shown: 0, woken: 0, rearms: false }
+    }
+
+    /// From now on the client is rung once a sleep. For clients that arm their doorbell anew before
+    /// each, as [`crate::Client`] does and memif does not ask for.
+    pub fn ring_once_a_sleep(&mut self) {
+        self.rearms = true;
     }
 
     /// Buffers that the client has posted and that are not filled yet. A frame takes one, or
@@ -117,24 +127,38 @@ impl Sender {
         Ok(true)
     }
 
-    /// Shows the client what was pushed, and rings if it wants that. The only system call here,
-    /// and none while the client is busy.
+    /// [`Self::show`] and [`Self::wake`].
     pub fn flush(&mut self) -> Result<(), Fault> {
+        self.show()?;
+        if self.unheard() > 0 { self.wake() } else { Ok(()) }
+    }
+
+    /// Shows the client what was pushed, without waking it.
+    pub fn show(&mut self) -> Result<(), Fault> {
         if self.shown == self.filled {
             return Ok(());
         }
         whole(self.ring.regions())?;
         self.shown = self.filled;
-        if idle::publish(self.ring.tail(), self.filled, self.ring.flags()) {
-            self.ring()?;
-        }
+        self.ring.tail().store(self.filled, Ordering::Release);
         Ok(())
     }
 
-    /// Rings the client if it sleeps, after [`crate::Receiver::release`] said that it may wait for
-    /// room: memif itself has no doorbell for that.
-    pub fn ring_for_room(&self) -> Result<(), Fault> {
-        if idle::is_asleep(self.ring.flags()) { self.ring() } else { Ok(()) }
+    /// Slots shown since the last [`Self::wake`]: a client that sleeps does not know of them.
+    pub fn unheard(&self) -> u16 {
+        self.shown.wrapping_sub(self.woken)
+    }
+
+    /// Rings if the client sleeps, for what it was shown or for room in its own ring
+    /// ([`crate::Receiver::release`]; memif itself has no doorbell for that). The only system call
+    /// here, and none while the client is busy.
+    pub fn wake(&mut self) -> Result<(), Fault> {
+        self.woken = self.shown;
+        let flags = self.ring.flags();
+        if if self.rearms { idle::wakes(flags) } else { idle::is_asleep(flags) } {
+            self.ring()?;
+        }
+        Ok(())
     }
 
     fn ring(&self) -> Result<(), Fault> {

@@ -271,11 +271,11 @@ fn who_waits_for_room_is_rung_for_it() {
         assert_eq!(server.rx.peek(8), Ok(8));
         assert!(server.rx.release(1), "the ring was full");
         assert!(!rings(&client));
-        server.tx.ring_for_room().unwrap();
+        server.tx.wake().unwrap();
         assert!(rings(&client), "round {round}");
         client.disarm();
         assert!(!client.arm_for_room(), "there is room");
-        server.tx.ring_for_room().unwrap();
+        server.tx.wake().unwrap();
         assert!(!rings(&client), "the client is awake");
         assert!(!server.rx.release(2), "the ring was not full");
         assert!(!server.rx.is_half_empty());

@@ -13,8 +13,21 @@ use crate::trace;
 use crate::vnet::{Port, Vnet};
 
 impl Vnet {
-    /// What vlinks inside the node brought in the last round. Returns how many frames.
+    /// What was given to the vnet's ports, and what vlinks inside the node brought in the last round.
+    /// Returns how many frames.
     pub fn arrivals(&mut self, core: &mut Core) -> usize {
+        let mut count = 0;
+        while let Some(port) = self.given_to.pop() {
+            let at = usize::from(port);
+            let mut frames = std::mem::take(&mut self.ports[at].given);
+            count += frames.len();
+            self.arrive(core, port, &mut frames, true);
+            self.ports[at].given = frames;
+        }
+        count + self.local_arrivals(core)
+    }
+
+    fn local_arrivals(&mut self, core: &mut Core) -> usize {
         if self.local.is_empty() {
             return 0;
         }
@@ -34,6 +47,18 @@ impl Vnet {
         local.append(&mut self.local);
         self.local = local;
         count
+    }
+
+    /// Gives a frame from outside to `port`, where it arrives when the vnet is looked at, with all
+    /// others that came meanwhile. Returns it if there is no such port.
+    #[inline]
+    pub fn give(&mut self, port: u16, packet: Packet) -> Result<(), Packet> {
+        let Some(here) = self.ports.get_mut(usize::from(port)) else { return Err(packet) };
+        if here.given.is_empty() {
+            self.given_to.push(port);
+        }
+        here.given.push(packet);
+        Ok(())
     }
 
     /// Frames at `port`; from outside the node they are policed. Empties `frames`.

@@ -46,6 +46,9 @@ use crate::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 /// Connections of pdpd (and its tools) at a time.
 const CONNECTIONS_MAX: usize = 32;
 
+/// Vnets whose counters are read between two rounds of a worker.
+const STATS_VNETS: usize = 64;
+
 /// Commands that may wait for a worker.
 const COMMANDS_MAX: usize = 64;
 
@@ -494,15 +497,19 @@ impl Mux {
             return Err(format!("there is no vnet {only}"));
         }
         let mut stats = Stats::default();
-        for vnet in state.vnets.values() {
-            if only.is_none_or(|only| only == vnet.spec.name) {
-                let slot = usize::from(vnet.slot);
-                let counters = self.0.workers[vnet.worker]
-                    .call(move |worker| worker.vnets[slot].as_ref().map(Vnet::stats))?;
-                stats.vnets.insert(vnet.spec.name.clone(), counters.unwrap_or_default());
+        let wanted = state.vnets.values();
+        let wanted = wanted.filter(|vnet| only.is_none_or(|only| only == vnet.spec.name));
+        for (number, worker) in self.0.workers.iter().enumerate() {
+            let here: Vec<_> = wanted.clone().filter(|vnet| vnet.worker == number).collect();
+            for some in here.chunks(STATS_VNETS) {
+                let slots: Vec<_> = some.iter().map(|vnet| usize::from(vnet.slot)).collect();
+                let counters = worker.call(move |worker| {
+                    let vnets = slots.into_iter().map(|slot| worker.vnets[slot].as_ref());
+                    vnets.map(|vnet| vnet.map(Vnet::stats).unwrap_or_default()).collect::<Vec<_>>()
+                })?;
+                let names = some.iter().map(|vnet| vnet.spec.name.clone());
+                stats.vnets.extend(names.zip(counters));
             }
-        }
-        for worker in self.0.workers.iter() {
             let (own, externals) = worker.call(|worker| {
                 let externals = worker.core.externals.iter().flatten();
                 let counted = externals.map(|external| (external.name.clone(), external.stats()));

@@ -12,7 +12,7 @@ use rustix::event::epoll;
 use crate::external::External;
 use crate::meter::Meter;
 use crate::packets::Packets;
-use crate::peer::Pulled;
+use crate::peer::{Alarm, Pulled};
 use crate::trace::Tracer;
 use crate::wake::Wake;
 
@@ -47,6 +47,8 @@ pub struct Scratch {
 pub struct Core {
     /// Nanoseconds since the worker started, as of the beginning of this round.
     pub now_ns: u64,
+    /// When sleeping peers are woken.
+    pub alarm: Alarm,
     /// Packets.
     pub packets: Packets,
     /// External interfaces by slot.
@@ -87,6 +89,7 @@ impl Core {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
             now_ns: 0,
+            alarm: Alarm::default(),
             packets,
             externals: vec![],
             tracer: Tracer::default(),

@@ -12,7 +12,7 @@ use crate::core::Connections;
 use crate::counters::{ExternalCounters, OuterReason, Reason};
 use crate::generator::Generator;
 use crate::packets::Packets;
-use crate::peer::{self, Link, PULL_FRAMES};
+use crate::peer::{self, Alarm, Link, PULL_FRAMES};
 use crate::wake::Wake;
 
 /// Frames on their way to another worker's outlet.
@@ -389,7 +389,9 @@ impl Outlet {
                 counters.drop_all(OuterReason::Refused, sent.refused as u64);
             }
             Self::Memif(place) => {
-                if let Some(Err(fault)) = place.as_mut().map(|link| link.flush()) {
+                if let Some(Err(fault)) =
+                    place.as_mut().map(|link| link.flush(&mut Alarm::default()))
+                {
                     lose(place, connections, &fault);
                 }
             }

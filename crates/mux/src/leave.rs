@@ -71,10 +71,10 @@ impl Vnet {
         core.scratch.going = going;
     }
 
-    /// Sends what has waited long enough. Returns how many frames, and when the next one is due.
-    pub fn shape(&mut self, core: &mut Core) -> (usize, Option<u64>) {
+    /// Sends what has waited long enough. Returns how many frames.
+    pub fn shape(&mut self, core: &mut Core) -> usize {
         let mut sent = 0;
-        let mut due: Option<u64> = None;
+        self.due_ns = None;
         let mut index = 0;
         let mut going = std::mem::take(&mut core.scratch.going);
         while index < self.shaping.len() {
@@ -88,7 +88,7 @@ impl Vnet {
                     self.emit(core, at, &mut going);
                 }
                 Some(Err(at_ns)) => {
-                    due = Some(due.map_or(at_ns, |due| due.min(at_ns)));
+                    self.due_ns = self.due_ns.into_iter().chain([at_ns]).min();
                     index += 1;
                 }
                 None => {
@@ -97,7 +97,7 @@ impl Vnet {
             }
         }
         core.scratch.going = going;
-        (sent, due)
+        sent
     }
 
     /// Puts frames onto the port's vlink. Empties `frames`.

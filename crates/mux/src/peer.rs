@@ -23,6 +23,43 @@ pub const PULL_FRAMES: usize = 256;
 /// between its ring and its doorbell.
 pub const UNSURE_SLEEP_NS: u64 = 5_000_000;
 
+/// Frames that a sleeping peer is woken for while the mux has other work: to be woken for each few
+/// would cost both more than the frames.
+const WAKE_FRAMES: u16 = 64;
+
+/// Time after which it is woken for fewer, nanoseconds, if no more peers wait to be woken than can be
+/// in that time.
+const WAKE_NS: u64 = 50_000;
+
+/// Time between two such wake-ups, nanoseconds: each costs the mux about 2 µs.
+const WAKE_EACH_NS: u64 = 10_000;
+
+/// When sleeping peers are woken for what they were shown; at once unless said otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alarm {
+    /// Time, nanoseconds.
+    now_ns: u64,
+    /// For how long a peer may sleep through few frames, nanoseconds.
+    after_ns: u64,
+    /// Peers that were left to sleep since the beginning of the round.
+    asleep: u64,
+}
+
+impl Alarm {
+    /// For the next round: `busy` says that there is other work to do.
+    pub fn next(&mut self, now_ns: u64, busy: bool) {
+        let after_ns = if busy { WAKE_NS.max(self.asleep * WAKE_EACH_NS) } else { 0 };
+        *self = Self { now_ns, after_ns, asleep: 0 };
+    }
+
+    /// Whether one that was shown `frames` in vain since `since_ns` is woken now.
+    fn wakes(&mut self, frames: u16, since_ns: u64) -> bool {
+        let due = frames >= WAKE_FRAMES || self.now_ns.saturating_sub(since_ns) >= self.after_ns;
+        self.asleep += u64::from(!due);
+        due
+    }
+}
+
 /// One connection.
 #[derive(Debug)]
 pub struct Link {
@@ -33,6 +70,8 @@ pub struct Link {
     /// The connection's number.
     pub epoch: u64,
     dirty: bool,
+    /// Since when the peer may sleep through what it was shown, nanoseconds.
+    unheard_ns: Option<u64>,
     /// Whether the peer may wait for room.
     full: bool,
 }
@@ -79,7 +118,7 @@ impl Pulled {
 impl Link {
     /// A connection that the handshake made.
     pub fn new(tx: Sender, rx: Receiver, epoch: u64) -> Self {
-        Self { tx, rx, epoch, dirty: false, full: false }
+        Self { tx, rx, epoch, dirty: false, unheard_ns: None, full: false }
     }
 
     /// Copies a frame into the peer's memory, with a tag or zero. False without room.
@@ -89,16 +128,23 @@ impl Link {
         self.tx.push(tag, frame)
     }
 
-    /// Lets the peer see what was pushed, and wakes one that waits for room once half of its ring was
-    /// taken: not before, since where it shares a CPU with the mux each ring is two switches between
-    /// them.
+    /// Lets the peer see what was pushed, and wakes it for that when `alarm` says so. One that waits
+    /// for room is woken once half of its ring was taken: where it shares a CPU with the mux each
+    /// wake-up is two switches between them.
     #[inline]
-    pub fn flush(&mut self) -> Result<(), Fault> {
-        if self.full && self.rx.is_half_empty() {
-            self.full = false;
-            self.tx.ring_for_room()?;
+    pub fn flush(&mut self, alarm: &mut Alarm) -> Result<(), Fault> {
+        if std::mem::take(&mut self.dirty) {
+            self.tx.show()?;
+            self.unheard_ns.get_or_insert(alarm.now_ns);
         }
-        if std::mem::take(&mut self.dirty) { self.tx.flush() } else { Ok(()) }
+        let unheard =
+            self.unheard_ns.is_some_and(|since_ns| alarm.wakes(self.tx.unheard(), since_ns));
+        let room = self.full && self.rx.is_half_empty();
+        if unheard || room {
+            (self.unheard_ns, self.full) = (None, self.full && !room);
+            self.tx.wake()?;
+        }
+        Ok(())
     }
 
     /// Copies up to `max` frames out of the peer's memory, and no more than there are packets. They

@@ -40,6 +40,8 @@ pub struct Vnet {
     pub(crate) police: Limit,
     pub(crate) nodes: Vec<Node>,
     pub(crate) ports: Vec<Port>,
+    /// Ports that were given frames from outside.
+    pub(crate) given_to: Vec<u16>,
     /// Frames that vlinks inside the node brought, by port.
     pub(crate) local: Vec<(u16, Packet)>,
     /// Ports whose vlinks have frames waiting.
@@ -47,6 +49,8 @@ pub struct Vnet {
     /// Frames waiting in all vlinks.
     pub(crate) waiting: usize,
     pub(crate) turn: usize,
+    /// When the next frame that waits in a vlink may go, nanoseconds; as of the last look.
+    pub(crate) due_ns: Option<u64>,
     /// When it last had work, nanoseconds.
     busy_ns: u64,
     /// Whether nobody looks at it until something comes or somebody rings.
@@ -116,6 +120,8 @@ pub(crate) struct Port {
     pub(crate) counters: PortCounters,
     pub(crate) punts: [Limit; 3],
     pub(crate) link: Option<PortLink>,
+    /// Frames from outside that are to arrive with the next look at the vnet.
+    pub(crate) given: Vec<Packet>,
     pub(crate) captures: Vec<Sink>,
     pub(crate) wish: Option<Wish>,
 }
@@ -162,6 +168,7 @@ impl Vnet {
                     counters: PortCounters::default(),
                     punts: limits.unwrap_or([none; 3]).map(Limit::new),
                     link: None,
+                    given: vec![],
                     captures: vec![],
                     wish: None,
                 });
@@ -181,10 +188,12 @@ impl Vnet {
             police: Limit::new(spec.police.unwrap_or(Rate { bps: 0, pps: 0 })),
             nodes,
             ports,
+            given_to: vec![],
             local: vec![],
             shaping: vec![],
             waiting: 0,
             turn: 0,
+            due_ns: None,
             busy_ns: 0,
             rests: false,
         };
@@ -230,9 +239,7 @@ impl Vnet {
 
     /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends.
     pub fn take_over(&mut self, mut old: Vnet, core: &mut Core) {
-        while !old.local.is_empty() {
-            old.arrivals(core);
-        }
+        while old.arrivals(core) > 0 {}
         self.police.take_over(&old.police);
         for was in &mut old.nodes {
             let ports = &mut old.ports[was.first..was.first + was.count];
@@ -261,9 +268,9 @@ impl Vnet {
 
     /// Ends all of it.
     pub fn end(mut self, core: &mut Core) {
-        for (_, packet) in self.local.drain(..) {
-            core.packets.give(packet);
-        }
+        let given = self.ports.iter_mut().flat_map(|port| port.given.drain(..));
+        let local = self.local.drain(..).map(|(_, packet)| packet);
+        given.chain(local).for_each(|packet| core.packets.give(packet));
         for node in &mut self.nodes {
             end_node(node, &mut self.ports[node.first..node.first + node.count], core);
         }
@@ -275,11 +282,14 @@ impl Vnet {
         node: &str,
         who: Who,
         interface: u32,
-        link: Link,
+        mut link: Link,
         core: &Core,
     ) -> bool {
         let slot = self.slot;
-        let Some(place) = self.place(node, who, interface) else { return false };
+        let Some((attach, place)) = self.place(node, who, interface) else { return false };
+        if attach != Attach::Memif {
+            link.tx.ring_once_a_sleep();
+        }
         if place.is_some() || core.connections.watch_for(slot, &link.rx.as_fd()).is_err() {
             return false;
         }
@@ -288,14 +298,19 @@ impl Vnet {
         true
     }
 
-    fn place(&mut self, node: &str, who: Who, interface: u32) -> Option<&mut Option<Link>> {
+    fn place(
+        &mut self,
+        node: &str,
+        who: Who,
+        interface: u32,
+    ) -> Option<(Attach, &mut Option<Link>)> {
         let node = self.nodes.iter_mut().find(|known| known.name == node)?;
         match who {
-            Who::Tap => (interface == 0).then_some(&mut node.tap),
+            Who::Tap => (interface == 0).then_some((Attach::Tap, &mut node.tap)),
             Who::Guest(number) => {
                 let guests = &mut node.router.as_mut()?.guests;
                 let guest = guests.iter_mut().find(|guest| guest.spec.number == number)?;
-                guest.links.get_mut(interface as usize)
+                Some((guest.spec.attach, guest.links.get_mut(interface as usize)?))
             }
         }
     }
@@ -404,6 +419,11 @@ impl Vnet {
         std::mem::take(&mut self.rests)
     }
 
+    /// When it is to be looked at again at the latest, nanoseconds.
+    pub fn due_ns(&self) -> Option<u64> {
+        self.due_ns
+    }
+
     /// Whether it rests.
     pub fn is_resting(&self) -> bool {
         self.rests
@@ -411,11 +431,17 @@ impl Vnet {
 
     /// Whether nothing is on its way in it, and every peer rings.
     fn is_idle(&self) -> bool {
-        let guests = self.nodes.iter().flat_map(|node| &node.router).flat_map(|r| &r.guests);
-        self.local.is_empty()
+        self.given_to.is_empty()
+            && self.local.is_empty()
             && self.waiting == 0
-            && guests.into_iter().all(|guest| guest.outstanding.is_empty())
+            && !self.is_owed()
             && !self.has_unsure_peer()
+    }
+
+    /// Whether a guest has frames that it has not completed.
+    pub fn is_owed(&self) -> bool {
+        let guests = self.nodes.iter().flat_map(|node| &node.router).flat_map(|r| &r.guests);
+        guests.into_iter().any(|guest| !guest.outstanding.is_empty())
     }
 
     /// Whether a peer is connected whose doorbell can't be relied on.

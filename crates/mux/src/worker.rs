@@ -1,10 +1,11 @@
 //! A worker thread: one round after the other, each from receiving to sending.
 //!
-//! A round takes a bounded number of frames from everywhere, so that nobody keeps a worker from
-//! the others. After some rounds without work ([`Patience`]) it arms every doorbell and sleeps. A
-//! vnet that had no work for a while rests ([`Vnet::rest`]) until one of its peers rings or a frame
-//! comes for it, so that idle vnets do not slow the others down.
+//! A round takes a bounded number of frames from everywhere, and looks at a bounded number of vnets in
+//! turn, so that nobody keeps a worker from the others. After some rounds without work ([`Patience`])
+//! it arms every doorbell and sleeps. A vnet that had no work for a while rests ([`Vnet::rest`]) until
+//! one of its peers rings or a frame comes for it, so that idle vnets do not slow the others down.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
@@ -33,6 +34,13 @@ const RUNG_EVERY_NS: u64 = 50_000;
 
 /// The longest sleep, nanoseconds.
 const SLEEP_NS_MAX: u64 = 1_000_000_000;
+
+/// Vnets that are looked at in one round: where more have work, each look is to find more of it.
+const LOOKS_MAX: usize = 16;
+
+/// Frames from outside in a round from which on the worker has other work than to wake
+/// peers.
+const BUSY_FRAMES: usize = 64;
 
 /// Frames taken from another worker in one round.
 const TAKEN_FRAMES: usize = 256;
@@ -67,8 +75,10 @@ pub struct Worker {
     pub core: Core,
     /// Vnets by slot.
     pub vnets: Vec<Option<Vnet>>,
-    /// Slots of the vnets that are looked at in every round; the others rest.
-    awake: Vec<u16>,
+    /// Slots of the vnets that do not rest, in the order in which they are looked at.
+    awake: VecDeque<u16>,
+    /// Looks at vnets since there was work.
+    in_vain: usize,
     /// Slots of vnets whose doorbells were rung.
     rung: Vec<u16>,
     /// When doorbells were last looked at.
@@ -79,7 +89,6 @@ pub struct Worker {
     commands: Receiver<Command>,
     wake: Arc<Wake>,
     frames: Vec<Packet>,
-    run: Vec<Packet>,
     stats: WorkerStats,
     due_ns: Option<u64>,
     ended: bool,
@@ -99,7 +108,8 @@ impl Worker {
             number,
             core,
             vnets: vec![],
-            awake: vec![],
+            awake: VecDeque::new(),
+            in_vain: 0,
             rung: vec![],
             rung_ns: 0,
             classifier: Arc::default(),
@@ -107,7 +117,6 @@ impl Worker {
             commands,
             wake,
             frames: vec![],
-            run: vec![],
             stats: WorkerStats::default(),
             due_ns: None,
             ended: false,
@@ -119,53 +128,61 @@ impl Worker {
         let mut patience = Patience::default();
         while !self.ended {
             let work = self.round();
-            if patience.ends(work, || self.core.now_ns) {
+            let owed = || self.vnets.iter().flatten().any(Vnet::is_owed);
+            if patience.ends(work, owed, || self.core.now_ns) {
                 self.sleep();
                 patience.slept();
             }
         }
     }
 
-    /// The packets' way, once through; true if there was any work.
+    /// The packets' way, once through; true if there was any work, or if there may be some in a vnet
+    /// that was not looked at since.
     pub fn round(&mut self) -> bool {
         self.core.tick();
         self.core.packets.collect();
         self.due_ns = None;
         let mut work = self.obey() + self.rouse_rung();
         self.core.meter.lap(Stage::Control, 0);
-        work += self.receive();
-        work += self.take_handed();
+        let received = self.receive() + self.take_handed();
+        self.core.alarm.next(self.core.now_ns, received >= BUSY_FRAMES);
+        work += received;
         work += self.look();
         work += self.send();
         self.core.meter.lap(Stage::Send, 0);
         self.core.meter.round(work > 0);
         self.stats.busy_rounds += u64::from(work > 0);
-        work > 0
+        if work > 0 {
+            self.in_vain = 0;
+        }
+        work > 0 || self.in_vain < self.awake.len()
     }
 
-    /// What the vnets have, all but those that rest.
+    /// What the vnets have whose turn it is. Those that rest have none.
     fn look(&mut self) -> usize {
         let mut work = 0;
-        let Self { core, vnets, awake, due_ns, .. } = self;
-        awake.retain(|slot| {
-            let vnet = vnets.get_mut(usize::from(*slot)).and_then(Option::as_mut);
-            let Some(vnet) = vnet else { return false };
+        let count = self.awake.len().min(LOOKS_MAX);
+        let Self { core, vnets, awake, .. } = self;
+        for _ in 0..count {
+            let Some(slot) = awake.pop_front() else { break };
+            let vnet = vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
+            let Some(vnet) = vnet else { continue };
             let arrived = vnet.arrivals(core);
             vnet.flush(core);
             core.meter.lap(Stage::Distribute, arrived);
             let came = vnet.from_peers(core);
-            let (sent, due) = vnet.shape(core);
-            *due_ns = [*due_ns, due].into_iter().flatten().min();
-            vnet.flush(core);
+            let sent = vnet.shape(core);
+            if came + sent > 0 {
+                vnet.flush(core);
+            }
             let done = arrived + came + sent;
             work += done;
-            if !vnet.is_tired(done > 0, core.now_ns) {
-                return true;
+            if vnet.is_tired(done > 0, core.now_ns) && vnet.rest() {
+                continue;
             }
-            let rests = vnet.rest();
-            work += usize::from(!rests);
-            !rests
-        });
+            awake.push_back(slot);
+        }
+        self.in_vain = if work > 0 { 0 } else { self.in_vain + count };
         work
     }
 
@@ -177,7 +194,7 @@ impl Worker {
     ) -> Option<T> {
         let vnet = self.vnets.get_mut(usize::from(slot))?.as_mut()?;
         if vnet.rouse(self.core.now_ns) {
-            self.awake.push(slot);
+            self.awake.push_back(slot);
         }
         Some(by(vnet, &mut self.core))
     }
@@ -192,7 +209,7 @@ impl Worker {
         let was = self.vnets[at].take();
         self.vnets[at] = by(was, &mut self.core);
         if !self.awake.contains(&slot) {
-            self.awake.push(slot);
+            self.awake.push_back(slot);
         }
     }
 
@@ -208,7 +225,7 @@ impl Worker {
         for slot in self.rung.drain(..) {
             let vnet = self.vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
             if vnet.is_some_and(|vnet| vnet.answer(now_ns)) {
-                self.awake.push(slot);
+                self.awake.push_back(slot);
             }
         }
         self.awake.len() - before
@@ -269,29 +286,27 @@ impl Worker {
         let Some(table) = classifier.get(slot) else {
             return frames.drain(..).for_each(|packet| self.core.packets.give(packet));
         };
-        if let Some(port) = table.sole() {
-            return self.deliver(port, slot, frames);
+        let count = frames.len();
+        if let Some(port) = table.sole().filter(|port| port.worker == self.number)
+            && let Some(Some(vnet)) = self.vnets.get(usize::from(port.vnet))
+            && vnet.generation == port.generation
+        {
+            self.core.meter.lap(Stage::Classify, count);
+            self.change(port.vnet, |vnet, core| vnet.arrive(core, port.port, frames, true));
+            return self.core.meter.lap(Stage::Distribute, count);
         }
-        let mut run = std::mem::take(&mut self.run);
-        let mut way: Option<PortRef> = None;
         for mut packet in frames.drain(..) {
             match table.classify(packet.bytes()) {
                 Ok((port, inner)) => {
                     let length = inner.len();
                     let _ = packet.advance(inner.start);
                     let _ = packet.set_len(length);
-                    if let Some(way) = way.replace(port).filter(|way| *way != port) {
-                        self.deliver(way, slot, &mut run);
-                    }
-                    run.push(packet);
+                    self.give(port, slot, packet);
                 }
                 Err(reason) => self.refuse(slot, reason, packet),
             }
         }
-        if let Some(way) = way {
-            self.deliver(way, slot, &mut run);
-        }
-        self.run = run;
+        self.core.meter.lap(Stage::Classify, count);
     }
 
     fn refuse(&mut self, external: usize, reason: OuterReason, packet: Packet) {
@@ -301,60 +316,38 @@ impl Worker {
         self.core.packets.give(packet);
     }
 
-    /// Frames to a port if its vnet is here, else to the worker that has it. Empties `frames`.
-    fn deliver(&mut self, port: PortRef, external: usize, frames: &mut Vec<Packet>) {
-        self.core.meter.lap(Stage::Classify, frames.len());
-        let count = frames.len();
+    /// Gives a frame to `port`, or to the worker that has its vnet.
+    fn give(&mut self, port: PortRef, external: usize, packet: Packet) {
         if port.worker == self.number {
             let vnet = self.vnets.get_mut(usize::from(port.vnet)).and_then(Option::as_mut);
-            match vnet.filter(|vnet| vnet.generation == port.generation) {
-                Some(vnet) => {
-                    if vnet.rouse(self.core.now_ns) {
-                        self.awake.push(port.vnet);
-                    }
-                    vnet.arrive(&mut self.core, port.port, frames, true);
-                }
-                None => frames
-                    .drain(..)
-                    .for_each(|packet| self.refuse(external, OuterReason::Stale, packet)),
+            let vnet = vnet.filter(|vnet| vnet.generation == port.generation);
+            let Some(vnet) = vnet else { return self.refuse(external, OuterReason::Stale, packet) };
+            if vnet.rouse(self.core.now_ns) {
+                self.awake.push_back(port.vnet);
             }
-            return self.core.meter.lap(Stage::Distribute, count);
-        }
-        for packet in frames.drain(..) {
-            let to = self.neighbours.get_mut(usize::from(port.worker)).and_then(Option::as_mut);
-            let Some(to) = to else {
-                self.refuse(external, OuterReason::Stale, packet);
-                continue;
+            return match vnet.give(port.port, packet) {
+                Ok(()) => {}
+                Err(packet) => self.refuse(external, OuterReason::Stale, packet),
             };
-            if let Err(rtrb::PushError::Full(handed)) =
-                to.to.push(Handed { packet, port, external })
-            {
-                self.refuse(external, OuterReason::HandoverFull, handed.packet);
-            }
+        }
+        let to = self.neighbours.get_mut(usize::from(port.worker)).and_then(Option::as_mut);
+        let Some(to) = to else { return self.refuse(external, OuterReason::Stale, packet) };
+        if let Err(rtrb::PushError::Full(handed)) = to.to.push(Handed { packet, port, external }) {
+            self.refuse(external, OuterReason::HandoverFull, handed.packet);
         }
     }
 
     /// Frames that other workers received for vnets of this one.
     fn take_handed(&mut self) -> usize {
         let mut work = 0;
-        let mut run = std::mem::take(&mut self.frames);
         for index in 0..self.neighbours.len() {
-            let mut way = None;
             for _ in 0..TAKEN_FRAMES {
                 let from = self.neighbours[index].as_mut().map(|neighbour| neighbour.from.pop());
                 let Some(Ok(Handed { packet, port, external })) = from else { break };
                 work += 1;
-                let last = way.replace((port, external));
-                if let Some((port, external)) = last.filter(|last| *last != (port, external)) {
-                    self.deliver(port, external, &mut run);
-                }
-                run.push(packet);
-            }
-            if let Some((port, external)) = way {
-                self.deliver(port, external, &mut run);
+                self.give(port, external, packet);
             }
         }
-        self.frames = run;
         work
     }
 
@@ -405,7 +398,9 @@ impl Worker {
         if self.core.externals.iter().flatten().any(|external| external.is_sending()) {
             longest = longest.min(SENDING_SLEEP_NS);
         }
-        self.due_ns.map_or(longest, |due| longest.min(due.saturating_sub(self.core.now_ns)))
+        let vnets = self.vnets.iter().flatten().filter_map(Vnet::due_ns);
+        let due_ns = vnets.chain(self.due_ns).min();
+        due_ns.map_or(longest, |due| longest.min(due.saturating_sub(self.core.now_ns)))
     }
 
     /// Counters.

@@ -14,12 +14,14 @@ use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, PATH_FRAMES, Path as SocketPath};
 use pdp_mux::packets::Packets;
+use pdp_mux::peer::{Alarm, Link};
 use pdp_mux::underlay::NextHop;
 use pdp_mux::vnet::Vnet as Live;
 use pdp_mux::wake::Wake;
 use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 use pdp_proto::mux::*;
 use rtrb::{Consumer, RingBuffer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const SHARE: usize = 4096;
@@ -121,30 +123,18 @@ impl Bench {
 
     /// Connects a TAP helper to a node.
     fn connect(&mut self, path: &Path, node: &str) -> Peer {
-        let listener = pdp_memif::Listener::bind(path).unwrap();
-        let mut tap = Peer::new(path, 0);
-        let mut handshake = None;
-        let mut connection = None;
-        eventually("connected", || {
-            tap.client.poll();
-            if handshake.is_none() {
-                handshake = listener.accept().unwrap();
-            }
-            if let (Some(handshake), None) = (&mut handshake, &connection) {
-                connection = handshake.poll(|_| true).unwrap();
-            }
-            tap.is_up() && connection.is_some()
-        });
-        let pdp_memif::Connection { tx, rx, control, .. } = connection.unwrap();
+        self.connect_to(0, path, node)
+    }
+
+    fn connect_to(&mut self, slot: u16, path: &Path, node: &str) -> Peer {
+        let (tap, link, control) = pair(path);
         self._controls.push(control);
-        let link = pdp_mux::peer::Link::new(tx, rx, 1);
         let who = pdp_mux::vnet::Who::Tap;
         let attached =
-            self.workers[1].change(0, |vnet, core| vnet.attach(node, who, 0, link, core));
+            self.workers[1].change(slot, |vnet, core| vnet.attach(node, who, 0, link, core));
         assert_eq!(attached, Some(true));
         tap
     }
-
     fn rests(&self) -> bool {
         self.workers[1].vnets[0].as_ref().unwrap().is_resting()
     }
@@ -161,6 +151,26 @@ impl Bench {
     fn free(&self) -> [usize; 2] {
         [0, 1].map(|at: usize| self.workers[at].core.packets.free())
     }
+}
+
+/// Both ends of a connection.
+fn pair(path: &Path) -> (Peer, Link, pdp_memif::Control) {
+    let listener = pdp_memif::Listener::bind(path).unwrap();
+    let mut tap = Peer::new(path, 0);
+    let mut handshake = None;
+    let mut connection = None;
+    eventually("connected", || {
+        tap.client.poll();
+        if handshake.is_none() {
+            handshake = listener.accept().unwrap();
+        }
+        if let (Some(handshake), None) = (&mut handshake, &connection) {
+            connection = handshake.poll(|_| true).unwrap();
+        }
+        tap.is_up() && connection.is_some()
+    });
+    let pdp_memif::Connection { tx, rx, control, .. } = connection.unwrap();
+    (tap, Link::new(tx, rx, 1), control)
 }
 
 #[test]
@@ -273,4 +283,130 @@ fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
     }
     assert!(!bench.rests());
     assert_eq!(bench.node("r1").ports["eth0"].received, 1);
+}
+
+/// While the mux has other work, a sleeper is woken for frames that are worth it or have waited,
+/// and once for each sleep.
+#[test]
+fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut peer, mut link, _control) = pair(&root.path().join("memif.sock"));
+    link.tx.ring_once_a_sleep();
+    let rings = |peer: &Peer| {
+        let mut fds = [PollFd::new(&peer.client, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    };
+    peer.client.disarm();
+    let mut taken = 0;
+    for (frames, later_ns, busy, woken) in [
+        (1, 0, false, true),
+        (1, 0, true, false),
+        (63, 0, true, false),
+        (64, 0, true, true),
+        (1, 49_999, true, false),
+        (1, 50_000, true, true),
+        (0, 50_000, false, false),
+    ] {
+        let case = format!("{frames} frames, {later_ns} ns, {busy}");
+        let mut alarm = Alarm::default();
+        taken += peer.receive_raw().len();
+        assert!(peer.client.arm());
+        assert!(!rings(&peer));
+        (0..frames).for_each(|_| assert!(link.push(0, &frame(60, 0)).unwrap()));
+        alarm.next(1_000_000, true);
+        link.flush(&mut alarm).unwrap();
+        alarm.next(1_000_000 + later_ns, busy);
+        link.flush(&mut alarm).unwrap();
+        assert_eq!(rings(&peer), woken, "{case}");
+        if woken {
+            // It was rung, and did not get the CPU yet.
+            rustix::io::read(&peer.client, &mut [0; 8]).unwrap();
+            assert!(link.push(0, &frame(60, 0)).unwrap());
+            link.flush(&mut Alarm::default()).unwrap();
+            assert!(!rings(&peer), "{case}: rung again");
+        }
+        peer.client.disarm();
+        link.flush(&mut Alarm::default()).unwrap();
+    }
+    taken += peer.receive_raw().len();
+    assert_eq!(taken, 1 + 1 + 63 + 64 + 1 + 1 + 3);
+}
+
+/// The more sleepers wait, the later each is woken, so that there are as many wake-ups as ever.
+#[test]
+fn sleepers_are_woken_at_a_bounded_rate() {
+    const SLEEPERS: usize = 20;
+    let root = tempfile::tempdir().unwrap();
+    let mut pairs: Vec<_> =
+        (0..SLEEPERS).map(|number| pair(&root.path().join(number.to_string()))).collect();
+    let mut alarm = Alarm::default();
+    let mut rounds_ns = vec![];
+    for (peer, link, _) in &mut pairs {
+        link.tx.ring_once_a_sleep();
+        peer.client.disarm();
+        assert!(peer.client.arm());
+        assert!(link.push(0, &frame(60, 0)).unwrap());
+    }
+    for now_ns in (1_000_000..1_400_000).step_by(10_000) {
+        alarm.next(now_ns, true);
+        let mut woken = 0;
+        for (peer, link, _) in &mut pairs {
+            link.flush(&mut alarm).unwrap();
+            let mut fds = [PollFd::new(&peer.client, PollFlags::IN)];
+            woken += poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+        }
+        rounds_ns.push((now_ns - 1_000_000, woken));
+    }
+    let none = rounds_ns.iter().filter(|(_, woken)| *woken == 0).map(|(ns, _)| *ns).max();
+    assert_eq!(none, Some(190_000), "10 us for each of {SLEEPERS}: {rounds_ns:?}");
+    assert!(rounds_ns.contains(&(200_000, SLEEPERS)), "{rounds_ns:?}");
+}
+
+/// More vnets than a round looks at: a worker does not take itself for idle before it has looked at all
+/// that may have something.
+#[test]
+fn a_worker_is_idle_when_all_vnets_were_looked_at() {
+    const VNETS: u16 = 40;
+    let root = tempfile::tempdir().unwrap();
+    let mut bench = Bench::new(&spec(root.path(), None));
+    let mut peers = vec![];
+    for slot in 0..VNETS {
+        let mut spec = two_hosts(root.path(), &format!("v{slot}"), &[]);
+        // Straight from one host to the other.
+        spec.vlinks[0].b = spec.vlinks[1].b.clone();
+        spec.vlinks.pop();
+        let vnet = Live::new(&spec, slot, 0, |_, _| None);
+        bench.workers[1].replace(slot, |_, _| Some(vnet));
+        let taps = ["h1", "h2"].map(|host| {
+            let node = spec.nodes.iter().find(|node| node.name == host).unwrap();
+            bench.connect_to(slot, &node.tap_socket, host)
+        });
+        peers.push(taps);
+    }
+    let [_, worker] = &mut bench.workers;
+    let mut shown = 0;
+    eventually("the last of many was awake and had something", || {
+        // All have work, then the last that is looked at.
+        for [h1, h2] in &mut peers {
+            assert!(h1.out(0, &frame(60, 1)));
+            h2.receive();
+        }
+        while worker.round() {}
+        for [_, h2] in &mut peers {
+            h2.receive();
+        }
+        let last = usize::from(VNETS) - 1;
+        assert!(peers[last][0].out(0, &frame(60, 2)));
+        if worker.vnets.iter().flatten().any(Live::is_resting) {
+            return false;
+        }
+        // It is found after some rounds, and goes on in later ones.
+        while worker.vnets[last].as_ref().unwrap().stats().nodes["h1"].ports["eth0"].sent % 2 > 0 {
+            worker.round();
+        }
+        while worker.round() {}
+        assert_eq!(peers[last][1].receive().len(), 1);
+        shown += 1;
+        shown == 20
+    });
 }

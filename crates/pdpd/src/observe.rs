@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
@@ -23,6 +24,10 @@ use crate::engine::{Engine, no_vnet};
 use crate::host::words;
 use crate::http::{Daemon, ProgressFn, RouteFn};
 use crate::plan::NodePlan;
+use crate::reconcile::lock;
+
+/// Nodes whose helpers are asked at the same time: on a busy machine each answers late.
+const ASKED_AT_ONCE: usize = 32;
 
 /// Longest wait for the next part of a route table.
 const ROUTES_WAIT: Duration = Duration::from_secs(60);
@@ -140,15 +145,38 @@ impl Daemon for Engine {
                 stages: worker.stages.into_iter().map(stage_stats).collect(),
             });
         }
-        for (name, vnet) in stats.vnets {
-            let Some(plan) = model.plan.vnets.get(&name) else { continue };
-            let mut nodes = BTreeMap::new();
-            for (node, counters) in vnet.nodes {
-                if let Some(plan) = plan.nodes.get(&node) {
-                    nodes.insert(node, node_stats(plan, counters));
-                }
+        let plans = &model.plan.vnets;
+        let vnets = stats.vnets.into_iter().filter(|(name, _)| plans.contains_key(name));
+        let vnets: Vec<_> = vnets.collect();
+        all.vnets = vnets.iter().map(|(name, _)| (name.clone(), VnetStats::default())).collect();
+        let nodes = vnets.into_iter().flat_map(|(vnet, stats)| {
+            let nodes = stats.nodes.into_iter();
+            nodes.map(move |(node, counters)| (vnet.clone(), node, counters))
+        });
+        let nodes: Vec<_> = nodes
+            .filter_map(|(vnet, node, counters)| {
+                let plan = plans[&vnet].nodes.get(&node)?;
+                Some((vnet, node, plan, counters))
+            })
+            .collect();
+        let queue = Mutex::new(nodes);
+        let ask = || {
+            let mut answered = Vec::new();
+            while let Some((vnet, node, plan, counters)) = { lock(&queue).pop() } {
+                answered.push((vnet, node, node_stats(plan, counters)));
             }
-            all.vnets.insert(name, VnetStats { nodes });
+            answered
+        };
+        let answered = std::thread::scope(|scope| {
+            let threads = lock(&queue).len().min(ASKED_AT_ONCE);
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(ask)).collect();
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap_or_default())
+                .collect::<Vec<_>>()
+        });
+        for (vnet, node, stats) in answered {
+            all.vnets.entry(vnet).or_default().nodes.insert(node, stats);
         }
         Ok(all)
     }

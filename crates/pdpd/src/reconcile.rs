@@ -130,7 +130,7 @@ impl Task<'_> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is inside is whole after every step; a panic elsewhere does not make it wrong.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -191,6 +191,14 @@ impl<'a> Reconciler<'a> {
             .filter(|(name, _)| !blocked.contains(name))
             .flat_map(|(name, vnet)| tasks(name, vnet))
             .collect();
+        let weights = plan.weights().into_iter().filter(|_| !tasks.is_empty());
+        for (cgroup, weight) in weights {
+            if let Err(error) = self.host.runtime.cgroups().weigh(&cgroup, weight) {
+                tracing::warn!("CPU weights: {}", words(&error));
+                soon(Instant::now() + DEVICE_PAUSE);
+                break;
+            }
+        }
         self.work(tasks, told);
         if mux_runs && !self.let_in(plan, told) {
             soon(Instant::now() + DEVICE_PAUSE);

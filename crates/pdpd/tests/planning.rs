@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use pdp_api::Action;
+use pdp_container::Limits;
 use pdp_proto::mux;
 use pdp_spec::units::Base64;
 use pdp_spec::{DeviceAttach, SourceFile};
@@ -329,6 +330,26 @@ fn a_link_that_is_down_takes_both_carriers() {
     assert!(!changed.plan.vnets["red"].carrier("h1", 0));
     let again = apply(&changed.without("red", &places(), &cpus()).unwrap(), wish.yaml());
     assert!(again.plan.vnets["red"].carrier("h1", 0));
+}
+
+#[test]
+fn cpus_are_shared_by_power_and_lent_to_who_borrows() {
+    let blue = Wish { power_millicores: 50, ..Wish::of("blue", 2) };
+    let model = both(&Wish::of("red", 1), &blue);
+    let weights: BTreeMap<_, _> = model.plan.weights().into_iter().collect();
+    // Two routers each: 200 and 100, 50 and 100.
+    let wanted = [("vnets", 450), ("vnets/blue", 150), ("vnets/red", 300)];
+    assert_eq!(weights, wanted.map(|(cgroup, weight)| (cgroup.to_string(), weight)).into());
+    assert_eq!(model.plan.mux.as_ref().unwrap().limits.cpu_weight, Some(500));
+    let limits =
+        |model: &Model| model.plan.vnets["red"].nodes["r1"].guests[&0].container.limits.clone();
+    let had = limits(&model);
+    assert_eq!((had.cpu_cores, had.cpu_weight), (Some(0.2), Some(200)));
+
+    let lends = Wish::of("red", 1).yaml().replace("{power: 200m", "{borrow: true, power: 200m");
+    let lent = apply(&model, lends);
+    assert_eq!(limits(&lent), Limits { cpu_cores: None, ..had });
+    assert_eq!(hashes(&lent.plan), hashes(&model.plan), "nothing starts anew");
 }
 
 #[test]

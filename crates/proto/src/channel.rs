@@ -137,11 +137,17 @@ fn space() -> Vec<MaybeUninit<u8>> {
     vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_AT_ONCE_MAX))]
 }
 
+/// Bytes that are read at a time.
+const READ_BYTES: usize = 1 << 16;
+
 /// Puts frames together from bytes as they come. Holds at most one frame's bytes more than fed.
 #[derive(Debug)]
 pub struct FrameReader {
+    /// What came and was not taken, and room behind it.
     bytes: Vec<u8>,
     taken: usize,
+    /// Where the room begins.
+    end: usize,
     bytes_max: usize,
 }
 
@@ -154,26 +160,36 @@ impl Default for FrameReader {
 impl FrameReader {
     /// Refuses frames of more than `bytes_max` bytes, for peers that need no larger ones.
     pub fn with_max(bytes_max: usize) -> Self {
-        Self { bytes: Vec::new(), taken: 0, bytes_max: bytes_max.min(FRAME_BYTES_MAX) }
+        Self { bytes: Vec::new(), taken: 0, end: 0, bytes_max: bytes_max.min(FRAME_BYTES_MAX) }
     }
 
     /// Adds bytes as they were read.
     pub fn extend(&mut self, bytes: &[u8]) {
-        self.bytes.drain(..std::mem::take(&mut self.taken));
-        self.bytes.extend_from_slice(bytes);
+        self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.end += bytes.len();
     }
 
     /// Reads once from `stream`; returns the count of bytes, 0 at the end.
     pub fn read_from(&mut self, stream: &mut impl Read) -> io::Result<usize> {
-        let mut bytes = [0; 1 << 16];
-        let count = stream.read(&mut bytes)?;
-        self.extend(&bytes[..count]);
+        let count = stream.read(&mut self.room(READ_BYTES)[..READ_BYTES])?;
+        self.end += count;
         Ok(count)
+    }
+
+    /// Room for at least so many bytes; kept, since to clear it takes longer than a read in vain.
+    fn room(&mut self, bytes: usize) -> &mut [u8] {
+        let taken = std::mem::take(&mut self.taken);
+        self.bytes.copy_within(taken..self.end, 0);
+        self.end -= taken;
+        if self.bytes.len() < self.end + bytes {
+            self.bytes.resize(self.end + bytes, 0);
+        }
+        &mut self.bytes[self.end..]
     }
 
     /// The next whole frame without its prefix, or an error if it announces too many bytes.
     pub fn next_frame(&mut self) -> io::Result<Option<&[u8]>> {
-        let rest = &self.bytes[self.taken..];
+        let rest = &self.bytes[self.taken..self.end];
         let Some(length) = announced(rest, self.bytes_max)? else { return Ok(None) };
         if rest.len() < PREFIX_BYTES + length {
             return Ok(None);
@@ -185,12 +201,12 @@ impl FrameReader {
 
     /// Whether no byte of a further frame has come.
     pub fn is_empty(&self) -> bool {
-        self.bytes.len() == self.taken
+        self.end == self.taken
     }
 
     /// Bytes still missing of the current frame (of its prefix, while that is not whole).
     fn wanted(&self) -> io::Result<usize> {
-        let rest = &self.bytes[self.taken..];
+        let rest = &self.bytes[self.taken..self.end];
         Ok(match announced(rest, self.bytes_max)? {
             None => PREFIX_BYTES - rest.len(),
             Some(length) => PREFIX_BYTES + length - rest.len(),

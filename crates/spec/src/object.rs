@@ -510,6 +510,9 @@ pub struct DataPlane {
     /// Processing power of all forwarding guests together. A guest with less than 0.1 gets it in
     /// pieces of a millisecond: one with 0.01 may stand still for up to 0.1 s, one with 0.001 for 1 s.
     pub power: Cores,
+    /// Whether the guests may use what others leave of their CPUs. `power` is then no limit, but what
+    /// they get while all others want their part as well; for many virtual networks with little each.
+    pub borrow: bool,
     /// Forwarding guests, each with an equal part of `power`; several may be on one engine. A change
     /// of it loses no frame: see `pdp scale`. Not given: as few as the engines allow.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -544,6 +547,7 @@ impl Default for DataPlane {
         Self {
             kind: DataPlaneKind::Parallel,
             power: Cores(100),
+            borrow: false,
             guests: None,
             split: false,
             program: Program::default(),

@@ -54,7 +54,7 @@ pub(super) const SCALING: Experiment = Experiment {
 const FRAME_BYTES: usize = 64;
 
 /// Time to start a virtual network and to give it routes.
-const START: Duration = Duration::from_millis(800);
+const START: Duration = Duration::from_millis(150);
 
 /// Power of a capped guest, thousandths of a core.
 const CAPPED: u32 = 100;

@@ -143,7 +143,7 @@ spec:
     fn vnet(&self, number: usize) -> String {
         let power: u32 = self.guests.iter().sum();
         let (mac_a, mac_b) = (words(MAC_MIDDLE_A), words(MAC_MIDDLE_B));
-        let Self { policy, queue, .. } = self;
+        let Self { policy, queue, tunnels: borrow, .. } = self;
         let externals = self.externals(number);
         let (resources, memory) = if self.tunnels {
             ("{memory: 64Mi, routes: 1000}", "32Mi")
@@ -164,6 +164,7 @@ spec:
       resources: {resources}
       dataPlane:
         power: {power}m
+        borrow: {borrow}
         memory: {memory}
         queue: {queue}
         split: true

@@ -71,6 +71,25 @@ pub struct Plan {
     pub vnets: BTreeMap<String, VnetPlan>,
 }
 
+impl Plan {
+    /// Cgroups above those of guests, and what part of a CPU they get in thousandths of a core
+    /// ([`pdp_container::cgroup::Cgroups::weigh`]): a vnet's is the power of all of its guests, so that
+    /// each guest's part of a CPU is its own power, whatever else runs in its vnet.
+    pub fn weights(&self) -> Vec<(String, u32)> {
+        let guests = |vnet: &VnetPlan| {
+            let guests = vnet.nodes.values().flat_map(|node| node.guests.values());
+            guests.map(|guest| guest.placement.power_millicores).sum::<u32>()
+        };
+        let weight = |vnet: &VnetPlan| match guests(vnet) {
+            0 => CONTROL_WEIGHT,
+            power => power,
+        };
+        let vnets = self.vnets.iter().map(|(name, vnet)| (format!("vnets/{name}"), weight(vnet)));
+        let all = self.vnets.values().map(weight).sum();
+        std::iter::once(("vnets".to_owned(), all)).chain(vnets).collect()
+    }
+}
+
 /// The mux.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MuxPlan {
@@ -252,6 +271,10 @@ pub enum PlanError {
 /// Bytes of a Unix socket's path (sockaddr_un, without the closing zero).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
+/// What a vnet's control guests and hosts get of a CPU beside its forwarding guests, thousandths of a
+/// core: each of them in the vnet, and all of a vnet without forwarding guests.
+const CONTROL_WEIGHT: u32 = 100;
+
 /// The user id of the mux on the host.
 pub const MUX_UID: u32 = UID_BASE;
 
@@ -355,7 +378,11 @@ fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
         keep_root: false,
         log_bytes_max: LOG_BYTES_MAX,
     };
-    let limits = Limits { cpus: Some(substrate.mux.cpus.to_string()), ..Limits::default() };
+    let limits = Limits {
+        cpus: Some(substrate.mux.cpus.to_string()),
+        cpu_weight: Some(substrate.mux.power().0),
+        ..Limits::default()
+    };
     MuxPlan { hash: hash(&process), process, limits }
 }
 

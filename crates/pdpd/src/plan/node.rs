@@ -14,8 +14,8 @@ use pdp_spec::{Attach, BuiltIn, DataPlane, Flow, KnownFlow, Node, NodeKind, Poli
 
 use super::words::{owner, punt_filter, rate, root};
 use super::{
-    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, PlanError, TapHelperPlan,
-    VnetPlanner, check_socket, hash,
+    CONTROL_WEIGHT, Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, PlanError,
+    TapHelperPlan, VnetPlanner, check_socket, hash,
 };
 use crate::ledger::{Placement, UIDS_PER_VNET};
 
@@ -192,6 +192,7 @@ impl NodePlanner<'_> {
             limits: Limits {
                 cpu_cores: Some(f64::from(resources.cpu.0) / 1000.0),
                 cpu_period_us: None,
+                cpu_weight: Some(CONTROL_WEIGHT),
                 memory_bytes: Some(
                     resources.memory.0
                         + HELPER_MEMORY_BYTES
@@ -340,8 +341,10 @@ impl NodePlanner<'_> {
             env,
             sysctls: BTreeMap::new(),
             limits: Limits {
-                cpu_cores: Some(f64::from(placement.power_millicores) / 1000.0),
+                cpu_cores: (!data_plane.borrow)
+                    .then_some(f64::from(placement.power_millicores) / 1000.0),
                 cpu_period_us: None,
+                cpu_weight: Some(placement.power_millicores),
                 memory_bytes: Some(data_plane.memory.0),
                 processes: Some(u64::from(data_plane.processes)),
                 cpus,
