@@ -63,7 +63,10 @@ pub fn text(all: &[Results], plots: &[String]) -> String {
          is the median of its rounds, with least and most in brackets. *near*, *between* and *far* \
          are states of the machine: the way of a cache line between its first and last core, taken \
          before each sample (below 100 ns, between, above 250 ns; below 30 ns the two are threads of \
-         one core). Figures of different states are not to be compared. Cycles are CPU time at the \
+         one core). Figures of different states are not to be compared. Nor are those of a core at full \
+         speed and of one whose other thread another machine has: before each sample it is measured \
+         how many simple operations a core does in a cycle (5 where it has the core alone on a 2.7 GHz \
+         Xeon, 2.5 to 3 where it has half). Cycles are CPU time at the \
          processor's frequency where it counts none: a process that polls has them all the time.\n",
     );
     // Writing to a text never fails.
@@ -188,6 +191,12 @@ fn experiment(text: &mut String, results: &Results, plots: &[String]) -> std::fm
         if stolen > 0.0 {
             writeln!(text, "\nStolen by the host: at most {:.1}% of a CPU.", stolen * 100.0)?;
         }
+        let samples = results.samples.iter().filter(|sample| sample.what == what);
+        let speeds = samples.map(|sample| sample.core_speed).filter(|speed| *speed > 0.0);
+        if let Some(speed) = Summary::of(speeds) {
+            let speed = spread(&speed);
+            writeln!(text, "\nThe slower core did {speed} operations a cycle before the samples.")?;
+        }
         for state in [State::Near, State::Between, State::Far] {
             let plot = plot_name(name, &what, state);
             if plots.contains(&plot) {
@@ -236,6 +245,8 @@ mod tests {
             ("kernel", 2.0, 0.8, 300.0),
         ]);
         results.samples[1].stolen = 0.123;
+        results.samples[0].core_speed = 2.0;
+        results.samples[2].core_speed = 4.0;
         results.machine.cpu = "Some CPU".into();
         results.missing.push("ovs: not installed".into());
         results.samples[3].notes = "in interrupts".into();
@@ -247,6 +258,7 @@ mod tests {
             "| overload: at ten times the capacity within 5% of the peak | not measured |",
             "| 2 | kernel | 0.800 | 100 | far | 1 |",
             "Stolen by the host: at most 12.3% of a CPU.",
+            "The slower core did 3.000 (2.000 to 4.000) operations a cycle before the samples.",
             "Not measured: ovs: not installed",
             "No results of: core-latency, lookup,",
             "![veth: rate, cores near](plots/veth-rate-near.svg)",

@@ -220,11 +220,11 @@ impl Run {
         let took = Cell::new(Duration::ZERO);
         let measure_once = || {
             let start = Instant::now();
-            let core_to_core_ns = self.core_to_core_ns();
+            let cores = (self.core_to_core_ns(), self.core_speed());
             let before = Ticks::now();
             let measured = self.attempt(&what, |_| measure())?;
             took.set(start.elapsed());
-            Some(((measured, core_to_core_ns), Ticks::now().stolen_since(&before)))
+            Some(((measured, cores), Ticks::now().stolen_since(&before)))
         };
         let may_repeat = || {
             let (took, now) = (took.get(), Instant::now());
@@ -234,13 +234,14 @@ impl Run {
         };
         let kept = least_disturbed(measure_once, may_repeat);
         self.repeats = left;
-        let Some(((measured, core_to_core_ns), stolen)) = kept else { return };
+        let Some(((measured, (core_to_core_ns, core_speed)), stolen)) = kept else { return };
         let state = State::of(core_to_core_ns);
         for reading in readings(measured) {
             let cycles =
                 reading.cycles.map_or(String::new(), |c| format!(", {c:.0} cycles/packet"));
             eprintln!(
-                "  round {}/{}: {what}: {} {:.3} {}{cycles} ({}, {core_to_core_ns:.0} ns, {:.0}% stolen)",
+                "  round {}/{}: {what}: {} {:.3} {}{cycles} ({}, {core_to_core_ns:.0} ns, \
+                 speed {core_speed:.1}, {:.0}% stolen)",
                 self.round,
                 self.effort.rounds,
                 reading.what,
@@ -259,11 +260,19 @@ impl Run {
                 round: self.round,
                 core_to_core_ns,
                 state,
+                core_speed,
                 stolen,
                 cycles_per_packet: reading.cycles,
                 notes: reading.notes,
             });
         }
+    }
+
+    /// How fast the slower of these cores is now.
+    fn core_speed(&self) -> f64 {
+        let mhz: f64 = meter::cpu("cpu MHz").parse().unwrap_or(0.0);
+        let speeds = self.cores().map(|cpu| meter::operations_a_cycle(cpu, mhz * 1e6));
+        if mhz > 0.0 { speeds[0].min(speeds[1]) } else { 0.0 }
     }
 
     /// The way between the first and the last core.

@@ -71,6 +71,11 @@ pub struct Sample {
     pub core_to_core_ns: f64,
     /// What that says.
     pub state: State,
+    /// Operations that the slower of these cores did in a cycle just before
+    /// ([`pdp_e2e::meter::operations_a_cycle`]): half of the usual where another machine's thread has
+    /// the other half of the core. 0 if it is not known.
+    #[serde(default)]
+    pub core_speed: f64,
     /// Share of its time that the CPU lost to the host's other guests meanwhile, of the CPU that lost
     /// most.
     #[serde(default)]
@@ -152,6 +157,7 @@ pub(crate) mod tests {
                 round: round as u32 + 1,
                 core_to_core_ns,
                 state: State::of(core_to_core_ns),
+                core_speed: 0.0,
                 stolen: 0.0,
                 cycles_per_packet: Some(100.0),
                 notes: String::new(),

@@ -1,4 +1,4 @@
-//! CPU cycles of processes and threads, and how near two CPUs are to each other.
+//! CPU cycles of processes and threads, how fast a CPU is now, and how near two CPUs are to each other.
 //!
 //! Cycles are those of all threads in user mode and in the kernel. Where there are no hardware
 //! counters (most virtual machines) they are CPU time multiplied by the frequency that the kernel
@@ -14,6 +14,18 @@ use crate::Background;
 
 /// Round trips of one measurement of the way between two CPUs.
 const BOUNCES: u32 = 20_000;
+
+/// Turns of one measurement of how fast a CPU is.
+const TURNS: u32 = 5_000;
+
+/// Chains of operations in a turn, more than a core has units for.
+const CHAINS: usize = 8;
+
+/// Operations in a turn of a chain.
+const OPERATIONS: usize = 2;
+
+/// Measurements of how fast a CPU is; their median counts.
+const TRIES: usize = 5;
 
 /// Processes that have this text in a file of theirs in /proc.
 pub fn processes(file: &str, text: &str) -> Vec<u32> {
@@ -49,6 +61,32 @@ pub fn cpu_to_cpu_ns(cpus: [usize; 2]) -> f64 {
         scope.spawn(|| play(cpus[1], 1));
     });
     start.elapsed().as_nanos() as f64 / f64::from(2 * BOUNCES)
+}
+
+/// Operations that a CPU does in a cycle of its nominal frequency where none waits for another. A core
+/// whose other thread works as well does about half as many: a virtual machine can't see that thread,
+/// which may be another machine's, and loses no time that the host would tell it of.
+pub fn operations_a_cycle(cpu: usize, hz: f64) -> f64 {
+    let measure = || {
+        pin(cpu);
+        let mut tries = [(); TRIES].map(|()| {
+            let mut chains: [u64; CHAINS] =
+                std::hint::black_box(std::array::from_fn(|at| at as u64));
+            let key = std::hint::black_box(0x9e37_79b9_7f4a_7c15);
+            let start = Instant::now();
+            for _ in 0..TURNS {
+                for chain in &mut chains {
+                    *chain = chain.rotate_left(7) ^ key;
+                }
+            }
+            std::hint::black_box(chains);
+            let operations = f64::from(TURNS) * (CHAINS * OPERATIONS) as f64;
+            operations / (start.elapsed().as_secs_f64() * hz)
+        });
+        tries.sort_by(f64::total_cmp);
+        tries[TRIES / 2]
+    };
+    thread::scope(|scope| scope.spawn(measure).join().expect("a CPU of this machine"))
 }
 
 /// Puts this thread on one CPU.
