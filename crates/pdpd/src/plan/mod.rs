@@ -74,18 +74,23 @@ pub struct Plan {
 impl Plan {
     /// Cgroups above those of guests, and what part of a CPU they get in thousandths of a core
     /// ([`pdp_container::cgroup::Cgroups::weigh`]): a vnet's is the power of all of its guests, so that
-    /// each guest's part of a CPU is its own power, whatever else runs in its vnet.
+    /// what its control side takes of a CPU that it shares with its guests is these guests'. Without
+    /// forwarding guests it is the `cpu` of its hosts.
     pub fn weights(&self) -> Vec<(String, u32)> {
         let guests = |vnet: &VnetPlan| {
             let guests = vnet.nodes.values().flat_map(|node| node.guests.values());
-            guests.map(|guest| guest.placement.power_millicores).sum::<u32>()
+            guests.map(|guest| guest.placement.power_millicores).fold(0, u32::saturating_add)
+        };
+        let controls = |vnet: &VnetPlan| {
+            let controls = vnet.nodes.values().filter_map(|node| node.control.limits.cpu_weight);
+            controls.fold(0, u32::saturating_add)
         };
         let weight = |vnet: &VnetPlan| match guests(vnet) {
-            0 => CONTROL_WEIGHT,
+            0 => controls(vnet),
             power => power,
         };
         let vnets = self.vnets.iter().map(|(name, vnet)| (format!("vnets/{name}"), weight(vnet)));
-        let all = self.vnets.values().map(weight).sum();
+        let all = self.vnets.values().map(weight).fold(0, u32::saturating_add);
         std::iter::once(("vnets".to_owned(), all)).chain(vnets).collect()
     }
 }
@@ -270,10 +275,6 @@ pub enum PlanError {
 
 /// Bytes of a Unix socket's path (sockaddr_un, without the closing zero).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-
-/// What a vnet's control guests and hosts get of a CPU beside its forwarding guests, thousandths of a
-/// core: each of them in the vnet, and all of a vnet without forwarding guests.
-const CONTROL_WEIGHT: u32 = 100;
 
 /// The user id of the mux on the host.
 pub const MUX_UID: u32 = UID_BASE;

@@ -14,8 +14,8 @@ use pdp_spec::{Attach, BuiltIn, DataPlane, Flow, KnownFlow, Node, NodeKind, Poli
 
 use super::words::{owner, punt_filter, rate, root};
 use super::{
-    CONTROL_WEIGHT, Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, PlanError,
-    TapHelperPlan, VnetPlanner, check_socket, hash,
+    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, PlanError, TapHelperPlan,
+    VnetPlanner, check_socket, hash,
 };
 use crate::ledger::{Placement, UIDS_PER_VNET};
 
@@ -192,7 +192,7 @@ impl NodePlanner<'_> {
             limits: Limits {
                 cpu_cores: Some(f64::from(resources.cpu.0) / 1000.0),
                 cpu_period_us: None,
-                cpu_weight: Some(CONTROL_WEIGHT),
+                cpu_weight: Some(resources.cpu.0),
                 memory_bytes: Some(
                     resources.memory.0
                         + HELPER_MEMORY_BYTES
