@@ -65,9 +65,8 @@ pub fn text(all: &[Results], plots: &[String]) -> String {
          before each sample (below 100 ns, between, above 250 ns; below 30 ns the two are threads of \
          one core). Figures of different states are not to be compared. Nor are those of a core at full \
          speed and of one whose other thread another machine has: before each sample it is measured \
-         how many simple operations a core does in a cycle (5 where it has the core alone on a 2.7 GHz \
-         Xeon, 2.5 to 3 where it has half). Cycles are CPU time at the \
-         processor's frequency where it counts none: a process that polls has them all the time.\n",
+         how many simple operations a core does in a cycle, about half as many with half of the core. \
+         Cycles are CPU time at the processor's frequency where it counts none: a process that polls has them all the time.\n",
     );
     // Writing to a text never fails.
     let _ = writeln!(

@@ -57,8 +57,8 @@ const BUFFERS_SPARE: RangeInclusive<u32> = 1024..=2048;
 /// Of these, for a batch and its copies.
 const BUFFERS_BATCH: u32 = 512;
 
-/// The rings and buffers of a guest: frames of 1984 bytes, 8 KB for each of `queue`, and 2 MB at least
-/// or 4 MB at most instead of half of that.
+/// The rings and buffers of a guest: frames of 1984 bytes, 4 KB for each of `queue`, and as much again
+/// for the spare buffers, but 2 MB at least and 4 MB at most.
 fn settings(queue: u32) -> Settings {
     let ring_log2 = queue.clamp(2, 1 << pdp_memif::RING_LOG2_MAX).ilog2() as u8;
     let rings = 2 << ring_log2;

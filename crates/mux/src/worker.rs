@@ -38,8 +38,7 @@ const SLEEP_NS_MAX: u64 = 1_000_000_000;
 /// Vnets that are looked at in one round: where more have work, each look is to find more of it.
 const LOOKS_MAX: usize = 16;
 
-/// Frames from outside in a round from which on the worker has other work than to wake
-/// peers.
+/// Frames from outside in a round from which on the worker has other work than to wake peers.
 const BUSY_FRAMES: usize = 64;
 
 /// Frames taken from another worker in one round.
@@ -128,7 +127,7 @@ impl Worker {
         let mut patience = Patience::default();
         while !self.ended {
             let work = self.round();
-            let owed = || self.vnets.iter().flatten().any(Vnet::is_owed);
+            let owed = || self.awake().any(Vnet::is_owed);
             if patience.ends(work, owed, || self.core.now_ns) {
                 self.sleep();
                 patience.slept();
@@ -177,13 +176,21 @@ impl Worker {
             }
             let done = arrived + came + sent;
             work += done;
-            if vnet.is_tired(done > 0, core.now_ns) && vnet.rest() {
-                continue;
+            if vnet.is_tired(done > 0, core.now_ns) {
+                if vnet.rest() {
+                    continue;
+                }
+                work += 1;
             }
             awake.push_back(slot);
         }
-        self.in_vain = if work > 0 { 0 } else { self.in_vain + count };
+        self.in_vain += count;
         work
+    }
+
+    /// The vnets that do not rest.
+    fn awake(&self) -> impl Iterator<Item = &Vnet> {
+        self.awake.iter().filter_map(|slot| self.vnets.get(usize::from(*slot))?.as_ref())
     }
 
     /// Changes the vnet in `slot`, which is looked at from now on; `None` if there is none.
@@ -287,12 +294,16 @@ impl Worker {
             return frames.drain(..).for_each(|packet| self.core.packets.give(packet));
         };
         let count = frames.len();
-        if let Some(port) = table.sole().filter(|port| port.worker == self.number)
-            && let Some(Some(vnet)) = self.vnets.get(usize::from(port.vnet))
-            && vnet.generation == port.generation
-        {
+        if let Some(port) = table.sole() {
             self.core.meter.lap(Stage::Classify, count);
-            self.change(port.vnet, |vnet, core| vnet.arrive(core, port.port, frames, true));
+            if port.worker == self.number
+                && let Some(Some(vnet)) = self.vnets.get(usize::from(port.vnet))
+                && vnet.generation == port.generation
+            {
+                self.change(port.vnet, |vnet, core| vnet.arrive(core, port.port, frames, true));
+            } else {
+                frames.drain(..).for_each(|packet| self.give(port, slot, packet));
+            }
             return self.core.meter.lap(Stage::Distribute, count);
         }
         for mut packet in frames.drain(..) {
@@ -390,7 +401,7 @@ impl Worker {
     fn sleep_ns(&self) -> u64 {
         let mut longest = SLEEP_NS_MAX;
         let unsure = |external: &External| external.has_unsure_peer();
-        if self.vnets.iter().flatten().any(Vnet::has_unsure_peer)
+        if self.awake().any(Vnet::has_unsure_peer)
             || self.core.externals.iter().flatten().any(unsure)
         {
             longest = UNSURE_SLEEP_NS;
@@ -398,8 +409,7 @@ impl Worker {
         if self.core.externals.iter().flatten().any(|external| external.is_sending()) {
             longest = longest.min(SENDING_SLEEP_NS);
         }
-        let vnets = self.vnets.iter().flatten().filter_map(Vnet::due_ns);
-        let due_ns = vnets.chain(self.due_ns).min();
+        let due_ns = self.awake().filter_map(Vnet::due_ns).chain(self.due_ns).min();
         due_ns.map_or(longest, |due| longest.min(due.saturating_sub(self.core.now_ns)))
     }
 

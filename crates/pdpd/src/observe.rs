@@ -145,39 +145,30 @@ impl Daemon for Engine {
                 stages: worker.stages.into_iter().map(stage_stats).collect(),
             });
         }
-        let plans = &model.plan.vnets;
-        let vnets = stats.vnets.into_iter().filter(|(name, _)| plans.contains_key(name));
-        let vnets: Vec<_> = vnets.collect();
-        all.vnets = vnets.iter().map(|(name, _)| (name.clone(), VnetStats::default())).collect();
-        let nodes = vnets.into_iter().flat_map(|(vnet, stats)| {
-            let nodes = stats.nodes.into_iter();
-            nodes.map(move |(node, counters)| (vnet.clone(), node, counters))
-        });
-        let nodes: Vec<_> = nodes
-            .filter_map(|(vnet, node, counters)| {
-                let plan = plans[&vnet].nodes.get(&node)?;
-                Some((vnet, node, plan, counters))
-            })
-            .collect();
-        let queue = Mutex::new(nodes);
-        let ask = || {
-            let mut answered = Vec::new();
-            while let Some((vnet, node, plan, counters)) = { lock(&queue).pop() } {
-                answered.push((vnet, node, node_stats(plan, counters)));
+        let mut nodes = Vec::new();
+        for (vnet, stats) in stats.vnets {
+            let Some(plan) = model.plan.vnets.get(&vnet) else { continue };
+            for (node, counters) in stats.nodes {
+                if let Some(plan) = plan.nodes.get(&node) {
+                    nodes.push((vnet.clone(), node, plan, counters));
+                }
             }
-            answered
-        };
-        let answered = std::thread::scope(|scope| {
-            let threads = lock(&queue).len().min(ASKED_AT_ONCE);
-            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(ask)).collect();
-            threads
-                .into_iter()
-                .flat_map(|thread| thread.join().unwrap_or_default())
-                .collect::<Vec<_>>()
-        });
-        for (vnet, node, stats) in answered {
-            all.vnets.entry(vnet).or_default().nodes.insert(node, stats);
+            all.vnets.insert(vnet, VnetStats::default());
         }
+        let threads = nodes.len().min(ASKED_AT_ONCE);
+        let queue = Mutex::new(nodes);
+        let answered = Mutex::new(&mut all.vnets);
+        // A thread that panics is not passed over: the scope does as well.
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while let Some((vnet, node, plan, counters)) = { lock(&queue).pop() } {
+                        let stats = node_stats(plan, counters);
+                        lock(&answered).entry(vnet).or_default().nodes.insert(node, stats);
+                    }
+                });
+            }
+        });
         Ok(all)
     }
 

@@ -191,8 +191,7 @@ impl<'a> Reconciler<'a> {
             .filter(|(name, _)| !blocked.contains(name))
             .flat_map(|(name, vnet)| tasks(name, vnet))
             .collect();
-        let weights = plan.weights().into_iter().filter(|_| !tasks.is_empty());
-        for (cgroup, weight) in weights {
+        for (cgroup, weight) in plan.weights(|name| !blocked.contains(name)) {
             if let Err(error) = self.host.runtime.cgroups().weigh(&cgroup, weight) {
                 tracing::warn!("CPU weights: {}", words(&error));
                 soon(Instant::now() + DEVICE_PAUSE);

@@ -336,10 +336,13 @@ fn a_link_that_is_down_takes_both_carriers() {
 fn cpus_are_shared_by_power_and_lent_to_who_borrows() {
     let blue = Wish { power_millicores: 50, ..Wish::of("blue", 2) };
     let model = both(&Wish::of("red", 1), &blue);
-    let weights: BTreeMap<_, _> = model.plan.weights().into_iter().collect();
+    let weights: BTreeMap<_, _> = model.plan.weights(|_| true).into_iter().collect();
     // Two routers each: 200 and 100, 50 and 100.
     let wanted = [("vnets", 450), ("vnets/blue", 150), ("vnets/red", 300)];
     assert_eq!(weights, wanted.map(|(cgroup, weight)| (cgroup.to_string(), weight)).into());
+    let without_red = model.plan.weights(|name| name != "red");
+    assert_eq!(without_red, [("vnets/blue", 150), ("vnets", 150)].map(|(c, w)| (c.to_string(), w)));
+    assert_eq!(model.plan.weights(|_| false), []);
     assert_eq!(model.plan.mux.as_ref().unwrap().limits.cpu_weight, Some(500));
     let limits =
         |model: &Model| model.plan.vnets["red"].nodes["r1"].guests[&0].container.limits.clone();

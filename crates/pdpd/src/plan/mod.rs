@@ -75,8 +75,8 @@ impl Plan {
     /// Cgroups above those of guests, and what part of a CPU they get in thousandths of a core
     /// ([`pdp_container::cgroup::Cgroups::weigh`]): a vnet's is the power of all of its guests, so that
     /// what its control side takes of a CPU that it shares with its guests is these guests'. Without
-    /// forwarding guests it is the `cpu` of its hosts.
-    pub fn weights(&self) -> Vec<(String, u32)> {
+    /// forwarding guests it is the `cpu` of its hosts. Of the vnets that run; none without any.
+    pub fn weights(&self, runs: impl Fn(&String) -> bool) -> Vec<(String, u32)> {
         let guests = |vnet: &VnetPlan| {
             let guests = vnet.nodes.values().flat_map(|node| node.guests.values());
             guests.map(|guest| guest.placement.power_millicores).fold(0, u32::saturating_add)
@@ -89,9 +89,14 @@ impl Plan {
             0 => controls(vnet),
             power => power,
         };
-        let vnets = self.vnets.iter().map(|(name, vnet)| (format!("vnets/{name}"), weight(vnet)));
-        let all = self.vnets.values().map(weight).fold(0, u32::saturating_add);
-        std::iter::once(("vnets".to_owned(), all)).chain(vnets).collect()
+        let vnets = self.vnets.iter().filter(|(name, _)| runs(name));
+        let mut weights: Vec<_> =
+            vnets.map(|(name, vnet)| (format!("vnets/{name}"), weight(vnet))).collect();
+        if !weights.is_empty() {
+            let all = weights.iter().map(|(_, weight)| *weight).fold(0, u32::saturating_add);
+            weights.push(("vnets".to_owned(), all));
+        }
+        weights
     }
 }
 
