@@ -22,6 +22,7 @@
 
 #define DESTINATIONS_MAX (1 << 20)
 #define DISCARD_PORT 9 /* RFC 863 */
+#define NS_A_SECOND 1000000000ull
 
 struct frame {
 	struct ethhdr ethernet;
@@ -37,6 +38,12 @@ struct settings {
 	__u8 headers[44]; /* Ethernet, IPv4, UDP: 42 bytes */
 };
 
+struct pace {
+	__u64 pps; /* frames a second to make; 0: as many as go */
+	__u64 since; /* the first frame, nanoseconds of the monotonic clock; 0: it is the next */
+	__u64 made; /* frames made before it */
+};
+
 struct counters {
 	__u64 made; /* by the generator */
 	__u64 came; /* to the sink */
@@ -50,6 +57,13 @@ struct {
 	__type(key, __u32);
 	__type(value, struct settings);
 } settings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pace);
+} pace SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -70,12 +84,23 @@ int generate(struct xdp_md *context)
 {
 	struct frame *frame = (void *)(long)context->data;
 	__u32 zero = 0, at, sum;
+	__u64 ns;
 	struct settings *now = bpf_map_lookup_elem(&settings, &zero);
 	struct counters *count = bpf_map_lookup_elem(&counters, &zero);
+	struct pace *keep = bpf_map_lookup_elem(&pace, &zero);
 	__be32 *destination;
 
-	if (!now || !count || (void *)(frame + 1) > (void *)(long)context->data_end)
+	if (!now || !count || !keep || (void *)(frame + 1) > (void *)(long)context->data_end)
 		return XDP_ABORTED;
+	if (keep->pps) {
+		ns = bpf_ktime_get_ns();
+		if (!keep->since) {
+			keep->since = ns;
+			keep->made = count->made;
+		}
+		if (count->made - keep->made > (ns - keep->since) * keep->pps / NS_A_SECOND)
+			return XDP_DROP; /* not due yet */
+	}
 	at = count->made & now->mask;
 	destination = bpf_map_lookup_elem(&destinations, &at);
 	if (!destination)

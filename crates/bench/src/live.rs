@@ -39,17 +39,36 @@ const LIVE_FRAMES: u32 = 1 << 1;
 const XDP_MD_BYTES: usize = 24;
 const XDP_MD_DATA_END: usize = 4;
 
-/// Frames of one call to the kernel, when as many as go are sent: some milliseconds.
-const BURST: u32 = 8192;
+/// Time of one call to the kernel, about. Each makes a pool of pages that is there for a second or
+/// longer; when there are thousands of them, calls take long, and in the end fail.
+const CALL: Duration = Duration::from_millis(10);
 
-/// Frames of one call when a rate is kept: no more than half of what a veth's ring holds.
-const PACED_BURST_MAX: u32 = 128;
+/// Frames of the first call, and the least of those after it.
+const CALL_FRAMES: u32 = 8192;
+
+/// The most of a call.
+const CALL_FRAMES_MAX: u32 = 1 << 20;
+
+/// Frames of one call between pauses: no more than half of what a veth's ring holds.
+const BURST_MAX: u32 = 128;
 
 /// Frames that were sent arrive, or are lost, within this time.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
 
 /// Pause of a generator that is ahead of its rate.
-const PACE_SLEEP: Duration = Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// What a generator offers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Load {
+    /// As many frames as go.
+    Most,
+    /// So many frames a second, one after the other; in between it keeps its CPU busy.
+    Even(f64),
+    /// So many frames a second, some at once, and between them the CPU is free for others. Up to
+    /// about 0.2 million: it takes a call to the kernel each time, and see `CALL`.
+    Bursts(f64),
+}
 
 /// A stream as `struct settings` of the program.
 fn settings(stream: &Stream, ifindex: u32) -> Result<Vec<u8>> {
@@ -80,7 +99,7 @@ pub struct Sent {
 }
 
 struct Task {
-    load_pps: Option<f64>,
+    load: Load,
     time: Duration,
     clock: Clock,
     tell: mpsc::Sender<Result<Sent>>,
@@ -110,10 +129,10 @@ impl Generator {
         Ok(Self { tasks })
     }
 
-    /// Sends so many frames a second, or as many as go, for some time.
-    pub fn send(&self, load_pps: Option<f64>, time: Duration, clock: &Clock) -> Result<Sent> {
+    /// Offers a load for some time.
+    pub fn send(&self, load: Load, time: Duration, clock: &Clock) -> Result<Sent> {
         let (tell, told) = mpsc::channel();
-        let task = Task { load_pps, time, clock: clock.clone(), tell };
+        let task = Task { load, time, clock: clock.clone(), tell };
         self.tasks.send(task).ok().context("the generator ended")?;
         told.recv().context("the generator ended")?
     }
@@ -156,34 +175,47 @@ impl Loaded {
     }
 
     fn generate(&self, task: &Task) -> Result<(u64, f64)> {
+        let pps = if let Load::Even(pps) = task.load { pps as u64 } else { 0 };
+        let pace = [pps, 0, 0].map(u64::to_ne_bytes).concat();
+        map(&self.object, "pace")?.update(&[0; 4], &pace, MapFlags::ANY)?;
         let before = counters(&map(&self.object, "counters")?)?.made;
         let start = Instant::now();
-        let mut asked = 0.0;
-        loop {
-            let elapsed = start.elapsed();
-            if elapsed >= task.time {
-                break;
-            }
-            let due = match task.load_pps {
-                None => BURST,
-                Some(load) => {
-                    let due = load * elapsed.as_secs_f64() - asked;
-                    (due as u32).min(PACED_BURST_MAX)
-                }
-            };
-            if due == 0 {
-                thread::sleep(PACE_SLEEP);
-                continue;
-            }
-            self.burst(due)?;
-            asked += f64::from(due);
+        match task.load {
+            Load::Bursts(pps) => self.bursts(pps, task.time)?,
+            Load::Most | Load::Even(_) => self.without_pause(task.time)?,
         }
         let seconds = start.elapsed().as_secs_f64();
         let made = counters(&map(&self.object, "counters")?)?.made;
         Ok((made - before, seconds))
     }
 
-    fn burst(&self, frames: u32) -> Result<()> {
+    fn without_pause(&self, time: Duration) -> Result<()> {
+        let (start, mut frames) = (Instant::now(), CALL_FRAMES);
+        while start.elapsed() < time {
+            let called = Instant::now();
+            self.call(frames)?;
+            let times = CALL.as_secs_f64() / called.elapsed().as_secs_f64().max(1e-6);
+            frames = ((f64::from(frames) * times) as u32).clamp(CALL_FRAMES, CALL_FRAMES_MAX);
+        }
+        Ok(())
+    }
+
+    fn bursts(&self, pps: f64, time: Duration) -> Result<()> {
+        let (start, mut asked) = (Instant::now(), 0.0);
+        while start.elapsed() < time {
+            let due = (pps * start.elapsed().as_secs_f64() - asked) as u32;
+            if due == 0 {
+                thread::sleep(PAUSE);
+                continue;
+            }
+            let burst = due.min(BURST_MAX);
+            self.call(burst)?;
+            asked += f64::from(burst);
+        }
+        Ok(())
+    }
+
+    fn call(&self, frames: u32) -> Result<()> {
         let mut context = [0; XDP_MD_BYTES];
         let end = (self.frame.len() as u32).to_ne_bytes();
         context[XDP_MD_DATA_END..XDP_MD_DATA_END + 4].copy_from_slice(&end);

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use pdp_e2e::meter::{self, Clock};
 use pdp_e2e::{Machine, Node};
 
-use crate::live::{DESTINATIONS_MAX, Generator, Sink};
+use crate::live::{DESTINATIONS_MAX, Generator, Load, Sink};
 use crate::run::Reading;
 use crate::stream::Stream;
 
@@ -184,23 +184,23 @@ impl Site {
         Ok(())
     }
 
-    /// Offers a load, or as much as goes, for some time; what came of it, with the cycles of the
+    /// Offers a load for some time; what came of it, with the cycles of the
     /// given processes, or of the generator and of interrupts if there are none.
     pub fn offer(
         &self,
-        load_pps: Option<f64>,
+        load: Load,
         time: Duration,
         processes: &[u32],
         clock: &Clock,
     ) -> Result<Vec<Reading>> {
         let generator = self.generator.as_ref().context("no generator")?;
         let sink = self.sink.as_ref().context("no sink")?;
-        generator.send(load_pps, time / 10, clock)?;
+        generator.send(load, time / 10, clock)?;
         let before = sink.settled(QUIET)?;
         let interrupts = meter::processes("comm", "ksoftirqd/");
         let measured = if processes.is_empty() { &*interrupts } else { processes };
         let meter = clock.start(measured, false);
-        let sent = generator.send(load_pps, time, clock)?;
+        let sent = generator.send(load, time, clock)?;
         let cycles = clock.stop(meter);
         let after = sink.settled(QUIET)?;
         let came = after.came - before.came;
@@ -212,12 +212,12 @@ impl Site {
             notes = "cycles with those of the generator";
         }
         let offered = sent.frames as f64;
-        let (rate, load) = (came as f64 / sent.seconds / 1e6, offered / sent.seconds / 1e6);
+        let (rate, offered_mpps) = (came as f64 / sent.seconds / 1e6, offered / sent.seconds / 1e6);
         let loss = (1.0 - came as f64 / offered.max(1.0)) * 100.0;
         let late = (after.late - before.late) as f64 / came as f64 * 100.0;
         Ok(vec![
             Reading::new("rate", rate, "Mpps").cycles(all / came as f64).notes(notes),
-            Reading::new("offered", load, "Mpps"),
+            Reading::new("offered", offered_mpps, "Mpps"),
             Reading::new("loss", loss, "%"),
             Reading::new("late", late, "%"),
         ])

@@ -21,6 +21,7 @@ use pdp_e2e::meter::{self, Clock};
 
 use super::Experiment;
 use super::rtt::Echo;
+use crate::live::Load;
 use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
 use crate::run::{Reading, Run};
 use crate::site::{self, Site};
@@ -209,7 +210,7 @@ impl Bed {
                 self.echo.trips_for(time)
             });
             let offered = (load_pps > 0.0)
-                .then(|| self.site.offer(Some(load_pps), time, &self.pdp.processes, clock))
+                .then(|| self.site.offer(Load::Bursts(load_pps), time, &self.pdp.processes, clock))
                 .transpose();
             (trips.join(), offered)
         });

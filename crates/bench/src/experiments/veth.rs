@@ -6,6 +6,7 @@ use anyhow::Result;
 use pdp_e2e::meter::Clock;
 
 use super::Experiment;
+use crate::live::Load;
 use crate::peers::kernel;
 use crate::peers::ovs::{Device, Ovs};
 use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
@@ -21,8 +22,9 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 pub(super) const LOAD: Experiment = Experiment {
     name: "veth-load",
-    about: "veth to veth, 2 routes: what comes out of what is offered",
-    seconds: 120,
+    about: "veth to veth, 2 routes: what comes out of what is offered; the generator keeps its core \
+            busy, which receiving ends in interrupts and the guest of PdP on two cores share with it",
+    seconds: 250,
     run: load,
 };
 
@@ -54,19 +56,19 @@ struct Contender {
 
 impl Contender {
     /// One sample.
-    fn offer(&self, load_pps: Option<f64>, time: Duration, clock: &Clock) -> Result<Vec<Reading>> {
+    fn offer(&self, load: Load, time: Duration, clock: &Clock) -> Result<Vec<Reading>> {
         match &self.peer {
             Peer::Kernel { own_core } => {
                 let threads = kernel::set_own_core(&self.site.node.namespace(), *own_core);
-                self.site.offer(load_pps, time, &threads, clock)
+                self.site.offer(load, time, &threads, clock)
             }
             Peer::Ovs(ovs) => {
                 ovs.wake();
-                let readings = self.site.offer(load_pps, time, &[ovs.pid()], clock);
+                let readings = self.site.offer(load, time, &[ovs.pid()], clock);
                 ovs.sleep();
                 readings
             }
-            Peer::Pdp(pdp) => self.site.offer(load_pps, time, &pdp.processes, clock),
+            Peer::Pdp(pdp) => self.site.offer(load, time, &pdp.processes, clock),
         }
     }
 
@@ -163,7 +165,7 @@ fn saturate(
 ) -> Result<()> {
     run.rounds(|run| {
         for contender in contenders {
-            let offer = || contender.offer(None, time, clock);
+            let offer = || contender.offer(Load::Most, time, clock);
             run.take(contender.series, routes as f64, "routes", offer);
         }
         Ok(())
@@ -178,7 +180,7 @@ fn load(run: &mut Run) -> Result<()> {
     run.rounds(|run| {
         for &load in loads {
             for contender in &contenders {
-                let offer = || contender.offer(Some(load * 1e6), time, &clock);
+                let offer = || contender.offer(Load::Even(load * 1e6), time, &clock);
                 run.take(contender.series, load, "Mpps offered", offer);
             }
         }
