@@ -5,6 +5,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use pdp_bench::live::Load;
 use pdp_bench::peers::kernel;
 use pdp_bench::sample::Results;
 use pdp_bench::site::{Site, few};
@@ -19,7 +20,7 @@ fn what_the_kernel_forwards_is_counted_in_order_and_not_twice() {
     kernel::add_routes(&site, &few()).unwrap();
     site.aim(&few(), FRAME_BYTES, 0).unwrap();
     let clock = Clock::of_this_machine();
-    let readings = site.offer(None, Duration::from_millis(200), &[], &clock).unwrap();
+    let readings = site.offer(Load::Most, Duration::from_millis(200), &[], &clock).unwrap();
     let value = |what| readings.iter().find(|r| r.what() == what).unwrap().value();
     assert!(value("rate") > 0.0);
     // On a busy machine some may be lost.
@@ -27,7 +28,7 @@ fn what_the_kernel_forwards_is_counted_in_order_and_not_twice() {
 
     // Without routes nothing arrives, and that is an error and no figure.
     site.node.namespace().run("ip route flush root 20.0.0.0/8");
-    assert!(site.offer(None, Duration::from_millis(50), &[], &clock).is_err());
+    assert!(site.offer(Load::Most, Duration::from_millis(50), &[], &clock).is_err());
 }
 
 #[test]
