@@ -1,0 +1,606 @@
+//! No frame and no count of one virtual network shows in another: a property, over sets of networks
+//! that share interfaces, drawn at random, most of them as alike as may be.
+//!
+//! All networks have the same node names, MACs and addresses inside. Their tunnels are drawn from few
+//! addresses, ports and keys, or are another network's with one thing changed. Guests of every
+//! attachment, TAP helpers and machines outside send what they like: tags of ports that are not
+//! theirs, VLAN tags, and frames that look like those of other networks' tunnels. Every frame ends
+//! with the number of the network that it was sent in, and wherever one is seen that is looked at.
+//!
+//! That the property finds what it is there for is a test of its own: a classifier that ignores one
+//! part of what tells tunnels apart is found within [`MUTANT_CASES`] cases.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, SyncSender};
+use std::time::Duration;
+
+use common::*;
+use pdp_afxdp::Packet;
+use pdp_mux::classify::{PortRef, Table};
+use pdp_mux::core::Core;
+use pdp_mux::encapsulate::{Outside, Way};
+use pdp_mux::external::{External as Card, PATH_FRAMES, Path as SocketPath};
+use pdp_mux::packets::Packets;
+use pdp_mux::peer::Link;
+use pdp_mux::underlay::NextHop;
+use pdp_mux::vnet::{Vnet as Live, Who};
+use pdp_mux::wake::Wake;
+use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
+use pdp_proto::mux::*;
+use pdp_wire::tag::{Tag, Verdict};
+use pdp_wire::{outer, vxlan};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use rtrb::{Consumer, RingBuffer};
+
+/// Cases of the property; the seed of case N is N.
+const CASES: u64 = 40;
+
+/// Within so many cases every mutant is found.
+const MUTANT_CASES: u64 = 20;
+
+/// Networks of a case.
+const VNETS: std::ops::RangeInclusive<usize> = 2..=5;
+
+const WORKERS: usize = 2;
+const SHARE: usize = 4096;
+const CARDS: [(&str, [u8; 6]); 2] = [("A", [2, 0, 0, 0, 10, 1]), ("B", [2, 0, 0, 0, 11, 1])];
+const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 10, 9];
+
+/// What tunnels are drawn from. The machine has the same addresses on both cards.
+const LOCALS: [&str; 3] = ["10.0.0.1", "10.0.0.3", "2001:db8::1"];
+const REMOTES: [&str; 3] = ["10.0.0.2", "10.0.0.4", "2001:db8::2"];
+const VXLAN_PORTS: [u16; 2] = [4789, 4790];
+const UDP_PORTS: [u16; 2] = [5000, 5001];
+const VNIS: [u32; 3] = [5, 6, 5 << 8];
+
+/// What tells networks' frames from those of nobody.
+const MARK: u32 = 0x5044_5000;
+
+fn marked(mut frame: Vec<u8>, vnet: usize) -> Vec<u8> {
+    frame.extend((MARK | vnet as u32).to_be_bytes());
+    frame
+}
+
+fn vnet_of(frame: &[u8]) -> usize {
+    let word = frame.last_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes));
+    assert_eq!(word & !0xff, MARK, "a frame that nobody sent: {frame:x?}");
+    (word & 0xff) as usize
+}
+
+/// What the classifier under test leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mutant {
+    None,
+    Key,
+    Remote,
+    Local,
+    Card,
+}
+
+impl Mutant {
+    /// What a classifier sees that ignores this: the same for all.
+    fn blind(self, (card, by): (usize, Encapsulation)) -> (usize, Encapsulation) {
+        let family = |address: std::net::IpAddr, four: &str, six: &str| {
+            if address.is_ipv4() { four } else { six }.parse().unwrap()
+        };
+        let by = match by {
+            Encapsulation::Vxlan { local, remote, port, vni } => {
+                let vni = if self == Self::Key { VNIS[0] } else { vni };
+                let remote = match self {
+                    Self::Remote => family(remote, REMOTES[0], REMOTES[2]),
+                    _ => remote,
+                };
+                let local = match self {
+                    Self::Local => family(local, LOCALS[0], LOCALS[2]),
+                    _ => local,
+                };
+                Encapsulation::Vxlan { local, remote, port, vni }
+            }
+            Encapsulation::Udp { local, remote, local_port, remote_port } => {
+                let remote_port = if self == Self::Key { UDP_PORTS[0] } else { remote_port };
+                Encapsulation::Udp { local, remote, local_port, remote_port }
+            }
+            Encapsulation::Interface => by,
+        };
+        (if self == Self::Card { 0 } else { card }, by)
+    }
+}
+
+fn address(text: &str) -> std::net::IpAddr {
+    text.parse().unwrap()
+}
+
+fn tunnel(random: &mut SmallRng) -> Encapsulation {
+    let six = random.random_ratio(1, 4);
+    let at = if six { 2 } else { random.random_range(0..2) };
+    let local = address(LOCALS[at]);
+    let remote = address(REMOTES[if six { 2 } else { random.random_range(0..2) }]);
+    let mut number = |from: &[u16]| *from.choose(random).unwrap();
+    if number(&[0, 1]) == 0 {
+        let (local_port, remote_port) = (number(&UDP_PORTS), number(&UDP_PORTS));
+        Encapsulation::Udp { local, remote, local_port, remote_port }
+    } else {
+        let port = number(&VXLAN_PORTS);
+        Encapsulation::Vxlan { local, remote, port, vni: *VNIS.choose(random).unwrap() }
+    }
+}
+
+/// In how many things two ends differ; `None` if they are of different kinds.
+fn differences(a: &(usize, Encapsulation), b: &(usize, Encapsulation)) -> Option<usize> {
+    use Encapsulation::*;
+    let card = usize::from(a.0 != b.0);
+    match (&a.1, &b.1) {
+        (
+            Vxlan { local, remote, port, vni },
+            Vxlan { local: local_b, remote: remote_b, port: port_b, vni: vni_b },
+        ) => Some(
+            card + usize::from(local != local_b)
+                + usize::from(remote != remote_b)
+                + usize::from(port != port_b)
+                + usize::from(vni != vni_b),
+        ),
+        (
+            Udp { local, remote, local_port, remote_port },
+            Udp {
+                local: local_b,
+                remote: remote_b,
+                local_port: local_port_b,
+                remote_port: remote_port_b,
+            },
+        ) => Some(
+            card + usize::from(local != local_b)
+                + usize::from(remote != remote_b)
+                + usize::from(local_port != local_port_b)
+                + usize::from(remote_port != remote_port_b),
+        ),
+        _ => None,
+    }
+}
+
+/// One thing of another network's end changed.
+fn neighbour_of(end: &(usize, Encapsulation), random: &mut SmallRng) -> (usize, Encapsulation) {
+    for _ in 0..1000 {
+        let other = (random.random_range(0..CARDS.len()), tunnel(random));
+        if differences(end, &other) == Some(1) {
+            return other;
+        }
+    }
+    (1 - end.0, end.1.clone())
+}
+
+/// Who takes what arrives by an end of a vlink.
+#[derive(Clone, Debug)]
+struct Owner {
+    end: (usize, Encapsulation),
+    vnet: usize,
+    port: usize,
+}
+
+/// A peer of the mux inside a network.
+struct Inside {
+    vnet: usize,
+    node: &'static str,
+    attach: Attach,
+    peer: Peer,
+}
+
+struct World {
+    random: SmallRng,
+    mutant: Mutant,
+    workers: Vec<Worker>,
+    /// What leaves, by worker and card.
+    lines: Vec<Vec<Consumer<Packet>>>,
+    owners: Vec<Owner>,
+    inside: Vec<Inside>,
+    /// Frames that were sent to a network from outside, by port of its router.
+    sent: Vec<[u64; 2]>,
+    /// Frames that peers inside saw, and that left.
+    seen: [u64; 2],
+    /// Networks that a guest or a TAP sent in.
+    spoke: Vec<bool>,
+    /// Why the property does not hold.
+    wrong: Vec<String>,
+    _commands: Vec<SyncSender<Command>>,
+    _controls: Vec<pdp_memif::Control>,
+    _wakes: Vec<Arc<Wake>>,
+}
+
+impl World {
+    fn new(root: &Path, seed: u64, mutant: Mutant) -> Self {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let (_pool, parts) = Packets::pool(WORKERS, SHARE).unwrap();
+        let wakes: Vec<_> = (0..WORKERS).map(|_| Arc::new(Wake::new().unwrap())).collect();
+        let (one, two) = (RingBuffer::new(HANDOVER_FRAMES), RingBuffer::new(HANDOVER_FRAMES));
+        let meshes = [
+            vec![None, Some(Neighbour { to: one.0, from: two.1, wake: wakes[1].clone() })],
+            vec![Some(Neighbour { to: two.0, from: one.1, wake: wakes[0].clone() }), None],
+        ];
+        let (mut workers, mut lines, mut commands) = (vec![], vec![], vec![]);
+        for ((number, packets), neighbours) in parts.into_iter().enumerate().zip(meshes) {
+            let (dropped, _) = mpsc::channel();
+            let wake = wakes[number].clone();
+            let core = Core::new(packets, dropped, wake.clone()).unwrap();
+            let (sender, obeyed) = mpsc::sync_channel(1);
+            commands.push(sender);
+            let mut worker = Worker::new(number as u16, core, neighbours, obeyed, wake).unwrap();
+            let mut out = vec![];
+            for (name, mac) in CARDS {
+                let (port, line) = RingBuffer::new(PATH_FRAMES);
+                let mut card = Card::new(name.into(), mac, 1500);
+                card.add_path(SocketPath::new(port, wakes[0].clone()));
+                worker.core.externals.push(Some(card));
+                out.push(line);
+            }
+            workers.push(worker);
+            lines.push(out);
+        }
+        let count = random.random_range(VNETS);
+        let mut world = Self {
+            random,
+            mutant,
+            workers,
+            lines,
+            owners: vec![],
+            inside: vec![],
+            sent: vec![[0; 2]; count],
+            seen: [0; 2],
+            spoke: vec![false; count],
+            wrong: vec![],
+            _commands: commands,
+            _controls: vec![],
+            _wakes: wakes,
+        };
+        let mut tables = CARDS.map(|(_, mac)| Table::new(Some(mac)));
+        for vnet in 0..count {
+            world.add(root, vnet, &mut tables);
+        }
+        let classifier = Arc::new(tables.to_vec());
+        for worker in &mut world.workers {
+            worker.classifier = classifier.clone();
+        }
+        world
+    }
+
+    fn end(&mut self) -> (usize, Encapsulation) {
+        let whole = |owner: &Owner| owner.end.1 == Encapsulation::Interface;
+        let tunnels: Vec<_> = self.owners.iter().filter(|owner| !whole(owner)).collect();
+        match tunnels.choose(&mut self.random) {
+            Some(other) if self.random.random_ratio(2, 3) => {
+                neighbour_of(&other.end.clone(), &mut self.random)
+            }
+            _ if !self.owners.iter().any(whole) && self.random.random_ratio(1, 6) => {
+                (1, Encapsulation::Interface)
+            }
+            _ => (self.random.random_range(0..CARDS.len()), tunnel(&mut self.random)),
+        }
+    }
+
+    /// A router between two ends of tunnels, or one and a host; with guests of any kind.
+    fn add(&mut self, root: &Path, vnet: usize, tables: &mut [Table]) {
+        let kinds = [Attach::Runtime, Attach::Memif, Attach::Tap];
+        let guests: Vec<(u32, Attach)> = (0..self.random.random_range(1..3))
+            .map(|number| (number, *kinds.choose(&mut self.random).unwrap()))
+            .collect();
+        let mut spec = two_hosts(root, &format!("v{vnet}"), &guests);
+        let (worker, slot) = (vnet % WORKERS, (vnet / WORKERS) as u16);
+        for port in 0..2 {
+            if port == 1 && self.random.random_ratio(1, 2) {
+                continue;
+            }
+            let end = self.end();
+            let known = self.owners.iter().any(|owner| owner.end == end);
+            let (card, seen) = self.mutant.blind(end.clone());
+            let reference =
+                PortRef { worker: worker as u16, vnet: slot, port: port as u16, generation: 7 };
+            // What two can't share, the second does not get. A mutant can't tell them apart.
+            let taken = tables[card].clone().insert(&seen, reference).is_err();
+            if known || (taken && self.mutant == Mutant::None) {
+                continue;
+            }
+            let _ = tables[card].insert(&seen, reference);
+            let (name, _) = CARDS[end.0];
+            let outside = End::External { interface: name.into(), by: end.1.clone() };
+            match port {
+                0 => spec.vlinks[0].a = outside,
+                _ => spec.vlinks[1].b = outside,
+            }
+            self.owners.push(Owner { end, vnet, port });
+        }
+        let cards = |name: &str| CARDS.iter().position(|(card, _)| *card == name).unwrap();
+        let hop = Arc::new(NextHop::known(NEIGHBOUR));
+        let live = Live::new(&spec, slot, 7, |number, end| match end {
+            End::External { by, interface } => {
+                Outside::new(cards(interface), number, by, || hop.clone()).map(Way::Outside)
+            }
+            End::Port { .. } => None,
+        });
+        let slots = &mut self.workers[worker].vnets;
+        if slots.len() <= usize::from(slot) {
+            slots.resize_with(usize::from(slot) + 1, || None);
+        }
+        self.workers[worker].replace(slot, |_, _| Some(live));
+        let taps = [("r1", 0), ("h1", 1), ("h2", 2)];
+        for (node, at) in taps {
+            let path = spec.nodes[at].tap_socket.clone();
+            self.connect(vnet, node, &path, 0, Who::Tap, Attach::Tap);
+        }
+        for (at, (number, attach)) in guests.into_iter().enumerate() {
+            let path = spec.nodes[0].router.as_ref().unwrap().guests[at].socket.clone();
+            let interfaces = if attach == Attach::Memif { 0..2 } else { 0..1 };
+            for interface in interfaces {
+                self.connect(vnet, "r1", &path, interface, Who::Guest(number), attach);
+            }
+        }
+    }
+
+    fn connect(
+        &mut self,
+        vnet: usize,
+        node: &'static str,
+        path: &Path,
+        interface: u32,
+        who: Who,
+        attach: Attach,
+    ) {
+        let _ = std::fs::remove_file(path);
+        let listener = pdp_memif::Listener::bind(path).unwrap();
+        let mut peer = Peer::new(path, interface);
+        let (mut handshake, mut connection) = (None, None);
+        eventually("connected", || {
+            peer.client.poll();
+            if handshake.is_none() {
+                handshake = listener.accept().unwrap();
+            }
+            if let (Some(handshake), None) = (&mut handshake, &connection) {
+                connection = handshake.poll(|_| true).unwrap();
+            }
+            peer.is_up() && connection.is_some()
+        });
+        let pdp_memif::Connection { tx, rx, control, .. } = connection.unwrap();
+        let link = Link::new(tx, rx, 1 + self.inside.len() as u64);
+        let slot = (vnet / WORKERS) as u16;
+        let attached = self.workers[vnet % WORKERS]
+            .change(slot, |vnet, core| vnet.attach(node, who, interface, link, core));
+        assert_eq!(attached, Some(true));
+        self._controls.push(control);
+        self.inside.push(Inside { vnet, node, attach, peer });
+    }
+
+    /// A frame as a network may have it: of any kind, a VLAN's, or one like a tunnel's of others.
+    fn inner(&mut self, vnet: usize) -> Vec<u8> {
+        let length = self.random.random_range(60..200);
+        let mut frame = frame(length, 0);
+        match self.random.random_range(0..4) {
+            0 => frame[12..16].copy_from_slice(&[0x81, 0, 0, 5]),
+            1 => self.random.fill(&mut frame[12..]),
+            2 => {
+                let other = self.owners.choose(&mut self.random).map(|owner| owner.end.clone());
+                if let Some(other) = other {
+                    frame = wrapped(&other, &frame);
+                }
+            }
+            _ => {}
+        }
+        marked(frame, vnet)
+    }
+
+    /// Frames from outside: to who has the end, or to nobody.
+    fn arrive(&mut self) {
+        let Some(owner) = self.owners.choose(&mut self.random).cloned() else { return };
+        let stray = self.random.random_ratio(1, 4);
+        let end = match stray {
+            true => (self.random.random_range(0..CARDS.len()), tunnel(&mut self.random)),
+            false => owner.end,
+        };
+        let exact = self.owners.iter().find(|owner| owner.end == end);
+        let whole = self.owners.iter().find(|owner| owner.end == (end.0, Encapsulation::Interface));
+        let to = exact.or(whole).cloned();
+        let vnet = to.as_ref().map_or(0xff, |owner| owner.vnet);
+        let mut inner = self.inner(vnet);
+        if end.1 == Encapsulation::Interface {
+            // What is a tunnel's on that card is the tunnel's.
+            inner = marked(frame(80, 0), vnet);
+        }
+        if let Some(Owner { vnet, port, .. }) = to {
+            self.sent[vnet][port] += 1;
+        }
+        let (card, seen) = self.mutant.blind(end);
+        let bytes = wrapped(&(card, seen), &inner);
+        let worker = &mut self.workers[self.random.random_range(0..WORKERS)];
+        let mut packet = worker.core.packets.take().unwrap();
+        packet.set_len(bytes.len()).unwrap();
+        packet.bytes_mut().copy_from_slice(&bytes);
+        worker.classify(card, &mut vec![packet]);
+    }
+
+    /// Peers look at what they have and send something.
+    fn serve(&mut self) {
+        for at in 0..self.inside.len() {
+            let Inside { vnet, node, attach, ref mut peer } = self.inside[at];
+            let frames: Vec<(Option<Tag>, Vec<u8>)> = match attach {
+                Attach::Memif => {
+                    peer.receive_raw().into_iter().map(|frame| (None, frame)).collect()
+                }
+                _ => peer.receive().into_iter().map(|(tag, frame)| (Some(tag), frame)).collect(),
+            };
+            for (tag, frame) in frames {
+                self.seen[0] += 1;
+                if vnet_of(&frame) != vnet {
+                    self.wrong.push(format!("v{vnet}/{node} sees a frame of v{}", vnet_of(&frame)));
+                }
+                let last = attach == Attach::Runtime;
+                let vport = tag.map_or(0, |tag| 1 - tag.vport.min(1));
+                let verdict = match self.random.random_range(0..8) {
+                    0 => Verdict::Kept,
+                    1 => Verdict::Punt(pdp_wire::tag::PuntClass::Local),
+                    _ => Verdict::Out,
+                };
+                let verdict = if last { verdict } else { Verdict::Out };
+                let peer = &mut self.inside[at].peer;
+                if node == "r1" && (last || self.random.random_ratio(1, 2)) {
+                    peer.send(Tag { verdict, vport, last, trace: 0 }, &frame);
+                }
+            }
+            if self.random.random_ratio(1, 3) {
+                let frame = self.inner(vnet);
+                let lie = self.random.random_ratio(1, 12);
+                let word = match lie {
+                    true => self.random.random(),
+                    false => {
+                        let vport = self.random.random_range(0..3);
+                        Tag { verdict: Verdict::Out, vport, last: false, trace: 0 }.emit()
+                    }
+                };
+                self.inside[at].peer.send_raw(word, &frame);
+                self.spoke[vnet] = true;
+            }
+        }
+    }
+
+    /// What left, by each card.
+    fn look_at_the_lines(&mut self) {
+        for worker in 0..WORKERS {
+            for card in 0..CARDS.len() {
+                while let Ok(packet) = self.lines[worker][card].pop() {
+                    let left = packet.bytes().to_vec();
+                    self.workers[worker].core.packets.give(packet);
+                    self.seen[1] += 1;
+                    let from = vnet_of(&left);
+                    let theirs = self.owners.iter().filter(|owner| owner.vnet == from);
+                    let mut theirs = theirs.filter(|owner| owner.end.0 == card);
+                    if !theirs.any(|owner| is_of(&left, &owner.end.1)) {
+                        self.wrong.push(format!("card {card}: v{from} sent {left:x?}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What was counted is what was sent.
+    fn look_at_the_counters(&mut self) {
+        for (vnet, sent) in self.sent.iter().enumerate() {
+            let live = &self.workers[vnet % WORKERS].vnets[vnet / WORKERS];
+            let stats = live.as_ref().unwrap().stats();
+            let ports = &stats.nodes["r1"].ports;
+            for owner in self.owners.iter().filter(|owner| owner.vnet == vnet) {
+                let counted = ports[&format!("eth{}", owner.port)].received;
+                if counted != sent[owner.port] {
+                    let sent = sent[owner.port];
+                    self.wrong.push(format!("v{vnet}: {sent} sent, {counted} counted: {owner:?}"));
+                }
+            }
+            let nothing = *sent == [0; 2] && !self.spoke[vnet];
+            let mut all = stats.nodes.values().flat_map(|node| node.ports.values());
+            if nothing && all.any(|port| port.received + port.made + port.sent + port.punted > 0) {
+                self.wrong.push(format!("v{vnet} was silent and has counted: {stats:?}"));
+            }
+        }
+    }
+
+    fn rounds(&mut self) {
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_micros(10));
+            for worker in &mut self.workers {
+                worker.round();
+            }
+        }
+    }
+
+    /// What was wrong, and how many frames were seen inside and left.
+    fn run(mut self) -> (Vec<String>, [u64; 2]) {
+        for _ in 0..10 {
+            for _ in 0..8 {
+                self.arrive();
+            }
+            self.rounds();
+            self.serve();
+            self.rounds();
+            self.look_at_the_lines();
+        }
+        self.look_at_the_counters();
+        (self.wrong, self.seen)
+    }
+
+    fn collides(&self) -> bool {
+        self.owners.iter().enumerate().any(|(at, a)| {
+            let others = &self.owners[at + 1..];
+            others.iter().any(|b| a.vnet != b.vnet && differences(&a.end, &b.end) == Some(1))
+        })
+    }
+}
+
+/// The frame that the other end sends.
+fn wrapped((card, by): &(usize, Encapsulation), inner: &[u8]) -> Vec<u8> {
+    let (local, remote, ports, header) = match *by {
+        Encapsulation::Interface => return inner.to_vec(),
+        Encapsulation::Vxlan { local, remote, port, vni } => {
+            (local, remote, [50_000, port], vxlan::emit(vni).to_vec())
+        }
+        Encapsulation::Udp { local, remote, local_port, remote_port } => {
+            (local, remote, [remote_port, local_port], vec![])
+        }
+    };
+    let template = outer::Template::new(remote, local, ports, &header).unwrap();
+    let mut frame = vec![0; template.len()];
+    frame.extend(inner);
+    template.write(&mut frame, CARDS[*card].1, NEIGHBOUR, None).unwrap();
+    frame
+}
+
+/// Whether a frame that left is one of this end. Who has a whole interface may send anything.
+fn is_of(frame: &[u8], by: &Encapsulation) -> bool {
+    let Ok(outer) = outer::parse(frame) else { return *by == Encapsulation::Interface };
+    let ends = (outer.remote, outer.local, outer.remote_port, outer.local_port);
+    match *by {
+        Encapsulation::Interface => true,
+        Encapsulation::Vxlan { local, remote, port, vni } => {
+            (ends.0, ends.1, ends.3) == (local, remote, port)
+                && vxlan::parse(&frame[outer.payload()]) == Some(vni)
+        }
+        Encapsulation::Udp { local, remote, local_port, remote_port } => {
+            ends == (local, remote, local_port, remote_port)
+        }
+    }
+}
+
+struct Outcome {
+    collides: bool,
+    wrong: Vec<String>,
+    seen: [u64; 2],
+}
+
+fn case(seed: u64, mutant: Mutant) -> Outcome {
+    let root = tempfile::tempdir().unwrap();
+    let world = World::new(root.path(), seed, mutant);
+    let collides = world.collides();
+    let (wrong, seen) = world.run();
+    Outcome { collides, wrong, seen }
+}
+
+#[test]
+fn nothing_of_one_vnet_shows_in_another() {
+    let (mut collided, mut inside, mut left) = (0, 0, 0);
+    for seed in 0..CASES {
+        let Outcome { collides, wrong, seen } = case(seed, Mutant::None);
+        assert!(wrong.is_empty(), "case {seed}: {wrong:#?}");
+        collided += u64::from(collides);
+        inside += seen[0];
+        left += seen[1];
+    }
+    assert!(collided * 2 >= CASES, "{collided} of {CASES} cases have alike tunnels");
+    assert!(inside > 20 * CASES && left > 10 * CASES, "{inside} seen inside, {left} left");
+}
+
+#[test]
+fn a_classifier_that_ignores_anything_is_found() {
+    for mutant in [Mutant::Key, Mutant::Remote, Mutant::Local, Mutant::Card] {
+        let found = (0..MUTANT_CASES).find(|seed| !case(*seed, mutant).wrong.is_empty());
+        assert!(found.is_some(), "{mutant:?} was not found in {MUTANT_CASES} cases");
+        println!("{mutant:?}: found by case {}", found.unwrap_or_default());
+    }
+}
