@@ -2,7 +2,9 @@
 //!
 //! A thread of its own; workers get connections ready to use. A place keeps listening while
 //! somebody is connected, so that a replacement finds it. Who broke the contract has to wait
-//! [`FAULT_PAUSE`] before it may come again.
+//! [`FAULT_PAUSE`] before it may come again, and whoever comes more often than
+//! [`CONNECTS_A_SECOND`] waits in the kernel: connecting costs this process memory maps and workers a
+//! command each, which a guest must not be able to take without end.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,13 +15,15 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Connection, Control, Handshake, Listener};
+use pdp_memif::{Connection, Control, Handshake, HandshakeError, Listener};
+use pdp_proto::mux::Rate;
 use rustix::event::{Timespec, epoll};
 use tracing::{info, warn};
 
 use crate::control::WorkerHandle;
 use crate::core::{Core, Dropped};
 use crate::peer::Link;
+use crate::police::TokenBucket;
 use crate::vnet::Who;
 use crate::wake::Wake;
 
@@ -28,6 +32,13 @@ const HANDSHAKES_MAX: usize = 8;
 
 /// How long who broke the contract is kept out.
 const FAULT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Connections that are begun at one place, each second and at once, for each of its interfaces.
+const CONNECTS_A_SECOND: u64 = 10;
+const CONNECTS_AT_ONCE: u64 = 32;
+
+/// What a place rests longer than it must, so that several are taken at a time.
+const REST_NS: u64 = 200_000_000;
 
 /// How often handshakes are looked at for having taken too long.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
@@ -94,12 +105,30 @@ impl Expected {
     }
 }
 
+impl Expected {
+    /// Writes a refusal down where the tenant can read it.
+    fn note(&self, fault: String, workers: &[WorkerHandle]) {
+        let Some((node, Who::Guest(number))) = self.seat.clone() else { return };
+        let slot = self.slot;
+        let noted = workers[self.worker].call(move |worker| {
+            worker.change(slot, |vnet, _| vnet.note_fault(&node, number, fault));
+        });
+        if let Err(error) = noted {
+            warn!("{error}");
+        }
+    }
+}
+
 struct Place {
     expected: Expected,
     listener: Listener,
     handshakes: Vec<Handshake>,
     connected: Vec<Connected>,
     not_before: Option<Instant>,
+    /// Limit of connections that are begun.
+    connects: TokenBucket,
+    /// Nobody is listened to until then, nanoseconds since the keeper began.
+    rests_until_ns: Option<u64>,
 }
 
 struct Connected {
@@ -194,8 +223,17 @@ impl Keeper {
         });
         for (path, listener) in listeners {
             let Some(expected) = wanted.remove(&path) else { continue };
-            let (handshakes, connected) = (vec![], vec![]);
-            let place = Place { expected, listener, handshakes, connected, not_before: None };
+            let interfaces = u64::from(expected.interfaces);
+            let rate = Rate { bps: 0, pps: CONNECTS_A_SECOND * interfaces };
+            let place = Place {
+                expected,
+                listener,
+                handshakes: vec![],
+                connected: vec![],
+                not_before: None,
+                connects: TokenBucket::new(rate, 0, CONNECTS_AT_ONCE * interfaces),
+                rests_until_ns: None,
+            };
             places.insert(path, place);
         }
     }
@@ -214,7 +252,7 @@ impl Keeper {
     }
 
     fn run(&self, dropped: &Receiver<Dropped>, wake: &Wake) {
-        let mut epoch = 0;
+        let (mut epoch, began) = (0, Instant::now());
         loop {
             wake.sleeping();
             let mut places = self.lock();
@@ -223,10 +261,12 @@ impl Keeper {
             }
             for (path, place) in places.iter_mut() {
                 place.notice_hangups(&self.workers);
-                place.accept(self);
+                place.accept(began.elapsed().as_nanos() as u64, self);
                 place.shake_hands(path, &mut epoch, self);
             }
-            let shaking = places.values().any(|place| !place.handshakes.is_empty());
+            let due =
+                |place: &Place| !place.handshakes.is_empty() || place.rests_until_ns.is_some();
+            let shaking = places.values().any(due);
             drop(places);
             let mut events = [epoll::Event {
                 flags: epoll::EventFlags::empty(),
@@ -270,8 +310,21 @@ impl Place {
         }
     }
 
-    fn accept(&mut self, keeper: &Keeper) {
+    fn accept(&mut self, now_ns: u64, keeper: &Keeper) {
+        if self.rests_until_ns.is_some_and(|until| now_ns < until) {
+            return;
+        }
+        if self.rests_until_ns.take().is_some() && keeper.watch(&self.listener).is_err() {
+            warn!("can't watch {}", self.expected);
+        }
         while let Ok(Some(handshake)) = self.listener.accept() {
+            if let Err(until_ns) = self.connects.take(now_ns, 0) {
+                // This one, too many by one, is let go; the others wait in the kernel.
+                warn!("{} connects too often, and waits", self.expected);
+                self.rests_until_ns = Some(until_ns + REST_NS);
+                let _ = epoll::delete(&*keeper.epoll, &self.listener);
+                break;
+            }
             if self.handshakes.len() < HANDSHAKES_MAX && keeper.watch(&handshake).is_ok() {
                 self.handshakes.push(handshake);
             }
@@ -291,7 +344,13 @@ impl Place {
                     *epoch += 1;
                     self.attach(connection, *epoch, keeper);
                 }
-                Err(error) => warn!("{}: {error}", path.display()),
+                Err(error) => {
+                    warn!("{}: {error}", path.display());
+                    // Who is kept out was told why before.
+                    if welcome && matches!(error, HandshakeError::Refused(_)) {
+                        self.expected.note(error.to_string(), &keeper.workers);
+                    }
+                }
             }
         }
     }

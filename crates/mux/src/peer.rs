@@ -293,6 +293,12 @@ pub struct Guest {
 }
 
 impl Guest {
+    /// Counts a breach of the contract, for the tenant to read.
+    pub(crate) fn fault(&mut self, fault: String) {
+        self.stats.faults += 1;
+        self.stats.last_fault = Some(fault);
+    }
+
     /// Not connected yet.
     pub fn new(spec: Spec, ports: usize) -> Self {
         let count = if spec.attach == Attach::Memif { ports } else { 1 };

@@ -366,8 +366,7 @@ impl Vnet {
             peer::release(link, &core.connections, reason, fault.is_some());
         }
         if let Some(fault) = fault {
-            guest.stats.faults += 1;
-            guest.stats.last_fault = Some(fault);
+            guest.fault(fault);
         }
         for (vport, frames) in guest.outstanding.drain() {
             let port = &mut self.ports[node.first + usize::from(vport)];
@@ -376,6 +375,16 @@ impl Vnet {
         guest.awaited = None;
         router.order.forget(guest.spec.number);
         router.redistribute();
+    }
+
+    /// A guest broke the contract before it was connected.
+    pub(crate) fn note_fault(&mut self, node: &str, guest: u32, fault: String) {
+        let node = self.nodes.iter_mut().find(|known| known.name == node);
+        let guests = node.and_then(|node| node.router.as_mut()).map(|router| &mut router.guests);
+        let guest = guests.and_then(|all| all.iter_mut().find(|known| known.spec.number == guest));
+        if let Some(guest) = guest {
+            guest.fault(fault);
+        }
     }
 
     /// Every connection, for sleeping.

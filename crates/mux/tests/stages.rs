@@ -3,10 +3,13 @@
 mod common;
 
 use std::io::Read;
+use std::time::{Duration, Instant};
 
 use common::*;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 const RUNTIME: Attach = Attach::Runtime;
 
@@ -111,6 +114,50 @@ fn liars_are_disconnected_with_a_reason() {
     assert!(tap.send(Tag { verdict: Verdict::Kept, vport: 0, last: true, trace: 0 }, &[]));
     eventually("the lying TAP helper is out", || !tap.is_up());
     assert_adds_up(&stats(&mux));
+}
+
+#[test]
+fn who_connects_without_end_waits() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    put(&mux, &vnet);
+    let path = &vnet.nodes[0].router.as_ref().unwrap().guests[0].socket;
+    let address = SocketAddrUnix::new(path.as_path()).unwrap();
+    let (since, mut greeted) = (Instant::now(), 0);
+    while since.elapsed() < Duration::from_secs(2) {
+        let flags = SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        if connect(&socket, &address).is_ok() {
+            let mut waits = [PollFd::new(&socket, PollFlags::IN)];
+            let time = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            greeted += poll(&mut waits, Some(&time)).unwrap();
+        }
+    }
+    // 32 at once and 10 a second; of those that wait most have left again.
+    assert!((32..=60).contains(&greeted), "{greeted} in 2 s");
+    // Who comes after it is served, if late, and others all the time.
+    let mut other = Peer::tap_of(&vnet.nodes[1]);
+    assert!(other.is_up());
+    Peer::guest_of(&vnet.nodes[0], 0);
+    let guest = node_stats(&mux, "red", "r1").guests[&0].clone();
+    assert_eq!((guest.faults, guest.last_fault), (0, None));
+}
+
+#[test]
+fn who_is_refused_is_told_why() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    put(&mux, &vnet);
+    let path = &vnet.nodes[0].router.as_ref().unwrap().guests[0].socket;
+    let mut second = Peer::new(path, 1);
+    eventually("a fault is counted", || {
+        second.is_up();
+        node_stats(&mux, "red", "r1").guests[&0].faults > 0
+    });
+    let told = node_stats(&mux, "red", "r1").guests[&0].last_fault.clone().unwrap();
+    assert!(told.contains("no such interface"), "{told}");
 }
 
 #[test]
