@@ -1,0 +1,321 @@
+//! Isolation of whole virtual networks, with every data plane and attachment beside each other: no
+//! frame, count, route, capture or answer of the API of one shows in another.
+//!
+//! All networks have the same names, MACs and addresses inside, and tunnels over one interface that
+//! differ in one thing. Each sends frames with a pattern of its own, and some that are made to be
+//! mistaken; captures run at every port. What frames of the mux alone do is crates/mux/tests/isolation.rs.
+//! Machines outside are Linux's, so that none of our own code decides whose a frame is.
+
+use std::fs;
+use std::time::Duration;
+
+use pdp_e2e::{Background, Node, all_answered, eventually};
+use serde_json::json;
+
+/// Kinds of data planes: our router with one guest, and with two in order; a program on TAPs; DPDK's
+/// testpmd on memif.
+const PLANES: [&str; 4] = ["router", "ordered", "tap", "memif"];
+
+/// Names of the networks, which are in nothing else.
+const NAMES: [&str; 4] = ["qazvn", "wsxvn", "edcvn", "rfvvn"];
+
+/// Tunnels: remote address, port and VNI. Each differs from another in one of them.
+const TUNNELS: [(&str, u16, u32); 4] = [
+    ("192.0.2.2", 4789, 7),
+    ("192.0.2.2", 4789, 8),
+    ("192.0.2.3", 4789, 7),
+    ("192.0.2.2", 4790, 7),
+];
+
+/// Pings of each network.
+const PINGS: usize = 30;
+
+/// A bridge between two TAPs, as examples/taps.yaml has it.
+const BRIDGE: &str = r#"
+import select, socket, struct
+ends = []
+for name in ("eth0", "eth1"):
+    end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    end.bind((name, 3))
+    end.setsockopt(263, 1, struct.pack("iHH8s", socket.if_nametoindex(name), 1, 0, b""))
+    ends.append(end)
+while True:
+    for end in select.select(ends, [], [])[0]:
+        frame, address = end.recvfrom(2048)
+        if address[2] != socket.PACKET_OUTGOING:
+            ends[1 - ends.index(end)].send(frame)
+"#;
+
+/// Frames that are made to be mistaken, each with the pattern of who sends it: with a VLAN tag, from
+/// MACs of others, to the node's own underlay address and MAC as a tunnel of others.
+const SPOOFS: &str = r#"
+import socket, struct, sys
+mark, mac = bytes.fromhex(sys.argv[1]) * 8, bytes.fromhex(sys.argv[2])
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind(("eth0", 0))
+own = s.getsockname()[4]
+def outer(remote, port, vni):
+    inner = b"\xff" * 6 + own + b"\x88\xb5" + mark
+    vxlan = bytes([8, 0, 0, 0]) + struct.pack(">I", vni << 8) + inner
+    udp = struct.pack(">HHHH", 40000, port, 8 + len(vxlan), 0) + vxlan
+    ip = bytearray(struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 0, 0, 64, 17, 0,
+        socket.inet_aton(remote), socket.inet_aton("192.0.2.1")))
+    total = sum(struct.unpack(">10H", ip))
+    total = (total & 0xffff) + (total >> 16)
+    ip[10:12] = struct.pack(">H", ~((total & 0xffff) + (total >> 16)) & 0xffff)
+    return mac + own + b"\x08\x00" + bytes(ip) + udp
+for _ in range(20):
+    for vlan in (0, 5, 7, 8, 4095):
+        s.send(b"\xff" * 6 + own + struct.pack(">HHH", 0x8100, vlan, 0x88b5) + mark)
+    for last in range(8):
+        s.send(b"\xff" * 6 + bytes([2, 0, 0, 0, 0, last]) + b"\x88\xb5" + mark)
+    for remote in ("192.0.2.2", "192.0.2.3"):
+        for port in (4789, 4790):
+            for vni in (7, 8):
+                s.send(outer(remote, port, vni))
+"#;
+
+struct Net {
+    name: &'static str,
+    plane: &'static str,
+    tunnel: (&'static str, u16, u32),
+    /// The namespace at the tunnel's other end.
+    outside: String,
+    /// Two bytes that its frames are full of.
+    mark: String,
+}
+
+impl Net {
+    fn is_routed(&self) -> bool {
+        ["router", "ordered"].contains(&self.plane)
+    }
+
+    /// What h1 asks for: behind the router, or on its own subnet.
+    fn target(&self) -> &'static str {
+        if self.is_routed() { "10.0.2.2" } else { "10.0.1.3" }
+    }
+
+    fn spec(&self) -> String {
+        let testpmd = "dpdk-testpmd --no-huge --no-shconf --no-pci --no-telemetry -m 128 \
+            --lcores 0@{cpus},1@{cpus} \
+            --vdev=net_memif0,role=client,id=0,socket=/run/pdp/memif/memif.sock,socket-abstract=no \
+            --vdev=net_memif1,role=client,id=1,socket=/run/pdp/memif/memif.sock,socket-abstract=no \
+            -- --forward-mode=io --total-num-mbufs=4096 --no-mlockall --no-flush-rx --auto-start \
+            --stats-period=3600";
+        let plane = match self.plane {
+            "router" => json!({"power": 0.1}),
+            "ordered" => json!({"power": 0.2, "guests": 2, "distribution": {"policy": "ordered"}}),
+            "tap" => json!({"power": 0.1, "program": {
+                "attach": "tap", "run": ["python3", "-c", BRIDGE]}}),
+            _ => json!({"power": 0.3, "memory": "600Mi", "processes": 64, "program": {
+                "attach": "memif", "run": testpmd}}),
+        };
+        let (interfaces, gateways) = match self.is_routed() {
+            true => (
+                json!({"eth0": {"addresses": ["10.0.1.1/24"]}, "eth1": {"addresses": ["10.0.2.1/24"]}}),
+                json!(["10.0.1.1"]),
+            ),
+            false => (json!({"eth0": {}, "eth1": {}}), json!([])),
+        };
+        let (remote, port, vni) = self.tunnel;
+        let outside = json!({"interface": "A", "vxlan": {
+            "vni": vni, "port": port, "local": "192.0.2.1", "remote": remote}});
+        json!({
+            "apiVersion": "pdp/v1",
+            "kind": "VirtualNetwork",
+            "metadata": {"name": self.name},
+            "spec": {
+                "nodes": {
+                    "r1": {"kind": "router", "interfaces": interfaces, "dataPlane": plane},
+                    "h1": {"kind": "host", "interfaces": {"eth0": {
+                        "addresses": ["10.0.1.2/24"], "gateways": gateways}}},
+                },
+                "externals": {"out": outside},
+                "links": [
+                    {"endpoints": ["r1:eth0", "h1:eth0"]},
+                    {"endpoints": ["r1:eth1", "external:out"]},
+                ],
+            },
+        })
+        .to_string()
+    }
+
+    fn ports(&self) -> [String; 3] {
+        ["r1:eth0", "r1:eth1", "h1:eth0"].map(|port| format!("{}/{port}", self.name))
+    }
+
+    /// Its own pattern, as it is in frames.
+    fn pattern(&self) -> Vec<u8> {
+        let byte = |at: usize| u8::from_str_radix(&self.mark[at..at + 2], 16).expect("hex");
+        [byte(0), byte(2)].repeat(8)
+    }
+}
+
+/// Networks in which plane, tunnel and place in the order are matched anew.
+fn networks(node: &Node, turn: usize) -> Vec<Net> {
+    let net = |at: usize| Net {
+        name: NAMES[at],
+        plane: PLANES[(at * 3 + turn) % 4],
+        tunnel: TUNNELS[(at + turn * 2) % 4],
+        outside: format!("{}-o{at}", node.id),
+        mark: format!("a{at}5{}", at + 1),
+    };
+    (0..4).map(net).collect()
+}
+
+fn is_in(bytes: &[u8], pattern: &[u8]) -> bool {
+    bytes.windows(pattern.len()).any(|window| window == pattern)
+}
+
+fn isolated(turn: usize) {
+    let mut node = Node::start("isolated");
+    let outside = node.machine("mA", "extA");
+    node.namespace().run("ip addr add 192.0.2.1/24 dev extA");
+    // A second machine on the same wire: Linux has each VNI once.
+    let second = Namespace::new(&format!("{}-m3", node.id));
+    outside.run(&format!(
+        "ip addr add 192.0.2.2/24 dev eth0
+         ip link add link eth0 name mv type macvlan mode bridge
+         ip link set mv netns {0} name eth0; ip -n {0} link set eth0 up
+         ip -n {0} addr add 192.0.2.3/24 dev eth0",
+        second.0
+    ));
+    let nets = networks(&node, turn);
+    let _namespaces: Vec<Namespace> = nets.iter().map(|net| Namespace::new(&net.outside)).collect();
+    for net in &nets {
+        let (own, port, vni) = net.tunnel;
+        let address = if net.is_routed() { "10.0.2.2" } else { "10.0.1.3" };
+        let machine = if own == "192.0.2.2" { &outside.netns } else { &second.0 };
+        pdp_e2e::sh(&format!(
+            "ip -n {machine} link add vx type vxlan id {vni} local {own} remote 192.0.2.1 dstport {port} dev eth0
+             ip -n {machine} link set vx netns {0} address 02:00:00:00:00:99
+             ip -n {0} addr add {address}/24 dev vx; ip -n {0} link set vx up mtu 1450
+             ip -n {0} route add default via 10.0.2.1 || true",
+            net.outside
+        ));
+    }
+    node.apply(
+        "{apiVersion: pdp/v1, kind: Substrate, metadata: {name: node}, spec: {
+            mux: {cpus: \"0\", power: 0.3}, interfaces: {A: {device: extA}},
+            forwardingEngines: {fe1: {cpus: \"1\", capacity: 1}}}}",
+    );
+    for net in &nets {
+        node.apply(&net.spec());
+    }
+    for (at, net) in nets.iter().enumerate() {
+        let h1 = format!("{}/h1", net.name);
+        eventually(&format!("{} ({}) reaches the outside", net.name, net.plane), || {
+            node.try_exec(&h1, &format!("ping -c1 -W1 {}", net.target())).is_ok()
+        });
+        if net.is_routed() {
+            let route = format!("ip route add blackhole 203.0.113.{}/32", at + 1);
+            node.exec(&format!("{}/r1", net.name), &route);
+        }
+    }
+
+    // Captures at every port, while all send. All but the last, that sends nothing.
+    let (silent, loud) = nets.split_last().expect("four");
+    let before = node.json(&["stats", silent.name]);
+    let mut captures = Vec::new();
+    for port in nets.iter().flat_map(Net::ports) {
+        let file = node.directory.join(port.replace(['/', ':'], "-"));
+        let arguments = ["capture", &port, "-w", file.to_str().expect("a path")];
+        let capture = Background::start(&mut node.pdp_command(&arguments));
+        captures.push((port, file, capture));
+    }
+    eventually("captures run", || {
+        captures.iter().all(|(_, file, _)| fs::metadata(file).is_ok_and(|file| file.len() >= 24))
+    });
+    let mac = node.namespace().run("cat /sys/class/net/extA/address").replace(':', "");
+    for net in loud {
+        let h1 = format!("{}/h1", net.name);
+        let line = format!("ping -c{PINGS} -i0.02 -W9 -s 400 -p {} {}", net.mark, net.target());
+        let words = node.exec(&h1, &line);
+        assert!(all_answered(&words, PINGS) && !words.contains("wrong"), "{}: {words}", net.name);
+        let spoofs = ["exec", &h1, "--", "python3", "-c", SPOOFS, &net.mark, mac.trim()];
+        node.pdp(&spoofs);
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    for (port, file, capture) in captures {
+        capture.stop("INT");
+        let bytes = fs::read(&file).expect("a capture");
+        for net in &nets {
+            let seen = is_in(&bytes, &net.pattern());
+            let own = port.starts_with(net.name);
+            assert!(own || !seen, "at {port} a frame of {} ({})", net.name, net.plane);
+            let spoke = loud.iter().any(|loud| loud.name == net.name);
+            assert!(!own || seen == spoke, "{port} has not its own frames ({})", net.plane);
+        }
+    }
+
+    // Counters: of who was silent, little more than nothing (neighbours may be asked for).
+    let after = node.json(&["stats", silent.name]);
+    let counted = |stats: &serde_json::Value| -> u64 {
+        let nodes = stats["vnets"][silent.name]["nodes"].as_object().expect("nodes");
+        let ports = nodes.values().flat_map(|node| node["ports"].as_object().expect("ports"));
+        ports.map(|(_, port)| port["received"].as_u64().unwrap_or(0)).sum()
+    };
+    let more = counted(&after) - counted(&before);
+    assert!(more < PINGS as u64, "{}: {more} frames", silent.name);
+
+    // Routes, and what the API says.
+    for (at, net) in nets.iter().enumerate() {
+        let r1 = format!("{}/r1", net.name);
+        let mut answers = vec![
+            node.pdp(&["inspect", net.name]),
+            node.pdp(&["inspect", net.name, "--format", "json"]),
+            node.pdp(&["stats", net.name, "--format", "json"]),
+            node.pdp(&["logs", &r1]),
+            node.pdp(&["logs", &r1, "--guest", "0"]),
+        ];
+        if net.is_routed() {
+            eventually("the guest has the route", || {
+                let routes = node.pdp(&["routes", &r1, "--guest", "0"]);
+                routes.contains(&format!("203.0.113.{}", at + 1))
+            });
+            answers.push(node.pdp(&["routes", &r1]));
+            answers.push(node.pdp(&["routes", &r1, "--guest", "0"]));
+        }
+        for answer in answers {
+            for (other_at, other) in nets.iter().enumerate().filter(|(other, _)| *other != at) {
+                let route = format!("203.0.113.{}", other_at + 1);
+                let shows = answer.contains(other.name) || answer.contains(&route);
+                assert!(!shows, "{} in an answer about {}: {answer}", other.name, net.name);
+            }
+        }
+    }
+
+    // One goes, the others stay.
+    node.pdp(&["delete", nets[0].name]);
+    for net in &nets[1..] {
+        let line = format!("ping -c5 -i0.02 -W9 {}", net.target());
+        let words = node.exec(&format!("{}/h1", net.name), &line);
+        assert!(all_answered(&words, 5), "{}: {words}", net.name);
+    }
+}
+
+/// A network namespace that goes with the test.
+struct Namespace(String);
+
+impl Namespace {
+    fn new(name: &str) -> Self {
+        pdp_e2e::sh(&format!("ip netns add {name}; ip -n {name} link set lo up"));
+        Self(name.to_owned())
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+#[test]
+fn nothing_of_one_network_shows_in_another() {
+    isolated(0);
+}
+
+#[test]
+fn nor_when_planes_and_tunnels_are_matched_otherwise() {
+    isolated(1);
+}
