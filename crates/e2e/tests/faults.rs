@@ -1,0 +1,229 @@
+//! What a fault costs those who forward: the gap that each death leaves, a full disk, no memory.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use pdp_e2e::{Background, Node, eventually, kill, sh};
+use serde_json::Value;
+
+const SPEC: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  forwardingEngines:
+    fe1: {cpus: "1", capacity: 1}
+"#;
+
+/// Two guests, so that one goes on when the other dies.
+fn vnet(name: &str) -> String {
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [10.1.0.1/24]}}
+        eth1: {{addresses: [10.2.0.1/24]}}
+      dataPlane: {{power: 0.2, guests: 2, distribution: {{policy: round-robin}}}}
+    h1:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}}}
+    h2:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h2:eth0"]
+"#
+    )
+}
+
+/// Pause between two pings, and how many there are in a measurement of a gap.
+const PAUSE_MS: u64 = 2;
+const PINGS: u64 = 2_000;
+
+/// Bounds of the gaps, milliseconds; how long they are in fact is printed. A guest's death is noticed by
+/// its hung up socket, and the frames that it had are lost. A new mux starts and everybody connects
+/// to it.
+const GUEST_GAP_MS_MAX: u64 = 500;
+const MUX_GAP_MS_MAX: u64 = 5_000;
+
+fn reaches(node: &Node, vnet: &str) -> bool {
+    node.try_exec(&format!("{vnet}/h1"), "ping -c1 -W1 10.2.0.2").is_ok()
+}
+
+fn up(label: &str) -> Node {
+    let node = Node::start(label);
+    node.apply(SPEC);
+    node.apply(&vnet("red"));
+    eventually("h1 reaches h2", || reaches(&node, "red"));
+    eventually("both guests are there", || {
+        let stats = node.json(&["stats", "red"]);
+        let guests = stats["vnets"]["red"]["nodes"]["r1"]["guests"].as_object().cloned();
+        guests.is_some_and(|all| all.len() == 2 && all.values().all(|it| it["connected"] == true))
+    });
+    node
+}
+
+fn of(node: &Node, name: &str) -> Value {
+    let status = node.json(&["inspect", "red"])["status"].clone();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    nodes.iter().find(|found| found["name"] == name).expect("the node").clone()
+}
+
+fn pid(value: &Value) -> u32 {
+    value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("it runs")
+}
+
+fn mux(node: &Node) -> u32 {
+    pid(&node.json(&["inspect", "substrate"])["status"]["mux"])
+}
+
+/// Does `act` while h1 pings h2; how many pings of [`PINGS`] were lost, and the longest row of them.
+fn gap(h1: u32, act: impl FnOnce()) -> (u64, u64) {
+    let line = format!("ping -i 0.00{PAUSE_MS} -c {PINGS} -w 60 -W 1 10.2.0.2 || true");
+    let mut ping = Command::new("nsenter");
+    ping.args(["-n", "-t", &h1.to_string(), "sh", "-c", &line]);
+    let ping = Background::start(&mut ping);
+    std::thread::sleep(Duration::from_millis(300));
+    act();
+    let words = ping.finish();
+    let came: BTreeSet<u64> = words
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("icmp_seq=")?.parse().ok())
+        .collect();
+    let (mut lost, mut row, mut longest) = (0, 0, 0);
+    for number in 1..=PINGS {
+        row = if came.contains(&number) { 0 } else { row + 1 };
+        lost += u64::from(row > 0);
+        longest = longest.max(row);
+    }
+    (lost, longest * PAUSE_MS)
+}
+
+#[test]
+fn the_gap_of_every_death_is_bounded() {
+    let mut node = up("gaps");
+    let h1 = pid(&of(&node, "h1")["control"]);
+    let tell = |what: &str, (lost, gap_ms): (u64, u64)| {
+        println!("kill -9 of {what}: {lost} of {PINGS} lost, longest gap {gap_ms} ms");
+        gap_ms
+    };
+    let nothing = gap(h1, || {});
+    assert_eq!(tell("nothing", nothing), 0);
+
+    let pdpd = gap(h1, || {
+        node.kill_pdpd();
+        std::thread::sleep(Duration::from_millis(500));
+        node.start_pdpd();
+    });
+    assert_eq!(tell("pdpd, and a new one", pdpd), 0);
+    for part in ["tap", "mirror"] {
+        // The one on h1's way is h1's own; the router's is on nobody's.
+        let old = pid(&of(&node, "r1")[part]);
+        let lost = gap(h1, || kill(old));
+        assert_eq!(tell(&format!("the router's {part} helper"), lost), 0);
+        eventually("it is replaced", || of(&node, "r1")[part]["pid"] != old);
+    }
+    let guest = pid(&of(&node, "r1")["guests"][0]);
+    let lost = gap(h1, || kill(guest));
+    assert!(tell("one forwarding guest of two", lost) <= GUEST_GAP_MS_MAX);
+    eventually("it is replaced", || of(&node, "r1")["guests"][0]["pid"] != guest);
+    let old = mux(&node);
+    let lost = gap(h1, || kill(old));
+    assert!(tell("the mux", lost) <= MUX_GAP_MS_MAX);
+    assert_ne!(mux(&node), old);
+    assert!(lost.0 > 0, "the mux was on the way");
+}
+
+/// A file system of its own, small, that goes with the test.
+struct Small(String);
+
+impl Small {
+    fn new(path: &Path, size: &str) -> Self {
+        let path = path.display().to_string();
+        sh(&format!("mkdir -p {path}; mount -t tmpfs -o size={size} small {path}"));
+        Self(path)
+    }
+
+    fn fill(&self) {
+        let _ = sh(&format!("dd if=/dev/zero of={}/full bs=4k status=none || true", self.0));
+    }
+
+    fn clear(&self) {
+        sh(&format!("rm {}/full", self.0));
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_and_costs_no_frame() {
+    let mut node = Node::prepare("full");
+    let state = Small::new(&node.directory.join("state"), "4m");
+    let run = Small::new(&node.run_dir(), "64m");
+    node.start_pdpd();
+    node.apply(SPEC);
+    node.apply(&vnet("red"));
+    eventually("h1 reaches h2", || reaches(&node, "red"));
+    let h1 = pid(&of(&node, "h1")["control"]);
+
+    // The state's: a change is refused and nothing is changed, what runs goes on.
+    state.fill();
+    let (lost, _) = gap(h1, || {
+        let words = node.try_apply(&vnet("blue")).expect_err("there is no room for it");
+        assert!(words.contains("full") && words.contains("free space"), "{words}");
+    });
+    assert_eq!(lost, 0);
+    assert!(node.try_pdp(&["inspect", "blue"]).is_err());
+    state.clear();
+    node.apply(&vnet("blue"));
+    eventually("h1 reaches h2", || reaches(&node, "blue"));
+    node.pdp(&["delete", "blue"]);
+
+    // The run directory's: it is told what can't be made, and made once there is room.
+    run.fill();
+    let (lost, _) = gap(h1, || {
+        let words = node.try_apply(&vnet("blue")).expect_err("there is no room for it");
+        assert!(words.contains("No space left"), "{words}");
+    });
+    assert_eq!(lost, 0);
+    run.clear();
+    eventually("blue comes up by itself", || reaches(&node, "blue"));
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    drop(state);
+    drop(run);
+    assert_eq!(node.leftovers(), [""; 0]);
+}
+
+#[test]
+fn a_node_without_memory_hurts_itself_alone_and_comes_back() {
+    let node = up("nomem");
+    let h1 = pid(&of(&node, "h1")["control"]);
+    node.apply(&vnet("blue").replace("dataPlane:", "resources: {memory: 64Mi}\n      dataPlane:"));
+    eventually("blue is there", || reaches(&node, "blue"));
+    let (lost, gap_ms) = gap(h1, || {
+        let eat = "a = [bytearray(b'x' * (1 << 20)) for _ in range(1000)]";
+        let words = node
+            .try_pdp(&["exec", "blue/r1", "--", "python3", "-c", eat])
+            .expect_err("there is no room for it");
+        assert!(!words.contains("Traceback"), "{words}");
+        println!("blue/r1 eats its memory: {words}");
+    });
+    println!("a node without memory: {lost} of {PINGS} of another lost, longest gap {gap_ms} ms");
+    assert_eq!(lost, 0);
+    eventually("blue is back", || reaches(&node, "blue"));
+}
