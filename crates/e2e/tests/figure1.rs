@@ -1,11 +1,13 @@
 //! `make demo` and `make demo-down`: Figure 1 of the PdP paper with the real table, whole, under
 //! a name of its own.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
-use pdp_e2e::bin;
+use pdp_e2e::{all_answered, bin};
 
 /// Longest run of the demo, seconds: it waits within bounds of its own, together less than that.
 const DEMO_S_MAX: &str = "1500";
@@ -71,6 +73,55 @@ fn row<'a>(table: &'a str, name: &str) -> Vec<&'a str> {
     found.into_iter().filter(|cell| !cell.is_empty() && *cell != name).collect()
 }
 
+/// Time over which an idle demo is measured, and the part of a core that its mux, guests and helpers may
+/// use together.
+const IDLE: Duration = Duration::from_secs(10);
+const IDLE_CORES_MAX: f64 = 0.05;
+
+/// Pings after it, the first of them at once.
+const BURST: usize = 500;
+
+/// CPU time so far of the processes in the demo's cgroup, by what they are.
+fn cpu_s(demo: &Demo) -> BTreeMap<String, f64> {
+    let own = format!("/pdp-{}/", demo.name);
+    let mut all = BTreeMap::new();
+    for process in entries(Path::new("/proc")) {
+        let read = |file: &Path| fs::read_to_string(file).unwrap_or_default();
+        if !read(&process.join("cgroup")).contains(&own) {
+            continue;
+        }
+        for task in entries(&process.join("task")) {
+            let ns = read(&task.join("schedstat")).split(' ').next().and_then(|ns| ns.parse().ok());
+            let name = read(&process.join("comm")).trim().to_owned();
+            *all.entry(name).or_default() += ns.unwrap_or(0.0) / 1e9;
+        }
+    }
+    all
+}
+
+/// An idle demo uses little, and a burst after that loses nothing.
+fn idles(demo: &Demo) {
+    let before = cpu_s(demo);
+    assert!(before.contains_key("pdp-mux") && before.contains_key("pdp-router"), "{before:?}");
+    std::thread::sleep(IDLE);
+    let after = cpu_s(demo);
+    let used = |name: &String| (after[name] - before.get(name).unwrap_or(&0.0)).max(0.0);
+    let each: BTreeMap<_, _> = after
+        .keys()
+        .map(|name| (name, format!("{:.2} %", used(name) / IDLE.as_secs_f64() * 100.0)))
+        .collect();
+    let cores = after.keys().map(used).sum::<f64>() / IDLE.as_secs_f64();
+    println!("idle: {:.2} % of a core: {each:?}", cores * 100.0);
+    assert!(cores < IDLE_CORES_MAX, "{each:?}");
+
+    let socket = format!("/run/pdp-{}/pdpd.sock", demo.name);
+    let line = format!("ping -c{BURST} -l64 -i0.002 -W9 10.0.20.1");
+    let mut ping = Command::new(bin("pdp"));
+    ping.args(["--socket", &socket, "exec", "red/h1", "--"]).args(line.split(' '));
+    let output = ping.output().expect("pdp");
+    assert!(all_answered(&words(&output), BURST), "{}", words(&output));
+}
+
 #[test]
 fn figure_1_comes_up_adds_up_and_goes() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e");
@@ -85,6 +136,7 @@ fn figure_1_comes_up_adds_up_and_goes() {
     // 968,428 prefixes of IPv4 and 177,846 of IPv6, and green's own links.
     assert!(said.contains("green learned 968428 IPv4 and 177846 IPv6 routes"), "{said}");
     assert!(!demo.leftovers().is_empty(), "it stays up");
+    idles(&demo);
 
     let down = demo.run(&["down"]);
     assert!(down.status.success(), "{}", words(&down));
