@@ -10,9 +10,14 @@ pub const NUMBER_AT: usize = 42;
 /// Writes one UDP datagram of 64 bytes from 10.0.1.2 to 10.0.2.2, by way of the link address
 /// 02:00:00:00:01:01, as a pcap file.
 pub fn write_frame(path: &Path) -> std::io::Result<()> {
+    write_frame_to(path, [10, 0, 2, 2])
+}
+
+/// The same to another address.
+pub fn write_frame_to(path: &Path, to: [u8; 4]) -> std::io::Result<()> {
     let mut frame = [0; 64];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 2, 8, 0]);
-    let ip = [0x45, 0, 0, 50, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 1, 2, 10, 0, 2, 2];
+    let ip = [0x45, 0, 0, 50, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 1, 2, to[0], to[1], to[2], to[3]];
     frame[14..34].copy_from_slice(&ip);
     let sum = checksum(&frame[14..34]);
     frame[24..26].copy_from_slice(&sum.to_be_bytes());

@@ -32,6 +32,7 @@
 
 pub mod frame;
 pub mod meter;
+pub mod ospf;
 
 use std::fmt::Write as _;
 use std::fs::{self, File};

@@ -1,10 +1,9 @@
 //! Who holds what: kill -9 of each process, and what goes on meanwhile.
 
-use pdp_e2e::{Background, Node, all_answered, eventually, kill};
+use pdp_e2e::{Background, Node, all_answered, eventually, kill, ospf};
 use serde_json::Value;
 
-/// h1 - r1 - r2 - h2; r1 and r2 run OSPF with FRR, so that a lost carrier is a lost adjacency.
-const SPEC: &str = r#"
+const SUBSTRATE: &str = r#"
 apiVersion: pdp/v1
 kind: Substrate
 metadata: {name: node}
@@ -13,53 +12,11 @@ spec:
   forwardingEngines:
     fe1: {cpus: "1", capacity: 1}
 ---
-apiVersion: pdp/v1
-kind: VirtualNetwork
-metadata: {name: red}
-spec:
-  nodes:
-    r1:
-      kind: router
-      interfaces:
-        eth0: {addresses: [10.1.0.1/24]}
-        eth1: {addresses: [10.0.12.1/30]}
-      files: &ospf
-        /etc/frr/zebra.conf: {content: "log stdout\n", owner: "frr:frr"}
-        /etc/frr/ospfd.conf:
-          owner: "frr:frr"
-          content: |
-            log stdout
-            interface eth0
-             ip ospf passive
-            interface eth1
-             ip ospf network point-to-point
-             ip ospf hello-interval 1
-             ip ospf dead-interval 20
-            router ospf
-             network 10.0.0.0/8 area 0
-      commands: &frr
-        - /usr/lib/frr/zebra -K 60
-        - /usr/lib/frr/ospfd
-      dataPlane: {power: 0.2}
-    r2:
-      kind: router
-      interfaces:
-        eth0: {addresses: [10.2.0.1/24]}
-        eth1: {addresses: [10.0.12.2/30]}
-      files: *ospf
-      commands: *frr
-      dataPlane: {power: 0.2}
-    h1:
-      kind: host
-      interfaces: {eth0: {addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}
-    h2:
-      kind: host
-      interfaces: {eth0: {addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}
-  links:
-    - endpoints: ["r1:eth0", "h1:eth0"]
-    - endpoints: ["r1:eth1", "r2:eth1"]
-    - endpoints: ["r2:eth0", "h2:eth0"]
 "#;
+
+fn spec() -> String {
+    SUBSTRATE.to_owned() + &ospf::vnet("red", 20)
+}
 
 fn reaches(node: &Node) -> bool {
     node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok()
@@ -78,27 +35,6 @@ fn pid(process: &Value) -> Option<u32> {
     process["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
 }
 
-/// Changes of the state of r1's adjacencies so far; a loss and return would count more.
-fn adjacency_changes(node: &Node) -> u64 {
-    let show = "show ip ospf neighbor detail json";
-    let text = node.pdp(&["exec", "red/r1", "--", "vtysh", "-c", show]);
-    counted(&serde_json::from_str(&text).expect("JSON of FRR"))
-}
-
-fn counted(value: &Value) -> u64 {
-    match value {
-        Value::Object(all) => all
-            .iter()
-            .map(|(key, value)| match key == "stateChangeCounter" {
-                true => value.as_u64().unwrap_or(0),
-                false => counted(value),
-            })
-            .sum(),
-        Value::Array(all) => all.iter().map(counted).sum(),
-        _ => 0,
-    }
-}
-
 fn is_running(node: &Node) -> bool {
     status(node)["phase"] == "running"
 }
@@ -106,10 +42,10 @@ fn is_running(node: &Node) -> bool {
 #[test]
 fn every_process_may_die() {
     let mut node = Node::start("crash");
-    node.apply(SPEC);
+    node.apply(&spec());
     eventually("OSPF has its routes and h1 reaches h2", || reaches(&node));
     eventually("everything runs", || is_running(&node));
-    let changes = adjacency_changes(&node);
+    let changes = ospf::changes(&node, "red/r1");
     assert!(changes > 0, "OSPF has a neighbour");
 
     // pdpd: forwarding and route updates go on without it.
@@ -191,7 +127,7 @@ fn every_process_may_die() {
             && reaches(&node)
     });
     assert_eq!(pid(&r1(&node)["control"]), Some(router), "no control guest was touched");
-    assert_eq!(adjacency_changes(&node), changes, "no adjacency was lost in all this");
+    assert_eq!(ospf::changes(&node, "red/r1"), changes, "no adjacency was lost in all this");
 
     // A control guest: the same spec again.
     kill(router);
@@ -205,7 +141,7 @@ fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
     let mut node = Node::start("killed");
     for wait_ms in [30, 150, 300, 500, 800] {
         let file = node.directory.join("spec.yaml");
-        std::fs::write(&file, SPEC).expect("spec");
+        std::fs::write(&file, spec()).expect("spec");
         let mut apply = node.pdp_command(&["apply", "-f", file.to_str().expect("a path")]);
         let applying = Background::start(&mut apply);
         std::thread::sleep(std::time::Duration::from_millis(wait_ms));
