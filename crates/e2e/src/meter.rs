@@ -209,6 +209,11 @@ fn perf_counts(text: &str) -> Option<Cycles> {
     Some(Cycles { user: count("cycles:u")?, kernel: count("cycles:k")? })
 }
 
+/// CPU time so far of all threads of processes, seconds.
+pub fn cpu_s(pids: &[u32]) -> f64 {
+    cpu_times(&pids.iter().flat_map(|pid| tasks_of(&pid.to_string())).collect::<Vec<_>>())[0]
+}
+
 fn tasks_of(pid: &str) -> Vec<String> {
     let tasks = format!("/proc/{pid}/task");
     let entries = fs::read_dir(&tasks).into_iter().flatten().flatten();
