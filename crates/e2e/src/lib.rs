@@ -215,6 +215,12 @@ impl Node {
     /// Starts pdpd (again) and waits until it answers.
     #[track_caller]
     pub fn start_pdpd(&mut self) {
+        self.try_start_pdpd().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The same; what it wrote in all if it ends.
+    #[track_caller]
+    pub fn try_start_pdpd(&mut self) -> Result<(), String> {
         assert!(self.pdpd.is_none(), "pdpd runs already");
         let log = File::options()
             .create(true)
@@ -243,11 +249,12 @@ impl Node {
             let child = self.pdpd.as_mut().expect("just started");
             if let Some(status) = child.try_wait().expect("own child") {
                 self.pdpd = None;
-                panic!("pdpd ended with {status}:\n{}", self.log());
+                return Err(format!("pdpd ended with {status}:\n{}", self.log()));
             }
             assert!(Instant::now() < end, "pdpd does not listen:\n{}", self.log());
             std::thread::sleep(POLL_PAUSE);
         }
+        Ok(())
     }
 
     /// Socket of the API.

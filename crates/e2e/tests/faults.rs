@@ -1,6 +1,7 @@
 //! What a fault costs those who forward: the gap that each death leaves, a full disk, no memory.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -226,4 +227,58 @@ fn a_node_without_memory_hurts_itself_alone_and_comes_back() {
     println!("a node without memory: {lost} of {PINGS} of another lost, longest gap {gap_ms} ms");
     assert_eq!(lost, 0);
     eventually("blue is back", || reaches(&node, "blue"));
+}
+
+#[test]
+fn a_damaged_state_is_told_and_stops_nothing_that_runs() {
+    let mut node = up("damage");
+    let h1 = pid(&of(&node, "h1")["control"]);
+    node.kill_pdpd();
+    let state = node.directory.join("state");
+    let file = state.join("pdpd.sqlite");
+    // What waits in the log goes into the file, which is then all there is.
+    let whole = {
+        let copy = node.directory.join("copy.sqlite");
+        let script = format!(
+            "import sqlite3
+d = sqlite3.connect('{}')
+d.execute('pragma wal_checkpoint(truncate)'); d.close()",
+            file.display()
+        );
+        let output = Command::new("python3").args(["-c", &script]).output().expect("python3");
+        assert!(output.status.success(), "{output:?}");
+        fs::copy(&file, &copy).expect("a copy");
+        fs::read(&copy).expect("the copy")
+    };
+    let half = whole[..whole.len() / 2].to_vec();
+    let noise = b"no database".repeat(1000);
+    let damages = [("half", half), ("noise", noise), ("empty", vec![])];
+    for (what, bytes) in damages {
+        fs::write(&file, &bytes).expect("damage");
+        let (lost, _) = gap(h1, || {
+            let error = node.try_start_pdpd().expect_err(what);
+            assert!(error.contains("--forget"), "{what}: {error}");
+        });
+        assert_eq!(lost, 0, "{what}");
+        for beside in ["pdpd.sqlite-wal", "pdpd.sqlite-shm"] {
+            let _ = fs::remove_file(state.join(beside));
+        }
+    }
+
+    // The file again, and all is adopted.
+    fs::write(&file, &whole).expect("the file");
+    node.start_pdpd();
+    eventually("it knows what runs", || pid(&of(&node, "h1")["control"]) == h1);
+    // Or all is forgotten, and begun anew.
+    node.kill_pdpd();
+    fs::remove_file(&file).expect("the file");
+    node.pdpd_arguments(&["--forget"]);
+    node.start_pdpd();
+    node.apply(SPEC);
+    node.apply(&vnet("red"));
+    eventually("h1 reaches h2", || reaches(&node, "red"));
+    assert_ne!(pid(&of(&node, "h1")["control"]), h1);
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
 }

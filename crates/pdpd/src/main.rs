@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use clap::Parser;
-use pdp_container::{LOG_BYTES_MAX, LogFile, Paths, Runtime};
+use pdp_container::{
+    Found, GuestSpec, HelperSpec, LOG_BYTES_MAX, LogFile, Paths, Runtime, State as GuestState,
+};
 use pdpd::control::Mux;
 use pdpd::engine::{self, Engine};
 use pdpd::host::{Host, make_passable};
@@ -49,6 +51,9 @@ struct Arguments {
     /// The OCI runtime.
     #[arg(long, default_value = "/usr/sbin/runc")]
     runc: PathBuf,
+    /// Start though the state is gone: end what runs from before, of which nothing is known.
+    #[arg(long)]
+    forget: bool,
     /// Log into the run directory alone; standard error has only what keeps pdpd from running.
     #[arg(long)]
     quiet: bool,
@@ -87,12 +92,22 @@ fn main() -> anyhow::Result<()> {
         images: state_directory.join("images"),
         cgroup: arguments.cgroup,
     })?;
-    let host = Arc::new(Host {
-        mux: Mux { path: places.mux_control() },
-        places,
-        runtime,
-        state: State::open(&state_directory)?,
-    });
+    let state = State::open(&state_directory)?;
+    if state.is_new() && !arguments.forget {
+        let runs = |found: &Found| {
+            let (Found::Guest(GuestSpec { dir, .. }) | Found::Helper(HelperSpec { dir, .. })) =
+                found;
+            matches!(runtime.state(dir), Ok(GuestState::Running(_) | GuestState::Created(_)))
+        };
+        let count = runtime.list(&run)?.iter().filter(|found| runs(found)).count();
+        anyhow::ensure!(
+            count == 0,
+            "no state in {}, but {count} guests and helpers of this node run; put the state back, or \
+             start pdpd once with --forget: it ends them, and the specs are to be applied again",
+            state_directory.display()
+        );
+    }
+    let host = Arc::new(Host { mux: Mux { path: places.mux_control() }, places, runtime, state });
     // The variable alone may come from a service that a shell above belongs to.
     let managed = std::env::var_os("INVOCATION_ID").is_some()
         && rustix::process::getppid() == Some(rustix::process::Pid::INIT);

@@ -81,6 +81,18 @@ pub enum StateError {
         /// Version found.
         found: i64,
     },
+    /// It does not read back whole.
+    #[error(
+        "state {path} is damaged: {found}; what runs goes on. Put a copy of the file back, or move it \
+         away and start pdpd once with --forget: it ends what runs, and the specs are to be applied \
+         again"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        found: String,
+    },
     /// A document beyond the limit.
     #[error("{kind} {name}: document of {bytes} bytes, {DOCUMENT_BYTES_MAX} at most")]
     DocumentTooLarge {
@@ -129,6 +141,7 @@ pub struct Change {
 pub struct State {
     path: PathBuf,
     database: Mutex<Connection>,
+    is_new: bool,
 }
 
 impl State {
@@ -151,25 +164,43 @@ impl State {
             let path = path.clone();
             move |source| StateError::Database { path, doing, source }
         };
+        let damaged = |found: String| StateError::Damaged { path: path.clone(), found };
         let database = Connection::open(&path).map_err(failed("opening"))?;
-        database
+        let looked = database
             .execute_batch(
                 "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;
                  PRAGMA busy_timeout=5000;",
             )
-            .map_err(failed("setting it up"))?;
+            .and_then(|()| database.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)));
+        match looked {
+            Ok(found) if found == "ok" => {}
+            Ok(found) => return Err(damaged(found)),
+            Err(error) => {
+                use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+                return match error.sqlite_error_code() {
+                    Some(DatabaseCorrupt | NotADatabase) => Err(damaged(error.to_string())),
+                    _ => Err(failed("setting it up")(error)),
+                };
+            }
+        }
         let found: i64 = database
             .query_row("PRAGMA user_version", [], |row| row.get(0))
             .map_err(failed("reading its version"))?;
         if found > SCHEMA_VERSION {
             return Err(StateError::Newer { path, found });
         }
+        let is_new = found == 0;
         database
             .execute_batch(&format!(
                 "BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
             ))
             .map_err(failed("making its tables"))?;
-        Ok(Self { path, database: Mutex::new(database) })
+        Ok(Self { path, database: Mutex::new(database), is_new })
+    }
+
+    /// Whether nothing was there before: the file was missing or empty.
+    pub fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// All specs, by kind and name.
@@ -397,6 +428,32 @@ mod tests {
         let change = Change { put: vec![document("red", 1)], delete: vec![] };
         assert!(state.commit(&change, &ledger).is_err());
         assert!(state.documents().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_damaged_file_is_told_and_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = State::open(directory.path()).unwrap();
+        assert!(state.is_new());
+        let documents = (0..200).map(|n| document(&format!("vnet{n}"), 1)).collect();
+        state.commit(&Change { put: documents, delete: vec![] }, &Ledger::default()).unwrap();
+        // What waits in the log goes into the file.
+        drop(state);
+        assert!(!State::open(directory.path()).unwrap().is_new());
+        let path = directory.path().join("pdpd.sqlite");
+        let whole = std::fs::read(&path).unwrap();
+        let mut other = whole.clone();
+        other[..4096].fill(b'x');
+        let half = &whole[..whole.len() / 2];
+        for damaged in [half, &whole[..whole.len() - 4096], &other, b"not a database at all"] {
+            std::fs::write(&path, damaged).unwrap();
+            let error = State::open(directory.path()).unwrap_err();
+            let length = damaged.len();
+            assert!(matches!(error, StateError::Damaged { .. }), "{length} bytes: {error:?}");
+            assert_eq!(std::fs::read(&path).unwrap(), damaged, "{length} bytes");
+        }
+        std::fs::write(&path, &whole).unwrap();
+        assert_eq!(State::open(directory.path()).unwrap().documents().unwrap().len(), 200);
     }
 
     #[test]
