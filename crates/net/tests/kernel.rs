@@ -16,7 +16,7 @@ use pdp_net::interface::Interface;
 use pdp_net::tap::{self, TapSpec};
 use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
 use pdp_net::{Error, ethtool, packet, sysctl};
-use pdp_wire::{outer, vxlan};
+use pdp_wire::{checksum, outer, vxlan};
 
 const EVENTUALLY: Duration = Duration::from_secs(30);
 
@@ -608,6 +608,11 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
             for changed in (0..header.len()).skip(at % 8).step_by(8) {
                 let mut frame = tunnelled.clone();
                 frame[changed] ^= 1 << (at % 7);
+                frames.push(frame.clone());
+                // With a right sum again.
+                frame[24..26].fill(0);
+                let sum = checksum::checksum(&frame[14..34]);
+                frame[24..26].copy_from_slice(&sum.to_be_bytes());
                 frames.push(frame);
             }
             frames.push(tunnelled[..14 + at % (tunnelled.len() - 14)].to_vec());
