@@ -1,5 +1,5 @@
 //! Writes the first entries of every corpus: real frames, valid messages, what the kernel says.
-//! Run as root; `make fuzz` grows them.
+//! Run as root; `make fuzz` grows them. With names of targets: only theirs.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -31,8 +31,9 @@ impl Seeds {
     }
 
     /// Writes all entries, each under a digest of its own.
-    fn write(&self) -> Result<()> {
-        for target in TARGETS {
+    fn write(&self, only: &[String]) -> Result<()> {
+        let chosen = |name: &str| only.is_empty() || only.iter().any(|wanted| wanted == name);
+        for target in TARGETS.iter().filter(|target| chosen(target.name)) {
             let directory = target.corpus();
             std::fs::create_dir_all(&directory)?;
             let entries = self.0.get(target.name).ok_or(format!("no seed of {}", target.name))?;
@@ -120,6 +121,14 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
         let mut file = vec![0, 0];
         file.extend(chunk.iter().flat_map(|frame| counted(frame)));
         seeds.add("capture", file);
+        let mut runtime = vec![(chunk.len() % 2) as u8];
+        for (vport, frame) in (0..).zip(chunk) {
+            runtime.push(vport % 3);
+            // The label switch's own.
+            let label = [&frame[..12], &[0x88, 0xb5, 0, vport, 0, 1, vport % 3], frame].concat();
+            runtime.extend(counted(if vport % 2 == 0 { &label } else { frame }));
+        }
+        seeds.add("guest-runtime", runtime);
         let mut worker = vec![];
         for (at, frame) in chunk.iter().enumerate() {
             // From outside, from outside in the tunnel, from the host's TAP, and from the guest.
@@ -455,5 +464,5 @@ fn main() -> Result<()> {
     add_images(&mut seeds);
     add_memif(&mut seeds);
     add_netlink(&mut seeds)?;
-    seeds.write()
+    seeds.write(&std::env::args().skip(1).collect::<Vec<_>>())
 }

@@ -16,6 +16,7 @@ mod messages;
 mod mirror;
 pub mod mutate;
 mod mux;
+mod runtime;
 mod spec;
 mod state;
 mod wire;
@@ -62,6 +63,7 @@ pub const TARGETS: &[Target] = targets! {
     "worker", SEQUENCE, mux::worker;
     "capture", SEQUENCE, mux::capture;
     "router", SEQUENCE, guest::router;
+    "guest-runtime", SEQUENCE, runtime::guests;
     "routes-to-guest", SEQUENCE, guest::routes;
     "routes-from-guest", SEQUENCE, messages::routes_from_guest;
     "channel", SEQUENCE, messages::channel;

@@ -85,6 +85,7 @@ tests! {
     worker "worker",
     capture "capture",
     router "router",
+    guest_runtime "guest-runtime",
     routes_to_guest "routes-to-guest",
     routes_from_guest "routes-from-guest",
     channel "channel",
