@@ -415,6 +415,7 @@ fn add_images(seeds: &mut Seeds) {
         archive(&[("out", b'1', "/canary", b""), ("out", b'0', "", b"x")]),
         archive(&[("a/.wh..", b'0', "", b""), ("a/.wh..wh..opq", b'0', "", b"")]),
         archive(&[("out", b'2', "/layout", b""), (".wh.out", b'0', "", b"")]),
+        archive(&[("out", b'2', "/", b""), ("out/.wh.canary", b'0', "", b"")]),
     ];
     seeds.add("image-layer", counted(&good));
     for bad in bad {

@@ -13,7 +13,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,23 +23,23 @@ impl Random {
 
     /// A number below `end`; 0 if that is 0.
     pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % (end as u64).max(1)) as usize
+        (self.number() % (end as u64).max(1)) as usize
     }
 }
 
 /// Changes `bytes` in one to a few places; `other` is what pieces come from. At most `bytes_max`
 /// are left.
 pub fn mutate(bytes: &mut Vec<u8>, other: &[u8], bytes_max: usize, random: &mut Random) {
-    for _ in 0..=random.next() % CHANGES_MAX {
+    for _ in 0..=random.number() % CHANGES_MAX {
         let at = random.below(bytes.len());
-        match random.next() % 8 {
+        match random.number() % 8 {
             0 => bytes.truncate(at),
             1 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
-            2 if !bytes.is_empty() => bytes[at] = random.next() as u8,
+            2 if !bytes.is_empty() => bytes[at] = random.number() as u8,
             3 => {
                 let value = INTERESTING[random.below(INTERESTING.len())];
                 let width = 1 << random.below(4);
-                let value = match random.next() % 2 {
+                let value = match random.number() % 2 {
                     0 => value.to_le_bytes()[..width].to_vec(),
                     _ => value.to_be_bytes()[8 - width..].to_vec(),
                 };
@@ -61,7 +61,7 @@ pub fn mutate(bytes: &mut Vec<u8>, other: &[u8], bytes_max: usize, random: &mut 
             }
             _ => {
                 let count = random.below(16);
-                let noise: Vec<u8> = (0..count).map(|_| random.next() as u8).collect();
+                let noise: Vec<u8> = (0..count).map(|_| random.number() as u8).collect();
                 bytes.splice(at..at, noise);
             }
         }
