@@ -193,6 +193,9 @@ fn add_messages(seeds: &mut Seeds) -> Result<()> {
     seeds.add("routes-from-guest", &routes::encode(&answers)?[4..]);
     let vnet = vnet();
     seeds.add("vnet-check", serde_json::to_vec(&vnet)?);
+    let mut twice = vnet.clone();
+    twice.nodes.push(Node { router: None, ..vnet.nodes[0].clone() });
+    seeds.add("vnet-check", serde_json::to_vec(&twice)?);
     let messages = [
         serde_json::to_vec(&Request::Hello)?,
         serde_json::to_vec(&Request::Stats { vnet: None })?,
