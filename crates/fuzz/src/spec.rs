@@ -16,7 +16,9 @@ fn source(text: &str) -> SourceFile {
 /// What is wrong says what, and where in the file unless it is in no file.
 fn check_diagnostics(wrong: &[Diagnostic], sources: &[SourceFile]) {
     assert!(!wrong.is_empty());
-    let lines = sources[0].text.split('\n').count() as u32;
+    // A carriage return alone ends a line, too.
+    let text = sources[0].text.replace("\r\n", "\n");
+    let lines = text.split(['\n', '\r']).count() as u32;
     for diagnostic in wrong {
         assert!(!diagnostic.message.is_empty());
         if diagnostic.file.is_empty() {
