@@ -17,12 +17,14 @@ units := $(DESTDIR)/etc/systemd/system
 # The daemon finds what it starts beside itself.
 programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-shim pdp-init pdp-router pdp-label
 
-.PHONY: help deps build test demo demo-down bench install install-files uninstall
+.PHONY: help deps build test fuzz demo demo-down bench install install-files uninstall
 
 help:
 	@echo 'make demo        install what is missing, build, bring Figure 1 up and check it'
 	@echo 'make demo-down   remove every trace of the demo'
 	@echo 'make test        install what is missing, run every test'
+	@echo 'make fuzz        install what is missing, build, feed hostile bytes to everything that reads'
+	@echo '                 what others wrote (MINUTES=10 in all, TARGET=NAME only one)'
 	@echo 'make bench       install what is missing, build, measure PdP and its peers ($(BENCH_MINUTES)'
 	@echo '                 minutes at most; QUICK=1: shorter, 9): bench/REPORT.md'
 	@echo 'make build       build for use (target/release)'
@@ -40,6 +42,11 @@ build: deps
 test: deps
 	cargo build --workspace --bins
 	cargo test --workspace
+
+# Grows the corpora in crates/fuzz/corpus; crashes go to target/fuzz/crashes.
+MINUTES ?= 10
+fuzz: deps
+	MINUTES='$(MINUTES)' TARGET='$(TARGET)' scripts/fuzz
 
 demo: build
 	target/release/pdp-demo up

@@ -138,6 +138,8 @@ reasons! {
         /// The kernel would not send it by a packet socket: the device is down or gone, or its MTU
         /// is less than before.
         Refused = "refused",
+        /// A port sent it, by another worker, to a memif interface whose program is gone.
+        Gone = "gone",
     }
 }
 

@@ -187,7 +187,7 @@ impl External {
         frames: &mut Vec<Packet>,
     ) -> Option<u64> {
         let queue = self.queues.get_mut(index)?;
-        let mut due_ns = None;
+        let (mut due_ns, mut too_long) = (None, 0);
         match &mut queue.outlet {
             Outlet::Xdp(socket) => {
                 socket.receive(frames, RECEIVE_FRAMES);
@@ -195,15 +195,14 @@ impl External {
             }
             Outlet::Packet(socket) => {
                 let free = packets.free_mut();
-                let too_long = socket.receive(free, KEEP_FREE, RECEIVE_FRAMES, frames);
-                self.counters.drop_all(OuterReason::TooLong, too_long as u64);
+                too_long = socket.receive(free, KEEP_FREE, RECEIVE_FRAMES, frames);
             }
             Outlet::Memif(place) => {
                 let room = room.min(PULL_FRAMES).min(packets.free().saturating_sub(KEEP_FREE));
                 let pulled = place.as_mut().map(|link| {
                     link.pull(packets, room, |packet| match packet {
                         Some(packet) => frames.push(packet),
-                        None => self.counters.drop(OuterReason::TooLong),
+                        None => too_long += 1,
                     })
                 });
                 if let Some(Err(fault)) = pulled {
@@ -215,7 +214,8 @@ impl External {
                 due_ns = generator.make(now_ns, room, packets, frames);
             }
         }
-        self.counters.received += frames.len() as u64;
+        self.counters.received += (frames.len() + too_long) as u64;
+        self.counters.drop_all(OuterReason::TooLong, too_long as u64);
         due_ns
     }
 
@@ -267,6 +267,7 @@ impl External {
                     scratch.push(packet);
                     let sent = queue.outlet.send(packets, connections, scratch).unwrap_or(0);
                     self.counters.sent += sent as u64;
+                    self.counters.drop_all(OuterReason::Gone, scratch.len() as u64);
                     scratch.drain(..).for_each(|packet| packets.give(packet));
                 }
             }

@@ -5,40 +5,20 @@
 
 mod common;
 
-use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
+use common::place::{Control, Place, run, wire_vnet, wires};
 use common::*;
-use pdp_afxdp::{Mode, create_socket};
-use pdp_mux::control::Mux;
-use pdp_net::interface::Interface;
-use pdp_net::xdp::{Take, Xdp};
+use pdp_net::xdp::Take;
 use pdp_proto::channel::Channel;
 use pdp_proto::mux::*;
 
 /// A user without any right.
 const NOBODY: u32 = 65534;
-
-/// A mux, in this process or in one of its own.
-trait Control {
-    fn ask(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply;
-    fn pool(&self) -> BorrowedFd<'_>;
-}
-
-impl Control for Mux {
-    fn ask(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply {
-        self.handle(request, fds)
-    }
-
-    fn pool(&self) -> BorrowedFd<'_> {
-        self.as_fd()
-    }
-}
 
 /// `pdp-mux` without any privilege.
 struct Process {
@@ -90,133 +70,6 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Three namespaces; the calling thread is in the node's.
-struct Place {
-    id: String,
-    pins: Vec<PathBuf>,
-    children: Vec<Child>,
-}
-
-impl Place {
-    fn enter(test: &str) -> Self {
-        let id = format!("mux-{test}-{}", std::process::id());
-        let place = Self { id, pins: vec![], children: vec![] };
-        for name in ["node", "out1", "out2"] {
-            run(&format!("ip netns add {}", place.netns(name)));
-        }
-        for (device, out, net) in [("a", "out1", 1), ("b", "out2", 2)] {
-            let (node, out) = (place.netns("node"), place.netns(out));
-            run(&format!(
-                "ip link add name {device} netns {node} type veth peer name eth0 netns {out}"
-            ));
-            run(&format!("ip netns exec {out} ethtool -K eth0 tx off"));
-            run(&format!("ip -n {node} addr add 10.9.{net}.1/24 dev {device}"));
-            run(&format!("ip -n {node} addr add fd00:{net}::1/64 dev {device} nodad"));
-            run(&format!("ip -n {out} addr add 10.9.{net}.2/24 dev eth0"));
-            run(&format!("ip -n {out} addr add fd00:{net}::2/64 dev eth0 nodad"));
-            run(&format!("ip -n {node} link set dev {device} up"));
-            run(&format!("ip -n {out} link set eth0 up"));
-        }
-        let netns = File::open(format!("/run/netns/{}", place.netns("node"))).unwrap();
-        rustix::thread::move_into_link_name_space(
-            netns.as_fd(),
-            Some(rustix::thread::LinkNameSpaceType::Network),
-        )
-        .unwrap();
-        place
-    }
-
-    fn netns(&self, name: &str) -> String {
-        format!("{}-{name}", self.id)
-    }
-
-    /// Makes a device an external interface of the mux.
-    fn external(&mut self, mux: &mut impl Control, device: &str, takes: &[Take]) {
-        let facts = Interface::by_name(device).unwrap();
-        let socket = create_socket(mux.pool(), facts.index, 0, Mode::Copy).unwrap();
-        let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.id));
-        self.pins.push(pins.clone());
-        let mut xdp = Xdp::attach(device, &pins).unwrap();
-        xdp.set_takes(takes).unwrap();
-        xdp.take_all(takes.is_empty()).unwrap();
-        xdp.set_sockets(&[(0, socket.as_fd())]).unwrap();
-        let external = External {
-            name: device.to_uppercase(),
-            mtu: facts.mtu,
-            outlet: Outlet::Xdp(Device {
-                device: device.into(),
-                ifindex: facts.index,
-                mac: facts.mac,
-            }),
-        };
-        let fds: Vec<OwnedFd> = vec![socket];
-        assert_eq!(mux.ask(Request::PutExternal(external), fds), Reply::Done);
-    }
-
-    fn exec(&self, name: &str, command: &str) {
-        run(&format!("ip netns exec {} {command}", self.netns(name)));
-    }
-
-    fn spawn(&mut self, name: &str, command: &str) {
-        let mut all = Command::new("ip");
-        all.args(["netns", "exec", &self.netns(name)]).args(command.split(' '));
-        self.children.push(all.stderr(Stdio::null()).spawn().unwrap());
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        for pins in &self.pins {
-            let _ = pdp_net::xdp::detach(pins);
-        }
-        for name in ["node", "out1", "out2"] {
-            let _ = Command::new("ip").args(["netns", "del", &self.netns(name)]).status();
-        }
-    }
-}
-
-fn run(command: &str) {
-    let mut words = command.split(' ');
-    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
-    assert!(output.status.success(), "{command}\n{output:?}");
-}
-
-/// A router between two outside ends, whose guest is a wire.
-fn wire_vnet(root: &Path, name: &str, a: Encapsulation, b: Encapsulation) -> Vnet {
-    let root = directory(root, name);
-    let outside = |interface: &str, by| End::External { interface: interface.into(), by };
-    Vnet {
-        name: name.into(),
-        police: None,
-        nodes: vec![router(&root, "r1", 2, &[(0, Attach::Runtime)])],
-        vlinks: vec![
-            vlink("left", port("r1", 0), outside("A", a)),
-            vlink("right", outside("B", b), port("r1", 1)),
-        ],
-    }
-}
-
-/// Serves as the guest of each vnet until told to stop.
-fn wires(vnets: &[&Vnet], stop: Arc<AtomicBool>) -> JoinHandle<()> {
-    let mut guests: Vec<Peer> =
-        vnets.iter().map(|vnet| Peer::guest_of(&vnet.nodes[0], 0)).collect();
-    std::thread::spawn(move || {
-        while !stop.load(Ordering::Relaxed) {
-            for guest in &mut guests {
-                guest.is_up();
-                for (tag, bytes) in guest.receive() {
-                    guest.send(out(1 - tag.vport, tag.trace), &bytes);
-                }
-            }
-            std::thread::sleep(std::time::Duration::from_micros(200));
-        }
-    })
 }
 
 #[test]

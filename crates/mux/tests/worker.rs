@@ -12,7 +12,7 @@ use pdp_afxdp::Packet;
 use pdp_mux::classify::{PortRef, Table};
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::external::{External as Card, PATH_FRAMES, Path as SocketPath};
+use pdp_mux::external::{External as Card, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
 use pdp_mux::packets::Packets;
 use pdp_mux::peer::{Alarm, Link};
 use pdp_mux::underlay::NextHop;
@@ -247,6 +247,29 @@ fn every_way_out_can_be_blocked_and_says_how() {
     let h2 = bench.node("h2");
     assert_eq!(h2.ports["eth0"].made, 3 + rest + 3 + 2);
     assert_eq!(h2.ports["eth0"].sent, PATH_FRAMES as u64);
+    assert_eq!(bench.free(), [SHARE, SHARE]);
+}
+
+/// A port that goes out by another worker's memif interface: what that has no program for any more
+/// is counted there.
+#[test]
+fn what_another_worker_can_not_send_is_counted() {
+    let root = tempfile::tempdir().unwrap();
+    let mut spec = two_hosts(root.path(), "red", &[]);
+    let by = Encapsulation::Interface;
+    spec.vlinks[1].a = End::External { interface: "A".into(), by };
+    spec.vlinks.remove(0);
+    let mut bench = Bench::new(&spec);
+    let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
+    let line = std::mem::replace(&mut bench.line, RingBuffer::new(1).1);
+    let card = bench.workers[0].core.external(0).unwrap();
+    card.add_queue(Queue { outlet: Outlet::Memif(None), inboxes: vec![line] });
+    for _ in 0..5 {
+        assert!(tap.out(0, &frame(60, 1)));
+    }
+    bench.rounds();
+    assert_eq!(bench.node("h2").ports["eth0"].sent, 5);
+    assert_eq!(bench.outer_dropped(0, "gone"), 5);
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 

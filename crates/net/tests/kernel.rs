@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::net::{IpAddr, TcpListener, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use pdp_net::interface::Interface;
 use pdp_net::tap::{self, TapSpec};
 use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
 use pdp_net::{Error, ethtool, packet, sysctl};
+use pdp_wire::{checksum, outer, vxlan};
 
 const EVENTUALLY: Duration = Duration::from_secs(30);
 
@@ -564,4 +565,86 @@ fn packet_sockets_and_the_kernel_share_what_comes() {
         assert!(features().contains("generic-receive-offload: off"));
         assert!(features().contains("\ntx-checksumming: on"));
     });
+}
+
+/// The frames of data/hostile-frames.pcap.
+fn captures() -> Vec<Vec<u8>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/hostile-frames.pcap");
+    let mut reader = pcap_file::pcap::PcapReader::new(File::open(path).unwrap()).unwrap();
+    std::iter::from_fn(|| Some(reader.next_raw_packet()?.unwrap().data.into_owned())).collect()
+}
+
+/// What the mux takes for a tunnel's the XDP program gives it; and what the program takes is a
+/// tunnel's but for sums and lengths, which only the mux looks at.
+#[test]
+fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
+    isolated(|| {
+        let (_peer, pins) = (veth(), Pins::new());
+        let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
+        let locals = ["10.1.1.1", "fd00::1"].map(|local| local.parse::<IpAddr>().unwrap());
+        let takes: Vec<_> = locals.iter().map(|local| Take { local: *local, port: 4789 }).collect();
+        xdp.set_takes(&takes).unwrap();
+        let link = libbpf_rs::Link::open(pins.dir().join("link")).unwrap();
+        let id = link.info().unwrap().prog_id;
+        let program = libbpf_rs::Program::fd_from_id(id).unwrap();
+        // Without a socket in the map the kernel gets them; the counter tells.
+        let taken = |frame: &[u8]| {
+            let before = xdp.counters().unwrap();
+            test_run(&program, frame);
+            let after = xdp.counters().unwrap();
+            assert_eq!(after.no_socket + after.passed, before.no_socket + before.passed + 1);
+            after.no_socket > before.no_socket
+        };
+        let mut frames = Vec::new();
+        for (at, capture) in captures().into_iter().enumerate() {
+            let (local, remote) = [(locals[0], "10.1.1.2"), (locals[1], "fd00::2")][at % 2];
+            let remote = remote.parse().unwrap();
+            let template = outer::Template::new(remote, local, [5, 4789], &vxlan::emit(1)).unwrap();
+            let mut tunnelled = vec![0; template.len()];
+            tunnelled.extend(&capture[..capture.len().min(100)]);
+            template.write(&mut tunnelled, [2; 6], [4; 6], None).unwrap();
+            let header = tunnelled[..template.len()].to_vec();
+            // Each byte of the headers changed, and each length.
+            for changed in (0..header.len()).skip(at % 8).step_by(8) {
+                let mut frame = tunnelled.clone();
+                frame[changed] ^= 1 << (at % 7);
+                frames.push(frame.clone());
+                // With a right sum again.
+                frame[24..26].fill(0);
+                let sum = checksum::checksum(&frame[14..34]);
+                frame[24..26].copy_from_slice(&sum.to_be_bytes());
+                frames.push(frame);
+            }
+            frames.push(tunnelled[..14 + at % (tunnelled.len() - 14)].to_vec());
+            frames.extend([tunnelled, capture]);
+        }
+        let (mut both, mut sums) = (0, 0);
+        for frame in frames.iter().filter(|frame| frame.len() >= 14) {
+            let parsed = outer::parse(frame);
+            let ours = |outer: &outer::Outer| {
+                takes.iter().any(|take| (take.local, take.port) == (outer.local, outer.local_port))
+            };
+            match (taken(frame), &parsed) {
+                (true, Ok(outer)) if ours(outer) => both += 1,
+                (true, Err(outer::NotUdp::Malformed | outer::NotUdp::HeaderChecksum)) => sums += 1,
+                (false, Ok(outer)) if !ours(outer) => {}
+                (false, Err(_)) => {}
+                (taken, parsed) => panic!("{taken}, {parsed:?}: {frame:02x?}"),
+            }
+        }
+        assert!(both > 500 && sums > 100, "{both} {sums}");
+    });
+}
+
+/// Runs an XDP program on a frame.
+fn test_run(program: &OwnedFd, frame: &[u8]) {
+    // SAFETY: all zeroes is valid, and means none.
+    let mut options = unsafe { std::mem::zeroed::<libbpf_sys::bpf_test_run_opts>() };
+    options.sz = size_of_val(&options) as _;
+    options.data_in = frame.as_ptr().cast();
+    options.data_size_in = frame.len() as u32;
+    // SAFETY: the frame outlives the call, which only reads it.
+    let result =
+        unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
+    assert_eq!(result, 0);
 }

@@ -395,12 +395,12 @@ pub struct Stats {
 /// Counters of an external interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExternalStats {
-    /// Frames received.
+    /// Frames received, those that are dropped here too.
     pub received: u64,
     /// Frames that the kernel took for transmission.
     pub sent: u64,
-    /// Frames dropped here, by reason (no vnet to charge: unknown tunnel, malformed outer header; or
-    /// refused by the device).
+    /// Frames dropped here, by reason: no vnet to charge (unknown tunnel, malformed outer header, …);
+    /// `refused` by the device or with the program `gone` after a port had sent them.
     pub dropped: BTreeMap<String, u64>,
     /// Frames that the kernel dropped because the mux was too slow (XDP_STATISTICS,
     /// PACKET_STATISTICS).

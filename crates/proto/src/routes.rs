@@ -173,13 +173,20 @@ pub fn encode<M: Serialize>(batch: &[M]) -> io::Result<Vec<u8>> {
     frame(&postcard::to_stdvec(batch).map_err(io::Error::other)?)
 }
 
-/// The batch in one frame (without prefix); an error if it is none or has too many messages.
+/// The batch in one frame (without prefix); an error if it is none or has too many messages, of
+/// which none is read then: as values they take many times the bytes.
 pub fn decode<M: DeserializeOwned>(payload: &[u8]) -> io::Result<Vec<M>> {
-    let batch: Vec<M> = postcard::from_bytes(payload).map_err(invalid)?;
-    if batch.len() > BATCH_MAX {
-        return Err(invalid(format!("{} messages in a frame, {BATCH_MAX} at most", batch.len())));
+    take_count(payload)?;
+    postcard::from_bytes(payload).map_err(invalid)
+}
+
+/// How many messages a frame says that it has, and what follows.
+fn take_count(payload: &[u8]) -> io::Result<(usize, &[u8])> {
+    let (count, rest) = postcard::take_from_bytes(payload).map_err(invalid)?;
+    if count > BATCH_MAX {
+        return Err(invalid(format!("{count} messages in a frame, {BATCH_MAX} at most")));
     }
-    Ok(batch)
+    Ok((count, rest))
 }
 
 /// Messages of one frame, read one at a time: thousands at once take longer than a guest may keep
@@ -194,10 +201,7 @@ pub struct Messages {
 impl Messages {
     /// Goes on with the frame of this payload, whatever was left of the one before.
     pub fn start(&mut self, payload: &[u8]) -> io::Result<()> {
-        let (left, rest) = postcard::take_from_bytes::<usize>(payload).map_err(invalid)?;
-        if left > BATCH_MAX {
-            return Err(invalid(format!("{left} messages in a frame, {BATCH_MAX} at most")));
-        }
+        let (left, rest) = take_count(payload)?;
         self.bytes.clear();
         self.bytes.extend_from_slice(rest);
         (self.taken, self.left) = (0, left);
@@ -247,5 +251,12 @@ mod tests {
         }
         let many = postcard::to_stdvec(&vec![ToGuest::End; BATCH_MAX + 1]).unwrap();
         assert!(messages.start(&many).is_err());
+    }
+    #[test]
+    fn too_many_messages_are_refused_before_one_is_read() {
+        let mut payload = postcard::to_stdvec(&(BATCH_MAX + 1)).unwrap();
+        payload.resize(1000, 0xff); // no message
+        let refused = decode::<FromGuest>(&payload).unwrap_err().to_string();
+        assert!(refused.contains("messages in a frame"), "{refused}");
     }
 }

@@ -88,8 +88,9 @@ pub fn render(diagnostics: &[Diagnostic], sources: &[SourceFile], colour: bool) 
     for diagnostic in diagnostics {
         let source = sources.iter().find(|source| source.name == diagnostic.file);
         let place = source.and_then(|source| {
-            let (offset, length) = byte_span(&source.text, diagnostic.line, diagnostic.column)?;
-            Some((NamedSource::new(&source.name, source.text.clone()), offset, length))
+            let text = with_line_feeds(&source.text);
+            let (offset, length) = byte_span(&text, diagnostic.line, diagnostic.column)?;
+            Some((NamedSource::new(&source.name, text), offset, length))
         });
         let (source, offset, length) = match place {
             Some((source, offset, length)) => (Some(source), offset, length),
@@ -102,6 +103,18 @@ pub fn render(diagnostics: &[Diagnostic], sources: &[SourceFile], colour: bool) 
         text.push('\n');
     }
     text
+}
+
+/// The text with line feeds where a carriage return ends a line by itself, as it does in YAML (1.2.2,
+/// section 5.4).
+fn with_line_feeds(text: &str) -> String {
+    let mut rest = text.chars().peekable();
+    let mut lines = String::with_capacity(text.len());
+    while let Some(char) = rest.next() {
+        let alone = char == '\r' && rest.peek() != Some(&'\n');
+        lines.push(if alone { '\n' } else { char });
+    }
+    lines
 }
 
 /// Byte offset and length of the word at a line and column, both from 1.

@@ -90,6 +90,20 @@ fn rendering_marks_the_place() {
     assert!(text.contains("spek: {}"), "{text}");
 }
 
+/// YAML knows lines that end with a carriage return alone.
+#[test]
+fn the_place_is_right_whatever_ends_lines() {
+    for end in ["\n", "\r\n", "\r"] {
+        let lines =
+            ["apiVersion: pdp/v1", "kind: Substrate", "metadata: {name: a}", "spek: {}", ""];
+        let sources = [source(&lines.join(end))];
+        let wrong = parse(&sources).unwrap_err();
+        assert_eq!((wrong[0].line, wrong[0].column), (4, 1), "{end:?}");
+        let text = render(&wrong, &sources, false);
+        assert!(text.contains("s.yaml:4:1"), "{end:?}: {text}");
+    }
+}
+
 #[test]
 fn aliases_do_not_multiply_without_bound() {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");

@@ -23,14 +23,14 @@ const HEADER_BYTES: usize = 19;
 const EVERYONE: u16 = 0xffff;
 const UNSEEN: u16 = u16::MAX;
 
-struct LabelSwitch {
+pub(crate) struct LabelSwitch {
     vports: u16,
     /// By label: the vport where it was seen last.
     seen_at: Vec<u16>,
 }
 
 impl LabelSwitch {
-    fn new(vports: u16) -> Self {
+    pub(crate) fn new(vports: u16) -> Self {
         Self { vports, seen_at: vec![UNSEEN; 1 << 16] }
     }
 

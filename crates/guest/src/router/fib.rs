@@ -172,7 +172,7 @@ impl Fib {
 /// What the mirror says and asks.
 impl Fib {
     /// Applies one message. [`ToGuest::Barrier`] and [`ToGuest::Dump`] are the caller's to answer.
-    pub(super) fn apply(&mut self, message: ToGuest) {
+    pub fn apply(&mut self, message: ToGuest) {
         let generation = self.generation;
         match message {
             ToGuest::Begin => {

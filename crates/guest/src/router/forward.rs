@@ -54,13 +54,18 @@ const MALFORMED: Decision = Decision::Drop(GuestDrop::Malformed);
 const POLICY: Decision = Decision::Drop(GuestDrop::Policy);
 
 /// Some frames to decide on: a batch, or what a test has made.
-pub(super) trait Frames {
+pub trait Frames {
+    /// How many.
     fn count(&self) -> usize;
+    /// The vport that a frame came by.
     fn vport(&self, frame: usize) -> u16;
+    /// Its bytes.
     fn bytes(&self, frame: usize) -> &[u8];
+    /// Its bytes, to change.
     fn bytes_mut(&mut self, frame: usize) -> &mut [u8];
     /// Cuts the frame's end off.
     fn cut(&mut self, frame: usize, bytes: usize);
+    /// Says what becomes of it; once for each frame.
     fn decide(&mut self, frame: usize, decision: Decision);
 }
 
@@ -161,8 +166,8 @@ impl Default for Forwarder {
 }
 
 impl Forwarder {
-    /// Decides on every frame, and rewrites those that go out.
-    pub(super) fn process(&mut self, fib: &mut Fib, frames: &mut impl Frames) {
+    /// Decides on every frame, of [`Batch::FRAMES_MAX`] at most, and rewrites those that go out.
+    pub fn process(&mut self, fib: &mut Fib, frames: &mut impl Frames) {
         let Self { v4, v6 } = self;
         v4.clear();
         v6.clear();

@@ -27,7 +27,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::{Batch, Outbox, Program, Tended};
 pub use fib::Fib;
-pub use forward::{Decision, Forwarder};
+pub use forward::{Decision, Forwarder, Frames};
 use mirror::Mirror;
 pub use mirror::Status;
 

@@ -1,6 +1,8 @@
 //! A mux in the test's own process, and peers that speak memif to it.
 #![allow(dead_code)]
 
+pub mod place;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

@@ -33,6 +33,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use pdp_api::{Problem, ProblemKind};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use utoipa::OpenApi;
@@ -78,6 +79,12 @@ struct Api {
 }
 
 impl Api {
+    fn new(daemon: Arc<dyn Daemon>, stopped: watch::Receiver<bool>) -> Self {
+        let calls = Arc::new(Semaphore::new(CALLS_MAX));
+        let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+        Self { daemon, calls, streams, stopped }
+    }
+
     /// Waits until the daemon stops.
     async fn stop(&self) {
         let _ = self.stopped.clone().wait_for(|&stopped| stopped).await;
@@ -104,6 +111,19 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// Answers what comes on one connection until that ends.
+///
+/// # Errors
+/// What the client sent that is no HTTP, or how it went away.
+pub async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    daemon: Arc<dyn Daemon>,
+) -> hyper::Result<()> {
+    let (_stopping, stopped) = watch::channel(false);
+    let service = TowerToHyperService::new(router(Api::new(daemon, stopped)));
+    builder().serve_connection(TokioIo::new(stream), service).with_upgrades().await
+}
+
 /// Serves the API until `stop` is done; what still streams or runs is ended then.
 pub async fn serve(
     listener: UnixListener,
@@ -113,15 +133,9 @@ pub async fn serve(
     listener.set_nonblocking(true)?;
     let listener = tokio::net::UnixListener::from_std(listener)?;
     let (stopping, stopped) = watch::channel(false);
-    let api = Api {
-        daemon,
-        calls: Arc::new(Semaphore::new(CALLS_MAX)),
-        streams: Arc::new(Semaphore::new(STREAMS_MAX)),
-        stopped,
-    };
+    let api = Api::new(daemon, stopped);
     let service = TowerToHyperService::new(router(api.clone()));
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_TIME_MAX);
+    let builder = builder();
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     tokio::pin!(stop);
@@ -166,6 +180,12 @@ pub async fn serve(
     let all = async { while connections.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(STOP_TIME_MAX, all).await;
     Ok(())
+}
+
+fn builder() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_TIME_MAX);
+    builder
 }
 
 /// The description of the API, OpenAPI 3.1, as JSON text.

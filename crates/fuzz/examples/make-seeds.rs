@@ -1,0 +1,472 @@
+//! Writes the first entries of every corpus: real frames, valid messages, what the kernel says.
+//! Run as root; `make fuzz` grows them. With names of targets: only theirs.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::Path;
+use std::process::Command;
+
+use pdp_fuzz::{TARGETS, Target};
+use pdp_mirror::kernel::Kind;
+use pdp_mirror::netlink::{Netlink, Received};
+use pdp_proto::mux::*;
+use pdp_proto::routes::{self, FromGuest, Hop, Resolved, Target as RouteTarget, ToGuest, Vport};
+use pdp_proto::{channel, mirror, tap};
+use pdp_wire::tag::Tag;
+use pdp_wire::{ether, outer, vxlan};
+
+/// Longest frame that becomes an entry.
+const FRAME_BYTES_MAX: usize = 400;
+
+/// Frames of one kind.
+const KIND_FRAMES: usize = 3;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+struct Seeds(BTreeMap<&'static str, Vec<Vec<u8>>>);
+
+impl Seeds {
+    fn add(&mut self, target: &'static str, entry: impl Into<Vec<u8>>) {
+        self.0.entry(target).or_default().push(entry.into());
+    }
+
+    /// Writes all entries, each under a digest of its own.
+    fn write(&self, only: &[String]) -> Result<()> {
+        let chosen = |name: &str| only.is_empty() || only.iter().any(|wanted| wanted == name);
+        for target in TARGETS.iter().filter(|target| chosen(target.name)) {
+            let directory = target.corpus();
+            std::fs::create_dir_all(&directory)?;
+            let entries = self.0.get(target.name).ok_or(format!("no seed of {}", target.name))?;
+            for (number, entry) in entries.iter().enumerate() {
+                std::fs::write(directory.join(format!("seed-{number:03}")), entry)?;
+                target.feed(entry);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn counted(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u16).to_le_bytes(), bytes].concat()
+}
+
+/// A few frames of each kind: what is behind Ethernet and in IP.
+fn frames() -> Result<Vec<Vec<u8>>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/hostile-frames.pcap");
+    let file = std::fs::read(path)?;
+    let mut kinds: BTreeMap<_, usize> = BTreeMap::new();
+    let kind = |frame: &[u8]| {
+        let ethernet = ether::Header::parse(frame).map(|header| header.kind);
+        let inside = match ethernet {
+            Some(ether::kind::IPV4) => frame.get(23),
+            Some(ether::kind::IPV6) => frame.get(20),
+            _ => None,
+        };
+        (ethernet, inside.copied())
+    };
+    let frames = pdp_spec::frames::read(&file)?.into_iter();
+    let few = frames.filter(|frame| frame.len() <= FRAME_BYTES_MAX).filter(|frame| {
+        let count = kinds.entry(kind(frame)).or_default();
+        *count += 1;
+        *count <= KIND_FRAMES
+    });
+    Ok(few.map(<[u8]>::to_vec).collect())
+}
+
+/// The frame in a VXLAN tunnel, in its UDP datagram.
+fn tunnelled(frame: &[u8], six: bool, udp: bool) -> Vec<u8> {
+    let (from, to) = if six { ("fd00::2", "fd00::1") } else { ("10.0.0.2", "10.0.0.1") };
+    let (from, to) = (from.parse().expect("an address"), to.parse().expect("an address"));
+    let header = vxlan::emit(5);
+    let (ports, before): (_, &[u8]) =
+        if udp { ([7000, 7001], &[]) } else { ([50_000, 4789], &header) };
+    let template = outer::Template::new(from, to, ports, before).expect("one family");
+    let mut bytes = vec![0; template.len()];
+    bytes.extend(frame);
+    template.write(&mut bytes, [2, 0, 0, 0, 0, 1], [9; 6], None).expect("room");
+    bytes
+}
+
+fn add_frames(seeds: &mut Seeds) -> Result<()> {
+    let frames = frames()?;
+    for frame in &frames {
+        for target in ["ethernet", "flow", "outer", "encapsulate"] {
+            seeds.add(target, frame.clone());
+        }
+        let packet = frame.get(ether::HEADER_BYTES..).unwrap_or_default();
+        match ether::Header::parse(frame).map(|header| header.kind) {
+            Some(ether::kind::IPV4) => seeds.add("ipv4", packet),
+            Some(ether::kind::IPV6) => seeds.add("ipv6", packet),
+            _ => {}
+        }
+        if frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&17) {
+            seeds.add("udp", &frame[34..]);
+        }
+        seeds.add("checksum", frame.clone());
+    }
+    for (at, frame) in frames.iter().enumerate() {
+        let frame = tunnelled(frame, at % 2 == 1, at % 4 > 1);
+        seeds.add("classify", [&[0], &frame[..]].concat());
+        if at % 8 == 0 {
+            seeds.add("outer", frame);
+        }
+    }
+    for chunk in frames.chunks(8) {
+        let mut router = Vec::new();
+        for (vport, frame) in (0..).zip(chunk) {
+            router.push(vport);
+            router.extend(counted(frame));
+        }
+        seeds.add("router", router);
+        let mut file = vec![0, 0];
+        file.extend(chunk.iter().flat_map(|frame| counted(frame)));
+        seeds.add("capture", file);
+        let mut runtime = vec![(chunk.len() % 2) as u8];
+        for (vport, frame) in (0..).zip(chunk) {
+            runtime.push(vport % 3);
+            // The label switch's own.
+            let label = [&frame[..12], &[0x88, 0xb5, 0, vport, 0, 1, vport % 3], frame].concat();
+            runtime.extend(counted(if vport % 2 == 0 { &label } else { frame }));
+        }
+        seeds.add("guest-runtime", runtime);
+        let mut worker = vec![];
+        for (at, frame) in chunk.iter().enumerate() {
+            // From outside, from outside in the tunnel, from the host's TAP, and from the guest.
+            worker.push([0, 1, 2, 3][at % 4]);
+            if at % 4 >= 2 {
+                worker.push(0);
+            }
+            worker.extend(counted(frame));
+            worker.extend([7, 5, 6]);
+        }
+        seeds.add("worker", worker);
+    }
+    let mut pcap = Vec::new();
+    for word in [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 0xffff, 1] {
+        pcap.extend(word.to_le_bytes());
+    }
+    for frame in frames.iter().take(4) {
+        let length = frame.len() as u32;
+        [0, 0, length, length].iter().for_each(|word| pcap.extend(word.to_le_bytes()));
+        pcap.extend(frame);
+    }
+    seeds.add("pcap", pcap);
+    seeds.add("vxlan", vxlan::emit(0x12_3456));
+    seeds.add("tag", Tag::deliver(7, 3).emit().to_le_bytes());
+    Ok(())
+}
+
+fn add_messages(seeds: &mut Seeds) -> Result<()> {
+    let hop = |vport| Hop { vport, gateway: Some([10, 0, 0, vport as u8].into()), weight: 1 };
+    let route = |prefix: &str, target| -> Result<ToGuest> {
+        Ok(ToGuest::Route { prefix: prefix.parse()?, target })
+    };
+    let all = vec![
+        ToGuest::Begin,
+        ToGuest::Forwarding { v4: true, v6: true },
+        ToGuest::Vport(Vport { index: 0, mac: [0; 6], mtu: 1500, up: true }),
+        ToGuest::Local([10, 0, 0, 1].into()),
+        ToGuest::Group { id: 1, hops: vec![hop(0), hop(1)] },
+        route("10.0.0.0/8", RouteTarget::Group(1))?,
+        route("2001:db8::/32", RouteTarget::Drop)?,
+        ToGuest::Neighbour { vport: 0, address: [10, 0, 0, 0].into(), mac: Some([1; 6]) },
+        ToGuest::End,
+        route("0.0.0.0/0", RouteTarget::Punt)?,
+        ToGuest::RouteGone("10.0.0.0/8".parse()?),
+        ToGuest::GroupGone(1),
+        ToGuest::LocalGone([10, 0, 0, 1].into()),
+        ToGuest::Barrier(1),
+        ToGuest::Dump(2),
+    ];
+    seeds.add("routes-to-guest", &routes::encode(&all)?[4..]);
+    seeds.add("routes-to-guest", &routes::encode(&[&all[..], &all[..]].concat())?[4..]);
+    let answers = [
+        FromGuest::Hello { version: 1, guest: 0 },
+        FromGuest::Applied(1),
+        FromGuest::Used(vec![(0, [10, 0, 0, 1].into())]),
+        FromGuest::Table {
+            dump: 2,
+            routes: vec![("10.0.0.0/8".parse()?, Resolved::Hops(vec![hop(0)]))],
+        },
+        FromGuest::TableEnd(2),
+    ];
+    seeds.add("routes-from-guest", &routes::encode(&answers)?[4..]);
+    let vnet = vnet();
+    seeds.add("vnet-check", serde_json::to_vec(&vnet)?);
+    let mut twice = vnet.clone();
+    twice.nodes.push(Node { router: None, ..vnet.nodes[0].clone() });
+    seeds.add("vnet-check", serde_json::to_vec(&twice)?);
+    let messages = [
+        serde_json::to_vec(&Request::Hello)?,
+        serde_json::to_vec(&Request::Stats { vnet: None })?,
+        serde_json::to_vec(&Request::PutVnet(Box::new(vnet)))?,
+        serde_json::to_vec(&Reply::Failed { error: "no".into() })?,
+        serde_json::to_vec(&tap::Request::Serve {
+            ports: vec![tap::Port { vport: 0, name: "eth0".into() }],
+        })?,
+        serde_json::to_vec(&tap::Reply::Stats { ports: vec![tap::PortStats::default()] })?,
+        serde_json::to_vec(&mirror::Request::Routes {
+            source: mirror::Source::Diff(1),
+            within: Some("10.0.0.0/8".parse()?),
+        })?,
+        serde_json::to_vec(&mirror::Reply::Status(mirror::Status::default()))?,
+    ];
+    for message in messages {
+        seeds.add("channel", [&[3], &channel::frame(&message)?[..]].concat());
+    }
+    use pdp_api::exec::{Frame, WindowSize};
+    let frames = [
+        Frame::Stdin(b"ls".to_vec()),
+        Frame::Stdout(b"a".to_vec()),
+        Frame::Stderr(vec![]),
+        Frame::Resize(WindowSize { rows: 25, columns: 80 }),
+        Frame::StdinEnd,
+        Frame::Exit(1),
+    ];
+    seeds.add("exec-frames", frames.iter().flat_map(Frame::emit).collect::<Vec<u8>>());
+    Ok(())
+}
+
+fn vnet() -> Vnet {
+    let port = |index| Port { name: format!("eth{index}"), mac: [2, 0, 0, 0, 0, index], mtu: 1500 };
+    let none = Rate { bps: 0, pps: 0 };
+    let router = Router {
+        guests: vec![Guest {
+            number: 0,
+            socket: "/run/g".into(),
+            attach: Attach::Runtime,
+            weight: 1000,
+            leaving: false,
+        }],
+        policy: Policy::Flow,
+        flow: FlowKey::Bytes(vec![Field { offset: 14, mask: vec![0xff; 4] }]),
+        punt_filters: vec![PuntFilter {
+            matches: vec![Match { offset: 12, value: vec![8, 6], mask: vec![0xff; 2] }],
+            class: 1,
+        }],
+        punt_limits: [none; 3],
+    };
+    Vnet {
+        name: "red".into(),
+        police: Some(none),
+        nodes: vec![Node {
+            name: "r1".into(),
+            ports: vec![port(0), port(1)],
+            tap_socket: "/run/t".into(),
+            router: Some(router),
+        }],
+        vlinks: vec![Vlink {
+            name: "l".into(),
+            a: End::Port { node: "r1".into(), port: 0 },
+            b: End::Port { node: "r1".into(), port: 1 },
+            rate_bps: Some(1_000_000),
+            queue_frames: 8,
+            up: true,
+        }],
+    }
+}
+
+/// What the kernel says of interfaces, neighbours and routes in a network namespace of our own.
+fn add_netlink(seeds: &mut Seeds) -> Result<()> {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
+    let mut heard = Netlink::notifications(None)?;
+    let commands = "ip link add eth0 type veth peer name far0
+        ip link set far0 up
+        ip link set eth0 up
+        ip link add eth1 type veth peer name far
+        ip link set eth1 up
+        ip addr add 10.0.0.1/24 dev eth0
+        ip addr add fd00::1/64 dev eth0 nodad
+        ip neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev eth0
+        ip route add 10.1.0.0/16 via 10.0.0.2
+        ip route add 10.2.0.0/16 nexthop via 10.0.0.2 nexthop dev eth1
+        ip route add blackhole 10.3.0.0/16
+        ip nexthop add id 5 via 10.0.0.2 dev eth0
+        ip nexthop add id 6 group 5
+        ip route add 10.4.0.0/16 nhid 6
+        ip -6 route add 2001:db8::/32 via fd00::2
+        ip -6 route append 2001:db8::/32 via fd00::3
+        ip route replace 10.1.0.0/16 dev eth0
+        ip route add 10.1.0.0/16 dev eth0 tos 4
+        ip neigh del 10.0.0.2 dev eth0
+        ip route del 10.2.0.0/16
+        ip nexthop del id 6
+        ip link set eth0 down
+        ip link del eth1";
+    let mut all = Vec::new();
+    for command in commands.lines() {
+        let mut words = command.split_whitespace();
+        let done = Command::new(words.next().ok_or("a word")?).args(words).status()?;
+        if !done.success() {
+            return Err(command.into());
+        }
+        let mut entry = Vec::new();
+        while let Received::Datagram(datagram) = heard.receive()? {
+            entry.push(0);
+            entry.extend(counted(datagram));
+        }
+        entry.push(4);
+        all.extend(entry.clone());
+        seeds.add("netlink", entry);
+    }
+    for (number, kind) in (0..).zip(Kind::ALL) {
+        let mut requests = Netlink::requests()?;
+        requests.send(&kind.request(1))?;
+        let mut entry = vec![5 | number << 3];
+        loop {
+            match requests.receive()? {
+                Received::Datagram(datagram) => {
+                    entry.push(0);
+                    entry.extend(counted(datagram));
+                }
+                Received::Empty if entry.len() > 1 => break,
+                _ => std::thread::yield_now(),
+            }
+        }
+        entry.extend([6, 4]);
+        seeds.add("netlink", entry);
+    }
+    Ok(())
+}
+
+fn add_files(seeds: &mut Seeds) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut specs: Vec<_> = std::fs::read_dir(root.join("examples"))?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .collect();
+    specs.push(root.join("crates/spec/tests/figure.yaml"));
+    specs.sort();
+    let bytes_max = Target::named("spec").ok_or("a target")?.bytes_max;
+    for path in specs {
+        let text = std::fs::read(path)?;
+        if text.len() <= bytes_max {
+            seeds.add("spec", text);
+        }
+    }
+    for (method, path, body) in [
+        ("GET", "/v1/version", ""),
+        ("GET", "/v1/vnets/red", ""),
+        ("GET", "/v1/stats?vnet=red", ""),
+        ("GET", "/v1/logs/mux?tail=3&follow=true", ""),
+        ("GET", "/v1/openapi.json", ""),
+        ("HEAD", "/v1/version", ""),
+        ("POST", "/v1/apply", r#"{"files":[{"name":"a","text":"kind: Substrate"}],"dryRun":true}"#),
+        ("POST", "/v1/down", r#"{"purge":false}"#),
+        ("PUT", "/v1/vnets/red/links/x", r#"{"up":true}"#),
+        ("GET", "/v1/vnets/red/nodes/r1/routes?within=10.0.0.0/8", ""),
+        ("POST", "/v1/vnets/red/nodes/r1/exec", r#"{"command":["ls"]}"#),
+        ("DELETE", "/v1/substrate", ""),
+    ] {
+        let length = body.len();
+        let kind = "Content-Type: application/json\r\nHost: x";
+        let head =
+            format!("{method} {path} HTTP/1.1\r\n{kind}\r\nContent-Length: {length}\r\n\r\n");
+        seeds.add("http", format!("{head}{body}"));
+    }
+    seeds.add("http", "GET /v1/version HTTP/1.0\r\n\r\nPRI * HTTP/2.0\r\n\r\n");
+    let chunked = "POST /v1/up HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
+    seeds.add("http", chunked);
+    let directory = tempfile::tempdir()?;
+    drop(pdpd::state::State::open(directory.path())?);
+    let connection = directory.path().join("pdpd.sqlite");
+    seeds.add("state", std::fs::read(connection)?);
+    seeds.add("state", "");
+    seeds.add("state", "SQLite format 3\0");
+    Ok(())
+}
+
+/// An archive with all that an image may have, and what it must not.
+fn archive(names: &[(&str, u8, &str, &[u8])]) -> Vec<u8> {
+    let mut tar = Vec::new();
+    for (name, kind, link, content) in names {
+        let mut header = [0u8; 512];
+        header[..name.len()].copy_from_slice(name.as_bytes());
+        header[100..108].copy_from_slice(b"0000755\0");
+        header[108..116].copy_from_slice(b"0000000\0");
+        header[116..124].copy_from_slice(b"0000000\0");
+        header[124..136].copy_from_slice(format!("{:011o}\0", content.len()).as_bytes());
+        header[136..148].copy_from_slice(b"00000000000\0");
+        header[148..156].fill(b' ');
+        header[156] = *kind;
+        header[157..157 + link.len()].copy_from_slice(link.as_bytes());
+        header[257..265].copy_from_slice(b"ustar\x0000");
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        tar.extend(header);
+        tar.extend(*content);
+        tar.resize(tar.len().next_multiple_of(512), 0);
+    }
+    tar.resize(tar.len() + 1024, 0);
+    tar
+}
+
+fn add_images(seeds: &mut Seeds) {
+    let good = archive(&[
+        ("etc/", b'5', "", b""),
+        ("etc/motd", b'0', "", b"hello"),
+        ("etc/link", b'2', "/canary", b""),
+        ("etc/hard", b'1', "etc/motd", b""),
+        ("dev/null", b'3', "", b""),
+        ("pipe", b'6', "", b""),
+    ]);
+    let bad = [
+        archive(&[("../canary", b'0', "", b"x")]),
+        archive(&[("/canary", b'0', "", b"x")]),
+        archive(&[("out", b'2', "/", b""), ("out/canary", b'0', "", b"x")]),
+        archive(&[("out", b'1', "/canary", b""), ("out", b'0', "", b"x")]),
+        archive(&[("a/.wh..", b'0', "", b""), ("a/.wh..wh..opq", b'0', "", b"")]),
+        archive(&[("out", b'2', "/layout", b""), (".wh.out", b'0', "", b"")]),
+        archive(&[("out", b'2', "/", b""), ("out/.wh.canary", b'0', "", b"")]),
+    ];
+    seeds.add("image-layer", counted(&good));
+    for bad in bad {
+        seeds.add("image-layer", [counted(&good), counted(&bad)].concat());
+        seeds.add("image-layer", counted(&bad));
+    }
+    // Of no layers, of one that is there (that of no bytes), and an index in an index.
+    let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    let layer = format!(
+        r#"{{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"sha256:{empty}","size":0}}"#
+    );
+    for layers in [String::new(), layer.clone(), format!("{layer},{layer}")] {
+        let manifest = format!(r#"{{"schemaVersion":2,"config":{layer},"layers":[{layers}]}}"#);
+        seeds.add("image-layout", [&[0], manifest.as_bytes()].concat());
+    }
+    let index = format!(r#"{{"schemaVersion":2,"manifests":[{layer}]}}"#);
+    seeds.add("image-layout", [&[1], index.as_bytes()].concat());
+    let escape = index.replace(empty, "../../canary");
+    seeds.add("image-layout", [&[1], escape.as_bytes()].concat());
+}
+
+fn add_memif(seeds: &mut Seeds) {
+    for start in 0..6u8 {
+        seeds.add("memif-server", [start, 0, 1, 2, 3, 4]);
+        seeds.add("memif-client", [start, 0x11, 1, 2, 3, 4, 0x08, 200]);
+    }
+    // A region of other memory, a ring without a bell, a length of its own.
+    seeds.add("memif-server", [1, 0x11, 2, 0x12, 1, 3, 4]);
+    seeds.add("memif-server", [0, 0, 0x29, 4, 200, 0x2a, 6, 9, 3, 4]);
+    // Descriptors, a head, a look.
+    let mut rings = Vec::new();
+    for slot in 0..4 {
+        rings.extend([2, slot & 1, 64, 0, 0, 64, slot]);
+        rings.extend([3, 0, 0, 8, 0, 96, slot]);
+    }
+    rings.extend([0, 3, 1, 4, 6, 4, 8, 1, 0, 0, 1, 2, 6, 0x10, 1]);
+    seeds.add("memif-rings", rings);
+    seeds.add("memif-rings", [10, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 2, 6]);
+    seeds.add("memif-rings", [0xf4, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 6]);
+}
+
+fn main() -> Result<()> {
+    let mut seeds = Seeds(BTreeMap::new());
+    add_frames(&mut seeds)?;
+    add_messages(&mut seeds)?;
+    add_files(&mut seeds)?;
+    add_images(&mut seeds);
+    add_memif(&mut seeds);
+    add_netlink(&mut seeds)?;
+    seeds.write(&std::env::args().skip(1).collect::<Vec<_>>())
+}

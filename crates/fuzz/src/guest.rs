@@ -1,0 +1,166 @@
+//! The router: hostile frames, and routes that nobody sane would send.
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+
+use pdp_guest::Batch;
+use pdp_guest::router::{Decision, Fib, Forwarder, Frames};
+use pdp_proto::routes::{Hop, Target, ToGuest, Vport};
+
+use crate::input::Input;
+use crate::messages;
+
+/// Vports 0 to 2 are up, 3 is down; no others.
+const UP: std::ops::Range<u16> = 0..3;
+
+/// Frames with what was decided on each.
+#[derive(Clone, Debug, PartialEq)]
+struct List(Vec<(u16, Vec<u8>, Option<Decision>)>);
+
+impl Frames for List {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn vport(&self, frame: usize) -> u16 {
+        self.0[frame].0
+    }
+
+    fn bytes(&self, frame: usize) -> &[u8] {
+        &self.0[frame].1
+    }
+
+    fn bytes_mut(&mut self, frame: usize) -> &mut [u8] {
+        &mut self.0[frame].1
+    }
+
+    fn cut(&mut self, frame: usize, bytes: usize) {
+        assert!(bytes <= self.0[frame].1.len(), "no frame grows");
+        self.0[frame].1.truncate(bytes);
+    }
+
+    fn decide(&mut self, frame: usize, decision: Decision) {
+        assert_eq!(self.0[frame].2.replace(decision), None, "decided once");
+    }
+}
+
+fn fib() -> Fib {
+    let mut fib = Fib::default();
+    let mut tell = |message| fib.apply(message);
+    tell(ToGuest::Begin);
+    tell(ToGuest::Forwarding { v4: true, v6: true });
+    for index in 0..4 {
+        let mac = [2, 0, 0, 0, 0, index as u8];
+        tell(ToGuest::Vport(Vport { index, mac, mtu: 1500, up: UP.contains(&index) }));
+    }
+    let hop = |vport, gateway: &str| Hop {
+        vport,
+        gateway: (!gateway.is_empty()).then(|| gateway.parse().expect("an address")),
+        weight: 1,
+    };
+    let groups = [
+        vec![hop(0, "")],
+        vec![hop(1, "10.1.0.1"), hop(2, "10.2.0.1")],
+        vec![hop(3, "10.3.0.1")],
+        vec![hop(2, "fd00::1"), hop(1, "")],
+    ];
+    for (id, hops) in (0..).zip(groups) {
+        tell(ToGuest::Group { id, hops });
+    }
+    for (prefix, target) in [
+        ("0.0.0.0/0", Target::Group(1)),
+        ("10.0.0.0/8", Target::Group(0)),
+        ("192.168.0.0/16", Target::Group(2)),
+        ("172.16.0.0/12", Target::Drop),
+        ("198.18.0.0/15", Target::Punt),
+        ("::/0", Target::Group(3)),
+        ("2001:db8::/32", Target::Drop),
+    ] {
+        tell(ToGuest::Route { prefix: prefix.parse().expect("a prefix"), target });
+    }
+    for (vport, address) in [(1, "10.1.0.1"), (2, "10.2.0.1"), (2, "fd00::1"), (0, "10.0.0.9")] {
+        let address = address.parse().expect("an address");
+        tell(ToGuest::Neighbour { vport, address, mac: Some([6; 6]) });
+    }
+    tell(ToGuest::Local(IpAddr::from([10, 0, 0, 1])));
+    tell(ToGuest::End);
+    fib
+}
+
+/// A batch of frames: each decided once, out of vports that are up, and as if it were alone.
+pub(crate) fn router(bytes: &[u8]) {
+    thread_local! {
+        static ROUTER: RefCell<(Fib, Forwarder)> = RefCell::new((fib(), Forwarder::default()));
+    }
+    let mut input = Input(bytes);
+    let mut frames = List(Vec::new());
+    while !input.is_empty() && frames.0.len() < Batch::FRAMES_MAX {
+        let vport = input.byte();
+        let mut frame = input.counted().to_vec();
+        // Most are for the router, and have a right checksum: noise hardly ever has.
+        if vport & 0x80 == 0 && frame.len() >= 34 {
+            frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, vport & 3]);
+            let header = 14 + usize::from(frame[14] & 0xf) * 4;
+            if frame[12..14] == [8, 0] && (34..=frame.len()).contains(&header) {
+                frame[24..26].fill(0);
+                let sum = crate::wire::slow_checksum(&frame[14..header]);
+                frame[24..26].copy_from_slice(&sum.to_be_bytes());
+            }
+        }
+        frames.0.push(((vport & 7).into(), frame, None));
+    }
+    let before = frames.clone();
+    ROUTER.with_borrow_mut(|(fib, forwarder)| {
+        forwarder.process(fib, &mut frames);
+        for (frame, before) in frames.0.iter().zip(&before.0) {
+            match frame.2.expect("decided") {
+                Decision::Out(vport) => {
+                    assert!(UP.contains(&vport), "{vport}");
+                    let (sent, came) = (&frame.1, &before.1);
+                    assert!(sent.len() <= came.len() && sent.len() <= 14 + 1500);
+                    assert_eq!(sent[..12], [6, 6, 6, 6, 6, 6, 2, 0, 0, 0, 0, vport as u8]);
+                    let ttl = if sent[12..14] == [8, 0] { 22 } else { 21 };
+                    assert_eq!(sent[ttl], came[ttl] - 1);
+                }
+                Decision::Punt(_) | Decision::Drop(_) => assert_eq!(frame.1, before.1),
+            }
+            let mut alone = List(vec![before.clone()]);
+            forwarder.process(fib, &mut alone);
+            assert_eq!(alone.0[0], *frame, "the same as alone");
+        }
+    });
+}
+
+/// What the mirror may say, in any order: no panic, and tables that still answer.
+pub(crate) fn routes(bytes: &[u8]) {
+    let messages = messages::batch::<ToGuest>(bytes);
+    if messages.is_empty() {
+        return;
+    }
+    let mut fib = Fib::default();
+    let mut named = Vec::new();
+    for message in messages {
+        if let ToGuest::Route { prefix, .. } = &message {
+            named.push(prefix.addr());
+        }
+        fib.apply(message);
+    }
+    let mut forwarder = Forwarder::default();
+    for address in named {
+        fib.resolve(address);
+        let mut frame = vec![0; 60];
+        if let IpAddr::V4(to) = address {
+            frame[12..14].copy_from_slice(&[8, 0]);
+            frame[14..17].copy_from_slice(&[0x45, 0, 0]);
+            frame[17] = 46;
+            frame[22..24].copy_from_slice(&[64, 17]);
+            frame[26..30].copy_from_slice(&[192, 0, 2, 1]);
+            frame[30..34].copy_from_slice(&to.octets());
+            let sum = crate::wire::slow_checksum(&frame[14..34]);
+            frame[24..26].copy_from_slice(&sum.to_be_bytes());
+        }
+        let mut frames = List(vec![(0, frame, None)]);
+        forwarder.process(&mut fib, &mut frames);
+        assert!(frames.0[0].2.is_some());
+    }
+}

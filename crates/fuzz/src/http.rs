@@ -1,0 +1,169 @@
+//! The API: whatever comes on a connection is answered by HTTP, with a problem where it is wrong.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pdp_api::exec::ExecRequest;
+use pdp_api::{
+    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, NodeProcess, Problem, Report,
+    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, Trace, TraceRequest, Version, Vnet,
+    VnetSummary,
+};
+use pdpd::http::{Daemon, ProgressFn, RouteFn};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Bytes on their way, each way.
+const PIPE_BYTES: usize = 1 << 16;
+
+/// Nothing takes as long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A daemon that has nothing and does nothing.
+struct Nothing;
+
+fn nothing<T>() -> Result<T, Problem> {
+    Err(Problem::not_found("nothing"))
+}
+
+impl Daemon for Nothing {
+    fn version(&self) -> Version {
+        Version { version: "0".into(), pid: 1, managed: false }
+    }
+
+    fn doctor(&self) -> Vec<Check> {
+        vec![]
+    }
+
+    fn apply(&self, request: ApplyRequest, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        let _ = pdp_spec::parse(&request.files);
+        nothing()
+    }
+
+    fn up(&self, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn down(&self, _: DownRequest, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn substrate(&self) -> Result<Substrate, Problem> {
+        nothing()
+    }
+
+    fn delete_substrate(&self, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn vnets(&self) -> Result<Vec<VnetSummary>, Problem> {
+        Ok(vec![])
+    }
+
+    fn vnet(&self, _: &str) -> Result<Vnet, Problem> {
+        nothing()
+    }
+
+    fn delete_vnet(&self, _: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn scale(
+        &self,
+        _: &str,
+        _: &str,
+        _: ScaleRequest,
+        _: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn set_link(&self, _: &str, _: &str, _: bool) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn stats(&self, _: StatsQuery) -> Result<Stats, Problem> {
+        nothing()
+    }
+
+    fn routes(&self, _: &str, _: &str, _: RoutesQuery, _: RouteFn<'_>) -> Result<(), Problem> {
+        nothing()
+    }
+
+    fn capture(&self, _: &str, _: &str, _: &str, _: CaptureQuery) -> Result<OwnedFd, Problem> {
+        nothing()
+    }
+
+    fn trace(&self, _: &str, _: &str, _: &str, _: TraceRequest) -> Result<Trace, Problem> {
+        nothing()
+    }
+
+    fn log(&self, _: NodeProcess) -> Result<PathBuf, Problem> {
+        nothing()
+    }
+
+    fn node_log(&self, _: &str, _: &str, _: GuestProcess) -> Result<PathBuf, Problem> {
+        nothing()
+    }
+
+    fn exec(&self, _: &str, _: &str, _: &ExecRequest) -> Result<Command, Problem> {
+        nothing()
+    }
+}
+
+/// Bytes of a client that then says no more.
+pub(crate) fn http(bytes: &[u8]) {
+    thread_local! {
+        static RUNTIME: tokio::runtime::Runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+    }
+    let answer = RUNTIME.with(|runtime| {
+        runtime.block_on(async {
+            let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
+            let (mut read, mut write) = tokio::io::split(ours);
+            let served = pdpd::http::serve_connection(theirs, Arc::new(Nothing));
+            let told = async {
+                let _ = write.write_all(bytes).await;
+                let _ = write.shutdown().await;
+            };
+            let heard = async {
+                let mut answer = Vec::new();
+                let _ = read.read_to_end(&mut answer).await;
+                answer
+            };
+            let all = async { tokio::join!(served, told, heard).2 };
+            tokio::time::timeout(PATIENCE, all).await.expect("an end")
+        })
+    });
+    check_answers(&answer);
+}
+
+/// Every answer is one; failures are problems.
+fn check_answers(mut rest: &[u8]) {
+    while !rest.is_empty() {
+        let end = rest.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole head");
+        let head = std::str::from_utf8(&rest[..end]).expect("text").to_ascii_lowercase();
+        let status = head.strip_prefix("http/1.1 ").or(head.strip_prefix("http/1.0 "));
+        let status: u16 = status.and_then(|rest| rest.get(..3)?.parse().ok()).expect("a status");
+        assert!(status < 500 || status == 503, "{head}");
+        rest = &rest[end + 4..];
+        let Some((_, length)) = head.split_once("content-length: ") else { return };
+        let digits = length.split("\r\n").next().expect("a line");
+        let length: usize = digits.parse().expect("a number");
+        // The answer to HEAD has none of the bytes that it says there are.
+        let Some((body, after)) = rest.split_at_checked(length) else { return };
+        let is_http = |bytes: &[u8]| bytes.starts_with(b"HTTP/1.");
+        if length > 0 && is_http(body) {
+            continue;
+        }
+        if status >= 400 && length > 0 {
+            let problem: Result<Problem, _> = serde_json::from_slice(body);
+            assert!(problem.is_ok(), "{head}: {}", String::from_utf8_lossy(body));
+        }
+        rest = after;
+    }
+}

@@ -1,0 +1,194 @@
+//! OCI image layouts: nothing is written outside an image's directory.
+//!
+//! Unpacked in a mount namespace of a thread's own, below a small file system in memory that is all
+//! that the thread sees: were there a way out of the directory, it would not lead to this machine.
+//! Needs root.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{chdir, chroot};
+use pdp_container::{UserRange, image};
+use sha2::{Digest, Sha256};
+
+use crate::input::Input;
+
+const USERS: UserRange = UserRange { base: 900_000, length: 65_536 };
+
+/// Bytes of the file system in memory.
+const DISK: &str = "size=16m,nr_inodes=4096,mode=0755";
+
+/// What must stay as it is.
+const CANARY: &str = "/canary";
+
+/// An image layout as files below one directory.
+type Files = Vec<(String, Vec<u8>)>;
+
+/// The thread that sees nothing but its own small root.
+struct Cell {
+    jobs: Sender<Files>,
+    done: Receiver<Result<(), String>>,
+}
+
+impl Cell {
+    fn new() -> Self {
+        let (jobs, todo) = channel::<Files>();
+        let (tell, done) = channel();
+        std::thread::spawn(move || {
+            enter().expect("root, and a kernel with mount namespaces");
+            for files in todo {
+                let result = std::panic::catch_unwind(|| unpack(&files));
+                let result = result.unwrap_or_else(|_| Err("panicked".into()));
+                if tell.send(result).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { jobs, done }
+    }
+}
+
+fn enter() -> nix::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    mount(Some("tmpfs"), "/mnt", Some("tmpfs"), MsFlags::empty(), Some(DISK))?;
+    chroot("/mnt")?;
+    chdir("/")
+}
+
+fn feed(files: Files) {
+    thread_local! {
+        static CELL: Cell = Cell::new();
+    }
+    let result = CELL.with(|cell| {
+        cell.jobs.send(files).expect("the thread lives");
+        cell.done.recv().expect("the thread lives")
+    });
+    result.unwrap_or_else(|broken| panic!("{broken}"));
+}
+
+fn write(path: &Path, bytes: &[u8]) {
+    fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
+    fs::write(path, bytes).expect("room");
+}
+
+/// Unpacks twice, and looks at what is there then.
+fn unpack(files: &Files) -> Result<(), String> {
+    let layout = Path::new("/layout");
+    for (name, bytes) in files {
+        write(&layout.join(name), bytes);
+    }
+    write(Path::new(CANARY), b"sings");
+    let unpacked = image::unpack(layout, None, USERS, Path::new("/images"));
+    let again = image::unpack(layout, None, USERS, Path::new("/images"));
+    let result = verify(files, unpacked.is_ok(), again.is_ok());
+    for directory in ["/layout", "/images"] {
+        let _ = fs::remove_dir_all(directory);
+    }
+    result
+}
+
+fn verify(files: &Files, unpacked: bool, again: bool) -> Result<(), String> {
+    if unpacked != again {
+        return Err(format!("once {unpacked}, then {again}"));
+    }
+    let mut names = names(Path::new("/"))?;
+    names.retain(|name| name != "images");
+    if names != ["canary", "layout"] {
+        return Err(format!("outside the image there are {names:?}"));
+    }
+    if fs::read(CANARY).ok().as_deref() != Some(b"sings") {
+        return Err("a file outside was changed".into());
+    }
+    for (name, bytes) in files {
+        if fs::read(Path::new("/layout").join(name)).ok().as_ref() != Some(bytes) {
+            return Err(format!("{name} of the layout was changed"));
+        }
+    }
+    let images =
+        if Path::new("/images").exists() { self::names(Path::new("/images"))? } else { vec![] };
+    if images.len() != usize::from(unpacked) || images.iter().any(|name| name.ends_with(".part")) {
+        return Err(format!("unpacked: {unpacked}, and there are {images:?}"));
+    }
+    for name in images {
+        whole(&Path::new("/images").join(name))?;
+    }
+    Ok(())
+}
+
+fn names(directory: &Path) -> Result<Vec<String>, String> {
+    let entries = fs::read_dir(directory).map_err(|error| format!("{directory:?}: {error}"))?;
+    let mut names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Nothing in an image is a device, or of a user of the machine's.
+fn whole(path: &Path) -> Result<(), String> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let meta = path.symlink_metadata().map_err(|error| format!("{path:?}: {error}"))?;
+    let kind = meta.file_type();
+    if kind.is_block_device() || kind.is_char_device() {
+        return Err(format!("{path:?} is a device"));
+    }
+    let users = USERS.base..USERS.base + USERS.length;
+    if !users.contains(&meta.uid()) || !users.contains(&meta.gid()) {
+        return Err(format!("{path:?} is of user {}:{}", meta.uid(), meta.gid()));
+    }
+    if meta.is_dir() {
+        let entries = fs::read_dir(path).map_err(|error| format!("{path:?}: {error}"))?;
+        let paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.iter().try_for_each(|path| whole(path))?;
+    }
+    Ok(())
+}
+
+fn blob(files: &mut Files, kind: &str, bytes: &[u8]) -> serde_json::Value {
+    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    files.push((format!("blobs/sha256/{hex}"), bytes.to_vec()));
+    serde_json::json!({
+        "mediaType": format!("application/vnd.oci.image.{kind}"),
+        "digest": format!("sha256:{hex}"),
+        "size": bytes.len(),
+    })
+}
+
+/// An index of one manifest.
+fn index(files: &mut Files, manifest: &[u8]) {
+    let manifest = blob(files, "manifest.v1+json", manifest);
+    let index = serde_json::json!({ "schemaVersion": 2, "manifests": [manifest] });
+    files.push(("index.json".into(), index.to_string().into_bytes()));
+}
+
+/// Up to four layers, in a layout that is right.
+pub(crate) fn layer(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let (mut files, mut layers) = (Files::new(), Vec::new());
+    while !input.is_empty() && layers.len() < 4 {
+        let layer = input.counted();
+        layers.push(blob(&mut files, "layer.v1.tar", layer));
+    }
+    let config = blob(&mut files, "config.v1+json", b"{}");
+    let manifest = serde_json::json!({ "schemaVersion": 2, "config": config, "layers": layers });
+    index(&mut files, manifest.to_string().as_bytes());
+    feed(files);
+}
+
+/// A manifest in an index that is right, or an index.
+pub(crate) fn layout(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let mut files = Files::new();
+    let what = input.byte();
+    blob(&mut files, "layer.v1.tar", b"");
+    if what & 1 == 0 {
+        index(&mut files, input.0);
+    } else {
+        files.push(("index.json".into(), input.0.to_vec()));
+    }
+    feed(files);
+}

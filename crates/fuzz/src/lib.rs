@@ -1,0 +1,98 @@
+//! Hostile bytes for everything that reads what others wrote.
+//!
+//! A [`Target`] feeds bytes to one thing and panics if that breaks a promise: not only that it does
+//! not panic itself, but that lengths stay inside, that what is read is written back the same, that
+//! two ways to one result agree. `tests/bounded.rs` runs every target on its corpus and on
+//! mutations of it; `make fuzz` runs them for long, guided by coverage.
+//!
+//! Limits: an input is at most [`Target::bytes_max`] long; what is longer is cut.
+
+mod guest;
+mod http;
+mod image;
+mod input;
+mod memif;
+mod messages;
+mod mirror;
+pub mod mutate;
+mod mux;
+mod runtime;
+mod spec;
+mod state;
+mod wire;
+
+use std::path::{Path, PathBuf};
+
+/// What is fed, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, and its corpus's.
+    pub name: &'static str,
+    /// Longest input.
+    pub bytes_max: usize,
+    /// Feeds an input. Panics if a promise is broken.
+    pub run: fn(&[u8]),
+}
+
+/// Longest input of a target that reads one frame.
+const FRAME: usize = 2048;
+
+/// Longest input of a target that reads several things one after the other.
+const SEQUENCE: usize = 8192;
+
+macro_rules! targets {
+    ($($name:literal, $bytes_max:expr, $run:path;)*) => {
+        &[$(Target { name: $name, bytes_max: $bytes_max, run: $run }),*]
+    };
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = targets! {
+    "ethernet", FRAME, wire::ethernet;
+    "ipv4", FRAME, wire::ipv4;
+    "ipv6", FRAME, wire::ipv6;
+    "udp", FRAME, wire::udp;
+    "vxlan", 64, wire::vxlan;
+    "tag", 64, wire::tag;
+    "checksum", FRAME, wire::checksum;
+    "flow", FRAME, wire::flow;
+    "outer", FRAME, wire::outer;
+    "encapsulate", FRAME, wire::encapsulate;
+    "classify", FRAME, mux::classify;
+    "vnet-check", SEQUENCE, mux::vnet_check;
+    "worker", SEQUENCE, mux::worker;
+    "capture", SEQUENCE, mux::capture;
+    "router", SEQUENCE, guest::router;
+    "guest-runtime", SEQUENCE, runtime::guests;
+    "routes-to-guest", SEQUENCE, guest::routes;
+    "routes-from-guest", SEQUENCE, messages::routes_from_guest;
+    "channel", SEQUENCE, messages::channel;
+    "exec-frames", SEQUENCE, messages::exec_frames;
+    "netlink", SEQUENCE, mirror::netlink;
+    "memif-server", SEQUENCE, memif::server;
+    "memif-client", SEQUENCE, memif::client;
+    "memif-rings", SEQUENCE, memif::rings;
+    "spec", SEQUENCE, spec::spec;
+    "pcap", SEQUENCE, spec::pcap;
+    "http", SEQUENCE, http::http;
+    "image-layer", 1 << 16, image::layer;
+    "image-layout", SEQUENCE, image::layout;
+    "state", 1 << 16, state::state;
+};
+
+impl Target {
+    /// The target of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        TARGETS.iter().find(|target| target.name == name).copied()
+    }
+
+    /// Feeds an input, cut to the longest.
+    pub fn feed(&self, bytes: &[u8]) {
+        (self.run)(&bytes[..bytes.len().min(self.bytes_max)]);
+    }
+
+    /// The directory of its corpus.
+    pub fn corpus(&self) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(self.name)
+    }
+}

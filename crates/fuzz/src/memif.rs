@@ -1,0 +1,243 @@
+//! memif: a client that lies, a server that lies, and memory that says what it likes.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pdp_memif::{Client, Connection, Fault, Link, Listener, Settings};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
+use crate::input::Input;
+use raw::{RING_LOG2, SIZE, SLOTS, Said, TO_CLIENT, TO_SERVER, eventfd, honest, say, tell};
+
+#[path = "../../memif/tests/common/mod.rs"]
+#[allow(dead_code)]
+mod common;
+#[path = "../../memif/tests/common/raw.rs"]
+#[allow(dead_code)]
+mod raw;
+
+/// Messages of one client or server.
+const MESSAGES_MAX: usize = 24;
+
+/// Rings small enough that a fuzzer fills them.
+const SMALL: Settings =
+    Settings { ring_log2: 3, buffer_bytes: 128, headroom_bytes: 64, buffers: 80 };
+
+struct Place {
+    _directory: tempfile::TempDir,
+    path: PathBuf,
+    listener: Listener,
+}
+
+thread_local! {
+    static PLACE: Place = {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("memif.sock");
+        let listener = Listener::bind(&path).expect("a socket");
+        Place { _directory: directory, path, listener }
+    };
+    static SPACE: RefCell<Vec<u8>> = RefCell::new(vec![0; 1 << 17]);
+}
+
+/// One message of 0 to 256 bytes: an honest one, changed or cut, or noise.
+fn message(input: &mut Input<'_>, honest: &[Said], memory: &OwnedFd) -> Said {
+    let which = input.byte();
+    let mut said = match honest.get(usize::from(which & 7)) {
+        Some(said) => said.clone(),
+        None => Said { bytes: vec![0; 128], fds: vec![] },
+    };
+    for _ in 0..which >> 5 {
+        let (at, value) = (input.byte(), input.byte());
+        if let Some(byte) = said.bytes.get_mut(usize::from(at)) {
+            *byte = value;
+        }
+    }
+    match which >> 3 & 3 {
+        1 => said.bytes.resize(input.byte().into(), 0),
+        2 => {
+            said.fds = match input.byte() % 4 {
+                0 => vec![],
+                1 => vec![Arc::new(eventfd())],
+                2 => vec![Arc::new(memory.try_clone().expect("a descriptor"))],
+                _ => vec![Arc::new(eventfd()), Arc::new(eventfd())],
+            }
+        }
+        _ => {}
+    }
+    if said.bytes.is_empty() {
+        said.bytes.push(0); // no bytes are how a socket ends
+    }
+    said
+}
+
+/// All that a mux does with a connection, once.
+fn exercise(server: &mut Connection) -> Result<(), Fault> {
+    SPACE.with_borrow_mut(|space| {
+        let count = server.rx.peek(32)?;
+        assert!(count <= 32);
+        for number in 0..count {
+            let length = server.rx.frame_len(number);
+            assert!(length <= SIZE as usize * pdp_memif::CHAIN_SLOTS_MAX);
+            let kept = length.min(space.len());
+            assert_eq!(server.rx.copy_out(number, &mut space[..kept]), kept);
+            server.rx.metadata(number);
+        }
+        server.rx.release(count);
+        assert!(server.tx.room()? <= usize::from(u16::MAX));
+        for length in [0, 60, 1500, 9000] {
+            server.tx.push(1, &space[..length])?;
+        }
+        server.rx.arm();
+        server.rx.disarm();
+        server.tx.flush()
+    })
+}
+
+/// A client that says what it likes. It ends with a refusal, or with a connection whose rings hold.
+pub(crate) fn server(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let (honest, memory) = honest();
+    let mut said = Vec::new();
+    // Some of it honest, so that the rest gets somewhere.
+    let start = usize::from(input.byte() % 6);
+    said.extend(honest.iter().take(start).cloned());
+    while !input.is_empty() && said.len() < MESSAGES_MAX {
+        said.push(message(&mut input, &honest, &memory));
+    }
+    PLACE.with(|place| {
+        let (_socket, connection) = tell(&place.listener, &place.path, &said);
+        if let Ok(mut connection) = connection {
+            for name in [&connection.name, &connection.interface_name] {
+                assert!(name.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{name:?}");
+            }
+            let _ = exercise(&mut connection);
+            let _ = connection.control.check();
+        }
+    });
+}
+
+/// Memory that a client writes to between a server's looks: a fault, or frames inside bounds.
+pub(crate) fn rings(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let (said, memory) = honest();
+    PLACE.with(|place| {
+        let (_socket, connection) = tell(&place.listener, &place.path, &said);
+        let mut server = connection.expect("an honest client");
+        for _ in 0..64 {
+            if input.is_empty() {
+                break;
+            }
+            let what = input.byte();
+            let ring = if what & 1 == 0 { TO_SERVER } else { TO_CLIENT };
+            match what >> 1 & 3 {
+                0 => raw::set_head(&memory, ring, input.byte().into()),
+                1 => {
+                    let tame = what & 8 == 0;
+                    let flags = input.byte().into();
+                    let region = if tame { 0 } else { input.word() };
+                    let (length, offset) = match tame {
+                        true => (input.word().into(), input.word().into()),
+                        false => (input.long(), input.long()),
+                    };
+                    let slot = input.byte().into();
+                    raw::set_descriptor(&memory, ring, slot, (flags, region, length, offset));
+                }
+                2 => {
+                    let at = ring + u64::from(input.word()) % (128 + 16 * u64::from(SLOTS));
+                    raw::write(&memory, at, input.take(usize::from(what >> 4)));
+                }
+                _ => {
+                    if exercise(&mut server).is_err() {
+                        return; // the mux ends it
+                    }
+                }
+            }
+        }
+        let _ = exercise(&mut server);
+    });
+}
+
+/// A server that says and writes what it likes: the client leaves it, and loses no buffer.
+pub(crate) fn client(bytes: &[u8]) {
+    thread_local! {
+        static SERVER: (tempfile::TempDir, PathBuf, OwnedFd) = {
+            let directory = tempfile::tempdir().expect("a directory");
+            let path = directory.path().join("memif.sock");
+            let listener = listen(&path);
+            (directory, path, listener)
+        };
+    }
+    let mut input = Input(bytes);
+    SERVER.with(|(_, path, listener)| {
+        let mut client = Client::new(path, 3, "fuzz", SMALL).expect("memory");
+        client.poll();
+        let Ok(peer) = rustix::net::accept(listener) else { return };
+        let mut bufs = Vec::new();
+        for message in honest_server(usize::from(input.byte() % 6)) {
+            say(&peer, &message);
+            client.poll();
+        }
+        for _ in 0..MESSAGES_MAX {
+            if input.is_empty() {
+                break;
+            }
+            let mut message = Said { bytes: vec![0; 128], fds: vec![] };
+            let which = input.byte();
+            message.bytes[0] = which % 10;
+            let fields = input.take(usize::from(which >> 4) * 4);
+            message.bytes[2..2 + fields.len()].copy_from_slice(fields);
+            if which & 8 != 0 {
+                message.bytes.truncate(usize::from(input.byte()).max(1));
+            }
+            if !say(&peer, &message) {
+                break;
+            }
+            client.poll();
+            client.receive(&mut bufs, 8);
+            bufs.drain(..).for_each(|buf| client.free(buf));
+            if let Some(mut buf) = client.alloc() {
+                buf.set_len(60);
+                if let Err(buf) = client.send(buf) {
+                    client.free(buf);
+                }
+            }
+            client.flush();
+        }
+        drop(peer);
+        // Not connected any more: whatever was in rings is back.
+        while client.poll() == Link::Up {}
+        let all: Vec<_> = std::iter::from_fn(|| client.alloc()).collect();
+        assert_eq!(all.len(), SMALL.buffers as usize, "no buffer is lost");
+        all.into_iter().for_each(|buf| client.free(buf));
+        // It may have begun to connect again.
+        while rustix::net::accept(listener).is_ok() {}
+    });
+}
+
+fn listen(path: &Path) -> OwnedFd {
+    let flags = rustix::net::SocketFlags::NONBLOCK;
+    let kind = SocketType::SEQPACKET;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).expect("a socket");
+    let address = SocketAddrUnix::new(path).expect("a short path");
+    rustix::net::bind(&socket, &address).expect("a free path");
+    rustix::net::listen(&socket, 64).expect("a socket that listens");
+    socket
+}
+
+/// What an honest server says: hello, an acknowledgement of each message, connected.
+fn honest_server(count: usize) -> Vec<Said> {
+    let bare = |kind: u16| raw::bare(kind);
+    let mut hello = bare(2);
+    let fields = [0x0200u16, 0x0200, 15, 0, 0];
+    let fields = fields.iter().flat_map(|field| field.to_le_bytes());
+    hello.bytes.splice(34..44, fields);
+    hello.bytes[44] = RING_LOG2;
+    let mut said = vec![hello];
+    said.extend((0..4).map(|_| bare(1)));
+    said.push(bare(7));
+    said.truncate(count + 1);
+    said
+}

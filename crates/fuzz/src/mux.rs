@@ -1,0 +1,475 @@
+//! The data plane: frames from outside, and peers that break the contract.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use pdp_afxdp::Packet;
+use pdp_memif::{Client, Connection, Control, Listener, Settings};
+use pdp_mux::capture::{channel, write};
+use pdp_mux::classify::{PortRef, Table};
+use pdp_mux::core::Core;
+use pdp_mux::encapsulate::{Outside, Way};
+use pdp_mux::external::{External, PATH_FRAMES, Path};
+use pdp_mux::packets::Packets;
+use pdp_mux::peer::Link;
+use pdp_mux::underlay::NextHop;
+use pdp_mux::vnet::{Vnet as Live, Who};
+use pdp_mux::wake::Wake;
+use pdp_mux::worker::Worker;
+use pdp_proto::mux::*;
+use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+use pdp_wire::{outer, vxlan};
+use rtrb::{Consumer, RingBuffer};
+
+use crate::input::Input;
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// Packets of the worker.
+const PACKETS: usize = 2048;
+
+/// What a fuzzed worker is told to do, one after the other.
+const STEPS_MAX: usize = 64;
+
+/// Small, so that rings run full.
+const PEER: Settings =
+    Settings { ring_log2: 5, buffer_bytes: 2048, headroom_bytes: 64, buffers: 128 };
+
+fn vxlan_tunnel(vni: u32) -> Encapsulation {
+    let (local, remote) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    Encapsulation::Vxlan { local, remote, port: 4789, vni }
+}
+
+fn tunnels() -> Vec<Encapsulation> {
+    let six = |last| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]);
+    let four = |last| IpAddr::from([10, 0, 0, last]);
+    let udp =
+        |local, remote| Encapsulation::Udp { local, remote, local_port: 7001, remote_port: 7000 };
+    vec![
+        vxlan_tunnel(5),
+        vxlan_tunnel(6),
+        Encapsulation::Vxlan { local: six(1), remote: six(2), port: 4789, vni: 5 },
+        udp(four(1), four(2)),
+        udp(six(1), six(2)),
+    ]
+}
+
+/// The headers that the other end of a tunnel sends.
+fn headers(by: &Encapsulation) -> outer::Template {
+    match *by {
+        Encapsulation::Vxlan { local, remote, port, vni } => {
+            outer::Template::new(remote, local, [50_000, port], &vxlan::emit(vni))
+        }
+        Encapsulation::Udp { local, remote, local_port, remote_port } => {
+            outer::Template::new(remote, local, [remote_port, local_port], &[])
+        }
+        Encapsulation::Interface => None,
+    }
+    .expect("a tunnel")
+}
+
+/// Makes a frame's IPv4 header checksum right: noise hardly ever has it so.
+fn repair(frame: &mut [u8]) {
+    let header = 14 + usize::from(frame.get(14).unwrap_or(&0) & 0xf) * 4;
+    if header >= 34 && header <= frame.len() && frame[12..14] == [8, 0] {
+        frame[24..26].fill(0);
+        let sum = crate::wire::slow_checksum(&frame[14..header]);
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    }
+}
+
+/// The same frame is the same port's twice, with an inner frame inside; and only a frame whose
+/// headers say so is a tunnel's.
+pub(crate) fn classify(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let what = input.byte();
+    let mut frame = input.0.to_vec();
+    if what & 1 == 0 {
+        repair(&mut frame);
+    }
+    if what & 2 == 0 && frame.len() >= 6 {
+        frame[..6].copy_from_slice(&MAC);
+    }
+    let mut table = Table::new((what & 4 == 0).then_some(MAC));
+    let reference = |port| PortRef { worker: 0, vnet: 0, port, generation: 1 };
+    let tunnels = tunnels();
+    for (number, tunnel) in (0..).zip(&tunnels) {
+        assert_eq!(table.insert(tunnel, reference(number)), Ok(()));
+    }
+    let whole = tunnels.len() as u16;
+    if what & 8 == 0 {
+        assert_eq!(table.insert(&Encapsulation::Interface, reference(whole)), Ok(()));
+    }
+    let found = table.classify(&frame);
+    assert_eq!(table.classify(&frame), found);
+    let Ok((port, inner)) = found else { return };
+    assert!(inner.start <= inner.end && inner.end <= frame.len());
+    if port.port == whole {
+        return assert_eq!(inner, 0..frame.len());
+    }
+    // What the tunnel's other end writes before this inner frame, but for what is free: link
+    // addresses, source port, lengths, options, hop limits, reserved bits.
+    let (local, remote, port, key) = match tunnels[usize::from(port.port)] {
+        Encapsulation::Vxlan { local, remote, port, vni } => (local, remote, port, Err(vni)),
+        Encapsulation::Udp { local, remote, local_port, remote_port } => {
+            (local, remote, local_port, Ok(remote_port))
+        }
+        Encapsulation::Interface => unreachable!("not among the tunnels"),
+    };
+    let udp = inner.start - if key.is_err() { 16 } else { 8 };
+    assert_eq!(frame[udp + 2..udp + 4], port.to_be_bytes());
+    match key {
+        Ok(remote_port) => assert_eq!(frame[udp..udp + 2], remote_port.to_be_bytes()),
+        Err(vni) => assert_eq!(frame[udp + 12..udp + 15], vni.to_be_bytes()[1..]),
+    }
+    match (local, remote) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => {
+            assert_eq!(frame[26..34], [remote.octets(), local.octets()].concat());
+        }
+        (IpAddr::V6(local), IpAddr::V6(remote)) => {
+            assert_eq!(frame[22..54], [remote.octets(), local.octets()].concat());
+        }
+        _ => unreachable!("one family"),
+    }
+}
+
+/// What pdpd may ask for: refused, or made.
+pub(crate) fn vnet_check(bytes: &[u8]) {
+    let Ok(vnet) = serde_json::from_slice::<Vnet>(bytes) else { return };
+    let checked = pdp_mux::check::check(&vnet);
+    assert_eq!(pdp_mux::check::check(&vnet), checked);
+    if let Err(error) = checked {
+        return assert!(!error.is_empty());
+    }
+    let live = Live::new(&vnet, 0, 0, |_, _| None);
+    let stats = live.stats();
+    assert_eq!(stats.nodes.len(), vnet.nodes.len());
+    for node in &vnet.nodes {
+        assert_eq!(stats.nodes[&node.name].ports.len(), node.ports.len());
+    }
+}
+
+/// Frames into a capture are the frames in its file, cut.
+pub(crate) fn capture(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let snap = u32::from(input.word());
+    let (mut sink, source) = channel(snap);
+    let mut kept = Vec::new();
+    while !input.is_empty() {
+        let frame = input.counted();
+        if sink.offer(1, frame) {
+            let cut = if snap == 0 { frame.len() } else { frame.len().min(snap as usize) };
+            kept.push((frame[..cut].to_vec(), frame.len() as u32));
+        }
+    }
+    drop(sink);
+    let memory = rustix::fs::memfd_create("capture", rustix::fs::MemfdFlags::CLOEXEC);
+    let memory = memory.expect("memory");
+    let mut file = File::from(memory.try_clone().expect("a descriptor"));
+    write(source, memory).expect("room");
+    let mut written = Vec::new();
+    file.rewind().expect("a file");
+    file.read_to_end(&mut written).expect("a file");
+    let mut reader = pcap_file::pcap::PcapReader::new(&written[..]).expect("a header");
+    let mut read = Vec::new();
+    while let Some(packet) = reader.next_raw_packet() {
+        let packet = packet.expect("a frame");
+        read.push((packet.data.to_vec(), packet.orig_len));
+    }
+    assert_eq!(read, kept);
+}
+
+/// A worker with one interface that lasts; a vnet each input.
+struct Bench {
+    worker: Worker,
+    line: Consumer<Packet>,
+    hop: Arc<NextHop>,
+    listener: Listener,
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+    _commands: mpsc::SyncSender<pdp_mux::worker::Command>,
+    _dropped: mpsc::Receiver<pdp_mux::core::Dropped>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (_pool, parts) = Packets::pool(1, PACKETS).expect("memory");
+        let packets = parts.into_iter().next().expect("one part");
+        let wake = Arc::new(Wake::new().expect("an eventfd"));
+        let (dropped, ended) = mpsc::channel();
+        let core = Core::new(packets, dropped, wake.clone()).expect("an epoll");
+        let (commands, obeyed) = mpsc::sync_channel(1);
+        let mut worker = Worker::new(0, core, vec![None], obeyed, wake.clone()).expect("a worker");
+        let (port, line) = RingBuffer::new(PATH_FRAMES);
+        let mut card = External::new("A".into(), MAC, 1500);
+        card.add_path(Path::new(port, wake));
+        worker.core.externals.push(Some(card));
+        let mut table = Table::new(Some(MAC));
+        let reference = PortRef { worker: 0, vnet: 0, port: 0, generation: 7 };
+        table.insert(&vxlan_tunnel(5), reference).expect("free");
+        worker.classifier = Arc::new(vec![table]);
+        let hop = Arc::new(NextHop::default());
+        hop.resolve(Some([9; 6]));
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("memif.sock");
+        let listener = Listener::bind(&path).expect("a socket");
+        Self {
+            worker,
+            line,
+            hop,
+            listener,
+            path,
+            _directory: directory,
+            _commands: commands,
+            _dropped: ended,
+        }
+    }
+
+    fn attach(&mut self, node: &str, who: Who) -> (Client, Control) {
+        let mut client = Client::new(&self.path, 0, "fuzz", PEER).expect("memory");
+        client.poll();
+        let mut handshake = self.listener.accept().expect("a socket").expect("a client");
+        let connection = loop {
+            if let Some(connection) = handshake.poll(|_| true).expect("an honest client") {
+                break connection;
+            }
+            client.poll();
+        };
+        while client.poll() != pdp_memif::Link::Up {}
+        let Connection { tx, rx, control, .. } = connection;
+        let link = Link::new(tx, rx, 1);
+        let done = self.worker.change(0, |vnet, core| vnet.attach(node, who, 0, link, core));
+        assert_eq!(done, Some(true));
+        (client, control)
+    }
+
+    fn refused(&mut self) -> u64 {
+        let stats = self.worker.core.external(0).expect("it is there").stats();
+        stats.dropped.values().sum()
+    }
+
+    /// A frame arrives on the interface; false if it is longer than a packet.
+    fn arrive(&mut self, frame: &[u8]) -> bool {
+        let mut packet = self.worker.core.packets.take().expect("a packet");
+        if packet.set_len(frame.len()).is_none() {
+            self.worker.core.packets.give(packet);
+            return false;
+        }
+        packet.bytes_mut().copy_from_slice(frame);
+        self.worker.classify(0, &mut vec![packet]);
+        true
+    }
+
+    /// Frames that left since.
+    fn left(&mut self) -> u64 {
+        let mut count = 0;
+        while let Ok(packet) = self.line.pop() {
+            assert!(packet.bytes().len() <= 14 + 1500);
+            assert_eq!(packet.bytes()[..12], [[9; 6], MAC].concat());
+            self.worker.core.packets.give(packet);
+            count += 1;
+        }
+        count
+    }
+}
+
+/// The router r1 between a tunnel and the host h1, with one guest on the runtime.
+fn vnet() -> Vnet {
+    let port = |index| Port { name: format!("eth{index}"), mac: [2, 0, 0, 0, 1, index], mtu: 1500 };
+    let none = Rate { bps: 0, pps: 0 };
+    let guest = Guest {
+        number: 0,
+        socket: PathBuf::new(),
+        attach: Attach::Runtime,
+        weight: 1000,
+        leaving: false,
+    };
+    let router = Router {
+        guests: vec![guest],
+        policy: Policy::Flow,
+        flow: FlowKey::Ip,
+        punt_filters: vec![PuntFilter {
+            matches: vec![Match { offset: 12, value: vec![8, 6], mask: vec![0xff, 0xff] }],
+            class: 1,
+        }],
+        punt_limits: [none; 3],
+    };
+    let node = |name: &str, ports: Vec<Port>, router| Node {
+        name: name.into(),
+        ports,
+        tap_socket: PathBuf::new(),
+        router,
+    };
+    let end = |node: &str, port| End::Port { node: node.into(), port };
+    let vlink = |name: &str, a, b| Vlink {
+        name: name.into(),
+        a,
+        b,
+        rate_bps: None,
+        queue_frames: 8,
+        up: true,
+    };
+    Vnet {
+        name: "red".into(),
+        police: None,
+        nodes: vec![
+            node("r1", vec![port(0), port(1)], Some(router)),
+            node("h1", vec![port(0)], None),
+        ],
+        vlinks: vec![
+            vlink(
+                "left",
+                End::External { interface: "A".into(), by: vxlan_tunnel(5) },
+                end("r1", 0),
+            ),
+            vlink("right", end("r1", 1), end("h1", 0)),
+        ],
+    }
+}
+
+/// A tag, or some other word.
+fn word(input: &mut Input<'_>) -> u32 {
+    let what = input.byte();
+    let verdict = match what & 7 {
+        0 | 1 => Verdict::Out,
+        2 => Verdict::Punt(PuntClass::ALL[usize::from(what >> 3 & 1)]),
+        3 => Verdict::Drop(GuestDrop::ALL[usize::from(what >> 3 & 3)]),
+        4 => Verdict::Kept,
+        5 => Verdict::Deliver,
+        _ if what & 0xc0 == 0 => return input.long(),
+        _ => Verdict::Out,
+    };
+    let vport = if what & 0x20 == 0 { what >> 4 & 1 } else { input.byte() };
+    Tag { verdict, vport, last: what & 0x40 != 0, trace: 0 }.emit()
+}
+
+fn send(client: &mut Client, word: u32, frame: &[u8]) {
+    let Some(mut buf) = client.alloc() else { return };
+    if buf.set_len(frame.len()) {
+        client.bytes_mut(&mut buf).copy_from_slice(frame);
+        buf.set_metadata(word);
+        match client.send(buf) {
+            Ok(()) => client.flush(),
+            Err(buf) => client.free(buf),
+        }
+    } else {
+        client.free(buf);
+    }
+}
+
+/// What has come; each frame with its word.
+fn receive(client: &mut Client) -> Vec<(Tag, Vec<u8>)> {
+    let mut bufs = Vec::new();
+    client.receive(&mut bufs, 64);
+    let mut frames = Vec::new();
+    for buf in bufs {
+        let tag = Tag::parse(buf.metadata()).expect("the mux's tag");
+        assert_eq!(tag.verdict, Verdict::Deliver);
+        frames.push((tag, client.bytes(&buf).to_vec()));
+        client.free(buf);
+    }
+    client.flush();
+    frames
+}
+
+/// Every node's sum: what came in or was made equals what ended and what is on its way.
+fn assert_adds_up(stats: &VnetStats) {
+    for (name, node) in &stats.nodes {
+        let ports = node.ports.values();
+        let came: u64 = ports.clone().map(|port| port.received + port.made).sum();
+        let ended =
+            |p: &PortStats| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>();
+        let ended: u64 = ports.map(ended).sum();
+        assert_eq!(came, ended + node.in_flight, "{name}: {node:#?}");
+    }
+}
+
+/// Frames from outside, from TAPs and from a guest, in any order and with any tag: all are
+/// accounted for, and no packet is lost.
+pub(crate) fn worker(bytes: &[u8]) {
+    thread_local! {
+        static BENCH: RefCell<Bench> = RefCell::new(Bench::new());
+    }
+    BENCH.with_borrow_mut(|bench| run(bench, Input(bytes)));
+}
+
+fn run(bench: &mut Bench, mut input: Input<'_>) {
+    let hop = bench.hop.clone();
+    let live = Live::new(&vnet(), 0, 7, |number, end| match end {
+        End::External { by, .. } => Outside::new(0, number, by, || hop.clone()).map(Way::Outside),
+        End::Port { .. } => None,
+    });
+    bench.worker.replace(0, |_, _| Some(live));
+    let mut peers = [
+        bench.attach("h1", Who::Tap),
+        bench.attach("r1", Who::Guest(0)),
+        bench.attach("r1", Who::Tap),
+    ];
+    let template = headers(&vxlan_tunnel(5));
+    let refused = bench.refused();
+    let (mut fed, mut left) = (0, 0);
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        let what = input.byte();
+        let [h1, guest, tap] = &mut peers;
+        match what & 7 {
+            0 => fed += u64::from(bench.arrive(input.counted())),
+            1 => {
+                let mut frame = vec![0; template.len()];
+                frame.extend(input.counted());
+                if template.write(&mut frame, MAC, [9; 6], None).is_some() {
+                    fed += u64::from(bench.arrive(&frame));
+                }
+            }
+            2 => send(&mut h1.0, word(&mut input), input.counted()),
+            3 => send(&mut guest.0, word(&mut input), input.counted()),
+            4 => send(&mut tap.0, word(&mut input), input.counted()),
+            5 => {
+                for (tag, frame) in receive(&mut guest.0) {
+                    assert!(tag.vport < 2 && frame.len() <= 14 + 1500);
+                    let tag =
+                        Tag { verdict: Verdict::Out, vport: 1 - tag.vport, last: true, ..tag };
+                    send(&mut guest.0, tag.emit(), &frame);
+                }
+            }
+            6 => {
+                for (client, _) in [h1, tap] {
+                    receive(client);
+                }
+            }
+            _ => {
+                bench.worker.round();
+            }
+        }
+        left += bench.left();
+        if what & 0x80 != 0 {
+            bench.worker.round();
+        }
+    }
+    for _ in 0..8 {
+        bench.worker.round();
+        left += bench.left();
+    }
+    let stats = bench.worker.vnets[0].as_ref().expect("it is there").stats();
+    assert_adds_up(&stats);
+    let eth0 = &stats.nodes["r1"].ports["eth0"];
+    assert_eq!(fed, eth0.received + bench.refused() - refused, "frames from outside");
+    assert_eq!(left, eth0.sent, "frames to outside");
+    let (near, far) = (&stats.nodes["r1"].ports["eth1"], &stats.nodes["h1"].ports["eth0"]);
+    assert_eq!((near.sent, near.received), (far.received, far.sent));
+    drop(peers);
+    bench.worker.replace(0, |vnet, core| {
+        if let Some(vnet) = vnet {
+            vnet.end(core);
+        }
+        None
+    });
+    bench.left();
+    assert_eq!(bench.worker.core.packets.free(), PACKETS, "no packet is lost");
+}

@@ -1,0 +1,112 @@
+//! Programs on the guest's runtime, behind a mux that sends any frame with any tag.
+
+use std::cell::RefCell;
+use std::path::Path;
+
+use pdp_guest::router::Router;
+use pdp_guest::{Program, Runtime};
+use pdp_memif::{Connection, Handshake, Listener};
+use pdp_wire::tag::{Tag, Verdict};
+
+use crate::input::Input;
+use label::LabelSwitch;
+
+#[path = "../../guest/src/bin/pdp-label.rs"]
+#[allow(dead_code)]
+mod label;
+
+/// Vports of the label switch.
+const VPORTS: u16 = 3;
+
+/// Frames that the rings hold.
+const QUEUE: u32 = 64;
+
+/// Frames of one input: as many completions, and copies to all vports, find room.
+const FRAMES_MAX: usize = 16;
+
+struct Bench<P> {
+    runtime: Runtime<P>,
+    mux: Connection,
+    _handshake: Handshake,
+    _directory: tempfile::TempDir,
+}
+
+impl<P: Program> Bench<P> {
+    fn new(program: impl FnOnce(&Path) -> P) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("memif.sock");
+        let listener = Listener::bind(&path).expect("a socket");
+        let program = program(&directory.path().join("routes.sock"));
+        let mut runtime = Runtime::with_queue(&path, "fuzz", QUEUE, program).expect("memory");
+        let mut handshake = loop {
+            runtime.round();
+            if let Some(handshake) = listener.accept().expect("a socket") {
+                break handshake;
+            }
+        };
+        let mux = loop {
+            runtime.round();
+            if let Some(mux) = handshake.poll(|_| true).expect("an honest guest") {
+                break mux;
+            }
+        };
+        while runtime.counters().connections == 0 {
+            runtime.round();
+        }
+        Self { runtime, mux, _handshake: handshake, _directory: directory }
+    }
+
+    /// Each frame is completed once; what goes out is for a vport that there is.
+    fn run(&mut self, mut input: Input<'_>, vports: u8) {
+        let mut given = 0;
+        while !input.is_empty() && given < FRAMES_MAX {
+            let what = input.byte();
+            let word = match what & 0x80 {
+                0 => Tag::deliver(what % vports, what >> 4).emit(),
+                _ => input.long(),
+            };
+            let mut frame = input.counted().to_vec();
+            frame.resize(frame.len().max(if what & 0x40 == 0 { 0 } else { 3000 }), what);
+            if !self.mux.tx.push(word, &frame).expect("an honest guest") {
+                break;
+            }
+            given += 1;
+        }
+        self.mux.tx.flush().expect("an honest guest");
+        let (mut completed, mut rounds) = (0, 0);
+        while completed < given {
+            self.runtime.round();
+            let count = self.mux.rx.peek(64).expect("an honest guest");
+            for frame in 0..count {
+                let tag = Tag::parse(self.mux.rx.metadata(frame)).expect("a tag");
+                assert_ne!(tag.verdict, Verdict::Deliver);
+                if tag.verdict == Verdict::Out {
+                    assert!(tag.vport < vports, "{tag:?}");
+                }
+                assert!(self.mux.rx.frame_len(frame) <= 2048);
+                completed += usize::from(tag.last);
+            }
+            self.mux.rx.release(count);
+            rounds += 1;
+            assert!(rounds < 1000, "{completed} of {given} completed");
+        }
+        assert_eq!(completed, given);
+        self.runtime.round();
+        assert_eq!(self.mux.rx.peek(1).expect("an honest guest"), 0, "and no more");
+    }
+}
+
+/// The label switch and the router, which has no routes, on any frame.
+pub(crate) fn guests(bytes: &[u8]) {
+    thread_local! {
+        static LABEL: RefCell<Bench<LabelSwitch>> =
+            RefCell::new(Bench::new(|_| LabelSwitch::new(VPORTS)));
+        static ROUTER: RefCell<Bench<Router>> = RefCell::new(Bench::new(|path| Router::new(path, 0)));
+    }
+    let mut input = Input(bytes);
+    if input.byte() & 1 == 0 {
+        LABEL.with_borrow_mut(|bench| bench.run(input, VPORTS as u8));
+    } else {
+        ROUTER.with_borrow_mut(|bench| bench.run(input, VPORTS as u8));
+    }
+}

@@ -1,0 +1,395 @@
+//! Real captures, cut at every length and changed, into every kind of port: what came is what went
+//! out and what was dropped, by reason; the mux lives, and no packet is lost. Needs root.
+//!
+//! Frames are those of data/hostile-frames.pcap: see data/README.md.
+
+mod common;
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::place::{Place, Raw, wire_vnet, wires};
+use common::*;
+use pdp_mux::control::Mux;
+use pdp_net::xdp::Take;
+use pdp_proto::mux::*;
+use pdp_wire::tag::{Tag, Verdict};
+use pdp_wire::{outer, vxlan};
+
+/// Of each so many frames, one is cut at every length.
+const CUT_EVERY: usize = 32;
+
+/// Changed frames.
+const CHANGED: usize = 2000;
+
+/// Bytes of a frame that are changed at most.
+const CHANGES_MAX: u64 = 4;
+
+/// Frames on their way before the mux is waited for.
+const AHEAD: usize = 64;
+
+/// Bytes of a frame that fits a peer's buffers and no packet.
+const TOO_LONG: usize = 1850;
+
+/// Packets of a worker's pool.
+const PACKETS: u64 = 8192;
+
+fn captures() -> Vec<Vec<u8>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/hostile-frames.pcap");
+    let file = std::fs::File::open(path).unwrap();
+    let mut reader = pcap_file::pcap::PcapReader::new(file).unwrap();
+    let next = || Some(reader.next_raw_packet()?.unwrap().data.into_owned());
+    std::iter::from_fn(next).collect()
+}
+
+/// Random numbers (SplitMix64): the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % end
+    }
+}
+
+/// The frames as they are, some of them cut at every length, and many of them changed. `wrap` puts
+/// around each what is to be cut and changed with it.
+fn hostile(wrap: impl Fn(usize, &[u8]) -> Vec<u8>) -> Vec<Vec<u8>> {
+    let whole: Vec<_> = captures().iter().enumerate().map(|(at, frame)| wrap(at, frame)).collect();
+    let mut frames = whole.clone();
+    for frame in whole.iter().step_by(CUT_EVERY) {
+        frames.extend((0..frame.len()).map(|length| frame[..length].to_vec()));
+    }
+    let mut random = Random(1);
+    for _ in 0..CHANGED {
+        let mut frame = whole[random.below(whole.len() as u64) as usize].clone();
+        for _ in 0..=random.below(CHANGES_MAX) {
+            // Headers more often than what they carry.
+            let end = if random.below(4) > 0 { frame.len().min(64) } else { frame.len() };
+            let at = random.below(end as u64) as usize;
+            frame[at] = random.below(256) as u8;
+        }
+        frames.push(frame);
+    }
+    // The last is one that everybody takes.
+    frames.push(frame(100, 7));
+    frames
+}
+
+fn as_they_are(_: usize, frame: &[u8]) -> Vec<u8> {
+    frame.to_vec()
+}
+
+/// The kernel drops a frame that ends within a VLAN tag or the type behind it, before packet sockets
+/// see it (`skb_vlan_untag`).
+fn passes_the_kernel(frame: &[u8]) -> bool {
+    let tagged = matches!(frame.get(12..14), Some([0x81, 0x00] | [0x88, 0xa8]));
+    !tagged || frame.len() >= 20
+}
+
+fn external(mux: &Mux, name: &str) -> ExternalStats {
+    stats(mux).externals[name].clone()
+}
+
+/// Of an external interface: frames that came to it and were dropped there.
+fn refused_in(stats: &ExternalStats) -> u64 {
+    let refused = |(reason, _): &(&String, &u64)| *reason != "refused" && *reason != "gone";
+    stats.dropped.iter().filter(refused).map(|(_, count)| count).sum()
+}
+
+/// Sends all frames, a few at a time; how many were taken.
+fn flood(
+    frames: &[Vec<u8>],
+    mut send: impl FnMut(&[u8]) -> bool,
+    mut came: impl FnMut(u64) -> bool,
+) -> u64 {
+    let mut sent = 0;
+    for lot in frames.chunks(AHEAD) {
+        for frame in lot {
+            sent += u64::from(send(frame));
+        }
+        eventually("what was sent came", || came(sent));
+    }
+    assert!(sent > frames.len() as u64 / 2, "{sent} of {}", frames.len());
+    sent
+}
+
+/// Takes everything down; then every packet is back.
+fn assert_whole(mux: &Mux, externals: &[&str]) {
+    for vnet in stats(mux).vnets.keys() {
+        assert_eq!(mux.handle(Request::DeleteVnet { name: vnet.clone() }, vec![]), Reply::Done);
+    }
+    for name in externals {
+        let delete = Request::DeleteExternal { name: (*name).into() };
+        assert_eq!(mux.handle(delete, vec![]), Reply::Done);
+    }
+    let workers = stats(mux).workers.len() as u64;
+    eventually("all packets are back", || {
+        let free: u64 = stats(mux).workers.iter().map(|worker| worker.free_packets).sum();
+        free == workers * PACKETS
+    });
+}
+
+/// From one wire to another by two whole interfaces and a guest that is a wire itself.
+fn from_wire_to_wire(test: &str, add: impl Fn(&mut Place, &mut Mux, &str)) {
+    let mut place = Place::enter(test);
+    place.hush();
+    let root = tempfile::tempdir().unwrap();
+    let mut mux = start(1);
+    add(&mut place, &mut mux, "a");
+    add(&mut place, &mut mux, "b");
+    let whole = Encapsulation::Interface;
+    let vnet = wire_vnet(root.path(), "red", whole.clone(), whole);
+    put(&mux, &vnet);
+    let stop = Arc::new(AtomicBool::new(false));
+    let guests = wires(&[&vnet], stop.clone());
+    eventually("the guest", || node_stats(&mux, "red", "r1").guests[&0].connected);
+    let (near, far): (Raw, Raw) = (place.raw("out1"), place.raw("out2"));
+    let mut frames = hostile(as_they_are);
+    frames.retain(|frame| passes_the_kernel(frame));
+    let mut heard = Vec::new();
+    let sent = flood(
+        &frames,
+        |frame| near.send(frame),
+        |sent| {
+            heard.extend(far.receive());
+            let a = external(&mux, "A");
+            assert_eq!(a.kernel_dropped, 0);
+            a.received == sent
+        },
+    );
+    eventually("nothing on its way", || node_stats(&mux, "red", "r1").in_flight == 0);
+    let counted = || {
+        let end = stats(&mux);
+        let b = &end.externals["B"];
+        (
+            end.vnets["red"].nodes["r1"].ports["eth1"].sent,
+            b.sent + b.dropped.get("refused").unwrap_or(&0),
+        )
+    };
+    eventually("all sent", || counted().0 == counted().1);
+    let end = stats(&mux);
+    assert_adds_up(&end);
+    let (a, r1) = (&end.externals["A"], &end.vnets["red"].nodes["r1"]);
+    assert_eq!((a.received, r1.ports["eth0"].received), (sent, sent - refused_in(a)));
+    let b = end.externals["B"].sent;
+    eventually("what went out was heard", || {
+        heard.extend(far.receive());
+        heard.len() as u64 >= b
+    });
+    assert_eq!(heard.len() as u64, b);
+    // Nothing was heard that was not sent. The kernel takes VLAN tags off.
+    let mut known: HashSet<Vec<u8>> = frames.iter().cloned().collect();
+    known.extend(
+        frames
+            .iter()
+            .filter(|frame| frame.len() > 16)
+            .map(|frame| [&frame[..12], &frame[16..]].concat()),
+    );
+    assert!(heard.iter().all(|frame| known.contains(frame)));
+    assert_eq!(heard.last(), frames.last(), "it works to the end");
+    stop.store(true, Ordering::Relaxed);
+    guests.join().unwrap();
+    assert_whole(&mux, &["A", "B"]);
+}
+
+#[test]
+fn frames_into_af_xdp_are_all_accounted_for() {
+    from_wire_to_wire("hostile-xdp", |place, mux, device| place.external(mux, device, &[]));
+}
+
+#[test]
+fn frames_into_a_packet_socket_are_all_accounted_for() {
+    from_wire_to_wire("hostile-packet", |place, mux, device| place.packet_external(mux, device));
+}
+
+/// The host of each tunnel's other end, and its tunnel.
+fn tunnels() -> Vec<Encapsulation> {
+    let address = |text: &str| text.parse().unwrap();
+    let four = || (address("10.9.1.1"), address("10.9.1.2"));
+    let six = || (address("fd00:1::1"), address("fd00:1::2"));
+    let vxlan = |(local, remote)| Encapsulation::Vxlan { local, remote, port: 4789, vni: 5 };
+    let udp =
+        |(local, remote)| Encapsulation::Udp { local, remote, local_port: 7001, remote_port: 7000 };
+    vec![vxlan(four()), vxlan(six()), udp(four()), udp(six())]
+}
+
+/// The frame as the other end of a tunnel sends it.
+fn tunnelled(by: &Encapsulation, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
+    let template = match *by {
+        Encapsulation::Vxlan { local, remote, port, vni } => {
+            outer::Template::new(remote, local, [50_000, port], &vxlan::emit(vni))
+        }
+        Encapsulation::Udp { local, remote, local_port, remote_port } => {
+            outer::Template::new(remote, local, [remote_port, local_port], &[])
+        }
+        Encapsulation::Interface => None,
+    };
+    let template = template.unwrap();
+    let mut frame = vec![0; template.len()];
+    frame.extend(inner);
+    template.write(&mut frame, mac, [9; 6], None).unwrap();
+    frame
+}
+
+/// Hostile headers around frames, right headers around hostile frames, and hostile frames the other
+/// way, for VXLAN and Ethernet in UDP over IPv4 and IPv6.
+#[test]
+fn frames_into_tunnels_are_all_accounted_for() {
+    let mut place = Place::enter("hostile-tunnels");
+    let root = tempfile::tempdir().unwrap();
+    let mut mux = start(1);
+    let tunnels = tunnels();
+    let takes = ["10.9.1.1", "fd00:1::1"]
+        .into_iter()
+        .flat_map(|local| [4789, 7001].map(|port| Take { local: local.parse().unwrap(), port }));
+    place.external(&mut mux, "a", &takes.collect::<Vec<_>>());
+    for address in ["10.9.1.2", "fd00:1::2"] {
+        let lladdr = "02:00:00:00:00:99";
+        place.exec("node", &format!("ip neigh replace {address} lladdr {lladdr} dev a"));
+    }
+    let hosts: Vec<_> = (0..tunnels.len()).map(|at| format!("h{at}")).collect();
+    let vlinks = hosts.iter().zip(&tunnels).map(|(name, by)| {
+        let outside = End::External { interface: "A".into(), by: by.clone() };
+        vlink(name, port(name, 0), outside)
+    });
+    let vnet = Vnet {
+        name: "red".into(),
+        police: None,
+        nodes: hosts.iter().map(|name| host(root.path(), name)).collect(),
+        vlinks: vlinks.collect(),
+    };
+    put(&mux, &vnet);
+    let mut taps: Vec<_> = vnet.nodes.iter().map(Peer::tap_of).collect();
+    let near = place.raw("out1");
+    let mac = pdp_net::interface::Interface::by_name("a").unwrap().mac;
+    let tunnel = |at: usize| &tunnels[at % tunnels.len()];
+    let mut frames = hostile(|at, frame| tunnelled(tunnel(at), mac, frame));
+    let inner = hostile(as_they_are).into_iter().enumerate();
+    frames.extend(inner.map(|(at, frame)| tunnelled(tunnel(at), mac, &frame)));
+    let mut taken_by_taps = 0;
+    let program = &place.programs[0];
+    flood(
+        &frames,
+        |frame| near.send(frame),
+        |sent| {
+            taken_by_taps += taps.iter_mut().map(|tap| tap.receive().len() as u64).sum::<u64>();
+            let (seen, a) = (program.counters().unwrap(), external(&mux, "A"));
+            assert_eq!((a.kernel_dropped, seen.no_socket), (0, 0));
+            // The node's neighbours say something by themselves, too.
+            seen.taken + seen.passed >= sent && a.received == seen.taken
+        },
+    );
+    // Out of the tunnels, what a TAP's trunk gives.
+    for (at, frame) in hostile(as_they_are).iter().enumerate() {
+        let tap = at % taps.len();
+        eventually("room in the trunk", || taps[tap].out(0, frame) || frame.len() > 1900);
+    }
+    let sum = |of: fn(&PortStats) -> u64| {
+        let end = stats(&mux);
+        end.vnets["red"].nodes.values().map(|node| of(&node.ports["eth0"])).sum::<u64>()
+    };
+    eventually("all is taken", || {
+        taken_by_taps += taps.iter_mut().map(|tap| tap.receive().len() as u64).sum::<u64>();
+        near.receive();
+        let a = external(&mux, "A");
+        taken_by_taps == sum(|port| port.punted)
+            && sum(|port| port.sent) == a.sent + a.dropped.get("refused").unwrap_or(&0)
+            && sum(|port| port.made) >= hostile(as_they_are).len() as u64
+    });
+    let end = stats(&mux);
+    assert_adds_up(&end);
+    let a = &end.externals["A"];
+    assert_eq!(a.received, refused_in(a) + sum(|port| port.received));
+    for node in end.vnets["red"].nodes.values() {
+        let eth0 = &node.ports["eth0"];
+        assert!(eth0.received > 100 && eth0.sent > 100 && eth0.punted > 100, "{node:#?}");
+    }
+    for reason in ["malformed", "header-checksum", "udp-checksum", "unknown-tunnel", "vxlan-header"]
+    {
+        assert!(a.dropped.contains_key(reason), "no {reason}: {:?}", a.dropped);
+    }
+    assert_whole(&mux, &["A"]);
+}
+
+/// A program behind a memif interface, a host's and a router's TAP trunks, and a guest's trunk: all
+/// send hostile frames.
+#[test]
+fn frames_into_memif_and_trunks_are_all_accounted_for() {
+    for workers in [1, 2] {
+        let root = tempfile::tempdir().unwrap();
+        let mux = start(workers);
+        let socket = directory(root.path(), "M").join("memif.sock");
+        let outlet = Outlet::Memif { socket: socket.clone() };
+        let external_m = External { name: "M".into(), mtu: 1500, outlet };
+        assert_eq!(mux.handle(Request::PutExternal(external_m), vec![]), Reply::Done);
+        let mut vnet = two_hosts(root.path(), "red", &[(0, Attach::Runtime)]);
+        let by = Encapsulation::Interface;
+        vnet.vlinks[0].a = End::External { interface: "M".into(), by };
+        put(&mux, &vnet);
+        let (mut program, mut h2) = (Peer::connect(&socket, 0), Peer::tap_of(&vnet.nodes[2]));
+        let (mut tap, mut guest) =
+            (Peer::tap_of(&vnet.nodes[0]), Peer::guest_of(&vnet.nodes[0], 0));
+        let r1 = || node_stats(&mux, "red", "r1");
+        eventually("all there", || r1().guests[&0].connected && r1().tap_connected);
+        let (mut sent, mut made, mut out_of_m, mut given) = ([0u64; 4], 0u64, 0u64, 0u64);
+        let mut frames = hostile(as_they_are);
+        frames.resize(frames.len() + 2 * AHEAD, vec![7; TOO_LONG]);
+        for (at, frame) in frames.iter().enumerate() {
+            let mark =
+                Tag { verdict: Verdict::Out, vport: (at / 4 % 2) as u8, last: false, trace: 0 };
+            sent[at % 4] += 1;
+            eventually("room", || match at % 4 {
+                0 => program.send_raw(at as u32, frame),
+                1 => h2.out(0, frame),
+                2 => tap.send(mark, frame),
+                _ => guest.send(mark, frame),
+            });
+            if at % AHEAD == 0 {
+                eventually("what was sent came", || {
+                    for (tag, bytes) in guest.receive() {
+                        assert!(guest.send(out(1 - tag.vport, tag.trace), &bytes));
+                        made += 1;
+                    }
+                    out_of_m += program.receive_raw().len() as u64;
+                    given += (h2.receive().len() + tap.receive().len()) as u64;
+                    let (m, r1) = (external(&mux, "M"), r1());
+                    m.received == sent[0] && r1.in_flight == 0
+                });
+            }
+        }
+        let sum = |of: fn(&PortStats) -> u64| {
+            let end = stats(&mux);
+            let ports = end.vnets["red"].nodes.values().flat_map(|node| node.ports.values());
+            ports.map(of).sum::<u64>()
+        };
+        eventually("all is taken", || {
+            for (tag, bytes) in guest.receive() {
+                assert!(guest.send(out(1 - tag.vport, tag.trace), &bytes));
+                made += 1;
+            }
+            out_of_m += program.receive_raw().len() as u64;
+            given += (h2.receive().len() + tap.receive().len()) as u64;
+            r1().in_flight == 0
+                && sum(|port| port.made) == sent[1..].iter().sum::<u64>()
+                && external(&mux, "M").received == sent[0]
+                && given == sum(|port| port.punted)
+                && out_of_m == r1().ports["eth0"].sent
+        });
+        let end = stats(&mux);
+        assert_adds_up(&end);
+        let (m, r1) = (&end.externals["M"], r1());
+        assert_eq!(m.received, refused_in(m) + r1.ports["eth0"].received);
+        assert_eq!((m.sent, made), (out_of_m, r1.guests[&0].completed));
+        assert!(program.is_up() && h2.is_up() && tap.is_up() && guest.is_up());
+        assert!(dropped(&r1, "runt") > 0 && dropped(&r1, "too-big") > 0, "{r1:#?}");
+        assert!(m.dropped["too-long"] > 0, "{m:?}");
+        drop((program, h2, tap, guest));
+        assert_whole(&mux, &["M"]);
+    }
+}
