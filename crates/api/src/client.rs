@@ -26,8 +26,8 @@ use crate::exec::ExecRequest;
 use crate::{
     ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DownRequest, Event, GuestProcess,
     LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress, Report, RouteLine, RouteRow,
-    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Token, TokenRequest, Trace,
-    TraceRequest, Version, Vnet, VnetSummary, paths,
+    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Token, TokenRequest,
+    Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.

@@ -135,7 +135,9 @@ pub struct Apply {
 
 /// Stop and forget vnets; forget tenants, or the substrate.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp delete red blue\n         pdp delete tenant/acme\n         pdp delete -f examples/ospf.yaml")]
+#[command(
+    after_help = "Example: pdp delete red blue\n         pdp delete tenant/acme\n         pdp delete -f examples/ospf.yaml"
+)]
 pub struct Delete {
     /// Vnets; `tenant/NAME` for a tenant and its tokens, `substrate` for the substrate.
     #[arg(value_name = "NAME", required_unless_present = "files")]
@@ -150,7 +152,9 @@ pub struct Delete {
 
 /// List vnets, or tenants.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp get\n         pdp get tenants\n         pdp get red blue --format json")]
+#[command(
+    after_help = "Example: pdp get\n         pdp get tenants\n         pdp get red blue --format json"
+)]
 pub struct Get {
     /// Only these vnets; `tenants` for the tenants.
     #[arg(value_name = "VNET")]
@@ -372,9 +376,11 @@ pub struct Validate {
 
 /// Make, list and revoke tokens, which say who asks over TLS. For operators.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp token create --tenant acme --expires 30d > acme.token\n         \
+#[command(
+    after_help = "Example: pdp token create --tenant acme --expires 30d > acme.token\n         \
                         pdp token create --role viewer\n         \
-                        pdp token list\n         pdp token revoke 3")]
+                        pdp token list\n         pdp token revoke 3"
+)]
 pub struct Token {
     #[command(subcommand)]
     pub action: TokenAction,

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
+use axum::response::IntoResponse;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -14,6 +15,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 
+use super::answer::{Failure, panicked};
 use super::{
     Api, CONNECTIONS_MAX, CONNECTIONS_PER_PEER_MAX, HANDSHAKE_TIME_MAX, HEAD_BYTES_MAX,
     HEADERS_TIME_MAX, router,
@@ -135,7 +137,15 @@ impl Server {
         let service = self.service.clone();
         let asked = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(peer);
-            service.call(request)
+            // A task of its own, from the start: what came is written down to its end, even when
+            // its client goes away at once.
+            let answer = tokio::spawn(service.call(request));
+            async move {
+                match answer.await {
+                    Ok(answer) => answer,
+                    Err(error) => Ok(Failure::from(panicked(error)).into_response()),
+                }
+            }
         });
         let connection = self.builder.serve_connection(TokioIo::new(stream), asked).with_upgrades();
         let api = self.api.clone();
