@@ -179,6 +179,10 @@ impl Engine {
         let intent = pdp_spec::check(&documents, &existing).map_err(refusal)?;
         let after = before.with(intent, &self.host.places, &self.cpus).map_err(invalid)?;
         let mut changes = after.changes_from(&before, &named, substrate);
+        if *scope != Scope::Node {
+            // All that a tenant's files change are its vnets, `vnet/TENANT.NAME/…`.
+            changes.retain(|change| change.object.split('/').nth(1).is_some_and(|v| scope.sees(v)));
+        }
         for object in tenants {
             if !changes.iter().any(|change| change.object == object) {
                 let (action, detail) = (Action::Unchanged, String::new());
