@@ -370,7 +370,7 @@ async fn over_tls_a_token_says_who_asks() {
     let listens = tenant.version().await.unwrap().listens.unwrap();
     assert_eq!(listens.address, server.address.to_string());
     assert_eq!(listens.certificate_sha256.len(), 64);
-    let query = StatsQuery { vnet: Some("red".into()), ..StatsQuery::default() };
+    let query = StatsQuery { vnet: Some("red".into()) };
     assert_eq!(kind(tenant.stats(&query).await), ProblemKind::NotFound);
     // Changes, streams and upgraded connections go over TLS as well.
     tenant.delete_vnet("acme.red", |_| ()).await.unwrap();

@@ -34,8 +34,11 @@ pub struct Server {
     operators: Arc<Semaphore>,
     users: Arc<Semaphore>,
     addresses: Arc<Semaphore>,
-    peers: Arc<Mutex<HashMap<Who, usize>>>,
+    peers: Arc<Mutex<Counts>>,
 }
+
+/// Connections by whose they are.
+type Counts = HashMap<Who, usize>;
 
 /// Whose connections are counted together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,7 +50,7 @@ enum Who {
 /// Room for a connection, until it ends.
 struct Place {
     _permit: OwnedSemaphorePermit,
-    of: Option<(Who, Arc<Mutex<HashMap<Who, usize>>>)>,
+    of: Option<(Who, Arc<Mutex<Counts>>)>,
 }
 
 impl Drop for Place {

@@ -261,8 +261,11 @@ fn meets(grant: &Grant, external: &External) -> bool {
 #[derive(Clone, Copy, Default)]
 struct Use([u64; QUOTAS.len()]);
 
-/// The quotas, and how their values are written.
-const QUOTAS: [(&str, fn(u64) -> String); 7] = [
+/// How a quota's values are written.
+type Write = fn(u64) -> String;
+
+/// The quotas, in the order of [`Use`].
+const QUOTAS: [(&str, Write); 7] = [
     ("vnets", |value| value.to_string()),
     ("power", cores),
     ("cpu", cores),
