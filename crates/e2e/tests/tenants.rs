@@ -229,6 +229,8 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
     }
 
     // All of it is in the audit log, and stays over a crash; so do tenants and tokens.
+    // Who asks for it has what was refused a moment ago written first.
+    node.pdp(&["audit"]);
     node.kill_pdpd();
     node.start_pdpd();
     let rows = node.json(&["audit", "--limit", "10000"]);
