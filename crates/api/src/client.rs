@@ -1,24 +1,33 @@
-//! A client of the API over a Unix socket. Every call opens a connection of its own.
+//! A client of the API over a Unix socket or TLS. Every call opens a connection of its own.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
 use hyper::upgrade::Upgraded;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::exec::ExecRequest;
 use crate::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, Event, GuestProcess, LinkRequest, LogQuery,
-    NodeProcess, Problem, Progress, Report, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats,
-    StatsQuery, Substrate, Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
+    ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DownRequest, Event, GuestProcess,
+    LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress, Report, RouteLine, RouteRow,
+    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Token, TokenRequest,
+    Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -27,14 +36,25 @@ const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody answers at the socket.
-    #[error("no daemon at {}", path.display())]
+    /// Nobody answers there.
+    #[error("no daemon at {place}")]
     NoDaemon {
-        /// The socket.
-        path: PathBuf,
+        /// The socket, or address and port.
+        place: String,
         /// Why the connection failed.
         source: io::Error,
     },
+    /// Who answers is not shown to be who was asked for.
+    #[error("TLS with {place}")]
+    Tls {
+        /// Address and port.
+        place: String,
+        /// What is wrong with it.
+        source: io::Error,
+    },
+    /// It can't be asked for like this.
+    #[error("{0}")]
+    Place(String),
     /// The daemon refused.
     #[error(transparent)]
     Problem(Box<Problem>),
@@ -57,21 +77,122 @@ impl From<Problem> for Error {
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// A client of the daemon behind one socket.
+/// A client of the daemon behind one socket, or at one address.
 #[derive(Clone, Debug)]
 pub struct Client {
-    socket: PathBuf,
+    place: Place,
+    token: Option<String>,
 }
+
+#[derive(Clone, Debug)]
+enum Place {
+    Socket(PathBuf),
+    Server(Server),
+}
+
+#[derive(Clone)]
+struct Server {
+    host: String,
+    port: u16,
+    name: ServerName<'static>,
+    connector: TlsConnector,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// What bytes go by.
+trait Bytestream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytestream for T {}
 
 impl Client {
     /// A client; connects at each call.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into() }
+        Self { place: Place::Socket(socket.into()), token: None }
     }
 
-    /// The socket.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    /// A client over TLS of the server `https://HOST:PORT`, which is trusted by these certificates
+    /// (PEM): of authorities, or its own where that signs itself.
+    pub fn over_tls(server: &str, authorities: &[u8]) -> Result<Self> {
+        let form = || Error::Place(format!("server {server:?}: write it like https://HOST:PORT"));
+        let uri: Uri = server.trim_end_matches('/').parse().map_err(|_| form())?;
+        let (Some("https"), Some(host), Some(port), "" | "/") =
+            (uri.scheme_str(), uri.host(), uri.port_u16(), uri.path())
+        else {
+            return Err(form());
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(host.clone()).map_err(|_| form())?;
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(authorities) {
+            let bad = |error: &dyn fmt::Display| Error::Place(format!("certificates: {error}"));
+            let certificate = certificate.map_err(|error| bad(&error))?;
+            roots.add(certificate).map_err(|error| bad(&error))?;
+        }
+        if roots.is_empty() {
+            return Err(Error::Place("certificates: none to trust the server by".into()));
+        }
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| Error::Place(error.to_string()))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = TlsConnector::from(Arc::new(config));
+        let server = Server { host, port, name, connector };
+        Ok(Self { place: Place::Server(server), token: None })
+    }
+
+    /// The same with a token, which says who asks.
+    #[must_use]
+    pub fn with_token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// The socket; `None` for a client over TLS.
+    pub fn socket(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Socket(path) => Some(path),
+            Place::Server(_) => None,
+        }
+    }
+
+    /// Tenants.
+    pub async fn tenants(&self) -> Result<Vec<TenantInfo>> {
+        self.get(paths::TENANTS).await
+    }
+
+    /// Deletes a tenant and its tokens; refused while it has vnets.
+    pub async fn delete_tenant(
+        &self,
+        tenant: &str,
+        progress: impl FnMut(Progress),
+    ) -> Result<Report> {
+        self.change(Method::DELETE, &paths::tenant(tenant), None::<&()>, progress).await
+    }
+
+    /// Tokens.
+    pub async fn tokens(&self) -> Result<Vec<Token>> {
+        self.get(paths::TOKENS).await
+    }
+
+    /// Makes a token.
+    pub async fn create_token(&self, request: &TokenRequest) -> Result<NewToken> {
+        whole(self.send(Method::POST, paths::TOKENS, Some(request)).await?).await
+    }
+
+    /// Revokes a token.
+    pub async fn revoke_token(&self, id: u64) -> Result<()> {
+        whole(self.send(Method::DELETE, &paths::token(id), None::<&()>).await?).await
+    }
+
+    /// Requests that came.
+    pub async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditEntry>> {
+        self.get(&with_query(paths::AUDIT, query)?).await
     }
 
     /// Who answers.
@@ -252,6 +373,27 @@ impl Client {
         Err(cut_off())
     }
 
+    async fn connect(&self) -> Result<Box<dyn Bytestream>> {
+        match &self.place {
+            Place::Socket(path) => {
+                let connected = UnixStream::connect(path).await;
+                let place = || path.display().to_string();
+                let stream =
+                    connected.map_err(|source| Error::NoDaemon { place: place(), source })?;
+                Ok(Box::new(stream))
+            }
+            Place::Server(server) => {
+                let place = || format!("{}:{}", server.host, server.port);
+                let connected = TcpStream::connect((server.host.as_str(), server.port)).await;
+                let stream =
+                    connected.map_err(|source| Error::NoDaemon { place: place(), source })?;
+                let secured = server.connector.connect(server.name.clone(), stream).await;
+                let stream = secured.map_err(|source| Error::Tls { place: place(), source })?;
+                Ok(Box::new(stream))
+            }
+        }
+    }
+
     /// Sends a request; an answer of failure is returned as an error.
     async fn send(
         &self,
@@ -259,14 +401,19 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<Response<Incoming>> {
-        let stream = UnixStream::connect(&self.socket)
-            .await
-            .map_err(|source| Error::NoDaemon { path: self.socket.clone(), source })?;
+        let stream = self.connect().await?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         // Ends with the answer's body or the upgraded stream.
         tokio::spawn(connection.with_upgrades());
-        let mut request = Request::builder().method(method).uri(path).header(HOST, "pdp");
+        let host = match &self.place {
+            Place::Socket(_) => "pdp",
+            Place::Server(server) => &server.host,
+        };
+        let mut request = Request::builder().method(method).uri(path).header(HOST, host);
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
         if path.ends_with("/exec") {
             request = request.header(CONNECTION, "upgrade").header(UPGRADE, crate::exec::UPGRADE);
         }

@@ -38,4 +38,17 @@ pub struct Version {
     pub pid: u32,
     /// Run by a service manager, which starts it again when it exits.
     pub managed: bool,
+    /// Where it listens with TLS, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listens: Option<Listens>,
+}
+
+/// Where a daemon listens with TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Listens {
+    /// Address and port.
+    pub address: String,
+    /// SHA-256 of its certificate, hexadecimal.
+    pub certificate_sha256: String,
 }

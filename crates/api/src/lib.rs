@@ -1,6 +1,6 @@
 //! The HTTP API of a PdP node: what is asked and answered, and a client.
 //!
-//! JSON over HTTP/1.1 on a Unix socket ([`SOCKET_DEFAULT`]); keys are camelCase, units end their
+//! JSON over HTTP/1.1 on a Unix socket ([`SOCKET_DEFAULT`]), or over TLS with a token; keys are camelCase, units end their
 //! names, and a key that is not known is refused. The paths are in [`paths`], and the same in
 //! `schema/openapi.json`, which the daemon serves too.
 //!
@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod change;
 pub mod client;
 mod doctor;
@@ -25,6 +26,7 @@ mod routes;
 mod stats;
 mod status;
 
+pub use access::*;
 pub use change::*;
 pub use doctor::*;
 pub use observe::*;

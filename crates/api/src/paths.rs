@@ -40,6 +40,23 @@ pub const VNETS: &str = "/v1/vnets";
 /// `GET`: [`Stats`](crate::Stats).
 pub const STATS: &str = "/v1/stats";
 
+/// `GET`: `[TenantInfo]`.
+pub const TENANTS: &str = "/v1/tenants";
+/// `GET`: `[Token]`. `POST` [`TokenRequest`](crate::TokenRequest): [`NewToken`](crate::NewToken).
+pub const TOKENS: &str = "/v1/tokens";
+/// `GET`: `[AuditEntry]`.
+pub const AUDIT: &str = "/v1/audit";
+
+/// `DELETE`: [`Event`](crate::Event)s.
+pub fn tenant(tenant: &str) -> String {
+    format!("{TENANTS}/{}", segment(tenant))
+}
+
+/// `DELETE`: revoke it.
+pub fn token(id: u64) -> String {
+    format!("{TOKENS}/{id}")
+}
+
 /// `GET`: [`Vnet`](crate::Vnet). `DELETE`: [`Event`](crate::Event)s.
 pub fn vnet(vnet: &str) -> String {
     format!("{VNETS}/{}", segment(vnet))

@@ -26,7 +26,11 @@ pub struct Problem {
 pub enum ProblemKind {
     /// The request is wrong (400).
     Invalid,
-    /// No such object (404).
+    /// Nobody knows who asks (401).
+    Unauthorized,
+    /// Who asks may not (403).
+    Forbidden,
+    /// No such object, or none that who asks may know of (404).
     NotFound,
     /// Not in the state that things are in: in use, not running, no capacity (409).
     Conflict,
@@ -47,6 +51,8 @@ impl ProblemKind {
     pub fn status(self) -> u16 {
         match self {
             Self::Invalid => 400,
+            Self::Unauthorized => 401,
+            Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::Conflict => 409,
             Self::TooLarge => 413,

@@ -11,6 +11,9 @@ use pdp_spec::units::Cores;
 
 use crate::name::{LinkName, NodeName, PortName};
 
+/// Where Debian has the certificates of authorities.
+const CA_DEFAULT: &str = "/etc/ssl/certs/ca-certificates.crt";
+
 /// Host isolated virtual networks on this machine.
 #[derive(Debug, Parser)]
 #[command(
@@ -27,6 +30,15 @@ pub struct Args {
     #[arg(long, global = true, env = "PDP_SOCKET", value_name = "PATH",
         default_value = pdp_api::SOCKET_DEFAULT)]
     pub socket: PathBuf,
+    /// Daemon on another machine, over TLS, instead of the socket; needs a token.
+    #[arg(long, global = true, env = "PDP_SERVER", value_name = "https://HOST:PORT")]
+    pub server: Option<String>,
+    /// Certificates (PEM) by which that server is trusted: of authorities, or its own.
+    #[arg(long, global = true, env = "PDP_CA", value_name = "FILE", default_value = CA_DEFAULT)]
+    pub ca: PathBuf,
+    /// File with the token that says who asks. Without it: the variable PDP_TOKEN, or else the user.
+    #[arg(long, global = true, env = "PDP_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -50,6 +62,8 @@ pub enum Command {
     Capture(Capture),
     Trace(Trace),
     Validate(Validate),
+    Token(Token),
+    Audit(Audit),
     Doctor(Doctor),
     Experiment(crate::experiment::Experiment),
     /// Print a completion script for a shell.
@@ -119,11 +133,13 @@ pub struct Apply {
     pub format: Format,
 }
 
-/// Stop and forget vnets, or the substrate.
+/// Stop and forget vnets; forget tenants, or the substrate.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp delete red blue\n         pdp delete -f examples/ospf.yaml")]
+#[command(
+    after_help = "Example: pdp delete red blue\n         pdp delete tenant/acme\n         pdp delete -f examples/ospf.yaml"
+)]
 pub struct Delete {
-    /// Vnets; `substrate` for the substrate.
+    /// Vnets; `tenant/NAME` for a tenant and its tokens, `substrate` for the substrate.
     #[arg(value_name = "NAME", required_unless_present = "files")]
     pub names: Vec<String>,
     /// What these files describe.
@@ -134,23 +150,25 @@ pub struct Delete {
     pub format: Format,
 }
 
-/// List vnets.
+/// List vnets, or tenants.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp get\n         pdp get red blue --format json")]
+#[command(
+    after_help = "Example: pdp get\n         pdp get tenants\n         pdp get red blue --format json"
+)]
 pub struct Get {
-    /// Only these vnets.
+    /// Only these vnets; `tenants` for the tenants.
     #[arg(value_name = "VNET")]
     pub names: Vec<String>,
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
-/// Show a vnet, one of its nodes, or the substrate: what is wanted and what is.
+/// Show a vnet, one of its nodes, a tenant, or the substrate: what is wanted and what is.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp inspect red\n         pdp inspect red/r1\n         \
                         pdp inspect substrate --format yaml")]
 pub struct Inspect {
-    /// VNET, VNET/NODE, or `substrate`.
+    /// VNET, VNET/NODE, `tenant/NAME`, or `substrate`.
     #[arg(value_name = "NAME")]
     pub name: String,
     #[arg(long, value_enum, default_value_t)]
@@ -356,6 +374,86 @@ pub struct Validate {
     pub more: Vec<PathBuf>,
 }
 
+/// Make, list and revoke tokens, which say who asks over TLS. For operators.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Example: pdp token create --tenant acme --expires 30d > acme.token\n         \
+                        pdp token create --role viewer\n         \
+                        pdp token list\n         pdp token revoke 3"
+)]
+pub struct Token {
+    #[command(subcommand)]
+    pub action: TokenAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokenAction {
+    /// Make a token and print it, this once: nobody can read it again.
+    Create(TokenCreate),
+    /// List tokens, without what makes them ones.
+    List {
+        #[arg(long, value_enum, default_value_t)]
+        format: Format,
+    },
+    /// Make a token worthless from the next request on; what it has open goes on.
+    Revoke {
+        /// Its number.
+        id: u64,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub struct TokenCreate {
+    /// Of this tenant.
+    #[arg(long, value_name = "NAME")]
+    pub tenant: Option<String>,
+    /// What who has it may do [default: tenant with --tenant].
+    #[arg(long, value_enum, required_unless_present = "tenant")]
+    pub role: Option<RoleName>,
+    /// How long it is good: a number with s, m, h or d. Without it: until it is revoked.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub expires: Option<Duration>,
+    /// `table`: the token alone on standard output, what is known of it on standard error.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RoleName {
+    /// Everything.
+    Operator,
+    /// Everything with the tenant's own vnets.
+    Tenant,
+    /// Looking, at the whole node or at the tenant's vnets.
+    Viewer,
+}
+
+/// Print who asked for what, and what became of it, oldest first.
+///
+/// Operators see all requests, a tenant its own. A result `unfinished` is of a change that is being
+/// made, or that was when the daemon was killed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp audit --since 1h\n         \
+                        pdp audit --who user:alice --vnet acme.lab\n         \
+                        pdp audit -o json --limit 10000")]
+pub struct Audit {
+    /// Only what came this long ago or later: a number with s, m, h or d.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub since: Option<Duration>,
+    /// Only of `user:NAME` or `token:ID`.
+    #[arg(long, value_name = "WHO")]
+    pub who: Option<String>,
+    /// Only what names this vnet in its path.
+    #[arg(long, value_name = "VNET")]
+    pub vnet: Option<String>,
+    /// The newest so many.
+    #[arg(long, value_name = "COUNT", default_value_t = pdp_api::AUDIT_LIMIT_DEFAULT,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(pdp_api::AUDIT_LIMIT_MAX)))]
+    pub limit: u32,
+    #[arg(short = 'o', long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
 /// Say what this machine can and can't do, and what to install.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp doctor")]
@@ -377,6 +475,24 @@ fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds @ 0.1..=3600.0) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("use seconds from 0.1 to 3600".into()),
+    }
+}
+
+/// A number with `s`, `m`, `h` or `d`, from one second to [`pdp_api::TOKEN_SECONDS_MAX`].
+fn duration(text: &str) -> Result<Duration, String> {
+    const FORM: &str = "use a number with s, m, h or d, for example 90m or 30d, at most ten years";
+    let unit = text.chars().last().ok_or(FORM)?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 24 * 3600,
+        _ => return Err(FORM.into()),
+    };
+    let number: u64 = text[..text.len() - 1].parse().map_err(|_| FORM)?;
+    match number.checked_mul(seconds) {
+        Some(all @ 1..=pdp_api::TOKEN_SECONDS_MAX) => Ok(Duration::from_secs(all)),
+        _ => Err(FORM.into()),
     }
 }
 
@@ -431,6 +547,15 @@ mod tests {
         assert_eq!((masked.value, masked.mask), (vec![1, 2], vec![255, 0]));
         for bad in ["", "12", "x=00", "12=0", "12=zz", "12=", "12=00/ffff", "70000=00"] {
             assert!(frame_match(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durations_have_a_unit_and_bounds() {
+        assert_eq!(duration("90m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(duration("30d"), Ok(Duration::from_secs(30 * 24 * 3600)));
+        for bad in ["", "s", "0s", "-1s", "5", "1.5h", "999999d", "18446744073709551615d", "1ü"] {
+            assert!(duration(bad).is_err(), "{bad}");
         }
     }
 

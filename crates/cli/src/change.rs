@@ -67,6 +67,10 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
     for name in names {
         let report = match name.as_str() {
             "substrate" => client.delete_substrate(|step| shown.step(step)).await?,
+            name if name.starts_with("tenant/") => {
+                let tenant = &name["tenant/".len()..];
+                client.delete_tenant(tenant, |step| shown.step(step)).await?
+            }
             vnet => client.delete_vnet(vnet, |step| shown.step(step)).await?,
         };
         all.changes.extend(report.changes);

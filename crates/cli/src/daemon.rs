@@ -22,7 +22,9 @@ const LOG_BYTES_MAX: usize = 2000;
 
 /// Starts a daemon that outlives this command, and waits until it answers.
 pub async fn start(client: &Client, arguments: &str) -> Result<(), Failure> {
-    let socket = client.socket();
+    let socket = client.socket().ok_or_else(|| {
+        Failure::Usage("a daemon is started on its own machine, not by --server".into())
+    })?;
     let run_dir = run_dir(socket)?;
     std::fs::create_dir_all(run_dir)?;
     let program = program()?;
@@ -88,7 +90,7 @@ pub async fn wait_gone(client: &Client) -> Result<(), Failure> {
     }
     Err(Failure::Other(format!(
         "the daemon at {} still answers after {} s; see `pdp logs`",
-        client.socket().display(),
+        client.socket().unwrap_or(Path::new("its address")).display(),
         WAIT_MAX.as_secs()
     )))
 }

@@ -71,14 +71,26 @@ impl Failure {
 
     fn text(&self) -> (String, u8) {
         match self {
-            Self::Api(Error::NoDaemon { path, source }) => (
-                format!(
-                    "error: no daemon at {}: {source}\nhint: start it with `pdp up`, or say where \
-                     it listens with --socket or PDP_SOCKET\n",
-                    path.display()
-                ),
-                NO_DAEMON,
-            ),
+            Self::Api(Error::NoDaemon { place, source }) => {
+                let denied = source.kind() == io::ErrorKind::PermissionDenied;
+                let hint = match (denied, place.starts_with('/')) {
+                    (true, _) => "a directory above it is not for this user; ask an operator",
+                    (_, true) => {
+                        "start it with `pdp up`, or say where it listens with --socket or PDP_SOCKET"
+                    }
+                    (_, false) => {
+                        "start it there with --listen, or say where it listens with --server or \
+                         PDP_SERVER"
+                    }
+                };
+                (format!("error: no daemon at {place}: {source}\nhint: {hint}\n"), NO_DAEMON)
+            }
+            Self::Api(Error::Tls { .. }) => {
+                let hint = "say by --ca FILE which certificate to trust; `pdp version` on the \
+                            server's machine shows the SHA-256 of its own";
+                (format!("error: {}\nhint: {hint}\n", with_causes(self)), FAILED)
+            }
+            Self::Api(Error::Place(text)) => (format!("error: {text}\n"), USAGE),
             Self::Api(Error::Problem(problem)) => (problem_text(problem), FAILED),
             Self::Files(diagnostics, files) => {
                 let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -71,13 +71,22 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
     Failure::Other(format!("{}: {error}", path.display()))
 }
 
-/// The objects of files, as `pdp delete` and `pdp inspect` name them: vnets first.
+/// The objects of files, as `pdp delete` and `pdp inspect` name them: vnets, then tenants, then the
+/// substrate.
 pub fn objects(files: &[SourceFile]) -> Result<Vec<String>, Failure> {
     let documents = parse(files).map_err(|faults| Failure::Files(faults, files.to_vec()))?;
-    let (substrates, vnets): (Vec<_>, Vec<_>) =
-        documents.iter().partition(|document| matches!(document.object, Object::Substrate(_)));
-    let names = vnets.iter().map(|document| document.object.name().to_owned());
-    Ok(names.chain(substrates.first().map(|_| "substrate".into())).collect())
+    let (mut vnets, mut tenants, mut substrate) = (Vec::new(), Vec::new(), None);
+    for document in &documents {
+        let name = document.object.name();
+        match &document.object {
+            Object::VirtualNetwork(_) => vnets.push(name.to_owned()),
+            Object::Tenant(_) => tenants.push(format!("tenant/{name}")),
+            Object::Substrate(_) => substrate = Some("substrate".to_owned()),
+        }
+    }
+    vnets.extend(tenants);
+    vnets.extend(substrate);
+    Ok(vnets)
 }
 
 pub fn validate(args: Validate) -> Result<ExitCode, Failure> {

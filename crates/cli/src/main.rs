@@ -18,7 +18,9 @@ mod routes;
 mod show;
 mod stats;
 mod watch;
+mod who;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -42,8 +44,29 @@ fn main() -> ExitCode {
     }
 }
 
+/// A client of the daemon that the arguments name, as whom they say.
+fn client(args: &Args) -> Result<Client, Failure> {
+    let read = |path: &Path| {
+        std::fs::read(path).map_err(|error| Failure::Other(format!("{}: {error}", path.display())))
+    };
+    let client = match &args.server {
+        Some(server) => Client::over_tls(server, &read(&args.ca)?)?,
+        None => Client::new(&args.socket),
+    };
+    let token = match (&args.token_file, std::env::var("PDP_TOKEN")) {
+        (Some(path), _) => Some(String::from_utf8_lossy(&read(path)?).into_owned()),
+        (None, Ok(token)) => Some(token),
+        (None, Err(_)) => None,
+    };
+    let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
+    Ok(match token {
+        Some(token) => client.with_token(token),
+        None => client,
+    })
+}
+
 async fn run(args: Args) -> Result<ExitCode, Failure> {
-    let client = Client::new(args.socket);
+    let client = client(&args)?;
     match args.command {
         Command::Up(up) => change::up(&client, up).await,
         Command::Down(down) => change::down(&client, down).await,
@@ -61,6 +84,8 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Stats(stats) => stats::stats(&client, stats).await,
         Command::Routes(routes) => routes::routes(&client, routes).await,
         Command::Validate(validate) => files::validate(validate),
+        Command::Token(token) => who::token(&client, token).await,
+        Command::Audit(audit) => who::audit(&client, audit).await,
         Command::Doctor(doctor) => show::doctor(&client, doctor).await,
         Command::Experiment(wanted) => experiment::run(wanted),
         Command::Version(version) => show::version(&client, version).await,

@@ -12,8 +12,12 @@ use crate::args::{Doctor, Get, Inspect, Version};
 use crate::daemon;
 use crate::failure::Failure;
 use crate::output::{or_dash, print, section, table};
+use crate::who;
 
 pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
+    if args.names == ["tenants"] {
+        return who::tenants(client, args.format).await;
+    }
     let mut vnets = client.vnets().await?;
     if !args.names.is_empty() {
         for name in &args.names {
@@ -50,6 +54,9 @@ fn summary(vnet: &VnetSummary) -> [String; 9] {
 pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure> {
     if args.name == "substrate" {
         return print(args.format, &client.substrate().await?, substrate);
+    }
+    if let Some(tenant) = args.name.strip_prefix("tenant/") {
+        return who::tenant(client, tenant, args.format).await;
     }
     let (name, node) = match args.name.split_once('/') {
         Some((vnet, node)) => (vnet, Some(node)),
@@ -182,7 +189,8 @@ fn substrate(substrate: &Substrate) -> String {
         ]
     });
     let externals = table(["EXTERNAL", "DEVICE", "MTU", "ATTACHED", "NOTE"], externals.collect());
-    if substrate.spec.is_none() {
+    // A tenant sees what it may use, without the document.
+    if substrate.spec.is_none() && status.fes.is_empty() {
         return "no substrate; apply one (`kind: Substrate`)\n".into();
     }
     let mux = &status.mux;
@@ -237,7 +245,11 @@ pub async fn version(client: &Client, args: Version) -> Result<ExitCode, Failure
             Some(daemon) => format!("{} (pid {})", daemon.version, daemon.pid),
             None => "none answers".into(),
         };
-        format!("pdp {}\npdpd {daemon}\n", versions.client)
+        let listens = versions.daemon.as_ref().and_then(|daemon| daemon.listens.as_ref());
+        let listens = listens.map(|at| {
+            format!("TLS {} certificate SHA-256 {}\n", at.address, at.certificate_sha256)
+        });
+        format!("pdp {}\npdpd {daemon}\n{}", versions.client, listens.unwrap_or_default())
     })
 }
 

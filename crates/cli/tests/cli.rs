@@ -664,3 +664,90 @@ fn every_verb_explains_itself() {
         assert!(out(&server, &[verb, "--help"]).contains("Example: "), "{verb}");
     }
 }
+
+/// What is printed of a token that was made, alone on standard output.
+fn made_token(server: &Server, arguments: &[&str]) -> String {
+    let mut all = vec!["token", "create"];
+    all.extend(arguments);
+    let secret = out(server, &all);
+    assert!(secret.starts_with("pdp_") && secret.ends_with('\n'), "{secret}");
+    secret
+}
+
+#[test]
+fn tokens_are_made_listed_used_over_tls_and_revoked() {
+    let server = Server::start();
+    let file = server.path("acme.token");
+    fs::write(&file, made_token(&server, &["--tenant", "acme", "--expires", "30d"])).unwrap();
+    let list = out(&server, &["token", "list"]);
+    assert!(list.lines().nth(1).unwrap().starts_with("1   tenant  acme    20"), "{list}");
+    let url = format!("https://{}", server.address);
+    let (ca, token) = (server.path("tls.crt"), file.display().to_string());
+    let over_tls = |arguments: &[&str]| {
+        let mut command = pdp(Path::new("/none.sock"));
+        command.env("PDP_SERVER", &url).env("PDP_CA", &ca).args(arguments).output().unwrap()
+    };
+    let seen = over_tls(&["--token-file", &token, "get"]);
+    let text = String::from_utf8(seen.stdout).unwrap();
+    assert!(text.contains("acme.red") && !text.contains("blue"), "{text}");
+    let version = over_tls(&["--token-file", &token, "version"]);
+    let text = String::from_utf8(version.stdout).unwrap();
+    assert!(text.contains("certificate SHA-256"), "{text}");
+    let without = String::from_utf8(over_tls(&["get"]).stderr).unwrap();
+    assert!(without.contains("without a token") && without.contains("--token-file"), "{without}");
+    let up = over_tls(&["--token-file", &token, "up"]);
+    assert!(!up.status.success());
+    out(&server, &["token", "revoke", "1"]);
+    let revoked = String::from_utf8(over_tls(&["--token-file", &token, "get"]).stderr).unwrap();
+    assert!(revoked.contains("the token is unknown, or was revoked"), "{revoked}");
+    let (code, error) = fails(&server, &["token", "revoke", "1"]);
+    assert_eq!((code, error.as_str()), (1, "error: no token 1\nhint: see `pdp token list`\n"));
+    let (code, _) = fails(&server, &["token", "create"]);
+    assert_eq!(code, 2);
+    // By default authorities of the system are trusted, and this certificate is none of theirs.
+    let other = pdp(Path::new("/none.sock"))
+        .args(["--server", &url, "--ca", "/dev/null", "--token-file", &token, "get"])
+        .output()
+        .unwrap();
+    assert_eq!(other.status.code(), Some(2), "{other:?}");
+}
+
+#[test]
+fn the_audit_log_is_shown() {
+    let server = Server::start();
+    out(&server, &["get"]);
+    out(&server, &["delete", "red"]);
+    fails(&server, &["inspect", "acme.none"]);
+    let text = out(&server, &["audit", "--since", "1h"]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("TIME"), "{text}");
+    assert!(lines[1].contains("user:root  operator  pid "), "{text}");
+    assert!(text.contains("no vnet \"acme.none\""), "{text}");
+    let rows: Value =
+        serde_json::from_str(&out(&server, &["audit", "--vnet", "red", "-o", "json"])).unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), 1);
+    assert_eq!(
+        (&rows[0]["what"], &rows[0]["status"]),
+        (&"DELETE /v1/vnets/red".into(), &200.into())
+    );
+}
+
+#[test]
+fn tenants_are_listed_shown_and_deleted() {
+    let server = Server::start();
+    assert_text(
+        &out(&server, &["get", "tenants"]),
+        "\
+TENANT  USERS  QUOTA  INTERFACES  VNETS
+acme    71000  -      -           1
+other   71001  -      -           1
+",
+    );
+    let one = out(&server, &["inspect", "tenant/acme"]);
+    assert!(one.contains("users: 71000\n") && one.contains("vnets: acme.red\n"), "{one}");
+    let yaml = out(&server, &["inspect", "tenant/acme", "--format", "yaml"]);
+    assert!(yaml.contains("kind: Tenant"), "{yaml}");
+    out(&server, &["delete", "tenant/acme"]);
+    assert!(server.fake.noted("deleted tenant acme"));
+    fails(&server, &["inspect", "tenant/none"]);
+}

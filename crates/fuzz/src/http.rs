@@ -1,18 +1,22 @@
 //! The API: whatever comes on a connection is answered by HTTP, with a problem where it is wrong.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, NodeProcess, Problem, Report,
-    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, Trace, TraceRequest, Version, Vnet,
-    VnetSummary,
+    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest,
+    Version, Vnet, VnetSummary,
 };
-use pdpd::http::{Daemon, ProgressFn, RouteFn};
+use pdp_spec::Tenant;
+use pdpd::access::{Guard, Peer, Scope};
+use pdpd::http::{Daemon, ProgressFn, RouteFn, Server};
+use pdpd::state::State;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Bytes on their way, each way.
@@ -30,14 +34,19 @@ fn nothing<T>() -> Result<T, Problem> {
 
 impl Daemon for Nothing {
     fn version(&self) -> Version {
-        Version { version: "0".into(), pid: 1, managed: false }
+        Version { version: "0".into(), pid: 1, managed: false, listens: None }
     }
 
     fn doctor(&self) -> Vec<Check> {
         vec![]
     }
 
-    fn apply(&self, request: ApplyRequest, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn apply(
+        &self,
+        _: &Scope,
+        request: ApplyRequest,
+        _: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
         let _ = pdp_spec::parse(&request.files);
         nothing()
     }
@@ -50,7 +59,7 @@ impl Daemon for Nothing {
         nothing()
     }
 
-    fn substrate(&self) -> Result<Substrate, Problem> {
+    fn substrate(&self, _: &Scope) -> Result<Substrate, Problem> {
         nothing()
     }
 
@@ -58,7 +67,19 @@ impl Daemon for Nothing {
         nothing()
     }
 
-    fn vnets(&self) -> Result<Vec<VnetSummary>, Problem> {
+    fn tenants(&self) -> BTreeMap<String, Tenant> {
+        BTreeMap::new()
+    }
+
+    fn tenant_infos(&self, _: &Scope) -> Result<Vec<TenantInfo>, Problem> {
+        Ok(vec![])
+    }
+
+    fn delete_tenant(&self, _: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn vnets(&self, _: &Scope) -> Result<Vec<VnetSummary>, Problem> {
         Ok(vec![])
     }
 
@@ -66,12 +87,13 @@ impl Daemon for Nothing {
         nothing()
     }
 
-    fn delete_vnet(&self, _: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_vnet(&self, _: &Scope, _: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
         nothing()
     }
 
     fn scale(
         &self,
+        _: &Scope,
         _: &str,
         _: &str,
         _: ScaleRequest,
@@ -80,11 +102,11 @@ impl Daemon for Nothing {
         nothing()
     }
 
-    fn set_link(&self, _: &str, _: &str, _: bool) -> Result<Report, Problem> {
+    fn set_link(&self, _: &Scope, _: &str, _: &str, _: bool) -> Result<Report, Problem> {
         nothing()
     }
 
-    fn stats(&self, _: StatsQuery) -> Result<Stats, Problem> {
+    fn stats(&self, _: &Scope, _: StatsQuery) -> Result<Stats, Problem> {
         nothing()
     }
 
@@ -113,7 +135,23 @@ impl Daemon for Nothing {
     }
 }
 
-/// Bytes of a client that then says no more.
+/// The API of that daemon, made once. Its state is in memory where that can be had.
+fn server() -> &'static Server {
+    static SERVER: OnceLock<(Server, tempfile::TempDir, tokio::sync::watch::Sender<bool>)> =
+        OnceLock::new();
+    let make = || {
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let directory = directory.expect("a directory");
+        let state = Arc::new(State::open(directory.path()).expect("a state"));
+        let guard = Guard { state, operators: vec![], viewers: vec![] };
+        let made = pdpd::http::server(Arc::new(Nothing), Arc::new(guard), None);
+        let (server, stop) = made.expect("a thread");
+        (server, directory, stop)
+    };
+    &SERVER.get_or_init(make).0
+}
+
+/// Bytes of a client, an operator, that then says no more.
 pub(crate) fn http(bytes: &[u8]) {
     thread_local! {
         static RUNTIME: tokio::runtime::Runtime = tokio::runtime::Builder::new_current_thread()
@@ -125,7 +163,8 @@ pub(crate) fn http(bytes: &[u8]) {
         runtime.block_on(async {
             let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
             let (mut read, mut write) = tokio::io::split(ours);
-            let served = pdpd::http::serve_connection(theirs, Arc::new(Nothing));
+            let served = server().other(theirs, Peer::Unix { uid: 0, pid: 1 });
+            let served = served.expect("room");
             let told = async {
                 let _ = write.write_all(bytes).await;
                 let _ = write.shutdown().await;

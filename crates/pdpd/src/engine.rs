@@ -24,6 +24,7 @@ use pdp_spec::units::Cores;
 use pdp_spec::{InterfaceFacts, Object};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::access::{Scope, no_vnet};
 use crate::host::{self, Host, words};
 use crate::http::ProgressFn;
 use crate::model::Model;
@@ -133,13 +134,19 @@ impl Engine {
     /// Applies files, or says what that would do.
     pub(crate) fn change(
         &self,
+        scope: &Scope,
         request: ApplyRequest,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
         let _turn = (!request.dry_run).then(|| self.turn());
         let before = self.model();
+        if before.ledger.stopped && *scope != Scope::Node {
+            return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
+                .hint("an operator starts it by `pdp up`"));
+        }
         let documents = pdp_spec::parse(&request.files).map_err(refusal)?;
         let mut named = BTreeSet::new();
+        let mut tenants = BTreeSet::new();
         let mut substrate = false;
         for document in &documents {
             match &document.object {
@@ -147,13 +154,16 @@ impl Engine {
                 Object::VirtualNetwork(vnet) => {
                     named.insert(vnet.metadata.name.clone());
                 }
+                Object::Tenant(tenant) => {
+                    tenants.insert(format!("tenant/{}", tenant.metadata.name));
+                }
             }
         }
         let mut existing = before.existing(&self.cpus, substrate);
         let mut devices = BTreeMap::new();
         let interfaces = documents.iter().filter_map(|document| match &document.object {
             Object::Substrate(substrate) => Some(substrate),
-            Object::VirtualNetwork(_) => None,
+            Object::VirtualNetwork(_) | Object::Tenant(_) => None,
         });
         for interface in interfaces
             .chain(&existing.substrate)
@@ -165,14 +175,25 @@ impl Engine {
             }
         }
         existing.devices = Some(devices);
+        existing.asker = scope.tenant().map(str::to_owned);
         let intent = pdp_spec::check(&documents, &existing).map_err(refusal)?;
         let after = before.with(intent, &self.host.places, &self.cpus).map_err(invalid)?;
-        let changes = after.changes_from(&before, &named, substrate);
+        let mut changes = after.changes_from(&before, &named, substrate);
+        if *scope != Scope::Node {
+            // All that a tenant's files change are its vnets, `vnet/TENANT.NAME/…`.
+            changes.retain(|change| change.object.split('/').nth(1).is_some_and(|v| scope.sees(v)));
+        }
+        for object in tenants {
+            if !changes.iter().any(|change| change.object == object) {
+                let (action, detail) = (Action::Unchanged, String::new());
+                changes.push(Changed { object, action, detail });
+            }
+        }
         if request.dry_run {
             return Ok(Report { changes, dry_run: true, exits: false });
         }
-        self.settle(&before, after, progress)?;
-        self.report(changes, &named)
+        self.settle(&before, after, &mut scoped(scope, progress))?;
+        self.report(scope, changes, &named)
     }
 
     /// Starts all that is stored.
@@ -184,7 +205,7 @@ impl Engine {
         let named: BTreeSet<String> = after.vnets.keys().cloned().collect();
         let changes = after.changes_from(&before, &named, false);
         self.settle(&before, after, progress)?;
-        self.report(changes, &named)
+        self.report(&Scope::Node, changes, &named)
     }
 
     /// Stops everything.
@@ -241,19 +262,41 @@ impl Engine {
         after.replan(&self.host.places, &self.cpus).map_err(invalid)?;
         let changes = after.changes_from(&before, &BTreeSet::new(), true);
         self.settle(&before, after, progress)?;
-        self.report(changes, &BTreeSet::new())
+        self.report(&Scope::Node, changes, &BTreeSet::new())
+    }
+
+    /// Forgets a tenant and its tokens.
+    pub(crate) fn drop_tenant(&self, tenant: &str) -> Result<Report, Problem> {
+        let _turn = self.turn();
+        let before = self.model();
+        if !before.tenants.contains_key(tenant) {
+            return Err(Problem::not_found(format!("no tenant {tenant:?}"))
+                .hint("`pdp get tenants` lists them"));
+        }
+        let scope = Scope::Tenant(tenant.into());
+        let vnets: Vec<&str> =
+            before.vnets.keys().filter(|vnet| scope.sees(vnet)).map(String::as_str).collect();
+        if !vnets.is_empty() {
+            let problem = format!("tenant {tenant} has {}", vnets.join(", "));
+            return Err(Problem::new(ProblemKind::Conflict, problem).hint("delete those first"));
+        }
+        let after = before.without_tenant(tenant);
+        let changes = after.changes_from(&before, &BTreeSet::new(), false);
+        self.store(&before, after)?;
+        Ok(Report { changes, ..Report::default() })
     }
 
     /// Stops and forgets a vnet.
     pub(crate) fn drop_vnet(
         &self,
+        scope: &Scope,
         vnet: &str,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
         let _turn = self.turn();
         let before = self.model();
         if !before.vnets.contains_key(vnet) {
-            return Err(no_vnet(&before, vnet));
+            return Err(no_vnet(vnet));
         }
         let after = before.without(vnet, &self.host.places, &self.cpus).map_err(invalid)?;
         let changes = vec![Changed {
@@ -261,7 +304,7 @@ impl Engine {
             action: Action::Delete,
             detail: String::new(),
         }];
-        self.settle(&before, after, progress)?;
+        self.settle(&before, after, &mut scoped(scope, progress))?;
         let left = self.host.state.things().map_err(Problem::internal)?;
         let prefix = format!("{vnet}/");
         let left: Vec<String> = left
@@ -279,10 +322,16 @@ impl Engine {
     }
 
     /// Sets a link's administrative state.
-    pub(crate) fn change_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
+    pub(crate) fn change_link(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        link: &str,
+        up: bool,
+    ) -> Result<Report, Problem> {
         let _turn = self.turn();
         let before = self.model();
-        let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(&before, vnet)) };
+        let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
         let index = plan.mux.vlinks.iter().position(|known| known.name == link).or_else(|| {
             let is_end = |end: &pdp_spec::units::Endpoint| end.to_string() == link;
             plan.links.iter().position(|ends| ends.iter().any(is_end))
@@ -310,13 +359,14 @@ impl Engine {
             });
         }
         self.settle(&before, after, &mut |_| {})?;
-        self.report(changes, &BTreeSet::from([vnet.to_string()]))
+        self.report(scope, changes, &BTreeSet::from([vnet.to_string()]))
     }
 
     /// Changes the number of forwarding guests of a router, as an applied spec with that number
     /// would.
     pub(crate) fn change_guests(
         &self,
+        scope: &Scope,
         vnet: &str,
         node: &str,
         request: ScaleRequest,
@@ -324,7 +374,7 @@ impl Engine {
     ) -> Result<Report, Problem> {
         let _turn = self.turn();
         let before = self.model();
-        let Some(wanted) = before.vnets.get(vnet) else { return Err(no_vnet(&before, vnet)) };
+        let Some(wanted) = before.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
         if before.ledger.stopped {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
                 .hint("start it by `pdp up` first"));
@@ -348,13 +398,14 @@ impl Engine {
         plane.guests = Some(request.guests);
         plane.power = Cores(u32::try_from(power).unwrap_or(u32::MAX).min(MILLICORES_MAX));
         let document = pdp_spec::Document::made(Object::VirtualNetwork(wanted));
-        let existing = before.existing(&self.cpus, false);
+        let mut existing = before.existing(&self.cpus, false);
+        existing.asker = scope.tenant().map(str::to_owned);
         let intent = pdp_spec::check(&[document], &existing).map_err(no_room)?;
         let after = before.with(intent, &self.host.places, &self.cpus).map_err(invalid)?;
         let named = BTreeSet::from([vnet.to_string()]);
         let changes = after.changes_from(&before, &named, false);
-        self.settle(&before, after, progress)?;
-        self.report(changes, &named)
+        self.settle(&before, after, &mut scoped(scope, progress))?;
+        self.report(scope, changes, &named)
     }
 
     fn turn(&self) -> std::sync::MutexGuard<'_, ()> {
@@ -393,14 +444,20 @@ impl Engine {
     }
 
     /// The report, or what is wrong now with what was named.
-    fn report(&self, changes: Vec<Changed>, named: &BTreeSet<String>) -> Result<Report, Problem> {
+    fn report(
+        &self,
+        scope: &Scope,
+        changes: Vec<Changed>,
+        named: &BTreeSet<String>,
+    ) -> Result<Report, Problem> {
         let seen = self.seen();
         let mut wrong = Vec::new();
         for (key, health) in &seen.healths {
             use crate::key::Key;
             let touched = match key {
-                Key::Mux => true,
-                Key::External(_) => !named.is_empty(),
+                // The node's own are the operators' to know and to mend.
+                Key::Mux => *scope == Scope::Node,
+                Key::External(_) => *scope == Scope::Node && !named.is_empty(),
                 Key::Vnet(vnet) | Key::Node { vnet, .. } | Key::Guest { vnet, .. } => {
                     named.contains(vnet)
                 }
@@ -451,13 +508,19 @@ fn keeper_gone() -> Problem {
     Problem::internal("the daemon's keeper ended").hint("start the daemon anew")
 }
 
-/// No vnet of this name.
-pub(crate) fn no_vnet(model: &Model, vnet: &str) -> Problem {
-    let names: Vec<&str> = model.vnets.keys().map(String::as_str).collect();
-    let problem = Problem::not_found(format!("no vnet {vnet:?}"));
-    match names.is_empty() {
-        true => problem.hint("there is none; `pdp apply -f FILE` makes one"),
-        false => problem.hint(format!("there are {}", names.join(", "))),
+/// Steps of a change as somebody may know them: those that name a vnet outside of the scope, or none,
+/// are left out and not counted.
+fn scoped<'a>(scope: &'a Scope, progress: ProgressFn<'a>) -> impl FnMut(Progress) + Send + use<'a> {
+    let mut count = 0;
+    move |step| match scope {
+        Scope::Node => progress(step),
+        // As the keeper writes them: `starting node VNET/NODE`.
+        Scope::Tenant(_) => {
+            if step.what.split([' ', '/']).any(|word| scope.sees(word)) {
+                count += 1;
+                progress(Progress { done: count, total: count, what: step.what });
+            }
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pdp_container::{HelperSpec, Process, Runtime, State as GuestState};
@@ -88,7 +89,7 @@ pub struct Host {
     /// Guests and helpers.
     pub runtime: Runtime,
     /// What is remembered.
-    pub state: State,
+    pub state: Arc<State>,
     /// The mux.
     pub mux: Mux,
 }

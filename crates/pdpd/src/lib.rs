@@ -2,6 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`access`], [`audit`] | who may do what, and who did |
 //! | [`http`] | the API; asks [`engine`] |
 //! | [`engine`] | changes what is wanted, one change at a time; answers what is |
 //! | [`observe`], [`view`] | what is, for the API |
@@ -13,6 +14,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod access;
+pub mod audit;
 pub mod backoff;
 pub mod control;
 pub mod engine;

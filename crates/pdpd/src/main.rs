@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -12,10 +13,12 @@ use clap::Parser;
 use pdp_container::{
     Found, GuestSpec, HelperSpec, LOG_BYTES_MAX, LogFile, Paths, Runtime, State as GuestState,
 };
+use pdpd::access::Guard;
 use pdpd::control::Mux;
 use pdpd::engine::{self, Engine};
 use pdpd::host::{Host, make_passable};
-use pdpd::http;
+use pdpd::http::tls::Tls;
+use pdpd::http::{self, Listeners};
 use pdpd::plan::Places;
 use pdpd::state::State;
 use rustix::fs::{FlockOperation, fcntl_lock};
@@ -48,6 +51,22 @@ struct Arguments {
     /// Where the API listens [default: pdpd.sock in the run directory].
     #[arg(long)]
     socket: Option<PathBuf>,
+    /// Serve the API with TLS as well, at this address and port, for who has a token.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Certificate for it with its chain, PEM [default: one that signs itself is made and kept in the
+    /// state directory as tls.crt].
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "listen"])]
+    tls_cert: Option<PathBuf>,
+    /// Private key of that certificate, PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Users that are operators beside root, by name or number: they may do what root may.
+    #[arg(long, value_name = "USERS", value_delimiter = ',')]
+    operator_users: Vec<String>,
+    /// Users that may look at the whole node, by name or number.
+    #[arg(long, value_name = "USERS", value_delimiter = ',')]
+    viewer_users: Vec<String>,
     /// The OCI runtime.
     #[arg(long, default_value = "/usr/sbin/runc")]
     runc: PathBuf,
@@ -92,7 +111,7 @@ fn main() -> anyhow::Result<()> {
         images: state_directory.join("images"),
         cgroup: arguments.cgroup,
     })?;
-    let state = State::open(&state_directory)?;
+    let state = Arc::new(State::open(&state_directory)?);
     if state.is_new() && !arguments.forget {
         let runs = |found: &Found| {
             let (Found::Guest(GuestSpec { dir, .. }) | Found::Helper(HelperSpec { dir, .. })) =
@@ -107,7 +126,12 @@ fn main() -> anyhow::Result<()> {
             state_directory.display()
         );
     }
-    let host = Arc::new(Host { mux: Mux { path: places.mux_control() }, places, runtime, state });
+    let host = Arc::new(Host {
+        mux: Mux { path: places.mux_control() },
+        places,
+        runtime,
+        state: state.clone(),
+    });
     // The variable alone may come from a service that a shell above belongs to.
     let managed = std::env::var_os("INVOCATION_ID").is_some()
         && rustix::process::getppid() == Some(rustix::process::Pid::INIT);
@@ -118,8 +142,27 @@ fn main() -> anyhow::Result<()> {
     })?;
     let engine = Arc::new(engine);
     let socket = arguments.socket.unwrap_or_else(|| run.join("pdpd.sock"));
-    let listener =
-        http::listen(&socket).with_context(|| format!("API socket {}", socket.display()))?;
+    let tls = match arguments.listen {
+        Some(address) => {
+            let tls = match (&arguments.tls_cert, &arguments.tls_key) {
+                (Some(certificate), Some(key)) => Tls::of_files(certificate, key)?,
+                _ => Tls::self_signed(&state_directory, address)?,
+            };
+            let listener = TcpListener::bind(address)
+                .with_context(|| format!("can't listen at {address}; see --listen"))?;
+            let at = listener.local_addr()?;
+            tracing::info!("listening at {at}, certificate SHA-256 {}", tls.sha256);
+            Some((listener, tls))
+        }
+        None => None,
+    };
+    let unix = http::listen(&socket).with_context(|| format!("API socket {}", socket.display()))?;
+    let listeners = Listeners { unix, tls };
+    let guard = Arc::new(Guard {
+        state,
+        operators: arguments.operator_users,
+        viewers: arguments.viewer_users,
+    });
     let keeping = engine.clone();
     std::thread::Builder::new().name("keeper".into()).spawn(move || {
         // What a panic leaves is made good by a new start: better none than one without a keeper.
@@ -135,7 +178,7 @@ fn main() -> anyhow::Result<()> {
         .worker_threads(2)
         .enable_all()
         .build()?
-        .block_on(serve(listener, engine, exiting))?;
+        .block_on(serve(listeners, engine, guard, exiting))?;
     remove(&socket);
     if purge {
         remove(&log);
@@ -143,6 +186,9 @@ fn main() -> anyhow::Result<()> {
         remove(&run.join("pdpd.lock"));
         for name in ["pdpd.sqlite", "pdpd.sqlite-wal", "pdpd.sqlite-shm"] {
             remove(&state_directory.join(name));
+        }
+        for path in http::tls::files(&state_directory) {
+            remove(&path);
         }
         // Only if nothing else is in them.
         let _ = std::fs::remove_dir_all(state_directory.join("images"));
@@ -154,8 +200,9 @@ fn main() -> anyhow::Result<()> {
 
 /// Serves until a signal or the API says to stop; whether everything is to be forgotten.
 async fn serve(
-    listener: std::os::unix::net::UnixListener,
+    listeners: Listeners,
     engine: Arc<Engine>,
+    guard: Arc<Guard>,
     mut exiting: mpsc::UnboundedReceiver<bool>,
 ) -> anyhow::Result<bool> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -163,7 +210,7 @@ async fn serve(
     let purge = Arc::new(Mutex::new(false));
     let told = purge.clone();
     tracing::info!("pdpd {} is ready", env!("CARGO_PKG_VERSION"));
-    http::serve(listener, engine, async move {
+    http::serve(listeners, engine, guard, async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}

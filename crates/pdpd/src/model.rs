@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pdp_api::{Action, Change as Changed};
-use pdp_spec::{Existing, Intent, Object, Substrate, VirtualNetwork};
+use pdp_spec::{Existing, Intent, Object, Substrate, Tenant, VirtualNetwork};
 
 use crate::ledger::{Ledger, Placement, VNETS, VNETS_MAX};
 use crate::plan::{NodePlan, Places, Plan, PlanError, VnetPlan, plan};
@@ -19,6 +19,8 @@ pub struct Model {
     pub substrate: Option<Substrate>,
     /// Vnets as applied.
     pub vnets: BTreeMap<String, VirtualNetwork>,
+    /// Tenants as applied.
+    pub tenants: BTreeMap<String, Tenant>,
     /// Changes of each document so far.
     pub generations: BTreeMap<(String, String), u32>,
     /// What was given out.
@@ -69,6 +71,9 @@ impl Model {
                 Object::VirtualNetwork(vnet) => {
                     model.vnets.insert(vnet.metadata.name.clone(), vnet);
                 }
+                Object::Tenant(tenant) => {
+                    model.tenants.insert(tenant.metadata.name.clone(), tenant);
+                }
             }
         }
         model.replan(places, cpus)?;
@@ -97,6 +102,7 @@ impl Model {
         Existing {
             substrate,
             vnets: self.vnets.clone(),
+            tenants: self.tenants.clone(),
             placements,
             cpus: cpus.clone(),
             ..Existing::default()
@@ -116,6 +122,7 @@ impl Model {
             next.substrate = intent.substrate;
         }
         next.vnets = intent.vnets;
+        next.tenants = intent.tenants;
         for name in next.vnets.keys() {
             let number = next.ledger.number(VNETS, name, VNETS_MAX);
             number.ok_or_else(|| PlanError::NoNumber { vnet: name.clone(), max: VNETS_MAX })?;
@@ -139,6 +146,14 @@ impl Model {
         next.generations.remove(&("VirtualNetwork".to_string(), vnet.to_string()));
         next.replan(places, cpus)?;
         Ok(next)
+    }
+
+    /// The model without a tenant, which has no vnets.
+    pub fn without_tenant(&self, tenant: &str) -> Self {
+        let mut next = self.clone();
+        next.tenants.remove(tenant);
+        next.generations.remove(&("Tenant".to_string(), tenant.to_string()));
+        next
     }
 
     /// Makes the plan anew.
@@ -188,6 +203,11 @@ impl Model {
                 *self.generations.entry(key).or_default() += 1;
             }
         }
+        for (name, tenant) in &self.tenants {
+            if before.tenants.get(name) != Some(tenant) {
+                *self.generations.entry(("Tenant".to_string(), name.clone())).or_default() += 1;
+            }
+        }
         if let Some(substrate) = &self.substrate
             && before.substrate.as_ref() != Some(substrate)
         {
@@ -217,8 +237,10 @@ impl Model {
     fn objects(&self) -> BTreeMap<(String, String), Object> {
         let substrate = self.substrate.iter().cloned().map(Object::Substrate);
         let vnets = self.vnets.values().cloned().map(Object::VirtualNetwork);
+        let tenants = self.tenants.values().cloned().map(Object::Tenant);
         substrate
             .chain(vnets)
+            .chain(tenants)
             .map(|object| ((object.kind().to_string(), object.name().to_string()), object))
             .collect()
     }
@@ -248,6 +270,17 @@ impl Model {
                 _ => (Action::Change, ""),
             };
             changes.push(changed(format!("substrate/{name}"), action, detail));
+        }
+        let tenants: BTreeSet<&String> = before.tenants.keys().chain(self.tenants.keys()).collect();
+        for name in tenants {
+            let (was, is) = (before.tenants.get(name), self.tenants.get(name));
+            let action = match (was, is) {
+                _ if was == is => continue,
+                (None, _) => Action::Create,
+                (_, None) => Action::Delete,
+                _ => Action::Change,
+            };
+            changes.push(changed(format!("tenant/{name}"), action, ""));
         }
         let mut names: BTreeSet<&String> = named.iter().collect();
         names.extend(old.vnets.keys().chain(new.vnets.keys()));

@@ -13,14 +13,16 @@ use pdp_api::{
     ApplyRequest, CaptureQuery, Check, CheckState, DownRequest, GuestProcess, GuestStats,
     NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats, RouteHop,
     RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery,
-    Substrate, TapStats, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
+    Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
 };
 use pdp_proto::mirror::{self, Source};
 use pdp_proto::mux;
 use pdp_proto::routes::Resolved;
+use pdp_spec::Tenant;
 
+use crate::access::{Scope, no_vnet};
 use crate::control::{CALL_MAX, ControlError, Mirror, TapHelper};
-use crate::engine::{Engine, no_vnet};
+use crate::engine::Engine;
 use crate::host::words;
 use crate::http::{Daemon, ProgressFn, RouteFn};
 use crate::plan::NodePlan;
@@ -58,6 +60,7 @@ impl Daemon for Engine {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             managed: self.managed,
+            listens: None,
         }
     }
 
@@ -65,8 +68,13 @@ impl Daemon for Engine {
         checks()
     }
 
-    fn apply(&self, request: ApplyRequest, progress: ProgressFn<'_>) -> Result<Report, Problem> {
-        self.change(request, progress)
+    fn apply(
+        &self,
+        scope: &Scope,
+        request: ApplyRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        self.change(scope, request, progress)
     }
 
     fn up(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
@@ -77,48 +85,71 @@ impl Daemon for Engine {
         self.stop_all(request, progress)
     }
 
-    fn substrate(&self) -> Result<Substrate, Problem> {
-        Ok(crate::view::substrate(self))
+    fn substrate(&self, scope: &Scope) -> Result<Substrate, Problem> {
+        Ok(crate::view::substrate(self, scope))
     }
 
     fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
         self.drop_substrate(progress)
     }
 
-    fn vnets(&self) -> Result<Vec<VnetSummary>, Problem> {
-        Ok(crate::view::vnets(self))
+    fn tenants(&self) -> BTreeMap<String, Tenant> {
+        self.model().tenants.clone()
+    }
+
+    fn tenant_infos(&self, scope: &Scope) -> Result<Vec<TenantInfo>, Problem> {
+        Ok(crate::view::tenants(self, scope))
+    }
+
+    fn delete_tenant(&self, tenant: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.drop_tenant(tenant)
+    }
+
+    fn vnets(&self, scope: &Scope) -> Result<Vec<VnetSummary>, Problem> {
+        Ok(crate::view::vnets(self, scope))
     }
 
     fn vnet(&self, vnet: &str) -> Result<Vnet, Problem> {
-        crate::view::vnet(self, vnet).ok_or_else(|| no_vnet(&self.model(), vnet))
+        crate::view::vnet(self, vnet).ok_or_else(|| no_vnet(vnet))
     }
 
-    fn delete_vnet(&self, vnet: &str, progress: ProgressFn<'_>) -> Result<Report, Problem> {
-        self.drop_vnet(vnet, progress)
+    fn delete_vnet(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        self.drop_vnet(scope, vnet, progress)
     }
 
     fn scale(
         &self,
+        scope: &Scope,
         vnet: &str,
         node: &str,
         request: ScaleRequest,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
-        self.change_guests(vnet, node, request, progress)
+        self.change_guests(scope, vnet, node, request, progress)
     }
 
-    fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
-        self.change_link(vnet, link, up)
+    fn set_link(&self, scope: &Scope, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
+        self.change_link(scope, vnet, link, up)
     }
 
-    fn stats(&self, query: StatsQuery) -> Result<Stats, Problem> {
+    fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem> {
         let model = self.model();
         if let Some(vnet) = &query.vnet
             && !model.vnets.contains_key(vnet)
         {
-            return Err(no_vnet(&model, vnet));
+            return Err(no_vnet(vnet));
         }
-        let stats = self.host.mux.stats(query.vnet.as_deref()).map_err(unavailable)?;
+        let mut stats = self.host.mux.stats(query.vnet.as_deref()).map_err(unavailable)?;
+        if *scope != Scope::Node {
+            // Of the mux as a whole a tenant learns nothing.
+            stats.externals.clear();
+            stats.workers.clear();
+        }
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let mut all = Stats {
             at_ns: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64,
@@ -147,7 +178,8 @@ impl Daemon for Engine {
         }
         let mut nodes = Vec::new();
         for (vnet, stats) in stats.vnets {
-            let Some(plan) = model.plan.vnets.get(&vnet) else { continue };
+            let plan = model.plan.vnets.get(&vnet).filter(|_| scope.sees(&vnet));
+            let Some(plan) = plan else { continue };
             for (node, counters) in stats.nodes {
                 if let Some(plan) = plan.nodes.get(&node) {
                     nodes.push((vnet.clone(), node, plan, counters));
@@ -303,7 +335,7 @@ impl Daemon for Engine {
 impl Engine {
     fn node(&self, vnet: &str, node: &str) -> Result<NodePlan, Problem> {
         let model = self.model();
-        let Some(plan) = model.plan.vnets.get(vnet) else { return Err(no_vnet(&model, vnet)) };
+        let Some(plan) = model.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
         plan.nodes.get(node).cloned().ok_or_else(|| {
             let names: Vec<&str> = plan.nodes.keys().map(String::as_str).collect();
             Problem::not_found(format!("vnet {vnet}: no node {node:?}"))

@@ -29,7 +29,7 @@ use pdp_proto::mux;
 use crate::backoff::Backoff;
 use crate::host::{self, Host, HostError, words};
 use crate::key::Key;
-use crate::plan::{GuestPlan, NodePlan, Plan, VnetPlan};
+use crate::plan::{GuestPlan, NodePlan, Places, Plan, VnetPlan};
 
 /// Containers that are made at a time.
 const TASKS_AT_ONCE: usize = 8;
@@ -592,7 +592,7 @@ impl<'a> Reconciler<'a> {
             told(done.fetch_add(1, Ordering::Relaxed), total, &format!("stopping {key}"));
             match &key {
                 Key::Vnet(vnet) => {
-                    host.runtime.cgroups().remove(&format!("vnets/{vnet}"), CGROUP_WAIT)?;
+                    host.runtime.cgroups().remove(&Places::vnet_cgroup(vnet), CGROUP_WAIT)?;
                     host::remove_directory(&host.places.run.join("vnets").join(vnet))?;
                 }
                 Key::External(name) => {
@@ -671,13 +671,14 @@ impl<'a> Reconciler<'a> {
         match key {
             Key::Guest { number, .. } => {
                 self.remove_guest(key, &directory)?;
-                let cgroup = format!("vnets/{vnet}/{node}.g{number}");
+                let cgroup = format!("{}/{node}.g{number}", Places::vnet_cgroup(vnet));
                 host.runtime.cgroups().remove(&cgroup, CGROUP_WAIT)?;
                 host::remove_directory(&directory.join(format!("g{number}")))?;
             }
             _ => {
                 self.remove_control_side(key, &directory)?;
-                host.runtime.cgroups().remove(&format!("vnets/{vnet}/{node}"), CGROUP_WAIT)?;
+                let cgroup = format!("{}/{node}", Places::vnet_cgroup(vnet));
+                host.runtime.cgroups().remove(&cgroup, CGROUP_WAIT)?;
                 host::remove_directory(&directory)?;
             }
         }

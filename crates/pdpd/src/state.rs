@@ -8,8 +8,12 @@
 //!   made from ([`State::confirm`]), and forgotten after it is gone ([`State::forget`]). What a
 //!   restart finds intended and not confirmed exists by half, and is taken down and made anew.
 //!
+//! - **tokens** and **audit**: who may come, and who came; see [`access`].
+//!
 //! Every change is one transaction, on disk when the call returns (WAL, `synchronous=FULL`).
 //! Limits: [`DOCUMENT_BYTES_MAX`] a document.
+
+pub mod access;
 
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
@@ -24,8 +28,9 @@ use crate::ledger::{Ledger, Placement};
 /// Bytes of one stored document.
 pub const DOCUMENT_BYTES_MAX: usize = 16 << 20;
 
-/// Version of the tables; a newer one is refused.
-const SCHEMA_VERSION: i64 = 1;
+/// Version of the tables; a newer one is refused. 2 has the tables of [`access`] beside those of 1,
+/// which are as they were: making what is missing is all it takes to go on from 1.
+const SCHEMA_VERSION: i64 = 2;
 
 const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS documents (
@@ -46,7 +51,7 @@ CREATE TABLE IF NOT EXISTS things (
 ";
 
 /// Modes of the state file and of its directory.
-const PRIVATE: u32 = 0o600;
+pub(crate) const PRIVATE: u32 = 0o600;
 const PASSABLE: u32 = 0o711;
 
 /// Why the state could not be read or written.
@@ -108,7 +113,7 @@ pub enum StateError {
 /// A spec as stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// `Substrate` or `VirtualNetwork`.
+    /// `Substrate`, `VirtualNetwork` or `Tenant`.
     pub kind: String,
     /// Its `metadata.name`.
     pub name: String,
@@ -192,7 +197,8 @@ impl State {
         let is_new = found == 0;
         database
             .execute_batch(&format!(
-                "BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+                "BEGIN; {SCHEMA} {} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;",
+                access::SCHEMA
             ))
             .map_err(failed("making its tables"))?;
         Ok(Self { path, database: Mutex::new(database), is_new })
@@ -264,6 +270,9 @@ impl State {
         self.write("storing specs", |tx| {
             for (kind, name) in &change.delete {
                 tx.execute("DELETE FROM documents WHERE kind=?1 AND name=?2", [kind, name])?;
+                if kind == "Tenant" {
+                    tx.execute("DELETE FROM tokens WHERE tenant=?1", [name])?;
+                }
             }
             for d in &change.put {
                 tx.execute(
@@ -461,8 +470,22 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         drop(State::open(directory.path()).unwrap());
         let database = Connection::open(directory.path().join("pdpd.sqlite")).unwrap();
-        database.execute_batch("PRAGMA user_version=2").unwrap();
+        database.execute_batch("PRAGMA user_version=3").unwrap();
         let refused = State::open(directory.path()).unwrap_err();
-        assert!(matches!(refused, StateError::Newer { found: 2, .. }), "{refused}");
+        assert!(matches!(refused, StateError::Newer { found: 3, .. }), "{refused}");
+    }
+
+    #[test]
+    fn a_state_of_the_first_version_is_taken_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let old = Connection::open(directory.path().join("pdpd.sqlite")).unwrap();
+        let row = "INSERT INTO documents VALUES ('VirtualNetwork', 'red', 3, '{}')";
+        old.execute_batch(&format!("{SCHEMA} {row}; PRAGMA user_version=1")).unwrap();
+        drop(old);
+        let state = State::open(directory.path()).unwrap();
+        assert_eq!(state.documents().unwrap(), vec![document("red", 3)]);
+        assert!(state.tokens().unwrap().is_empty());
+        let version: i64 = state.lock().query_row("PRAGMA user_version", [], |r| r.get(0)).unwrap();
+        assert_eq!(version, SCHEMA_VERSION);
     }
 }

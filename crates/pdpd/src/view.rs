@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use pdp_api::{
     ExternalStatus, FeGuest, FeStatus, ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase,
-    PortStatus, ProcessStatus, Substrate, SubstrateStatus, Vnet, VnetStatus, VnetSummary,
+    PortStatus, ProcessStatus, Substrate, SubstrateStatus, TenantInfo, Vnet, VnetStatus,
+    VnetSummary,
 };
 use pdp_net::interface::Interface;
 use pdp_proto::mux;
 use pdp_spec::Outlet;
 use pdp_spec::limits::MTU_MAX;
 
+use crate::access::Scope;
 use crate::control::Mirror;
 use crate::engine::{Engine, Seen};
 use crate::key::Key;
@@ -31,25 +33,64 @@ struct View<'a> {
     mux: Option<mux::Stats>,
 }
 
-/// The substrate.
-pub fn substrate(engine: &Engine) -> Substrate {
+/// The substrate; of it, for a tenant, what its vnets may use, with nothing of others.
+pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
     let (model, seen) = (engine.model(), engine.seen());
     let mux = engine.host.mux.stats(Some("")).ok();
     let view = View { engine, model: &model, seen: &seen, mux };
+    let status = view.substrate();
+    if let Some(tenant) = scope.tenant() {
+        let granted = model.tenants.get(tenant).map(|tenant| &tenant.spec.interfaces);
+        return of_tenant(status, scope, |name| granted.is_some_and(|all| all.contains_key(name)));
+    }
     Substrate {
         spec: model
             .substrate
             .as_ref()
             .and_then(|spec| serde_json::to_value(pdp_spec::Object::Substrate(spec.clone())).ok()),
-        status: view.substrate(),
+        status,
     }
 }
 
-/// All vnets.
-pub fn vnets(engine: &Engine) -> Vec<VnetSummary> {
+/// What a tenant may know of a substrate.
+fn of_tenant(
+    mut status: SubstrateStatus,
+    scope: &Scope,
+    granted: impl Fn(&str) -> bool,
+) -> Substrate {
+    for engine in &mut status.fes {
+        engine.guests.retain(|guest| scope.sees(&guest.vnet));
+        engine.used_millicores = engine.guests.iter().map(|guest| guest.share_millicores).sum();
+    }
+    status.externals.retain(|external| granted(&external.name));
+    status.message = None;
+    status.mux = ProcessStatus { phase: status.mux.phase, ..ProcessStatus::default() };
+    status.phase = status.mux.phase;
+    Substrate { spec: None, status }
+}
+
+/// All vnets of a scope.
+pub fn vnets(engine: &Engine, scope: &Scope) -> Vec<VnetSummary> {
     let (model, seen) = (engine.model(), engine.seen());
     let view = View { engine, model: &model, seen: &seen, mux: engine.host.mux.stats(None).ok() };
-    model.plan.vnets.iter().map(|(name, plan)| view.summary(name, plan)).collect()
+    let vnets = model.plan.vnets.iter().filter(|(name, _)| scope.sees(name));
+    vnets.map(|(name, plan)| view.summary(name, plan)).collect()
+}
+
+/// Tenants of a scope, with their vnets.
+pub fn tenants(engine: &Engine, scope: &Scope) -> Vec<TenantInfo> {
+    let model = engine.model();
+    let mine = |name: &&String| scope.tenant().is_none_or(|tenant| tenant == name.as_str());
+    let infos = model.tenants.keys().filter(mine).map(|name| {
+        let of = Scope::Tenant(name.clone());
+        let object = model.tenants.get(name).cloned().map(pdp_spec::Object::Tenant);
+        TenantInfo {
+            name: name.clone(),
+            spec: serde_json::to_value(object).unwrap_or_default(),
+            vnets: model.vnets.keys().filter(|vnet| of.sees(vnet)).cloned().collect(),
+        }
+    });
+    infos.collect()
 }
 
 /// One vnet.

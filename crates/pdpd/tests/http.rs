@@ -68,6 +68,9 @@ fn the_description_names_every_path_and_only_types_that_it_describes() {
         paths::SUBSTRATE,
         paths::VNETS,
         paths::STATS,
+        paths::TENANTS,
+        paths::TOKENS,
+        paths::AUDIT,
         "/v1/logs/{process}",
         "/v1/vnets/{vnet}/links/{link}",
         "/v1/vnets/{vnet}/nodes/{node}/exec",
@@ -564,7 +567,7 @@ fn a_dead_sockets_place_is_taken_and_a_live_ones_is_not() {
     let path = dir.path().join("pdpd.sock");
     drop(UnixListener::bind(&path).unwrap());
     let alive = listen(&path).unwrap();
-    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
     let second = listen(&path).unwrap_err();
     assert_eq!(second.kind(), std::io::ErrorKind::AddrInUse);
     let mut peer = UnixStream::connect(&path).unwrap();

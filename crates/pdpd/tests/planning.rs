@@ -397,3 +397,54 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_vnets_dot_never_meets_the_dots_of_ids_and_cgroups() {
+    // `a.b` with a node `mirror` would have the id of the mirror of `a`'s node `b`, and `cpu.max`
+    // a cgroup where the kernel has a file.
+    let tenant = |name: &str| {
+        format!("{{apiVersion: pdp/v1, kind: Tenant, metadata: {{name: {name}}}, spec: {{}}}}\n---")
+    };
+    let vnet = |name: &str, nodes: &[&str]| {
+        let nodes: Vec<String> = nodes
+            .iter()
+            .map(|node| format!("{node}: {{kind: router, dataPlane: {{power: 10m}}}}"))
+            .collect();
+        let nodes = nodes.join(", ");
+        format!(
+            "{{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {{name: {name}}}, spec: {{nodes: {{{nodes}}}}}}}\n---\n"
+        )
+    };
+    let text = [
+        SUBSTRATE.to_owned(),
+        "---\n".into(),
+        tenant("a") + "\n",
+        tenant("cpu") + "\n",
+        vnet("a", &["b"]),
+        vnet("a.b", &["mirror", "g0", "tap"]),
+        vnet("cpu.max", &["r1"]),
+    ];
+    let file =
+        SourceFile::read("f", text.concat().trim_end_matches("---\n"), |_, _| Err("".into()));
+    let documents = pdp_spec::parse(&[file]).unwrap();
+    let existing = Model::default().existing(&cpus(), true);
+    let intent = pdp_spec::check(&documents, &existing).unwrap();
+    let plan = Model::default().with(intent, &places(), &cpus()).unwrap().plan;
+    let mut ids = BTreeSet::new();
+    let mut cgroups = BTreeSet::new();
+    for node in plan.vnets.values().flat_map(|vnet| vnet.nodes.values()) {
+        let helpers = node.tap_helper.iter().map(|helper| &helper.process.id);
+        let helpers = helpers.chain(node.mirror.iter().map(|mirror| &mirror.process.id));
+        let guests = node.guests.values().map(|guest| &guest.container);
+        for container in guests.chain([&node.control]) {
+            assert!(ids.insert(container.id.clone()), "{} twice", container.id);
+            assert!(cgroups.insert(container.cgroup.clone()), "{} twice", container.cgroup);
+        }
+        for id in helpers {
+            assert!(ids.insert(id.clone()), "{id} twice");
+        }
+    }
+    assert!(
+        cgroups.iter().all(|path| path.split('/').nth(1).is_some_and(|vnet| !vnet.contains('.')))
+    );
+}

@@ -22,7 +22,7 @@ mod shape;
 mod tree;
 pub mod units;
 
-pub use check::{Existing, Intent, InterfaceFacts, check, placement_key};
+pub use check::{Existing, Intent, InterfaceFacts, check, placement_key, tenant_of};
 pub use diagnostic::{Diagnostic, render};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};

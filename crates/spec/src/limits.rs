@@ -66,6 +66,14 @@ pub const RATE_BPS_MIN: u64 = 8_000;
 pub const RATE_BPS_MAX: u64 = 1_000_000_000_000;
 /// Highest packet rate of anything, packets a second.
 pub const RATE_PPS_MAX: u64 = 1_000_000_000;
+/// Tenants of one node.
+pub const TENANTS_MAX: usize = 256;
+/// Unix users of one tenant, and directories of its images.
+pub const TENANT_ENTRIES_MAX: usize = 64;
+/// Ranges of one set of tunnel keys.
+pub const KEY_RANGES_MAX: usize = 64;
+/// UDP destination port of VXLAN (RFC 7348 section 5).
+pub const VXLAN_PORT: u16 = 4789;
 /// VXLAN network identifiers have 24 bits (RFC 7348 section 5).
 pub const VNI_MAX: u32 = (1 << 24) - 1;
 /// Smallest memory limit of a guest, bytes.

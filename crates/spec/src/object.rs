@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::*;
-use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, Mac};
+use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, KeySet, Mac};
 
 /// One document of a spec.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,14 +21,17 @@ pub enum Object {
     Substrate(Substrate),
     /// One virtual network.
     VirtualNetwork(VirtualNetwork),
+    /// Somebody who has virtual networks of their own.
+    Tenant(Tenant),
 }
 
 impl Object {
-    /// `Substrate` or `VirtualNetwork`.
+    /// `Substrate`, `VirtualNetwork` or `Tenant`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Substrate(_) => "Substrate",
             Self::VirtualNetwork(_) => "VirtualNetwork",
+            Self::Tenant(_) => "Tenant",
         }
     }
 
@@ -37,6 +40,7 @@ impl Object {
         match self {
             Self::Substrate(substrate) => &substrate.metadata.name,
             Self::VirtualNetwork(vnet) => &vnet.metadata.name,
+            Self::Tenant(tenant) => &tenant.metadata.name,
         }
     }
 }
@@ -54,7 +58,8 @@ pub enum ApiVersion {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
-    /// Name, unique among objects of the kind: lower-case letters, digits and `-`, at most 63.
+    /// Name, unique among objects of the kind: lower-case letters, digits and `-`, at most 63. A
+    /// tenant's virtual networks are called `TENANT.NAME`, at most 63 in all.
     #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
     pub name: String,
     /// Anything that helps to find the object again; PdP makes nothing of it.
@@ -251,6 +256,87 @@ pub struct ManagementHost {
     /// Memory limits of all guests may add up to this. Not given: they are not added up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
+}
+
+/// Somebody who has virtual networks of their own, called `TENANT.NAME`, and what these may take of
+/// the node. Applied, changed and deleted by operators.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tenant {
+    /// Version of the format: `pdp/v1`.
+    pub api_version: ApiVersion,
+    /// What the object is called.
+    pub metadata: Metadata,
+    /// What it may do.
+    #[serde(default)]
+    pub spec: TenantSpec,
+    /// Ignored when applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+/// What a tenant may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TenantSpec {
+    /// Users of the machine that are this tenant on the daemon's Unix socket: names, or user ids as
+    /// text. A user is of one tenant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unix_users: Vec<String>,
+    /// What all its virtual networks together may have.
+    pub quota: Quota,
+    /// External interfaces of the substrate that its virtual networks may use, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub interfaces: BTreeMap<String, Grant>,
+    /// Directories of the machine below which its `rootfs` and `ociLayout` may be, as absolute
+    /// paths. Only operators should be able to write there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<String>,
+}
+
+/// What the virtual networks of a tenant together may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Quota {
+    /// Virtual networks. Not given: no bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vnets: Option<u32>,
+    /// `dataPlane.power` of all routers. Not given: no bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power: Option<Cores>,
+    /// `resources.cpu` of all routers and hosts. Not given: no bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<Cores>,
+    /// Memory limits of all guests. Not given: no bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+    /// Interfaces of all routers and hosts. Not given: no bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vports: Option<u32>,
+    /// Rates of all links, each of which needs one then. Not given: no bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<BitRate>,
+    /// `resources.routes` of all routers. Not given: no bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routes: Option<u32>,
+}
+
+/// What a tenant may use of an external interface. What one tenant may use, no other and no
+/// operator's virtual network can.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Grant {
+    /// VXLAN network identifiers, on UDP port 4789. Not given: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vxlan: Option<KeySet>,
+    /// UDP ports of this side for Ethernet in UDP; 4789 is VXLAN's. Not given: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub udp: Option<KeySet>,
+    /// The whole interface: all of its frames that no tunnel takes.
+    pub whole: bool,
+    /// Outer addresses that its tunnels may have on this side. Not given: any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub locals: Vec<IpAddr>,
 }
 
 /// One virtual network.
@@ -773,9 +859,8 @@ pub struct Vxlan {
     pub port: u16,
 }
 
-/// UDP destination port of VXLAN (RFC 7348 section 5).
 fn vxlan_port() -> u16 {
-    4789
+    VXLAN_PORT
 }
 
 /// A tunnel of Ethernet frames in UDP datagrams.

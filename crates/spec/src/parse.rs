@@ -153,6 +153,7 @@ pub(crate) fn label(kind: &str, name: &str, path: &Path) -> String {
             format!("link {name}/{number}")
         }
         ("VirtualNetwork", _) => format!("vnet {name}"),
+        ("Tenant", _) => format!("tenant {name}"),
         ("Substrate", ["spec", "forwardingEngines", engine, ..]) => {
             format!("forwarding engine {engine}")
         }
@@ -220,13 +221,13 @@ fn parse_document(
             hint,
         });
     };
-    let kinds = ["Substrate", "VirtualNetwork"];
+    let kinds = ["Substrate", "VirtualNetwork", "Tenant"];
     let kind = tree.value.text("kind").unwrap_or("");
     let Some(schema) = schema::of_kind(kind) else {
         let place = tree.value.get("kind").map_or(tree.place, |kind| kind.place);
         let hint = match nearest(kind, kinds.into_iter()) {
             Some(nearest) => format!("did you mean {nearest}?"),
-            None => "write kind: Substrate or kind: VirtualNetwork".into(),
+            None => "write kind: Substrate, kind: VirtualNetwork or kind: Tenant".into(),
         };
         report(
             place,
@@ -303,6 +304,7 @@ fn attach(
                 }
             }
         }
+        Object::Tenant(_) => {}
         Object::Substrate(substrate) => {
             for (name, interface) in &mut substrate.spec.interfaces {
                 let Some(generator) = &mut interface.generator else { continue };

@@ -12,7 +12,8 @@ const INTRODUCTION: &str = "# Specs
 
 A spec is a YAML file of one or more documents. Each document is an object with `apiVersion`,
 `kind`, `metadata` and `spec`; the daemon adds `status` when it is read back. There is one
-`Substrate` a node and any number of `VirtualNetwork`s. Apply with `pdp apply -f FILE`, check
+`Substrate` a node and any number of `VirtualNetwork`s and of `Tenant`s
+([tenants.md](tenants.md)). Apply with `pdp apply -f FILE`, check
 without a daemon's change with `pdp validate -f FILE`. Editors check and complete with
 [schema/pdp-v1.json](../schema/pdp-v1.json):
 
@@ -35,12 +36,13 @@ How values are written:
 | address | `10.0.0.1/24`, `fd00::1/64` |
 | ip | `192.0.2.1`, `2001:db8::1` |
 | cpus | `\"0-3,6\"` |
+| keys | `7`, or ranges `\"100-199,300\"`; at most 64 ranges |
 | hex | `\"0806\"`, two digits a byte, at most 64 bytes |
 | base64 | RFC 4648 section 4, in one line |
 | endpoint | `NODE:INTERFACE`, or `external:NAME` |
 | command | a list of words, or a text split as a shell does, without expansions |
 
-Limits of counts: 1,024 virtual networks; 256 nodes, 4,096 links and 4,096 externals of one; 256
+Limits of counts: 1,024 virtual networks; 256 tenants with 64 users and 64 image directories each; 256 nodes, 4,096 links and 4,096 externals of one; 256
 interfaces of a node with 32 addresses each; 256 files of at most 4 MiB, 64 commands of 256 words,
 256 environment variables of a node; 64 punt filters of 16 matches; 16 fields of a flow; 64
 external interfaces and 256 forwarding engines of a substrate; 64 forwarding guests of a router;
@@ -51,7 +53,7 @@ pcap files of at most 10 MiB; all of a substrate, in base64, have at most 16 MiB
 /// The whole page.
 pub fn markdown() -> String {
     let mut page = INTRODUCTION.to_owned();
-    for kind in ["Substrate", "VirtualNetwork"] {
+    for kind in ["Substrate", "VirtualNetwork", "Tenant"] {
         let Some(schema) = schema::of_kind(kind) else { continue };
         let _ = write!(page, "\n## {kind}\n");
         let mut done = BTreeSet::new();

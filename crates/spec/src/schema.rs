@@ -3,7 +3,7 @@
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
-use crate::object::{Object, Substrate, VirtualNetwork};
+use crate::object::{Object, Substrate, Tenant, VirtualNetwork};
 
 /// The schema that is published as `schema/pdp-v1.json`: one document of a spec.
 pub fn published() -> Value {
@@ -17,6 +17,7 @@ pub(crate) fn of_kind(kind: &str) -> Option<Value> {
     let mut schema = match kind {
         "Substrate" => of::<Substrate>(),
         "VirtualNetwork" => of::<VirtualNetwork>(),
+        "Tenant" => of::<Tenant>(),
         _ => return None,
     };
     schema["properties"]["kind"] = serde_json::json!({ "type": "string" });

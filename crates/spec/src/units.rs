@@ -17,7 +17,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::limits::{CPUS_MAX, FIELD_BYTES_MAX, MILLICORES_MAX, PCAP_BYTES_MAX, RATE_BPS_MAX};
+use crate::limits::{
+    CPUS_MAX, FIELD_BYTES_MAX, KEY_RANGES_MAX, MILLICORES_MAX, PCAP_BYTES_MAX, RATE_BPS_MAX,
+};
 
 /// Why a text is not such a value: what is wrong with it and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +72,24 @@ impl fmt::Debug for Base64 {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CpuSet(pub BTreeSet<u32>);
 
+/// Keys of tunnels, as ranges that do not meet, ascending. Written `100-199,300`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct KeySet(pub Vec<(u32, u32)>);
+
+impl KeySet {
+    /// Whether a key is in it.
+    pub fn has(&self, key: u32) -> bool {
+        self.0.iter().any(|&(first, last)| (first..=last).contains(&key))
+    }
+
+    /// The lowest key that both have.
+    pub fn common(&self, other: &Self) -> Option<u32> {
+        let pairs = self.0.iter().flat_map(|one| other.0.iter().map(move |two| (one, two)));
+        let common = pairs.map(|(one, two)| (one.0.max(two.0), one.1.min(two.1)));
+        common.filter(|(first, last)| first <= last).map(|(first, _)| first).min()
+    }
+}
+
 /// An address with the length of its subnet's prefix. Written `10.0.0.1/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub IpNet);
@@ -97,6 +117,7 @@ const RATE_HINT: &str = "write bits a second as a number or like 100Mbps or 1G";
 const MAC_HINT: &str = "write six bytes like 02:00:00:00:00:01";
 const HEX_HINT: &str = "write two hexadecimal digits a byte, in quotes, like \"0806\"";
 const BASE64_HINT: &str = "write the output of `base64 -w0 FILE`, or name the file in frames";
+const KEYS_HINT: &str = "write keys as a number, or as ranges in quotes like \"100-199,300\"";
 const CPUS_HINT: &str = "write CPU numbers in quotes like \"0-3,6\"";
 const ADDRESS_HINT: &str = "write an address with its prefix length like 10.0.0.1/24 or fd00::1/64";
 const ENDPOINT_HINT: &str = "write \"NODE:INTERFACE\" or \"external:NAME\"";
@@ -342,6 +363,50 @@ impl fmt::Display for CpuSet {
     }
 }
 
+impl FromStr for KeySet {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let mut ranges = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |digits: &str| {
+                let digits = digits.trim();
+                let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+                let number = plain.then(|| digits.parse::<u32>().ok()).flatten();
+                number.ok_or_else(|| bad(text, "is no set of keys", KEYS_HINT))
+            };
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(bad(text, "has a range that ends before it begins", KEYS_HINT));
+            }
+            ranges.push((first, last));
+        }
+        if ranges.len() > KEY_RANGES_MAX {
+            return Err(bad(text, format!("has more than {KEY_RANGES_MAX} ranges"), KEYS_HINT));
+        }
+        ranges.sort_unstable();
+        if let Some(two) = ranges.windows(2).find(|two| two[0].1 >= two[1].0) {
+            return Err(bad(text, format!("has {} twice", two[1].0), KEYS_HINT));
+        }
+        Ok(Self(ranges))
+    }
+}
+
+impl fmt::Display for KeySet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut comma = "";
+        for (first, last) in &self.0 {
+            write!(f, "{comma}{first}")?;
+            if last > first {
+                write!(f, "-{last}")?;
+            }
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
 impl FromStr for Address {
     type Err = BadValue;
 
@@ -472,6 +537,13 @@ value!(Hex, "hex", ["integer", "string"], "Bytes in hexadecimal: `\"0806\"`.", |
     .collect_str(v));
 value!(Base64, "base64", "string", "Bytes in base64.", |v, s| s.collect_str(v));
 value!(CpuSet, "cpus", ["integer", "string"], "CPUs: `\"0-3,6\"`.", |v, s| s.collect_str(v));
+value!(
+    KeySet,
+    "keys",
+    ["integer", "string"],
+    "Keys of tunnels: `7` or `\"100-199,300\"`.",
+    |v, s| s.collect_str(v)
+);
 value!(Address, "address", "string", "Address with prefix length: `10.0.0.1/24`.", |v, s| s
     .collect_str(v));
 value!(
@@ -493,6 +565,7 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
         "hex" => text.parse::<Hex>().map(drop),
         "base64" => text.parse::<Base64>().map(drop),
         "cpus" => text.parse::<CpuSet>().map(drop),
+        "keys" => text.parse::<KeySet>().map(drop),
         "address" => text.parse::<Address>().map(drop),
         "endpoint" => text.parse::<Endpoint>().map(drop),
         "ip" => text

@@ -54,7 +54,7 @@ fn kind() {
     says(
         "kind: VirtualNetwork",
         "kind: VirtualNetwrok",
-        "fig1.yaml:15:7: kind \"VirtualNetwrok\" is none of Substrate, VirtualNetwork \
+        "fig1.yaml:15:7: kind \"VirtualNetwrok\" is none of Substrate, VirtualNetwork, Tenant \
          (did you mean VirtualNetwork?)",
     );
 }

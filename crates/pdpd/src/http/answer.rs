@@ -9,7 +9,8 @@ use pdp_api::{BODY_BYTES_MAX, Problem, ProblemKind};
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Api, BODY_TIME_MAX, CALL_TIME_MAX, CALLS_MAX, Daemon, STREAMS_MAX};
+use super::{Asked, BODY_TIME_MAX, CALL_TIME_MAX, Daemon};
+use crate::access::Scope;
 
 /// A [`Problem`] as the answer.
 pub struct Failure(Box<Problem>);
@@ -27,9 +28,16 @@ impl IntoResponse for Failure {
         if status.is_server_error() {
             tracing::warn!(problem = %self.0, "request not met");
         }
-        (status, Json(self.0)).into_response()
+        let error = Told(self.0.error.clone());
+        let mut response = (status, Json(self.0)).into_response();
+        response.extensions_mut().insert(error);
+        response
     }
 }
+
+/// Goes with the answer of a failure, for the audit log: its problem's error.
+#[derive(Clone)]
+pub struct Told(pub String);
 
 /// A request's JSON body; an empty body counts as `{}`.
 pub struct Body<T>(pub T);
@@ -89,16 +97,17 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T
     }
 }
 
-impl Api {
+impl Asked {
     /// Makes a call that changes nothing, on a thread of its own.
     pub async fn call<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&dyn Daemon) -> Result<T, Problem> + Send + 'static,
+        ask: impl FnOnce(&dyn Daemon, &Scope) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Failure> {
         let permit = self.call_permit()?;
-        let daemon = self.daemon.clone();
+        let daemon = self.api.daemon.clone();
+        let scope = self.caller.scope.clone();
         let task = tokio::task::spawn_blocking(move || {
-            let answer = ask(&*daemon);
+            let answer = ask(&*daemon, &scope);
             drop(permit);
             answer
         });
@@ -115,12 +124,12 @@ impl Api {
 
     /// Room for one more call.
     pub fn call_permit(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        permit(&self.calls, CALLS_MAX, "calls")
+        permit(&self.room.calls, self.room.max, "calls")
     }
 
     /// Room for one more stream.
     pub fn stream_permit(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        permit(&self.streams, STREAMS_MAX, "streams (captures, logs, routes, commands)")
+        permit(&self.room.streams, self.room.max, "streams (captures, logs, routes, commands)")
     }
 }
 
@@ -136,6 +145,6 @@ fn permit(
 }
 
 /// A call that ended by a panic.
-pub fn panicked(error: tokio::task::JoinError) -> Problem {
+pub fn panicked(error: impl std::fmt::Display) -> Problem {
     Problem::internal(error).hint("a fault of the daemon; see `pdp logs`")
 }

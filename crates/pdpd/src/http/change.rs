@@ -1,17 +1,19 @@
 //! Requests that change something: newline-delimited [`Event`]s.
 
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
+use hyper::StatusCode;
 use pdp_api::{
     ApplyRequest, DownRequest, Event, FILES_MAX, LinkRequest, Problem, ProblemKind, Progress,
     Report, ScaleRequest,
 };
 use tokio::sync::mpsc;
 
+use crate::access::Scope;
+
 use super::answer::{Body, Failure, Names, panicked};
 use super::stream::{lines, ndjson};
-use super::{Api, Daemon, ProgressFn};
+use super::{Asked, Daemon, ProgressFn};
 
 /// Steps of progress that may wait for the client; more are left out.
 const PROGRESS_MAX: usize = 64;
@@ -20,10 +22,7 @@ const PROGRESS_MAX: usize = 64;
 #[utoipa::path(post, path = "/v1/apply", tag = "changes", request_body = ApplyRequest, responses(
     (status = OK, body = Event, content_type = "application/x-ndjson"),
     (status = "default", body = Problem)))]
-pub async fn apply(
-    State(api): State<Api>,
-    Body(request): Body<ApplyRequest>,
-) -> Result<Response, Failure> {
+pub async fn apply(api: Asked, Body(request): Body<ApplyRequest>) -> Result<Response, Failure> {
     if request.files.len() > FILES_MAX {
         return Err(Problem::new(
             ProblemKind::TooLarge,
@@ -31,26 +30,23 @@ pub async fn apply(
         )
         .into());
     }
-    change(&api, move |daemon, progress| daemon.apply(request, progress)).await
+    change(&api, move |daemon, scope, progress| daemon.apply(scope, request, progress)).await
 }
 
 /// Starts all that is stored.
 #[utoipa::path(post, path = "/v1/up", tag = "changes", responses(
     (status = OK, body = Event, content_type = "application/x-ndjson"),
     (status = "default", body = Problem)))]
-pub async fn up(State(api): State<Api>) -> Result<Response, Failure> {
-    change(&api, |daemon, progress| daemon.up(progress)).await
+pub async fn up(api: Asked) -> Result<Response, Failure> {
+    change(&api, |daemon, _, progress| daemon.up(progress)).await
 }
 
 /// Stops all vnets and the mux.
 #[utoipa::path(post, path = "/v1/down", tag = "changes", request_body = DownRequest, responses(
     (status = OK, body = Event, content_type = "application/x-ndjson"),
     (status = "default", body = Problem)))]
-pub async fn down(
-    State(api): State<Api>,
-    Body(request): Body<DownRequest>,
-) -> Result<Response, Failure> {
-    change(&api, move |daemon, progress| daemon.down(request, progress)).await
+pub async fn down(api: Asked, Body(request): Body<DownRequest>) -> Result<Response, Failure> {
+    change(&api, move |daemon, _, progress| daemon.down(request, progress)).await
 }
 
 /// Stops and forgets a vnet.
@@ -58,19 +54,25 @@ pub async fn down(
     params(("vnet" = String, Path, description = "Its name")), responses(
     (status = OK, body = Event, content_type = "application/x-ndjson"),
     (status = "default", body = Problem)))]
-pub async fn delete_vnet(
-    State(api): State<Api>,
-    Names(vnet): Names<String>,
-) -> Result<Response, Failure> {
-    change(&api, move |daemon, progress| daemon.delete_vnet(&vnet, progress)).await
+pub async fn delete_vnet(api: Asked, Names(vnet): Names<String>) -> Result<Response, Failure> {
+    change(&api, move |daemon, scope, progress| daemon.delete_vnet(scope, &vnet, progress)).await
 }
 
 /// Forgets the substrate; refused while there are vnets.
 #[utoipa::path(delete, path = "/v1/substrate", tag = "node", responses(
     (status = OK, body = Event, content_type = "application/x-ndjson"),
     (status = "default", body = Problem)))]
-pub async fn delete_substrate(State(api): State<Api>) -> Result<Response, Failure> {
-    change(&api, |daemon, progress| daemon.delete_substrate(progress)).await
+pub async fn delete_substrate(api: Asked) -> Result<Response, Failure> {
+    change(&api, |daemon, _, progress| daemon.delete_substrate(progress)).await
+}
+
+/// Forgets a tenant and its tokens; refused while it has vnets.
+#[utoipa::path(delete, path = "/v1/tenants/{tenant}", tag = "access",
+    params(("tenant" = String, Path, description = "Its name")), responses(
+    (status = OK, body = Event, content_type = "application/x-ndjson"),
+    (status = "default", body = Problem)))]
+pub async fn delete_tenant(api: Asked, Names(tenant): Names<String>) -> Result<Response, Failure> {
+    change(&api, move |daemon, _, progress| daemon.delete_tenant(&tenant, progress)).await
 }
 
 /// Changes the number of forwarding guests of a router, without loss.
@@ -82,11 +84,14 @@ pub async fn delete_substrate(State(api): State<Api>) -> Result<Response, Failur
     (status = OK, body = Event, content_type = "application/x-ndjson"),
     (status = "default", body = Problem)))]
 pub async fn scale(
-    State(api): State<Api>,
+    api: Asked,
     Names((vnet, node)): Names<(String, String)>,
     Body(request): Body<ScaleRequest>,
 ) -> Result<Response, Failure> {
-    change(&api, move |daemon, progress| daemon.scale(&vnet, &node, request, progress)).await
+    let make = move |daemon: &dyn Daemon, scope: &Scope, progress: ProgressFn<'_>| {
+        daemon.scale(scope, &vnet, &node, request, progress)
+    };
+    change(&api, make).await
 }
 
 /// Sets a link up or down.
@@ -98,27 +103,41 @@ pub async fn scale(
     (status = OK, body = Event, content_type = "application/x-ndjson"),
     (status = "default", body = Problem)))]
 pub async fn set_link(
-    State(api): State<Api>,
+    api: Asked,
     Names((vnet, link)): Names<(String, String)>,
     Body(request): Body<LinkRequest>,
 ) -> Result<Response, Failure> {
-    change(&api, move |daemon, _| daemon.set_link(&vnet, &link, request.up)).await
+    change(&api, move |daemon, scope, _| daemon.set_link(scope, &vnet, &link, request.up)).await
 }
 
 /// Makes a change on a thread of its own, to its end whatever the client does. One that fails
 /// before its first step is answered with the status of its problem.
 async fn change(
-    api: &Api,
-    make: impl FnOnce(&dyn Daemon, ProgressFn<'_>) -> Result<Report, Problem> + Send + 'static,
+    api: &Asked,
+    make: impl FnOnce(&dyn Daemon, &Scope, ProgressFn<'_>) -> Result<Report, Problem> + Send + 'static,
 ) -> Result<Response, Failure> {
     let permit = api.call_permit()?;
-    let daemon = api.daemon.clone();
+    let daemon = api.api.daemon.clone();
+    let scope = api.caller.scope.clone();
+    let begun = api.begun.clone();
+    if let Some(begun) = &begun {
+        begun.take();
+    }
     let (steps, mut queue) = mpsc::channel::<Progress>(PROGRESS_MAX);
     let task = tokio::task::spawn_blocking(move || {
-        let result = make(&*daemon, &mut |step| {
-            // A client that reads slowly must not hold the change up.
-            let _ = steps.try_send(step);
-        });
+        let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            make(&*daemon, &scope, &mut |step| {
+                // A client that reads slowly must not hold the change up.
+                let _ = steps.try_send(step);
+            })
+        }));
+        let result = made.unwrap_or_else(|_| Err(panicked("a change panicked")));
+        if let Some(begun) = begun {
+            match &result {
+                Ok(_) => begun.end(StatusCode::OK.as_u16(), None),
+                Err(problem) => begun.end(problem.kind.status(), Some(&problem.error)),
+            }
+        }
         drop(permit);
         result
     });

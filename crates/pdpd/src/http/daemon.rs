@@ -1,5 +1,6 @@
 //! What the API asks of the rest of the daemon.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,9 +8,12 @@ use std::process::Command;
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, NodeProcess, Problem, Progress,
-    Report, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, Trace, TraceRequest,
-    Version, Vnet, VnetSummary,
+    Report, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace,
+    TraceRequest, Version, Vnet, VnetSummary,
 };
+use pdp_spec::Tenant;
+
+use crate::access::Scope;
 
 /// Told what is being done. Never blocks for long.
 pub type ProgressFn<'a> = &'a mut (dyn FnMut(Progress) + Send);
@@ -22,6 +26,9 @@ pub type RouteFn<'a> = &'a mut (dyn FnMut(RouteRow) -> bool + Send);
 ///
 /// Calls come on threads of their own, several at a time, and may block. A call that changes
 /// something is never given up, even when its client goes away.
+///
+/// Where a call has a [`Scope`], its answer, its steps and its problem name nothing outside of it. A
+/// vnet that is asked for by name is in the scope of who asks.
 pub trait Daemon: Send + Sync + 'static {
     /// Who answers.
     fn version(&self) -> Version;
@@ -30,7 +37,12 @@ pub trait Daemon: Send + Sync + 'static {
     fn doctor(&self) -> Vec<Check>;
 
     /// Applies files (or says what would change). All files are checked before anything is done.
-    fn apply(&self, request: ApplyRequest, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+    fn apply(
+        &self,
+        scope: &Scope,
+        request: ApplyRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem>;
 
     /// Starts all that is stored.
     fn up(&self, progress: ProgressFn<'_>) -> Result<Report, Problem>;
@@ -39,24 +51,39 @@ pub trait Daemon: Send + Sync + 'static {
     /// moment after this returned.
     fn down(&self, request: DownRequest, progress: ProgressFn<'_>) -> Result<Report, Problem>;
 
-    /// The substrate.
-    fn substrate(&self) -> Result<Substrate, Problem>;
+    /// The substrate; of it, for a tenant, what its vnets may use.
+    fn substrate(&self, scope: &Scope) -> Result<Substrate, Problem>;
 
     /// Forgets the substrate; refused while there are vnets.
     fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<Report, Problem>;
 
+    /// Tenants as applied, by name.
+    fn tenants(&self) -> BTreeMap<String, Tenant>;
+
+    /// Tenants with their vnets.
+    fn tenant_infos(&self, scope: &Scope) -> Result<Vec<TenantInfo>, Problem>;
+
+    /// Forgets a tenant and its tokens; refused while it has vnets.
+    fn delete_tenant(&self, tenant: &str, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+
     /// All vnets, by name.
-    fn vnets(&self) -> Result<Vec<VnetSummary>, Problem>;
+    fn vnets(&self, scope: &Scope) -> Result<Vec<VnetSummary>, Problem>;
 
     /// One vnet.
     fn vnet(&self, vnet: &str) -> Result<Vnet, Problem>;
 
     /// Stops and forgets a vnet.
-    fn delete_vnet(&self, vnet: &str, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+    fn delete_vnet(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem>;
 
     /// Changes the number of forwarding guests of a router.
     fn scale(
         &self,
+        scope: &Scope,
         vnet: &str,
         node: &str,
         request: ScaleRequest,
@@ -64,10 +91,10 @@ pub trait Daemon: Send + Sync + 'static {
     ) -> Result<Report, Problem>;
 
     /// Sets a link's administrative state; `link` is its name or one of its ends, `r1:eth0`.
-    fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem>;
+    fn set_link(&self, scope: &Scope, vnet: &str, link: &str, up: bool) -> Result<Report, Problem>;
 
     /// Counters now.
-    fn stats(&self, query: StatsQuery) -> Result<Stats, Problem>;
+    fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem>;
 
     /// Routes of a router, each to `row`.
     fn routes(

@@ -5,7 +5,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
 use hyper::header::{CONNECTION, UPGRADE};
@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::Api;
+use super::Asked;
 use super::answer::{Body, Failure, Names};
 use super::process::{Terminal, kill_tree, resize, with_terminal};
 
@@ -44,7 +44,7 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
         stderr, 3 resize, 4 exit, 5 end of stdin), length u32 BE, payload"),
     (status = "default", body = Problem)))]
 pub async fn exec(
-    State(api): State<Api>,
+    api: Asked,
     Names((vnet, node)): Names<(String, String)>,
     mut request: Request,
 ) -> Result<Response, Failure> {
@@ -58,7 +58,7 @@ pub async fn exec(
         <Body<ExecRequest> as axum::extract::FromRequest<_>>::from_request(request, &api).await?;
     let permit = api.stream_permit()?;
     let tty = request.tty;
-    let command = api.call(move |daemon| daemon.exec(&vnet, &node, &request)).await?;
+    let command = api.call(move |daemon, _| daemon.exec(&vnet, &node, &request)).await?;
     let running = Running::start(command, tty)
         .map_err(|error| Problem::internal(format!("can't start the command: {error}")))?;
     tokio::spawn(attend(api, permit, upgrade, running));
@@ -106,13 +106,13 @@ impl Drop for Running {
 }
 
 /// Carries a command's streams until it has ended or the client has gone.
-async fn attend(api: Api, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, mut run: Running) {
+async fn attend(api: Asked, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, mut run: Running) {
     let connection = tokio::select! {
         upgraded = upgrade => match upgraded {
             Ok(upgraded) => TokioIo::new(upgraded),
             Err(_) => return,
         },
-        () = api.stop() => return,
+        () = api.api.stop() => return,
     };
     let (from_client, to_client) = tokio::io::split(connection);
     let (frames, queue) = mpsc::channel(FRAMES_MAX);
@@ -140,7 +140,7 @@ async fn attend(api: Api, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, mut
         status = run.child.wait() => status,
         _ = &mut reader => return,
         _ = &mut writer => return,
-        () = api.stop() => return,
+        () = api.api.stop() => return,
     };
     ending.send_replace(true);
     let rest = async {
@@ -153,7 +153,7 @@ async fn attend(api: Api, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, mut
     tokio::select! {
         () = rest => {}
         _ = &mut reader => {}
-        () = api.stop() => {}
+        () = api.api.stop() => {}
     }
 }
 

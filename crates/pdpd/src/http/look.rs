@@ -1,62 +1,62 @@
 //! Requests that change nothing and answer at once.
 
 use axum::Json;
-use axum::extract::State;
 use pdp_api::{
     Check, Problem, ProblemKind, Stats, StatsQuery, Substrate, TRACE_WAIT_MS_MAX, Trace,
     TraceRequest, Version, Vnet, VnetSummary,
 };
 
-use super::Api;
+use super::Asked;
 use super::answer::{Body, Failure, Names, Params};
+use crate::access::no_vnet;
 
 /// Who answers.
 #[utoipa::path(get, path = "/v1/version", tag = "node", responses(
     (status = OK, body = Version), (status = "default", body = Problem)))]
-pub async fn version(State(api): State<Api>) -> Result<Json<Version>, Failure> {
-    api.call(|daemon| Ok(daemon.version())).await.map(Json)
+pub async fn version(api: Asked) -> Result<Json<Version>, Failure> {
+    let listens = api.api.listens.clone();
+    api.call(move |daemon, _| Ok(Version { listens, ..daemon.version() })).await.map(Json)
 }
 
 /// What the machine can and can't do.
 #[utoipa::path(get, path = "/v1/doctor", tag = "node", responses(
     (status = OK, body = Vec<Check>), (status = "default", body = Problem)))]
-pub async fn doctor(State(api): State<Api>) -> Result<Json<Vec<Check>>, Failure> {
-    api.call(|daemon| Ok(daemon.doctor())).await.map(Json)
+pub async fn doctor(api: Asked) -> Result<Json<Vec<Check>>, Failure> {
+    api.call(|daemon, _| Ok(daemon.doctor())).await.map(Json)
 }
 
 /// The substrate.
 #[utoipa::path(get, path = "/v1/substrate", tag = "node", responses(
     (status = OK, body = Substrate), (status = "default", body = Problem)))]
-pub async fn substrate(State(api): State<Api>) -> Result<Json<Substrate>, Failure> {
-    api.call(|daemon| daemon.substrate()).await.map(Json)
+pub async fn substrate(api: Asked) -> Result<Json<Substrate>, Failure> {
+    api.call(|daemon, scope| daemon.substrate(scope)).await.map(Json)
 }
 
 /// All vnets.
 #[utoipa::path(get, path = "/v1/vnets", tag = "vnets", responses(
     (status = OK, body = Vec<VnetSummary>), (status = "default", body = Problem)))]
-pub async fn vnets(State(api): State<Api>) -> Result<Json<Vec<VnetSummary>>, Failure> {
-    api.call(|daemon| daemon.vnets()).await.map(Json)
+pub async fn vnets(api: Asked) -> Result<Json<Vec<VnetSummary>>, Failure> {
+    api.call(|daemon, scope| daemon.vnets(scope)).await.map(Json)
 }
 
 /// One vnet: its spec and its status.
 #[utoipa::path(get, path = "/v1/vnets/{vnet}", tag = "vnets",
     params(("vnet" = String, Path, description = "Its name")), responses(
     (status = OK, body = Vnet), (status = "default", body = Problem)))]
-pub async fn vnet(
-    State(api): State<Api>,
-    Names(vnet): Names<String>,
-) -> Result<Json<Vnet>, Failure> {
-    api.call(move |daemon| daemon.vnet(&vnet)).await.map(Json)
+pub async fn vnet(api: Asked, Names(vnet): Names<String>) -> Result<Json<Vnet>, Failure> {
+    api.call(move |daemon, _| daemon.vnet(&vnet)).await.map(Json)
 }
 
 /// Counters now.
 #[utoipa::path(get, path = "/v1/stats", tag = "observe", params(StatsQuery), responses(
     (status = OK, body = Stats), (status = "default", body = Problem)))]
-pub async fn stats(
-    State(api): State<Api>,
-    Params(query): Params<StatsQuery>,
-) -> Result<Json<Stats>, Failure> {
-    api.call(move |daemon| daemon.stats(query)).await.map(Json)
+pub async fn stats(api: Asked, Params(query): Params<StatsQuery>) -> Result<Json<Stats>, Failure> {
+    if let Some(vnet) = &query.vnet
+        && !api.caller.scope.sees(vnet)
+    {
+        return Err(no_vnet(vnet).into());
+    }
+    api.call(move |daemon, scope| daemon.stats(scope, query)).await.map(Json)
 }
 
 /// Follows the next frame that arrives at a port.
@@ -68,12 +68,12 @@ pub async fn stats(
     request_body = TraceRequest, responses(
     (status = OK, body = Trace), (status = "default", body = Problem)))]
 pub async fn trace(
-    State(api): State<Api>,
+    api: Asked,
     Names((vnet, node, port)): Names<(String, String, String)>,
     Body(request): Body<TraceRequest>,
 ) -> Result<Json<Trace>, Failure> {
     check_trace(&request)?;
-    api.call(move |daemon| daemon.trace(&vnet, &node, &port, request)).await.map(Json)
+    api.call(move |daemon, _| daemon.trace(&vnet, &node, &port, request)).await.map(Json)
 }
 
 fn check_trace(request: &TraceRequest) -> Result<(), Problem> {

@@ -1,4 +1,6 @@
-//! The daemon's HTTP API over a Unix socket: requests in, JSON out, nothing decided here.
+//! The daemon's HTTP API over a Unix socket and TLS: requests in, JSON out, and nothing decided here
+//! but who may ask ([`access`](crate::access)), which every request is held against in one place
+//! and written down for the audit log.
 //!
 //! [`Daemon`] is what the rest of the daemon gives this module; [`serve`] runs the API on a
 //! listener of [`listen`]. Types and paths are [`pdp_api`]'s; the description is in
@@ -8,50 +10,70 @@
 //! [`Problem`](pdp_api::Problem) for every failure), and what it had running is ended: commands
 //! are killed, captures and logs closed. Changes that have begun run to their end.
 //!
-//! Limits: [`CONNECTIONS_MAX`], [`CALLS_MAX`], [`STREAMS_MAX`], [`HEADERS_TIME_MAX`],
+//! Limits: [`CONNECTIONS_MAX`], [`CONNECTIONS_PER_PEER_MAX`], [`CALLS_MAX`], [`STREAMS_MAX`],
+//! [`TENANT_CALLS_MAX`], [`HANDSHAKE_TIME_MAX`], [`HEAD_BYTES_MAX`], [`HEADERS_TIME_MAX`],
 //! [`BODY_TIME_MAX`], [`CALL_TIME_MAX`], [`pdp_api::BODY_BYTES_MAX`].
 
 mod answer;
 mod change;
+mod connection;
 mod daemon;
 mod exec;
+mod gate;
 mod look;
 mod process;
 mod stream;
+pub mod tls;
+mod who;
 
 use std::io;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::response::{IntoResponse, Response};
-use axum::{Json, Router};
-use hyper::StatusCode;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use pdp_api::{Problem, ProblemKind};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Semaphore, watch};
+use pdp_api::Listens;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub use connection::{Connection, Server};
 pub use daemon::{Daemon, ProgressFn, RouteFn};
 
-use answer::Failure;
+use gate::{Asked, Rooms};
+use tls::Tls;
 
-/// Connections at a time; more wait to be accepted.
+use crate::access::Guard;
+use crate::audit::Audit;
+
+/// Connections at a time, each: of operators by the Unix socket, of other users by it, and over TLS.
+/// More are closed at once.
 pub const CONNECTIONS_MAX: usize = 256;
 
-/// Calls (all but streams) at a time; more are refused.
+/// Connections at a time of one user that is no operator, or of one address over TLS.
+pub const CONNECTIONS_PER_PEER_MAX: usize = 32;
+
+/// Calls (all but streams) at a time of operators and viewers of the node; more are refused.
 pub const CALLS_MAX: usize = 64;
 
-/// Streams at a time: captures, logs, route tables, commands; more are refused.
-pub const STREAMS_MAX: usize = 64;
+/// Streams at a time of these: captures, logs, route tables, commands; more are refused.
+pub const STREAMS_MAX: usize = CALLS_MAX;
+
+/// Calls, and streams, at a time of one tenant; more are refused.
+pub const TENANT_CALLS_MAX: usize = 16;
+
+/// Longest wait for the end of a TLS handshake.
+pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Bytes of the head of a request.
+pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// Longest wait for the head of a request.
 pub const HEADERS_TIME_MAX: Duration = Duration::from_secs(15);
@@ -68,30 +90,36 @@ const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 /// Pause after the system could not accept a connection (no descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What every handler has.
+/// What all requests have in common.
 #[derive(Clone)]
 struct Api {
     daemon: Arc<dyn Daemon>,
-    calls: Arc<Semaphore>,
-    streams: Arc<Semaphore>,
+    guard: Arc<Guard>,
+    audit: Audit,
+    rooms: Arc<Rooms>,
+    listens: Option<Listens>,
     /// Turns true, or its sender goes, when the daemon stops.
     stopped: watch::Receiver<bool>,
 }
 
 impl Api {
-    fn new(daemon: Arc<dyn Daemon>, stopped: watch::Receiver<bool>) -> Self {
-        let calls = Arc::new(Semaphore::new(CALLS_MAX));
-        let streams = Arc::new(Semaphore::new(STREAMS_MAX));
-        Self { daemon, calls, streams, stopped }
-    }
-
     /// Waits until the daemon stops.
     async fn stop(&self) {
         let _ = self.stopped.clone().wait_for(|&stopped| stopped).await;
     }
 }
 
-/// Listens at `path`, for root and the owner's group (mode 0660). A socket that nobody answers at
+/// Where the API is served.
+#[derive(Debug)]
+pub struct Listeners {
+    /// Of [`listen`].
+    pub unix: UnixListener,
+    /// With TLS as well.
+    pub tls: Option<(TcpListener, Tls)>,
+}
+
+/// Listens at `path`, for everybody (mode 0666): the kernel says who connects, and the gate whether
+/// that may anything. A socket that nobody answers at
 /// is replaced; that of another daemon is left alone, as an error.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     match UnixStream::connect(path) {
@@ -107,85 +135,79 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         Err(_) => {}
     }
     let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
     Ok(listener)
 }
 
-/// Answers what comes on one connection until that ends.
+/// The API, without listeners, and what stops it: for connections that are made otherwise too.
 ///
 /// # Errors
-/// What the client sent that is no HTTP, or how it went away.
-pub async fn serve_connection(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+/// There is no thread for the audit log.
+pub fn server(
     daemon: Arc<dyn Daemon>,
-) -> hyper::Result<()> {
-    let (_stopping, stopped) = watch::channel(false);
-    let service = TowerToHyperService::new(router(Api::new(daemon, stopped)));
-    builder().serve_connection(TokioIo::new(stream), service).with_upgrades().await
+    guard: Arc<Guard>,
+    listens: Option<Listens>,
+) -> io::Result<(Server, watch::Sender<bool>)> {
+    let (stopping, stopped) = watch::channel(false);
+    let audit = Audit::start(guard.state.clone())?;
+    let rooms = Arc::new(Rooms::new());
+    Ok((Server::new(Api { daemon, guard, audit, rooms, listens, stopped }), stopping))
 }
 
 /// Serves the API until `stop` is done; what still streams or runs is ended then.
 pub async fn serve(
-    listener: UnixListener,
+    listeners: Listeners,
     daemon: Arc<dyn Daemon>,
+    guard: Arc<Guard>,
     stop: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::UnixListener::from_std(listener)?;
-    let (stopping, stopped) = watch::channel(false);
-    let api = Api::new(daemon, stopped);
-    let service = TowerToHyperService::new(router(api.clone()));
-    let builder = builder();
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    listeners.unix.set_nonblocking(true)?;
+    let unix = tokio::net::UnixListener::from_std(listeners.unix)?;
+    let mut listens = None;
+    let tls = match listeners.tls {
+        Some((listener, tls)) => {
+            listener.set_nonblocking(true)?;
+            let address = listener.local_addr()?.to_string();
+            listens = Some(Listens { address, certificate_sha256: tls.sha256 });
+            let acceptor = TlsAcceptor::from(tls.config);
+            Some((tokio::net::TcpListener::from_std(listener)?, acceptor))
+        }
+        None => None,
+    };
+    let (server, stopping) = server(daemon, guard, listens)?;
     let mut connections = JoinSet::new();
     tokio::pin!(stop);
     loop {
         while connections.try_join_next().is_some() {}
-        let accepted = async {
-            let Ok(permit) = room.clone().acquire_owned().await else {
-                return Err(io::ErrorKind::Other.into());
-            };
-            listener.accept().await.map(|(stream, _)| (stream, permit))
-        };
-        let (stream, permit) = tokio::select! {
-            () = &mut stop => break,
-            accepted = accepted => match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::warn!(%error, "can't accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            },
-        };
-        let connection =
-            builder.serve_connection(TokioIo::new(stream), service.clone()).with_upgrades();
-        let api = api.clone();
-        connections.spawn(async move {
-            let _permit = permit;
-            tokio::pin!(connection);
-            let ended = tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = api.stop() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(error) = ended {
-                tracing::debug!(%error, "connection of a client");
+        let over_tls = async {
+            match &tls {
+                Some((listener, _)) => listener.accept().await,
+                None => std::future::pending().await,
             }
-        });
+        };
+        let accepted = tokio::select! {
+            () = &mut stop => break,
+            accepted = unix.accept() => accepted.map(|(stream, _)| server.unix(stream)),
+            accepted = over_tls => accepted.map(|(stream, from)| {
+                let (_, acceptor) = tls.as_ref()?;
+                server.tls(stream, from, acceptor)
+            }),
+        };
+        match accepted {
+            Ok(Some(connection)) => drop(connections.spawn(connection)),
+            // No room: closed at once.
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(%error, "can't accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
     }
     stopping.send_replace(true);
     let all = async { while connections.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(STOP_TIME_MAX, all).await;
+    server.api.audit.flush().await;
     Ok(())
-}
-
-fn builder() -> http1::Builder {
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_TIME_MAX);
-    builder
 }
 
 /// The description of the API, OpenAPI 3.1, as JSON text.
@@ -199,8 +221,9 @@ fn router(api: Api) -> Router {
     let (router, _) = described().split_for_parts();
     router
         .route(pdp_api::paths::OPENAPI, axum::routing::get(description))
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(no_such_method)
+        .fallback(gate::no_such_path)
+        .method_not_allowed_fallback(gate::no_such_method)
+        .layer(axum::middleware::from_fn_with_state(api.clone(), gate::gate))
         .with_state(api)
 }
 
@@ -209,7 +232,8 @@ fn router(api: Api) -> Router {
     info(
         title = "PdP",
         description = "A node that hosts isolated virtual networks. JSON over HTTP/1.1 on the \
-            Unix socket /run/pdp/pdpd.sock. Every failure is a Problem.",
+            Unix socket /run/pdp/pdpd.sock, where the kernel says who asks, or over TLS 1.3 with \
+            Authorization: Bearer TOKEN. Every failure is a Problem.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
     components(schemas(pdp_api::NodeProcess)),
@@ -236,20 +260,13 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(stream::logs))
         .routes(routes!(stream::node_logs))
         .routes(routes!(exec::exec))
+        .routes(routes!(who::tenants))
+        .routes(routes!(change::delete_tenant))
+        .routes(routes!(who::tokens, who::create_token))
+        .routes(routes!(who::revoke_token))
+        .routes(routes!(who::audit))
 }
 
 async fn description() -> Response {
     ([(hyper::header::CONTENT_TYPE, "application/json")], openapi()).into_response()
-}
-
-async fn no_such_path(uri: hyper::Uri) -> Failure {
-    Problem::not_found(format!("no such path: {}", uri.path()))
-        .hint(format!("GET {} lists them", pdp_api::paths::OPENAPI))
-        .into()
-}
-
-async fn no_such_method(method: hyper::Method, uri: hyper::Uri) -> Response {
-    let problem = Problem::new(ProblemKind::Invalid, format!("{method} is not for {}", uri.path()))
-        .hint(format!("GET {} lists the methods", pdp_api::paths::OPENAPI));
-    (StatusCode::METHOD_NOT_ALLOWED, Json(problem)).into_response()
 }

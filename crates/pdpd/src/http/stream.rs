@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
@@ -20,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
 use tokio::net::unix::pipe;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::Api;
+use super::Asked;
 use super::answer::{Failure, Names, Params, panicked};
 
 /// Bytes of routes that are gathered before they are sent.
@@ -63,11 +62,11 @@ fn body<E: Into<axum::BoxError> + 'static>(
 
 /// A stream that ends when the daemon stops, and holds its permit until then.
 fn bounded<T: 'static>(
-    api: &Api,
+    api: &Asked,
     permit: OwnedSemaphorePermit,
     stream: impl Stream<Item = T> + Send + 'static,
 ) -> impl Stream<Item = T> + Send + 'static {
-    let api = api.clone();
+    let api = api.api.clone();
     let stop = async move { api.stop().await };
     stream.take_until(Box::pin(stop)).map(move |item| {
         let _held = &permit;
@@ -85,12 +84,12 @@ fn bounded<T: 'static>(
     (status = OK, body = RouteLine, content_type = "application/x-ndjson"),
     (status = "default", body = Problem)))]
 pub async fn routes(
-    State(api): State<Api>,
+    api: Asked,
     Names((vnet, node)): Names<(String, String)>,
     Params(query): Params<RoutesQuery>,
 ) -> Result<Response, Failure> {
     let permit = api.stream_permit()?;
-    let daemon = api.daemon.clone();
+    let daemon = api.api.daemon.clone();
     let (chunks, mut queue) = mpsc::channel::<Bytes>(CHUNKS_MAX);
     let task = tokio::task::spawn_blocking(move || {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES + 1024);
@@ -135,12 +134,12 @@ pub async fn routes(
     (status = OK, body = Vec<u8>, content_type = "application/vnd.tcpdump.pcap"),
     (status = "default", body = Problem)))]
 pub async fn capture(
-    State(api): State<Api>,
+    api: Asked,
     Names((vnet, node, port)): Names<(String, String, String)>,
     Params(query): Params<CaptureQuery>,
 ) -> Result<Response, Failure> {
     let permit = api.stream_permit()?;
-    let pipe = api.call(move |daemon| daemon.capture(&vnet, &node, &port, query)).await?;
+    let pipe = api.call(move |daemon, _| daemon.capture(&vnet, &node, &port, query)).await?;
     let pipe = pipe::Receiver::from_owned_fd(pipe).map_err(Problem::internal)?;
     let bytes = stream::try_unfold(pipe, async |mut pipe| {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
@@ -157,12 +156,12 @@ pub async fn capture(
     (status = OK, body = String, content_type = "text/plain"),
     (status = "default", body = Problem)))]
 pub async fn logs(
-    State(api): State<Api>,
+    api: Asked,
     Names(process): Names<NodeProcess>,
     Params(query): Params<LogQuery>,
 ) -> Result<Response, Failure> {
     let permit = api.stream_permit()?;
-    let path = api.call(move |daemon| daemon.log(process)).await?;
+    let path = api.call(move |daemon, _| daemon.log(process)).await?;
     log(&api, permit, path, query).await
 }
 
@@ -178,17 +177,17 @@ pub async fn logs(
     (status = OK, body = String, content_type = "text/plain"),
     (status = "default", body = Problem)))]
 pub async fn node_logs(
-    State(api): State<Api>,
+    api: Asked,
     Names((vnet, node, process)): Names<(String, String, GuestProcess)>,
     Params(query): Params<LogQuery>,
 ) -> Result<Response, Failure> {
     let permit = api.stream_permit()?;
-    let path = api.call(move |daemon| daemon.node_log(&vnet, &node, process)).await?;
+    let path = api.call(move |daemon, _| daemon.node_log(&vnet, &node, process)).await?;
     log(&api, permit, path, query).await
 }
 
 async fn log(
-    api: &Api,
+    api: &Asked,
     permit: OwnedSemaphorePermit,
     path: PathBuf,
     query: LogQuery,

@@ -55,9 +55,20 @@ impl Places {
         self.run.join("externals").join(name).join("memif.sock")
     }
 
+    /// The cgroup of a vnet, below pdpd's own.
+    pub fn vnet_cgroup(vnet: &str) -> String {
+        format!("vnets/{}", dotless(vnet))
+    }
+
     fn binary(&self, name: &str) -> String {
         self.lib.join(name).to_string_lossy().into_owned()
     }
+}
+
+/// A vnet's name where a dot has a meaning: ids of containers, whose parts dots join, and cgroups,
+/// beside which the kernel has files like `cpu.max`. No name has `_`, so that none meet.
+fn dotless(vnet: &str) -> String {
+    vnet.replace('.', "_")
 }
 
 /// All that is to run.
@@ -91,7 +102,7 @@ impl Plan {
         };
         let vnets = self.vnets.iter().filter(|(name, _)| runs(name));
         let mut weights: Vec<_> =
-            vnets.map(|(name, vnet)| (format!("vnets/{name}"), weight(vnet))).collect();
+            vnets.map(|(name, vnet)| (Places::vnet_cgroup(name), weight(vnet))).collect();
         if !weights.is_empty() {
             let all = weights.iter().map(|(_, weight)| *weight).fold(0, u32::saturating_add);
             weights.push(("vnets".to_owned(), all));

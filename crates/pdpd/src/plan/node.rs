@@ -14,8 +14,8 @@ use pdp_spec::{Attach, BuiltIn, DataPlane, Flow, KnownFlow, Node, NodeKind, Poli
 
 use super::words::{owner, punt_filter, rate, root};
 use super::{
-    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, PlanError, TapHelperPlan,
-    VnetPlanner, check_socket, hash,
+    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, Places, PlanError,
+    TapHelperPlan, VnetPlanner, check_socket, dotless, hash,
 };
 use crate::ledger::{Placement, UIDS_PER_VNET};
 
@@ -122,7 +122,7 @@ impl NodePlanner<'_> {
     }
 
     fn cgroup(&self) -> String {
-        format!("vnets/{}/{}", self.vnet.name, self.name)
+        format!("{}/{}", Places::vnet_cgroup(self.vnet.name), self.name)
     }
 
     fn helper_uid(&self) -> u32 {
@@ -171,7 +171,7 @@ impl NodePlanner<'_> {
         let management = self.vnet.substrate.management_host.as_ref();
         let router = self.node.kind == NodeKind::Router;
         GuestSpec {
-            id: format!("{}.{}", self.vnet.name, self.name),
+            id: format!("{}.{}", dotless(self.vnet.name), self.name),
             dir: self.directory().join("control"),
             cgroup: self.cgroup(),
             root: root(&self.node.image),
@@ -229,7 +229,7 @@ impl NodePlanner<'_> {
     ) -> TapHelperPlan {
         let control = control_directory.join("control.sock");
         let process = HelperSpec {
-            id: format!("{}.{}.{name}", self.vnet.name, self.name),
+            id: format!("{}.{}.{name}", dotless(self.vnet.name), self.name),
             dir: self.directory().join("helpers").join(name),
             argv: vec![
                 self.vnet.places.binary("pdp-tap"),
@@ -255,7 +255,7 @@ impl NodePlanner<'_> {
         let helper = directory.join("helpers/mirror");
         let config_file = directory.join("mirror.json");
         let process = HelperSpec {
-            id: format!("{}.{}.mirror", self.vnet.name, self.name),
+            id: format!("{}.{}.mirror", dotless(self.vnet.name), self.name),
             dir: helper,
             argv: vec![
                 self.vnet.places.binary("pdp-mirror"),
@@ -327,7 +327,7 @@ impl NodePlanner<'_> {
             env.insert("PDP_QUEUE".into(), data_plane.queue.to_string());
         }
         let container = GuestSpec {
-            id: format!("{}.{}.g{number}", self.vnet.name, self.name),
+            id: format!("{}.{}.g{number}", dotless(self.vnet.name), self.name),
             dir: directory.clone(),
             cgroup: cgroup.clone(),
             root: image,

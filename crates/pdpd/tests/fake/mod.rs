@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,11 @@ use std::time::{Duration, Instant};
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::*;
-use pdpd::http::{Daemon, ProgressFn, RouteFn, listen, serve};
+use pdp_spec::Tenant;
+use pdpd::access::{Guard, Scope, no_vnet};
+use pdpd::http::tls::Tls;
+use pdpd::http::{Daemon, Listeners, ProgressFn, RouteFn, listen, serve};
+use pdpd::state::State;
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -36,6 +41,11 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 /// First bytes of a capture: a pcap header, enough for the tests.
 pub const PCAP: &[u8] = &[0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0];
 
+/// A user that may look at the whole node, one that is the tenant `acme`, and (the next number) one
+/// that is `other`.
+pub const VIEWER: u32 = 70_000;
+pub const TENANT: u32 = 71_000;
+
 /// Routes of `red/r1`.
 pub const ROUTES: u64 = 200_000;
 
@@ -54,6 +64,9 @@ pub struct Fake {
 pub struct Server {
     pub dir: tempfile::TempDir,
     pub fake: Arc<Fake>,
+    pub guard: Arc<Guard>,
+    /// Where it listens with TLS.
+    pub address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -77,18 +90,24 @@ impl Server {
             go: AtomicBool::new(false),
             samples: AtomicU64::new(0),
         });
-        let listener = listen(&dir.path().join("pdpd.sock")).unwrap();
+        let unix = listen(&dir.path().join("pdpd.sock")).unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = tcp.local_addr().unwrap();
+        let tls = Tls::self_signed(dir.path(), address).unwrap();
+        let listeners = Listeners { unix, tls: Some((tcp, tls)) };
+        let state = Arc::new(State::open(&dir.path().join("state")).unwrap());
+        let guard = Arc::new(Guard { state, operators: vec![], viewers: vec![VIEWER.to_string()] });
         let (stop, stopped) = oneshot::channel::<()>();
-        let daemon = fake.clone();
+        let (daemon, at_gate) = (fake.clone(), guard.clone());
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(async {
                 let stop = async { drop(stopped.await) };
-                serve(listener, daemon, stop).await.unwrap();
+                serve(listeners, daemon, at_gate, stop).await.unwrap();
             });
             runtime.shutdown_timeout(Duration::from_millis(100));
         });
-        Self { dir, fake, stop: Some(stop), thread: Some(thread) }
+        Self { dir, fake, guard, address, stop: Some(stop), thread: Some(thread) }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -197,13 +216,9 @@ fn change(object: &str, action: Action, detail: &str) -> Change {
     Change { object: object.into(), action, detail: detail.into() }
 }
 
-fn no_vnet(vnet: &str) -> Problem {
-    Problem::not_found(format!("no vnet {vnet}")).hint("`pdp get` lists them")
-}
-
 impl Fake {
     fn known(&self, vnet: &str) -> Result<(), Problem> {
-        if vnet == "red" { Ok(()) } else { Err(no_vnet(vnet)) }
+        if ["red", "acme.red", "other.red"].contains(&vnet) { Ok(()) } else { Err(no_vnet(vnet)) }
     }
 
     fn note(&self, what: impl Into<String>) {
@@ -217,7 +232,7 @@ impl Fake {
 
 impl Daemon for Fake {
     fn version(&self) -> Version {
-        Version { version: "0.0-fake".into(), pid: 4711, managed: false }
+        Version { version: "0.0-fake".into(), pid: 4711, managed: false, listens: None }
     }
 
     fn doctor(&self) -> Vec<Check> {
@@ -234,7 +249,12 @@ impl Daemon for Fake {
         ]
     }
 
-    fn apply(&self, request: ApplyRequest, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn apply(
+        &self,
+        _: &Scope,
+        request: ApplyRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
         let documents = pdp_spec::parse(&request.files).map_err(|diagnostics| Problem {
             diagnostics,
             ..Problem::new(ProblemKind::Invalid, "the files are not valid")
@@ -274,7 +294,7 @@ impl Daemon for Fake {
         Ok(Report { changes: vec![change("vnet/red", Action::Delete, "")], ..Default::default() })
     }
 
-    fn substrate(&self) -> Result<Substrate, Problem> {
+    fn substrate(&self, _: &Scope) -> Result<Substrate, Problem> {
         let status = SubstrateStatus {
             phase: Phase::Running,
             message: None,
@@ -307,7 +327,36 @@ impl Daemon for Fake {
             .hint("delete it first"))
     }
 
-    fn vnets(&self) -> Result<Vec<VnetSummary>, Problem> {
+    fn tenants(&self) -> BTreeMap<String, Tenant> {
+        let tenant = |(name, user): (&str, u32)| {
+            let text = json!({"apiVersion": "pdp/v1", "metadata": {"name": name},
+                "spec": {"unixUsers": [user.to_string()]}});
+            (name.to_string(), serde_json::from_value(text).unwrap())
+        };
+        [("acme", TENANT), ("other", TENANT + 1)].map(tenant).into()
+    }
+
+    fn tenant_infos(&self, scope: &Scope) -> Result<Vec<TenantInfo>, Problem> {
+        let mine = |name: &String| scope.tenant().is_none_or(|tenant| tenant == name);
+        let infos =
+            self.tenants().into_iter().filter(|(name, _)| mine(name)).map(|(name, spec)| {
+                let vnets = vec![format!("{name}.red")];
+                let spec = serde_json::to_value(pdp_spec::Object::Tenant(spec)).unwrap();
+                TenantInfo { name, spec, vnets }
+            });
+        Ok(infos.collect())
+    }
+
+    fn delete_tenant(&self, tenant: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        self.note(format!("deleted tenant {tenant}"));
+        let object = format!("tenant/{tenant}");
+        Ok(Report { changes: vec![change(&object, Action::Delete, "")], ..Default::default() })
+    }
+
+    fn vnets(&self, scope: &Scope) -> Result<Vec<VnetSummary>, Problem> {
+        if let Some(tenant) = scope.tenant() {
+            return Ok(vec![VnetSummary { name: format!("{tenant}.red"), ..Default::default() }]);
+        }
         Ok(vec![
             VnetSummary { name: "blue".into(), ..Default::default() },
             VnetSummary {
@@ -330,7 +379,7 @@ impl Daemon for Fake {
         Ok(red())
     }
 
-    fn delete_vnet(&self, vnet: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_vnet(&self, _: &Scope, vnet: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
         self.known(vnet)?;
         self.note(format!("deleted {vnet}"));
         let object = format!("vnet/{vnet}");
@@ -339,6 +388,7 @@ impl Daemon for Fake {
 
     fn scale(
         &self,
+        _: &Scope,
         vnet: &str,
         node: &str,
         request: ScaleRequest,
@@ -357,7 +407,7 @@ impl Daemon for Fake {
         Ok(Report { changes, ..Default::default() })
     }
 
-    fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
+    fn set_link(&self, _: &Scope, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
         self.known(vnet)?;
         self.note(format!("link {link} {up}"));
         let object = format!("vnet/{vnet}/link/{link}");
@@ -365,7 +415,7 @@ impl Daemon for Fake {
         Ok(Report { changes: vec![change(&object, Action::Change, detail)], ..Default::default() })
     }
 
-    fn stats(&self, query: StatsQuery) -> Result<Stats, Problem> {
+    fn stats(&self, _: &Scope, query: StatsQuery) -> Result<Stats, Problem> {
         if let Some(vnet) = &query.vnet {
             self.known(vnet)?;
         }

@@ -1,11 +1,13 @@
 //! Whether objects fit together, with each other and with what there is already.
 //!
 //! Parts: [`substrate`] and [`vnet`] look at one object, [`outside`] at what virtual networks
-//! share on external interfaces, [`power`] at forwarding engines and memory.
+//! share on external interfaces, [`power`] at forwarding engines and memory, [`tenant`] at whose
+//! all that is.
 
 mod outside;
 mod power;
 mod substrate;
+mod tenant;
 mod vnet;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,9 +16,11 @@ use pdp_alloc::{Placements, Share};
 
 use crate::diagnostic::Diagnostic;
 use crate::limits::{NAME_CHARS_MAX, VNETS_MAX};
-use crate::object::{Object, Substrate, VirtualNetwork};
+use crate::object::{Object, Substrate, Tenant, VirtualNetwork};
 use crate::parse::{Document, at_most, label};
 use crate::tree::Path;
+
+pub use tenant::tenant_of;
 
 /// What there is.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +29,11 @@ pub struct Existing {
     pub substrate: Option<Substrate>,
     /// Virtual networks that were applied, by name.
     pub vnets: BTreeMap<String, VirtualNetwork>,
+    /// Tenants that were applied, by name.
+    pub tenants: BTreeMap<String, Tenant>,
+    /// The tenant that asks for the change: it may name its own virtual networks alone, and what
+    /// it is told names nothing of others. `None`: an operator.
+    pub asker: Option<String>,
     /// Shares that vrouters have, by [`placement_key`].
     pub placements: Placements,
     /// Network devices of the machine by name; `None`: not known, nothing is checked against them.
@@ -49,6 +58,8 @@ pub struct Intent {
     pub substrate: Option<Substrate>,
     /// All virtual networks by name.
     pub vnets: BTreeMap<String, VirtualNetwork>,
+    /// All tenants by name.
+    pub tenants: BTreeMap<String, Tenant>,
     /// Shares of all vrouters, by [`placement_key`]; a guest a share, in this order.
     pub placements: BTreeMap<String, Vec<Share>>,
 }
@@ -67,17 +78,19 @@ pub fn placement_key(vnet: &str, node: &str) -> String {
 /// # Errors
 /// Everything that is wrong; nothing is changed then.
 pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<Diagnostic>> {
-    let mut reporter = Reporter::default();
+    let mut reporter = Reporter { asker: existing.asker.as_deref(), ..Reporter::default() };
     let mut intent = Intent {
         substrate: existing.substrate.clone(),
         vnets: existing.vnets.clone(),
+        tenants: existing.tenants.clone(),
         placements: existing.placements.clone(),
     };
     for document in documents {
         add(document, existing, &mut intent, &mut reporter);
     }
     if intent.vnets.len() > VNETS_MAX {
-        let message = format!("{} virtual networks exceed {VNETS_MAX}", intent.vnets.len());
+        let all = format!("{} virtual networks exceed {VNETS_MAX}", intent.vnets.len());
+        let message = reporter.of_all(all, "the node has no room for more virtual networks");
         reporter.general(message, "delete some first");
     }
     if let Some(substrate) = &intent.substrate
@@ -91,9 +104,15 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
             vnet::check(vnet, &mut reporter);
         }
     }
+    tenant::grants(&intent, &changed, &mut reporter);
+    if reporter.asker.is_some() && !reporter.diagnostics.is_empty() {
+        // What is not the tenant's is not looked at any further: that would tell who has it.
+        return Err(at_most(reporter.diagnostics));
+    }
     outside::check(&mut intent, &changed, existing, &mut reporter);
     if reporter.diagnostics.is_empty() {
         power::check(&mut intent, &changed, existing, &mut reporter);
+        tenant::quotas(&intent, &changed, &mut reporter);
     }
     let diagnostics = reporter.diagnostics;
     if diagnostics.is_empty() { Ok(intent) } else { Err(at_most(diagnostics)) }
@@ -112,8 +131,16 @@ fn add<'a>(
     let mut fault = |message: String, hint: &str| {
         reporter.diagnostics.push(document.at(&metadata, message, hint));
     };
-    if let Some(why) = bad_name(name) {
+    let bad = match &document.object {
+        Object::VirtualNetwork(_) => bad_vnet_name(name),
+        _ => bad_name(name),
+    };
+    if let Some(why) = bad {
         fault(format!("name {name:?} {why}"), NAME_HINT);
+    }
+    if let Some((message, hint)) = tenant::may_name(document, existing) {
+        fault(message, &hint);
+        return;
     }
     match &document.object {
         Object::Substrate(substrate) => {
@@ -139,6 +166,15 @@ fn add<'a>(
             let vnet = VirtualNetwork { status: None, ..vnet.clone() };
             intent.vnets.insert(name.to_owned(), vnet);
         }
+        Object::Tenant(tenant) => {
+            if reporter.tenants.contains_key(name) {
+                fault(format!("tenant {name} stands twice"), "rename or remove one");
+                return;
+            }
+            reporter.tenants.insert(name, document);
+            let tenant = Tenant { status: None, ..tenant.clone() };
+            intent.tenants.insert(name.to_owned(), tenant);
+        }
     }
 }
 
@@ -147,6 +183,9 @@ fn add<'a>(
 struct Reporter<'a> {
     substrate: Option<&'a Document>,
     vnets: BTreeMap<&'a str, &'a Document>,
+    tenants: BTreeMap<&'a str, &'a Document>,
+    /// See [`Existing::asker`].
+    asker: Option<&'a str>,
     diagnostics: Vec<Diagnostic>,
 }
 
@@ -166,6 +205,10 @@ impl Reporter<'_> {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) {
+        if !self.sees(vnet) {
+            // Not of the asker's making, nor to be known by it.
+            return;
+        }
         let path = Path::of(path);
         let diagnostic = match (self.vnets.get(vnet), self.substrate) {
             (Some(document), _) => document.at(&path, message, hint),
@@ -181,6 +224,29 @@ impl Reporter<'_> {
             },
         };
         self.diagnostics.push(diagnostic);
+    }
+
+    /// About a tenant.
+    fn tenant(
+        &mut self,
+        tenant: &str,
+        path: &[&str],
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
+        if let Some(document) = self.tenants.get(tenant) {
+            self.diagnostics.push(document.at(&Path::of(path), message, hint));
+        }
+    }
+
+    /// Whether who asks may know of a virtual network.
+    fn sees(&self, vnet: &str) -> bool {
+        self.asker.is_none_or(|asker| tenant_of(vnet) == Some(asker))
+    }
+
+    /// What is told an operator, or a tenant, where the first says something of all.
+    fn of_all(&self, operator: String, tenant: &str) -> String {
+        if self.asker.is_none() { operator } else { tenant.to_owned() }
     }
 
     /// About no object in particular.
@@ -199,6 +265,17 @@ impl Reporter<'_> {
 
 const NAME_HINT: &str =
     "use lower-case letters, digits and -, with a letter or digit first and last";
+
+/// Why a name is neither a DNS label nor two with a dot between, `TENANT.NAME`.
+fn bad_vnet_name(name: &str) -> Option<String> {
+    let Some((tenant, own)) = name.split_once('.') else { return bad_name(name) };
+    let chars = name.chars().count();
+    if chars > NAME_CHARS_MAX {
+        return Some(format!("has {chars} characters, {NAME_CHARS_MAX} at most"));
+    }
+    let bad = bad_name(tenant).or_else(|| bad_name(own));
+    bad.map(|_| "is no TENANT.NAME of two DNS labels".to_owned())
+}
 
 /// Why a name is no DNS label.
 fn bad_name(name: &str) -> Option<String> {

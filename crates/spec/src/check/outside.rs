@@ -86,8 +86,8 @@ pub(super) fn check(
             } else if let Some(other) =
                 taken.insert((external.interface.clone(), key), owner.clone())
             {
-                let message =
-                    format!("{text} on interface {} is taken by {other}", external.interface);
+                let by = taken_by(reporter, &other);
+                let message = format!("{text} on interface {} {by}", external.interface);
                 let hint = match kind {
                     Some(kind) => format!("add an interface: a {kind} has one external"),
                     None => "take another key or interface".into(),
@@ -100,7 +100,8 @@ pub(super) fn check(
             let (other_vxlan, other) = ports.entry(at).or_insert_with(|| (vxlan, owner)).clone();
             if other_vxlan != vxlan {
                 let kind = if other_vxlan { "VXLAN" } else { "Ethernet in UDP" };
-                let message = format!("UDP port {port} of {local} is taken by {other} for {kind}");
+                let by = taken_by(reporter, &other);
+                let message = format!("UDP port {port} of {local} {by} for {kind}");
                 reporter.vnet(vnet, &path, message, "take another port");
             }
         }
@@ -120,6 +121,12 @@ pub(super) fn check(
     rates(intent, changed, reporter);
 }
 
+/// That something is taken, and by which external of which virtual network where who asks may know.
+fn taken_by(reporter: &Reporter, owner: &str) -> String {
+    let vnet = owner.split_once('/').map_or(owner, |(vnet, _)| vnet);
+    if reporter.sees(vnet) { format!("is taken by {owner}") } else { "is taken".to_owned() }
+}
+
 /// What people call an interface all of whose frames are one external's.
 fn kind_without_tunnels(intent: &Intent, interface: &str) -> Option<&'static str> {
     match intent.substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
@@ -137,6 +144,13 @@ fn interface_known(
 ) {
     let interfaces = intent.substrate.as_ref().map(|substrate| &substrate.spec.interfaces);
     if interfaces.is_some_and(|interfaces| interfaces.contains_key(&external.interface)) {
+        return;
+    }
+    if reporter.asker.is_some() {
+        // Whether it is the tenant's was looked at before; which others there are it is not told.
+        let message = format!("interface {} is not there", external.interface);
+        let hint = "ask an operator";
+        reporter.vnet(vnet, &["spec", "externals", name, "interface"], message, hint);
         return;
     }
     let known: Vec<&str> =
@@ -226,11 +240,13 @@ fn rates(intent: &Intent, changed: &BTreeSet<String>, reporter: &mut Reporter) {
             match left.checked_sub(rate.0) {
                 Some(rest) => *left = rest,
                 None => {
-                    let message = format!(
-                        "rate {rate} exceeds the {} that other links leave of interface {}",
+                    let interface = &external.interface;
+                    let all = format!(
+                        "rate {rate} exceeds the {} that other links leave of interface {interface}",
                         BitRate(*left),
-                        external.interface
                     );
+                    let little = format!("interface {interface} has no room for a rate of {rate}");
+                    let message = reporter.of_all(all, &little);
                     let path = ["spec", "links", &index.to_string(), "rate"];
                     reporter.vnet(name, &path, message, "lower the rate of a link over it");
                 }

@@ -97,7 +97,11 @@ fn place(
                 reporter.vnet(&vnet, &path, message, hint);
             }
             Err(refusal) => {
-                reporter.vnet(&vnet, &path, refusal.to_string(), refusal.hint.to_string());
+                let little = format!("power {}: the forwarding engines have no room", plane.power);
+                let hint =
+                    reporter.of_all(refusal.hint.to_string(), "ask for less, or an operator");
+                let message = reporter.of_all(refusal.to_string(), &little);
+                reporter.vnet(&vnet, &path, message, hint);
             }
         }
     }
@@ -141,8 +145,12 @@ fn memory(intent: &Intent, reporter: &mut Reporter) {
         }
     }
     if sum > bound.0 {
-        let message = format!("memory of all guests, {}, exceeds the {bound} there is", Bytes(sum));
-        let hint = "lower resources.memory or dataPlane.memory, or raise managementHost.memory";
+        let all = format!("memory of all guests, {}, exceeds the {bound} there is", Bytes(sum));
+        let message = reporter.of_all(all, "the node has no room for the memory of these guests");
+        let hint = reporter.of_all(
+            "lower resources.memory or dataPlane.memory, or raise managementHost.memory".into(),
+            "lower resources.memory or dataPlane.memory",
+        );
         reporter.general(message, hint);
     }
 }

@@ -1,0 +1,265 @@
+//! Two tenants with the same addresses on one node: one a user of the machine, one with a token over
+//! TLS. Each has its own, and neither learns of the other; a third has nothing.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use pdp_e2e::{Node, bin, eventually, run};
+use serde_json::Value;
+
+/// A user of the machine that is a tenant, and one that is nobody.
+const ACME: u32 = 71_001;
+const NOBODY: u32 = 71_002;
+
+const ADDRESS: &str = "127.0.0.1:7443";
+
+const NODE: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  forwardingEngines: {fe1: {cpus: "1", capacity: 0.5}}
+---
+apiVersion: pdp/v1
+kind: Tenant
+metadata: {name: acme}
+spec:
+  unixUsers: ["71001"]
+  quota: {power: 0.4, vnets: 2, vports: 20}
+---
+apiVersion: pdp/v1
+kind: Tenant
+metadata: {name: zeta}
+spec:
+  quota: {power: 0.5}
+"#;
+
+fn vnet(name: &str, power: &str) -> String {
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces: {{eth0: {{addresses: [10.1.0.1/24]}}, eth1: {{addresses: [10.2.0.1/24]}}}}
+      dataPlane: {{power: {power}}}
+    h1:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}}}
+      files: {{/etc/motd: {{content: "{name}"}}}}
+    h2:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h2:eth0"]
+"#
+    )
+}
+
+/// Somebody with the `pdp` command.
+struct Who {
+    /// What stands before the arguments.
+    words: Vec<String>,
+}
+
+impl Who {
+    /// A user of the machine.
+    fn user(node: &Node, uid: u32) -> Self {
+        // The build's directory may not be for everybody.
+        let pdp = node.directory.join("pdp");
+        fs::copy(bin("pdp"), &pdp).expect("copy of pdp");
+        fs::set_permissions(&pdp, fs::Permissions::from_mode(0o755)).expect("mode of pdp");
+        let (uid, gid) = (format!("--reuid={uid}"), format!("--regid={uid}"));
+        let socket = node.socket().display().to_string();
+        let pdp = pdp.display().to_string();
+        let words = ["setpriv", &uid, &gid, "--clear-groups", &pdp, "--socket", &socket];
+        Self { words: words.map(str::to_owned).into() }
+    }
+
+    /// Who has the token in this file, over TLS.
+    fn token(node: &Node, file: PathBuf) -> Self {
+        let net = format!("--net=/run/netns/{}", node.netns);
+        let pdp = bin("pdp").display().to_string();
+        let server = format!("https://{ADDRESS}");
+        let ca = node.directory.join("state/tls.crt").display().to_string();
+        let file = file.display().to_string();
+        let words =
+            ["nsenter", &net, &pdp, "--server", &server, "--ca", &ca, "--token-file", &file];
+        Self { words: words.map(str::to_owned).into() }
+    }
+
+    fn pdp(&self, arguments: &[&str], input: &str) -> Result<String, String> {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).args(arguments).env("NO_COLOR", "1");
+        let output = run(&mut command, input);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(text(&output.stderr)),
+        }
+    }
+
+    #[track_caller]
+    fn json(&self, arguments: &[&str]) -> Value {
+        let mut all = arguments.to_vec();
+        all.extend(["--format", "json"]);
+        let text = self.pdp(&all, "").unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+        serde_json::from_str(&text).expect("JSON")
+    }
+}
+
+#[test]
+fn two_tenants_have_their_own_and_know_of_nothing_else() {
+    let mut node = Node::prepare("tenants");
+    node.pdpd_arguments(&["--listen", ADDRESS]);
+    node.start_pdpd();
+    node.apply(NODE);
+    let token = node.directory.join("zeta.token");
+    let secret = node.pdp(&["token", "create", "--tenant", "zeta", "--expires", "1h"]);
+    fs::write(&token, &secret).expect("token");
+    let acme = Who::user(&node, ACME);
+    let zeta = Who::token(&node, token);
+    let everybody = [("acme", &acme, "zeta"), ("zeta", &zeta, "acme")];
+
+    // The same addresses, each in its own.
+    for (name, who, _) in everybody {
+        let lab = format!("{name}.lab");
+        who.pdp(&["apply", "-f", "-"], &vnet(&lab, "0.2"))
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    for (name, who, _) in everybody {
+        let h1 = format!("{name}.lab/h1");
+        eventually("its hosts reach each other", || {
+            who.pdp(&["exec", "-n", &h1, "--", "ping", "-c1", "-W1", "10.2.0.2"], "").is_ok()
+        });
+        let motd = who.pdp(&["exec", "-n", &h1, "--", "cat", "/etc/motd"], "");
+        assert_eq!(motd, Ok(format!("{name}.lab")));
+    }
+
+    for (name, who, other) in everybody {
+        // Lists, counters, the substrate: nothing of the other.
+        for verb in
+            [&["get"][..], &["get", "tenants"], &["stats"], &["inspect", "substrate"], &["audit"]]
+        {
+            let text = who.json(verb).to_string();
+            assert!(text.contains(name) || *verb == ["stats"], "{verb:?} as {name}: {text}");
+            assert!(!text.contains(other), "{verb:?} as {name}: {text}");
+        }
+        let stats = who.json(&["stats"]);
+        let vnets: Vec<&String> = stats["vnets"].as_object().expect("vnets").keys().collect();
+        assert_eq!(vnets, [&format!("{name}.lab")]);
+        assert_eq!(
+            (&stats["workers"], &stats["externals"]),
+            (&Value::from(Vec::<Value>::new()), &serde_json::json!({}))
+        );
+        let engine = &who.json(&["inspect", "substrate"])["status"]["fes"][0];
+        assert_eq!(engine["usedMillicores"], 200, "its own alone");
+
+        // What is the other's is like what is not there, whatever is asked.
+        let there = format!("{other}.lab");
+        let none = format!("{other}.none");
+        for verb in [
+            &["inspect", "VNET"][..],
+            &["delete", "VNET"],
+            &["stats", "VNET"],
+            &["exec", "-n", "VNET/h1", "--", "true"],
+            &["logs", "VNET/r1"],
+            &["routes", "VNET/r1"],
+            &["capture", "VNET/r1:eth0", "-w", "-"],
+            &["trace", "VNET/r1:eth0", "--wait", "1"],
+            &["scale", "VNET/r1", "2"],
+            &["link", "down", "VNET/link1"],
+        ] {
+            let ask = |vnet: &str| {
+                let words: Vec<String> =
+                    verb.iter().map(|word| word.replace("VNET", vnet)).collect();
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                who.pdp(&words, "")
+            };
+            let (one, two) = (ask(&there), ask(&none));
+            let (one, two) = (one.expect_err("not its"), two.expect_err("not there"));
+            assert_eq!(one.replace(&there, &none), two, "{verb:?} as {name}");
+        }
+        // Nor can it be taken over, or the node be changed.
+        for text in [vnet(&there, "0.1"), vnet("lab", "0.1"), NODE.to_owned()] {
+            let refused = who.pdp(&["apply", "-f", "-"], &text).expect_err("not its to apply");
+            assert!(refused.contains("nothing was changed"), "{refused}");
+        }
+        for verb in [
+            &["delete", "substrate"][..],
+            &["delete", "tenant/acme"],
+            &["down"],
+            &["logs"],
+            &["doctor"],
+            &["token", "list"],
+            &["token", "create", "--role", "operator"],
+            &["token", "revoke", "1"],
+        ] {
+            let refused = who.pdp(verb, "").expect_err("an operator's");
+            assert!(refused.contains("not for the role tenant"), "{verb:?}: {refused}");
+        }
+    }
+
+    // The quota first; within it, that the node is full is told, and not by whom.
+    let more = acme.pdp(&["apply", "-f", "-"], &vnet("acme.two", "0.3")).expect_err("too much");
+    assert!(more.contains("quota of 0.4, of which its other virtual networks use 0.2"), "{more}");
+    let full = zeta.pdp(&["apply", "-f", "-"], &vnet("zeta.two", "0.2")).expect_err("no room");
+    let first = full.lines().next().unwrap_or_default();
+    assert!(first.ends_with("power 0.2: the forwarding engines have no room"), "{full}");
+    assert!(!full.contains("acme") && !full.contains("fe1"), "{full}");
+
+    // Who is nobody has nothing.
+    let nobody = Who::user(&node, NOBODY);
+    let bad = node.directory.join("bad.token");
+    fs::write(&bad, "pdp_0").expect("token");
+    let stranger = Who::token(&node, bad);
+    for (who, said) in [(&nobody, "is not known here"), (&stranger, "the token is unknown")] {
+        for verb in [&["get"][..], &["inspect", "acme.lab"], &["version"], &["audit"]] {
+            let refused = who.pdp(verb, "").expect_err("nobody");
+            assert!(refused.contains(said), "{verb:?}: {refused}");
+            assert!(!refused.contains("acme.lab\n"), "{refused}");
+        }
+    }
+
+    // All of it is in the audit log, and stays over a crash; so do tenants and tokens.
+    // Who asks for it has what was refused a moment ago written first.
+    node.pdp(&["audit"]);
+    node.kill_pdpd();
+    node.start_pdpd();
+    let rows = node.json(&["audit", "--limit", "10000"]);
+    let rows = rows.as_array().expect("rows");
+    let has = |who: &str, what: &str, status: u64| {
+        rows.iter().any(|row| row["who"] == who && row["what"] == what && row["status"] == status)
+    };
+    assert!(has("user:71001", "POST /v1/apply", 200));
+    assert!(has("token:1", "POST /v1/apply", 200));
+    assert!(has("user:71001", "POST /v1/apply", 400));
+    assert!(has("token:1", "DELETE /v1/vnets/acme.lab", 404));
+    assert!(has("user:71002", "GET /v1/vnets", 403));
+    assert!(has("token:?", "GET /v1/vnets", 401));
+    assert!(!rows.iter().any(|row| row.to_string().contains(secret.trim())));
+    let own = zeta.json(&["audit", "--limit", "10000"]);
+    let own = own.as_array().expect("rows");
+    assert!(own.iter().all(|row| row["who"] == "token:1" && row["tenant"] == "zeta"));
+    assert_eq!(acme.json(&["get"])[0]["name"], "acme.lab");
+    assert_eq!(zeta.json(&["get"])[0]["name"], "zeta.lab");
+
+    // A tenant goes with its tokens, once it has no vnets.
+    let refused = node.try_pdp(&["delete", "tenant/zeta"]).expect_err("it has a vnet");
+    assert!(refused.contains("tenant zeta has zeta.lab"), "{refused}");
+    zeta.pdp(&["delete", "zeta.lab"], "").expect("its own");
+    node.pdp(&["delete", "tenant/zeta"]);
+    let refused = zeta.pdp(&["get"], "").expect_err("no token any more");
+    assert!(refused.contains("the token is unknown"), "{refused}");
+
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), Vec::<String>::new());
+}

@@ -1,0 +1,180 @@
+//! Connections: who is at the other end, how many there may be, TLS, and HTTP on them.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use axum::response::IntoResponse;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
+
+use super::answer::{Failure, panicked};
+use super::{
+    Api, CONNECTIONS_MAX, CONNECTIONS_PER_PEER_MAX, HANDSHAKE_TIME_MAX, HEAD_BYTES_MAX,
+    HEADERS_TIME_MAX, router,
+};
+use crate::access::{Peer, is_operator};
+
+/// A connection's whole life.
+pub type Connection = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Serves connections.
+#[derive(Clone)]
+pub struct Server {
+    pub(super) api: Api,
+    service: TowerToHyperService<axum::Router>,
+    builder: http1::Builder,
+    operators: Arc<Semaphore>,
+    users: Arc<Semaphore>,
+    addresses: Arc<Semaphore>,
+    peers: Arc<Mutex<Counts>>,
+}
+
+/// Connections by whose they are.
+type Counts = HashMap<Who, usize>;
+
+/// Whose connections are counted together.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Who {
+    User(u32),
+    Address(IpAddr),
+}
+
+/// Room for a connection, until it ends.
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    of: Option<(Who, Arc<Mutex<Counts>>)>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Some((who, peers)) = &self.of else { return };
+        let mut peers = peers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(count) = peers.get_mut(who) {
+            *count -= 1;
+            if *count == 0 {
+                peers.remove(who);
+            }
+        }
+    }
+}
+
+impl Server {
+    pub(super) fn new(api: Api) -> Self {
+        let mut builder = http1::Builder::new();
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADERS_TIME_MAX)
+            .max_buf_size(HEAD_BYTES_MAX);
+        let room = || Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        Self {
+            service: TowerToHyperService::new(router(api.clone())),
+            api,
+            builder,
+            operators: room(),
+            users: room(),
+            addresses: room(),
+            peers: Arc::default(),
+        }
+    }
+
+    /// Serves a connection by the Unix socket; `None` if there is no room for it.
+    pub fn unix(&self, stream: UnixStream) -> Option<Connection> {
+        // Who connected, even if it has gone since.
+        let credentials = stream.peer_cred().ok()?;
+        let (uid, pid) = (credentials.uid(), credentials.pid().unwrap_or(0));
+        let place = match is_operator(uid) {
+            true => Place { _permit: self.operators.clone().try_acquire_owned().ok()?, of: None },
+            false => self.place(&self.users, Who::User(uid))?,
+        };
+        Some(Box::pin(self.serve(stream, Peer::Unix { uid, pid }, place)))
+    }
+
+    /// Serves a connection over TLS; `None` if there is no room for it.
+    pub fn tls(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        acceptor: &TlsAcceptor,
+    ) -> Option<Connection> {
+        let place = self.place(&self.addresses, Who::Address(from.ip()))?;
+        let handshake = tokio::time::timeout(HANDSHAKE_TIME_MAX, acceptor.accept(stream));
+        let this = self.clone();
+        Some(Box::pin(async move {
+            let shaken = tokio::select! {
+                shaken = handshake => shaken,
+                () = this.api.stop() => return,
+            };
+            match shaken {
+                Ok(Ok(stream)) => this.serve(stream, Peer::Tls(from), place).await,
+                Ok(Err(error)) => tracing::debug!(%from, %error, "TLS handshake"),
+                Err(_) => tracing::debug!(%from, "TLS handshake took too long"),
+            }
+        }))
+    }
+
+    /// Serves one that was made otherwise, as of this peer; `None` if there is no room for it.
+    pub fn other(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        peer: Peer,
+    ) -> Option<Connection> {
+        let place = Place { _permit: self.operators.clone().try_acquire_owned().ok()?, of: None };
+        Some(Box::pin(self.serve(stream, peer, place)))
+    }
+
+    fn place(&self, room: &Arc<Semaphore>, who: Who) -> Option<Place> {
+        let permit = room.clone().try_acquire_owned().ok()?;
+        let mut peers = self.peers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let count = peers.entry(who).or_default();
+        if *count >= CONNECTIONS_PER_PEER_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(Place { _permit: permit, of: Some((who, self.peers.clone())) })
+    }
+
+    fn serve(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        peer: Peer,
+        place: Place,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let service = self.service.clone();
+        let asked = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+            request.extensions_mut().insert(peer);
+            // A task of its own, from the start: what came is written down to its end, even when
+            // its client goes away at once.
+            let answer = tokio::spawn(service.call(request));
+            async move {
+                match answer.await {
+                    Ok(answer) => answer,
+                    Err(error) => Ok(Failure::from(panicked(error)).into_response()),
+                }
+            }
+        });
+        let connection = self.builder.serve_connection(TokioIo::new(stream), asked).with_upgrades();
+        let api = self.api.clone();
+        async move {
+            let _place = place;
+            tokio::pin!(connection);
+            let ended = tokio::select! {
+                ended = connection.as_mut() => ended,
+                () = api.stop() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%error, "connection of a client");
+            }
+        }
+    }
+}

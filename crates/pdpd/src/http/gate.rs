@@ -1,0 +1,207 @@
+//! The gate that every request passes: who asks, whether that may, and the row in the audit log.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use hyper::http::request::Parts;
+use hyper::{Method, StatusCode, Uri};
+use pdp_api::{AuditEntry, Problem, ProblemKind};
+use tokio::sync::Semaphore;
+
+use super::answer::{Failure, Told, panicked};
+use super::{Api, CALLS_MAX, TENANT_CALLS_MAX};
+use crate::access::{Caller, Peer, Right, Scope, rule};
+use crate::audit::{self, Begun};
+use crate::state::access::now_ms;
+
+/// Room for calls and streams at a time, of the operators and viewers of the node or of one tenant.
+#[derive(Clone)]
+pub struct Room {
+    /// Of each.
+    pub max: usize,
+    pub calls: Arc<Semaphore>,
+    pub streams: Arc<Semaphore>,
+}
+
+impl Room {
+    fn new(max: usize) -> Self {
+        Self { max, calls: Arc::new(Semaphore::new(max)), streams: Arc::new(Semaphore::new(max)) }
+    }
+}
+
+/// All rooms: no tenant takes another's, nor the operators'.
+pub struct Rooms {
+    node: Room,
+    tenants: Mutex<HashMap<String, Room>>,
+}
+
+impl Rooms {
+    pub fn new() -> Self {
+        Self { node: Room::new(CALLS_MAX), tenants: Mutex::default() }
+    }
+
+    fn of(&self, scope: &Scope) -> Room {
+        let Some(tenant) = scope.tenant() else { return self.node.clone() };
+        let mut rooms = self.tenants.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        rooms.entry(tenant.into()).or_insert_with(|| Room::new(TENANT_CALLS_MAX)).clone()
+    }
+}
+
+/// A request that was let through: what handlers have.
+#[derive(Clone)]
+pub struct Asked {
+    pub api: Api,
+    pub caller: Arc<Caller>,
+    pub room: Room,
+    /// Its row in the audit log, where it may change something.
+    pub begun: Option<Arc<Begun>>,
+}
+
+impl FromRequestParts<Api> for Asked {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Api) -> Result<Self, Failure> {
+        let asked = parts.extensions.get::<Self>().cloned();
+        asked.ok_or_else(|| Problem::internal("a request beside the gate").into())
+    }
+}
+
+/// Lets a request through to what answers it, or not, and has it written down.
+pub async fn gate(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let (mut parts, body) = request.into_parts();
+    let row = AuditEntry {
+        at_ms: now_ms(),
+        what: audit::what(parts.method.as_str(), &parts.uri.to_string()),
+        vnet: vnet_of(&mut parts).await,
+        ..AuditEntry::default()
+    };
+    let path = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let mut pass = Pass { api: &api, row, start };
+    let (asked, begun) = match pass.ask(&parts, path.as_deref()).await {
+        Ok(asked) => {
+            let begun = asked.begun.clone();
+            (asked, begun)
+        }
+        Err(problem) => {
+            let mut response = match problem.kind {
+                // As axum answers it, had it been asked.
+                ProblemKind::Invalid => no_such_method(parts.method, parts.uri).await,
+                _ => Failure::from(problem).into_response(),
+            };
+            if response.status() == StatusCode::UNAUTHORIZED {
+                let bearer = HeaderValue::from_static("Bearer");
+                response.headers_mut().insert(WWW_AUTHENTICATE, bearer);
+            }
+            pass.note(outcome(&response)).await;
+            return response;
+        }
+    };
+    parts.extensions.insert(asked);
+    let response = next.run(Request::from_parts(parts, body)).await;
+    match begun {
+        None => pass.note(outcome(&response)).await,
+        Some(begun) if begun.is_taken() => {}
+        Some(begun) => {
+            let (status, error) = outcome(&response);
+            let ended = tokio::task::spawn_blocking(move || begun.end(status, error.as_deref()));
+            let _ = ended.await;
+        }
+    }
+    response
+}
+
+struct Pass<'a> {
+    api: &'a Api,
+    row: AuditEntry,
+    start: Instant,
+}
+
+impl Pass<'_> {
+    async fn ask(&mut self, parts: &Parts, path: Option<&str>) -> Result<Asked, Problem> {
+        let peer = parts.extensions.get::<Peer>().copied();
+        let peer = peer.ok_or_else(|| Problem::internal("a request from nowhere"))?;
+        self.row.from = peer.to_string();
+        let caller = self.identify(peer, &parts.headers).await?;
+        self.row.who = caller.who.clone();
+        self.row.role = Some(caller.role);
+        self.row.tenant = caller.scope.tenant().map(str::to_owned);
+        let right = match path {
+            // Nothing is there; who is known is told so.
+            None => Right::Known,
+            Some(path) => rule(parts.method.as_str(), path)
+                .ok_or_else(|| Problem::new(ProblemKind::Invalid, "no such method"))?,
+        };
+        right.check(&caller, self.row.vnet.as_deref())?;
+        let begun = match right.changes() {
+            true => Some(Arc::new(self.begin().await?)),
+            false => None,
+        };
+        let room = self.api.rooms.of(&caller.scope);
+        Ok(Asked { api: self.api.clone(), caller: Arc::new(caller), room, begun })
+    }
+
+    async fn identify(&mut self, peer: Peer, headers: &HeaderMap) -> Result<Caller, Problem> {
+        let token = headers.get(AUTHORIZATION).map(|value| {
+            let text = value.to_str().unwrap_or("");
+            let (scheme, token) = text.split_once(' ').unwrap_or(("", ""));
+            // RFC 9110 section 11.1: the scheme in any case.
+            if scheme.eq_ignore_ascii_case("bearer") {
+                token.trim().to_owned()
+            } else {
+                String::new()
+            }
+        });
+        let (guard, daemon) = (self.api.guard.clone(), self.api.daemon.clone());
+        let identify = move || guard.identify(peer, token.as_deref(), &daemon.tenants());
+        match tokio::task::spawn_blocking(identify).await.map_err(panicked)? {
+            Ok(caller) => Ok(caller),
+            Err((who, problem)) => {
+                self.row.who = who;
+                Err(problem)
+            }
+        }
+    }
+
+    async fn begin(&mut self) -> Result<Begun, Problem> {
+        self.row.changes = true;
+        let (audit, row, start) = (self.api.audit.clone(), self.row.clone(), self.start);
+        tokio::task::spawn_blocking(move || audit.begin(row, start)).await.map_err(panicked)?
+    }
+
+    async fn note(&mut self, (status, error): (u16, Option<String>)) {
+        let error = error.map(|error| audit::line(&error));
+        let duration_us = Some(audit::us(self.start));
+        let row = AuditEntry { status: Some(status), error, duration_us, ..self.row.clone() };
+        self.api.audit.note(AuditEntry { changes: false, ..row }).await;
+    }
+}
+
+/// The vnet that a path names.
+async fn vnet_of(parts: &mut Parts) -> Option<String> {
+    let names = RawPathParams::from_request_parts(parts, &()).await.ok()?;
+    names.iter().find(|(name, _)| *name == "vnet").map(|(_, vnet)| vnet.to_owned())
+}
+
+fn outcome(response: &Response) -> (u16, Option<String>) {
+    let error = response.extensions().get::<Told>().map(|told| told.0.clone());
+    (response.status().as_u16(), error)
+}
+
+pub async fn no_such_path(uri: Uri) -> Failure {
+    Problem::not_found(format!("no such path: {}", uri.path()))
+        .hint(format!("GET {} lists them", pdp_api::paths::OPENAPI))
+        .into()
+}
+
+pub async fn no_such_method(method: Method, uri: Uri) -> Response {
+    let problem = Problem::new(ProblemKind::Invalid, format!("{method} is not for {}", uri.path()))
+        .hint(format!("GET {} lists the methods", pdp_api::paths::OPENAPI));
+    (StatusCode::METHOD_NOT_ALLOWED, Json(problem)).into_response()
+}

@@ -1,0 +1,387 @@
+//! Checks of tenants: that no two may use the same, that their virtual networks use what is
+//! theirs and no more than their quotas.
+//!
+//! What a tenant is told when it asks ([`Existing::asker`]) names nothing of others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Existing, Intent, NAME_HINT, Reporter, bad_name, placement_key};
+use crate::limits::{TENANT_ENTRIES_MAX, TENANTS_MAX, VNI_MAX, VXLAN_PORT};
+use crate::object::{External, Grant, Image, ImageSource, Object, Program, VirtualNetwork};
+use crate::parse::Document;
+use crate::units::{BitRate, Bytes, Cores, KeySet};
+
+/// The tenant whose a virtual network of this name is; `None`: the operators'.
+pub fn tenant_of(vnet: &str) -> Option<&str> {
+    vnet.split_once('.').map(|(tenant, _)| tenant)
+}
+
+/// Whether who asks may name a document's object, as a fault where not.
+pub(super) fn may_name(document: &Document, existing: &Existing) -> Option<(String, String)> {
+    let asker = existing.asker.as_deref()?;
+    let name = document.object.name();
+    match &document.object {
+        Object::VirtualNetwork(_) if tenant_of(name) == Some(asker) => None,
+        Object::VirtualNetwork(_) => Some((
+            format!("name {name:?} is none of a virtual network of yours"),
+            format!("call it {asker}.NAME"),
+        )),
+        other => {
+            let message = format!("a {} is the operators' to apply", other.kind());
+            Some((message, "remove it, or ask an operator".into()))
+        }
+    }
+}
+
+/// Checks grants of tenants against each other, and what virtual networks use against them.
+pub(super) fn grants(intent: &Intent, changed: &BTreeSet<String>, reporter: &mut Reporter) {
+    if intent.tenants.len() > TENANTS_MAX {
+        let message = format!("{} tenants exceed {TENANTS_MAX}", intent.tenants.len());
+        reporter.general(message, "delete some first");
+    }
+    let told: Vec<String> = reporter.tenants.keys().map(|name| (*name).to_owned()).collect();
+    for name in &told {
+        one(intent, name, reporter);
+        for other in intent.tenants.keys().filter(|other| *other != name) {
+            // Of two in one change, the later by name is at fault.
+            if !told.contains(other) || other < name {
+                against(intent, name, other, reporter);
+            }
+        }
+    }
+    for (name, vnet) in &intent.vnets {
+        match tenant_of(name) {
+            Some(tenant) if changed.contains(name) || told.iter().any(|told| told == tenant) => {
+                uses(intent, name, tenant, vnet, reporter);
+            }
+            None if changed.contains(name) || !told.is_empty() => {
+                operators(intent, name, vnet, reporter);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A tenant by itself.
+fn one(intent: &Intent, name: &str, reporter: &mut Reporter) {
+    let spec = &intent.tenants[name].spec;
+    for (key, count) in [("unixUsers", spec.unix_users.len()), ("images", spec.images.len())] {
+        if count > TENANT_ENTRIES_MAX {
+            let message = format!("{count} {key} exceed {TENANT_ENTRIES_MAX}");
+            reporter.tenant(name, &["spec", key], message, "remove some");
+        }
+    }
+    for user in &spec.unix_users {
+        if user.is_empty() || user == "root" || user.parse() == Ok(0u32) {
+            let message = format!("unix user {user:?} can't be a tenant");
+            reporter.tenant(name, &["spec", "unixUsers"], message, "root is an operator always");
+        }
+    }
+    for directory in &spec.images {
+        if !directory.starts_with('/') || directory.split('/').any(|part| part == "..") {
+            let message = format!("images {directory:?} is no absolute path without ..");
+            reporter.tenant(name, &["spec", "images"], message, "write it like /srv/images");
+        }
+    }
+    for (interface, grant) in &spec.interfaces {
+        let path = |key| ["spec", "interfaces", interface, key];
+        if let Some(why) = bad_name(&interface.to_lowercase()) {
+            let message = format!("name {interface:?} {why}");
+            reporter.tenant(name, &path("")[..3], message, NAME_HINT);
+        }
+        let bounds = [("vxlan", &grant.vxlan, 0, VNI_MAX), ("udp", &grant.udp, 1, u16::MAX.into())];
+        for (key, keys, min, max) in bounds {
+            let ranges = keys.iter().flat_map(|keys| &keys.0);
+            for (first, last) in ranges.filter(|range| range.0 < min || range.1 > max) {
+                let message = format!("{key} {first}-{last} is not within {min} to {max}");
+                reporter.tenant(name, &path(key), message, "lower it");
+            }
+        }
+        if grant.udp.as_ref().is_some_and(|udp| udp.has(VXLAN_PORT.into())) {
+            let message = format!("udp has port {VXLAN_PORT}, which is VXLAN's");
+            reporter.tenant(name, &path("udp"), message, "leave it out");
+        }
+    }
+}
+
+/// What two tenants both may use, as a fault of `name`.
+fn against(intent: &Intent, name: &str, other: &str, reporter: &mut Reporter) {
+    let (mine, theirs) = (&intent.tenants[name].spec, &intent.tenants[other].spec);
+    if let Some(user) = mine.unix_users.iter().find(|user| theirs.unix_users.contains(user)) {
+        let message = format!("unix user {user:?} is of tenant {other}");
+        reporter.tenant(name, &["spec", "unixUsers"], message, "a user is of one tenant");
+    }
+    for (interface, grant) in &mine.interfaces {
+        let Some(given) = theirs.interfaces.get(interface) else { continue };
+        let common = |mine: &Option<KeySet>, theirs: &Option<KeySet>| {
+            mine.as_ref()?.common(theirs.as_ref()?)
+        };
+        for (key, mine, theirs) in
+            [("vxlan", &grant.vxlan, &given.vxlan), ("udp", &grant.udp, &given.udp)]
+        {
+            if let Some(common) = common(mine, theirs) {
+                let message =
+                    format!("{key} {common} on interface {interface} is tenant {other}'s");
+                let hint = "give tenants ranges that do not meet";
+                reporter.tenant(name, &["spec", "interfaces", interface, key], message, hint);
+            }
+        }
+        if grant.whole && given.whole {
+            let message = format!("the whole interface {interface} is tenant {other}'s");
+            let path = ["spec", "interfaces", interface, "whole"];
+            reporter.tenant(name, &path, message, "only one can have it");
+        }
+    }
+}
+
+/// Whether an external is what a grant allows.
+fn allowed(grant: &Grant, external: &External) -> bool {
+    let has = |keys: &Option<KeySet>, key| keys.as_ref().is_some_and(|keys| keys.has(key));
+    let local = |local| grant.locals.is_empty() || grant.locals.contains(local);
+    match (&external.vxlan, &external.udp) {
+        (Some(v), _) => has(&grant.vxlan, v.vni) && v.port == VXLAN_PORT && local(&v.local),
+        (None, Some(u)) => has(&grant.udp, u.local_port.into()) && local(&u.local),
+        (None, None) => grant.whole,
+    }
+}
+
+/// What people call what a grant allows.
+fn grant_words(grant: &Grant) -> String {
+    let mut words = Vec::new();
+    words.extend(grant.vxlan.iter().map(|keys| format!("vni {keys} on port {VXLAN_PORT}")));
+    words.extend(grant.udp.iter().map(|keys| format!("udp localPort {keys}")));
+    words.extend(grant.whole.then(|| "the whole interface".to_owned()));
+    if words.is_empty() {
+        return "nothing".into();
+    }
+    let locals: Vec<String> = grant.locals.iter().map(ToString::to_string).collect();
+    let from = match locals.is_empty() {
+        true => String::new(),
+        false => format!(", from local {}", locals.join(" or ")),
+    };
+    words.join(", ") + &from
+}
+
+/// What a tenant's virtual network uses that is not the tenant's.
+fn uses(intent: &Intent, name: &str, tenant: &str, vnet: &VirtualNetwork, reporter: &mut Reporter) {
+    let Some(spec) = intent.tenants.get(tenant).map(|tenant| &tenant.spec) else {
+        let message = format!("there is no tenant {tenant}");
+        let hint = "apply its Tenant first, or use a name without a dot";
+        reporter.vnet(name, &["metadata", "name"], message, hint);
+        return;
+    };
+    for (external_name, external) in &vnet.spec.externals {
+        let interface = &external.interface;
+        let path = ["spec", "externals", external_name];
+        match spec.interfaces.get(interface) {
+            None => {
+                let names: Vec<&str> = spec.interfaces.keys().map(String::as_str).collect();
+                let hint = match names.is_empty() {
+                    true => "there is none that is; ask an operator".to_owned(),
+                    false => format!("there are {}", names.join(", ")),
+                };
+                let message = format!("interface {interface} is not tenant {tenant}'s");
+                let path = [&path[..], &["interface"]].concat();
+                reporter.vnet(name, &path, message, hint);
+            }
+            Some(grant) if !allowed(grant, external) => {
+                let message = format!("this use of interface {interface} is not tenant {tenant}'s");
+                let hint = format!("it has {}", grant_words(grant));
+                reporter.vnet(name, &path, message, hint);
+            }
+            Some(_) => {}
+        }
+    }
+    for (node_name, node) in &vnet.spec.nodes {
+        let path = ["spec", "nodes", node_name];
+        let program = node.data_plane.as_ref().and_then(|plane| match &plane.program {
+            Program::Own(program) => Some(&program.image),
+            Program::BuiltIn(_) => None,
+        });
+        for image in [Some(&node.image), program].into_iter().flatten() {
+            if !image_allowed(image, &spec.images) {
+                let message = "image is in no directory that the tenant may use".to_owned();
+                let hint = match spec.images.is_empty() {
+                    true => "use the machine's own programs, or ask an operator".to_owned(),
+                    false => format!("there are {}", spec.images.join(", ")),
+                };
+                reporter.vnet(name, &path, message, hint);
+            }
+        }
+    }
+}
+
+fn image_allowed(image: &Image, directories: &[String]) -> bool {
+    let path = match image.source() {
+        ImageSource::Host => return true,
+        ImageSource::Rootfs(path) | ImageSource::OciLayout(path, _) => std::path::Path::new(path),
+    };
+    // `..` in it is refused of everybody's.
+    directories.iter().any(|directory| path.starts_with(directory))
+}
+
+/// What an operators' virtual network uses that is a tenant's.
+fn operators(intent: &Intent, name: &str, vnet: &VirtualNetwork, reporter: &mut Reporter) {
+    for (external_name, external) in &vnet.spec.externals {
+        for (tenant, object) in &intent.tenants {
+            let Some(grant) = object.spec.interfaces.get(&external.interface) else { continue };
+            if !meets(grant, external) {
+                continue;
+            }
+            let what = format!(
+                "this use of interface {} is tenant {tenant}'s ({})",
+                external.interface,
+                grant_words(&Grant { locals: Vec::new(), ..grant.clone() })
+            );
+            let hint = "take another key, or leave it out of the tenant's";
+            if reporter.vnets.contains_key(name) {
+                reporter.vnet(name, &["spec", "externals", external_name], what, hint);
+            } else {
+                let what = format!("vnet {name} has an external {external_name}: {what}");
+                reporter.tenant(tenant, &["spec", "interfaces", &external.interface], what, hint);
+            }
+        }
+    }
+}
+
+/// Whether an external takes what a grant gives, or the UDP port that it needs.
+fn meets(grant: &Grant, external: &External) -> bool {
+    let has = |keys: &Option<KeySet>, key| keys.as_ref().is_some_and(|keys| keys.has(key));
+    match (&external.vxlan, &external.udp) {
+        (Some(v), _) => has(&grant.vxlan, v.vni) || has(&grant.udp, v.port.into()),
+        (None, Some(u)) => {
+            has(&grant.udp, u.local_port.into())
+                || (grant.vxlan.is_some() && u.local_port == VXLAN_PORT)
+        }
+        (None, None) => grant.whole,
+    }
+}
+
+/// What virtual networks have of what quotas bound.
+#[derive(Clone, Copy, Default)]
+struct Use([u64; QUOTAS.len()]);
+
+/// How a quota's values are written.
+type Write = fn(u64) -> String;
+
+/// The quotas, in the order of [`Use`].
+const QUOTAS: [(&str, Write); 7] = [
+    ("vnets", |value| value.to_string()),
+    ("power", cores),
+    ("cpu", cores),
+    ("memory", |value| Bytes(value).to_string()),
+    ("vports", |value| value.to_string()),
+    ("rate", |value| BitRate(value).to_string()),
+    ("routes", |value| value.to_string()),
+];
+
+fn cores(millicores: u64) -> String {
+    Cores(u32::try_from(millicores).unwrap_or(u32::MAX)).to_string()
+}
+
+impl Use {
+    /// Counts a virtual network in.
+    fn add(&mut self, intent: &Intent, name: &str, vnet: &VirtualNetwork) {
+        let mut of = Self::default();
+        of.0[0] = 1;
+        for (node_name, node) in &vnet.spec.nodes {
+            let guests = intent.placements.get(&placement_key(name, node_name));
+            let guests = guests.map_or(0, Vec::len) as u64;
+            let plane = node.data_plane.as_ref();
+            let memory = plane.map_or(0, |plane| plane.memory.0.saturating_mul(guests));
+            let routes = plane.map_or(0, |_| node.resources.routes.into());
+            for (sum, more) in of.0[1..].iter_mut().zip([
+                plane.map_or(0, |plane| plane.power.0.into()),
+                node.resources.cpu.0.into(),
+                node.resources.memory.0.saturating_add(memory),
+                node.interfaces.len() as u64,
+                0,
+                routes,
+            ]) {
+                *sum = sum.saturating_add(more);
+            }
+        }
+        let rates = vnet.spec.links.iter().filter_map(|link| link.rate);
+        of.0[5] = rates.fold(0, |sum, rate| sum.saturating_add(rate.0));
+        for (sum, more) in self.0.iter_mut().zip(of.0) {
+            *sum = sum.saturating_add(more);
+        }
+    }
+}
+
+/// Checks that tenants whose virtual networks or quotas change keep to their quotas.
+pub(super) fn quotas(intent: &Intent, changed: &BTreeSet<String>, reporter: &mut Reporter) {
+    let mut uses: BTreeMap<&str, (Use, Use)> = BTreeMap::new();
+    for (name, vnet) in &intent.vnets {
+        let Some(tenant) = tenant_of(name) else { continue };
+        let (used, asked) = uses.entry(tenant).or_default();
+        if changed.contains(name) { asked } else { used }.add(intent, name, vnet);
+    }
+    for (tenant, (used, asked)) in uses {
+        let mine = |name: &&String| tenant_of(name) == Some(tenant);
+        let first = changed.iter().find(mine);
+        let Some(object) = intent.tenants.get(tenant) else { continue };
+        if first.is_none() && !reporter.tenants.contains_key(tenant) {
+            continue;
+        }
+        let quota = &object.spec.quota;
+        let bounds = [
+            quota.vnets.map(u64::from),
+            quota.power.map(|power| power.0.into()),
+            quota.cpu.map(|cpu| cpu.0.into()),
+            quota.memory.map(|memory| memory.0),
+            quota.vports.map(u64::from),
+            quota.rate.map(|rate| rate.0),
+            quota.routes.map(u64::from),
+        ];
+        for (index, ((name, write), bound)) in QUOTAS.into_iter().zip(bounds).enumerate() {
+            let Some(bound) = bound else { continue };
+            let (used, asked) = (used.0[index], asked.0[index]);
+            if used.saturating_add(asked) <= bound {
+                continue;
+            }
+            let message = format!(
+                "{name} {} exceeds tenant {tenant}'s quota of {}, of which its other virtual \
+                 networks use {}",
+                write(asked),
+                write(bound),
+                write(used)
+            );
+            match first {
+                Some(vnet) => {
+                    reporter.vnet(vnet, &["spec"], message, "ask for less, or ask an operator");
+                }
+                None => {
+                    let message = format!(
+                        "{name} {} is below the {} that its virtual networks have",
+                        write(bound),
+                        write(used)
+                    );
+                    let path = ["spec", "quota", name];
+                    reporter.tenant(tenant, &path, message, "raise it, or delete some first");
+                }
+            }
+        }
+        if quota.rate.is_some() {
+            unlimited(intent, tenant, changed, reporter);
+        }
+    }
+}
+
+/// Links without a rate, of a tenant that has a quota of it.
+fn unlimited(intent: &Intent, tenant: &str, changed: &BTreeSet<String>, reporter: &mut Reporter) {
+    for (name, vnet) in intent.vnets.iter().filter(|(name, _)| tenant_of(name) == Some(tenant)) {
+        for (index, link) in vnet.spec.links.iter().enumerate().filter(|one| one.1.rate.is_none()) {
+            let link = link.name.clone().unwrap_or_else(|| format!("link{}", index + 1));
+            if changed.contains(name) {
+                let path = ["spec", "links", &index.to_string()];
+                let message = format!("no rate, but tenant {tenant} has a quota of rate");
+                reporter.vnet(name, &path, message, "give it a rate");
+            } else {
+                let message = format!("vnet {name}: {link} has no rate");
+                let hint = "give it a rate first";
+                reporter.tenant(tenant, &["spec", "quota", "rate"], message, hint);
+            }
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Tenants: what they may use and how much, and what they are told of others: nothing.
+
+use std::collections::BTreeMap;
+
+use pdp_spec::{Diagnostic, Existing, Intent, SourceFile, check, parse};
+use proptest::prelude::*;
+
+const NODE: &str = "
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  interfaces:
+    A: {device: ext-a, capacity: 1Gbps}
+    B: {device: ext-b}
+    C: {memif: {}}
+  mux: {cpus: \"0\", power: 0.5}
+  managementHost: {memory: 4Gi}
+  forwardingEngines:
+    fe-one: {cpus: \"1\", capacity: 1}
+---
+apiVersion: pdp/v1
+kind: Tenant
+metadata: {name: acme}
+spec:
+  unixUsers: [alice]
+  quota: {vnets: 2, power: 0.5, cpu: 4, memory: 2Gi, vports: 8, rate: 900M, routes: 300000}
+  interfaces:
+    A: {vxlan: \"100-199\", udp: \"6000-6009\", locals: [192.0.2.1]}
+  images: [/srv/acme]
+---
+apiVersion: pdp/v1
+kind: Tenant
+metadata: {name: zeta}
+spec:
+  interfaces:
+    A: {vxlan: \"200-299\", udp: \"6010-6019\"}
+    B: {whole: true}
+    C: {whole: true}
+";
+
+/// A vnet of one router and one host, with an external of its own.
+fn vnet(name: &str, external: &str, power: &str) -> String {
+    format!(
+        "
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces: {{eth0: {{}}, eth1: {{}}}}
+      dataPlane: {{power: {power}}}
+    h1: {{kind: host, interfaces: {{eth0: {{}}}}}}
+  externals: {{x: {external}}}
+  links:
+    - {{endpoints: [\"r1:eth0\", \"h1:eth0\"], rate: 100M}}
+    - {{endpoints: [\"r1:eth1\", \"external:x\"], rate: 100M}}
+"
+    )
+}
+
+fn vxlan(vni: u32) -> String {
+    format!("{{interface: A, vxlan: {{vni: {vni}, local: 192.0.2.1, remote: 192.0.2.9}}}}")
+}
+
+fn udp(local_port: u16) -> String {
+    format!(
+        "{{interface: A, udp: {{local: 192.0.2.1, remote: 192.0.2.9, localPort: {local_port}, \
+         remotePort: 1}}}}"
+    )
+}
+
+fn try_apply(text: &str, existing: &Existing) -> Result<Intent, Vec<Diagnostic>> {
+    let file = SourceFile { name: "f".into(), text: text.into(), ..Default::default() };
+    parse(&[file]).and_then(|documents| check(&documents, existing))
+}
+
+fn words(refused: &[Diagnostic]) -> String {
+    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// What there is once these were applied, by operators.
+#[track_caller]
+fn after(texts: &[&str]) -> Existing {
+    let mut existing = Existing { cpus: [0, 1].into(), ..Existing::default() };
+    for text in texts {
+        let intent =
+            try_apply(text, &existing).unwrap_or_else(|refused| panic!("{}", words(&refused)));
+        existing = Existing {
+            substrate: intent.substrate,
+            vnets: intent.vnets,
+            tenants: intent.tenants,
+            placements: intent.placements,
+            ..existing
+        };
+    }
+    existing
+}
+
+fn as_tenant(existing: &Existing, tenant: &str) -> Existing {
+    Existing { asker: Some(tenant.into()), ..existing.clone() }
+}
+
+#[track_caller]
+fn refused(text: &str, existing: &Existing) -> String {
+    words(&try_apply(text, existing).expect_err("refused"))
+}
+
+#[test]
+fn a_tenant_has_what_it_was_given() {
+    let node = as_tenant(&after(&[NODE]), "acme");
+    try_apply(&vnet("acme.lab", &vxlan(100), "0.5"), &node).unwrap();
+    try_apply(&vnet("acme.lab", &udp(6000), "0.1"), &node).unwrap();
+    let zeta = as_tenant(&after(&[NODE]), "zeta");
+    try_apply(&vnet("zeta.lab", "{interface: B}", "1"), &zeta).unwrap();
+    try_apply(&vnet("zeta.lab", "{interface: C}", "1"), &zeta).unwrap();
+}
+
+#[test]
+fn names_are_of_the_tenant_and_of_one_dot() {
+    let node = after(&[NODE]);
+    let good = "{interface: A, vxlan: {vni: 1, local: 192.0.2.1, remote: 192.0.2.9}}";
+    for (name, said) in [
+        ("lab", "call it acme.NAME"),
+        ("zeta.lab", "call it acme.NAME"),
+        ("none.lab", "call it acme.NAME"),
+        ("acme", "call it acme.NAME"),
+        ("acme.a.b", "is no TENANT.NAME"),
+        ("acme.", "is no TENANT.NAME"),
+        ("acme.A", "is no TENANT.NAME"),
+        ("acme.-", "is no TENANT.NAME"),
+    ] {
+        let words = refused(&vnet(name, good, "0.1"), &as_tenant(&node, "acme"));
+        assert!(words.contains(said), "{name}: {words}");
+    }
+    let long = format!("acme.{}", "x".repeat(60));
+    let words = refused(&vnet(&long, good, "0.1"), &node);
+    assert!(words.contains("63"), "{words}");
+    let words = refused(&vnet("none.lab", good, "0.1"), &node);
+    assert!(words.contains("there is no tenant none"), "{words}");
+    let dotted = "{apiVersion: pdp/v1, kind: Tenant, metadata: {name: a.b}}";
+    assert!(refused(dotted, &node).contains("is no DNS label"));
+    for kind in ["Substrate", "Tenant"] {
+        let spec = "spec: {mux: {cpus: \"0\"}}";
+        let spec = if kind == "Tenant" { "spec: {}" } else { spec };
+        let text =
+            format!("{{apiVersion: pdp/v1, kind: {kind}, metadata: {{name: acme}}, {spec}}}");
+        let words = refused(&text, &as_tenant(&node, "acme"));
+        assert!(words.contains("is the operators' to apply"), "{words}");
+    }
+}
+
+#[test]
+fn what_was_not_given_is_refused_in_the_same_words_whoever_has_it() {
+    let empty = after(&[NODE]);
+    // Another tenant and an operator have all that there is of the rest.
+    let full = after(&[
+        NODE,
+        &vnet("zeta.lab", &vxlan(200), "0.1"),
+        &vnet("zeta.two", "{interface: B}", "0.1"),
+        &vnet("zeta.three", "{interface: C}", "0.1"),
+        &vnet("ops", &vxlan(7), "0.1"),
+        &vnet("ops-udp", &udp(7000), "0.1"),
+    ]);
+    for external in [
+        vxlan(200),
+        vxlan(201),
+        vxlan(7),
+        vxlan(8),
+        udp(7000),
+        udp(6010),
+        udp(4789),
+        "{interface: A}".into(),
+        "{interface: B}".into(),
+        "{interface: C}".into(),
+        "{interface: none}".into(),
+        vxlan(100).replace("192.0.2.1,", "192.0.2.2,"),
+        vxlan(100).replace("remote:", "port: 7000, remote:"),
+    ] {
+        let text = vnet("acme.lab", &external, "0.1");
+        let one = refused(&text, &as_tenant(&empty, "acme"));
+        let other = refused(&text, &as_tenant(&full, "acme"));
+        assert_eq!(one, other, "{external}");
+        assert!(one.contains("not tenant acme's"), "{one}");
+        for others in ["zeta", "ops", "fe-one", "memif"] {
+            assert!(!one.contains(others), "{one}");
+        }
+    }
+}
+
+#[test]
+fn what_is_full_is_told_without_who_has_it() {
+    let node = after(&[
+        &NODE.replace("4Gi", "1Gi").replace("quota: {", "quota: {} # {"),
+        &vnet("zeta.lab", &vxlan(200), "0.7").replace("100M}\n", "800M}\n"),
+    ]);
+    let acme = as_tenant(&node, "acme");
+    for (text, said) in [
+        (vnet("acme.lab", &vxlan(100), "0.4"), "power 0.4: the forwarding engines have no room"),
+        (
+            vnet("acme.lab", &vxlan(100), "0.1").replace("rate: 100M", "rate: 300M"),
+            "interface A has no room for a rate of 300Mbps",
+        ),
+        (
+            vnet("acme.lab", &vxlan(100), "0.1")
+                .replace("dataPlane:", "resources: {memory: 600Mi}\n      dataPlane:"),
+            "the node has no room for the memory of these guests",
+        ),
+    ] {
+        let words = refused(&text, &acme);
+        assert!(words.contains(said), "{words}");
+        // Neither who has the rest, nor how much is left.
+        for others in ["zeta", "lab/r1 ", "fe-one", "0.3", "200M", "1Gi"] {
+            assert!(!words.contains(others), "{others} in {words}");
+        }
+        let operator = refused(&text, &node);
+        assert_ne!(words, operator, "an operator is told more");
+    }
+}
+
+#[test]
+fn keys_within_a_grant_are_the_tenants_alone() {
+    // An operator's vnet can't take what a tenant was given, nor a grant what an operator's has.
+    let node = after(&[NODE]);
+    for external in [vxlan(150), udp(6001), udp(4789), "{interface: B}".into()] {
+        let words = refused(&vnet("ops", &external, "0.1"), &node);
+        assert!(words.contains("is tenant"), "{words}");
+    }
+    let node = after(&[NODE, &vnet("ops", &vxlan(7), "0.1")]);
+    let wider = "{apiVersion: pdp/v1, kind: Tenant, metadata: {name: third}, \
+                 spec: {interfaces: {A: {vxlan: \"1-50\"}}}}";
+    let words = refused(wider, &node);
+    assert!(words.contains("vnet ops has an external x"), "{words}");
+}
+
+#[test]
+fn grants_of_two_tenants_do_not_meet() {
+    let node = after(&[NODE]);
+    let third = |spec: &str| {
+        format!("{{apiVersion: pdp/v1, kind: Tenant, metadata: {{name: third}}, spec: {spec}}}")
+    };
+    for (spec, said) in [
+        ("{interfaces: {A: {vxlan: \"150-160\"}}}", "vxlan 150 on interface A is tenant acme's"),
+        ("{interfaces: {A: {vxlan: \"1-99,299\"}}}", "vxlan 299 on interface A is tenant zeta's"),
+        ("{interfaces: {A: {udp: 6009}}}", "udp 6009 on interface A is tenant acme's"),
+        ("{interfaces: {B: {whole: true}}}", "the whole interface B is tenant zeta's"),
+        ("{interfaces: {A: {udp: \"4000-5000\"}}}", "which is VXLAN's"),
+        ("{interfaces: {A: {vxlan: \"16777216\"}}}", "is not within 0 to 16777215"),
+        ("{interfaces: {A: {vxlan: \"9-3\"}}}", "ends before it begins"),
+        ("{unixUsers: [alice]}", "unix user \"alice\" is of tenant acme"),
+        ("{unixUsers: [root]}", "can't be a tenant"),
+        ("{unixUsers: ['0']}", "can't be a tenant"),
+        ("{images: [srv]}", "is no absolute path"),
+        ("{images: [/srv/../etc]}", "is no absolute path"),
+    ] {
+        let words = refused(&third(spec), &node);
+        assert!(words.contains(said), "{spec}: {words}");
+    }
+    let fits = third("{interfaces: {A: {vxlan: \"1-99,300\", udp: 7000}, B: {vxlan: 100}}}");
+    try_apply(&fits, &node).unwrap();
+    // Two of one change as well; and a tenant that is applied again meets itself.
+    let pair = third("{unixUsers: [eve]}")
+        + "\n---\n"
+        + &third("{unixUsers: [eve]}").replace("third", "fourth");
+    assert!(refused(&pair, &node).contains("unix user \"eve\" is of tenant"), "{pair}");
+    try_apply(NODE, &node).unwrap();
+}
+
+#[test]
+fn quotas_hold_over_all_of_a_tenants_vnets() {
+    let node = after(&[NODE, &vnet("acme.one", &vxlan(100), "0.3")]);
+    let two = |power: &str| vnet("acme.two", &vxlan(101), power);
+    try_apply(&two("0.2"), &node).unwrap();
+    // Operators are held to it too: it is the tenant's.
+    for node in [&node, &as_tenant(&node, "acme")] {
+        let words = refused(&two("0.25"), node);
+        let said = "power 0.25 exceeds tenant acme's quota of 0.5, of which its other virtual \
+                    networks use 0.3";
+        assert!(words.contains(said), "{words}");
+    }
+    // The same vnet again counts once; its change is counted anew.
+    try_apply(&vnet("acme.one", &vxlan(100), "0.5"), &node).unwrap();
+    let both = two("0.1") + "---" + &vnet("acme.three", &vxlan(102), "0.1");
+    for (text, said) in [
+        (both, "vnets 2 exceeds tenant acme's quota of 2"),
+        (two("0.1").replace("eth1: {}", "eth1: {}, e2: {}, e3: {}, e4: {}"), "vports 6 exceeds"),
+        (two("0.1").replace("100M", "400M"), "rate 800Mbps exceeds tenant acme's quota of 900Mbps"),
+        (
+            two("0.1").replace("dataPlane:", "resources: {cpu: 3}\n      dataPlane:"),
+            "cpu 3.5 exceeds",
+        ),
+        (two("0.1").replace("dataPlane:", "resources: {memory: 2Gi}\n      dataPlane:"), "memory"),
+        (
+            two("0.1").replace("dataPlane:", "resources: {routes: 250000}\n      dataPlane:"),
+            "routes 250000 exceeds tenant acme's quota of 300000",
+        ),
+        (two("0.1").replace("\"external:x\"], rate: 100M", "\"external:x\"]"), "no rate, but"),
+    ] {
+        let words = refused(&text, &node);
+        assert!(words.contains(said), "{said}: {words}");
+    }
+    // A quota below what there is, or a grant without what is used, is refused.
+    let lower = NODE.replace("power: 0.5, cpu", "power: 0.2, cpu");
+    assert!(refused(&lower, &node).contains("power 0.2 is below the 0.3"), "told");
+    let narrower = NODE.replace("100-199", "101-199");
+    assert!(refused(&narrower, &node).contains("not tenant acme's"));
+    try_apply(&NODE.replace("quota: {", "quota: {} # {"), &node).unwrap();
+}
+
+#[test]
+fn images_are_of_the_tenants_directories() {
+    let node = as_tenant(&after(&[NODE]), "acme");
+    let with = |image: &str| {
+        vnet("acme.lab", &vxlan(100), "0.1")
+            .replace("kind: host,", &format!("kind: host, image: {image},"))
+    };
+    for good in ["{rootfs: /srv/acme/x}", "{ociLayout: '/srv/acme/x:latest'}", "{host: true}"] {
+        try_apply(&with(good), &node).unwrap_or_else(|r| panic!("{good}: {}", words(&r)));
+    }
+    for bad in [
+        "{rootfs: /}",
+        "{rootfs: /srv}",
+        "{rootfs: /srv/acmeother}",
+        "{rootfs: /srv/acme/../zeta}",
+        "{rootfs: srv/acme}",
+        "{ociLayout: /srv/zeta}",
+    ] {
+        let words = refused(&with(bad), &node);
+        assert!(
+            words.contains("image is in no directory") || words.contains("absolute"),
+            "{bad}: {words}"
+        );
+    }
+    let program = vnet("acme.lab", &vxlan(100), "0.1").replace(
+        "{power: 0.1}",
+        "{power: 0.1, program: {run: x, attach: memif, image: {rootfs: /etc}}}",
+    );
+    assert!(refused(&program, &node).contains("image is in no directory"));
+}
+
+proptest! {
+    /// Whatever others have, a tenant's change is refused or not in the same words, as long as
+    /// nothing shared is full.
+    #[test]
+    fn others_make_no_difference(
+        mine in 90u32..310,
+        theirs in proptest::collection::btree_set(200u32..300, 0..4),
+        operators in proptest::collection::btree_set(300u32..400, 0..3),
+    ) {
+        let roomy = NODE.replace("4Gi", "1Ti");
+        let mut texts = vec![roomy.clone()];
+        for vni in theirs {
+            texts.push(vnet(&format!("zeta.v{vni}"), &vxlan(vni), "0.01"));
+        }
+        for vni in operators {
+            texts.push(vnet(&format!("ops{vni}"), &vxlan(vni), "0.01"));
+        }
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let text = vnet("acme.lab", &vxlan(mine), "0.1");
+        let answer = |existing: Existing| {
+            let answer = try_apply(&text, &as_tenant(&existing, "acme"));
+            answer.map(|intent| BTreeMap::from([("lab", intent.vnets["acme.lab"].clone())]))
+        };
+        prop_assert_eq!(answer(after(&texts)), answer(after(&[&roomy])));
+    }
+}
