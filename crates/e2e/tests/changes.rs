@@ -137,7 +137,8 @@ fn a_change_reaches_what_runs() {
     eventually("blue is gone", || !blue(&node));
     assert_eq!(before.0, pid(&node, "control"), "red is as it was");
 
-    // It is lost: nothing that runs is wanted.
+    // It is lost, and forgotten: nothing that runs is wanted.
+    node.pdpd_arguments(&["--forget"]);
     restart(&mut node, &format!("rm -r {state}"));
     eventually("nothing is left", || node.leftovers().is_empty());
 }
