@@ -19,7 +19,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use pdp_api::{Phase, Stats};
 
@@ -196,9 +196,10 @@ impl Soak<'_> {
         let mut bag = Bag::new(self.story.seed);
         let mut running = churn.start();
         while self.start.elapsed() < time || self.story.baseline.is_none() {
-            let fault = (self.story.cycles % QUIET_ONE_OF > 0).then(|| bag.draw());
+            let fault = (!self.story.cycles.is_multiple_of(QUIET_ONE_OF)).then(|| bag.draw());
             self.cycle(fault)?;
             self.story.cycles += 1;
+            self.story.minutes = self.minute();
             if self.story.cycles == WARM_CYCLES {
                 let mut churn = running.stop()?;
                 self.restore(&mut churn)?;
@@ -232,33 +233,37 @@ impl Soak<'_> {
         let Fate { gap_ms, .. } = fate;
         self.story.sent += fate.sent;
         self.story.arrived += fate.arrived;
+        let last = Sample::take(&self.demo.node)?;
+        let (devices, sockets) = (last.lost_in_underlay(&first), last.lost_outside(&first));
+        let outside = lost.min(devices + sockets);
         let took_s = took.as_secs_f64();
-        match (fault, detail) {
-            (Some(Fault { kind, .. }), Ok(detail)) => {
-                println!(
-                    "{number:>5}  {} ({}): back in {took_s:.1} s, {lost} of {} lost, gap {gap_ms} ms",
-                    kind.name(),
-                    shortened(&detail.unwrap_or_default()),
-                    fate.sent
-                );
-                self.story.lost_in_faults += lost;
-                self.story.faults.entry(kind).or_default().push(Cost { took_s, lost, gap_ms });
-            }
+        let what = match (fault, detail) {
             (Some(Fault { kind, vnet, .. }), Err(error)) => {
                 let what = format!("cycle {number}: {} ({vnet}): {error:#}", kind.name());
-                self.story.wrong(Check::Back, what.clone());
+                self.story.wrong(Check::Back, what);
                 // What is not back by now stays away.
-                anyhow::bail!("ended after {what}");
+                bail!("ended after cycle {number}");
+            }
+            (Some(Fault { kind, .. }), Ok(detail)) => {
+                self.story.lost_in_faults += lost;
+                let cost = Cost { took_s, lost, outside, gap_ms };
+                self.story.faults.entry(kind).or_default().push(cost);
+                let detail = detail.unwrap_or_default();
+                format!("{} ({detail}), back in {took_s:.1} s", kind.name())
             }
             (None, detail) => {
                 detail?;
-                let last = Sample::take(&self.demo.node)?;
-                println!("{number:>5}  no fault: {lost} of {} lost", fate.sent);
-                self.judge_quiet(number, &fate, &first, &last, &dropped)?;
+                self.judge_quiet(number, &fate, (&first, &last), &dropped)?;
+                "no fault".to_owned()
             }
-        }
+        };
+        println!(
+            "{number:>5}  {what}: {lost} of {} lost, gap {gap_ms} ms; the kernel tells of {devices} in \
+             interfaces, {sockets} in sockets",
+            fate.sent
+        );
         self.agree(number)?;
-        if number % TCP_ONE_OF == 0 {
+        if number.is_multiple_of(TCP_ONE_OF) {
             self.tcp((number / TCP_ONE_OF) as usize);
         }
         self.story.samples.push(Held::take(self.minute())?);
@@ -325,8 +330,7 @@ impl Soak<'_> {
         &mut self,
         number: u64,
         fate: &Fate,
-        first: &Sample,
-        last: &Sample,
+        (first, last): (&Sample, &Sample),
         dropped_before: &BTreeMap<String, u64>,
     ) -> Result<()> {
         let lost = fate.sent.saturating_sub(fate.arrived);
@@ -484,7 +488,6 @@ impl Soak<'_> {
         }
         self.agree(self.story.cycles)?;
         self.story.churn = churn.totals;
-        self.story.minutes = self.minute();
         self.story.end = Some(Held::take(self.minute())?);
         Ok(())
     }
@@ -518,12 +521,6 @@ fn networks(text: &str) -> usize {
     let lines = text.lines().filter(|line| line.contains(" in table "));
     let count = |line: &str| line.split(" for ").nth(1)?.split(' ').next()?.parse::<usize>().ok();
     lines.filter_map(count).sum()
-}
-
-/// The first words of a long line.
-fn shortened(text: &str) -> String {
-    const CHARACTERS_MAX: usize = 60;
-    text.trim().chars().take(CHARACTERS_MAX).collect()
 }
 
 #[cfg(test)]

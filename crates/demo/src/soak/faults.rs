@@ -127,7 +127,8 @@ impl Kind {
             Self::Guest | Self::Stop => &["pdp-router"],
             Self::Tap => &["pdp-tap"],
             Self::Mirror => &["pdp-mirror"],
-            Self::Routing => &["zebra", "ospfd", "isisd", "bird"],
+            // Not zebra: a new one is not told the routes again by FRR's daemons that go on.
+            Self::Routing => &["ospfd", "isisd", "bird"],
             Self::Shim => &["pdp-shim"],
             _ => &[],
         }
@@ -209,7 +210,7 @@ impl Fault {
                 let ping = ["ping", "-c1", "-W1", "10.2.0.2"];
                 shell::wait("lab", CHANGE_MAX, || node.exec("lab/h1", &ping).map(drop))?;
                 node.pdp(&["delete", "lab"])?;
-                Ok(String::new())
+                Ok("lab".into())
             }
             Kind::Capture => {
                 let port = format!("{vnet}/r1:eth0");
@@ -225,7 +226,7 @@ impl Fault {
                 let refused = apply(node, &LAB.replace("power: 0.1", "power: 9"));
                 ensure!(refused.is_err(), "a vnet that asks for 9 cores was not refused");
                 ensure!(node.inspect("lab").is_err(), "a vnet that was refused is there");
-                Ok(String::new())
+                Ok("lab".into())
             }
             Kind::Stop => {
                 let guest = self.victim()?;
@@ -233,7 +234,7 @@ impl Fault {
                 std::thread::sleep(OUTAGE);
                 // It may have been replaced.
                 let _ = signal(&guest, Signal::CONT);
-                Ok(guest.line)
+                Ok(format!("{} of {vnet}", guest.role))
             }
             _ => {
                 let victim = self.victim()?;
@@ -247,7 +248,7 @@ impl Fault {
                     std::thread::sleep(OUTAGE);
                     node.up(None)?;
                 }
-                Ok(victim.line)
+                Ok(format!("{} of {vnet}, {}", victim.role, victim.pid))
             }
         }
     }

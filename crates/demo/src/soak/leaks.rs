@@ -362,10 +362,10 @@ mod tests {
         };
         assert_eq!(with(more), ["mounts as before"]);
         assert_eq!(with(|end| end.namespaces = 1), ["network namespaces in use as before"]);
-        let rows = |end: &mut Sample| drop(end.rows.insert("things".into(), 8));
+        let rows = |end: &mut Sample| *end.rows.get_mut("things").unwrap() = 8;
         assert_eq!(with(rows), ["rows of the state as before"]);
-        assert!(with(|end| drop(end.rows.insert("history".into(), 900))).is_empty());
-        let rows = |end: &mut Sample| drop(end.rows.insert("history".into(), 10_001));
+        assert!(with(|end| *end.rows.get_mut("history").unwrap() = 900).is_empty());
+        let rows = |end: &mut Sample| *end.rows.get_mut("history").unwrap() = 10_001;
         assert_eq!(with(rows), ["rows of the state as before"]);
         assert_eq!(with(|end| end.log_bytes = 1), ["state and logs within their bounds"]);
     }

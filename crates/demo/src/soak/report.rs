@@ -56,6 +56,8 @@ pub struct Cost {
     pub took_s: f64,
     /// Datagrams lost.
     pub lost: u64,
+    /// Of these, at most so many by the kernel outside vnets.
+    pub outside: u64,
     /// The longest time without one, milliseconds.
     pub gap_ms: u64,
 }
@@ -160,7 +162,8 @@ impl Story {
     fn faults_text(&self, text: &mut String) {
         *text += "\n## Faults\n\n\
             | fault | times | back after, s: median | max | datagrams lost: median | max \
-            | longest gap, ms: median | max |\n|---|---|---|---|---|---|---|---|\n";
+            | of them outside vnets: median | max | longest gap, ms: median | max |\n\
+            |---|---|---|---|---|---|---|---|---|---|\n";
         for kind in KINDS {
             let costs = self.faults.get(&kind).map(Vec::as_slice).unwrap_or_default();
             let told = |value: fn(&Cost) -> f64, digits: usize| {
@@ -174,11 +177,12 @@ impl Story {
             };
             let _ = writeln!(
                 text,
-                "| {} | {} | {} | {} | {} |",
+                "| {} | {} | {} | {} | {} | {} |",
                 kind.name(),
                 costs.len(),
                 told(|cost| cost.took_s, 1),
                 told(|cost| cost.lost as f64, 0),
+                told(|cost| cost.outside as f64, 0),
                 told(|cost| cost.gap_ms as f64, 0)
             );
         }
@@ -284,11 +288,13 @@ mod tests {
         let mut story = Story::new(1);
         story.baseline = Some(Sample::default());
         story.end = Some(Sample::default());
-        let cost = |lost| Cost { took_s: 1.0, lost, gap_ms: 5 };
+        let cost = |lost| Cost { took_s: 1.0, lost, outside: 0, gap_ms: 5 };
         story.faults.insert(Kind::Mux, vec![cost(1), cost(9), cost(3)]);
         assert_eq!(story.problems(), 0);
         assert!(story.text().contains("Nothing is wrong") && !story.text().contains("WRONG"));
-        assert!(story.text().contains("| kill -9 of the mux | 3 | 1.0 | 1.0 | 3 | 9 | 5 | 5 |"));
+        assert!(
+            story.text().contains("| kill -9 of the mux | 3 | 1.0 | 1.0 | 3 | 9 | 0 | 0 | 5 | 5 |")
+        );
         story.wrong(Check::Lost, "some".into());
         assert_eq!(story.problems(), 1);
         assert!(story.text().contains("outside vnets | WRONG |"));
