@@ -248,7 +248,10 @@ impl Fault {
                     std::thread::sleep(OUTAGE);
                     node.up(None)?;
                 }
-                Ok(format!("{} of {vnet}, {}", victim.role, victim.pid))
+                Ok(match kind {
+                    Kind::Daemon | Kind::Mux => victim.role,
+                    _ => format!("{} of {vnet}", victim.role),
+                })
             }
         }
     }

@@ -215,9 +215,9 @@ impl Story {
         let (Some(baseline), Some(end)) = (&self.baseline, &self.end) else { return };
         let _ = writeln!(
             text,
-            "\n## What the node holds\n\nAt minute {:.1} and at the end. Memory is KiB, with of \
-             what processes share the part of each (PSS);\nits slope is that of the line of least \
-             squares over {} samples, one after each cycle.\n\n\
+            "\n## What the node holds\n\nAt minute {:.1} and at the end. Memory is anonymous, in \
+             KiB;\nits slope is that of the line of least squares over {} samples, one after each \
+             cycle. Resident is what\nis shared too.\n\n\
              | program | processes | memory | then | slope, KiB/min | resident | then \
              | descriptors | then | mappings | then |\n\
              |---|---|---|---|---|---|---|---|---|---|---|",
