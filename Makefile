@@ -17,11 +17,13 @@ units := $(DESTDIR)/etc/systemd/system
 # The daemon finds what it starts beside itself.
 programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-shim pdp-init pdp-router pdp-label
 
-.PHONY: help deps build test fuzz demo demo-down bench install install-files uninstall
+.PHONY: help deps build test fuzz demo demo-down soak bench install install-files uninstall
 
 help:
 	@echo 'make demo        install what is missing, build, bring Figure 1 up and check it'
 	@echo 'make demo-down   remove every trace of the demo'
+	@echo 'make soak        the demo under traffic, route churn and random faults for MINUTES minutes'
+	@echo '                 (default 30): did anything leak or get lost? soak-report.md'
 	@echo 'make test        install what is missing, run every test'
 	@echo 'make fuzz        install what is missing, build, feed hostile bytes to everything that reads'
 	@echo '                 what others wrote (MINUTES=10 in all, TARGET=NAME only one)'
@@ -53,6 +55,12 @@ demo: build
 
 demo-down: build
 	target/release/pdp-demo down
+
+# How long, from when all is up; UPDATES: a file of BGP updates (MRT, gzip) to change routes by.
+MINUTES ?= 30
+soak: build
+	target/release/pdp-demo soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	    $(if $(UPDATES),--updates '$(UPDATES)')
 
 # Beside it nothing else should run on this machine. It ends by itself in time; what would hang is
 # ended two minutes later. There is a report of what was measured in any case.

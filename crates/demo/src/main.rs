@@ -2,8 +2,8 @@
 //! Internet table and traffic, checked and left up to explore.
 //!
 //! The node is driven through the `pdp` command alone, as a user would; everything outside it is
-//! network namespaces whose names begin with `pdp-fig1`, or as `--name` has it. Nothing happens in the machine's own
-//! network namespace.
+//! network namespaces whose names begin with `pdp-fig1`, or as `--name` has it. Nothing happens in
+//! the machine's own network namespace. `soak` runs it for long, under churn and faults.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ mod outside;
 mod place;
 mod run;
 mod shell;
+mod soak;
 mod table;
 mod traffic;
 
@@ -25,9 +26,9 @@ use clap::{Parser, Subcommand};
 #[command(version)]
 struct Args {
     /// Name of the demo, for several at a time: all that it makes is called pdp-NAME or
-    /// pdp-NAME.SOMETHING.
-    #[arg(long, global = true, default_value = place::NAME_DEFAULT, value_parser = place::parse)]
-    name: String,
+    /// pdp-NAME.SOMETHING; fig1 if not given, and soak for `soak`.
+    #[arg(long, global = true, value_parser = place::parse)]
+    name: Option<String>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -42,6 +43,8 @@ enum Verb {
     },
     /// Remove every trace.
     Down,
+    /// Run it under traffic, route churn and random faults, and report what leaked or was lost.
+    Soak(soak::Options),
     /// Send numbered datagrams to the addresses of a file; prints how many were sent.
     #[command(hide = true)]
     Generate { targets: PathBuf, run: u32, rounds: u64, pps: u64 },
@@ -52,10 +55,12 @@ enum Verb {
 
 fn main() -> anyhow::Result<()> {
     let Args { name, verb } = Args::parse();
-    place::set_name(name);
+    let default = if matches!(verb, Verb::Soak(_)) { soak::NAME } else { place::NAME_DEFAULT };
+    place::set_name(name.unwrap_or_else(|| default.to_owned()));
     match verb {
         Verb::Up { repo } => run::up(&repo),
         Verb::Down => run::down(),
+        Verb::Soak(options) => soak::run(&options),
         Verb::Generate { targets, run, rounds, pps } => {
             println!("{}", traffic::generate(&targets, run, rounds, pps)?);
             Ok(())

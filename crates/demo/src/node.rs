@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use pdp_api::{NodeStats, RouteRow, Stats, Vnet};
+use pdp_api::{NodeStats, RouteRow, Stats, Substrate, Vnet};
 
 use crate::{place, shell};
 
@@ -38,7 +38,8 @@ impl Node {
         format!("{} --socket {}", self.pdp.display(), Self::socket())
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    /// A verb to run by oneself.
+    pub fn command(&self, words: &[&str]) -> Command {
         let pdp = self.pdp.to_string_lossy();
         let socket = Self::socket();
         let words = [&[&*pdp, "--socket", &*socket], words].concat();
@@ -53,18 +54,18 @@ impl Node {
         shell::finish(&mut self.command(words), &shown)
     }
 
-    /// Starts the daemon and brings the spec up.
-    pub fn up(&self, spec: &Path) -> Result<()> {
+    /// Starts the daemon where it does not run, and brings the spec up, if there is one.
+    pub fn up(&self, spec: Option<&Path>) -> Result<()> {
         let (base, state) = (place::base(), place::state());
         let arguments = format!(
             "--state-dir {} --cgroup {base} --bpf-pin-dir /sys/fs/bpf/{base}",
             state.display()
         );
-        let spec = spec.to_string_lossy();
         // A daemon inherits no pipe of ours that we would wait for.
         let log = logfile()?;
         let status = self
-            .command(&["up", "--daemon-args", &arguments, "-f", &spec])
+            .command(&["up", "--daemon-args", &arguments])
+            .args(spec.iter().flat_map(|spec| [Path::new("-f"), spec]))
             .stdout(log.try_clone()?)
             .stderr(log)
             .status()?;
@@ -110,6 +111,12 @@ impl Node {
     pub fn inspect(&self, vnet: &str) -> Result<Vnet> {
         let text = self.pdp(&["inspect", vnet, "--format", "json"])?;
         serde_json::from_str(&text).with_context(|| format!("pdp inspect {vnet} --format json"))
+    }
+
+    /// The substrate: what is wanted and what is.
+    pub fn substrate(&self) -> Result<Substrate> {
+        let text = self.pdp(&["inspect", "substrate", "--format", "json"])?;
+        serde_json::from_str(&text).context("pdp inspect substrate --format json")
     }
 
     /// Calls `each` with every route that a forwarding guest uses.

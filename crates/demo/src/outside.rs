@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use ipnet::IpNet;
 
 use crate::place;
 use crate::shell::{background, command, run, script, wait};
@@ -119,6 +120,10 @@ pub const MACHINES: [Machine; 9] = [
     peer("g3", false, 23, Tunnel::Vxlan(103), &["10.1.3.2/30", "fd00:1:3::2/64"], 2),
     peer("g4", false, 24, Tunnel::Udp(5104), &["10.1.4.2/30", "fd00:1:4::2/64"], 3),
 ];
+
+/// Table of a peer's kernel with the routes that come and go: BIRD announces them as they are there,
+/// without reading its configuration again.
+const MOVING_TABLE: u32 = 77;
 
 const fn peer(
     name: &'static str,
@@ -272,19 +277,34 @@ impl Machine {
             fs::write(&routes, table.routes_of(number, v4))?;
             config += &format!(
                 "protocol static s{family} {{ {family};\ninclude \"{}\";\n}}\n\
+                 protocol kernel k{family} {{ learn; kernel table {MOVING_TABLE};\n  \
+                 scan time 10; {family} {{ import all; export none; }};\n}}\n\
                  protocol bgp b{family} {{\n  local as {};\n  neighbor {gateway} as 65000;\n  \
                  connect retry time 2;\n  connect delay time 1;\n  error wait time 2, 10;\n  \
-                 hold time 240;\n  {family} {{ import none; export where source = RTS_STATIC; }};\n}}\n",
+                 hold time 240;\n  {family} {{ import none; export where source = RTS_STATIC || source = RTS_INHERIT; }};\n}}\n",
                 routes.display(),
                 65001 + number
             );
         }
         let path = directory.join("bird.conf");
         fs::write(&path, config)?;
+        self.change_routes(table.moving_of(number).map(|prefix| (prefix, true)))?;
         let (config, control) = (path.to_string_lossy(), directory.join("bird.ctl"));
         run(None, &["bird", "-p", "-c", &config])?;
         let words = ["bird", "-f", "-c", &config, "-s", &control.to_string_lossy()];
         background(&self.netns(), &words, &directory.join("bird.log")).map(drop)
+    }
+
+    /// Begins or ceases to announce prefixes.
+    pub fn change_routes(&self, changes: impl Iterator<Item = (IpNet, bool)>) -> Result<()> {
+        let mut lines = String::new();
+        for (prefix, announced) in changes {
+            let verb = if announced { "replace" } else { "delete" };
+            lines += &format!("route {verb} blackhole {prefix} table {MOVING_TABLE}\n");
+        }
+        let path = self.directory().join("changes");
+        fs::write(&path, lines)?;
+        run(Some(&self.netns()), &["ip", "-batch", &path.to_string_lossy()]).map(drop)
     }
 
     /// Lets it take datagrams for any address that arrives, without a route for what it sends.

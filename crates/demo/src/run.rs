@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,7 +19,7 @@ use crate::outside::{self, Machine};
 use crate::place;
 use crate::shell;
 use crate::table::{PEERS, Peers, Random, Table};
-use crate::traffic::{self, Judgement};
+use crate::traffic::{self, Judgement, Running};
 
 /// Longest wait for OSPF's and IS-IS' routes.
 const ADJACENCY_MAX: Duration = Duration::from_secs(90);
@@ -49,38 +48,22 @@ struct Measured {
     judgement: Judgement,
 }
 
-struct Demo {
-    node: Node,
-    table: Table,
-    problems: Vec<String>,
+/// The demo, up.
+pub struct Demo {
+    /// The node.
+    pub node: Node,
+    /// What is announced to green.
+    pub table: Table,
+    /// What was wrong so far.
+    pub problems: Vec<String>,
     run: u32,
 }
 
 /// Brings it all up, runs traffic, checks, and leaves it up. `repo`: where examples/ and data/ are.
 pub fn up(repo: &Path) -> Result<()> {
-    ensure!(rustix::process::geteuid().is_root(), "this makes network namespaces: run it as root");
     let start = Instant::now();
-    let node = Node::new()?;
-    if outside::exists() {
-        step("removing the demo that is up already", || remove(&node))?;
-    }
     let table = step("reading the real table", || Table::read(&repo.join("data")))?;
-    step("making the underlay and nine external machines", || {
-        outside::make_underlay()?;
-        outside::make_machines()
-    })?;
-    step("pdp up -f examples/figure1/figure1.yaml", || {
-        node.up(&repo.join("examples/figure1/figure1.yaml"))
-    })?;
-    let mut demo = Demo { node, table, problems: Vec::new(), run: 0 };
-    demo.allocation()?;
-    step("waiting for all forwarding guests", || demo.guests_connected())?;
-    let first = Sample::take(&demo.node)?;
-    step("starting FRR and BIRD outside", || outside::start_software(&demo.table))?;
-    let begin = Instant::now();
-    step("waiting for OSPF", || demo.wait_adjacency("red"))?;
-    step("waiting for IS-IS", || demo.wait_adjacency("blue"))?;
-    demo.wait_table(begin)?;
+    let (mut demo, first) = bring_up(repo, table)?;
     demo.compare_tables()?;
     let mut measured = BTreeMap::new();
     for vnet in ["red", "blue", "green"] {
@@ -98,12 +81,39 @@ pub fn up(repo: &Path) -> Result<()> {
     bail!("{} checks failed:\n  {}", demo.problems.len(), demo.problems.join("\n  "))
 }
 
+/// Brings it up, until all routes are learned; with counters from before there were any.
+pub fn bring_up(repo: &Path, table: Table) -> Result<(Demo, Sample)> {
+    ensure!(rustix::process::geteuid().is_root(), "this makes network namespaces: run it as root");
+    let node = Node::new()?;
+    if outside::exists() {
+        step("removing the demo that is up already", || remove(&node))?;
+    }
+    step("making the underlay and nine external machines", || {
+        outside::make_underlay()?;
+        outside::make_machines()
+    })?;
+    step("pdp up -f examples/figure1/figure1.yaml", || {
+        node.up(Some(&repo.join("examples/figure1/figure1.yaml")))
+    })?;
+    let mut demo = Demo { node, table, problems: Vec::new(), run: 0 };
+    demo.allocation()?;
+    step("waiting for all forwarding guests", || demo.guests_connected())?;
+    let first = Sample::take(&demo.node)?;
+    step("starting FRR and BIRD outside", || outside::start_software(&demo.table))?;
+    let begin = Instant::now();
+    step("waiting for OSPF", || demo.wait_adjacency("red"))?;
+    step("waiting for IS-IS", || demo.wait_adjacency("blue"))?;
+    demo.wait_table(begin)?;
+    Ok((demo, first))
+}
+
 /// Removes every trace.
 pub fn down() -> Result<()> {
     step("removing the demo", || remove(&Node::new()?))
 }
 
-fn remove(node: &Node) -> Result<()> {
+/// Removes every trace of a node and of what is outside it.
+pub fn remove(node: &Node) -> Result<()> {
     let stopped = node.down();
     // Whatever the node said, nothing outside it stays.
     outside::remove()?;
@@ -111,7 +121,7 @@ fn remove(node: &Node) -> Result<()> {
 }
 
 /// Does something with a sign of life on the terminal, and says how long it took.
-fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let bar = ProgressBar::new_spinner().with_message(what.to_owned());
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
         bar.set_style(style);
@@ -210,7 +220,9 @@ impl Demo {
                 // Routes may still change their hops while the last peer's updates come in.
                 let mut wrong = Vec::new();
                 shell::wait(&title, Duration::from_secs(60), || {
-                    wrong = self.table_faults(guest)?;
+                    wrong = self.table_faults(guest, self.table.prefixes.len(), |prefix| {
+                        self.table.announced(prefix)
+                    })?;
                     ensure!(wrong.is_empty(), "{} routes differ: {}", wrong.len(), wrong[0]);
                     Ok(())
                 })
@@ -228,8 +240,13 @@ impl Demo {
         Ok(())
     }
 
-    /// How a guest's table differs from what was announced.
-    fn table_faults(&self, guest: u32) -> Result<Vec<String>> {
+    /// How a guest's table differs from what was announced: `total` prefixes.
+    pub fn table_faults(
+        &self,
+        guest: u32,
+        total: usize,
+        announced: impl Fn(IpNet) -> Option<Peers>,
+    ) -> Result<Vec<String>> {
         let mut faults = Vec::new();
         let mut matched = 0;
         self.node.routes("green/r1", guest, |row| {
@@ -241,7 +258,7 @@ impl Demo {
                 }
                 _ => Peers(0),
             };
-            match self.table.announced(row.prefix) {
+            match announced(row.prefix) {
                 Some(peers) if peers == ports => matched += 1,
                 Some(peers) => {
                     faults.push(format!("{} by {ports:?}, announced by {peers:?}", row.prefix));
@@ -251,7 +268,6 @@ impl Demo {
             }
             Ok(())
         })?;
-        let total = self.table.prefixes.len();
         if faults.is_empty() && matched != total {
             faults.push(format!("{} of {total} routes are missing", total - matched));
         }
@@ -307,36 +323,7 @@ impl Demo {
         rounds: u64,
     ) -> Result<(u64, Vec<Vec<traffic::Arrival>>)> {
         self.run += 1;
-        let run = self.run.to_string();
-        let me = std::env::current_exe()?.to_string_lossy().into_owned();
-        let file = |name: &str| -> PathBuf { place::outside().join(name) };
-        let list: String = targets.iter().map(|target| format!("{target}\n")).collect();
-        fs::write(file("targets"), list)?;
-        let mut running: Vec<(Child, PathBuf)> = Vec::new();
-        for sink in sinks {
-            let out = file(&format!("{}.arrivals", sink.name));
-            let words = [&*me, "sink", &*out.to_string_lossy(), &*run];
-            let mut child = shell::command(Some(&sink.netns()), &words)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()?;
-            let mut ready = String::new();
-            let output = child.stdout.take().context("sink")?;
-            BufReader::new(output).read_line(&mut ready)?;
-            ensure!(ready.trim() == "ready", "the sink in {} did not start", sink.name);
-            running.push((child, out));
-        }
-        let (rounds, pps) = (rounds.to_string(), PPS.to_string());
-        let list = file("targets").to_string_lossy().into_owned();
-        let sent = shell::run(Some(&from.netns()), &[&me, "generate", &list, &run, &rounds, &pps])?;
-        let mut arrivals = Vec::new();
-        for (mut child, out) in running {
-            drop(child.stdin.take());
-            let status = child.wait()?;
-            ensure!(status.success(), "sink: {status}");
-            arrivals.push(traffic::arrivals(&out)?);
-        }
-        Ok((sent.trim().parse().context("generator")?, arrivals))
+        Running::start(("check", self.run), from, sinks, targets, (rounds, PPS))?.finish()
     }
 
     fn judge_green(&mut self, judgement: &Judgement) {
@@ -538,7 +525,7 @@ fn ping(from: &Machine, source: Option<&str>, to: &str) -> Result<String> {
 }
 
 /// A TCP run between two machines.
-fn iperf(from: &Machine, to: &Machine, source: Option<&str>, address: &str) -> Result<String> {
+pub fn iperf(from: &Machine, to: &Machine, source: Option<&str>, address: &str) -> Result<String> {
     let log = place::outside().join(to.name).join("iperf3.log");
     let server = ["iperf3", "-s", "-1", "-B", address, "--forceflush"];
     let mut server = shell::background(&to.netns(), &server, &log)?;

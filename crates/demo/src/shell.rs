@@ -3,9 +3,12 @@
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Pause between two looks at something that is waited for.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
@@ -66,6 +69,23 @@ pub fn background(netns: &str, words: &[&str], log: &Path) -> Result<Child> {
         .with_context(|| words.join(" "))
 }
 
+/// Set once this program was told to end.
+static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Lets SIGINT and SIGTERM end what runs in order, so that nothing of it is left behind.
+pub fn end_on_signals() -> Result<()> {
+    let flag = INTERRUPTED.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, flag.clone())?;
+    }
+    Ok(())
+}
+
+/// Whether this program was told to end.
+pub fn interrupted() -> bool {
+    INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
+}
+
 /// Looks until `done`, at most `limit`; the last error says what was missing.
 pub fn wait(what: &str, limit: Duration, mut done: impl FnMut() -> Result<()>) -> Result<()> {
     let end = Instant::now() + limit;
@@ -75,6 +95,7 @@ pub fn wait(what: &str, limit: Duration, mut done: impl FnMut() -> Result<()>) -
             Err(error) if Instant::now() > end => {
                 return Err(error.context(format!("{what}: not within {} s", limit.as_secs())));
             }
+            Err(_) if interrupted() => bail!("{what}: told to end"),
             Err(_) => std::thread::sleep(LOOK_PAUSE),
         }
     }

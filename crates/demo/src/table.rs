@@ -1,6 +1,7 @@
 //! The real Internet table, who announces what of it, and the reference look-up: a plain prefix
 //! tree of another make than the one that forwards.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -33,6 +34,8 @@ pub struct Table {
     v6: PrefixMap<Ipv6Net, Peers>,
     /// All prefixes, in the files' order.
     pub prefixes: Vec<IpNet>,
+    /// Of these, what its peers withdraw and announce again while the demo runs.
+    pub moving: HashSet<IpNet>,
 }
 
 impl Table {
@@ -52,7 +55,8 @@ impl Table {
         Ok(table)
     }
 
-    fn add(&mut self, prefix: IpNet) {
+    /// Adds a prefix.
+    pub fn add(&mut self, prefix: IpNet) {
         let peers = announcers(prefix);
         match prefix {
             IpNet::V4(prefix) => drop(self.v4.insert(prefix, peers)),
@@ -88,10 +92,31 @@ impl Table {
         }
     }
 
+    /// All peers that announce a prefix that covers an address, however short it is.
+    pub fn look_up_any(&self, address: IpAddr) -> Peers {
+        let peers = match address {
+            IpAddr::V4(address) => {
+                let covers = self.v4.cover_values(&Ipv4Net::from(address));
+                covers.fold(0, |set, peers| set | peers.0)
+            }
+            IpAddr::V6(address) => {
+                let covers = self.v6.cover_values(&Ipv6Net::from(address));
+                covers.fold(0, |set, peers| set | peers.0)
+            }
+        };
+        Peers(peers)
+    }
+
+    /// The moving prefixes that one peer announces.
+    pub fn moving_of(&self, peer: usize) -> impl Iterator<Item = IpNet> {
+        self.moving.iter().copied().filter(move |prefix| announcers(*prefix).has(peer))
+    }
+
     /// BIRD's static routes for what one peer announces of a family.
     pub fn routes_of(&self, peer: usize, v4: bool) -> String {
         let mine = self.prefixes.iter().filter(|prefix| matches!(prefix, IpNet::V4(_)) == v4);
         let mine = mine.filter(|prefix| announcers(**prefix).has(peer));
+        let mine = mine.filter(|prefix| !self.moving.contains(*prefix));
         mine.map(|prefix| format!("route {prefix} blackhole;\n")).collect()
     }
 

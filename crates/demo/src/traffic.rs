@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,7 +17,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 use ipnet::IpNet;
 
+use crate::outside::Machine;
 use crate::table::{PEERS, Peers};
+use crate::{place, shell};
 
 /// UDP port of all datagrams.
 pub const PORT: u16 = 9000;
@@ -50,8 +53,8 @@ pub struct Arrival {
 
 const ARRIVAL_BYTES: usize = 16;
 
-/// Sends `rounds` datagrams to each address of the file `targets`, `pps` a second in all. Returns
-/// how many the kernel took.
+/// Sends `rounds` datagrams to each address of the file `targets`, `pps` a second in all; with 0
+/// rounds, until standard input ends. Returns how many the kernel took.
 pub fn generate(targets: &Path, run: u32, rounds: u64, pps: u64) -> Result<u64> {
     let file = File::open(targets).with_context(|| format!("{}", targets.display()))?;
     let mut addresses = Vec::new();
@@ -60,13 +63,14 @@ pub fn generate(targets: &Path, run: u32, rounds: u64, pps: u64) -> Result<u64> 
     }
     let v4 = UdpSocket::bind(("0.0.0.0", 0))?;
     let v6 = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
-    let total = rounds * addresses.len() as u64;
+    let ended = input_ended();
+    let total = if rounds == 0 { u64::MAX } else { rounds * addresses.len() as u64 };
     let start = Instant::now();
     let (mut seq, mut sent) = (0, 0);
     let mut datagram = [0; DATAGRAM_BYTES];
     datagram[..4].copy_from_slice(&MAGIC.to_be_bytes());
     datagram[4..8].copy_from_slice(&run.to_be_bytes());
-    while seq < total {
+    while seq < total && !(rounds == 0 && ended.load(Ordering::Relaxed)) {
         let due = (start.elapsed().as_secs_f64() * pps as f64) as u64;
         while seq < total.min(due) {
             let address = addresses[(seq % addresses.len() as u64) as usize];
@@ -88,13 +92,7 @@ pub fn sink(out: &Path, run: u32) -> Result<()> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT))?;
     rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SINK_BUFFER_BYTES)?;
     socket.set_read_timeout(Some(READ_WAIT))?;
-    let ended = Arc::new(AtomicBool::new(false));
-    let told = ended.clone();
-    std::thread::spawn(move || {
-        // Whatever ends the input ends the run.
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        told.store(true, Ordering::Relaxed);
-    });
+    let ended = input_ended();
     println!("ready");
     std::io::stdout().flush()?;
     let mut arrivals = Vec::new();
@@ -121,6 +119,17 @@ pub fn sink(out: &Path, run: u32) -> Result<()> {
     Ok(())
 }
 
+/// Set once standard input ends, by whatever: that ends a run.
+fn input_ended() -> Arc<AtomicBool> {
+    let ended = Arc::new(AtomicBool::new(false));
+    let told = ended.clone();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        told.store(true, Ordering::Relaxed);
+    });
+    ended
+}
+
 fn arrival(datagram: &[u8], run: u32) -> Option<Arrival> {
     let word = |at: usize| Some(u32::from_be_bytes(datagram.get(at..at + 4)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_be_bytes(datagram.get(at..at + 8)?.try_into().ok()?));
@@ -142,6 +151,62 @@ pub fn arrivals(path: &Path) -> Result<Vec<Arrival>> {
 fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A run under way: sinks, and a generator.
+pub struct Running {
+    generator: Child,
+    sinks: Vec<(Child, PathBuf)>,
+}
+
+impl Running {
+    /// Starts sinks, waits until they listen, and starts the generator; see [`generate`]. `name`
+    /// tells runs at the same time apart.
+    pub fn start(
+        (name, run): (&str, u32),
+        from: &Machine,
+        sinks: &[&Machine],
+        targets: &[IpAddr],
+        (rounds, pps): (u64, u64),
+    ) -> Result<Self> {
+        let [run, rounds, pps] = [run.into(), rounds, pps].map(|number| number.to_string());
+        let me = std::env::current_exe()?.to_string_lossy().into_owned();
+        let list = place::outside().join(format!("{name}.targets"));
+        let lines: String = targets.iter().map(|target| format!("{target}\n")).collect();
+        std::fs::write(&list, lines)?;
+        let start = |machine: &Machine, words: &[&str]| {
+            let mut command = shell::command(Some(&machine.netns()), words);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("pdp-demo")
+        };
+        let mut running = Vec::new();
+        for sink in sinks {
+            let out = place::outside().join(format!("{}.arrivals", sink.name));
+            let mut child = start(sink, &[&me, "sink", &out.to_string_lossy(), &run])?;
+            let mut ready = String::new();
+            let output = child.stdout.take().context("sink")?;
+            BufReader::new(output).read_line(&mut ready)?;
+            ensure!(ready.trim() == "ready", "the sink in {} did not start", sink.name);
+            running.push((child, out));
+        }
+        let words = [&*me, "generate", &*list.to_string_lossy(), &*run, &*rounds, &*pps];
+        Ok(Self { generator: start(from, &words)?, sinks: running })
+    }
+
+    /// Waits for the generator's end, and for what is on its way: how many datagrams were sent,
+    /// and what arrived at each sink.
+    pub fn finish(mut self) -> Result<(u64, Vec<Vec<Arrival>>)> {
+        drop(self.generator.stdin.take());
+        let output = self.generator.wait_with_output()?;
+        let sent = shell::checked("generator", &output)?;
+        let mut arrived = Vec::new();
+        for (mut child, out) in self.sinks {
+            drop(child.stdin.take());
+            let status = child.wait()?;
+            ensure!(status.success(), "sink: {status}");
+            arrived.push(arrivals(&out)?);
+        }
+        Ok((sent.trim().parse().context("generator")?, arrived))
+    }
 }
 
 /// A datagram that left by an interface that the reference does not allow.

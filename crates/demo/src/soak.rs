@@ -1,0 +1,549 @@
+//! Figure 1 for long: traffic and route churn all the time, a fault in two cycles of three, and in
+//! the end a report on what leaked, was lost, or did not come back.
+//!
+//! - A cycle without a fault loses no datagram but those that the kernel says it lost in sockets and
+//!   interfaces outside vnets, and none is reordered, comes twice or leaves by a wrong interface.
+//! - After a fault everything comes back within [`BACK_MAX`]; what was lost meanwhile is told.
+//! - After every cycle the counters of every node add up and red's and blue's tables agree with
+//!   their kernels; at the end green's do too, route by route.
+//! - What the node holds at the end is what it held after [`WARM_CYCLES`] cycles (`leaks`).
+
+mod churn;
+mod faults;
+mod leaks;
+mod report;
+mod updates;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use ipnet::IpNet;
+use pdp_api::{Phase, Stats};
+
+use self::churn::Churn;
+use self::faults::{Bag, Fault, GREEN_GUESTS};
+use self::leaks::Sample as Held;
+use self::report::{Check, Cost, Story};
+use crate::counters::{OUTSIDE, Sample, Sums};
+use crate::node::Node;
+use crate::outside::Machine;
+use crate::run::{self, Demo, step};
+use crate::table::{PEERS, Peers, Random, Table};
+use crate::traffic::{self, Arrival, Running};
+use crate::{place, shell};
+
+/// Name of a demo that soaks.
+pub const NAME: &str = "soak";
+
+/// Cycles before what is held is taken down: by then caches are warm.
+const WARM_CYCLES: u64 = 3;
+/// Of so many cycles, one is without a fault; it is the first, too.
+const QUIET_ONE_OF: u64 = 3;
+/// Of so many cycles, one ends with a TCP run.
+const TCP_ONE_OF: u64 = 4;
+/// Longest wait for all to be back after a fault.
+const BACK_MAX: Duration = Duration::from_secs(180);
+/// Longest wait for counters and tables that are looked at while they change.
+const AGREE_MAX: Duration = Duration::from_secs(20);
+/// Traffic before a fault and after all is back, and in a cycle without a fault.
+const LEAD: Duration = Duration::from_secs(2);
+const QUIET: Duration = Duration::from_secs(8);
+/// Datagrams a second from end to end of red and of blue, and through green.
+const THROUGH_PPS: u64 = 300;
+const GREEN_PPS: u64 = 800;
+/// Destinations in the real table, and of those the ones of a cycle.
+const STEADY: usize = 10_000;
+const TARGETS: usize = 1_000;
+/// Sessions that green's BIRD has: IPv4 and IPv6 with each peer.
+const SESSIONS: usize = 2 * PEERS;
+
+/// What the command line says.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// How long, from when all is up.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    minutes: u64,
+    /// Draws the same faults and route changes again.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Change routes as this file of BGP updates says (MRT, gzip), second by second.
+    #[arg(long, value_name = "FILE")]
+    updates: Option<PathBuf>,
+    /// Where the report is written.
+    #[arg(long, value_name = "FILE", default_value = "soak-report.md")]
+    report: PathBuf,
+    /// Directory of the repository, with examples/ and data/.
+    #[arg(long, default_value = ".")]
+    repo: PathBuf,
+}
+
+/// Runs it, takes everything down, and writes the report.
+pub fn run(options: &Options) -> Result<()> {
+    shell::end_on_signals()?;
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut story = Story::new(options.seed.unwrap_or(clock.as_secs()));
+    let soaked = soak(options, &mut story);
+    if let Err(error) = &soaked {
+        story.wrong(Check::Whole, format!("{error:#}"));
+    }
+    // Its last words, where something was wrong.
+    if story.problems() > 0 {
+        let log = options.report.with_extension("pdpd.log");
+        let _ = std::fs::copy(place::run().join("pdpd.log"), log);
+    }
+    let node = Node::new()?;
+    let down = step("taking it down", || {
+        // What a fault may have left without a daemon needs one to be taken down.
+        let started = if place::run().exists() { node.up(None) } else { Ok(()) };
+        run::remove(&node).or(started)
+    });
+    if let Err(error) = down {
+        story.wrong(Check::Down, format!("{error:#}"));
+    }
+    for left in leaks::leftovers() {
+        story.wrong(Check::Down, left);
+    }
+    let text = story.text();
+    std::fs::write(&options.report, &text)
+        .with_context(|| format!("write {}", options.report.display()))?;
+    println!("\n{text}");
+    let problems = story.problems();
+    ensure!(problems == 0, "{problems} things are wrong; see {}", options.report.display());
+    Ok(())
+}
+
+/// Brings it up and goes through the cycles.
+fn soak(options: &Options, story: &mut Story) -> Result<()> {
+    let mut table = step("reading the real table", || Table::read(&options.repo.join("data")))?;
+    let churn = Churn::new(&table, story.seed, options.updates.as_deref())?;
+    table.moving = churn.moving();
+    story.moving = churn.prefixes();
+    let (mut demo, _) = run::bring_up(&options.repo, table)?;
+    for problem in demo.problems.drain(..) {
+        story.wrong(Check::Whole, problem);
+    }
+    prepare(&demo.node, &options.repo)?;
+    let mut random = Random(story.seed);
+    let mut steady = demo.table.draw(STEADY, &mut random);
+    steady.retain(|address| churn.spares(&demo.table, *address));
+    let mut soak = Soak {
+        fewest: churn.fewest(&demo.table),
+        demo,
+        story,
+        random,
+        steady,
+        roles: leaks::roles(&leaks::processes()),
+        start: Instant::now(),
+        runs: 0,
+    };
+    let churn = soak.cycles(churn, Duration::from_secs(60 * options.minutes))?;
+    soak.close(churn)
+}
+
+/// What the demo's own checks would set up, and an engine for the vnet that comes and goes.
+fn prepare(node: &Node, repo: &Path) -> Result<()> {
+    for number in 1..=PEERS {
+        Machine::named(&format!("g{number}"))?.accept_everything()?;
+    }
+    let g1 = Machine::named("g1")?.netns();
+    shell::run(Some(&g1), &["ip", "route", "replace", "10.1.0.0/30", "via", "10.1.1.1"])?;
+    let figure1 = std::fs::read_to_string(repo.join("examples/figure1/figure1.yaml"))?;
+    faults::apply(node, &faults::engine(&figure1)?)
+}
+
+struct Soak<'a> {
+    demo: Demo,
+    story: &'a mut Story,
+    random: Random,
+    /// Destinations behind routes that stay.
+    steady: Vec<IpAddr>,
+    /// Fewest routes that green may have.
+    fewest: usize,
+    /// Processes that there are while all is well.
+    roles: BTreeMap<String, u64>,
+    start: Instant,
+    runs: u32,
+}
+
+/// Traffic of a vnet in a cycle.
+struct Flow {
+    vnet: &'static str,
+    targets: Vec<IpAddr>,
+    pps: u64,
+    running: Running,
+}
+
+/// What became of a cycle's datagrams.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fate {
+    sent: u64,
+    arrived: u64,
+    reordered: u64,
+    gap_ms: u64,
+}
+
+impl Soak<'_> {
+    fn minute(&self) -> f64 {
+        self.start.elapsed().as_secs_f64() / 60.0
+    }
+
+    /// All cycles; what is held is taken down after the first few, with the routes that are there
+    /// at the end.
+    fn cycles(&mut self, churn: Churn, time: Duration) -> Result<Churn> {
+        let mut bag = Bag::new(self.story.seed);
+        let mut running = churn.start();
+        while self.start.elapsed() < time || self.story.baseline.is_none() {
+            let fault = (!self.story.cycles.is_multiple_of(QUIET_ONE_OF)).then(|| bag.draw());
+            self.cycle(fault)?;
+            self.story.cycles += 1;
+            self.story.minutes = self.minute();
+            if self.story.cycles == WARM_CYCLES {
+                let mut churn = running.stop()?;
+                self.restore(&mut churn)?;
+                self.story.baseline = Some(Held::take(self.minute())?);
+                running = churn.start();
+            }
+        }
+        running.stop()
+    }
+
+    /// Traffic, a fault, and all that is to hold after it.
+    fn cycle(&mut self, fault: Option<Fault>) -> Result<()> {
+        let number = self.story.cycles + 1;
+        let first = Sample::take(&self.demo.node)?;
+        let dropped = dropped(&self.demo.node.stats()?);
+        let flows = self.start_flows()?;
+        std::thread::sleep(LEAD);
+        let begin = Instant::now();
+        let injected = match fault {
+            Some(fault) => fault.inject(&self.demo.node).map(Some),
+            None => {
+                std::thread::sleep(QUIET);
+                Ok(None)
+            }
+        };
+        let detail = injected.and_then(|detail| self.wait_back().map(|()| detail));
+        let took = begin.elapsed();
+        std::thread::sleep(LEAD);
+        let fate = self.finish_flows(flows, fault.is_some())?;
+        let lost = fate.sent.saturating_sub(fate.arrived);
+        let Fate { gap_ms, .. } = fate;
+        self.story.sent += fate.sent;
+        self.story.arrived += fate.arrived;
+        let last = Sample::take(&self.demo.node)?;
+        let (devices, sockets) = (last.lost_in_underlay(&first), last.lost_outside(&first));
+        let outside = lost.min(devices + sockets);
+        let took_s = took.as_secs_f64();
+        let what = match (fault, detail) {
+            (Some(Fault { kind, vnet, .. }), Err(error)) => {
+                let what = format!("cycle {number}: {} ({vnet}): {error:#}", kind.name());
+                self.story.wrong(Check::Back, what);
+                // What is not back by now stays away.
+                bail!("ended after cycle {number}");
+            }
+            (Some(Fault { kind, .. }), Ok(detail)) => {
+                self.story.lost_in_faults += lost;
+                let cost = Cost { took_s, lost, outside, gap_ms };
+                self.story.faults.entry(kind).or_default().push(cost);
+                let detail = detail.unwrap_or_default();
+                format!("{} ({detail}), back in {took_s:.1} s", kind.name())
+            }
+            (None, detail) => {
+                detail?;
+                self.judge_quiet(number, &fate, (&first, &last), &dropped)?;
+                "no fault".to_owned()
+            }
+        };
+        println!(
+            "{number:>5}  {what}: {lost} of {} lost, gap {gap_ms} ms; the kernel tells of {devices} in \
+             interfaces, {sockets} in sockets",
+            fate.sent
+        );
+        self.agree(number)?;
+        if number.is_multiple_of(TCP_ONE_OF) {
+            self.tcp((number / TCP_ONE_OF) as usize);
+        }
+        self.story.samples.push(Held::take(self.minute())?);
+        Ok(())
+    }
+
+    /// Starts the traffic of all vnets.
+    fn start_flows(&mut self) -> Result<Vec<Flow>> {
+        let mut flows = Vec::new();
+        for vnet in ["red", "blue", "green"] {
+            self.runs += 1;
+            let named = (vnet, self.runs);
+            let (from, sinks, targets, pps) = if vnet == "green" {
+                let sinks: Vec<String> = (1..=PEERS).map(|number| format!("g{number}")).collect();
+                let count = self.steady.len() as u64;
+                let draw = |_| self.steady[(self.random.next() % count) as usize];
+                ("g0".to_owned(), sinks, (0..TARGETS).map(draw).collect(), GREEN_PPS)
+            } else {
+                let target = "10.0.20.1".parse()?;
+                (format!("{vnet}-x"), vec![format!("{vnet}-y")], vec![target], THROUGH_PPS)
+            };
+            let sinks: Vec<&Machine> =
+                sinks.iter().map(|name| Machine::named(name)).collect::<Result<_>>()?;
+            let from = Machine::named(&from)?;
+            let running = Running::start(named, from, &sinks, &targets, (0, pps))?;
+            flows.push(Flow { vnet, targets, pps, running });
+        }
+        Ok(flows)
+    }
+
+    /// Ends the traffic, and judges where it went.
+    fn finish_flows(&mut self, flows: Vec<Flow>, fault: bool) -> Result<Fate> {
+        let mut fate = Fate::default();
+        for Flow { vnet, targets, pps, running } in flows {
+            let (sent, arrivals) = running.finish()?;
+            let table = &self.demo.table;
+            let judgement = traffic::judge(&targets, &arrivals, |address| {
+                if vnet != "green" {
+                    return Some((IpNet::from(address), Peers(1)));
+                }
+                let (prefix, peers) = table.look_up(address)?;
+                // A fault may take routes away: then a shorter prefix's.
+                Some((prefix, if fault { table.look_up_any(address) } else { peers }))
+            });
+            fate.sent += sent;
+            fate.arrived += judgement.arrived() - judgement.twice;
+            fate.reordered += judgement.reordered;
+            fate.gap_ms = fate.gap_ms.max(gap_ms(&arrivals, pps));
+            let cycle = self.story.cycles + 1;
+            if let Some(wrong) = judgement.wrong.first() {
+                let what = format!("cycle {cycle}, {vnet}: {}: {wrong:?}", judgement.wrong.len());
+                self.story.wrong(Check::Ways, what);
+            }
+            if judgement.twice > 0 {
+                let what = format!("cycle {cycle}, {vnet}: {} came twice", judgement.twice);
+                self.story.wrong(Check::Order, what);
+            }
+        }
+        Ok(fate)
+    }
+
+    /// What holds where there was no fault.
+    fn judge_quiet(
+        &mut self,
+        number: u64,
+        fate: &Fate,
+        (first, last): (&Sample, &Sample),
+        dropped_before: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        let lost = fate.sent.saturating_sub(fate.arrived);
+        let told = last.lost_in_underlay(first) + last.lost_outside(first);
+        self.story.lost_in_kernel += lost.min(told);
+        self.story.lost += lost.saturating_sub(told);
+        if lost > told {
+            let mut dropped = dropped(&self.demo.node.stats()?);
+            for (reason, count) in &mut dropped {
+                *count -= dropped_before.get(reason).copied().unwrap_or(0).min(*count);
+            }
+            dropped.retain(|_, count| *count > 0);
+            let what = format!(
+                "cycle {number}: {lost} of {} lost, the kernel tells of {told}; dropped by reason:                  {dropped:?}",
+                fate.sent
+            );
+            self.story.wrong(Check::Lost, what);
+        }
+        if fate.reordered > 0 {
+            let what = format!("cycle {number}: {} of one flow reordered", fate.reordered);
+            self.story.wrong(Check::Order, what);
+        }
+        for (vnet, _) in OUTSIDE {
+            for difference in last.disagreements(first, vnet) {
+                self.story.wrong(Check::Kernel, format!("cycle {number}: {difference}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_back(&self) -> Result<()> {
+        shell::wait("all to be back", BACK_MAX, || self.is_back())
+    }
+
+    /// Whether all is as it was.
+    fn is_back(&self) -> Result<()> {
+        let node = &self.demo.node;
+        let stats = node.stats()?;
+        for (vnet, guests) in [("red", 1), ("blue", 1), ("green", GREEN_GUESTS)] {
+            let router = stats.vnets.get(vnet).and_then(|stats| stats.nodes.get("r1"));
+            let router = router.with_context(|| format!("no counters of {vnet}/r1"))?;
+            let connected = router.guests.values().filter(|guest| guest.connected).count();
+            ensure!(connected == guests, "{vnet}: {connected} of {guests} guests connected");
+            let routes = router.routes.as_ref().context("no route mirror")?;
+            let synced = routes.guests.iter().filter(|g| g.synced && g.backlog_bytes == 0).count();
+            ensure!(synced == guests, "{vnet}: {synced} of {guests} guests have all routes");
+            let count = routes.routes_v4 + routes.routes_v6;
+            let least = if vnet == "green" { self.fewest as u64 } else { 0 };
+            ensure!(count >= least, "{vnet}: {count} routes of {least} at least");
+            let status = node.inspect(vnet)?.status;
+            ensure!(status.phase == Phase::Running, "{vnet}: {:?}", status.message);
+            let down = status.links.iter().find(|link| !link.carrier);
+            ensure!(down.is_none(), "{vnet}: no carrier on {down:?}");
+        }
+        let substrate = node.substrate()?.status;
+        ensure!(substrate.phase == Phase::Running, "substrate: {:?}", substrate.message);
+        ensure!(substrate.externals.iter().all(|it| it.attached), "{:?}", substrate.externals);
+        let roles = leaks::roles(&leaks::processes());
+        ensure!(roles == self.roles, "processes: {roles:?}, before {:?}", self.roles);
+        for vnet in ["red", "blue"] {
+            let from = Machine::named(&format!("{vnet}-x"))?.netns();
+            let ping = ["ping", "-c1", "-W1", "-I", "10.0.10.1", "10.0.20.1"];
+            shell::run(Some(&from), &ping)?;
+            node.exec(&format!("{vnet}/h1"), &["ping", "-c1", "-W1", "10.0.20.1"])?;
+        }
+        shell::run(Some(&Machine::named("g0")?.netns()), &["ping", "-c1", "-W1", "10.1.1.2"])?;
+        let birdc = |words: &[&str]| {
+            node.exec("green/r1", &[&["birdc", "-s", "/run/bird.ctl", "show"], words].concat())
+        };
+        let sessions = birdc(&["protocols"])?.matches("Established").count();
+        ensure!(sessions == SESSIONS, "green: {sessions} of {SESSIONS} BGP sessions");
+        let count = birdc(&["route", "count"])?;
+        let total = networks(&count);
+        ensure!(total >= self.fewest, "green: BIRD has {total} of {} networks", self.fewest);
+        Ok(())
+    }
+
+    /// What holds after every cycle.
+    fn agree(&mut self, number: u64) -> Result<()> {
+        let node = &self.demo.node;
+        let adds_up = shell::wait("counters", AGREE_MAX, || {
+            for (vnet, stats) in node.stats()?.vnets {
+                for (name, stats) in stats.nodes {
+                    let missing = Sums::of(&stats).missing();
+                    ensure!(missing == 0, "{vnet}/{name}: {missing} frames unaccounted for");
+                }
+            }
+            Ok(())
+        });
+        let tables = ["red/r1", "blue/r1"].map(|router| {
+            shell::wait("tables", AGREE_MAX, || node.pdp(&["routes", router, "--diff"]).map(drop))
+        });
+        if let Err(error) = adds_up {
+            self.story.wrong(Check::Counters, format!("cycle {number}: {error:#}"));
+        }
+        for error in tables.into_iter().filter_map(Result::err) {
+            self.story.wrong(Check::Tables, format!("cycle {number}: {error:#}"));
+        }
+        Ok(())
+    }
+
+    /// A TCP run through one of the vnets.
+    fn tcp(&mut self, turn: usize) {
+        let (from, to, source, address) = [
+            ("red-x", "red-y", Some("10.0.10.1"), "10.0.20.1"),
+            ("blue-x", "blue-y", Some("10.0.10.1"), "10.0.20.1"),
+            ("g0", "g1", None, "10.1.1.2"),
+        ][turn % 3];
+        let machines = Machine::named(from).and_then(|from| Ok((from, Machine::named(to)?)));
+        let carried = machines.and_then(|(from, to)| run::iperf(from, to, source, address));
+        match carried {
+            Ok(carried) => println!("       TCP {from} to {to}: {carried}"),
+            Err(error) => self.story.wrong(Check::Tcp, format!("{from} to {to}: {error:#}")),
+        }
+    }
+
+    /// Compares green's tables with what is announced, route by route.
+    fn compare(&mut self, churn: &Churn, when: &str) -> Result<()> {
+        for guest in 0..GREEN_GUESTS as u32 {
+            let table = &self.demo.table;
+            let title = format!("comparing green's guest {guest} with what is announced {when}");
+            let equal = step(&title, || {
+                shell::wait("the announced table", BACK_MAX, || {
+                    let faults = self.demo.table_faults(guest, churn.total(table), |prefix| {
+                        churn.announced(table, prefix)
+                    })?;
+                    ensure!(faults.is_empty(), "{} routes differ: {}", faults.len(), faults[0]);
+                    Ok(())
+                })
+            });
+            if let Err(error) = equal {
+                self.story.wrong(Check::Tables, format!("{error:#}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// All routes as at the start, and nothing under way.
+    fn restore(&mut self, churn: &mut Churn) -> Result<()> {
+        churn.restore()?;
+        self.compare(churn, "with all routes as at the start")?;
+        self.wait_back()
+    }
+
+    /// The last comparisons, with nothing going on.
+    fn close(&mut self, mut churn: Churn) -> Result<()> {
+        self.compare(&churn, "as the changes left it")?;
+        self.restore(&mut churn)?;
+        let differ = self.demo.node.pdp(&["routes", "green/r1", "--diff"]);
+        if let Err(error) = differ {
+            self.story.wrong(Check::Tables, format!("{error:#}"));
+        }
+        for turn in 0..3 {
+            self.tcp(turn);
+        }
+        self.agree(self.story.cycles)?;
+        self.story.churn = churn.totals;
+        self.story.end = Some(Held::take(self.minute())?);
+        Ok(())
+    }
+}
+
+/// Frames dropped in all nodes, by reason.
+fn dropped(stats: &Stats) -> BTreeMap<String, u64> {
+    let mut dropped = BTreeMap::new();
+    for (vnet, stats) in &stats.vnets {
+        for (name, stats) in &stats.nodes {
+            for (reason, count) in Sums::of(stats).dropped {
+                *dropped.entry(format!("{vnet}/{name} {reason}")).or_default() += count;
+            }
+        }
+    }
+    dropped
+}
+
+/// The longest time between two datagrams at any sink, by their numbers.
+fn gap_ms(arrivals: &[Vec<Arrival>], pps: u64) -> u64 {
+    let at_sink = |arrivals: &Vec<Arrival>| {
+        let mut numbers: Vec<u64> = arrivals.iter().map(|arrival| arrival.seq).collect();
+        numbers.sort_unstable();
+        numbers.windows(2).map(|pair| pair[1] - pair[0] - 1).max().unwrap_or(0)
+    };
+    arrivals.iter().map(at_sink).max().unwrap_or(0) * 1000 / pps.max(1)
+}
+
+/// Networks in all tables, from BIRD's `show route count`: `5 of 5 routes for 3 networks in table …`.
+fn networks(text: &str) -> usize {
+    let lines = text.lines().filter(|line| line.contains(" in table "));
+    let count = |line: &str| line.split(" for ").nth(1)?.split(' ').next()?.parse::<usize>().ok();
+    lines.filter_map(count).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_found() {
+        let at = |numbers: &[u64]| {
+            numbers.iter().map(|seq| Arrival { seq: *seq, delay_ns: 0 }).collect::<Vec<_>>()
+        };
+        assert_eq!(gap_ms(&[at(&[0, 1, 2]), at(&[9, 5, 7])], 100), 10);
+        assert_eq!(gap_ms(&[at(&[0, 1, 2])], 100), 0);
+        assert_eq!(gap_ms(&[Vec::new()], 0), 0);
+    }
+
+    #[test]
+    fn networks_are_counted() {
+        let text = "BIRD 2.0.12 ready.
+7 of 7 routes for 5 networks in table master4
+                    2 of 2 routes for 2 networks in table master6
+Total: 9 of 9 routes for 7 networks in 2 tables
+";
+        assert_eq!(networks(text), 7);
+    }
+}

@@ -1,0 +1,380 @@
+//! What the node holds of the machine: processes by role with their memory, descriptors and
+//! mappings; cgroups, mounts, network namespaces, files; rows of its state. Two samples are
+//! compared: what must be equal is, and what may grow stays within a bound.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rusqlite::{Connection, OpenFlags};
+
+use crate::place;
+
+/// Descriptors that a process may have more than at the start: connections that are just open.
+const DESCRIPTORS_SLACK: u64 = 3;
+/// Mappings that a process may have more: a thread's stack, pieces of its heap.
+const MAPS_SLACK: u64 = 16;
+/// Memory that a role may have more: a part of what it had, and so much for each process.
+const MEMORY_SLACK_PERCENT: u64 = 20;
+const MEMORY_SLACK_KB: u64 = 4 << 10;
+/// Rows of a table that is unknown here, and may be a bounded history.
+const ROWS_MAX: i64 = 10_000;
+/// Tables that hold what is, not what was.
+const TABLES: [&str; 6] =
+    ["documents", "numbers", "placements", "links_down", "settings", "things"];
+/// Bytes of the state: a few specs, and the log of SQLite, which it cuts at 4 MiB.
+const STATE_BYTES_MAX: u64 = 16 << 20;
+/// Bytes of a log and of the one before it (`LOG_BYTES_MAX` in crates/container).
+const LOG_BYTES_MAX: u64 = 2 * (4 << 20);
+
+/// Commands that talk to the node and are none of it.
+const COMMANDS: [&str; 3] = ["pdp", "nsenter", "setsid"];
+
+/// A process of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Its program's name.
+    pub role: String,
+    /// Its arguments, each with a space after it.
+    pub line: String,
+    /// Its cgroup.
+    pub cgroup: String,
+}
+
+/// Processes of the node: those in its cgroup, and those whose arguments name its run directory.
+pub fn processes() -> Vec<Process> {
+    let group = format!("/{}/", place::base());
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+        let read = |file| {
+            let bytes = fs::read(entry.path().join(file)).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        // The state is after the name in parentheses, which may hold anything.
+        if read("stat").rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z')) {
+            continue;
+        }
+        let (role, arguments, groups) =
+            (read("comm").trim().to_owned(), read("cmdline"), read("cgroup"));
+        let of = |line: &str| line.splitn(3, ':').nth(2).map(|path| format!("{path}/"));
+        let cgroup = groups.lines().filter_map(of).find(|path| path.starts_with(&group));
+        let named = |argument: &str| Path::new(argument).starts_with(place::run());
+        if (cgroup.is_some() || arguments.split('\0').any(named))
+            && !COMMANDS.contains(&role.as_str())
+        {
+            let line = arguments.replace('\0', " ");
+            found.push(Process { pid, role, line, cgroup: cgroup.unwrap_or_default() });
+        }
+    }
+    found
+}
+
+/// How many processes each role has.
+pub fn roles(processes: &[Process]) -> BTreeMap<String, u64> {
+    let mut roles = BTreeMap::new();
+    for process in processes {
+        *roles.entry(process.role.clone()).or_default() += 1;
+    }
+    roles
+}
+
+/// What the processes of a role hold together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Role {
+    /// How many there are.
+    pub processes: u64,
+    /// Memory of their own, KiB: anonymous, of what several share the part of each. What mux and
+    /// guests share has sizes of its own; of that the mappings are counted.
+    pub memory_kb: u64,
+    /// Resident memory, KiB: what is shared counts in full in each.
+    pub resident_kb: u64,
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// Mappings.
+    pub maps: u64,
+}
+
+/// What the node holds at a time.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// When, minutes after the start.
+    pub minute: f64,
+    /// By program.
+    pub roles: BTreeMap<String, Role>,
+    /// Names of things, by kind.
+    pub things: BTreeMap<&'static str, BTreeSet<String>>,
+    /// Network namespaces with processes of the node in them.
+    pub namespaces: u64,
+    /// Rows by table.
+    pub rows: BTreeMap<String, i64>,
+    /// Bytes of the state directory.
+    pub state_bytes: u64,
+    /// Bytes of all logs, and how many there are (those before them not counted).
+    pub log_bytes: u64,
+    /// Logs.
+    pub logs: u64,
+}
+
+impl Sample {
+    /// Takes one.
+    pub fn take(minute: f64) -> Result<Self> {
+        let mut sample = Self { minute, rows: rows()?, things: things(), ..Self::default() };
+        let mut namespaces = BTreeSet::new();
+        for process in processes() {
+            let place = PathBuf::from(format!("/proc/{}", process.pid));
+            let role = sample.roles.entry(process.role).or_default();
+            let memory = fs::read_to_string(place.join("smaps_rollup")).unwrap_or_default();
+            role.processes += 1;
+            role.memory_kb += kilobytes(&memory, "Pss_Anon:");
+            role.resident_kb += kilobytes(&memory, "Rss:");
+            role.descriptors += fs::read_dir(place.join("fd")).into_iter().flatten().count() as u64;
+            let maps = fs::read_to_string(place.join("maps")).unwrap_or_default();
+            role.maps += maps.lines().count() as u64;
+            namespaces.extend(fs::read_link(place.join("ns/net")));
+        }
+        sample.namespaces = namespaces.len() as u64;
+        for path in below(&place::state()) {
+            sample.state_bytes += fs::metadata(path).map_or(0, |data| data.size());
+        }
+        for path in below(&place::run()).iter().filter(|path| is_log(path)) {
+            sample.log_bytes += fs::metadata(path).map_or(0, |data| data.size());
+            sample.logs += u64::from(path.extension().is_none_or(|number| number != "1"));
+        }
+        Ok(sample)
+    }
+}
+
+/// What is left of a node that was taken down, one line each.
+pub fn leftovers() -> Vec<String> {
+    let mut left: Vec<String> = processes()
+        .iter()
+        .map(|process| format!("process {} {}", process.pid, process.line))
+        .collect();
+    for (kind, names) in things() {
+        left.extend(names.iter().map(|name| format!("{kind}: {name}")));
+    }
+    let places = [place::run(), place::state(), place::outside()];
+    left.extend(places.iter().filter(|place| place.exists()).map(|p| p.display().to_string()));
+    left
+}
+
+/// What differs between two samples of a node that is to be the same, by what it is.
+pub fn compare(start: &Sample, end: &Sample) -> Vec<(&'static str, Vec<String>)> {
+    let (mut processes, mut memory) = (Vec::new(), Vec::new());
+    let (mut descriptors, mut maps) = (Vec::new(), Vec::new());
+    let names: BTreeSet<&String> = start.roles.keys().chain(end.roles.keys()).collect();
+    for name in names {
+        let [from, to] = [start, end].map(|s| s.roles.get(name).copied().unwrap_or_default());
+        let count = from.processes;
+        if to.processes != count {
+            processes.push(format!("{name}: {count}, then {}", to.processes));
+        }
+        let bound = |found: &mut Vec<String>, from: u64, to: u64, slack: u64, unit: &str| {
+            if to > from + slack {
+                found.push(format!("{name}: {from}, then {to}{unit}; {slack} more allowed"));
+            }
+        };
+        let slack = from.memory_kb * MEMORY_SLACK_PERCENT / 100 + MEMORY_SLACK_KB * count;
+        bound(&mut memory, from.memory_kb, to.memory_kb, slack, " KiB");
+        let slack = DESCRIPTORS_SLACK * count;
+        bound(&mut descriptors, from.descriptors, to.descriptors, slack, "");
+        bound(&mut maps, from.maps, to.maps, MAPS_SLACK * count, "");
+    }
+    let mut found = vec![
+        ("processes as before", processes),
+        ("memory within its bound", memory),
+        ("descriptors within their bound", descriptors),
+        ("mappings within their bound", maps),
+    ];
+    let kinds: BTreeSet<&'static str> =
+        start.things.keys().chain(end.things.keys()).copied().collect();
+    for kind in kinds {
+        let none = BTreeSet::new();
+        let [from, to] = [start, end].map(|sample| sample.things.get(kind).unwrap_or(&none));
+        let more = to.difference(from).map(|name| format!("{name} is new"));
+        let fewer = from.difference(to).map(|name| format!("{name} is gone"));
+        found.push((kind, more.chain(fewer).collect()));
+    }
+    let namespaces = match (start.namespaces, end.namespaces) {
+        (from, to) if from == to => Vec::new(),
+        (from, to) => vec![format!("{from}, then {to}")],
+    };
+    found.push(("network namespaces in use as before", namespaces));
+    found.push(("rows of the state as before", compare_rows(&start.rows, &end.rows)));
+    let mut bytes = Vec::new();
+    if end.state_bytes > STATE_BYTES_MAX {
+        bytes.push(format!("state: {} bytes of {STATE_BYTES_MAX}", end.state_bytes));
+    }
+    if end.log_bytes > LOG_BYTES_MAX * end.logs {
+        bytes.push(format!("{} logs: {} bytes", end.logs, end.log_bytes));
+    }
+    found.push(("state and logs within their bounds", bytes));
+    found
+}
+
+fn compare_rows(start: &BTreeMap<String, i64>, end: &BTreeMap<String, i64>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (table, to) in end {
+        let from = start.get(table).copied().unwrap_or(0);
+        let known = TABLES.contains(&table.as_str());
+        if known && *to != from || !known && *to > ROWS_MAX {
+            found.push(format!("{table}: {from}, then {to}"));
+        }
+    }
+    found
+}
+
+/// Change of a value a minute over (minute, value): the line of least squares.
+pub fn slope(points: &[(f64, f64)]) -> f64 {
+    let count = points.len().max(1) as f64;
+    let mean_x = points.iter().map(|point| point.0).sum::<f64>() / count;
+    let mean_y = points.iter().map(|point| point.1).sum::<f64>() / count;
+    let along = points.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum::<f64>();
+    let across = points.iter().map(|(x, _)| (x - mean_x).powi(2)).sum::<f64>();
+    if across > 0.0 { along / across } else { 0.0 }
+}
+
+/// A number of /proc/PID/smaps_rollup.
+fn kilobytes(text: &str, name: &str) -> u64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(name));
+    value.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+fn things() -> BTreeMap<&'static str, BTreeSet<String>> {
+    let base = place::base();
+    let shown = |paths: Vec<PathBuf>| paths.iter().map(|p| p.display().to_string()).collect();
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
+    let cgroups = std::iter::once(root.to_path_buf()).chain(hierarchies).flat_map(|hierarchy| {
+        let own = hierarchy.join(&base);
+        let mut directories = below(&own);
+        directories.push(own);
+        directories
+    });
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
+    let places = [place::run(), place::state()];
+    let mounts = mounts.filter(|path| places.iter().any(|place| path.starts_with(place)));
+    let names = fs::read_dir("/run/netns").into_iter().flatten().flatten().map(|e| e.path());
+    let prefix = place::netns("");
+    let own = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+    };
+    let pins = Path::new("/sys/fs/bpf").join(&base);
+    let mut files = below(&place::run());
+    files.retain(|path| !is_log(path));
+    BTreeMap::from([
+        ("cgroups as before", shown(cgroups.filter(|path| path.is_dir()).collect())),
+        ("mounts as before", shown(mounts.collect())),
+        ("named network namespaces as before", shown(names.filter(own).collect())),
+        ("pins as before", shown(below(&pins))),
+        ("files in the run directory as before", shown(files)),
+    ])
+}
+
+fn is_log(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.trim_end_matches(".1").ends_with("log")
+}
+
+/// All that is below a directory; of bundles and mounted roots only that they are there.
+fn below(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && entry.file_name() != "bundle" {
+            found.extend(below(&path));
+        }
+        found.push(path);
+    }
+    found
+}
+
+/// Rows of each table of the state, read while pdpd has it open.
+fn rows() -> Result<BTreeMap<String, i64>> {
+    let path = place::state().join("pdpd.sqlite");
+    let read = || -> rusqlite::Result<BTreeMap<String, i64>> {
+        let state = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        let mut names = state.prepare("SELECT name FROM sqlite_master WHERE type = 'table'")?;
+        let names: Vec<String> =
+            names.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+        let mut rows = BTreeMap::new();
+        for name in names {
+            let query = format!("SELECT count(*) FROM \"{name}\"");
+            rows.insert(name, state.query_row(&query, [], |row| row.get(0))?);
+        }
+        Ok(rows)
+    };
+    read().with_context(|| format!("state {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes_are_least_squares() {
+        assert_eq!(slope(&[]), 0.0);
+        assert_eq!(slope(&[(1.0, 5.0)]), 0.0);
+        assert!((slope(&[(0.0, 10.0), (1.0, 13.0), (2.0, 16.0)]) - 3.0).abs() < 1e-9);
+        assert!(slope(&[(0.0, 1.0), (1.0, 2.0), (2.0, 1.0)]).abs() < 1e-9);
+    }
+
+    fn sample() -> Sample {
+        let role =
+            Role { processes: 2, memory_kb: 1000, resident_kb: 2000, descriptors: 20, maps: 100 };
+        Sample {
+            roles: [("pdp-mux".into(), role)].into(),
+            things: [("mounts as before", ["/a".to_owned()].into())].into(),
+            rows: [("things".into(), 7), ("history".into(), 3)].into(),
+            ..Sample::default()
+        }
+    }
+
+    fn wrong(end: &Sample) -> Vec<&'static str> {
+        let found = compare(&sample(), end).into_iter();
+        found.filter(|(_, differences)| !differences.is_empty()).map(|(what, _)| what).collect()
+    }
+
+    #[test]
+    fn what_leaks_is_found() {
+        assert!(wrong(&sample()).is_empty());
+        let with = |change: fn(&mut Sample)| {
+            let mut end = sample();
+            change(&mut end);
+            wrong(&end)
+        };
+        fn mux(sample: &mut Sample) -> &mut Role {
+            sample.roles.get_mut("pdp-mux").unwrap()
+        }
+        assert_eq!(with(|end| mux(end).processes = 1), ["processes as before"]);
+        assert_eq!(with(|end| mux(end).descriptors = 27), ["descriptors within their bound"]);
+        assert!(with(|end| mux(end).descriptors = 26).is_empty());
+        assert_eq!(with(|end| mux(end).maps = 133), ["mappings within their bound"]);
+        assert_eq!(with(|end| mux(end).memory_kb = 10_000), ["memory within its bound"]);
+        assert!(with(|end| mux(end).memory_kb = 9_000).is_empty());
+        let more = |end: &mut Sample| {
+            end.things.get_mut("mounts as before").unwrap().insert("/b".into());
+        };
+        assert_eq!(with(more), ["mounts as before"]);
+        assert_eq!(with(|end| end.namespaces = 1), ["network namespaces in use as before"]);
+        let rows = |end: &mut Sample| *end.rows.get_mut("things").unwrap() = 8;
+        assert_eq!(with(rows), ["rows of the state as before"]);
+        assert!(with(|end| *end.rows.get_mut("history").unwrap() = 900).is_empty());
+        let rows = |end: &mut Sample| *end.rows.get_mut("history").unwrap() = 10_001;
+        assert_eq!(with(rows), ["rows of the state as before"]);
+        assert_eq!(with(|end| end.log_bytes = 1), ["state and logs within their bounds"]);
+    }
+
+    #[test]
+    fn memory_is_read() {
+        let text = "00400000-7ffd ---p 00000000 00:00 0 [rollup]\nRss:  34 kB\nPss_Anon:   12 kB\n";
+        assert_eq!(kilobytes(text, "Pss_Anon:"), 12);
+        assert_eq!(kilobytes(text, "Shared:"), 0);
+    }
+}

@@ -1,0 +1,304 @@
+//! What a soak found, as a page of Markdown.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+
+use super::churn::Totals;
+use super::faults::{KINDS, Kind};
+use super::leaks::{self, Role, Sample};
+
+/// What is judged besides what the node holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Check {
+    /// It went from start to end.
+    Whole,
+    /// All was back after every fault.
+    Back,
+    /// Datagrams lost outside of faults.
+    Lost,
+    /// Ways of datagrams.
+    Ways,
+    /// Order of datagrams.
+    Order,
+    /// Counters of nodes.
+    Counters,
+    /// Counters against the kernel's.
+    Kernel,
+    /// Route tables.
+    Tables,
+    /// TCP runs.
+    Tcp,
+    /// What is left behind.
+    Down,
+}
+
+const CHECKS: [(Check, &str); 10] = [
+    (Check::Whole, "it ran from start to end"),
+    (Check::Back, "everything came back after every fault"),
+    (Check::Lost, "no datagram lost without a fault but what the kernel lost outside vnets"),
+    (Check::Ways, "every datagram by an interface that the reference look-up allows"),
+    (Check::Order, "none twice, and without a fault none reordered"),
+    (Check::Counters, "the counters of every node add up after every cycle"),
+    (Check::Kernel, "without a fault the counters agree with the kernels'"),
+    (Check::Tables, "tables agree: red's and blue's after every cycle, green's at the end"),
+    (Check::Tcp, "TCP gets through"),
+    (Check::Down, "nothing is left once it is taken down"),
+];
+
+/// Differences that are shown of one check.
+const SHOWN_MAX: usize = 10;
+
+/// What a fault cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Until all was back, seconds.
+    pub took_s: f64,
+    /// Datagrams lost.
+    pub lost: u64,
+    /// Of these, at most so many by the kernel outside vnets.
+    pub outside: u64,
+    /// The longest time without one, milliseconds.
+    pub gap_ms: u64,
+}
+
+/// Everything that is told.
+#[derive(Default)]
+pub struct Story {
+    /// What faults and route changes are drawn from.
+    pub seed: u64,
+    /// How long it went.
+    pub minutes: f64,
+    /// Cycles done.
+    pub cycles: u64,
+    /// Datagrams sent, arrived, and lost: in cycles with a fault; where the kernel said so; else.
+    pub sent: u64,
+    /// Arrived.
+    pub arrived: u64,
+    /// Lost in cycles with a fault.
+    pub lost_in_faults: u64,
+    /// Lost by the kernel outside vnets.
+    pub lost_in_kernel: u64,
+    /// Lost and not explained.
+    pub lost: u64,
+    /// By kind.
+    pub faults: BTreeMap<Kind, Vec<Cost>>,
+    /// Prefixes that move.
+    pub moving: usize,
+    /// Route changes.
+    pub churn: Totals,
+    /// What was held after the first cycles.
+    pub baseline: Option<Sample>,
+    /// And after every cycle.
+    pub samples: Vec<Sample>,
+    /// And at the end.
+    pub end: Option<Sample>,
+    wrong: BTreeMap<Check, Vec<String>>,
+}
+
+impl Story {
+    /// Of a soak that begins.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, ..Self::default() }
+    }
+
+    /// Something is wrong.
+    pub fn wrong(&mut self, check: Check, what: String) {
+        println!("WRONG  {what}");
+        self.wrong.entry(check).or_default().push(what);
+    }
+
+    /// Lines of the verdict: what is to hold, and what does not.
+    fn verdict(&self) -> Vec<(&'static str, Vec<String>)> {
+        let found = |check| self.wrong.get(&check).cloned().unwrap_or_default();
+        let mut lines: Vec<_> = CHECKS.iter().map(|(check, what)| (*what, found(*check))).collect();
+        match (&self.baseline, &self.end) {
+            (Some(baseline), Some(end)) => lines.extend(leaks::compare(baseline, end)),
+            _ => lines.push(("what is held was compared", vec!["it did not come to that".into()])),
+        }
+        lines
+    }
+
+    /// How many things are wrong.
+    pub fn problems(&self) -> usize {
+        self.verdict().iter().map(|(_, differences)| differences.len()).sum()
+    }
+
+    /// The page.
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "# Soak\n\n{}\n\n{:.1} minutes, {} cycles, seed {}. {}\n\n",
+            machine(),
+            self.minutes,
+            self.cycles,
+            self.seed,
+            match self.problems() {
+                0 => "**Nothing is wrong.**".to_owned(),
+                count => format!("**{count} things are wrong.**"),
+            }
+        );
+        self.verdict_text(&mut text);
+        self.faults_text(&mut text);
+        self.traffic_text(&mut text);
+        self.held_text(&mut text);
+        text
+    }
+
+    fn verdict_text(&self, text: &mut String) {
+        *text += "| verdict | |\n|---|---|\n";
+        let verdict = self.verdict();
+        for (what, differences) in &verdict {
+            let mark = if differences.is_empty() { "ok" } else { "WRONG" };
+            let _ = writeln!(text, "| {what} | {mark} |");
+        }
+        for (what, differences) in verdict.iter().filter(|(_, all)| !all.is_empty()) {
+            let _ = writeln!(text, "\n{what}: {}\n", differences.len());
+            for difference in differences.iter().take(SHOWN_MAX) {
+                let _ = writeln!(text, "- {}", difference.replace('\n', " "));
+            }
+        }
+    }
+
+    fn faults_text(&self, text: &mut String) {
+        *text += "\n## Faults\n\n\
+            | fault | times | back after, s: median | max | datagrams lost: median | max \
+            | of them outside vnets: median | max | longest gap, ms: median | max |\n\
+            |---|---|---|---|---|---|---|---|---|---|\n";
+        for kind in KINDS {
+            let costs = self.faults.get(&kind).map(Vec::as_slice).unwrap_or_default();
+            let told = |value: fn(&Cost) -> f64, digits: usize| {
+                let mut values: Vec<f64> = costs.iter().map(value).collect();
+                values.sort_unstable_by(f64::total_cmp);
+                let max = values.last().copied();
+                let shown = |value: Option<f64>| {
+                    value.map_or("-".into(), |value| format!("{value:.digits$}"))
+                };
+                format!("{} | {}", shown(values.get(values.len() / 2).copied()), shown(max))
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {} | {} | {} |",
+                kind.name(),
+                costs.len(),
+                told(|cost| cost.took_s, 1),
+                told(|cost| cost.lost as f64, 0),
+                told(|cost| cost.outside as f64, 0),
+                told(|cost| cost.gap_ms as f64, 0)
+            );
+        }
+        *text += "\nThe time is that of the whole fault: what is stopped, down or missing for 1 s, \
+            and the wait until\nall processes, links, sessions, routes and pings are there again. \
+            The gap is that at one receiver.\n";
+    }
+
+    fn traffic_text(&self, text: &mut String) {
+        let Totals { announced, withdrawn, second_max } = self.churn;
+        let _ = writeln!(
+            text,
+            "\n## Traffic and routes\n\n\
+             | datagrams | |\n|---|---|\n| sent | {} |\n| arrived | {} |\n\
+             | lost in cycles with a fault | {} |\n\
+             | lost without a fault, by the kernel outside vnets | {} |\n\
+             | lost without a fault, unexplained | {} |\n\n\
+             {} prefixes came and went: {announced} times announced, {withdrawn} times withdrawn, \
+             {second_max} in a second at most.",
+            self.sent,
+            self.arrived,
+            self.lost_in_faults,
+            self.lost_in_kernel,
+            self.lost,
+            self.moving
+        );
+    }
+
+    fn held_text(&self, text: &mut String) {
+        let (Some(baseline), Some(end)) = (&self.baseline, &self.end) else { return };
+        let _ = writeln!(
+            text,
+            "\n## What the node holds\n\nAt minute {:.1} and at the end. Memory is anonymous, in \
+             KiB;\nits slope is that of the line of least squares over {} samples, one after each \
+             cycle. Resident is what\nis shared too.\n\n\
+             | program | processes | memory | then | slope, KiB/min | resident | then \
+             | descriptors | then | mappings | then |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|",
+            baseline.minute,
+            self.samples.iter().filter(|sample| sample.minute > baseline.minute).count()
+        );
+        for (name, from) in &baseline.roles {
+            let to = end.roles.get(name).copied().unwrap_or_default();
+            let later = self.samples.iter().filter(|sample| sample.minute > baseline.minute);
+            let role = |sample: &Sample| sample.roles.get(name).copied().unwrap_or_default();
+            let points: Vec<(f64, f64)> =
+                later.map(|it| (it.minute, role(it).memory_kb as f64)).collect();
+            let Role { processes, memory_kb, resident_kb, descriptors, maps } = *from;
+            let _ = writeln!(
+                text,
+                "| {name} | {processes} | {memory_kb} | {} | {:+.0} | {resident_kb} | {} \
+                 | {descriptors} | {} | {maps} | {} |",
+                to.memory_kb,
+                leaks::slope(&points),
+                to.resident_kb,
+                to.descriptors,
+                to.maps
+            );
+        }
+        *text += "\n| held | | then |\n|---|---|---|\n";
+        for (kind, names) in &baseline.things {
+            let then = end.things.get(kind).map_or(0, |names| names.len());
+            let kind = kind.trim_end_matches(" as before");
+            let _ = writeln!(text, "| {kind} | {} | {then} |", names.len());
+        }
+        let _ = writeln!(
+            text,
+            "| network namespaces in use | {} | {} |",
+            baseline.namespaces, end.namespaces
+        );
+        for (table, count) in &baseline.rows {
+            let then = end.rows.get(table).copied().unwrap_or(0);
+            let _ = writeln!(text, "| rows of {table} | {count} | {then} |");
+        }
+        let _ = writeln!(
+            text,
+            "| bytes of the state | {} | {} |\n| bytes of {} logs | {} | {} |",
+            baseline.state_bytes, end.state_bytes, end.logs, baseline.log_bytes, end.log_bytes
+        );
+    }
+}
+
+/// The machine, in a line.
+fn machine() -> String {
+    let read = |path| fs::read_to_string(path).unwrap_or_default();
+    let cpus = read("/proc/cpuinfo");
+    let model = cpus.lines().find_map(|line| line.strip_prefix("model name"));
+    let model = model.map_or("?", |line| line.trim_start_matches(['\t', ' ', ':']));
+    let count = cpus.lines().filter(|line| line.starts_with("processor")).count();
+    let memory = read("/proc/meminfo");
+    let total = memory.split_whitespace().nth(1).and_then(|kb| kb.parse::<u64>().ok());
+    let total = total.unwrap_or(0) >> 20;
+    let kernel = read("/proc/sys/kernel/osrelease");
+    format!("{count} CPUs ({model}), {total} GiB, Linux {}.", kernel.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verdict_counts_what_is_wrong() {
+        let mut story = Story::new(1);
+        story.baseline = Some(Sample::default());
+        story.end = Some(Sample::default());
+        let cost = |lost| Cost { took_s: 1.0, lost, outside: 0, gap_ms: 5 };
+        story.faults.insert(Kind::Mux, vec![cost(1), cost(9), cost(3)]);
+        assert_eq!(story.problems(), 0);
+        assert!(story.text().contains("Nothing is wrong") && !story.text().contains("WRONG"));
+        assert!(
+            story.text().contains("| kill -9 of the mux | 3 | 1.0 | 1.0 | 3 | 9 | 0 | 0 | 5 | 5 |")
+        );
+        story.wrong(Check::Lost, "some".into());
+        assert_eq!(story.problems(), 1);
+        assert!(story.text().contains("outside vnets | WRONG |"));
+        story.end = None;
+        assert_eq!(story.problems(), 2);
+    }
+}
