@@ -123,13 +123,19 @@ fn a_guest_that_spins_has_its_quota_and_no_more() {
 
     node.apply(&spinner());
     std::thread::sleep(Duration::from_millis(500));
-    let spins = cores(&node, "vnets/spin/r1.g0/guest", || {});
-    let mut beside = (0, 0);
-    let router = cores(&node, "vnets/red/r1.g0/guest", || beside = passed(&node));
-    println!("beside one that spins, with {spins:.3} cores: {beside:?}, {router:.3}, {}", ping());
-    assert!((spins - SPINNER).abs() <= SHARE_ERROR_MAX, "{spins} cores, not {SPINNER}");
-    assert!(router <= ROUTER + SHARE_ERROR_MAX, "{router}");
+    let mut spins = 0.0;
+    eventually("it has its quota, where others leave it that", || {
+        spins = cores(&node, "vnets/spin/r1.g0/guest", || {});
+        assert!(spins <= SPINNER + SHARE_ERROR_MAX, "{spins} cores, not {SPINNER}");
+        spins >= SPINNER - SHARE_ERROR_MAX
+    });
     let kept = |now: u64, of: u64| now as f64 >= KEPT_MIN * of as f64;
-    assert!(kept(beside.0, beside.1), "the router beside one that spins: {beside:?}");
-    assert!(kept(beside.1, alone.1), "the mux beside one that spins: {beside:?}, {alone:?}");
+    eventually("router and mux do as much beside it, where others leave them their CPU", || {
+        let mut beside = (0, 0);
+        let router = cores(&node, "vnets/red/r1.g0/guest", || beside = passed(&node));
+        println!("beside one that spins, with {spins:.3} cores: {beside:?}, {router:.3} cores");
+        assert!(router <= ROUTER + SHARE_ERROR_MAX, "{router}");
+        kept(beside.0, beside.1) && kept(beside.1, alone.1)
+    });
+    println!("{}", ping());
 }

@@ -67,22 +67,34 @@ const STEPS: [(&str, &[u32]); 16] = [
 /// Longest wait for an `apply` or `delete` that something was killed in.
 const STEP_MAX: Duration = Duration::from_secs(15);
 
+/// How long strace takes to have all threads, if it does: one that is begun meanwhile may escape it.
+const SEIZE_MAX: Duration = Duration::from_secs(2);
+
 /// Kills pdpd, and what it starts, at their Nth of these calls.
 fn trap(node: &Node, calls: &str, at: u32) -> Background {
     let pid = node.pdpd_pid();
-    let mut strace = Command::new("strace");
-    strace.args(["-f", "-qq", "-o", "/dev/null", "-p", &pid.to_string()]);
-    strace.args(["-e", &format!("trace={calls}")]);
-    strace.args(["-e", &format!("inject={calls}:signal=KILL:when={at}")]);
-    let trap = Background::start(&mut strace);
-    eventually("strace has all threads of pdpd", || {
+    let has_all = || {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("pdpd runs");
         tasks.flatten().all(|task| {
             let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
             !status.contains("TracerPid:\t0\n")
         })
+    };
+    let mut found = None;
+    eventually("strace has all threads of pdpd", || {
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-qq", "-o", "/dev/null", "-p", &pid.to_string()]);
+        strace.args(["-e", &format!("trace={calls}")]);
+        strace.args(["-e", &format!("inject={calls}:signal=KILL:when={at}")]);
+        let trap = Background::start(&mut strace);
+        let end = Instant::now() + SEIZE_MAX;
+        while !has_all() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        found = has_all().then_some(trap);
+        found.is_some()
     });
-    trap
+    found.expect("a trap")
 }
 
 /// Runs `pdp` with the trap set; whether pdpd survived it. Then one runs without a trap.
