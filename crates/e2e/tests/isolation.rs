@@ -3,7 +3,8 @@
 //!
 //! All networks have the same names, MACs and addresses inside, and tunnels over one interface that
 //! differ in one thing. Each sends frames with a pattern of its own, and some that are made to be
-//! mistaken; captures run at every port. What frames of the mux alone do is crates/mux/tests/isolation.rs.
+//! mistaken; captures run at every port. The interface is attached by AF_XDP, and by packet sockets.
+//! What frames of the mux alone do is crates/mux/tests/isolation.rs.
 //! Machines outside are Linux's, so that none of our own code decides whose a frame is.
 
 use std::fs;
@@ -194,11 +195,12 @@ fn isolated(turn: usize) {
             net.outside
         ));
     }
-    node.apply(
-        "{apiVersion: pdp/v1, kind: Substrate, metadata: {name: node}, spec: {
-            mux: {cpus: \"0\", power: 0.3}, interfaces: {A: {device: extA}},
-            forwardingEngines: {fe1: {cpus: \"1\", capacity: 1}}}}",
-    );
+    let attach = ["af-xdp", "packet"][turn % 2];
+    node.apply(&format!(
+        "{{apiVersion: pdp/v1, kind: Substrate, metadata: {{name: node}}, spec: {{
+            mux: {{cpus: \"0\", power: 0.3}}, interfaces: {{A: {{device: extA, attach: {attach}}}}},
+            forwardingEngines: {{fe1: {{cpus: \"1\", capacity: 1}}}}}}}}"
+    ));
     for net in &nets {
         node.apply(&net.spec());
     }
