@@ -97,9 +97,12 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let node = Node::new()?;
     let down = step("taking it down", || {
-        // What a fault may have left without a daemon needs one to be taken down.
-        let started = if place::run().exists() { node.up(None) } else { Ok(()) };
-        run::remove(&node).or(started)
+        // A fault may have left it without a daemon, which takes it down. If there is none, that
+        // says so too.
+        if place::run().exists() {
+            let _ = node.up(None);
+        }
+        run::remove(&node)
     });
     if let Err(error) = down {
         story.wrong(Check::Down, format!("{error:#}"));
@@ -197,6 +200,7 @@ impl Soak<'_> {
         let mut bag = Bag::new(self.story.seed);
         let mut running = churn.start();
         while self.start.elapsed() < time || self.story.baseline.is_none() {
+            ensure!(!shell::interrupted(), "told to end");
             let fault = (!self.story.cycles.is_multiple_of(QUIET_ONE_OF)).then(|| bag.draw());
             self.cycle(fault)?;
             self.story.cycles += 1;

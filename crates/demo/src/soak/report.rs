@@ -151,7 +151,11 @@ impl Story {
         *text += "| verdict | |\n|---|---|\n";
         let verdict = self.verdict();
         for (what, differences) in &verdict {
-            let mark = if differences.is_empty() { "ok" } else { "WRONG" };
+            let mark = match (differences.is_empty(), &self.end) {
+                (true, Some(_)) => "ok",
+                (true, None) => "ok so far",
+                (false, _) => "WRONG",
+            };
             let _ = writeln!(text, "| {what} | {mark} |");
         }
         for (what, differences) in verdict.iter().filter(|(_, all)| !all.is_empty()) {
