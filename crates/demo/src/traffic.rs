@@ -33,8 +33,9 @@ const MAGIC: u32 = 0x5064_5031;
 /// How often the generator catches up with its rate.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How long a sink still reads once it is told to end: what is on its way arrives.
-const DRAIN: Duration = Duration::from_millis(500);
+/// How long a sink still reads once it is told to end: what is on its way arrives, on a machine that
+/// is busy too.
+const DRAIN: Duration = Duration::from_secs(2);
 
 /// Longest wait of a sink for one datagram before it looks whether to end.
 const READ_WAIT: Duration = Duration::from_millis(100);

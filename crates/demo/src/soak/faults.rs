@@ -119,6 +119,20 @@ impl Kind {
         }
     }
 
+    /// Whether it leaves forwarding alone, so that nothing may be lost.
+    pub fn is_harmless(self) -> bool {
+        matches!(
+            self,
+            Self::Daemon
+                | Self::Tap
+                | Self::Mirror
+                | Self::Scale
+                | Self::Vnet
+                | Self::Capture
+                | Self::Refused
+        )
+    }
+
     /// Programs of which one is killed or stopped.
     fn roles(self) -> &'static [&'static str] {
         match self {

@@ -205,7 +205,7 @@ mod tests {
         let mut v4 = vec![0, 7, 0, 1, 0, 0, 0, AFI_IPV4 as u8];
         v4.extend([0; 8]);
         // ORIGIN is passed over.
-        v4.extend(update(&[8, 10], &[0x40, 1, 1, 0], &[24, 192, 0, 2, 0]));
+        v4.extend(update(&[8, 10], &[0x40, 1, 1, 0], &[24, 192, 0, 2]));
         let mut v6 = vec![0, 1, 0x11, 0x70, 0, 0, 0, 1, 0, 0, 0, AFI_IPV6 as u8];
         v6.extend([0; 32]);
         let reach = [0x90, MP_REACH, 0, 11, 0, 2, UNICAST, 1, 9, 0, 32, 0x20, 1, 0xd, 0xb8];
