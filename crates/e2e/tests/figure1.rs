@@ -113,7 +113,7 @@ fn idles(demo: &Demo) {
     assert!(cores < IDLE_CORES_MAX, "{each:?}");
 
     let socket = format!("/run/pdp-{}/pdpd.sock", demo.name);
-    let line = format!("ping -c{BURST} -l64 -i0.002 -W9 10.0.20.1");
+    let line = format!("ping -c{BURST} -l64 -i0.002 -w60 10.0.20.1");
     let mut ping = Command::new(bin("pdp"));
     ping.args(["--socket", &socket, "exec", "red/h1", "--"]).args(line.split(' '));
     let output = ping.output().expect("pdp");

@@ -139,7 +139,7 @@ impl Bench {
 
     /// Pings of the good network, now.
     fn pings(&self) -> Background {
-        let command = format!("ping -c{PINGS} -i{PING_PAUSE} -W5 10.2.0.2");
+        let command = format!("ping -c{PINGS} -i{PING_PAUSE} -w60 10.2.0.2");
         let mut all = vec!["exec", "good/h1", "--"];
         all.extend(command.split(' '));
         Background::start(&mut self.node.pdp_command(&all))

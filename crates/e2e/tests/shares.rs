@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::frame::{NUMBER_AT, write_frame};
-use pdp_e2e::{Node, eventually, meter};
+use pdp_e2e::{Node, all_answered, eventually, meter};
 use serde_json::json;
 
 /// Quotas of the spinning guest and of the router's, cores.
@@ -113,8 +113,8 @@ fn a_guest_that_spins_has_its_quota_and_no_more() {
     node.apply(&substrate(&frames, PPS));
     eventually("frames pass", || node.json(&["stats"])["externals"]["b"]["numbered"] != json!(0));
     let ping = || {
-        let words = node.exec("red/h1", "ping -c200 -i0.01 -W5 10.0.3.1");
-        assert!(words.contains("200 received"), "{words}");
+        let words = node.exec("red/h1", "ping -c200 -i0.01 -w60 10.0.3.1");
+        assert!(all_answered(&words, 200), "{words}");
         words.lines().last().unwrap_or_default().to_owned()
     };
     let mut alone = (0, 0);
