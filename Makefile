@@ -46,7 +46,6 @@ test: deps
 	cargo test --workspace
 
 # Grows the corpora in crates/fuzz/corpus; crashes go to target/fuzz/crashes.
-MINUTES ?= 10
 fuzz: deps
 	MINUTES='$(MINUTES)' TARGET='$(TARGET)' scripts/fuzz
 
@@ -57,9 +56,8 @@ demo-down: build
 	target/release/pdp-demo down
 
 # How long, from when all is up; UPDATES: a file of BGP updates (MRT, gzip) to change routes by.
-MINUTES ?= 30
 soak: build
-	target/release/pdp-demo soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	target/release/pdp-demo soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) \
 	    $(if $(UPDATES),--updates '$(UPDATES)')
 
 # Beside it nothing else should run on this machine. It ends by itself in time; what would hang is
