@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 
 use crate::place;
-use crate::shell::{background, command, run, script, wait};
+use crate::shell::{LOOK_PAUSE, background, command, run, script, wait};
 use crate::table::Table;
 
 /// What turns off everything that makes frames larger than the wire's, or leaves checksums to a
@@ -19,6 +19,9 @@ const NO_OFFLOADS: &str = "tx off gso off tso off gro off";
 /// MTU inside a VXLAN tunnel and inside Ethernet in UDP, over 1500 bytes of IPv4.
 const VXLAN_MTU: u32 = 1450;
 const UDP_MTU: u32 = 1458;
+
+/// Longest wait for killed processes to be gone.
+const END_MAX: Duration = Duration::from_secs(20);
 
 /// How a machine's tunnel to the node is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -372,13 +375,27 @@ fn namespaces() -> Vec<String> {
 /// Ends every process in the demo's namespaces, and removes the namespaces and files.
 pub fn remove() -> Result<()> {
     let mut failed = Vec::new();
-    for netns in namespaces() {
-        let pids = run(None, &["ip", "netns", "pids", &netns]).unwrap_or_default();
+    let mut killed = Vec::new();
+    let netnss = namespaces();
+    for netns in &netnss {
+        let pids = run(None, &["ip", "netns", "pids", netns]).unwrap_or_default();
         for pid in pids.split_whitespace() {
             // It may have ended meanwhile.
             let _ = command(None, &["kill", "-9", pid]).output();
+            killed.push(pid.to_owned());
         }
-        if let Err(error) = run(None, &["ip", "netns", "delete", &netns]) {
+    }
+    // One with a full table takes a moment to end.
+    let end = Instant::now() + END_MAX;
+    while killed.iter().any(|pid| runs(pid)) && Instant::now() < end {
+        std::thread::sleep(LOOK_PAUSE);
+    }
+    killed.retain(|pid| runs(pid));
+    if !killed.is_empty() {
+        failed.push(format!("killed, but not gone after {END_MAX:?}: processes {killed:?}"));
+    }
+    for netns in &netnss {
+        if let Err(error) = run(None, &["ip", "netns", "delete", netns]) {
             failed.push(error.to_string());
         }
     }
@@ -386,4 +403,9 @@ pub fn remove() -> Result<()> {
         fs::remove_dir_all(place::outside())?;
     }
     if failed.is_empty() { Ok(()) } else { bail!("{}", failed.join("\n")) }
+}
+
+/// Whether a process still has its memory; one that has ended and waits for its parent has none.
+fn runs(pid: &str) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
 }

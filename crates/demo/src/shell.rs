@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Pause between two looks at something that is waited for.
-const LOOK_PAUSE: Duration = Duration::from_millis(200);
+pub const LOOK_PAUSE: Duration = Duration::from_millis(200);
 
 /// A command, to run in the network namespace `netns` where one is named. Mounts stay the
 /// machine's own, other than with `ip netns exec`: cgroups and BPF are needed.
