@@ -1,5 +1,5 @@
 //! Process 1 of a guest: puts files in place, starts the commands, starts again those that shall
-//! always run, reaps orphans, passes SIGTERM on.
+//! always run, and with them those that hang on them, reaps orphans, passes SIGTERM on.
 //!
 //! A forwarding guest ends with its last command and returns what that returned (128 and the
 //! signal, if one ended it); others stay until SIGTERM. Single-threaded. What it has to say goes
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -126,8 +126,17 @@ fn run(path: &Path) -> io::Result<ExitCode> {
         loop {
             match reap()? {
                 Reaped::Child(pid, status) => {
-                    if let Some(code) = services.iter_mut().find_map(|s| s.ended(pid, status)) {
+                    let mut ended = services
+                        .iter_mut()
+                        .enumerate()
+                        .filter_map(|(index, service)| Some((index, service.ended(pid, status)?)));
+                    if let Some((index, code)) = ended.next() {
                         last_code = code;
+                        let after = services[index + 1..].iter();
+                        let hang_on_it = |s: &&Service| s.command.restart == Restart::WithPrevious;
+                        if !stopping {
+                            after.take_while(hang_on_it).for_each(Service::kill);
+                        }
                     }
                 }
                 Reaped::NoneYet => break,
@@ -174,10 +183,17 @@ impl Service {
         Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
     }
 
+    /// Ends the command, with its process group, because of one before it.
+    fn kill(&self) {
+        let Phase::Running { pid, .. } = self.phase else { return };
+        eprintln!("pdp-init: {} (process {pid}) is started again with it", self.name());
+        let _ = killpg(pid, Signal::SIGKILL);
+    }
+
     fn after_end(&mut self, now: Instant) -> Phase {
         match self.command.restart {
             Restart::Never => Phase::Ended,
-            Restart::Always => {
+            Restart::Always | Restart::WithPrevious => {
                 let until = now + self.pause;
                 self.pause = (self.pause * 2).min(PAUSE_MAX);
                 Phase::Waiting { until }

@@ -170,6 +170,8 @@ pub enum Restart {
     Never,
     /// It is started again, after a pause that grows while it keeps ending.
     Always,
+    /// The same, and it is killed, with those after it that are of this kind, when the one before ends.
+    WithPrevious,
 }
 
 /// Limits of a cgroup.

@@ -192,6 +192,52 @@ fn frr_runs_in_a_control_guest() {
 }
 
 #[test]
+fn what_hangs_on_a_command_is_started_again_with_it() {
+    let fixture = Fixture::new();
+    let mut spec = fixture.spec(Profile::Control, &[]);
+    // Each with a child in its group, which must not stay either.
+    let named = |name: &str| format!("sleep 1000 & exec -a {name} sleep 1000");
+    let [alone, first, second, third] = ["alone", "first", "second", "third"].map(named);
+    spec.commands = [
+        command(&["bash", "-c", &alone], Restart::Always),
+        command(&["bash", "-c", &first], Restart::Always),
+        command(&["bash", "-c", &second], Restart::WithPrevious),
+        command(&["bash", "-c", &third], Restart::WithPrevious),
+    ]
+    .to_vec();
+    fixture.run(&spec);
+    let pids = || {
+        ["alone", "first", "second", "third"].map(|name| {
+            let found = fixture.exec(&spec, &format!("pgrep -fx '{name} 1000'"));
+            found.1.trim().parse::<u32>().ok()
+        })
+    };
+    let whole = |pids: &[Option<u32>]| pids.iter().all(Option::is_some);
+    eventually("all run", || whole(&pids()));
+    let at_first = pids();
+    let kill = |name: &str| fixture.exec(&spec, &format!("pkill -KILL -fx '{name} 1000'"));
+
+    kill("second");
+    let mut now = at_first;
+    eventually("the third, too, is another", || {
+        now = pids();
+        whole(&now) && now[2] != at_first[2] && now[3] != at_first[3]
+    });
+    assert_eq!(now[..2], at_first[..2], "those before it stay");
+
+    let before = now;
+    kill("first");
+    eventually("both after it are others", || {
+        now = pids();
+        whole(&now) && (1..4).all(|index| now[index] != before[index])
+    });
+    assert_eq!(now[0], before[0]);
+    // One child each, and those of the two that were killed by us.
+    let sleeps = fixture.exec(&spec, "pgrep -cfx 'sleep 1000'").1;
+    assert_eq!(sleeps.trim(), "6", "{sleeps}");
+}
+
+#[test]
 fn bird_runs_in_a_control_guest() {
     let fixture = Fixture::new();
     let mut spec = fixture.spec(Profile::Control, &[]);

@@ -4,7 +4,8 @@
 //! and completes all of them before the next. Nothing is allocated and no system call made for a
 //! packet; a batch costs at most the doorbell of a sleeping mux. A guest without work looks for
 //! some a bounded number of times and then sleeps until a doorbell or a descriptor of the program
-//! wakes it, so that it can share a core with the mux.
+//! wakes it, so that it can share a core with the mux. Where it has less than a core, it looks for no
+//! more than that leaves room for ([`Thrift`]).
 //!
 //! When the mux is gone, the program keeps its state and [`Program::tend`] goes on; what is
 //! received afterwards comes from a new mux.
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Buf, Client, ClientError, Link, Patience, Settings};
+use pdp_memif::{Buf, Client, ClientError, Link, Patience, Settings, Thrift};
 use pdp_wire::tag::{GuestDrop, Tag, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -46,6 +47,17 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// The longest sleep while the ring to the mux is full, which rings once it has taken half of it.
 const FULL_SLEEP: Duration = Duration::from_millis(1);
+
+/// How long a guest rests that has looked for work as much as it may: as long as a part of the ring
+/// ([`REST_RING`]) takes to fill, by the frames since its last rest, but no longer than this, nor than
+/// the ring takes to fill at [`REST_PPS`]. The kernel's timers may add 50 µs.
+const REST_MAX: Duration = Duration::from_micros(150);
+
+/// Of the ring, what is to come during a rest: one in so many.
+const REST_RING: u64 = 4;
+
+/// Frames a second that the ring has room for during any rest; the first after a pause can't know.
+const REST_PPS: u64 = 1_000_000;
 
 /// Frames in each of the two rings, unless said otherwise.
 const QUEUE_DEFAULT: u32 = 1024;
@@ -108,6 +120,10 @@ pub struct Guest {
     /// PDP_QUEUE of the environment, or 1024]
     #[arg(long)]
     pub queue: Option<u32>,
+    /// File that says how many cores the guest may use, which is looked at again and again [default:
+    /// PDP_QUOTA of the environment; without: one]
+    #[arg(long)]
+    pub quota: Option<PathBuf>,
 }
 
 /// The value of an environment variable, if it has one that can be read as that.
@@ -179,6 +195,19 @@ pub struct Runtime<P> {
     quiet_batches: u32,
     tend_at: Instant,
     control_at: Instant,
+    /// The file that says how many cores it may use.
+    quota: Option<PathBuf>,
+    thrift: Thrift,
+    /// Frames that are to come while it rests.
+    rest_frames: u64,
+    /// When it last did, nanoseconds since it began to run, and how many it had received.
+    rested: (u64, u64),
+}
+
+/// CPU time of all threads, nanoseconds.
+fn cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Runs a program on the trunk of `guest` until SIGTERM or SIGINT.
@@ -190,7 +219,9 @@ pub fn run<P: Program>(guest: &Guest, name: &str, program: P) -> Result<(), Erro
     let memif = guest.memif.clone().or_else(|| environment("PDP_MEMIF"));
     let memif = memif.unwrap_or_else(|| MEMIF.into());
     let queue = guest.queue.or_else(|| environment("PDP_QUEUE")).unwrap_or(QUEUE_DEFAULT);
-    Runtime::with_queue(&memif, name, queue, program)?.run(&stop)
+    let mut runtime = Runtime::with_queue(&memif, name, queue, program)?;
+    runtime.quota = guest.quota.clone().or_else(|| environment("PDP_QUOTA"));
+    runtime.run(&stop)
 }
 
 impl<P: Program> Runtime<P> {
@@ -219,6 +250,10 @@ impl<P: Program> Runtime<P> {
             quiet_batches: 0,
             tend_at: now,
             control_at: now,
+            quota: None,
+            thrift: Thrift::default(),
+            rest_frames: (1 << settings.ring_log2) / REST_RING,
+            rested: (0, 0),
         })
     }
 
@@ -240,10 +275,16 @@ impl<P: Program> Runtime<P> {
     /// Works until `stop` is set (and a signal or a second has gone by, if it sleeps).
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
         let (mut patience, start) = (Patience::default(), Instant::now());
+        let mut rested = false;
         while !stop.load(Ordering::Relaxed) {
             let work = self.round();
             let now_ns = || start.elapsed().as_nanos() as u64;
-            if patience.ends(work, || false, now_ns) || self.client.link() != Link::Up {
+            rested &= !work;
+            if !work && !rested && self.thrift.is_spent(now_ns(), cpu_ns) {
+                self.rest(now_ns());
+                patience.looked_away();
+                rested = true;
+            } else if patience.ends(work, || false, now_ns) || self.client.link() != Link::Up {
                 self.sleep()?;
                 patience.slept();
             }
@@ -291,6 +332,10 @@ impl<P: Program> Runtime<P> {
         }
         let interval = if after == Link::Up { CONTROL_INTERVAL } else { RECONNECT_INTERVAL };
         self.control_at = now + interval;
+        let words = self.quota.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+        if let Some(cores) = words.and_then(|words| words.trim().parse().ok()) {
+            self.thrift.allow(cores);
+        }
     }
 
     fn process(&mut self) -> bool {
@@ -366,6 +411,19 @@ impl<P: Program> Runtime<P> {
             self.quiet_batches = 0;
             self.client.ring();
         }
+    }
+
+    /// Lets frames gather, without being woken for them.
+    fn rest(&mut self, now_ns: u64) {
+        let since = (now_ns - self.rested.0, self.counters.received - self.rested.1);
+        self.rested = (now_ns, self.counters.received);
+        let enough = self.rest_frames.saturating_mul(since.0) / since.1.max(1);
+        let full = self.rest_frames * REST_RING * 1_000_000_000 / REST_PPS;
+        let mut time = Duration::from_nanos(enough.min(full)).min(REST_MAX);
+        if let Tended::Until(Some(until)) = self.tended {
+            time = time.min(until.saturating_duration_since(Instant::now()));
+        }
+        std::thread::sleep(time);
     }
 
     /// Waits for frames, for a descriptor of the program, or for the next thing due.

@@ -44,6 +44,7 @@ mod sender;
 mod seqpacket;
 mod server;
 pub mod sigbus;
+mod thrift;
 
 pub use client::{Buf, Client, ClientError, Link, Settings};
 pub use fault::Fault;
@@ -51,6 +52,7 @@ pub use patience::Patience;
 pub use receiver::Receiver;
 pub use sender::Sender;
 pub use server::{Closed, Connection, Control, Handshake, HandshakeError, Listener};
+pub use thrift::Thrift;
 
 /// Slots of a ring, as a power of two.
 pub const RING_LOG2_MAX: u8 = 14;

@@ -114,6 +114,11 @@ impl Patience {
         limit.limit_ns = limit.limit_ns.max(2 * looked_ns).min(limit.max_ns);
     }
 
+    /// It did something else, and has not looked.
+    pub fn looked_away(&mut self) {
+        self.look = None;
+    }
+
     /// It slept, or was about to.
     pub fn slept(&mut self) {
         // Without a look there was nothing to wait for, or no peer.

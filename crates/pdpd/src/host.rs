@@ -12,7 +12,7 @@ use pdp_container::{HelperSpec, Process, Runtime, State as GuestState};
 use pdp_net::tap::TapSpec;
 
 use crate::control::{self, ControlError, Mux, TapHelper};
-use crate::plan::{Directory, Places, TapHelperPlan};
+use crate::plan::{Directory, GuestPlan, Places, TapHelperPlan};
 use crate::state::{State, StateError};
 
 /// Longest wait for a helper or the mux to listen once it was started.
@@ -135,6 +135,13 @@ impl Host {
         chown(path, Some(directory.uid), Some(directory.gid))
             .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(directory.mode)))
             .map_err(failed("can't set owner and mode of", path))
+    }
+
+    /// Says to a forwarding guest how many cores it may use.
+    pub fn say_quota(&self, plan: &GuestPlan) -> Result<(), HostError> {
+        let Some(path) = &plan.quota else { return Ok(()) };
+        let cores = plan.container.limits.cpu_cores.unwrap_or(1.0);
+        write_file(path, format!("{cores}\n").as_bytes())
     }
 
     /// Starts a helper anew, whatever there is of it, and waits until it listens at `socket`.

@@ -91,6 +91,8 @@ fn main() -> anyhow::Result<()> {
         anyhow::bail!("pdpd needs root, for namespaces, cgroups and interfaces; use sudo");
     }
     let run = absolute(&arguments.run_dir)?;
+    // Guests read some of what is written.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     allow_descriptors()?;
     make_passable(Path::new("/"), &run)?;
     let log = run.join("pdpd.log");

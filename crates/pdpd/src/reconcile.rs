@@ -502,6 +502,7 @@ impl<'a> Reconciler<'a> {
         if made && runs && helper_runs {
             if thing.is_some_and(|thing| thing.detail != limits) {
                 host.runtime.update_limits(directory, &plan.container.limits)?;
+                host.say_quota(plan)?;
                 host.state.confirm(&journal, &plan.hash, &limits)?;
             }
             return Ok(Started::NOTHING);
@@ -512,6 +513,7 @@ impl<'a> Reconciler<'a> {
         for directory in &node.directories {
             host.make_directory(directory)?;
         }
+        host.say_quota(plan)?;
         let guest = host.runtime.create(&plan.container, &[])?;
         if let Some((taps, helper)) = &plan.taps {
             let made = host.make_taps(guest, taps)?;

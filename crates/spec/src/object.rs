@@ -415,6 +415,9 @@ pub struct Node {
     /// the one before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<Command>,
+    /// What is started again when a command ends.
+    #[serde(default)]
+    pub restart: Restart,
     /// Environment variables of the commands.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
@@ -554,6 +557,19 @@ impl Command {
             Self::Line(line) => shlex::split(line).unwrap_or_default(),
         }
     }
+}
+
+/// What is started again when a command ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Restart {
+    /// It alone.
+    #[default]
+    Each,
+    /// It and all after it, which are killed, whether they need it or not. For programs that do not say
+    /// again what an earlier one forgot: FRR's daemons do not give their routes to a new zebra, which
+    /// therefore comes before them.
+    Following,
 }
 
 /// Limits of a host or control guest.

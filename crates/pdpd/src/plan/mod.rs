@@ -249,6 +249,8 @@ pub struct GuestPlan {
     pub placement: Placement,
     /// For programs that work on TAPs: those, and who serves them.
     pub taps: Option<(Vec<TapSpec>, TapHelperPlan)>,
+    /// The file that says to a program on the runtime how many cores it may use.
+    pub quota: Option<PathBuf>,
 }
 
 /// A directory to be made.

@@ -37,6 +37,9 @@ const HELPER_ROUTE_BYTES: u64 = 512;
 const DEFAULT_V4: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
 const DEFAULT_V6: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0));
 
+/// File in a guest's `quota` directory with the cores that it may use.
+const QUOTA_FILE: &str = "cores";
+
 /// Where a forwarding guest finds what pdpd binds into it.
 pub const GUEST_RUN: &str = "/run/pdp";
 
@@ -89,6 +92,14 @@ impl NodePlanner<'_> {
                     gid: group,
                     mode,
                 });
+                if data_plane.attach() == Attach::Runtime {
+                    directories.push(Directory {
+                        path: guest.join("quota"),
+                        uid: 0,
+                        gid: self.vnet.uid + PROGRAM_UID,
+                        mode: 0o750,
+                    });
+                }
                 let plan = self.guest(&data_plane, number, placement);
                 if plan.taps.is_some() {
                     directories.push(Directory {
@@ -170,6 +181,10 @@ impl NodePlanner<'_> {
         let resources = &self.node.resources;
         let management = self.vnet.substrate.management_host.as_ref();
         let router = self.node.kind == NodeKind::Router;
+        let restart = match self.node.restart {
+            pdp_spec::Restart::Each => Restart::Always,
+            pdp_spec::Restart::Following => Restart::WithPrevious,
+        };
         GuestSpec {
             id: format!("{}.{}", dotless(self.vnet.name), self.name),
             dir: self.directory().join("control"),
@@ -185,7 +200,7 @@ impl NodePlanner<'_> {
                 .node
                 .commands
                 .iter()
-                .map(|command| Command { argv: command.words(), restart: Restart::Always })
+                .map(|command| Command { argv: command.words(), restart })
                 .collect(),
             env: self.node.env.clone(),
             sysctls: BTreeMap::new(),
@@ -325,6 +340,12 @@ impl NodePlanner<'_> {
         ]);
         if attach == Attach::Runtime {
             env.insert("PDP_QUEUE".into(), data_plane.queue.to_string());
+            env.insert("PDP_QUOTA".into(), format!("{GUEST_RUN}/quota/{QUOTA_FILE}"));
+            binds.push(Bind {
+                source: directory.join("quota"),
+                target: Path::new(GUEST_RUN).join("quota"),
+                writable: false,
+            });
         }
         let container = GuestSpec {
             id: format!("{}.{}.g{number}", dotless(self.vnet.name), self.name),
@@ -366,7 +387,8 @@ impl NodePlanner<'_> {
             taps.as_ref().map(|(taps, helper)| (tap_words(taps), helper.process.clone())),
         ));
         let mirrored = matches!(data_plane.program, Program::BuiltIn(BuiltIn::Router));
-        GuestPlan { container, hash, mirrored, placement: placement.clone(), taps }
+        let quota = (attach == Attach::Runtime).then(|| directory.join("quota").join(QUOTA_FILE));
+        GuestPlan { container, hash, mirrored, placement: placement.clone(), taps, quota }
     }
 
     /// Of the control side: a change of it makes the control guest, its TAPs and helpers anew.
