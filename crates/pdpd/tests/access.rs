@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 
 use fake::{EVENTUALLY, Server, TENANT, VIEWER, eventually};
 use pdp_api::client::{Client, Error};
-use pdp_api::{ApplyRequest, AuditEntry, AuditQuery, ProblemKind, Role, StatsQuery, TokenRequest};
+use pdp_api::{
+    ApplyRequest, AuditEntry, AuditQuery, GuestProcess, LogQuery, ProblemKind, Role, StatsQuery,
+    TokenRequest,
+};
 use pdpd::http::{CALLS_MAX, HANDSHAKE_TIME_MAX, HEAD_BYTES_MAX, TENANT_CALLS_MAX, openapi};
 use pdpd::state::State;
 
@@ -389,9 +392,30 @@ async fn over_tls_a_token_says_who_asks() {
             None => panic!("no exit code"),
         }
     }
-    // From the next request on a revoked token is none.
+    // From the next request on a revoked token is none, and what it has open ends.
+    let query = LogQuery { tail: None, follow: true };
+    let control = GuestProcess::Control;
+    let mut log = tenant.node_logs("acme.red", "r1", control, &query).await.unwrap();
+    let exec = pdp_api::exec::ExecRequest {
+        command: ["sleep", "1000"].map(String::from).to_vec(),
+        ..Default::default()
+    };
+    let mut connection = tenant.exec("acme.red", "r1", &exec).await.unwrap();
+    let ends = async |what: &str, end: &mut (dyn Future<Output = ()> + Unpin)| {
+        let ended = tokio::time::timeout(Duration::from_secs(20), end).await;
+        assert!(ended.is_ok(), "{what} goes on");
+    };
+    // Longer than it takes to look again.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let mut rest = Box::pin(async { while let Ok(Some(_)) = log.next().await {} });
+    let still = tokio::time::timeout(Duration::from_millis(200), &mut rest).await;
+    assert!(still.is_err(), "a log that is followed ended for nothing");
     server.guard.revoke_token(3).unwrap();
     assert_eq!(kind(tenant.vnets().await), ProblemKind::Unauthorized);
+    ends("a log that is followed", &mut rest).await;
+    let command =
+        async { while let Ok(Some(_)) = pdp_api::exec::read_frame(&mut connection).await {} };
+    ends("a command", &mut Box::pin(command)).await;
     let row = audited(&server).into_iter().find(|row| row.what.starts_with("DELETE")).unwrap();
     assert!(row.from.starts_with("127.0.0.1:"), "{row:?}");
 }

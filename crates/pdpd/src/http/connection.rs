@@ -91,7 +91,7 @@ impl Server {
         let credentials = stream.peer_cred().ok()?;
         let (uid, pid) = (credentials.uid(), credentials.pid().unwrap_or(0));
         let place = match is_operator(uid) {
-            true => Place { _permit: self.operators.clone().try_acquire_owned().ok()?, of: None },
+            true => self.operators_place()?,
             false => self.place(&self.users, Who::User(uid))?,
         };
         Some(Box::pin(self.serve(stream, Peer::Unix { uid, pid }, place)))
@@ -126,8 +126,12 @@ impl Server {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         peer: Peer,
     ) -> Option<Connection> {
-        let place = Place { _permit: self.operators.clone().try_acquire_owned().ok()?, of: None };
+        let place = self.operators_place()?;
         Some(Box::pin(self.serve(stream, peer, place)))
+    }
+
+    fn operators_place(&self) -> Option<Place> {
+        Some(Place { _permit: self.operators.clone().try_acquire_owned().ok()?, of: None })
     }
 
     fn place(&self, room: &Arc<Semaphore>, who: Who) -> Option<Place> {

@@ -105,14 +105,14 @@ impl Drop for Running {
     }
 }
 
-/// Carries a command's streams until it has ended or the client has gone.
+/// Carries a command's streams until it has ended, the client has gone, or [`Asked::over`] says so.
 async fn attend(api: Asked, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, mut run: Running) {
     let connection = tokio::select! {
         upgraded = upgrade => match upgraded {
             Ok(upgraded) => TokioIo::new(upgraded),
             Err(_) => return,
         },
-        () = api.api.stop() => return,
+        () = api.over() => return,
     };
     let (from_client, to_client) = tokio::io::split(connection);
     let (frames, queue) = mpsc::channel(FRAMES_MAX);
@@ -140,7 +140,7 @@ async fn attend(api: Asked, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, m
         status = run.child.wait() => status,
         _ = &mut reader => return,
         _ = &mut writer => return,
-        () = api.api.stop() => return,
+        () = api.over() => return,
     };
     ending.send_replace(true);
     let rest = async {
@@ -153,7 +153,7 @@ async fn attend(api: Asked, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, m
     tokio::select! {
         () = rest => {}
         _ = &mut reader => {}
-        () = api.api.stop() => {}
+        () = api.over() => {}
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
@@ -19,6 +19,9 @@ use super::{Api, CALLS_MAX, TENANT_CALLS_MAX};
 use crate::access::{Caller, Peer, Right, Scope, rule};
 use crate::audit::{self, Begun};
 use crate::state::access::now_ms;
+
+/// How often who is behind an answer that goes on is looked at again.
+const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 /// Room for calls and streams at a time, of the operators and viewers of the node or of one tenant.
 #[derive(Clone)]
@@ -59,8 +62,38 @@ pub struct Asked {
     pub api: Api,
     pub caller: Arc<Caller>,
     pub room: Room,
+    /// What it showed of itself: from where, and a token.
+    shown: Arc<(Peer, Option<String>)>,
     /// Its row in the audit log, where it may change something.
     pub begun: Option<Arc<Begun>>,
+}
+
+impl Asked {
+    /// Ends when an answer that goes on has to: the daemon stops, or who asked is not any more who it was,
+    /// by a token that was revoked or is over, or by another specification of tenants.
+    pub async fn over(&self) {
+        tokio::select! {
+            () = self.api.stop() => {}
+            () = self.unknown() => {}
+        }
+    }
+
+    async fn unknown(&self) {
+        loop {
+            tokio::time::sleep(KNOWN_FOR).await;
+            let this = self.clone();
+            let now = tokio::task::spawn_blocking(move || {
+                let (peer, token) = &*this.shown;
+                this.api.guard.identify(*peer, token.as_deref(), &this.api.daemon.tenants())
+            });
+            match now.await {
+                Ok(Ok(caller)) if caller == *self.caller => {}
+                // The state can't be read: nobody was refused.
+                Ok(Err((_, problem))) if problem.kind == ProblemKind::Internal => {}
+                _ => return,
+            }
+        }
+    }
 }
 
 impl FromRequestParts<Api> for Asked {
@@ -128,7 +161,8 @@ impl Pass<'_> {
         let peer = parts.extensions.get::<Peer>().copied();
         let peer = peer.ok_or_else(|| Problem::internal("a request from nowhere"))?;
         self.row.from = peer.to_string();
-        let caller = self.identify(peer, &parts.headers).await?;
+        let shown = Arc::new((peer, token_of(&parts.headers)));
+        let caller = self.identify(shown.clone()).await?;
         self.row.who = caller.who.clone();
         self.row.role = Some(caller.role);
         self.row.tenant = caller.scope.tenant().map(str::to_owned);
@@ -144,22 +178,12 @@ impl Pass<'_> {
             false => None,
         };
         let room = self.api.rooms.of(&caller.scope);
-        Ok(Asked { api: self.api.clone(), caller: Arc::new(caller), room, begun })
+        Ok(Asked { api: self.api.clone(), caller: Arc::new(caller), room, shown, begun })
     }
 
-    async fn identify(&mut self, peer: Peer, headers: &HeaderMap) -> Result<Caller, Problem> {
-        let token = headers.get(AUTHORIZATION).map(|value| {
-            let text = value.to_str().unwrap_or("");
-            let (scheme, token) = text.split_once(' ').unwrap_or(("", ""));
-            // RFC 9110 section 11.1: the scheme in any case.
-            if scheme.eq_ignore_ascii_case("bearer") {
-                token.trim().to_owned()
-            } else {
-                String::new()
-            }
-        });
+    async fn identify(&mut self, shown: Arc<(Peer, Option<String>)>) -> Result<Caller, Problem> {
         let (guard, daemon) = (self.api.guard.clone(), self.api.daemon.clone());
-        let identify = move || guard.identify(peer, token.as_deref(), &daemon.tenants());
+        let identify = move || guard.identify(shown.0, shown.1.as_deref(), &daemon.tenants());
         match tokio::task::spawn_blocking(identify).await.map_err(panicked)? {
             Ok(caller) => Ok(caller),
             Err((who, problem)) => {
@@ -181,6 +205,15 @@ impl Pass<'_> {
         let row = AuditEntry { status: Some(status), error, duration_us, ..self.row.clone() };
         self.api.audit.note(AuditEntry { changes: false, ..row }).await;
     }
+}
+
+/// The token of a request; an empty one where there is a credential of another kind.
+fn token_of(headers: &HeaderMap) -> Option<String> {
+    let text = headers.get(AUTHORIZATION)?.to_str().unwrap_or("");
+    let (scheme, token) = text.split_once(' ').unwrap_or(("", ""));
+    // RFC 9110 section 11.1: the scheme in any case.
+    let is_token = scheme.eq_ignore_ascii_case("bearer");
+    Some(if is_token { token.trim().to_owned() } else { String::new() })
 }
 
 /// The vnet that a path names.

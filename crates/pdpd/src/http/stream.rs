@@ -60,15 +60,15 @@ fn body<E: Into<axum::BoxError> + 'static>(
     (headers, Body::from_stream(bytes)).into_response()
 }
 
-/// A stream that ends when the daemon stops, and holds its permit until then.
+/// A stream that ends as [`Asked::over`] says, and holds its permit until then.
 fn bounded<T: 'static>(
     api: &Asked,
     permit: OwnedSemaphorePermit,
     stream: impl Stream<Item = T> + Send + 'static,
 ) -> impl Stream<Item = T> + Send + 'static {
-    let api = api.api.clone();
-    let stop = async move { api.stop().await };
-    stream.take_until(Box::pin(stop)).map(move |item| {
+    let api = api.clone();
+    let over = async move { api.over().await };
+    stream.take_until(Box::pin(over)).map(move |item| {
         let _held = &permit;
         item
     })
