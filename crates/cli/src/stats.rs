@@ -13,6 +13,7 @@ use crate::args::{self, Format};
 use crate::failure::Failure;
 use crate::output::{print, section, table, write};
 use crate::show::bits;
+use crate::watch::until_interrupted;
 
 /// Time between the two samples of `--rates`.
 const RATES_PAUSE: Duration = Duration::from_secs(1);
@@ -45,27 +46,24 @@ pub async fn stats(client: &Client, args: args::Stats) -> Result<ExitCode, Failu
     let Some(pause) = args.watch.or(once) else {
         return print(args.format, &Sample { stats: last, rates: None }, text);
     };
-    loop {
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted?;
+    until_interrupted(async {
+        loop {
+            tokio::time::sleep(pause).await;
+            let stats = client.stats(&query).await?;
+            if args.cycles {
+                show(args.format, args.watch.is_some(), &cycles(&last, &stats), cycles_text)?;
+                last = stats;
+            } else {
+                let sample = Sample { rates: Some(rates(&last, &stats)), stats };
+                show(args.format, args.watch.is_some(), &sample, text)?;
+                last = sample.stats;
+            }
+            if args.watch.is_none() {
                 return Ok(ExitCode::SUCCESS);
             }
         }
-        let stats = client.stats(&query).await?;
-        if args.cycles {
-            show(args.format, args.watch.is_some(), &cycles(&last, &stats), cycles_text)?;
-            last = stats;
-        } else {
-            let sample = Sample { rates: Some(rates(&last, &stats)), stats };
-            show(args.format, args.watch.is_some(), &sample, text)?;
-            last = sample.stats;
-        }
-        if args.watch.is_none() {
-            return Ok(ExitCode::SUCCESS);
-        }
-    }
+    })
+    .await
 }
 
 /// Prints one sample; `again`: of several.

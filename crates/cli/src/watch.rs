@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use pdp_api::client::{Client, Stream};
 use pdp_api::{CaptureQuery, GuestProcess, LogQuery, NodeProcess, TraceRequest};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Capture, Helper, Logs, Trace};
 use crate::failure::Failure;
@@ -58,19 +59,26 @@ pub async fn capture(client: &Client, args: Capture) -> Result<ExitCode, Failure
 
 /// Writes a stream out as it comes; an interrupt ends it well.
 async fn copy(mut stream: Stream, mut to: impl Write) -> Result<ExitCode, Failure> {
-    loop {
-        let bytes = tokio::select! {
-            bytes = stream.next() => bytes?,
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted?;
-                None
-            }
-        };
-        let Some(bytes) = bytes else { break };
-        to.write_all(&bytes)?;
-        to.flush()?;
+    until_interrupted(async {
+        while let Some(bytes) = stream.next().await? {
+            to.write_all(&bytes)?;
+            to.flush()?;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+    .await
+}
+
+/// Does `work` until it ends or an interrupt (Ctrl-C) ends it well, wherever it waits. What listens is there
+/// from start to end: an interrupt is not missed between two waits.
+pub async fn until_interrupted(
+    work: impl Future<Output = Result<ExitCode, Failure>>,
+) -> Result<ExitCode, Failure> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        ended = work => ended,
+        _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 pub async fn trace(client: &Client, args: Trace) -> Result<ExitCode, Failure> {
@@ -85,4 +93,26 @@ pub async fn trace(client: &Client, args: Trace) -> Result<ExitCode, Failure> {
         });
         output::table(["AT µs", "STAGE", "DETAIL"], rows.collect())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use nix::sys::signal::{Signal, raise};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_interrupt_between_two_waits_is_not_missed() {
+        let work = async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            raise(Signal::SIGINT).unwrap();
+            loop {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(20), until_interrupted(work)).await;
+        assert_eq!(ended.unwrap().ok(), Some(ExitCode::SUCCESS));
+    }
 }
