@@ -30,9 +30,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod counters;
 pub mod frame;
 pub mod meter;
-pub mod ospf;
+pub mod routing;
+pub mod specs;
 
 use std::fmt::Write as _;
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
 //! Who holds what: kill -9 of each process, and what goes on meanwhile.
 
-use pdp_e2e::{Background, Node, all_answered, eventually, kill, ospf};
+use pdp_e2e::{Background, Node, all_answered, eventually, kill, routing};
 use serde_json::Value;
 
 const SUBSTRATE: &str = r#"
@@ -15,7 +15,7 @@ spec:
 "#;
 
 fn spec() -> String {
-    SUBSTRATE.to_owned() + &ospf::vnet("red", 20)
+    SUBSTRATE.to_owned() + &routing::vnet("red", 20)
 }
 
 fn reaches(node: &Node) -> bool {
@@ -45,8 +45,8 @@ fn every_process_may_die() {
     node.apply(&spec());
     eventually("OSPF has its routes and h1 reaches h2", || reaches(&node));
     eventually("everything runs", || is_running(&node));
-    let changes = ospf::changes(&node, "red/r1");
-    assert!(changes > 0, "OSPF has a neighbour");
+    eventually("BGP has its session", || routing::has_session(&node, "red/r1"));
+    let changes = routing::changes(&node, "red/r1");
 
     // pdpd: forwarding and route updates go on without it.
     let before = r1(&node);
@@ -127,7 +127,33 @@ fn every_process_may_die() {
             && reaches(&node)
     });
     assert_eq!(pid(&r1(&node)["control"]), Some(router), "no control guest was touched");
-    assert_eq!(ospf::changes(&node, "red/r1"), changes, "no adjacency was lost in all this");
+    assert_eq!(routing::changes(&node, "red/r1"), changes, "no adjacency was lost in all this");
+
+    // zebra: those that gave it routes are started with it, and give them to the new one.
+    let daemon = |name: &str| {
+        let found = node.try_exec("red/r1", &format!("pgrep -x {name}"));
+        found.ok().and_then(|pid| pid.trim().parse::<u32>().ok())
+    };
+    let daemons = || ["zebra", "ospfd", "bgpd"].map(daemon);
+    let were = daemons();
+    node.exec("red/r1", "pkill -KILL -x zebra");
+    eventually("all daemons are others, and zebra has OSPF's route", || {
+        let route = routing::vtysh(&node, "red/r1", "show ip route 10.2.0.0/24 json");
+        let is_ospf = route.is_ok_and(|it| it["10.2.0.0/24"][0]["protocol"] == "ospf");
+        let are = daemons();
+        // r2 has the way back as soon as it knows the new ospfd.
+        is_ospf
+            && are.iter().zip(&were).all(|(is, was)| is.is_some() && is != was)
+            && reaches(&node)
+    });
+    // ospfd, which comes after zebra: zebra stays.
+    let were = daemons();
+    node.exec("red/r1", "pkill -KILL -x ospfd");
+    eventually("ospfd and bgpd are others", || {
+        let are = daemons();
+        assert_eq!(are[0], were[0]);
+        are[1..].iter().zip(&were[1..]).all(|(is, was)| is.is_some() && is != was)
+    });
 
     // A control guest: the same spec again.
     kill(router);

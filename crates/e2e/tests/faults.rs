@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use pdp_e2e::specs::two_hosts;
 use pdp_e2e::{Background, Node, eventually, kill, sh};
 use serde_json::Value;
 
@@ -21,30 +22,7 @@ spec:
 
 /// Two guests, so that one goes on when the other dies.
 fn vnet(name: &str) -> String {
-    format!(
-        r#"
-apiVersion: pdp/v1
-kind: VirtualNetwork
-metadata: {{name: {name}}}
-spec:
-  nodes:
-    r1:
-      kind: router
-      interfaces:
-        eth0: {{addresses: [10.1.0.1/24]}}
-        eth1: {{addresses: [10.2.0.1/24]}}
-      dataPlane: {{power: 0.2, guests: 2, distribution: {{policy: round-robin}}}}
-    h1:
-      kind: host
-      interfaces: {{eth0: {{addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}}}
-    h2:
-      kind: host
-      interfaces: {{eth0: {{addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}}}
-  links:
-    - endpoints: ["r1:eth0", "h1:eth0"]
-    - endpoints: ["r1:eth1", "h2:eth0"]
-"#
-    )
+    two_hosts(name, "{power: 0.2, guests: 2, distribution: {policy: round-robin}}")
 }
 
 /// Pause between two pings, and how many there are in a measurement of a gap.

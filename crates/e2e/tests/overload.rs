@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pdp_e2e::frame::{NUMBER_AT, write_frame, write_frame_to};
-use pdp_e2e::{Background, Node, all_answered, eventually, ospf};
+use pdp_e2e::{Background, Node, all_answered, eventually, routing};
 use serde_json::Value;
 
 /// How long each flood goes on: longer than an adjacency lives without hellos.
@@ -24,6 +24,10 @@ const PING_PAUSE: &str = "0.004";
 /// What must come out at any load, of the most that came out at one; a machine that others share is not
 /// steady.
 const PEAK_SHARE_MIN: f64 = 0.6;
+
+/// A load up to this part of the peak must come whole, but for what a machine that others share takes.
+const LITTLE_OF_PEAK: f64 = 0.3;
+const LITTLE_SHARE_MIN: f64 = 0.9;
 
 /// Frames a second to a control guest and interface by each limit of punts; how much more may pass by
 /// bursts, and by other classes; and how many pass at least on a machine that has much else to do.
@@ -109,7 +113,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// The good network with OSPF, and those that flood, quiet yet.
+    /// The good network with OSPF and BGP, and those that flood, quiet yet.
     fn start() -> Self {
         let mut node = Node::start("overload");
         let outside = node.machine("mA", "extA");
@@ -124,7 +128,7 @@ impl Bench {
         write_frame_to(&to_router, [10, 0, 1, 1]).expect("a file");
         let bench = Self { node, outside, through, to_router };
         bench.offer([1, 1]);
-        for vnet in [ospf::vnet("good", DEAD_S), flooded("a", "a"), flooded("b", "b")] {
+        for vnet in [routing::vnet("good", DEAD_S), flooded("a", "a"), flooded("b", "b")] {
             bench.node.apply(&vnet);
         }
         bench.node.apply(OUTSIDE);
@@ -136,6 +140,7 @@ impl Bench {
         eventually("OSPF has its routes", || {
             bench.node.try_exec("good/h1", "ping -c1 -W1 10.2.0.2").is_ok()
         });
+        eventually("BGP has its session", || routing::has_session(&bench.node, "good/r1"));
         eventually("the outside reaches h1", || {
             bench.outside.try_run("ping -c1 -W1 10.0.2.2").is_ok()
         });
@@ -167,8 +172,7 @@ impl Bench {
 
     /// Sees to it that the good network has what it asks for while `what` floods.
     fn good_is_well(&self, what: &str) {
-        let changes = ospf::changes(&self.node, "good/r1");
-        assert!(changes > 0, "OSPF has a neighbour");
+        let changes = routing::changes(&self.node, "good/r1");
         let line = format!("ping -c{PINGS} -i{PING_PAUSE} -w60 10.2.0.2");
         let since = Instant::now();
         let words = self.node.exec("good/h1", &line);
@@ -177,7 +181,8 @@ impl Bench {
         println!("{what}: {lost}; {times}");
         assert!(all_answered(&words, PINGS), "{what}: {words}");
         assert!(since.elapsed() >= FLOOD, "the flood is as long as that");
-        assert_eq!(ospf::changes(&self.node, "good/r1"), changes, "{what}: an adjacency was lost");
+        let now = routing::changes(&self.node, "good/r1");
+        assert_eq!(now, changes, "{what}: an adjacency or a session was lost");
     }
 }
 
@@ -194,6 +199,14 @@ fn what_comes_out_stays_at_the_peak_and_the_others_lose_nothing() {
     let peak = rates.iter().copied().fold(0.0, f64::max);
     assert!(rates[0] > 10_000.0, "the way is there: {rates:?}");
     assert!(rates[3] >= PEAK_SHARE_MIN * peak, "{rates:?}");
+    for (load, rate) in loads.into_iter().zip(rates) {
+        let is_little = load > 0 && load as f64 <= LITTLE_OF_PEAK * peak;
+        if is_little && rate < LITTLE_SHARE_MIN * load as f64 {
+            eventually("what is far below the peak comes whole", || {
+                bench.rate(load) >= LITTLE_SHARE_MIN * load as f64
+            });
+        }
+    }
 
     bench.offer([0, 1]);
     bench.good_is_well("one network by a generator");

@@ -162,4 +162,16 @@ fn guests_come_and_go_without_loss() {
     let refused = node.try_pdp(&["scale", "red/r1", "4"]).expect_err("1.2 of 1 core");
     assert!(refused.to_string().contains("power 1.2 exceeds"), "{refused}");
     assert_eq!(completed(&node).len(), 1);
+
+    // A guest is told what it has, and keeps running when that changes.
+    let cgroup = format!("{}/vnets/red/r1.g0/guest\n", node.cgroup());
+    let told = || {
+        let pids = meter::processes("cgroup", &cgroup);
+        let file = format!("/proc/{}/root/run/pdp/quota/cores", pids[0]);
+        (pids, std::fs::read_to_string(file).expect("its quota"))
+    };
+    let (pids, quota) = told();
+    assert_eq!(quota, "0.3\n");
+    node.pdp(&["scale", "red/r1", "1", "--power", "0.2"]);
+    assert_eq!(told(), (pids, "0.2\n".to_owned()));
 }

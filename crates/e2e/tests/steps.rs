@@ -9,6 +9,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use pdp_e2e::specs::two_hosts;
 use pdp_e2e::{Background, Node, eventually};
 
 const SUBSTRATE: &str = r#"
@@ -18,29 +19,6 @@ metadata: {name: node}
 spec:
   mux: {cpus: "0", power: 0.5}
   forwardingEngines: {fe1: {cpus: "1", capacity: 1}}
-"#;
-
-const VNET: &str = r#"
-apiVersion: pdp/v1
-kind: VirtualNetwork
-metadata: {name: red}
-spec:
-  nodes:
-    r1:
-      kind: router
-      interfaces:
-        eth0: {addresses: [10.1.0.1/24]}
-        eth1: {addresses: [10.2.0.1/24]}
-      dataPlane: {power: 0.2}
-    h1:
-      kind: host
-      interfaces: {eth0: {addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}
-    h2:
-      kind: host
-      interfaces: {eth0: {addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}
-  links:
-    - endpoints: ["r1:eth0", "h1:eth0"]
-    - endpoints: ["r1:eth1", "h2:eth0"]
 "#;
 
 /// Calls at which to kill, and at which of them: all of those that are made a few times (the
@@ -120,8 +98,9 @@ fn under(node: &mut Node, calls: &str, at: u32, arguments: &[&str]) -> bool {
 fn a_crash_at_any_step_is_made_good() {
     let mut node = Node::start("steps");
     node.apply(SUBSTRATE);
+    let vnet = two_hosts("red", "{power: 0.2}");
     let file = node.directory.join("red.yaml");
-    fs::write(&file, VNET).expect("spec");
+    fs::write(&file, &vnet).expect("spec");
     let file = file.to_str().expect("a path").to_owned();
     let apply = ["apply", "-f", &file];
     let mut deaths = [0, 0];
@@ -131,7 +110,7 @@ fn a_crash_at_any_step_is_made_good() {
         delete(&node, &format!("killed at {calls} {at} of apply"));
 
         deaths[0] += usize::from(!under(&mut node, calls, at, &apply));
-        if let Err(error) = node.try_apply(VNET) {
+        if let Err(error) = node.try_apply(&vnet) {
             panic!("killed at {calls} {at}, and apply: {error}\n{}", node.log());
         }
         eventually(&format!("h1 reaches h2, killed at {calls} {at} of apply"), || {

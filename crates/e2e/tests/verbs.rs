@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Instant;
 
+use pdp_e2e::counters::missing;
 use pdp_e2e::{Background, EVENTUALLY_MAX, Node, bin, eventually, run, sh};
 use serde_json::Value;
 
@@ -187,26 +188,6 @@ fn carrier(node: &Node, port: &str) -> bool {
     let (name, interface) = port.split_once(':').expect("NODE:PORT");
     let words = node.exec(&format!("red/{name}"), &format!("ip -o link show {interface}"));
     words.contains("LOWER_UP") && !words.contains("NO-CARRIER")
-}
-
-/// What did not leave the books: by node, what came less what became of it.
-fn missing(stats: &Value) -> Vec<(String, i64)> {
-    let nodes = stats["vnets"]["red"]["nodes"].as_object().expect("nodes");
-    let count = |value: &Value| value.as_i64().unwrap_or_else(|| panic!("a counter: {stats}"));
-    let sum_of = |node: &Value| -> i64 {
-        let ports = node["ports"].as_object().expect("ports").values().map(|port| {
-            let dropped = port["dropped"].as_object().expect("reasons");
-            let dropped: i64 = dropped.values().map(count).sum();
-            count(&port["received"]) + count(&port["made"])
-                - count(&port["sent"])
-                - count(&port["punted"])
-                - count(&port["consumed"])
-                - dropped
-        });
-        ports.sum::<i64>() - count(&node["inFlight"])
-    };
-    let all = nodes.iter().map(|(name, node)| (name.clone(), sum_of(node)));
-    all.filter(|(_, missing)| *missing != 0).collect()
 }
 
 #[test]

@@ -178,6 +178,7 @@ fn routes_beyond_the_limit_are_counted_and_come_when_there_is_room() {
     eventually("refused routes", || mirror.status().routes_refused >= 50);
     let status = mirror.status();
     assert_eq!(status.routes_v4 + status.routes_v6, 100, "{status:?}");
+    eventually("the guest has the rest", || guest.state().routes.len() >= 100);
     assert_eq!(guest.state().routes.len(), 100);
     netns.batch(&many("del", 90, ""));
     eventually("room for all", || mirror.status().routes_refused == 0);

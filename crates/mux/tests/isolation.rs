@@ -24,7 +24,6 @@ use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, PATH_FRAMES, Path as SocketPath};
 use pdp_mux::packets::Packets;
-use pdp_mux::peer::Link;
 use pdp_mux::underlay::NextHop;
 use pdp_mux::vnet::{Vnet as Live, Who};
 use pdp_mux::wake::Wake;
@@ -347,22 +346,9 @@ impl World {
         who: Who,
         attach: Attach,
     ) {
+        // The interfaces of a guest are at one path, one after the other.
         let _ = std::fs::remove_file(path);
-        let listener = pdp_memif::Listener::bind(path).unwrap();
-        let mut peer = Peer::new(path, interface);
-        let (mut handshake, mut connection) = (None, None);
-        eventually("connected", || {
-            peer.client.poll();
-            if handshake.is_none() {
-                handshake = listener.accept().unwrap();
-            }
-            if let (Some(handshake), None) = (&mut handshake, &connection) {
-                connection = handshake.poll(|_| true).unwrap();
-            }
-            peer.is_up() && connection.is_some()
-        });
-        let pdp_memif::Connection { tx, rx, control, .. } = connection.unwrap();
-        let link = Link::new(tx, rx, 1 + self.inside.len() as u64);
+        let (peer, link, control) = pair(path, interface, 1 + self.inside.len() as u64);
         let slot = (vnet / WORKERS) as u16;
         let attached = self.workers[vnet % WORKERS]
             .change(slot, |vnet, core| vnet.attach(node, who, interface, link, core));

@@ -125,7 +125,8 @@ fn who_connects_without_end_waits() {
     let path = &vnet.nodes[0].router.as_ref().unwrap().guests[0].socket;
     let address = SocketAddrUnix::new(path.as_path()).unwrap();
     let (since, mut greeted) = (Instant::now(), 0);
-    while since.elapsed() < Duration::from_secs(2) {
+    // On a machine that has much else to do it takes longer until so many were greeted.
+    while since.elapsed() < Duration::from_secs(2) || greeted < 32 && since.elapsed() < PATIENCE {
         let flags = SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         if connect(&socket, &address).is_ok() {
@@ -135,7 +136,8 @@ fn who_connects_without_end_waits() {
         }
     }
     // 32 at once and 10 a second; of those that wait most have left again.
-    assert!((32..=60).contains(&greeted), "{greeted} in 2 s");
+    let most = 40 + 10 * since.elapsed().as_secs() as usize;
+    assert!((32..=most).contains(&greeted), "{greeted} in {:?}", since.elapsed());
     // Who comes after it is served, if late, and others all the time.
     let mut other = Peer::tap_of(&vnet.nodes[1]);
     assert!(other.is_up());

@@ -14,7 +14,7 @@ use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
 use pdp_mux::packets::Packets;
-use pdp_mux::peer::{Alarm, Link};
+use pdp_mux::peer::Alarm;
 use pdp_mux::underlay::NextHop;
 use pdp_mux::vnet::Vnet as Live;
 use pdp_mux::wake::Wake;
@@ -127,7 +127,7 @@ impl Bench {
     }
 
     fn connect_to(&mut self, slot: u16, path: &Path, node: &str) -> Peer {
-        let (tap, link, control) = pair(path);
+        let (tap, link, control) = pair(path, 0, 1);
         self._controls.push(control);
         let who = pdp_mux::vnet::Who::Tap;
         let attached =
@@ -151,26 +151,6 @@ impl Bench {
     fn free(&self) -> [usize; 2] {
         [0, 1].map(|at: usize| self.workers[at].core.packets.free())
     }
-}
-
-/// Both ends of a connection.
-fn pair(path: &Path) -> (Peer, Link, pdp_memif::Control) {
-    let listener = pdp_memif::Listener::bind(path).unwrap();
-    let mut tap = Peer::new(path, 0);
-    let mut handshake = None;
-    let mut connection = None;
-    eventually("connected", || {
-        tap.client.poll();
-        if handshake.is_none() {
-            handshake = listener.accept().unwrap();
-        }
-        if let (Some(handshake), None) = (&mut handshake, &connection) {
-            connection = handshake.poll(|_| true).unwrap();
-        }
-        tap.is_up() && connection.is_some()
-    });
-    let pdp_memif::Connection { tx, rx, control, .. } = connection.unwrap();
-    (tap, Link::new(tx, rx, 1), control)
 }
 
 #[test]
@@ -313,7 +293,7 @@ fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
 #[test]
 fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
     let root = tempfile::tempdir().unwrap();
-    let (mut peer, mut link, _control) = pair(&root.path().join("memif.sock"));
+    let (mut peer, mut link, _control) = pair(&root.path().join("memif.sock"), 0, 1);
     link.tx.ring_once_a_sleep();
     let rings = |peer: &Peer| {
         let mut fds = [PollFd::new(&peer.client, PollFlags::IN)];
@@ -361,7 +341,7 @@ fn sleepers_are_woken_at_a_bounded_rate() {
     const SLEEPERS: usize = 20;
     let root = tempfile::tempdir().unwrap();
     let mut pairs: Vec<_> =
-        (0..SLEEPERS).map(|number| pair(&root.path().join(number.to_string()))).collect();
+        (0..SLEEPERS).map(|number| pair(&root.path().join(number.to_string()), 0, 1)).collect();
     let mut alarm = Alarm::default();
     let mut rounds_ns = vec![];
     for (peer, link, _) in &mut pairs {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pdp_memif::{Client, Link, Settings as MemifSettings};
 use pdp_mux::control::{Mux, Settings};
+use pdp_mux::peer::Link as MuxLink;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{Tag, Verdict};
 
@@ -233,4 +234,23 @@ impl Peer {
 /// The completion that sends the frame out.
 pub fn out(vport: u8, trace: u8) -> Tag {
     Tag { verdict: Verdict::Out, vport, last: true, trace }
+}
+
+/// Both ends of a connection to an interface at `path`, where nobody listens yet; `epoch` is its number.
+pub fn pair(path: &Path, interface: u32, epoch: u64) -> (Peer, MuxLink, pdp_memif::Control) {
+    let listener = pdp_memif::Listener::bind(path).unwrap();
+    let mut peer = Peer::new(path, interface);
+    let (mut handshake, mut connection) = (None, None);
+    eventually("connected", || {
+        peer.client.poll();
+        if handshake.is_none() {
+            handshake = listener.accept().unwrap();
+        }
+        if let (Some(handshake), None) = (&mut handshake, &connection) {
+            connection = handshake.poll(|_| true).unwrap();
+        }
+        peer.is_up() && connection.is_some()
+    });
+    let pdp_memif::Connection { tx, rx, control, .. } = connection.unwrap();
+    (peer, MuxLink::new(tx, rx, epoch), control)
 }

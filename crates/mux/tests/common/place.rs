@@ -236,7 +236,10 @@ pub fn wires(vnets: &[&Vnet], stop: Arc<AtomicBool>) -> JoinHandle<()> {
             for guest in &mut guests {
                 guest.is_up();
                 for (tag, bytes) in guest.receive() {
-                    guest.send(out(1 - tag.vport, tag.trace), &bytes);
+                    let tag = out(1 - tag.vport, tag.trace);
+                    while !guest.send(tag, &bytes) && !stop.load(Ordering::Relaxed) {
+                        std::thread::yield_now();
+                    }
                 }
             }
             std::thread::sleep(std::time::Duration::from_micros(200));

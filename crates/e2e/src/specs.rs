@@ -1,0 +1,29 @@
+//! Specs that several tests have in common.
+
+/// h1 - r1 - h2, 10.1.0.2 and 10.2.0.2, with this data plane of r1 (YAML).
+pub fn two_hosts(name: &str, data_plane: &str) -> String {
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [10.1.0.1/24]}}
+        eth1: {{addresses: [10.2.0.1/24]}}
+      dataPlane: {data_plane}
+    h1:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}}}
+    h2:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h2:eth0"]
+"#
+    )
+}
