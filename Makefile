@@ -42,7 +42,8 @@ build: deps
 
 # End-to-end tests run the binaries of the same profile.
 test: deps
-	cargo build --workspace --bins
+	@# In one go: without tests other features of libraries are asked for, and all were built twice.
+	cargo build --workspace --bins --tests --examples
 	cargo test --workspace
 
 # Grows the corpora in crates/fuzz/corpus; crashes go to target/fuzz/crashes.

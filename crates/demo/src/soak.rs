@@ -58,6 +58,8 @@ const GREEN_PPS: u64 = 800;
 /// Destinations in the real table, and of those the ones of a cycle.
 const STEADY: usize = 10_000;
 const TARGETS: usize = 1_000;
+/// Neighbours of red's OSPF and of blue's IS-IS.
+const NEIGHBOURS: usize = 2;
 /// Sessions that green's BIRD has: IPv4 and IPv6 with each peer.
 const SESSIONS: usize = 2 * PEERS;
 
@@ -392,7 +394,11 @@ impl Soak<'_> {
         ensure!(substrate.externals.iter().all(|it| it.attached), "{:?}", substrate.externals);
         let roles = leaks::roles(&leaks::processes());
         ensure!(roles == self.roles, "processes: {roles:?}, before {:?}", self.roles);
-        for vnet in ["red", "blue"] {
+        let igps = [("red", "show ip ospf neighbor", "Full"), ("blue", "show isis neighbor", "Up")];
+        for (vnet, show, up) in igps {
+            let neighbours = node.exec(&format!("{vnet}/r1"), &["vtysh", "-c", show])?;
+            let count = neighbours.matches(up).count();
+            ensure!(count == NEIGHBOURS, "{vnet}: {count} of {NEIGHBOURS} neighbours are up");
             let from = Machine::named(&format!("{vnet}-x"))?.netns();
             let ping = ["ping", "-c1", "-W1", "-I", "10.0.10.1", "10.0.20.1"];
             shell::run(Some(&from), &ping)?;

@@ -141,8 +141,7 @@ impl Kind {
             Self::Guest | Self::Stop => &["pdp-router"],
             Self::Tap => &["pdp-tap"],
             Self::Mirror => &["pdp-mirror"],
-            // Not zebra: a new one is not told the routes again by FRR's daemons that go on.
-            Self::Routing => &["ospfd", "isisd", "bird"],
+            Self::Routing => &["zebra", "ospfd", "isisd", "bird"],
             Self::Shim => &["pdp-shim"],
             _ => &[],
         }
