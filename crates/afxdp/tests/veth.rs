@@ -43,6 +43,7 @@ impl Place {
         let fd = create_socket(pool.memfd(), ifindex, 0, Mode::ZeroCopyIfPossible).unwrap();
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.name));
         self.programs.push(pins.clone());
+        pdp_net::xdp::mount_bpf_fs().unwrap();
         let mut xdp = Xdp::attach(device, &pins).unwrap();
         xdp.take_all(true).unwrap();
         xdp.set_sockets(&[(0, fd.as_fd())]).unwrap();

@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{
@@ -265,6 +266,9 @@ pub fn detach(pins: &Path) -> Result<()> {
 
 /// Mounts the BPF file system at [`BPF_FS`] unless it is there.
 pub fn mount_bpf_fs() -> Result<()> {
+    // Of two threads that found none, the second would hide what the first pins.
+    static LOOKING: Mutex<()> = Mutex::new(());
+    let _alone = LOOKING.lock();
     if is_bpf_fs(Path::new(BPF_FS)) {
         return Ok(());
     }

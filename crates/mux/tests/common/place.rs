@@ -61,6 +61,7 @@ impl Place {
             run(&format!("ip -n {node} link set dev {device} up"));
             run(&format!("ip -n {out} link set eth0 up"));
         }
+        pdp_net::xdp::mount_bpf_fs().unwrap();
         let netns = File::open(format!("/run/netns/{}", place.netns("node"))).unwrap();
         enter(&netns);
         place
