@@ -64,6 +64,9 @@ pub enum Error {
     /// The connection broke.
     #[error("connection to the daemon")]
     Http(#[from] hyper::Error),
+    /// An answer that goes on had begun and did not come to its end.
+    #[error("the answer broke off: the daemon ended, or you may no longer ask it for this")]
+    BrokenOff(#[source] hyper::Error),
     /// What the answer was passed to failed (such as writing it out).
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -445,7 +448,7 @@ impl Stream {
     /// The next bytes; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
         while let Some(frame) = self.0.frame().await {
-            if let Ok(bytes) = frame?.into_data() {
+            if let Ok(bytes) = frame.map_err(Error::BrokenOff)?.into_data() {
                 return Ok(Some(bytes));
             }
         }

@@ -407,7 +407,16 @@ async fn over_tls_a_token_says_who_asks() {
     };
     // Longer than it takes to look again.
     tokio::time::sleep(Duration::from_millis(2500)).await;
-    let mut rest = Box::pin(async { while let Ok(Some(_)) = log.next().await {} });
+    let mut rest = Box::pin(async {
+        let end = loop {
+            match log.next().await {
+                Ok(Some(_)) => {}
+                end => break end,
+            }
+        };
+        // Not as if it were complete.
+        assert!(matches!(end, Err(Error::BrokenOff(_))), "{end:?}");
+    });
     let still = tokio::time::timeout(Duration::from_millis(200), &mut rest).await;
     assert!(still.is_err(), "a log that is followed ended for nothing");
     server.guard.revoke_token(3).unwrap();

@@ -34,6 +34,9 @@ const LOG_BYTES_MAX: u64 = 16 << 20;
 /// Pause between two looks at a log that is followed.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
 
+/// Content type of JSON lines.
+const NDJSON: &str = "application/x-ndjson";
+
 /// A value as one line.
 pub fn lines(value: &impl serde::Serialize) -> Bytes {
     let mut line = Vec::new();
@@ -49,7 +52,7 @@ fn push_line(to: &mut Vec<u8>, value: &impl serde::Serialize) {
 
 /// An answer of JSON lines.
 pub fn ndjson(lines: impl Stream<Item = Bytes> + Send + 'static) -> impl IntoResponse {
-    body("application/x-ndjson", lines.map(Ok::<_, Infallible>))
+    body(NDJSON, lines.map(Ok::<_, Infallible>))
 }
 
 fn body<E: Into<axum::BoxError> + 'static>(
@@ -60,17 +63,21 @@ fn body<E: Into<axum::BoxError> + 'static>(
     (headers, Body::from_stream(bytes)).into_response()
 }
 
-/// A stream that ends as [`Asked::over`] says, and holds its permit until then.
-fn bounded<T: 'static>(
+/// A stream that breaks off, with an error and not with an end, as [`Asked::over`] says. It holds its permit
+/// until then.
+fn bounded(
     api: &Asked,
     permit: OwnedSemaphorePermit,
-    stream: impl Stream<Item = T> + Send + 'static,
-) -> impl Stream<Item = T> + Send + 'static {
+    stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     let api = api.clone();
     let over = async move { api.over().await };
-    stream.take_until(Box::pin(over)).map(move |item| {
-        let _held = &permit;
-        item
+    let state = (Box::pin(stream), Box::pin(over), permit);
+    stream::try_unfold(state, async |(mut stream, mut over, permit)| {
+        tokio::select! {
+            next = stream.next() => Ok(next.transpose()?.map(|bytes| (bytes, (stream, over, permit)))),
+            () = &mut over => Err(io::Error::other("broken off")),
+        }
     })
 }
 
@@ -119,8 +126,8 @@ pub async fn routes(
         return Err(Problem::internal("no routes and no reason").into());
     };
     let rest = stream::unfold(queue, async |mut queue| Some((queue.recv().await?, queue)));
-    let all = stream::iter([first]).chain(rest);
-    Ok(ndjson(bounded(&api, permit, all)).into_response())
+    let all = stream::iter([first]).chain(rest).map(Ok);
+    Ok(body(NDJSON, bounded(&api, permit, all)))
 }
 
 /// Frames of a port, both directions, as pcap, until the client goes away.
