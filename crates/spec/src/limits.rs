@@ -70,6 +70,9 @@ pub const RATE_PPS_MAX: u64 = 1_000_000_000;
 pub const TENANTS_MAX: usize = 256;
 /// Unix users of one tenant, and directories of its images.
 pub const TENANT_ENTRIES_MAX: usize = 64;
+/// Bytes of the specs of a tenant's virtual networks, where its quota does not say. They are kept on
+/// disk and in memory.
+pub const TENANT_SPECS_DEFAULT: u64 = 64 << 20;
 /// Ranges of one set of tunnel keys.
 pub const KEY_RANGES_MAX: usize = 64;
 /// UDP destination port of VXLAN (RFC 7348 section 5).

@@ -319,6 +319,9 @@ pub struct Quota {
     /// `resources.routes` of all routers. Not given: no bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routes: Option<u32>,
+    /// Bytes of the specs themselves, with their files, as JSON. Not given: 64Mi.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub specs: Option<Bytes>,
 }
 
 /// What a tenant may use of an external interface. What one tenant may use, no other and no

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pdp_spec::limits::TENANT_SPECS_DEFAULT;
 use pdp_spec::{Diagnostic, Existing, Intent, SourceFile, check, parse};
 use proptest::prelude::*;
 
@@ -301,6 +302,23 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
         let words = refused(&text, &node);
         assert!(words.contains(said), "{said}: {words}");
     }
+    // The spec itself, with its files.
+    let large = |files: usize| {
+        let file = "x".repeat(1 << 20);
+        let files: String = (0..files).map(|n| format!("/f{n}: {{content: {file}}}, ")).collect();
+        two("0.1").replace("kind: host,", &format!("kind: host, files: {{{files}}},"))
+    };
+    let bounded = after(&[NODE, &NODE.replace("routes: 300000", "routes: 300000, specs: 2Mi")]);
+    try_apply(&large(1), &bounded).unwrap();
+    let said = refused(&large(2), &bounded);
+    assert!(said.contains("exceeds tenant acme's quota of 2Mi, of which"), "{said}");
+    // It has a bound where none is given, too.
+    let mut full = node.clone();
+    let host = full.vnets.get_mut("acme.one").and_then(|vnet| vnet.spec.nodes.get_mut("h1"));
+    host.unwrap().env.insert("LARGE".into(), "x".repeat(TENANT_SPECS_DEFAULT as usize));
+    let said = refused(&two("0.1"), &full);
+    assert!(said.contains("exceeds tenant acme's quota of 64Mi, of which"), "{said}");
+
     // A quota below what there is, or a grant without what is used, is refused.
     let lower = NODE.replace("power: 0.5, cpu", "power: 0.2, cpu");
     assert!(refused(&lower, &node).contains("power 0.2 is below the 0.3"), "told");

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Existing, Intent, NAME_HINT, Reporter, bad_name, placement_key};
-use crate::limits::{TENANT_ENTRIES_MAX, TENANTS_MAX, VNI_MAX, VXLAN_PORT};
+use crate::limits::{TENANT_ENTRIES_MAX, TENANT_SPECS_DEFAULT, TENANTS_MAX, VNI_MAX, VXLAN_PORT};
 use crate::object::{External, Grant, Image, ImageSource, Object, Program, VirtualNetwork};
 use crate::parse::Document;
 use crate::units::{BitRate, Bytes, Cores, KeySet};
@@ -265,7 +265,7 @@ struct Use([u64; QUOTAS.len()]);
 type Write = fn(u64) -> String;
 
 /// The quotas, in the order of [`Use`].
-const QUOTAS: [(&str, Write); 7] = [
+const QUOTAS: [(&str, Write); 8] = [
     ("vnets", |value| value.to_string()),
     ("power", cores),
     ("cpu", cores),
@@ -273,6 +273,7 @@ const QUOTAS: [(&str, Write); 7] = [
     ("vports", |value| value.to_string()),
     ("rate", |value| BitRate(value).to_string()),
     ("routes", |value| value.to_string()),
+    ("specs", |value| Bytes(value).to_string()),
 ];
 
 fn cores(millicores: u64) -> String {
@@ -303,17 +304,39 @@ impl Use {
         }
         let rates = vnet.spec.links.iter().filter_map(|link| link.rate);
         of.0[5] = rates.fold(0, |sum, rate| sum.saturating_add(rate.0));
+        of.0[7] = bytes_of(vnet);
         for (sum, more) in self.0.iter_mut().zip(of.0) {
             *sum = sum.saturating_add(more);
         }
     }
 }
 
+/// Length of a virtual network's spec as JSON.
+fn bytes_of(vnet: &VirtualNetwork) -> u64 {
+    /// Counts what it is given.
+    struct Count(u64);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len() as u64;
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // It has no maps with keys that are no strings, and counting does not fail.
+    let _ = serde_json::to_writer(&mut count, vnet);
+    count.0
+}
+
 /// Checks that tenants whose virtual networks or quotas change keep to their quotas.
 pub(super) fn quotas(intent: &Intent, changed: &BTreeSet<String>, reporter: &mut Reporter) {
+    let touched = changed.iter().filter_map(|name| tenant_of(name));
+    let touched: BTreeSet<&str> = touched.chain(reporter.tenants.keys().copied()).collect();
     let mut uses: BTreeMap<&str, (Use, Use)> = BTreeMap::new();
     for (name, vnet) in &intent.vnets {
-        let Some(tenant) = tenant_of(name) else { continue };
+        let Some(tenant) = tenant_of(name).filter(|name| touched.contains(name)) else { continue };
         let (used, asked) = uses.entry(tenant).or_default();
         if changed.contains(name) { asked } else { used }.add(intent, name, vnet);
     }
@@ -321,9 +344,6 @@ pub(super) fn quotas(intent: &Intent, changed: &BTreeSet<String>, reporter: &mut
         let mine = |name: &&String| tenant_of(name) == Some(tenant);
         let first = changed.iter().find(mine);
         let Some(object) = intent.tenants.get(tenant) else { continue };
-        if first.is_none() && !reporter.tenants.contains_key(tenant) {
-            continue;
-        }
         let quota = &object.spec.quota;
         let bounds = [
             quota.vnets.map(u64::from),
@@ -333,6 +353,7 @@ pub(super) fn quotas(intent: &Intent, changed: &BTreeSet<String>, reporter: &mut
             quota.vports.map(u64::from),
             quota.rate.map(|rate| rate.0),
             quota.routes.map(u64::from),
+            Some(quota.specs.map_or(TENANT_SPECS_DEFAULT, |specs| specs.0)),
         ];
         for (index, ((name, write), bound)) in QUOTAS.into_iter().zip(bounds).enumerate() {
             let Some(bound) = bound else { continue };
