@@ -590,7 +590,12 @@ impl Daemon for Fake {
                 command.args(arguments);
                 command
             }
-            None => Command::new("sh"),
+            // What a test that runs in the background ignores is not to be ignored by the shell.
+            None => {
+                let mut command = Command::new("env");
+                command.args(["--default-signal=INT", "sh"]);
+                command
+            }
         };
         command.env("PDP_NODE", node).env("PDP_PROCESS", request.process.to_string());
         if let Some(term) = &request.term {
