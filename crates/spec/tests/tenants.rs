@@ -106,7 +106,7 @@ fn as_tenant(existing: &Existing, tenant: &str) -> Existing {
 
 #[track_caller]
 fn refused(text: &str, existing: &Existing) -> String {
-    words(&try_apply(text, existing).expect_err("refused"))
+    words(&try_apply(text, existing).map(drop).expect_err("refused"))
 }
 
 #[test]
