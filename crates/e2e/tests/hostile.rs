@@ -143,12 +143,21 @@ impl Bench {
         let mut now = [0; 2];
         for _ in 0..100 {
             now = self.held();
-            if now == held {
+            if now.iter().zip(held).all(|(now, held)| *now <= held) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(100));
         }
         panic!("descriptors and maps of the mux: {held:?}, and now {now:?}");
+    }
+
+    /// What the mux holds at rest: the least within a second, without a connection that comes and goes.
+    fn held_at_rest(&self) -> [usize; 2] {
+        let looks = (0..10).map(|_| {
+            std::thread::sleep(Duration::from_millis(100));
+            self.held()
+        });
+        looks.reduce(|one, other| [one[0].min(other[0]), one[1].min(other[1])]).expect("ten")
     }
 
     /// Descriptors of the mux, and maps of memory that others gave it.
@@ -164,7 +173,7 @@ impl Bench {
 fn who_breaks_the_contract_is_out_and_told_why() {
     let bench = Bench::start();
     let node = &bench.node;
-    let held = bench.held();
+    let held = bench.held_at_rest();
     for (kind, reason) in BREACHES {
         node.apply(&evil(kind));
         // So that it has something to complete.
@@ -193,7 +202,7 @@ fn who_breaks_the_contract_is_out_and_told_why() {
 fn who_is_a_nuisance_is_one_to_nobody_else() {
     let bench = Bench::start();
     let node = &bench.node;
-    let held = bench.held();
+    let held = bench.held_at_rest();
     for kind in NUISANCES {
         node.apply(&evil(kind));
         let ask = ["exec", "evil/h1", "--", "ping", "-f", "-w5", "10.2.0.2"];
