@@ -65,7 +65,10 @@ pub enum Error {
     #[error("connection to the daemon")]
     Http(#[from] hyper::Error),
     /// An answer that goes on had begun and did not come to its end.
-    #[error("the answer broke off: the daemon ended, or you may no longer ask it for this")]
+    #[error(
+        "the answer broke off before its end, with the daemon or the connection, or because you may no longer \
+         ask for it"
+    )]
     BrokenOff(#[source] hyper::Error),
     /// What the answer was passed to failed (such as writing it out).
     #[error(transparent)]

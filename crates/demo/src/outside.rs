@@ -387,10 +387,10 @@ pub fn remove() -> Result<()> {
     }
     // One with a full table takes a moment to end.
     let end = Instant::now() + END_MAX;
-    while killed.iter().any(|pid| runs(pid)) && Instant::now() < end {
+    while !killed.is_empty() && Instant::now() < end {
         std::thread::sleep(LOOK_PAUSE);
+        killed.retain(|pid| runs(pid));
     }
-    killed.retain(|pid| runs(pid));
     if !killed.is_empty() {
         failed.push(format!("killed, but not gone after {END_MAX:?}: processes {killed:?}"));
     }

@@ -1,5 +1,15 @@
 //! Specs that several tests have in common.
 
+/// The mux on one CPU, a forwarding engine on the other.
+pub const SUBSTRATE: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  forwardingEngines: {fe1: {cpus: "1", capacity: 1}}
+"#;
+
 /// h1 - r1 - h2, 10.1.0.2 and 10.2.0.2, with this data plane of r1 (YAML).
 pub fn two_hosts(name: &str, data_plane: &str) -> String {
     format!(

@@ -1,21 +1,11 @@
 //! Who holds what: kill -9 of each process, and what goes on meanwhile.
 
+use pdp_e2e::specs::SUBSTRATE;
 use pdp_e2e::{Background, Node, all_answered, eventually, kill, routing};
 use serde_json::Value;
 
-const SUBSTRATE: &str = r#"
-apiVersion: pdp/v1
-kind: Substrate
-metadata: {name: node}
-spec:
-  mux: {cpus: "0", power: 0.5}
-  forwardingEngines:
-    fe1: {cpus: "1", capacity: 1}
----
-"#;
-
 fn spec() -> String {
-    SUBSTRATE.to_owned() + &routing::vnet("red", 20)
+    SUBSTRATE.to_owned() + "---" + &routing::vnet("red", 20)
 }
 
 fn reaches(node: &Node) -> bool {

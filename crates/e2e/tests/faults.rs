@@ -6,19 +6,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use pdp_e2e::specs::two_hosts;
+use pdp_e2e::specs::{SUBSTRATE, two_hosts};
 use pdp_e2e::{Background, Node, eventually, kill, sh};
 use serde_json::Value;
-
-const SPEC: &str = r#"
-apiVersion: pdp/v1
-kind: Substrate
-metadata: {name: node}
-spec:
-  mux: {cpus: "0", power: 0.5}
-  forwardingEngines:
-    fe1: {cpus: "1", capacity: 1}
-"#;
 
 /// Two guests, so that one goes on when the other dies.
 fn vnet(name: &str) -> String {
@@ -41,7 +31,7 @@ fn reaches(node: &Node, vnet: &str) -> bool {
 
 fn up(label: &str) -> Node {
     let node = Node::start(label);
-    node.apply(SPEC);
+    node.apply(SUBSTRATE);
     node.apply(&vnet("red"));
     eventually("h1 reaches h2", || reaches(&node, "red"));
     eventually("both guests are there", || {
@@ -154,7 +144,7 @@ fn a_full_disk_is_told_and_costs_no_frame() {
     let state = Small::new(&node.directory.join("state"), "4m");
     let run = Small::new(&node.run_dir(), "64m");
     node.start_pdpd();
-    node.apply(SPEC);
+    node.apply(SUBSTRATE);
     node.apply(&vnet("red"));
     eventually("h1 reaches h2", || reaches(&node, "red"));
     let h1 = pid(&of(&node, "h1")["control"]);
@@ -252,7 +242,7 @@ d.execute('pragma wal_checkpoint(truncate)'); d.close()",
     fs::remove_file(&file).expect("the file");
     node.pdpd_arguments(&["--forget"]);
     node.start_pdpd();
-    node.apply(SPEC);
+    node.apply(SUBSTRATE);
     node.apply(&vnet("red"));
     eventually("h1 reaches h2", || reaches(&node, "red"));
     assert_ne!(pid(&of(&node, "h1")["control"]), h1);

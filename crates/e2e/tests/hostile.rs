@@ -8,7 +8,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::counters::missing;
-use pdp_e2e::specs::two_hosts;
+use pdp_e2e::specs::{SUBSTRATE, two_hosts};
 use pdp_e2e::{Background, Node, all_answered, eventually};
 use serde_json::{Value, json};
 
@@ -47,50 +47,13 @@ const NUISANCES: [&str; 12] = [
     "stopped",
 ];
 
-const SUBSTRATE: &str = r#"
-apiVersion: pdp/v1
-kind: Substrate
-metadata: {name: node}
-spec:
-  mux: {cpus: "0", power: 0.5}
-  forwardingEngines: {fe1: {cpus: "1", capacity: 1}}
-"#;
-
 /// The same network, with another program.
 fn evil(kind: &str) -> String {
-    let host = |at: u8| {
-        let (address, gateway) = (format!("10.{at}.0.2/24"), format!("10.{at}.0.1"));
-        json!({"kind": "host", "interfaces": {"eth0": {
-            "addresses": [address], "gateways": [gateway]}}})
-    };
     let program = match kind {
         "rules" | "stopped" => json!("router"),
         _ => json!({"attach": "runtime", "run": ["python3", "-c", GUEST, kind]}),
     };
-    let spec = json!({
-        "apiVersion": "pdp/v1",
-        "kind": "VirtualNetwork",
-        "metadata": {"name": "evil"},
-        "spec": {
-            "nodes": {
-                "r1": {
-                    "kind": "router",
-                    "interfaces": {
-                        "eth0": {"addresses": ["10.1.0.1/24"]},
-                        "eth1": {"addresses": ["10.2.0.1/24"]},
-                    },
-                    "dataPlane": {"power": 0.3, "memory": "128Mi", "program": program},
-                },
-                "h1": host(1),
-                "h2": host(2),
-            },
-            "links": [
-                {"endpoints": ["r1:eth0", "h1:eth0"]},
-                {"endpoints": ["r1:eth1", "h2:eth0"]},
-            ],
-        },
-    });
-    spec.to_string()
+    two_hosts("evil", &json!({"power": 0.3, "memory": "128Mi", "program": program}).to_string())
 }
 
 struct Bench {
@@ -143,7 +106,7 @@ impl Bench {
         let mut now = [0; 2];
         for _ in 0..100 {
             now = self.held();
-            if now.iter().zip(held).all(|(now, held)| *now <= held) {
+            if now == held {
                 return;
             }
             std::thread::sleep(Duration::from_millis(100));

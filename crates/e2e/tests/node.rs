@@ -3,18 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use pdp_e2e::specs::SUBSTRATE;
 use pdp_e2e::{Node, eventually};
 use serde_json::Value;
-
-const SUBSTRATE: &str = r#"
-apiVersion: pdp/v1
-kind: Substrate
-metadata: {name: node}
-spec:
-  mux: {cpus: "0", power: 0.5}
-  forwardingEngines:
-    fe1: {cpus: "1", capacity: 1}
-"#;
 
 /// h1 - r1 - h2, by connected routes.
 fn vnet(name: &str, motd: &str, power: &str) -> String {

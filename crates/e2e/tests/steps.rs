@@ -9,17 +9,8 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pdp_e2e::specs::two_hosts;
+use pdp_e2e::specs::{SUBSTRATE, two_hosts};
 use pdp_e2e::{Background, Node, eventually};
-
-const SUBSTRATE: &str = r#"
-apiVersion: pdp/v1
-kind: Substrate
-metadata: {name: node}
-spec:
-  mux: {cpus: "0", power: 0.5}
-  forwardingEngines: {fe1: {cpus: "1", capacity: 1}}
-"#;
 
 /// Calls at which to kill, and at which of them: all of those that are made a few times (the
 /// journal's commits, processes, TAPs, messages to the mux and to helpers), and some of the others.

@@ -201,7 +201,7 @@ pub struct Runtime<P> {
     /// Frames that are to come while it rests.
     rest_frames: u64,
     /// When it last did, nanoseconds since it began to run, and how many it had received.
-    rested: (u64, u64),
+    last_rest: (u64, u64),
 }
 
 /// CPU time of all threads, nanoseconds.
@@ -253,7 +253,7 @@ impl<P: Program> Runtime<P> {
             quota: None,
             thrift: Thrift::default(),
             rest_frames: (1 << settings.ring_log2) / REST_RING,
-            rested: (0, 0),
+            last_rest: (0, 0),
         })
     }
 
@@ -415,8 +415,8 @@ impl<P: Program> Runtime<P> {
 
     /// Lets frames gather, without being woken for them.
     fn rest(&mut self, now_ns: u64) {
-        let since = (now_ns - self.rested.0, self.counters.received - self.rested.1);
-        self.rested = (now_ns, self.counters.received);
+        let since = (now_ns - self.last_rest.0, self.counters.received - self.last_rest.1);
+        self.last_rest = (now_ns, self.counters.received);
         let enough = self.rest_frames.saturating_mul(since.0) / since.1.max(1);
         let full = self.rest_frames * REST_RING * 1_000_000_000 / REST_PPS;
         let mut time = Duration::from_nanos(enough.min(full)).min(REST_MAX);

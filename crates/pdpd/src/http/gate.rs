@@ -23,6 +23,9 @@ use crate::state::access::now_ms;
 /// How often who is behind an answer that goes on is looked at again.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 
+/// What a request shows of who asks: from where, and a token.
+type Shown = (Peer, Option<String>);
+
 /// Room for calls and streams at a time, of the operators and viewers of the node or of one tenant.
 #[derive(Clone)]
 pub struct Room {
@@ -62,8 +65,8 @@ pub struct Asked {
     pub api: Api,
     pub caller: Arc<Caller>,
     pub room: Room,
-    /// What it showed of itself: from where, and a token.
-    shown: Arc<(Peer, Option<String>)>,
+    /// What it showed of itself.
+    shown: Arc<Shown>,
     /// Its row in the audit log, where it may change something.
     pub begun: Option<Arc<Begun>>,
 }
@@ -81,12 +84,7 @@ impl Asked {
     async fn unknown(&self) {
         loop {
             tokio::time::sleep(KNOWN_FOR).await;
-            let this = self.clone();
-            let now = tokio::task::spawn_blocking(move || {
-                let (peer, token) = &*this.shown;
-                this.api.guard.identify(*peer, token.as_deref(), &this.api.daemon.tenants())
-            });
-            match now.await {
+            match identify(&self.api, self.shown.clone()).await {
                 Ok(Ok(caller)) if caller == *self.caller => {}
                 // The state can't be read: nobody was refused.
                 Ok(Err((_, problem))) if problem.kind == ProblemKind::Internal => {}
@@ -162,7 +160,11 @@ impl Pass<'_> {
         let peer = peer.ok_or_else(|| Problem::internal("a request from nowhere"))?;
         self.row.from = peer.to_string();
         let shown = Arc::new((peer, token_of(&parts.headers)));
-        let caller = self.identify(shown.clone()).await?;
+        let caller = identify(self.api, shown.clone()).await?;
+        let caller = caller.map_err(|(who, problem)| {
+            self.row.who = who;
+            problem
+        })?;
         self.row.who = caller.who.clone();
         self.row.role = Some(caller.role);
         self.row.tenant = caller.scope.tenant().map(str::to_owned);
@@ -181,18 +183,6 @@ impl Pass<'_> {
         Ok(Asked { api: self.api.clone(), caller: Arc::new(caller), room, shown, begun })
     }
 
-    async fn identify(&mut self, shown: Arc<(Peer, Option<String>)>) -> Result<Caller, Problem> {
-        let (guard, daemon) = (self.api.guard.clone(), self.api.daemon.clone());
-        let identify = move || guard.identify(shown.0, shown.1.as_deref(), &daemon.tenants());
-        match tokio::task::spawn_blocking(identify).await.map_err(panicked)? {
-            Ok(caller) => Ok(caller),
-            Err((who, problem)) => {
-                self.row.who = who;
-                Err(problem)
-            }
-        }
-    }
-
     async fn begin(&mut self) -> Result<Begun, Problem> {
         self.row.changes = true;
         let (audit, row, start) = (self.api.audit.clone(), self.row.clone(), self.start);
@@ -205,6 +195,16 @@ impl Pass<'_> {
         let row = AuditEntry { status: Some(status), error, duration_us, ..self.row.clone() };
         self.api.audit.note(AuditEntry { changes: false, ..row }).await;
     }
+}
+
+/// Who asks, or who it seems to be and why it is nobody.
+async fn identify(
+    api: &Api,
+    shown: Arc<Shown>,
+) -> Result<Result<Caller, (String, Problem)>, Problem> {
+    let (guard, daemon) = (api.guard.clone(), api.daemon.clone());
+    let identify = move || guard.identify(shown.0, shown.1.as_deref(), &daemon.tenants());
+    tokio::task::spawn_blocking(identify).await.map_err(panicked)
 }
 
 /// The token of a request; an empty one where there is a credential of another kind.
