@@ -42,9 +42,7 @@ build: deps
 
 # End-to-end tests run the binaries of the same profile.
 test: deps
-	@# In one go: without tests other features of libraries are asked for, and all were built twice.
-	cargo build --workspace --bins --tests --examples
-	cargo test --workspace
+	scripts/test
 
 # Grows the corpora in crates/fuzz/corpus; crashes go to target/fuzz/crashes.
 fuzz: deps

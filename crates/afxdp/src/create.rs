@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Error, PACKET_BYTES, RING_ENTRIES, pool};
+use crate::{Error, PACKET_BYTES, POOL_PACKETS_MAX, RING_ENTRIES, pool};
 
 /// How the kernel moves frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,8 +139,29 @@ fn file_bytes(memfd: BorrowedFd<'_>) -> Result<usize, Error> {
         status
     };
     let bytes = status.st_size as u64;
-    if bytes == 0 || !bytes.is_multiple_of(PACKET_BYTES as u64) {
+    // The kernel pins all of it, and who hands it over may say what it likes.
+    let bytes_max = (POOL_PACKETS_MAX * PACKET_BYTES) as u64;
+    if bytes == 0 || bytes > bytes_max || !bytes.is_multiple_of(PACKET_BYTES as u64) {
         return Err(Error::NotAPool(bytes));
     }
     Ok(bytes as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_pool_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        let size = |bytes| {
+            file.set_len(bytes).unwrap();
+            file_bytes(file.as_fd()).ok()
+        };
+        let (packet, most) = (PACKET_BYTES as u64, (POOL_PACKETS_MAX * PACKET_BYTES) as u64);
+        assert_eq!([0, 1, packet + 1, most + packet, 1 << 40].map(size), [None; 5]);
+        assert_eq!([packet, most].map(size), [packet, most].map(|bytes| Some(bytes as usize)));
+    }
 }

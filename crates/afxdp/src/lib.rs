@@ -37,7 +37,9 @@ pub enum Error {
     #[error("pool of {0} packets; 1 to {POOL_PACKETS_MAX} are possible")]
     PoolSize(usize),
     /// The descriptor is not a pool's memfd.
-    #[error("descriptor of {0} bytes is no packet pool: not a multiple of {PACKET_BYTES} bytes")]
+    #[error(
+        "descriptor of {0} bytes is no packet pool: 1 to {POOL_PACKETS_MAX} times {PACKET_BYTES}"
+    )]
     NotAPool(u64),
     /// The kernel refused a step.
     #[error("{step}{hint}")]

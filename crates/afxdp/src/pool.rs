@@ -15,8 +15,8 @@ pub const PACKET_BYTES: usize = 2048;
 /// Bytes before a packet's contents when it comes from a socket or from [`Packet::reset`].
 pub const HEADROOM_BYTES: usize = 256;
 
-/// Packets of a pool (4 GiB).
-pub const POOL_PACKETS_MAX: usize = 1 << 21;
+/// Packets of a pool (1 GiB).
+pub const POOL_PACKETS_MAX: usize = 1 << 19;
 
 /// The memory of all packets of a process.
 #[derive(Debug)]

@@ -123,6 +123,57 @@ fn every_frame_arrives_as_it_was_and_every_packet_comes_back() {
     assert_eq!(numbers, (0..16384).collect::<Vec<_>>());
 }
 
+/// A bridge takes the tag off what it gets and leaves it to the veth to put it on again.
+#[test]
+fn vlan_tags_arrive_with_their_frames() {
+    let mut place = Place::enter("vlan");
+    let bridge = [
+        "link add name br type bridge",
+        "link add name c type veth peer name d",
+        "link set dev b master br",
+        "link set dev c master br",
+        "link set dev br up",
+        "link set dev c up",
+        "link set dev d up",
+    ];
+    bridge.iter().for_each(|command| run(&format!("ip {command}")));
+    let (pool, mut free) = Pool::new(8192).unwrap();
+    let (mut a, mut d) = (place.socket("a", &pool), place.socket("d", &pool));
+    a.fill(&mut free, 4096);
+    // Until the bridge forwards and a frame arrives; its bytes.
+    let mut through = |free: &mut Vec<Packet>| {
+        let (start, mut arrived) = (Instant::now(), Vec::new());
+        loop {
+            assert!(start.elapsed() < PATIENCE, "no frame arrives");
+            let mut packet = free.pop().unwrap();
+            fill(&mut packet, 100);
+            packet.bytes_mut()[12..18].copy_from_slice(&[0x81, 0, 0, 5, 0x88, 0xb5]);
+            let sent = packet.bytes().to_vec();
+            assert!(d.send(packet).is_ok());
+            d.flush();
+            std::thread::sleep(Duration::from_millis(20));
+            d.complete(free);
+            a.receive(&mut arrived, 64);
+            let ours = arrived.iter().map(|packet| packet.bytes().to_vec());
+            let ours = ours.rev().find(|bytes| bytes[..12] == sent[..12]);
+            free.append(&mut arrived);
+            a.fill(free, 4096);
+            if let Some(bytes) = ours {
+                return (sent, bytes);
+            }
+        }
+    };
+    let (sent, without) = through(&mut free);
+    assert_eq!(without.len(), sent.len() - 4, "what this test is about: the tag is gone");
+    let device = pdp_net::interface::Interface::by_name("a").unwrap();
+    assert_eq!(device.veth_peer.as_deref(), Some("b"));
+    assert!(pdp_net::ethtool::tags_in_frames(&device).unwrap());
+    std::thread::sleep(Duration::from_millis(100));
+    through(&mut free);
+    let (sent, with) = through(&mut free);
+    assert_eq!(with, sent);
+}
+
 #[test]
 fn a_full_ring_gives_packets_back_and_a_receiver_without_packets_drops() {
     let mut place = Place::enter("full");

@@ -119,7 +119,7 @@ impl AuditQuery {
     }
 }
 
-/// A request, as the audit log has it: no bodies and no secrets.
+/// A request, as the audit log has it: no secrets, and of bodies the commands of `exec` alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AuditEntry {
@@ -151,7 +151,13 @@ pub struct AuditEntry {
     /// Why it failed, one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Microseconds until its end: until the answer began, or a change was made.
+    /// Microseconds until its end: until the answer began, a change was made, or a command had ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_us: Option<u64>,
+    /// The command that it ran in a guest, its words as a shell reads them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Its exit code; absent of one that was broken off, which `error` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<i32>,
 }

@@ -71,6 +71,9 @@ pub struct NodeStats {
     /// The routes of a router, while its mirror answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<RouteStats>,
+    /// Its helpers that did not answer in time, `tap` and `mirror`: what they count is missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub late: Vec<String>,
 }
 
 /// Counters of a port. Bytes are those of the inner frames.

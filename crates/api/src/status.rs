@@ -57,6 +57,9 @@ pub struct VnetSummary {
     pub power_millicores: u64,
     /// FEs that its forwarding guests are on, by name, each once.
     pub fes: Vec<String>,
+    /// Some of its processes did not answer in time: what they would say is missing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub late: bool,
 }
 
 /// A vnet: what is wanted and what is.
@@ -65,7 +68,7 @@ pub struct VnetSummary {
 pub struct Vnet {
     /// Its name.
     pub name: String,
-    /// The stored document, `kind: VirtualNetwork`; see `schema/spec.json`.
+    /// The stored document, `kind: VirtualNetwork`; see `schema/pdp-v1.json`.
     #[schema(value_type = Object)]
     pub spec: Value,
     /// What was allocated, what runs, and what went wrong.
@@ -142,6 +145,9 @@ pub struct ProcessStatus {
     /// How it ended last, or why it does not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// It did not answer in time: what it would say is missing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub late: bool,
 }
 
 /// What is, of a forwarding guest.

@@ -75,6 +75,14 @@ pub enum Command {
     Version(Version),
 }
 
+/// What specs may name.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Outside {
+    /// Let specs name files (`from`, `frames`) that are not below their own directory.
+    #[arg(long)]
+    pub allow_files_outside: bool,
+}
+
 /// How to print.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -95,6 +103,8 @@ pub struct Up {
     /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
     #[arg(short, long = "file", value_name = "FILE", num_args = 1..)]
     pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub outside: Outside,
     /// More arguments for a daemon that has to be started, split at spaces.
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true, default_value = "")]
     pub daemon_args: String,
@@ -125,6 +135,8 @@ pub struct Apply {
     /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
     #[arg(short, long = "file", value_name = "FILE", required = true, num_args = 1..)]
     pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub outside: Outside,
     /// Only say what would change.
     #[arg(long)]
     pub dry_run: bool,
@@ -164,6 +176,8 @@ pub struct Get {
 }
 
 /// Show a vnet, one of its nodes, a tenant, or the substrate: what is wanted and what is.
+///
+/// As JSON or YAML it is the object as it was applied with its status, and can be applied again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp inspect red\n         pdp inspect red/r1\n         \
                         pdp inspect substrate --format yaml")]
@@ -372,6 +386,8 @@ pub struct Validate {
     /// The same.
     #[arg(short = 'f', long = "file", value_name = "FILE", num_args = 1..)]
     pub more: Vec<PathBuf>,
+    #[command(flatten)]
+    pub outside: Outside,
 }
 
 /// Make, list and revoke tokens, which say who asks over TLS. For operators.
@@ -395,7 +411,7 @@ pub enum TokenAction {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Make a token worthless from the next request on; what it has open goes on.
+    /// Make a token worthless from the next request on; what it has open breaks off within seconds.
     Revoke {
         /// Its number.
         id: u64,

@@ -7,11 +7,13 @@ use pdp_api::{ApplyRequest, DownRequest, Report, ScaleRequest};
 
 use crate::args::{Apply, Delete, Down, Link, LinkState, Scale, Up};
 use crate::failure::Failure;
+use crate::files::Named;
 use crate::output::{self, Shown};
 use crate::{daemon, files};
 
 pub async fn apply(client: &Client, args: Apply) -> Result<ExitCode, Failure> {
-    let report = apply_files(client, files::read(&args.files)?, args.dry_run).await?;
+    let named = Named::by(args.outside.allow_files_outside);
+    let report = apply_files(client, files::read(&args.files, named)?, args.dry_run).await?;
     output::report(args.format, &report)
 }
 
@@ -28,7 +30,7 @@ async fn apply_files(
 
 pub async fn up(client: &Client, args: Up) -> Result<ExitCode, Failure> {
     // Files are read before anything is started.
-    let files = files::read(&args.files)?;
+    let files = files::read(&args.files, Named::by(args.outside.allow_files_outside))?;
     match client.version().await {
         Ok(_) => {}
         Err(Error::NoDaemon { .. }) => daemon::start(client, &args.daemon_args).await?,
@@ -60,7 +62,7 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
     let names = if args.files.is_empty() {
         args.names
     } else {
-        files::objects(&files::read(&args.files)?)?
+        files::objects(&files::read(&args.files, Named::Any)?)?
     };
     let mut all = Report::default();
     let mut shown = Shown::new();

@@ -10,15 +10,31 @@ use crate::args::Validate;
 use crate::failure::Failure;
 use crate::output;
 
+/// Which files of the machine a spec may name, to be put into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// Those below the spec's own directory: who wrote it gets at no others of who applies it.
+    Below,
+    /// All.
+    Any,
+}
+
+impl Named {
+    /// As the flag says.
+    pub fn by(outside: bool) -> Self {
+        if outside { Self::Any } else { Self::Below }
+    }
+}
+
 /// Reads files with all that they name; a directory stands for the specs in it, in the order of
 /// their names, and `-` for standard input.
-pub fn read(paths: &[PathBuf]) -> Result<Vec<SourceFile>, Failure> {
+pub fn read(paths: &[PathBuf], named: Named) -> Result<Vec<SourceFile>, Failure> {
     let mut files = Vec::new();
     for path in paths {
         if path.as_os_str() == "-" {
             let mut text = String::new();
             std::io::stdin().take(limits::SPEC_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
-            files.push(source("-".into(), text, Path::new(".")));
+            files.push(source("-".into(), text, Path::new("."), named));
         } else if path.is_dir() {
             let mut found = Vec::new();
             for entry in std::fs::read_dir(path).map_err(|error| unreadable(path, &error))? {
@@ -35,25 +51,45 @@ pub fn read(paths: &[PathBuf]) -> Result<Vec<SourceFile>, Failure> {
             }
             found.sort();
             for path in found {
-                files.push(file(&path)?);
+                files.push(file(&path, named)?);
             }
         } else {
-            files.push(file(path)?);
+            files.push(file(path, named)?);
         }
     }
     Ok(files)
 }
 
-fn file(path: &Path) -> Result<SourceFile, Failure> {
+fn file(path: &Path, named: Named) -> Result<SourceFile, Failure> {
     let bytes = bytes(path, limits::SPEC_BYTES_MAX).map_err(Failure::Other)?;
     let text = String::from_utf8(bytes)
         .map_err(|_| Failure::Other(format!("{}: not UTF-8 text", path.display())))?;
     let directory = path.parent().unwrap_or(Path::new(""));
-    Ok(source(path.display().to_string(), text, directory))
+    Ok(source(path.display().to_string(), text, directory, named))
 }
 
-fn source(name: String, text: String, directory: &Path) -> SourceFile {
-    SourceFile::read(name, text, |from, bytes_max| bytes(&directory.join(from), bytes_max))
+fn source(name: String, text: String, directory: &Path, named: Named) -> SourceFile {
+    SourceFile::read(name, text, |from, bytes_max| {
+        let path = directory.join(from);
+        if named == Named::Below {
+            below(&path, directory)?;
+        }
+        bytes(&path, bytes_max)
+    })
+}
+
+/// That a path is below a directory, wherever symbolic links lead.
+fn below(path: &Path, directory: &Path) -> Result<(), String> {
+    let real = |path: &Path| {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))
+    };
+    if real(path)?.starts_with(real(directory)?) {
+        return Ok(());
+    }
+    Err("not below the spec's own directory; copy it there, or apply it with --allow-files-outside if \
+         you trust who wrote the spec"
+        .to_owned())
 }
 
 fn bytes(path: &Path, bytes_max: usize) -> Result<Vec<u8>, String> {
@@ -91,7 +127,7 @@ pub fn objects(files: &[SourceFile]) -> Result<Vec<String>, Failure> {
 
 pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
     let paths: Vec<PathBuf> = args.files.into_iter().chain(args.more).collect();
-    let files = read(&paths)?;
+    let files = read(&paths, Named::by(args.outside.allow_files_outside))?;
     let documents = parse(&files).map_err(|faults| Failure::Files(faults, files.clone()))?;
     let whole = documents.iter().any(|document| matches!(document.object, Object::Substrate(_)));
     if whole {

@@ -7,11 +7,12 @@ use pdp_api::{
     Check, CheckState, NodeKind, NodeStatus, Phase, ProcessStatus, Substrate, Vnet, VnetSummary,
 };
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::args::{Doctor, Get, Inspect, Version};
+use crate::args::{Doctor, Format, Get, Inspect, Version};
 use crate::daemon;
 use crate::failure::Failure;
-use crate::output::{or_dash, print, section, table};
+use crate::output::{self, or_dash, print, section, table};
 use crate::who;
 
 pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
@@ -51,9 +52,26 @@ fn summary(vnet: &VnetSummary) -> [String; 9] {
     ]
 }
 
+/// Prints an object: as JSON or YAML the document as it was applied, with its status, so that it can be
+/// applied again; before one was applied, the status alone.
+pub fn object<T>(
+    format: Format,
+    (document, status): (Option<&Value>, &impl Serialize),
+    value: &T,
+    table: impl FnOnce(&T) -> String,
+) -> Result<ExitCode, Failure> {
+    if format == Format::Table {
+        return output::write(table(value).as_bytes());
+    }
+    let mut object = document.cloned().unwrap_or_else(|| json!({}));
+    object["status"] = serde_json::to_value(status).map_err(std::io::Error::other)?;
+    print(format, &object, |_| String::new())
+}
+
 pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure> {
     if args.name == "substrate" {
-        return print(args.format, &client.substrate().await?, substrate);
+        let found = client.substrate().await?;
+        return object(args.format, (found.spec.as_ref(), &found.status), &found, substrate);
     }
     if let Some(tenant) = args.name.strip_prefix("tenant/") {
         return who::tenant(client, tenant, args.format).await;
@@ -63,7 +81,9 @@ pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure
         None => (args.name.as_str(), None),
     };
     let vnet = client.vnet(name).await?;
-    let Some(node) = node else { return print(args.format, &vnet, self::vnet) };
+    let Some(node) = node else {
+        return object(args.format, (Some(&vnet.spec), &vnet.status), &vnet, self::vnet);
+    };
     let Some(status) = vnet.status.nodes.iter().find(|status| status.name == node) else {
         return Err(Failure::Other(format!(
             "no node {node} in vnet {name}; `pdp inspect {name}` lists them"

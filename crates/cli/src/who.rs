@@ -6,13 +6,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pdp_api::client::Client;
 use pdp_api::{AuditEntry, AuditQuery, Role, TenantInfo, Token, TokenRequest};
-use serde_json::Value;
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::args::{self, Format, RoleName, TokenAction};
 use crate::failure::Failure;
 use crate::output::{or_dash, print, section, table, write};
+use crate::show::object;
 
 pub async fn tenants(client: &Client, format: Format) -> Result<ExitCode, Failure> {
     print(format, &client.tenants().await?, |tenants| {
@@ -39,7 +40,8 @@ pub async fn tenant(client: &Client, name: &str, format: Format) -> Result<ExitC
     let Some(tenant) = all.into_iter().find(|tenant| tenant.name == name) else {
         return Err(Failure::Other(format!("no tenant {name}; `pdp get tenants` lists them")));
     };
-    print(format, &tenant, |tenant: &TenantInfo| {
+    let status = json!({"vnets": tenant.vnets});
+    object(format, (Some(&tenant.spec), &status), &tenant, |tenant: &TenantInfo| {
         let spec = &tenant.spec["spec"];
         let grants = spec["interfaces"].as_object().into_iter().flatten().map(|(name, grant)| {
             let keys = |key: &str| or_dash(grant[key].as_str().unwrap_or_default());
@@ -130,12 +132,12 @@ pub async fn audit(client: &Client, args: args::Audit) -> Result<ExitCode, Failu
         limit: Some(args.limit),
     };
     print(args.format, &client.audit(&query).await?, |rows| {
-        let header = ["TIME", "WHO", "ROLE", "FROM", "WHAT", "RESULT", "MS", "ERROR"];
+        let header = ["TIME", "WHO", "ROLE", "FROM", "WHAT", "RESULT", "MS", "COMMAND", "ERROR"];
         table(header, rows.iter().map(row).collect())
     })
 }
 
-fn row(row: &AuditEntry) -> [String; 8] {
+fn row(row: &AuditEntry) -> [String; 9] {
     let role = row.role.map_or("-", Role::name);
     [
         time(row.at_ms),
@@ -143,8 +145,13 @@ fn row(row: &AuditEntry) -> [String; 8] {
         row.tenant.as_ref().map_or(role.into(), |tenant| format!("{role} {tenant}")),
         row.from.clone(),
         row.what.clone(),
-        row.status.map_or("unfinished".into(), |status| status.to_string()),
+        match (row.exit, row.status) {
+            (Some(code), _) => format!("exit {code}"),
+            (None, Some(status)) => status.to_string(),
+            (None, None) => "unfinished".into(),
+        },
         row.duration_us.map_or("-".into(), |us| format!("{:.1}", us as f64 / 1000.0)),
+        or_dash(row.command.clone().unwrap_or_default()),
         row.error.clone().unwrap_or_default(),
     ]
 }

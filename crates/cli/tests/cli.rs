@@ -111,7 +111,8 @@ r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s
     );
     let whole: Value =
         serde_json::from_str(&out(&server, &["inspect", "red", "--format", "json"])).unwrap();
-    assert_eq!(whole["spec"]["kind"], "VirtualNetwork");
+    assert_eq!(whole["kind"], "VirtualNetwork");
+    assert_eq!(whole["metadata"]["name"], "red");
     assert_eq!(whole["status"]["nodes"][0]["guests"][1]["pid"], 201);
     let node = out(&server, &["inspect", "red/h1"]);
     assert!(node.contains("h1    host  running") && !node.contains("r1:"), "{node}");
@@ -301,6 +302,51 @@ fn files_that_a_spec_names_go_with_it() {
     fs::write(server.path("sub/motd"), "hello").unwrap();
     out(&server, &["apply", "-f", path.to_str().unwrap()]);
     assert!(server.fake.noted("applied green"));
+}
+
+/// A spec that somebody else wrote gets at no file of who applies it, by whatever path.
+#[test]
+fn files_outside_of_a_specs_directory_are_read_only_where_that_is_said() {
+    let server = Server::start();
+    let secret = server.path("secret");
+    fs::write(&secret, "of the machine").unwrap();
+    let specs = server.path("specs");
+    fs::create_dir(&specs).unwrap();
+    fs::write(specs.join("inside"), "its own").unwrap();
+    std::os::unix::fs::symlink(&secret, specs.join("link")).unwrap();
+    let path = specs.join("named.yaml");
+    let named = |from: &str| {
+        let node = format!("{{kind: host, files: {{/etc/motd: {{from: {from}}}}}}}");
+        fs::write(&path, VNET.replace("{kind: host}", &node)).unwrap();
+    };
+    for from in ["../secret", secret.to_str().unwrap(), "link", "../specs/../secret"] {
+        named(from);
+        for verb in ["apply", "validate", "up"] {
+            let (code, error) = fails(&server, &[verb, "-f", path.to_str().unwrap()]);
+            assert_eq!(code, 1, "{verb} {from}");
+            assert!(error.contains("--allow-files-outside"), "{verb} {from}: {error}");
+        }
+        assert!(!server.fake.noted("applied green"), "{from}");
+        out(&server, &["validate", "--allow-files-outside", path.to_str().unwrap()]);
+    }
+    out(&server, &["apply", "--allow-files-outside", "-f", path.to_str().unwrap()]);
+    named("../specs/inside");
+    out(&server, &["apply", "-f", path.to_str().unwrap()]);
+}
+
+/// What is inspected can be applied again as it is.
+#[test]
+fn what_was_read_back_can_be_applied_again() {
+    let server = Server::start();
+    for (name, format) in [("red", "yaml"), ("red", "json"), ("tenant/acme", "yaml")] {
+        let text = out(&server, &["inspect", name, "--format", format]);
+        let file =
+            pdp_spec::SourceFile { name: "x".into(), text: text.clone(), ..Default::default() };
+        let documents = pdp_spec::parse(&[file]);
+        let documents = documents.unwrap_or_else(|faults| panic!("{faults:?}: {text}"));
+        assert_eq!(documents.len(), 1);
+        assert!(text.contains("status"), "{text}");
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Source: OCI runtime specification 1.0.2; `tmpcopyup` is runc's (and crun's).
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
@@ -15,16 +15,15 @@ use crate::image;
 use crate::init;
 use crate::profile::Writable;
 use crate::root;
-use crate::spec::{GuestSpec, ID_BYTES_MAX, Profile, Root, bundle};
+use crate::seccomp;
+use crate::spec::{GuestSpec, ID_BYTES_MAX, Profile, Root, bundle, id_is_good};
+use crate::view;
 
 /// Where a guest finds what PdP needs in it.
 const INSIDE: &str = "/run/pdp";
 
 /// Descriptors that a guest or helper may be given.
 pub(crate) const DESCRIPTORS_MAX: usize = 32;
-
-/// Open files of a guest.
-const FILES_MAX: u64 = 16_384;
 
 /// Files of a guest, and binds.
 const FILES_AND_BINDS_MAX: usize = 256;
@@ -45,8 +44,10 @@ const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     let fail = |text: String| Err(Error::Spec { id: spec.id.clone(), text });
     let id_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if spec.id.is_empty() || spec.id.len() > ID_BYTES_MAX || !spec.id.chars().all(id_char) {
-        return fail(format!("the id must be 1 to {ID_BYTES_MAX} of A-Z a-z 0-9 . _ -"));
+    if !id_is_good(&spec.id) {
+        return fail(format!(
+            "the id must be 1 to {ID_BYTES_MAX} of A-Z a-z 0-9 . _ -, no . first"
+        ));
     }
     if spec.hostname.is_empty() || spec.hostname.len() > 64 || !spec.hostname.chars().all(id_char) {
         return fail(format!("host name {:?}: 1 to 64 of A-Z a-z 0-9 . _ -", spec.hostname));
@@ -90,6 +91,9 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     if let Some(file) = spec.files.iter().find(|f| f.writable && spec.profile.is_forwarding()) {
         return fail(format!("{}: a forwarding guest has no writable files", file.path.display()));
     }
+    if spec.privileged && spec.profile.is_forwarding() {
+        return fail("a forwarding guest can't be privileged".to_owned());
+    }
     if spec.commands.iter().any(|command| command.argv.is_empty()) {
         return fail("a command without a program".to_owned());
     }
@@ -110,22 +114,31 @@ pub(crate) fn make(
     images: &Path,
 ) -> Result<()> {
     let dir = bundle(&spec.dir);
-    let files = dir.join("files");
+    let files = dir.join(view::FILES);
     for dir in [&dir, &files] {
         fs::create_dir(dir).at("make", dir)?;
         fs::set_permissions(dir, fs::Permissions::from_mode(0o711)).at("set the mode of", dir)?;
     }
-    let made = dir.join("root");
+    // What the container finds there; and what it is on the machine.
+    let shown = dir.join(view::ROOT);
     let (root, image) = match &spec.root {
         Root::Host => {
-            root::make(spec, &made)?;
-            (made, false)
+            root::make(spec, &shown)?;
+            (shown.clone(), false)
         }
-        Root::Rootfs(path) => (path.clone(), true),
+        Root::Rootfs(path) => {
+            let link = dir.join(view::ROOTFS);
+            symlink(path, &link).at("link", &link)?;
+            (path.clone(), true)
+        }
         Root::OciLayout { path, reference } => {
-            (image::unpack(path, reference.as_deref(), spec.users, images)?, true)
+            let user = dir.join(view::IMAGE);
+            (image::unpack_for(&user, path, reference.as_deref(), images)?, true)
         }
     };
+    if image {
+        fs::create_dir(&shown).at("make", &shown)?;
+    }
     let mut mounts = system_mounts(spec.profile);
     let memory = spec.limits.memory_bytes;
     let writable = spec.profile.writable(image);
@@ -138,7 +151,7 @@ pub(crate) fn make(
     let config = json!({
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
-        "root": { "path": root, "readonly": true },
+        "root": { "path": shown, "readonly": true },
         "process": process(spec, &init),
         "mounts": mounts,
         "linux": linux(spec, cgroups),
@@ -233,9 +246,10 @@ fn process(spec: &GuestSpec, init: &[String]) -> Value {
         "TERM=xterm".to_owned(),
     ];
     env.extend(spec.env.iter().map(|(key, value)| format!("{key}={value}")));
-    let capabilities = spec.profile.capabilities();
+    let capabilities = spec.profile.capabilities(spec.privileged);
     // Another user than root keeps capabilities over exec only as ambient ones.
-    let kept: &[&str] = if spec.uid == 0 { &[] } else { capabilities };
+    let kept: &[&str] = if spec.uid == 0 { &[] } else { &capabilities };
+    let files_max = spec.open_files_max;
     json!({
         "terminal": false,
         "user": { "uid": spec.uid, "gid": spec.uid },
@@ -252,7 +266,7 @@ fn process(spec: &GuestSpec, init: &[String]) -> Value {
             "ambient": kept,
         },
         "rlimits": [
-            { "type": "RLIMIT_NOFILE", "hard": FILES_MAX, "soft": FILES_MAX },
+            { "type": "RLIMIT_NOFILE", "hard": files_max, "soft": files_max },
             { "type": "RLIMIT_CORE", "hard": 0, "soft": 0 },
         ],
     })
@@ -285,7 +299,7 @@ fn linux(spec: &GuestSpec, cgroups: &Cgroups) -> Value {
         "resources": { "devices": devices },
         "devices": nodes,
         "sysctl": sysctls(spec),
-        "seccomp": spec.profile.seccomp(),
+        "seccomp": seccomp::filter(spec.profile, spec.privileged),
         "maskedPaths": [
             "/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
             "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",

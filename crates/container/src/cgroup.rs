@@ -6,6 +6,8 @@
 //!
 //! Source: kernel documentation, admin-guide/cgroup-v1 and cgroup-v2.rst.
 
+mod session;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -16,6 +18,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::{Context, Error, Result};
 use crate::spec::Limits;
+
+pub use session::Session;
 
 /// Default period of CPU limits, microseconds.
 pub const CPU_PERIOD_US: u64 = 10_000;
@@ -208,30 +212,50 @@ impl Cgroups {
             .collect())
     }
 
-    /// Kills what is left in a cgroup and all below it, and removes them. No change if there is
-    /// none. An empty path means all of the runtime's.
+    /// [`Cgroups::try_remove`] until nothing is left. No change if there is none.
     pub fn remove(&self, path: &str, wait: Duration) -> Result<()> {
         if !path.is_empty() {
             self.check(path)?;
         }
         let deadline = Instant::now() + wait;
-        for hierarchy in &self.hierarchies {
-            let dir = self.dir(hierarchy, path);
-            while !remove_tree(&dir).at("remove the cgroup", &dir)? {
-                if Instant::now() >= deadline {
-                    let what = format!("cgroup {}", dir.display());
-                    return Err(Error::Stuck { what, seconds: wait.as_secs() });
-                }
-                for pid in processes_below(&dir) {
-                    if let Some(pid) = pid.try_into().ok().and_then(Pid::from_raw) {
-                        // It may have ended meanwhile.
-                        let _ = kill_process(pid, Signal::KILL);
-                    }
-                }
-                std::thread::sleep(Duration::from_millis(2));
+        while !self.try_remove(path)? {
+            if Instant::now() >= deadline {
+                let what = format!("cgroup {}", self.oci_path(path));
+                return Err(Error::Stuck { what, seconds: wait.as_secs() });
             }
+            std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
+    }
+
+    /// Kills what is left in a cgroup and all below it, and removes them if that has ended; false: there
+    /// is something left. An empty path means all of the runtime's.
+    pub fn try_remove(&self, path: &str) -> Result<bool> {
+        if !path.is_empty() {
+            self.check(path)?;
+        }
+        let mut gone = true;
+        for hierarchy in &self.hierarchies {
+            let dir = self.dir(hierarchy, path);
+            if remove_tree(&dir).at("remove the cgroup", &dir)? {
+                continue;
+            }
+            gone = false;
+            for pid in processes_below(&dir) {
+                if let Some(pid) = pid.try_into().ok().and_then(Pid::from_raw) {
+                    // It may have ended meanwhile.
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Removes a cgroup if there is one and nothing in it.
+    pub fn remove_if_empty(&self, path: &str) {
+        for hierarchy in &self.hierarchies {
+            let _ = fs::remove_dir(self.dir(hierarchy, path));
+        }
     }
 
     /// Removes a leaf with what runs in it, and the cgroups above that are empty then.
@@ -275,7 +299,8 @@ impl Cgroups {
             let parent = dir.clone();
             dir.push(component);
             match fs::create_dir(&dir) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // What has the name may be a file of the kernel's.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {}
                 result => result.at("make the cgroup", &dir)?,
             }
             if hierarchy.controllers.iter().any(|controller| controller == "cpuset") {
@@ -469,13 +494,17 @@ fn remove_tree(dir: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
     use std::process::Command;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     /// Removes its cgroup, also when a test fails.
     struct Guard(Cgroups);
 
     impl Guard {
-        fn new(test: &str) -> Self {
-            Self(Cgroups::new(&format!("pdp-cgroup-{test}-{}", std::process::id())).unwrap())
+        /// Of each test its own: they run beside each other.
+        fn new() -> Self {
+            static MADE: AtomicU32 = AtomicU32::new(0);
+            let number = MADE.fetch_add(1, Ordering::Relaxed);
+            Self(Cgroups::new(&format!("pdp-cgroup-{}-{number}", std::process::id())).unwrap())
         }
     }
 
@@ -514,6 +543,21 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_the_kernels_is_taken_for_no_cgroup() {
+        let guard = Guard::new();
+        let cgroups = &guard.0;
+        cgroups.ensure_leaf("red/r1").unwrap();
+        for name in ["tasks", "cgroup.procs", "notify_on_release", "cpu.shares", "cpu.max"] {
+            let path = format!("red/{name}");
+            let is_file = |hierarchy: &Hierarchy| cgroups.dir(hierarchy, &path).is_file();
+            let is_a_file = cgroups.hierarchies.iter().any(is_file);
+            assert_eq!(cgroups.ensure_leaf(&path).is_err(), is_a_file, "{name}");
+        }
+        assert!(cgroups.ensure_leaf("red/cgroup.procs").is_err());
+        assert!(cgroups.try_remove("red").unwrap() && !cgroups.exists("red"));
+    }
+
+    #[test]
     fn small_shares_get_a_period_that_holds_them() {
         let limits = |cores| Limits { cpu_cores: Some(cores), ..Limits::default() };
         assert_eq!(period_us(&limits(0.5)).unwrap(), CPU_PERIOD_US);
@@ -524,7 +568,7 @@ mod tests {
 
     #[test]
     fn a_name_can_not_leave_the_own_cgroup() {
-        let cgroups = Guard::new("names");
+        let cgroups = Guard::new();
         for path in ["", "..", "a/../..", "/a", "a//b", "a/"] {
             assert!(cgroups.0.ensure_leaf(path).is_err(), "{path:?}");
         }
@@ -532,7 +576,7 @@ mod tests {
 
     #[test]
     fn a_cpu_limit_is_in_force_and_counted() {
-        let cgroups = Guard::new("cpu");
+        let cgroups = Guard::new();
         let limits = Limits { cpu_cores: Some(0.25), ..Limits::default() };
         cgroups.0.ensure("red/r1", &limits).unwrap();
         let mut child = spin(&cgroups.0, "red/r1/guest", "while :; do :; done");
@@ -551,7 +595,7 @@ mod tests {
 
     #[test]
     fn a_cpu_is_shared_by_weight() {
-        let cgroups = Guard::new("weight");
+        let cgroups = Guard::new();
         let cpu = fs::read_to_string("/proc/self/status").unwrap();
         let cpu = cpu.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
         let cpu = cpu.trim().split([',', '-']).next().unwrap().to_owned();
@@ -582,7 +626,7 @@ mod tests {
 
     #[test]
     fn memory_and_process_limits_are_in_force() {
-        let cgroups = Guard::new("memory");
+        let cgroups = Guard::new();
         let limits = Limits { memory_bytes: Some(32 << 20), ..Limits::default() };
         cgroups.0.ensure("a", &limits).unwrap();
         let hog = "exec python3 -c 'x = bytearray(256 << 20); print(len(x))'";
@@ -598,7 +642,7 @@ mod tests {
 
     #[test]
     fn cpus_are_set_and_taken_back() {
-        let cgroups = Guard::new("cpus");
+        let cgroups = Guard::new();
         let read = || {
             let dir = cgroups.0.controlled_by("cpuset", "a").unwrap();
             fs::read_to_string(dir.join("cpuset.cpus")).unwrap().trim().to_owned()

@@ -1,19 +1,22 @@
-//! Unpacks an image from an OCI image layout on disk into a directory whose files belong to a
-//! vnet's user ids.
+//! Unpacks an image from an OCI image layout on disk into a directory of root's, with the owners that
+//! its layers say: guests see it read-only, through their own user ids ([`crate::Root::OciLayout`]).
 //!
 //! Digests are checked; no file is written outside the directory, whatever a layer says; device
-//! nodes are left out. An unpacked image is kept by its manifest's digest and the user ids, and
-//! used again.
+//! nodes are left out, and nothing is set-user-ID. An unpacked image is kept by its manifest's digest,
+//! for all guests that run on it, and removed when there is none ([`collect`]). A name without
+//! [`PART`] is on disk as a whole: it is given when all that it has is.
 //!
-//! Limits: [`JSON_BYTES_MAX`] for index and manifest, [`LAYERS_MAX`], [`UNPACKED_BYTES_MAX`].
+//! Limits: [`JSON_BYTES_MAX`] for index and manifest, [`LAYERS_MAX`], [`UNPACKED_BYTES_MAX`],
+//! [`UNPACKED_FILES_MAX`].
 //! Source: OCI image specification 1.0.2 (image-layout, manifest, layer: whiteouts).
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, lchown};
+use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
 use serde::de::DeserializeOwned;
@@ -21,7 +24,9 @@ use sha2::{Digest, Sha256};
 use tar::{Archive, EntryType};
 
 use crate::error::{Context, Error, Result};
-use crate::spec::UserRange;
+use crate::spec::bundle;
+use crate::tree;
+use crate::view;
 
 /// Bytes of an index or a manifest.
 pub const JSON_BYTES_MAX: u64 = 4 << 20;
@@ -31,6 +36,18 @@ pub const LAYERS_MAX: usize = 128;
 
 /// Bytes of an unpacked image, layers added up.
 pub const UNPACKED_BYTES_MAX: u64 = 16 << 30;
+
+/// Entries of an unpacked image, layers added up.
+pub const UNPACKED_FILES_MAX: u64 = 1_000_000;
+
+/// User ids of an image; files of others are root's.
+const IDS: u64 = 1 << 16;
+
+/// Ends the name of what is no whole image: not yet, or no more.
+pub const PART: &str = ".part";
+
+/// Directories that a guest needs to mount on; an image is read-only when it does.
+const PLACES: [&str; 9] = ["dev", "etc", "proc", "root", "run", "sys", "tmp", "var/log", "var/tmp"];
 
 /// Depth of indexes in indexes.
 const INDEX_DEPTH_MAX: usize = 4;
@@ -43,23 +60,67 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Says that all that lower layers have in this directory is gone.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Guests that start at a time may want the same image: it is unpacked once.
-static UNPACKING: Mutex<()> = Mutex::new(());
+/// Guests that start at a time may want the same image: it is unpacked once. And none goes between
+/// its unpacking and the link that keeps it.
+static IMAGES: Mutex<()> = Mutex::new(());
 
 /// Unpacks an image below `images` unless it is there, and returns its root. One process at a time
 /// may do so.
-pub fn unpack(
+pub fn unpack(layout: &Path, reference: Option<&str>, images: &Path) -> Result<PathBuf> {
+    let _one = lock();
+    unpack_alone(layout, reference, images)
+}
+
+/// The same for a guest: `link` is made a link to it, and it is kept as long as that is there.
+pub(crate) fn unpack_for(
+    link: &Path,
     layout: &Path,
     reference: Option<&str>,
-    users: UserRange,
     images: &Path,
 ) -> Result<PathBuf> {
+    let _one = lock();
+    let root = unpack_alone(layout, reference, images)?;
+    symlink(&root, link).at("link", link)?;
+    Ok(root)
+}
+
+/// Removes what is in `images` and no whole image that a guest runs on, in the directories that
+/// `guests` returns.
+pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) -> Result<()> {
+    let _one = lock();
+    let there = fs::read_dir(images).at("read", images)?;
+    let there: io::Result<Vec<PathBuf>> = there.map(|entry| Ok(entry?.path())).collect();
+    let mut there = there.at("read", images)?;
+    if there.is_empty() {
+        return Ok(());
+    }
+    let used = |dir: &PathBuf| fs::read_link(bundle(dir).join(view::IMAGE)).ok();
+    let used: BTreeSet<PathBuf> = guests()?.iter().filter_map(used).collect();
+    there.retain(|path| !used.contains(path));
+    there.iter().try_for_each(|path| discard(path))
+}
+
+fn lock() -> MutexGuard<'static, ()> {
+    // A panic leaves nothing under a whole image's name.
+    IMAGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes an image, or a part of one; it is no whole one from the first step on.
+fn discard(path: &Path) -> Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    if !path.as_os_str().as_bytes().ends_with(PART.as_bytes()) {
+        part.push(PART);
+        tree::remove(Path::new(&part))?;
+        fs::rename(path, &part).at("rename", path)?;
+    }
+    tree::remove(Path::new(&part))
+}
+
+fn unpack_alone(layout: &Path, reference: Option<&str>, images: &Path) -> Result<PathBuf> {
     let fail = |text: String| Error::Image { path: layout.to_owned(), text };
     let (digest, manifest) = manifest(layout, reference)?;
-    let name = format!("{}-{}", digest.replace(':', "-"), users.base);
+    let name = digest.replace(':', "-");
     let root = images.join(&name);
-    // A panic leaves nothing half done here.
-    let _one = UNPACKING.lock().unwrap_or_else(PoisonError::into_inner);
     if root.is_dir() {
         return Ok(root);
     }
@@ -67,33 +128,46 @@ pub fn unpack(
         let count = manifest.layers().len();
         return Err(fail(format!("{count} layers, {LAYERS_MAX} at most")));
     }
-    // Under another name until it is whole.
-    let part = images.join(format!("{name}.part"));
-    if part.exists() {
-        // From a process that was killed.
-        fs::remove_dir_all(&part).at("remove", &part)?;
-    }
+    // From a process that was killed.
+    let part = images.join(name + PART);
+    tree::remove(&part)?;
     let result = make_directories(images, &part).and_then(|()| {
-        let owner = Some(users.base);
-        lchown(&part, owner, owner).at("give away", &part)?;
-        let mut left = UNPACKED_BYTES_MAX;
+        let mut left = Left { bytes: UNPACKED_BYTES_MAX, files: UNPACKED_FILES_MAX };
         for layer in manifest.layers() {
             let digest = layer.digest().to_string();
-            apply(layout, layer, &part, users, &mut left)
+            apply(layout, layer, &part, &mut left)
                 .map_err(|error| fail(format!("layer {digest}: {error}")))?;
         }
-        fs::rename(&part, &root).at("rename", &part)
+        for place in PLACES {
+            // What is a link stays one.
+            safe_dir(&part, Path::new(place)).map_err(|error| fail(format!("{place}: {error}")))?;
+        }
+        // All that it has, before its name says so; and its name, before a guest is told.
+        let unpacked = File::open(&part).at("open", &part)?;
+        rustix::fs::syncfs(&unpacked).at("write to disk", &part)?;
+        fs::rename(&part, &root).at("rename", &part)?;
+        File::open(images).and_then(|images| images.sync_all()).at("write to disk", images)
     });
-    if part.exists() {
-        let _ = fs::remove_dir_all(&part);
+    if result.is_err() {
+        // What failed first is what the caller has to know.
+        let _ = tree::remove(&part);
     }
     result.map(|()| root)
 }
 
-/// The directory of all images, passed by guests, and one for this image's files.
+/// What may still be unpacked.
+struct Left {
+    bytes: u64,
+    files: u64,
+}
+
+/// The directory of all images, which nobody but root passes: what is in it has owners that on the
+/// machine are somebody else. And one for this image's files.
 fn make_directories(images: &Path, part: &Path) -> Result<()> {
-    fs::create_dir_all(part).at("make", part)?;
-    fs::set_permissions(images, Permissions::from_mode(0o711)).at("set mode of", images)
+    fs::create_dir_all(images).at("make", images)?;
+    fs::set_permissions(images, Permissions::from_mode(0o700)).at("set mode of", images)?;
+    fs::create_dir(part).at("make", part)?;
+    fs::set_permissions(part, Permissions::from_mode(0o755)).at("set mode of", part)
 }
 
 /// Finds the manifest and its digest.
@@ -172,13 +246,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Applies a layer; its digest is checked on a first pass over the file.
-fn apply(
-    layout: &Path,
-    layer: &Descriptor,
-    root: &Path,
-    users: UserRange,
-    left: &mut u64,
-) -> io::Result<()> {
+fn apply(layout: &Path, layer: &Descriptor, root: &Path, left: &mut Left) -> io::Result<()> {
     let (path, want) = blob_path(layout, layer)?;
     let mut hash = Sha256::new();
     let mut file = File::open(&path)?;
@@ -197,20 +265,18 @@ fn apply(
     let mut magic = [0; 4];
     let count = File::open(&path)?.read(&mut magic)?;
     match magic[..count] {
-        [0x1f, 0x8b, ..] => {
-            apply_tar(flate2::bufread::MultiGzDecoder::new(file), root, users, left)
-        }
+        [0x1f, 0x8b, ..] => apply_tar(flate2::bufread::MultiGzDecoder::new(file), root, left),
         [0x28, 0xb5, 0x2f, 0xfd] => {
             let decoder = ruzstd::decoding::StreamingDecoder::new(file)
                 .map_err(|error| invalid(format!("zstd: {error}")))?;
-            apply_tar(decoder, root, users, left)
+            apply_tar(decoder, root, left)
         }
-        _ => apply_tar(file, root, users, left),
+        _ => apply_tar(file, root, left),
     }
 }
 
-fn apply_tar(tar: impl Read, root: &Path, users: UserRange, left: &mut u64) -> io::Result<()> {
-    let mut archive = Archive::new(tar.take(*left));
+fn apply_tar(tar: impl Read, root: &Path, left: &mut Left) -> io::Result<()> {
+    let mut archive = Archive::new(tar.take(left.bytes));
     archive.set_preserve_permissions(true);
     archive.set_overwrite(true);
     for entry in archive.entries()? {
@@ -218,10 +284,15 @@ fn apply_tar(tar: impl Read, root: &Path, users: UserRange, left: &mut u64) -> i
         let path = entry.path()?.into_owned();
         let Some(path) = relative(&path) else { continue };
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
-        *left = left
+        left.bytes = left
+            .bytes
             .checked_sub(entry.size())
             .ok_or_else(|| invalid(format!("more than {UNPACKED_BYTES_MAX} bytes unpacked")))?;
-        let Some(parent) = safe_dir(root, parent, users)? else {
+        left.files = left
+            .files
+            .checked_sub(1)
+            .ok_or_else(|| invalid(format!("more than {UNPACKED_FILES_MAX} files unpacked")))?;
+        let Some(parent) = safe_dir(root, parent)? else {
             return Err(invalid(format!("{}: a directory on its way is none", path.display())));
         };
         let name = name.as_bytes();
@@ -251,11 +322,15 @@ fn apply_tar(tar: impl Read, root: &Path, users: UserRange, left: &mut u64) -> i
             return Err(invalid(format!("{}: leads out of the image", path.display())));
         }
         if kind != EntryType::Link {
-            let id = |id: u64| {
-                u32::try_from(id).ok().filter(|id| *id < users.length).unwrap_or(0) + users.base
-            };
+            let id = |id: u64| if id < IDS { id as u32 } else { 0 };
             let (uid, gid) = (id(entry.header().uid()?), id(entry.header().gid()?));
             lchown(&place, Some(uid), Some(gid))?;
+            let meta = place.symlink_metadata()?;
+            if meta.is_file() {
+                // Set-user-ID is of no use in a guest, and on the machine it would be root's.
+                let mode = meta.permissions().mode() & 0o1777;
+                fs::set_permissions(&place, Permissions::from_mode(mode))?;
+            }
         }
     }
     Ok(())
@@ -276,7 +351,7 @@ fn relative(path: &Path) -> Option<PathBuf> {
 
 /// The directory at `path` below the root, made where it is missing; `None` if something on the
 /// way is not a directory: a link would lead elsewhere.
-fn safe_dir(root: &Path, path: &Path, users: UserRange) -> io::Result<Option<PathBuf>> {
+fn safe_dir(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
     let mut dir = root.to_owned();
     for component in path.components() {
         dir.push(component);
@@ -285,7 +360,7 @@ fn safe_dir(root: &Path, path: &Path, users: UserRange) -> io::Result<Option<Pat
             Ok(_) => return Ok(None),
             Err(_) => {
                 fs::create_dir(&dir)?;
-                lchown(&dir, Some(users.base), Some(users.base))?;
+                fs::set_permissions(&dir, Permissions::from_mode(0o755))?;
             }
         }
     }
@@ -294,7 +369,7 @@ fn safe_dir(root: &Path, path: &Path, users: UserRange) -> io::Result<Option<Pat
 
 fn remove(path: &Path) -> io::Result<()> {
     match path.symlink_metadata() {
-        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
+        Ok(meta) if meta.is_dir() => tree::remove(path).map_err(io::Error::other),
         Ok(_) => fs::remove_file(path),
         Err(_) => Ok(()),
     }

@@ -6,13 +6,17 @@
 //! intended is written there before each side effect, so that [`Runtime::delete`] removes what
 //! half-exists.
 //!
+//! Directories are named by ids, beside each other in one tree ([`Paths::records`]) that is root's alone: nothing
+//! that a guest or a helper can write is in it, and no program's path is read from it.
+//!
 //! | file in a guest's or helper's directory | what |
 //! |---|---|
-//! | `record.json` | what was asked for; written first, removed last |
+//! | `record.json` | what it is, with a version; written first, removed last |
 //! | `shim`, `pid` | process id and start time of the shim, and of the guest's or helper's process |
 //! | `exit` | how it ended |
-//! | `log`, `log.1` | what it wrote, with times; bounded |
 //! | `bundle/` | the OCI bundle (guests) |
+//!
+//! What it wrote, with times, is in two bounded files apart from that ([`Runtime::logs`]).
 //!
 //! Directories above must be searchable by everybody (mode 0711): a guest's user ids have no
 //! right on the host but that.
@@ -27,9 +31,12 @@ mod process;
 mod profile;
 mod root;
 mod runtime;
+mod seccomp;
 mod shim;
 mod spec;
 mod store;
+pub mod tree;
+mod view;
 
 pub use error::{Error, Result};
 pub use log::LogFile;
@@ -40,4 +47,4 @@ pub use spec::{
     Bind, Command, File, GuestSpec, HelperSpec, ID_BYTES_MAX, LOG_BYTES_MAX, Limits, Owned,
     Profile, Restart, Root, UserRange,
 };
-pub use store::Found;
+pub use store::RECORD_VERSION;

@@ -1,9 +1,9 @@
 //! Makes, starts, stops, adopts and removes guests and helpers.
 
-use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -15,21 +15,24 @@ use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::bundle::{self, DESCRIPTORS_MAX};
-use crate::cgroup::Cgroups;
+use crate::cgroup::{Cgroups, Session};
 use crate::error::{Context, Error, Result};
+use crate::image;
+use crate::log::LogFile;
 use crate::process::{Exit, Process};
-use crate::shim::DESCRIPTOR_FIRST;
-use crate::spec::{GuestSpec, HelperSpec, Limits};
-use crate::store::{Found, Record, Store};
+use crate::shim::{DESCRIPTOR_FIRST, Order, What};
+use crate::spec::{GuestSpec, HelperSpec, Limits, id_is_good};
+use crate::store::{Kind, RECORD_VERSION, Record, Store};
+use crate::tree;
 
 /// Time that the kernel and the shim have to end what was killed.
 const END_WAIT: Duration = Duration::from_secs(10);
 
+/// Time that what was killed mostly takes to end.
+const KILL_WAIT: Duration = Duration::from_millis(20);
+
 /// Time for which a dead guest's shim may write down how it ended.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
-
-/// Depth of guests' directories below the run directory.
-const LIST_DEPTH_MAX: usize = 8;
 
 /// Where things are.
 #[derive(Clone, Debug)]
@@ -40,8 +43,14 @@ pub struct Paths {
     pub shim: PathBuf,
     /// `pdp-init`.
     pub init: PathBuf,
-    /// State of the OCI runtime, below the run directory: gone with a reboot.
+    /// Directories of guests and helpers, each named by its id; below the run directory: gone with a
+    /// reboot. Root's alone to write.
+    pub records: PathBuf,
+    /// State of the OCI runtime, below the run directory too.
     pub runc_root: PathBuf,
+    /// Logs, below the state directory: what a guest writes must not fill the run directory, which is
+    /// memory that the whole machine shares.
+    pub logs: PathBuf,
     /// Unpacked images, below the state directory.
     pub images: PathBuf,
     /// Name of the cgroup below which all others are, e.g. `pdp`.
@@ -79,8 +88,9 @@ impl Runtime {
             *path = fs::canonicalize(&*path).at("find", path)?;
         }
         let cgroups = Cgroups::new(&paths.cgroup)?;
-        for path in [&mut paths.runc_root, &mut paths.images] {
-            DirBuilder::new().recursive(true).mode(0o711).create(&*path).at("make", path)?;
+        let Paths { records, runc_root, logs, images, .. } = &mut paths;
+        for (path, mode) in [(records, 0o711), (runc_root, 0o711), (logs, 0o700), (images, 0o700)] {
+            DirBuilder::new().recursive(true).mode(mode).create(&*path).at("make", path)?;
             *path = fs::canonicalize(&*path).at("find", path)?;
         }
         Ok(Self { paths, cgroups })
@@ -95,8 +105,8 @@ impl Runtime {
     /// `fds` from descriptor 3 on. One that is there already must be deleted before.
     pub fn create(&self, spec: &GuestSpec, fds: &[BorrowedFd<'_>]) -> Result<Process> {
         bundle::check(spec, fds.len())?;
-        let record = self.record(Found::Guest(spec.clone()), fds.len());
-        self.begin(&record, fds, || {
+        let what = What::Guest { id: spec.id.clone(), users: spec.users };
+        self.begin(&spec.dir, &spec.cgroup, what, spec.log_bytes_max, fds, || {
             bundle::make(spec, &self.cgroups, &self.paths.init, &self.paths.images)?;
             self.cgroups.ensure(&spec.cgroup, &spec.limits)?;
             self.cgroups.ensure_leaf(&bundle::leaf(&spec.cgroup))
@@ -114,33 +124,37 @@ impl Runtime {
 
     /// Starts the commands of a guest that was made. No change if it runs.
     pub fn start(&self, dir: &Path) -> Result<()> {
-        let record = self.guest(dir)?.0;
+        self.guest(dir)?;
+        let id = self.id(dir)?;
         match self.state(dir)? {
             State::Running(_) => Ok(()),
-            State::Created(_) => runc(&record, "runc start", &["start", record.what.id()]),
+            State::Created(_) => self.runc("runc start", &["start"], id),
             state => Err(Error::Runtime {
-                id: record.what.id().to_owned(),
+                id: id.to_owned(),
                 what: "start",
                 text: format!("it is not waiting for that but {state:?}; delete and create it"),
             }),
         }
     }
 
-    /// Starts a helper, which gets `fds` from descriptor 3 on. One that is there already must be
-    /// deleted before.
-    pub fn spawn_helper(&self, spec: &HelperSpec, fds: &[BorrowedFd<'_>]) -> Result<Process> {
+    /// Starts a helper; `stdin` is its standard input, `/dev/null` where there is none. One that is there
+    /// already must be deleted before.
+    pub fn spawn_helper(
+        &self,
+        spec: &HelperSpec,
+        stdin: Option<BorrowedFd<'_>>,
+    ) -> Result<Process> {
         let fail = |text: &str| Error::Spec { id: spec.id.clone(), text: text.to_owned() };
         if !spec.argv.first().is_some_and(|program| program.starts_with('/')) {
             return Err(fail("its program must be an absolute path"));
         }
-        if fds.len() > DESCRIPTORS_MAX {
-            return Err(fail("more than 32 descriptors"));
-        }
         if !spec.keep_root && spec.uid == 0 {
             return Err(fail("user id 0 has rights beyond those of a helper; give it another"));
         }
-        let record = self.record(Found::Helper(spec.clone()), fds.len());
-        self.begin(&record, fds, || self.cgroups.ensure_leaf(&spec.cgroup))?;
+        let what = What::Helper(spec.clone());
+        self.begin(&spec.dir, &spec.cgroup, what, spec.log_bytes_max, stdin.as_slice(), || {
+            self.cgroups.ensure_leaf(&spec.cgroup)
+        })?;
         Store(&spec.dir).process()?.ok_or_else(|| Error::Absent(spec.dir.clone()))
     }
 
@@ -157,47 +171,66 @@ impl Runtime {
                 return Ok(());
             }
         }
-        process.signal(Signal::KILL);
-        if process.wait(END_WAIT) {
-            return Ok(());
-        }
-        let what = format!("process {} of {}", process.pid, dir.display());
-        Err(Error::Stuck { what, seconds: END_WAIT.as_secs() })
+        kill(dir, process)
     }
 
-    /// Removes every trace of a guest or helper, running or half-made; its directory's files that
-    /// are not this crate's stay (and with them the directory). No change if there is none.
+    /// Kills a guest or helper; whether it has ended. The moment that this mostly takes is waited for.
+    pub fn kill(&self, dir: &Path) -> Result<bool> {
+        let (State::Created(process) | State::Running(process) | State::Orphaned(process)) =
+            self.state(dir)?
+        else {
+            return Ok(true);
+        };
+        process.signal(Signal::KILL);
+        Ok(process.wait(KILL_WAIT))
+    }
+
+    /// Removes every trace of a guest or helper, running or half-made, and of whatever version; its
+    /// directory's files that are not this crate's stay (and with them the directory). No change if there is
+    /// none.
     pub fn delete(&self, dir: &Path) -> Result<()> {
-        let store = Store(dir);
-        let Some(record) = store.record()? else { return Ok(()) };
+        let (id, store) = (self.id(dir)?, Store(dir));
+        let record = match store.record() {
+            Ok(None) => return Ok(()),
+            Ok(record) => record,
+            // Of another version, or damaged: what it is shows in the OCI runtime's state.
+            Err(_) => None,
+        };
+        // What can't be read is not ours; the cgroup and the OCI runtime know the processes too.
+        let (shim, process) = (|| store.shim().ok().flatten(), || store.process().ok().flatten());
         // A shim that is just making a guest whose maker died would go on behind our back.
         let deadline = Instant::now() + END_WAIT;
-        let shim = store.shim()?.filter(Process::is_alive);
-        while store.process()?.is_none()
+        let shim = shim().filter(Process::is_alive);
+        while process().is_none()
             && shim.is_some_and(|shim| shim.is_alive())
             && Instant::now() < deadline
         {
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.stop(dir, Duration::ZERO)?;
+        if let Some(process) = process() {
+            kill(dir, process)?;
+        }
         if let Some(shim) = shim
             && !shim.wait(EXIT_WAIT)
         {
             shim.signal(Signal::KILL);
             shim.wait(END_WAIT);
         }
-        let leaf = match &record.what {
-            Found::Guest(spec) => {
-                if record.runc_root.join(&spec.id).exists() {
-                    runc(&record, "runc delete", &["delete", "--force", &spec.id])?;
-                }
-                bundle::leaf(&spec.cgroup)
+        if self.paths.runc_root.join(id).exists() {
+            self.runc("runc delete", &["delete", "--force"], id)?;
+        }
+        if let Some(record) = record {
+            let leaf = match record.kind {
+                Kind::Guest => bundle::leaf(&record.cgroup),
+                Kind::Helper => record.cgroup,
+            };
+            // Other helpers may be in a helper's cgroup.
+            if record.kind == Kind::Guest || self.cgroups.processes(&leaf)?.is_empty() {
+                self.cgroups.remove_leaf(&leaf, END_WAIT)?;
             }
-            // Other helpers may be in its cgroup.
-            Found::Helper(spec) => spec.cgroup.clone(),
-        };
-        if matches!(record.what, Found::Guest(_)) || self.cgroups.processes(&leaf)?.is_empty() {
-            self.cgroups.remove_leaf(&leaf, END_WAIT)?;
+        }
+        for log in self.logs(dir)? {
+            tree::remove(&log)?;
         }
         store.remove()
     }
@@ -215,9 +248,8 @@ impl Runtime {
                 return Ok(State::Orphaned(process));
             }
             // Held until the start, and removed by it.
-            let waits = record.runc_root.join(record.what.id()).join("exec.fifo").exists();
-            let guest = matches!(record.what, Found::Guest(_));
-            return Ok(match guest && waits {
+            let waits = self.paths.runc_root.join(self.id(dir)?).join("exec.fifo").exists();
+            return Ok(match record.kind == Kind::Guest && waits {
                 true => State::Created(process),
                 false => State::Running(process),
             });
@@ -237,59 +269,85 @@ impl Runtime {
     }
 
     /// A command that runs `argv` inside a running guest, with what the caller's standard streams
-    /// are; `tty`: standard input is a terminal and the guest's side shall be one too.
+    /// are; `tty`: standard input is a terminal and the guest's side shall be one too. The session has
+    /// all that the command starts.
     pub fn exec_command(
         &self,
         dir: &Path,
         argv: &[OsString],
         tty: bool,
         env: &BTreeMap<String, String>,
-    ) -> Result<Command> {
-        let (record, spec) = self.guest(dir)?;
+    ) -> Result<(Command, Session)> {
+        let record = self.guest(dir)?;
+        let id = self.id(dir)?;
         if argv.is_empty() {
             let text = "no command to run in it was given".to_owned();
-            return Err(Error::Spec { id: spec.id, text });
+            return Err(Error::Spec { id: id.to_owned(), text });
         }
-        let mut command = runc_command(&record);
-        command.arg("exec");
+        let session = self.cgroups.session(&bundle::leaf(&record.cgroup))?;
+        let mut command = self.runc_command();
+        command.arg("exec").arg("--cgroup").arg(session.argument());
         if tty {
             command.arg("--tty");
         }
         for (key, value) in env {
             command.arg("--env").arg(format!("{key}={value}"));
         }
-        command.arg(&spec.id).args(argv);
-        Ok(command)
+        command.arg(id).args(argv);
+        Ok((command, session))
     }
 
     /// Changes a guest's limits while it runs.
     pub fn update_limits(&self, dir: &Path, limits: &Limits) -> Result<()> {
-        let (mut record, mut spec) = self.guest(dir)?;
-        self.cgroups.ensure(&spec.cgroup, limits)?;
-        spec.limits = limits.clone();
-        record.what = Found::Guest(spec);
-        Store(dir).set_record(&record)
+        self.cgroups.ensure(&self.guest(dir)?.cgroup, limits)
     }
 
-    /// All guests and helpers in directories at or below `root`, whole or not.
-    pub fn list(&self, root: &Path) -> Result<Vec<Found>> {
-        let mut found = Vec::new();
-        list_below(root, LIST_DEPTH_MAX, &mut found)?;
-        Ok(found)
+    /// Directories of all guests and helpers, whole or not, of whatever version.
+    pub fn list(&self) -> Result<Vec<PathBuf>> {
+        let records = &self.paths.records;
+        let entries = fs::read_dir(records).at("read", records)?;
+        entries.map(|entry| Ok(entry.at("read", records)?.path())).collect()
     }
 
-    fn record(&self, what: Found, fds: usize) -> Record {
-        let Paths { runc, runc_root, cgroup, .. } = self.paths.clone();
-        Record { what, runc, runc_root, cgroup, fds }
+    /// Removes unpacked images that no guest runs on, and what a crash left of one.
+    pub fn collect_images(&self) -> Result<()> {
+        image::collect(&self.paths.images, || self.list())
     }
 
-    fn guest(&self, dir: &Path) -> Result<(Record, GuestSpec)> {
+    /// A guest's or helper's log, and what was before it; there may be none.
+    pub fn logs(&self, dir: &Path) -> Result<[PathBuf; 2]> {
+        let log = self.paths.logs.join(format!("{}.log", self.id(dir)?));
+        Ok([log.clone(), LogFile::older(&log)])
+    }
+
+    /// Removes logs but those of the guests and helpers of these directories.
+    pub fn remove_logs_but(&self, kept: &BTreeSet<PathBuf>) -> Result<()> {
+        let logs = &self.paths.logs;
+        for entry in fs::read_dir(logs).at("read", logs)? {
+            let entry = entry.at("read", logs)?;
+            let name = entry.file_name();
+            let id = name.to_str().and_then(|name| Some(name.rsplit_once(".log")?.0));
+            if !id.is_some_and(|id| kept.contains(&self.paths.records.join(id))) {
+                tree::remove(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The id of the guest or helper of a directory, which must be one of ours.
+    fn id<'d>(&self, dir: &'d Path) -> Result<&'d str> {
+        let id = dir.file_name().and_then(|name| name.to_str());
+        let ours = dir.parent() == Some(&*self.paths.records);
+        id.filter(|id| ours && id_is_good(id)).ok_or_else(|| Error::Spec {
+            id: id.unwrap_or_default().to_owned(),
+            text: format!("{} is not one of {}", dir.display(), self.paths.records.display()),
+        })
+    }
+
+    fn guest(&self, dir: &Path) -> Result<Record> {
         match Store(dir).record()? {
-            Some(record) => match record.what.clone() {
-                Found::Guest(spec) => Ok((record, spec)),
-                Found::Helper(_) => Err(Error::Absent(dir.to_owned())),
-            },
-            None => Err(Error::Absent(dir.to_owned())),
+            Some(record) if record.kind == Kind::Guest => Ok(record),
+            _ => Err(Error::Absent(dir.to_owned())),
         }
     }
 
@@ -297,14 +355,17 @@ impl Runtime {
     /// that fails.
     fn begin(
         &self,
-        record: &Record,
+        dir: &Path,
+        cgroup: &str,
+        what: What,
+        log_bytes_max: u64,
         fds: &[BorrowedFd<'_>],
         prepare: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let (id, dir) = (record.what.id(), record.what.dir());
+        let id = what.id();
         let fail = |text: String| Error::Spec { id: id.to_owned(), text };
-        if !dir.is_absolute() {
-            return Err(fail(format!("directory {}: not an absolute path", dir.display())));
+        if self.id(dir)? != id {
+            return Err(fail(format!("its directory {} has another name", dir.display())));
         }
         if Store(dir).exists() {
             return Err(fail(format!("{} has one already; delete it before", dir.display())));
@@ -317,8 +378,20 @@ impl Runtime {
                 return Err(fail(format!("its user ids can't search {above}; chmod o+x {above}")));
             }
         }
-        Store(dir).set_record(record)?;
-        let made = prepare().and_then(|()| self.run_shim(id, dir, fds));
+        let kind = match what {
+            What::Guest { .. } => Kind::Guest,
+            What::Helper(_) => Kind::Helper,
+        };
+        let (version, cgroup) = (RECORD_VERSION, cgroup.to_owned());
+        Store(dir).set_record(&Record { version, kind, cgroup })?;
+        let order = || -> Result<Order> {
+            let [log, _] = self.logs(dir)?;
+            let Paths { runc, runc_root, cgroup, .. } = self.paths.clone();
+            let (dir, fds) = (dir.to_owned(), fds.len());
+            Ok(Order { dir, what: what.clone(), runc, runc_root, cgroup, fds, log, log_bytes_max })
+        };
+        let made =
+            prepare().and_then(|()| order()).and_then(|order| self.run_shim(id, dir, &order, fds));
         if made.is_err() {
             // What failed first is what the caller has to know.
             let _ = self.delete(dir);
@@ -326,7 +399,7 @@ impl Runtime {
         made
     }
 
-    fn run_shim(&self, id: &str, dir: &Path, fds: &[BorrowedFd<'_>]) -> Result<()> {
+    fn run_shim(&self, id: &str, dir: &Path, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<()> {
         // Above those that they become, so that none is overwritten before it is passed on.
         let above = DESCRIPTOR_FIRST + DESCRIPTORS_MAX as i32;
         let passed: Vec<OwnedFd> = fds
@@ -335,8 +408,9 @@ impl Runtime {
             .collect::<std::result::Result<_, _>>()
             .at("pass descriptors on to", dir)?;
         let mut command = Command::new(&self.paths.shim);
+        // Its argument is for people.
         command.arg(dir).env_clear().env("PATH", SHIM_PATH);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         // SAFETY: after the fork only dup2(2) is called, which is async-signal-safe; nothing is
         // allocated. The descriptors are open as long as `passed`, which the closure owns.
         unsafe {
@@ -349,52 +423,45 @@ impl Runtime {
                 Ok(())
             });
         }
-        let output = command.output().at("run", &self.paths.shim)?;
+        let order = serde_json::to_vec(order).map_err(io::Error::from).at("order", dir)?;
+        let mut shim = command.spawn().at("run", &self.paths.shim)?;
+        // One that can't be told says why when it ends.
+        let _ = shim.stdin.take().map(|mut stdin| stdin.write_all(&order));
+        let output = shim.wait_with_output().at("run", &self.paths.shim)?;
         if output.status.success() {
             return Ok(());
         }
         let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         Err(Error::Runtime { id: id.to_owned(), what: "pdp-shim", text })
     }
+
+    fn runc_command(&self) -> Command {
+        let mut command = Command::new(&self.paths.runc);
+        command.arg("--root").arg(&self.paths.runc_root);
+        command
+    }
+
+    fn runc(&self, what: &'static str, arguments: &[&str], id: &str) -> Result<()> {
+        let mut command = self.runc_command();
+        let output = command.args(arguments).arg(id).stdin(Stdio::null()).output();
+        let output = output.at("run", &self.paths.runc)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(Error::Runtime { id: id.to_owned(), what, text })
+    }
 }
 
 const SHIM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-fn list_below(dir: &Path, depth: usize, found: &mut Vec<Found>) -> Result<()> {
-    if let Some(record) = Store(dir).record()? {
-        found.push(record.what);
-    }
-    if depth == 0 {
+fn kill(dir: &Path, process: Process) -> Result<()> {
+    process.signal(Signal::KILL);
+    if process.wait(END_WAIT) {
         return Ok(());
     }
-    let entries = match fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.at("read", dir)?,
-    };
-    for entry in entries {
-        let entry = entry.at("read", dir)?;
-        let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_dir && entry.file_name() != OsStr::new(crate::spec::BUNDLE) {
-            list_below(&entry.path(), depth - 1, found)?;
-        }
-    }
-    Ok(())
-}
-
-fn runc_command(record: &Record) -> Command {
-    let mut command = Command::new(&record.runc);
-    command.arg("--root").arg(&record.runc_root);
-    command
-}
-
-fn runc(record: &Record, what: &'static str, arguments: &[&str]) -> Result<()> {
-    let output = runc_command(record).args(arguments).stdin(Stdio::null()).output();
-    let output = output.at("run", &record.runc)?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(Error::Runtime { id: record.what.id().to_owned(), what, text })
+    let what = format!("process {} of {}", process.pid, dir.display());
+    Err(Error::Stuck { what, seconds: END_WAIT.as_secs() })
 }
 
 /// Takes the loopback interface of a guest down.

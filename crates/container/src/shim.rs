@@ -1,32 +1,36 @@
 //! The supervisor of one guest or helper: `pdp-shim DIR`, with descriptors from 3 on for it.
 //!
-//! It detaches (a session and a cgroup of its own), makes the container or starts the process,
-//! and only then does the process that was called return, so that its caller knows. It outlives
-//! the caller, keeps the log, and writes down how the process ended. It knows all it needs from
-//! the record in the directory, and holds none of the descriptors once it has passed them on.
+//! What it is to do comes on its standard input, an [`Order`] as JSON, and is kept nowhere: no file that
+//! somebody may have changed says what is run. It detaches (a session and a cgroup of its own), makes the
+//! container or starts the process, and only then does the process that was called return, so that its caller
+//! knows. It outlives the caller, keeps the log, and writes down how the process ended. It holds none of
+//! the descriptors once it has passed them on.
 //!
-//! Limits: two log files of the record's bytes; lines longer than [`LINE_BYTES_MAX`] are broken;
+//! Limits: two log files of the order's bytes; lines longer than [`LINE_BYTES_MAX`] are broken;
 //! [`LOG_BYTES_PER_SECOND_MAX`], beyond which the writer waits, so that a guest can't spend our
 //! time.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::FdFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions};
+use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroups;
 use crate::error::{Context, Error, Result};
 use crate::log::LogFile;
 use crate::process::{Exit, Process};
-use crate::spec::{HelperSpec, bundle};
-use crate::store::{Found, LOGS, RUNC_PID, Record, Store};
+use crate::spec::{HelperSpec, UserRange, bundle};
+use crate::store::{RUNC_PID, Store};
+use crate::view::View;
 
 /// The cgroup of all shims: no tenant's, and a name that no vnet can have.
 pub(crate) const CGROUP: &str = "_shims";
@@ -43,13 +47,51 @@ pub(crate) const DESCRIPTOR_FIRST: i32 = 3;
 /// The word that the caller hears when all is well.
 const READY: &str = "ready";
 
-/// Entry point of `pdp-shim DIR`.
+/// What a shim is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Order {
+    /// Directory of the guest or helper.
+    pub dir: PathBuf,
+    pub what: What,
+    /// The OCI runtime.
+    pub runc: PathBuf,
+    pub runc_root: PathBuf,
+    /// Name of the runtime's cgroup.
+    pub cgroup: String,
+    /// Descriptors from 3 on that it is given.
+    pub fds: usize,
+    pub log: PathBuf,
+    pub log_bytes_max: u64,
+}
+
+/// What is to run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum What {
+    /// A container, whose bundle is made.
+    Guest { id: String, users: UserRange },
+    /// A process.
+    Helper(HelperSpec),
+}
+
+impl What {
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Guest { id, .. } => id,
+            Self::Helper(spec) => &spec.id,
+        }
+    }
+}
+
+/// Entry point of `pdp-shim`.
 pub fn main() -> ExitCode {
-    let Some(dir) = std::env::args_os().nth(1) else {
-        eprintln!("pdp-shim: give the directory of a guest or helper");
-        return ExitCode::FAILURE;
+    let order = match serde_json::from_reader::<_, Order>(io::stdin()) {
+        Ok(order) => order,
+        Err(error) => {
+            eprintln!("pdp-shim is started by pdpd, which gives it its order: {error}");
+            return ExitCode::FAILURE;
+        }
     };
-    match detach(Path::new(&dir)) {
+    match detach(&order) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -59,9 +101,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Forks, and waits until the child has made the guest or failed.
-fn detach(dir: &Path) -> io::Result<()> {
-    let record = Store(dir).record().map_err(|error| io::Error::other(words(&error)))?;
-    let record = record.ok_or_else(|| io::Error::other(Error::Absent(dir.to_owned())))?;
+fn detach(order: &Order) -> io::Result<()> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     // SAFETY: this process has one thread, so the child may do whatever this one may.
     let child = unsafe { libc::fork() };
@@ -69,7 +109,7 @@ fn detach(dir: &Path) -> io::Result<()> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             drop(read);
-            let code = supervise(dir, &record, File::from(write));
+            let code = supervise(order, File::from(write));
             std::process::exit(code);
         }
         _ => {
@@ -82,17 +122,17 @@ fn detach(dir: &Path) -> io::Result<()> {
 }
 
 /// The life of a shim.
-fn supervise(dir: &Path, record: &Record, mut caller: File) -> i32 {
-    match begin(dir, record) {
+fn supervise(order: &Order, mut caller: File) -> i32 {
+    match begin(order) {
         Ok((process, output)) => {
             // The caller may be gone; the guest stays.
             let _ = caller.write_all(READY.as_bytes());
             drop(caller);
-            let mut log = Log::open(dir, record.what.log_bytes_max());
+            let mut log = Log::open(&order.log, order.log_bytes_max);
             let exit = follow(process, output, &mut log);
             if let Some(exit) = exit {
                 // The directory may be gone if the guest is being removed.
-                let _ = Store(dir).set_exit(exit);
+                let _ = Store(&order.dir).set_exit(exit);
             }
             0
         }
@@ -110,7 +150,8 @@ fn words(error: &dyn std::error::Error) -> String {
 }
 
 /// Makes the container or starts the process; returns it and the end of its output.
-fn begin(dir: &Path, record: &Record) -> Result<(Process, OwnedFd)> {
+fn begin(order: &Order) -> Result<(Process, OwnedFd)> {
+    let dir = &*order.dir;
     rustix::process::setsid().at("make a session in", dir)?;
     rustix::process::chdir("/").at("go to", Path::new("/"))?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
@@ -120,23 +161,23 @@ fn begin(dir: &Path, record: &Record) -> Result<(Process, OwnedFd)> {
     rustix::stdio::dup2_stdout(&null).at("redirect", dir)?;
     rustix::stdio::dup2_stderr(&null).at("redirect", dir)?;
     drop(null);
-    let cgroups = Cgroups::new(&record.cgroup)?;
+    let cgroups = Cgroups::new(&order.cgroup)?;
     cgroups.enter(CGROUP, std::process::id())?;
     let init = Pid::from_raw(1);
     rustix::process::set_child_subreaper(init).at("become the reaper in", dir)?;
     let me = of(std::process::id(), dir)?;
     Store(dir).set_shim(me)?;
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
-    let process = match &record.what {
-        Found::Guest(spec) => {
-            create_container(dir, record, &spec.id, write)?;
+    let process = match &order.what {
+        What::Guest { id, users } => {
+            create_container(order, id, *users, write)?;
             let path = dir.join(RUNC_PID);
             let pid = std::fs::read_to_string(&path).at("read", &path)?;
             of(pid.trim().parse().unwrap_or_default(), dir)?
         }
-        Found::Helper(spec) => of(start_helper(spec, &cgroups, write)?.id(), dir)?,
+        What::Helper(spec) => of(start_helper(spec, order.fds, &cgroups, write)?.id(), dir)?,
     };
-    close_passed(record.fds);
+    close_passed(order.fds);
     Store(dir).set_process(process)?;
     Ok((process, read))
 }
@@ -146,12 +187,15 @@ fn of(pid: u32, dir: &Path) -> Result<Process> {
     Process::of(pid).ok_or(gone).at("find the process of", dir)
 }
 
-fn create_container(dir: &Path, record: &Record, id: &str, output: OwnedFd) -> Result<()> {
+fn create_container(order: &Order, id: &str, users: UserRange, output: OwnedFd) -> Result<()> {
+    let dir = &*order.dir;
+    let view = View::prepare(dir, users)?;
     let errors = || output.try_clone().map(Stdio::from).at("pass on output in", dir);
     let log = dir.join("bundle/runc.log");
-    let status = Command::new(&record.runc)
+    let mut command = Command::new(&order.runc);
+    command
         .arg("--root")
-        .arg(&record.runc_root)
+        .arg(&order.runc_root)
         .arg("--log")
         .arg(&log)
         .args(["--log-format", "json", "create", "--bundle"])
@@ -159,12 +203,14 @@ fn create_container(dir: &Path, record: &Record, id: &str, output: OwnedFd) -> R
         .arg("--pid-file")
         .arg(dir.join(RUNC_PID))
         .arg("--preserve-fds")
-        .arg(record.fds.to_string())
+        .arg(order.fds.to_string())
         .arg(id)
         .stdout(errors()?)
-        .stderr(errors()?)
-        .status()
-        .at("run", &record.runc)?;
+        .stderr(errors()?);
+    // SAFETY: the shim has one thread, so that no lock is held by another at the fork, and the
+    // child may allocate and make system calls.
+    unsafe { command.pre_exec(move || view.enter()) };
+    let status = command.status().at("run", &order.runc)?;
     if status.success() {
         return Ok(());
     }
@@ -183,7 +229,12 @@ pub(crate) fn messages(log: &str, status: ExitStatus) -> String {
     if all.is_empty() { status.to_string() } else { all.join("; ") }
 }
 
-fn start_helper(spec: &HelperSpec, cgroups: &Cgroups, output: OwnedFd) -> Result<Child> {
+fn start_helper(
+    spec: &HelperSpec,
+    fds: usize,
+    cgroups: &Cgroups,
+    output: OwnedFd,
+) -> Result<Child> {
     let fail = |text: String| Error::Spec { id: spec.id.clone(), text };
     let (program, arguments) =
         spec.argv.split_first().ok_or_else(|| fail("a command without a program".to_owned()))?;
@@ -204,6 +255,13 @@ fn start_helper(spec: &HelperSpec, cgroups: &Cgroups, output: OwnedFd) -> Result
         .envs(&spec.env)
         .stdout(output)
         .stderr(errors);
+    if fds > 0 {
+        // SAFETY: the caller of this program opened it for it; it is not closed while it is borrowed.
+        let stdin = unsafe { BorrowedFd::borrow_raw(DESCRIPTOR_FIRST) };
+        rustix::io::fcntl_setfd(stdin, FdFlags::CLOEXEC).at("pass on input in", &spec.dir)?;
+        let stdin = stdin.try_clone_to_owned().at("pass on input in", &spec.dir)?;
+        command.stdin(stdin);
+    }
     let (uid, keep_root, cgroup) = (spec.uid, spec.keep_root, spec.cgroup.clone());
     let cgroups = cgroups.clone();
     // SAFETY: the shim has one thread, so that no lock is held by another at the fork, and the
@@ -328,8 +386,8 @@ struct Log {
 }
 
 impl Log {
-    fn open(dir: &Path, bytes_max: u64) -> Self {
-        Self { file: LogFile::open(&dir.join(LOGS[0]), bytes_max).ok(), line: Vec::new() }
+    fn open(path: &Path, bytes_max: u64) -> Self {
+        Self { file: LogFile::open(path, bytes_max).ok(), line: Vec::new() }
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -404,13 +462,14 @@ mod tests {
         ) {
             let dir = tempfile::tempdir().unwrap();
             let bytes_max = 1000;
-            let mut log = Log::open(dir.path(), bytes_max);
+            let path = dir.path().join("log");
+            let mut log = Log::open(&path, bytes_max);
             for piece in &pieces {
                 log.write(piece.as_bytes());
             }
             log.end();
-            let read = |name| std::fs::read_to_string(dir.path().join(name)).unwrap_or_default();
-            let (new, old) = (read(LOGS[0]), read(LOGS[1]));
+            let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+            let (new, old) = (read(&path), read(&LogFile::older(&path)));
             prop_assert!(old.len() as u64 <= bytes_max);
             // One line may be longer than the bound of a file.
             prop_assert!(new.len() as u64 <= bytes_max || new.lines().count() == 1);

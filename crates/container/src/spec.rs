@@ -11,7 +11,7 @@ pub struct GuestSpec {
     /// Unique among the guests of a runtime: ASCII letters, digits, `.`, `_`, `-`; at most
     /// [`ID_BYTES_MAX`] bytes.
     pub id: String,
-    /// Its directory, absolute.
+    /// Its directory: of its id's name, in [`crate::Paths::records`].
     pub dir: PathBuf,
     /// Its cgroup below the runtime's, e.g. `red/r1`: that has the limits, and the guest's
     /// processes are in its leaf `guest`.
@@ -20,6 +20,9 @@ pub struct GuestSpec {
     pub root: Root,
     /// What it may do.
     pub profile: Profile,
+    /// Mounts, and namespaces of its own, within its user namespace; and CAP_SYS_ADMIN and
+    /// CAP_SYS_CHROOT there. Control guests and hosts only.
+    pub privileged: bool,
     /// The user ids on the host that its own are mapped to, from 0.
     pub users: UserRange,
     /// Inside: user and group id of the commands. 0 for [`Profile::Control`] and
@@ -41,12 +44,20 @@ pub struct GuestSpec {
     pub sysctls: BTreeMap<String, String>,
     /// Limits of its cgroup.
     pub limits: Limits,
+    /// Open files of each of its processes.
+    pub open_files_max: u64,
     /// Bytes of one log file; there are two.
     pub log_bytes_max: u64,
 }
 
 /// Bytes of a guest's id.
 pub const ID_BYTES_MAX: usize = 128;
+
+/// Whether an id can be one: its name is that of a directory.
+pub(crate) fn id_is_good(id: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    !id.is_empty() && id.len() <= ID_BYTES_MAX && id.chars().all(good) && !id.starts_with('.')
+}
 
 /// Bytes of one log file where nothing else is wanted; there are two of each log.
 pub const LOG_BYTES_MAX: u64 = 4 << 20;
@@ -64,7 +75,7 @@ pub enum Root {
     /// The host's `/usr`, read-only, and a small made `/etc`: needs no download. Nothing else of
     /// the host is seen.
     Host,
-    /// This directory, read-only, owned by the guest's user ids.
+    /// This directory, read-only, with the owners that it has on the machine.
     Rootfs(PathBuf),
     /// An OCI image layout on disk.
     OciLayout {
@@ -104,7 +115,7 @@ pub struct UserRange {
 /// A file put into a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
-    /// Where, absolute.
+    /// Where, absolute: where the guest may write, or over a file that its root has.
     pub path: PathBuf,
     /// What is in it.
     pub content: String,
@@ -196,9 +207,9 @@ pub struct Limits {
 /// A process beside a guest, or of the node itself (the mux).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HelperSpec {
-    /// For people.
+    /// Unique, as those of guests and among them.
     pub id: String,
-    /// Its directory, absolute.
+    /// Its directory: of its id's name, in [`crate::Paths::records`].
     pub dir: PathBuf,
     /// Program and arguments; the program's path is absolute.
     pub argv: Vec<String>,

@@ -1,74 +1,52 @@
 //! The files of a guest's or helper's directory.
+//!
+//! The directory is root's and in a tree of root's ([`crate::Paths::records`]); what is read from it is held
+//! against that all the same: files of root's, no links, of bounded length.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use rustix::fs::{FileType, Mode, OFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Result};
 use crate::process::{Exit, Process};
-use crate::spec::{GuestSpec, HelperSpec};
+use crate::tree;
+
+/// Version of what is in these files. One of another version is ended and made anew.
+pub const RECORD_VERSION: u32 = 2;
 
 const RECORD: &str = "record.json";
 const SHIM: &str = "shim";
 const PID: &str = "pid";
 const EXIT: &str = "exit";
 
+/// Bytes of one file.
+const FILE_BYTES_MAX: u64 = 1 << 16;
+
 /// What the OCI runtime writes; taken over into [`PID`].
 pub(crate) const RUNC_PID: &str = "runc.pid";
 
-/// The guest's log, and what was before.
-pub(crate) const LOGS: [&str; 2] = ["log", "log.1"];
-
-/// A guest or helper as it was asked for.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Which kind of process a record is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[expect(clippy::large_enum_variant, reason = "few are held at a time, most of them guests")]
-pub enum Found {
-    /// A guest.
-    Guest(GuestSpec),
-    /// A helper.
-    Helper(HelperSpec),
+pub(crate) enum Kind {
+    Guest,
+    Helper,
 }
 
-impl Found {
-    /// Its id.
-    pub fn id(&self) -> &str {
-        match self {
-            Self::Guest(spec) => &spec.id,
-            Self::Helper(spec) => &spec.id,
-        }
-    }
-
-    /// Its directory.
-    pub fn dir(&self) -> &Path {
-        match self {
-            Self::Guest(spec) => &spec.dir,
-            Self::Helper(spec) => &spec.dir,
-        }
-    }
-
-    pub(crate) fn log_bytes_max(&self) -> u64 {
-        match self {
-            Self::Guest(spec) => spec.log_bytes_max,
-            Self::Helper(spec) => spec.log_bytes_max,
-        }
-    }
-}
-
-/// All that the shim and a later process need to know. Written first, removed last.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// What whoever comes next has to know of a guest or helper. Written first, removed last. Names no
+/// program and no path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    pub what: Found,
-    pub runc: PathBuf,
-    pub runc_root: PathBuf,
-    /// Name of the runtime's cgroup.
+    /// [`RECORD_VERSION`].
+    pub version: u32,
+    pub kind: Kind,
+    /// That of the guest's limits, or of the helper's processes.
     pub cgroup: String,
-    /// Descriptors from 3 on that it is given.
-    pub fds: usize,
 }
 
 /// A directory of a guest or helper.
@@ -76,8 +54,16 @@ pub(crate) struct Record {
 pub(crate) struct Store<'a>(pub &'a Path);
 
 impl Store<'_> {
+    /// The record, of this version.
     pub fn record(self) -> Result<Option<Record>> {
-        self.read(RECORD)
+        let record: Option<Record> = self.read(RECORD)?;
+        if let Some(Record { version, .. }) = record
+            && version != RECORD_VERSION
+        {
+            let other = format!("of version {version}, not {RECORD_VERSION}; to be made anew");
+            return Err(io::Error::other(other)).at("use", &self.0.join(RECORD));
+        }
+        Ok(record)
     }
 
     pub fn set_record(self, record: &Record) -> Result<()> {
@@ -116,22 +102,10 @@ impl Store<'_> {
     /// Removes what this crate puts there, the record last, and the directory if nothing else is
     /// in it.
     pub fn remove(self) -> Result<()> {
-        let bundle = self.0.join(crate::spec::BUNDLE);
-        match fs::remove_dir_all(&bundle) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).at("remove", &bundle);
-            }
-            _ => {}
-        }
-        let files = [SHIM, PID, EXIT, RUNC_PID, LOGS[0], LOGS[1], RECORD];
+        tree::remove(&self.0.join(crate::spec::BUNDLE))?;
+        let files = [SHIM, PID, EXIT, RUNC_PID, RECORD];
         for name in files.into_iter().flat_map(|name| [part(name), name.to_owned()]) {
-            let path = self.0.join(name);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(error).at("remove", &path);
-                }
-                _ => {}
-            }
+            tree::remove(&self.0.join(name))?;
         }
         // Not if somebody else has files there.
         let _ = fs::remove_dir(self.0);
@@ -140,7 +114,7 @@ impl Store<'_> {
 
     fn read<T: DeserializeOwned>(self, name: &str) -> Result<Option<T>> {
         let path = self.0.join(name);
-        match fs::read(&path) {
+        match read_own(&path) {
             Ok(bytes) => {
                 serde_json::from_slice(&bytes).map(Some).map_err(io::Error::from).at("read", &path)
             }
@@ -154,10 +128,26 @@ impl Store<'_> {
         let (path, part) = (self.0.join(name), self.0.join(part(name)));
         let bytes = serde_json::to_vec(value).map_err(io::Error::from).at("write", &path)?;
         fs::write(&part, bytes).at("write", &part)?;
-        // Files of a guest's configuration are in the record.
         fs::set_permissions(&part, fs::Permissions::from_mode(0o600)).at("write", &part)?;
         fs::rename(&part, &path).at("write", &path)
     }
+}
+
+/// Reads a file of this process's user's: no link, no device, no pipe that nobody writes.
+fn read_own(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    let own = stat.st_uid == rustix::process::geteuid().as_raw();
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !own {
+        return Err(io::Error::other("not a file of root's; somebody else put it there"));
+    }
+    let mut bytes = Vec::new();
+    File::from(file).take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::other(format!("more than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(bytes)
 }
 
 fn part(name: &str) -> String {

@@ -41,14 +41,20 @@ impl Fixture {
         self.dir.path().join(name)
     }
 
+    /// The directory of a guest or helper.
+    fn record(&self, id: &str) -> PathBuf {
+        self.path("records").join(id)
+    }
+
     fn spec(&self, profile: Profile, commands: &[&[&str]]) -> GuestSpec {
         let id = format!("{}-{}", self.cgroup, COUNT.fetch_add(1, Ordering::Relaxed));
         GuestSpec {
-            dir: self.path(&id),
+            dir: self.record(&id),
             id,
             cgroup: "red/r1".into(),
             root: Root::Host,
             profile,
+            privileged: false,
             users: UserRange { base: BASE, length: 65_536 },
             uid: if matches!(profile, Profile::Forwarding { .. }) { 1000 } else { 0 },
             hostname: "r1".into(),
@@ -58,6 +64,7 @@ impl Fixture {
             env: BTreeMap::new(),
             sysctls: BTreeMap::new(),
             limits: Limits::default(),
+            open_files_max: 1024,
             log_bytes_max: 1 << 20,
         }
     }
@@ -71,7 +78,8 @@ impl Fixture {
     fn exec(&self, spec: &GuestSpec, script: &str) -> (bool, String) {
         let argv = ["sh", "-c", script].map(OsString::from);
         let command = self.runtime.exec_command(&spec.dir, &argv, false, &BTreeMap::new());
-        let output = command.unwrap().output().unwrap();
+        let (mut command, _session) = command.unwrap();
+        let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         (output.status.success(), text + &String::from_utf8_lossy(&output.stderr))
     }
@@ -101,8 +109,8 @@ impl Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        for found in self.runtime.list(self.dir.path()).unwrap() {
-            if let Err(error) = self.runtime.delete(found.dir()) {
+        for dir in self.runtime.list().unwrap() {
+            if let Err(error) = self.runtime.delete(&dir) {
                 eprintln!("{error}");
             }
         }
@@ -115,7 +123,9 @@ fn paths(dir: &Path, cgroup: &str) -> Paths {
         runc: "/usr/sbin/runc".into(),
         shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
         init: env!("CARGO_BIN_EXE_pdp-init").into(),
+        records: dir.join("records"),
         runc_root: dir.join("runc"),
+        logs: dir.join("logs"),
         images: dir.join("images"),
         cgroup: cgroup.into(),
     }
@@ -131,7 +141,9 @@ fn file(path: &str, content: &str, writable: bool) -> File {
 }
 
 fn log(dir: &Path) -> String {
-    fs::read_to_string(dir.join("log")).unwrap_or_default()
+    let logs = dir.ancestors().nth(2).unwrap().join("logs");
+    let name = format!("{}.log", dir.file_name().unwrap().to_str().unwrap());
+    fs::read_to_string(logs.join(name)).unwrap_or_default()
 }
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
@@ -188,7 +200,8 @@ fn frr_runs_in_a_control_guest() {
     let begin = Instant::now();
     fixture.runtime.stop(&spec.dir, EVENTUALLY).unwrap();
     assert!(begin.elapsed() < EVENTUALLY, "SIGTERM reached the daemons");
-    assert!(log(&spec.dir).contains("zebra (process"), "{}", log(&spec.dir));
+    // Written after the guest's end was seen.
+    eventually("its log says so", || log(&spec.dir).contains("zebra (process"));
 }
 
 #[test]
@@ -278,31 +291,218 @@ fn a_forwarding_guest_has_no_capability_and_no_interface() {
     assert!(text.contains(" end\n"));
 }
 
+/// Makes system calls by number, each in a process of its own, and says how each ended.
+const CALLS: &str = r#"
+import ctypes, errno, mmap, os, signal, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+def end(act):
+    """In a process of its own: what it ended by."""
+    if (child := os.fork()) == 0:
+        ctypes.set_errno(0)
+        os._exit(0 if act() != -1 else ctypes.get_errno())
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
+    code = os.WEXITSTATUS(status)
+    return errno.errorcode.get(code, code) if code else 0
+def call(name, *args):
+    words = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
+    print(name, end(lambda: libc.syscall(*words)), flush=True)
+NEW_USER, NEW_NET = 0x10000000, 0x40000000
+call("unshare", 272, NEW_USER)
+call("unshare-net", 272, NEW_NET)
+call("setns", 308, os.open("/proc/self/ns/net", os.O_RDONLY), 0)
+call("clone-user", 56, NEW_USER | 17, 0, 0, 0, 0)
+call("clone3", 435, 0, 0)
+call("mount", 165, b"none", b"/tmp", b"tmpfs", 0, 0)
+call("remount", 165, 0, b"/", 0, 0x1000 | 0x20, 0)
+call("umount2", 166, b"/proc/keys", 2)
+call("pivot_root", 155, b"/tmp", b"/tmp")
+call("open_tree", 428, -100, b"/", 1)
+call("fsopen", 430, b"tmpfs", 0)
+call("mount_setattr", 442, -100, b"/", 0, 0, 0)
+call("bpf", 321, 0, 0, 0)
+call("ptrace", 101, 0, 0, 0, 0)
+call("keyctl", 250, 0, -3, 0)
+call("io_setup", 206, 128, ctypes.byref(ctypes.c_ulong(0)))
+call("io_uring_setup", 425, 1, 0)
+call("sync", 162)
+call("personality", 135, 0x0400000)
+call("perf_event_open", 298, 0, 0, -1, -1, 0)
+call("userfaultfd", 323, 1)
+call("process_madvise", 440, 0, 0, 0, 21, 0)
+for name, family in {"vsock": 40, "alg": 38, "xdp": 44, "netlink": 16}.items():
+    call(name, 41, family, 3 if family == 16 else 1, 0)
+# By way of the interfaces of 32-bit programs and of x32: getpid.
+call("x32", 0x40000000 + 39)
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(bytes.fromhex("b814000000cd80c3"))
+i386 = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+print("i386", end(i386), flush=True)
+# Memory as the mux would share it.
+memory = os.memfd_create("shared")
+os.ftruncate(memory, 1 << 20)
+shared = mmap.mmap(memory, 1 << 20)
+shared[:] = b"x" * (1 << 20)
+at = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+# FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+call("fallocate", 285, memory, 3, 0, 1 << 20)
+advices = {"dontneed": 4, "remove": 9, "cold": 20, "pageout": 21, "collapse": 25, "remove-high": 1 << 32 | 9}
+for name, advice in advices.items():
+    call(name, 28, at, 1 << 20, advice)
+call("mbind", 237, at, 1 << 20, 0, 0, 0, 0)
+print("holes", os.fstat(memory).st_blocks < 2048, flush=True)
+print("fork", os.waitpid(os.spawnlp(os.P_NOWAIT, "true", "true"), 0)[1], flush=True)
+print("end", flush=True)
+"#;
+
+/// What [`CALLS`] says in every profile without `privileged`.
+const REFUSED: &str = "unshare unshare-net setns clone-user mount remount umount2 pivot_root \
+    open_tree fsopen mount_setattr bpf ptrace keyctl io_setup io_uring_setup sync personality \
+    perf_event_open userfaultfd process_madvise vsock alg xdp";
+
+/// And in forwarding guests.
+const REFUSED_FORWARDING: &str = "fallocate remove cold pageout collapse remove-high mbind";
+
 #[test]
 fn system_calls_beyond_the_list_are_refused() {
     let fixture = Fixture::new();
-    let (_, text) = fixture.forwarding(
-        false,
-        "python3 -c '
-import ctypes, errno, os
-libc = ctypes.CDLL(None, use_errno=True)
-def call(name, *args):
-    ctypes.set_errno(0)
-    result = libc.syscall(*args)
-    print(name, result, errno.errorcode.get(ctypes.get_errno()), flush=True)
-call(\"unshare\", 272, 0x10000000)
-call(\"bpf\", 321, 0, 0, 0)
-call(\"mount\", 165, 0, 0, 0, 0, 0)
-call(\"ptrace\", 101, 0, 0, 0, 0)
-call(\"clone\", 56, 0x10000000 | 17, 0, 0, 0, 0)
-call(\"setns\", 308, 0, 0)
-print(\"fork\", os.waitpid(os.spawnlp(os.P_NOWAIT, \"true\", \"true\"), 0)[1], flush=True)
-'",
-    );
-    for name in ["unshare", "bpf", "mount", "ptrace", "clone", "setns"] {
-        assert!(text.contains(&format!("{name} -1 EPERM")), "{name}: {text}");
+    let forwarding = Profile::Forwarding { tap: false };
+    for profile in [Profile::Control, Profile::Host, forwarding] {
+        let mut spec = fixture.spec(profile, &[&["python3", "-c", CALLS]]);
+        if profile != forwarding {
+            spec.commands[0] = command(&["sleep", "1000"], Restart::Never);
+        }
+        fixture.run(&spec);
+        let text = if profile == forwarding {
+            fixture.exit(&spec.dir);
+            log(&spec.dir)
+        } else {
+            fixture.exec(&spec, &format!("exec python3 -c '{CALLS}'")).1
+        };
+        let said = |want: &str| text.lines().any(|line| line.ends_with(want));
+        for name in REFUSED.split_whitespace() {
+            // sync(2) returns nothing.
+            assert!(said(&format!("{name} EPERM")), "{profile:?}, {name}: {text}");
+        }
+        for want in ["clone3 ENOSYS", "x32 SIGSYS", "i386 SIGSYS", "netlink 0", "fork 0"] {
+            assert!(said(want), "{profile:?}, {want}: {text}");
+        }
+        assert!(said("dontneed 0"), "{profile:?}: {text}");
+        if profile == forwarding {
+            for name in REFUSED_FORWARDING.split_whitespace() {
+                assert!(said(&format!("{name} EPERM")), "{name}: {text}");
+            }
+            assert!(said("holes False"), "{text}");
+        } else {
+            assert!(said("fallocate 0") && said("remove 0"), "{text}");
+        }
+        fixture.runtime.delete(&spec.dir).unwrap();
     }
-    assert!(text.contains("fork 0"), "{text}");
+}
+
+#[test]
+fn read_only_stays_so_and_no_capability_is_to_be_had() {
+    let fixture = Fixture::new();
+    for profile in [Profile::Control, Profile::Host] {
+        let spec = fixture.spec(profile, &[&["sleep", "1000"]]);
+        fixture.run(&spec);
+        for door in [
+            "mount -o remount,bind,rw /",
+            "umount /proc/keys",
+            "mount -t proc proc /mnt",
+            "mount -o remount,rw /sys",
+            "unshare -Ur true",
+            "unshare -n true",
+            "nsenter -t 1 -m true",
+            "ip netns add x",
+        ] {
+            let (good, text) = fixture.exec(&spec, door);
+            assert!(!good, "{profile:?}, {door}: {text}");
+        }
+        let (good, text) = fixture.exec(&spec, "touch /x");
+        assert!(!good && text.contains("Read-only"), "{text}");
+    }
+}
+
+#[test]
+fn a_privileged_guest_has_mounts_and_namespaces_of_its_own_and_no_more() {
+    let fixture = Fixture::new();
+    for profile in [Profile::Control, Profile::Host] {
+        let mut spec = fixture.spec(profile, &[&["sleep", "1000"]]);
+        spec.privileged = true;
+        fixture.run(&spec);
+        let (good, text) = fixture.exec(
+            &spec,
+            "set -e; mount -t tmpfs none /mnt; umount /mnt; ip netns add x; \
+             nsenter --net=/run/netns/x ip -o link | grep -c lo; unshare -n true; chroot / true; \
+             grep CapEff /proc/self/status",
+        );
+        assert!(good, "{profile:?}: {text}");
+        // CAP_SYS_MODULE, CAP_SYS_RAWIO, CAP_SYS_PTRACE, CAP_MKNOD, CAP_SYS_RESOURCE: none.
+        let effective = text.split("CapEff:\t").nth(1).and_then(|hex| hex.split('\n').next());
+        let effective = u64::from_str_radix(effective.unwrap(), 16).unwrap();
+        assert_eq!(effective & (1 << 16 | 1 << 17 | 1 << 19 | 1 << 27 | 1 << 24), 0, "{text}");
+        let (_, text) = fixture.exec(&spec, &format!("exec python3 -c '{CALLS}'"));
+        for name in ["bpf", "ptrace", "keyctl", "io_setup", "perf_event_open", "vsock", "sync"] {
+            assert!(text.lines().any(|line| line == format!("{name} EPERM")), "{name}: {text}");
+        }
+        assert!(text.contains("x32 SIGSYS") && text.contains("i386 SIGSYS"), "{text}");
+        fixture.runtime.delete(&spec.dir).unwrap();
+    }
+    // What is on the machine is read-only before the guest has it: the kernel keeps it so.
+    let mut spec = fixture.spec(Profile::Control, &[&["sleep", "1000"]]);
+    spec.privileged = true;
+    spec.files = vec![file("/etc/own.conf", "own\n", true)];
+    fixture.run(&spec);
+    for line in [
+        "mount -o remount,bind,rw /",
+        "mount -o remount,rw /",
+        "touch /x",
+        "mount -o remount,bind,rw /run/pdp/init.json",
+        "mount -o remount,bind,rw /run/pdp/init-files/0",
+        "echo x >> /run/pdp/init-files/0",
+        "touch /usr/x",
+    ] {
+        let (good, text) = fixture.exec(&spec, line);
+        assert!(!good, "{line}: {text}");
+    }
+    // Nor where it takes away what lies above.
+    fixture.exec(&spec, "mount -o remount,bind,rw /usr; umount -l /etc; touch /etc/x /usr/x /x");
+    let bundle = spec.dir.join("bundle");
+    assert!(!bundle.join("root/etc/x").exists() && !bundle.join("root/x").exists());
+    assert!(!Path::new("/usr/x").exists());
+
+    let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["true"]]);
+    spec.privileged = true;
+    let refused = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
+    assert!(refused.contains("can't be privileged"), "{refused}");
+}
+
+#[test]
+fn a_guest_opens_no_more_than_its_files() {
+    let fixture = Fixture::new();
+    let script = "
+import os, resource
+opened = []
+try:
+    for _ in range(100_000):
+        opened.append(os.eventfd(0))
+except OSError as error:
+    print('opened', len(opened) + 3, error.strerror, flush=True)
+opened.clear()
+try:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100_000, 100_000))
+except (OSError, ValueError) as error:
+    print('no more', flush=True)
+";
+    let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["python3", "-c", script]]);
+    spec.open_files_max = 80;
+    fixture.run(&spec);
+    fixture.exit(&spec.dir);
+    let text = log(&spec.dir);
+    assert!(text.contains("opened 80 Too many open files") && text.contains("no more"), "{text}");
 }
 
 #[test]
@@ -376,8 +576,6 @@ fn hosts_ping_and_keep_their_limits() {
     fixture.runtime.update_limits(&spec.dir, &more).unwrap();
     let (good, text) = fixture.exec(&spec, hog);
     assert!(good && text.contains("536870912"), "{text}");
-    let found = fixture.runtime.list(fixture.dir.path()).unwrap();
-    assert!(matches!(&found[..], [pdp_container::Found::Guest(spec)] if spec.limits == more));
 }
 
 #[test]
@@ -488,10 +686,69 @@ fn what_a_maker_left_half_made_is_deleted() {
         fs::remove_file(spec.dir.join(name)).unwrap();
     }
     assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), State::Absent);
-    assert_eq!(fixture.runtime.list(fixture.dir.path()).unwrap().len(), 1);
+    assert_eq!(fixture.runtime.list().unwrap(), std::slice::from_ref(&spec.dir));
     fixture.runtime.delete(&spec.dir).unwrap();
     eventually("the guest is gone", || !process.is_alive());
     assert!(!fixture.runtime.cgroups().exists("red") && !spec.dir.exists());
+}
+
+/// What root reads of a guest is believed only if root alone can have written it, and what it is not
+/// understood is removed all the same.
+#[test]
+fn records_that_another_wrote_are_not_believed() {
+    use std::os::unix::fs::{chown, symlink};
+
+    let fixture = Fixture::new();
+    let elsewhere = fixture.path("elsewhere");
+    let forged = |dir: &Path, name: &str, bytes: &[u8]| {
+        fs::create_dir_all(dir).unwrap();
+        fs::write(dir.join(name), bytes).unwrap();
+    };
+    let good = br#"{"version":2,"kind":"guest","cgroup":"red/r1"}"#;
+    forged(&elsewhere, "record.json", good);
+    type Case<'a> = (&'a str, &'a dyn Fn(&Path));
+    let cases: [Case<'_>; 7] = [
+        ("link", &|dir| symlink(elsewhere.join("record.json"), dir.join("record.json")).unwrap()),
+        ("zero", &|dir| symlink("/dev/zero", dir.join("record.json")).unwrap()),
+        ("directory", &|dir| fs::create_dir_all(dir.join("record.json/a/b")).unwrap()),
+        ("pipe", &|dir| {
+            let path = dir.join("record.json");
+            let kind = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, path, kind, 0o600.into(), 0).unwrap();
+        }),
+        ("another", &|dir| {
+            forged(dir, "record.json", good);
+            chown(dir.join("record.json"), Some(BASE), None).unwrap();
+        }),
+        ("rubbish", &|dir| forged(dir, "record.json", &vec![b'['; 1 << 20])),
+        ("older", &|dir| forged(dir, "record.json", br#"{"what":{"guest":{}},"fds":0}"#)),
+    ];
+    for (name, make) in &cases {
+        fs::create_dir_all(fixture.record(name)).unwrap();
+        make(&fixture.record(name));
+    }
+    assert_eq!(fixture.runtime.list().unwrap().len(), cases.len());
+    // Nor is what is somewhere else.
+    for path in [elsewhere.clone(), fixture.path("records"), fixture.record("link/../../elsewhere")]
+    {
+        assert!(matches!(fixture.runtime.delete(&path), Err(Error::Spec { .. })), "{path:?}");
+    }
+    let spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
+    let process = fixture.run(&spec);
+    for (name, _) in &cases {
+        let dir = fixture.record(name);
+        let error = fixture.runtime.state(&dir).expect_err(name).to_string();
+        assert!(error.contains("record.json"), "{name}: {error}");
+        fixture.runtime.delete(&dir).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(!dir.exists(), "{name}");
+    }
+    // One of another version is ended though it is not understood.
+    let record = fs::read_to_string(spec.dir.join("record.json")).unwrap();
+    fs::write(spec.dir.join("record.json"), record.replace("\"version\":2", "\"version\":1"))
+        .unwrap();
+    assert!(fixture.runtime.state(&spec.dir).is_err());
+    fixture.runtime.delete(&spec.dir).unwrap();
+    assert!(!process.is_alive() && !spec.dir.exists());
 }
 
 #[test]
@@ -561,6 +818,7 @@ fn commands_are_restarted_and_a_forwarding_guest_ends_with_its_last() {
     ];
     fixture.run(&spec);
     eventually("it was restarted", || log(&spec.dir).matches(" again\n").count() >= 3);
+    eventually("all were tried", || log(&spec.dir).contains("can't be started"));
     let text = log(&spec.dir);
     assert_eq!(text.matches(" once\n").count(), 1);
     assert!(text.contains("/no/such/program can't be started"), "{text}");
@@ -589,12 +847,12 @@ fn descriptors_files_binds_and_environment_arrive() {
     let shared = fixture.path("shared");
     fs::create_dir(&shared).unwrap();
     fs::write(shared.join("hello"), "from the host\n").unwrap();
-    let script = "cat <&3; cat <&4; cat /run/pdp/shared/hello /etc/pdp/own.conf; echo $COLOUR; \
+    let script = "cat <&3; cat <&4; cat /run/pdp/shared/hello /run/own.conf; echo $COLOUR; \
                   ls -l /proc/self/fd | grep -c /; touch /run/pdp/shared/x";
     let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["bash", "-c", script]]);
     spec.files = vec![File {
         owner: Owned::Ids { uid: 1000, gid: 1000 },
-        ..file("/etc/pdp/own.conf", "a file\n", false)
+        ..file("/run/own.conf", "a file\n", false)
     }];
     spec.binds = vec![Bind { source: shared, target: "/run/pdp/shared".into(), writable: false }];
     spec.env.insert("COLOUR".into(), "red".into());
@@ -620,8 +878,8 @@ fn the_log_is_bounded() {
     spec.log_bytes_max = 100_000;
     fixture.run(&spec);
     assert_eq!(fixture.exit(&spec.dir), Some(0));
-    for name in ["log", "log.1"] {
-        assert!(fs::metadata(spec.dir.join(name)).unwrap().len() <= spec.log_bytes_max);
+    for log in fixture.runtime.logs(&spec.dir).unwrap() {
+        assert!(fs::metadata(log).unwrap().len() <= spec.log_bytes_max);
     }
     assert!(log(&spec.dir).contains("line 20000 of many"));
 }
@@ -638,11 +896,11 @@ fn helpers_run_apart_without_rights() {
     fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).unwrap();
     let program = private.join("bin/sh");
     fs::copy("/bin/sh", &program).unwrap();
-    let script = "cat <&3; grep -E '^(Uid|Groups|CapEff|CapBnd|NoNewPrivs)' /proc/self/status; \
+    let script = "cat; grep -E '^(Uid|Groups|CapEff|CapBnd|NoNewPrivs)' /proc/self/status; \
                   cat /proc/self/cgroup; exec sleep 1000";
     let spec = HelperSpec {
         id: "tap".into(),
-        dir: fixture.path("tap"),
+        dir: fixture.record("tap"),
         argv: [program.to_str().unwrap(), "-c", script].map(str::to_owned).to_vec(),
         env: BTreeMap::new(),
         cgroup: "red/r1/helpers".into(),
@@ -650,7 +908,7 @@ fn helpers_run_apart_without_rights() {
         keep_root: false,
         log_bytes_max: 1 << 20,
     };
-    let process = fixture.runtime.spawn_helper(&spec, &[input.as_fd()]).unwrap();
+    let process = fixture.runtime.spawn_helper(&spec, Some(input.as_fd())).unwrap();
     eventually("it runs", || log(&spec.dir).contains("_") || log(&spec.dir).contains("helpers"));
     eventually("sleep", || {
         fs::read_to_string(format!("/proc/{}/comm", process.pid)).unwrap() == "sleep\n"
@@ -682,7 +940,7 @@ fn helpers_run_apart_without_rights() {
     fixture.runtime.delete(&spec.dir).unwrap();
     assert!(!spec.dir.exists() && !fixture.runtime.cgroups().exists("red"));
     let root = HelperSpec { uid: 0, ..spec };
-    assert!(matches!(fixture.runtime.spawn_helper(&root, &[]), Err(Error::Spec { .. })));
+    assert!(matches!(fixture.runtime.spawn_helper(&root, None), Err(Error::Spec { .. })));
 }
 
 fn kill(pid: u32) {

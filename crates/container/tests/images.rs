@@ -23,6 +23,7 @@ enum Entry<'a> {
     Symlink(&'a str, &'a str),
     Hardlink(&'a str, &'a str),
     Device(&'a str),
+    Setuid(&'a str),
 }
 
 fn text<'a>(path: &'a str, content: &str) -> Entry<'a> {
@@ -39,10 +40,11 @@ fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
             Entry::Symlink(path, to) => (*path, *to, &[], EntryType::Symlink, 0),
             Entry::Hardlink(path, to) => (*path, *to, &[], EntryType::Link, 0),
             Entry::Device(path) => (*path, "", &[], EntryType::Char, 0),
+            Entry::Setuid(path) => (*path, "", &[], EntryType::Regular, 0),
         };
         header.set_entry_type(kind);
         header.set_size(content.len() as u64);
-        header.set_mode(0o755);
+        header.set_mode(if matches!(entry, Entry::Setuid(_)) { 0o6755 } else { 0o755 });
         header.set_uid(uid.into());
         header.set_gid(uid.into());
         // Written by hand: the library refuses the names that hostile archives have.
@@ -105,7 +107,7 @@ impl Dir {
         let layout = self.0.path().join("layout");
         let _ = fs::remove_dir_all(&layout);
         make_layout(&layout, layers);
-        image::unpack(&layout, Some("v1"), USERS, &self.images())
+        image::unpack(&layout, Some("v1"), &self.images())
     }
 
     fn images(&self) -> PathBuf {
@@ -159,9 +161,9 @@ fn layers_lie_upon_each_other() {
     assert_eq!(read("missing/dirs/are/made").as_deref(), Some("top"));
     assert!(!root.join("dev-null").exists());
     let owner = |path: &str| root.join(path).symlink_metadata().unwrap().uid();
-    assert_eq!(owner("etc/one"), USERS.base + 42);
+    assert_eq!(owner("etc/one"), 42);
     for path in ["", "etc", "link", "missing/dirs", "missing/dirs/are/made"] {
-        assert_eq!(owner(path), USERS.base, "{path}");
+        assert_eq!(owner(path), 0, "{path}");
     }
     assert_eq!(fs::read_link(root.join("link")).unwrap(), Path::new("/etc/shadow"));
 }
@@ -213,7 +215,7 @@ fn a_wrong_digest_or_name_is_refused_and_leaves_nothing() {
     let dir = Dir::new();
     let layout = dir.0.path().join("layout");
     make_layout(&layout, &[layer(&[text("a", "content")])]);
-    let error = image::unpack(&layout, Some("v2"), USERS, &dir.images()).unwrap_err().to_string();
+    let error = image::unpack(&layout, Some("v2"), &dir.images()).unwrap_err().to_string();
     assert!(error.contains("v2"), "{error}");
     for entry in fs::read_dir(layout.join("blobs/sha256")).unwrap() {
         let path = entry.unwrap().path();
@@ -223,9 +225,31 @@ fn a_wrong_digest_or_name_is_refused_and_leaves_nothing() {
             fs::write(&path, bytes).unwrap();
         }
     }
-    let error = image::unpack(&layout, Some("v1"), USERS, &dir.images()).unwrap_err().to_string();
+    let error = image::unpack(&layout, Some("v1"), &dir.images()).unwrap_err().to_string();
     assert!(error.contains("digest"), "{error}");
     assert!(fs::read_dir(dir.images()).is_ok_and(|mut all| all.next().is_none()));
+}
+
+#[test]
+fn nothing_of_a_crash_is_taken_for_whole_and_nothing_is_set_user_id() {
+    let dir = Dir::new();
+    let layers = [layer(&[Entry::Setuid("bin/su"), text("a", "content")])];
+    let root = dir.unpack(&layers).unwrap();
+    let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(&root.join("bin/su")), 0o755);
+    // Owners in it are others on the machine.
+    assert_eq!(mode(&dir.images()), 0o700);
+    // As if the process had been killed in the middle.
+    let mut part = root.clone().into_os_string();
+    part.push(image::PART);
+    fs::rename(&root, &part).unwrap();
+    fs::write(Path::new(&part).join("a"), "half").unwrap();
+    assert_eq!(dir.unpack(&layers).unwrap(), root);
+    assert_eq!(fs::read_to_string(root.join("a")).unwrap(), "content");
+    assert!(!Path::new(&part).exists());
+    for place in ["proc", "dev", "var/log", "tmp"] {
+        assert!(root.join(place).is_dir(), "{place}");
+    }
 }
 
 #[test]
@@ -244,16 +268,19 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
             Entry::File("lib/libc.so.6", host("/lib/x86_64-linux-gnu/libc.so.6"), 0),
             Entry::Dir("etc"),
             text("etc/image", "image's own\n"),
+            Entry::File("etc/others", b"x".to_vec(), 42),
         ])],
     );
     let cgroup = format!("pdp-image-{}", std::process::id());
     let fixture = Fixture {
-        dir: dir.0.path().join("guest"),
+        dir: dir.0.path().join("records").join(&cgroup),
         runtime: Runtime::new(Paths {
             runc: "/usr/sbin/runc".into(),
             shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
             init: env!("CARGO_BIN_EXE_pdp-init").into(),
+            records: dir.0.path().join("records"),
             runc_root: dir.0.path().join("runc"),
+            logs: dir.0.path().join("logs"),
             images: dir.images(),
             cgroup: cgroup.clone(),
         })
@@ -271,10 +298,11 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
     };
     let mut spec = GuestSpec {
         id: cgroup.clone(),
-        dir: dir.0.path().join("guest"),
+        dir: dir.0.path().join("records").join(&cgroup),
         cgroup: "red/r1".into(),
         root: Root::OciLayout { path: layout, reference: None },
         profile: Profile::Host,
+        privileged: false,
         users: USERS,
         uid: 0,
         hostname: "image".into(),
@@ -287,6 +315,7 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
         env: BTreeMap::new(),
         sysctls: BTreeMap::new(),
         limits: Limits::default(),
+        open_files_max: 1024,
         log_bytes_max: 1 << 20,
     };
     let unpacked = || fs::read_dir(dir.images()).unwrap().count();
@@ -294,7 +323,7 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
         runtime.create(&spec, &[]).unwrap();
         runtime.start(&spec.dir).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let log = || fs::read_to_string(spec.dir.join("log")).unwrap_or_default();
+        let log = || fs::read_to_string(&runtime.logs(&spec.dir).unwrap()[0]).unwrap_or_default();
         while !log().contains("ended") && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -303,7 +332,28 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
             assert!(log.contains(want), "{want:?} in {log}");
         }
         assert_eq!(log.matches(" refused\n").count(), 2, "{log}");
-        assert!(matches!(runtime.state(&spec.dir).unwrap(), State::Running(_)));
+        let State::Running(process) = runtime.state(&spec.dir).unwrap() else { panic!() };
+        if round == 0 {
+            // One copy, root's, in the guest's ids; another guest's ids see the same copy.
+            let owner = |path: &Path| fs::metadata(path).unwrap().uid();
+            let root = PathBuf::from(format!("/proc/{}/root", process.pid));
+            assert_eq!(owner(&root.join("bin/sh")), USERS.base);
+            assert_eq!(owner(&root.join("etc/others")), USERS.base + 42);
+            let mut other = spec.clone();
+            other.id = format!("{}-other", spec.id);
+            other.dir = spec.dir.with_file_name(&other.id);
+            other.users.base += 1 << 17;
+            let process = runtime.create(&other, &[]).unwrap();
+            let root = PathBuf::from(format!("/proc/{}/root", process.pid));
+            assert_eq!(owner(&root.join("bin/sh")), other.users.base);
+            assert_eq!(unpacked(), 1);
+            let copy = fs::read_dir(dir.images()).unwrap().next().unwrap().unwrap().path();
+            assert_eq!(owner(&copy.join("bin/sh")), 0);
+            assert!(!copy.join("bin/x").exists());
+            runtime.delete(&other.dir).unwrap();
+            runtime.collect_images().unwrap();
+            assert_eq!(unpacked(), 1, "the first guest runs on it");
+        }
         runtime.delete(&spec.dir).unwrap();
         // The unpacked image stays for the next, and can be named as a directory too.
         assert_eq!(unpacked(), 1);
@@ -312,4 +362,7 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
             spec.root = Root::Rootfs(root);
         }
     }
+    fs::create_dir(dir.images().join("sha256-0.part")).unwrap();
+    runtime.collect_images().unwrap();
+    assert_eq!(unpacked(), 0, "nobody runs on it");
 }

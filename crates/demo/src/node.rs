@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use pdp_api::{NodeStats, RouteRow, Stats, Substrate, Vnet};
+use pdp_api::{NodeStats, RouteRow, Stats, SubstrateStatus, VnetStatus};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::{place, shell};
 
@@ -107,16 +109,26 @@ impl Node {
         found.with_context(|| format!("no counters of {vnet}/{node}"))
     }
 
-    /// A vnet: what is wanted and what is.
-    pub fn inspect(&self, vnet: &str) -> Result<Vnet> {
-        let text = self.pdp(&["inspect", vnet, "--format", "json"])?;
-        serde_json::from_str(&text).with_context(|| format!("pdp inspect {vnet} --format json"))
+    /// How a vnet is.
+    pub fn inspect(&self, vnet: &str) -> Result<VnetStatus> {
+        self.status(vnet)
     }
 
-    /// The substrate: what is wanted and what is.
-    pub fn substrate(&self) -> Result<Substrate> {
-        let text = self.pdp(&["inspect", "substrate", "--format", "json"])?;
-        serde_json::from_str(&text).context("pdp inspect substrate --format json")
+    /// How the substrate is.
+    pub fn substrate(&self) -> Result<SubstrateStatus> {
+        self.status("substrate")
+    }
+
+    fn status<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        /// The object as it was applied, with its status.
+        #[derive(Deserialize)]
+        struct Inspected<T> {
+            status: T,
+        }
+        let text = self.pdp(&["inspect", name, "--format", "json"])?;
+        let inspected: Inspected<T> = serde_json::from_str(&text)
+            .with_context(|| format!("pdp inspect {name} --format json"))?;
+        Ok(inspected.status)
     }
 
     /// Calls `each` with every route that a forwarding guest uses.

@@ -147,7 +147,7 @@ impl Demo {
     /// Engines of a vnet's r1, by guest.
     fn engines(&self, vnet: &str) -> Result<Vec<(u32, String, u64)>> {
         let vnet = self.node.inspect(vnet)?;
-        let router = vnet.status.nodes.iter().find(|node| node.name == "r1");
+        let router = vnet.nodes.iter().find(|node| node.name == "r1");
         let guests = &router.context("no r1")?.guests;
         Ok(guests.iter().map(|g| (g.number, g.fe.clone(), g.share_millicores)).collect())
     }

@@ -384,12 +384,12 @@ impl Soak<'_> {
             let count = routes.routes_v4 + routes.routes_v6;
             let least = if vnet == "green" { self.fewest as u64 } else { 0 };
             ensure!(count >= least, "{vnet}: {count} routes of {least} at least");
-            let status = node.inspect(vnet)?.status;
+            let status = node.inspect(vnet)?;
             ensure!(status.phase == Phase::Running, "{vnet}: {:?}", status.message);
             let down = status.links.iter().find(|link| !link.carrier);
             ensure!(down.is_none(), "{vnet}: no carrier on {down:?}");
         }
-        let substrate = node.substrate()?.status;
+        let substrate = node.substrate()?;
         ensure!(substrate.phase == Phase::Running, "substrate: {:?}", substrate.message);
         ensure!(substrate.externals.iter().all(|it| it.attached), "{:?}", substrate.externals);
         let roles = leaks::roles(&leaks::processes());

@@ -24,6 +24,8 @@
 //! - Every [`Node`] has its own network namespace, run and state directories under /dev/shm or /tmp
 //!   (short paths: Unix socket names have 107 bytes), cgroup and BPF pin directory, so tests run side by
 //!   side. Nothing happens in the host's network namespace.
+//! - A test runs beside others, unless its first line is `let _alone = alone();`: [`turn`] says which must
+//!   be alone. Every [`Node`] takes its turn by itself; a test without one calls [`beside`].
 //! - [`Node::leftovers`] lists what exists of a node anywhere (processes, mounts, cgroups,
 //!   namespaces, interfaces, files): empty after `down --purge` is the promise.
 //! - [`eventually`] polls with a generous deadline; there are no timing thresholds.
@@ -35,6 +37,7 @@ pub mod frame;
 pub mod meter;
 pub mod routing;
 pub mod specs;
+pub mod turn;
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -43,6 +46,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+pub use turn::{Turn, alone, beside};
 
 /// Longest wait of [`eventually`].
 pub const EVENTUALLY_MAX: Duration = Duration::from_secs(60);
@@ -164,6 +169,7 @@ pub struct Node {
     pdpd: Option<Child>,
     machines: Vec<String>,
     arguments: Vec<String>,
+    _turn: Turn,
 }
 
 impl Node {
@@ -178,13 +184,21 @@ impl Node {
     /// Makes everything but does not start pdpd: to make devices first.
     #[track_caller]
     pub fn prepare(label: &str) -> Self {
+        let turn = beside();
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         let id = format!("pe{}-{number}", std::process::id());
         let directory = parent().join(format!("{id}-{label}"));
         fs::create_dir_all(&directory).expect("directory of the node");
         let netns = format!("{id}-n");
-        let node =
-            Self { id, netns, directory, pdpd: None, machines: Vec::new(), arguments: Vec::new() };
+        let node = Self {
+            id,
+            netns,
+            directory,
+            pdpd: None,
+            machines: Vec::new(),
+            arguments: Vec::new(),
+            _turn: turn,
+        };
         sh(&format!("ip netns add {0}; ip -n {0} link set lo up", node.netns));
         node
     }
@@ -194,7 +208,18 @@ impl Node {
         self.directory.join("run")
     }
 
-    /// Directory of a node of a vnet, `VNET/NODE`, inside the run directory.
+    /// Directory of what is known of a process, by its id: `VNET.NODE`, `VNET.NODE.g0`, `mux`.
+    pub fn record(&self, id: &str) -> PathBuf {
+        self.run_dir().join("records").join(id)
+    }
+
+    /// What the process with this id wrote.
+    pub fn log_of(&self, id: &str) -> String {
+        let log = self.directory.join("state/logs").join(format!("{id}.log"));
+        fs::read_to_string(log).unwrap_or_default()
+    }
+
+    /// Directory of a node's sockets, `VNET/NODE`, inside the run directory.
     pub fn place(&self, node: &str) -> PathBuf {
         self.run_dir().join("vnets").join(node)
     }
@@ -336,7 +361,7 @@ impl Node {
 
     /// `pdp apply -f -`; its words on failure.
     pub fn try_apply(&self, yaml: &str) -> Result<String, String> {
-        result_of(&mut self.cli(&["apply", "-f", "-"]), yaml)
+        result_of(&mut self.cli(&["apply", "--allow-files-outside", "-f", "-"]), yaml)
     }
 
     /// Runs a command line (split at spaces) in a node of a vnet, `VNET/NODE`.
@@ -395,7 +420,7 @@ impl Node {
         }
         let run_dir = self.run_dir();
         for entry in fs::read_dir(run_dir).into_iter().flatten().flatten() {
-            let own = ["pdpd.sock", "pdpd.lock", "pdpd.log"];
+            let own = ["pdpd.sock", "pdpd.lock", "pdpd.log", "version"];
             if !own.iter().any(|name| entry.file_name() == *name) {
                 found.push(format!("file {}", entry.path().display()));
             }
@@ -498,7 +523,8 @@ impl Drop for Node {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut text = format!("log of pdpd:\n{}", self.log());
-            for log in logs_under(&self.run_dir()) {
+            let logs = fs::read_dir(self.directory.join("state/logs")).into_iter().flatten();
+            for log in logs.flatten().map(|log| log.path()) {
                 let words = fs::read_to_string(&log).unwrap_or_default();
                 let tail: Vec<&str> = words.lines().rev().take(20).collect();
                 let _ = writeln!(text, "--- {}", log.display());
@@ -514,20 +540,6 @@ impl Drop for Node {
         }
         self.clean_up();
     }
-}
-
-fn logs_under(directory: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let Ok(kind) = entry.file_type() else { continue };
-        if kind.is_dir() && entry.file_name() != "bundle" {
-            found.extend(logs_under(&path));
-        } else if kind.is_file() && path.to_string_lossy().ends_with("log") {
-            found.push(path);
-        }
-    }
-    found
 }
 
 fn remove_cgroup(directory: &Path) {

@@ -266,10 +266,13 @@ fn vnet() -> Vnet {
     }
 }
 
+/// Bytes of what the kernel says that it is asked to keep.
+const RECEIVE_BYTES: usize = 1 << 20;
+
 /// What the kernel says of interfaces, neighbours and routes in a network namespace of our own.
 fn add_netlink(seeds: &mut Seeds) -> Result<()> {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
-    let mut heard = Netlink::notifications(None)?;
+    let mut heard = Netlink::notifications(RECEIVE_BYTES)?;
     let commands = "ip link add eth0 type veth peer name far0
         ip link set far0 up
         ip link set eth0 up
@@ -460,6 +463,21 @@ fn add_memif(seeds: &mut Seeds) {
     seeds.add("memif-rings", [0xf4, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 6]);
 }
 
+fn add_records(seeds: &mut Seeds) {
+    let record = br#"{"version":2,"kind":"guest","cgroup":"red/r1"}"#;
+    let process = br#"{"pid":1,"start_time":2}"#;
+    let exit = br#"{"code":1,"signal":null,"at_ms":5}"#;
+    let older = br#"{"what":{"guest":{"id":"x"}},"runc":"/bin/false","fds":0}"#;
+    let file = |kind: u8, bytes: &[u8]| [&[kind], &counted(bytes)[..]].concat();
+    let tree = [5, 5, 5, 0, 0, 1, 1, 1, 2, 0, 3, 5, 1, 3, 1, 4, 1, 0];
+    for kind in [1, 2, 3, 4] {
+        let files = [file(kind, record), file(4, process), file(4, process), file(4, exit)];
+        seeds.add("records", [files.concat(), tree.to_vec()].concat());
+    }
+    seeds.add("records", file(4, older));
+    seeds.add("records", [file(4, record), file(2, b""), file(1, b""), file(3, exit)].concat());
+}
+
 fn main() -> Result<()> {
     let mut seeds = Seeds(BTreeMap::new());
     add_frames(&mut seeds)?;
@@ -468,5 +486,6 @@ fn main() -> Result<()> {
     add_images(&mut seeds);
     add_memif(&mut seeds);
     add_netlink(&mut seeds)?;
+    add_records(&mut seeds);
     seeds.write(&std::env::args().skip(1).collect::<Vec<_>>())
 }

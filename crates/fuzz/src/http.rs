@@ -13,6 +13,7 @@ use pdp_api::{
     RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest,
     Version, Vnet, VnetSummary,
 };
+use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
 use pdpd::access::{Guard, Peer, Scope};
 use pdpd::http::{Daemon, ProgressFn, RouteFn, Server};
@@ -130,7 +131,7 @@ impl Daemon for Nothing {
         nothing()
     }
 
-    fn exec(&self, _: &str, _: &str, _: &ExecRequest) -> Result<Command, Problem> {
+    fn exec(&self, _: &str, _: &str, _: &ExecRequest) -> Result<(Command, Session), Problem> {
         nothing()
     }
 }

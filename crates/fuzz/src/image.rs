@@ -11,12 +11,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, chroot};
-use pdp_container::{UserRange, image};
+use pdp_container::image;
 use sha2::{Digest, Sha256};
 
 use crate::input::Input;
 
-const USERS: UserRange = UserRange { base: 900_000, length: 65_536 };
+/// User ids that an image may have.
+const USERS: std::ops::Range<u32> = 0..65_536;
 
 /// Bytes of the file system in memory.
 const DISK: &str = "size=16m,nr_inodes=4096,mode=0755";
@@ -83,8 +84,8 @@ fn unpack(files: &Files) -> Result<(), String> {
         write(&layout.join(name), bytes);
     }
     write(Path::new(CANARY), b"sings");
-    let unpacked = image::unpack(layout, None, USERS, Path::new("/images"));
-    let again = image::unpack(layout, None, USERS, Path::new("/images"));
+    let unpacked = image::unpack(layout, None, Path::new("/images"));
+    let again = image::unpack(layout, None, Path::new("/images"));
     let result = verify(files, unpacked.is_ok(), again.is_ok());
     for directory in ["/layout", "/images"] {
         let _ = fs::remove_dir_all(directory);
@@ -111,7 +112,9 @@ fn verify(files: &Files, unpacked: bool, again: bool) -> Result<(), String> {
     }
     let images =
         if Path::new("/images").exists() { self::names(Path::new("/images"))? } else { vec![] };
-    if images.len() != usize::from(unpacked) || images.iter().any(|name| name.ends_with(".part")) {
+    if images.len() != usize::from(unpacked)
+        || images.iter().any(|name| name.ends_with(image::PART))
+    {
         return Err(format!("unpacked: {unpacked}, and there are {images:?}"));
     }
     for name in images {
@@ -130,15 +133,17 @@ fn names(directory: &Path) -> Result<Vec<String>, String> {
 
 /// Nothing in an image is a device, or of a user of the machine's.
 fn whole(path: &Path) -> Result<(), String> {
-    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
     let meta = path.symlink_metadata().map_err(|error| format!("{path:?}: {error}"))?;
     let kind = meta.file_type();
     if kind.is_block_device() || kind.is_char_device() {
         return Err(format!("{path:?} is a device"));
     }
-    let users = USERS.base..USERS.base + USERS.length;
-    if !users.contains(&meta.uid()) || !users.contains(&meta.gid()) {
+    if !USERS.contains(&meta.uid()) || !USERS.contains(&meta.gid()) {
         return Err(format!("{path:?} is of user {}:{}", meta.uid(), meta.gid()));
+    }
+    if meta.is_file() && meta.permissions().mode() & 0o6000 != 0 {
+        return Err(format!("{path:?} is set-user-ID"));
     }
     if meta.is_dir() {
         let entries = fs::read_dir(path).map_err(|error| format!("{path:?}: {error}"))?;

@@ -16,6 +16,7 @@ mod messages;
 mod mirror;
 pub mod mutate;
 mod mux;
+mod records;
 mod runtime;
 mod spec;
 mod state;
@@ -78,6 +79,7 @@ pub const TARGETS: &[Target] = targets! {
     "image-layer", 1 << 16, image::layer;
     "image-layout", SEQUENCE, image::layout;
     "state", 1 << 16, state::state;
+    "records", SEQUENCE, records::records;
 };
 
 impl Target {

@@ -81,6 +81,7 @@ fn table() -> Table {
         routes_socket: PathBuf::new(),
         control_socket: PathBuf::new(),
         routes_max: ROUTES_MAX,
+        receive_bytes: 0,
     };
     Table::new(&config, 7)
 }

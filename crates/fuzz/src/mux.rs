@@ -16,6 +16,7 @@ use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External, PATH_FRAMES, Path};
 use pdp_mux::packets::Packets;
 use pdp_mux::peer::Link;
+use pdp_mux::ringers::Ringers;
 use pdp_mux::underlay::NextHop;
 use pdp_mux::vnet::{Vnet as Live, Who};
 use pdp_mux::wake::Wake;
@@ -201,7 +202,8 @@ impl Bench {
         let packets = parts.into_iter().next().expect("one part");
         let wake = Arc::new(Wake::new().expect("an eventfd"));
         let (dropped, ended) = mpsc::channel();
-        let core = Core::new(packets, dropped, wake.clone()).expect("an epoll");
+        let ringers = Ringers::start().expect("threads");
+        let core = Core::new(packets, dropped, wake.clone(), ringers).expect("an epoll");
         let (commands, obeyed) = mpsc::sync_channel(1);
         let mut worker = Worker::new(0, core, vec![None], obeyed, wake.clone()).expect("a worker");
         let (port, line) = RingBuffer::new(PATH_FRAMES);
@@ -242,7 +244,8 @@ impl Bench {
         while client.poll() != pdp_memif::Link::Up {}
         let Connection { tx, rx, control, .. } = connection;
         let link = Link::new(tx, rx, 1);
-        let done = self.worker.change(0, |vnet, core| vnet.attach(node, who, 0, link, core));
+        self.worker.core.connections.watch.add_bell(Some(0), &link.rx).expect("an eventfd");
+        let done = self.worker.change(0, |vnet, _| vnet.attach(node, who, 0, link));
         assert_eq!(done, Some(true));
         (client, control)
     }

@@ -100,6 +100,7 @@ tests! {
     image_layer "image-layer",
     image_layout "image-layout",
     state "state",
+    records "records",
 }
 
 #[test]

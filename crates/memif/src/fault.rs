@@ -6,7 +6,7 @@ use crate::ring::{Descriptor, Ring};
 /// How a connected peer broke the rules. The connection is to be dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// More slots announced than the ring has.
+    /// More slots announced than the ring has, which an index that goes back looks like as well.
     #[error("ring index {head} is more than {slots} slots ahead of {tail}")]
     Index {
         /// The peer's index.
@@ -47,6 +47,11 @@ pub enum Fault {
     /// The peer's doorbell can't be rung.
     #[error("doorbell can't be rung")]
     Bell,
+    /// To ring the peer's doorbell takes too long.
+    #[error(
+        "doorbell with too many waiters: remove all but a few epoll instances from the eventfd"
+    )]
+    Waiters,
 }
 
 /// Slots from our index to the peer's.

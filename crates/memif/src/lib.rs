@@ -13,7 +13,8 @@
 //! Whoever waits for frames, on either side:
 //! 1. calls `arm()`, which lets the peer ring the doorbell and looks at the ring once more;
 //! 2. if that returned true (nothing there), polls the doorbell's descriptor;
-//! 3. calls `disarm()` on waking, which empties the doorbell and stops the peer from ringing it.
+//! 3. calls `disarm()` on waking, which stops the peer from ringing the doorbell; a client's also
+//!    empties it. A server never does (see [`Bell`]) and has it watched by epoll, edge-triggered.
 //!
 //! Between two PdP sides no wake-up is lost: the sleeper stores the flag, fences, loads the index;
 //! the sender stores the index, fences, loads the flag; one of the two sees the other. DPDK 22.11
@@ -46,18 +47,20 @@ mod server;
 pub mod sigbus;
 mod thrift;
 
+pub use bell::Bell;
 pub use client::{Buf, Client, ClientError, Link, Settings};
 pub use fault::Fault;
 pub use patience::Patience;
 pub use receiver::Receiver;
 pub use sender::Sender;
 pub use server::{Closed, Connection, Control, Handshake, HandshakeError, Listener};
+pub use sigbus::Share;
 pub use thrift::Thrift;
 
 /// Slots of a ring, as a power of two.
 pub const RING_LOG2_MAX: u8 = 14;
 
-/// Regions of one connection.
+/// Regions of one connection, where nothing less is agreed on ([`Listener::accept_for`]).
 pub const REGIONS_MAX: usize = 16;
 
 /// Bytes of all regions of one connection.

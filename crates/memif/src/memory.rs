@@ -10,6 +10,7 @@ use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering, compiler_fence};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -17,7 +18,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
 
-use crate::sigbus;
+use crate::sigbus::{self, Share};
 
 /// Bytes of a piece of a small copy.
 const PIECE_BYTES: usize = 32;
@@ -50,11 +51,15 @@ impl Mapping {
         rustix::fs::ftruncate(&fd, bytes as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         // Its maker pays for the pages, and no page fault is left for the packets' way.
-        Ok((Self::map(fd.as_fd(), bytes, MapFlags::POPULATE)?, fd))
+        Ok((Self::map(fd.as_fd(), bytes, MapFlags::POPULATE, None)?, fd))
     }
 
-    /// Maps `bytes` of a memfd of a peer that is not trusted, or says why not.
-    pub fn of_peer(fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, &'static str> {
+    /// Maps `bytes` of a memfd of a peer that is not trusted, or says why not. It counts for `share`.
+    pub fn of_peer(
+        fd: BorrowedFd<'_>,
+        bytes: u64,
+        share: &Arc<Share>,
+    ) -> Result<Self, &'static str> {
         const REFUSED: &str = "region can't be mapped";
         let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK) {
@@ -69,10 +74,18 @@ impl Mapping {
             return Err("region is smaller than announced");
         }
         let bytes = usize::try_from(bytes).map_err(|_| REFUSED)?;
-        Self::map(fd, bytes, MapFlags::empty()).map_err(|_| REFUSED)
+        if !share.has_room() {
+            return Err("more regions than are left for others; close connections");
+        }
+        Self::map(fd, bytes, MapFlags::empty(), Some(share.clone())).map_err(|_| REFUSED)
     }
 
-    fn map(fd: BorrowedFd<'_>, bytes: usize, flags: MapFlags) -> io::Result<Self> {
+    fn map(
+        fd: BorrowedFd<'_>,
+        bytes: usize,
+        flags: MapFlags,
+        share: Option<Arc<Share>>,
+    ) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         let base = unsafe {
             rustix::mm::mmap(
@@ -85,7 +98,7 @@ impl Mapping {
             )?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        match sigbus::Guard::new(base.as_ptr() as usize, bytes) {
+        match sigbus::Guard::new(base.as_ptr() as usize, bytes, share) {
             Some(guard) => Ok(Self { base, bytes, guard }),
             None => {
                 // SAFETY: just mapped, nobody else knows of it.
@@ -229,7 +242,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 impl Mapping {
     /// Maps memory that `of_peer` would refuse.
     pub fn map_for_test(fd: BorrowedFd<'_>, bytes: usize) -> Self {
-        Self::map(fd, bytes, MapFlags::empty()).unwrap()
+        Self::map(fd, bytes, MapFlags::empty(), None).unwrap()
     }
 }
 

@@ -1,12 +1,12 @@
 //! Frames from a client that is not trusted.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
 use crate::fault::{Fault, ahead, checked, whole};
 use crate::idle::{self, MASKED};
 use crate::ring::{Descriptor, NEXT, Ring};
-use crate::{CHAIN_SLOTS_MAX, bell};
+use crate::{Bell, CHAIN_SLOTS_MAX};
 
 /// Frames from a client.
 ///
@@ -14,7 +14,7 @@ use crate::{CHAIN_SLOTS_MAX, bell};
 #[derive(Debug)]
 pub struct Receiver {
     ring: Ring,
-    bell: OwnedFd,
+    bell: Bell,
     /// Index of the first slot not released.
     released: u16,
     /// Index of the first slot not looked at.
@@ -36,7 +36,7 @@ struct Frame {
 }
 
 impl Receiver {
-    pub(crate) fn new(ring: Ring, bell: OwnedFd) -> Self {
+    pub(crate) fn new(ring: Ring, bell: Bell) -> Self {
         ring.tail().store(0, Ordering::Relaxed);
         ring.flags().store(MASKED, Ordering::Relaxed);
         let slots = usize::from(ring.slots());
@@ -165,16 +165,15 @@ impl Receiver {
         idle::arm(self.ring.head(), self.released, self.ring.flags())
     }
 
-    /// Stops the client from ringing and empties the doorbell.
+    /// Stops the client from ringing. What it rang stays in the doorbell.
     pub fn disarm(&mut self) {
         idle::disarm(self.ring.flags());
-        bell::drain(self.bell.as_fd());
     }
 }
 
 impl AsFd for Receiver {
-    /// The doorbell: an eventfd, readable when the client rang. It stays readable until
-    /// [`Receiver::disarm`].
+    /// The doorbell: an eventfd, to be watched edge-triggered: each ring is an event, and nobody
+    /// empties it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }

@@ -1,17 +1,17 @@
 //! Frames to a client that is not trusted.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::fault::{Fault, ahead, checked, whole};
 use crate::ring::{Descriptor, NEXT, Ring};
-use crate::{CHAIN_SLOTS_MAX, bell, idle};
+use crate::{Bell, CHAIN_SLOTS_MAX, idle};
 
 /// Frames to a client.
 #[derive(Debug)]
 pub struct Sender {
     ring: Ring,
-    bell: OwnedFd,
+    bell: Arc<Bell>,
     /// The client's index when last looked at.
     head: u16,
     /// Index of the first slot not filled.
@@ -28,8 +28,9 @@ pub struct Sender {
 const PREFETCH_SLOTS: u16 = 16;
 
 impl Sender {
-    pub(crate) fn new(ring: Ring, bell: OwnedFd) -> Self {
+    pub(crate) fn new(ring: Ring, bell: Bell) -> Self {
         ring.tail().store(0, Ordering::Relaxed);
+        let bell = Arc::new(bell);
         Self { ring, bell, head: 0, filled: 0, shown: 0, woken: 0, rearms: false }
     }
 
@@ -44,6 +45,8 @@ impl Sender {
     pub fn room(&mut self) -> Result<usize, Fault> {
         let head = self.ring.head().load(Ordering::Acquire);
         let room = ahead(head, self.filled, self.ring.slots())?;
+        // Nor may it take back what it posted: this side counts on that.
+        ahead(head, self.head, self.ring.slots())?;
         let exhausted = self.head == self.filled;
         self.head = head;
         if exhausted {
@@ -107,7 +110,7 @@ impl Sender {
             if count == slots_max {
                 return Err(Fault::Chain { slots: count });
             }
-            if count == room {
+            if count >= room {
                 return Ok(false);
             }
             let buffer = checked(&self.ring, self.filled.wrapping_add(count as u16))?;
@@ -153,15 +156,17 @@ impl Sender {
     /// ([`crate::Receiver::release`]; memif itself has no doorbell for that). The only system call
     /// here, and none while the client is busy.
     pub fn wake(&mut self) -> Result<(), Fault> {
-        self.woken = self.shown;
-        let flags = self.ring.flags();
-        if if self.rearms { idle::wakes(flags) } else { idle::is_asleep(flags) } {
-            self.ring()?;
-        }
-        Ok(())
+        self.sleeper()?.map_or(Ok(()), |bell| bell.ring())
     }
 
-    fn ring(&self) -> Result<(), Fault> {
-        bell::ring_of_peer(self.bell.as_fd()).map_err(|_| Fault::Bell)
+    /// As [`Self::wake`], for who leaves the ringing to another thread: the doorbell that is to be
+    /// rung, if any. Fails if the last ring showed a fault of the client's.
+    #[inline]
+    pub fn sleeper(&mut self) -> Result<Option<&Arc<Bell>>, Fault> {
+        self.bell.fault()?;
+        self.woken = self.shown;
+        let flags = self.ring.flags();
+        let sleeps = if self.rearms { idle::wakes(flags) } else { idle::is_asleep(flags) };
+        Ok(sleeps.then_some(&self.bell))
     }
 }

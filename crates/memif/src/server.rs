@@ -12,7 +12,8 @@ use crate::receiver::Receiver;
 use crate::ring::{Regions, Ring};
 use crate::sender::Sender;
 use crate::seqpacket::{self, Received};
-use crate::{HANDSHAKE_MS_MAX, REGION_BYTES_MAX, REGIONS_MAX, RING_LOG2_MAX, bell};
+use crate::sigbus::Share;
+use crate::{Bell, HANDSHAKE_MS_MAX, REGION_BYTES_MAX, REGIONS_MAX, RING_LOG2_MAX};
 
 /// What the server calls itself.
 const NAME: &str = "pdp";
@@ -52,14 +53,28 @@ impl Listener {
         Ok(Self { socket: seqpacket::listen(path)? })
     }
 
+    /// Goes on with a socket that listens (SOCK_SEQPACKET, not blocking).
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+
     /// The next client that is waiting, if any.
     pub fn accept(&self) -> io::Result<Option<Handshake>> {
+        self.accept_for(&Arc::default(), REGIONS_MAX)
+    }
+
+    /// The same, where a client may have `regions_max` regions, which count for `share`.
+    pub fn accept_for(
+        &self,
+        share: &Arc<Share>,
+        regions_max: usize,
+    ) -> io::Result<Option<Handshake>> {
         let Some(socket) = seqpacket::accept(self.socket.as_fd())? else { return Ok(None) };
         let hello = Message::Hello(Hello {
             name: NAME.into(),
             version_min: VERSION,
             version_max: VERSION,
-            region_max: REGIONS_MAX as u16 - 1,
+            region_max: regions_max.min(REGIONS_MAX) as u16 - 1,
             ring_to_client_max: 0,
             ring_to_server_max: 0,
             ring_log2_max: RING_LOG2_MAX,
@@ -69,11 +84,19 @@ impl Listener {
         Ok(Some(Handshake {
             socket: Arc::new(socket),
             since: Instant::now(),
+            share: share.clone(),
+            regions_max: regions_max.min(REGIONS_MAX),
             init: None,
             regions: Vec::new(),
             to_client: None,
             to_server: None,
         }))
+    }
+}
+
+impl From<Listener> for OwnedFd {
+    fn from(listener: Listener) -> Self {
+        listener.socket
     }
 }
 
@@ -88,10 +111,12 @@ impl AsFd for Listener {
 pub struct Handshake {
     socket: Arc<OwnedFd>,
     since: Instant,
+    share: Arc<Share>,
+    regions_max: usize,
     init: Option<Init>,
     regions: Vec<Mapping>,
-    to_client: Option<(AddRing, OwnedFd)>,
-    to_server: Option<(AddRing, OwnedFd)>,
+    to_client: Option<(AddRing, Bell)>,
+    to_server: Option<(AddRing, Bell)>,
 }
 
 impl Handshake {
@@ -176,14 +201,14 @@ impl Handshake {
     }
 
     fn add_region(&mut self, index: u16, size: u64, fd: OwnedFd) -> Result<(), &'static str> {
-        if usize::from(index) != self.regions.len() || self.regions.len() == REGIONS_MAX {
+        if usize::from(index) != self.regions.len() || self.regions.len() == self.regions_max {
             return Err("region index out of order or too many");
         }
         let mapped: u64 = self.regions.iter().map(|region| region.bytes() as u64).sum();
         if size == 0 || size > REGION_BYTES_MAX - mapped {
             return Err("region of no bytes or of too many");
         }
-        self.regions.push(Mapping::of_peer(fd.as_fd(), size)?);
+        self.regions.push(Mapping::of_peer(fd.as_fd(), size, &self.share)?);
         Ok(())
     }
 
@@ -194,14 +219,12 @@ impl Handshake {
         if ring.ring_log2 > RING_LOG2_MAX {
             return Err("ring of too many slots");
         }
-        if bell::ring_of_peer(fd.as_fd()).is_err() {
-            return Err("doorbell can't be rung: not an eventfd, or no AIO in the server's kernel");
-        }
+        let bell = Bell::of_peer(fd).ok_or("doorbell can't be rung: not an eventfd")?;
         let place = if ring.to_server { &mut self.to_server } else { &mut self.to_client };
         if place.is_some() {
             return Err("ring added twice");
         }
-        *place = Some((ring, fd));
+        *place = Some((ring, bell));
         Ok(())
     }
 

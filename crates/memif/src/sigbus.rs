@@ -6,17 +6,40 @@
 //! marked: its connection answers [`crate::Fault::Poisoned`], the process goes on. A SIGBUS
 //! anywhere else goes to the handler that was there before.
 //!
-//! Limit: [`REGIONS_COUNT_MAX`] regions in a process.
+//! Limit: [`REGIONS_COUNT_MAX`] regions in a process, and for each [`Share`] no more than are left for
+//! the others.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 
-/// Regions mapped in one process.
-pub const REGIONS_COUNT_MAX: usize = 4096;
+/// Regions mapped in one process: 1,024 vnets with 16 peers of one region each. Descriptors, of which a
+/// connection has three, may run out before.
+pub const REGIONS_COUNT_MAX: usize = 16_384;
+
+/// Regions that are mapped.
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Who shares the table with others, and how many regions it has. It gets none beyond those that are
+/// left for all: n greedy ones have 1/(n+1) of the table each, and as much stays free (Choudhury and
+/// Hahne, 1998).
+#[derive(Debug, Default)]
+pub struct Share(AtomicUsize);
+
+impl Share {
+    /// Regions that it has.
+    pub fn regions(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether it may have one more.
+    pub fn has_room(&self) -> bool {
+        self.regions() < REGIONS_COUNT_MAX.saturating_sub(TAKEN.load(Ordering::Relaxed))
+    }
+}
 
 /// A mapped region. The handler reads it at any time, so it is only atomics.
 struct Slot {
@@ -40,17 +63,22 @@ static SLOTS: [Slot; REGIONS_COUNT_MAX] = [const {
 #[derive(Debug)]
 pub(crate) struct Guard {
     slot: usize,
+    share: Option<Arc<Share>>,
 }
 
 impl Guard {
-    /// Enters a region; `None` if the table is full.
-    pub fn new(base: usize, bytes: usize) -> Option<Self> {
+    /// Enters a region, which counts for `share`; `None` if the table is full.
+    pub fn new(base: usize, bytes: usize, share: Option<Arc<Share>>) -> Option<Self> {
         let slot = SLOTS.iter().position(|slot| !slot.taken.swap(true, Ordering::AcqRel))?;
+        TAKEN.fetch_add(1, Ordering::Relaxed);
+        if let Some(share) = &share {
+            share.0.fetch_add(1, Ordering::Relaxed);
+        }
         let entry = &SLOTS[slot];
         entry.poisoned.store(false, Ordering::Relaxed);
         entry.bytes.store(bytes, Ordering::Relaxed);
         entry.base.store(base, Ordering::Release);
-        Some(Self { slot })
+        Some(Self { slot, share })
     }
 
     /// Whether memory of the region was taken away.
@@ -63,6 +91,10 @@ impl Guard {
         let entry = &SLOTS[self.slot];
         entry.base.store(0, Ordering::Release);
         entry.taken.store(false, Ordering::Release);
+        TAKEN.fetch_sub(1, Ordering::Relaxed);
+        if let Some(share) = &self.share {
+            share.0.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -142,6 +174,28 @@ mod tests {
     use super::*;
     use crate::memory::Mapping;
     use std::os::fd::AsFd;
+
+    #[test]
+    fn who_takes_all_that_it_can_leaves_as_much() {
+        let greedy = |share: &Arc<Share>| {
+            let mut taken = vec![];
+            while share.has_room() {
+                // No bytes, so that no address is in it.
+                taken.push(Guard::new(1, 0, Some(share.clone())).unwrap());
+            }
+            taken
+        };
+        let [one, two] = [Arc::<Share>::default(), Arc::default()];
+        // Other tests of this process have some.
+        let (half, quarter) = (REGIONS_COUNT_MAX / 2, REGIONS_COUNT_MAX / 4);
+        let mut first = greedy(&one);
+        assert!((half - 100..=half).contains(&one.regions()), "{one:?}");
+        let mut second = greedy(&two);
+        assert!((quarter - 100..=quarter).contains(&two.regions()), "{two:?}");
+        assert!(Arc::<Share>::default().has_room());
+        first.iter_mut().chain(&mut second).for_each(Guard::release);
+        assert_eq!((one.regions(), two.regions()), (0, 0));
+    }
 
     #[test]
     fn memory_taken_away_reads_as_zeros_and_is_marked() {

@@ -281,6 +281,26 @@ fn indices_beyond_the_ring_are_faults() {
     assert_eq!(server.rx.peek(1000), Ok(SLOTS.into()));
 }
 
+/// Buffers that were posted, counted on, and taken back.
+#[test]
+fn a_ring_to_the_client_that_goes_back_is_a_fault() {
+    let place = place();
+    for back in 0..3 {
+        let (_socket, memory, mut server) = place.connected();
+        for slot in 0..SLOTS {
+            set_descriptor(&memory, TO_CLIENT, slot, (0, 0, 64, 0x4000));
+        }
+        set_head(&memory, TO_CLIENT, 3);
+        assert_eq!(server.tx.push(0, b"short"), Ok(true));
+        set_head(&memory, TO_CLIENT, back);
+        // As many buffers as this needs were posted, once.
+        let fault = server.tx.push(0, &[7; 100]);
+        assert!(matches!(fault, Err(Fault::Index { .. })), "{back}: {fault:?}");
+        server.tx.flush().unwrap();
+        assert_eq!(raw::read16(&memory, TO_CLIENT + 64), 1, "nothing but the first was filled");
+    }
+}
+
 #[test]
 fn descriptors_that_reach_out_are_faults() {
     let place = place();
@@ -382,8 +402,6 @@ fn a_bell_that_would_block_does_not() {
     said[3] = ring(false, 0, 0, TO_CLIENT as u32, RING_LOG2, Some(bell.try_clone().unwrap()));
     let (_socket, connection) = tell(&place.listener, &place.path, &said);
     let mut server = connection.unwrap();
-    let mut count = [0; 8];
-    rustix::io::read(&bell, &mut count).unwrap(); // the handshake's
     rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     set_descriptor(&memory, TO_CLIENT, 0, (0, 0, 64, 0x4000));
     set_head(&memory, TO_CLIENT, 1);

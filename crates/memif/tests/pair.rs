@@ -250,8 +250,6 @@ fn doorbells_ring_only_for_sleepers() {
     client.send(buf).unwrap();
     client.flush();
     assert!(rings(&server.rx));
-    server.rx.disarm();
-    assert!(!rings(&server.rx));
 }
 
 #[test]

@@ -128,7 +128,7 @@ pub struct Follower {
 
 impl Follower {
     /// Follows the kernel of the network namespace that the process is in.
-    pub fn new(table: Table, receive_bytes: Option<usize>) -> io::Result<Self> {
+    pub fn new(table: Table, receive_bytes: usize) -> io::Result<Self> {
         let now = Instant::now();
         Ok(Self {
             notifications: Netlink::notifications(receive_bytes)?,

@@ -18,9 +18,6 @@ use rustix::thread::LinkNameSpaceType;
 /// Longest sleep, for what waits for time to pass.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// Room for notifications in bytes, set by tests that make them get lost.
-const RECEIVE_BYTES_VARIABLE: &str = "PDP_MIRROR_RECEIVE_BYTES";
-
 /// Bytes that may wait for a guest, set by tests of slow ones.
 const BACKLOG_BYTES_VARIABLE: &str = "PDP_MIRROR_BACKLOG_BYTES";
 
@@ -47,8 +44,8 @@ fn main() -> anyhow::Result<()> {
     let userns = config.userns.as_deref().map(|path| (path, process::open(path)));
     process::enter(&config.netns, &netns, LinkNameSpaceType::Network)?;
     let table = Table::new(&config, rand::random());
-    let follower = Follower::new(table, setting(RECEIVE_BYTES_VARIABLE))
-        .context("cannot follow the kernel")?;
+    let receive_bytes = usize::try_from(config.receive_bytes).unwrap_or(usize::MAX);
+    let follower = Follower::new(table, receive_bytes).context("cannot follow the kernel")?;
     if let Some((path, file)) = userns {
         process::enter(path, &file?, LinkNameSpaceType::User)?;
         process::become_its_root()?;

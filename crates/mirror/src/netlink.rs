@@ -21,10 +21,6 @@ const GROUPS: [u32; 9] = [
     libc::RTNLGRP_NEXTHOP,
 ];
 
-/// Bytes of notifications that the kernel may hold for us. A full table that is written at once
-/// fits; the default of the kernel loses some of it.
-const RECEIVE_BYTES: usize = 64 << 20;
-
 /// Bytes of the largest datagram: an interface with everything that the kernel says of it.
 const DATAGRAM_BYTES_MAX: usize = 256 << 10;
 
@@ -56,13 +52,11 @@ impl Netlink {
         Ok(Self { socket, buffer: vec![0; DATAGRAM_BYTES_MAX] })
     }
 
-    /// For notifications. Needs CAP_NET_ADMIN in the host's user namespace for its room.
-    ///
-    /// `receive_bytes` is for tests, which make notifications get lost with little room.
-    pub fn notifications(receive_bytes: Option<usize>) -> io::Result<Self> {
+    /// For notifications, of which the kernel keeps twice these bytes. Needs CAP_NET_ADMIN in the host's
+    /// user namespace for that.
+    pub fn notifications(receive_bytes: usize) -> io::Result<Self> {
         let netlink = Self::requests()?;
-        let bytes = receive_bytes.unwrap_or(RECEIVE_BYTES);
-        rustix::net::sockopt::set_socket_recv_buffer_size_force(&netlink.socket, bytes)?;
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(&netlink.socket, receive_bytes)?;
         for group in GROUPS {
             netlink.socket.add_membership(group)?;
         }

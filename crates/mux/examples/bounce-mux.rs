@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use pdp_guest::{Batch, Program, Runtime};
+use pdp_memif::Listener;
 use pdp_mux::control::{Mux, Settings};
 use pdp_proto::mux::*;
 
@@ -56,7 +57,13 @@ fn main() -> Result<()> {
     let mux = Mux::start(&Settings { workers: 1, cpus: vec![mux_cpu], pool_packets: 32768 })?;
     put_generator(&mux, "source", frames())?;
     put_generator(&mux, "sink", vec![])?;
-    done(mux.handle(Request::PutVnet(Box::new(vnet(directory.path(), guests, policy))), vec![]))?;
+    let put = Request::PutVnet(Box::new(vnet(directory.path(), guests, policy)));
+    if let Reply::Lacks { sockets } = mux.handle(put.clone(), vec![]) {
+        let listeners = sockets.iter().map(|path| Ok(Listener::bind(path)?.into()));
+        let listeners = listeners.collect::<Result<_>>()?;
+        done(mux.handle(Request::Listen { sockets }, listeners))?;
+    }
+    done(mux.handle(put, vec![]))?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut threads = Vec::new();
     for guest in 0..guests {

@@ -2,20 +2,11 @@
 
 use std::collections::HashSet;
 
+use pdp_proto::limits::{
+    GUESTS_MAX, PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX,
+};
 use pdp_proto::mux::{End, FlowKey, Match, Vnet};
 use pdp_wire::tag::{PuntClass, VPORTS_MAX};
-
-use crate::shape::QUEUE_FRAMES_MAX;
-use crate::vnet::PORTS_MAX;
-
-/// Forwarding guests of one vrouter.
-pub const GUESTS_MAX: usize = 64;
-
-/// Punt filters of one vrouter.
-pub const PUNT_FILTERS_MAX: usize = 64;
-
-/// Bytes of all fields of a flow key, or of one filter.
-pub const PATTERN_BYTES_MAX: usize = 256;
 
 /// Checks all that needs no other vnet to be known. The error names object, value and bound.
 pub fn check(vnet: &Vnet) -> Result<(), String> {

@@ -9,15 +9,17 @@ use std::mem::discriminant;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use pdp_afxdp::{PacketSocket, Pool, Socket};
+use pdp_memif::{Listener, REGIONS_MAX};
 use pdp_proto::channel::Channel;
+use pdp_proto::limits::EXTERNALS_MAX;
 use pdp_proto::mux::{
     self, Encapsulation, End, ExternalStats, Match, PortName, Reply, Request, Stats, TraceStage,
     VERSION,
@@ -28,15 +30,14 @@ use tracing::{info, warn};
 use crate::capture::{self, CAPTURES_MAX};
 use crate::check;
 use crate::classify::Classifier;
-use crate::core::Core;
+use crate::core::{Core, Watch};
 use crate::encapsulate::{Outside, Way};
 use crate::external::{External, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
 use crate::generator::{FRAMES_BYTES_MAX, Frames, Generator};
-use crate::keeper::{Expected, Keeper, Owner};
-use crate::known::{
-    EXTERNALS_MAX, KnownExternal, KnownVnet, State, VNETS_MAX, expected, layout, outside_ends,
-};
+use crate::keeper::{Expected, Keeper, Owner, Refusal};
+use crate::known::{KnownExternal, KnownVnet, State, VNETS_MAX, expected, layout, outside_ends};
 use crate::packets::Packets;
+use crate::ringers::Ringers;
 use crate::trace::Wish;
 use crate::underlay::{NextHop, Underlay};
 use crate::vnet::Vnet;
@@ -72,6 +73,8 @@ pub struct WorkerHandle {
     number: usize,
     commands: SyncSender<Command>,
     wake: Arc<Wake>,
+    /// What ends its sleep.
+    pub watch: Watch,
 }
 
 impl WorkerHandle {
@@ -118,11 +121,14 @@ impl Mux {
         let keeper_wake = Arc::new(Wake::new()?);
         let wakes =
             (0..count).map(|_| Wake::new().map(Arc::new)).collect::<io::Result<Vec<_>>>()?;
+        let ringers = Ringers::start()?;
         let mut workers = Vec::new();
         for (number, (packets, neighbours)) in parts.into_iter().zip(mesh(&wakes)).enumerate() {
             let (commands, obeyed) = mpsc::sync_channel(COMMANDS_MAX);
             let wake = wakes[number].clone();
-            let core = Core::new(packets, dropped.clone(), keeper_wake.clone())?;
+            let ringers = ringers.clone();
+            let core = Core::new(packets, dropped.clone(), keeper_wake.clone(), ringers)?;
+            let watch = core.connections.watch.clone();
             let worker = Worker::new(number as u16, core, neighbours, obeyed, wake.clone())?;
             let cpu = settings.cpus.get(number).map(|id| core_affinity::CoreId { id: *id });
             thread::Builder::new().name(format!("worker{number}")).spawn(move || {
@@ -133,7 +139,7 @@ impl Mux {
                 }
                 worker.run();
             })?;
-            workers.push(WorkerHandle { number, commands, wake });
+            workers.push(WorkerHandle { number, commands, wake, watch });
         }
         let workers: Arc<[WorkerHandle]> = workers.into();
         let keeper = Keeper::start(workers.clone(), dropped_by_workers, keeper_wake)?;
@@ -149,13 +155,10 @@ impl Mux {
         })))
     }
 
-    /// Serves the control socket at `path` for ever.
-    pub fn serve(&self, path: &Path) -> io::Result<()> {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        for stream in UnixListener::bind(path)?.incoming() {
+    /// Serves who connects to `listener`, for ever.
+    pub fn serve(&self, listener: &UnixListener) -> io::Result<()> {
+        listener.set_nonblocking(false)?;
+        for stream in listener.incoming() {
             let stream = stream?;
             if self.0.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
                 warn!("more than {CONNECTIONS_MAX} control connections");
@@ -187,15 +190,32 @@ impl Mux {
     pub fn handle(&self, request: Request, descriptors: Vec<OwnedFd>) -> Reply {
         let result = match request {
             Request::Hello => Ok(self.hello()),
+            Request::Listen { sockets } => self.listen(sockets, descriptors),
             Request::PutExternal(spec) => self.put_external(spec, descriptors),
             Request::DeleteExternal { name } => self.delete_external(&name),
             Request::PutVnet(spec) => self.put_vnet(*spec),
             Request::DeleteVnet { name } => self.delete_vnet(&name),
-            Request::Stats { vnet } => self.stats(vnet.as_deref()),
-            Request::Capture { port, snap_bytes } => self.capture(&port, snap_bytes, descriptors),
-            Request::Trace { port, filter, wait_ms } => self.trace(&port, filter, wait_ms),
+            Request::Stats { vnet } => self.stats(vnet.as_deref()).map_err(Refusal::Failed),
+            Request::Capture { port, snap_bytes } => {
+                self.capture(&port, snap_bytes, descriptors).map_err(Refusal::Failed)
+            }
+            Request::Trace { port, filter, wait_ms } => {
+                self.trace(&port, filter, wait_ms).map_err(Refusal::Failed)
+            }
         };
-        result.unwrap_or_else(|error| Reply::Failed { error })
+        result.unwrap_or_else(|refusal| match refusal {
+            Refusal::Lacks(sockets) => Reply::Lacks { sockets },
+            Refusal::Failed(error) => Reply::Failed { error },
+        })
+    }
+
+    fn listen(&self, sockets: Vec<PathBuf>, fds: Vec<OwnedFd>) -> Result<Reply, Refusal> {
+        if sockets.len() != fds.len() {
+            let (paths, count) = (sockets.len(), fds.len());
+            return Err(format!("{paths} paths and {count} sockets to listen at").into());
+        }
+        self.0.keeper.offer(sockets.into_iter().zip(fds.into_iter().map(Listener::new)));
+        Ok(Reply::Done)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -212,7 +232,7 @@ impl Mux {
         }
     }
 
-    fn put_external(&self, spec: mux::External, fds: Vec<OwnedFd>) -> Result<Reply, String> {
+    fn put_external(&self, spec: mux::External, fds: Vec<OwnedFd>) -> Result<Reply, Refusal> {
         let mut state = self.state();
         let slot = state.external_slot(&spec.name).or_else(|| state.free_external());
         let slot = slot.ok_or(format!("{EXTERNALS_MAX} external interfaces are the most"))?;
@@ -229,11 +249,15 @@ impl Mux {
         if let mux::Outlet::Memif { socket } = &spec.outlet {
             let worker = slot % self.0.workers.len();
             let (owner, slot) = (owner.clone(), slot as u16);
-            let program = Expected { owner, worker, slot, seat: None, interfaces: 1 };
+            let (interfaces, regions) = (1, REGIONS_MAX);
+            let program = Expected { owner, worker, slot, seat: None, interfaces, regions };
             expected.insert(socket.clone(), program);
         }
         let prepared = self.0.keeper.prepare(owner, expected)?;
         state.externals[slot] = Some(KnownExternal { spec: spec.clone(), outlets: count });
+        if matches!(new, New::Outlets(_)) {
+            self.close_paths(slot)?;
+        }
         for worker in self.0.workers.iter() {
             let (spec, close) = (spec.clone(), matches!(new, New::Outlets(_)));
             worker.call(move |worker| set_external(&mut worker.core, slot, &spec, close))?;
@@ -328,6 +352,17 @@ impl Mux {
         }
     }
 
+    /// Has no worker send to the outlets of others any more; after that their owners close them.
+    fn close_paths(&self, slot: usize) -> Result<(), String> {
+        self.0.workers.iter().try_for_each(|worker| {
+            worker.call(move |worker| {
+                if let Some(external) = worker.core.external(slot) {
+                    external.close_paths();
+                }
+            })
+        })
+    }
+
     /// Gives an outlet to `owner`, and the other workers ways to it.
     fn add_outlet(&self, slot: usize, owner: usize, outlet: Outlet) -> Result<(), String> {
         let mut inboxes = Vec::new();
@@ -342,10 +377,10 @@ impl Mux {
             })?;
         }
         self.0.workers[owner].call(move |worker| {
-            let connections = &worker.core.connections;
+            let watch = &worker.core.connections.watch;
             let watched = match &outlet {
-                Outlet::Xdp(socket) => connections.watch(&**socket),
-                Outlet::Packet(socket) => connections.watch(&**socket),
+                Outlet::Xdp(socket) => watch.add(&**socket),
+                Outlet::Packet(socket) => watch.add(&**socket),
                 Outlet::Memif(_) | Outlet::Generator(_) => Ok(()),
             };
             if let Err(error) = watched {
@@ -357,15 +392,16 @@ impl Mux {
         })
     }
 
-    fn delete_external(&self, name: &str) -> Result<Reply, String> {
+    fn delete_external(&self, name: &str) -> Result<Reply, Refusal> {
         let mut state = self.state();
         let slot = state.external_slot(name).ok_or(format!("there is no external {name}"))?;
         let uses =
             |vnet: &&KnownVnet| outside_ends(&vnet.spec).any(|(_, interface, _)| interface == name);
         if let Some(vnet) = state.vnets.values().find(uses) {
-            return Err(format!("external {name} is used by vnet {}", vnet.spec.name));
+            return Err(format!("external {name} is used by vnet {}", vnet.spec.name).into());
         }
         state.externals[slot] = None;
+        self.close_paths(slot)?;
         for worker in self.0.workers.iter() {
             worker.call(move |worker| {
                 if let Some(mut external) = worker.core.externals[slot].take() {
@@ -378,7 +414,7 @@ impl Mux {
         Ok(Reply::Done)
     }
 
-    fn put_vnet(&self, spec: mux::Vnet) -> Result<Reply, String> {
+    fn put_vnet(&self, spec: mux::Vnet) -> Result<Reply, Refusal> {
         check::check(&spec)?;
         let mut state = self.state();
         let vnet = match state.vnets.get(&spec.name) {
@@ -401,7 +437,7 @@ impl Mux {
     }
 
     /// Makes `vnet` what it says, or changes nothing.
-    fn install(&self, state: &mut State, vnet: KnownVnet) -> Result<(), String> {
+    fn install(&self, state: &mut State, vnet: KnownVnet) -> Result<(), Refusal> {
         let name = vnet.spec.name.clone();
         let classifier = Arc::new(state.classifier(Some(&vnet), None)?);
         let mut refused = None;
@@ -410,7 +446,7 @@ impl Mux {
             way.map_err(|error| refused.get_or_insert(error).len()).ok()
         });
         if let Some(error) = refused {
-            return Err(format!("vnet {name}: {error}"));
+            return Err(format!("vnet {name}: {error}").into());
         }
         let prepared = self.0.keeper.prepare(Owner::Vnet(name.clone()), expected(&vnet)?)?;
         let (slot, owner, theirs) = (vnet.slot, vnet.worker, classifier.clone());
@@ -460,10 +496,10 @@ impl Mux {
         outside.map(Way::Outside).ok_or("a tunnel's addresses are of different families".into())
     }
 
-    fn delete_vnet(&self, name: &str) -> Result<Reply, String> {
+    fn delete_vnet(&self, name: &str) -> Result<Reply, Refusal> {
         let mut state = self.state();
         let Some(vnet) = state.vnets.get(name).cloned() else {
-            return Err(format!("there is no vnet {name}"));
+            return Err(format!("there is no vnet {name}").into());
         };
         let classifier = Arc::new(state.classifier(None, Some(name))?);
         let (slot, theirs) = (vnet.slot, classifier.clone());

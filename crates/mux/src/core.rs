@@ -12,12 +12,13 @@ use rustix::event::epoll;
 use crate::external::External;
 use crate::meter::Meter;
 use crate::packets::Packets;
-use crate::peer::{Alarm, Pulled};
+use crate::peer::{Alarm, Link, Pulled};
+use crate::ringers::Ringers;
 use crate::trace::Tracer;
 use crate::wake::Wake;
 
 /// A connection that a worker gave up, for the thread that keeps the control sockets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Dropped {
     /// The connection's number.
     pub epoch: u64,
@@ -25,6 +26,10 @@ pub struct Dropped {
     pub reason: String,
     /// Whether the peer broke the contract.
     pub fault: bool,
+    /// What is left of it. To let go of it may take as long as the peer wants.
+    pub link: Box<Link>,
+    /// Where its doorbell is watched.
+    pub watch: Watch,
 }
 
 /// Room to collect packets in, taken while it is used; kept so that nothing is allocated.
@@ -61,6 +66,8 @@ pub struct Core {
     pub meter: Meter,
     /// What the worker waits for.
     pub connections: Connections,
+    /// Who rings its peers' doorbells.
+    pub ringers: Ringers,
     start: Instant,
     start_wall_ns: u64,
 }
@@ -71,10 +78,15 @@ const RUNG_MAX: usize = 64;
 /// No vnet has this slot.
 const NOBODY: u64 = u64::MAX;
 
+/// The descriptors that end a worker's sleep; any thread may change them.
+#[derive(Clone, Debug)]
+pub struct Watch(Arc<OwnedFd>);
+
 /// What a worker's sleep ends for, and the way to the thread that keeps the control sockets.
 #[derive(Debug)]
 pub struct Connections {
-    epoll: OwnedFd,
+    /// What ends the sleep.
+    pub watch: Watch,
     dropped: Sender<Dropped>,
     keeper: Arc<Wake>,
 }
@@ -85,6 +97,7 @@ impl Core {
         packets: Packets,
         dropped: Sender<Dropped>,
         keeper: Arc<Wake>,
+        ringers: Ringers,
     ) -> std::io::Result<Self> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
@@ -96,10 +109,11 @@ impl Core {
             scratch: Scratch::default(),
             meter: Meter::default(),
             connections: Connections {
-                epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+                watch: Watch(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)),
                 dropped,
                 keeper,
             },
+            ringers,
             start: Instant::now(),
             start_wall_ns: wall.as_nanos() as u64,
         })
@@ -121,29 +135,31 @@ impl Core {
     }
 }
 
-impl Connections {
-    /// Lets `fd` end the worker's sleep when it is readable.
-    pub fn watch(&self, fd: &impl AsFd) -> std::io::Result<()> {
-        self.add(fd, NOBODY)
+impl Watch {
+    /// Lets `fd` end the worker's sleep while it is readable.
+    pub fn add(&self, fd: &impl AsFd) -> std::io::Result<()> {
+        self.add_as(fd, NOBODY, epoll::EventFlags::IN)
     }
 
-    /// The same for a doorbell of the vnet in `slot`.
-    pub fn watch_for(&self, slot: u16, fd: &impl AsFd) -> std::io::Result<()> {
-        self.add(fd, slot.into())
+    /// Lets a peer's doorbell end the sleep each time that it is rung; `slot` is that of its vnet. May
+    /// take as long as the peer wants, as may [`Watch::remove`]: not for the worker itself.
+    pub fn add_bell(&self, slot: Option<u16>, bell: &impl AsFd) -> std::io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        self.add_as(bell, slot.map_or(NOBODY, u64::from), flags)
     }
 
-    fn add(&self, fd: &impl AsFd, data: u64) -> std::io::Result<()> {
-        let data = epoll::EventData::new_u64(data);
-        Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
+    fn add_as(&self, fd: &impl AsFd, data: u64, flags: epoll::EventFlags) -> std::io::Result<()> {
+        Ok(epoll::add(&*self.0, fd, epoll::EventData::new_u64(data), flags)?)
     }
 
-    /// Takes [`Connections::watch`] back; needed before `fd` is closed where another process has
-    /// it too.
-    pub fn unwatch(&self, fd: &impl AsFd) {
+    /// Takes it back; needed before `fd` is closed where another process has it too.
+    pub fn remove(&self, fd: &impl AsFd) {
         // Fails only if it was not watched.
-        let _ = epoll::delete(&self.epoll, fd);
+        let _ = epoll::delete(&*self.0, fd);
     }
+}
 
+impl Connections {
     /// Blocks until something that is watched is readable, at most `nanoseconds`. `rung` gets the
     /// slots of vnets whose doorbells are.
     pub fn sleep(&self, nanoseconds: u64, rung: &mut Vec<u16>) {
@@ -153,16 +169,19 @@ impl Connections {
         };
         let mut events = [MaybeUninit::uninit(); RUNG_MAX];
         // A signal ends the sleep as well.
-        if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&timeout)) {
+        if let Ok((events, _)) = epoll::wait(&*self.watch.0, &mut events, Some(&timeout)) {
             let slots = events.iter().map(|event| event.data.u64());
             rung.extend(slots.filter_map(|slot| u16::try_from(slot).ok()));
         }
     }
 
-    /// Has the connection's control socket closed.
-    pub fn end(&self, dropped: Dropped) {
+    /// Gives up a connection: `reason` is for the peer. Another thread lets go of what it holds and
+    /// closes its control socket.
+    pub fn end(&self, link: Link, reason: &str, fault: bool) {
+        let (epoch, reason, watch) = (link.epoch, reason.to_string(), self.watch.clone());
+        let link = Box::new(link);
         // The keeper ends with the process only.
-        let _ = self.dropped.send(dropped);
+        let _ = self.dropped.send(Dropped { epoch, reason, fault, link, watch });
         self.keeper.ring();
     }
 }

@@ -10,6 +10,7 @@ use crate::core::Core;
 use crate::counters::Reason;
 use crate::meter::Stage;
 use crate::peer::{PULL_FRAMES, Pulled, Run};
+use crate::ringers::RungFor;
 use crate::vnet::Vnet;
 
 /// Frames that one vnet's peers may send in one round, so that no vnet keeps a worker busy.
@@ -91,9 +92,10 @@ impl Vnet {
 
     /// Lets all peers see what was pushed to them, and wakes them when it is time.
     pub fn flush(&mut self, core: &mut Core) {
+        let owner = RungFor::Vnet(self.generation);
         for node in 0..self.nodes.len() {
             let tap = self.nodes[node].tap.as_mut();
-            if let Some(Err(fault)) = tap.map(|link| link.flush(&mut core.alarm)) {
+            if let Some(Err(fault)) = tap.map(|link| link.flush(&mut core.alarm, owner)) {
                 self.lose_tap(node, core, Some(fault.to_string()));
             }
             let guests = self.nodes[node].router.as_ref().map_or(0, |router| router.guests.len());
@@ -101,7 +103,7 @@ impl Vnet {
                 let links = self.guest(node, guest).map_or(0, |guest| guest.links.len());
                 for at in 0..links {
                     let link = self.guest(node, guest).and_then(|guest| guest.links[at].as_mut());
-                    if let Some(Err(fault)) = link.map(|link| link.flush(&mut core.alarm)) {
+                    if let Some(Err(fault)) = link.map(|link| link.flush(&mut core.alarm, owner)) {
                         self.lose_guest(node, guest, at, core, Some(fault.to_string()));
                     }
                 }

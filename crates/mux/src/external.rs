@@ -1,7 +1,6 @@
 //! An external interface, as one worker has it: its own outlets, and ways to the outlets of other
 //! workers.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use pdp_afxdp::{Packet, PacketSocket, Socket};
@@ -12,7 +11,8 @@ use crate::core::Connections;
 use crate::counters::{ExternalCounters, OuterReason, Reason};
 use crate::generator::Generator;
 use crate::packets::Packets;
-use crate::peer::{self, Alarm, Link, PULL_FRAMES};
+use crate::peer::{Alarm, Link, PULL_FRAMES};
+use crate::ringers::RungFor;
 use crate::wake::Wake;
 
 /// Frames on their way to another worker's outlet.
@@ -93,9 +93,15 @@ impl External {
         self.paths.push(path);
     }
 
-    /// Closes all outlets and takes their packets back.
-    pub fn close(&mut self, packets: &mut Packets, connections: &Connections) {
+    /// Sends no more frames to other workers' outlets.
+    pub fn close_paths(&mut self) {
         self.paths.clear();
+    }
+
+    /// Closes all outlets and takes their packets back. The other workers have closed their paths to
+    /// them before: what is put into an inbox that nobody empties any more is lost to the pool.
+    pub fn close(&mut self, packets: &mut Packets, connections: &Connections) {
+        self.close_paths();
         for queue in self.queues.drain(..) {
             for mut inbox in queue.inboxes {
                 while let Ok(packet) = inbox.pop() {
@@ -111,12 +117,7 @@ impl External {
                 }
                 Outlet::Memif(link) => {
                     if let Some(link) = link {
-                        peer::release(
-                            *link,
-                            connections,
-                            "the external interface was removed",
-                            false,
-                        );
+                        connections.end(*link, "the external interface was removed", false);
                     }
                 }
                 Outlet::Generator(_) => {}
@@ -137,12 +138,11 @@ impl External {
         })
     }
 
-    /// Takes in the connection of a program; false if none is expected, or one is there.
-    pub fn attach(&mut self, link: Link, connections: &Connections) -> bool {
+    /// Takes in the connection of a program, whose doorbell is watched already; false if none is
+    /// expected, or one is there.
+    pub fn attach(&mut self, link: Link) -> bool {
         for queue in &mut self.queues {
-            if let Outlet::Memif(place @ None) = &mut queue.outlet
-                && connections.watch(&link.rx.as_fd()).is_ok()
-            {
+            if let Outlet::Memif(place @ None) = &mut queue.outlet {
                 *place = Some(Box::new(link));
                 return true;
             }
@@ -156,7 +156,7 @@ impl External {
             if let Outlet::Memif(place) = &mut queue.outlet
                 && let Some(link) = place.take_if(|link| link.epoch == epoch)
             {
-                peer::release(*link, connections, "gone", false);
+                connections.end(*link, "gone", false);
             }
         }
     }
@@ -249,12 +249,14 @@ impl External {
     }
 
     /// Has the kernel send what was sent here and by other workers; takes packets back whose
-    /// frames are out. Returns how many frames came from other workers.
+    /// frames are out. Programs that sleep are woken by `alarm`, for `owner`. Returns how many frames
+    /// came from other workers.
     pub fn flush(
         &mut self,
         packets: &mut Packets,
         connections: &Connections,
         scratch: &mut Vec<Packet>,
+        (owner, alarm): (RungFor, &mut Alarm),
     ) -> usize {
         let mut taken = 0;
         for queue in &mut self.queues {
@@ -271,7 +273,8 @@ impl External {
                     scratch.drain(..).for_each(|packet| packets.give(packet));
                 }
             }
-            queue.outlet.flush(packets, connections, scratch, &mut self.counters);
+            let counters = &mut self.counters;
+            queue.outlet.flush(packets, connections, scratch, (owner, alarm), counters);
         }
         for path in self.paths.iter_mut().filter(|path| path.dirty) {
             path.dirty = false;
@@ -375,6 +378,7 @@ impl Outlet {
         packets: &mut Packets,
         connections: &Connections,
         scratch: &mut Vec<Packet>,
+        (owner, alarm): (RungFor, &mut Alarm),
         counters: &mut ExternalCounters,
     ) {
         match self {
@@ -390,9 +394,8 @@ impl Outlet {
                 counters.drop_all(OuterReason::Refused, sent.refused as u64);
             }
             Self::Memif(place) => {
-                if let Some(Err(fault)) =
-                    place.as_mut().map(|link| link.flush(&mut Alarm::default()))
-                {
+                let flushed = place.as_mut().map(|link| link.flush_now(alarm, owner));
+                if let Some(Err(fault)) = flushed {
                     lose(place, connections, &fault);
                 }
             }
@@ -404,6 +407,6 @@ impl Outlet {
 /// Ends the connection of a program that broke the rules.
 fn lose(place: &mut Option<Box<Link>>, connections: &Connections, fault: &pdp_memif::Fault) {
     if let Some(link) = place.take() {
-        peer::release(*link, connections, &fault.to_string(), true);
+        connections.end(*link, &fault.to_string(), true);
     }
 }

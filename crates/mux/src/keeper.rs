@@ -15,7 +15,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Connection, Control, Handshake, HandshakeError, Listener};
+use pdp_memif::{Connection, Control, Handshake, HandshakeError, Listener, Share};
 use pdp_proto::mux::Rate;
 use rustix::event::{Timespec, epoll};
 use tracing::{info, warn};
@@ -52,6 +52,16 @@ pub enum Owner {
     External(String),
 }
 
+impl Owner {
+    /// Who it is of: of one tenant's vnets (`TENANT.NAME`) the tenant, of others themselves.
+    fn tenant(&self) -> (bool, &str) {
+        match self {
+            Self::Vnet(name) => (true, name.split_once('.').map_or(name, |(tenant, _)| tenant)),
+            Self::External(name) => (false, name),
+        }
+    }
+}
+
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -74,6 +84,8 @@ pub struct Expected {
     pub seat: Option<(String, Who)>,
     /// Interface ids from 0 that may connect.
     pub interfaces: u32,
+    /// Regions that each may have.
+    pub regions: usize,
 }
 
 impl fmt::Display for Expected {
@@ -121,6 +133,8 @@ impl Expected {
 
 struct Place {
     expected: Expected,
+    /// What its regions count for: all that is of one tenant.
+    share: Arc<Share>,
     listener: Listener,
     handshakes: Vec<Handshake>,
     connected: Vec<Connected>,
@@ -147,10 +161,27 @@ pub struct Prepared {
     listeners: HashMap<PathBuf, Listener>,
 }
 
+/// Why something is not prepared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no socket to listen at these paths; it can be had.
+    Lacks(Vec<PathBuf>),
+    /// It can't be had.
+    Failed(String),
+}
+
+impl From<String> for Refusal {
+    fn from(error: String) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// The thread, and what it keeps.
 #[derive(Clone)]
 pub struct Keeper {
     places: Arc<Mutex<Places>>,
+    /// Sockets that listen, for places to come.
+    listeners: Arc<Mutex<HashMap<PathBuf, Listener>>>,
     epoll: Arc<OwnedFd>,
     workers: Arc<[WorkerHandle]>,
 }
@@ -163,7 +194,7 @@ impl Keeper {
         wake: Arc<Wake>,
     ) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let keeper = Self { places: Arc::default(), epoll, workers };
+        let keeper = Self { places: Arc::default(), listeners: Arc::default(), epoll, workers };
         keeper.watch(&*wake)?;
         let thread = keeper.clone();
         let run = move || thread.run(&dropped, &wake);
@@ -171,28 +202,42 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Listens where `owner` expects somebody and nobody listens yet. Nothing is in force before
-    /// [`Keeper::commit`].
+    /// Keeps sockets that listen for what is prepared next.
+    pub fn offer(&self, listeners: impl IntoIterator<Item = (PathBuf, Listener)>) {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).extend(listeners);
+    }
+
+    /// Gets ready to listen where `owner` expects somebody and nobody listens yet, by sockets that were offered.
+    /// Nothing is in force before [`Keeper::commit`].
     pub fn prepare(
         &self,
         owner: Owner,
         wanted: HashMap<PathBuf, Expected>,
-    ) -> Result<Prepared, String> {
+    ) -> Result<Prepared, Refusal> {
         let places = self.lock();
-        let mut listeners = HashMap::new();
+        let mut new = Vec::new();
         for path in wanted.keys() {
             match places.get(path) {
-                Some(place) if place.expected.owner == owner => continue,
+                Some(place) if place.expected.owner == owner => {}
                 Some(place) => {
                     let other = &place.expected.owner;
-                    return Err(format!("socket {} is taken by {other}", path.display()));
+                    return Err(format!("socket {} is taken by {other}", path.display()).into());
                 }
-                None => {}
+                None => new.push(path.clone()),
             }
+        }
+        let mut offered = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let lacking: Vec<_> =
+            new.iter().filter(|path| !offered.contains_key(*path)).cloned().collect();
+        if !lacking.is_empty() {
+            return Err(Refusal::Lacks(lacking));
+        }
+        let mut listeners = HashMap::new();
+        for path in new {
+            let Some(listener) = offered.remove(&path) else { continue };
             let fail = |error| format!("can't listen at {}: {error}", path.display());
-            let listener = Listener::bind(path).map_err(fail)?;
             self.watch(&listener).map_err(fail)?;
-            listeners.insert(path.clone(), listener);
+            listeners.insert(path, listener);
         }
         Ok(Prepared { owner, wanted, listeners })
     }
@@ -215,18 +260,20 @@ impl Keeper {
                 }
                 None => {
                     place.clear(&self.workers, "removed");
-                    // Fails only if it is gone already.
-                    let _ = std::fs::remove_file(path);
                     false
                 }
             }
         });
+        let of_tenant = |place: &&Place| place.expected.owner.tenant() == owner.tenant();
+        let share = places.values().find(of_tenant).map(|place| place.share.clone());
+        let share = share.unwrap_or_default();
         for (path, listener) in listeners {
             let Some(expected) = wanted.remove(&path) else { continue };
             let interfaces = u64::from(expected.interfaces);
             let rate = Rate { bps: 0, pps: CONNECTS_A_SECOND * interfaces };
             let place = Place {
                 expected,
+                share: share.clone(),
                 listener,
                 handshakes: vec![],
                 connected: vec![],
@@ -256,8 +303,9 @@ impl Keeper {
         loop {
             wake.sleeping();
             let mut places = self.lock();
-            while let Ok(dropped) = dropped.try_recv() {
-                places.values_mut().for_each(|place| place.give_up(&dropped));
+            let gone: Vec<_> = dropped.try_iter().collect();
+            for dropped in &gone {
+                places.values_mut().for_each(|place| place.give_up(dropped));
             }
             for (path, place) in places.iter_mut() {
                 place.notice_hangups(&self.workers);
@@ -268,6 +316,10 @@ impl Keeper {
                 |place: &Place| !place.handshakes.is_empty() || place.rests_until_ns.is_some();
             let shaking = places.values().any(due);
             drop(places);
+            // With nobody waiting for it.
+            for Dropped { link, watch, .. } in gone {
+                watch.remove(&link.rx);
+            }
             let mut events = [epoll::Event {
                 flags: epoll::EventFlags::empty(),
                 data: epoll::EventData::new_u64(0),
@@ -317,7 +369,8 @@ impl Place {
         if self.rests_until_ns.take().is_some() && keeper.watch(&self.listener).is_err() {
             warn!("can't watch {}", self.expected);
         }
-        while let Ok(Some(handshake)) = self.listener.accept() {
+        while let Ok(Some(handshake)) = self.listener.accept_for(&self.share, self.expected.regions)
+        {
             if let Err(until_ns) = self.connects.take(now_ns, 0) {
                 // This one, too many by one, is let go; the others wait in the kernel.
                 warn!("{} connects too often, and waits", self.expected);
@@ -358,21 +411,25 @@ impl Place {
     fn attach(&mut self, connection: Connection, epoch: u64, keeper: &Keeper) {
         let Connection { interface_id: interface, name, tx, rx, control, .. } = connection;
         let expected = self.expected.clone();
+        let slot = expected.seat.is_some().then_some(expected.slot);
+        if let Err(error) = keeper.workers[expected.worker].watch.add_bell(slot, &rx) {
+            warn!("{expected}: its doorbell can't be watched: {error}");
+            return control.disconnect("doorbell can't be watched");
+        }
         let attached = keeper.workers[expected.worker].call(move |worker| {
             let Expected { owner, slot, seat, .. } = expected;
             let link = Link::new(tx, rx, epoch);
             match (owner, seat) {
                 (Owner::Vnet(name), Some((node, who))) => {
-                    let attached = worker.change(slot, |vnet, core| {
-                        vnet.name == name && vnet.attach(&node, who, interface, link, core)
+                    let attached = worker.change(slot, |vnet, _| {
+                        vnet.name == name && vnet.attach(&node, who, interface, link)
                     });
                     attached.unwrap_or(false)
                 }
                 (Owner::External(name), None) => {
-                    let Core { externals, connections, .. } = &mut worker.core;
-                    let external = externals.get_mut(usize::from(slot)).and_then(Option::as_mut);
+                    let external = worker.core.external(usize::from(slot));
                     let external = external.filter(|external| external.name == name);
-                    external.is_some_and(|external| external.attach(link, connections))
+                    external.is_some_and(|external| external.attach(link))
                 }
                 _ => false,
             }

@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
+use pdp_memif::REGIONS_MAX;
+use pdp_proto::limits::EXTERNALS_MAX;
 use pdp_proto::mux::{self, Attach, Encapsulation, End};
 
 use crate::classify::{Classifier, PortRef, Table};
 use crate::keeper::{Expected, Owner};
 use crate::vnet::Who;
-
-/// External interfaces.
-pub const EXTERNALS_MAX: usize = 64;
 
 /// Vnets of one worker.
 pub const VNETS_MAX: usize = 4096;
@@ -137,15 +136,17 @@ pub fn expected(vnet: &KnownVnet) -> Result<HashMap<PathBuf, Expected>, String> 
     for node in &vnet.spec.nodes {
         let guests = node.router.iter().flat_map(|router| &router.guests).map(|guest| {
             let many = guest.attach == Attach::Memif;
-            (&guest.socket, Who::Guest(guest.number), if many { node.ports.len() } else { 1 })
+            let (interfaces, regions) = if many { (node.ports.len(), REGIONS_MAX) } else { (1, 1) };
+            (&guest.socket, Who::Guest(guest.number), interfaces, regions)
         });
-        for (path, who, interfaces) in guests.chain([(&node.tap_socket, Who::Tap, 1)]) {
+        for (path, who, interfaces, regions) in guests.chain([(&node.tap_socket, Who::Tap, 1, 1)]) {
             let expected = Expected {
                 owner: Owner::Vnet(vnet.spec.name.clone()),
                 worker: vnet.worker,
                 slot: vnet.slot,
                 seat: Some((node.name.clone(), who)),
                 interfaces: interfaces as u32,
+                regions,
             };
             if all.insert(path.clone(), expected).is_some() {
                 return Err(format!("socket {} is there twice", path.display()));

@@ -32,6 +32,7 @@ pub mod order;
 pub mod packets;
 pub mod peer;
 pub mod police;
+pub mod ringers;
 pub mod shape;
 pub mod trace;
 pub mod underlay;

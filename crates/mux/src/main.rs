@@ -1,8 +1,11 @@
 //! `pdp-mux`: serves pdpd, moves packets.
+//!
+//! Its standard input is the socket where pdpd connects, which listens already: it has no right to make one.
 
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
 
 use anyhow::Context;
 use clap::Parser;
@@ -12,9 +15,6 @@ use pdp_mux::control::{Mux, Settings};
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// Where to listen for pdpd.
-    #[arg(long)]
-    control: PathBuf,
     /// Worker threads.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: u16,
@@ -34,8 +34,10 @@ fn main() -> anyhow::Result<()> {
         print(panic);
         std::process::abort();
     }));
-    let Arguments { control, workers, cpus, pool_packets } = Arguments::parse();
+    let Arguments { workers, cpus, pool_packets } = Arguments::parse();
     let settings = Settings { workers: workers.into(), cpus, pool_packets: pool_packets as usize };
     let mux = Mux::start(&settings).context("can't start the mux")?;
-    mux.serve(&control).with_context(|| format!("can't serve {}", control.display()))
+    let listener = std::io::stdin().as_fd().try_clone_to_owned().map(UnixListener::from);
+    let served = listener.and_then(|listener| mux.serve(&listener));
+    served.context("can't serve at standard input, which is to be a Unix socket that listens")
 }

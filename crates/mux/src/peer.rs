@@ -8,9 +8,9 @@ use pdp_memif::{Fault, Receiver, Sender};
 use pdp_proto::mux::{Attach, Guest as Spec, GuestStats};
 use pdp_wire::tag::{self, Tag, Verdict};
 
-use crate::core::{Connections, Dropped};
 use crate::distribute::{Guests, Member};
 use crate::packets::Packets;
+use crate::ringers::{Asked, RungFor};
 
 /// Frames that a guest can have taken and not completed: both rings and a batch, for rings of any
 /// length that memif allows.
@@ -34,8 +34,8 @@ const WAKE_NS: u64 = 50_000;
 /// Time between two such wake-ups, nanoseconds: each costs the mux about 2 µs.
 const WAKE_EACH_NS: u64 = 10_000;
 
-/// When sleeping peers are woken for what they were shown; at once unless said otherwise.
-#[derive(Clone, Copy, Debug, Default)]
+/// When sleeping peers are woken for what they were shown, and which of them are to be woken.
+#[derive(Debug, Default)]
 pub struct Alarm {
     /// Time, nanoseconds.
     now_ns: u64,
@@ -43,13 +43,15 @@ pub struct Alarm {
     after_ns: u64,
     /// Peers that were left to sleep since the beginning of the round.
     asleep: u64,
+    /// Doorbells that are to be rung.
+    pub bells: Vec<Asked>,
 }
 
 impl Alarm {
     /// For the next round: `busy` says that there is other work to do.
     pub fn next(&mut self, now_ns: u64, busy: bool) {
         let after_ns = if busy { WAKE_NS.max(self.asleep * WAKE_EACH_NS) } else { 0 };
-        *self = Self { now_ns, after_ns, asleep: 0 };
+        (self.now_ns, self.after_ns, self.asleep) = (now_ns, after_ns, 0);
     }
 
     /// Whether one that was shown `frames` in vain since `since_ns` is woken now.
@@ -130,19 +132,42 @@ impl Link {
 
     /// Lets the peer see what was pushed, and wakes it for that when `alarm` says so. One that waits
     /// for room is woken once half of its ring was taken: where it shares a CPU with the mux each
-    /// wake-up is two switches between them.
+    /// wake-up is two switches between them. `owner` is whose peer it is.
     #[inline]
-    pub fn flush(&mut self, alarm: &mut Alarm) -> Result<(), Fault> {
-        if std::mem::take(&mut self.dirty) {
-            self.tx.show()?;
-            self.unheard_ns.get_or_insert(alarm.now_ns);
-        }
+    pub fn flush(&mut self, alarm: &mut Alarm, owner: RungFor) -> Result<(), Fault> {
+        self.show(alarm)?;
         let unheard =
             self.unheard_ns.is_some_and(|since_ns| alarm.wakes(self.tx.unheard(), since_ns));
         let room = self.full && self.rx.is_half_empty();
         if unheard || room {
-            (self.unheard_ns, self.full) = (None, self.full && !room);
-            self.tx.wake()?;
+            self.full &= !room;
+            self.wake(alarm, owner)?;
+        }
+        Ok(())
+    }
+
+    /// The same without delay.
+    #[inline]
+    pub fn flush_now(&mut self, alarm: &mut Alarm, owner: RungFor) -> Result<(), Fault> {
+        self.show(alarm)?;
+        if self.unheard_ns.is_some() { self.wake(alarm, owner) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn show(&mut self, alarm: &Alarm) -> Result<(), Fault> {
+        if std::mem::take(&mut self.dirty) {
+            self.tx.show()?;
+            self.unheard_ns.get_or_insert(alarm.now_ns);
+        }
+        Ok(())
+    }
+
+    fn wake(&mut self, alarm: &mut Alarm, owner: RungFor) -> Result<(), Fault> {
+        self.unheard_ns = None;
+        if let Some(bell) = self.tx.sleeper()?
+            && bell.ask()
+        {
+            alarm.bells.push((owner, bell.clone()));
         }
         Ok(())
     }
@@ -211,12 +236,6 @@ fn copy_out(rx: &Receiver, frame: usize, packets: &mut Packets) -> Option<Packet
     let got = rx.copy_out(frame, room);
     let _ = packet.set_len(got);
     Some(packet)
-}
-
-/// Gives up a connection: `reason` is for the peer.
-pub fn release(link: Link, connections: &Connections, reason: &str, fault: bool) {
-    connections.unwatch(&link.rx);
-    connections.end(Dropped { epoch: link.epoch, reason: reason.to_string(), fault });
 }
 
 /// Ports of frames, oldest first: runs of a port (an index in its node) and a count.

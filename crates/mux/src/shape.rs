@@ -7,9 +7,6 @@ use pdp_proto::mux::Rate;
 
 use crate::police::TokenBucket;
 
-/// Frames that a vlink can be asked to hold in each direction.
-pub const QUEUE_FRAMES_MAX: u32 = 4096;
-
 /// How far a shaper may run ahead, as time at its rate: what a worker may sleep too long.
 pub const SHAPER_BURST_NS: u64 = 2_000_000;
 
@@ -47,7 +44,8 @@ impl Shaper {
         Self {
             rate,
             bucket: TokenBucket::new(rate, SHAPER_BURST_NS, SHAPER_BURST_FRAMES_MIN),
-            queue: VecDeque::with_capacity(queue_max),
+            // Grows as frames come to wait: a vnet may have thousands of vlinks where none ever does.
+            queue: VecDeque::new(),
             queue_max,
         }
     }

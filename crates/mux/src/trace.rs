@@ -1,16 +1,20 @@
 //! One frame followed from its arrival to its end.
 //!
-//! A traced frame carries a number (in the packet's mark, and in the tag through a guest); stages
-//! are noted under it. Copies that a guest makes are followed as well: a trace ends with the last
-//! of them.
+//! A traced frame carries a mark, and through a guest the mark's last byte, which is the number in the
+//! tag; stages are noted under it. Copies that a guest makes are followed as well: a trace ends with
+//! the last of them. A mark is given once: a frame that outlives its trace, in a queue or in a guest,
+//! is none of the next one's.
 
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use pdp_proto::mux::{Match, TraceStage};
 
-/// Traces of one worker at a time; numbers are 1..=TRACES_MAX.
+/// Traces of one worker at a time.
 pub const TRACES_MAX: usize = 8;
+
+/// Numbers in tags: 1..=NUMBERS, given in turn.
+const NUMBERS: u32 = u8::MAX as u32;
 
 /// Stages of one trace; what follows is left out.
 const STAGES_MAX: usize = 256;
@@ -28,6 +32,7 @@ pub struct Wish {
 
 #[derive(Debug)]
 struct Trace {
+    mark: u32,
     vnet: u16,
     wish: Wish,
     since: Instant,
@@ -38,6 +43,8 @@ struct Trace {
 /// The traces of a worker.
 #[derive(Debug, Default)]
 pub struct Tracer {
+    /// Marks given so far.
+    given: u32,
     traces: [Option<Trace>; TRACES_MAX],
 }
 
@@ -47,15 +54,22 @@ impl Tracer {
     pub fn start(&mut self, vnet: u16, wish: Wish) -> u32 {
         let Some(free) = self.traces.iter().position(Option::is_none) else { return 0 };
         let (since, stages) = (Instant::now(), vec![]);
-        self.traces[free] = Some(Trace { vnet, wish, since, open: 1, stages });
-        free as u32 + 1
+        let mark = loop {
+            let (turn, number) = (self.given / NUMBERS, self.given % NUMBERS + 1);
+            self.given = self.given.wrapping_add(1);
+            // The number of one that still goes on is left out.
+            if self.traces.iter().flatten().all(|trace| trace.mark & 0xff != number) {
+                break turn << 8 | number;
+            }
+        };
+        self.traces[free] = Some(Trace { mark, vnet, wish, since, open: 1, stages });
+        mark
     }
 
     /// The mark for the number that a guest of `vnet` gave, 0 if it is none of that vnet's.
     pub fn mark(&self, vnet: u16, number: u8) -> u32 {
-        let index = usize::from(number).wrapping_sub(1);
-        let trace = self.traces.get(index).and_then(Option::as_ref);
-        if trace.is_some_and(|trace| trace.vnet == vnet) { u32::from(number) } else { 0 }
+        let is_it = |trace: &&Trace| trace.vnet == vnet && trace.mark & 0xff == u32::from(number);
+        self.traces.iter().flatten().find(is_it).map_or(0, |trace| trace.mark)
     }
 
     /// Notes a stage of the frame with this mark.
@@ -86,11 +100,11 @@ impl Tracer {
         self.note(mark, stage, detail);
         let Some(trace) = self.get(mark) else { return };
         trace.open -= 1;
-        if trace.open == 0
-            && let Some(trace) = self.traces[mark as usize - 1].take()
-        {
+        if trace.open == 0 {
+            let ended = |trace: &mut Trace| trace.mark == mark;
+            let trace = self.traces.iter_mut().find_map(|place| place.take_if(ended));
             // Whoever asked may have gone away.
-            let _ = trace.wish.reply.send(trace.stages);
+            let _ = trace.map(|trace| trace.wish.reply.send(trace.stages));
         }
     }
 
@@ -102,7 +116,7 @@ impl Tracer {
     }
 
     fn get(&mut self, mark: u32) -> Option<&mut Trace> {
-        self.traces.get_mut((mark as usize).wrapping_sub(1))?.as_mut()
+        self.traces.iter_mut().flatten().find(|trace| trace.mark == mark)
     }
 }
 
@@ -140,6 +154,29 @@ mod tests {
         let names: Vec<_> = stages.try_recv().unwrap().into_iter().map(|s| s.stage).collect();
         assert_eq!(names, ["send", "drop"]);
         tracer.end(mark, "send", || unreachable!());
+    }
+
+    /// A frame that waits somewhere while its trace is given up is none of the next trace's, in
+    /// whatever vnet that is; nor is one of whose number a guest says too much.
+    #[test]
+    fn what_outlives_its_trace_is_not_taken_for_another() {
+        let (reply, stages) = std::sync::mpsc::channel();
+        let wish = |ticket| Wish { ticket, filter: vec![], reply: reply.clone() };
+        let mut tracer = Tracer::default();
+        let slow = tracer.start(3, wish(1));
+        assert!(tracer.cancel(1).is_some());
+        let kept = tracer.start(3, wish(2));
+        for ticket in 3..1000 {
+            let mark = tracer.start(4, wish(ticket));
+            assert!(mark & 0xff != 0 && mark & 0xff != kept & 0xff);
+            assert_eq!(tracer.mark(4, mark as u8), mark);
+            tracer.end(slow, "send", || unreachable!());
+            tracer.copied(slow);
+            tracer.end(mark, "send", || "mine".into());
+            let all: Vec<_> = stages.try_recv().unwrap().into_iter().map(|it| it.detail).collect();
+            assert_eq!(all, ["mine"]);
+        }
+        assert_eq!(tracer.mark(3, kept as u8), kept);
     }
 
     #[test]

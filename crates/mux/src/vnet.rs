@@ -5,7 +5,6 @@
 //! ([`Vnet::take_over`]).
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
 
 use pdp_afxdp::Packet;
 use pdp_proto::mux::{self, Attach, End, GuestStats, Match, NodeStats, PortName, Rate, VnetStats};
@@ -17,16 +16,13 @@ use crate::counters::{PortCounters, Reason};
 use crate::distribute::Distributor;
 use crate::encapsulate::Way;
 use crate::order::Order;
-use crate::peer::{self, Guest, Link};
+use crate::peer::{Guest, Link};
 use crate::police::TokenBucket;
 use crate::shape::{LOCAL_RATE, Shaper};
 use crate::trace::Wish;
 
 /// A vnet without work for this long rests, nanoseconds.
 pub const REST_NS: u64 = 1_000_000;
-
-/// Ports of all nodes of a vnet.
-pub const PORTS_MAX: usize = 16384;
 
 /// A vnet.
 #[derive(Debug)]
@@ -276,21 +272,14 @@ impl Vnet {
         }
     }
 
-    /// Takes a connection in; false if nobody is expected there, or somebody is there.
-    pub fn attach(
-        &mut self,
-        node: &str,
-        who: Who,
-        interface: u32,
-        mut link: Link,
-        core: &Core,
-    ) -> bool {
-        let slot = self.slot;
+    /// Takes a connection in, whose doorbell is watched already; false if nobody is expected there, or
+    /// somebody is there.
+    pub fn attach(&mut self, node: &str, who: Who, interface: u32, mut link: Link) -> bool {
         let Some((attach, place)) = self.place(node, who, interface) else { return false };
         if attach != Attach::Memif {
             link.tx.ring_once_a_sleep();
         }
-        if place.is_some() || core.connections.watch_for(slot, &link.rx.as_fd()).is_err() {
+        if place.is_some() {
             return false;
         }
         *place = Some(link);
@@ -345,7 +334,7 @@ impl Vnet {
     pub(crate) fn lose_tap(&mut self, node: usize, core: &mut Core, fault: Option<String>) {
         if let Some(link) = self.nodes[node].tap.take() {
             let reason = fault.as_deref().unwrap_or("gone");
-            peer::release(link, &core.connections, reason, fault.is_some());
+            core.connections.end(link, reason, fault.is_some());
         }
     }
 
@@ -363,7 +352,7 @@ impl Vnet {
         let guest = &mut router.guests[guest];
         if let Some(link) = guest.links[link].take() {
             let reason = fault.as_deref().unwrap_or("gone");
-            peer::release(link, &core.connections, reason, fault.is_some());
+            core.connections.end(link, reason, fault.is_some());
         }
         if let Some(fault) = fault {
             guest.fault(fault);
@@ -553,7 +542,7 @@ fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], co
             router.order.forget(was.spec.number);
         }
         for link in was.links.into_iter().flatten() {
-            peer::release(link, &core.connections, "no guest of this vrouter any more", false);
+            core.connections.end(link, "no guest of this vrouter any more", false);
         }
     }
     if let Some(router) = &mut node.router {
@@ -570,6 +559,6 @@ fn end_node(node: &mut Node, ports: &mut [Port], core: &mut Core) {
     }
     let guests = node.router.take().into_iter().flat_map(|router| router.guests);
     for link in guests.flat_map(|guest| guest.links.into_iter().flatten()).chain(node.tap.take()) {
-        peer::release(link, &core.connections, "the node was removed", false);
+        core.connections.end(link, "the node was removed", false);
     }
 }

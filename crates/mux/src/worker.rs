@@ -20,6 +20,7 @@ use crate::counters::OuterReason;
 use crate::external::External;
 use crate::meter::Stage;
 use crate::peer::{Link, UNSURE_SLEEP_NS};
+use crate::ringers::RungFor;
 use crate::vnet::Vnet;
 use crate::wake::Wake;
 
@@ -102,7 +103,7 @@ impl Worker {
         commands: Receiver<Command>,
         wake: Arc<Wake>,
     ) -> std::io::Result<Self> {
-        core.connections.watch(&*wake)?;
+        core.connections.watch.add(&*wake)?;
         Ok(Self {
             number,
             core,
@@ -148,6 +149,8 @@ impl Worker {
         work += received;
         work += self.look();
         work += self.send();
+        let Core { ringers, alarm, now_ns, .. } = &mut self.core;
+        ringers.ask(&mut alarm.bells, *now_ns);
         self.core.meter.lap(Stage::Send, 0);
         self.core.meter.round(work > 0);
         self.stats.busy_rounds += u64::from(work > 0);
@@ -365,9 +368,11 @@ impl Worker {
     /// Lets the kernel and the other workers have what is for them.
     fn send(&mut self) -> usize {
         let mut work = 0;
-        let Core { externals, packets, connections, scratch, .. } = &mut self.core;
-        for external in externals.iter_mut().flatten() {
-            work += external.flush(packets, connections, &mut scratch.back);
+        let Core { externals, packets, connections, scratch, alarm, .. } = &mut self.core;
+        for (slot, external) in externals.iter_mut().enumerate() {
+            let Some(external) = external else { continue };
+            let owner = RungFor::External(slot);
+            work += external.flush(packets, connections, &mut scratch.back, (owner, alarm));
         }
         for neighbour in self.neighbours.iter().flatten() {
             if neighbour.to.slots() < HANDOVER_FRAMES {
@@ -384,6 +389,7 @@ impl Worker {
         self.wake.sleeping();
         if quiet && !self.round() && !self.ended {
             self.stats.sleeps += 1;
+            self.core.ringers.settle(&mut self.core.alarm.bells);
             self.core.connections.sleep(self.sleep_ns(), &mut self.rung);
         }
         self.wake.awake();

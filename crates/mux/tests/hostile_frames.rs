@@ -329,7 +329,8 @@ fn frames_into_memif_and_trunks_are_all_accounted_for() {
         let socket = directory(root.path(), "M").join("memif.sock");
         let outlet = Outlet::Memif { socket: socket.clone() };
         let external_m = External { name: "M".into(), mtu: 1500, outlet };
-        assert_eq!(mux.handle(Request::PutExternal(external_m), vec![]), Reply::Done);
+        let ask = |request, fds| mux.handle(request, fds);
+        assert_eq!(put_with_sockets(ask, Request::PutExternal(external_m)), Reply::Done);
         let mut vnet = two_hosts(root.path(), "red", &[(0, Attach::Runtime)]);
         let by = Encapsulation::Interface;
         vnet.vlinks[0].a = End::External { interface: "M".into(), by };

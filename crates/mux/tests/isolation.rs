@@ -24,6 +24,7 @@ use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, PATH_FRAMES, Path as SocketPath};
 use pdp_mux::packets::Packets;
+use pdp_mux::ringers::Ringers;
 use pdp_mux::underlay::NextHop;
 use pdp_mux::vnet::{Vnet as Live, Who};
 use pdp_mux::wake::Wake;
@@ -223,7 +224,8 @@ impl World {
         for ((number, packets), neighbours) in parts.into_iter().enumerate().zip(meshes) {
             let (dropped, _) = mpsc::channel();
             let wake = wakes[number].clone();
-            let core = Core::new(packets, dropped, wake.clone()).unwrap();
+            let core =
+                Core::new(packets, dropped, wake.clone(), Ringers::start().unwrap()).unwrap();
             let (sender, obeyed) = mpsc::sync_channel(1);
             commands.push(sender);
             let mut worker = Worker::new(number as u16, core, neighbours, obeyed, wake).unwrap();
@@ -350,8 +352,10 @@ impl World {
         let _ = std::fs::remove_file(path);
         let (peer, link, control) = pair(path, interface, 1 + self.inside.len() as u64);
         let slot = (vnet / WORKERS) as u16;
+        let watch = &self.workers[vnet % WORKERS].core.connections.watch;
+        watch.add_bell(Some(slot), &link.rx).unwrap();
         let attached = self.workers[vnet % WORKERS]
-            .change(slot, |vnet, core| vnet.attach(node, who, interface, link, core));
+            .change(slot, |vnet, _| vnet.attach(node, who, interface, link));
         assert_eq!(attached, Some(true));
         self._controls.push(control);
         self.inside.push(Inside { vnet, node, attach, peer });

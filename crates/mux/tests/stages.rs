@@ -1,6 +1,9 @@
 //! The mux between memif peers: what each stage promises, seen from outside.
 
 mod common;
+#[path = "../../memif/tests/common/raw.rs"]
+#[allow(dead_code)]
+mod raw;
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -146,6 +149,44 @@ fn who_connects_without_end_waits() {
     assert_eq!((guest.faults, guest.last_fault), (0, None));
 }
 
+/// 32 guests of one vnet begin as many handshakes as they are let, with as many regions, and end none.
+#[test]
+fn handshakes_that_never_end_keep_nobody_else_out() {
+    use pdp_memif::sigbus::REGIONS_COUNT_MAX;
+    let root = tempfile::tempdir().unwrap();
+    let attach = |number| (number, if number % 2 == 0 { RUNTIME } else { Attach::Memif });
+    let hostile = two_hosts(root.path(), "mean.red", &(0..32).map(attach).collect::<Vec<_>>());
+    let blue = two_hosts(root.path(), "blue", &[(0, RUNTIME)]);
+    let memory = raw::memory(0x2000, rustix::fs::SealFlags::SHRINK);
+    let region = |index| raw::region(index, 0x2000, Some(memory.try_clone().unwrap()));
+    for round in 0..2 {
+        // The second round is with a mux that was started anew.
+        let mux = start(1);
+        put(&mux, &hostile);
+        put(&mux, &blue);
+        let mut held = vec![];
+        for guest in &hostile.nodes[0].router.as_ref().unwrap().guests {
+            for _ in 0..8 {
+                let socket = raw::socket(&guest.socket);
+                raw::say(&socket, &raw::init(0x200, 0, 0));
+                (0..16).for_each(|index| _ = raw::say(&socket, &region(index)));
+                held.push(socket);
+            }
+        }
+        let mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().filter(|line| line.contains("memfd:raw")).count()
+        };
+        eventually("regions are mapped", || mapped() > 100);
+        let mut peers: Vec<_> = (0..3).map(|at| Peer::tap_of(&blue.nodes[at])).collect();
+        peers.push(Peer::guest_of(&blue.nodes[0], 0));
+        let most = REGIONS_COUNT_MAX / 2;
+        assert!(mapped() < most, "round {round}: {} of at most {most} regions", mapped());
+        let connected = || node_stats(&mux, "blue", "r1").guests[&0].connected;
+        eventually("the other's guest is there", connected);
+    }
+}
+
 #[test]
 fn who_is_refused_is_told_why() {
     let root = tempfile::tempdir().unwrap();
@@ -262,7 +303,14 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert!(refuse(&|v| v.vlinks[1].a = port("r1", 0)).contains("already"));
     assert!(refuse(&|v| v.vlinks[1].b = outside(Encapsulation::Interface)).contains("external A"));
     assert!(refuse(&|v| v.vlinks[0].queue_frames = 1 << 20).contains("4096"));
-    assert!(refuse(&|v| v.nodes[1].tap_socket = "/nonexistent/x".into()).contains("/nonexistent"));
+    // Where it has nobody's socket it says so, and once it has some they are no one else's.
+    let mut elsewhere = good.clone();
+    elsewhere.nodes[1].tap_socket = "/nonexistent/x".into();
+    let lacks = || mux.handle(Request::PutVnet(Box::new(elsewhere.clone())), vec![]);
+    assert_eq!(lacks(), Reply::Lacks { sockets: vec!["/nonexistent/x".into()] });
+    let uneven = Request::Listen { sockets: vec!["/nonexistent/x".into()] };
+    assert!(matches!(mux.handle(uneven, vec![]), Reply::Failed { .. }));
+    assert!(matches!(lacks(), Reply::Lacks { .. }));
     assert!(refuse(&|v| v.nodes[1].tap_socket = v.nodes[2].tap_socket.clone()).contains("twice"));
     assert!(refuse(&|v| v.name = "blue".into()).contains("taken by vnet red"));
     let external = External {
@@ -351,6 +399,64 @@ fn plain_memif_has_an_interface_for_each_vport() {
         (1, 1, 1)
     );
     assert_adds_up(&stats(&mux));
+}
+
+/// A frame waits longer than its trace, and leaves while one of another vnet is followed.
+#[test]
+fn a_trace_never_speaks_of_anothers_frame() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let mut red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    red.vlinks[1].rate_bps = Some(32_000);
+    let blue = two_hosts(root.path(), "blue", &[(0, RUNTIME)]);
+    let mut peers = [&red, &blue].map(|vnet| {
+        put(&mux, vnet);
+        let taps = [1, 2].map(|host| Peer::tap_of(&vnet.nodes[host]));
+        (taps, Peer::guest_of(&vnet.nodes[0], 0))
+    });
+    let [([h1, h2], guest), ([blue_h1, blue_h2], blue_guest)] = &mut peers;
+    for vnet in ["red", "blue"] {
+        eventually("guests", || node_stats(&mux, vnet, "r1").guests[&0].connected);
+    }
+    let trace = |vnet: &str, number, wait_ms| {
+        let port = PortName { vnet: vnet.into(), node: "r1".into(), port: "eth0".into() };
+        let filter = vec![Match { offset: 21, value: vec![number], mask: vec![0xff] }];
+        let mux = mux.clone();
+        std::thread::spawn(move || mux.handle(Request::Trace { port, filter, wait_ms }, vec![]))
+    };
+    // 1000 bytes take a quarter of a second, and two frames go at once.
+    const SENT: usize = 8;
+    let tracing = trace("red", SENT as u8, 500);
+    std::thread::sleep(Duration::from_millis(200));
+    (1..=SENT as u64).for_each(|number| assert!(h1.out(0, &frame(1000, number))));
+    for (tag, bytes) in guest.expect(SENT) {
+        assert!(guest.send(out(1, tag.trace), &bytes));
+    }
+    let Reply::Traced { stages } = tracing.join().unwrap() else { panic!("no trace") };
+    let ends: Vec<_> = stages.iter().map(|stage| stage.stage.as_str()).collect();
+    assert!(ends.ends_with(&["shape", "wait"]), "{stages:?}");
+    // All that red has in its queue leaves while blue's guest keeps blue's frame.
+    let tracing = trace("blue", 1, 20_000);
+    let mut kept = vec![];
+    eventually("the other trace begins", || {
+        assert!(blue_h1.out(0, &frame(100, 1)));
+        kept.extend(blue_guest.receive());
+        kept.iter().any(|(tag, _)| tag.trace != 0)
+    });
+    let mut left = 0;
+    eventually("all of the slow vlink's have left", || {
+        left += h2.receive().len();
+        left == SENT
+    });
+    assert!(!tracing.is_finished());
+    for (tag, bytes) in kept {
+        assert!(blue_guest.send(out(1, tag.trace), &bytes));
+    }
+    let Reply::Traced { stages } = tracing.join().unwrap() else { panic!("no trace") };
+    let names: Vec<_> = stages.iter().map(|stage| stage.stage.as_str()).collect();
+    let expected = ["receive", "classify", "distribute", "dispatch", "send", "receive", "punt"];
+    assert_eq!(names, expected, "{stages:#?}");
+    blue_h2.expect(1);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::place::{Control, Place, run, wire_vnet, wires};
+use common::place::{Control, Place, wire_vnet, wires};
 use common::*;
 use pdp_net::xdp::Take;
 use pdp_proto::channel::Channel;
@@ -30,22 +30,18 @@ struct Process {
 impl Process {
     fn start(control: &Path) -> Self {
         let _ = std::fs::remove_file(control);
+        let listener = std::os::unix::net::UnixListener::bind(control).unwrap();
         let user = format!("--reuid={NOBODY} --regid={NOBODY} --clear-groups");
         let child = Command::new("setpriv")
             .args(user.split(' '))
             .args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"])
             .arg(env!("CARGO_BIN_EXE_pdp-mux"))
-            .args(["--workers", "2", "--pool-packets", "16384", "--control"])
-            .arg(control)
+            .args(["--workers", "2", "--pool-packets", "16384"])
+            .stdin(OwnedFd::from(listener))
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut channel = None;
-        eventually("control socket", || {
-            channel = Channel::connect(control).ok();
-            channel.is_some()
-        });
-        let mut channel = channel.unwrap();
+        let mut channel = Channel::connect(control).unwrap();
         channel.send(&Request::Hello, &[]).unwrap();
         let (hello, mut fds) = channel.receive::<Reply>().unwrap().unwrap();
         assert!(matches!(hello, Reply::Hello { version: VERSION, .. }));
@@ -237,7 +233,6 @@ fn a_mux_without_privilege_serves_and_can_be_replaced() {
     let root = tempfile::Builder::new().tempdir().unwrap();
     let whole = Encapsulation::Interface;
     let vnet = wire_vnet(root.path(), "red", whole.clone(), whole);
-    run(&format!("chown -R {NOBODY} {}", root.path().display()));
     place.exec("out1", "ip addr add 192.168.8.1/24 dev eth0");
     place.exec("out2", "ip addr add 192.168.8.2/24 dev eth0");
     let stop = Arc::new(AtomicBool::new(false));
@@ -246,7 +241,8 @@ fn a_mux_without_privilege_serves_and_can_be_replaced() {
         let mut mux = Process::start(&root.path().join("control.sock"));
         place.external(&mut mux, "a", &[]);
         place.external(&mut mux, "b", &[]);
-        assert_eq!(mux.ask(Request::PutVnet(Box::new(vnet.clone())), vec![]), Reply::Done);
+        let put = Request::PutVnet(Box::new(vnet.clone()));
+        assert_eq!(put_with_sockets(|request, fds| mux.ask(request, fds), put), Reply::Done);
         guests.get_or_insert_with(|| wires(&[&vnet], stop.clone()));
         place.exec("out1", "ping -q -i 0.05 -c 20 -w 15 192.168.8.2");
         let Reply::Stats(stats) = mux.ask(Request::Stats { vnet: None }, vec![]) else {

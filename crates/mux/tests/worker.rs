@@ -4,17 +4,20 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
 use common::*;
 use pdp_afxdp::Packet;
 use pdp_mux::classify::{PortRef, Table};
+use pdp_mux::control::Mux;
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
 use pdp_mux::packets::Packets;
 use pdp_mux::peer::Alarm;
+use pdp_mux::ringers::{Ringers, RungFor};
 use pdp_mux::underlay::NextHop;
 use pdp_mux::vnet::Vnet as Live;
 use pdp_mux::wake::Wake;
@@ -61,7 +64,8 @@ impl Bench {
         let mut made = parts.into_iter().zip(meshes).zip(&wakes).enumerate().map(
             |(number, ((packets, neighbours), wake))| {
                 let (dropped, _) = mpsc::channel();
-                let core = Core::new(packets, dropped, wake.clone()).unwrap();
+                let core =
+                    Core::new(packets, dropped, wake.clone(), Ringers::start().unwrap()).unwrap();
                 let (sender, obeyed) = mpsc::sync_channel(1);
                 commands.push(sender);
                 Worker::new(number as u16, core, neighbours, obeyed, wake.clone()).unwrap()
@@ -130,8 +134,8 @@ impl Bench {
         let (tap, link, control) = pair(path, 0, 1);
         self._controls.push(control);
         let who = pdp_mux::vnet::Who::Tap;
-        let attached =
-            self.workers[1].change(slot, |vnet, core| vnet.attach(node, who, 0, link, core));
+        self.workers[1].core.connections.watch.add_bell(Some(slot), &link.rx).unwrap();
+        let attached = self.workers[1].change(slot, |vnet, _| vnet.attach(node, who, 0, link));
         assert_eq!(attached, Some(true));
         tap
     }
@@ -230,6 +234,54 @@ fn every_way_out_can_be_blocked_and_says_how() {
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 
+/// The outlets of an interface are replaced again and again while another worker sends by them.
+#[test]
+fn replaced_outlets_take_no_packet_along() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(2);
+    let free = |mux: &Mux| stats(mux).workers.iter().map(|it| it.free_packets).sum::<u64>();
+    let before = free(&mux);
+    let sink = |round: usize| {
+        let outlet = match round % 2 {
+            0 => {
+                pdp_proto::mux::Outlet::Generator(Generator { pps: 1, frames: 1, number_at: None })
+            }
+            _ => pdp_proto::mux::Outlet::Memif { socket: root.path().join("memif.sock") },
+        };
+        Request::PutExternal(External { name: "A".into(), mtu: 1500, outlet })
+    };
+    assert_eq!(mux.handle(sink(0), vec![]), Reply::Done);
+    // The first vnet is the first worker's, as the interface is; the second one the other's.
+    put(&mux, &two_hosts(root.path(), "red", &[]));
+    let mut blue = two_hosts(root.path(), "blue", &[]);
+    let by = Encapsulation::Interface;
+    blue.vlinks[1].a = End::External { interface: "A".into(), by };
+    blue.vlinks.remove(0);
+    put(&mux, &blue);
+    let (stop, path) = (Arc::new(AtomicBool::new(false)), blue.nodes[2].tap_socket.clone());
+    let stopped = stop.clone();
+    let sending = std::thread::spawn(move || {
+        let mut tap = Peer::connect(&path, 0);
+        let mut sent = 0;
+        while !stopped.load(Ordering::Relaxed) {
+            sent += u64::from(tap.out(0, &frame(60, sent)));
+        }
+        sent
+    });
+    eventually("frames leave", || node_stats(&mux, "blue", "h2").ports["eth0"].sent > 0);
+    for round in 1..=100 {
+        let ask = |request, fds| mux.handle(request, fds);
+        assert_eq!(put_with_sockets(ask, sink(round)), Reply::Done);
+        let sent = || node_stats(&mux, "blue", "h2").ports["eth0"].sent;
+        let was = sent();
+        eventually("frames leave", || sent() > was);
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert!(sending.join().unwrap() > 0);
+    eventually("all packets are back", || free(&mux) == before);
+    assert_adds_up(&stats(&mux));
+}
+
 /// A port that goes out by another worker's memif interface: what that has no program for any more
 /// is counted there.
 #[test]
@@ -288,6 +340,12 @@ fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
     assert_eq!(bench.node("r1").ports["eth0"].received, 1);
 }
 
+/// Flushes, and rings as the mux's other threads do.
+fn flush(link: &mut pdp_mux::peer::Link, alarm: &mut Alarm) {
+    link.flush(alarm, RungFor::External(0)).unwrap();
+    alarm.bells.drain(..).for_each(|(_, bell)| bell.ring().unwrap());
+}
+
 /// While the mux has other work, a sleeper is woken for frames that are worth it or have waited,
 /// and once for each sleep.
 #[test]
@@ -317,19 +375,19 @@ fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
         assert!(!rings(&peer));
         (0..frames).for_each(|_| assert!(link.push(0, &frame(60, 0)).unwrap()));
         alarm.next(1_000_000, true);
-        link.flush(&mut alarm).unwrap();
+        flush(&mut link, &mut alarm);
         alarm.next(1_000_000 + later_ns, busy);
-        link.flush(&mut alarm).unwrap();
+        flush(&mut link, &mut alarm);
         assert_eq!(rings(&peer), woken, "{case}");
         if woken {
             // It was rung, and did not get the CPU yet.
             rustix::io::read(&peer.client, &mut [0; 8]).unwrap();
             assert!(link.push(0, &frame(60, 0)).unwrap());
-            link.flush(&mut Alarm::default()).unwrap();
+            flush(&mut link, &mut Alarm::default());
             assert!(!rings(&peer), "{case}: rung again");
         }
         peer.client.disarm();
-        link.flush(&mut Alarm::default()).unwrap();
+        flush(&mut link, &mut Alarm::default());
     }
     taken += peer.receive_raw().len();
     assert_eq!(taken, 1 + 1 + 63 + 64 + 1 + 1 + 3);
@@ -354,7 +412,7 @@ fn sleepers_are_woken_at_a_bounded_rate() {
         alarm.next(now_ns, true);
         let mut woken = 0;
         for (peer, link, _) in &mut pairs {
-            link.flush(&mut alarm).unwrap();
+            flush(link, &mut alarm);
             let mut fds = [PollFd::new(&peer.client, PollFlags::IN)];
             woken += poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
         }

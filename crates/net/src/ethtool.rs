@@ -5,6 +5,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use std::os::fd::AsRawFd;
 
 use crate::error::{Context, Result};
+use crate::interface::Interface;
 use crate::tap::{ioctl, named_request};
 
 /// `struct ethtool_value` of linux/ethtool.h.
@@ -32,6 +33,14 @@ const GET_CHANNELS: u32 = 0x3c;
 /// ETHTOOL_SGRO of linux/ethtool.h.
 const SET_AGGREGATION: u32 = 0x2c;
 
+/// ETHTOOL_GFLAGS and ETHTOOL_SFLAGS of linux/ethtool.h.
+const GET_FLAGS: u32 = 0x25;
+const SET_FLAGS: u32 = 0x26;
+
+/// ETH_FLAG_TXVLAN and ETH_FLAG_RXVLAN of linux/ethtool.h.
+const SEND_TAGS: u32 = 1 << 7;
+const RECEIVE_TAGS: u32 = 1 << 8;
+
 /// ETHTOOL_STXCSUM, STSO, SGSO, SGRO of linux/ethtool.h.
 const OFFLOADS: [u32; 4] = [0x17, 0x1f, 0x24, SET_AGGREGATION];
 
@@ -46,6 +55,34 @@ pub fn offloads_off(device: &str) -> Result<()> {
 /// are read as they came.
 pub fn aggregation_off(device: &str) -> Result<()> {
     off(device, &[SET_AGGREGATION])
+}
+
+/// Has VLAN tags stay in the frames that an interface of this network namespace receives, as an XDP
+/// program and AF_XDP need: one that the device has taken off they never see. Where the interface is an
+/// end of a veth, tags are put on by the other end, if that is in this namespace as well. It stays so
+/// when the interface is let go. False if the device takes tags off all the same. Tags of 802.1ad are
+/// left as they are: devices take none off unless they are told to.
+pub fn tags_in_frames(interface: &Interface) -> Result<bool> {
+    if let Some(peer) = &interface.veth_peer {
+        flag_off(peer, SEND_TAGS)?;
+    }
+    flag_off(&interface.name, RECEIVE_TAGS)
+}
+
+/// Whether the flag is off afterwards.
+fn flag_off(device: &str, flag: u32) -> Result<bool> {
+    let mut flags = Value { command: GET_FLAGS, data: 0 };
+    match ethtool(device, &mut flags)? {
+        Err(Errno::EOPNOTSUPP) => return Ok(true),
+        other => other.on("read the offloads of", device)?,
+    }
+    if flags.data & flag == 0 {
+        return Ok(true);
+    }
+    // Some say that they did and did not, others that they can't: it is read again.
+    let _ = ethtool(device, &mut Value { command: SET_FLAGS, data: flags.data & !flag })?;
+    ethtool(device, &mut flags)?.on("read the offloads of", device)?;
+    Ok(flags.data & flag == 0)
 }
 
 fn off(device: &str, commands: &[u32]) -> Result<()> {

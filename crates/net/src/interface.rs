@@ -3,7 +3,7 @@
 use futures::TryStreamExt;
 use ipnet::IpNet;
 use rtnetlink::packet_route::address::AddressAttribute;
-use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo};
 
 use crate::error::{Error, Result};
 use crate::ethtool;
@@ -28,6 +28,8 @@ pub struct Interface {
     pub receive_queues: u32,
     /// Addresses with their prefix lengths.
     pub addresses: Vec<IpNet>,
+    /// Of one end of a veth: the other end, if that is in this namespace.
+    pub veth_peer: Option<String>,
 }
 
 impl Interface {
@@ -46,7 +48,9 @@ impl Interface {
                 lower_up: link.header.flags.contains(LinkFlags::LowerUp),
                 receive_queues: 1,
                 addresses: Vec::new(),
+                veth_peer: None,
             };
+            let (mut is_veth, mut peer, mut elsewhere) = (false, None, false);
             for attribute in link.attributes {
                 match attribute {
                     LinkAttribute::Address(mac) => {
@@ -54,8 +58,23 @@ impl Interface {
                     }
                     LinkAttribute::Mtu(mtu) => interface.mtu = mtu,
                     LinkAttribute::NumRxQueues(count) => interface.receive_queues = count,
+                    LinkAttribute::LinkInfo(infos) => {
+                        is_veth = infos.contains(&LinkInfo::Kind(InfoKind::Veth));
+                    }
+                    LinkAttribute::Link(index) => peer = Some(index),
+                    LinkAttribute::LinkNetNsId(_) => elsewhere = true,
                     _ => {}
                 }
+            }
+            if let Some(index) = peer.filter(|_| is_veth && !elsewhere) {
+                let mut links = handle.link().get().match_index(index).execute();
+                let link = links.try_next().await.map_err(refused("read the peer of", name))?;
+                let attributes = link.into_iter().flat_map(|link| link.attributes);
+                interface.veth_peer =
+                    attributes.into_iter().find_map(|attribute| match attribute {
+                        LinkAttribute::IfName(name) => Some(name),
+                        _ => None,
+                    });
             }
             // Netlink says those that there can be; others than those in use get no frames.
             if let Some(count) = ethtool::receive_queues(name) {

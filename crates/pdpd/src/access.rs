@@ -134,6 +134,15 @@ impl Right {
     }
 }
 
+/// How a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// At once, or after a change.
+    Whole,
+    /// As long as there is something to be said: a session.
+    GoesOn,
+}
+
 /// What each request takes. `http`'s tests hold it against the description of the API.
 const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/openapi.json", Right::Known),
@@ -169,6 +178,20 @@ pub fn rule(method: &str, path: &str) -> Option<Right> {
     // What answers GET answers HEAD.
     let method = if method == "HEAD" { "GET" } else { method };
     RULES.iter().find(|rule| rule.0 == method && rule.1 == path).map(|rule| rule.2)
+}
+
+/// Paths, as the API describes them, whose answers go on.
+const SESSIONS: [&str; 5] = [
+    "/v1/logs/{process}",
+    "/v1/vnets/{vnet}/nodes/{node}/routes",
+    "/v1/vnets/{vnet}/nodes/{node}/logs/{process}",
+    "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture",
+    "/v1/vnets/{vnet}/nodes/{node}/exec",
+];
+
+/// How requests of a path, as the API describes it, are answered.
+pub fn answer(path: &str) -> Answer {
+    if SESSIONS.contains(&path) { Answer::GoesOn } else { Answer::Whole }
 }
 
 /// No vnet of this name, or none that who asks may know of.

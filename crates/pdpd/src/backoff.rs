@@ -34,15 +34,16 @@ impl Backoff {
         }
     }
 
-    /// It could not be started.
-    pub fn failed(&mut self, now: Instant) {
-        self.pause(now);
+    /// It could not be started; when to try again.
+    pub fn failed(&mut self, now: Instant) -> Instant {
+        self.pause(now)
     }
 
-    fn pause(&mut self, now: Instant) {
+    fn pause(&mut self, now: Instant) -> Instant {
         let pause = PAUSE_MIN.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
         self.failures = self.failures.saturating_add(1);
         self.not_before = Some(now + pause);
+        now + pause
     }
 
     /// Whether it has to wait.

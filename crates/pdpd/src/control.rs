@@ -16,9 +16,6 @@ use serde::de::DeserializeOwned;
 /// Longest wait for an answer to an ordinary call.
 pub const CALL_MAX: Duration = Duration::from_secs(20);
 
-/// Pause between two attempts to reach a peer that is starting.
-const RETRY_PAUSE: Duration = Duration::from_millis(2);
-
 /// Why a call was not answered as hoped.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -54,6 +51,14 @@ pub enum ControlError {
     },
 }
 
+impl ControlError {
+    /// Whether the peer is there and did not answer in time.
+    pub fn is_late(&self) -> bool {
+        use std::io::ErrorKind::{TimedOut, WouldBlock};
+        matches!(self, Self::Unreachable { source, .. } if matches!(source.kind(), TimedOut | WouldBlock))
+    }
+}
+
 /// One peer's kind of call.
 struct Call<'a> {
     peer: &'static str,
@@ -77,13 +82,8 @@ impl Call<'_> {
     }
 
     fn open(&self, wait: Duration) -> Result<Channel, ControlError> {
-        let channel = Channel::connect(self.path).map_err(|e| self.unreachable(e))?;
-        let stream = channel.stream();
-        stream
-            .set_read_timeout(Some(wait))
-            .and_then(|()| stream.set_write_timeout(Some(wait)))
-            .map_err(|e| self.unreachable(e))?;
-        Ok(channel)
+        let deadline = Instant::now() + wait;
+        Channel::connect_until(self.path, deadline).map_err(|e| self.unreachable(e))
     }
 
     fn answer<M: DeserializeOwned>(
@@ -109,29 +109,20 @@ impl Call<'_> {
     }
 }
 
-/// Waits until something listens at `path`, at most `wait`.
-pub fn wait_for_listener(
-    peer: &'static str,
-    path: &Path,
-    wait: Duration,
-) -> Result<(), ControlError> {
-    let end = Instant::now() + wait;
-    loop {
-        match std::os::unix::net::UnixStream::connect(path) {
-            Ok(_) => return Ok(()),
-            Err(error) if Instant::now() >= end => {
-                return Err(Call { peer, path, request: "connecting" }.unreachable(error));
-            }
-            Err(_) => std::thread::sleep(RETRY_PAUSE),
-        }
-    }
-}
-
 /// The mux's control socket.
 #[derive(Clone, Debug)]
 pub struct Mux {
     /// Where it listens.
     pub path: PathBuf,
+}
+
+/// What became of something put into a mux.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// It is in force.
+    Done,
+    /// Nothing was changed: it has no socket to listen at these paths yet.
+    Lacks(Vec<PathBuf>),
 }
 
 /// What a mux has.
@@ -164,6 +155,21 @@ impl Mux {
         }
     }
 
+    fn put(
+        &self,
+        name: &'static str,
+        request: &mux::Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Put, ControlError> {
+        let call = self.call(name);
+        match call.make(request, fds, CALL_MAX)?.0 {
+            mux::Reply::Done => Ok(Put::Done),
+            mux::Reply::Lacks { sockets } => Ok(Put::Lacks(sockets)),
+            mux::Reply::Failed { error } => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+
     /// What is there.
     pub fn hello(&self) -> Result<MuxHello, ControlError> {
         let call = self.call("hello");
@@ -182,8 +188,8 @@ impl Mux {
         &self,
         external: mux::External,
         sockets: &[BorrowedFd<'_>],
-    ) -> Result<(), ControlError> {
-        self.done("put external", &mux::Request::PutExternal(external), sockets)
+    ) -> Result<Put, ControlError> {
+        self.put("put external", &mux::Request::PutExternal(external), sockets)
     }
 
     /// Forgets an external interface.
@@ -192,8 +198,17 @@ impl Mux {
     }
 
     /// Puts a vnet.
-    pub fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), ControlError> {
-        self.done("put vnet", &mux::Request::PutVnet(Box::new(vnet)), &[])
+    pub fn put_vnet(&self, vnet: mux::Vnet) -> Result<Put, ControlError> {
+        self.put("put vnet", &mux::Request::PutVnet(Box::new(vnet)), &[])
+    }
+
+    /// Gives it sockets to listen at, one descriptor a path.
+    pub fn listen(
+        &self,
+        sockets: Vec<PathBuf>,
+        listeners: &[BorrowedFd<'_>],
+    ) -> Result<(), ControlError> {
+        self.done("listen", &mux::Request::Listen { sockets }, listeners)
     }
 
     /// Forgets a vnet.
@@ -279,9 +294,9 @@ impl TapHelper {
     }
 
     /// What it carried.
-    pub fn stats(&self) -> Result<Vec<tap::PortStats>, ControlError> {
+    pub fn stats(&self, wait: Duration) -> Result<Vec<tap::PortStats>, ControlError> {
         let call = self.call("stats");
-        match call.make(&tap::Request::Stats, &[], CALL_MAX)?.0 {
+        match call.make(&tap::Request::Stats, &[], wait)?.0 {
             tap::Reply::Stats { ports } => Ok(ports),
             tap::Reply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
@@ -326,6 +341,8 @@ impl Mirror {
             .send(&mirror::Request::Routes { source, within }, &[])
             .map_err(|e| call.unreachable(e))?;
         loop {
+            // Each part has its time: who takes them may be slow.
+            channel.set_deadline(Instant::now() + wait);
             match call.answer(&mut channel)?.0 {
                 mirror::Reply::Routes(rows) => {
                     if !take(rows) {

@@ -1,18 +1,15 @@
-//! The node behind the API: changes what is wanted, one change at a time, and keeps the machine
-//! so.
+//! The node behind the API: changes what is wanted, one change at a time.
 //!
-//! A change is checked, planned, stored, and then handed to the keeper, the one thread that works
-//! on the machine ([`keep`]). Answers come from what the keeper last saw, and from the mux and
+//! A change is parsed, checked and planned against what is wanted at that moment, while others are
+//! made; it is stored if nothing else was stored meanwhile, and else checked again. What somebody
+//! writes costs others no time so, and of one tenant one change at a time is looked at. A change that
+//! is stored is handed to the keeper, which works on the machine ([`crate::keeper`]). Answers come from what the
+//! keeper last saw, and from the mux and
 //! the helpers themselves, so they don't wait for a change that is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use pdp_api::{
     Action, ApplyRequest, Change as Changed, DownRequest, Problem, ProblemKind, Progress, Report,
@@ -21,21 +18,21 @@ use pdp_api::{
 use pdp_net::interface::Interface;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
 use pdp_spec::units::Cores;
-use pdp_spec::{InterfaceFacts, Object};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use pdp_spec::{Descriptors, Document, Existing, InterfaceFacts, Object};
 
 use crate::access::{Scope, no_vnet};
-use crate::host::{self, Host, words};
+use crate::ask::Late;
+use crate::host::{Host, words};
 use crate::http::ProgressFn;
+use crate::keeper::{Keeper, News};
+use crate::key::Key;
 use crate::model::Model;
-use crate::plan::Plan;
-use crate::reconcile::{Healths, Reconciler};
 
-/// Pause before a run that only repeats what did not settle.
-const SETTLE_PAUSE: Duration = Duration::from_millis(50);
+/// How often a change is checked beside others before it is checked with nobody else storing one.
+const TRIES_MAX: u32 = 3;
 
-/// How often the devices of external interfaces are looked at.
-const DEVICES_PAUSE: Duration = Duration::from_secs(1);
+/// Who has the turn to store.
+type Turn<'a> = MutexGuard<'a, ()>;
 
 /// The node.
 #[derive(Debug)]
@@ -46,12 +43,19 @@ pub struct Engine {
     pub cpus: BTreeSet<u32>,
     /// Run by a service manager.
     pub managed: bool,
+    /// What it may open.
+    descriptors: Descriptors,
+    /// Works on the machine.
+    pub keeper: Keeper,
     /// Called when the daemon is to exit.
     exit: Box<dyn ExitFn>,
-    changing: Mutex<()>,
+    /// Held while a change is stored.
+    storing: Mutex<()>,
+    /// Held while a tenant's change is parsed and checked, by tenant.
+    checking: Mutex<BTreeMap<String, Arc<Mutex<()>>>>,
     model: RwLock<Arc<Model>>,
-    seen: RwLock<Arc<Seen>>,
-    orders: Mutex<Orders>,
+    /// Helpers that answer late.
+    pub(crate) late: Late,
 }
 
 /// Something that ends the daemon, a moment after it is called.
@@ -65,70 +69,37 @@ impl std::fmt::Debug for dyn ExitFn {
     }
 }
 
-/// What the keeper last saw.
-#[derive(Debug, Default)]
-pub struct Seen {
-    /// How all objects were.
-    pub healths: Healths,
-    /// Names of the vnets that were in the plan it saw them by.
-    pub vnets: BTreeSet<String>,
-}
-
-#[derive(Debug)]
-struct Orders {
-    sender: Sender<Sender<News>>,
-    wake: UnixStream,
-}
-
-/// What the keeper tells who waits for it.
-enum News {
-    Step(Progress),
-    Done,
-}
-
-/// The keeper's end of [`Engine`].
-#[derive(Debug)]
-pub struct Keeper {
-    orders: Receiver<Sender<News>>,
-    wake: UnixStream,
-}
-
 impl Engine {
-    /// The node as stored. The keeper is to be run by [`keep`].
+    /// The node as stored. Its keeper is to be run ([`Keeper::run`]).
     pub fn new(
         host: Arc<Host>,
         cpus: BTreeSet<u32>,
         managed: bool,
+        descriptors: Descriptors,
         exit: impl ExitFn + 'static,
-    ) -> anyhow::Result<(Self, Keeper)> {
+    ) -> anyhow::Result<Self> {
         let documents = host.state.documents()?;
         let ledger = host.state.ledger()?;
         let model = Model::load(&host.places, &cpus, &documents, ledger)?;
-        let (sender, orders) = mpsc::channel();
-        let (wake, woken) = UnixStream::pair()?;
-        wake.set_nonblocking(true)?;
-        woken.set_nonblocking(true)?;
-        let engine = Self {
+        let plan = model.wanted();
+        let keeper = Keeper::new(host.clone(), host.state.clone(), host.places.clone(), plan)?;
+        Ok(Self {
             host,
             cpus,
             managed,
+            descriptors,
+            keeper,
             exit: Box::new(exit),
-            changing: Mutex::new(()),
+            storing: Mutex::default(),
+            checking: Mutex::default(),
             model: RwLock::new(Arc::new(model)),
-            seen: RwLock::default(),
-            orders: Mutex::new(Orders { sender, wake }),
-        };
-        Ok((engine, Keeper { orders, wake: woken }))
+            late: Late::default(),
+        })
     }
 
     /// What is wanted now.
     pub fn model(&self) -> Arc<Model> {
         self.model.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
-    }
-
-    /// What the keeper last saw.
-    pub fn seen(&self) -> Arc<Seen> {
-        self.seen.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
     /// Applies files, or says what that would do.
@@ -138,28 +109,51 @@ impl Engine {
         request: ApplyRequest,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
-        let _turn = (!request.dry_run).then(|| self.turn());
-        let before = self.model();
+        let turn = self.checks_of(scope);
+        let turn = turn.as_deref().map(lock);
+        let ApplyRequest { files, dry_run } = request;
+        let documents = pdp_spec::parse(&files).map_err(refusal)?;
+        drop(files);
+        let mut named = BTreeSet::new();
+        for document in &documents {
+            if let Object::VirtualNetwork(vnet) = &document.object {
+                named.insert(vnet.metadata.name.clone());
+            }
+        }
+        let check = |before: &Model| self.applied(scope, before, &documents, &named);
+        let (changes, news) = match dry_run {
+            true => (check(&self.model())?.1, None),
+            false => self.revise(&retries(scope, &named), check)?,
+        };
+        drop((documents, turn));
+        if dry_run {
+            return Ok(Report { changes, dry_run, exits: false });
+        }
+        settle(news, &mut scoped(scope, progress))?;
+        self.report(scope, changes, &named)
+    }
+
+    /// What the check of a change has to know, but for network devices and who asks.
+    fn existing(&self, before: &Model, new_substrate: bool) -> Existing {
+        let existing = before.existing(&self.cpus, new_substrate);
+        Existing { descriptors: Some(self.descriptors), ..existing }
+    }
+
+    /// What is wanted once documents are applied, and what that changes.
+    fn applied(
+        &self,
+        scope: &Scope,
+        before: &Model,
+        documents: &[Document],
+        named: &BTreeSet<String>,
+    ) -> Result<(Model, Vec<Changed>), Problem> {
         if before.ledger.stopped && *scope != Scope::Node {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
                 .hint("an operator starts it by `pdp up`"));
         }
-        let documents = pdp_spec::parse(&request.files).map_err(refusal)?;
-        let mut named = BTreeSet::new();
-        let mut tenants = BTreeSet::new();
-        let mut substrate = false;
-        for document in &documents {
-            match &document.object {
-                Object::Substrate(_) => substrate = true,
-                Object::VirtualNetwork(vnet) => {
-                    named.insert(vnet.metadata.name.clone());
-                }
-                Object::Tenant(tenant) => {
-                    tenants.insert(format!("tenant/{}", tenant.metadata.name));
-                }
-            }
-        }
-        let mut existing = before.existing(&self.cpus, substrate);
+        let is_substrate = |document: &Document| matches!(document.object, Object::Substrate(_));
+        let substrate = documents.iter().any(is_substrate);
+        let mut existing = self.existing(before, substrate);
         let mut devices = BTreeMap::new();
         let interfaces = documents.iter().filter_map(|document| match &document.object {
             Object::Substrate(substrate) => Some(substrate),
@@ -176,35 +170,34 @@ impl Engine {
         }
         existing.devices = Some(devices);
         existing.asker = scope.tenant().map(str::to_owned);
-        let intent = pdp_spec::check(&documents, &existing).map_err(refusal)?;
+        let intent = pdp_spec::check(documents, &existing).map_err(refusal)?;
         let after = before.with(intent, &self.host.places, &self.cpus).map_err(invalid)?;
-        let mut changes = after.changes_from(&before, &named, substrate);
+        let mut changes = after.changes_from(before, named, substrate);
         if *scope != Scope::Node {
             // All that a tenant's files change are its vnets, `vnet/TENANT.NAME/…`.
             changes.retain(|change| change.object.split('/').nth(1).is_some_and(|v| scope.sees(v)));
         }
-        for object in tenants {
+        for document in documents {
+            let Object::Tenant(tenant) = &document.object else { continue };
+            let object = format!("tenant/{}", tenant.metadata.name);
             if !changes.iter().any(|change| change.object == object) {
                 let (action, detail) = (Action::Unchanged, String::new());
                 changes.push(Changed { object, action, detail });
             }
         }
-        if request.dry_run {
-            return Ok(Report { changes, dry_run: true, exits: false });
-        }
-        self.settle(&before, after, &mut scoped(scope, progress))?;
-        self.report(scope, changes, &named)
+        Ok((after, changes))
     }
 
     /// Starts all that is stored.
     pub(crate) fn start_all(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
-        let _turn = self.turn();
-        let before = self.model();
-        let mut after = Model::clone(&before);
-        after.ledger.stopped = false;
-        let named: BTreeSet<String> = after.vnets.keys().cloned().collect();
-        let changes = after.changes_from(&before, &named, false);
-        self.settle(&before, after, progress)?;
+        let ((named, changes), news) = self.revise(&|_| true, |before| {
+            let mut after = Model::clone(before);
+            after.ledger.stopped = false;
+            let named: BTreeSet<String> = after.vnets.keys().cloned().collect();
+            let changes = after.changes_from(before, &named, false);
+            Ok((after, (named, changes)))
+        })?;
+        settle(news, progress)?;
         self.report(&Scope::Node, changes, &named)
     }
 
@@ -214,12 +207,20 @@ impl Engine {
         request: DownRequest,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
-        let _turn = self.turn();
-        let before = self.model();
-        let mut after = Model::clone(&before);
-        after.ledger.stopped = true;
-        let changes = after.changes_from(&before, &BTreeSet::new(), false);
-        self.settle(&before, after, progress)?;
+        let (changes, news) = self.revise(&|_| true, |before| {
+            let mut after = Model::clone(before);
+            after.ledger.stopped = true;
+            let changes = after.changes_from(before, &BTreeSet::new(), false);
+            Ok((after, changes))
+        })?;
+        settle(news, progress)?;
+        if !self.model().ledger.stopped {
+            return Err(Problem::new(
+                ProblemKind::Conflict,
+                "everything was started again meanwhile",
+            )
+            .hint("repeat `pdp down`"));
+        }
         let left = self.host.state.things().map_err(Problem::internal)?;
         if !left.is_empty() {
             let names: Vec<String> = left.into_keys().collect();
@@ -230,9 +231,11 @@ impl Engine {
             .hint("it is being tried again; see the daemon's log and repeat `pdp down`"));
         }
         if request.purge {
-            let before = self.model();
-            let after = Model::default();
-            self.store(&before, after)?;
+            self.revise(&|_| false, |before| match before.ledger.stopped {
+                true => Ok((Model::default(), ())),
+                false => Err(Problem::new(ProblemKind::Conflict, "it was started again meanwhile")
+                    .hint("repeat `pdp down --purge`")),
+            })?;
         }
         let exits = request.exit && !self.managed;
         if exits {
@@ -243,46 +246,50 @@ impl Engine {
 
     /// Forgets the substrate.
     pub(crate) fn drop_substrate(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
-        let _turn = self.turn();
-        let before = self.model();
-        if before.substrate.is_none() {
-            return Err(Problem::not_found("no substrate was applied; the default one is in use"));
-        }
-        if !before.vnets.is_empty() {
-            let names: Vec<&str> = before.vnets.keys().map(String::as_str).collect();
-            return Err(Problem::new(
-                ProblemKind::Conflict,
-                format!("the substrate is used by {}", names.join(", ")),
-            )
-            .hint("delete those vnets first"));
-        }
-        let mut after = Model::clone(&before);
-        after.substrate = None;
-        after.generations.retain(|(kind, _), _| kind != "Substrate");
-        after.replan(&self.host.places, &self.cpus).map_err(invalid)?;
-        let changes = after.changes_from(&before, &BTreeSet::new(), true);
-        self.settle(&before, after, progress)?;
+        let retry = retries(&Scope::Node, &BTreeSet::new());
+        let (changes, news) = self.revise(&retry, |before| {
+            if before.substrate.is_none() {
+                let problem = "no substrate was applied; the default one is in use";
+                return Err(Problem::not_found(problem));
+            }
+            if !before.vnets.is_empty() {
+                let names: Vec<&str> = before.vnets.keys().map(String::as_str).collect();
+                return Err(Problem::new(
+                    ProblemKind::Conflict,
+                    format!("the substrate is used by {}", names.join(", ")),
+                )
+                .hint("delete those vnets first"));
+            }
+            let mut after = Model::clone(before);
+            after.substrate = None;
+            after.generations.retain(|(kind, _), _| kind != "Substrate");
+            after.replan(before, &self.host.places, &self.cpus).map_err(invalid)?;
+            let changes = after.changes_from(before, &BTreeSet::new(), true);
+            Ok((after, changes))
+        })?;
+        settle(news, progress)?;
         self.report(&Scope::Node, changes, &BTreeSet::new())
     }
 
     /// Forgets a tenant and its tokens.
     pub(crate) fn drop_tenant(&self, tenant: &str) -> Result<Report, Problem> {
-        let _turn = self.turn();
-        let before = self.model();
-        if !before.tenants.contains_key(tenant) {
-            return Err(Problem::not_found(format!("no tenant {tenant:?}"))
-                .hint("`pdp get tenants` lists them"));
-        }
-        let scope = Scope::Tenant(tenant.into());
-        let vnets: Vec<&str> =
-            before.vnets.keys().filter(|vnet| scope.sees(vnet)).map(String::as_str).collect();
-        if !vnets.is_empty() {
-            let problem = format!("tenant {tenant} has {}", vnets.join(", "));
-            return Err(Problem::new(ProblemKind::Conflict, problem).hint("delete those first"));
-        }
-        let after = before.without_tenant(tenant);
-        let changes = after.changes_from(&before, &BTreeSet::new(), false);
-        self.store(&before, after)?;
+        let (changes, _) = self.revise(&|_| false, |before| {
+            if !before.tenants.contains_key(tenant) {
+                return Err(Problem::not_found(format!("no tenant {tenant:?}"))
+                    .hint("`pdp get tenants` lists them"));
+            }
+            let scope = Scope::Tenant(tenant.into());
+            let vnets: Vec<&str> =
+                before.vnets.keys().filter(|vnet| scope.sees(vnet)).map(String::as_str).collect();
+            if !vnets.is_empty() {
+                let problem = format!("tenant {tenant} has {}", vnets.join(", "));
+                let problem = Problem::new(ProblemKind::Conflict, problem);
+                return Err(problem.hint("delete those first"));
+            }
+            let after = before.without_tenant(tenant);
+            let changes = after.changes_from(before, &BTreeSet::new(), false);
+            Ok((after, changes))
+        })?;
         Ok(Report { changes, ..Report::default() })
     }
 
@@ -293,27 +300,25 @@ impl Engine {
         vnet: &str,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
-        let _turn = self.turn();
-        let before = self.model();
-        if !before.vnets.contains_key(vnet) {
-            return Err(no_vnet(vnet));
-        }
-        let after = before.without(vnet, &self.host.places, &self.cpus).map_err(invalid)?;
+        let retry = retries(scope, &BTreeSet::from([vnet.to_string()]));
+        let (_, news) = self.revise(&retry, |before| {
+            if !before.vnets.contains_key(vnet) {
+                return Err(no_vnet(vnet));
+            }
+            let after = before.without(vnet, &self.host.places, &self.cpus).map_err(invalid)?;
+            Ok((after, ()))
+        })?;
         let changes = vec![Changed {
             object: format!("vnet/{vnet}"),
             action: Action::Delete,
             detail: String::new(),
         }];
-        self.settle(&before, after, &mut scoped(scope, progress))?;
-        let left = self.host.state.things().map_err(Problem::internal)?;
-        let prefix = format!("{vnet}/");
-        let left: Vec<String> = left
-            .into_keys()
-            .filter(|key| {
-                let name = key.split_once(' ').map_or("", |(_, name)| name);
-                name.starts_with(&prefix) || *key == format!("vnet {vnet}")
-            })
-            .collect();
+        settle(news, &mut scoped(scope, progress))?;
+        if self.model().vnets.contains_key(vnet) {
+            // Applied again meanwhile: what there is of it now is another's to tell.
+            return Ok(Report { changes, ..Report::default() });
+        }
+        let left: Vec<String> = self.keeper.unwanted(vnet).iter().map(Key::to_string).collect();
         if left.is_empty() {
             return Ok(Report { changes, ..Report::default() });
         }
@@ -329,37 +334,42 @@ impl Engine {
         link: &str,
         up: bool,
     ) -> Result<Report, Problem> {
-        let _turn = self.turn();
-        let before = self.model();
-        let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
-        let index = plan.mux.vlinks.iter().position(|known| known.name == link).or_else(|| {
-            let is_end = |end: &pdp_spec::units::Endpoint| end.to_string() == link;
-            plan.links.iter().position(|ends| ends.iter().any(is_end))
-        });
-        let Some(index) = index else {
-            let names: Vec<&str> = plan.mux.vlinks.iter().map(|link| link.name.as_str()).collect();
-            return Err(Problem::not_found(format!("vnet {vnet}: no link {link:?}"))
-                .hint(format!("its links are {}; or name an end like r1:eth0", names.join(", "))));
-        };
-        let key = (vnet.to_string(), plan.mux.vlinks[index].name.clone());
-        let mut after = Model::clone(&before);
-        if up {
-            after.ledger.links_down.remove(&key);
-        } else {
-            after.ledger.links_down.insert(key.clone());
-        }
-        after.replan(&self.host.places, &self.cpus).map_err(invalid)?;
-        let mut changes = after.changes_from(&before, &BTreeSet::new(), false);
-        changes.retain(|change| change.object != format!("vnet/{vnet}"));
-        if changes.is_empty() {
-            changes.push(Changed {
-                object: format!("vnet/{vnet}/link/{}", key.1),
-                action: Action::Unchanged,
-                detail: String::new(),
+        let named = BTreeSet::from([vnet.to_string()]);
+        let (changes, news) = self.revise(&retries(scope, &named), |before| {
+            let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
+            let vlinks = &plan.mux.vlinks;
+            let index = vlinks.iter().position(|known| known.name == link).or_else(|| {
+                let is_end = |end: &pdp_spec::units::Endpoint| end.to_string() == link;
+                plan.links.iter().position(|ends| ends.iter().any(is_end))
             });
-        }
-        self.settle(&before, after, &mut |_| {})?;
-        self.report(scope, changes, &BTreeSet::from([vnet.to_string()]))
+            let Some(index) = index else {
+                let names: Vec<&str> = vlinks.iter().map(|link| link.name.as_str()).collect();
+                let hint =
+                    format!("its links are {}; or name an end like r1:eth0", names.join(", "));
+                let problem = Problem::not_found(format!("vnet {vnet}: no link {link:?}"));
+                return Err(problem.hint(hint));
+            };
+            let key = (vnet.to_string(), vlinks[index].name.clone());
+            let mut after = Model::clone(before);
+            if up {
+                after.ledger.links_down.remove(&key);
+            } else {
+                after.ledger.links_down.insert(key.clone());
+            }
+            after.replan(before, &self.host.places, &self.cpus).map_err(invalid)?;
+            let mut changes = after.changes_from(before, &BTreeSet::new(), false);
+            changes.retain(|change| change.object != format!("vnet/{vnet}"));
+            if changes.is_empty() {
+                changes.push(Changed {
+                    object: format!("vnet/{vnet}/link/{}", key.1),
+                    action: Action::Unchanged,
+                    detail: String::new(),
+                });
+            }
+            Ok((after, changes))
+        })?;
+        settle(news, &mut |_| {})?;
+        self.report(scope, changes, &named)
     }
 
     /// Changes the number of forwarding guests of a router, as an applied spec with that number
@@ -372,8 +382,23 @@ impl Engine {
         request: ScaleRequest,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
-        let _turn = self.turn();
-        let before = self.model();
+        let named = BTreeSet::from([vnet.to_string()]);
+        let (changes, news) = self.revise(&retries(scope, &named), |before| {
+            self.scaled(scope, before, (vnet, node), request, &named)
+        })?;
+        settle(news, &mut scoped(scope, progress))?;
+        self.report(scope, changes, &named)
+    }
+
+    /// What is wanted once a router has other guests, and what that changes.
+    fn scaled(
+        &self,
+        scope: &Scope,
+        before: &Model,
+        (vnet, node): (&str, &str),
+        request: ScaleRequest,
+        named: &BTreeSet<String>,
+    ) -> Result<(Model, Vec<Changed>), Problem> {
         let Some(wanted) = before.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
         if before.ledger.stopped {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
@@ -398,49 +423,61 @@ impl Engine {
         plane.guests = Some(request.guests);
         plane.power = Cores(u32::try_from(power).unwrap_or(u32::MAX).min(MILLICORES_MAX));
         let document = pdp_spec::Document::made(Object::VirtualNetwork(wanted));
-        let mut existing = before.existing(&self.cpus, false);
+        let mut existing = self.existing(before, false);
         existing.asker = scope.tenant().map(str::to_owned);
         let intent = pdp_spec::check(&[document], &existing).map_err(no_room)?;
         let after = before.with(intent, &self.host.places, &self.cpus).map_err(invalid)?;
-        let named = BTreeSet::from([vnet.to_string()]);
-        let changes = after.changes_from(&before, &named, false);
-        self.settle(&before, after, &mut scoped(scope, progress))?;
-        self.report(scope, changes, &named)
+        let changes = after.changes_from(before, named, false);
+        Ok((after, changes))
     }
 
-    fn turn(&self) -> std::sync::MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn store(&self, before: &Model, after: Model) -> Result<(), Problem> {
-        let change = after.change_from(before);
-        self.host.state.commit(&change, &after.ledger).map_err(|error| internal(&error))?;
-        *self.model.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(after);
-        Ok(())
-    }
-
-    /// Stores a model and waits until the keeper has made the machine so, as far as it could.
-    fn settle(
+    /// Makes a new model of the one there is, stores it and has the keeper make the machine so; beside what it
+    /// changes, what failed before and is to be tried again by `retry`. `make` is called again where another
+    /// was stored meanwhile; at last with nobody else storing any, so that it ends. Returns what `make` told,
+    /// and what the keeper will ([`settle`]).
+    fn revise<T>(
         &self,
-        before: &Model,
-        after: Model,
-        progress: ProgressFn<'_>,
-    ) -> Result<(), Problem> {
-        self.store(before, after)?;
-        let (sender, news) = mpsc::channel();
-        {
-            let mut orders = self.orders.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            orders.sender.send(sender).map_err(|_| keeper_gone())?;
-            // A full pipe wakes as well.
-            let _ = orders.wake.write(&[1]);
-        }
-        loop {
-            match news.recv() {
-                Ok(News::Step(step)) => progress(step),
-                Ok(News::Done) => return Ok(()),
-                Err(_) => return Err(keeper_gone()),
+        retry: &dyn Fn(&Key) -> bool,
+        mut make: impl FnMut(&Model) -> Result<(Model, T), Problem>,
+    ) -> Result<(T, Option<Receiver<News>>), Problem> {
+        for _ in 0..TRIES_MAX {
+            let before = self.model();
+            let (after, told) = make(&before)?;
+            let turn = lock(&self.storing);
+            if Arc::ptr_eq(&before, &self.model()) {
+                return Ok((told, Some(self.store(&turn, &before, after, retry)?)));
             }
         }
+        let turn = lock(&self.storing);
+        let before = self.model();
+        let (after, told) = make(&before)?;
+        Ok((told, Some(self.store(&turn, &before, after, retry)?)))
+    }
+
+    fn store(
+        &self,
+        _: &Turn<'_>,
+        before: &Model,
+        after: Model,
+        retry: &dyn Fn(&Key) -> bool,
+    ) -> Result<Receiver<News>, Problem> {
+        let change = after.change_from(before);
+        self.host.state.commit(&change, &after.ledger).map_err(|error| internal(&error))?;
+        if before.vnets.keys().any(|vnet| !after.vnets.contains_key(vnet)) {
+            self.late.keep_only(|path| {
+                path.ancestors().any(|above| after.vnets.keys().any(|vnet| above.ends_with(vnet)))
+            });
+        }
+        let after = Arc::new(after);
+        *self.model.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = after.clone();
+        // In the order in which they are stored.
+        Ok(self.keeper.want(after.wanted(), retry))
+    }
+
+    /// What is held while a tenant's change is looked at; an operator's waits for no other.
+    fn checks_of(&self, scope: &Scope) -> Option<Arc<Mutex<()>>> {
+        let tenant = scope.tenant()?;
+        Some(lock(&self.checking).entry(tenant.into()).or_default().clone())
     }
 
     /// The report, or what is wrong now with what was named.
@@ -450,28 +487,49 @@ impl Engine {
         changes: Vec<Changed>,
         named: &BTreeSet<String>,
     ) -> Result<Report, Problem> {
-        let seen = self.seen();
-        let mut wrong = Vec::new();
-        for (key, health) in &seen.healths {
-            use crate::key::Key;
-            let touched = match key {
-                // The node's own are the operators' to know and to mend.
-                Key::Mux => *scope == Scope::Node,
-                Key::External(_) => *scope == Scope::Node && !named.is_empty(),
-                Key::Vnet(vnet) | Key::Node { vnet, .. } | Key::Guest { vnet, .. } => {
-                    named.contains(vnet)
-                }
-            };
-            if let (true, Some(problem)) = (touched, &health.problem) {
-                wrong.push(format!("{key}: {problem}"));
-            }
-        }
+        let concerns = retries(scope, named);
+        let concerns = |key: &Key| match key {
+            Key::External(_) => !named.is_empty() && concerns(key),
+            Key::Leftovers => false,
+            _ => concerns(key),
+        };
+        let problems = self.keeper.problems(concerns).into_iter();
+        let wrong: Vec<String> =
+            problems.map(|(key, problem)| format!("{key}: {problem}")).collect();
         if wrong.is_empty() {
             return Ok(Report { changes, ..Report::default() });
         }
         Err(Problem::new(ProblemKind::Internal, wrong.join("\n"))
             .hint("the change is stored and is being tried again; see `pdp get` and `pdp logs`"))
     }
+}
+
+/// What of that which failed before is tried again by a change of these vnets.
+fn retries(scope: &Scope, named: &BTreeSet<String>) -> impl Fn(&Key) -> bool + use<> {
+    // The node's own are the operators' to know and to mend.
+    let (node, named) = (*scope == Scope::Node, named.clone());
+    move |key| match key {
+        Key::Mux | Key::External(_) | Key::Leftovers => node,
+        Key::Vnet(vnet) | Key::Node { vnet, .. } | Key::Guest { vnet, .. } => named.contains(vnet),
+    }
+}
+
+/// Waits until what a change concerns is as planned, as far as could be; others may change something
+/// meanwhile.
+fn settle(news: Option<Receiver<News>>, progress: ProgressFn<'_>) -> Result<(), Problem> {
+    let Some(news) = news else { return Ok(()) };
+    loop {
+        match news.recv() {
+            Ok(News::Step(step)) => progress(step),
+            Ok(News::Done) => return Ok(()),
+            Err(_) => return Err(keeper_gone()),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is stored is stored whole or not at all, whoever panicked.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 fn refusal(diagnostics: Vec<pdp_spec::Diagnostic>) -> Problem {
@@ -524,120 +582,86 @@ fn scoped<'a>(scope: &'a Scope, progress: ProgressFn<'a>) -> impl FnMut(Progress
     }
 }
 
-/// Keeps the machine as the engine wants it, until the engine is gone.
-pub fn keep(engine: &Engine, keeper: Keeper) {
-    let host = engine.host.clone();
-    let mut reconciler = Reconciler::new(&host);
-    let mut watched: BTreeMap<PathBuf, OwnedFd> = BTreeMap::new();
-    let mut waiting: Vec<Sender<News>> = Vec::new();
-    loop {
-        loop {
-            match keeper.orders.try_recv() {
-                Ok(order) => waiting.push(order),
-                Err(mpsc::TryRecvError::Empty) => break,
-                Err(mpsc::TryRecvError::Disconnected) => return,
-            }
-        }
-        if !waiting.is_empty() {
-            reconciler.forgive();
-        }
-        let plan = engine.model().wanted();
-        let listeners = Mutex::new(&waiting);
-        let outcome = reconciler.run(&plan, &|done, total, what| {
-            let step = Progress { done, total, what: what.into() };
-            tracing::info!("{what}");
-            for listener in listeners.lock().unwrap_or_else(|p| p.into_inner()).iter() {
-                // Who went away needs no news.
-                let _ = listener.send(News::Step(step.clone()));
-            }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::Mux;
+    use crate::plan::Places;
+    use crate::state::State;
+    use pdp_container::{Paths, Runtime};
+
+    /// One whose keeper never runs.
+    fn engine(directory: &std::path::Path) -> Engine {
+        let any = || "/bin/true".into();
+        let runtime = Runtime::new(Paths {
+            runc: any(),
+            shim: any(),
+            init: any(),
+            records: directory.join("records"),
+            runc_root: directory.join("runc"),
+            logs: directory.join("logs"),
+            images: directory.join("images"),
+            cgroup: "pdp-engine-test".into(),
         });
-        if plan == Plan::default() {
-            remove_places(&host);
-        }
-        let seen =
-            Seen { healths: reconciler.healths(), vnets: plan.vnets.keys().cloned().collect() };
-        *engine.seen.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(seen);
-        for listener in waiting.drain(..) {
-            let _ = listener.send(News::Done);
-        }
+        let places = Places {
+            run: directory.join("run"),
+            lib: directory.join("lib"),
+            pins: directory.join("pins"),
+        };
+        let host = Host {
+            mux: Mux { path: places.mux_control() },
+            places,
+            runtime: runtime.unwrap(),
+            state: Arc::new(State::open(&directory.join("state")).unwrap()),
+        };
+        let descriptors = Descriptors { limit: 1000, kept: 0 };
+        Engine::new(Arc::new(host), [0, 1].into(), false, descriptors, |_| ()).unwrap()
+    }
 
-        watched.retain(|directory, _| outcome.processes.contains(directory));
-        let mut unsettled = false;
-        for directory in outcome.processes {
-            if watched.contains_key(&directory) {
-                continue;
-            }
-            match host.runtime.wait_exit(&directory) {
-                Ok(Some(process)) => {
-                    watched.entry(directory).or_insert(process);
-                }
-                Ok(None) => unsettled = true,
-                Err(error) => tracing::warn!("{}", words(&error)),
-            }
-        }
-        let mut again = outcome.again;
-        if unsettled && again.is_none() {
-            again = Some(Instant::now() + SETTLE_PAUSE);
-        }
-        while !wait(&host, &keeper.wake, &mut watched, again) {
-            if again.is_some_and(|at| at <= Instant::now()) || reconciler.devices_changed() {
-                break;
-            }
-        }
+    fn down(before: &Model, link: &str) -> Model {
+        let mut after = before.clone();
+        after.ledger.links_down.insert(("red".into(), link.into()));
+        after
     }
-}
 
-/// Waits for an order or the end of a watched process (no longer watched then), at most until the
-/// time and [`DEVICES_PAUSE`]; whether there was any.
-fn wait(
-    host: &Host,
-    wake: &UnixStream,
-    watched: &mut BTreeMap<PathBuf, OwnedFd>,
-    again: Option<Instant>,
-) -> bool {
-    let left = again.map_or(DEVICES_PAUSE, |at| {
-        at.saturating_duration_since(Instant::now()).min(DEVICES_PAUSE)
-    });
-    let timeout =
-        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-    let mut descriptors = vec![PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)];
-    descriptors
-        .extend(watched.values().map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)));
-    if poll(&mut descriptors, Some(&timeout)).is_err() {
-        return false;
+    /// What a change is made of is looked at while others are stored; what was stored meanwhile is
+    /// in it. With the lock of changes held while somebody's files are checked this would not end.
+    #[test]
+    fn others_store_their_changes_while_one_is_checked() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path());
+        let mut looks = 0;
+        let told = engine.revise(&|_| false, |before| {
+            looks += 1;
+            if looks <= 2 {
+                let other = format!("other-{looks}");
+                engine.revise(&|_| false, |before| Ok((down(before, &other), ()))).unwrap();
+            }
+            Ok((down(before, "mine"), looks))
+        });
+        assert_eq!(told.unwrap().0, 3, "checked again after each of the others' changes");
+        let names = ["mine", "other-1", "other-2"];
+        let down = names.map(|link| ("red".to_owned(), link.to_owned()));
+        assert_eq!(engine.model().ledger.links_down, down.into());
+        assert_eq!(engine.host.state.ledger().unwrap().links_down.len(), 3);
     }
-    let ready: Vec<bool> =
-        descriptors.iter().map(|descriptor| !descriptor.revents().is_empty()).collect();
-    drop(descriptors);
-    if ready.first() == Some(&true) {
-        let mut bytes = [0; 64];
-        while matches!((&*wake).read(&mut bytes), Ok(1..)) {}
-    }
-    let ended: Vec<PathBuf> = watched
-        .keys()
-        .zip(ready.iter().skip(1))
-        .filter(|(_, ready)| **ready)
-        .map(|(directory, _)| directory.clone())
-        .collect();
-    for directory in ended {
-        tracing::info!("{} ended {}", directory.display(), host.ending(&directory));
-        watched.remove(&directory);
-    }
-    ready.contains(&true)
-}
 
-/// Removes what is left when nothing is to run: the cgroup, and directories of the pins, of the
-/// container runtime and, where the journal was lost, of the mux.
-fn remove_places(host: &Host) {
-    let removed = host
-        .runtime
-        .cgroups()
-        .remove("", Duration::from_secs(10))
-        .map_err(host::HostError::from)
-        .and_then(|()| host::remove_directory(&host.places.pins))
-        .and_then(|()| host::remove_directory(&host.places.run.join("runc")))
-        .and_then(|()| host::remove_directory(&host.places.run.join("mux")));
-    if let Err(error) = removed {
-        tracing::warn!("clearing up: {}", words(&error));
+    /// And it ends, however often others store theirs.
+    #[test]
+    fn a_change_is_made_at_last_with_nobody_else_making_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path());
+        let mut looks = 0;
+        let told = engine.revise(&|_| false, |before| {
+            looks += 1;
+            if looks <= TRIES_MAX {
+                let other = format!("other-{looks}");
+                engine.revise(&|_| false, |before| Ok((down(before, &other), ()))).unwrap();
+            } else {
+                assert!(engine.storing.try_lock().is_err(), "nobody else stores any");
+            }
+            Ok((down(before, "mine"), looks))
+        });
+        assert_eq!(told.unwrap().0, TRIES_MAX + 1);
     }
 }

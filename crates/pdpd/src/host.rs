@@ -1,22 +1,22 @@
 //! What pdpd works with on the machine, and small steps on it that can be repeated.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use pdp_container::{HelperSpec, Process, Runtime, State as GuestState};
 use pdp_net::tap::TapSpec;
+use pdp_proto::channel::DESCRIPTORS_MAX;
+use pdp_proto::mux;
 
-use crate::control::{self, ControlError, Mux, TapHelper};
+use crate::control::{ControlError, Mux, Put, TapHelper};
 use crate::plan::{Directory, GuestPlan, Places, TapHelperPlan};
+use crate::sockets;
 use crate::state::{State, StateError};
-
-/// Longest wait for a helper or the mux to listen once it was started.
-const LISTEN_MAX: Duration = Duration::from_secs(10);
 
 /// Why a step on the machine failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +37,12 @@ pub enum HostError {
         /// Why not.
         source: pdp_afxdp::Error,
     },
+    /// A device that takes off what belongs to a vlink's frames.
+    #[error(
+        "{0} takes VLAN tags off the frames that it receives, and can't be told not to: frames with a tag \
+         arrive without it (give attach: packet)"
+    )]
+    Tags(String),
     /// A call to a process.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -56,6 +62,25 @@ pub enum HostError {
     /// A group that the machine has not.
     #[error("there is no group {0:?}; add it, or name another in memif.group")]
     NoGroup(String),
+    /// The mux is needed, and can't be started.
+    #[error("the mux does not run")]
+    NoMux,
+    /// A process that does not listen.
+    #[error("{who} does not listen after {seconds} s; see its log")]
+    NotReady {
+        /// Who.
+        who: String,
+        /// Time given.
+        seconds: u64,
+    },
+    /// What does not come to its end.
+    #[error("waited for {what} for {seconds} s; it is being tried again")]
+    Stuck {
+        /// What for.
+        what: String,
+        /// Time given.
+        seconds: u64,
+    },
     /// A process that does not stay.
     #[error("{who} ended {how} before it was ready; see its log")]
     Ended {
@@ -121,20 +146,63 @@ impl Host {
         }
     }
 
-    /// Makes a directory for the sockets of others. Those above it can be passed by everybody.
+    /// Makes a directory for sockets. Those above it can be passed by everybody.
     pub fn make_directory(&self, directory: &Directory) -> Result<(), HostError> {
         let path = &directory.path;
-        let parent = path.parent().unwrap_or(path);
-        make_passable(&self.places.run, parent)?;
-        match fs::create_dir(path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(failed("can't make", path)(error));
-            }
-            _ => {}
+        make_passable(&self.places.run, path.parent().unwrap_or(path))?;
+        let made = match directory.writable {
+            true => sockets::make_writable_directory(path, directory.gid),
+            false => sockets::make_directory(path, directory.gid),
+        };
+        made.map_err(failed("can't make", path))
+    }
+
+    /// Puts a vnet into the mux, with the sockets where it lacks any to listen at.
+    pub fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), HostError> {
+        let sockets = vnet.sockets().map(PathBuf::from).collect();
+        self.with_listeners(&sockets, || self.mux.put_vnet(vnet.clone()))
+    }
+
+    /// Puts an external interface into the mux, with its descriptors ([`Mux::put_external`]), and a socket where
+    /// it lacks one to listen at.
+    pub fn put_external(
+        &self,
+        external: mux::External,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), HostError> {
+        let sockets = external.socket().map(PathBuf::from).into_iter().collect();
+        self.with_listeners(&sockets, || self.mux.put_external(external.clone(), descriptors))
+    }
+
+    /// Repeats a request to the mux once it has those of `planned` sockets that it lacks. What it asks for and is
+    /// not planned it does not get.
+    fn with_listeners(
+        &self,
+        planned: &BTreeSet<PathBuf>,
+        put: impl Fn() -> Result<Put, ControlError>,
+    ) -> Result<(), HostError> {
+        let Put::Lacks(lacking) = put()? else { return Ok(()) };
+        let wanted: Vec<PathBuf> =
+            lacking.into_iter().filter(|path| planned.contains(path)).collect();
+        for paths in wanted.chunks(DESCRIPTORS_MAX) {
+            let listeners: Vec<OwnedFd> = paths
+                .iter()
+                .map(|path| {
+                    sockets::listen(path, sockets::Kind::Memif)
+                        .map_err(failed("can't listen at", path))
+                })
+                .collect::<Result<_, _>>()?;
+            let listeners: Vec<_> = listeners.iter().map(AsFd::as_fd).collect();
+            self.mux.listen(paths.to_vec(), &listeners)?;
         }
-        chown(path, Some(directory.uid), Some(directory.gid))
-            .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(directory.mode)))
-            .map_err(failed("can't set owner and mode of", path))
+        match put()? {
+            Put::Done => Ok(()),
+            Put::Lacks(_) => Err(ControlError::Refused {
+                peer: "mux",
+                reason: "it asks for sockets that it was given or that are nobody's".into(),
+            }
+            .into()),
+        }
     }
 
     /// Says to a forwarding guest how many cores it may use.
@@ -144,31 +212,13 @@ impl Host {
         write_file(path, format!("{cores}\n").as_bytes())
     }
 
-    /// Starts a helper anew, whatever there is of it, and waits until it listens at `socket`.
-    pub fn start_helper(
-        &self,
-        spec: &HelperSpec,
-        socket: Option<(&'static str, &Path)>,
-    ) -> Result<Process, HostError> {
-        self.runtime.delete(&spec.dir)?;
-        if let Some((_, path)) = socket {
-            remove_file(path)?;
-        }
-        make_passable(&self.places.run, spec.dir.parent().unwrap_or(&spec.dir))?;
-        let process = self.runtime.spawn_helper(spec, &[])?;
-        let Some((peer, path)) = socket else { return Ok(process) };
-        let end = Instant::now() + LISTEN_MAX;
-        loop {
-            match control::wait_for_listener(peer, path, Duration::from_millis(100)) {
-                Ok(()) => return Ok(process),
-                Err(_) if self.running(&spec.dir).is_none() => {
-                    let how = self.ending(&spec.dir);
-                    return Err(HostError::Ended { who: spec.id.clone(), how });
-                }
-                Err(error) if Instant::now() > end => return Err(error.into()),
-                Err(_) => {}
-            }
-        }
+    /// Starts a helper of which there is nothing, that serves what connects to `socket`: made here, and its
+    /// standard input.
+    pub fn start_served(&self, spec: &HelperSpec, socket: &Path) -> Result<Process, HostError> {
+        make_passable(&self.places.run, socket.parent().unwrap_or(socket))?;
+        let listener = sockets::listen(socket, sockets::Kind::Control);
+        let listener = listener.map_err(failed("can't listen at", socket))?;
+        Ok(self.runtime.spawn_helper(spec, Some(listener.as_fd()))?)
     }
 
     /// Makes TAPs in the network namespace of a guest that was created.
@@ -182,24 +232,19 @@ impl Host {
         Ok(made)
     }
 
-    /// Starts a TAP helper anew over TAPs that there are.
-    pub fn start_tap_helper(
-        &self,
-        plan: &TapHelperPlan,
-        taps: &[OwnedFd],
-    ) -> Result<Process, HostError> {
-        let process = self.start_helper(&plan.process, Some(("TAP helper", &plan.control)))?;
-        let descriptors: Vec<_> = taps.iter().map(AsFd::as_fd).collect();
-        TapHelper { path: plan.control.clone() }.serve(plan.ports.clone(), &descriptors)?;
-        Ok(process)
-    }
-
     /// The TAPs that a running helper holds, in the plan's order; `None` if those are not the
     /// plan's.
     pub fn held_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
         let held = TapHelper { path: plan.control.clone() }.hold()?;
+        // What a helper says is its own word; what a descriptor is the kernel's.
+        let is_tap = |tap: &OwnedFd, name: &str| {
+            pdp_net::tap::name(tap.as_fd()).is_ok_and(|tap| tap == name)
+        };
         let same = held.len() == plan.ports.len()
-            && held.iter().zip(&plan.ports).all(|((held, _), planned)| held == planned);
+            && held
+                .iter()
+                .zip(&plan.ports)
+                .all(|((held, tap), planned)| held == planned && is_tap(tap, &planned.name));
         Ok(same.then(|| held.into_iter().map(|(_, descriptor)| descriptor).collect()))
     }
 }
@@ -255,10 +300,5 @@ pub fn remove_file(path: &Path) -> Result<(), HostError> {
 
 /// Removes a directory with all that is in it, if it is there.
 pub fn remove_directory(path: &Path) -> Result<(), HostError> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(failed("can't remove", path)(error))
-        }
-        _ => Ok(()),
-    }
+    Ok(pdp_container::tree::remove(path)?)
 }

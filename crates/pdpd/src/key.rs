@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::queue::Item;
+
 /// An object. The order is that of making: what comes later needs what comes before.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
@@ -28,6 +30,8 @@ pub enum Key {
         /// Its number.
         number: u32,
     },
+    /// What belongs to no object. Not in the journal.
+    Leftovers,
 }
 
 impl Key {
@@ -55,8 +59,24 @@ impl Key {
     pub fn node_name(&self) -> &str {
         match self {
             Self::Node { node, .. } | Self::Guest { node, .. } => node,
-            Self::Mux | Self::External(_) | Self::Vnet(_) => "",
+            Self::Mux | Self::External(_) | Self::Vnet(_) | Self::Leftovers => "",
         }
+    }
+
+    /// The vnet that it is or belongs to.
+    pub fn vnet_name(&self) -> Option<&str> {
+        match self {
+            Self::Vnet(vnet) | Self::Node { vnet, .. } | Self::Guest { vnet, .. } => Some(vnet),
+            Self::Mux | Self::External(_) | Self::Leftovers => None,
+        }
+    }
+}
+
+impl Item for Key {
+    /// The tenant of a vnet, or a vnet that is no tenant's; empty for what is the node's.
+    fn owner(&self) -> &str {
+        let vnet = self.vnet_name().unwrap_or_default();
+        vnet.split_once('.').map_or(vnet, |(tenant, _)| tenant)
     }
 }
 
@@ -68,6 +88,7 @@ impl fmt::Display for Key {
             Self::Vnet(vnet) => write!(f, "vnet {vnet}"),
             Self::Node { vnet, node } => write!(f, "node {vnet}/{node}"),
             Self::Guest { vnet, node, number } => write!(f, "guest {vnet}/{node}/{number}"),
+            Self::Leftovers => f.write_str("leftovers"),
         }
     }
 }

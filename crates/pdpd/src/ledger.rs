@@ -58,6 +58,28 @@ impl Ledger {
         Some(free)
     }
 
+    /// The number of `name` in `scope`, if it has one.
+    pub fn number_of(&self, scope: &str, name: &str) -> Option<u32> {
+        self.numbers.get(scope)?.get(name).copied()
+    }
+
+    /// What was given out for the vrouters of a vnet.
+    pub fn placements_of(
+        &self,
+        vnet: &str,
+    ) -> impl Iterator<Item = (&str, &BTreeMap<u32, Placement>)> {
+        let from = (vnet.to_owned(), String::new());
+        let theirs = self.placements.range(from..).take_while(move |((of, _), _)| of == vnet);
+        theirs.map(|((_, node), placed)| (node.as_str(), placed))
+    }
+
+    /// Vlinks of a vnet that a user took down.
+    pub fn links_down_of(&self, vnet: &str) -> impl Iterator<Item = &str> {
+        let from = (vnet.to_owned(), String::new());
+        let theirs = self.links_down.range(from..).take_while(move |(of, _)| of == vnet);
+        theirs.map(|(_, link)| link.as_str())
+    }
+
     /// Takes back the numbers in `scope` of names that are not to be kept.
     pub fn keep_only(&mut self, scope: &str, keep: impl Fn(&str) -> bool) {
         if let Some(names) = self.numbers.get_mut(scope) {

@@ -5,27 +5,34 @@
 //! | [`access`], [`audit`] | who may do what, and who did |
 //! | [`http`] | the API; asks [`engine`] |
 //! | [`engine`] | changes what is wanted, one change at a time; answers what is |
-//! | [`observe`], [`view`] | what is, for the API |
+//! | [`observe`], [`view`], `ask` | what is, for the API |
 //! | [`model`] | what is wanted: specs, what was given out, and the plan of both (pure) |
 //! | [`plan`] | specs to what is to run (pure) |
-//! | [`reconcile`] | makes the machine equal the plan |
-//! | [`host`], [`control`] | steps on the machine; calls to the mux and the helpers |
+//! | [`keeper`], [`queue`] | says which object is worked on when |
+//! | [`reconcile`] | brings an object nearer to the plan |
+//! | [`machine`], [`host`], [`control`] | what can be done on the machine; calls to the mux and the helpers |
 //! | [`state`] | what is remembered |
 
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod ask;
 pub mod audit;
 pub mod backoff;
 pub mod control;
 pub mod engine;
 pub mod host;
 pub mod http;
+pub mod keeper;
 pub mod key;
 pub mod ledger;
+pub mod machine;
 pub mod model;
 pub mod observe;
 pub mod plan;
+pub mod queue;
 pub mod reconcile;
+pub mod sockets;
 pub mod state;
+pub mod upgrade;
 pub mod view;

@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use clap::Parser;
-use pdp_container::{
-    Found, GuestSpec, HelperSpec, LOG_BYTES_MAX, LogFile, Paths, Runtime, State as GuestState,
-};
+use pdp_container::{LOG_BYTES_MAX, LogFile, Paths, Runtime, State as GuestState, tree};
+use pdp_spec::Descriptors;
 use pdpd::access::Guard;
 use pdpd::control::Mux;
-use pdpd::engine::{self, Engine};
-use pdpd::host::{Host, make_passable};
+use pdpd::engine::Engine;
+use pdpd::host::{Host, make_passable, words};
 use pdpd::http::tls::Tls;
 use pdpd::http::{self, Listeners};
 use pdpd::plan::Places;
 use pdpd::state::State;
+use pdpd::upgrade;
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
@@ -93,7 +93,7 @@ fn main() -> anyhow::Result<()> {
     let run = absolute(&arguments.run_dir)?;
     // Guests read some of what is written.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    allow_descriptors()?;
+    let descriptors = allow_descriptors()?;
     make_passable(Path::new("/"), &run)?;
     let log = run.join("pdpd.log");
     start_log(&log, arguments.quiet).with_context(|| format!("log {}", log.display()))?;
@@ -104,23 +104,25 @@ fn main() -> anyhow::Result<()> {
         None => std::env::current_exe()?.parent().context("pdpd's own directory")?.into(),
     };
     let state_directory = absolute(&arguments.state_dir)?;
+    upgrade::prepare(&run, &arguments.cgroup)?;
     let places = Places { run: run.clone(), lib: lib.clone(), pins: arguments.bpf_pin_dir };
     let runtime = Runtime::new(Paths {
         runc: arguments.runc,
         shim: lib.join("pdp-shim"),
         init: lib.join("pdp-init"),
+        records: places.records(),
         runc_root: run.join("runc"),
+        logs: state_directory.join("logs"),
         images: state_directory.join("images"),
         cgroup: arguments.cgroup,
     })?;
     let state = Arc::new(State::open(&state_directory)?);
     if state.is_new() && !arguments.forget {
-        let runs = |found: &Found| {
-            let (Found::Guest(GuestSpec { dir, .. }) | Found::Helper(HelperSpec { dir, .. })) =
-                found;
-            matches!(runtime.state(dir), Ok(GuestState::Running(_) | GuestState::Created(_)))
+        let runs = |directory: &PathBuf| {
+            let state = runtime.state(directory);
+            matches!(state, Ok(GuestState::Running(_) | GuestState::Created(_)))
         };
-        let count = runtime.list(&run)?.iter().filter(|found| runs(found)).count();
+        let count = runtime.list()?.iter().filter(|directory| runs(directory)).count();
         anyhow::ensure!(
             count == 0,
             "no state in {}, but {count} guests and helpers of this node run; put the state back, or \
@@ -138,7 +140,7 @@ fn main() -> anyhow::Result<()> {
     let managed = std::env::var_os("INVOCATION_ID").is_some()
         && rustix::process::getppid() == Some(rustix::process::Pid::INIT);
     let (exit, exiting) = mpsc::unbounded_channel();
-    let (engine, keeper) = Engine::new(host, cpus()?, managed, move |purge| {
+    let engine = Engine::new(host, cpus()?, managed, descriptors, move |purge| {
         // The receiver lives as long as the daemon.
         let _ = exit.send(purge);
     })?;
@@ -169,7 +171,7 @@ fn main() -> anyhow::Result<()> {
     std::thread::Builder::new().name("keeper".into()).spawn(move || {
         // What a panic leaves is made good by a new start: better none than one without a keeper.
         let kept = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            engine::keep(&keeping, keeper);
+            keeping.keeper.run();
         }));
         if kept.is_err() {
             tracing::error!("the keeper panicked; the daemon ends, what runs goes on");
@@ -178,6 +180,7 @@ fn main() -> anyhow::Result<()> {
     })?;
     let purge = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        .max_blocking_threads(http::THREADS_MAX)
         .enable_all()
         .build()?
         .block_on(serve(listeners, engine, guard, exiting))?;
@@ -186,14 +189,21 @@ fn main() -> anyhow::Result<()> {
         remove(&log);
         remove(&LogFile::older(&log));
         remove(&run.join("pdpd.lock"));
-        for name in ["pdpd.sqlite", "pdpd.sqlite-wal", "pdpd.sqlite-shm"] {
-            remove(&state_directory.join(name));
+        remove(&run.join(upgrade::FILE));
+        for file in ["pdpd.sqlite", pdpd::state::trail::FILE] {
+            for end in ["", "-wal", "-shm"] {
+                remove(&state_directory.join(format!("{file}{end}")));
+            }
         }
         for path in http::tls::files(&state_directory) {
             remove(&path);
         }
         // Only if nothing else is in them.
-        let _ = std::fs::remove_dir_all(state_directory.join("images"));
+        for name in ["images", "logs"] {
+            if let Err(error) = tree::remove(&state_directory.join(name)) {
+                tracing::warn!("{}", words(&error));
+            }
+        }
         let _ = std::fs::remove_dir(&state_directory);
         let _ = std::fs::remove_dir(&run);
     }
@@ -245,11 +255,18 @@ fn start_log(path: &Path, quiet: bool) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Allows as many open files as may be had without asking the system for more: there is one for
-/// each TAP and each process.
-fn allow_descriptors() -> anyhow::Result<()> {
+/// Allows as many open files as may be had without asking the system for more.
+fn allow_descriptors() -> anyhow::Result<Descriptors> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("limit of open files")
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+        .context("limit of open files")?;
+    let (limit, kept) = (maximum.unwrap_or(u64::MAX), http::DESCRIPTORS_MAX);
+    anyhow::ensure!(
+        limit > kept,
+        "{limit} open files are too few: pdpd keeps {kept} for its API, and needs one for each \
+         interface and each process; raise LimitNOFILE of its service, or `ulimit -Hn`"
+    );
+    Ok(Descriptors { limit, kept })
 }
 
 /// The lock that keeps other daemons off the run directory. It is this process's alone: children that

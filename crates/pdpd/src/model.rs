@@ -4,6 +4,7 @@
 //! new one is stored.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use pdp_api::{Action, Change as Changed};
 use pdp_spec::{Existing, Intent, Object, Substrate, Tenant, VirtualNetwork};
@@ -26,7 +27,7 @@ pub struct Model {
     /// What was given out.
     pub ledger: Ledger,
     /// All that is to run unless stopped.
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
 }
 
 /// Why stored specs can't be read.
@@ -76,7 +77,7 @@ impl Model {
                 }
             }
         }
-        model.replan(places, cpus)?;
+        model.replan(&Self::default(), places, cpus)?;
         Ok(model)
     }
 
@@ -129,7 +130,7 @@ impl Model {
         }
         next.place(&intent.placements);
         next.count_generations(self);
-        next.replan(places, cpus)?;
+        next.replan(self, places, cpus)?;
         Ok(next)
     }
 
@@ -144,7 +145,7 @@ impl Model {
         next.vnets.remove(vnet);
         next.ledger.forget_vnet(vnet);
         next.generations.remove(&("VirtualNetwork".to_string(), vnet.to_string()));
-        next.replan(places, cpus)?;
+        next.replan(self, places, cpus)?;
         Ok(next)
     }
 
@@ -156,21 +157,45 @@ impl Model {
         next
     }
 
-    /// Makes the plan anew.
-    pub fn replan(&mut self, places: &Places, cpus: &BTreeSet<u32>) -> Result<(), PlanError> {
+    /// Makes the plan anew; of a vnet that is made from the same as `before` it stays the same one.
+    pub fn replan(
+        &mut self,
+        before: &Self,
+        places: &Places,
+        cpus: &BTreeSet<u32>,
+    ) -> Result<(), PlanError> {
         if self.substrate.is_none() && self.vnets.is_empty() {
-            self.plan = Plan::default();
+            self.plan = Arc::default();
             return Ok(());
         }
         let substrate = self.effective_substrate(cpus);
-        let specs = self.vnets.iter().map(|(name, vnet)| (name.clone(), vnet.spec.clone()));
-        self.plan = plan(places, &substrate.spec, &specs.collect(), &self.ledger)?;
+        let specs = self.vnets.iter().map(|(name, vnet)| (name.as_str(), &vnet.spec));
+        let kept = match before.effective_substrate(cpus).spec == substrate.spec {
+            true => self.made_from_the_same(before),
+            false => BTreeMap::new(),
+        };
+        self.plan = Arc::new(plan(places, &substrate.spec, specs, &self.ledger, kept)?);
         Ok(())
     }
 
+    /// Plans of vnets that are made from the same as before, beside the substrate.
+    fn made_from_the_same(&self, before: &Self) -> BTreeMap<String, Arc<VnetPlan>> {
+        let same = |name: &String, vnet: &VirtualNetwork| {
+            let (was, is) = (&before.ledger, &self.ledger);
+            before.vnets.get(name).is_some_and(|before| before.spec == vnet.spec)
+                && was.number_of(VNETS, name) == is.number_of(VNETS, name)
+                && was.placements_of(name).eq(is.placements_of(name))
+                && was.links_down_of(name).eq(is.links_down_of(name))
+        };
+        let vnets = self.vnets.iter().filter(|(name, vnet)| same(name, vnet));
+        vnets
+            .filter_map(|(name, _)| Some((name.clone(), before.plan.vnets.get(name)?.clone())))
+            .collect()
+    }
+
     /// What is to run now.
-    pub fn wanted(&self) -> Plan {
-        if self.ledger.stopped { Plan::default() } else { self.plan.clone() }
+    pub fn wanted(&self) -> Arc<Plan> {
+        if self.ledger.stopped { Arc::default() } else { self.plan.clone() }
     }
 
     /// Shares as guests: a guest keeps its number while it stays on its engine.
@@ -254,9 +279,7 @@ impl Model {
         substrate: bool,
     ) -> Vec<Changed> {
         let mut changes = Vec::new();
-        let nothing = Plan::default();
-        let old = if before.ledger.stopped { &nothing } else { &before.plan };
-        let new = if self.ledger.stopped { &nothing } else { &self.plan };
+        let (old, new) = (before.wanted(), self.wanted());
         if substrate || before.substrate != self.substrate {
             let (was, is) = (before.substrate.as_ref(), self.substrate.as_ref());
             let name = is.or(was).map_or("default", |substrate| substrate.metadata.name.as_str());

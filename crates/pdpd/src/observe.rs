@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
@@ -15,21 +14,19 @@ use pdp_api::{
     RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery,
     Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
 };
+use pdp_container::cgroup::Session;
 use pdp_proto::mirror::{self, Source};
-use pdp_proto::mux;
 use pdp_proto::routes::Resolved;
+use pdp_proto::{mux, tap};
 use pdp_spec::Tenant;
 
 use crate::access::{Scope, no_vnet};
-use crate::control::{CALL_MAX, ControlError, Mirror, TapHelper};
+use crate::ask::{Answer, Question};
+use crate::control::{ControlError, Mirror, TapHelper};
 use crate::engine::Engine;
 use crate::host::words;
 use crate::http::{Daemon, ProgressFn, RouteFn};
-use crate::plan::NodePlan;
-use crate::reconcile::lock;
-
-/// Nodes whose helpers are asked at the same time: on a busy machine each answers late.
-const ASKED_AT_ONCE: usize = 32;
+use crate::plan::{NodePlan, Part};
 
 /// Longest wait for the next part of a route table.
 const ROUTES_WAIT: Duration = Duration::from_secs(60);
@@ -187,20 +184,26 @@ impl Daemon for Engine {
             }
             all.vnets.insert(vnet, VnetStats::default());
         }
-        let threads = nodes.len().min(ASKED_AT_ONCE);
-        let queue = Mutex::new(nodes);
-        let answered = Mutex::new(&mut all.vnets);
-        // A thread that panics is not passed over: the scope does as well.
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    while let Some((vnet, node, plan, counters)) = { lock(&queue).pop() } {
-                        let stats = node_stats(plan, counters);
-                        lock(&answered).entry(vnet).or_default().nodes.insert(node, stats);
-                    }
-                });
+        let mut questions = Vec::new();
+        for (index, (vnet, _, plan, _)) in nodes.iter().enumerate() {
+            let helper = plan.tap_helper.as_ref().map(|helper| Helper::Tap(&helper.control));
+            let mirror = plan.mirror.as_ref();
+            let mirror = mirror.map(|mirror| Helper::Mirror(&mirror.config.control_socket));
+            for helper in [helper, mirror].into_iter().flatten() {
+                let tenant = pdp_spec::tenant_of(vnet).map(str::to_owned);
+                let path = helper.path().to_owned();
+                questions.push(Question { path, tenant, what: (index, helper) });
             }
-        });
+        }
+        let answers = self.late.ask(&questions, |(_, helper), wait| helper.ask(wait));
+        let mut said: BTreeMap<usize, Vec<(&Helper<'_>, Answer<Said>)>> = BTreeMap::new();
+        for (Question { what: (index, helper), .. }, answer) in questions.iter().zip(answers) {
+            said.entry(*index).or_default().push((helper, answer));
+        }
+        for (index, (vnet, node, plan, counters)) in nodes.into_iter().enumerate() {
+            let stats = node_stats(plan, counters, said.remove(&index).unwrap_or_default());
+            all.vnets.entry(vnet).or_default().nodes.insert(node, stats);
+        }
         Ok(all)
     }
 
@@ -277,32 +280,38 @@ impl Daemon for Engine {
     }
 
     fn log(&self, process: NodeProcess) -> Result<PathBuf, Problem> {
-        Ok(match process {
-            NodeProcess::Daemon => self.host.places.run.join("pdpd.log"),
-            NodeProcess::Mux => self.host.places.run.join("mux/process/log"),
-        })
+        match process {
+            NodeProcess::Daemon => Ok(self.host.places.run.join("pdpd.log")),
+            NodeProcess::Mux => self.log_of(&self.host.places.records().join("mux")),
+        }
     }
 
     fn node_log(&self, vnet: &str, node: &str, process: GuestProcess) -> Result<PathBuf, Problem> {
         let plan = self.node(vnet, node)?;
-        Ok(match process {
-            GuestProcess::Control => plan.control.dir.join("log"),
-            GuestProcess::Tap => plan.directory.join("helpers/tap/log"),
-            GuestProcess::Mirror => plan.directory.join("helpers/mirror/log"),
+        let part = match process {
+            GuestProcess::Control => Part::Control,
+            GuestProcess::Tap => Part::Tap,
+            GuestProcess::Mirror => Part::Mirror,
             GuestProcess::Guest(number) => {
                 has_guest(vnet, node, &plan, number)?;
-                plan.directory.join(format!("g{number}/log"))
+                Part::Guest(number)
             }
-        })
+        };
+        self.log_of(&self.host.places.record(vnet, node, part))
     }
 
-    fn exec(&self, vnet: &str, node: &str, request: &ExecRequest) -> Result<Command, Problem> {
+    fn exec(
+        &self,
+        vnet: &str,
+        node: &str,
+        request: &ExecRequest,
+    ) -> Result<(Command, Session), Problem> {
         let plan = self.node(vnet, node)?;
         let directory = match request.process {
             GuestProcess::Control => plan.control.dir.clone(),
             GuestProcess::Guest(number) => {
                 has_guest(vnet, node, &plan, number)?;
-                plan.directory.join(format!("g{number}"))
+                self.host.places.record(vnet, node, Part::Guest(number))
             }
             other @ (GuestProcess::Tap | GuestProcess::Mirror) => {
                 return Err(Problem::new(
@@ -333,6 +342,12 @@ impl Daemon for Engine {
 }
 
 impl Engine {
+    /// The log of what is in a directory of records.
+    fn log_of(&self, directory: &Path) -> Result<PathBuf, Problem> {
+        let logs = self.host.runtime.logs(directory);
+        logs.map(|[log, _]| log).map_err(|error| Problem::internal(words(&error)))
+    }
+
     fn node(&self, vnet: &str, node: &str) -> Result<NodePlan, Problem> {
         let model = self.model();
         let Some(plan) = model.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
@@ -379,7 +394,46 @@ fn stage_stats(stage: mux::StageStats) -> pdp_api::StageStats {
     pdp_api::StageStats { stage: stage.stage, cycles: stage.cycles, frames: stage.frames }
 }
 
-fn node_stats(plan: &NodePlan, counters: mux::NodeStats) -> NodeStats {
+/// A helper that has counters.
+enum Helper<'a> {
+    Tap(&'a Path),
+    Mirror(&'a Path),
+}
+
+/// Its counters.
+enum Said {
+    Taps(Vec<tap::PortStats>),
+    Routes(Box<mirror::Status>),
+}
+
+impl Helper<'_> {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Tap(path) | Self::Mirror(path) => path,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Tap(_) => "tap",
+            Self::Mirror(_) => "mirror",
+        }
+    }
+
+    fn ask(&self, wait: Duration) -> Result<Said, ControlError> {
+        let path = self.path().to_owned();
+        match self {
+            Self::Tap(_) => TapHelper { path }.stats(wait).map(Said::Taps),
+            Self::Mirror(_) => Mirror { path }.status(wait).map(Box::new).map(Said::Routes),
+        }
+    }
+}
+
+fn node_stats(
+    plan: &NodePlan,
+    counters: mux::NodeStats,
+    helpers: Vec<(&Helper<'_>, Answer<Said>)>,
+) -> NodeStats {
     let mut ports: BTreeMap<String, PortStats> = BTreeMap::new();
     for (name, port) in counters.ports {
         ports.insert(
@@ -398,19 +452,13 @@ fn node_stats(plan: &NodePlan, counters: mux::NodeStats) -> NodeStats {
             },
         );
     }
-    if let Some(helper) = &plan.tap_helper
-        && let Ok(taps) = (TapHelper { path: helper.control.clone() }).stats()
-    {
-        for tap in taps {
-            let name = plan.taps.get(usize::from(tap.vport)).map(|tap| tap.name.as_str());
-            if let Some(port) = name.and_then(|name| ports.get_mut(name)) {
-                port.tap = Some(TapStats {
-                    to_tap: tap.to_tap,
-                    from_tap: tap.from_tap,
-                    to_tap_refused: tap.to_tap_refused,
-                    from_tap_dropped: tap.from_tap_dropped,
-                });
-            }
+    let (mut routes, mut late) = (None, Vec::new());
+    for (helper, answer) in helpers {
+        match answer {
+            Answer::Said(Said::Taps(taps)) => tap_stats(plan, &mut ports, taps),
+            Answer::Said(Said::Routes(status)) => routes = Some(route_stats(*status)),
+            Answer::Late => late.push(helper.name().to_owned()),
+            Answer::None => {}
         }
     }
     let mut guests = BTreeMap::new();
@@ -432,11 +480,21 @@ fn node_stats(plan: &NodePlan, counters: mux::NodeStats) -> NodeStats {
             },
         );
     }
-    let routes = plan.mirror.as_ref().and_then(|mirror| {
-        let status = Mirror { path: mirror.config.control_socket.clone() }.status(CALL_MAX).ok()?;
-        Some(route_stats(status))
-    });
-    NodeStats { ports, guests, in_flight: counters.in_flight, routes }
+    NodeStats { ports, guests, in_flight: counters.in_flight, routes, late }
+}
+
+fn tap_stats(plan: &NodePlan, ports: &mut BTreeMap<String, PortStats>, taps: Vec<tap::PortStats>) {
+    for tap in taps {
+        let name = plan.taps.get(usize::from(tap.vport)).map(|tap| tap.name.as_str());
+        if let Some(port) = name.and_then(|name| ports.get_mut(name)) {
+            port.tap = Some(TapStats {
+                to_tap: tap.to_tap,
+                from_tap: tap.from_tap,
+                to_tap_refused: tap.to_tap_refused,
+                from_tap_dropped: tap.from_tap_dropped,
+            });
+        }
+    }
 }
 
 fn route_stats(status: mirror::Status) -> RouteStats {

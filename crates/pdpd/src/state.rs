@@ -8,12 +8,13 @@
 //!   made from ([`State::confirm`]), and forgotten after it is gone ([`State::forget`]). What a
 //!   restart finds intended and not confirmed exists by half, and is taken down and made anew.
 //!
-//! - **tokens** and **audit**: who may come, and who came; see [`access`].
+//! - **tokens**: who may come; see [`access`]. Who came is in a file of its own, see [`trail`].
 //!
 //! Every change is one transaction, on disk when the call returns (WAL, `synchronous=FULL`).
 //! Limits: [`DOCUMENT_BYTES_MAX`] a document.
 
 pub mod access;
+pub mod trail;
 
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
@@ -24,6 +25,7 @@ use std::sync::{Mutex, MutexGuard};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use crate::ledger::{Ledger, Placement};
+use trail::Trail;
 
 /// Bytes of one stored document.
 pub const DOCUMENT_BYTES_MAX: usize = 16 << 20;
@@ -146,6 +148,8 @@ pub struct Change {
 pub struct State {
     path: PathBuf,
     database: Mutex<Connection>,
+    /// The audit log.
+    pub trail: Trail,
     is_new: bool,
 }
 
@@ -201,7 +205,9 @@ impl State {
                 access::SCHEMA
             ))
             .map_err(failed("making its tables"))?;
-        Ok(Self { path, database: Mutex::new(database), is_new })
+        let trail = Trail::open(directory)?;
+        trail.take_over(&database).map_err(failed("moving the audit log to its own file"))?;
+        Ok(Self { path, database: Mutex::new(database), trail, is_new })
     }
 
     /// Whether nothing was there before: the file was missing or empty.
@@ -281,7 +287,9 @@ impl State {
                 )?;
             }
             put_ledger(tx, ledger)
-        })
+        })?;
+        let mut tenants = change.delete.iter().filter(|(kind, _)| kind == "Tenant");
+        tenants.try_for_each(|(_, name)| self.trail.forget_tenant(name))
     }
 
     /// Writes down that `key` is about to be made. `detail` finds what may exist of it.

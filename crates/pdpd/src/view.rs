@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Duration;
 
 use pdp_api::{
     ExternalStatus, FeGuest, FeStatus, ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase,
@@ -15,29 +14,28 @@ use pdp_spec::Outlet;
 use pdp_spec::limits::MTU_MAX;
 
 use crate::access::Scope;
+use crate::ask::{Answer, Question};
 use crate::control::Mirror;
-use crate::engine::{Engine, Seen};
+use crate::engine::Engine;
+use crate::keeper::Health;
 use crate::key::Key;
 use crate::model::Model;
 use crate::plan::{MirrorPlan, NodePlan, VnetPlan};
-use crate::reconcile::Health;
-
-/// Longest wait for a route mirror, which may be busy; a status is told without it then.
-const MIRROR_WAIT: Duration = Duration::from_secs(1);
 
 /// What it is told from.
 struct View<'a> {
     engine: &'a Engine,
     model: &'a Model,
-    seen: &'a Seen,
     mux: Option<mux::Stats>,
+    /// Routes that mirrors do not pass on, by where they listen.
+    refused: BTreeMap<&'a Path, Answer<u64>>,
 }
 
 /// The substrate; of it, for a tenant, what its vnets may use, with nothing of others.
 pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
-    let (model, seen) = (engine.model(), engine.seen());
+    let model = engine.model();
     let mux = engine.host.mux.stats(Some("")).ok();
-    let view = View { engine, model: &model, seen: &seen, mux };
+    let view = View { engine, model: &model, mux, refused: BTreeMap::new() };
     let status = view.substrate();
     if let Some(tenant) = scope.tenant() {
         let granted = model.tenants.get(tenant).map(|tenant| &tenant.spec.interfaces);
@@ -71,9 +69,11 @@ fn of_tenant(
 
 /// All vnets of a scope.
 pub fn vnets(engine: &Engine, scope: &Scope) -> Vec<VnetSummary> {
-    let (model, seen) = (engine.model(), engine.seen());
-    let view = View { engine, model: &model, seen: &seen, mux: engine.host.mux.stats(None).ok() };
+    let model = engine.model();
     let vnets = model.plan.vnets.iter().filter(|(name, _)| scope.sees(name));
+    let refused = refused(engine, &model, vnets.clone().map(|(name, plan)| (name, &**plan)));
+    let mux = engine.host.mux.stats(None).ok();
+    let view = View { engine, model: &model, mux, refused };
     vnets.map(|(name, plan)| view.summary(name, plan)).collect()
 }
 
@@ -95,9 +95,11 @@ pub fn tenants(engine: &Engine, scope: &Scope) -> Vec<TenantInfo> {
 
 /// One vnet.
 pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
-    let (model, seen) = (engine.model(), engine.seen());
+    let model = engine.model();
     let mux = engine.host.mux.stats(Some(name)).ok();
-    let view = View { engine, model: &model, seen: &seen, mux };
+    let plan = model.plan.vnets.get_key_value(name).map(|(name, plan)| (name, &**plan));
+    let refused = refused(engine, &model, plan.into_iter());
+    let view = View { engine, model: &model, mux, refused };
     let plan = model.plan.vnets.get(name)?;
     let spec = pdp_spec::Object::VirtualNetwork(model.vnets.get(name)?.clone());
     Some(Vnet {
@@ -107,9 +109,33 @@ pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
     })
 }
 
+/// How many routes the mirrors of these vnets do not pass on, asked side by side.
+fn refused<'a>(
+    engine: &Engine,
+    model: &Model,
+    vnets: impl Iterator<Item = (&'a String, &'a VnetPlan)>,
+) -> BTreeMap<&'a Path, Answer<u64>> {
+    if model.ledger.stopped {
+        return BTreeMap::new();
+    }
+    let mut sockets = Vec::new();
+    let mut questions = Vec::new();
+    for (name, plan) in vnets {
+        for mirror in plan.nodes.values().filter_map(|node| node.mirror.as_ref()) {
+            let path = &mirror.config.control_socket;
+            let tenant = pdp_spec::tenant_of(name).map(str::to_owned);
+            sockets.push(path.as_path());
+            let what = Mirror { path: path.clone() };
+            questions.push(Question { path: path.clone(), tenant, what });
+        }
+    }
+    let ask = |mirror: &Mirror, wait| mirror.status(wait).map(|status| status.routes_refused);
+    sockets.into_iter().zip(engine.late.ask(&questions, ask)).collect()
+}
+
 impl View<'_> {
-    fn health(&self, key: &Key) -> Option<&Health> {
-        self.seen.healths.get(key)
+    fn health(&self, key: &Key) -> Option<Health> {
+        self.engine.keeper.health(key)
     }
 
     fn summary(&self, name: &str, plan: &VnetPlan) -> VnetSummary {
@@ -127,6 +153,7 @@ impl View<'_> {
             guests: guests().count() as u32,
             power_millicores: status.nodes.iter().filter_map(|node| node.power_millicores).sum(),
             fes: fes.into_iter().cloned().collect(),
+            late: status.nodes.iter().filter_map(|node| node.mirror.as_ref()).any(|m| m.late),
             message: status.message,
         }
     }
@@ -137,7 +164,7 @@ impl View<'_> {
             .iter()
             .map(|(node, plan_node)| self.node(name, node, plan_node, plan))
             .collect();
-        let problem = self.health(&Key::vnet(name)).and_then(|health| health.problem.clone());
+        let problem = self.health(&Key::vnet(name)).and_then(|health| health.problem);
         let phases: Vec<Phase> = nodes.iter().map(|node| node.phase).collect();
         let phase = match problem {
             Some(_) => Phase::Failed,
@@ -174,7 +201,7 @@ impl View<'_> {
         if self.model.ledger.stopped {
             return Phase::Stopped;
         }
-        if !self.seen.vnets.contains(vnet) {
+        if self.health(&Key::vnet(vnet)).is_none() {
             return Phase::Starting;
         }
         let count = |phase| phases.iter().filter(|&&other| other == phase).count();
@@ -188,8 +215,8 @@ impl View<'_> {
 
     fn node(&self, vnet: &str, name: &str, plan: &NodePlan, network: &VnetPlan) -> NodeStatus {
         let key = Key::node(vnet, name);
-        let known = self.seen.vnets.contains(vnet);
         let health = self.health(&key);
+        let (health, known) = (health.as_ref(), health.is_some());
         let control = self.process(&plan.control.dir, health, known);
         let helper = |directory: &Path, restarts: Option<u64>| ProcessStatus {
             restarts: restarts.unwrap_or(0),
@@ -203,7 +230,11 @@ impl View<'_> {
             let mut status =
                 helper(&mirror.process.dir, health.map(|health| health.mirror_restarts));
             if status.phase == Phase::Running {
-                status.message = refused_routes(mirror);
+                match self.refused.get(mirror.config.control_socket.as_path()) {
+                    Some(Answer::Said(count)) => status.message = refused_routes(mirror, *count),
+                    Some(Answer::Late) => status.late = true,
+                    Some(Answer::None) | None => {}
+                }
             }
             status
         });
@@ -218,11 +249,7 @@ impl View<'_> {
                 connected: counters
                     .and_then(|node| node.guests.get(&number))
                     .is_some_and(|guest| guest.connected),
-                process: self.process(
-                    &guest.container.dir,
-                    self.health(&Key::guest(vnet, name, number)),
-                    known,
-                ),
+                process: self.object(&guest.container.dir, &Key::guest(vnet, name, number)),
             })
             .collect();
         let mut parts = vec![("control".to_string(), &control)];
@@ -260,6 +287,11 @@ impl View<'_> {
         }
     }
 
+    fn object(&self, directory: &Path, key: &Key) -> ProcessStatus {
+        let health = self.health(key);
+        self.process(directory, health.as_ref(), health.is_some())
+    }
+
     fn process(&self, directory: &Path, health: Option<&Health>, known: bool) -> ProcessStatus {
         let pid = self.engine.host.running(directory).map(|process| process.pid);
         let problem = health.and_then(|health| health.problem.clone());
@@ -274,14 +306,14 @@ impl View<'_> {
             (phase == Phase::Failed)
                 .then(|| format!("ended {}", self.engine.host.ending(directory)))
         });
-        ProcessStatus { phase, pid, restarts: health.map_or(0, |health| health.restarts), message }
+        let restarts = health.map_or(0, |health| health.restarts);
+        ProcessStatus { phase, pid, restarts, message, late: false }
     }
 
     fn substrate(&self) -> SubstrateStatus {
         let spec = self.model.effective_substrate(&self.engine.cpus).spec;
-        let known = self.seen.healths.contains_key(&Key::Mux);
         let mux = match &self.model.plan.mux {
-            Some(plan) => self.process(&plan.process.dir, self.health(&Key::Mux), known),
+            Some(plan) => self.object(&plan.process.dir, &Key::Mux),
             None => ProcessStatus::default(),
         };
         let mut used: BTreeMap<&str, Vec<FeGuest>> = BTreeMap::new();
@@ -309,7 +341,7 @@ impl View<'_> {
         let mut externals = Vec::new();
         for (name, interface) in &spec.interfaces {
             let health = self.health(&Key::external(name));
-            let problem = health.and_then(|health| health.problem.clone());
+            let problem = health.as_ref().and_then(|health| health.problem.clone());
             let (outlet, mtu_bytes) = match interface.outlet() {
                 Some(Outlet::Device(device, _)) => {
                     (device.into(), Interface::by_name(device).ok().map(|device| device.mtu))
@@ -329,12 +361,15 @@ impl View<'_> {
                 message: problem,
             });
         }
+        let plan = self.model.wanted();
+        let gone = self.engine.keeper.problems(|key| !plan.has(key));
         let wrong: Vec<String> = externals
             .iter()
             .filter_map(|external| {
                 external.message.as_ref().map(|text| format!("{}: {text}", external.name))
             })
             .chain(mux.message.iter().map(|text| format!("mux: {text}")))
+            .chain(gone.iter().map(|(key, text)| format!("{key} can't be removed: {text}")))
             .collect();
         let phase = match mux.phase {
             Phase::Running if !wrong.is_empty() => Phase::Degraded,
@@ -345,10 +380,8 @@ impl View<'_> {
     }
 }
 
-/// What a route mirror has to say of routes that it does not pass on.
-fn refused_routes(plan: &MirrorPlan) -> Option<String> {
-    let mirror = Mirror { path: plan.config.control_socket.clone() };
-    let refused = mirror.status(MIRROR_WAIT).ok()?.routes_refused;
+/// What is to be said of routes that a mirror does not pass on.
+fn refused_routes(plan: &MirrorPlan, refused: u64) -> Option<String> {
     let max = plan.config.routes_max;
     (refused > 0).then(|| {
         format!(

@@ -212,7 +212,7 @@ fn a_user_of_the_machine_is_who_the_kernel_says() {
 fn audited(server: &Server) -> Vec<AuditEntry> {
     // Asking writes down what was answered before.
     assert_eq!(ask(server, "GET", "/v1/audit?limit=1", None).0, 200);
-    server.guard.state.audited(&AuditQuery::default(), None).unwrap()
+    server.guard.state.trail.rows(&AuditQuery::default(), None).unwrap()
 }
 
 #[test]
@@ -281,7 +281,7 @@ async fn a_change_is_written_down_before_it_acts_and_its_end_after() {
                 spec: {nodes: {h1: {kind: host}}}\n";
     let file = pdp_spec::SourceFile::read("x.yaml", text, |_, _| Err("none".into()));
     let request = ApplyRequest { files: vec![file], dry_run: false };
-    let row = || state.audited(&AuditQuery::default(), None).unwrap().pop().unwrap();
+    let row = || state.trail.rows(&AuditQuery::default(), None).unwrap().pop().unwrap();
     let (began, begun) = tokio::sync::oneshot::channel();
     let mut began = Some(began);
     {
@@ -302,7 +302,7 @@ async fn a_change_is_written_down_before_it_acts_and_its_end_after() {
         let file = file.unwrap().path();
         std::fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
     }
-    let left = State::open(&copy).unwrap().audited(&AuditQuery::default(), None).unwrap();
+    let left = State::open(&copy).unwrap().trail.rows(&AuditQuery::default(), None).unwrap();
     assert_eq!(left, [unfinished]);
     server.fake.go.store(true, std::sync::atomic::Ordering::Relaxed);
     eventually("its end is written, though its client went away", || row().status == Some(200));
@@ -323,6 +323,34 @@ fn late_failures_of_changes_are_written_down() {
     assert!(answer.starts_with("HTTP/1.1 200"), "it fails after its first step: {answer}");
     let row = audited(&server).into_iter().find(|row| row.what == "POST /v1/apply").unwrap();
     assert_eq!((row.status, row.error.as_deref()), (Some(500), Some("runc: no such file")));
+}
+
+#[tokio::test]
+async fn of_a_command_its_words_and_its_end_are_written_down() {
+    let server = Server::start();
+    let client = Client::new(server.socket());
+    let exec = |words: &[&str]| pdp_api::exec::ExecRequest {
+        command: words.iter().map(ToString::to_string).collect(),
+        ..Default::default()
+    };
+    let mut done = client.exec("red", "r1", &exec(&["sh", "-c", "exit 7"])).await.unwrap();
+    while let Ok(Some(_)) = pdp_api::exec::read_frame(&mut done).await {}
+    drop(client.exec("red", "r1", &exec(&["sleep", "600"])).await.unwrap());
+    let mut found = Vec::new();
+    eventually("both have ended", || {
+        let rows = audited(&server).into_iter().filter(|row| row.what.ends_with("/exec"));
+        found = rows.map(|row| (row.command, row.status, row.exit, row.error)).collect();
+        found.len() == 2 && found.iter().all(|row| row.1.is_some())
+    });
+    let said = |text: &str| Some(text.to_owned());
+    let gone = said("broken off: the client went away");
+    assert_eq!(
+        found,
+        [
+            (said("sh -c 'exit 7'"), Some(101), Some(7), None),
+            (said("sleep 600"), Some(101), None, gone),
+        ]
+    );
 }
 
 #[test]

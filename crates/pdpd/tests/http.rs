@@ -515,6 +515,12 @@ async fn so_are_its_children_in_sessions_of_their_own() {
 }
 
 #[tokio::test]
+async fn so_are_daemons_whose_parents_have_ended() {
+    let script = "(setsid sh -c 'setsid sleep MARK & sleep MARK & : > began' &); sleep MARK";
+    goes_with_its_client(script, false, false).await;
+}
+
+#[tokio::test]
 async fn so_is_one_on_a_terminal() {
     goes_with_its_client("trap '' HUP TERM; : > began; sleep MARK; sleep MARK", true, false).await;
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use pdp_api::Action;
 use pdp_container::Limits;
@@ -25,6 +26,14 @@ spec:
     fe1: {cpus: "1", capacity: 1}
     fe2: {cpus: "2", capacity: 1}
     fe3: {cpus: "3", capacity: 1}
+"#;
+
+/// A tenant without bounds that matter here.
+const TENANT: &str = r#"
+apiVersion: pdp/v1
+kind: Tenant
+metadata: {name: acme}
+spec: {quota: {memory: 1Ti, power: 64, routes: 64000000, logs: 1Ti, descriptors: 100000, regions: 4096}}
 "#;
 
 fn places() -> Places {
@@ -128,7 +137,8 @@ fn a_change_of_a_file_reaches_its_node_alone() {
     let after = apply(&before, Wish { file: "other".into(), ..red }.yaml());
     assert_eq!(differing(&before, &after), ["red/r1"]);
     assert_eq!(before.plan.vnets["red"].mux, after.plan.vnets["red"].mux);
-    assert_eq!(before.plan.vnets["blue"], after.plan.vnets["blue"]);
+    let blue = |model: &Model| model.plan.vnets["blue"].clone();
+    assert!(Arc::ptr_eq(&blue(&before), &blue(&after)), "what is as before is the same one");
     let changes = after.changes_from(&before, &BTreeSet::new(), false);
     let told: Vec<_> = changes.iter().map(|c| (c.object.as_str(), c.action)).collect();
     assert_eq!(told, [("vnet/red", Action::Change), ("vnet/red/node/r1", Action::Restart)]);
@@ -224,7 +234,7 @@ fn vnets_with_equal_names_and_addresses_share_nothing() {
 #[test]
 fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
-    let ExternalPlan::Device(external) = &model.plan.externals["A"] else { panic!("a device") };
+    let ExternalPlan::Device(external) = &*model.plan.externals["A"] else { panic!("a device") };
     let takes: Vec<_> = external.takes.iter().copied().collect();
     assert_eq!(takes, [("192.0.2.1".parse().unwrap(), 4789)]);
     assert!(!external.take_all);
@@ -245,7 +255,7 @@ fn memifs_and_generators_are_planned_without_devices() {
     let outlets = outlets.replace("PCAP", &pcap.to_string());
     let substrate = SUBSTRATE.replace("A:", &outlets);
     let model = apply(&Model::default(), format!("{substrate}---{}", Wish::of("red", 1).yaml()));
-    let external = |name: &str| model.plan.externals[name].clone();
+    let external = |name: &str| ExternalPlan::clone(&model.plan.externals[name]);
     let memif = MemifPlan {
         socket: "/run/pdp/externals/M/memif.sock".into(),
         mtu: 1400,
@@ -276,6 +286,19 @@ fn a_queue_is_told_to_programs_on_the_runtime() {
         model.plan.vnets["red"].nodes[node].guests[&0].container.env["PDP_QUEUE"].clone()
     };
     assert_eq!((queue("r1"), queue("r2")), ("1024".to_string(), "256".to_string()));
+}
+
+#[test]
+fn open_files_follow_the_vports() {
+    let red = Wish::of("red", 1).yaml().replace("r2:eth0", "r1:eth2").replace(
+        "eth1: {addresses: [10.0.2.1/24]}",
+        "eth1: {addresses: [10.0.2.1/24]}\n        eth2: {}",
+    );
+    let model = apply(&Model::default(), format!("{SUBSTRATE}---{red}"));
+    let guest = |node: &str| &model.plan.vnets["red"].nodes[node].guests[&0].container;
+    assert_eq!(guest("r1").open_files_max, 64 + 3 * 8);
+    assert_eq!(guest("r2").open_files_max, 64 + 2 * 8);
+    assert!(!guest("r1").privileged);
 }
 
 #[test]
@@ -317,8 +340,9 @@ fn what_is_stored_reads_back_to_the_same_plan() {
 fn a_link_that_is_down_takes_both_carriers() {
     let mut model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     assert!(model.plan.vnets["red"].carrier("r1", 0));
+    let before = model.clone();
     model.ledger.links_down.insert(("red".into(), "link1".into()));
-    model.replan(&places(), &cpus()).unwrap();
+    model.replan(&before, &places(), &cpus()).unwrap();
     let red = &model.plan.vnets["red"];
     assert!(!red.carrier("r1", 0) && !red.carrier("h1", 0) && red.carrier("r1", 1));
     assert!(!red.mux.vlinks[0].up && red.mux.vlinks[1].up);
@@ -336,13 +360,12 @@ fn a_link_that_is_down_takes_both_carriers() {
 fn cpus_are_shared_by_power_and_lent_to_who_borrows() {
     let blue = Wish { power_millicores: 50, ..Wish::of("blue", 2) };
     let model = both(&Wish::of("red", 1), &blue);
-    let weights: BTreeMap<_, _> = model.plan.weights(|_| true).into_iter().collect();
     // Two routers each: 200 and 100, 50 and 100.
-    let wanted = [("vnets", 450), ("vnets/blue", 150), ("vnets/red", 300)];
-    assert_eq!(weights, wanted.map(|(cgroup, weight)| (cgroup.to_string(), weight)).into());
-    let without_red = model.plan.weights(|name| name != "red");
-    assert_eq!(without_red, [("vnets/blue", 150), ("vnets", 150)].map(|(c, w)| (c.to_string(), w)));
-    assert_eq!(model.plan.weights(|_| false), []);
+    let weight = |vnet: &str| model.plan.vnets[vnet].weight;
+    assert_eq!((model.plan.weight(), weight("blue"), weight("red")), (450, 150, 300));
+    let without_red = model.without("red", &places(), &cpus()).unwrap();
+    assert_eq!(without_red.plan.weight(), 150);
+    assert_eq!(Plan::default().weight(), 0);
     assert_eq!(model.plan.mux.as_ref().unwrap().limits.cpu_weight, Some(500));
     let limits =
         |model: &Model| model.plan.vnets["red"].nodes["r1"].guests[&0].container.limits.clone();
@@ -360,7 +383,7 @@ fn a_run_directory_too_long_for_sockets_is_refused() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let mut places = places();
     places.run = format!("/{}", "x".repeat(100)).into();
-    let refused = model.clone().replan(&places, &cpus()).unwrap_err();
+    let refused = model.clone().replan(&Model::default(), &places, &cpus()).unwrap_err();
     assert!(refused.to_string().contains("107 at most"), "{refused}");
 }
 
@@ -447,4 +470,92 @@ fn a_vnets_dot_never_meets_the_dots_of_ids_and_cgroups() {
     assert!(
         cgroups.iter().all(|path| path.split('/').nth(1).is_some_and(|vnet| !vnet.contains('.')))
     );
+}
+
+/// A vnet of one router and one host with these numbers.
+fn sized(
+    (power, guests): (u32, u32),
+    (memory_mib, routes): (u64, u32),
+    (attach, count): (&str, usize),
+    host_ports: usize,
+) -> String {
+    let ports = |count: usize| (0..count).map(|n| format!("e{n}: {{}}, ")).collect::<String>();
+    let program = match attach {
+        "router" => "router".to_owned(),
+        attach => format!("{{run: x, attach: {attach}}}"),
+    };
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: acme.red}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces: {{{}}}
+      resources: {{memory: {memory_mib}Mi, processes: 77, routes: {routes}}}
+      dataPlane: {{power: {power}m, guests: {guests}, memory: 64Mi, processes: 5, program: {program}}}
+    h1:
+      kind: host
+      interfaces: {{{}}}
+      resources: {{memory: {memory_mib}Mi, routes: {routes}}}
+"#,
+        ports(count),
+        ports(host_ports)
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever is asked for: the limits that the plan sets, and what it holds, are what a quota
+    /// counts.
+    #[test]
+    fn what_is_set_is_what_a_quota_counts(
+        (power, guests) in (1u32..900, 1u32..12),
+        (memory_mib, routes) in (4u64..4096, 1u32..=16_000_000),
+        attach in proptest::sample::select(vec!["router", "runtime", "memif", "tap"]),
+        (ports, host_ports) in (0usize..6, 0usize..3),
+    ) {
+        let text = sized((power, guests), (memory_mib, routes), (attach, ports), host_ports);
+        let file = SourceFile { text: format!("{SUBSTRATE}---{TENANT}---{text}"), ..Default::default() };
+        let documents = pdp_spec::parse(&[file]).unwrap();
+        let existing = Model::default().existing(&cpus(), true);
+        let intent = pdp_spec::check(&documents, &existing);
+        let intent = intent.unwrap_or_else(|faults| panic!("{faults:#?}"));
+        let counted = intent.usage("acme.red", &intent.vnets["acme.red"]);
+        let model = Model::default().with(intent, &places(), &cpus()).unwrap();
+        let (mut memory, mut processes, mut power_set, mut logs) = (0, 0, 0, 0);
+        let (mut descriptors, mut vports) = (0u64, 0u64);
+        let mut logged = |bytes: u64| {
+            logs += 2 * bytes;
+            descriptors += 1;
+        };
+        for node in model.plan.vnets["acme.red"].nodes.values() {
+            memory += node.control.limits.memory_bytes.unwrap();
+            processes += node.control.limits.processes.unwrap();
+            vports += node.taps.len() as u64;
+            logged(node.control.log_bytes_max);
+            node.tap_helper.iter().for_each(|helper| logged(helper.process.log_bytes_max));
+            if let Some(mirror) = &node.mirror {
+                logged(mirror.process.log_bytes_max);
+                // The kernel gives twice as much, and charges it to nobody.
+                memory += 2 * mirror.config.receive_bytes;
+            }
+            for guest in node.guests.values() {
+                memory += guest.container.limits.memory_bytes.unwrap();
+                processes += guest.container.limits.processes.unwrap();
+                power_set += u64::from(guest.placement.power_millicores);
+                logged(guest.container.log_bytes_max);
+                guest.taps.iter().for_each(|(_, helper)| logged(helper.process.log_bytes_max));
+            }
+        }
+        prop_assert_eq!(counted.memory_bytes, memory);
+        prop_assert_eq!(counted.processes, processes);
+        prop_assert_eq!(counted.power_millicores, power_set);
+        prop_assert!(counted.power_millicores >= u64::from(power.max(guests)));
+        prop_assert_eq!(counted.log_bytes, logs);
+        prop_assert_eq!(counted.descriptors, descriptors + vports);
+    }
 }

@@ -8,15 +8,17 @@
 //! Limits: [`FRAME_BYTES_MAX`] a frame, [`DESCRIPTORS_MAX`] descriptors a frame. What exceeds
 //! them is an error, and the connection is of no use after it.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+    sendmsg, socket_with,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -38,6 +40,7 @@ pub struct Channel {
     stream: UnixStream,
     frames: FrameReader,
     descriptors: Vec<OwnedFd>,
+    deadline: Option<Instant>,
 }
 
 impl Channel {
@@ -46,9 +49,26 @@ impl Channel {
         UnixStream::connect(path).map(Self::new)
     }
 
+    /// Connects, and lets no call last beyond `deadline`, whatever the peer does: neither one that accepts
+    /// nobody nor one that sends a byte now and then ([`io::ErrorKind::WouldBlock`] or `TimedOut`).
+    pub fn connect_until(path: &Path, deadline: Instant) -> io::Result<Self> {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let stream = UnixStream::from(socket);
+        // Connecting is sending to who is to accept (unix(7)).
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        connect(&stream, &SocketAddrUnix::new(path)?)?;
+        Ok(Self { deadline: Some(deadline), ..Self::new(stream) })
+    }
+
+    /// Sets another deadline for what comes next.
+    pub fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = Some(deadline);
+    }
+
     /// Takes over a connected stream. Time-outs set on it hold for the channel.
     pub fn new(stream: UnixStream) -> Self {
-        Self { stream, frames: FrameReader::default(), descriptors: Vec::new() }
+        Self { stream, frames: FrameReader::default(), descriptors: Vec::new(), deadline: None }
     }
 
     /// The stream below, for time-outs, `poll` and peer credentials.
@@ -71,14 +91,18 @@ impl Channel {
             if let Some(lot) = lots.next() {
                 control.push(SendAncillaryMessage::ScmRights(lot));
             }
+            // What is left goes on without descriptors.
             let is_last = lots.peek().is_none();
+            if let Some(deadline) = self.deadline {
+                self.stream.set_write_timeout(Some(left(deadline)?))?;
+            }
             let bytes = [IoSlice::new(if is_last { rest } else { &rest[..1] })];
             let sent = rustix::io::retry_on_intr(|| {
                 sendmsg(&self.stream, &bytes, &mut control, SendFlags::NOSIGNAL)
             })?;
             rest = &rest[sent..];
-            if is_last {
-                return self.stream.write_all(rest);
+            if is_last && rest.is_empty() {
+                return Ok(());
             }
         }
     }
@@ -111,6 +135,9 @@ impl Channel {
         let mut bytes = vec![0; wanted];
         let mut space = space();
         let mut control = RecvAncillaryBuffer::new(&mut space);
+        if let Some(deadline) = self.deadline {
+            self.stream.set_read_timeout(Some(left(deadline)?))?;
+        }
         let received = rustix::io::retry_on_intr(|| {
             recvmsg(
                 self.stream.as_fd(),
@@ -130,6 +157,12 @@ impl Channel {
         self.frames.extend(&bytes[..received.bytes]);
         Ok(received.bytes)
     }
+}
+
+/// Time until a deadline; an error if none is left.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// Space for the descriptors of one call.
@@ -243,6 +276,8 @@ fn invalid(text: String) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -280,6 +315,44 @@ mod tests {
         assert_eq!(b.receive::<String>().unwrap().unwrap().1.len(), 1);
         fds.push(files[0].as_fd());
         assert!(a.send(&"too many", &fds).is_err());
+    }
+
+    /// Neither a peer that accepts nobody nor one that dribbles holds a caller beyond its deadline.
+    #[test]
+    fn a_slow_peer_holds_nobody_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("full.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let wait = Duration::from_millis(300);
+        let began = Instant::now();
+        let mut connected = Vec::new();
+        let error = loop {
+            match Channel::connect_until(&path, Instant::now() + wait) {
+                Ok(channel) => connected.push(channel),
+                Err(error) => break error,
+            }
+            assert!(connected.len() < 10, "a queue of none");
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+        // One byte each 50 ms, of a frame of a hundred.
+        let (mut peer, _) = listener.accept().unwrap();
+        let dribbling = std::thread::spawn(move || {
+            for byte in [100, 0, 0, 0].into_iter().chain([b' '; 100]) {
+                std::thread::sleep(Duration::from_millis(50));
+                if peer.write_all(&[byte]).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut channel = connected.remove(0);
+        channel.set_deadline(Instant::now() + wait);
+        let error = channel.receive::<String>().unwrap_err();
+        let kinds = [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut];
+        assert!(kinds.contains(&error.kind()), "{error}");
+        assert!(began.elapsed() < 10 * wait, "{:?}", began.elapsed());
+        drop(channel);
+        dribbling.join().unwrap();
     }
 
     #[test]

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod channel;
+pub mod limits;
 pub mod mirror;
 pub mod mux;
 pub mod routes;

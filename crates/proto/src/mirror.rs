@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::routes::Resolved;
 
+/// Version of this protocol, and of the configuration file.
+pub const VERSION: u32 = 1;
+
 /// The file that a mirror is started with (JSON).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
@@ -22,6 +25,9 @@ pub struct Config {
     pub control_socket: PathBuf,
     /// Routes the vrouter may hold; more are not passed on, counted, and shown in the status.
     pub routes_max: u64,
+    /// Bytes of notifications that the kernel is asked to keep for the mirror. It keeps twice as many,
+    /// charged to nobody's cgroup, and reports what it loses.
+    pub receive_bytes: u64,
 }
 
 /// From pdpd.

@@ -7,12 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol, in [`Reply::Hello`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// From pdpd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,12 @@ pub enum Request {
     DeleteExternal {
         /// Its name.
         name: String,
+    },
+    /// Sockets (SOCK_SEQPACKET) that listen, one descriptor for each path, for what is put next. The mux binds
+    /// none itself: it has no right to any directory.
+    Listen {
+        /// The paths, as they will be named.
+        sockets: Vec<PathBuf>,
     },
     /// A vnet as it is to be.
     PutVnet(Box<Vnet>),
@@ -76,6 +82,11 @@ pub enum Reply {
     },
     /// Done.
     Done,
+    /// What was put would have the mux listen where it has no socket ([`Request::Listen`]); nothing was changed.
+    Lacks {
+        /// Paths of the sockets.
+        sockets: Vec<PathBuf>,
+    },
     /// Counters.
     Stats(Box<Stats>),
     /// What became of a frame.
@@ -120,6 +131,14 @@ impl External {
             Outlet::Memif { .. } | Outlet::Generator(_) => None,
         }
     }
+
+    /// Where the mux listens for its program, if that is what is behind it.
+    pub fn socket(&self) -> Option<&Path> {
+        match &self.outlet {
+            Outlet::Memif { socket } => Some(socket),
+            Outlet::Xdp(_) | Outlet::Packet(_) | Outlet::Generator(_) => None,
+        }
+    }
 }
 
 /// What is behind an external interface.
@@ -132,8 +151,7 @@ pub enum Outlet {
     /// A program that speaks memif. All of its frames are those of one vlink
     /// ([`Encapsulation::Interface`]).
     Memif {
-        /// Where the mux listens for it, as interface 0. The directory exists and is the mux's to
-        /// write.
+        /// Where the mux listens for it, as interface 0.
         socket: PathBuf,
     },
     /// The mux makes the frames itself, and ends those that come. Link addresses of tunnels' frames
@@ -180,6 +198,16 @@ pub struct Vnet {
     pub nodes: Vec<Node>,
     /// Its vlinks.
     pub vlinks: Vec<Vlink>,
+}
+
+impl Vnet {
+    /// Where the mux listens for its guests and TAP helpers.
+    pub fn sockets(&self) -> impl Iterator<Item = &Path> {
+        self.nodes.iter().flat_map(|node| {
+            let guests = node.router.iter().flat_map(|router| &router.guests);
+            guests.map(|guest| &*guest.socket).chain([&*node.tap_socket])
+        })
+    }
 }
 
 /// A rate with the burst that it allows.

@@ -3,6 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Version of this protocol.
+pub const VERSION: u32 = 1;
+
 /// From pdpd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {

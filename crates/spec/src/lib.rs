@@ -21,8 +21,10 @@ pub mod schema;
 mod shape;
 mod tree;
 pub mod units;
+mod usage;
 
-pub use check::{Existing, Intent, InterfaceFacts, check, placement_key, tenant_of};
+pub use check::{Descriptors, Existing, Intent, InterfaceFacts, check, placement_key, tenant_of};
 pub use diagnostic::{Diagnostic, render};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};
+pub use usage::Usage;

@@ -1,5 +1,7 @@
 //! Everything in a spec that can grow, with its bound.
 
+use pdp_proto::limits as mux;
+
 /// Bytes of one spec file.
 pub const SPEC_BYTES_MAX: usize = 16 << 20;
 /// Characters of a name: a DNS label (RFC 1035 section 2.3.4).
@@ -16,6 +18,8 @@ pub const LINKS_MAX: usize = 4096;
 pub const EXTERNALS_MAX: usize = 4096;
 /// Interfaces of one node; the tag's bound.
 pub const PORTS_MAX: usize = pdp_wire::tag::VPORTS_MAX;
+/// Interfaces of all nodes of one virtual network; the mux's bound.
+pub const VNET_PORTS_MAX: usize = mux::PORTS_MAX;
 /// Addresses of one interface.
 pub const ADDRESSES_MAX: usize = 32;
 /// Files put into one node.
@@ -30,27 +34,29 @@ pub const WORDS_MAX: usize = 256;
 pub const ENV_MAX: usize = 256;
 /// Labels of one object.
 pub const LABELS_MAX: usize = 64;
-/// External interfaces of a substrate.
-pub const INTERFACES_MAX: usize = 64;
+/// External interfaces of a substrate; the mux's bound.
+pub const INTERFACES_MAX: usize = mux::EXTERNALS_MAX;
 /// Forwarding engines of a substrate.
 pub const ENGINES_MAX: usize = 256;
 /// Worker threads of the mux.
 pub const WORKERS_MAX: u32 = 64;
 /// CPU numbers are below this.
 pub const CPUS_MAX: u32 = 4096;
-/// Forwarding guests of one vrouter.
-pub const GUESTS_MAX: usize = 64;
+/// Forwarding guests of one vrouter; the mux's bound.
+pub const GUESTS_MAX: usize = mux::GUESTS_MAX;
 /// Smallest power of a vrouter and capacity of an engine, thousandths of a core: below it a CPU
 /// quota is shorter than a scheduler tick in ten periods.
 pub const POWER_MILLICORES_MIN: u32 = pdp_alloc::SHARE_MILLICORES_MIN;
 /// Most millicores of anything.
 pub const MILLICORES_MAX: u32 = 4_096_000;
-/// Punt filters of one vrouter.
-pub const PUNT_FILTERS_MAX: usize = 64;
+/// Punt filters of one vrouter; the mux's bound.
+pub const PUNT_FILTERS_MAX: usize = mux::PUNT_FILTERS_MAX;
 /// Fields of one flow key or one punt filter.
 pub const FIELDS_MAX: usize = 16;
 /// Bytes of one field of a flow key or a punt filter.
 pub const FIELD_BYTES_MAX: usize = 64;
+/// Bytes of all fields of one flow key or one punt filter; the mux's bound.
+pub const FIELDS_BYTES_MAX: usize = mux::PATTERN_BYTES_MAX;
 /// Smallest IP packet size of an interface (RFC 791).
 pub const MTU_MIN: u32 = 68;
 /// Largest IP packet size of an interface: a packet of the mux has 2,048 bytes, of which 256 are
@@ -58,8 +64,8 @@ pub const MTU_MIN: u32 = 68;
 pub const MTU_MAX: u32 = 1700;
 /// IP packet size of an interface where neither the spec nor a tunnel says otherwise.
 pub const MTU_DEFAULT: u32 = 1500;
-/// Frames that may wait in a link's direction.
-pub const QUEUE_FRAMES_MAX: u32 = 65_536;
+/// Frames that may wait in a link's direction; the mux's bound.
+pub const QUEUE_FRAMES_MAX: u32 = mux::QUEUE_FRAMES_MAX;
 /// Lowest rate of a link, bits a second: one frame of the largest size in about two seconds.
 pub const RATE_BPS_MIN: u64 = 8_000;
 /// Highest rate of anything, bits a second.
@@ -73,6 +79,43 @@ pub const TENANT_ENTRIES_MAX: usize = 64;
 /// Bytes of the specs of a tenant's virtual networks, where its quota does not say. They are kept on
 /// disk and in memory.
 pub const TENANT_SPECS_DEFAULT: u64 = 64 << 20;
+/// What all virtual networks of a tenant together may have where its quota does not say: enough to
+/// work with, and a small part of what a node has or can count. Power and CPU, thousandths of a core.
+pub const TENANT_VNETS_DEFAULT: u64 = 16;
+/// See [`TENANT_VNETS_DEFAULT`].
+pub const TENANT_NODES_DEFAULT: u64 = 128;
+/// See [`TENANT_VNETS_DEFAULT`].
+pub const TENANT_POWER_DEFAULT: u64 = 1000;
+/// See [`TENANT_VNETS_DEFAULT`].
+pub const TENANT_CPU_DEFAULT: u64 = 16_000;
+/// See [`TENANT_VNETS_DEFAULT`]; bytes.
+pub const TENANT_MEMORY_DEFAULT: u64 = 8 << 30;
+/// See [`TENANT_VNETS_DEFAULT`].
+pub const TENANT_PROCESSES_DEFAULT: u64 = 16_384;
+/// See [`TENANT_VNETS_DEFAULT`].
+pub const TENANT_VPORTS_DEFAULT: u64 = 512;
+/// See [`TENANT_VNETS_DEFAULT`].
+pub const TENANT_ROUTES_DEFAULT: u64 = 4_000_000;
+/// See [`TENANT_VNETS_DEFAULT`]; bytes.
+pub const TENANT_LOGS_DEFAULT: u64 = 4 << 30;
+/// See [`TENANT_VNETS_DEFAULT`].
+pub const TENANT_OCI_IMAGES_DEFAULT: u64 = 8;
+/// See [`TENANT_VNETS_DEFAULT`].
+pub const TENANT_DESCRIPTORS_DEFAULT: u64 = 1024;
+/// See [`TENANT_VNETS_DEFAULT`].
+pub const TENANT_REGIONS_DEFAULT: u64 = 512;
+/// Bytes of one file of a process's log; it has two. The daemon's tests hold this against what it sets.
+pub const LOG_BYTES_MAX: u64 = 4 << 20;
+/// Regions of memory of one memif connection of a program that is not on the runtime.
+pub const MEMIF_REGIONS_MAX: u64 = 16;
+/// Regions of memory that the mux maps in all.
+pub const REGIONS_MAX: u64 = 16_384;
+/// Sessions (captures, logs, route tables, commands) of a tenant at a time, where its quota does not
+/// say.
+pub const TENANT_SESSIONS_DEFAULT: u32 = 16;
+/// Rows of the audit log that are kept of a tenant, of changes, of what it asked and of what was
+/// refused, each; where its quota does not say.
+pub const TENANT_AUDIT_DEFAULT: u32 = 10_000;
 /// Ranges of one set of tunnel keys.
 pub const KEY_RANGES_MAX: usize = 64;
 /// UDP destination port of VXLAN (RFC 7348 section 5).

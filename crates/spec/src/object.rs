@@ -187,7 +187,8 @@ impl Default for MemifInterface {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Generator {
     /// Path of a file in pcap format with the frames to send, again and again in this order,
-    /// relative to the spec's own. Replaced by its `pcap` when applied.
+    /// relative to the spec's own and below its directory, unless `pdp` is told
+    /// `--allow-files-outside`. Replaced by its `pcap` when applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frames: Option<String>,
     /// The file itself in base64, at most 10 MiB.
@@ -294,34 +295,67 @@ pub struct TenantSpec {
     pub images: Vec<String>,
 }
 
-/// What the virtual networks of a tenant together may have.
+/// What the virtual networks of a tenant together may have. What is not given has a bound too, but for
+/// `rate`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Quota {
-    /// Virtual networks. Not given: no bound.
+    /// Virtual networks. Not given: 16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vnets: Option<u32>,
-    /// `dataPlane.power` of all routers. Not given: no bound.
+    /// Routers and hosts. Not given: 128.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<u32>,
+    /// Power of all forwarding guests as it is given out: a guest's is rounded up to 0.001. Not given:
+    /// 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
-    /// `resources.cpu` of all routers and hosts. Not given: no bound.
+    /// `resources.cpu` of all routers and hosts. Not given: 16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Cores>,
-    /// Memory limits of all guests. Not given: no bound.
+    /// Memory limits of all guests with their helpers, and what the kernel keeps for them. A node has
+    /// 64 MiB more than its `resources.memory`; a router 512 bytes more for each route, and from 2 to
+    /// 128 MiB for notifications of routes, 128 bytes for each. Not given: 8Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
-    /// Interfaces of all routers and hosts. Not given: no bound.
+    /// Limits of processes and threads of all guests, 32 a node more for its helpers. Not given: 16384.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u32>,
+    /// Interfaces of all routers and hosts. Not given: 512.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vports: Option<u32>,
     /// Rates of all links, each of which needs one then. Not given: no bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<BitRate>,
-    /// `resources.routes` of all routers. Not given: no bound.
+    /// `resources.routes` of all routers. Not given: 4000000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routes: Option<u32>,
     /// Bytes of the specs themselves, with their files, as JSON. Not given: 64Mi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub specs: Option<Bytes>,
+    /// Bytes of the logs of all processes when they are full: 8 MiB for each guest, each TAP helper and
+    /// each route mirror. Not given: 4Gi.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logs: Option<Bytes>,
+    /// Different images of OCI layouts, each of which is unpacked once and has 16 GiB at most. Not
+    /// given: 8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oci_images: Option<u32>,
+    /// Descriptors that the daemon holds: one for each interface and each process. Not given: 1024.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub descriptors: Option<u32>,
+    /// Regions of memory that the mux may have to map: one for each node with interfaces and each
+    /// forwarding guest on the runtime or on TAPs, 16 for each interface of each on memif. Not given:
+    /// 512.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub regions: Option<u32>,
+    /// Sessions at a time: captures, logs, route tables, commands. Not given: 16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sessions: Option<u32>,
+    /// Rows of the audit log that are kept, of each of three sorts: changes, what was asked, what was
+    /// refused. Not given: 10000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit: Option<u32>,
 }
 
 /// What a tenant may use of an external interface. What one tenant may use, no other and no
@@ -424,6 +458,10 @@ pub struct Node {
     /// Environment variables of the commands.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// Lets the host or control guest mount, and make namespaces of its own (`ip netns`, FRR's VRFs
+    /// by namespace), within its own user namespace. Not for tenants.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub privileged: bool,
     /// Limits of the host or control guest.
     #[serde(default)]
     pub resources: Resources,
@@ -521,7 +559,8 @@ pub struct File {
     /// The text itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// Path of a text file, relative to the spec's own. Replaced by its `content` when applied.
+    /// Path of a text file, relative to the spec's own and below its directory, unless `pdp` is told
+    /// `--allow-files-outside`. Replaced by its `content` when applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Permissions, octal digits in quotes.

@@ -44,8 +44,9 @@ How values are written:
 
 Limits of counts: 1,024 virtual networks; 256 tenants with 64 users and 64 image directories each; 256 nodes, 4,096 links and 4,096 externals of one; 256
 interfaces of a node with 32 addresses each; 256 files of at most 4 MiB, 64 commands of 256 words,
-256 environment variables of a node; 64 punt filters of 16 matches; 16 fields of a flow; 64
-external interfaces and 256 forwarding engines of a substrate; 64 forwarding guests of a router;
+256 environment variables of a node; 16,384 interfaces of all nodes together; 64 punt filters of 16
+matches; 16 fields of a flow; 256 bytes of all fields of a flow or of one filter; 64 external
+interfaces and 256 forwarding engines of a substrate; 64 forwarding guests of a router;
 16 MiB of a spec file. Files are UTF-8 text. Generators' frames have 14 to 1,714 bytes and come in
 pcap files of at most 10 MiB; all of a substrate, in base64, have at most 16 MiB.
 ";

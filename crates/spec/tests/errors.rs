@@ -462,6 +462,38 @@ fn data_planes() {
     );
 }
 
+/// What the mux would refuse is refused before.
+#[test]
+fn bounds_are_the_muxs() {
+    says(
+        "      name: last",
+        "      name: last\n      queue: 4097",
+        "fig1.yaml:53:14: link red/3: queue 4097 is not within 1 to 4096",
+    );
+    let fields = |bytes: usize| {
+        let field = |at: usize| format!("{{offset: {at}, mask: \"{}\"}}", "ff".repeat(bytes));
+        format!("flow: [{}]", (0..8).map(field).collect::<Vec<_>>().join(", "))
+    };
+    says(
+        "flow: [{offset: 12, mask: ffff}]",
+        &fields(33),
+        "fig1.yaml:36:38: node red/r1: the fields have 264 bytes together, 256 at most \
+         (leave some out)",
+    );
+    apply_to(&GOOD.replace("flow: [{offset: 12, mask: ffff}]", &fields(32)), &machine()).unwrap();
+    let node = |number: usize| {
+        let interfaces =
+            (0..256).map(|at| format!("e{at}: {}", "{}")).collect::<Vec<_>>().join(", ");
+        format!("    many{number}: {{kind: host, interfaces: {{{interfaces}}}}}\n")
+    };
+    let many = (0..64).map(node).collect::<String>() + "  externals:";
+    says(
+        "  externals:",
+        &many,
+        "fig1.yaml:19:3: vnet red: 16388 interfaces of all nodes exceed 16384 (remove some)",
+    );
+}
+
 #[test]
 fn queues() {
     says(
@@ -732,8 +764,8 @@ fn memory() {
     says(
         "mux: {cpus",
         "managementHost: {memory: 1000Mi}\n  mux: {cpus",
-        "memory of all guests, 1Gi, exceeds the 1000Mi there is (lower resources.memory or \
-         dataPlane.memory, or raise managementHost.memory)",
+        "memory of all guests and their helpers, 2310720Ki, exceeds the 1000Mi there is (lower \
+         resources.memory, resources.routes or dataPlane.memory, or raise managementHost.memory)",
     );
 }
 

@@ -155,10 +155,11 @@ fn names_are_of_the_tenant_and_of_one_dot() {
 
 #[test]
 fn what_was_not_given_is_refused_in_the_same_words_whoever_has_it() {
-    let empty = after(&[NODE]);
+    let node = NODE.replace("4Gi", "16Gi");
+    let empty = after(&[&node]);
     // Another tenant and an operator have all that there is of the rest.
     let full = after(&[
-        NODE,
+        &node,
         &vnet("zeta.lab", &vxlan(200), "0.1"),
         &vnet("zeta.two", "{interface: B}", "0.1"),
         &vnet("zeta.three", "{interface: C}", "0.1"),
@@ -327,6 +328,129 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     try_apply(&NODE.replace("quota: {", "quota: {} # {"), &node).unwrap();
 }
 
+/// Counts what others can't have any more once somebody took it: each has a bound where a quota names
+/// none, and is told without who has the rest.
+#[test]
+fn what_all_share_has_a_bound_for_each_tenant() {
+    let image = "kind: host, image: {ociLayout: '/srv/acme/IMAGE'},";
+    let memif = "{power: 0.1, program: {run: x, attach: memif}}";
+    for (quota, was, is, said) in [
+        (
+            "vnets: 1",
+            "",
+            "",
+            "vnets 1 exceeds tenant acme's quota of 1, of which its other virtual \
+                              networks use 1",
+        ),
+        ("nodes: 3", "", "", "nodes 2 exceeds tenant acme's quota of 3, of which"),
+        ("processes: 700", "", "", "processes 592 exceeds tenant acme's quota of 700, of which"),
+        ("logs: 90Mi", "", "", "logs 48Mi exceeds tenant acme's quota of 90Mi, of which"),
+        ("descriptors: 17", "", "", "descriptors 9 exceeds tenant acme's quota of 17, of which"),
+        ("regions: 30", "{power: 0.1}", memif, "regions 34 exceeds tenant acme's quota of 30"),
+        ("ociImages: 1", "kind: host,", image, "ociImages 1 exceeds tenant acme's quota of 1"),
+        ("power: 0.1", "{power: 0.1}", "{power: 0.001, guests: 60}", "power 0.06 exceeds"),
+        // A host's routes are nobody's.
+        (
+            "memory: 1500Mi",
+            "kind: host,",
+            "kind: host, resources: {routes: 16000000},",
+            "memory 980004Ki exceeds tenant acme's quota of 1500Mi",
+        ),
+        (
+            "memory: 4Gi",
+            "dataPlane: {power",
+            "resources: {routes: 16000000}\n      dataPlane: {power",
+            "exceeds tenant acme's quota of 4Gi",
+        ),
+    ] {
+        let of = |name: &str, vni| vnet(name, &vxlan(vni), "0.1").replace(was, is);
+        let first = match was {
+            "" => vnet("acme.one", &vxlan(100), "0.1"),
+            _ => {
+                of("acme.one", 100).replace("16000000", "1000").replace("guests: 60", "guests: 50")
+            }
+        };
+        let own = match was {
+            "" => vnet("acme.two", &vxlan(101), "0.1"),
+            _ => of("acme.two", 101).replace("IMAGE", "other"),
+        };
+        let node = after(&[&roomy(quota)]);
+        let one = after(&[&roomy("vnets: 9")]);
+        assert!(try_apply(&own, &as_tenant(&one, "acme")).is_ok(), "{quota}: it is good itself");
+        let node = match try_apply(&first, &node) {
+            Ok(_) => after(&[&roomy(quota), &first]),
+            // Refused by itself, too.
+            Err(_) => node,
+        };
+        let words = refused(&own, &as_tenant(&node, "acme"));
+        assert!(words.contains(said), "{quota}: {words}");
+    }
+}
+
+/// The node, with a quota of acme's that bounds nothing but what is named.
+fn roomy(quota: &str) -> String {
+    let large = "routes: 64000000";
+    NODE.replace("4Gi", "1Ti").replace(
+        "quota: {vnets: 2, power: 0.5, cpu: 4, memory: 2Gi, vports: 8, rate: 900M, routes: 300000}",
+        &match quota.starts_with("memory") {
+            true => format!("quota: {{{quota}, {large}}}"),
+            false => format!("quota: {{{quota}, {large}, memory: 64Gi}}"),
+        },
+    )
+}
+
+#[test]
+fn a_tenant_without_a_quota_has_one_all_the_same() {
+    let node = NODE.replace("4Gi", "1Ti").replace("quota: {", "quota: {} # {");
+    let node = after(&[&node]);
+    let hosts = |count: usize, what: &str| {
+        let hosts: String =
+            (0..count).map(|n| format!("    h{n}: {{kind: host{what}}}\n")).collect();
+        format!(
+            "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: acme.lab}}\nspec:\n  \
+             nodes:\n{hosts}"
+        )
+    };
+    let small = ", resources: {cpu: 0.01, memory: 4Mi, processes: 8}";
+    try_apply(&hosts(100, small), &node).unwrap();
+    for (text, said) in [
+        (hosts(129, small), "nodes 129 exceeds tenant acme's quota of 128"),
+        (hosts(2, ", resources: {memory: 5Gi}"), "exceeds tenant acme's quota of 8Gi"),
+        (hosts(2, ", resources: {processes: 60000}"), "exceeds tenant acme's quota of 16384"),
+        (hosts(2, ", resources: {cpu: 9}"), "cpu 18 exceeds tenant acme's quota of 16"),
+    ] {
+        let words = refused(&text, &as_tenant(&node, "acme"));
+        assert!(words.contains(said), "{said}: {words}");
+    }
+}
+
+/// What the machine has of what has no share: told an operator with the numbers, a tenant without.
+#[test]
+fn descriptors_and_regions_of_the_node_are_not_exceeded() {
+    let limit = |limit| {
+        let node = after(&[&roomy("vnets: 9")]);
+        Existing { descriptors: Some(pdp_spec::Descriptors { limit, kept: 100 }), ..node }
+    };
+    // Nine: three interfaces, two nodes with their TAP helpers, a mirror and a guest.
+    let text = vnet("acme.lab", &vxlan(100), "0.1");
+    try_apply(&text, &limit(109)).unwrap();
+    let words = refused(&text, &limit(108));
+    for said in ["9 descriptors", "exceed 8", "may open 108", "keeps 100", "LimitNOFILE"] {
+        assert!(words.contains(said), "{said}: {words}");
+    }
+    let words = refused(&text, &as_tenant(&limit(108), "acme"));
+    assert!(words.contains("no room for so many interfaces and processes"), "{words}");
+    assert!(!words.contains("108") && !words.contains("100 "), "{words}");
+
+    let memif = "{power: 0.1, guests: 64, program: {run: x, attach: memif}}";
+    let interfaces: String = (0..20).map(|n| format!("e{n}: {{}}, ")).collect();
+    let wide = vnet("ops", &vxlan(7), "0.1")
+        .replace("{power: 0.1}", memif)
+        .replace("eth1: {}}", &format!("eth1: {{}}, {interfaces}}}"));
+    let words = refused(&wide, &limit(100_000));
+    assert!(words.contains("regions of memory exceed the 16384 that the mux maps"), "{words}");
+}
+
 #[test]
 fn images_are_of_the_tenants_directories() {
     let node = as_tenant(&after(&[NODE]), "acme");
@@ -356,6 +480,22 @@ fn images_are_of_the_tenants_directories() {
         "{power: 0.1, program: {run: x, attach: memif, image: {rootfs: /etc}}}",
     );
     assert!(refused(&program, &node).contains("image is in no directory"));
+}
+
+#[test]
+fn no_node_of_a_tenant_is_privileged() {
+    let text = |name: &str, what: &str| {
+        vnet(name, &vxlan(100), "0.1").replace("kind: host,", &format!("kind: host, {what},"))
+    };
+    let node = as_tenant(&after(&[NODE]), "acme");
+    let privileged = "privileged: true";
+    let words = refused(&text("acme.lab", privileged), &node);
+    assert!(words.contains("a privileged node is none that a tenant may have"), "{words}");
+    assert!(try_apply(&text("acme.lab", "privileged: false"), &node).is_ok());
+    // Nor by an operator, in a tenant's name.
+    assert!(refused(&text("acme.lab", privileged), &after(&[NODE])).contains("privileged"));
+    let own = text("lab", privileged).replace("vni: 100", "vni: 999");
+    try_apply(&own, &after(&[NODE])).unwrap_or_else(|report| panic!("{}", self::words(&report)));
 }
 
 proptest! {

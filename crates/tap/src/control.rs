@@ -7,7 +7,6 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
 
 use pdp_proto::channel::Channel;
 use pdp_proto::tap::{Reply, Request};
@@ -25,13 +24,9 @@ pub struct Control {
 }
 
 impl Control {
-    /// Listens at `path`, taking it over from a helper that was there before.
-    pub fn bind(path: &Path) -> io::Result<Self> {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
+    /// Serves who connects to `listener`.
+    pub fn new(listener: UnixListener) -> io::Result<Self> {
+        listener.local_addr()?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, connections: Vec::new() })
     }

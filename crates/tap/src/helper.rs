@@ -56,11 +56,10 @@ pub struct Helper {
 
 impl Helper {
     /// A helper without TAPs.
-    pub fn new(trunk: &Path, control: Option<&Path>) -> anyhow::Result<Self> {
+    pub fn new(trunk: &Path, control: Option<Control>) -> anyhow::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let trunk = Client::new(trunk, 0, "pdp-tap", TRUNK)?;
         watch(&epoll, &trunk, BELL)?;
-        let control = control.map(Control::bind).transpose()?;
         if let Some(control) = &control {
             watch(&epoll, control.listener(), LISTENER)?;
         }

@@ -20,12 +20,14 @@ mod helper;
 mod ports;
 
 use std::collections::BTreeMap;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use pdp_wire::tag::VPORTS_MAX;
+
+use crate::control::Control;
 
 /// Carries frames between TAPs and the mux.
 #[derive(Debug, Parser)]
@@ -34,9 +36,9 @@ struct Arguments {
     /// Socket where the mux listens for this helper
     #[arg(long, value_name = "PATH")]
     trunk: PathBuf,
-    /// Socket to listen at for pdpd
-    #[arg(long, value_name = "PATH", required_unless_present = "inherit")]
-    control: Option<PathBuf>,
+    /// Serve pdpd at standard input, a Unix socket that listens
+    #[arg(long, required_unless_present = "inherit")]
+    control: bool,
     /// TAPs that are open already: vport and descriptor of each
     #[arg(long, value_name = "VPORT=FD", value_delimiter = ',', value_parser = inherit)]
     inherit: Vec<(u16, RawFd)>,
@@ -72,8 +74,13 @@ fn take_inherited(wanted: &[(u16, RawFd)]) -> anyhow::Result<BTreeMap<u16, Owned
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let inherited = take_inherited(&arguments.inherit)?;
-    let mut helper = helper::Helper::new(&arguments.trunk, arguments.control.as_deref())
-        .context("can't start")?;
+    let control = || -> std::io::Result<_> {
+        let listener = std::io::stdin().as_fd().try_clone_to_owned()?;
+        Control::new(listener.into())
+    };
+    let control = arguments.control.then(control).transpose();
+    let control = control.context("standard input is to be a Unix socket that listens")?;
+    let mut helper = helper::Helper::new(&arguments.trunk, control).context("can't start")?;
     for (vport, tap) in inherited {
         helper.inherit(vport, tap).with_context(|| format!("vport {vport}"))?;
     }

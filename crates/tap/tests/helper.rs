@@ -167,7 +167,10 @@ impl Helper {
     fn start(directory: &Path) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pdp-tap"));
         command.arg("--trunk").arg(directory.join("trunk.sock"));
-        command.arg("--control").arg(directory.join("control.sock"));
+        let control = directory.join("control.sock");
+        let _ = std::fs::remove_file(&control);
+        let listener = std::os::unix::net::UnixListener::bind(&control).unwrap();
+        command.arg("--control").stdin(OwnedFd::from(listener));
         Self(command.spawn().unwrap())
     }
 }

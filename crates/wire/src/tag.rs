@@ -20,6 +20,9 @@
 //!
 //! Limits: [`VPORTS_MAX`] vports a node.
 
+/// Version of the tag's form.
+pub const VERSION: u32 = 1;
+
 /// Vports of one node; indices are `0..VPORTS_MAX`.
 pub const VPORTS_MAX: usize = 256;
 

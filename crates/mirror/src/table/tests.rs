@@ -129,6 +129,7 @@ impl Run {
             routes_socket: PathBuf::new(),
             control_socket: PathBuf::new(),
             routes_max: u64::MAX,
+            receive_bytes: 0,
         };
         let mut table = Table::new(&config, 7);
         (1..4).for_each(|ifindex| table.apply(&link(ifindex, true)));

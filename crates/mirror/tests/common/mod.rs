@@ -132,7 +132,10 @@ impl Mirror {
 
     pub fn with(netns: &Netns, routes_max: u64, settings: &[(&str, usize)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let config = Self::config(netns, directory.path(), routes_max);
+        let mut config = Self::config(netns, directory.path(), routes_max);
+        // This one is in the configuration.
+        let receive = settings.iter().find(|(name, _)| *name == "RECEIVE");
+        config.receive_bytes = receive.map_or(config.receive_bytes, |(_, bytes)| *bytes as u64);
         Self::start(config, directory, settings)
     }
 
@@ -144,6 +147,7 @@ impl Mirror {
             routes_socket: directory.join("routes.sock"),
             control_socket: directory.join("control.sock"),
             routes_max,
+            receive_bytes: 64 << 20,
         }
     }
 

@@ -3,10 +3,11 @@
 
 pub mod place;
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Client, Link, Settings as MemifSettings};
+use pdp_memif::{Client, Link, Listener, Settings as MemifSettings};
 use pdp_mux::control::{Mux, Settings};
 use pdp_mux::peer::Link as MuxLink;
 use pdp_proto::mux::*;
@@ -19,12 +20,32 @@ pub fn start(workers: usize) -> Mux {
     Mux::start(&Settings { workers, cpus: vec![], pool_packets: 8192 * workers }).unwrap()
 }
 
+/// Puts something as pdpd does: gives the mux the sockets that it lacks.
+pub fn put_with_sockets(
+    mut ask: impl FnMut(Request, Vec<OwnedFd>) -> Reply,
+    request: Request,
+) -> Reply {
+    let Reply::Lacks { sockets } = ask(request.clone(), vec![]) else {
+        return ask(request, vec![]);
+    };
+    let listeners = sockets.iter().map(|path| Listener::bind(path).unwrap().into()).collect();
+    assert_eq!(ask(Request::Listen { sockets }, listeners), Reply::Done);
+    ask(request, vec![])
+}
+
+fn put_vnet(mux: &Mux, vnet: &Vnet) -> Reply {
+    put_with_sockets(
+        |request, fds| mux.handle(request, fds),
+        Request::PutVnet(Box::new(vnet.clone())),
+    )
+}
+
 pub fn put(mux: &Mux, vnet: &Vnet) {
-    assert_eq!(mux.handle(Request::PutVnet(Box::new(vnet.clone())), vec![]), Reply::Done);
+    assert_eq!(put_vnet(mux, vnet), Reply::Done);
 }
 
 pub fn refused(mux: &Mux, vnet: &Vnet) -> String {
-    match mux.handle(Request::PutVnet(Box::new(vnet.clone())), vec![]) {
+    match put_vnet(mux, vnet) {
         Reply::Failed { error } => error,
         other => panic!("not refused: {other:?}"),
     }
@@ -47,6 +68,16 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// As [`eventually`], for what is there then.
+pub fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let mut found = None;
+    eventually(what, || {
+        found = look();
+        found.is_some()
+    });
+    found.unwrap()
 }
 
 /// Every node's sum: what came in or was made equals what ended and what is on its way.
@@ -238,7 +269,7 @@ pub fn out(vport: u8, trace: u8) -> Tag {
 
 /// Both ends of a connection to an interface at `path`, where nobody listens yet; `epoch` is its number.
 pub fn pair(path: &Path, interface: u32, epoch: u64) -> (Peer, MuxLink, pdp_memif::Control) {
-    let listener = pdp_memif::Listener::bind(path).unwrap();
+    let listener = Listener::bind(path).unwrap();
     let mut peer = Peer::new(path, interface);
     let (mut handshake, mut connection) = (None, None);
     eventually("connected", || {

@@ -7,9 +7,8 @@ use hyper::StatusCode;
 use hyper::http::request::Parts;
 use pdp_api::{BODY_BYTES_MAX, Problem, ProblemKind};
 use serde::de::DeserializeOwned;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Asked, BODY_TIME_MAX, CALL_TIME_MAX, Daemon};
+use super::{Asked, CALL_TIME_MAX, Daemon};
 use crate::access::Scope;
 
 /// A [`Problem`] as the answer.
@@ -39,33 +38,31 @@ impl IntoResponse for Failure {
 #[derive(Clone)]
 pub struct Told(pub String);
 
-/// A request's JSON body; an empty body counts as `{}`.
+/// Bytes of a body that are parsed where they came; more of them on a thread of their own.
+const PARSED_AT_ONCE_BYTES: usize = 16 << 10;
+
+/// A request's JSON body, which the gate has read; an empty body counts as `{}`.
 pub struct Body<T>(pub T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        let body = axum::body::to_bytes(request.into_body(), BODY_BYTES_MAX);
-        let bytes = tokio::time::timeout(BODY_TIME_MAX, body)
-            .await
-            .map_err(|_| {
-                let limit = BODY_TIME_MAX.as_secs();
-                Problem::new(ProblemKind::TimedOut, format!("body: not whole after {limit} s"))
-            })?
-            .map_err(|_| {
-                Problem::new(
-                    ProblemKind::TooLarge,
-                    format!("body: over {BODY_BYTES_MAX} bytes, or cut off"),
-                )
-                .hint("apply fewer or smaller files at a time")
-            })?;
-        let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
-        let value = serde_json::from_slice(text).map_err(|error| {
-            Problem::new(ProblemKind::Invalid, format!("body: {error}"))
-                .hint(format!("GET {} describes it", pdp_api::paths::OPENAPI))
-        })?;
-        Ok(Self(value))
+        let bytes = axum::body::to_bytes(request.into_body(), BODY_BYTES_MAX);
+        let bytes = bytes.await.map_err(Problem::internal)?;
+        let bytes_len = bytes.len();
+        let parse = move || {
+            let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+            serde_json::from_slice(text).map_err(|error| {
+                Problem::new(ProblemKind::Invalid, format!("body: {error}"))
+                    .hint(format!("GET {} describes it", pdp_api::paths::OPENAPI))
+            })
+        };
+        let value = match bytes_len {
+            ..=PARSED_AT_ONCE_BYTES => parse(),
+            _ => tokio::task::spawn_blocking(parse).await.map_err(panicked)?,
+        };
+        Ok(Self(value?))
     }
 }
 
@@ -103,12 +100,12 @@ impl Asked {
         &self,
         ask: impl FnOnce(&dyn Daemon, &Scope) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Failure> {
-        let permit = self.call_permit()?;
         let daemon = self.api.daemon.clone();
         let scope = self.caller.scope.clone();
+        let place = self.place.clone();
         let task = tokio::task::spawn_blocking(move || {
             let answer = ask(&*daemon, &scope);
-            drop(permit);
+            drop(place);
             answer
         });
         match tokio::time::timeout(CALL_TIME_MAX, task).await {
@@ -121,27 +118,6 @@ impl Asked {
             }
         }
     }
-
-    /// Room for one more call.
-    pub fn call_permit(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        permit(&self.room.calls, self.room.max, "calls")
-    }
-
-    /// Room for one more stream.
-    pub fn stream_permit(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        permit(&self.room.streams, self.room.max, "streams (captures, logs, routes, commands)")
-    }
-}
-
-fn permit(
-    room: &std::sync::Arc<Semaphore>,
-    max: usize,
-    what: &str,
-) -> Result<OwnedSemaphorePermit, Problem> {
-    room.clone().try_acquire_owned().map_err(|_| {
-        Problem::new(ProblemKind::Busy, format!("{max} {what} at a time are the limit"))
-            .hint("end some, or try again")
-    })
 }
 
 /// A call that ended by a panic.

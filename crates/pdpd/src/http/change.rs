@@ -116,7 +116,7 @@ async fn change(
     api: &Asked,
     make: impl FnOnce(&dyn Daemon, &Scope, ProgressFn<'_>) -> Result<Report, Problem> + Send + 'static,
 ) -> Result<Response, Failure> {
-    let permit = api.call_permit()?;
+    let place = api.place.clone();
     let daemon = api.api.daemon.clone();
     let scope = api.caller.scope.clone();
     let begun = api.begun.clone();
@@ -134,11 +134,11 @@ async fn change(
         let result = made.unwrap_or_else(|_| Err(panicked("a change panicked")));
         if let Some(begun) = begun {
             match &result {
-                Ok(_) => begun.end(StatusCode::OK.as_u16(), None),
-                Err(problem) => begun.end(problem.kind.status(), Some(&problem.error)),
+                Ok(_) => begun.end_blocking(StatusCode::OK.as_u16(), None),
+                Err(problem) => begun.end_blocking(problem.kind.status(), Some(&problem.error)),
             }
         }
-        drop(permit);
+        drop(place);
         result
     });
     let end = async move {

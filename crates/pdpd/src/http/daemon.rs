@@ -11,6 +11,7 @@ use pdp_api::{
     Report, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace,
     TraceRequest, Version, Vnet, VnetSummary,
 };
+use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
 
 use crate::access::Scope;
@@ -132,7 +133,12 @@ pub trait Daemon: Send + Sync + 'static {
     fn node_log(&self, vnet: &str, node: &str, process: GuestProcess) -> Result<PathBuf, Problem>;
 
     /// The command that runs `request.command` (a shell, if that is empty) in a guest, not
-    /// started. This module gives it pipes or a terminal, and kills its process group when the
-    /// client goes away.
-    fn exec(&self, vnet: &str, node: &str, request: &ExecRequest) -> Result<Command, Problem>;
+    /// started, and the cgroup that it and all that it starts will be in. This module gives it pipes
+    /// or a terminal, and kills all that is in the cgroup when the client goes away.
+    fn exec(
+        &self,
+        vnet: &str,
+        node: &str,
+        request: &ExecRequest,
+    ) -> Result<(Command, Session), Problem>;
 }

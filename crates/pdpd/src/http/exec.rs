@@ -13,16 +13,17 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use pdp_api::exec::{self, ExecRequest, Frame, FrameError, PAYLOAD_BYTES_MAX};
 use pdp_api::{Problem, ProblemKind};
+use pdp_container::cgroup::Session;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStdin};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Asked;
 use super::answer::{Body, Failure, Names};
-use super::process::{Terminal, kill_tree, resize, with_terminal};
+use super::process::{Terminal, resize, with_terminal};
 
 /// Frames that may wait for the client; then the command waits.
 const FRAMES_MAX: usize = 8;
@@ -56,25 +57,37 @@ pub async fn exec(
     };
     let Body(request) =
         <Body<ExecRequest> as axum::extract::FromRequest<_>>::from_request(request, &api).await?;
-    let permit = api.stream_permit()?;
     let tty = request.tty;
-    let command = api.call(move |daemon, _| daemon.exec(&vnet, &node, &request)).await?;
-    let running = Running::start(command, tty)
+    let words = shlex::try_join(request.command.iter().map(String::as_str));
+    let words = words.unwrap_or_else(|_| request.command.join(" "));
+    let (command, session) = api.call(move |daemon, _| daemon.exec(&vnet, &node, &request)).await?;
+    if let Some(begun) = &api.begun {
+        let shell = if words.is_empty() { "(a shell)" } else { &words };
+        begun.runs(shell).await?;
+    }
+    let running = Running::start(command, session, tty)
         .map_err(|error| Problem::internal(format!("can't start the command: {error}")))?;
-    tokio::spawn(attend(api, permit, upgrade, running));
+    // How it ended is known with its end, not with this answer.
+    if let Some(begun) = &api.begun {
+        begun.take();
+    }
+    tokio::spawn(attended(api, upgrade, running));
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, exec::UPGRADE)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
-/// A command, and its terminal if it has one. Killed with all that descends from it when dropped.
+/// A command, and its terminal if it has one. Killed with all that it started when dropped before it
+/// ended by itself.
 struct Running {
     child: Child,
     terminal: Option<Terminal>,
+    session: Session,
 }
 
 impl Running {
     fn start(
         mut command: std::process::Command,
+        session: Session,
         tty: Option<exec::WindowSize>,
     ) -> std::io::Result<Self> {
         let terminal = match tty {
@@ -92,27 +105,45 @@ impl Running {
             }
         };
         let child = tokio::process::Command::from(command).spawn()?;
-        Ok(Self { child, terminal })
+        Ok(Self { child, terminal, session })
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // `None` once it has been waited for: its number may be another's by now.
-        if let Some(pid) = self.child.id() {
-            kill_tree(pid);
+        // `None` once it has been waited for: what it left in its guest is the guest's then.
+        if self.child.id().is_some() {
+            // First who could start something in the session; it starts nothing without its parent.
+            let _ = self.child.start_kill();
+            self.session.kill();
         }
     }
 }
 
+/// Carries a command's streams to its end, and has that written down.
+async fn attended(api: Asked, upgrade: OnUpgrade, run: Running) {
+    let ended = attend(&api, upgrade, run).await;
+    if let Some(begun) = &api.begun {
+        let (error, exit) = match ended {
+            Ok(code) => (None, Some(code)),
+            Err(why) => (Some(why), None),
+        };
+        begun.end(StatusCode::SWITCHING_PROTOCOLS.as_u16(), error, exit).await;
+    }
+}
+
+const CLIENT_GONE: &str = "broken off: the client went away";
+const OVER: &str = "broken off: the daemon stopped, or who asked may not any more";
+
 /// Carries a command's streams until it has ended, the client has gone, or [`Asked::over`] says so.
-async fn attend(api: Asked, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, mut run: Running) {
+/// Its exit code, or why it was broken off.
+async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32, &'static str> {
     let connection = tokio::select! {
         upgraded = upgrade => match upgraded {
             Ok(upgraded) => TokioIo::new(upgraded),
-            Err(_) => return,
+            Err(_) => return Err(CLIENT_GONE),
         },
-        () = api.over() => return,
+        () = api.over() => return Err(OVER),
     };
     let (from_client, to_client) = tokio::io::split(connection);
     let (frames, queue) = mpsc::channel(FRAMES_MAX);
@@ -138,14 +169,14 @@ async fn attend(api: Asked, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, m
     tokio::pin!(reader);
     let status = tokio::select! {
         status = run.child.wait() => status,
-        _ = &mut reader => return,
-        _ = &mut writer => return,
-        () = api.over() => return,
+        _ = &mut reader => return Err(CLIENT_GONE),
+        _ = &mut writer => return Err(CLIENT_GONE),
+        () = api.over() => return Err(OVER),
     };
+    let code = status.map_or(-1, exit_code);
     ending.send_replace(true);
     let rest = async {
         while output.join_next().await.is_some() {}
-        let code = status.map_or(-1, exit_code);
         let _ = frames.send(Frame::Exit(code)).await;
         drop(frames);
         let _ = (&mut writer).await;
@@ -155,6 +186,7 @@ async fn attend(api: Asked, _permit: OwnedSemaphorePermit, upgrade: OnUpgrade, m
         _ = &mut reader => {}
         () = api.over() => {}
     }
+    Ok(code)
 }
 
 /// Where the client's input goes.

@@ -1,22 +1,25 @@
-//! The gate that every request passes: who asks, whether that may, and the row in the audit log.
+//! The gate that every request passes: who asks, whether that may, its place, its body, and the row in
+//! the audit log; in this order, so that who may not, or has no place, costs no more than its head.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
+use axum::body::Body;
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode, Uri};
-use pdp_api::{AuditEntry, Problem, ProblemKind};
-use tokio::sync::Semaphore;
+use pdp_api::{AuditEntry, BODY_BYTES_MAX, Problem, ProblemKind, paths};
+use pdp_spec::Quota;
+use pdp_spec::limits::TENANT_AUDIT_DEFAULT;
 
 use super::answer::{Failure, Told, panicked};
-use super::{Api, CALLS_MAX, TENANT_CALLS_MAX};
-use crate::access::{Caller, Peer, Right, Scope, rule};
+use super::room::Place;
+use super::{Api, SMALL_BODY_BYTES_MAX};
+use crate::access::{Answer, Caller, Peer, Right, answer, rule};
 use crate::audit::{self, Begun};
 use crate::state::access::now_ms;
 
@@ -26,45 +29,13 @@ const KNOWN_FOR: Duration = Duration::from_secs(1);
 /// What a request shows of who asks: from where, and a token.
 type Shown = (Peer, Option<String>);
 
-/// Room for calls and streams at a time, of the operators and viewers of the node or of one tenant.
-#[derive(Clone)]
-pub struct Room {
-    /// Of each.
-    pub max: usize,
-    pub calls: Arc<Semaphore>,
-    pub streams: Arc<Semaphore>,
-}
-
-impl Room {
-    fn new(max: usize) -> Self {
-        Self { max, calls: Arc::new(Semaphore::new(max)), streams: Arc::new(Semaphore::new(max)) }
-    }
-}
-
-/// All rooms: no tenant takes another's, nor the operators'.
-pub struct Rooms {
-    node: Room,
-    tenants: Mutex<HashMap<String, Room>>,
-}
-
-impl Rooms {
-    pub fn new() -> Self {
-        Self { node: Room::new(CALLS_MAX), tenants: Mutex::default() }
-    }
-
-    fn of(&self, scope: &Scope) -> Room {
-        let Some(tenant) = scope.tenant() else { return self.node.clone() };
-        let mut rooms = self.tenants.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        rooms.entry(tenant.into()).or_insert_with(|| Room::new(TENANT_CALLS_MAX)).clone()
-    }
-}
-
 /// A request that was let through: what handlers have.
 #[derive(Clone)]
 pub struct Asked {
     pub api: Api,
     pub caller: Arc<Caller>,
-    pub room: Room,
+    /// Taken as long as anything works for it.
+    pub place: Arc<Place>,
     /// What it showed of itself.
     shown: Arc<Shown>,
     /// Its row in the audit log, where it may change something.
@@ -85,7 +56,7 @@ impl Asked {
         loop {
             tokio::time::sleep(KNOWN_FOR).await;
             match identify(&self.api, self.shown.clone()).await {
-                Ok(Ok(caller)) if caller == *self.caller => {}
+                Ok(Ok((caller, _))) if caller == *self.caller => {}
                 // The state can't be read: nobody was refused.
                 Ok(Err((_, problem))) if problem.kind == ProblemKind::Internal => {}
                 _ => return,
@@ -114,12 +85,9 @@ pub async fn gate(State(api): State<Api>, request: Request, next: Next) -> Respo
         ..AuditEntry::default()
     };
     let path = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let mut pass = Pass { api: &api, row, start };
-    let (asked, begun) = match pass.ask(&parts, path.as_deref()).await {
-        Ok(asked) => {
-            let begun = asked.begun.clone();
-            (asked, begun)
-        }
+    let mut pass = Pass { api: &api, row, start, kept: TENANT_AUDIT_DEFAULT.into() };
+    let (asked, body) = match pass.ask(&parts, path.as_deref(), body).await {
+        Ok(asked) => asked,
         Err(problem) => {
             let mut response = match problem.kind {
                 // As axum answers it, had it been asked.
@@ -134,6 +102,7 @@ pub async fn gate(State(api): State<Api>, request: Request, next: Next) -> Respo
             return response;
         }
     };
+    let begun = asked.begun.clone();
     parts.extensions.insert(asked);
     let response = next.run(Request::from_parts(parts, body)).await;
     match begun {
@@ -141,8 +110,7 @@ pub async fn gate(State(api): State<Api>, request: Request, next: Next) -> Respo
         Some(begun) if begun.is_taken() => {}
         Some(begun) => {
             let (status, error) = outcome(&response);
-            let ended = tokio::task::spawn_blocking(move || begun.end(status, error.as_deref()));
-            let _ = ended.await;
+            begun.end(status, error.as_deref(), None).await;
         }
     }
     response
@@ -152,19 +120,27 @@ struct Pass<'a> {
     api: &'a Api,
     row: AuditEntry,
     start: Instant,
+    /// Rows of the audit log that are kept of who asks, where that is a tenant.
+    kept: u64,
 }
 
 impl Pass<'_> {
-    async fn ask(&mut self, parts: &Parts, path: Option<&str>) -> Result<Asked, Problem> {
+    async fn ask(
+        &mut self,
+        parts: &Parts,
+        path: Option<&str>,
+        body: Body,
+    ) -> Result<(Asked, Body), Problem> {
         let peer = parts.extensions.get::<Peer>().copied();
         let peer = peer.ok_or_else(|| Problem::internal("a request from nowhere"))?;
         self.row.from = peer.to_string();
         let shown = Arc::new((peer, token_of(&parts.headers)));
         let caller = identify(self.api, shown.clone()).await?;
-        let caller = caller.map_err(|(who, problem)| {
+        let (caller, quota) = caller.map_err(|(who, problem)| {
             self.row.who = who;
             problem
         })?;
+        self.kept = quota.audit.unwrap_or(TENANT_AUDIT_DEFAULT).into();
         self.row.who = caller.who.clone();
         self.row.role = Some(caller.role);
         self.row.tenant = caller.scope.tenant().map(str::to_owned);
@@ -175,35 +151,45 @@ impl Pass<'_> {
                 .ok_or_else(|| Problem::new(ProblemKind::Invalid, "no such method"))?,
         };
         right.check(&caller, self.row.vnet.as_deref())?;
+        let room = self.api.rooms.of(&caller.scope, &quota);
+        let mut place = room.place(path.map_or(Answer::Whole, answer))?;
+        let bytes_max =
+            if path == Some(paths::APPLY) { BODY_BYTES_MAX } else { SMALL_BODY_BYTES_MAX };
+        let body = room.body(&mut place, body, bytes_max).await?;
         let begun = match right.changes() {
             true => Some(Arc::new(self.begin().await?)),
             false => None,
         };
-        let room = self.api.rooms.of(&caller.scope);
-        Ok(Asked { api: self.api.clone(), caller: Arc::new(caller), room, shown, begun })
+        let (api, caller, place) = (self.api.clone(), Arc::new(caller), Arc::new(place));
+        Ok((Asked { api, caller, place, shown, begun }, body.into()))
     }
 
     async fn begin(&mut self) -> Result<Begun, Problem> {
         self.row.changes = true;
-        let (audit, row, start) = (self.api.audit.clone(), self.row.clone(), self.start);
-        tokio::task::spawn_blocking(move || audit.begin(row, start)).await.map_err(panicked)?
+        self.api.audit.begin(self.row.clone(), self.kept, self.start).await
     }
 
     async fn note(&mut self, (status, error): (u16, Option<String>)) {
         let error = error.map(|error| audit::line(&error));
         let duration_us = Some(audit::us(self.start));
         let row = AuditEntry { status: Some(status), error, duration_us, ..self.row.clone() };
-        self.api.audit.note(AuditEntry { changes: false, ..row }).await;
+        self.api.audit.note(AuditEntry { changes: false, ..row }, self.kept).await;
     }
 }
 
-/// Who asks, or who it seems to be and why it is nobody.
+/// Who asks, with the quota of the tenant that it is, or who it seems to be and why it is nobody.
 async fn identify(
     api: &Api,
     shown: Arc<Shown>,
-) -> Result<Result<Caller, (String, Problem)>, Problem> {
+) -> Result<Result<(Caller, Quota), (String, Problem)>, Problem> {
     let (guard, daemon) = (api.guard.clone(), api.daemon.clone());
-    let identify = move || guard.identify(shown.0, shown.1.as_deref(), &daemon.tenants());
+    let identify = move || {
+        let tenants = daemon.tenants();
+        let caller = guard.identify(shown.0, shown.1.as_deref(), &tenants)?;
+        let tenant = caller.scope.tenant().and_then(|tenant| tenants.get(tenant));
+        let quota = tenant.map(|tenant| tenant.spec.quota).unwrap_or_default();
+        Ok((caller, quota))
+    };
     tokio::task::spawn_blocking(identify).await.map_err(panicked)
 }
 

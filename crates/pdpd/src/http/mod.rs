@@ -11,8 +11,10 @@
 //! are killed, captures and logs closed. Changes that have begun run to their end.
 //!
 //! Limits: [`CONNECTIONS_MAX`], [`CONNECTIONS_PER_PEER_MAX`], [`CALLS_MAX`], [`STREAMS_MAX`],
-//! [`TENANT_CALLS_MAX`], [`HANDSHAKE_TIME_MAX`], [`HEAD_BYTES_MAX`], [`HEADERS_TIME_MAX`],
-//! [`BODY_TIME_MAX`], [`CALL_TIME_MAX`], [`pdp_api::BODY_BYTES_MAX`].
+//! [`TENANT_CALLS_MAX`], [`TENANTS_CALLS_MAX`], [`TENANTS_STREAMS_MAX`], [`HANDSHAKE_TIME_MAX`],
+//! [`HEAD_BYTES_MAX`], [`HEADERS_TIME_MAX`], [`BODY_TIME_MAX`], [`CALL_TIME_MAX`],
+//! [`SMALL_BODY_BYTES_MAX`], [`pdp_api::BODY_BYTES_MAX`], and bytes of all bodies together
+//! ([`BODIES_BYTES_MAX`], [`TENANT_BODIES_BYTES_MAX`], [`TENANTS_BODIES_BYTES_MAX`]).
 
 mod answer;
 mod change;
@@ -22,6 +24,7 @@ mod exec;
 mod gate;
 mod look;
 mod process;
+mod room;
 mod stream;
 pub mod tls;
 mod who;
@@ -46,8 +49,10 @@ use utoipa_axum::routes;
 
 pub use connection::{Connection, Server};
 pub use daemon::{Daemon, ProgressFn, RouteFn};
+pub use room::{BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX, TENANTS_BODIES_BYTES_MAX};
 
-use gate::{Asked, Rooms};
+use gate::Asked;
+use room::Rooms;
 use tls::Tls;
 
 use crate::access::Guard;
@@ -66,8 +71,31 @@ pub const CALLS_MAX: usize = 64;
 /// Streams at a time of these: captures, logs, route tables, commands; more are refused.
 pub const STREAMS_MAX: usize = CALLS_MAX;
 
-/// Calls, and streams, at a time of one tenant; more are refused.
+/// Calls at a time of one tenant; more are refused. Its streams are its quota's `sessions`.
 pub const TENANT_CALLS_MAX: usize = 16;
+
+/// Calls at a time of all tenants together; more are refused.
+pub const TENANTS_CALLS_MAX: usize = 256;
+
+/// Streams at a time of all tenants together; more are refused.
+pub const TENANTS_STREAMS_MAX: usize = 256;
+
+/// Threads on which requests may wait, beside those that serve connections: one for each call and each
+/// stream, and some to find out who asks.
+pub const THREADS_MAX: usize =
+    CALLS_MAX + STREAMS_MAX + TENANTS_CALLS_MAX + TENANTS_STREAMS_MAX + CALLS_MAX;
+
+/// Descriptors that the API needs at most, with what everything else needs now and then: one a
+/// connection, four a session (a command's streams or its terminal's), two a helper that is asked, and
+/// as many as there are connections for the state, threads, and what is started.
+pub const DESCRIPTORS_MAX: u64 = (3 * CONNECTIONS_MAX
+    + 4 * (STREAMS_MAX + TENANTS_STREAMS_MAX)
+    + 2 * crate::ask::ASKED_AT_ONCE
+    + CONNECTIONS_MAX) as u64;
+
+/// Bytes of the body of a request other than `apply`, whose may have
+/// [`pdp_api::BODY_BYTES_MAX`].
+pub const SMALL_BODY_BYTES_MAX: usize = 256 << 10;
 
 /// Longest wait for the end of a TLS handshake.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -150,7 +178,7 @@ pub fn server(
 ) -> io::Result<(Server, watch::Sender<bool>)> {
     let (stopping, stopped) = watch::channel(false);
     let audit = Audit::start(guard.state.clone())?;
-    let rooms = Arc::new(Rooms::new());
+    let rooms = Arc::new(Rooms::default());
     Ok((Server::new(Api { daemon, guard, audit, rooms, listens, stopped }), stopping))
 }
 

@@ -1,4 +1,4 @@
-//! Commands that were started for a client: their terminal, and their end.
+//! Terminals of commands that were started for a client.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,14 +6,9 @@ use std::process::Command;
 
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::pty::{OpenptyResult, openpty};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use pdp_api::exec::WindowSize;
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::net::unix::pipe;
-
-/// Rounds of looking for processes that began while the others were stopped.
-const ROUNDS_MAX: usize = 16;
 
 /// The side of a terminal that is not the command's.
 pub struct Terminal {
@@ -61,56 +56,4 @@ pub fn with_terminal(command: &Command) -> Command {
         leader.current_dir(directory);
     }
     leader
-}
-
-/// Kills a process that has not been waited for yet, and all that descend from it.
-///
-/// A runtime that runs a command in a container is its parent, but does not take it along when it
-/// is killed, and the command has a process group of its own.
-pub fn kill_tree(root: u32) {
-    let mut tree = vec![root];
-    // Stopped processes start no others, so that a round that finds none is the last.
-    for _ in 0..ROUNDS_MAX {
-        tree.iter().for_each(|&pid| signal(pid, Signal::SIGSTOP));
-        let parents = parents();
-        let mut grown = tree.clone();
-        loop {
-            let more: Vec<u32> = parents
-                .iter()
-                .filter(|(pid, parent)| grown.contains(parent) && !grown.contains(pid))
-                .map(|&(pid, _)| pid)
-                .collect();
-            if more.is_empty() {
-                break;
-            }
-            grown.extend(more);
-        }
-        if grown.len() == tree.len() {
-            break;
-        }
-        tree = grown;
-    }
-    tree.iter().for_each(|&pid| signal(pid, Signal::SIGKILL));
-}
-
-fn signal(pid: u32, signal: Signal) {
-    if let Ok(pid) = i32::try_from(pid) {
-        // It may have ended in between.
-        let _ = kill(Pid::from_raw(pid), signal);
-    }
-}
-
-/// All processes with their parents.
-fn parents() -> Vec<(u32, u32)> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    entries
-        .flatten()
-        .filter_map(|entry| {
-            let pid = entry.file_name().to_str()?.parse().ok()?;
-            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            // proc_pid_stat(5): the name in parentheses may hold anything; then state, parent.
-            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-            Some((pid, parent))
-        })
-        .collect()
 }

@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
 use tokio::net::unix::pipe;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use super::Asked;
 use super::answer::{Failure, Names, Params, panicked};
@@ -63,19 +63,18 @@ fn body<E: Into<axum::BoxError> + 'static>(
     (headers, Body::from_stream(bytes)).into_response()
 }
 
-/// A stream that breaks off, with an error and not with an end, as [`Asked::over`] says. It holds its permit
-/// until then.
+/// A stream that breaks off, with an error and not with an end, as [`Asked::over`] says. It keeps its
+/// request's place until then.
 fn bounded(
     api: &Asked,
-    permit: OwnedSemaphorePermit,
     stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     let api = api.clone();
     let over = async move { api.over().await };
-    let state = (Box::pin(stream), Box::pin(over), permit);
-    stream::try_unfold(state, async |(mut stream, mut over, permit)| {
+    let state = (Box::pin(stream), Box::pin(over));
+    stream::try_unfold(state, async |(mut stream, mut over)| {
         tokio::select! {
-            next = stream.next() => Ok(next.transpose()?.map(|bytes| (bytes, (stream, over, permit)))),
+            next = stream.next() => Ok(next.transpose()?.map(|bytes| (bytes, (stream, over)))),
             () = &mut over => Err(io::Error::other("broken off")),
         }
     })
@@ -95,8 +94,8 @@ pub async fn routes(
     Names((vnet, node)): Names<(String, String)>,
     Params(query): Params<RoutesQuery>,
 ) -> Result<Response, Failure> {
-    let permit = api.stream_permit()?;
     let daemon = api.api.daemon.clone();
+    let place = api.place.clone();
     let (chunks, mut queue) = mpsc::channel::<Bytes>(CHUNKS_MAX);
     let task = tokio::task::spawn_blocking(move || {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES + 1024);
@@ -119,6 +118,7 @@ pub async fn routes(
         push_line(&mut chunk, &last);
         // Fails only if the client is gone.
         let _ = chunks.blocking_send(chunk.into());
+        drop(place);
         Ok(())
     });
     let Some(first) = queue.recv().await else {
@@ -127,7 +127,7 @@ pub async fn routes(
     };
     let rest = stream::unfold(queue, async |mut queue| Some((queue.recv().await?, queue)));
     let all = stream::iter([first]).chain(rest).map(Ok);
-    Ok(body(NDJSON, bounded(&api, permit, all)))
+    Ok(body(NDJSON, bounded(&api, all)))
 }
 
 /// Frames of a port, both directions, as pcap, until the client goes away.
@@ -145,7 +145,6 @@ pub async fn capture(
     Names((vnet, node, port)): Names<(String, String, String)>,
     Params(query): Params<CaptureQuery>,
 ) -> Result<Response, Failure> {
-    let permit = api.stream_permit()?;
     let pipe = api.call(move |daemon, _| daemon.capture(&vnet, &node, &port, query)).await?;
     let pipe = pipe::Receiver::from_owned_fd(pipe).map_err(Problem::internal)?;
     let bytes = stream::try_unfold(pipe, async |mut pipe| {
@@ -153,7 +152,7 @@ pub async fn capture(
         let count = pipe.read_buf(&mut chunk).await?;
         Ok::<_, io::Error>((count > 0).then(|| (Bytes::from(chunk), pipe)))
     });
-    Ok(body("application/vnd.tcpdump.pcap", bounded(&api, permit, bytes)))
+    Ok(body("application/vnd.tcpdump.pcap", bounded(&api, bytes)))
 }
 
 /// A log of the node itself.
@@ -167,9 +166,8 @@ pub async fn logs(
     Names(process): Names<NodeProcess>,
     Params(query): Params<LogQuery>,
 ) -> Result<Response, Failure> {
-    let permit = api.stream_permit()?;
     let path = api.call(move |daemon, _| daemon.log(process)).await?;
-    log(&api, permit, path, query).await
+    log(&api, path, query).await
 }
 
 /// A log of a node of a vnet.
@@ -188,17 +186,11 @@ pub async fn node_logs(
     Names((vnet, node, process)): Names<(String, String, GuestProcess)>,
     Params(query): Params<LogQuery>,
 ) -> Result<Response, Failure> {
-    let permit = api.stream_permit()?;
     let path = api.call(move |daemon, _| daemon.node_log(&vnet, &node, process)).await?;
-    log(&api, permit, path, query).await
+    log(&api, path, query).await
 }
 
-async fn log(
-    api: &Asked,
-    permit: OwnedSemaphorePermit,
-    path: PathBuf,
-    query: LogQuery,
-) -> Result<Response, Failure> {
+async fn log(api: &Asked, path: PathBuf, query: LogQuery) -> Result<Response, Failure> {
     let unreadable = |error: io::Error| {
         Problem::new(ProblemKind::NotFound, format!("log {}: {error}", path.display()))
             .hint("nothing was logged yet")
@@ -216,10 +208,10 @@ async fn log(
     let kept = stream::iter([Ok::<_, io::Error>(Bytes::from(text).slice(start..))]);
     let content_type = "text/plain; charset=utf-8";
     if !query.follow {
-        return Ok(body(content_type, bounded(api, permit, kept)));
+        return Ok(body(content_type, bounded(api, kept)));
     }
     let more = stream::try_unfold((file, path), follow);
-    Ok(body(content_type, bounded(api, permit, kept.chain(more))))
+    Ok(body(content_type, bounded(api, kept.chain(more))))
 }
 
 /// The next bytes of a log, waiting for them; the file at `path` may be replaced or cut off.

@@ -34,7 +34,8 @@ pub async fn create_token(
     api.call(move |daemon, _| guard.create_token(&request, &daemon.tenants())).await.map(Json)
 }
 
-/// Revokes a token: from the next request on it is none. What it has open goes on.
+/// Revokes a token: from the next request on it is none, and what it has open breaks off
+/// within seconds.
 #[utoipa::path(delete, path = "/v1/tokens/{id}", tag = "access",
     params(("id" = u64, Path, description = "Its number")), responses(
     (status = OK, description = "It is revoked: null"), (status = "default", body = Problem)))]
@@ -54,7 +55,7 @@ pub async fn audit(
     api.api.audit.flush().await;
     let guard = api.api.guard.clone();
     let read = move |tenant: Option<&str>| {
-        guard.state.audited(&query, tenant).map_err(|error| Problem::internal(words(&error)))
+        guard.state.trail.rows(&query, tenant).map_err(|error| Problem::internal(words(&error)))
     };
     api.call(move |_, scope| read(scope.tenant())).await.map(Json)
 }

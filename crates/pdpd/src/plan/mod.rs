@@ -14,6 +14,7 @@ mod words;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pdp_container::{GuestSpec, HelperSpec, LOG_BYTES_MAX, Limits};
 use pdp_net::tap::TapSpec;
@@ -24,6 +25,7 @@ use pdp_spec::{DeviceAttach, Outlet, SubstrateSpec, VirtualNetworkSpec};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::key::Key;
 use crate::ledger::{Ledger, Placement, UID_BASE, VNETS, vnet_uid_base};
 use node::NodePlanner;
 use words::{encapsulation, rate};
@@ -40,12 +42,23 @@ pub struct Places {
 }
 
 impl Places {
-    /// Where a node's things are.
+    /// Where what is known of processes is, each in a directory named by its id. Root's alone: nothing that a
+    /// guest, a helper or the mux can write is in there.
+    pub fn records(&self) -> PathBuf {
+        self.run.join("records")
+    }
+
+    /// The directory of a process of a node.
+    pub fn record(&self, vnet: &str, node: &str, part: Part) -> PathBuf {
+        self.records().join(part.id(vnet, node))
+    }
+
+    /// Where a node's sockets are.
     pub fn node(&self, vnet: &str, node: &str) -> PathBuf {
         self.run.join("vnets").join(vnet).join(node)
     }
 
-    /// The mux's control socket; its directory is the mux's to write.
+    /// The mux's control socket.
     pub fn mux_control(&self) -> PathBuf {
         self.run.join("mux/control.sock")
     }
@@ -55,13 +68,69 @@ impl Places {
         self.run.join("externals").join(name).join("memif.sock")
     }
 
-    /// The cgroup of a vnet, below pdpd's own.
+    /// The cgroup of a vnet, below pdpd's own. Names that are not pdpd's begin with `_`, as those of no
+    /// file of the kernel do that lies beside a cgroup (`tasks`, `cpu.max`).
     pub fn vnet_cgroup(vnet: &str) -> String {
-        format!("vnets/{}", dotless(vnet))
+        format!("vnets/_{}", dotless(vnet))
+    }
+
+    /// The cgroup of a node's control side.
+    pub fn node_cgroup(vnet: &str, node: &str) -> String {
+        format!("{}/_{node}", Self::vnet_cgroup(vnet))
+    }
+
+    /// The cgroup of a forwarding guest.
+    pub fn guest_cgroup(vnet: &str, node: &str, number: u32) -> String {
+        format!("{}.g{number}", Self::node_cgroup(vnet, node))
+    }
+
+    /// Directories of all processes that an object may have, inner ones first.
+    pub fn processes(&self, key: &Key) -> Vec<PathBuf> {
+        match key {
+            Key::Mux => vec![self.records().join("mux")],
+            Key::Node { vnet, node } => {
+                let parts = [Part::Mirror, Part::Tap, Part::Control];
+                parts.map(|part| self.record(vnet, node, part)).into()
+            }
+            Key::Guest { vnet, node, number } => {
+                let parts = [Part::GuestTap(*number), Part::Guest(*number)];
+                parts.map(|part| self.record(vnet, node, part)).into()
+            }
+            Key::External(_) | Key::Vnet(_) | Key::Leftovers => Vec::new(),
+        }
     }
 
     fn binary(&self, name: &str) -> String {
         self.lib.join(name).to_string_lossy().into_owned()
+    }
+}
+
+/// A process of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The control guest or host.
+    Control,
+    /// The helper that serves its TAPs.
+    Tap,
+    /// The route mirror.
+    Mirror,
+    /// The forwarding guest with this number.
+    Guest(u32),
+    /// For programs on TAPs: the helper that serves those of the guest with this number.
+    GuestTap(u32),
+}
+
+impl Part {
+    /// Its id: unique, since no name of a vnet (made [`dotless`]) or node has a dot.
+    pub fn id(self, vnet: &str, node: &str) -> String {
+        let node = format!("{}.{node}", dotless(vnet));
+        match self {
+            Self::Control => node,
+            Self::Tap => format!("{node}.tap"),
+            Self::Mirror => format!("{node}.mirror"),
+            Self::Guest(number) => format!("{node}.g{number}"),
+            Self::GuestTap(number) => format!("{node}.tap-g{number}"),
+        }
     }
 }
 
@@ -75,39 +144,125 @@ fn dotless(vnet: &str) -> String {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// The mux; there is one as soon as there is anything.
-    pub mux: Option<MuxPlan>,
+    pub mux: Option<Arc<MuxPlan>>,
     /// External interfaces by name.
-    pub externals: BTreeMap<String, ExternalPlan>,
-    /// Vnets by name.
-    pub vnets: BTreeMap<String, VnetPlan>,
+    pub externals: BTreeMap<String, Arc<ExternalPlan>>,
+    /// Vnets by name. One that is as before is the same one.
+    pub vnets: BTreeMap<String, Arc<VnetPlan>>,
 }
 
 impl Plan {
-    /// Cgroups above those of guests, and what part of a CPU they get in thousandths of a core
-    /// ([`pdp_container::cgroup::Cgroups::weigh`]): a vnet's is the power of all of its guests, so that
-    /// what its control side takes of a CPU that it shares with its guests is these guests'. Without
-    /// forwarding guests it is the `cpu` of its hosts. Of the vnets that run; none without any.
-    pub fn weights(&self, runs: impl Fn(&String) -> bool) -> Vec<(String, u32)> {
-        let guests = |vnet: &VnetPlan| {
-            let guests = vnet.nodes.values().flat_map(|node| node.guests.values());
-            guests.map(|guest| guest.placement.power_millicores).fold(0, u32::saturating_add)
-        };
-        let controls = |vnet: &VnetPlan| {
-            let controls = vnet.nodes.values().filter_map(|node| node.control.limits.cpu_weight);
-            controls.fold(0, u32::saturating_add)
-        };
-        let weight = |vnet: &VnetPlan| match guests(vnet) {
-            0 => controls(vnet),
-            power => power,
-        };
-        let vnets = self.vnets.iter().filter(|(name, _)| runs(name));
-        let mut weights: Vec<_> =
-            vnets.map(|(name, vnet)| (Places::vnet_cgroup(name), weight(vnet))).collect();
-        if !weights.is_empty() {
-            let all = weights.iter().map(|(_, weight)| *weight).fold(0, u32::saturating_add);
-            weights.push(("vnets".to_owned(), all));
+    /// Whether nothing is to run.
+    pub fn is_empty(&self) -> bool {
+        self.mux.is_none() && self.externals.is_empty() && self.vnets.is_empty()
+    }
+
+    /// What part of a CPU the vnets get together, [`VnetPlan::weight`].
+    pub fn weight(&self) -> u32 {
+        self.vnets.values().map(|vnet| vnet.weight).fold(0, u32::saturating_add)
+    }
+
+    /// All objects.
+    pub fn keys(&self) -> BTreeSet<Key> {
+        let mut keys: BTreeSet<Key> =
+            self.externals.keys().map(|name| Key::external(name)).collect();
+        keys.extend(self.mux.is_some().then_some(Key::Mux));
+        for (name, vnet) in &self.vnets {
+            keys.extend(vnet.keys(name));
         }
-        weights
+        keys
+    }
+
+    /// Whether an object is to be.
+    pub fn has(&self, key: &Key) -> bool {
+        match key {
+            Key::Mux => self.mux.is_some(),
+            Key::External(name) => self.externals.contains_key(name),
+            Key::Vnet(vnet) => self.vnets.contains_key(vnet),
+            Key::Node { vnet, node } => self.node(vnet, node).is_some(),
+            Key::Guest { vnet, node, number } => {
+                self.node(vnet, node).is_some_and(|node| node.guests.contains_key(number))
+            }
+            Key::Leftovers => true,
+        }
+    }
+
+    fn node(&self, vnet: &str, node: &str) -> Option<&NodePlan> {
+        self.vnets.get(vnet)?.nodes.get(node)
+    }
+
+    /// Directories of the processes of an object that are to run.
+    pub fn processes(&self, key: &Key) -> Vec<&Path> {
+        let mut directories: Vec<&Path> = Vec::new();
+        match key {
+            Key::Mux => directories.extend(self.mux.iter().map(|mux| mux.process.dir.as_path())),
+            Key::Node { vnet, node } => {
+                let Some(node) = self.node(vnet, node) else { return directories };
+                directories.push(&node.control.dir);
+                directories.extend(node.tap_helper.iter().map(|helper| &*helper.process.dir));
+                directories.extend(node.mirror.iter().map(|mirror| &*mirror.process.dir));
+            }
+            Key::Guest { vnet, node, number } => {
+                let node = self.node(vnet, node);
+                let Some(guest) = node.and_then(|node| node.guests.get(number)) else {
+                    return directories;
+                };
+                directories.push(&guest.container.dir);
+                directories.extend(guest.taps.iter().map(|(_, helper)| &*helper.process.dir));
+            }
+            Key::External(_) | Key::Vnet(_) | Key::Leftovers => {}
+        }
+        directories
+    }
+
+    /// Objects that the step from `before` to this makes, changes or removes. What a vnet has in common
+    /// with the one before is not looked into.
+    pub fn changed_from(&self, before: &Self) -> BTreeSet<Key> {
+        let mut changed = BTreeSet::new();
+        let new_mux = match (&before.mux, &self.mux) {
+            (Some(was), Some(is)) => was.hash != is.hash,
+            (was, is) => was.is_some() != is.is_some(),
+        };
+        if before.mux != self.mux {
+            changed.insert(Key::Mux);
+        }
+        let names = self.externals.keys().chain(before.externals.keys());
+        for name in names {
+            // A new mux has to be told of all.
+            if new_mux || before.externals.get(name) != self.externals.get(name) {
+                changed.insert(Key::external(name));
+            }
+        }
+        for name in self.vnets.keys().chain(before.vnets.keys()) {
+            let (was, is) = (before.vnets.get(name), self.vnets.get(name));
+            if let (Some(was), Some(is)) = (was, is)
+                && Arc::ptr_eq(was, is)
+            {
+                if new_mux {
+                    changed.insert(Key::vnet(name));
+                }
+                continue;
+            }
+            changed.insert(Key::vnet(name));
+            // Carriers of a node's ports follow the links.
+            let links = |vnet: &&Arc<VnetPlan>| vnet.mux.vlinks.clone();
+            let links = was.as_ref().map(links) != is.as_ref().map(links);
+            for node in was.iter().chain(&is).flat_map(|vnet| vnet.nodes.keys()) {
+                let was = was.and_then(|vnet| vnet.nodes.get(node));
+                let is = is.and_then(|vnet| vnet.nodes.get(node));
+                let control = |node: &NodePlan| (node.hash.clone(), node.control.limits.clone());
+                if links || was.map(control) != is.map(control) {
+                    changed.insert(Key::node(name, node));
+                }
+                for &number in was.iter().chain(&is).flat_map(|node| node.guests.keys()) {
+                    let guest = |node: &'_ NodePlan| node.guests.get(&number).cloned();
+                    if was.and_then(guest) != is.and_then(guest) {
+                        changed.insert(Key::guest(name, node, number));
+                    }
+                }
+            }
+        }
+        changed
     }
 }
 
@@ -191,12 +346,17 @@ pub struct VnetPlan {
     pub mux: mux::Vnet,
     /// Links as written: name and the two ends, in the order of `mux.vlinks`.
     pub links: Vec<[Endpoint; 2]>,
+    /// What part of a CPU it gets, in thousandths of a core
+    /// ([`pdp_container::cgroup::Cgroups::weigh`]): the power of all of its guests, so that what its
+    /// control side takes of a CPU that it shares with its guests is these guests'. Without forwarding
+    /// guests it is the `cpu` of its hosts.
+    pub weight: u32,
 }
 
 /// A node: its control side and its forwarding guests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodePlan {
-    /// Its directory.
+    /// Where its sockets are.
     pub directory: PathBuf,
     /// The control guest or host. Its limits are those of the node's control side as a whole.
     pub control: GuestSpec,
@@ -241,6 +401,8 @@ pub struct MirrorPlan {
 pub struct GuestPlan {
     /// The container.
     pub container: GuestSpec,
+    /// Where the mux listens for it.
+    pub socket: PathBuf,
     /// Of all but the limits.
     pub hash: String,
     /// Whether it forwards by the control guest's routes, which it has to get first.
@@ -253,17 +415,16 @@ pub struct GuestPlan {
     pub quota: Option<PathBuf>,
 }
 
-/// A directory to be made.
+/// A directory of root's to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory {
     /// Where.
     pub path: PathBuf,
-    /// Owner on the host.
-    pub uid: u32,
-    /// Group on the host.
+    /// Group on the host, whose processes may pass.
     pub gid: u32,
-    /// Permission bits.
-    pub mode: u32,
+    /// Whether they may also make files in it: it is a file system of its own then, with a bound, whose files
+    /// nobody but their owner removes.
+    pub writable: bool,
 }
 
 /// Why there can't be a plan. What the checks of specs find is not repeated here.
@@ -297,14 +458,15 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The user id of the mux on the host.
 pub const MUX_UID: u32 = UID_BASE;
 
-/// The plan for these specs.
-pub fn plan(
+/// The plan for these specs; that of a vnet in `kept` is known.
+pub fn plan<'a>(
     places: &Places,
     substrate: &SubstrateSpec,
-    vnets: &BTreeMap<String, VirtualNetworkSpec>,
+    vnets: impl Iterator<Item = (&'a str, &'a VirtualNetworkSpec)>,
     ledger: &Ledger,
+    mut kept: BTreeMap<String, Arc<VnetPlan>>,
 ) -> Result<Plan, PlanError> {
-    let mut plan = Plan { mux: Some(mux_plan(places, substrate)), ..Plan::default() };
+    let mut externals = BTreeMap::new();
     for (name, interface) in &substrate.interfaces {
         // The check of specs has seen to it that there is one.
         let Some(outlet) = interface.outlet() else { continue };
@@ -312,11 +474,12 @@ pub fn plan(
         if let ExternalPlan::Memif(memif) = &external {
             check_socket(&memif.socket)?;
         }
-        plan.externals.insert(name.clone(), external);
+        externals.insert(name.clone(), external);
     }
+    let mut planned = BTreeMap::new();
     for (name, spec) in vnets {
         for outside in spec.externals.values() {
-            if let Some(ExternalPlan::Device(device)) = plan.externals.get_mut(&outside.interface) {
+            if let Some(ExternalPlan::Device(device)) = externals.get_mut(&outside.interface) {
                 match encapsulation(outside) {
                     mux::Encapsulation::Interface => device.take_all = true,
                     mux::Encapsulation::Vxlan { local, port, .. }
@@ -326,16 +489,23 @@ pub fn plan(
                 }
             }
         }
-        let number = ledger.numbers.get(VNETS).and_then(|numbers| numbers.get(name));
-        let number = *number.ok_or_else(|| PlanError::NoNumber {
-            vnet: name.clone(),
+        if let Some(known) = kept.remove(name) {
+            planned.insert(name.to_owned(), known);
+            continue;
+        }
+        let number = ledger.number_of(VNETS, name).ok_or_else(|| PlanError::NoNumber {
+            vnet: name.to_owned(),
             max: crate::ledger::VNETS_MAX,
         })?;
         let vnet =
             VnetPlanner { places, substrate, name, spec, uid: vnet_uid_base(number), ledger };
-        plan.vnets.insert(name.clone(), vnet.plan()?);
+        planned.insert(name.to_owned(), Arc::new(vnet.plan()?));
     }
-    Ok(plan)
+    Ok(Plan {
+        mux: Some(Arc::new(mux_plan(places, substrate))),
+        externals: externals.into_iter().map(|(name, plan)| (name, Arc::new(plan))).collect(),
+        vnets: planned,
+    })
 }
 
 fn external_plan(
@@ -377,15 +547,12 @@ fn check_socket(path: &Path) -> Result<(), PlanError> {
 }
 
 fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
-    let directory = places.run.join("mux");
     let cpus: Vec<String> = substrate.mux.cpus.0.iter().map(u32::to_string).collect();
     let process = HelperSpec {
         id: "mux".into(),
-        dir: directory.join("process"),
+        dir: places.records().join("mux"),
         argv: vec![
             places.binary("pdp-mux"),
-            "--control".into(),
-            places.mux_control().to_string_lossy().into_owned(),
             "--workers".into(),
             substrate.mux.workers.to_string(),
             "--cpus".into(),
@@ -402,7 +569,7 @@ fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
         cpu_weight: Some(substrate.mux.power().0),
         ..Limits::default()
     };
-    MuxPlan { hash: hash(&process), process, limits }
+    MuxPlan { hash: hash(&(mux::VERSION, &process)), process, limits }
 }
 
 struct VnetPlanner<'a> {
@@ -447,7 +614,8 @@ impl VnetPlanner<'_> {
             nodes: mux_nodes,
             vlinks,
         };
-        Ok(VnetPlan { nodes, mux, links })
+        let weight = weight(&nodes);
+        Ok(VnetPlan { nodes, mux, links, weight })
     }
 
     fn end(&self, endpoint: &Endpoint) -> Option<mux::End> {
@@ -467,7 +635,33 @@ impl VnetPlanner<'_> {
     }
 }
 
+fn weight(nodes: &BTreeMap<String, NodePlan>) -> u32 {
+    let guests = nodes.values().flat_map(|node| node.guests.values());
+    let power = guests.map(|guest| guest.placement.power_millicores).fold(0, u32::saturating_add);
+    let controls = nodes.values().filter_map(|node| node.control.limits.cpu_weight);
+    if power > 0 { power } else { controls.fold(0, u32::saturating_add) }
+}
+
 impl VnetPlan {
+    /// External interfaces that its links use.
+    pub fn externals(&self) -> impl Iterator<Item = &str> {
+        let ends = self.mux.vlinks.iter().flat_map(|link| [&link.a, &link.b]);
+        ends.filter_map(|end| match end {
+            mux::End::External { interface, .. } => Some(interface.as_str()),
+            mux::End::Port { .. } => None,
+        })
+    }
+
+    /// It and its parts.
+    pub fn keys(&self, name: &str) -> Vec<Key> {
+        let mut keys = vec![Key::vnet(name)];
+        for (node, plan) in &self.nodes {
+            keys.push(Key::node(name, node));
+            keys.extend(plan.guests.keys().map(|&number| Key::guest(name, node, number)));
+        }
+        keys
+    }
+
     /// Whether a port's link is up; a port without a link has none.
     pub fn carrier(&self, node: &str, port: u16) -> bool {
         self.link_of(node, port).is_some_and(|link| link.up)
@@ -491,8 +685,7 @@ impl NodePlan {
             paths.extend([&*mirror.config.control_socket, &*mirror.config.routes_socket]);
         }
         for guest in self.guests.values() {
-            // As long as any path to its memif socket.
-            paths.push(&guest.container.dir);
+            paths.push(&guest.socket);
             paths.extend(guest.taps.as_ref().map(|(_, helper)| helper.control.as_path()));
         }
         paths

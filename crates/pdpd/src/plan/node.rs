@@ -9,13 +9,13 @@ use pdp_container::{
     Bind, Command, File, GuestSpec, HelperSpec, Limits, Profile, Restart, Root, UserRange,
 };
 use pdp_net::tap::TapSpec;
-use pdp_proto::{mirror, mux, tap};
+use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::{Attach, BuiltIn, DataPlane, Flow, KnownFlow, Node, NodeKind, Policy, Program};
 
 use super::words::{owner, punt_filter, rate, root};
 use super::{
-    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, Places, PlanError,
-    TapHelperPlan, VnetPlanner, check_socket, dotless, hash,
+    Directory, GuestPlan, LOG_BYTES_MAX, MirrorPlan, NodePlan, Part, Places, PlanError,
+    TapHelperPlan, VnetPlanner, check_socket, hash,
 };
 use crate::ledger::{Placement, UIDS_PER_VNET};
 
@@ -25,13 +25,13 @@ const PROGRAM_UID: u32 = 1000;
 /// Offset of the user id that a vnet's TAP helpers have: beyond what its guests map.
 const HELPER_UID_OFFSET: u32 = UIDS_PER_VNET;
 
-/// Processes of a node's helpers, beside what its spec allows the guest.
-const HELPER_PROCESSES: u64 = 32;
+/// Open files of each process of a control guest or host.
+const OPEN_FILES_MAX: u64 = 16_384;
 
-/// Memory of a node's helpers, beside what its spec allows the guest, and more for each route that
-/// the mirror may hold.
-const HELPER_MEMORY_BYTES: u64 = 64 << 20;
-const HELPER_ROUTE_BYTES: u64 = 512;
+/// Open files of each process of a forwarding guest, and more for each vport: what waits for
+/// the mux's doorbells costs the mux time at each ring.
+const FORWARDING_OPEN_FILES_MAX: u64 = 64;
+const VPORT_OPEN_FILES_MAX: u64 = 8;
 
 /// Name of the route that a gateway stands for.
 const DEFAULT_V4: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
@@ -54,23 +54,14 @@ impl NodePlanner<'_> {
         let directory = self.directory();
         let taps = self.taps(None);
         let control = self.control();
-        let mut directories = vec![Directory {
-            path: directory.join("tap"),
-            uid: MUX_UID,
-            gid: self.helper_uid(),
-            mode: 0o770,
-        }];
+        let passed = |path, gid| Directory { path, gid, writable: false };
+        let mut directories = vec![passed(directory.join("tap"), self.helper_uid())];
         let tap_helper = (!taps.is_empty()).then(|| {
             let sockets = directory.join("tap");
-            self.tap_helper("tap", &self.cgroup(), &sockets.join("trunk.sock"), &sockets)
+            self.tap_helper(Part::Tap, &self.cgroup(), &sockets.join("trunk.sock"), &sockets)
         });
         let mirror = (self.node.kind == NodeKind::Router).then(|| {
-            directories.push(Directory {
-                path: directory.join("routes"),
-                uid: 0,
-                gid: self.vnet.uid + PROGRAM_UID,
-                mode: 0o750,
-            });
+            directories.push(passed(directory.join("routes"), self.vnet.uid + PROGRAM_UID));
             self.mirror()
         });
         let mut guests = BTreeMap::new();
@@ -79,35 +70,20 @@ impl NodePlanner<'_> {
             for (&number, placement) in self.vnet.ledger.placements.get(&key).into_iter().flatten()
             {
                 let guest = directory.join(format!("g{number}"));
-                // DPDK's client refuses a socket in a directory that it can't write; what a guest
-                // writes there is charged to it, and the socket is its own way to the mux.
-                let (group, mode) = match data_plane.attach() {
-                    Attach::Tap => (self.helper_uid(), 0o750),
-                    Attach::Runtime => (self.vnet.uid + PROGRAM_UID, 0o750),
-                    Attach::Memif => (self.vnet.uid + PROGRAM_UID, 0o770),
-                };
+                let attach = data_plane.attach();
+                let program = self.vnet.uid + PROGRAM_UID;
                 directories.push(Directory {
                     path: guest.join("memif"),
-                    uid: MUX_UID,
-                    gid: group,
-                    mode,
+                    gid: if attach == Attach::Tap { self.helper_uid() } else { program },
+                    // DPDK's client refuses a socket in a directory that it can't write.
+                    writable: attach == Attach::Memif,
                 });
-                if data_plane.attach() == Attach::Runtime {
-                    directories.push(Directory {
-                        path: guest.join("quota"),
-                        uid: 0,
-                        gid: self.vnet.uid + PROGRAM_UID,
-                        mode: 0o750,
-                    });
+                if attach == Attach::Runtime {
+                    directories.push(passed(guest.join("quota"), program));
                 }
                 let plan = self.guest(&data_plane, number, placement);
                 if plan.taps.is_some() {
-                    directories.push(Directory {
-                        path: guest.join("tap"),
-                        uid: self.helper_uid(),
-                        gid: 0,
-                        mode: 0o700,
-                    });
+                    directories.push(passed(guest.join("tap"), 0));
                 }
                 guests.insert(number, plan);
             }
@@ -132,8 +108,16 @@ impl NodePlanner<'_> {
         self.vnet.places.node(self.vnet.name, self.name)
     }
 
+    fn id(&self, part: Part) -> String {
+        part.id(self.vnet.name, self.name)
+    }
+
+    fn record(&self, part: Part) -> PathBuf {
+        self.vnet.places.record(self.vnet.name, self.name, part)
+    }
+
     fn cgroup(&self) -> String {
-        format!("{}/{}", Places::vnet_cgroup(self.vnet.name), self.name)
+        Places::node_cgroup(self.vnet.name, self.name)
     }
 
     fn helper_uid(&self) -> u32 {
@@ -186,11 +170,12 @@ impl NodePlanner<'_> {
             pdp_spec::Restart::Following => Restart::WithPrevious,
         };
         GuestSpec {
-            id: format!("{}.{}", dotless(self.vnet.name), self.name),
-            dir: self.directory().join("control"),
+            id: self.id(Part::Control),
+            dir: self.record(Part::Control),
             cgroup: self.cgroup(),
             root: root(&self.node.image),
             profile: if router { Profile::Control } else { Profile::Host },
+            privileged: self.node.privileged,
             users: self.users(),
             uid: 0,
             hostname: self.name.into(),
@@ -208,14 +193,11 @@ impl NodePlanner<'_> {
                 cpu_cores: Some(f64::from(resources.cpu.0) / 1000.0),
                 cpu_period_us: None,
                 cpu_weight: Some(resources.cpu.0),
-                memory_bytes: Some(
-                    resources.memory.0
-                        + HELPER_MEMORY_BYTES
-                        + u64::from(resources.routes) * HELPER_ROUTE_BYTES,
-                ),
-                processes: Some(u64::from(resources.processes) + HELPER_PROCESSES),
+                memory_bytes: Some(self.node.control_memory_bytes()),
+                processes: Some(self.node.control_processes()),
                 cpus: management.and_then(|host| host.cpus.as_ref()).map(ToString::to_string),
             },
+            open_files_max: OPEN_FILES_MAX,
             log_bytes_max: LOG_BYTES_MAX,
         }
     }
@@ -237,21 +219,20 @@ impl NodePlanner<'_> {
 
     fn tap_helper(
         &self,
-        name: &str,
+        part: Part,
         cgroup: &str,
         trunk: &Path,
         control_directory: &Path,
     ) -> TapHelperPlan {
         let control = control_directory.join("control.sock");
         let process = HelperSpec {
-            id: format!("{}.{}.{name}", dotless(self.vnet.name), self.name),
-            dir: self.directory().join("helpers").join(name),
+            id: self.id(part),
+            dir: self.record(part),
             argv: vec![
                 self.vnet.places.binary("pdp-tap"),
                 "--trunk".into(),
                 trunk.to_string_lossy().into_owned(),
                 "--control".into(),
-                control.to_string_lossy().into_owned(),
             ],
             env: BTreeMap::new(),
             cgroup: format!("{cgroup}/helpers"),
@@ -267,11 +248,10 @@ impl NodePlanner<'_> {
 
     fn mirror(&self) -> MirrorPlan {
         let directory = self.directory();
-        let helper = directory.join("helpers/mirror");
         let config_file = directory.join("mirror.json");
         let process = HelperSpec {
-            id: format!("{}.{}.mirror", dotless(self.vnet.name), self.name),
-            dir: helper,
+            id: self.id(Part::Mirror),
+            dir: self.record(Part::Mirror),
             argv: vec![
                 self.vnet.places.binary("pdp-mirror"),
                 "--config".into(),
@@ -290,13 +270,14 @@ impl NodePlanner<'_> {
             routes_socket: directory.join("routes/routes.sock"),
             control_socket: directory.join("mirror.sock"),
             routes_max: u64::from(self.node.resources.routes),
+            receive_bytes: self.node.notification_bytes(),
         };
         MirrorPlan { process, config_file, config }
     }
 
     fn guest(&self, data_plane: &DataPlane, number: u32, placement: &Placement) -> GuestPlan {
         let directory = self.directory().join(format!("g{number}"));
-        let cgroup = format!("{}.g{number}", self.cgroup());
+        let cgroup = Places::guest_cgroup(self.vnet.name, self.name, number);
         let engine = self.vnet.substrate.forwarding_engines.get(&placement.engine);
         let cpus = engine.map(|engine| engine.cpus.to_string());
         let attach = data_plane.attach();
@@ -348,11 +329,12 @@ impl NodePlanner<'_> {
             });
         }
         let container = GuestSpec {
-            id: format!("{}.{}.g{number}", dotless(self.vnet.name), self.name),
-            dir: directory.clone(),
+            id: self.id(Part::Guest(number)),
+            dir: self.record(Part::Guest(number)),
             cgroup: cgroup.clone(),
             root: image,
             profile: Profile::Forwarding { tap: attach == Attach::Tap },
+            privileged: false,
             users: self.users(),
             uid: PROGRAM_UID,
             hostname: format!("{}-g{number}", self.name),
@@ -370,12 +352,14 @@ impl NodePlanner<'_> {
                 processes: Some(u64::from(data_plane.processes)),
                 cpus,
             },
+            open_files_max: FORWARDING_OPEN_FILES_MAX
+                + VPORT_OPEN_FILES_MAX * self.node.interfaces.len() as u64,
             log_bytes_max: LOG_BYTES_MAX,
         };
         let taps = (attach == Attach::Tap).then(|| {
             let taps = self.taps(Some(self.vnet.uid + PROGRAM_UID));
             let helper = self.tap_helper(
-                &format!("tap-g{number}"),
+                Part::GuestTap(number),
                 &cgroup,
                 &directory.join("memif/memif.sock"),
                 &directory.join("tap"),
@@ -383,17 +367,20 @@ impl NodePlanner<'_> {
             (taps, helper)
         });
         let hash = hash(&(
+            (pdp_wire::tag::VERSION, routes::VERSION, tap::VERSION),
             &without_limits(&container),
             taps.as_ref().map(|(taps, helper)| (tap_words(taps), helper.process.clone())),
         ));
         let mirrored = matches!(data_plane.program, Program::BuiltIn(BuiltIn::Router));
         let quota = (attach == Attach::Runtime).then(|| directory.join("quota").join(QUOTA_FILE));
-        GuestPlan { container, hash, mirrored, placement: placement.clone(), taps, quota }
+        let (socket, placement) = (directory.join("memif/memif.sock"), placement.clone());
+        GuestPlan { container, socket, hash, mirrored, placement, taps, quota }
     }
 
     /// Of the control side: a change of it makes the control guest, its TAPs and helpers anew.
     fn control_hash(&self, control: &GuestSpec, taps: &[TapSpec]) -> String {
-        hash(&(without_limits(control), tap_words(taps), self.node.resources.routes))
+        let versions = (pdp_wire::tag::VERSION, tap::VERSION, mirror::VERSION);
+        hash(&(versions, without_limits(control), tap_words(taps), self.node.resources.routes))
     }
 
     pub(super) fn mux_node(&self, plan: &NodePlan) -> mux::Node {
@@ -408,7 +395,7 @@ impl NodePlanner<'_> {
                 .iter()
                 .map(|(&number, guest)| mux::Guest {
                     number,
-                    socket: plan.directory.join(format!("g{number}/memif/memif.sock")),
+                    socket: guest.socket.clone(),
                     attach: match data_plane.attach() {
                         Attach::Runtime => mux::Attach::Runtime,
                         Attach::Memif => mux::Attach::Memif,

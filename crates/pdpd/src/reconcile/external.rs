@@ -8,16 +8,17 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use pdp_container::Process;
 use pdp_net::interface::Interface;
 use pdp_net::xdp::Xdp;
 use pdp_proto::mux;
 use pdp_spec::DeviceAttach;
 use pdp_spec::limits::MTU_MAX;
 
-use super::{Attached, Reconciler};
+use super::{Doing, Next, Reconciler, lock};
 use crate::host::{self, HostError};
 use crate::key::Key;
-use crate::plan::{DevicePlan, Directory, ExternalPlan, GeneratorPlan, MUX_UID, MemifPlan};
+use crate::plan::{DevicePlan, Directory, ExternalPlan, GeneratorPlan, MemifPlan, Plan, VnetPlan};
 
 /// What is to be done about an external interface.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,34 +31,146 @@ enum Step {
     Make,
 }
 
-impl Reconciler<'_> {
-    pub(super) fn external(&mut self, name: &str, wanted: &ExternalPlan) -> Result<(), HostError> {
+/// What is known of an external interface.
+#[derive(Debug, Default)]
+pub(super) struct ExternalSide {
+    /// The mux that has it.
+    mux: Option<Process>,
+    attached: Option<Attached>,
+    /// Whether the last attempt to make it failed.
+    failed: bool,
+}
+
+#[derive(Debug)]
+struct Attached {
+    told: mux::External,
+    /// What it was made from: that of its journal.
+    made_for: String,
+    xdp: Option<Xdp>,
+}
+
+impl Reconciler {
+    pub(super) fn external(
+        &self,
+        name: &str,
+        wanted: &ExternalPlan,
+        plan: &Plan,
+        doing: &mut Doing<'_>,
+    ) -> Result<Next, HostError> {
+        if self.mux_comes() {
+            return Ok(Next::After(Key::Mux));
+        }
+        let Some(mux) = self.mux_process() else { return Err(HostError::NoMux) };
+        let mut side = lock(&self.externals).remove(name).unwrap_or_default();
+        if side.mux != Some(mux) {
+            side = ExternalSide { mux: Some(mux), ..ExternalSide::default() };
+        }
+        let before = side.attached.is_some();
+        let result = self.attach(name, wanted, &mut side.attached);
+        if side.attached.is_some() && !before {
+            // The mux refuses vnets that use what it has not.
+            let using = plan.vnets.iter().filter(|(_, vnet)| vnet.externals().any(|of| of == name));
+            doing.wake.extend(using.map(|(vnet, _)| Key::vnet(vnet)));
+        }
+        side.failed = result.is_err();
+        lock(&self.externals).insert(name.into(), side);
+        result.map(|()| Next::Done)
+    }
+
+    /// An external interface of a vnet that nobody has tried to make for this mux.
+    pub(super) fn external_to_come(&self, vnet: &VnetPlan, plan: &Plan) -> Option<Key> {
+        let mux = self.mux_process()?;
+        let sides = lock(&self.externals);
+        let tried = |name: &str| {
+            let side = sides.get(name).filter(|side| side.mux == Some(mux));
+            side.is_some_and(|side| side.attached.is_some() || side.failed)
+        };
+        let mut names = vnet.externals();
+        let name = names.find(|name| plan.externals.contains_key(*name) && !tried(name))?;
+        Some(Key::external(name))
+    }
+
+    /// Externals whose device is another one than it was, or gone. The kernel is asked, so this is to
+    /// be called now and then.
+    pub fn changed_devices(&self) -> Vec<Key> {
+        let sides = lock(&self.externals);
+        let changed = sides.iter().filter(|(_, side)| {
+            let told = side.attached.as_ref().map(|attached| &attached.told);
+            told.and_then(|told| Some((told.device()?, told.mtu))).is_some_and(|(was, mtu)| {
+                Interface::by_name(&was.device).map_or(true, |device| {
+                    (device.index, device.mac, device.mtu) != (was.ifindex, was.mac, mtu)
+                })
+            })
+        });
+        changed.map(|(name, _)| Key::external(name)).collect()
+    }
+
+    fn attach(
+        &self,
+        name: &str,
+        wanted: &ExternalPlan,
+        attached: &mut Option<Attached>,
+    ) -> Result<(), HostError> {
         match wanted {
             ExternalPlan::Device(device) => match device.attach {
-                DeviceAttach::AfXdp => self.xdp_device(name, device),
-                DeviceAttach::Packet => self.packet_device(name, device),
+                DeviceAttach::AfXdp => self.xdp_device(name, device, attached),
+                DeviceAttach::Packet => self.packet_device(name, device, attached),
             },
-            ExternalPlan::Memif(memif) => self.memif(name, memif),
-            ExternalPlan::Generator(generator) => self.generator(name, generator),
+            ExternalPlan::Memif(memif) => self.memif(name, memif, attached),
+            ExternalPlan::Generator(generator) => self.generator(name, generator, attached),
         }
     }
 
-    /// Removes what was made for an external that the mux has forgotten.
-    pub(super) fn remove_external(&self, name: &str, pins: &str) -> Result<(), HostError> {
-        if !pins.is_empty() {
-            pdp_net::xdp::detach(Path::new(pins))?;
+    /// Removes what was made for an external.
+    pub(super) fn remove_external(
+        &self,
+        name: &str,
+        plan: &Plan,
+        doing: &mut Doing<'_>,
+    ) -> Result<Next, HostError> {
+        if plan.mux.is_some() && self.mux_comes() {
+            return Ok(Next::After(Key::Mux));
         }
-        let socket = self.host.places.external_memif(name);
-        host::remove_directory(socket.parent().unwrap_or(&socket))
+        let sides: Vec<_> =
+            lock(&self.vnets).iter().map(|(vnet, side)| (vnet.clone(), side.clone())).collect();
+        for (vnet, side) in sides {
+            if lock(&side).told.as_ref().is_some_and(|told| uses(told, name)) {
+                return Ok(Next::After(Key::vnet(&vnet)));
+            }
+        }
+        (doing.told)(&format!("stopping external {name}"));
+        let machine = &self.machine;
+        if self.mux_process().is_some() && machine.mux()?.externals.iter().any(|has| has == name) {
+            machine.delete_external(name)?;
+        }
+        lock(&self.externals).remove(name);
+        let key = Key::external(name).to_string();
+        if let Some(thing) = self.state.thing(&key)?
+            && !thing.detail.is_empty()
+        {
+            pdp_net::xdp::detach(Path::new(&thing.detail))?;
+        }
+        let socket = self.places.external_memif(name);
+        machine.remove_directory(socket.parent().unwrap_or(&socket))?;
+        if plan.externals.is_empty() {
+            machine.remove_if_empty("externals");
+        }
+        self.state.forget(&key)?;
+        Ok(Next::Gone)
     }
 
-    fn xdp_device(&mut self, name: &str, wanted: &DevicePlan) -> Result<(), HostError> {
-        let host = self.host;
-        let device = self.device(name, wanted)?;
+    fn xdp_device(
+        &self,
+        name: &str,
+        wanted: &DevicePlan,
+        attached: &mut Option<Attached>,
+    ) -> Result<(), HostError> {
+        let machine = &self.machine;
+        let device = device(wanted, attached)?;
         let tell = device_told(name, &device, mux::Outlet::Xdp);
         let made_for = format!("{} {}", wanted.device, device.index);
         let pins = wanted.pins.to_string_lossy();
-        let step = self.begin(name, &made_for, &pins)?;
+        let step = self.begin(name, &made_for, &pins, attached)?;
         let xdp = match step {
             Step::Tell => None,
             Step::Adopt | Step::Make => {
@@ -65,12 +178,15 @@ impl Reconciler<'_> {
                 Some(Xdp::attach(&wanted.device, &wanted.pins)?)
             }
         };
-        let Some(mut xdp) = xdp else { return self.retake(name, wanted, tell) };
+        let Some(mut xdp) = xdp else {
+            self.retake(wanted, tell, attached)?;
+            return whole_frames(wanted, &device);
+        };
         if step == Step::Adopt {
             // The mux's sockets are in the map already.
-            host.mux.put_external(tell.clone(), &[])?;
+            machine.put_external(tell.clone(), &[])?;
         } else {
-            let pool = host.mux.hello()?.pool;
+            let pool = machine.mux()?.pool;
             let mut sockets = Vec::new();
             for queue in 0..device.receive_queues.max(1) {
                 let mode = pdp_afxdp::Mode::ZeroCopyIfPossible;
@@ -83,23 +199,29 @@ impl Reconciler<'_> {
                 sockets.push((queue, socket));
             }
             let descriptors: Vec<_> = sockets.iter().map(|(_, socket)| socket.as_fd()).collect();
-            host.mux.put_external(tell.clone(), &descriptors)?;
+            machine.put_external(tell.clone(), &descriptors)?;
             let by_queue: Vec<_> =
                 sockets.iter().map(|(queue, socket)| (*queue, socket.as_fd())).collect();
             xdp.set_sockets(&by_queue)?;
         }
         take(&mut xdp, wanted)?;
-        self.made(name, tell, made_for, &pins, Some(xdp))
+        *attached = Some(self.made(name, tell, made_for, &pins, Some(xdp))?);
+        whole_frames(wanted, &device)
     }
 
-    fn packet_device(&mut self, name: &str, wanted: &DevicePlan) -> Result<(), HostError> {
-        let device = self.device(name, wanted)?;
+    fn packet_device(
+        &self,
+        name: &str,
+        wanted: &DevicePlan,
+        attached: &mut Option<Attached>,
+    ) -> Result<(), HostError> {
+        let device = device(wanted, attached)?;
         let tell = device_told(name, &device, mux::Outlet::Packet);
         let made_for = format!("packet {} {} {}", wanted.device, device.index, wanted.workers);
         let pins = wanted.pins.to_string_lossy();
-        let step = self.begin(name, &made_for, &pins)?;
+        let step = self.begin(name, &made_for, &pins, attached)?;
         if step == Step::Tell {
-            return self.retake(name, wanted, tell);
+            return self.retake(wanted, tell, attached);
         }
         prepare_pins(&wanted.pins)?;
         let (mut xdp, filter) = Xdp::attach_behind_sockets(&wanted.device, &wanted.pins)?;
@@ -110,123 +232,146 @@ impl Reconciler<'_> {
             sockets = pdp_net::packet::open(&wanted.device, device.index, wanted.workers, filter)?;
         }
         let descriptors: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
-        self.host.mux.put_external(tell.clone(), &descriptors)?;
-        self.made(name, tell, made_for, &pins, Some(xdp))
+        self.machine.put_external(tell.clone(), &descriptors)?;
+        *attached = Some(self.made(name, tell, made_for, &pins, Some(xdp))?);
+        Ok(())
     }
 
     /// Tells the mux and the program of a device that is as this pdpd made it.
     fn retake(
-        &mut self,
-        name: &str,
+        &self,
         wanted: &DevicePlan,
         tell: mux::External,
+        attached: &mut Option<Attached>,
     ) -> Result<(), HostError> {
-        self.tell(name, tell)?;
-        let attached = self.mux.externals.get_mut(name);
-        if let Some(xdp) = attached.and_then(|attached| attached.xdp.as_mut()) {
-            take(xdp, wanted)?;
+        self.retell(tell, attached)?;
+        match attached.as_mut().and_then(|attached| attached.xdp.as_mut()) {
+            Some(xdp) => take(xdp, wanted),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    fn memif(&mut self, name: &str, wanted: &MemifPlan) -> Result<(), HostError> {
+    fn memif(
+        &self,
+        name: &str,
+        wanted: &MemifPlan,
+        attached: &mut Option<Attached>,
+    ) -> Result<(), HostError> {
         let gid = wanted.group.as_deref().map_or(Ok(0), host::group_id)?;
         // DPDK's client refuses a socket in a directory that it can't write.
-        let directory = Directory {
-            path: wanted.socket.parent().unwrap_or(&wanted.socket).into(),
-            uid: MUX_UID,
-            gid,
-            mode: 0o770,
-        };
-        let host = self.host;
+        let path = wanted.socket.parent().unwrap_or(&wanted.socket).into();
+        let directory = Directory { path, gid, writable: true };
+        let machine = &self.machine;
         let socket = wanted.socket.clone();
         let tell = mux::External {
             name: name.into(),
             mtu: wanted.mtu,
             outlet: mux::Outlet::Memif { socket },
         };
-        self.simple(name, tell, format!("memif {gid}"), || {
-            host.make_directory(&directory).map(|()| None)
+        self.simple(name, tell, format!("memif {gid}"), attached, || {
+            machine.make_directory(&directory).map(|()| None)
         })
     }
 
-    fn generator(&mut self, name: &str, wanted: &GeneratorPlan) -> Result<(), HostError> {
+    fn generator(
+        &self,
+        name: &str,
+        wanted: &GeneratorPlan,
+        attached: &mut Option<Attached>,
+    ) -> Result<(), HostError> {
         let outlet = mux::Outlet::Generator(wanted.told.clone());
         let tell = mux::External { name: name.into(), mtu: MTU_MAX, outlet };
         let made_for = format!("generator {}", wanted.hash);
-        self.simple(name, tell, made_for, || frames_memfd(wanted).map(Some))
+        self.simple(name, tell, made_for, attached, || frames_memfd(wanted).map(Some))
     }
 
     /// An external without pins: one descriptor, or none.
     fn simple(
-        &mut self,
+        &self,
         name: &str,
         tell: mux::External,
         made_for: String,
+        attached: &mut Option<Attached>,
         make: impl FnOnce() -> Result<Option<OwnedFd>, HostError>,
     ) -> Result<(), HostError> {
-        let descriptor = match self.begin(name, &made_for, "")? {
-            Step::Tell => return self.tell(name, tell),
+        let descriptor = match self.begin(name, &made_for, "", attached)? {
+            Step::Tell => return self.retell(tell, attached),
             Step::Adopt => None,
             Step::Make => make()?,
         };
         let descriptors: Vec<BorrowedFd<'_>> = descriptor.iter().map(AsFd::as_fd).collect();
-        self.host.mux.put_external(tell.clone(), &descriptors)?;
-        self.made(name, tell, made_for, "", None)
-    }
-
-    fn device(&mut self, name: &str, wanted: &DevicePlan) -> Result<Interface, HostError> {
-        let device = Interface::by_name(&wanted.device);
-        Ok(device.inspect_err(|_| drop(self.mux.externals.remove(name)))?)
+        self.machine.put_external(tell.clone(), &descriptors)?;
+        *attached = Some(self.made(name, tell, made_for, "", None)?);
+        Ok(())
     }
 
     /// What is to be done for an external that is to be made from `made_for`; the journal knows of
     /// it then. The pins of what it was before are removed.
-    fn begin(&mut self, name: &str, made_for: &str, pins: &str) -> Result<Step, HostError> {
-        let attached = self.mux.externals.get(name);
-        if attached.is_some_and(|attached| attached.made_for == made_for) {
+    fn begin(
+        &self,
+        name: &str,
+        made_for: &str,
+        pins: &str,
+        attached: &mut Option<Attached>,
+    ) -> Result<Step, HostError> {
+        if attached.as_ref().is_some_and(|attached| attached.made_for == made_for) {
             return Ok(Step::Tell);
         }
-        self.mux.externals.remove(name);
-        let host = self.host;
+        *attached = None;
         let key = Key::external(name).to_string();
-        let thing = host.state.thing(&key)?;
+        let thing = self.state.thing(&key)?;
         if let Some(thing) = &thing {
             if thing.hash.as_deref() == Some(made_for) {
-                let known = host.mux.hello()?.externals.iter().any(|known| known == name);
+                let known = self.machine.mux()?.externals.iter().any(|known| known == name);
                 return Ok(if known { Step::Adopt } else { Step::Make });
             }
             if !thing.detail.is_empty() && thing.detail != pins {
                 pdp_net::xdp::detach(Path::new(&thing.detail))?;
             }
         }
-        host.state.intend(&key, pins)?;
+        self.state.intend(&key, pins)?;
         Ok(Step::Make)
     }
 
     /// Tells the mux of an external that it has, if there is anything new.
-    fn tell(&mut self, name: &str, tell: mux::External) -> Result<(), HostError> {
-        if let Some(attached) = self.mux.externals.get_mut(name)
+    fn retell(
+        &self,
+        tell: mux::External,
+        attached: &mut Option<Attached>,
+    ) -> Result<(), HostError> {
+        if let Some(attached) = attached
             && attached.told != tell
         {
-            self.host.mux.put_external(tell.clone(), &[])?;
+            self.machine.put_external(tell.clone(), &[])?;
             attached.told = tell;
         }
         Ok(())
     }
 
     fn made(
-        &mut self,
+        &self,
         name: &str,
         told: mux::External,
         made_for: String,
         pins: &str,
         xdp: Option<Xdp>,
-    ) -> Result<(), HostError> {
-        self.host.state.confirm(&Key::external(name).to_string(), &made_for, pins)?;
-        self.mux.externals.insert(name.into(), Attached { told, made_for, xdp });
-        Ok(())
+    ) -> Result<Attached, HostError> {
+        self.state.confirm(&Key::external(name).to_string(), &made_for, pins)?;
+        Ok(Attached { told, made_for, xdp })
     }
+}
+
+/// The device of an external. What was made for one that is gone is no longer there.
+fn device(wanted: &DevicePlan, attached: &mut Option<Attached>) -> Result<Interface, HostError> {
+    Ok(Interface::by_name(&wanted.device).inspect_err(|_| *attached = None)?)
+}
+
+fn uses(told: &mux::Vnet, external: &str) -> bool {
+    let is_end = |end: &mux::End| match end {
+        mux::End::External { interface, .. } => interface == external,
+        mux::End::Port { .. } => false,
+    };
+    told.vlinks.iter().any(|link| is_end(&link.a) || is_end(&link.b))
 }
 
 /// Has the program take what is PdP's.
@@ -235,6 +380,15 @@ fn take(xdp: &mut Xdp, wanted: &DevicePlan) -> Result<(), HostError> {
     xdp.take_all(wanted.take_all)?;
     if wanted.attach == DeviceAttach::Packet && wanted.take_all {
         pdp_net::ethtool::aggregation_off(&wanted.device)?;
+    }
+    Ok(())
+}
+
+/// Sees to it that frames of a whole interface have their VLAN tags. What can't be had is told, and
+/// stops nothing.
+fn whole_frames(wanted: &DevicePlan, device: &Interface) -> Result<(), HostError> {
+    if wanted.take_all && !pdp_net::ethtool::tags_in_frames(device)? {
+        return Err(HostError::Tags(wanted.device.clone()));
     }
     Ok(())
 }

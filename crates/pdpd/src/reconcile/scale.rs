@@ -3,7 +3,7 @@
 //! To the mux, a guest that arrives and one that leaves are alike: it gets no frames. One that
 //! arrives, or comes again after it ended, is let in once it has its control guest's routes, if
 //! there are others to do its work until then. One that leaves is taken out, with its container,
-//! once it has given back what it had. Both waits are bounded.
+//! once it has given back what it had, or after [`LEAVE_MAX`].
 //!
 //! Programs that are not on the runtime don't say what they have: they get [`GRACE`] to give it
 //! back. Of a program that is not the built-in router nothing is known of its routes: it is let in
@@ -15,14 +15,11 @@ use std::time::{Duration, Instant};
 
 use pdp_proto::mux;
 
-use super::{Reconciler, Told};
-use crate::control::{ControlError, Mirror};
-use crate::host::{HostError, words};
-use crate::key::Key;
-use crate::plan::{Plan, VnetPlan};
-
-/// Longest wait of a run for the routes of guests that arrive; later runs look again.
-const ARRIVE_MAX: Duration = Duration::from_secs(10);
+use super::vnet::VnetSide;
+use super::{Reconciler, lock};
+use crate::control::ControlError;
+use crate::host::HostError;
+use crate::plan::VnetPlan;
 
 /// Longest wait for what a guest that leaves still has; it is lost then, and counted.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
@@ -30,109 +27,97 @@ const LEAVE_MAX: Duration = Duration::from_secs(5);
 /// What a guest that says nothing of its frames gets for giving back what it has.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// Between two looks.
-const LOOK_PAUSE: Duration = Duration::from_millis(5);
-
-/// Longest wait for a route mirror's answer.
-const MIRROR_WAIT: Duration = Duration::from_secs(1);
-
-impl Reconciler<'_> {
-    /// Remembers guests that are to be started beside others that run.
-    pub(super) fn hold_back(&mut self, name: &str, plan: &VnetPlan) {
-        for (node, node_plan) in &plan.nodes {
-            if node_plan.guests.len() < 2 {
-                // Whoever comes last is let in, whatever it has.
-                self.mux.arriving.retain(|key| !is_guest_of(key, name, node));
-                continue;
-            }
-            let runs = |directory: &Path| self.host.running(directory).is_some();
-            let (run, missing): (Vec<_>, Vec<_>) =
-                node_plan.guests.iter().partition(|(_, guest)| runs(&guest.container.dir));
-            let key = |number: &u32| Key::guest(name, node, *number);
-            if run.iter().any(|(number, _)| !self.mux.arriving.contains(&key(number))) {
-                let missing = missing.iter().filter(|(_, guest)| guest.mirrored);
-                self.mux.arriving.extend(missing.map(|(number, _)| key(number)));
-            } else {
-                // Nobody is left to forward for them.
-                self.mux.arriving.retain(|key| !is_guest_of(key, name, node));
-            }
+impl Reconciler {
+    /// Remembers guests of a node that are to be started beside others that run.
+    pub(super) fn hold_back(&self, wanted: &VnetPlan, node: &str, side: &mut VnetSide) {
+        let Some(plan) = wanted.nodes.get(node) else { return };
+        let key = |number: &u32| (node.to_owned(), *number);
+        let runs = |directory: &Path| self.machine.running(directory).is_some();
+        let (run, missing): (Vec<_>, Vec<_>) =
+            plan.guests.iter().partition(|(_, guest)| runs(&guest.container.dir));
+        if plan.guests.len() > 1
+            && run.iter().any(|(number, _)| !side.arriving.contains(&key(number)))
+        {
+            side.arriving.retain(|(of, number)| of != node || plan.guests.contains_key(number));
+            let missing = missing.iter().filter(|(_, guest)| guest.mirrored);
+            side.arriving.extend(missing.map(|(number, _)| key(number)));
+        } else {
+            // Nobody is left to forward for them; whoever comes last is let in, whatever it has.
+            side.arriving.retain(|(of, _)| of != node);
         }
     }
 
-    /// What the mux is told of a vnet: guests that arrive get nothing yet.
-    pub(super) fn vnet_told(&self, name: &str, plan: &VnetPlan) -> mux::Vnet {
-        let mut told = plan.mux.clone();
-        for node in &mut told.nodes {
-            for guest in node.router.iter_mut().flat_map(|router| &mut router.guests) {
-                let key = Key::guest(name, &node.name, guest.number);
-                guest.leaving = self.mux.arriving.contains(&key);
-            }
-        }
-        told
-    }
-
-    /// Lets guests in that have their routes; whether all are in.
-    pub(super) fn let_in(&mut self, plan: &Plan, told: Told<'_>) -> bool {
-        self.mux.arriving.retain(|key| guest_of(plan, key).is_some());
-        let end = Instant::now() + ARRIVE_MAX;
-        let total = self.mux.arriving.len() as u64;
-        while !self.mux.arriving.is_empty() {
-            let mut waits = false;
-            for key in self.mux.arriving.clone() {
-                let Some((mirror, directory)) = guest_of(plan, &key) else { continue };
-                let runs = self.host.running(directory).is_some();
-                if runs && has_routes(&key, mirror) {
-                    self.mux.arriving.remove(&key);
-                } else {
-                    waits |= runs;
-                }
-            }
-            self.tell_arrivals(plan);
-            if !waits || Instant::now() > end {
-                break;
-            }
-            let left = self.mux.arriving.len() as u64;
-            told(total - left, total, "waiting until new guests have their routes");
-            std::thread::sleep(LOOK_PAUSE);
-        }
-        self.tell_arrivals(plan);
-        self.mux.arriving.is_empty()
-    }
-
-    fn tell_arrivals(&mut self, plan: &Plan) {
-        for (name, vnet) in &plan.vnets {
-            let wanted = self.vnet_told(name, vnet);
-            // A vnet that was refused is told of again by the next run, with all that belongs to it.
-            if self.mux.vnets.get(name).is_none_or(|before| *before == wanted) {
-                continue;
-            }
-            match self.host.mux.put_vnet(wanted.clone()) {
-                Ok(()) => drop(self.mux.vnets.insert(name.clone(), wanted)),
-                Err(error) => tracing::warn!("vnet {name}: {}", words(&error)),
-            }
+    /// Before a guest is started that runs no more: the mux gives it nothing until it is let in.
+    pub(super) fn begin_arrival(&self, vnet: &str, wanted: &VnetPlan, node: &str) {
+        let side = self.vnet_side(vnet);
+        let mut side = lock(&side);
+        self.hold_back(wanted, node, &mut side);
+        if let Err(error) = self.tell(wanted, &mut side) {
+            // It is told as a whole once more when the vnet or the mux comes to it.
+            tracing::warn!("vnet {vnet}: {}", crate::host::words(&error));
         }
     }
 
-    /// Waits until guests that the mux has and the plan hasn't have given back what they had.
+    /// Whether a guest that runs gets frames; lets it in if it has its routes.
+    pub(super) fn has_arrived(
+        &self,
+        vnet: &str,
+        wanted: &VnetPlan,
+        node: &str,
+        number: u32,
+    ) -> Result<bool, HostError> {
+        let side = self.vnet_side(vnet);
+        let key = (node.to_owned(), number);
+        if !lock(&side).arriving.contains(&key) {
+            return Ok(true);
+        }
+        let mirror = wanted.nodes.get(node).and_then(|node| node.mirror.as_ref());
+        let routes = mirror
+            .is_none_or(|mirror| self.machine.has_routes(&mirror.config.control_socket, number));
+        let mut side = lock(&side);
+        if routes {
+            side.arriving.remove(&key);
+            self.tell(wanted, &mut side)?;
+        }
+        Ok(routes)
+    }
+
+    /// Tells the mux who gets frames now, if it knows the vnet and that is new.
+    fn tell(&self, wanted: &VnetPlan, side: &mut VnetSide) -> Result<(), HostError> {
+        if side.told.is_none() || side.mux != self.mux_process() || !side.leaving.is_empty() {
+            // It will be told of the whole.
+            return Ok(());
+        }
+        let told = to_tell(wanted, side);
+        if side.told.as_ref() != Some(&told) {
+            self.machine.put_vnet(told.clone())?;
+            side.told = Some(told);
+        }
+        Ok(())
+    }
+
+    /// Tells the mux of a vnet as planned; first only that guests which the mux has and the plan hasn't
+    /// get nothing any more, until they have given back what they had. Whether it is told of all.
     pub(super) fn let_out(
         &self,
         name: &str,
-        plan: &VnetPlan,
-        wanted: &mux::Vnet,
-        told: Told<'_>,
-    ) -> Result<(), HostError> {
-        let stats = match self.host.mux.stats(Some(name)) {
+        wanted: &VnetPlan,
+        side: &mut VnetSide,
+    ) -> Result<bool, HostError> {
+        let mut told = to_tell(wanted, side);
+        if side.told.as_ref() == Some(&told) {
+            return Ok(true);
+        }
+        let stats = match self.machine.mux_stats(name) {
             // It has no such vnet.
-            Err(ControlError::Refused { .. }) => return Ok(()),
+            Err(ControlError::Refused { .. }) => mux::Stats::default(),
             stats => stats?,
         };
-        let Some(has) = stats.vnets.get(name) else { return Ok(()) };
-        let mut vnet = wanted.clone();
-        let mut leaving: Vec<(String, u32)> = Vec::new();
-        let mut grace = Duration::ZERO;
-        for node in &mut vnet.nodes {
-            let (Some(has), Some(node_plan)) =
-                (has.nodes.get(&node.name), plan.nodes.get(&node.name))
+        let mut since = BTreeMap::new();
+        let has = stats.vnets.get(name).map(|vnet| &vnet.nodes);
+        for node in &mut told.nodes {
+            let (Some(has), Some(plan)) =
+                (has.and_then(|has| has.get(&node.name)), wanted.nodes.get(&node.name))
             else {
                 continue;
             };
@@ -140,74 +125,49 @@ impl Reconciler<'_> {
             // A program that was replaced by one of another kind leaves at once: all of its guests
             // start anew.
             let Some(attach) = router.guests.first().map(|guest| guest.attach) else { continue };
-            for (&number, _) in has.guests.iter().filter(|(_, guest)| guest.connected) {
-                if node_plan.guests.contains_key(&number) {
+            let grace = if attach == mux::Attach::Runtime { Duration::ZERO } else { GRACE };
+            for (&number, guest) in has.guests.iter().filter(|(_, guest)| guest.connected) {
+                if plan.guests.contains_key(&number) {
                     continue;
                 }
+                let key = (node.name.clone(), number);
+                let begun = side.leaving.get(&key).copied();
+                let waited = begun.map(|begun| begun.elapsed());
+                let frames = guest.in_flight;
+                if waited.is_some_and(|waited| waited >= grace && frames == 0) {
+                    continue;
+                }
+                if waited.is_some_and(|waited| waited > LEAVE_MAX) {
+                    let who = format!("{name}/{}:g{number}", node.name);
+                    tracing::warn!("{who}: {frames} frames not given back in time; they are lost");
+                    continue;
+                }
+                since.insert(key, begun.unwrap_or_else(Instant::now));
                 router.guests.push(mux::Guest {
                     number,
-                    socket: node_plan.directory.join(format!("g{number}/memif/memif.sock")),
+                    socket: plan.directory.join(format!("g{number}/memif/memif.sock")),
                     attach,
                     weight: 1,
                     leaving: true,
                 });
-                if attach != mux::Attach::Runtime {
-                    grace = GRACE;
-                }
-                leaving.push((node.name.clone(), number));
             }
         }
-        if leaving.is_empty() {
-            return Ok(());
+        side.leaving = since;
+        if side.told.as_ref() != Some(&told) {
+            self.machine.put_vnet(told.clone())?;
+            side.told = Some(told);
         }
-        self.host.mux.put_vnet(vnet)?;
-        std::thread::sleep(grace);
-        let end = Instant::now() + LEAVE_MAX;
-        loop {
-            let stats = self.host.mux.stats(Some(name))?;
-            let left: BTreeMap<String, u64> = leaving
-                .iter()
-                .filter_map(|(node, number)| {
-                    let guest = stats.vnets.get(name)?.nodes.get(node)?.guests.get(number)?;
-                    (guest.in_flight > 0)
-                        .then(|| (format!("{name}/{node}:g{number}"), guest.in_flight))
-                })
-                .collect();
-            if left.is_empty() {
-                return Ok(());
-            }
-            let names: Vec<&str> = left.keys().map(String::as_str).collect();
-            let frames: u64 = left.values().sum();
-            if Instant::now() > end {
-                let names = names.join(", ");
-                tracing::warn!("{names}: {frames} frames not given back in time; they are lost");
-                return Ok(());
-            }
-            let total = leaving.len() as u64;
-            let what = format!("waiting for {frames} frames in {}", names.join(", "));
-            told(total - left.len() as u64, total, &what);
-            std::thread::sleep(LOOK_PAUSE);
-        }
+        Ok(side.leaving.is_empty())
     }
 }
 
-fn is_guest_of(key: &Key, vnet: &str, node: &str) -> bool {
-    matches!(key, Key::Guest { vnet: of, node: at, .. } if of == vnet && at == node)
-}
-
-/// The mirror's control socket and the directory of a guest that the plan has.
-fn guest_of<'p>(plan: &'p Plan, key: &Key) -> Option<(&'p Path, &'p Path)> {
-    let Key::Guest { vnet, node, number } = key else { return None };
-    let node = plan.vnets.get(vnet)?.nodes.get(node)?;
-    let guest = node.guests.get(number)?;
-    Some((&node.mirror.as_ref()?.config.control_socket, &guest.container.dir))
-}
-
-/// Whether a guest's tables equal the kernel's, as far as its mirror knows.
-fn has_routes(key: &Key, mirror: &Path) -> bool {
-    let Key::Guest { number, .. } = key else { return false };
-    let status = Mirror { path: mirror.into() }.status(MIRROR_WAIT);
-    status.is_ok_and(|status| {
-        status.guests.iter().any(|guest| guest.guest == *number && guest.synced)
-    })
+/// What the mux is told of a vnet: guests that arrive get nothing yet.
+fn to_tell(wanted: &VnetPlan, side: &VnetSide) -> mux::Vnet {
+    let mut told = wanted.mux.clone();
+    for node in &mut told.nodes {
+        for guest in node.router.iter_mut().flat_map(|router| &mut router.guests) {
+            guest.leaving = side.arriving.contains(&(node.name.clone(), guest.number));
+        }
+    }
+    told
 }

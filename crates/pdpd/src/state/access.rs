@@ -1,22 +1,12 @@
-//! Tokens, and the audit log.
-//!
-//! - Of a token only its SHA-256 is stored: who reads the file can't come with what is in it.
-//! - The audit log has a row a request. Of requests that change something, and of all others, the
-//!   newest [`AUDIT_ROWS_MAX`] each are kept, and up to [`PRUNE_ROWS`] more: whoever asks much does
-//!   not push out what was changed.
+//! Tokens: of each only its SHA-256 is stored, so that who reads the file can't come with what is in
+//! it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use pdp_api::{AuditEntry, AuditQuery, Role, Token};
+use pdp_api::{Role, Token};
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::{State, StateError};
-
-/// Rows of the audit log that are kept of requests that change something, and of all others.
-pub const AUDIT_ROWS_MAX: u64 = 100_000;
-
-/// Rows that may come before the oldest go.
-pub const PRUNE_ROWS: u64 = 1000;
 
 /// Tokens at a time, expired ones too until they are revoked.
 pub const TOKENS_MAX: u64 = 10_000;
@@ -25,15 +15,7 @@ pub(super) const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS tokens (
     id INTEGER PRIMARY KEY AUTOINCREMENT, hash BLOB NOT NULL UNIQUE, role TEXT NOT NULL,
     tenant TEXT, created_ms INTEGER NOT NULL, expires_ms INTEGER) STRICT;
-CREATE TABLE IF NOT EXISTS audit (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, who TEXT NOT NULL,
-    origin TEXT NOT NULL, role TEXT, tenant TEXT, what TEXT NOT NULL, vnet TEXT,
-    changes INTEGER NOT NULL, status INTEGER, error TEXT, duration_us INTEGER) STRICT;
-CREATE INDEX IF NOT EXISTS audit_changes ON audit (changes, id);
 ";
-
-const COLUMNS: &str =
-    "id, at_ms, who, origin, role, tenant, what, vnet, changes, status, error, duration_us";
 
 /// Milliseconds since 1970.
 pub fn now_ms() -> u64 {
@@ -95,90 +77,6 @@ impl State {
         })?;
         Ok(count > 0)
     }
-
-    /// Writes requests down, one transaction for all; the id of the last. Their own ids are ignored.
-    pub fn audit(&self, entries: &[AuditEntry]) -> Result<u64, StateError> {
-        let mut id = 0;
-        self.write("writing the audit log", |tx| {
-            for e in entries {
-                tx.prepare_cached(
-                    "INSERT INTO audit (at_ms, who, origin, role, tenant, what, vnet, changes,
-                                        status, error, duration_us)
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
-                )?
-                .execute(params![
-                    e.at_ms,
-                    e.who,
-                    e.from,
-                    e.role.map(Role::name),
-                    e.tenant,
-                    e.what,
-                    e.vnet,
-                    e.changes,
-                    e.status,
-                    e.error,
-                    e.duration_us
-                ])?;
-                let last = tx.last_insert_rowid();
-                id = u64::try_from(last).unwrap_or(0);
-                if id.is_multiple_of(PRUNE_ROWS) {
-                    prune(tx, AUDIT_ROWS_MAX)?;
-                }
-            }
-            Ok(())
-        })?;
-        Ok(id)
-    }
-
-    /// Writes down how a request ended.
-    pub fn audit_end(
-        &self,
-        id: u64,
-        status: u16,
-        error: Option<&str>,
-        duration_us: u64,
-    ) -> Result<(), StateError> {
-        self.write("writing the audit log", |tx| {
-            tx.execute(
-                "UPDATE audit SET status=?2, error=?3, duration_us=?4 WHERE id=?1",
-                params![id, status, error, duration_us],
-            )
-            .map(drop)
-        })
-    }
-
-    /// The newest rows that match, oldest first; those of a tenant alone where one is given.
-    pub fn audited(
-        &self,
-        query: &AuditQuery,
-        tenant: Option<&str>,
-    ) -> Result<Vec<AuditEntry>, StateError> {
-        let since = query.since_ms.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX));
-        let mut rows: Vec<AuditEntry> = self.read("reading the audit log", |db| {
-            db.prepare(&format!(
-                "SELECT {COLUMNS} FROM audit
-                 WHERE (?1 IS NULL OR at_ms >= ?1) AND (?2 IS NULL OR who = ?2)
-                   AND (?3 IS NULL OR vnet = ?3) AND (?4 IS NULL OR tenant = ?4)
-                 ORDER BY id DESC LIMIT ?5"
-            ))?
-            .query_map(params![since, query.who, query.vnet, tenant, query.limit()], entry)?
-            .collect()
-        })?;
-        rows.reverse();
-        Ok(rows)
-    }
-}
-
-/// Deletes the oldest rows of each sort beyond `max`.
-fn prune(tx: &rusqlite::Transaction<'_>, max: u64) -> rusqlite::Result<()> {
-    for changes in [false, true] {
-        tx.execute(
-            "DELETE FROM audit WHERE changes=?1 AND id <=
-                 (SELECT id FROM audit WHERE changes=?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
-            params![changes, max],
-        )?;
-    }
-    Ok(())
 }
 
 fn token(row: &Row<'_>) -> rusqlite::Result<Token> {
@@ -191,24 +89,7 @@ fn token(row: &Row<'_>) -> rusqlite::Result<Token> {
     })
 }
 
-fn entry(row: &Row<'_>) -> rusqlite::Result<AuditEntry> {
-    Ok(AuditEntry {
-        id: row.get(0)?,
-        at_ms: row.get(1)?,
-        who: row.get(2)?,
-        from: row.get(3)?,
-        role: role(row, 4)?,
-        tenant: row.get(5)?,
-        what: row.get(6)?,
-        vnet: row.get(7)?,
-        changes: row.get(8)?,
-        status: row.get(9)?,
-        error: row.get(10)?,
-        duration_us: row.get(11)?,
-    })
-}
-
-fn role(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Role>> {
+pub(super) fn role(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Role>> {
     let name: Option<String> = row.get(column)?;
     Ok(name.and_then(|name| Role::ALL.into_iter().find(|role| role.name() == name)))
 }
@@ -216,37 +97,6 @@ fn role(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Role>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn row(what: &str, changes: bool) -> AuditEntry {
-        AuditEntry { what: what.into(), changes, who: "user:root".into(), ..Default::default() }
-    }
-
-    #[test]
-    fn the_oldest_rows_go_and_questions_do_not_push_out_changes() {
-        let directory = tempfile::tempdir().unwrap();
-        let state = State::open(directory.path()).unwrap();
-        state.audit(&[row("the change", true)]).unwrap();
-        let asked: Vec<_> = (0..50).map(|number| row(&format!("GET {number}"), false)).collect();
-        state.audit(&asked).unwrap();
-        state.write("pruning", |tx| prune(tx, 3)).unwrap();
-        let left = state.audited(&AuditQuery::default(), None).unwrap();
-        let what: Vec<&str> = left.iter().map(|row| row.what.as_str()).collect();
-        assert_eq!(what, ["the change", "GET 47", "GET 48", "GET 49"]);
-    }
-
-    #[test]
-    fn what_was_begun_stays_unfinished_until_its_end_is_written() {
-        let directory = tempfile::tempdir().unwrap();
-        let state = State::open(directory.path()).unwrap();
-        let id = state.audit(&[row("POST /v1/apply", true)]).unwrap();
-        drop(state);
-        let state = State::open(directory.path()).unwrap();
-        let rows = state.audited(&AuditQuery::default(), None).unwrap();
-        assert_eq!((rows[0].id, rows[0].status), (id, None));
-        state.audit_end(id, 400, Some("1 fault"), 12).unwrap();
-        let rows = state.audited(&AuditQuery::default(), None).unwrap();
-        assert_eq!((rows[0].status, rows[0].error.as_deref()), (Some(400), Some("1 fault")));
-    }
 
     #[test]
     fn a_tenant_that_goes_takes_its_tokens_along() {

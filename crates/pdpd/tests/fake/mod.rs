@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::*;
+use pdp_container::cgroup::{Cgroups, Session};
 use pdp_spec::Tenant;
 use pdpd::access::{Guard, Scope, no_vnet};
 use pdpd::http::tls::Tls;
@@ -58,6 +59,14 @@ pub struct Fake {
     /// Lets a change that waits go on.
     pub go: AtomicBool,
     samples: AtomicU64,
+    /// Where its commands run.
+    cgroups: Cgroups,
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = self.cgroups.remove("", Duration::from_secs(10));
+    }
 }
 
 /// The fake behind the HTTP layer, as long as this lives.
@@ -83,7 +92,12 @@ impl Server {
         ] {
             fs::write(dir.path().join(name), text).unwrap();
         }
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let cgroups = Cgroups::new(&format!("pdp-fake-{}-{number}", std::process::id())).unwrap();
+        cgroups.ensure_leaf("guest").unwrap();
         let fake = Arc::new(Fake {
+            cgroups,
             dir: dir.path().into(),
             done: Mutex::default(),
             left: AtomicU64::new(0),
@@ -147,7 +161,7 @@ impl Drop for Server {
 }
 
 fn process(pid: u32) -> ProcessStatus {
-    ProcessStatus { phase: Phase::Running, pid: Some(pid), restarts: 0, message: None }
+    ProcessStatus { phase: Phase::Running, pid: Some(pid), restarts: 0, message: None, late: false }
 }
 
 fn port(name: &str, address: &str, last: u8) -> PortStatus {
@@ -202,7 +216,8 @@ fn red() -> Vnet {
     };
     Vnet {
         name: "red".into(),
-        spec: json!({"apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": "red"}}),
+        spec: json!({"apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": "red"},
+            "spec": {"nodes": {"h1": {"kind": "host"}}}}),
         status: VnetStatus {
             phase: Phase::Degraded,
             message: Some("1 of 2 nodes is degraded".into()),
@@ -370,6 +385,7 @@ impl Daemon for Fake {
                 guests: 2,
                 power_millicores: 500,
                 fes: vec!["fe1".into(), "fe2".into()],
+                late: false,
             },
         ])
     }
@@ -445,6 +461,7 @@ impl Daemon for Fake {
             guests: [(0, guest)].into(),
             in_flight: 3,
             routes: Some(RouteStats { routes_v4: 12, routes_v6: 4, ..Default::default() }),
+            late: Vec::new(),
         };
         let vnet = VnetStats { nodes: [("r1".to_string(), node)].into() };
         Ok(Stats {
@@ -581,28 +598,32 @@ impl Daemon for Fake {
         Ok(self.dir.join(process.to_string()))
     }
 
-    /// The command itself, on this machine; a shell that says where it would run for none.
-    fn exec(&self, vnet: &str, node: &str, request: &ExecRequest) -> Result<Command, Problem> {
+    /// The command itself, on this machine, in a cgroup of its own; a shell that says where it would
+    /// run for none.
+    fn exec(
+        &self,
+        vnet: &str,
+        node: &str,
+        request: &ExecRequest,
+    ) -> Result<(Command, Session), Problem> {
         self.known(vnet)?;
-        let mut command = match request.command.split_first() {
-            Some((program, arguments)) => {
-                let mut command = Command::new(program);
-                command.args(arguments);
-                command
-            }
-            // What a test that runs in the background ignores is not to be ignored by the shell.
-            None => {
-                let mut command = Command::new("env");
-                command.args(["--default-signal=INT", "sh"]);
-                command
-            }
-        };
+        // What a test that runs in the background ignores is not to be ignored by the shell.
+        let shell = ["env", "--default-signal=INT", "sh"].map(String::from);
+        let words = if request.command.is_empty() { &shell[..] } else { &request.command };
+        let session = self.cgroups.session("guest").map_err(Problem::internal)?;
+        let mut command = Command::new(&words[0]);
+        if !words[0].starts_with('/') {
+            let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", session.dir().display());
+            command = Command::new("sh");
+            command.args(["-c", &enter, "sh", &words[0]]);
+        }
+        command.args(&words[1..]);
         command.env("PDP_NODE", node).env("PDP_PROCESS", request.process.to_string());
         if let Some(term) = &request.term {
             command.env("TERM", term);
         }
         command.current_dir(&self.dir);
-        Ok(command)
+        Ok((command, session))
     }
 }
 

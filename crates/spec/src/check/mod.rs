@@ -1,11 +1,12 @@
 //! Whether objects fit together, with each other and with what there is already.
 //!
 //! Parts: [`substrate`] and [`vnet`] look at one object, [`outside`] at what virtual networks
-//! share on external interfaces, [`power`] at forwarding engines and memory, [`tenant`] at whose
-//! all that is.
+//! share on external interfaces, [`power`] at forwarding engines, [`room`] at what else all share of
+//! the machine, [`tenant`] at whose all that is.
 
 mod outside;
 mod power;
+mod room;
 mod substrate;
 mod tenant;
 mod vnet;
@@ -19,6 +20,7 @@ use crate::limits::{NAME_CHARS_MAX, VNETS_MAX};
 use crate::object::{Object, Substrate, Tenant, VirtualNetwork};
 use crate::parse::{Document, at_most, label};
 use crate::tree::Path;
+use crate::usage::Usage;
 
 pub use tenant::tenant_of;
 
@@ -40,8 +42,19 @@ pub struct Existing {
     pub devices: Option<BTreeMap<String, InterfaceFacts>>,
     /// CPUs of the machine; empty: not known.
     pub cpus: BTreeSet<u32>,
+    /// What the daemon may open; `None`: not known.
+    pub descriptors: Option<Descriptors>,
     /// Forwarding engines that guests can't run on at present.
     pub failed_engines: BTreeSet<String>,
+}
+
+/// Descriptors of the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptors {
+    /// How many it may open (RLIMIT_NOFILE).
+    pub limit: u64,
+    /// How many of these are kept for other things than interfaces and processes.
+    pub kept: u64,
 }
 
 /// What is known of a network device.
@@ -62,6 +75,36 @@ pub struct Intent {
     pub tenants: BTreeMap<String, Tenant>,
     /// Shares of all vrouters, by [`placement_key`]; a guest a share, in this order.
     pub placements: BTreeMap<String, Vec<Share>>,
+}
+
+impl Intent {
+    /// What a virtual network's nodes take of the machine, with the power that they were given.
+    pub fn usage(&self, name: &str, vnet: &VirtualNetwork) -> Usage {
+        let mut sum = Usage::default();
+        for (node_name, node) in &vnet.spec.nodes {
+            let shares = self.placements.get(&placement_key(name, node_name));
+            sum += node.usage(shares.into_iter().flatten().map(|share| share.millicores));
+        }
+        sum
+    }
+
+    /// What they take at least, with the power that they ask for, before any is given.
+    fn usage_asked(vnet: &VirtualNetwork) -> Usage {
+        let mut sum = Usage::default();
+        for node in vnet.spec.nodes.values() {
+            sum += node.usage(node.data_plane.iter().map(|plane| plane.power.0));
+        }
+        sum
+    }
+}
+
+/// Which power of networks that change is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Power {
+    /// What their specs ask for, at the least that it takes.
+    Asked,
+    /// What they were given.
+    Given,
 }
 
 /// A vrouter's key in placements.
@@ -111,8 +154,13 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
     }
     outside::check(&mut intent, &changed, existing, &mut reporter);
     if reporter.diagnostics.is_empty() {
+        // What is asked first: who asks for more than is his is told that, and not that it is not there.
+        tenant::quotas(&intent, &changed, Power::Asked, &mut reporter);
+    }
+    if reporter.diagnostics.is_empty() {
         power::check(&mut intent, &changed, existing, &mut reporter);
-        tenant::quotas(&intent, &changed, &mut reporter);
+        room::check(&intent, existing, &mut reporter);
+        tenant::quotas(&intent, &changed, Power::Given, &mut reporter);
     }
     let diagnostics = reporter.diagnostics;
     if diagnostics.is_empty() { Ok(intent) } else { Err(at_most(diagnostics)) }

@@ -1,4 +1,4 @@
-//! Gives vrouters their power, and checks that memory suffices.
+//! Gives vrouters their power.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use pdp_alloc::{Engine, Engines, Request, allocate, allocate_guests};
 use super::{Existing, Intent, Reporter, placement_key};
 use crate::limits::GUESTS_MAX;
 use crate::object::{DataPlane, NodeKind};
-use crate::units::{Bytes, Cores};
+use crate::units::Cores;
 
 pub(super) fn check(
     intent: &mut Intent,
@@ -26,7 +26,6 @@ pub(super) fn check(
         .collect();
     place(intent, changed, &engines, reporter);
     capacities(intent, &engines, reporter);
-    memory(intent, reporter);
 }
 
 /// A router whose power may have changed.
@@ -127,30 +126,5 @@ fn capacities(intent: &Intent, engines: &Engines, reporter: &mut Reporter) {
             }
             Some(_) => {}
         }
-    }
-}
-
-/// Checks that the memory limits of all guests add up to no more than there is for them.
-fn memory(intent: &Intent, reporter: &mut Reporter) {
-    let host = intent.substrate.as_ref().and_then(|s| s.spec.management_host.as_ref());
-    let Some(bound) = host.and_then(|host| host.memory) else { return };
-    let mut sum = 0u64;
-    for (vnet_name, vnet) in &intent.vnets {
-        for (name, node) in &vnet.spec.nodes {
-            let key = placement_key(vnet_name, name);
-            let guests = intent.placements.get(&key).map_or(0, Vec::len) as u64;
-            let plane = node.data_plane.as_ref().map_or(0, |plane| plane.memory.0);
-            let own = node.resources.memory.0.saturating_add(plane.saturating_mul(guests));
-            sum = sum.saturating_add(own);
-        }
-    }
-    if sum > bound.0 {
-        let all = format!("memory of all guests, {}, exceeds the {bound} there is", Bytes(sum));
-        let message = reporter.of_all(all, "the node has no room for the memory of these guests");
-        let hint = reporter.of_all(
-            "lower resources.memory or dataPlane.memory, or raise managementHost.memory".into(),
-            "lower resources.memory or dataPlane.memory",
-        );
-        reporter.general(message, hint);
     }
 }

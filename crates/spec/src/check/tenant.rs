@@ -5,11 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Existing, Intent, NAME_HINT, Reporter, bad_name, placement_key};
-use crate::limits::{TENANT_ENTRIES_MAX, TENANT_SPECS_DEFAULT, TENANTS_MAX, VNI_MAX, VXLAN_PORT};
-use crate::object::{External, Grant, Image, ImageSource, Object, Program, VirtualNetwork};
+use super::{Existing, Intent, NAME_HINT, Power, Reporter, bad_name};
+use crate::limits::*;
+use crate::object::{
+    External, Grant, Image, ImageSource, Node, Object, Program, Quota, VirtualNetwork,
+};
 use crate::parse::Document;
 use crate::units::{BitRate, Bytes, Cores, KeySet};
+use crate::usage::Usage;
 
 /// The tenant whose a virtual network of this name is; `None`: the operators'.
 pub fn tenant_of(vnet: &str) -> Option<&str> {
@@ -194,6 +197,11 @@ fn uses(intent: &Intent, name: &str, tenant: &str, vnet: &VirtualNetwork, report
     }
     for (node_name, node) in &vnet.spec.nodes {
         let path = ["spec", "nodes", node_name];
+        if node.privileged {
+            let message = "a privileged node is none that a tenant may have".to_owned();
+            let path = [&path[..], &["privileged"]].concat();
+            reporter.vnet(name, &path, message, "remove it, or ask an operator");
+        }
         let program = node.data_plane.as_ref().and_then(|plane| match &plane.program {
             Program::Own(program) => Some(&program.image),
             Program::BuiltIn(_) => None,
@@ -257,57 +265,142 @@ fn meets(grant: &Grant, external: &External) -> bool {
     }
 }
 
-/// What virtual networks have of what quotas bound.
-#[derive(Clone, Copy, Default)]
-struct Use([u64; QUOTAS.len()]);
+/// What virtual networks of a tenant have of what quotas bound.
+#[derive(Default)]
+struct Use<'a> {
+    vnets: u64,
+    nodes: Usage,
+    rate_bps: u64,
+    spec_bytes: u64,
+    images: BTreeSet<(&'a str, Option<&'a str>)>,
+}
 
 /// How a quota's values are written.
 type Write = fn(u64) -> String;
 
-/// The quotas, in the order of [`Use`].
-const QUOTAS: [(&str, Write); 8] = [
-    ("vnets", |value| value.to_string()),
-    ("power", cores),
-    ("cpu", cores),
-    ("memory", |value| Bytes(value).to_string()),
-    ("vports", |value| value.to_string()),
-    ("rate", |value| BitRate(value).to_string()),
-    ("routes", |value| value.to_string()),
-    ("specs", |value| Bytes(value).to_string()),
+/// One bound of a quota.
+struct Bound {
+    /// Its key.
+    name: &'static str,
+    /// What it is, or `None` for none.
+    max: fn(&Quota) -> Option<u64>,
+    /// What there is.
+    of: fn(&Use<'_>) -> u64,
+    write: Write,
+}
+
+fn or(value: Option<impl Into<u64>>, default: u64) -> Option<u64> {
+    Some(value.map_or(default, Into::into))
+}
+
+const QUOTAS: [Bound; 14] = [
+    Bound {
+        name: "vnets",
+        max: |quota| or(quota.vnets, TENANT_VNETS_DEFAULT),
+        of: |used| used.vnets,
+        write: plain,
+    },
+    Bound {
+        name: "nodes",
+        max: |quota| or(quota.nodes, TENANT_NODES_DEFAULT),
+        of: |used| used.nodes.nodes,
+        write: plain,
+    },
+    Bound {
+        name: "power",
+        max: |quota| or(quota.power.map(|power| power.0), TENANT_POWER_DEFAULT),
+        of: |used| used.nodes.power_millicores,
+        write: cores,
+    },
+    Bound {
+        name: "cpu",
+        max: |quota| or(quota.cpu.map(|cpu| cpu.0), TENANT_CPU_DEFAULT),
+        of: |used| used.nodes.cpu_millicores,
+        write: cores,
+    },
+    Bound {
+        name: "memory",
+        max: |quota| or(quota.memory.map(|memory| memory.0), TENANT_MEMORY_DEFAULT),
+        of: |used| used.nodes.memory_bytes,
+        write: bytes,
+    },
+    Bound {
+        name: "processes",
+        max: |quota| or(quota.processes, TENANT_PROCESSES_DEFAULT),
+        of: |used| used.nodes.processes,
+        write: plain,
+    },
+    Bound {
+        name: "vports",
+        max: |quota| or(quota.vports, TENANT_VPORTS_DEFAULT),
+        of: |used| used.nodes.vports,
+        write: plain,
+    },
+    Bound {
+        name: "rate",
+        max: |quota| quota.rate.map(|rate| rate.0),
+        of: |used| used.rate_bps,
+        write: |value| BitRate(value).to_string(),
+    },
+    Bound {
+        name: "routes",
+        max: |quota| or(quota.routes, TENANT_ROUTES_DEFAULT),
+        of: |used| used.nodes.routes,
+        write: plain,
+    },
+    Bound {
+        name: "specs",
+        max: |quota| or(quota.specs.map(|specs| specs.0), TENANT_SPECS_DEFAULT),
+        of: |used| used.spec_bytes,
+        write: bytes,
+    },
+    Bound {
+        name: "logs",
+        max: |quota| or(quota.logs.map(|logs| logs.0), TENANT_LOGS_DEFAULT),
+        of: |used| used.nodes.log_bytes,
+        write: bytes,
+    },
+    Bound {
+        name: "ociImages",
+        max: |quota| or(quota.oci_images, TENANT_OCI_IMAGES_DEFAULT),
+        of: |used| used.images.len() as u64,
+        write: plain,
+    },
+    Bound {
+        name: "descriptors",
+        max: |quota| or(quota.descriptors, TENANT_DESCRIPTORS_DEFAULT),
+        of: |used| used.nodes.descriptors,
+        write: plain,
+    },
+    Bound {
+        name: "regions",
+        max: |quota| or(quota.regions, TENANT_REGIONS_DEFAULT),
+        of: |used| used.nodes.regions,
+        write: plain,
+    },
 ];
+
+fn plain(value: u64) -> String {
+    value.to_string()
+}
+
+fn bytes(value: u64) -> String {
+    Bytes(value).to_string()
+}
 
 fn cores(millicores: u64) -> String {
     Cores(u32::try_from(millicores).unwrap_or(u32::MAX)).to_string()
 }
 
-impl Use {
+impl<'a> Use<'a> {
     /// Counts a virtual network in.
-    fn add(&mut self, intent: &Intent, name: &str, vnet: &VirtualNetwork) {
-        let mut of = Self::default();
-        of.0[0] = 1;
-        for (node_name, node) in &vnet.spec.nodes {
-            let guests = intent.placements.get(&placement_key(name, node_name));
-            let guests = guests.map_or(0, Vec::len) as u64;
-            let plane = node.data_plane.as_ref();
-            let memory = plane.map_or(0, |plane| plane.memory.0.saturating_mul(guests));
-            let routes = plane.map_or(0, |_| node.resources.routes.into());
-            for (sum, more) in of.0[1..].iter_mut().zip([
-                plane.map_or(0, |plane| plane.power.0.into()),
-                node.resources.cpu.0.into(),
-                node.resources.memory.0.saturating_add(memory),
-                node.interfaces.len() as u64,
-                0,
-                routes,
-            ]) {
-                *sum = sum.saturating_add(more);
-            }
-        }
+    fn add(&mut self, usage: Usage, vnet: &'a VirtualNetwork) {
+        self.vnets += 1;
+        self.nodes += usage;
         let rates = vnet.spec.links.iter().filter_map(|link| link.rate);
-        of.0[5] = rates.fold(0, |sum, rate| sum.saturating_add(rate.0));
-        of.0[7] = bytes_of(vnet);
-        for (sum, more) in self.0.iter_mut().zip(of.0) {
-            *sum = sum.saturating_add(more);
-        }
+        self.rate_bps = rates.fold(self.rate_bps, |sum, rate| sum.saturating_add(rate.0));
+        self.spec_bytes = self.spec_bytes.saturating_add(bytes_of(vnet));
+        self.images.extend(vnet.spec.nodes.values().flat_map(Node::oci_images));
     }
 }
 
@@ -318,36 +411,35 @@ fn bytes_of(vnet: &VirtualNetwork) -> u64 {
 }
 
 /// Checks that tenants whose virtual networks or quotas change keep to their quotas.
-pub(super) fn quotas(intent: &Intent, changed: &BTreeSet<String>, reporter: &mut Reporter) {
+pub(super) fn quotas(
+    intent: &Intent,
+    changed: &BTreeSet<String>,
+    power: Power,
+    reporter: &mut Reporter,
+) {
     let touched = changed.iter().filter_map(|name| tenant_of(name));
     let touched: BTreeSet<&str> = touched.chain(reporter.tenants.keys().copied()).collect();
-    let mut uses: BTreeMap<&str, (Use, Use)> = BTreeMap::new();
+    // Of each what it has beside what changes, what is asked, and both.
+    let mut uses: BTreeMap<&str, [Use<'_>; 3]> = BTreeMap::new();
     for (name, vnet) in &intent.vnets {
         let Some(tenant) = tenant_of(name).filter(|name| touched.contains(name)) else { continue };
-        let (used, asked) = uses.entry(tenant).or_default();
-        if changed.contains(name) { asked } else { used }.add(intent, name, vnet);
+        let [used, asked, all] = uses.entry(tenant).or_default();
+        let changes = changed.contains(name);
+        let usage = || match power {
+            Power::Asked if changes => Intent::usage_asked(vnet),
+            _ => intent.usage(name, vnet),
+        };
+        if changes { asked } else { used }.add(usage(), vnet);
+        all.add(usage(), vnet);
     }
-    for (tenant, (used, asked)) in uses {
+    for (tenant, [used, asked, all]) in uses {
         let mine = |name: &&String| tenant_of(name) == Some(tenant);
         let first = changed.iter().find(mine);
         let Some(object) = intent.tenants.get(tenant) else { continue };
         let quota = &object.spec.quota;
-        let bounds = [
-            quota.vnets.map(u64::from),
-            quota.power.map(|power| power.0.into()),
-            quota.cpu.map(|cpu| cpu.0.into()),
-            quota.memory.map(|memory| memory.0),
-            quota.vports.map(u64::from),
-            quota.rate.map(|rate| rate.0),
-            quota.routes.map(u64::from),
-            Some(quota.specs.map_or(TENANT_SPECS_DEFAULT, |specs| specs.0)),
-        ];
-        for (index, ((name, write), bound)) in QUOTAS.into_iter().zip(bounds).enumerate() {
-            let Some(bound) = bound else { continue };
-            let (used, asked) = (used.0[index], asked.0[index]);
-            if used.saturating_add(asked) <= bound {
-                continue;
-            }
+        for Bound { name, max, of, write } in QUOTAS {
+            let Some(bound) = max(quota).filter(|bound| of(&all) > *bound) else { continue };
+            let (used, asked) = (of(&used), of(&asked));
             let message = format!(
                 "{name} {} exceeds tenant {tenant}'s quota of {}, of which its other virtual \
                  networks use {}",

@@ -29,6 +29,9 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     reporter.too_many(&name, &["spec", "links"], "links", spec.links.len(), LINKS_MAX);
     let externals = spec.externals.len();
     reporter.too_many(&name, &["spec", "externals"], "externals", externals, EXTERNALS_MAX);
+    let interfaces = spec.nodes.values().map(|node| node.interfaces.len()).sum();
+    let what = "interfaces of all nodes";
+    reporter.too_many(&name, &["spec", "nodes"], what, interfaces, VNET_PORTS_MAX);
     if let Some(police) = &spec.police {
         limit(&name, &["spec", "police"], police, reporter);
     }
@@ -317,12 +320,14 @@ impl NodeCheck<'_, '_, '_> {
                 let index = index.to_string();
                 self.field(&[&path[..], &[&index]].concat(), field.offset, field.mask.0.len());
             }
+            self.fields(&path, fields.iter().map(|field| field.mask.0.len()).sum());
         }
         self.too_many(&["dataPlane", "punt"], plane.punt.len(), PUNT_FILTERS_MAX);
         for (filter_index, filter) in plane.punt.iter().enumerate() {
             let filter_index = filter_index.to_string();
             let path = ["dataPlane", "punt", &filter_index, "match"];
             self.too_many(&path, filter.matches.len(), FIELDS_MAX);
+            self.fields(&path, filter.matches.iter().map(|one| one.value.0.len()).sum());
             for (index, one) in filter.matches.iter().enumerate() {
                 let index = index.to_string();
                 let path = [&path[..], &[&index]].concat();
@@ -368,6 +373,14 @@ impl NodeCheck<'_, '_, '_> {
             let message = format!("memory {memory} is below the {needs} that queue {queue} needs");
             let hint = format!("set memory to {needs}, or a smaller queue");
             self.fault(&["dataPlane", "memory"], message, hint);
+        }
+    }
+
+    fn fields(&mut self, path: &[&str], bytes: usize) {
+        if bytes > FIELDS_BYTES_MAX {
+            let message =
+                format!("the fields have {bytes} bytes together, {FIELDS_BYTES_MAX} at most");
+            self.fault(path, message, "leave some out");
         }
     }
 

@@ -1,0 +1,183 @@
+//! A cgroup for what somebody runs in a guest, so that all of it can be ended together.
+//!
+//! Whatever is started in it stays in it, in whatever session and with whatever parent: nothing has to
+//! be looked for. Limits are those of the guest's own cgroup, above it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Cgroups, Version};
+use crate::error::{Context, Result};
+
+/// Longest time that killed processes are waited for before the cgroup is left to whoever removes the
+/// guest's.
+const END_WAIT: Duration = Duration::from_secs(10);
+
+/// Pause between two looks at whether they have ended.
+const END_PAUSE: Duration = Duration::from_millis(5);
+
+/// The hierarchy of version 1 that sessions are in: one that can also keep them from forking.
+const CONTROLLER: &str = "pids";
+
+/// Sessions so far, for their names.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// A cgroup inside a guest's, with what was started in it. When dropped it is removed; what still runs
+/// in it goes on, in the guest's.
+#[derive(Debug)]
+pub struct Session {
+    dir: PathBuf,
+    version: Version,
+}
+
+impl Cgroups {
+    /// Makes a session inside a leaf.
+    pub fn session(&self, leaf: &str) -> Result<Session> {
+        self.check(leaf)?;
+        let leaf = self.controlled_by(CONTROLLER, leaf);
+        let leaf = leaf.ok_or_else(|| super::no_controller(CONTROLLER))?;
+        loop {
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let dir = leaf.join(format!("exec-{}-{number}", std::process::id()));
+            match fs::create_dir(&dir) {
+                // An earlier process of this number left it.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => {
+                    made.at("make the cgroup", &dir)?;
+                    return Ok(Session { dir, version: self.version });
+                }
+            }
+        }
+    }
+}
+
+impl Session {
+    /// The argument of `runc exec --cgroup` that starts a command in it.
+    pub fn argument(&self) -> String {
+        let name = self.dir.file_name().unwrap_or_default().to_string_lossy();
+        match self.version {
+            Version::V1 => format!("{CONTROLLER}:{name}"),
+            Version::V2 => name.into_owned(),
+        }
+    }
+
+    /// Its directory, where a process enters by its `cgroup.procs`.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Kills all that is in it. Takes no longer the more processes the machine has.
+    pub fn kill(&self) {
+        if self.version == Version::V2 && fs::write(self.dir.join("cgroup.kill"), "1").is_ok() {
+            return;
+        }
+        // None can be started any more, so that those found are all.
+        let _ = fs::write(self.dir.join("pids.max"), "0");
+        for pid in self.processes() {
+            // It may have ended meanwhile.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+
+    fn processes(&self) -> Vec<Pid> {
+        processes(&self.dir)
+    }
+}
+
+fn processes(dir: &Path) -> Vec<Pid> {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|id| Pid::from_raw(id.parse().ok()?)).collect()
+}
+
+/// Lets what is left of a session go on in the guest's cgroup, and removes the session's; whether that
+/// is gone.
+fn leave(dir: &Path) -> bool {
+    let leaf = dir.parent().unwrap_or(dir);
+    for pid in processes(dir) {
+        // It may have ended meanwhile.
+        let _ = fs::write(leaf.join("cgroup.procs"), pid.as_raw_nonzero().to_string());
+    }
+    match fs::remove_dir(dir) {
+        Ok(()) => true,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if leave(&self.dir) {
+            return;
+        }
+        // What was killed is in it until it has ended, which whoever drops this need not wait for.
+        let (dir, end) = (std::mem::take(&mut self.dir), Instant::now() + END_WAIT);
+        std::thread::spawn(move || {
+            while !leave(&dir) && Instant::now() < end {
+                std::thread::sleep(END_PAUSE);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    /// Removes its cgroup, also when a test fails.
+    struct Guard(Cgroups);
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            let _ = self.0.remove("", Duration::from_secs(10));
+        }
+    }
+
+    fn start(session: &Session, script: &str) -> Child {
+        let enter = format!("echo $$ > {}/cgroup.procs; {script}", session.dir.display());
+        Command::new("sh").args(["-c", &enter]).spawn().unwrap()
+    }
+
+    fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !holds() {
+            assert!(Instant::now() < end, "never: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn all_of_a_session_ends_together_and_what_is_left_of_one_goes_on() {
+        let cgroups = Cgroups::new(&format!("pdp-session-{}", std::process::id())).unwrap();
+        let guard = Guard(cgroups.clone());
+        cgroups.ensure_leaf("guest").unwrap();
+        let session = cgroups.session("guest").unwrap();
+        let dir = session.dir.clone();
+        // Daemons of daemons, whose parents have ended, and one that forks without end.
+        let script = "(setsid sh -c 'setsid sleep 600 & sleep 600 &' &) ; \
+                      (while :; do sleep 0.01 & done) & sleep 600";
+        let mut child = start(&session, script);
+        eventually("they run", || session.processes().len() > 4);
+        session.kill();
+        eventually("all have ended", || session.processes().is_empty());
+        child.wait().unwrap();
+        drop(session);
+        eventually("it is gone", || !dir.exists());
+
+        let session = cgroups.session("guest").unwrap();
+        let dir = session.dir.clone();
+        let mut child = start(&session, "exec sleep 600");
+        eventually("it runs", || !session.processes().is_empty());
+        drop(session);
+        eventually("it is gone", || !dir.exists());
+        assert!(child.try_wait().unwrap().is_none(), "what was left goes on");
+        assert_eq!(cgroups.processes("guest").unwrap(), [child.id()]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        drop(guard);
+    }
+}

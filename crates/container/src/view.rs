@@ -1,0 +1,155 @@
+//! How a guest's files are shown to its container: mounts that exist before the OCI runtime makes the
+//! container, in a mount namespace of the OCI runtime's own, so that the kernel locks them. A mount that
+//! a container inherits from a namespace with more rights stays read-only whatever the guest may
+//! do, `privileged` or not; and nothing is left mounted on the machine, whoever dies.
+//!
+//! An image is one copy of root's for all guests, shown through the guest's user ids (an idmapped mount).
+//!
+//! Source: mount_setattr(2), user_namespaces(7); "locked" in mount_namespaces(7).
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::CWD;
+use rustix::mount::{
+    MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount_change, move_mount, open_tree,
+};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, WaitOptions};
+
+use crate::error::{Context, Error, Result};
+use crate::spec::{UserRange, bundle};
+
+/// In a bundle: the guest's root; a place to mount on, but for [`crate::Root::Host`].
+pub(crate) const ROOT: &str = "root";
+
+/// In a bundle: files that are shown in the guest.
+pub(crate) const FILES: &str = "files";
+
+/// In a bundle: a link to the unpacked image that the guest's root is, which is so kept.
+pub(crate) const IMAGE: &str = "image";
+
+/// In a bundle: a link to the directory that the guest's root is.
+pub(crate) const ROOTFS: &str = "rootfs";
+
+/// What is to be mounted for one guest.
+pub(crate) struct View(Vec<(OwnedFd, PathBuf)>);
+
+impl View {
+    /// Prepares what the bundle in a guest's directory says. Changes nothing on the machine.
+    pub fn prepare(dir: &Path, users: UserRange) -> Result<Self> {
+        let bundle = bundle(dir);
+        let (root, files) = (bundle.join(ROOT), bundle.join(FILES));
+        let shown = match (fs::read_link(bundle.join(IMAGE)), fs::read_link(bundle.join(ROOTFS))) {
+            (Ok(image), _) => {
+                let users = user_namespace(users).at("make a user namespace for", dir)?;
+                detach(&image, Some(&users)).map_err(|error| no_ids(&image, error))?
+            }
+            (_, Ok(rootfs)) => detach(&rootfs, None).at("show", &rootfs)?,
+            _ => detach(&root, None).at("show", &root)?,
+        };
+        let own = detach(&files, None).at("show", &files)?;
+        Ok(Self(vec![(own, files), (shown, root)]))
+    }
+
+    /// Puts this process into a mount namespace of its own, with all that in place. For the process
+    /// that becomes the OCI runtime.
+    pub fn enter(&self) -> io::Result<()> {
+        // SAFETY: takes no pointer, and the calling process has one thread.
+        if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // What the machine unmounts goes here too; nothing goes the other way.
+        mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+        for (mount, place) in &self.0 {
+            let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+            move_mount(mount, "", CWD, place, flags)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is at `path`, read-only, as a mount that is nowhere yet; with `users`, its owners' ids are
+/// those inside that namespace.
+fn detach(path: &Path, users: Option<&OwnedFd>) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let mut at = libc::AT_EMPTY_PATH;
+    let read_only = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    let mut attributes =
+        libc::mount_attr { attr_set: read_only, attr_clr: 0, propagation: 0, userns_fd: 0 };
+    match users {
+        Some(users) => {
+            attributes.attr_set |= libc::MOUNT_ATTR_IDMAP;
+            attributes.userns_fd = users.as_raw_fd() as u64;
+        }
+        None => {
+            // With what is mounted below it.
+            flags |= OpenTreeFlags::AT_RECURSIVE;
+            at |= libc::AT_RECURSIVE;
+        }
+    }
+    let mount = open_tree(CWD, path, flags)?;
+    // SAFETY: the path is an empty string with its end, and `attributes` is valid for reads of the
+    // size given, both for the call's time.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            at,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if result == 0 { Ok(mount) } else { Err(io::Error::last_os_error()) }
+}
+
+fn no_ids(image: &Path, error: io::Error) -> Error {
+    let text = match error.raw_os_error() {
+        Some(libc::EINVAL) => "its file system can't show files through other user ids; have the \
+            state directory on ext4, XFS or Btrfs (on a tmpfs from Linux 6.3 on)"
+            .to_owned(),
+        _ => format!("can't be shown through user ids: {error}"),
+    };
+    Error::Image { path: image.to_owned(), text }
+}
+
+/// A user namespace that maps its ids from 0 on to a range; nobody is in it.
+fn user_namespace(users: UserRange) -> io::Result<OwnedFd> {
+    let (made, tells) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (waits, goes) = pipe_with(PipeFlags::CLOEXEC)?;
+    // SAFETY: this process has one thread, so the child may do whatever this one may.
+    let child = match unsafe { libc::fork() } {
+        -1 => return Err(io::Error::last_os_error()),
+        0 => {
+            drop((made, goes));
+            // SAFETY: takes no pointer.
+            let failed = unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0;
+            let number = if failed { io::Error::last_os_error().raw_os_error() } else { None };
+            let _ = File::from(tells).write_all(&number.unwrap_or(0).to_ne_bytes());
+            // Until the namespace is held by its file.
+            let _ = File::from(waits).read(&mut [0]);
+            // SAFETY: ends this process at once; nothing of its parent's is to be run.
+            unsafe { libc::_exit(0) };
+        }
+        child => child,
+    };
+    drop((tells, waits));
+    let mut number = [0; 4];
+    let namespace = File::from(made).read_exact(&mut number).and_then(|()| {
+        match i32::from_ne_bytes(number) {
+            0 => {}
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+        let map = format!("0 {} {}\n", users.base, users.length);
+        for file in ["uid_map", "gid_map"] {
+            fs::write(format!("/proc/{child}/{file}"), &map)?;
+        }
+        File::open(format!("/proc/{child}/ns/user")).map(OwnedFd::from)
+    });
+    drop(goes);
+    rustix::process::waitpid(Pid::from_raw(child), WaitOptions::empty())?;
+    namespace
+}

@@ -1,0 +1,288 @@
+//! What a fault costs those who forward: the gap that each death leaves, a full disk, no memory.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use pdp_e2e::specs::{SUBSTRATE, two_hosts};
+use pdp_e2e::{Background, Node, alone, eventually, kill, sh};
+use serde_json::Value;
+
+/// Two guests, so that one goes on when the other dies.
+fn vnet(name: &str) -> String {
+    two_hosts(name, "{power: 0.2, guests: 2, distribution: {policy: round-robin}}")
+}
+
+/// Pause between two pings. They begin before what is measured and go on after it; of the last an answer
+/// may be missing because it is on its way.
+const PAUSE_MS: u64 = 2;
+const BEFORE: Duration = Duration::from_millis(300);
+const AFTER: Duration = Duration::from_secs(1);
+const ON_THEIR_WAY: u64 = 100;
+
+/// Bounds of the gaps, milliseconds; how long they are in fact is printed. A guest's death is noticed by
+/// its hung up socket, and the frames that it had are lost. A new mux starts and everybody connects
+/// to it.
+const GUEST_GAP_MS_MAX: u64 = 500;
+const MUX_GAP_MS_MAX: u64 = 5_000;
+
+fn reaches(node: &Node, vnet: &str) -> bool {
+    node.try_exec(&format!("{vnet}/h1"), "ping -c1 -W1 10.2.0.2").is_ok()
+}
+
+fn up(label: &str) -> Node {
+    let node = Node::start(label);
+    node.apply(SUBSTRATE);
+    node.apply(&vnet("red"));
+    eventually("h1 reaches h2", || reaches(&node, "red"));
+    eventually("both guests are there", || {
+        let stats = node.json(&["stats", "red"]);
+        let guests = stats["vnets"]["red"]["nodes"]["r1"]["guests"].as_object().cloned();
+        guests.is_some_and(|all| all.len() == 2 && all.values().all(|it| it["connected"] == true))
+    });
+    node
+}
+
+fn of(node: &Node, name: &str) -> Value {
+    let status = node.json(&["inspect", "red"])["status"].clone();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    nodes.iter().find(|found| found["name"] == name).expect("the node").clone()
+}
+
+fn pid(value: &Value) -> u32 {
+    value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("it runs")
+}
+
+fn mux(node: &Node) -> u32 {
+    pid(&node.json(&["inspect", "substrate"])["status"]["mux"])
+}
+
+/// What was lost of pings.
+struct Gap {
+    lost: u64,
+    sent: u64,
+    /// The longest row of them, milliseconds.
+    longest_ms: u64,
+}
+
+/// Does `act` while h1 pings h2.
+fn gap(h1: u32, act: impl FnOnce()) -> Gap {
+    // A pipe that nobody reads yet would stop ping when it is full.
+    let said = tempfile::NamedTempFile::new().expect("a file");
+    let to = said.path().display();
+    let line = format!("exec ping -i 0.00{PAUSE_MS} -w 120 10.2.0.2 > {to}");
+    let mut ping = Command::new("nsenter");
+    ping.args(["-n", "-t", &h1.to_string(), "sh", "-c", &line]);
+    let (ping, since) = (Background::start(&mut ping), Instant::now());
+    std::thread::sleep(BEFORE);
+    act();
+    std::thread::sleep(AFTER);
+    let took_ms = since.elapsed().as_millis() as u64;
+    ping.stop("INT");
+    let words = fs::read_to_string(said.path()).expect("what ping said");
+    let came: BTreeSet<u64> = words
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("icmp_seq=")?.parse().ok())
+        .collect();
+    let all =
+        words.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse().ok());
+    let all: u64 = all.expect("ping's last words");
+    let sent = all.saturating_sub(ON_THEIR_WAY);
+    assert!(sent > 0, "{words}");
+    let (mut lost, mut row, mut longest) = (0, 0, 0);
+    for number in 1..=sent {
+        row = if came.contains(&number) { 0 } else { row + 1 };
+        lost += u64::from(row > 0);
+        longest = longest.max(row);
+    }
+    // On a busy machine a pause is longer than was asked for.
+    Gap { lost, sent, longest_ms: longest * took_ms / all }
+}
+
+#[test]
+fn the_gap_of_every_death_is_bounded() {
+    let _alone = alone();
+    let mut node = up("gaps");
+    let h1 = pid(&of(&node, "h1")["control"]);
+    let tell = |what: &str, Gap { lost, sent, longest_ms }: Gap| {
+        println!("kill -9 of {what}: {lost} of {sent} lost, longest gap {longest_ms} ms");
+        longest_ms
+    };
+    let nothing = gap(h1, || {});
+    assert_eq!(tell("nothing", nothing), 0);
+
+    let pdpd = gap(h1, || {
+        node.kill_pdpd();
+        std::thread::sleep(Duration::from_millis(500));
+        node.start_pdpd();
+    });
+    assert_eq!(tell("pdpd, and a new one", pdpd), 0);
+    for part in ["tap", "mirror"] {
+        // The one on h1's way is h1's own; the router's is on nobody's.
+        let old = pid(&of(&node, "r1")[part]);
+        let lost = gap(h1, || {
+            kill(old);
+            eventually("it is replaced", || of(&node, "r1")[part]["pid"] != old);
+        });
+        assert_eq!(tell(&format!("the router's {part} helper"), lost), 0);
+    }
+    let guest = pid(&of(&node, "r1")["guests"][0]);
+    let lost = gap(h1, || {
+        kill(guest);
+        eventually("it is replaced", || of(&node, "r1")["guests"][0]["pid"] != guest);
+    });
+    assert!(tell("one forwarding guest of two", lost) <= GUEST_GAP_MS_MAX);
+    let old = mux(&node);
+    let lost = gap(h1, || {
+        kill(old);
+        eventually("the mux is replaced, and h1 reaches h2", || reaches(&node, "red"));
+    });
+    assert_ne!(mux(&node), old);
+    assert!(lost.lost > 0, "the mux was on the way");
+    assert!(tell("the mux", lost) <= MUX_GAP_MS_MAX);
+}
+
+/// A file system of its own, small, that goes with the test.
+struct Small(String);
+
+impl Small {
+    fn new(path: &Path, size: &str) -> Self {
+        let path = path.display().to_string();
+        sh(&format!("mkdir -p {path}; mount -t tmpfs -o size={size} small {path}"));
+        Self(path)
+    }
+
+    fn fill(&self) {
+        let _ = sh(&format!("dd if=/dev/zero of={}/full bs=4k status=none || true", self.0));
+    }
+
+    fn clear(&self) {
+        sh(&format!("rm {}/full", self.0));
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["-l", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_and_costs_no_frame() {
+    let _alone = alone();
+    let mut node = Node::prepare("full");
+    let state = Small::new(&node.directory.join("state"), "4m");
+    let run = Small::new(&node.run_dir(), "64m");
+    node.start_pdpd();
+    node.apply(SUBSTRATE);
+    node.apply(&vnet("red"));
+    eventually("h1 reaches h2", || reaches(&node, "red"));
+    let h1 = pid(&of(&node, "h1")["control"]);
+
+    // The state's: a change is refused and nothing is changed, what runs goes on.
+    state.fill();
+    let lost = gap(h1, || {
+        let words = node.try_apply(&vnet("blue")).expect_err("there is no room for it");
+        assert!(words.contains("full") && words.contains("free space"), "{words}");
+    });
+    assert_eq!(lost.lost, 0);
+    assert!(node.try_pdp(&["inspect", "blue"]).is_err());
+    state.clear();
+    node.apply(&vnet("blue"));
+    eventually("h1 reaches h2", || reaches(&node, "blue"));
+    node.pdp(&["delete", "blue"]);
+
+    // The run directory's: it is told what can't be made, and made once there is room.
+    run.fill();
+    let lost = gap(h1, || {
+        let words = node.try_apply(&vnet("blue")).expect_err("there is no room for it");
+        assert!(words.contains("No space left"), "{words}");
+    });
+    assert_eq!(lost.lost, 0);
+    run.clear();
+    eventually("blue comes up by itself", || reaches(&node, "blue"));
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    drop(state);
+    drop(run);
+    assert_eq!(node.leftovers(), [""; 0]);
+}
+
+#[test]
+fn a_node_without_memory_hurts_itself_alone_and_comes_back() {
+    let _alone = alone();
+    let node = up("nomem");
+    let h1 = pid(&of(&node, "h1")["control"]);
+    node.apply(&vnet("blue").replace("dataPlane:", "resources: {memory: 64Mi}\n      dataPlane:"));
+    eventually("blue is there", || reaches(&node, "blue"));
+    let Gap { lost, sent, longest_ms } = gap(h1, || {
+        let eat = "a = [bytearray(b'x' * (1 << 20)) for _ in range(1000)]";
+        let words = node
+            .try_pdp(&["exec", "blue/r1", "--", "python3", "-c", eat])
+            .expect_err("there is no room for it");
+        assert!(!words.contains("Traceback"), "{words}");
+        println!("blue/r1 eats its memory: {words}");
+    });
+    println!(
+        "a node without memory: {lost} of {sent} of another lost, longest gap {longest_ms} ms"
+    );
+    assert_eq!(lost, 0);
+    eventually("blue is back", || reaches(&node, "blue"));
+}
+
+#[test]
+fn a_damaged_state_is_told_and_stops_nothing_that_runs() {
+    let _alone = alone();
+    let mut node = up("damage");
+    let h1 = pid(&of(&node, "h1")["control"]);
+    node.kill_pdpd();
+    let state = node.directory.join("state");
+    let file = state.join("pdpd.sqlite");
+    // What waits in the log goes into the file, which is then all there is.
+    let whole = {
+        let copy = node.directory.join("copy.sqlite");
+        let script = format!(
+            "import sqlite3
+d = sqlite3.connect('{}')
+d.execute('pragma wal_checkpoint(truncate)'); d.close()",
+            file.display()
+        );
+        let output = Command::new("python3").args(["-c", &script]).output().expect("python3");
+        assert!(output.status.success(), "{output:?}");
+        fs::copy(&file, &copy).expect("a copy");
+        fs::read(&copy).expect("the copy")
+    };
+    let half = whole[..whole.len() / 2].to_vec();
+    let noise = b"no database".repeat(1000);
+    let damages = [("half", half), ("noise", noise), ("empty", vec![])];
+    for (what, bytes) in damages {
+        fs::write(&file, &bytes).expect("damage");
+        let lost = gap(h1, || {
+            let error = node.try_start_pdpd().expect_err(what);
+            assert!(error.contains("--forget"), "{what}: {error}");
+        });
+        assert_eq!(lost.lost, 0, "{what}");
+        for beside in ["pdpd.sqlite-wal", "pdpd.sqlite-shm"] {
+            let _ = fs::remove_file(state.join(beside));
+        }
+    }
+
+    // The file again, and all is adopted.
+    fs::write(&file, &whole).expect("the file");
+    node.start_pdpd();
+    eventually("it knows what runs", || pid(&of(&node, "h1")["control"]) == h1);
+    // Or all is forgotten, and begun anew.
+    node.kill_pdpd();
+    fs::remove_file(&file).expect("the file");
+    node.pdpd_arguments(&["--forget"]);
+    node.start_pdpd();
+    node.apply(SUBSTRATE);
+    node.apply(&vnet("red"));
+    eventually("h1 reaches h2", || reaches(&node, "red"));
+    assert_ne!(pid(&of(&node, "h1")["control"]), h1);
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+}

@@ -1,0 +1,56 @@
+//! docs/guarantees.md: each test that it names is a test, and all that are here are run in their turn.
+
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn each_promise_has_its_test() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e");
+    let page = fs::read_to_string(repository.join("docs/guarantees.md")).expect("the page");
+    let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| promise"));
+    let mut named = 0;
+    for row in rows {
+        let tests = row.trim_end_matches('|').rsplit_once('|').expect("two cells").1;
+        let mut source = String::new();
+        for word in tests.split('`').skip(1).step_by(2) {
+            if word.starts_with("crates/") {
+                source = fs::read_to_string(repository.join(word)).expect(word);
+            } else if !word.starts_with("pdp ") {
+                let test = format!("fn {word}(");
+                let (before, _) = source.split_once(&test).unwrap_or_else(|| panic!("{word}"));
+                let attributes = before.rsplit("\n\n").next().unwrap_or_default();
+                let is_test = attributes.contains("test]") || before.contains("proptest! {");
+                assert!(is_test && !attributes.contains("ignore"), "{word} is not run");
+                named += 1;
+            }
+        }
+        assert!(
+            !source.is_empty() || tests.trim().starts_with("the same"),
+            "without a test: {row}"
+        );
+    }
+    assert!(named > 50, "{named} tests are named");
+}
+
+#[test]
+fn each_file_is_run_in_its_turn() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e");
+    for (directory, is_alone) in [("alone", true), ("beside", false)] {
+        let modules = fs::read_to_string(tests.join(directory).join("mod.rs")).expect("mod.rs");
+        let mut files = 0;
+        for entry in fs::read_dir(tests.join(directory)).expect("tests").flatten() {
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            let Some(module) = name.strip_suffix(".rs").filter(|module| *module != "mod") else {
+                continue;
+            };
+            let is_in = ["", "_"].map(|first| modules.contains(&format!("\nmod {first}{module};")));
+            assert!(is_in.contains(&true), "{name} is not in mod.rs");
+            let text = fs::read_to_string(path).expect("a test");
+            let tests = text.matches("\n#[test]\n").count();
+            let alone = text.matches("() {\n    let _alone = alone();\n").count();
+            assert_eq!(alone, if is_alone { tests } else { 0 }, "{directory}/{name}");
+            files += 1;
+        }
+        assert!(files > 5, "{files} in {directory}");
+    }
+}

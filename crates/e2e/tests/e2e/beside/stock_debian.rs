@@ -1,0 +1,165 @@
+//! A stock Debian 12 (its own kernel, systemd, cgroup v2 only) hosts two FRR vrouters that forward
+//! with their CPU limits in force, and has them back after a reboot.
+//!
+//! The machine is emulated (QEMU, TCG: no virtualisation needed). Its disk is made from Debian
+//! packages by mmdebstrap once and kept below `target/vm`; what `make install` installs is put on
+//! top for each run. vm/inside.sh runs in it and says on the console what it saw.
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pdp_e2e::beside;
+
+const PACKAGES: &str = "systemd-sysv,udev,dbus,frr,runc,iproute2,iputils-ping,procps,jq,kmod,\
+                        libelf1,zlib1g,libseccomp2,linux-image-cloud-amd64";
+/// What nobody reads there: a third of the files.
+const UNREAD: [&str; 4] =
+    ["/usr/share/doc", "/usr/share/info", "/usr/share/locale", "/usr/share/man"];
+const DISK_BYTES: u64 = 3 << 30;
+const BOOT_S_MAX: u64 = 600;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e").to_path_buf()
+}
+
+fn run(command: &mut Command) {
+    let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+/// Debian with PdP installed, below `work/root`, and on `work/disk.img`.
+fn make_disk(work: &Path) -> PathBuf {
+    let base = work.join("debian.tar");
+    if !base.exists() {
+        let partial = work.join("partial.tar");
+        run(Command::new("mmdebstrap")
+            .args(["--quiet", "--variant=minbase"])
+            .args(UNREAD.map(|path| format!("--dpkgopt=path-exclude={path}/*")))
+            .arg(format!("--include={PACKAGES}"))
+            .arg("bookworm")
+            .arg(&partial));
+        fs::rename(&partial, &base).expect("rename");
+    }
+    let root = work.join("root");
+    if root.exists() {
+        fs::remove_dir_all(&root).expect("remove the last run's root");
+    }
+    fs::create_dir_all(&root).expect("mkdir");
+    run(Command::new("tar").arg("-C").arg(&root).arg("-xf").arg(&base));
+    run(Command::new("make")
+        .current_dir(repository())
+        .arg("install-files")
+        .arg(format!("DESTDIR={}", root.display()))
+        .arg(format!("BUILD={}", binaries().display())));
+    let vm = repository().join("crates/e2e/vm");
+    fs::copy(vm.join("inside.sh"), root.join("root/inside.sh")).expect("copy");
+    fs::copy(repository().join("examples/ospf.yaml"), root.join("root/ospf.yaml")).expect("copy");
+    let units = root.join("etc/systemd/system");
+    fs::copy(vm.join("vm-test.service"), units.join("vm-test.service")).expect("copy");
+    let wants = units.join("multi-user.target.wants");
+    for unit in ["vm-test.service", "pdpd.service"] {
+        symlink(format!("/etc/systemd/system/{unit}"), wants.join(unit)).expect("enable");
+    }
+    fs::remove_file(wants.join("frr.service")).expect("Debian enables FRR of the host");
+    let disk = work.join("disk.img");
+    File::create(&disk).and_then(|file| file.set_len(DISK_BYTES)).expect("disk");
+    run(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-d"]).arg(&root).arg(&disk));
+    disk
+}
+
+/// Where this build's binaries are: beside the test's own.
+fn binaries() -> PathBuf {
+    let test = std::env::current_exe().expect("current_exe");
+    test.ancestors().nth(2).expect("target directory").to_path_buf()
+}
+
+fn only_match(directory: &Path, prefix: &str) -> PathBuf {
+    fs::read_dir(directory)
+        .expect("boot directory")
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+        })
+        .unwrap_or_else(|| panic!("no {prefix} in {}", directory.display()))
+}
+
+/// One boot until the machine resets; returns what it said.
+fn boot(work: &Path, disk: &Path, number: usize) -> Vec<String> {
+    let console = work.join(format!("console-{number}.log"));
+    let log = File::create(&console).expect("console log");
+    let mut machine = Command::new("qemu-system-x86_64")
+        .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
+        .args(["-nographic", "-no-reboot", "-nic", "none"])
+        .arg("-kernel")
+        .arg(only_match(&work.join("root/boot"), "vmlinuz-"))
+        .arg("-initrd")
+        .arg(only_match(&work.join("root/boot"), "initrd.img-"))
+        .args(["-append", "root=/dev/vda rw console=ttyS0 panic=-1"])
+        .arg("-drive")
+        .arg(format!("file={},format=raw,if=virtio", disk.display()))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("dup"))
+        .stderr(log)
+        .spawn()
+        .expect("qemu-system-x86_64");
+    let deadline = Instant::now() + Duration::from_secs(BOOT_S_MAX);
+    while machine.try_wait().expect("wait").is_none() {
+        if Instant::now() > deadline {
+            machine.kill().expect("kill");
+            machine.wait().expect("wait");
+            panic!("boot {number} did not end in {BOOT_S_MAX} s; see {}", console.display());
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    String::from_utf8_lossy(&fs::read(&console).expect("console"))
+        .lines()
+        .filter_map(|line| line.split_once("VM: ").map(|(_, said)| said.trim().to_string()))
+        .collect()
+}
+
+fn said<'a>(lines: &'a [String], what: &str) -> &'a str {
+    lines
+        .iter()
+        .find_map(|line| line.strip_prefix(what)?.strip_prefix(' '))
+        .unwrap_or_else(|| panic!("the machine said nothing of {what}: {lines:#?}"))
+}
+
+fn check(lines: &[String]) {
+    let cgroups = said(lines, "cgroups");
+    assert_eq!(cgroups, "cgroup2fs v1=0", "stock Debian has cgroup v2 only");
+    assert_eq!(said(lines, "ping"), "5 received", "{lines:#?}");
+    assert!(said(lines, "ospf").contains("via 10.0.12.2"), "{lines:#?}");
+    for guest in ["_r1.g0", "_r2.g0"] {
+        // examples/ospf.yaml: power 0.2; 10 ms period.
+        let limit = format!("cpu.max pdp/vnets/_ospf/{guest}/cpu.max 2000 10000");
+        assert!(lines.contains(&limit), "no `{limit}`: {lines:#?}");
+    }
+    let to_guest: u64 = said(lines, "stats").parse().expect("a number");
+    assert!(to_guest >= 10, "only {to_guest} frames went through forwarding guests");
+}
+
+/// The limit is the kernel's, not only written down.
+fn check_limit(lines: &[String]) {
+    let spin_us: u64 = said(lines, "spin_us").parse().expect("a number");
+    // 0.2 cores for 4 s are 800,000 µs; the emulated machine's clock is coarse.
+    assert!((400_000..1_200_000).contains(&spin_us), "spun for {spin_us} µs of CPU time");
+}
+
+#[test]
+fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
+    let _turn = beside();
+    let work = repository().join("target/vm");
+    fs::create_dir_all(&work).expect("mkdir");
+    let disk = make_disk(&work);
+    let first = boot(&work, &disk, 1);
+    assert_eq!(said(&first, "apply"), "0", "{first:#?}");
+    check(&first);
+    check_limit(&first);
+    let second = boot(&work, &disk, 2);
+    assert_ne!(said(&first, "boot"), said(&second, "boot"));
+    assert!(!second.iter().any(|line| line.starts_with("apply")), "nothing is applied twice");
+    check(&second);
+}

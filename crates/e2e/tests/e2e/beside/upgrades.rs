@@ -1,0 +1,113 @@
+//! A new pdpd over what another version left running.
+
+use std::fs;
+use std::process::Command;
+
+use pdp_e2e::specs::{SUBSTRATE, two_hosts};
+use pdp_e2e::{Node, eventually, run};
+use serde_json::Value;
+
+fn reaches(node: &Node) -> bool {
+    node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok()
+}
+
+fn mux(node: &Node) -> Option<u64> {
+    node.json(&["inspect", "substrate"])["status"]["mux"]["pid"].as_u64()
+}
+
+/// Process ids of all that runs for the vnet.
+fn processes(node: &Node) -> Vec<u64> {
+    fn pids(value: &Value, found: &mut Vec<u64>) {
+        match value {
+            Value::Object(fields) => {
+                found.extend(fields.get("pid").and_then(Value::as_u64));
+                fields.values().for_each(|value| pids(value, found));
+            }
+            Value::Array(values) => values.iter().for_each(|value| pids(value, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    pids(&node.json(&["inspect", "red"])["status"], &mut found);
+    found
+}
+
+/// Changes the journal as if another version had written it. pdpd does not run.
+fn rewrite_journal(node: &Node, statement: &str) {
+    let script = "import sqlite3, sys; file = sqlite3.connect(sys.argv[1]); \
+                  assert file.execute(sys.argv[2]).rowcount == 1; file.commit()";
+    let state = node.directory.join("state/pdpd.sqlite");
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-c", script, state.to_str().expect("UTF-8"), statement]);
+    let output = run(&mut command, "");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn what_another_version_left_is_adopted_or_started_anew() {
+    let mut node = Node::start("upgrade");
+    node.apply(SUBSTRATE);
+    node.apply(&two_hosts("red", "{power: 0.3}"));
+    eventually("h1 reaches h2", || reaches(&node));
+    let (first_mux, all) = (mux(&node).expect("it runs"), processes(&node));
+    assert_eq!(all.len(), 8, "three nodes, their TAP helpers, a mirror, a forwarding guest");
+
+    // The same version: everything is adopted.
+    node.kill_pdpd();
+    node.start_pdpd();
+    eventually("all is known", || processes(&node) == all);
+    assert_eq!(mux(&node), Some(first_mux));
+
+    // A mux that speaks another protocol is replaced, by itself; nothing else is.
+    node.kill_pdpd();
+    rewrite_journal(&node, "UPDATE things SET hash = 'older' WHERE key = 'mux'");
+    node.start_pdpd();
+    eventually("another mux", || mux(&node).is_some_and(|pid| pid != first_mux));
+    eventually("h1 reaches h2", || reaches(&node));
+    assert_eq!(processes(&node), all);
+
+    // A record that this version does not understand: what it is about is made anew, and nothing else.
+    let record = node.record("red.r1.g0").join("record.json");
+    let before = fs::read_to_string(&record).expect("a record");
+    node.kill_pdpd();
+    fs::write(&record, r#"{"what":{"guest":{"id":"red.r1.g0"}},"runc":"/bin/false","fds":0}"#)
+        .expect("written");
+    node.start_pdpd();
+    eventually("it is made anew", || fs::read_to_string(&record).is_ok_and(|now| now == before));
+    eventually("h1 reaches h2", || reaches(&node));
+    let now = processes(&node);
+    assert_eq!(now.iter().filter(|pid| !all.contains(pid)).count(), 1, "{all:?}, then {now:?}");
+
+    // A run directory of a version before there were any: all is started anew, and told.
+    node.kill_pdpd();
+    fs::remove_file(node.run_dir().join("version")).expect("it has a version");
+    let old = node.run_dir().join("vnets/red/r1/g0/record.json");
+    fs::write(&old, r#"{"what":{"guest":{"id":"x"}},"runc":"/bin/false"}"#).expect("written");
+    let before = processes_now(&now);
+    assert_eq!(before, now, "nothing ended with pdpd");
+    node.start_pdpd();
+    assert_eq!(processes_now(&now), [0; 0], "what ran of that version has ended");
+    eventually("h1 reaches h2", || reaches(&node));
+    assert!(node.log().contains("all of it is started anew"), "{}", node.log());
+    assert!(!old.exists());
+    let all = processes(&node);
+    assert!(all.len() == 8 && now.iter().all(|pid| !all.contains(pid)), "{now:?}, then {all:?}");
+
+    // And from then on it is adopted.
+    node.kill_pdpd();
+    node.start_pdpd();
+    eventually("all is known", || processes(&node) == all);
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+}
+
+/// Those of these processes that there are.
+fn processes_now(pids: &[u64]) -> Vec<u64> {
+    let runs = |pid: &&u64| {
+        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+            !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
+        })
+    };
+    pids.iter().filter(runs).copied().collect()
+}

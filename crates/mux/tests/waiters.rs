@@ -1,0 +1,149 @@
+//! A program that hangs 100,000 waiters on its doorbell, beside a network at 100,000 packets a second.
+
+mod common;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use pdp_memif::Settings as MemifSettings;
+use pdp_proto::mux::*;
+use pdp_wire::tag::Tag;
+use rustix::event::epoll;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Waiters: each epoll instance waits once for each number of the eventfd.
+const INSTANCES: usize = 100;
+const NUMBERS: usize = 1000;
+
+const PPS: u64 = 100_000;
+
+/// A memfd with one frame for a generator.
+fn one_frame() -> OwnedFd {
+    let fd = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut file = File::from(fd);
+    let frame = frame(60, 0);
+    file.write_all(&(frame.len() as u16).to_le_bytes()).unwrap();
+    file.write_all(&frame).unwrap();
+    file.into()
+}
+
+fn external(name: &str, outlet: Outlet) -> Request {
+    Request::PutExternal(External { name: name.into(), mtu: 1500, outlet })
+}
+
+fn outside(interface: &str) -> End {
+    End::External { interface: interface.into(), by: Encapsulation::Interface }
+}
+
+fn wait_for(bell: &impl AsFd) -> Vec<OwnedFd> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let numbers: Vec<_> =
+        (0..NUMBERS).map(|_| bell.as_fd().try_clone_to_owned().unwrap()).collect();
+    let instances = (0..INSTANCES).map(|_| {
+        let instance = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        for number in &numbers {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&instance, number, data, epoll::EventFlags::IN).unwrap();
+        }
+        instance
+    });
+    instances.collect::<Vec<_>>().into_iter().chain(numbers).collect()
+}
+
+#[test]
+fn a_doorbell_with_many_waiters_stalls_nobody_else() {
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    // Red: a generator, a router, a sink. Its guest's ring holds what comes in a tenth of a second.
+    let generator = Generator { pps: PPS, frames: 0, number_at: None };
+    let made = mux.handle(external("G", Outlet::Generator(generator)), vec![one_frame()]);
+    assert_eq!(made, Reply::Done);
+    let mut red = two_hosts(root.path(), "red", &[(0, Attach::Runtime)]);
+    red.vlinks[0].a = outside("G");
+    put(&mux, &red);
+    // Blue: what its host sends goes to the program.
+    let socket = root.path().join("memif.sock");
+    let program = Outlet::Memif { socket: socket.clone() };
+    let ask = |request, fds| mux.handle(request, fds);
+    assert_eq!(put_with_sockets(ask, external("M", program)), Reply::Done);
+    let mut blue = two_hosts(root.path(), "blue", &[]);
+    blue.vlinks[1].a = outside("M");
+    blue.vlinks.remove(0);
+    put(&mux, &blue);
+    let stop = Arc::new(AtomicBool::new(false));
+    let run = |mut work: Box<dyn FnMut() + Send>| {
+        let stop = stop.clone();
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                work();
+            }
+        })
+    };
+    let settings = MemifSettings { ring_log2: 14, buffers: 40_000, ..MemifSettings::default() };
+    let path = &red.nodes[0].router.as_ref().unwrap().guests[0].socket;
+    let mut guest = Peer { client: pdp_memif::Client::new(path, 0, "test", settings).unwrap() };
+    eventually("guest", || guest.is_up());
+    let forwarding = run(Box::new(move || {
+        let mut bufs = vec![];
+        if guest.client.receive(&mut bufs, 256) == 0 {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        for mut buf in bufs {
+            let tag = out(1, Tag::parse(buf.metadata()).unwrap().trace);
+            buf.set_metadata(tag.emit());
+            guest.client.send(buf).unwrap();
+        }
+        guest.client.flush();
+    }));
+    // Frames that came, and those of them that were lost, so far.
+    let counted = || {
+        let r1 = node_stats(&mux, "red", "r1");
+        (r1.ports["eth0"].received, r1.ports["eth0"].dropped.values().sum::<u64>())
+    };
+    let in_a_second = || {
+        let (since, (came, lost)) = (Instant::now(), counted());
+        std::thread::sleep(Duration::from_secs(1));
+        let now = counted();
+        assert_eq!(now.1, lost, "lost of {}", now.0 - came);
+        (now.0 - came) as f64 / since.elapsed().as_secs_f64()
+    };
+    eventually("frames go", || node_stats(&mux, "red", "r1").ports["eth1"].sent > 0);
+    let alone = in_a_second();
+    // The program sleeps before each frame, and wants to be rung for each.
+    let mut program = Peer::new(&socket, 0);
+    let waiters = wait_for(&program.client);
+    eventually("the program connects", || program.is_up());
+    let ended = Arc::new(AtomicU64::new(0));
+    let ends = ended.clone();
+    let sleeping = run(Box::new(move || {
+        if !program.is_up() {
+            ends.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        program.receive_raw();
+        program.client.arm();
+    }));
+    let mut tap = Peer::connect(&blue.nodes[2].tap_socket, 0);
+    let sending = run(Box::new(move || {
+        tap.out(0, &frame(60, 1));
+        std::thread::sleep(Duration::from_micros(100));
+    }));
+    eventually("the program is disconnected", || ended.load(Ordering::Relaxed) > 0);
+    let beside = in_a_second();
+    stop.store(true, Ordering::Relaxed);
+    [forwarding, sleeping, sending].into_iter().for_each(|thread| thread.join().unwrap());
+    drop(waiters);
+    println!(
+        "{alone:.0} frames a second alone, {beside:.0} beside {INSTANCES} x {NUMBERS} waiters"
+    );
+    assert!(
+        beside > alone * 0.5,
+        "{alone:.0} frames a second alone, {beside:.0} beside the program"
+    );
+}

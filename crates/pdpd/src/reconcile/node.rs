@@ -1,0 +1,177 @@
+//! The control side of a node: control guest or host, TAPs, TAP helper, route mirror.
+
+use std::os::fd::AsFd;
+
+use pdp_container::Process;
+
+use super::{Doing, Helper, Look, Next, Reconciler, Side, Socket};
+use crate::control::ControlError;
+use crate::host::{self, HostError};
+use crate::key::Key;
+use crate::plan::{MirrorPlan, NodePlan, Places, VnetPlan};
+
+impl Reconciler {
+    pub(super) fn node(
+        &self,
+        key: &Key,
+        wanted: &NodePlan,
+        vnet: &VnetPlan,
+        side: &mut Side,
+        doing: &mut Doing<'_>,
+    ) -> Result<Next, HostError> {
+        let machine = &self.machine;
+        let journal = key.to_string();
+        let directory = &wanted.control.dir;
+        let limits = format!("{:?}", wanted.control.limits);
+        let waits = side.made.filter(|process| machine.is_alive(*process));
+        let guest = match (waits, machine.running(directory)) {
+            (Some(guest), _) => guest,
+            (None, running) => {
+                side.made = None;
+                let made = self.made_from(key, &wanted.hash)?;
+                match (running, made) {
+                    (Some(guest), Some(before)) if self.take_back_taps(wanted, side)? => {
+                        if before != limits {
+                            machine.update_limits(directory, &wanted.control.limits)?;
+                            self.state.confirm(&journal, &wanted.hash, &limits)?;
+                        }
+                        guest
+                    }
+                    _ if doing.held => return Ok(Next::Held),
+                    _ => {
+                        // Nothing of what was there before is to be relied on.
+                        *side = Side { tap: Helper::Bad, mirror: Helper::Bad, ..Side::default() };
+                        if !self.end(key)? {
+                            return Ok(Next::wait_for_end(format!("the end of what was {key}")));
+                        }
+                        (doing.told)(&format!("starting {key}"));
+                        self.state.intend(&journal, &limits)?;
+                        let guest = machine.create(&wanted.control)?;
+                        side.made = Some(guest);
+                        side.taps = Some(machine.make_taps(guest, &wanted.taps)?);
+                        guest
+                    }
+                }
+            }
+        };
+        let (mut ready, mut held) = (true, false);
+        if let Some(helper) = &wanted.tap_helper {
+            match self.helper(
+                &helper.process,
+                Socket::Made(&helper.control),
+                &mut side.tap,
+                doing,
+            )? {
+                Look::Serves => {}
+                Look::Starting => ready = false,
+                Look::Held => held = true,
+                Look::Listens => {
+                    let taps = side.taps.as_deref().unwrap_or_default();
+                    machine.serve(helper, taps).inspect_err(|_| side.tap = Helper::Bad)?;
+                    side.tap = Helper::Serves;
+                    doing.started.tap = true;
+                }
+            }
+        }
+        if let Some(mirror) = &wanted.mirror {
+            self.configure_mirror(mirror, guest, side)?;
+            let socket = &mirror.config.control_socket;
+            match self.helper(&mirror.process, Socket::Own(socket), &mut side.mirror, doing)? {
+                Look::Serves => {}
+                Look::Starting => ready = false,
+                Look::Held => held = true,
+                Look::Listens => {
+                    side.mirror = Helper::Serves;
+                    doing.started.mirror = true;
+                }
+            }
+        }
+        if !ready {
+            return Ok(Next::wait(format!("the helpers of {key}")));
+        }
+        if held {
+            return Ok(Next::Held);
+        }
+        self.set_carriers(key, wanted, vnet, side)?;
+        if side.made.is_some() {
+            machine.start(directory)?;
+            side.made = None;
+            doing.started.itself = true;
+            self.state.confirm(&journal, &wanted.hash, &limits)?;
+            machine.collect_images();
+        }
+        Ok(Next::Done)
+    }
+
+    /// Whether this node's TAPs are held here now; asks its helper for them where they are not.
+    fn take_back_taps(&self, plan: &NodePlan, side: &mut Side) -> Result<bool, HostError> {
+        let Some(helper) = &plan.tap_helper else { return Ok(true) };
+        if side.taps.is_none() && self.machine.running(&helper.process.dir).is_some() {
+            side.taps = match self.machine.held_taps(helper) {
+                // What it says makes no sense, and no more will later.
+                Err(HostError::Control(
+                    ControlError::Unexpected { .. } | ControlError::Refused { .. },
+                )) => None,
+                held => held?,
+            };
+        }
+        Ok(side.taps.is_some())
+    }
+
+    /// Writes down for a mirror that is to be started whose routes it follows.
+    fn configure_mirror(
+        &self,
+        mirror: &MirrorPlan,
+        guest: Process,
+        side: &Side,
+    ) -> Result<(), HostError> {
+        if matches!(side.mirror, Helper::Starting(_))
+            || side.mirror == Helper::Serves && self.machine.running(&mirror.process.dir).is_some()
+        {
+            return Ok(());
+        }
+        let config = pdp_proto::mirror::Config {
+            netns: host::namespace(guest, "net"),
+            userns: Some(host::namespace(guest, "user")),
+            ..mirror.config.clone()
+        };
+        let text = serde_json::to_vec_pretty(&config).unwrap_or_default();
+        self.machine.write_file(&mirror.config_file, &text)
+    }
+
+    /// A port has carrier where its link is up; one without a link has none.
+    fn set_carriers(
+        &self,
+        key: &Key,
+        plan: &NodePlan,
+        vnet: &VnetPlan,
+        side: &Side,
+    ) -> Result<(), HostError> {
+        for (index, tap) in side.taps.iter().flatten().enumerate().take(plan.taps.len()) {
+            let up = vnet.carrier(key.node_name(), index as u16);
+            self.machine.set_carrier(tap.as_fd(), up)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_node(
+        &self,
+        key: &Key,
+        vnet: &str,
+        node: &str,
+        doing: &mut Doing<'_>,
+    ) -> Result<Next, HostError> {
+        if let Some(inner) = doing.inner.take() {
+            return Ok(Next::After(inner));
+        }
+        (doing.told)(&format!("stopping {key}"));
+        let directory = self.places.node(vnet, node);
+        if !self.end(key)? || !self.machine.remove_cgroup(&Places::node_cgroup(vnet, node))? {
+            return Ok(Next::wait_for_end(format!("the end of {key}")));
+        }
+        self.machine.remove_directory(&directory)?;
+        self.machine.collect_images();
+        self.state.forget(&key.to_string())?;
+        Ok(Next::Gone)
+    }
+}

@@ -1,0 +1,444 @@
+//! The audit log's file, `audit.sqlite` beside the state's own: what is written here waits for
+//! nobody's journal, and nobody's journal for it.
+//!
+//! Rows are kept by whose they are and of what sort, so that nobody pushes out another's, and
+//! neither questions nor refusals push out what was changed. Whose: the operators' and viewers' of
+//! the node together, each tenant's, those of whoever is unknown, and those of tenants that are gone.
+//! Of each and of each [`Sort`] the newest are kept ([`Kept`]), and up to [`PRUNE_ROWS`] more.
+
+use std::collections::HashMap;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+use pdp_api::{AuditEntry, AuditQuery, Role};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+
+use super::{PRIVATE, StateError};
+
+/// Rows of each sort that are kept of the operators and viewers of the node, and of all tenants that
+/// are gone.
+pub const NODE_ROWS_MAX: u64 = 100_000;
+
+/// Rows that are kept of whoever is unknown.
+pub const STRANGER_ROWS_MAX: u64 = 10_000;
+
+/// Rows that may come before the oldest go.
+pub const PRUNE_ROWS: u64 = 1000;
+
+/// Name of the file.
+pub const FILE: &str = "audit.sqlite";
+
+/// Version of the tables; a newer one is refused.
+const SCHEMA_VERSION: i64 = 1;
+
+const SCHEMA: &str = "
+CREATE TABLE IF NOT EXISTS rows (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, sort INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL, who TEXT NOT NULL, origin TEXT NOT NULL, role TEXT, tenant TEXT,
+    what TEXT NOT NULL, vnet TEXT, changes INTEGER NOT NULL, status INTEGER, error TEXT,
+    duration_us INTEGER, command TEXT, exit INTEGER) STRICT;
+CREATE INDEX IF NOT EXISTS rows_by_owner ON rows (owner, sort, id);
+";
+
+const COLUMNS: &str = "id, at_ms, who, origin, role, tenant, what, vnet, changes, status, error, \
+                       duration_us, command, exit";
+
+/// Owners that are no tenant: no name of one is like these.
+const NODE: &str = "";
+const STRANGERS: &str = "-";
+const GONE: &str = "~";
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sort {
+    /// It was to change nothing.
+    Asked,
+    /// It was let through to change something.
+    Changed,
+    /// It was refused.
+    Refused,
+}
+
+/// How many rows of each sort are kept of a tenant. Of others it is a constant here.
+pub type Kept = u64;
+
+/// How a request that was written down ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct End {
+    /// HTTP status.
+    pub status: u16,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// Microseconds from its beginning.
+    pub duration_us: u64,
+    /// Exit code of a command that ran to its end.
+    pub exit: Option<i32>,
+}
+
+/// One thing to be written.
+#[derive(Clone, Debug)]
+pub enum Write {
+    /// A row, whole or just begun.
+    Row(Box<AuditEntry>, Kept),
+    /// What is to be known of the row of this id before it acts: the command that it runs.
+    Command(u64, String),
+    /// How the row of this id ended.
+    End(u64, End),
+}
+
+/// The audit log, open.
+#[derive(Debug)]
+pub struct Trail {
+    path: PathBuf,
+    /// One that writes, which nobody but the audit log's thread waits for, and one that reads.
+    writer: Mutex<Connection>,
+    reader: Mutex<Connection>,
+    /// Rows since the last pruning, by owner and sort.
+    fresh: Mutex<HashMap<(String, i64), u64>>,
+}
+
+impl Trail {
+    /// Opens or makes the file in `directory`, which is there.
+    pub fn open(directory: &Path) -> Result<Self, StateError> {
+        let path = directory.join(FILE);
+        File::options()
+            .create(true)
+            .append(true)
+            .mode(PRIVATE)
+            .open(&path)
+            .and_then(|file| file.set_permissions(Permissions::from_mode(PRIVATE)))
+            .map_err(|source| StateError::Directory { path: directory.into(), source })?;
+        let failed = |doing| {
+            let path = path.clone();
+            move |source| StateError::Database { path, doing, source }
+        };
+        let open = || {
+            let database = Connection::open(&path)?;
+            database.execute_batch(
+                "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA busy_timeout=5000;",
+            )?;
+            Ok(database)
+        };
+        let writer = open().map_err(failed("opening the audit log"))?;
+        let found: i64 = writer
+            .query_row("PRAGMA user_version", [], |row| row.get(0))
+            .map_err(failed("reading its version"))?;
+        if found > SCHEMA_VERSION {
+            return Err(StateError::Newer { path, found });
+        }
+        writer
+            .execute_batch(&format!(
+                "BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+            ))
+            .map_err(failed("making its tables"))?;
+        let reader = open().map_err(failed("opening the audit log"))?;
+        let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
+        Ok(Self { path, writer, reader, fresh: Mutex::default() })
+    }
+
+    /// Writes all of these down, in one transaction; the ids of the rows, in order. A row's own id is
+    /// ignored.
+    pub fn write(&self, writes: &[Write]) -> Result<Vec<u64>, StateError> {
+        let mut ids = Vec::new();
+        let mut fresh = lock(&self.fresh);
+        self.transact(|tx| {
+            ids.clear();
+            for write in writes {
+                match write {
+                    Write::Row(row, kept) => ids.push(insert(tx, row, *kept, &mut fresh)?),
+                    Write::Command(id, command) => {
+                        tx.prepare_cached("UPDATE rows SET command=?2 WHERE id=?1")?
+                            .execute(params![id, command])?;
+                    }
+                    Write::End(id, end) => ended(tx, *id, end)?,
+                }
+            }
+            Ok(())
+        })?;
+        Ok(ids)
+    }
+
+    /// The newest rows that match, oldest first; those of a tenant alone where one is given.
+    pub fn rows(
+        &self,
+        query: &AuditQuery,
+        tenant: Option<&str>,
+    ) -> Result<Vec<AuditEntry>, StateError> {
+        let since = query.since_ms.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX));
+        // A tenant's rows are found by the index, so that it waits for none but its own.
+        let of = if tenant.is_some() { "owner = ?4" } else { "?4 IS NULL" };
+        let sql = format!(
+            "SELECT {COLUMNS} FROM rows
+             WHERE (?1 IS NULL OR at_ms >= ?1) AND (?2 IS NULL OR who = ?2)
+               AND (?3 IS NULL OR vnet = ?3) AND {of}
+             ORDER BY id DESC LIMIT ?5"
+        );
+        let read = |db: &Connection| -> rusqlite::Result<Vec<AuditEntry>> {
+            db.prepare_cached(&sql)?
+                .query_map(params![since, query.who, query.vnet, tenant, query.limit()], entry)?
+                .collect()
+        };
+        let mut rows = read(&lock(&self.reader)).map_err(|source| StateError::Database {
+            path: self.path.clone(),
+            doing: "reading the audit log",
+            source,
+        })?;
+        rows.reverse();
+        Ok(rows)
+    }
+
+    /// From now on a tenant's rows are those of one that is gone: another of the name sees none.
+    pub fn forget_tenant(&self, tenant: &str) -> Result<(), StateError> {
+        self.transact(|tx| {
+            tx.execute("UPDATE rows SET owner=?2 WHERE owner=?1", [tenant, GONE])?;
+            for sort in [Sort::Asked, Sort::Changed, Sort::Refused] {
+                prune(tx, GONE, sort as i64, NODE_ROWS_MAX)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes over the rows that a pdpd before this file kept in the state's.
+    pub(super) fn take_over(&self, state: &Connection) -> rusqlite::Result<()> {
+        let table = "SELECT name FROM sqlite_schema WHERE type='table' AND name='audit'";
+        if state.query_row(table, [], |_| Ok(())).optional()?.is_none() {
+            return Ok(());
+        }
+        let sql = "SELECT id, at_ms, who, origin, role, tenant, what, vnet, changes, status, \
+                   error, duration_us, NULL, NULL FROM audit ORDER BY id";
+        {
+            let mut statement = state.prepare(sql)?;
+            let mut rows = statement.query_map([], entry)?;
+            let mut writer = lock(&self.writer);
+            let tx = writer.transaction()?;
+            let empty: bool =
+                tx.query_row("SELECT count(*) = 0 FROM rows", [], |row| row.get(0))?;
+            // Where it is not, a crash came before the old table went.
+            while let Some(row) = rows.next().filter(|_| empty) {
+                insert(&tx, &row?, NODE_ROWS_MAX, &mut HashMap::new())?;
+            }
+            tx.commit()?;
+        }
+        state.execute_batch("DROP TABLE audit")
+    }
+
+    fn transact(
+        &self,
+        mut run: impl FnMut(&Transaction<'_>) -> rusqlite::Result<()>,
+    ) -> Result<(), StateError> {
+        let mut database = lock(&self.writer);
+        let done = database.transaction().and_then(|tx| {
+            run(&tx)?;
+            tx.commit()
+        });
+        done.map_err(|source| StateError::Database {
+            path: self.path.clone(),
+            doing: "writing the audit log",
+            source,
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic of another holder can't leave a transaction open: it rolls back on drop.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn owner(row: &AuditEntry) -> &str {
+    match (&row.tenant, row.role) {
+        (Some(tenant), _) => tenant,
+        (None, Some(_)) => NODE,
+        (None, None) => STRANGERS,
+    }
+}
+
+/// What a row is counted as: what began as a change is one until it is known to be refused.
+fn sort(changes: bool, status: Option<u16>) -> Sort {
+    match (changes, status) {
+        (_, Some(400..=499)) => Sort::Refused,
+        (true, _) => Sort::Changed,
+        (false, _) => Sort::Asked,
+    }
+}
+
+fn insert(
+    tx: &Transaction<'_>,
+    row: &AuditEntry,
+    kept: Kept,
+    fresh: &mut HashMap<(String, i64), u64>,
+) -> rusqlite::Result<u64> {
+    let owner = owner(row);
+    let sort = sort(row.changes, row.status) as i64;
+    tx.prepare_cached(
+        "INSERT INTO rows (owner, sort, at_ms, who, origin, role, tenant, what, vnet, changes,
+                           status, error, duration_us, command, exit)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+    )?
+    .execute(params![
+        owner,
+        sort,
+        row.at_ms,
+        row.who,
+        row.from,
+        row.role.map(Role::name),
+        row.tenant,
+        row.what,
+        row.vnet,
+        row.changes,
+        row.status,
+        row.error,
+        row.duration_us,
+        row.command,
+        row.exit
+    ])?;
+    let id = u64::try_from(tx.last_insert_rowid()).unwrap_or(0);
+    // The first since the file was opened prunes what an earlier one left.
+    let count = fresh.entry((owner.into(), sort)).or_insert(PRUNE_ROWS);
+    *count += 1;
+    if *count > PRUNE_ROWS {
+        *count = 0;
+        let max = match owner {
+            NODE => NODE_ROWS_MAX,
+            STRANGERS => STRANGER_ROWS_MAX,
+            _ => kept,
+        };
+        // What ends refused is sorted anew and counted nowhere: both are looked at.
+        for sort in [sort, Sort::Refused as i64] {
+            prune(tx, owner, sort, max)?;
+        }
+    }
+    Ok(id)
+}
+
+fn ended(tx: &Transaction<'_>, id: u64, end: &End) -> rusqlite::Result<()> {
+    let refused = sort(true, Some(end.status)) == Sort::Refused;
+    tx.prepare_cached(
+        "UPDATE rows SET status=?2, error=?3, duration_us=?4, exit=?5,
+                         sort=CASE ?6 WHEN 1 THEN ?7 ELSE sort END WHERE id=?1",
+    )?
+    .execute(params![
+        id,
+        end.status,
+        end.error,
+        end.duration_us,
+        end.exit,
+        refused,
+        Sort::Refused as i64
+    ])
+    .map(drop)
+}
+
+/// Deletes the oldest rows of an owner and a sort beyond `max`.
+fn prune(tx: &Transaction<'_>, owner: &str, sort: i64, max: u64) -> rusqlite::Result<()> {
+    tx.prepare_cached(
+        "DELETE FROM rows WHERE owner=?1 AND sort=?2 AND id <=
+             (SELECT id FROM rows WHERE owner=?1 AND sort=?2 ORDER BY id DESC LIMIT 1 OFFSET ?3)",
+    )?
+    .execute(params![owner, sort, max])
+    .map(drop)
+}
+
+fn entry(row: &Row<'_>) -> rusqlite::Result<AuditEntry> {
+    Ok(AuditEntry {
+        id: row.get(0)?,
+        at_ms: row.get(1)?,
+        who: row.get(2)?,
+        from: row.get(3)?,
+        role: super::access::role(row, 4)?,
+        tenant: row.get(5)?,
+        what: row.get(6)?,
+        vnet: row.get(7)?,
+        changes: row.get(8)?,
+        status: row.get(9)?,
+        error: row.get(10)?,
+        duration_us: row.get(11)?,
+        command: row.get(12)?,
+        exit: row.get(13)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(what: &str, tenant: Option<&str>, changes: bool, status: Option<u16>) -> Write {
+        let row = AuditEntry {
+            what: what.into(),
+            changes,
+            status,
+            who: "user:x".into(),
+            role: Some(if tenant.is_some() { Role::Tenant } else { Role::Operator }),
+            tenant: tenant.map(str::to_owned),
+            ..Default::default()
+        };
+        Write::Row(Box::new(row), 50)
+    }
+
+    fn whats(trail: &Trail, tenant: Option<&str>) -> Vec<String> {
+        let query = AuditQuery { limit: Some(10_000), ..AuditQuery::default() };
+        trail.rows(&query, tenant).unwrap().into_iter().map(|row| row.what).collect()
+    }
+
+    #[test]
+    fn nobody_pushes_out_anothers_rows_nor_refusals_what_was_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let trail = Trail::open(directory.path()).unwrap();
+        trail.write(&[row("operator's", None, true, Some(200))]).unwrap();
+        trail.write(&[row("other's", Some("other"), true, Some(200))]).unwrap();
+        trail.write(&[row("changed", Some("acme"), true, Some(200))]).unwrap();
+        let stranger = AuditEntry { what: "strange".into(), ..Default::default() };
+        trail.write(&[Write::Row(Box::new(stranger), 0)]).unwrap();
+        for status in [200, 403] {
+            let flood: Vec<Write> =
+                (0..3000).map(|_| row("flood", Some("acme"), false, Some(status))).collect();
+            trail.write(&flood).unwrap();
+        }
+        for _ in 0..2 * PRUNE_ROWS {
+            // Begun as a change, and refused then.
+            let begun = trail.write(&[row("refused", Some("acme"), true, None)]).unwrap();
+            let end = End { status: 400, ..End::default() };
+            trail.write(&[Write::End(begun[0], end)]).unwrap();
+        }
+        for expected in ["operator's", "other's", "strange"] {
+            assert!(whats(&trail, None).iter().any(|what| what == expected), "{expected}");
+        }
+        let left = whats(&trail, Some("acme"));
+        assert_eq!(left[0], "changed");
+        assert!(left.len() as u64 <= 3 * (50 + PRUNE_ROWS), "{}", left.len());
+        assert_eq!(whats(&trail, Some("other")), ["other's"]);
+    }
+
+    #[test]
+    fn a_tenant_of_the_name_of_one_that_is_gone_sees_nothing_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let trail = Trail::open(directory.path()).unwrap();
+        trail.write(&[row("first", Some("acme"), true, Some(200))]).unwrap();
+        trail.forget_tenant("acme").unwrap();
+        trail.write(&[row("second", Some("acme"), true, Some(200))]).unwrap();
+        assert_eq!(whats(&trail, Some("acme")), ["second"]);
+        assert_eq!(whats(&trail, None), ["first", "second"]);
+    }
+
+    #[test]
+    fn what_was_begun_stays_unfinished_until_its_end_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let trail = Trail::open(directory.path()).unwrap();
+        let begun = trail.write(&[row("POST exec", None, true, None)]).unwrap();
+        trail.write(&[Write::Command(begun[0], "ping ::1".into())]).unwrap();
+        drop(trail);
+        let trail = Trail::open(directory.path()).unwrap();
+        let rows = trail.rows(&AuditQuery::default(), None).unwrap();
+        assert_eq!((rows[0].id, rows[0].status), (begun[0], None));
+        assert_eq!(rows[0].command.as_deref(), Some("ping ::1"));
+        let error = Some("1 fault".to_owned());
+        let end = End { status: 101, error, duration_us: 12, exit: Some(7) };
+        trail.write(&[Write::End(begun[0], end)]).unwrap();
+        let row = &trail.rows(&AuditQuery::default(), None).unwrap()[0];
+        assert_eq!(
+            (row.status, row.error.as_deref(), row.exit),
+            (Some(101), Some("1 fault"), Some(7))
+        );
+    }
+}

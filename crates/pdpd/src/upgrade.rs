@@ -1,0 +1,70 @@
+//! Versions of what runs, and what a pdpd does with what another version left.
+//!
+//! | what | version | of another version |
+//! |---|---|---|
+//! | the run directory: where what is | [`RUN_VERSION`], in `RUN/version` | all that runs is ended and started anew |
+//! | a record of a process | [`pdp_container::RECORD_VERSION`] | that process is started anew |
+//! | the mux's protocol | [`pdp_proto::mux::VERSION`] | the mux is replaced: the gap of a mux's death |
+//! | what TAP helper and mirror speak with pdpd | [`pdp_proto::tap::VERSION`], [`pdp_proto::mirror::VERSION`] | the control side is made anew |
+//! | tags on trunks, and routes | [`pdp_wire::tag::VERSION`], [`pdp_proto::routes::VERSION`] | forwarding guests are made anew |
+//! | the state file | its schema version | taken over if it is older |
+//!
+//! The protocols' versions are part of the hashes in the journal, so that what speaks another is found by that and
+//! nothing is asked in words that it may not know.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use pdp_container::cgroup::Cgroups;
+use pdp_container::tree;
+
+use crate::host::{HostError, write_file};
+
+/// Version of the run directory. What came before 2 had records where guests could write them: none is read.
+pub const RUN_VERSION: u32 = 2;
+
+/// The file that says which it is.
+pub const FILE: &str = "version";
+
+/// Longest number in it, bytes.
+const FILE_BYTES_MAX: u64 = 16;
+
+/// What versions before had in a run directory, and this one has.
+const NAMES: [&str; 5] = ["vnets", "externals", "mux", "records", "runc"];
+
+/// Time for what runs to end.
+const END_WAIT: Duration = Duration::from_secs(20);
+
+/// Makes a run directory one of this version: one that another version left is cleared, and with it ends what runs
+/// below `cgroup`. To be called with the lock of the directory held, before anything in it is used.
+pub fn prepare(run: &Path, cgroup: &str) -> Result<(), HostError> {
+    let file = run.join(FILE);
+    let found = read(&file);
+    if found.as_deref() == Some(&RUN_VERSION.to_string()) {
+        return Ok(());
+    }
+    if NAMES.iter().any(|name| run.join(name).exists()) {
+        let found = found.as_deref().unwrap_or("before there were any");
+        tracing::warn!(
+            "what runs is of version {found}, this pdpd's is {RUN_VERSION}: all of it is started anew"
+        );
+        Cgroups::new(cgroup)?.remove("", END_WAIT)?;
+        for name in NAMES {
+            tree::remove(&run.join(name))?;
+        }
+    }
+    write_file(&file, RUN_VERSION.to_string().as_bytes())
+}
+
+/// What the file says, if it says anything that can be a version.
+fn read(file: &Path) -> Option<String> {
+    let text = || -> io::Result<String> {
+        if fs::symlink_metadata(file)?.len() > FILE_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        fs::read_to_string(file)
+    };
+    text().ok().map(|text| text.trim().to_owned()).filter(|text| text.parse::<u32>().is_ok())
+}

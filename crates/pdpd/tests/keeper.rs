@@ -1,0 +1,514 @@
+//! The keeper on a machine that only pretends: what a change costs, and whom a failure costs anything.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
+use pdp_net::tap::TapSpec;
+use pdp_proto::mux;
+use pdp_spec::SourceFile;
+use pdpd::control::{ControlError, MuxHello};
+use pdpd::host::HostError;
+use pdpd::keeper::{Keeper, News};
+use pdpd::key::Key;
+use pdpd::machine::Machine;
+use pdpd::model::Model;
+use pdpd::plan::{Directory, GuestPlan, Part, Places, Plan, TapHelperPlan};
+use pdpd::state::State;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Longest wait for anything; far beyond what anything takes.
+const WAIT_MAX: Duration = Duration::from_secs(120);
+
+/// A machine without a process.
+#[derive(Debug, Default)]
+struct Pretend {
+    inside: Mutex<Inside>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inside {
+    /// What runs, by directory, with an eventfd that is written to when it ends.
+    processes: BTreeMap<PathBuf, (Process, OwnedFd)>,
+    vnets: BTreeMap<String, mux::Vnet>,
+    last_pid: u32,
+    /// Directories whose path has this hang while they are made.
+    hangs: Option<String>,
+    /// Of this path can't be removed.
+    refuses: Option<PathBuf>,
+    /// Mirrors whose path has this never say that a guest has its routes.
+    mute: Option<String>,
+}
+
+fn io_error(what: &'static str, path: &Path) -> HostError {
+    HostError::Io { what, path: path.into(), source: std::io::ErrorKind::NotADirectory.into() }
+}
+
+fn eventfd() -> OwnedFd {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()
+}
+
+impl Pretend {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap()
+    }
+
+    fn begin(&self, dir: &Path) -> Process {
+        let mut inside = self.lock();
+        while inside.hangs.as_ref().is_some_and(|part| dir.to_string_lossy().contains(part)) {
+            inside = self.changed.wait(inside).unwrap();
+        }
+        inside.last_pid += 1;
+        let process = Process { pid: inside.last_pid, start_time: 1 };
+        let before = inside.processes.insert(dir.into(), (process, eventfd()));
+        assert!(before.is_none(), "{} has one already", dir.display());
+        process
+    }
+
+    fn kill(&self, dir: &Path) {
+        let (_, end) = self.lock().processes.remove(dir).expect("it runs");
+        rustix::io::write(end, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Inside)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    fn pid(&self, dir: &Path) -> Option<u32> {
+        self.running(dir).map(|process| process.pid)
+    }
+}
+
+impl Machine for Pretend {
+    fn running(&self, dir: &Path) -> Option<Process> {
+        self.lock().processes.get(dir).map(|(process, _)| *process)
+    }
+
+    fn is_alive(&self, process: Process) -> bool {
+        self.lock().processes.values().any(|(known, _)| *known == process)
+    }
+
+    fn ending(&self, _: &Path) -> String {
+        "as it was told to".into()
+    }
+
+    fn wait_exit(&self, dir: &Path) -> Result<Option<OwnedFd>, HostError> {
+        let inside = self.lock();
+        Ok(inside.processes.get(dir).map(|(_, end)| end.try_clone().unwrap()))
+    }
+
+    fn list(&self) -> Result<Vec<PathBuf>, HostError> {
+        Ok(self.lock().processes.keys().cloned().collect())
+    }
+
+    fn create(&self, spec: &GuestSpec) -> Result<Process, HostError> {
+        Ok(self.begin(&spec.dir))
+    }
+
+    fn start(&self, _: &Path) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn update_limits(&self, _: &Path, _: &Limits) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn spawn(&self, spec: &HelperSpec, _: &Path) -> Result<Process, HostError> {
+        Ok(self.begin(&spec.dir))
+    }
+
+    fn spawn_served(&self, spec: &HelperSpec, _: &Path) -> Result<Process, HostError> {
+        Ok(self.begin(&spec.dir))
+    }
+
+    fn remove_logs_but(&self, _: &BTreeSet<PathBuf>) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn collect_images(&self) {}
+
+    fn listens(&self, _: &Path) -> bool {
+        true
+    }
+
+    fn end(&self, dir: &Path) -> Result<bool, HostError> {
+        if let Some((_, end)) = self.lock().processes.remove(dir) {
+            rustix::io::write(end, &1u64.to_ne_bytes()).unwrap();
+        }
+        Ok(true)
+    }
+
+    fn say_quota(&self, _: &GuestPlan) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn make_taps(&self, _: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {
+        Ok(taps.iter().map(|_| eventfd()).collect())
+    }
+
+    fn set_carrier(&self, _: BorrowedFd<'_>, _: bool) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn serve(&self, _: &TapHelperPlan, _: &[OwnedFd]) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn held_taps(&self, _: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
+        Ok(None)
+    }
+
+    fn has_routes(&self, mirror: &Path, _: u32) -> bool {
+        let inside = self.lock();
+        inside.mute.as_ref().is_none_or(|part| !mirror.to_string_lossy().contains(part))
+    }
+
+    fn make_directory(&self, _: &Directory) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn has_directory(&self, _: &Path) -> bool {
+        true
+    }
+
+    fn write_file(&self, _: &Path, _: &[u8]) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn remove_directory(&self, path: &Path) -> Result<(), HostError> {
+        match self.lock().refuses.as_deref() == Some(path) {
+            true => Err(io_error("can't remove", path)),
+            false => Ok(()),
+        }
+    }
+
+    fn limit(&self, _: &str, _: &Limits) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn weigh(&self, _: &str, _: u32) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn remove_cgroup(&self, _: &str) -> Result<bool, HostError> {
+        Ok(true)
+    }
+
+    fn remove_if_empty(&self, _: &str) {}
+
+    fn mux(&self) -> Result<MuxHello, ControlError> {
+        let pool = std::fs::File::open("/dev/null").unwrap().into();
+        let vnets = self.lock().vnets.keys().cloned().collect();
+        Ok(MuxHello { externals: Vec::new(), vnets, pool })
+    }
+
+    fn mux_stats(&self, _: &str) -> Result<mux::Stats, ControlError> {
+        Ok(mux::Stats::default())
+    }
+
+    fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), HostError> {
+        self.lock().vnets.insert(vnet.name.clone(), vnet);
+        Ok(())
+    }
+
+    fn delete_vnet(&self, vnet: &str) -> Result<(), HostError> {
+        self.lock().vnets.remove(vnet).expect("the mux has it");
+        Ok(())
+    }
+
+    fn put_external(&self, _: mux::External, _: &[BorrowedFd<'_>]) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn delete_external(&self, _: &str) -> Result<(), HostError> {
+        Ok(())
+    }
+}
+
+const SUBSTRATE: &str = "
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: \"0\", power: 0.5}
+  forwardingEngines: {fe1: {cpus: \"1-63\", capacity: 63}}
+";
+
+fn cpus() -> BTreeSet<u32> {
+    (0..64).collect()
+}
+
+fn places() -> Places {
+    Places { run: "/run/pretend".into(), lib: "/usr/lib/pdp".into(), pins: "/sys/none".into() }
+}
+
+/// A router and a host.
+fn vnet(name: &str, guests: u32) -> String {
+    format!(
+        "
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces: {{eth0: {{addresses: [10.0.1.1/24]}}}}
+      dataPlane: {{power: {guests}m, guests: {guests}}}
+    h1: {{kind: host, interfaces: {{eth0: {{addresses: [10.0.1.2/24]}}}}}}
+  links: [{{endpoints: [\"r1:eth0\", \"h1:eth0\"]}}]
+"
+    )
+}
+
+fn apply(before: &Model, text: String) -> Model {
+    let file = SourceFile { name: "test.yaml".into(), text, ..SourceFile::default() };
+    let documents = pdp_spec::parse(&[file]).unwrap_or_else(|faults| panic!("{faults:#?}"));
+    let substrate = before.substrate.is_none();
+    let existing = before.existing(&cpus(), substrate);
+    let intent =
+        pdp_spec::check(&documents, &existing).unwrap_or_else(|faults| panic!("{faults:#?}"));
+    before.with(intent, &places(), &cpus()).unwrap()
+}
+
+/// A keeper that runs.
+struct Kept {
+    machine: Arc<Pretend>,
+    keeper: Arc<Keeper>,
+    model: Model,
+    thread: Option<std::thread::JoinHandle<()>>,
+    _directory: tempfile::TempDir,
+}
+
+impl Kept {
+    fn new() -> Self {
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+        // What is measured is pdpd, and not the disk.
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let state = Arc::new(State::open(directory.path()).unwrap());
+        let machine = Arc::new(Pretend::default());
+        let keeper = Keeper::new(machine.clone(), state, places(), Arc::default()).unwrap();
+        let keeper = Arc::new(keeper);
+        let runs = keeper.clone();
+        let thread = Some(std::thread::spawn(move || runs.run()));
+        let model = apply(&Model::default(), SUBSTRATE.into());
+        Self { machine, keeper, model, thread, _directory: directory }
+    }
+
+    fn apply(&mut self, text: String) -> Receiver<News> {
+        self.model = apply(&self.model, text);
+        self.keeper.want(self.model.wanted(), |_| false)
+    }
+
+    fn delete(&mut self, vnet: &str) -> Receiver<News> {
+        self.model = self.model.without(vnet, &places(), &cpus()).unwrap();
+        self.keeper.want(self.model.wanted(), |_| false)
+    }
+
+    /// Makes so many vnets, and waits until all is quiet.
+    fn with_vnets(count: u32) -> Self {
+        let mut kept = Self::new();
+        let text: String = (0..count).map(|number| vnet(&format!("v{number}"), 1)).collect();
+        wait(&kept.apply(text));
+        kept.quiet();
+        kept
+    }
+
+    /// Waits until no step is made any more.
+    fn quiet(&self) {
+        let mut before = (self.keeper.steps(), Instant::now());
+        while before.1.elapsed() < Duration::from_millis(300) {
+            std::thread::sleep(Duration::from_millis(20));
+            if self.keeper.steps() != before.0 {
+                before = (self.keeper.steps(), Instant::now());
+            }
+        }
+    }
+
+    fn guest(&self, vnet: &str, number: u32) -> PathBuf {
+        places().record(vnet, "r1", Part::Guest(number))
+    }
+
+    /// Kills a guest; how long until there is another.
+    fn replaced(&self, vnet: &str) -> Duration {
+        let dir = self.guest(vnet, 0);
+        let before = self.machine.pid(&dir).expect("it runs");
+        let killed = Instant::now();
+        self.machine.kill(&dir);
+        eventually("another one runs", || self.machine.pid(&dir).is_some_and(|pid| pid != before));
+        killed.elapsed()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.machine.set(|inside| inside.hangs = None);
+        self.keeper.stop();
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking());
+    }
+}
+
+fn wait(news: &Receiver<News>) {
+    loop {
+        match news.recv_timeout(WAIT_MAX).expect("the keeper comes to an end") {
+            News::Done => return,
+            News::Step(_) => {}
+        }
+    }
+}
+
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < WAIT_MAX, "not after {WAIT_MAX:?}: {what}");
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}
+
+fn cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Steps, time and CPU time of something, once all is quiet again; the CPU time is that of the
+/// whole.
+fn cost(kept: &mut Kept, what: &str, act: impl FnOnce(&mut Kept) -> Duration) -> u64 {
+    kept.quiet();
+    let (steps, used) = (kept.keeper.steps(), cpu());
+    let took = act(kept);
+    let used = cpu() - used;
+    kept.quiet();
+    let steps = kept.keeper.steps() - steps;
+    let vnets = kept.model.vnets.len();
+    println!("{what} among {vnets} vnets: {steps} steps, {took:?}, {used:?} of CPU");
+    steps
+}
+
+/// A vnet has two parts that are looked at when one of its guests changes, and each is looked at
+/// a few times while it waits for the other: whatever else there is.
+const STEPS_MAX: u64 = 12;
+
+#[test]
+fn a_change_costs_what_it_changes_however_many_others_there_are() {
+    for count in [10, 1000] {
+        let mut kept = Kept::with_vnets(count);
+        let problems = kept.keeper.problems(|_| true);
+        assert!(problems.is_empty(), "{problems:?}");
+        // Mux, and of each vnet a control guest, a host, two TAP helpers, a mirror and a guest.
+        assert_eq!(kept.machine.lock().processes.len(), 1 + 6 * count as usize);
+        let steps = cost(&mut kept, "one more guest", |kept| {
+            let model = apply(&kept.model, vnet("v7", 2));
+            let begin = Instant::now();
+            let news = kept.keeper.want(model.wanted(), |_| false);
+            wait(&news);
+            kept.model = model;
+            begin.elapsed()
+        });
+        assert!((1..=STEPS_MAX).contains(&steps), "{steps} steps");
+        assert!(kept.machine.pid(&kept.guest("v7", 1)).is_some());
+        let steps = cost(&mut kept, "a dead guest", |kept| kept.replaced("v5"));
+        assert!((1..=STEPS_MAX).contains(&steps), "{steps} steps");
+        let steps = cost(&mut kept, "one less vnet", |kept| {
+            let model = kept.model.without("v3", &places(), &cpus()).unwrap();
+            let begin = Instant::now();
+            wait(&kept.keeper.want(model.wanted(), |_| false));
+            kept.model = model;
+            begin.elapsed()
+        });
+        assert!((1..=2 * STEPS_MAX).contains(&steps), "{steps} steps");
+        assert_eq!(kept.keeper.unwanted("v3"), []);
+        let begin = Instant::now();
+        let model = apply(&kept.model, vnet("v8", 2));
+        println!("check and plan of a change among {count} vnets: {:?}", begin.elapsed());
+        let same = |name: &str| Arc::ptr_eq(&kept.model.plan.vnets[name], &model.plan.vnets[name]);
+        assert!(same("v1") && !same("v8"));
+    }
+}
+
+#[test]
+fn one_whose_containers_hang_takes_no_worker_from_others() {
+    let mut kept = Kept::with_vnets(2);
+    kept.machine.set(|inside| inside.hangs = Some("/evil".into()));
+    let evil: Vec<_> =
+        (0..6).map(|number| kept.apply(vnet(&format!("evil{number}"), 40))).collect();
+    std::thread::sleep(Duration::from_millis(200));
+    let took = kept.replaced("v1");
+    println!("beside six vnets of which each has all the workers that it may have: {took:?}");
+    wait(&kept.apply(vnet("good", 1)));
+    assert!(kept.machine.pid(&kept.guest("good", 0)).is_some());
+    wait(&kept.delete("v0"));
+    assert_eq!(kept.keeper.unwanted("v0"), []);
+    for number in 0..6 {
+        assert_eq!(kept.machine.pid(&kept.guest(&format!("evil{number}"), 0)), None);
+    }
+    kept.machine.set(|inside| inside.hangs = None);
+    evil.iter().for_each(wait);
+    assert!(kept.machine.pid(&kept.guest("evil5", 39)).is_some());
+}
+
+#[test]
+fn what_can_not_be_removed_is_told_and_holds_up_nobody() {
+    let mut kept = Kept::with_vnets(3);
+    let node = places().node("v0", "h1");
+    kept.machine.set(|inside| inside.refuses = Some(node));
+    let key = Key::node("v0", "h1");
+    wait(&kept.delete("v0"));
+    // What stays is told at once; what was around it may still be going.
+    let stays = [Key::vnet("v0"), key.clone()];
+    eventually("all else is gone", || kept.keeper.unwanted("v0") == stays);
+    let problems = kept.keeper.problems(|_| true);
+    assert!(matches!(&problems[..], [(of, problem)] if *of == key && problem.contains("can't")));
+    wait(&kept.delete("v1"));
+    assert_eq!(kept.keeper.unwanted("v1"), []);
+    kept.replaced("v2");
+    // It is tried again by itself.
+    kept.machine.set(|inside| inside.refuses = None);
+    eventually("it is gone", || kept.keeper.unwanted("v0").is_empty());
+    assert_eq!(kept.keeper.problems(|_| true), []);
+}
+
+#[test]
+fn a_guest_that_never_has_its_routes_holds_up_nobody() {
+    let mut kept = Kept::with_vnets(2);
+    kept.machine.set(|inside| inside.mute = Some("/v0/".into()));
+    let news = kept.apply(vnet("v0", 64));
+    let took = kept.replaced("v1");
+    println!("beside 63 guests that wait for their routes: {took:?}");
+    wait(&kept.apply(vnet("v1", 2)));
+    let gets = |vnet: &str, number: usize| {
+        let inside = kept.machine.lock();
+        let router = inside.vnets[vnet].nodes.iter().find_map(|node| node.router.clone()).unwrap();
+        !router.guests[number].leaving
+    };
+    assert!(gets("v1", 1) && gets("v0", 0) && !gets("v0", 1));
+    // Whoever asked has waited long enough.
+    wait(&news);
+    kept.machine.set(|inside| inside.mute = None);
+    eventually("all are let in", || (0..64).all(|number| gets("v0", number)));
+}
+
+#[test]
+fn all_goes_when_nothing_is_wanted_and_comes_again() {
+    let kept = Kept::with_vnets(5);
+    let plan = kept.model.wanted();
+    wait(&kept.keeper.want(Arc::new(Plan::default()), |_| true));
+    assert!(kept.machine.lock().processes.is_empty());
+    assert!(kept.machine.lock().vnets.is_empty() || kept.keeper.problems(|_| true).is_empty());
+    wait(&kept.keeper.want(plan, |_| true));
+    kept.quiet();
+    assert_eq!(kept.machine.lock().processes.len(), 1 + 6 * 5);
+    assert_eq!(kept.machine.lock().vnets.len(), 5);
+    // A mux that is new is told of all.
+    kept.machine.set(|inside| inside.vnets.clear());
+    kept.machine.kill(&places().records().join("mux"));
+    eventually("it has all vnets", || kept.machine.lock().vnets.len() == 5);
+}

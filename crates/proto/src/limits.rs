@@ -1,0 +1,22 @@
+//! What the mux takes at most. A spec is held to the same constants, so that what was accepted comes
+//! up.
+
+/// External interfaces of a mux.
+pub const EXTERNALS_MAX: usize = 64;
+
+/// Ports of all nodes of a vnet.
+pub const PORTS_MAX: usize = 16_384;
+
+/// Forwarding guests of one vrouter.
+pub const GUESTS_MAX: usize = 64;
+
+/// Punt filters of one vrouter.
+pub const PUNT_FILTERS_MAX: usize = 64;
+
+/// Bytes of all fields of a flow key, or of all matches of one punt filter. The mux compares them with
+/// each frame.
+pub const PATTERN_BYTES_MAX: usize = 256;
+
+/// Frames that may wait in each direction of a vlink: an eighth of the packets that a mux has unless it
+/// is told otherwise.
+pub const QUEUE_FRAMES_MAX: u32 = 4096;

@@ -1,0 +1,168 @@
+//! What nodes take of the machine, in limits and in numbers.
+//!
+//! Computed here alone: the daemon sets the limits that quotas count. What is in no limit because the
+//! kernel charges it to nobody is counted all the same.
+
+use std::ops::AddAssign;
+
+use crate::limits::{LOG_BYTES_MAX, MEMIF_REGIONS_MAX};
+use crate::object::{Attach, DataPlane, ImageSource, Node, NodeKind, Program};
+
+/// Memory of a node's helpers, bytes, beside what its spec allows the guest.
+const HELPER_MEMORY_BYTES: u64 = 64 << 20;
+
+/// More of it for each route that the route mirror may hold.
+const HELPER_ROUTE_BYTES: u64 = 512;
+
+/// Processes and threads of a node's helpers, beside what its spec allows the guest.
+const HELPER_PROCESSES: u64 = 32;
+
+/// Bytes that are asked of the kernel for notifications of routes, for each route that a mirror may
+/// hold, and their bounds: a notification takes some 830, of routes that all change at once a part may
+/// wait, and what is lost is read anew.
+const NOTIFICATION_ROUTE_BYTES: u64 = 64;
+const NOTIFICATION_BYTES_MIN: u64 = 1 << 20;
+const NOTIFICATION_BYTES_MAX: u64 = 64 << 20;
+
+/// The kernel gives twice what it is asked for (socket(7), SO_RCVBUF).
+const NOTIFICATION_FACTOR: u64 = 2;
+
+/// Files of a process's log.
+const LOG_FILES: u64 = 2;
+
+/// What nodes take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Nodes.
+    pub nodes: u64,
+    /// CPU quota of hosts and control guests, thousandths of a core.
+    pub cpu_millicores: u64,
+    /// Power of forwarding guests as it was given out, thousandths of a core.
+    pub power_millicores: u64,
+    /// Memory limits, and what is charged to none, bytes.
+    pub memory_bytes: u64,
+    /// Limits of processes and threads.
+    pub processes: u64,
+    /// Interfaces.
+    pub vports: u64,
+    /// Routes that mirrors may hold.
+    pub routes: u64,
+    /// Bytes of logs, when they are full.
+    pub log_bytes: u64,
+    /// Descriptors that the daemon holds: one a TAP and one a process.
+    pub descriptors: u64,
+    /// Regions of memory that the mux maps at most.
+    pub regions: u64,
+}
+
+impl AddAssign for Usage {
+    fn add_assign(&mut self, more: Self) {
+        let Self {
+            nodes,
+            cpu_millicores,
+            power_millicores,
+            memory_bytes,
+            processes,
+            vports,
+            routes,
+            log_bytes,
+            descriptors,
+            regions,
+        } = self;
+        for (sum, more) in [
+            (nodes, more.nodes),
+            (cpu_millicores, more.cpu_millicores),
+            (power_millicores, more.power_millicores),
+            (memory_bytes, more.memory_bytes),
+            (processes, more.processes),
+            (vports, more.vports),
+            (routes, more.routes),
+            (log_bytes, more.log_bytes),
+            (descriptors, more.descriptors),
+            (regions, more.regions),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+    }
+}
+
+impl Node {
+    /// Memory limit of the node's control side as a whole, bytes.
+    pub fn control_memory_bytes(&self) -> u64 {
+        let routes = match self.kind {
+            NodeKind::Router => u64::from(self.resources.routes) * HELPER_ROUTE_BYTES,
+            NodeKind::Host => 0,
+        };
+        self.resources.memory.0.saturating_add(HELPER_MEMORY_BYTES + routes)
+    }
+
+    /// Limit of processes and threads of the node's control side as a whole.
+    pub fn control_processes(&self) -> u64 {
+        u64::from(self.resources.processes) + HELPER_PROCESSES
+    }
+
+    /// Bytes of notifications that a router's mirror asks the kernel to keep for it.
+    pub fn notification_bytes(&self) -> u64 {
+        let bytes = u64::from(self.resources.routes) * NOTIFICATION_ROUTE_BYTES;
+        bytes.clamp(NOTIFICATION_BYTES_MIN, NOTIFICATION_BYTES_MAX)
+    }
+
+    /// What the node takes, where its forwarding guests have these shares of power, thousandths of a
+    /// core each.
+    pub fn usage(&self, shares: impl IntoIterator<Item = u32>) -> Usage {
+        let ports = self.interfaces.len() as u64;
+        // Beside the control guest or host itself: who serves its TAPs.
+        let mut processes = 1 + u64::from(ports > 0);
+        let mut usage = Usage {
+            nodes: 1,
+            cpu_millicores: self.resources.cpu.0.into(),
+            memory_bytes: self.control_memory_bytes(),
+            processes: self.control_processes(),
+            vports: ports,
+            regions: u64::from(ports > 0),
+            ..Usage::default()
+        };
+        if self.kind == NodeKind::Router {
+            processes += 1;
+            usage.routes = self.resources.routes.into();
+            let notifications = self.notification_bytes() * NOTIFICATION_FACTOR;
+            usage.memory_bytes = usage.memory_bytes.saturating_add(notifications);
+            let plane = self.data_plane.clone().unwrap_or_default();
+            for share in shares {
+                processes += of_guest(&plane, ports, share, &mut usage);
+            }
+        }
+        usage.log_bytes = processes * LOG_FILES * LOG_BYTES_MAX;
+        usage.descriptors = ports + processes;
+        usage
+    }
+
+    /// The OCI images that the node names, by directory and reference.
+    pub fn oci_images(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        let program = self.data_plane.as_ref().and_then(|plane| match &plane.program {
+            Program::Own(program) => Some(&program.image),
+            Program::BuiltIn(_) => None,
+        });
+        [Some(&self.image), program].into_iter().flatten().filter_map(|image| {
+            match image.source() {
+                ImageSource::OciLayout(path, reference) => Some((path, reference)),
+                ImageSource::Host | ImageSource::Rootfs(_) => None,
+            }
+        })
+    }
+}
+
+/// Counts a forwarding guest in; its processes that have a log.
+fn of_guest(plane: &DataPlane, ports: u64, share: u32, usage: &mut Usage) -> u64 {
+    usage.power_millicores += u64::from(share);
+    usage.memory_bytes = usage.memory_bytes.saturating_add(plane.memory.0);
+    usage.processes += u64::from(plane.processes);
+    let (processes, regions) = match plane.attach() {
+        // The mux takes no more of these.
+        Attach::Runtime => (1, 1),
+        Attach::Tap => (2, 1),
+        Attach::Memif => (1, ports * MEMIF_REGIONS_MAX),
+    };
+    usage.regions += regions;
+    processes
+}
