@@ -119,6 +119,8 @@ pub(crate) fn make(
         fs::create_dir(dir).at("make", dir)?;
         fs::set_permissions(dir, fs::Permissions::from_mode(0o711)).at("set the mode of", dir)?;
     }
+    let users = dir.join(view::USERS);
+    fs::write(&users, "").at("make", &users)?;
     // What the container finds there; and what it is on the machine.
     let shown = dir.join(view::ROOT);
     let (root, image) = match &spec.root {
@@ -173,6 +175,7 @@ fn place_init(
         commands: spec.commands.clone(),
         files: Vec::new(),
         ends: spec.profile.is_forwarding(),
+        open_files_max: spec.open_files_max,
     };
     let inside = Path::new(INSIDE);
     let mut shown = Vec::new();
@@ -249,7 +252,6 @@ fn process(spec: &GuestSpec, init: &[String]) -> Value {
     let capabilities = spec.profile.capabilities(spec.privileged);
     // Another user than root keeps capabilities over exec only as ambient ones.
     let kept: &[&str] = if spec.uid == 0 { &[] } else { &capabilities };
-    let files_max = spec.open_files_max;
     json!({
         "terminal": false,
         "user": { "uid": spec.uid, "gid": spec.uid },
@@ -265,18 +267,15 @@ fn process(spec: &GuestSpec, init: &[String]) -> Value {
             "inheritable": kept,
             "ambient": kept,
         },
-        "rlimits": [
-            { "type": "RLIMIT_NOFILE", "hard": files_max, "soft": files_max },
-            { "type": "RLIMIT_CORE", "hard": 0, "soft": 0 },
-        ],
     })
 }
 
 fn linux(spec: &GuestSpec, cgroups: &Cgroups) -> Value {
     let mapping =
         json!([{ "containerID": 0, "hostID": spec.users.base, "size": spec.users.length }]);
-    let namespaces = ["pid", "network", "ipc", "uts", "mount", "user", "cgroup"];
-    let namespaces: Vec<_> = namespaces.iter().map(|kind| json!({ "type": kind })).collect();
+    let namespaces = ["pid", "network", "ipc", "uts", "mount", "cgroup"];
+    let mut namespaces: Vec<_> = namespaces.iter().map(|kind| json!({ "type": kind })).collect();
+    namespaces.push(json!({ "type": "user", "path": bundle(&spec.dir).join(view::USERS) }));
     let mut devices = vec![json!({ "allow": false, "access": "rwm" })];
     let mut nodes = Vec::new();
     if matches!(spec.profile, Profile::Forwarding { tap: true }) {

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
@@ -43,6 +44,8 @@ pub(crate) struct Config {
     pub files: Vec<Copied>,
     /// Ends with the last command.
     pub ends: bool,
+    /// Descriptors of one process.
+    pub open_files_max: u64,
 }
 
 /// A file to be copied before the first command is started.
@@ -82,6 +85,7 @@ pub fn main() -> ExitCode {
 
 fn run(path: &Path) -> io::Result<ExitCode> {
     let config: Config = serde_json::from_slice(&fs::read(path)?)?;
+    limit(config.open_files_max)?;
     let signals: SigSet =
         [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD].into_iter().collect();
     signals.thread_block()?;
@@ -145,6 +149,17 @@ fn run(path: &Path) -> io::Result<ExitCode> {
             }
         }
     }
+}
+
+/// Gives this process and those it starts at most so many descriptors, and no core dump. What is less
+/// already stays: the namespace has no right to more, and nobody has to have one for this.
+pub(crate) fn limit(open_files_max: u64) -> io::Result<()> {
+    for (resource, max) in [(Resource::RLIMIT_NOFILE, open_files_max), (Resource::RLIMIT_CORE, 0)] {
+        let (_, hard) = getrlimit(resource)?;
+        let max = max.min(hard);
+        setrlimit(resource, max, max)?;
+    }
+    Ok(())
 }
 
 impl Service {

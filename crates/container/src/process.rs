@@ -2,8 +2,10 @@
 //! for them.
 
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -74,6 +76,17 @@ impl Process {
     }
 }
 
+/// Waits for the end of a child; one that takes longer than `time` is killed, which is an error.
+pub(crate) fn end_within(child: &mut Child, time: Duration) -> io::Result<ExitStatus> {
+    let in_time = Process::of(child.id()).is_none_or(|process| process.wait(time));
+    if !in_time {
+        child.kill()?;
+    }
+    let status = child.wait()?;
+    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("not done after {time:?}"));
+    if in_time { Ok(status) } else { Err(late()) }
+}
+
 /// Waits until a descriptor is readable; false if it is not after `time`.
 pub(crate) fn wait_readable(fd: &impl AsFd, time: Duration) -> bool {
     let deadline = Instant::now() + time;
@@ -108,5 +121,15 @@ mod tests {
         assert!(process.wait(Duration::from_secs(20)));
         assert!(!process.is_alive());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_takes_too_long_is_killed() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let late = end_within(&mut child, Duration::from_millis(1)).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        assert!(child.try_wait().unwrap().is_some());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        assert!(end_within(&mut child, Duration::from_secs(20)).unwrap().success());
     }
 }

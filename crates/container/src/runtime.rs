@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -18,9 +18,10 @@ use crate::bundle::{self, DESCRIPTORS_MAX};
 use crate::cgroup::{Cgroups, Session};
 use crate::error::{Context, Error, Result};
 use crate::image;
+use crate::init;
 use crate::log::LogFile;
-use crate::process::{Exit, Process};
-use crate::shim::{DESCRIPTOR_FIRST, Order, What};
+use crate::process::{Exit, Process, end_within};
+use crate::shim::{DESCRIPTOR_FIRST, Order, RUNC_WAIT, What};
 use crate::spec::{GuestSpec, HelperSpec, Limits, id_is_good};
 use crate::store::{Kind, RECORD_VERSION, Record, Store};
 use crate::tree;
@@ -33,6 +34,9 @@ const KILL_WAIT: Duration = Duration::from_millis(20);
 
 /// Time for which a dead guest's shim may write down how it ended.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
+
+/// What the OCI runtime says of a failure, at most.
+const TEXT_BYTES_MAX: u64 = 1 << 16;
 
 /// Where things are.
 #[derive(Clone, Debug)]
@@ -106,7 +110,13 @@ impl Runtime {
     pub fn create(&self, spec: &GuestSpec, fds: &[BorrowedFd<'_>]) -> Result<Process> {
         bundle::check(spec, fds.len())?;
         let what = What::Guest { id: spec.id.clone(), users: spec.users };
-        self.begin(&spec.dir, &spec.cgroup, what, spec.log_bytes_max, fds, || {
+        let record = Record {
+            version: RECORD_VERSION,
+            kind: Kind::Guest,
+            cgroup: spec.cgroup.clone(),
+            open_files_max: Some(spec.open_files_max),
+        };
+        self.begin(&spec.dir, &record, what, spec.log_bytes_max, fds, || {
             bundle::make(spec, &self.cgroups, &self.paths.init, &self.paths.images)?;
             self.cgroups.ensure(&spec.cgroup, &spec.limits)?;
             self.cgroups.ensure_leaf(&bundle::leaf(&spec.cgroup))
@@ -152,7 +162,13 @@ impl Runtime {
             return Err(fail("user id 0 has rights beyond those of a helper; give it another"));
         }
         let what = What::Helper(spec.clone());
-        self.begin(&spec.dir, &spec.cgroup, what, spec.log_bytes_max, stdin.as_slice(), || {
+        let record = Record {
+            version: RECORD_VERSION,
+            kind: Kind::Helper,
+            cgroup: spec.cgroup.clone(),
+            open_files_max: None,
+        };
+        self.begin(&spec.dir, &record, what, spec.log_bytes_max, stdin.as_slice(), || {
             self.cgroups.ensure_leaf(&spec.cgroup)
         })?;
         Store(&spec.dir).process()?.ok_or_else(|| Error::Absent(spec.dir.clone()))
@@ -294,6 +310,11 @@ impl Runtime {
             command.arg("--env").arg(format!("{key}={value}"));
         }
         command.arg(id).args(argv);
+        if let Some(max) = record.open_files_max {
+            // SAFETY: between fork and exec only getrlimit(2) and setrlimit(2) are called, on values of the
+            // stack.
+            unsafe { command.pre_exec(move || init::limit(max)) };
+        }
         Ok((command, session))
     }
 
@@ -356,7 +377,7 @@ impl Runtime {
     fn begin(
         &self,
         dir: &Path,
-        cgroup: &str,
+        record: &Record,
         what: What,
         log_bytes_max: u64,
         fds: &[BorrowedFd<'_>],
@@ -378,12 +399,7 @@ impl Runtime {
                 return Err(fail(format!("its user ids can't search {above}; chmod o+x {above}")));
             }
         }
-        let kind = match what {
-            What::Guest { .. } => Kind::Guest,
-            What::Helper(_) => Kind::Helper,
-        };
-        let (version, cgroup) = (RECORD_VERSION, cgroup.to_owned());
-        Store(dir).set_record(&Record { version, kind, cgroup })?;
+        Store(dir).set_record(record)?;
         let order = || -> Result<Order> {
             let [log, _] = self.logs(dir)?;
             let Paths { runc, runc_root, cgroup, .. } = self.paths.clone();
@@ -443,13 +459,20 @@ impl Runtime {
 
     fn runc(&self, what: &'static str, arguments: &[&str], id: &str) -> Result<()> {
         let mut command = self.runc_command();
-        let output = command.args(arguments).arg(id).stdin(Stdio::null()).output();
-        let output = output.at("run", &self.paths.runc)?;
-        if output.status.success() {
-            return Ok(());
+        command.args(arguments).arg(id).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut run = || -> io::Result<Option<String>> {
+            let mut runc = command.stderr(Stdio::piped()).spawn()?;
+            if end_within(&mut runc, RUNC_WAIT)?.success() {
+                return Ok(None);
+            }
+            let mut text = Vec::new();
+            runc.stderr.take().map(|said| said.take(TEXT_BYTES_MAX).read_to_end(&mut text));
+            Ok(Some(String::from_utf8_lossy(&text).trim().to_owned()))
+        };
+        match run().at("run", &self.paths.runc)? {
+            None => Ok(()),
+            Some(text) => Err(Error::Runtime { id: id.to_owned(), what, text }),
         }
-        let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(Error::Runtime { id: id.to_owned(), what, text })
     }
 }
 

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::Cgroups;
 use crate::error::{Context, Error, Result};
 use crate::log::LogFile;
-use crate::process::{Exit, Process};
+use crate::process::{Exit, Process, end_within};
 use crate::spec::{HelperSpec, UserRange, bundle};
 use crate::store::{RUNC_PID, Store};
 use crate::view::View;
@@ -43,6 +43,10 @@ pub const LOG_BYTES_PER_SECOND_MAX: u64 = 1 << 20;
 
 /// The first descriptor that is passed on.
 pub(crate) const DESCRIPTOR_FIRST: i32 = 3;
+
+/// Time of one call of the OCI runtime. Most take 0.1 s; but the first process of a guest is within the
+/// guest's share of the CPUs already.
+pub(crate) const RUNC_WAIT: Duration = Duration::from_secs(60);
 
 /// The word that the caller hears when all is well.
 const READY: &str = "ready";
@@ -210,7 +214,8 @@ fn create_container(order: &Order, id: &str, users: UserRange, output: OwnedFd) 
     // SAFETY: the shim has one thread, so that no lock is held by another at the fork, and the
     // child may allocate and make system calls.
     unsafe { command.pre_exec(move || view.enter()) };
-    let status = command.status().at("run", &order.runc)?;
+    let status = command.spawn().and_then(|mut runc| end_within(&mut runc, RUNC_WAIT));
+    let status = status.at("run", &order.runc)?;
     if status.success() {
         return Ok(());
     }

@@ -47,6 +47,9 @@ pub(crate) struct Record {
     pub kind: Kind,
     /// That of the guest's limits, or of the helper's processes.
     pub cgroup: String,
+    /// What a command that is run in a guest may open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_files_max: Option<u64>,
 }
 
 /// A directory of a guest or helper.

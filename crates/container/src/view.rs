@@ -5,7 +5,11 @@
 //!
 //! An image is one copy of root's for all guests, shown through the guest's user ids (an idmapped mount).
 //!
-//! Source: mount_setattr(2), user_namespaces(7); "locked" in mount_namespaces(7).
+//! The guest's user namespace is made here too, by the first of its user ids: what the kernel counts by user
+//! (inotify instances, queued signals, message queues, locked memory) it counts at whoever made the namespace
+//! as well, and that must not be the machine's root, who would have none left.
+//!
+//! Source: mount_setattr(2), user_namespaces(7); "locked" in mount_namespaces(7); kernel/ucount.c.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -34,6 +38,9 @@ pub(crate) const IMAGE: &str = "image";
 /// In a bundle: a link to the directory that the guest's root is.
 pub(crate) const ROOTFS: &str = "rootfs";
 
+/// In a bundle: where the guest's user namespace is mounted for the OCI runtime.
+pub(crate) const USERS: &str = "users";
+
 /// What is to be mounted for one guest.
 pub(crate) struct View(Vec<(OwnedFd, PathBuf)>);
 
@@ -42,16 +49,20 @@ impl View {
     pub fn prepare(dir: &Path, users: UserRange) -> Result<Self> {
         let bundle = bundle(dir);
         let (root, files) = (bundle.join(ROOT), bundle.join(FILES));
+        let users = user_namespace(users).at("make a user namespace for", dir)?;
         let shown = match (fs::read_link(bundle.join(IMAGE)), fs::read_link(bundle.join(ROOTFS))) {
             (Ok(image), _) => {
-                let users = user_namespace(users).at("make a user namespace for", dir)?;
                 detach(&image, Some(&users)).map_err(|error| no_ids(&image, error))?
             }
             (_, Ok(rootfs)) => detach(&rootfs, None).at("show", &rootfs)?,
             _ => detach(&root, None).at("show", &root)?,
         };
         let own = detach(&files, None).at("show", &files)?;
-        Ok(Self(vec![(own, files), (shown, root)]))
+        let namespace = PathBuf::from(format!("/proc/self/fd/{}", users.as_raw_fd()));
+        let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let users = open_tree(CWD, &namespace, clone).map_err(io::Error::from);
+        let users = users.at("hold the user namespace of", dir)?;
+        Ok(Self(vec![(own, files), (shown, root), (users, bundle.join(USERS))]))
     }
 
     /// Puts this process into a mount namespace of its own, with all that in place. For the process
@@ -116,7 +127,7 @@ fn no_ids(image: &Path, error: io::Error) -> Error {
     Error::Image { path: image.to_owned(), text }
 }
 
-/// A user namespace that maps its ids from 0 on to a range; nobody is in it.
+/// A user namespace that maps its ids from 0 on to a range, made by the first of that; nobody is in it.
 fn user_namespace(users: UserRange) -> io::Result<OwnedFd> {
     let (made, tells) = pipe_with(PipeFlags::CLOEXEC)?;
     let (waits, goes) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -125,9 +136,7 @@ fn user_namespace(users: UserRange) -> io::Result<OwnedFd> {
         -1 => return Err(io::Error::last_os_error()),
         0 => {
             drop((made, goes));
-            // SAFETY: takes no pointer.
-            let failed = unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0;
-            let number = if failed { io::Error::last_os_error().raw_os_error() } else { None };
+            let number = leave(users.base).err().and_then(|error| error.raw_os_error());
             let _ = File::from(tells).write_all(&number.unwrap_or(0).to_ne_bytes());
             // Until the namespace is held by its file.
             let _ = File::from(waits).read(&mut [0]);
@@ -152,4 +161,19 @@ fn user_namespace(users: UserRange) -> io::Result<OwnedFd> {
     drop(goes);
     rustix::process::waitpid(Pid::from_raw(child), WaitOptions::empty())?;
     namespace
+}
+
+/// Becomes a user, with all capabilities still, and goes into a new user namespace, whose owner is so that user.
+fn leave(user: u32) -> io::Result<()> {
+    let check = |result: libc::c_int| match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    // Machines where ordinary users may make no user namespaces look at the capabilities.
+    // SAFETY: none of these takes a pointer, and the calling process has one thread.
+    unsafe {
+        check(libc::prctl(libc::PR_SET_SECUREBITS, libc::SECBIT_NO_SETUID_FIXUP, 0, 0, 0))?;
+        check(libc::setresuid(user, user, user))?;
+        check(libc::unshare(libc::CLONE_NEWUSER))
+    }
 }

@@ -503,6 +503,44 @@ except (OSError, ValueError) as error:
     fixture.exit(&spec.dir);
     let text = log(&spec.dir);
     assert!(text.contains("opened 80 Too many open files") && text.contains("no more"), "{text}");
+    let mut spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
+    spec.open_files_max = 80;
+    fixture.run(&spec);
+    let (_, text) = fixture
+        .exec(&spec, "ulimit -Sn; ulimit -Hn; ulimit -c; ulimit -n 81 2>/dev/null || echo no more");
+    assert!(text.starts_with("80\n80\n0\n") && text.ends_with("no more\n"), "{text}");
+}
+
+#[test]
+fn what_the_kernel_counts_by_user_is_not_counted_as_roots() {
+    let fixture = Fixture::new();
+    let script = "
+import ctypes, os, signal
+libc = ctypes.CDLL(None)
+opened = 0
+while opened < 100_000 and libc.inotify_init() >= 0:
+    opened += 1
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN})
+for _ in range(2000):
+    os.kill(os.getpid(), signal.SIGRTMIN)
+print('has', opened, open('/proc/self/status').read().split('SigQ:')[1].split('/')[0].strip(), flush=True)
+signal.pause()
+";
+    let mut spec = fixture.spec(Profile::Host, &[&["python3", "-c", script]]);
+    // Beyond what a user may have of instances, so that it is these that end.
+    spec.open_files_max = 10_000;
+    fixture.run(&spec);
+    let said = || log(&spec.dir).split_once(" has ").map(|(_, said)| said.to_owned());
+    eventually("it has what it can have", || said().is_some());
+    let said = said().unwrap();
+    let numbers: Vec<u64> = said.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    assert!(numbers[0] < 10_000 - 10 && numbers[1] >= 2000, "{said}");
+    let mine = "import ctypes, sys; sys.exit(ctypes.CDLL(None).inotify_init() < 0)";
+    let mine = std::process::Command::new("python3").args(["-c", mine]).status().unwrap();
+    assert!(mine.success(), "none left for root: the guest has {said}");
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let queued = status.split_once("SigQ:").unwrap().1.split_once('/').unwrap().0.trim();
+    assert!(queued.parse::<u64>().unwrap() < 2000, "root has {queued} signals queued");
 }
 
 #[test]
