@@ -462,12 +462,14 @@ impl Runtime {
         command.args(arguments).arg(id).stdin(Stdio::null()).stdout(Stdio::null());
         let mut run = || -> io::Result<Option<String>> {
             let mut runc = command.stderr(Stdio::piped()).spawn()?;
-            if end_within(&mut runc, RUNC_WAIT)?.success() {
+            let status = end_within(&mut runc, RUNC_WAIT)?;
+            if status.success() {
                 return Ok(None);
             }
             let mut text = Vec::new();
             runc.stderr.take().map(|said| said.take(TEXT_BYTES_MAX).read_to_end(&mut text));
-            Ok(Some(String::from_utf8_lossy(&text).trim().to_owned()))
+            let text = String::from_utf8_lossy(&text).trim().to_owned();
+            Ok(Some(if text.is_empty() { status.to_string() } else { text }))
         };
         match run().at("run", &self.paths.runc)? {
             None => Ok(()),

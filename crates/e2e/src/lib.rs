@@ -42,10 +42,13 @@ pub mod turn;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::socket_peercred;
 
 pub use turn::{Turn, alone, beside};
 
@@ -270,9 +273,14 @@ impl Node {
             .stderr(log)
             .spawn()
             .expect("pdpd starts");
+        let pid = child.id();
         self.pdpd = Some(child);
         let end = Instant::now() + EVENTUALLY_MAX;
-        while std::os::unix::net::UnixStream::connect(self.socket()).is_err() {
+        // And not what a pdpd that was killed has forked, which has its socket for a moment.
+        let answers = |stream| {
+            socket_peercred(stream).is_ok_and(|peer| peer.pid.as_raw_nonzero().get() as u32 == pid)
+        };
+        while !UnixStream::connect(self.socket()).is_ok_and(answers) {
             let child = self.pdpd.as_mut().expect("just started");
             if let Some(status) = child.try_wait().expect("own child") {
                 self.pdpd = None;

@@ -6,6 +6,8 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use fake::{EVENTUALLY, PCAP, ROUTES, Server, eventually, processes_with};
@@ -582,4 +584,34 @@ fn a_dead_sockets_place_is_taken_and_a_live_ones_is_not() {
     drop(alive);
     let mut byte = [0];
     assert!(matches!(peer.read(&mut byte), Ok(0) | Err(_)));
+}
+
+#[test]
+fn a_socket_that_only_a_dead_daemons_child_holds_is_dead() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pdpd.sock");
+    let script = "
+import os, socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+if os.fork() == 0:
+    os.close(0), os.close(1)
+    time.sleep(60)
+    os._exit(0)
+print('listens', flush=True)
+sys.stdin.read()
+";
+    let mut daemon = Command::new("python3");
+    daemon.args(["-c", script]).arg(&path).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut daemon = daemon.process_group(0).spawn().unwrap();
+    daemon.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).unwrap();
+    assert_eq!(listen(&path).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+    drop(daemon.stdin.take());
+    daemon.wait().unwrap();
+    assert!(UnixStream::connect(&path).is_ok(), "the child holds it");
+    let taken = listen(&path);
+    let group = rustix::process::Pid::from_raw(daemon.id() as i32).unwrap();
+    rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+    taken.unwrap();
 }

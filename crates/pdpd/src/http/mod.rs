@@ -39,7 +39,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use pdp_api::Listens;
+use pdp_container::Process;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -147,24 +150,29 @@ pub struct Listeners {
 }
 
 /// Listens at `path`, for everybody (mode 0666): the kernel says who connects, and the gate whether
-/// that may anything. A socket that nobody answers at
-/// is replaced; that of another daemon is left alone, as an error.
+/// that may anything. A socket that nobody answers at is replaced, also while what a daemon that was killed
+/// had just forked still holds it; that of another daemon is left alone, as an error.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     match UnixStream::connect(path) {
-        Ok(_) => {
+        Ok(stream) if !listener_is_gone(&stream) => {
             return Err(io::Error::new(
                 io::ErrorKind::AddrInUse,
                 format!("another daemon answers at {}", path.display()),
             ));
         }
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path)?;
-        }
-        Err(_) => {}
+        Err(error) if error.kind() != io::ErrorKind::ConnectionRefused => {}
+        _ => std::fs::remove_file(path)?,
     }
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
     Ok(listener)
+}
+
+/// Whether the process that listened at the other end has ended.
+fn listener_is_gone(stream: &UnixStream) -> bool {
+    // Number 0 is a process of another PID namespace, of which nothing is known.
+    let pid = getsockopt(stream, PeerCredentials).map(|peer| peer.pid());
+    pid.is_ok_and(|pid| pid > 0 && Process::of(pid as u32).is_none())
 }
 
 /// The API, without listeners, and what stops it: for connections that are made otherwise too.

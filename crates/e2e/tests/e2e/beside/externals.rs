@@ -147,6 +147,15 @@ fn of_b(node: &Node, b: &Machine) -> [u64; 2] {
     std::array::from_fn(|way| by_b[way].wrapping_sub(by_node[way]))
 }
 
+/// The same, with no frame on its way between the two looks.
+fn at_rest(node: &Node, b: &Machine) -> [u64; 2] {
+    let mut before = of_b(node, b);
+    eventually("no frame is on its way", || {
+        std::mem::replace(&mut before, of_b(node, b)) == before
+    });
+    before
+}
+
 #[test]
 fn packet_sockets_take_what_is_theirs_and_the_kernel_gets_the_rest() {
     let mut node = Node::start("packet");
@@ -172,7 +181,7 @@ fn packet_sockets_take_what_is_theirs_and_the_kernel_gets_the_rest() {
     for workers in [1, 2] {
         node.apply(&PACKET_SPEC.replace("WORKERS", &workers.to_string()));
         eventually("A reaches B", || a.try_run("ping -c1 -W1 10.0.2.2").is_ok());
-        let before = of_b(&node, &b);
+        let before = at_rest(&node, &b);
         // Up to the MTU, 1,450 bytes in the tunnel.
         for bytes in [0, 1, 100, 1000, 1422] {
             let words = a.run(&format!("ping -c5 -i0.02 -w60 -Mdo -s{bytes} 10.0.2.2"));
