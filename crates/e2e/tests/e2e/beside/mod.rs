@@ -1,8 +1,5 @@
 //! Tests that a neighbour may slow down, and nothing else.
 
-// It takes longest, so it is begun first: libtest goes by names.
-#[path = "stock_debian.rs"]
-mod _stock_debian;
 mod boundaries;
 mod changes;
 mod crashes;
@@ -20,6 +17,7 @@ mod limits;
 mod memif_interfaces;
 mod node;
 mod steps;
+mod stock_debian;
 mod syscalls;
 mod tenants;
 mod tunnels;
