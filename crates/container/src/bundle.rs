@@ -94,6 +94,9 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     if spec.privileged && spec.profile.is_forwarding() {
         return fail("a forwarding guest can't be privileged".to_owned());
     }
+    if spec.packet_rings && spec.profile.is_forwarding() {
+        return fail("a forwarding guest has no rings of packet sockets".to_owned());
+    }
     if spec.commands.iter().any(|command| command.argv.is_empty()) {
         return fail("a command without a program".to_owned());
     }
@@ -298,7 +301,7 @@ fn linux(spec: &GuestSpec, cgroups: &Cgroups) -> Value {
         "resources": { "devices": devices },
         "devices": nodes,
         "sysctl": sysctls(spec),
-        "seccomp": seccomp::filter(spec.profile, spec.privileged),
+        "seccomp": seccomp::filter(spec.profile, spec.privileged, spec.packet_rings),
         "maskedPaths": [
             "/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
             "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",

@@ -144,8 +144,44 @@ const ADVICE: &[i32] = &[
 /// Families of sockets: those that belong to a network namespace and that routers and hosts speak.
 /// The source has all but AF_ALG and AF_VSOCK, which leads out of the machine; others like these
 /// come with each kernel.
-const FAMILIES: &[i32] =
-    &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
+const FAMILIES: &[i32] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_PACKET];
+
+/// Protocols of netlink, without `privileged`: those of routing software, firewalls and the tools of hosts.
+/// Not NETLINK_XFRM (and with it IPsec of the kernel), whose policies take 1 KiB each that the kernel charges
+/// to nobody, and none that is about the machine.
+const NETLINK: &[i32] = &[
+    libc::NETLINK_ROUTE,
+    libc::NETLINK_SOCK_DIAG,
+    libc::NETLINK_AUDIT,
+    libc::NETLINK_NETFILTER,
+    libc::NETLINK_KOBJECT_UEVENT,
+    libc::NETLINK_GENERIC,
+];
+
+/// Levels of setsockopt(2), without rings of packet sockets: all that the families above have. A list of what is
+/// allowed, as with [`ADVICE`].
+const LEVELS: &[i32] = &[
+    libc::SOL_SOCKET,
+    libc::IPPROTO_IP,
+    libc::IPPROTO_TCP,
+    libc::IPPROTO_UDP,
+    libc::IPPROTO_UDPLITE,
+    libc::IPPROTO_IPV6,
+    libc::IPPROTO_ICMPV6,
+    libc::IPPROTO_SCTP,
+    libc::IPPROTO_RAW,
+    libc::SOL_NETLINK,
+    libc::SOL_TLS,
+    SOL_MPTCP,
+];
+
+/// Not in every C library's headers: linux/socket.h.
+const SOL_MPTCP: i32 = 284;
+
+/// Options of packet sockets (linux/if_packet.h) without rings: all up to PACKET_VNET_HDR_SZ but
+/// PACKET_RX_RING and PACKET_TX_RING. One call takes up to 4 GiB for a ring, which the kernel charges to nobody.
+const PACKET_OPTIONS: std::ops::RangeInclusive<i32> = 1..=24;
+const PACKET_RINGS: [i32; 2] = [libc::PACKET_RX_RING, libc::PACKET_TX_RING];
 
 /// Flags of clone(2) that make namespaces: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER,
 /// NEWPID, NEWNET.
@@ -176,19 +212,29 @@ fn words(lists: &[&'static [&'static str]]) -> impl Iterator<Item = &'static str
 }
 
 /// The `linux.seccomp` of a bundle.
-pub(crate) fn filter(profile: Profile, privileged: bool) -> Value {
-    let mut calls = vec![allow(&allowed(profile, privileged))];
-    let equal = |name: &str, index: u32, values: &[i32]| -> Vec<Value> {
-        let one = |value: &i32| {
-            json!({ "names": [name], "action": "SCMP_ACT_ALLOW", "args": [
-            { "index": index, "value": value, "op": "SCMP_CMP_EQ" },
-        ] })
-        };
-        values.iter().map(one).collect()
+pub(crate) fn filter(profile: Profile, privileged: bool, packet_rings: bool) -> Value {
+    let mut names = allowed(profile, privileged);
+    names.retain(|name| packet_rings || *name != "setsockopt");
+    let mut calls = vec![allow(&names)];
+    let mut allow_if = |name: &str, arguments: &[(u32, i32)]| {
+        let equal = |(index, value): &(u32, i32)| json!({ "index": index, "value": value, "op": "SCMP_CMP_EQ" });
+        let arguments: Vec<_> = arguments.iter().map(equal).collect();
+        calls.push(json!({ "names": [name], "action": "SCMP_ACT_ALLOW", "args": arguments }));
     };
-    calls.extend(equal("socket", 0, FAMILIES));
+    FAMILIES.iter().for_each(|&family| allow_if("socket", &[(0, family)]));
+    match privileged {
+        true => allow_if("socket", &[(0, libc::AF_NETLINK)]),
+        false => NETLINK.iter().for_each(|&protocol| {
+            allow_if("socket", &[(0, libc::AF_NETLINK), (2, protocol)]);
+        }),
+    }
+    if !packet_rings {
+        LEVELS.iter().for_each(|&level| allow_if("setsockopt", &[(1, level)]));
+        let options = PACKET_OPTIONS.filter(|option| !PACKET_RINGS.contains(option));
+        options.for_each(|option| allow_if("setsockopt", &[(1, libc::SOL_PACKET), (2, option)]));
+    }
     if profile.is_forwarding() {
-        calls.extend(equal("madvise", 2, ADVICE));
+        ADVICE.iter().for_each(|&advice| allow_if("madvise", &[(2, advice)]));
     }
     if !privileged {
         calls.push(json!({ "names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [

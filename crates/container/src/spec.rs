@@ -23,6 +23,9 @@ pub struct GuestSpec {
     /// Mounts, and namespaces of its own, within its user namespace; and CAP_SYS_ADMIN and
     /// CAP_SYS_CHROOT there. Control guests and hosts only.
     pub privileged: bool,
+    /// Whether it may have rings of packet sockets, as tcpdump(8) wants, whose memory the kernel charges to
+    /// nobody. Not for forwarding guests.
+    pub packet_rings: bool,
     /// The user ids on the host that its own are mapped to, from 0.
     pub users: UserRange,
     /// Inside: user and group id of the commands. 0 for [`Profile::Control`] and

@@ -55,6 +55,7 @@ impl Fixture {
             root: Root::Host,
             profile,
             privileged: false,
+            packet_rings: false,
             users: UserRange { base: BASE, length: 65_536 },
             uid: if matches!(profile, Profile::Forwarding { .. }) { 1000 } else { 0 },
             hostname: "r1".into(),
@@ -334,6 +335,13 @@ call("userfaultfd", 323, 1)
 call("process_madvise", 440, 0, 0, 0, 21, 0)
 for name, family in {"vsock": 40, "alg": 38, "xdp": 44, "netlink": 16}.items():
     call(name, 41, family, 3 if family == 16 else 1, 0)
+call("netlink-xfrm", 41, 16, 3, 6)
+# Rings of packet sockets; the kernel looks at the lower half of numbers alone.
+packet = socket.socket(16 if os.getuid() else 17, socket.SOCK_RAW, 0)
+request = (ctypes.c_uint * 4)(1 << 20, 16, 1 << 20, 16)
+for name, level, option in [("rx-ring", 263, 5), ("tx-ring", 263, 13), ("ring-high", 1 << 32 | 263, 5), ("ring-high2", 263, 1 << 32 | 5)]:
+    call(name, 54, packet.fileno(), level, option, ctypes.byref(request), 16)
+call("packet-version", 54, packet.fileno(), 263, 10, ctypes.byref(ctypes.c_int(2)), 4)
 # By way of the interfaces of 32-bit programs and of x32: getpid.
 call("x32", 0x40000000 + 39)
 code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -360,7 +368,8 @@ print("end", flush=True)
 /// What [`CALLS`] says in every profile without `privileged`.
 const REFUSED: &str = "unshare unshare-net setns clone-user mount remount umount2 pivot_root \
     open_tree fsopen mount_setattr bpf ptrace keyctl io_setup io_uring_setup sync personality \
-    perf_event_open userfaultfd process_madvise vsock alg xdp";
+    perf_event_open userfaultfd process_madvise vsock alg xdp \
+    netlink-xfrm rx-ring tx-ring ring-high ring-high2";
 
 /// And in forwarding guests.
 const REFUSED_FORWARDING: &str = "fallocate remove cold pageout collapse remove-high mbind";
@@ -397,6 +406,7 @@ fn system_calls_beyond_the_list_are_refused() {
             assert!(said("holes False"), "{text}");
         } else {
             assert!(said("fallocate 0") && said("remove 0"), "{text}");
+            assert!(said("packet-version 0"), "{profile:?}: {text}");
         }
         fixture.runtime.delete(&spec.dir).unwrap();
     }

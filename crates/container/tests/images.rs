@@ -303,6 +303,7 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
         root: Root::OciLayout { path: layout, reference: None },
         profile: Profile::Host,
         privileged: false,
+        packet_rings: false,
         users: USERS,
         uid: 0,
         hostname: "image".into(),

@@ -302,6 +302,22 @@ fn open_files_follow_the_vports() {
 }
 
 #[test]
+fn packet_rings_are_not_for_tenants() {
+    let tenant = "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {name: acme}\n\
+                  spec: {interfaces: {A: {vxlan: \"2\"}}}\n";
+    let wishes = [Wish::of("red", 1).yaml(), Wish::of("acme.red", 2).yaml()];
+    let model = apply(
+        &Model::default(),
+        format!("{SUBSTRATE}---\n{tenant}---{}---{}", wishes[0], wishes[1]),
+    );
+    for (vnet, rings) in [("red", true), ("acme.red", false)] {
+        let node = &model.plan.vnets[vnet].nodes["r1"];
+        assert_eq!(node.control.packet_rings, rings, "{vnet}");
+        assert!(!node.guests[&0].container.packet_rings);
+    }
+}
+
+#[test]
 fn what_is_applied_twice_is_one_change() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let once = both(&red, &blue);

@@ -459,7 +459,7 @@ pub struct Node {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
     /// Lets the host or control guest mount, and make namespaces of its own (`ip netns`, FRR's VRFs
-    /// by namespace), within its own user namespace. Not for tenants.
+    /// by namespace) and the kernel's IPsec, within its own user namespace. Not for tenants.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub privileged: bool,
     /// Limits of the host or control guest.
