@@ -7,6 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
 use crate::cgroup::Cgroups;
@@ -249,7 +250,9 @@ fn process(spec: &GuestSpec, init: &[String]) -> Value {
     let capabilities = spec.profile.capabilities(spec.privileged);
     // Another user than root keeps capabilities over exec only as ambient ones.
     let kept: &[&str] = if spec.uid == 0 { &[] } else { &capabilities };
-    let files_max = spec.open_files_max;
+    // Nobody sets a limit beyond the hard one that it has itself (setrlimit(2)).
+    let own = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let files_max = spec.open_files_max.min(own);
     json!({
         "terminal": false,
         "user": { "uid": spec.uid, "gid": spec.uid },

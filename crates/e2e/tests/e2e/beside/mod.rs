@@ -19,6 +19,7 @@ mod keeper;
 mod limits;
 mod memif_interfaces;
 mod node;
+mod shared;
 mod steps;
 mod syscalls;
 mod tenants;
