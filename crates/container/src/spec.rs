@@ -47,7 +47,7 @@ pub struct GuestSpec {
     pub sysctls: BTreeMap<String, String>,
     /// Limits of its cgroup.
     pub limits: Limits,
-    /// Open files of each of its processes.
+    /// Open files of each of its processes; fewer where the runtime itself may have no more.
     pub open_files_max: u64,
     /// Bytes of one log file; there are two.
     pub log_bytes_max: u64,

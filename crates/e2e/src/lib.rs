@@ -38,6 +38,7 @@ pub mod meter;
 pub mod routing;
 pub mod specs;
 pub mod turn;
+pub mod who;
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -172,6 +173,7 @@ pub struct Node {
     pdpd: Option<Child>,
     machines: Vec<String>,
     arguments: Vec<String>,
+    open_files_max: Option<u64>,
     _turn: Turn,
 }
 
@@ -200,6 +202,7 @@ impl Node {
             pdpd: None,
             machines: Vec::new(),
             arguments: Vec::new(),
+            open_files_max: None,
             _turn: turn,
         };
         sh(&format!("ip netns add {0}; ip -n {0} link set lo up", node.netns));
@@ -242,6 +245,11 @@ impl Node {
         self.arguments = arguments.iter().map(|argument| argument.to_string()).collect();
     }
 
+    /// How many files every later pdpd may open.
+    pub fn open_files_max(&mut self, count: u64) {
+        self.open_files_max = Some(count);
+    }
+
     /// Starts pdpd (again) and waits until it answers.
     #[track_caller]
     pub fn start_pdpd(&mut self) {
@@ -257,8 +265,12 @@ impl Node {
             .append(true)
             .open(self.directory.join("pdpd.log"))
             .expect("log of pdpd");
-        let child = Command::new("nsenter")
-            .arg(format!("--net=/run/netns/{}", self.netns))
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.netns));
+        if let Some(count) = self.open_files_max {
+            command.args(["prlimit", &format!("--nofile={count}:{count}")]);
+        }
+        let child = command
             .arg(bin("pdpd"))
             .arg("--run-dir")
             .arg(self.run_dir())
@@ -616,6 +628,11 @@ impl Background {
     #[track_caller]
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("not stopped").id()
+    }
+
+    /// Whether it has not ended.
+    pub fn runs(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|end| end.is_none()))
     }
 
     /// Sends it this signal (`INT`, `TERM`, …) and returns what it wrote.

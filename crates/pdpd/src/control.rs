@@ -2,19 +2,32 @@
 //!
 //! Each call is a connection of its own, so that a peer that was replaced is met at the next
 //! call, and a long call (a trace, a capture) holds nothing else up. Every call ends within its
-//! time-out.
+//! time-out, whatever the peer says, and reads no more of it than an answer may have.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pdp_proto::channel::Channel;
+use pdp_proto::channel::{Channel, FRAME_BYTES_MAX};
+use pdp_proto::limits::PORTS_MAX;
 use pdp_proto::{mirror, mux, tap};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Longest wait for an answer to an ordinary call.
 pub const CALL_MAX: Duration = Duration::from_secs(20);
+
+/// Bytes of an answer of the mux, but for counters: the sockets of the largest vnet, or the names of all.
+const MUX_ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// Bytes of the counters of one vnet: 1 KiB for each port that it may have.
+const VNET_STATS_BYTES_MAX: usize = PORTS_MAX << 10;
+
+/// Bytes of an answer of a TAP helper, or of a mirror's status.
+const HELPER_ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of a part of a mirror's routes: 1,024 with 128 hops each, on both sides.
+const ROUTES_BYTES_MAX: usize = 32 << 20;
 
 /// Why a call was not answered as hoped.
 #[derive(Debug, thiserror::Error)]
@@ -57,23 +70,38 @@ impl ControlError {
         use std::io::ErrorKind::{TimedOut, WouldBlock};
         matches!(self, Self::Unreachable { source, .. } if matches!(source.kind(), TimedOut | WouldBlock))
     }
+
+    /// Whether the mux answered what no mux of this version does.
+    pub fn is_nonsense_of_mux(&self) -> bool {
+        match self {
+            Self::Unexpected { peer, .. } => *peer == MUX,
+            Self::Unreachable { peer, source, .. } => {
+                *peer == MUX && source.kind() == std::io::ErrorKind::InvalidData
+            }
+            Self::Refused { .. } => false,
+        }
+    }
 }
+
+/// What the mux is called in errors.
+const MUX: &str = "mux";
 
 /// One peer's kind of call.
 struct Call<'a> {
     peer: &'static str,
     path: &'a Path,
     request: &'static str,
+    answer_bytes_max: usize,
 }
 
 impl Call<'_> {
     fn unreachable(&self, source: std::io::Error) -> ControlError {
-        let Self { peer, path, request } = *self;
+        let Self { peer, path, request, .. } = *self;
         ControlError::Unreachable { peer, path: path.into(), request, source }
     }
 
     fn unexpected<T>(&self) -> Result<T, ControlError> {
-        let Self { peer, path, request } = *self;
+        let Self { peer, path, request, .. } = *self;
         Err(ControlError::Unexpected { peer, path: path.into(), request })
     }
 
@@ -83,7 +111,10 @@ impl Call<'_> {
 
     fn open(&self, wait: Duration) -> Result<Channel, ControlError> {
         let deadline = Instant::now() + wait;
-        Channel::connect_until(self.path, deadline).map_err(|e| self.unreachable(e))
+        let mut channel =
+            Channel::connect_until(self.path, deadline).map_err(|e| self.unreachable(e))?;
+        channel.limit_frames(self.answer_bytes_max);
+        Ok(channel)
     }
 
     fn answer<M: DeserializeOwned>(
@@ -138,7 +169,8 @@ pub struct MuxHello {
 
 impl Mux {
     fn call(&self, request: &'static str) -> Call<'_> {
-        Call { peer: "mux", path: &self.path, request }
+        let answer_bytes_max = MUX_ANSWER_BYTES_MAX;
+        Call { peer: MUX, path: &self.path, request, answer_bytes_max }
     }
 
     fn done(
@@ -177,6 +209,10 @@ impl Mux {
         match (reply, fds.pop()) {
             (mux::Reply::Hello { version: mux::VERSION, externals, vnets }, Some(pool)) => {
                 Ok(MuxHello { externals, vnets, pool })
+            }
+            // Also where this process had no descriptor left to take it: no fault of the mux's.
+            (mux::Reply::Hello { version: mux::VERSION, .. }, None) => {
+                call.refused("the memory of its packets did not come with its answer".into())
             }
             (mux::Reply::Failed { error }, _) => call.refused(error),
             _ => call.unexpected(),
@@ -218,7 +254,8 @@ impl Mux {
 
     /// Counters of all vnets, or one.
     pub fn stats(&self, vnet: Option<&str>) -> Result<mux::Stats, ControlError> {
-        let call = self.call("stats");
+        let answer_bytes_max = vnet.map_or(FRAME_BYTES_MAX, |_| VNET_STATS_BYTES_MAX);
+        let call = Call { answer_bytes_max, ..self.call("stats") };
         let request = mux::Request::Stats { vnet: vnet.map(str::to_string) };
         match call.make(&request, &[], CALL_MAX)?.0 {
             mux::Reply::Stats(stats) => Ok(*stats),
@@ -264,7 +301,8 @@ pub struct TapHelper {
 
 impl TapHelper {
     fn call(&self, request: &'static str) -> Call<'_> {
-        Call { peer: "TAP helper", path: &self.path, request }
+        let answer_bytes_max = HELPER_ANSWER_BYTES_MAX;
+        Call { peer: "TAP helper", path: &self.path, request, answer_bytes_max }
     }
 
     /// Has it serve these TAPs, one descriptor a port.
@@ -313,7 +351,8 @@ pub struct Mirror {
 
 impl Mirror {
     fn call(&self, request: &'static str) -> Call<'_> {
-        Call { peer: "route mirror", path: &self.path, request }
+        let answer_bytes_max = HELPER_ANSWER_BYTES_MAX;
+        Call { peer: "route mirror", path: &self.path, request, answer_bytes_max }
     }
 
     /// How it is.
@@ -335,7 +374,7 @@ impl Mirror {
         wait: Duration,
         mut take: impl FnMut(Vec<mirror::RouteRow>) -> bool,
     ) -> Result<(), ControlError> {
-        let call = self.call("routes");
+        let call = Call { answer_bytes_max: ROUTES_BYTES_MAX, ..self.call("routes") };
         let mut channel = call.open(wait)?;
         channel
             .send(&mirror::Request::Routes { source, within }, &[])

@@ -182,8 +182,9 @@ impl Host {
         put: impl Fn() -> Result<Put, ControlError>,
     ) -> Result<(), HostError> {
         let Put::Lacks(lacking) = put()? else { return Ok(()) };
-        let wanted: Vec<PathBuf> =
-            lacking.into_iter().filter(|path| planned.contains(path)).collect();
+        // Each once, however often it asks.
+        let lacking = BTreeSet::from_iter(lacking);
+        let wanted: Vec<PathBuf> = planned.intersection(&lacking).cloned().collect();
         for paths in wanted.chunks(DESCRIPTORS_MAX) {
             let listeners: Vec<OwnedFd> = paths
                 .iter()
@@ -301,4 +302,67 @@ pub fn remove_file(path: &Path) -> Result<(), HostError> {
 /// Removes a directory with all that is in it, if it is there.
 pub fn remove_directory(path: &Path) -> Result<(), HostError> {
     Ok(pdp_container::tree::remove(path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use pdp_container::Paths;
+    use pdp_proto::channel::Channel;
+
+    use super::*;
+
+    /// A mux that lacks the planned socket, many times over, and others that are nobody's, whatever it is given.
+    #[test]
+    fn a_mux_that_lies_about_what_it_lacks_gets_what_is_planned_once() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        let any = || "/bin/true".into();
+        let runtime = Runtime::new(Paths {
+            runc: any(),
+            shim: any(),
+            init: any(),
+            records: at("records"),
+            runc_root: at("runc"),
+            logs: at("logs"),
+            images: at("images"),
+            cgroup: "pdp-host-test".into(),
+        });
+        let control = at("mux.sock");
+        let host = Host {
+            mux: Mux { path: control.clone() },
+            places: Places { run: at("run"), lib: at("lib"), pins: at("pins") },
+            runtime: runtime.unwrap(),
+            state: Arc::new(State::open(&at("state")).unwrap()),
+        };
+        let (planned, other) = (at("memif.sock"), at("other.sock"));
+        let mut sockets = vec![planned.clone(); 20_000];
+        sockets.extend(["/etc/passwd".into(), other.clone()]);
+        let listener = UnixListener::bind(&control).unwrap();
+        let fake = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            loop {
+                let mut channel = Channel::new(listener.accept().unwrap().0);
+                let reply = match channel.receive::<mux::Request>().unwrap() {
+                    Some((mux::Request::PutExternal(_), _)) => {
+                        mux::Reply::Lacks { sockets: sockets.clone() }
+                    }
+                    Some((mux::Request::Listen { sockets }, descriptors)) => {
+                        got.push((sockets, descriptors.len()));
+                        mux::Reply::Done
+                    }
+                    _ => return got,
+                };
+                channel.send(&reply, &[]).unwrap();
+            }
+        });
+        let outlet = mux::Outlet::Memif { socket: planned.clone() };
+        let external = mux::External { name: "M".into(), mtu: 1500, outlet };
+        let error = host.put_external(external, &[]).unwrap_err();
+        assert!(error.to_string().contains("asks for sockets"), "{error}");
+        assert!(host.mux.hello().is_err(), "it ends");
+        assert_eq!(fake.join().unwrap(), [(vec![planned], 1)]);
+        assert!(!other.exists());
+    }
 }

@@ -495,7 +495,10 @@ impl Keeper {
         let now = Instant::now();
         for key in wake {
             if let Some(object) = table.objects.get_mut(&key) {
-                object.backoff.forgive();
+                // A mux that is not to be relied on may be the next one again.
+                if key != Key::Mux {
+                    object.backoff.forgive();
+                }
                 table.enqueue(&key);
             }
         }

@@ -207,6 +207,17 @@ impl Reconciler {
             return self.leftovers(doing);
         }
         let _used = self.places_used.read().unwrap_or_else(PoisonError::into_inner);
+        let mux = self.mux_process();
+        let result = self.step_of(key, plan, doing);
+        if let Err(HostError::Control(error)) = &result
+            && error.is_nonsense_of_mux()
+        {
+            self.distrust_mux(mux, doing);
+        }
+        result
+    }
+
+    fn step_of(&self, key: &Key, plan: &Plan, doing: &mut Doing<'_>) -> Result<Next, HostError> {
         match key {
             Key::Mux => match &plan.mux {
                 Some(wanted) => self.mux(wanted, plan, doing),

@@ -9,6 +9,8 @@
 //! | tags on trunks, and routes | [`pdp_wire::tag::VERSION`], [`pdp_proto::routes::VERSION`] | forwarding guests are made anew |
 //! | the state file | its schema version | taken over if it is older |
 //!
+//! `data/kept` has what each version wrote, `tests/kept.rs` reads it: what is raised when is in its README.
+//!
 //! The protocols' versions are part of the hashes in the journal, so that what speaks another is found by that and
 //! nothing is asked in words that it may not know.
 

@@ -374,6 +374,33 @@ fn a_tenant_takes_no_room_from_others() {
     assert_eq!(status, 200, "an operator has its own room");
 }
 
+/// The server says `100 Continue` when it begins to read a body that waits for that (RFC 9110, 10.1.1).
+#[test]
+fn who_has_no_place_sends_no_body() {
+    let server = Server::start();
+    let tokens = tokens(&server);
+    let ask = || {
+        let mut stream = UnixStream::connect(server.socket()).unwrap();
+        stream.set_read_timeout(Some(EVENTUALLY)).unwrap();
+        let head = request("POST", "/v1/apply", tokens[3].1.as_deref());
+        let waits = "Expect: 100-continue\r\nContent-Length: 5";
+        stream.write_all(head.replace("Content-Length: 0", waits).as_bytes()).unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap();
+        (String::from_utf8_lossy(&status).into_owned(), stream)
+    };
+    let mut places = Vec::new();
+    for number in 0..TENANT_CALLS_MAX {
+        let (status, stream) = ask();
+        assert_eq!(status, "HTTP/1.1 100", "{number}");
+        places.push(stream);
+    }
+    assert_eq!(ask().0, "HTTP/1.1 429", "its body was not asked for");
+    // Who goes away leaves its place to another.
+    places.pop();
+    eventually("a place is left", || ask().0 == "HTTP/1.1 100");
+}
+
 fn over_tls(server: &Server) -> Client {
     let authority = std::fs::read(server.path("tls.crt")).unwrap();
     let url = format!("https://{}", server.address);

@@ -43,6 +43,8 @@ struct Inside {
     refuses: Option<PathBuf>,
     /// Mirrors whose path has this never say that a guest has its routes.
     mute: Option<String>,
+    /// Muxes of processes below this number answer what none does, to whatever they are told of a vnet.
+    lies_below: u32,
 }
 
 fn io_error(what: &'static str, path: &Path) -> HostError {
@@ -213,6 +215,17 @@ impl Machine for Pretend {
     }
 
     fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), HostError> {
+        let (peer, path, request) = ("mux", PathBuf::new(), "put vnet");
+        match self.pid(&places().records().join("mux")) {
+            None => {
+                let source = std::io::ErrorKind::ConnectionRefused.into();
+                return Err(ControlError::Unreachable { peer, path, request, source }.into());
+            }
+            Some(mux) if mux < self.lock().lies_below => {
+                return Err(ControlError::Unexpected { peer, path, request }.into());
+            }
+            Some(_) => {}
+        }
         self.lock().vnets.insert(vnet.name.clone(), vnet);
         Ok(())
     }
@@ -474,6 +487,32 @@ fn what_can_not_be_removed_is_told_and_holds_up_nobody() {
     kept.machine.set(|inside| inside.refuses = None);
     eventually("it is gone", || kept.keeper.unwanted("v0").is_empty());
     assert_eq!(kept.keeper.problems(|_| true), []);
+}
+
+#[test]
+fn a_mux_that_answers_nonsense_is_replaced() {
+    let mut kept = Kept::with_vnets(2);
+    let dir = places().records().join("mux");
+    let liar = kept.machine.pid(&dir).expect("it runs");
+    kept.machine.set(|inside| inside.lies_below = liar + 1);
+    drop(kept.apply(vnet("one", 1)));
+    let knows = |kept: &Kept, vnet: &str| kept.machine.lock().vnets.contains_key(vnet);
+    eventually("another one knows it", || knows(&kept, "one"));
+    assert_ne!(kept.machine.pid(&dir), Some(liar));
+    // Who goes on like this comes back later each time: after 0.2, 0.4 and 0.8 s.
+    kept.machine.set(|inside| inside.lies_below = u32::MAX);
+    let (begin, mut muxes) = (Instant::now(), BTreeSet::new());
+    drop(kept.apply(vnet("two", 1)));
+    eventually("some have come and gone", || {
+        muxes.extend(kept.machine.pid(&dir));
+        muxes.len() == 4
+    });
+    assert!(begin.elapsed() > Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert!(!knows(&kept, "two"));
+    kept.machine.set(|inside| inside.lies_below = 0);
+    eventually("the last one knows all", || {
+        ["v0", "v1", "one", "two"].iter().all(|vnet| knows(&kept, vnet))
+    });
 }
 
 #[test]

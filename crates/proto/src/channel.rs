@@ -66,6 +66,12 @@ impl Channel {
         self.deadline = Some(deadline);
     }
 
+    /// Refuses frames from the peer of more than `bytes_max` bytes ([`FRAME_BYTES_MAX`] unless it is called).
+    /// As values they may take many times as much.
+    pub fn limit_frames(&mut self, bytes_max: usize) {
+        self.frames.bytes_max = bytes_max.min(FRAME_BYTES_MAX);
+    }
+
     /// Takes over a connected stream. Time-outs set on it hold for the channel.
     pub fn new(stream: UnixStream) -> Self {
         Self { stream, frames: FrameReader::default(), descriptors: Vec::new(), deadline: None }
@@ -211,9 +217,11 @@ impl FrameReader {
 
     /// Room for at least so many bytes; kept, since to clear it takes longer than a read in vain.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
-        let taken = std::mem::take(&mut self.taken);
-        self.bytes.copy_within(taken..self.end, 0);
-        self.end -= taken;
+        // Of a large frame that is not whole yet all would be copied at each read.
+        if self.taken > 0 {
+            self.bytes.copy_within(self.taken..self.end, 0);
+            self.end -= std::mem::take(&mut self.taken);
+        }
         if self.bytes.len() < self.end + bytes {
             self.bytes.resize(self.end + bytes, 0);
         }

@@ -6,10 +6,12 @@
 //! everything back. An object is accepted whole or not at all.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of this protocol, in [`Reply::Hello`].
 pub const VERSION: u32 = 2;
@@ -420,6 +422,35 @@ pub struct Stats {
     pub workers: Vec<WorkerStats>,
 }
 
+/// Reasons of drops that are read of one port or external interface; more are refused. There are fewer.
+pub const REASONS_MAX: usize = 256;
+
+/// As many as may be, so that who sends others than there are takes no time and memory.
+fn reasons<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, u64>, D::Error> {
+    struct Reasons;
+
+    impl<'de> Visitor<'de> for Reasons {
+        type Value = BTreeMap<String, u64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "counters of at most {REASONS_MAX} reasons")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut reasons = BTreeMap::new();
+            while let Some((reason, count)) = map.next_entry()? {
+                reasons.insert(reason, count);
+                if reasons.len() > REASONS_MAX {
+                    return Err(A::Error::custom(format!("more than {REASONS_MAX} reasons")));
+                }
+            }
+            Ok(reasons)
+        }
+    }
+
+    from.deserialize_map(Reasons)
+}
+
 /// Counters of an external interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExternalStats {
@@ -429,6 +460,7 @@ pub struct ExternalStats {
     pub sent: u64,
     /// Frames dropped here, by reason: no vnet to charge (unknown tunnel, malformed outer header, …);
     /// `refused` by the device or with the program `gone` after a port had sent them.
+    #[serde(deserialize_with = "reasons")]
     pub dropped: BTreeMap<String, u64>,
     /// Frames that the kernel dropped because the mux was too slow (XDP_STATISTICS,
     /// PACKET_STATISTICS).
@@ -485,6 +517,7 @@ pub struct PortStats {
     #[serde(default)]
     pub consumed: u64,
     /// Frames dropped, by reason.
+    #[serde(deserialize_with = "reasons")]
     pub dropped: BTreeMap<String, u64>,
     /// Frames that an active capture did not get.
     pub capture_missed: u64,

@@ -1,7 +1,7 @@
 //! Connections: who is at the other end, how many there may be, TLS, and HTTP on them.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
@@ -45,6 +45,16 @@ type Counts = HashMap<Who, usize>;
 enum Who {
     User(u32),
     Address(IpAddr),
+}
+
+impl Who {
+    /// Whoever has an IPv6 address has all of its /64 (RFC 6177).
+    fn at(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+            address => address,
+        })
+    }
 }
 
 /// Room for a connection, until it ends.
@@ -104,7 +114,7 @@ impl Server {
         from: SocketAddr,
         acceptor: &TlsAcceptor,
     ) -> Option<Connection> {
-        let place = self.place(&self.addresses, Who::Address(from.ip()))?;
+        let place = self.place(&self.addresses, Who::at(from.ip()))?;
         let handshake = tokio::time::timeout(HANDSHAKE_TIME_MAX, acceptor.accept(stream));
         let this = self.clone();
         Some(Box::pin(async move {
@@ -180,5 +190,18 @@ impl Server {
                 tracing::debug!(%error, "connection of a client");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_one_prefix_are_one() {
+        let same = |a: &str, b: &str| Who::at(a.parse().unwrap()) == Who::at(b.parse().unwrap());
+        assert!(same("2001:db8::1", "2001:db8::ffff:1") && !same("2001:db8::1", "2001:db8:0:1::1"));
+        assert!(same("::ffff:192.0.2.1", "192.0.2.1") && !same("192.0.2.1", "192.0.2.2"));
+        assert!(!same("::ffff:192.0.2.1", "::ffff:192.0.2.2"));
     }
 }

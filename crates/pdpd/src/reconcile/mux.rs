@@ -29,6 +29,16 @@ impl Reconciler {
         mux.process.is_none() && !mux.failed
     }
 
+    /// Has the mux made anew that answered what none does, if it is still there.
+    pub(super) fn distrust_mux(&self, answered: Option<Process>, doing: &mut Doing<'_>) {
+        let mut mux = lock(&self.mux);
+        if mux.process == answered && mux.how == Helper::Serves {
+            tracing::warn!("the mux answered what none does; another takes its place");
+            mux.how = Helper::Bad;
+            doing.wake.push(Key::Mux);
+        }
+    }
+
     pub(super) fn mux(
         &self,
         wanted: &MuxPlan,

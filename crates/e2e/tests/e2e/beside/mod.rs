@@ -16,6 +16,7 @@ mod keeper;
 mod limits;
 mod memif_interfaces;
 mod node;
+mod shared;
 mod steps;
 mod stock_debian;
 mod syscalls;

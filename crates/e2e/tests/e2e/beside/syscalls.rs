@@ -140,7 +140,7 @@ const IN_HOSTS: [&str; 9] = [
     "ip -j addr",
     "nft list ruleset",
     "ethtool -k eth0",
-    "date | socat -T1 -u - tcp:10.2.0.2:7777",
+    "socat -T1 -U tcp:10.2.0.2:7777 exec:date",
     "iperf3 -c 10.2.0.2 -t1 -b1M",
     "python3 -c \"import asyncio, multiprocessing, socket, subprocess, tempfile, threading
 if __name__ == '__main__':

@@ -2,11 +2,9 @@
 //! TLS. Each has its own, and neither learns of the other; a third has nothing.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::Command;
 
-use pdp_e2e::{Node, bin, eventually, run};
+use pdp_e2e::who::Who;
+use pdp_e2e::{Node, eventually};
 use serde_json::Value;
 
 /// A user of the machine that is a tenant, and one that is nobody.
@@ -63,58 +61,6 @@ spec:
     )
 }
 
-/// Somebody with the `pdp` command.
-struct Who {
-    /// What stands before the arguments.
-    words: Vec<String>,
-}
-
-impl Who {
-    /// A user of the machine.
-    fn user(node: &Node, uid: u32) -> Self {
-        // The build's directory may not be for everybody.
-        let pdp = node.directory.join("pdp");
-        fs::copy(bin("pdp"), &pdp).expect("copy of pdp");
-        fs::set_permissions(&pdp, fs::Permissions::from_mode(0o755)).expect("mode of pdp");
-        let (uid, gid) = (format!("--reuid={uid}"), format!("--regid={uid}"));
-        let socket = node.socket().display().to_string();
-        let pdp = pdp.display().to_string();
-        let words = ["setpriv", &uid, &gid, "--clear-groups", &pdp, "--socket", &socket];
-        Self { words: words.map(str::to_owned).into() }
-    }
-
-    /// Who has the token in this file, over TLS.
-    fn token(node: &Node, file: PathBuf) -> Self {
-        let net = format!("--net=/run/netns/{}", node.netns);
-        let pdp = bin("pdp").display().to_string();
-        let server = format!("https://{ADDRESS}");
-        let ca = node.directory.join("state/tls.crt").display().to_string();
-        let file = file.display().to_string();
-        let words =
-            ["nsenter", &net, &pdp, "--server", &server, "--ca", &ca, "--token-file", &file];
-        Self { words: words.map(str::to_owned).into() }
-    }
-
-    fn pdp(&self, arguments: &[&str], input: &str) -> Result<String, String> {
-        let mut command = Command::new(&self.words[0]);
-        command.args(&self.words[1..]).args(arguments).env("NO_COLOR", "1");
-        let output = run(&mut command, input);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        match output.status.success() {
-            true => Ok(text(&output.stdout)),
-            false => Err(text(&output.stderr)),
-        }
-    }
-
-    #[track_caller]
-    fn json(&self, arguments: &[&str]) -> Value {
-        let mut all = arguments.to_vec();
-        all.extend(["--format", "json"]);
-        let text = self.pdp(&all, "").unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
-        serde_json::from_str(&text).expect("JSON")
-    }
-}
-
 #[test]
 fn two_tenants_have_their_own_and_know_of_nothing_else() {
     let mut node = Node::prepare("tenants");
@@ -125,7 +71,7 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
     let secret = node.pdp(&["token", "create", "--tenant", "zeta", "--expires", "1h"]);
     fs::write(&token, &secret).expect("token");
     let acme = Who::user(&node, ACME);
-    let zeta = Who::token(&node, token);
+    let zeta = Who::token(&node, ADDRESS, &token);
     let everybody = [("acme", &acme, "zeta"), ("zeta", &zeta, "acme")];
 
     // The same addresses, each in its own.
@@ -219,7 +165,7 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
     let nobody = Who::user(&node, NOBODY);
     let bad = node.directory.join("bad.token");
     fs::write(&bad, "pdp_0").expect("token");
-    let stranger = Who::token(&node, bad);
+    let stranger = Who::token(&node, ADDRESS, &bad);
     for (who, said) in [(&nobody, "is not known here"), (&stranger, "the token is unknown")] {
         for verb in [&["get"][..], &["inspect", "acme.lab"], &["version"], &["audit"]] {
             let refused = who.pdp(verb, "").expect_err("nobody");

@@ -69,6 +69,11 @@ fn what_another_version_left_is_adopted_or_started_anew() {
     // A record that this version does not understand: what it is about is made anew, and nothing else.
     let record = node.record("red.r1.g0").join("record.json");
     let before = fs::read_to_string(&record).expect("a record");
+    let is: Value = serde_json::from_str(&before).expect("JSON");
+    let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/kept");
+    let kept = fs::read_to_string(format!("{kept}/record-{}.json", is["version"])).expect("kept");
+    let kept: Value = serde_json::from_str(&kept).expect("JSON");
+    assert_eq!(is, kept["record.json"], "data/kept/README.md says what to do");
     node.kill_pdpd();
     fs::write(&record, r#"{"what":{"guest":{"id":"red.r1.g0"}},"runc":"/bin/false","fds":0}"#)
         .expect("written");
