@@ -56,7 +56,7 @@ pub(crate) fn spec(bytes: &[u8]) {
         lib: "/usr/lib/pdp".into(),
         pins: "/sys/fs/bpf/pdp".into(),
     };
-    if let Ok(model) = Model::default().with(intent.clone(), &places, &cpus) {
+    if let Ok(model) = Model::default().with(intent.clone(), &places, &cpus, |_| false) {
         for (name, plan) in &model.plan.vnets {
             // pdpd's plan is one that the mux takes.
             assert_eq!(pdp_mux::check::check(&plan.mux), Ok(()), "{name}");

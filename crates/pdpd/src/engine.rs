@@ -18,7 +18,7 @@ use pdp_api::{
 use pdp_net::interface::Interface;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
 use pdp_spec::units::Cores;
-use pdp_spec::{Descriptors, Document, Existing, InterfaceFacts, Object};
+use pdp_spec::{Descriptors, Document, Existing, Intent, InterfaceFacts, Object};
 
 use crate::access::{Scope, no_vnet};
 use crate::ask::Late;
@@ -83,7 +83,7 @@ impl Engine {
         let model = Model::load(&host.places, &cpus, &documents, ledger)?;
         let plan = model.wanted();
         let keeper = Keeper::new(host.clone(), host.state.clone(), host.places.clone(), plan)?;
-        Ok(Self {
+        let engine = Self {
             host,
             cpus,
             managed,
@@ -94,7 +94,9 @@ impl Engine {
             checking: Mutex::default(),
             model: RwLock::new(Arc::new(model)),
             late: Late::default(),
-        })
+        };
+        engine.free_numbers().map_err(|problem| anyhow::anyhow!(problem.error))?;
+        Ok(engine)
     }
 
     /// What is wanted now.
@@ -171,7 +173,7 @@ impl Engine {
         existing.devices = Some(devices);
         existing.asker = scope.tenant().map(str::to_owned);
         let intent = pdp_spec::check(documents, &existing).map_err(refusal)?;
-        let after = before.with(intent, &self.host.places, &self.cpus).map_err(invalid)?;
+        let after = self.with(before, intent)?;
         let mut changes = after.changes_from(before, named, substrate);
         if *scope != Scope::Node {
             // All that a tenant's files change are its vnets, `vnet/TENANT.NAME/…`.
@@ -186,6 +188,26 @@ impl Engine {
             }
         }
         Ok((after, changes))
+    }
+
+    /// What is wanted once a checked change is made.
+    fn with(&self, before: &Model, intent: Intent) -> Result<Model, Problem> {
+        let going = |vnet: &str| self.keeper.knows(vnet);
+        before.with(intent, &self.host.places, &self.cpus, going).map_err(invalid)
+    }
+
+    /// Has the numbers of vnets that are gone given out again. Those of what is gone later are with the
+    /// next change.
+    fn free_numbers(&self) -> Result<(), Problem> {
+        let going = |vnet: &str| self.keeper.knows(vnet);
+        if Model::clone(&self.model()).free_numbers(going) {
+            self.revise(&|_| false, |before| {
+                let mut after = before.clone();
+                after.free_numbers(going);
+                Ok((after, ()))
+            })?;
+        }
+        Ok(())
     }
 
     /// Starts all that is stored.
@@ -320,6 +342,7 @@ impl Engine {
         }
         let left: Vec<String> = self.keeper.unwanted(vnet).iter().map(Key::to_string).collect();
         if left.is_empty() {
+            self.free_numbers()?;
             return Ok(Report { changes, ..Report::default() });
         }
         Err(Problem::internal(format!("not taken down yet: {}", left.join(", ")))
@@ -426,7 +449,7 @@ impl Engine {
         let mut existing = self.existing(before, false);
         existing.asker = scope.tenant().map(str::to_owned);
         let intent = pdp_spec::check(&[document], &existing).map_err(no_room)?;
-        let after = before.with(intent, &self.host.places, &self.cpus).map_err(invalid)?;
+        let after = self.with(before, intent)?;
         let changes = after.changes_from(before, named, false);
         Ok((after, changes))
     }
@@ -586,6 +609,7 @@ fn scoped<'a>(scope: &'a Scope, progress: ProgressFn<'a>) -> impl FnMut(Progress
 mod tests {
     use super::*;
     use crate::control::Mux;
+    use crate::ledger::{VNETS, VNETS_MAX};
     use crate::plan::Places;
     use crate::state::State;
     use pdp_container::{Paths, Runtime};
@@ -616,6 +640,24 @@ mod tests {
         };
         let descriptors = Descriptors { limit: 1000, kept: 0 };
         Engine::new(Arc::new(host), [0, 1].into(), false, descriptors, |_| ()).unwrap()
+    }
+
+    #[test]
+    fn a_number_is_free_after_a_start_if_nothing_bears_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = engine(directory.path());
+        let state = &first.host.state;
+        let mut ledger = Model::default().ledger;
+        let numbers = ["gone", "going"].map(|vnet| ledger.number(VNETS, vnet, VNETS_MAX));
+        assert_eq!(numbers, [Some(0), Some(1)]);
+        state.commit(&Default::default(), &ledger).unwrap();
+        state.intend(&Key::node("going", "r1").to_string(), "").unwrap();
+        drop(first);
+        let second = engine(directory.path());
+        for ledger in [second.model().ledger.clone(), second.host.state.ledger().unwrap()] {
+            assert_eq!(ledger.number_of(VNETS, "gone"), None);
+            assert_eq!(ledger.number_of(VNETS, "going"), Some(1));
+        }
     }
 
     fn down(before: &Model, link: &str) -> Model {

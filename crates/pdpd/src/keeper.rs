@@ -384,6 +384,11 @@ impl Keeper {
         problems
     }
 
+    /// Whether there may be anything of a vnet, wanted or not: it is in the journal, or will be.
+    pub fn knows(&self, vnet: &str) -> bool {
+        lock(&self.table).objects.contains_key(&Key::vnet(vnet))
+    }
+
     /// What is not gone yet of a vnet, though it is to be.
     pub fn unwanted(&self, vnet: &str) -> Vec<Key> {
         let plan = self.plan();

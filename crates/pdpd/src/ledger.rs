@@ -19,7 +19,7 @@ pub const UIDS_PER_VNET: u32 = 1 << 16;
 /// guest can become.
 const UID_STRIDE: u32 = 2 * UIDS_PER_VNET;
 
-/// Vnets of one pdpd: the first range of user ids is the mux's.
+/// Vnets of one pdpd, with those that are going: the first range of user ids is the mux's.
 pub const VNETS_MAX: u32 = 4000;
 
 /// A forwarding guest's share of a forwarding engine.
@@ -90,9 +90,8 @@ impl Ledger {
         }
     }
 
-    /// Takes back all that belongs to a vnet.
+    /// Takes back all that a vnet has but its number, which what is left of it still bears.
     pub fn forget_vnet(&mut self, vnet: &str) {
-        self.keep_only(VNETS, |name| name != vnet);
         self.placements.retain(|(of, _), _| of != vnet);
         self.links_down.retain(|(of, _)| of != vnet);
     }

@@ -110,12 +110,14 @@ impl Model {
         }
     }
 
-    /// The model once a checked change is made.
+    /// The model once a checked change is made. New vnets get numbers that neither a vnet has nor, by
+    /// `going`, anything that is left of one.
     pub fn with(
         &self,
         intent: Intent,
         places: &Places,
         cpus: &BTreeSet<u32>,
+        going: impl Fn(&str) -> bool,
     ) -> Result<Self, PlanError> {
         let mut next = self.clone();
         next.ledger.stopped = false;
@@ -124,6 +126,7 @@ impl Model {
         }
         next.vnets = intent.vnets;
         next.tenants = intent.tenants;
+        next.free_numbers(going);
         for name in next.vnets.keys() {
             let number = next.ledger.number(VNETS, name, VNETS_MAX);
             number.ok_or_else(|| PlanError::NoNumber { vnet: name.clone(), max: VNETS_MAX })?;
@@ -134,7 +137,16 @@ impl Model {
         Ok(next)
     }
 
-    /// The model without a vnet.
+    /// Takes back the numbers of vnets that are gone: neither wanted nor, by `going`, partly there.
+    /// Whether there were any.
+    pub fn free_numbers(&mut self, going: impl Fn(&str) -> bool) -> bool {
+        let count = |ledger: &Ledger| ledger.numbers.get(VNETS).map_or(0, BTreeMap::len);
+        let (before, vnets) = (count(&self.ledger), &self.vnets);
+        self.ledger.keep_only(VNETS, |name| vnets.contains_key(name) || going(name));
+        count(&self.ledger) < before
+    }
+
+    /// The model without a vnet, whose number stays its own until [`Model::free_numbers`].
     pub fn without(
         &self,
         vnet: &str,

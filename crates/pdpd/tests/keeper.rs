@@ -15,6 +15,7 @@ use pdpd::control::{ControlError, MuxHello};
 use pdpd::host::HostError;
 use pdpd::keeper::{Keeper, News};
 use pdpd::key::Key;
+use pdpd::ledger::VNETS;
 use pdpd::machine::Machine;
 use pdpd::model::Model;
 use pdpd::plan::{Directory, GuestPlan, Part, Places, Plan, TapHelperPlan};
@@ -281,23 +282,24 @@ spec:
     )
 }
 
-fn apply(before: &Model, text: String) -> Model {
+fn apply(before: &Model, text: String, going: impl Fn(&str) -> bool) -> Model {
     let file = SourceFile { name: "test.yaml".into(), text, ..SourceFile::default() };
     let documents = pdp_spec::parse(&[file]).unwrap_or_else(|faults| panic!("{faults:#?}"));
     let substrate = before.substrate.is_none();
     let existing = before.existing(&cpus(), substrate);
     let intent =
         pdp_spec::check(&documents, &existing).unwrap_or_else(|faults| panic!("{faults:#?}"));
-    before.with(intent, &places(), &cpus()).unwrap()
+    before.with(intent, &places(), &cpus(), going).unwrap()
 }
 
 /// A keeper that runs.
 struct Kept {
     machine: Arc<Pretend>,
+    state: Arc<State>,
     keeper: Arc<Keeper>,
     model: Model,
     thread: Option<std::thread::JoinHandle<()>>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Kept {
@@ -306,24 +308,55 @@ impl Kept {
         setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
         // What is measured is pdpd, and not the disk.
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut kept = Self::start(Arc::default(), directory);
+        let model = apply(&kept.model, SUBSTRATE.into(), |_| false);
+        kept.store(&model);
+        kept.model = model;
+        kept
+    }
+
+    /// What is stored, on a machine where something may run.
+    fn start(machine: Arc<Pretend>, directory: tempfile::TempDir) -> Self {
         let state = Arc::new(State::open(directory.path()).unwrap());
-        let machine = Arc::new(Pretend::default());
-        let keeper = Keeper::new(machine.clone(), state, places(), Arc::default()).unwrap();
+        let documents = state.documents().unwrap();
+        let ledger = state.ledger().unwrap();
+        let model = Model::load(&places(), &cpus(), &documents, ledger).unwrap();
+        let keeper = Keeper::new(machine.clone(), state.clone(), places(), model.wanted()).unwrap();
         let keeper = Arc::new(keeper);
         let runs = keeper.clone();
         let thread = Some(std::thread::spawn(move || runs.run()));
-        let model = apply(&Model::default(), SUBSTRATE.into());
-        Self { machine, keeper, model, thread, _directory: directory }
+        Self { machine, state, keeper, model, thread, directory }
+    }
+
+    /// Ends it, and starts another.
+    fn again(mut self) -> Self {
+        self.stop();
+        let directory = std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap());
+        Self::start(self.machine.clone(), directory)
+    }
+
+    fn stop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        self.keeper.stop();
+        assert!(thread.join().is_ok() || std::thread::panicking());
+    }
+
+    fn store(&self, model: &Model) {
+        self.state.commit(&model.change_from(&self.model), &model.ledger).unwrap();
+    }
+
+    fn want(&mut self, model: Model) -> Receiver<News> {
+        self.store(&model);
+        self.model = model;
+        self.keeper.want(self.model.wanted(), |_| false)
     }
 
     fn apply(&mut self, text: String) -> Receiver<News> {
-        self.model = apply(&self.model, text);
-        self.keeper.want(self.model.wanted(), |_| false)
+        self.want(apply(&self.model, text, |vnet| self.keeper.knows(vnet)))
     }
 
     fn delete(&mut self, vnet: &str) -> Receiver<News> {
-        self.model = self.model.without(vnet, &places(), &cpus()).unwrap();
-        self.keeper.want(self.model.wanted(), |_| false)
+        self.want(self.model.without(vnet, &places(), &cpus()).unwrap())
     }
 
     /// Makes so many vnets, and waits until all is quiet.
@@ -364,9 +397,7 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         self.machine.set(|inside| inside.hangs = None);
-        self.keeper.stop();
-        let ended = self.thread.take().unwrap().join();
-        assert!(ended.is_ok() || std::thread::panicking());
+        self.stop();
     }
 }
 
@@ -419,7 +450,7 @@ fn a_change_costs_what_it_changes_however_many_others_there_are() {
         // Mux, and of each vnet a control guest, a host, two TAP helpers, a mirror and a guest.
         assert_eq!(kept.machine.lock().processes.len(), 1 + 6 * count as usize);
         let steps = cost(&mut kept, "one more guest", |kept| {
-            let model = apply(&kept.model, vnet("v7", 2));
+            let model = apply(&kept.model, vnet("v7", 2), |_| false);
             let begin = Instant::now();
             let news = kept.keeper.want(model.wanted(), |_| false);
             wait(&news);
@@ -440,7 +471,7 @@ fn a_change_costs_what_it_changes_however_many_others_there_are() {
         assert!((1..=2 * STEPS_MAX).contains(&steps), "{steps} steps");
         assert_eq!(kept.keeper.unwanted("v3"), []);
         let begin = Instant::now();
-        let model = apply(&kept.model, vnet("v8", 2));
+        let model = apply(&kept.model, vnet("v8", 2), |_| false);
         println!("check and plan of a change among {count} vnets: {:?}", begin.elapsed());
         let same = |name: &str| Arc::ptr_eq(&kept.model.plan.vnets[name], &model.plan.vnets[name]);
         assert!(same("v1") && !same("v8"));
@@ -513,6 +544,34 @@ fn a_mux_that_answers_nonsense_is_replaced() {
     eventually("the last one knows all", || {
         ["v0", "v1", "one", "two"].iter().all(|vnet| knows(&kept, vnet))
     });
+}
+
+#[test]
+fn a_number_is_not_given_again_before_all_that_bore_it_is_gone() {
+    let mut kept = Kept::with_vnets(2);
+    let number = |kept: &Kept, vnet: &str| kept.model.ledger.number_of(VNETS, vnet);
+    let (first, second) = (number(&kept, "v0"), number(&kept, "v1"));
+    kept.machine.set(|inside| inside.refuses = Some(places().node("v0", "h1")));
+    wait(&kept.delete("v0"));
+    wait(&kept.apply(vnet("v2", 1)));
+    assert!(number(&kept, "v2").is_some() && ![first, second].contains(&number(&kept, "v2")));
+
+    let mut kept = kept.again();
+    assert_eq!(number(&kept, "v0"), first);
+    wait(&kept.apply(vnet("v3", 1)));
+    let others = [first, second, number(&kept, "v2")];
+    assert!(number(&kept, "v3").is_some() && !others.contains(&number(&kept, "v3")));
+    // Of the same name it is its own again.
+    wait(&kept.apply(vnet("v0", 1)));
+    assert_eq!(number(&kept, "v0"), first);
+    wait(&kept.delete("v0"));
+
+    kept.machine.set(|inside| inside.refuses = None);
+    eventually("all of it is gone", || !kept.keeper.knows("v0"));
+    wait(&kept.apply(vnet("v4", 1)));
+    assert_eq!((number(&kept, "v4"), number(&kept, "v0")), (first, None));
+    let kept = kept.again();
+    assert_eq!((number(&kept, "v4"), number(&kept, "v0")), (first, None));
 }
 
 #[test]

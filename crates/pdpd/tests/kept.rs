@@ -266,7 +266,7 @@ fn model() -> Model {
     let nothing = Model::default();
     let intent = pdp_spec::check(&documents, &nothing.existing(&cpus(), true))
         .unwrap_or_else(|faults| panic!("{faults:#?}"));
-    let before = nothing.with(intent, &places(), &cpus()).unwrap();
+    let before = nothing.with(intent, &places(), &cpus(), |_| false).unwrap();
     let mut model = before.clone();
     model.ledger.links_down.insert(("red".into(), "link1".into()));
     model.replan(&before, &places(), &cpus()).unwrap();

@@ -10,6 +10,7 @@ use pdp_container::Limits;
 use pdp_proto::mux;
 use pdp_spec::units::Base64;
 use pdp_spec::{DeviceAttach, SourceFile};
+use pdpd::ledger::VNETS;
 use pdpd::model::Model;
 use pdpd::plan::{ExternalPlan, MemifPlan, Places, Plan};
 use proptest::prelude::*;
@@ -97,6 +98,11 @@ spec:
 }
 
 fn apply(before: &Model, text: String) -> Model {
+    apply_beside(before, text, &[])
+}
+
+/// While there still is something of vnets that are not wanted any more.
+fn apply_beside(before: &Model, text: String, going: &[&str]) -> Model {
     let file = SourceFile { name: "test.yaml".into(), text, ..SourceFile::default() };
     let documents = pdp_spec::parse(&[file]).unwrap_or_else(|faults| panic!("{faults:#?}"));
     let substrate =
@@ -104,7 +110,7 @@ fn apply(before: &Model, text: String) -> Model {
     let existing = before.existing(&cpus(), substrate);
     let intent =
         pdp_spec::check(&documents, &existing).unwrap_or_else(|faults| panic!("{faults:#?}"));
-    before.with(intent, &places(), &cpus()).unwrap()
+    before.with(intent, &places(), &cpus(), |vnet| going.contains(&vnet)).unwrap()
 }
 
 fn both(red: &Wish, blue: &Wish) -> Model {
@@ -331,7 +337,7 @@ fn what_is_applied_twice_is_one_change() {
 }
 
 #[test]
-fn a_deleted_vnet_leaves_nothing_and_its_number_is_given_again() {
+fn a_deleted_vnet_leaves_nothing_and_its_number_is_given_again_once_it_is_gone() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let model = both(&red, &blue);
     let without = model.without("red", &places(), &cpus()).unwrap();
@@ -340,8 +346,19 @@ fn a_deleted_vnet_leaves_nothing_and_its_number_is_given_again() {
     assert!(without.ledger.placements.keys().all(|(vnet, _)| vnet == "blue"));
     let change = without.change_from(&model);
     assert_eq!(change.delete, [("VirtualNetwork".to_string(), "red".to_string())]);
-    let again = apply(&without, red.yaml());
+    // While there is something of it, its number is its own.
+    let green = Wish::of("green", 3);
+    let beside = apply_beside(&without, green.yaml(), &["red"]);
+    let number = |model: &Model, vnet: &str| model.ledger.number_of(VNETS, vnet);
+    let all = ["blue", "red"].map(|vnet| number(&model, vnet));
+    assert!(!all.contains(&number(&beside, "green")));
+    assert_eq!(number(&beside, "red"), number(&model, "red"));
+    let again = apply_beside(&without, red.yaml(), &["red"]);
     assert_eq!(again.plan, model.plan);
+    // Then it is anybody's.
+    let after = apply(&without, green.yaml());
+    assert_eq!(number(&after, "red"), None);
+    assert_eq!(number(&after, "green"), number(&model, "red"));
 }
 
 #[test]
@@ -421,8 +438,8 @@ proptest! {
             let Ok(intent) = pdp_spec::check(&documents, &before.existing(&cpus(), false)) else {
                 continue;
             };
-            model = before.with(intent.clone(), &places(), &cpus()).unwrap();
-            prop_assert_eq!(&before.with(intent, &places(), &cpus()).unwrap(), &model);
+            model = before.with(intent.clone(), &places(), &cpus(), |_| false).unwrap();
+            prop_assert_eq!(&before.with(intent, &places(), &cpus(), |_| false).unwrap(), &model);
             prop_assert_eq!(&before.plan.vnets[other], &model.plan.vnets[other]);
             // A guest that stays on its engine keeps its number.
             let key = (wish.name.to_string(), "r1".to_string());
@@ -468,7 +485,7 @@ fn a_vnets_dot_never_meets_the_dots_of_ids_and_cgroups() {
     let documents = pdp_spec::parse(&[file]).unwrap();
     let existing = Model::default().existing(&cpus(), true);
     let intent = pdp_spec::check(&documents, &existing).unwrap();
-    let plan = Model::default().with(intent, &places(), &cpus()).unwrap().plan;
+    let plan = Model::default().with(intent, &places(), &cpus(), |_| false).unwrap().plan;
     let mut ids = BTreeSet::new();
     let mut cgroups = BTreeSet::new();
     for node in plan.vnets.values().flat_map(|vnet| vnet.nodes.values()) {
@@ -541,7 +558,7 @@ proptest! {
         let intent = pdp_spec::check(&documents, &existing);
         let intent = intent.unwrap_or_else(|faults| panic!("{faults:#?}"));
         let counted = intent.usage("acme.red", &intent.vnets["acme.red"]);
-        let model = Model::default().with(intent, &places(), &cpus()).unwrap();
+        let model = Model::default().with(intent, &places(), &cpus(), |_| false).unwrap();
         let (mut memory, mut processes, mut power_set, mut logs) = (0, 0, 0, 0);
         let (mut descriptors, mut vports) = (0u64, 0u64);
         let mut logged = |bytes: u64| {
