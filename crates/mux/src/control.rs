@@ -17,7 +17,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use pdp_afxdp::{PacketSocket, Pool, Socket};
-use pdp_memif::{Listener, REGIONS_MAX};
+use pdp_memif::{Bell, Listener, REGIONS_MAX};
 use pdp_proto::channel::Channel;
 use pdp_proto::limits::EXTERNALS_MAX;
 use pdp_proto::mux::{
@@ -136,6 +136,10 @@ impl Mux {
                     && !core_affinity::set_for_current(cpu)
                 {
                     warn!("worker {number} can't run on CPU {} alone", cpu.id);
+                }
+                // What it needs to ring is made now, and not when a peer waits for it.
+                if let Err(error) = Bell::probe() {
+                    warn!("worker {number} can't ring: {error}");
                 }
                 worker.run();
             })?;

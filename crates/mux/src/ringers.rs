@@ -2,7 +2,7 @@
 //!
 //! A peer makes its doorbell and may hang on it as many waiters as it has memory for. The kernel goes
 //! through all of them at each ring, with interrupts off: 1 µs for one, 14 ms for 100,000. A worker
-//! therefore only says which bells are to be rung. One owner's bells are rung by one thread at a time,
+//! therefore only says which bells are to be rung, but for those of guests that it [trusts](Bell::is_trusted). One owner's bells are rung by one thread at a time,
 //! and who has too many waiters is disconnected ([`pdp_memif::Fault::Waiters`]), so that it takes
 //! [`RINGERS`] owners who do this at the same moment to delay the bells of others, and then for as long
 //! as one ring takes.
