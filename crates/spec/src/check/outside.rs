@@ -90,20 +90,32 @@ pub(super) fn check(wanted: &mut Wanted<'_>, existing: &Existing, reporter: &mut
             Outlet::Generator(_) => Some(MTU_MAX),
         }
     };
-    for (name, vnet) in wanted.kept() {
-        // Without a change of its own, only other devices can be at fault.
-        let (outside, mtu) = (&vnet.sums().outside, vnet.sums().mtu);
-        let exceeds = |(interface, outside): (&String, &Outside)| {
-            mtu_of(interface).is_some_and(|mtu| outside.packet_bytes > mtu)
-        };
-        if mtu > MTU_MAX || outside.iter().any(exceeds) {
+    let mut kept: BTreeMap<&str, Outside> = BTreeMap::new();
+    let mut mtu_max = 0;
+    for (_, vnet) in wanted.kept() {
+        vnet.sums().outside.iter().for_each(|(interface, more)| add(&mut kept, interface, more));
+        mtu_max = mtu_max.max(vnet.sums().mtu);
+    }
+    let exceeds = |(interface, outside): (&&str, &Outside)| {
+        mtu_of(interface).is_some_and(|mtu| outside.packet_bytes > mtu)
+    };
+    // Without a change of its own, only other devices can be at fault.
+    if mtu_max > MTU_MAX || kept.iter().any(exceeds) {
+        for (name, vnet) in wanted.kept() {
             mtus(name, &mut VirtualNetwork::clone(vnet), false, mtu_of, reporter);
         }
     }
     for (name, vnet) in &mut wanted.changed {
         mtus(name, vnet, true, mtu_of, reporter);
     }
-    rates(wanted, reporter);
+    rates(wanted, kept, reporter);
+}
+
+/// Counts in what is used of an interface.
+fn add<'a>(all: &mut BTreeMap<&'a str, Outside>, interface: &'a str, more: &Outside) {
+    let outside = all.entry(interface).or_default();
+    outside.rate_bps = outside.rate_bps.saturating_add(more.rate_bps);
+    outside.packet_bytes = outside.packet_bytes.max(more.packet_bytes);
 }
 
 /// Checks that interfaces are there and that no key is taken twice.
@@ -278,7 +290,7 @@ fn mtus(
 }
 
 /// Checks that the rates of links over an interface add up to no more than its capacity.
-fn rates(wanted: &Wanted<'_>, reporter: &mut Reporter) {
+fn rates(wanted: &Wanted<'_>, kept: BTreeMap<&str, Outside>, reporter: &mut Reporter) {
     let Some(substrate) = &wanted.substrate else { return };
     let mut left: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, interface) in &substrate.spec.interfaces {
@@ -288,14 +300,13 @@ fn rates(wanted: &Wanted<'_>, reporter: &mut Reporter) {
         return;
     }
     // Who comes with the change is at fault. Link by link it is looked at only where all is too much.
-    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     let changed: Vec<_> = wanted.changed.values().map(of).collect();
-    let kept = wanted.kept().map(|(_, vnet)| &vnet.sums().outside);
-    for (interface, outside) in kept.chain(&changed).flatten() {
-        let sum = sums.entry(interface).or_default();
-        *sum = sum.saturating_add(outside.rate_bps);
-    }
-    if left.iter().all(|(interface, left)| sums.get(interface).is_none_or(|sum| sum <= left)) {
+    let mut all = kept;
+    changed.iter().flatten().for_each(|(interface, more)| add(&mut all, interface, more));
+    let fits = |(interface, left): (&&str, &u64)| {
+        all.get(interface).is_none_or(|outside| outside.rate_bps <= *left)
+    };
+    if left.iter().all(fits) {
         return;
     }
     let kept = wanted.kept().map(|(name, vnet)| (name, &***vnet));
