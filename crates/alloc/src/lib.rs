@@ -56,14 +56,12 @@ pub struct Share {
     pub millicores: u32,
 }
 
-/// Which vrouter has what. Keys are the caller's names of vrouters (`red/r1`).
-pub type Placements = BTreeMap<String, Vec<Share>>;
+/// What is given of each FE, thousandths of a core, by the FE's name.
+pub type Given = BTreeMap<String, u64>;
 
 /// What a vrouter asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The vrouter's key. Where it has a placement already, this is a change.
-    pub vrouter: String,
     /// Processing power, thousandths of a core.
     pub millicores: u32,
     /// Whether what is left beside whole FEs may be spread over several.
@@ -135,18 +133,18 @@ struct Room<'a> {
 
 /// The shares that a vrouter gets; whole FEs first, the rest last.
 ///
-/// `existing` is what all vrouters have; it is not changed. Shares of FEs that are not in
-/// `engines` count for nothing.
+/// `others` is what all other vrouters have, and `own` what this one has. What is of FEs that are not in
+/// `engines` counts for nothing.
 ///
 /// # Errors
 /// [`Refusal`] if the rule finds no room.
 pub fn allocate(
     engines: &Engines,
-    existing: &Placements,
-    request: &Request,
+    others: &Given,
+    own: &[Share],
+    request: Request,
 ) -> Result<Vec<Share>, Refusal> {
-    let own = existing.get(&request.vrouter).map_or(&[][..], Vec::as_slice);
-    let rooms = rooms(engines, existing, &request.vrouter);
+    let rooms = rooms(engines, others, own);
     let wanted = request.millicores.max(SHARE_MILLICORES_MIN);
     if let Some(shares) = stay(&rooms, own, wanted) {
         return Ok(shares);
@@ -174,13 +172,12 @@ pub fn allocate(
 /// [`Refusal`] if there is no room.
 pub fn allocate_guests(
     engines: &Engines,
-    existing: &Placements,
-    vrouter: &str,
+    others: &Given,
+    own: &[Share],
     millicores: u32,
     guests: u32,
 ) -> Result<Vec<Share>, Refusal> {
-    let own = existing.get(vrouter).map_or(&[][..], Vec::as_slice);
-    let rooms = rooms(engines, existing, vrouter);
+    let rooms = rooms(engines, others, own);
     let free_millicores: BTreeMap<String, u32> =
         rooms.iter().map(|room| (room.name.to_owned(), room.free)).collect();
     let guests = guests.max(1);
@@ -240,27 +237,14 @@ fn by_rule(
     }
 }
 
-/// What is given of each FE: by its name and the vrouter's key, thousandths of a core.
-pub fn given(placements: &Placements) -> BTreeMap<&str, BTreeMap<&str, u64>> {
-    let mut given: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
-    for (key, shares) in placements {
-        for share in shares {
-            let engine = given.entry(&share.engine).or_default();
-            *engine.entry(key).or_default() += u64::from(share.millicores);
-        }
-    }
-    given
-}
-
-/// Usable FEs with what is free for `vrouter`, by name.
-fn rooms<'a>(engines: &'a Engines, existing: &Placements, vrouter: &str) -> Vec<Room<'a>> {
-    let mut given = given(existing);
+/// Usable FEs with what others leave free, by name.
+fn rooms<'a>(engines: &'a Engines, others: &Given, own: &[Share]) -> Vec<Room<'a>> {
     let usable = engines.iter().filter(|(_, engine)| engine.usable);
     let room = |(name, engine): (&'a String, &'a Engine)| {
-        let mut users = given.remove(name.as_str()).unwrap_or_default();
-        let held = users.remove(vrouter).is_some();
-        let free = u64::from(engine.capacity_millicores).saturating_sub(users.values().sum());
-        Room { name, free: u32::try_from(free).unwrap_or(0), idle: users.is_empty(), held }
+        let given = others.get(name).copied().unwrap_or(0);
+        let held = own.iter().any(|share| share.engine == *name);
+        let free = u64::from(engine.capacity_millicores).saturating_sub(given);
+        Room { name, free: u32::try_from(free).unwrap_or(0), idle: given == 0, held }
     };
     usable.map(room).collect()
 }

@@ -2,11 +2,49 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pdp_alloc::{
-    Engine, Engines, Hint, Placements, Request, SHARE_MILLICORES_MIN, Share, allocate,
-    allocate_guests,
-};
+use pdp_alloc::{Engine, Engines, Given, Hint, Refusal, SHARE_MILLICORES_MIN, Share};
 use proptest::prelude::*;
+
+/// What each vrouter has, by its name.
+type Placements = BTreeMap<String, Vec<Share>>;
+
+/// What a vrouter asks for.
+#[derive(Clone)]
+struct Request {
+    vrouter: String,
+    millicores: u32,
+    split: bool,
+}
+
+/// What others have, and what a vrouter has itself.
+fn others_and_own<'a>(existing: &'a Placements, vrouter: &str) -> (Given, &'a [Share]) {
+    let mut others = Given::new();
+    for share in existing.iter().filter(|(key, _)| *key != vrouter).flat_map(|(_, shares)| shares) {
+        *others.entry(share.engine.clone()).or_default() += u64::from(share.millicores);
+    }
+    (others, existing.get(vrouter).map_or(&[], Vec::as_slice))
+}
+
+fn allocate(
+    engines: &Engines,
+    existing: &Placements,
+    request: &Request,
+) -> Result<Vec<Share>, Refusal> {
+    let Request { ref vrouter, millicores, split } = *request;
+    let (others, own) = others_and_own(existing, vrouter);
+    pdp_alloc::allocate(engines, &others, own, pdp_alloc::Request { millicores, split })
+}
+
+fn allocate_guests(
+    engines: &Engines,
+    existing: &Placements,
+    vrouter: &str,
+    millicores: u32,
+    guests: u32,
+) -> Result<Vec<Share>, Refusal> {
+    let (others, own) = others_and_own(existing, vrouter);
+    pdp_alloc::allocate_guests(engines, &others, own, millicores, guests)
+}
 
 fn engines(capacities: &[u32]) -> Engines {
     let engine = |&capacity_millicores| Engine { capacity_millicores, usable: true };

@@ -68,8 +68,8 @@ impl Daemon for Nothing {
         nothing()
     }
 
-    fn tenants(&self) -> BTreeMap<String, Tenant> {
-        BTreeMap::new()
+    fn tenants(&self) -> Arc<BTreeMap<String, Tenant>> {
+        Arc::default()
     }
 
     fn tenant_infos(&self, _: &Scope) -> Result<Vec<TenantInfo>, Problem> {

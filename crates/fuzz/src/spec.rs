@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pdp_spec::{Diagnostic, Existing, Object, SourceFile, check, frames, parse, render};
+use pdp_spec::{
+    Diagnostic, Existing, Object, SourceFile, VirtualNetwork, check, frames, parse, render,
+};
 use pdpd::model::Model;
 use pdpd::plan::Places;
 
@@ -57,13 +59,14 @@ pub(crate) fn spec(bytes: &[u8]) {
         pins: "/sys/fs/bpf/pdp".into(),
     };
     if let Ok(model) = Model::default().with(intent.clone(), &places, &cpus, |_| false) {
-        for (name, plan) in &model.plan.vnets {
+        for (name, plan) in &*model.plan.vnets {
             // pdpd's plan is one that the mux takes.
             assert_eq!(pdp_mux::check::check(&plan.mux), Ok(()), "{name}");
         }
         assert!(model.change_from(&model).put.is_empty());
     }
-    let vnets = intent.vnets.values().cloned().map(Object::VirtualNetwork);
+    let vnets = intent.vnets.values();
+    let vnets = vnets.map(|vnet| Object::VirtualNetwork(VirtualNetwork::clone(vnet)));
     let substrate = intent.substrate.clone().map(Object::Substrate);
     let objects: Vec<Object> = substrate.into_iter().chain(vnets).collect();
     let stored: Vec<SourceFile> = objects

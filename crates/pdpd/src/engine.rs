@@ -8,6 +8,7 @@
 //! the helpers themselves, so they don't wait for a change that is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
@@ -18,7 +19,7 @@ use pdp_api::{
 use pdp_net::interface::Interface;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
 use pdp_spec::units::Cores;
-use pdp_spec::{Descriptors, Document, Existing, Intent, InterfaceFacts, Object};
+use pdp_spec::{Descriptors, Document, Existing, Intent, InterfaceFacts, Object, VirtualNetwork};
 
 use crate::access::{Scope, no_vnet};
 use crate::ask::Late;
@@ -284,8 +285,7 @@ impl Engine {
             }
             let mut after = Model::clone(before);
             after.substrate = None;
-            after.generations.retain(|(kind, _), _| kind != "Substrate");
-            after.replan(before, &self.host.places, &self.cpus).map_err(invalid)?;
+            after.replan(before, [], &self.host.places, &self.cpus).map_err(invalid)?;
             let changes = after.changes_from(before, &BTreeSet::new(), true);
             Ok((after, changes))
         })?;
@@ -372,19 +372,15 @@ impl Engine {
                 let problem = Problem::not_found(format!("vnet {vnet}: no link {link:?}"));
                 return Err(problem.hint(hint));
             };
-            let key = (vnet.to_string(), vlinks[index].name.clone());
+            let link = &vlinks[index].name;
             let mut after = Model::clone(before);
-            if up {
-                after.ledger.links_down.remove(&key);
-            } else {
-                after.ledger.links_down.insert(key.clone());
-            }
-            after.replan(before, &self.host.places, &self.cpus).map_err(invalid)?;
+            after.ledger.set_link(vnet, link, up);
+            after.replan(before, [vnet], &self.host.places, &self.cpus).map_err(invalid)?;
             let mut changes = after.changes_from(before, &BTreeSet::new(), false);
             changes.retain(|change| change.object != format!("vnet/{vnet}"));
             if changes.is_empty() {
                 changes.push(Changed {
-                    object: format!("vnet/{vnet}/link/{}", key.1),
+                    object: format!("vnet/{vnet}/link/{link}"),
                     action: Action::Unchanged,
                     detail: String::new(),
                 });
@@ -427,9 +423,8 @@ impl Engine {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
                 .hint("start it by `pdp up` first"));
         }
-        let mut wanted = wanted.clone();
-        let key = (vnet.to_string(), node.to_string());
-        let has = before.ledger.placements.get(&key);
+        let has = wanted.shares().get(node);
+        let mut wanted = VirtualNetwork::clone(wanted);
         let plane = wanted.spec.nodes.get_mut(node).and_then(|node| node.data_plane.as_mut());
         let (Some(has), Some(plane)) = (has, plane) else {
             return Err(Problem::not_found(format!("vnet {vnet}: no router {node:?}"))
@@ -440,7 +435,7 @@ impl Engine {
             return Err(Problem::new(ProblemKind::Invalid, problem));
         }
         // What one has on the mean, times how many there are to be.
-        let sum: u64 = has.values().map(|guest| u64::from(guest.power_millicores)).sum();
+        let sum: u64 = has.iter().map(|share| u64::from(share.millicores)).sum();
         let power = (sum * u64::from(request.guests)).div_ceil(has.len().max(1) as u64);
         let power = request.power_millicores.map_or(power, u64::from);
         plane.guests = Some(request.guests);
@@ -485,11 +480,10 @@ impl Engine {
         retry: &dyn Fn(&Key) -> bool,
     ) -> Result<Receiver<News>, Problem> {
         let change = after.change_from(before);
-        self.host.state.commit(&change, &after.ledger).map_err(|error| internal(&error))?;
-        if before.vnets.keys().any(|vnet| !after.vnets.contains_key(vnet)) {
-            self.late.keep_only(|path| {
-                path.ancestors().any(|above| after.vnets.keys().any(|vnet| above.ends_with(vnet)))
-            });
+        self.host.state.commit(&change).map_err(|error| internal(&error))?;
+        if change.delete.iter().any(|(kind, _)| kind == "VirtualNetwork") {
+            let is_vnet = |part: &OsStr| part.to_str().is_some_and(|n| after.vnets.contains_key(n));
+            self.late.keep_only(|path| path.iter().any(is_vnet));
         }
         let after = Arc::new(after);
         *self.model.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = after.clone();
@@ -609,9 +603,9 @@ fn scoped<'a>(scope: &'a Scope, progress: ProgressFn<'a>) -> impl FnMut(Progress
 mod tests {
     use super::*;
     use crate::control::Mux;
-    use crate::ledger::{VNETS, VNETS_MAX};
+    use crate::ledger::Holding;
     use crate::plan::Places;
-    use crate::state::State;
+    use crate::state::{Change, State};
     use pdp_container::{Paths, Runtime};
 
     /// One whose keeper never runs.
@@ -647,22 +641,27 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let first = engine(directory.path());
         let state = &first.host.state;
-        let mut ledger = Model::default().ledger;
-        let numbers = ["gone", "going"].map(|vnet| ledger.number(VNETS, vnet, VNETS_MAX));
-        assert_eq!(numbers, [Some(0), Some(1)]);
-        state.commit(&Default::default(), &ledger).unwrap();
+        let held = [("gone", 0), ("going", 1)].map(|(vnet, number)| {
+            (vnet.to_owned(), Some(Arc::new(Holding { number, ..Holding::default() })))
+        });
+        state.commit(&Change { held: held.into(), ..Change::default() }).unwrap();
         state.intend(&Key::node("going", "r1").to_string(), "").unwrap();
         drop(first);
         let second = engine(directory.path());
         for ledger in [second.model().ledger.clone(), second.host.state.ledger().unwrap()] {
-            assert_eq!(ledger.number_of(VNETS, "gone"), None);
-            assert_eq!(ledger.number_of(VNETS, "going"), Some(1));
+            assert_eq!(ledger.number_of("gone"), None);
+            assert_eq!(ledger.number_of("going"), Some(1));
         }
     }
 
     fn down(before: &Model, link: &str) -> Model {
         let mut after = before.clone();
-        after.ledger.links_down.insert(("red".into(), link.into()));
+        let mut holding = Holding::default();
+        if let Some(before) = before.ledger.vnets.get("red") {
+            holding.clone_from(before);
+        }
+        holding.links_down.insert(link.into());
+        after.ledger.set("red", Some(holding));
         after
     }
 
@@ -683,9 +682,9 @@ mod tests {
         });
         assert_eq!(told.unwrap().0, 3, "checked again after each of the others' changes");
         let names = ["mine", "other-1", "other-2"];
-        let down = names.map(|link| ("red".to_owned(), link.to_owned()));
-        assert_eq!(engine.model().ledger.links_down, down.into());
-        assert_eq!(engine.host.state.ledger().unwrap().links_down.len(), 3);
+        let stored = engine.host.state.ledger().unwrap();
+        assert_eq!(engine.model().ledger, stored);
+        assert_eq!(stored.vnets["red"].links_down, names.map(str::to_owned).into());
     }
 
     /// And it ends, however often others store theirs.

@@ -104,6 +104,8 @@ pub struct Keeper {
 struct Table {
     queue: Queue<Key>,
     objects: BTreeMap<Key, Object>,
+    /// Keys of those that are not as planned, [`How::Done`].
+    open: BTreeSet<Key>,
     tickets: Vec<Ticket>,
     /// Steps that began, and that ended.
     steps: u64,
@@ -185,6 +187,7 @@ impl Table {
     fn enqueue(&mut self, key: &Key) {
         let object = self.objects.entry(key.clone()).or_default();
         object.how = How::Active;
+        self.open.insert(key.clone());
         self.queue.add(key.clone());
     }
 
@@ -301,6 +304,7 @@ impl Keeper {
         let mut table = Table {
             queue: Queue::new(WORKERS_PER_OWNER),
             objects: BTreeMap::new(),
+            open: BTreeSet::new(),
             tickets: Vec::new(),
             steps: 0,
             ends: 0,
@@ -347,8 +351,7 @@ impl Keeper {
             std::mem::replace(&mut *current, plan.clone())
         };
         let mut keys = plan.changed_from(&before);
-        let stale = |(key, object): &(&Key, &Object)| object.how != How::Done && retry(key);
-        keys.extend(table.objects.iter().filter(stale).map(|(key, _)| key.clone()));
+        keys.extend(table.open.iter().filter(|key| retry(key)).cloned());
         if plan.is_empty() {
             keys.insert(Key::Leftovers);
         }
@@ -375,9 +378,10 @@ impl Keeper {
     pub fn problems(&self, of: impl Fn(&Key) -> bool) -> Vec<(Key, String)> {
         let table = lock(&self.table);
         let mut problems = Vec::new();
-        for (key, object) in &table.objects {
-            let problem = object.health.as_ref().and_then(|health| health.problem.as_ref());
-            if let Some(problem) = problem.filter(|_| of(key)) {
+        // One that is as planned has none.
+        for key in table.open.iter().filter(|key| of(key)) {
+            let health = table.objects.get(key).and_then(|object| object.health.as_ref());
+            if let Some(problem) = health.and_then(|health| health.problem.as_ref()) {
                 problems.push((key.clone(), problem.clone()));
             }
         }
@@ -393,7 +397,8 @@ impl Keeper {
     pub fn unwanted(&self, vnet: &str) -> Vec<Key> {
         let plan = self.plan();
         let table = lock(&self.table);
-        let keys = table.objects.keys();
+        // What is to go is as planned once it is gone.
+        let keys = table.open.iter();
         keys.filter(|key| key.vnet_name() == Some(vnet) && !plan.has(key)).cloned().collect()
     }
 
@@ -461,6 +466,7 @@ impl Keeper {
         table.steps += 1;
         let began = table.ends;
         let inner = table.inner(&key);
+        table.open.insert(key.clone());
         let object = table.objects.entry(key.clone()).or_default();
         let held = object.backoff.waits(Instant::now());
         let ended = std::mem::take(&mut object.ended);
@@ -588,6 +594,10 @@ impl Keeper {
         if again && let Some(object) = table.objects.get_mut(key) {
             object.how = How::Active;
         }
+        match table.objects.get(key).is_some_and(|object| object.how != How::Done) {
+            true => table.open.insert(key.clone()),
+            false => table.open.remove(key),
+        };
         if let Some(what) = told {
             table.send(key, &what);
         }

@@ -1,12 +1,14 @@
 //! Numbers and placements that were given out: the part of the state that is not in the specs
 //! and must stay the same while what depends on it runs.
 //!
-//! Pure: a change is planned on a copy, and the copy is stored with the specs it belongs to.
+//! Pure: a change is planned on a copy, and what differs is stored with the specs it belongs to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A vnet's scope of numbers.
-pub const VNETS: &str = "vnet";
+use pdp_alloc::Share;
+use pdp_spec::Shares;
+
+use crate::shared::{self, Shared};
 
 /// User ids of the mux and of the vnets begin here: far above those of people and services, below
 /// those that systemd-nspawn and container managers take.
@@ -31,69 +33,86 @@ pub struct Placement {
     pub power_millicores: u32,
 }
 
+/// What was given out for a vnet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// Its number, no other vnet's.
+    pub number: u32,
+    /// Forwarding guests by vrouter and number.
+    pub guests: BTreeMap<String, BTreeMap<u32, Placement>>,
+    /// Vlinks that a user took down.
+    pub links_down: BTreeSet<String>,
+}
+
+impl Holding {
+    /// Shares of its vrouters.
+    pub fn shares(&self) -> Shares {
+        let share = |placement: &Placement| Share {
+            engine: placement.engine.clone(),
+            millicores: placement.power_millicores,
+        };
+        let guests = self.guests.iter();
+        guests.map(|(node, guests)| (node.clone(), guests.values().map(share).collect())).collect()
+    }
+}
+
 /// What was given out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// By scope and name; unique in a scope.
-    pub numbers: BTreeMap<String, BTreeMap<String, u32>>,
-    /// Forwarding guests by (vnet, node) and number.
-    pub placements: BTreeMap<(String, String), BTreeMap<u32, Placement>>,
-    /// Vlinks that a user took down, as (vnet, vlink).
-    pub links_down: BTreeSet<(String, String)>,
+    /// By vnet. One that is going has its number alone.
+    pub vnets: Shared<Holding>,
     /// Everything was stopped by its user, and stays so over restarts.
     pub stopped: bool,
 }
 
 impl Ledger {
-    /// The number of `name` in `scope`: the one it has, or the lowest free one below `limit`;
-    /// `None` when all are taken.
-    pub fn number(&mut self, scope: &str, name: &str, limit: u32) -> Option<u32> {
-        let names = self.numbers.entry(scope.into()).or_default();
-        if let Some(&number) = names.get(name) {
-            return Some(number);
+    /// What a vnet holds; where it is new, a number that is free; `None` if none is.
+    pub fn of(&self, vnet: &str, free: &mut FreeNumbers) -> Option<Holding> {
+        match self.vnets.get(vnet) {
+            Some(holding) => Some(Holding::clone(holding)),
+            None => Some(Holding { number: free.next(self)?, ..Holding::default() }),
         }
-        let taken: BTreeSet<u32> = names.values().copied().collect();
-        let free = (0..limit).find(|number| !taken.contains(number))?;
-        names.insert(name.into(), free);
-        Some(free)
     }
 
-    /// The number of `name` in `scope`, if it has one.
-    pub fn number_of(&self, scope: &str, name: &str) -> Option<u32> {
-        self.numbers.get(scope)?.get(name).copied()
+    /// The number of a vnet, if it has one.
+    pub fn number_of(&self, vnet: &str) -> Option<u32> {
+        Some(self.vnets.get(vnet)?.number)
     }
 
-    /// What was given out for the vrouters of a vnet.
-    pub fn placements_of(
-        &self,
-        vnet: &str,
-    ) -> impl Iterator<Item = (&str, &BTreeMap<u32, Placement>)> {
-        let from = (vnet.to_owned(), String::new());
-        let theirs = self.placements.range(from..).take_while(move |((of, _), _)| of == vnet);
-        theirs.map(|((_, node), placed)| (node.as_str(), placed))
-    }
-
-    /// Vlinks of a vnet that a user took down.
-    pub fn links_down_of(&self, vnet: &str) -> impl Iterator<Item = &str> {
-        let from = (vnet.to_owned(), String::new());
-        let theirs = self.links_down.range(from..).take_while(move |(of, _)| of == vnet);
-        theirs.map(|(_, link)| link.as_str())
-    }
-
-    /// Takes back the numbers in `scope` of names that are not to be kept.
-    pub fn keep_only(&mut self, scope: &str, keep: impl Fn(&str) -> bool) {
-        if let Some(names) = self.numbers.get_mut(scope) {
-            names.retain(|name, _| keep(name));
-            if names.is_empty() {
-                self.numbers.remove(scope);
-            }
-        }
+    /// Has a vnet hold this, or nothing, not even its number.
+    pub fn set(&mut self, vnet: &str, holding: Option<Holding>) {
+        shared::set(&mut self.vnets, vnet, holding);
     }
 
     /// Takes back all that a vnet has but its number, which what is left of it still bears.
     pub fn forget_vnet(&mut self, vnet: &str) {
-        self.placements.retain(|(of, _), _| of != vnet);
-        self.links_down.retain(|(of, _)| of != vnet);
+        let number = self.number_of(vnet);
+        self.set(vnet, number.map(|number| Holding { number, ..Holding::default() }));
+    }
+
+    /// Takes a vlink down or up.
+    pub fn set_link(&mut self, vnet: &str, link: &str, up: bool) {
+        let Some(holding) = self.vnets.get(vnet) else { return };
+        let mut holding = Holding::clone(holding);
+        match up {
+            true => drop(holding.links_down.remove(link)),
+            false => drop(holding.links_down.insert(link.to_owned())),
+        }
+        self.set(vnet, Some(holding));
+    }
+}
+
+/// Numbers that no vnet has, found once for all that want one.
+#[derive(Debug, Default)]
+pub struct FreeNumbers(Option<VecDeque<u32>>);
+
+impl FreeNumbers {
+    fn next(&mut self, ledger: &Ledger) -> Option<u32> {
+        let free = self.0.get_or_insert_with(|| {
+            let taken: BTreeSet<u32> = ledger.vnets.values().map(|vnet| vnet.number).collect();
+            (0..VNETS_MAX).filter(|number| !taken.contains(number)).collect()
+        });
+        free.pop_front()
     }
 }
 
@@ -117,22 +136,32 @@ mod tests {
             for (add, name) in steps {
                 let name = name.to_string();
                 if add {
-                    match ledger.number("s", &name, 8) {
-                        Some(number) => {
-                            let had = known.insert(name.clone(), number);
-                            prop_assert!(had.is_none_or(|had| had == number));
-                            let same = known.values().filter(|other| **other == number).count();
-                            prop_assert_eq!(same, 1);
-                            prop_assert!(number < 8);
-                        }
-                        None => prop_assert_eq!(known.len(), 8),
-                    }
+                    let holding = ledger.of(&name, &mut FreeNumbers::default()).unwrap();
+                    let had = known.insert(name.clone(), holding.number);
+                    prop_assert!(had.is_none_or(|had| had == holding.number));
+                    let same = known.values().filter(|other| **other == holding.number).count();
+                    prop_assert_eq!(same, 1);
+                    prop_assert!(holding.number < 12, "the lowest");
+                    ledger.set(&name, Some(holding));
                 } else {
                     known.remove(&name);
-                    ledger.keep_only("s", |kept| kept != name);
+                    ledger.set(&name, None);
                 }
             }
         }
+    }
+
+    #[test]
+    fn numbers_have_an_end() {
+        let (mut ledger, mut free) = (Ledger::default(), FreeNumbers::default());
+        for vnet in 0..VNETS_MAX {
+            let holding = ledger.of(&vnet.to_string(), &mut free).unwrap();
+            assert_eq!(holding.number, vnet);
+            ledger.set(&vnet.to_string(), Some(holding));
+        }
+        assert_eq!(ledger.of("more", &mut free), None);
+        assert_eq!(ledger.of("more", &mut FreeNumbers::default()), None);
+        assert!(ledger.of("7", &mut free).is_some());
     }
 
     #[test]

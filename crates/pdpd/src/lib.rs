@@ -7,6 +7,7 @@
 //! | [`engine`] | changes what is wanted, one change at a time; answers what is |
 //! | [`observe`], [`view`], `ask` | what is, for the API |
 //! | [`model`] | what is wanted: specs, what was given out, and the plan of both (pure) |
+//! | [`shared`] | maps whose versions share what they have in common (pure) |
 //! | [`plan`] | specs to what is to run (pure) |
 //! | [`keeper`], [`queue`] | says which object is worked on when |
 //! | [`reconcile`] | brings an object nearer to the plan |
@@ -32,6 +33,7 @@ pub mod observe;
 pub mod plan;
 pub mod queue;
 pub mod reconcile;
+pub mod shared;
 pub mod sockets;
 pub mod state;
 pub mod upgrade;

@@ -7,23 +7,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pdp_api::{Action, Change as Changed};
-use pdp_spec::{Existing, Intent, Object, Substrate, Tenant, VirtualNetwork};
+use pdp_spec::{Existing, Intent, Object, Placed, Substrate, Tenant, VirtualNetwork, Vnets};
 
-use crate::ledger::{Ledger, Placement, VNETS, VNETS_MAX};
+use crate::ledger::{FreeNumbers, Ledger, Placement, VNETS_MAX};
 use crate::plan::{NodePlan, Places, Plan, PlanError, VnetPlan, plan};
+use crate::shared::{self, differing};
 use crate::state::{Change, Document};
 
-/// What is wanted.
+/// What is wanted. Versions of it share what they have in common.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Model {
     /// The substrate as applied; `None`: a default one is used.
     pub substrate: Option<Substrate>,
     /// Vnets as applied.
-    pub vnets: BTreeMap<String, VirtualNetwork>,
+    pub vnets: Arc<Vnets>,
     /// Tenants as applied.
-    pub tenants: BTreeMap<String, Tenant>,
-    /// Changes of each document so far.
-    pub generations: BTreeMap<(String, String), u32>,
+    pub tenants: Arc<BTreeMap<String, Tenant>>,
     /// What was given out.
     pub ledger: Ledger,
     /// All that is to run unless stopped.
@@ -56,6 +55,7 @@ impl Model {
         documents: &[Document],
         ledger: Ledger,
     ) -> Result<Self, ModelError> {
+        let (mut vnets, mut tenants) = (Vnets::new(), BTreeMap::new());
         let mut model = Self { ledger, ..Self::default() };
         for document in documents {
             let object =
@@ -64,20 +64,22 @@ impl Model {
                     name: document.name.clone(),
                     source,
                 })?;
-            model
-                .generations
-                .insert((document.kind.clone(), document.name.clone()), document.generation);
             match object {
                 Object::Substrate(substrate) => model.substrate = Some(substrate),
                 Object::VirtualNetwork(vnet) => {
-                    model.vnets.insert(vnet.metadata.name.clone(), vnet);
+                    let name = vnet.metadata.name.clone();
+                    let holding = model.ledger.vnets.get(&name);
+                    let shares = holding.map(|holding| holding.shares()).unwrap_or_default();
+                    vnets.insert(name, Arc::new(Placed::new(vnet, shares)));
                 }
                 Object::Tenant(tenant) => {
-                    model.tenants.insert(tenant.metadata.name.clone(), tenant);
+                    tenants.insert(tenant.metadata.name.clone(), tenant);
                 }
             }
         }
-        model.replan(&Self::default(), places, cpus)?;
+        (model.vnets, model.tenants) = (Arc::new(vnets), Arc::new(tenants));
+        let all = model.vnets.clone();
+        model.replan(&Self::default(), all.keys().map(String::as_str), places, cpus)?;
         Ok(model)
     }
 
@@ -88,14 +90,6 @@ impl Model {
 
     /// What the check of a change has to know, beside the machine's facts.
     pub fn existing(&self, cpus: &BTreeSet<u32>, new_substrate: bool) -> Existing {
-        let mut placements = pdp_alloc::Placements::new();
-        for ((vnet, node), guests) in &self.ledger.placements {
-            let shares = guests.values().map(|placement| pdp_alloc::Share {
-                engine: placement.engine.clone(),
-                millicores: placement.power_millicores,
-            });
-            placements.insert(pdp_spec::placement_key(vnet, node), shares.collect());
-        }
         let substrate = match (&self.substrate, new_substrate) {
             (None, true) => None,
             _ => Some(self.effective_substrate(cpus)),
@@ -104,7 +98,6 @@ impl Model {
             substrate,
             vnets: self.vnets.clone(),
             tenants: self.tenants.clone(),
-            placements,
             cpus: cpus.clone(),
             ..Existing::default()
         }
@@ -120,30 +113,32 @@ impl Model {
         going: impl Fn(&str) -> bool,
     ) -> Result<Self, PlanError> {
         let mut next = self.clone();
+        next.free_numbers(going);
         next.ledger.stopped = false;
         if self.substrate.is_some() || intent.substrate != Some(default_substrate(cpus)) {
             next.substrate = intent.substrate;
         }
         next.vnets = intent.vnets;
         next.tenants = intent.tenants;
-        next.free_numbers(going);
-        for name in next.vnets.keys() {
-            let number = next.ledger.number(VNETS, name, VNETS_MAX);
-            number.ok_or_else(|| PlanError::NoNumber { vnet: name.clone(), max: VNETS_MAX })?;
-        }
-        next.place(&intent.placements);
-        next.count_generations(self);
-        next.replan(self, places, cpus)?;
+        let vnets = next.vnets.clone();
+        let changed = differing(&self.vnets, &vnets);
+        next.give(&changed)?;
+        next.replan(self, changed, places, cpus)?;
         Ok(next)
     }
 
     /// Takes back the numbers of vnets that are gone: neither wanted nor, by `going`, partly there.
     /// Whether there were any.
     pub fn free_numbers(&mut self, going: impl Fn(&str) -> bool) -> bool {
-        let count = |ledger: &Ledger| ledger.numbers.get(VNETS).map_or(0, BTreeMap::len);
-        let (before, vnets) = (count(&self.ledger), &self.vnets);
-        self.ledger.keep_only(VNETS, |name| vnets.contains_key(name) || going(name));
-        count(&self.ledger) < before
+        // Each vnet that is wanted has one.
+        if self.ledger.vnets.len() <= self.vnets.len() {
+            return false;
+        }
+        let vnets = self.ledger.vnets.keys();
+        let gone = vnets.filter(|name| !self.vnets.contains_key(*name) && !going(name));
+        let gone: Vec<String> = gone.cloned().collect();
+        gone.iter().for_each(|name| self.ledger.set(name, None));
+        !gone.is_empty()
     }
 
     /// The model without a vnet, whose number stays its own until [`Model::free_numbers`].
@@ -154,25 +149,25 @@ impl Model {
         cpus: &BTreeSet<u32>,
     ) -> Result<Self, PlanError> {
         let mut next = self.clone();
-        next.vnets.remove(vnet);
+        shared::set(&mut next.vnets, vnet, None);
         next.ledger.forget_vnet(vnet);
-        next.generations.remove(&("VirtualNetwork".to_string(), vnet.to_string()));
-        next.replan(self, places, cpus)?;
+        next.replan(self, [vnet], places, cpus)?;
         Ok(next)
     }
 
     /// The model without a tenant, which has no vnets.
     pub fn without_tenant(&self, tenant: &str) -> Self {
         let mut next = self.clone();
-        next.tenants.remove(tenant);
-        next.generations.remove(&("Tenant".to_string(), tenant.to_string()));
+        Arc::make_mut(&mut next.tenants).remove(tenant);
         next
     }
 
-    /// Makes the plan anew; of a vnet that is made from the same as `before` it stays the same one.
-    pub fn replan(
-        &mut self,
-        before: &Self,
+    /// Makes the plan of `before` anew for vnets that changed in spec or ledger, or for all where the
+    /// substrate did. A plan that comes out the same stays the same one.
+    pub fn replan<'a>(
+        &'a mut self,
+        before: &'a Self,
+        changed: impl IntoIterator<Item = &'a str>,
         places: &Places,
         cpus: &BTreeSet<u32>,
     ) -> Result<(), PlanError> {
@@ -180,29 +175,16 @@ impl Model {
             self.plan = Arc::default();
             return Ok(());
         }
-        let substrate = self.effective_substrate(cpus);
-        let specs = self.vnets.iter().map(|(name, vnet)| (name.as_str(), &vnet.spec));
-        let kept = match before.effective_substrate(cpus).spec == substrate.spec {
-            true => self.made_from_the_same(before),
-            false => BTreeMap::new(),
+        let substrate = self.effective_substrate(cpus).spec;
+        let same = before.plan.mux.is_some() && before.effective_substrate(cpus).spec == substrate;
+        let changed: BTreeSet<&str> = match same {
+            true => changed.into_iter().collect(),
+            false => before.vnets.keys().chain(self.vnets.keys()).map(String::as_str).collect(),
         };
-        self.plan = Arc::new(plan(places, &substrate.spec, specs, &self.ledger, kept)?);
+        let before = (&*before.plan, same);
+        self.plan =
+            Arc::new(plan(places, &substrate, &self.vnets, &self.ledger, &changed, before)?);
         Ok(())
-    }
-
-    /// Plans of vnets that are made from the same as before, beside the substrate.
-    fn made_from_the_same(&self, before: &Self) -> BTreeMap<String, Arc<VnetPlan>> {
-        let same = |name: &String, vnet: &VirtualNetwork| {
-            let (was, is) = (&before.ledger, &self.ledger);
-            before.vnets.get(name).is_some_and(|before| before.spec == vnet.spec)
-                && was.number_of(VNETS, name) == is.number_of(VNETS, name)
-                && was.placements_of(name).eq(is.placements_of(name))
-                && was.links_down_of(name).eq(is.links_down_of(name))
-        };
-        let vnets = self.vnets.iter().filter(|(name, vnet)| same(name, vnet));
-        vnets
-            .filter_map(|(name, _)| Some((name.clone(), before.plan.vnets.get(name)?.clone())))
-            .collect()
     }
 
     /// What is to run now.
@@ -210,76 +192,56 @@ impl Model {
         if self.ledger.stopped { Arc::default() } else { self.plan.clone() }
     }
 
-    /// Shares as guests: a guest keeps its number while it stays on its engine.
-    fn place(&mut self, placements: &pdp_alloc::Placements) {
-        let mut placed = BTreeMap::new();
-        for (vnet, spec) in &self.vnets {
-            for node in spec.spec.nodes.keys() {
-                let Some(shares) = placements.get(&pdp_spec::placement_key(vnet, node)) else {
-                    continue;
-                };
-                let key = (vnet.clone(), node.clone());
-                let before = self.ledger.placements.get(&key);
-                placed.insert(key, number_shares(before, shares));
+    /// Gives vnets that changed their numbers and those of their guests: a guest keeps its number while it
+    /// stays on its engine.
+    fn give(&mut self, changed: &[&str]) -> Result<(), PlanError> {
+        let mut free = FreeNumbers::default();
+        for &name in changed {
+            let Some(vnet) = self.vnets.get(name) else { continue };
+            let mut holding = self
+                .ledger
+                .of(name, &mut free)
+                .ok_or_else(|| PlanError::NoNumber { vnet: name.to_owned(), max: VNETS_MAX })?;
+            let number = |node: &String, shares| number_shares(holding.guests.get(node), shares);
+            let shares = vnet.shares().iter();
+            let guests = shares.map(|(node, shares)| (node.clone(), number(node, shares)));
+            holding.guests = guests.collect();
+            // Links that are gone can't be down.
+            let links = &vnet.spec.links;
+            let is_link = |down: &String| links.iter().any(|link| link.name.as_ref() == Some(down));
+            holding.links_down.retain(is_link);
+            // In the order of the guests, as they are when they are read back.
+            let shares = holding.shares();
+            if shares != *vnet.shares() {
+                let placed = Placed::new(VirtualNetwork::clone(vnet), shares);
+                shared::set(&mut self.vnets, name, Some(placed));
             }
+            self.ledger.set(name, Some(holding));
         }
-        self.ledger.placements = placed;
-        // Links that are gone can't be down.
-        let vnets = &self.vnets;
-        self.ledger.links_down.retain(|(vnet, link)| {
-            vnets.get(vnet).is_some_and(|vnet| {
-                vnet.spec.links.iter().any(|known| known.name.as_ref() == Some(link))
-            })
-        });
-    }
-
-    fn count_generations(&mut self, before: &Self) {
-        for (name, vnet) in &self.vnets {
-            if before.vnets.get(name) != Some(vnet) {
-                let key = ("VirtualNetwork".to_string(), name.clone());
-                *self.generations.entry(key).or_default() += 1;
-            }
-        }
-        for (name, tenant) in &self.tenants {
-            if before.tenants.get(name) != Some(tenant) {
-                *self.generations.entry(("Tenant".to_string(), name.clone())).or_default() += 1;
-            }
-        }
-        if let Some(substrate) = &self.substrate
-            && before.substrate.as_ref() != Some(substrate)
-        {
-            let key = ("Substrate".to_string(), substrate.metadata.name.clone());
-            *self.generations.entry(key).or_default() += 1;
-        }
+        Ok(())
     }
 
     /// What is to be stored when `self` comes after `before`.
     pub fn change_from(&self, before: &Self) -> Change {
-        let mut change = Change::default();
-        let (old, new) = (before.objects(), self.objects());
-        for (key, object) in &new {
-            if old.get(key) != Some(object) {
-                change.put.push(Document {
-                    kind: key.0.clone(),
-                    name: key.1.clone(),
-                    generation: self.generations.get(key).copied().unwrap_or(1),
-                    body: serde_json::to_string(object).unwrap_or_default(),
-                });
-            }
+        let mut change = Change { stopped: self.ledger.stopped, ..Change::default() };
+        let (was, is) = (&before.substrate, &self.substrate);
+        if was != is {
+            let object = is.clone().map(Object::Substrate);
+            let name = is.as_ref().or(was.as_ref()).map(|substrate| &substrate.metadata.name);
+            name.iter().for_each(|name| change.document("Substrate", name, object.as_ref()));
         }
-        change.delete = old.into_keys().filter(|key| !new.contains_key(key)).collect();
+        for name in tenants_changed(before, self) {
+            let object = self.tenants.get(name).cloned().map(Object::Tenant);
+            change.document("Tenant", name, object.as_ref());
+        }
+        for name in differing(&before.vnets, &self.vnets) {
+            let vnet = self.vnets.get(name).map(|vnet| VirtualNetwork::clone(vnet));
+            change.document("VirtualNetwork", name, vnet.map(Object::VirtualNetwork).as_ref());
+        }
+        for name in differing(&before.ledger.vnets, &self.ledger.vnets) {
+            change.held.insert(name.to_owned(), self.ledger.vnets.get(name).cloned());
+        }
         change
-    }
-
-    fn objects(&self) -> BTreeMap<(String, String), Object> {
-        let substrate = self.substrate.iter().cloned().map(Object::Substrate);
-        let vnets = self.vnets.values().cloned().map(Object::VirtualNetwork);
-        let tenants = self.tenants.values().cloned().map(Object::Tenant);
-        substrate
-            .chain(vnets)
-            .chain(tenants)
-            .map(|object| ((object.kind().to_string(), object.name().to_string()), object))
-            .collect()
     }
 
     /// What the step from `before` to `self` does, object by object; `named` are the vnets that
@@ -306,19 +268,16 @@ impl Model {
             };
             changes.push(changed(format!("substrate/{name}"), action, detail));
         }
-        let tenants: BTreeSet<&String> = before.tenants.keys().chain(self.tenants.keys()).collect();
-        for name in tenants {
-            let (was, is) = (before.tenants.get(name), self.tenants.get(name));
-            let action = match (was, is) {
-                _ if was == is => continue,
+        for name in tenants_changed(before, self) {
+            let action = match (before.tenants.get(name), self.tenants.get(name)) {
                 (None, _) => Action::Create,
                 (_, None) => Action::Delete,
                 _ => Action::Change,
             };
             changes.push(changed(format!("tenant/{name}"), action, ""));
         }
-        let mut names: BTreeSet<&String> = named.iter().collect();
-        names.extend(old.vnets.keys().chain(new.vnets.keys()));
+        let mut names: BTreeSet<&str> = named.iter().map(String::as_str).collect();
+        names.extend(differing(&old.vnets, &new.vnets));
         for name in names {
             let object = format!("vnet/{name}");
             match (old.vnets.get(name), new.vnets.get(name)) {
@@ -342,6 +301,17 @@ impl Model {
         }
         changes
     }
+}
+
+/// Tenants that one of two models has, or has otherwise than the other.
+fn tenants_changed<'a>(before: &'a Model, after: &'a Model) -> BTreeSet<&'a str> {
+    let (was, is) = (&before.tenants, &after.tenants);
+    let mut names: BTreeSet<&str> = BTreeSet::new();
+    if !Arc::ptr_eq(was, is) {
+        names.extend(was.keys().chain(is.keys()).map(String::as_str));
+        names.retain(|name| was.get(*name) != is.get(*name));
+    }
+    names
 }
 
 fn changed(object: String, action: Action, detail: &str) -> Changed {

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
@@ -90,7 +91,7 @@ impl Daemon for Engine {
         self.drop_substrate(progress)
     }
 
-    fn tenants(&self) -> BTreeMap<String, Tenant> {
+    fn tenants(&self) -> Arc<BTreeMap<String, Tenant>> {
         self.model().tenants.clone()
     }
 

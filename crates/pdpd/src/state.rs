@@ -20,11 +20,13 @@ use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use pdp_spec::Object;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
-use crate::ledger::{Ledger, Placement};
+use crate::ledger::{Holding, Ledger, Placement};
+use crate::shared::Shared;
 use trail::Trail;
 
 /// Bytes of one stored document.
@@ -33,6 +35,9 @@ pub const DOCUMENT_BYTES_MAX: usize = 16 << 20;
 /// Version of the tables; a newer one is refused. 2 has the tables of [`access`] beside those of 1,
 /// which are as they were: making what is missing is all it takes to go on from 1.
 const SCHEMA_VERSION: i64 = 2;
+
+/// The scope of the vnets' numbers, the only one.
+const SCOPE: &str = "vnet";
 
 const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS documents (
@@ -119,8 +124,6 @@ pub struct Document {
     pub kind: String,
     /// Its `metadata.name`.
     pub name: String,
-    /// Counts changes, from 1.
-    pub generation: u32,
     /// The spec as JSON.
     pub body: String,
 }
@@ -141,6 +144,25 @@ pub struct Change {
     pub put: Vec<Document>,
     /// Documents deleted, by kind and name.
     pub delete: Vec<(String, String)>,
+    /// What vnets hold that held something else before; `None`: nothing.
+    pub held: BTreeMap<String, Option<Arc<Holding>>>,
+    /// Everything is stopped by its user.
+    pub stopped: bool,
+}
+
+impl Change {
+    /// Puts a document, or deletes it where there is no object any more.
+    pub fn document(&mut self, kind: &str, name: &str, object: Option<&Object>) {
+        match object {
+            None => self.delete.push((kind.to_owned(), name.to_owned())),
+            Some(object) => self.put.push(Document {
+                kind: kind.to_owned(),
+                name: name.to_owned(),
+                // Plain data with string keys: it is always JSON.
+                body: serde_json::to_string(object).unwrap_or_default(),
+            }),
+        }
+    }
 }
 
 /// The state file, open.
@@ -218,14 +240,9 @@ impl State {
     /// All specs, by kind and name.
     pub fn documents(&self) -> Result<Vec<Document>, StateError> {
         self.read("reading documents", |db| {
-            db.prepare("SELECT kind, name, generation, body FROM documents ORDER BY kind, name")?
+            db.prepare("SELECT kind, name, body FROM documents ORDER BY kind, name")?
                 .query_map([], |row| {
-                    Ok(Document {
-                        kind: row.get(0)?,
-                        name: row.get(1)?,
-                        generation: row.get(2)?,
-                        body: row.get(3)?,
-                    })
+                    Ok(Document { kind: row.get(0)?, name: row.get(1)?, body: row.get(2)? })
                 })?
                 .collect()
         })
@@ -234,36 +251,41 @@ impl State {
     /// Numbers and placements given out.
     pub fn ledger(&self) -> Result<Ledger, StateError> {
         self.read("reading the ledger", |db| {
-            let mut ledger = Ledger::default();
-            let mut numbers = db.prepare("SELECT scope, name, number FROM numbers")?;
-            let mut rows = numbers.query([])?;
+            let mut vnets: BTreeMap<String, Holding> = BTreeMap::new();
+            let mut numbers = db.prepare("SELECT name, number FROM numbers WHERE scope=?1")?;
+            let mut rows = numbers.query([SCOPE])?;
             while let Some(row) = rows.next()? {
-                let scope: String = row.get(0)?;
-                ledger.numbers.entry(scope).or_default().insert(row.get(1)?, row.get(2)?);
+                let holding = Holding { number: row.get(1)?, ..Holding::default() };
+                vnets.insert(row.get(0)?, holding);
             }
             let mut placements =
                 db.prepare("SELECT vnet, node, guest, engine, power_millicores FROM placements")?;
             let mut rows = placements.query([])?;
             while let Some(row) = rows.next()? {
-                ledger.placements.entry((row.get(0)?, row.get(1)?)).or_default().insert(
-                    row.get(2)?,
-                    Placement { engine: row.get(3)?, power_millicores: row.get(4)? },
-                );
+                let (vnet, node): (String, String) = (row.get(0)?, row.get(1)?);
+                let placement = Placement { engine: row.get(3)?, power_millicores: row.get(4)? };
+                if let Some(holding) = vnets.get_mut(&vnet) {
+                    holding.guests.entry(node).or_default().insert(row.get(2)?, placement);
+                }
             }
             let mut down = db.prepare("SELECT vnet, link FROM links_down")?;
             let mut rows = down.query([])?;
             while let Some(row) = rows.next()? {
-                ledger.links_down.insert((row.get(0)?, row.get(1)?));
+                let vnet: String = row.get(0)?;
+                if let Some(holding) = vnets.get_mut(&vnet) {
+                    holding.links_down.insert(row.get(1)?);
+                }
             }
+            let vnets = vnets.into_iter().map(|(name, holding)| (name, Arc::new(holding)));
+            let vnets: Shared<Holding> = Arc::new(vnets.collect());
             let stopped = "SELECT value FROM settings WHERE name='stopped'";
-            ledger.stopped =
-                db.query_row(stopped, [], |row| row.get(0)).optional()?.unwrap_or(false);
-            Ok(ledger)
+            let stopped = db.query_row(stopped, [], |row| row.get(0)).optional()?.unwrap_or(false);
+            Ok(Ledger { vnets, stopped })
         })
     }
 
     /// Stores what is wanted from now on.
-    pub fn commit(&self, change: &Change, ledger: &Ledger) -> Result<(), StateError> {
+    pub fn commit(&self, change: &Change) -> Result<(), StateError> {
         for document in &change.put {
             if document.body.len() > DOCUMENT_BYTES_MAX {
                 return Err(StateError::DocumentTooLarge {
@@ -282,11 +304,22 @@ impl State {
             }
             for d in &change.put {
                 tx.execute(
-                    "INSERT OR REPLACE INTO documents VALUES (?1, ?2, ?3, ?4)",
-                    params![d.kind, d.name, d.generation, d.body],
+                    "INSERT INTO documents VALUES (?1, ?2, 1, ?3) ON CONFLICT (kind, name)
+                     DO UPDATE SET generation = generation + 1, body = excluded.body",
+                    params![d.kind, d.name, d.body],
                 )?;
             }
-            put_ledger(tx, ledger)
+            // First all that is given back, which may be another's now.
+            for vnet in change.held.keys() {
+                tx.execute("DELETE FROM numbers WHERE scope=?1 AND name=?2", [SCOPE, vnet])?;
+                tx.execute("DELETE FROM placements WHERE vnet=?1", [vnet])?;
+                tx.execute("DELETE FROM links_down WHERE vnet=?1", [vnet])?;
+            }
+            for (vnet, holding) in &change.held {
+                holding.iter().try_for_each(|holding| put_holding(tx, vnet, holding))?;
+            }
+            let stopped = "INSERT OR REPLACE INTO settings VALUES ('stopped', ?1)";
+            tx.execute(stopped, [change.stopped]).map(drop)
         })?;
         let mut tenants = change.delete.iter().filter(|(kind, _)| kind == "Tenant");
         tenants.try_for_each(|(_, name)| self.trail.forget_tenant(name))
@@ -367,14 +400,10 @@ impl State {
     }
 }
 
-fn put_ledger(tx: &Transaction<'_>, ledger: &Ledger) -> rusqlite::Result<()> {
-    tx.execute_batch("DELETE FROM numbers; DELETE FROM placements; DELETE FROM links_down;")?;
-    for (scope, names) in &ledger.numbers {
-        for (name, number) in names {
-            tx.execute("INSERT INTO numbers VALUES (?1, ?2, ?3)", params![scope, name, number])?;
-        }
-    }
-    for ((vnet, node), guests) in &ledger.placements {
+fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite::Result<()> {
+    let Holding { number, guests, links_down } = holding;
+    tx.execute("INSERT INTO numbers VALUES (?1, ?2, ?3)", params![SCOPE, vnet, number])?;
+    for (node, guests) in guests {
         for (guest, placement) in guests {
             tx.execute(
                 "INSERT INTO placements VALUES (?1, ?2, ?3, ?4, ?5)",
@@ -382,10 +411,9 @@ fn put_ledger(tx: &Transaction<'_>, ledger: &Ledger) -> rusqlite::Result<()> {
             )?;
         }
     }
-    for (vnet, link) in &ledger.links_down {
+    for link in links_down {
         tx.execute("INSERT INTO links_down VALUES (?1, ?2)", [vnet, link])?;
     }
-    tx.execute("INSERT OR REPLACE INTO settings VALUES ('stopped', ?1)", [ledger.stopped])?;
     Ok(())
 }
 
@@ -393,31 +421,60 @@ fn put_ledger(tx: &Transaction<'_>, ledger: &Ledger) -> rusqlite::Result<()> {
 mod tests {
     use super::*;
 
-    fn document(name: &str, generation: u32) -> Document {
-        Document { kind: "VirtualNetwork".into(), name: name.into(), generation, body: "{}".into() }
+    fn document(name: &str) -> Document {
+        Document { kind: "VirtualNetwork".into(), name: name.into(), body: "{}".into() }
+    }
+
+    fn held(vnet: &str, holding: Holding) -> (String, Option<Arc<Holding>>) {
+        (vnet.into(), Some(Arc::new(holding)))
     }
 
     #[test]
     fn what_was_committed_is_there_after_reopening() {
         let directory = tempfile::tempdir().unwrap();
-        let mut ledger = Ledger::default();
-        ledger.number("vnet", "red", 10).unwrap();
-        ledger.number("vnet", "blue", 10).unwrap();
-        ledger.stopped = true;
-        ledger.links_down.insert(("red".into(), "r1:eth0--h1:eth0".into()));
         let placement = Placement { engine: "fe0".into(), power_millicores: 700 };
-        ledger.placements.entry(("red".into(), "r1".into())).or_default().insert(0, placement);
-        let change = Change { put: vec![document("red", 1), document("blue", 2)], delete: vec![] };
-        State::open(directory.path()).unwrap().commit(&change, &ledger).unwrap();
+        let red = Holding {
+            number: 0,
+            guests: [("r1".into(), [(0, placement)].into())].into(),
+            links_down: ["r1:eth0--h1:eth0".into()].into(),
+        };
+        let numbered = |number| Holding { number, ..Holding::default() };
+        let mut change = Change {
+            put: vec![document("red"), document("blue")],
+            held: [held("red", red.clone()), held("blue", numbered(1))].into(),
+            stopped: true,
+            ..Change::default()
+        };
+        let state = State::open(directory.path()).unwrap();
+        state.commit(&change).unwrap();
+        change.put.truncate(1);
+        state.commit(&change).unwrap();
 
         let state = State::open(directory.path()).unwrap();
-        assert_eq!(state.documents().unwrap(), vec![document("blue", 2), document("red", 1)]);
+        assert_eq!(state.documents().unwrap(), vec![document("blue"), document("red")]);
+        let mut ledger = Ledger { stopped: true, ..Ledger::default() };
+        ledger.set("red", Some(red));
+        ledger.set("blue", Some(numbered(1)));
         assert_eq!(state.ledger().unwrap(), ledger);
+        let changes = "SELECT generation FROM documents ORDER BY name";
+        let changes: Vec<u32> = {
+            let database = state.lock();
+            let mut rows = database.prepare(changes).unwrap();
+            rows.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+        };
+        assert_eq!(changes, [1, 2]);
 
-        let gone = Change { put: vec![], delete: vec![("VirtualNetwork".into(), "red".into())] };
-        state.commit(&gone, &Ledger::default()).unwrap();
-        assert_eq!(state.documents().unwrap(), vec![document("blue", 2)]);
-        assert_eq!(state.ledger().unwrap(), Ledger::default());
+        // What one gives back another gets at once.
+        let gone = Change {
+            delete: vec![("VirtualNetwork".into(), "red".into())],
+            held: [held("blue", numbered(0)), ("red".into(), None)].into(),
+            ..Change::default()
+        };
+        state.commit(&gone).unwrap();
+        assert_eq!(state.documents().unwrap(), vec![document("blue")]);
+        let mut ledger = Ledger::default();
+        ledger.set("blue", Some(numbered(0)));
+        assert_eq!(state.ledger().unwrap(), ledger);
     }
 
     #[test]
@@ -439,11 +496,10 @@ mod tests {
     fn a_refused_commit_changes_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let state = State::open(directory.path()).unwrap();
-        let mut ledger = Ledger::default();
-        let same = [("red".to_string(), 1), ("blue".to_string(), 1)];
-        ledger.numbers.entry("vnet".into()).or_default().extend(same);
-        let change = Change { put: vec![document("red", 1)], delete: vec![] };
-        assert!(state.commit(&change, &ledger).is_err());
+        let same = Holding { number: 1, ..Holding::default() };
+        let held = [held("red", same.clone()), held("blue", same)].into();
+        let change = Change { put: vec![document("red")], held, ..Change::default() };
+        assert!(state.commit(&change).is_err());
         assert!(state.documents().unwrap().is_empty());
     }
 
@@ -452,8 +508,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let state = State::open(directory.path()).unwrap();
         assert!(state.is_new());
-        let documents = (0..200).map(|n| document(&format!("vnet{n}"), 1)).collect();
-        state.commit(&Change { put: documents, delete: vec![] }, &Ledger::default()).unwrap();
+        let put = (0..200).map(|n| document(&format!("vnet{n}"))).collect();
+        state.commit(&Change { put, ..Change::default() }).unwrap();
         // What waits in the log goes into the file.
         drop(state);
         assert!(!State::open(directory.path()).unwrap().is_new());
@@ -491,7 +547,7 @@ mod tests {
         old.execute_batch(&format!("{SCHEMA} {row}; PRAGMA user_version=1")).unwrap();
         drop(old);
         let state = State::open(directory.path()).unwrap();
-        assert_eq!(state.documents().unwrap(), vec![document("red", 3)]);
+        assert_eq!(state.documents().unwrap(), vec![document("red")]);
         assert!(state.tokens().unwrap().is_empty());
         let version: i64 = state.lock().query_row("PRAGMA user_version", [], |r| r.get(0)).unwrap();
         assert_eq!(version, SCHEMA_VERSION);

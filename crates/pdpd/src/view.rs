@@ -10,8 +10,8 @@ use pdp_api::{
 };
 use pdp_net::interface::Interface;
 use pdp_proto::mux;
-use pdp_spec::Outlet;
 use pdp_spec::limits::MTU_MAX;
+use pdp_spec::{Outlet, VirtualNetwork};
 
 use crate::access::Scope;
 use crate::ask::{Answer, Question};
@@ -101,7 +101,7 @@ pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
     let refused = refused(engine, &model, plan.into_iter());
     let view = View { engine, model: &model, mux, refused };
     let plan = model.plan.vnets.get(name)?;
-    let spec = pdp_spec::Object::VirtualNetwork(model.vnets.get(name)?.clone());
+    let spec = pdp_spec::Object::VirtualNetwork(VirtualNetwork::clone(model.vnets.get(name)?));
     Some(Vnet {
         name: name.into(),
         spec: serde_json::to_value(spec).ok()?,
@@ -317,14 +317,16 @@ impl View<'_> {
             None => ProcessStatus::default(),
         };
         let mut used: BTreeMap<&str, Vec<FeGuest>> = BTreeMap::new();
-        for ((vnet, node), guests) in &self.model.ledger.placements {
-            for (&number, placement) in guests {
-                used.entry(&placement.engine).or_default().push(FeGuest {
-                    vnet: vnet.clone(),
-                    node: node.clone(),
-                    number,
-                    share_millicores: u64::from(placement.power_millicores),
-                });
+        for (vnet, holding) in &*self.model.ledger.vnets {
+            for (node, guests) in &holding.guests {
+                for (&number, placement) in guests {
+                    used.entry(&placement.engine).or_default().push(FeGuest {
+                        vnet: vnet.clone(),
+                        node: node.clone(),
+                        number,
+                        share_millicores: u64::from(placement.power_millicores),
+                    });
+                }
             }
         }
         let mut fes = Vec::new();

@@ -268,15 +268,15 @@ fn model() -> Model {
         .unwrap_or_else(|faults| panic!("{faults:#?}"));
     let before = nothing.with(intent, &places(), &cpus(), |_| false).unwrap();
     let mut model = before.clone();
-    model.ledger.links_down.insert(("red".into(), "link1".into()));
-    model.replan(&before, &places(), &cpus()).unwrap();
+    model.ledger.set_link("red", "link1", false);
+    model.replan(&before, ["red"], &places(), &cpus()).unwrap();
     model
 }
 
 /// Of all that a restart of pdpd compares, what it was made from.
 fn hashes(model: &Model) -> BTreeMap<Key, String> {
     let mut hashes = BTreeMap::from([(Key::Mux, model.plan.mux.as_ref().unwrap().hash.clone())]);
-    for (vnet, plan) in &model.plan.vnets {
+    for (vnet, plan) in model.plan.vnets.iter() {
         for (node, plan) in &plan.nodes {
             hashes.insert(Key::node(vnet, node), plan.hash.clone());
             for (&number, guest) in &plan.guests {
@@ -359,7 +359,7 @@ fn state_files_of_every_version_are_read() {
     let path = place.path().join("pdpd.sqlite");
     {
         let state = State::open(place.path()).unwrap();
-        state.commit(&model.change_from(&Model::default()), &model.ledger).unwrap();
+        state.commit(&model.change_from(&Model::default())).unwrap();
         for (key, Thing { hash, detail }) in things() {
             match hash {
                 Some(hash) => state.confirm(&key, &hash, &detail).unwrap(),

@@ -10,7 +10,6 @@ use pdp_container::Limits;
 use pdp_proto::mux;
 use pdp_spec::units::Base64;
 use pdp_spec::{DeviceAttach, SourceFile};
-use pdpd::ledger::VNETS;
 use pdpd::model::Model;
 use pdpd::plan::{ExternalPlan, MemifPlan, Places, Plan};
 use proptest::prelude::*;
@@ -119,7 +118,7 @@ fn both(red: &Wish, blue: &Wish) -> Model {
 
 fn hashes(plan: &Plan) -> BTreeMap<String, String> {
     let mut hashes = BTreeMap::new();
-    for (vnet, plan) in &plan.vnets {
+    for (vnet, plan) in &*plan.vnets {
         for (node, plan) in &plan.nodes {
             hashes.insert(format!("{vnet}/{node}"), plan.hash.clone());
             for (number, guest) in &plan.guests {
@@ -241,9 +240,9 @@ fn vnets_with_equal_names_and_addresses_share_nothing() {
 fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let ExternalPlan::Device(external) = &*model.plan.externals["A"] else { panic!("a device") };
-    let takes: Vec<_> = external.takes.iter().copied().collect();
+    let takes: Vec<_> = external.takes.tunnels.iter().copied().collect();
     assert_eq!(takes, [("192.0.2.1".parse().unwrap(), 4789)]);
-    assert!(!external.take_all);
+    assert!(!external.takes.all);
 }
 
 #[test]
@@ -343,13 +342,13 @@ fn a_deleted_vnet_leaves_nothing_and_its_number_is_given_again_once_it_is_gone()
     let without = model.without("red", &places(), &cpus()).unwrap();
     assert_eq!(without.plan.vnets.keys().collect::<Vec<_>>(), ["blue"]);
     assert_eq!(without.plan.vnets["blue"], model.plan.vnets["blue"]);
-    assert!(without.ledger.placements.keys().all(|(vnet, _)| vnet == "blue"));
+    assert!(without.ledger.vnets["red"].guests.is_empty());
     let change = without.change_from(&model);
     assert_eq!(change.delete, [("VirtualNetwork".to_string(), "red".to_string())]);
     // While there is something of it, its number is its own.
     let green = Wish::of("green", 3);
     let beside = apply_beside(&without, green.yaml(), &["red"]);
-    let number = |model: &Model, vnet: &str| model.ledger.number_of(VNETS, vnet);
+    let number = |model: &Model, vnet: &str| model.ledger.number_of(vnet);
     let all = ["blue", "red"].map(|vnet| number(&model, vnet));
     assert!(!all.contains(&number(&beside, "green")));
     assert_eq!(number(&beside, "red"), number(&model, "red"));
@@ -374,8 +373,8 @@ fn a_link_that_is_down_takes_both_carriers() {
     let mut model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     assert!(model.plan.vnets["red"].carrier("r1", 0));
     let before = model.clone();
-    model.ledger.links_down.insert(("red".into(), "link1".into()));
-    model.replan(&before, &places(), &cpus()).unwrap();
+    model.ledger.set_link("red", "link1", false);
+    model.replan(&before, ["red"], &places(), &cpus()).unwrap();
     let red = &model.plan.vnets["red"];
     assert!(!red.carrier("r1", 0) && !red.carrier("h1", 0) && red.carrier("r1", 1));
     assert!(!red.mux.vlinks[0].up && red.mux.vlinks[1].up);
@@ -395,10 +394,10 @@ fn cpus_are_shared_by_power_and_lent_to_who_borrows() {
     let model = both(&Wish::of("red", 1), &blue);
     // Two routers each: 200 and 100, 50 and 100.
     let weight = |vnet: &str| model.plan.vnets[vnet].weight;
-    assert_eq!((model.plan.weight(), weight("blue"), weight("red")), (450, 150, 300));
+    assert_eq!((model.plan.weight, weight("blue"), weight("red")), (450, 150, 300));
     let without_red = model.without("red", &places(), &cpus()).unwrap();
-    assert_eq!(without_red.plan.weight(), 150);
-    assert_eq!(Plan::default().weight(), 0);
+    assert_eq!(without_red.plan.weight, 150);
+    assert_eq!(Plan::default().weight, 0);
     assert_eq!(model.plan.mux.as_ref().unwrap().limits.cpu_weight, Some(500));
     let limits =
         |model: &Model| model.plan.vnets["red"].nodes["r1"].guests[&0].container.limits.clone();
@@ -416,7 +415,8 @@ fn a_run_directory_too_long_for_sockets_is_refused() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let mut places = places();
     places.run = format!("/{}", "x".repeat(100)).into();
-    let refused = model.clone().replan(&Model::default(), &places, &cpus()).unwrap_err();
+    let documents = model.change_from(&Model::default()).put;
+    let refused = Model::load(&places, &cpus(), &documents, model.ledger).unwrap_err();
     assert!(refused.to_string().contains("107 at most"), "{refused}");
 }
 
@@ -442,10 +442,10 @@ proptest! {
             prop_assert_eq!(&before.with(intent, &places(), &cpus(), |_| false).unwrap(), &model);
             prop_assert_eq!(&before.plan.vnets[other], &model.plan.vnets[other]);
             // A guest that stays on its engine keeps its number.
-            let key = (wish.name.to_string(), "r1".to_string());
-            for (number, old) in &before.ledger.placements[&key] {
-                let stayed =
-                    model.ledger.placements[&key].iter().find(|(_, new)| new.engine == old.engine);
+            let guests = |model: &Model| model.ledger.vnets[wish.name].guests["r1"].clone();
+            let now = guests(&model);
+            for (number, old) in &guests(&before) {
+                let stayed = now.iter().find(|(_, new)| new.engine == old.engine);
                 if let Some((now, _)) = stayed {
                     prop_assert_eq!(number, now);
                 }
@@ -557,7 +557,7 @@ proptest! {
         let existing = Model::default().existing(&cpus(), true);
         let intent = pdp_spec::check(&documents, &existing);
         let intent = intent.unwrap_or_else(|faults| panic!("{faults:#?}"));
-        let counted = intent.usage("acme.red", &intent.vnets["acme.red"]);
+        let counted = intent.vnets["acme.red"].usage();
         let model = Model::default().with(intent, &places(), &cpus(), |_| false).unwrap();
         let (mut memory, mut processes, mut power_set, mut logs) = (0, 0, 0, 0);
         let (mut descriptors, mut vports) = (0u64, 0u64);

@@ -23,7 +23,9 @@ mod tree;
 pub mod units;
 mod usage;
 
-pub use check::{Descriptors, Existing, Intent, InterfaceFacts, check, placement_key, tenant_of};
+pub use check::{
+    Descriptors, Existing, Intent, InterfaceFacts, Placed, Shares, Vnets, check, tenant_of,
+};
 pub use diagnostic::{Diagnostic, render};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};

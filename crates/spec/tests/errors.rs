@@ -38,7 +38,7 @@ fn the_good_spec_is_good() {
     assert_eq!(red.spec.nodes["r1"].interfaces["eth0"].mtu, Some(1500));
     assert_eq!(red.spec.nodes["r1"].interfaces["eth2"].mtu, Some(1458));
     assert_eq!(red.spec.links[1].name.as_deref(), Some("link2"));
-    let shares = &intent.placements["red/r1"];
+    let shares = &red.shares()["r1"];
     assert_eq!(shares.iter().map(|s| s.millicores).collect::<Vec<_>>(), [500, 300]);
 }
 
@@ -284,12 +284,7 @@ fn tunnel_keys() {
 #[test]
 fn tunnel_key_of_another_vnet() {
     let intent = apply_to(GOOD, &machine()).unwrap();
-    let existing = Existing {
-        substrate: intent.substrate,
-        vnets: intent.vnets,
-        placements: intent.placements,
-        ..machine()
-    };
+    let existing = Existing { substrate: intent.substrate, vnets: intent.vnets, ..machine() };
     let blue = "apiVersion: pdp/v1
 kind: VirtualNetwork
 metadata: {name: blue}
@@ -708,12 +703,7 @@ fn everything_is_found_at_once() {
 #[test]
 fn substrates() {
     let intent = apply_to(GOOD, &machine()).unwrap();
-    let existing = Existing {
-        substrate: intent.substrate,
-        vnets: intent.vnets,
-        placements: intent.placements,
-        ..machine()
-    };
+    let existing = Existing { substrate: intent.substrate, vnets: intent.vnets, ..machine() };
     // Less than what is given away is refused, and so is a substrate of another name.
     let less =
         GOOD.split("---").next().unwrap().replace("    fe1: {cpus: \"0-1\", capacity: 0.5}\n", "");

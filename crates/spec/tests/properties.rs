@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use pdp_spec::units::{BitRate, Bytes, Cores, CpuSet, Hex, Mac};
-use pdp_spec::{Document, Existing, InterfaceFacts, Object, SourceFile, check, parse, render};
+use pdp_spec::{
+    Document, Existing, InterfaceFacts, Object, SourceFile, VirtualNetwork, check, parse, render,
+};
 use proptest::prelude::*;
 
 const OSPF: &str = include_str!("../../../examples/ospf.yaml");
@@ -43,7 +45,8 @@ fn what_is_stored_reads_back_and_checks_to_the_same() {
     for text in [OSPF, FIGURE] {
         let documents = parse(&[source(text)]).unwrap();
         let first = check(&documents, &machine()).unwrap();
-        let vnets = first.vnets.values().cloned().map(Object::VirtualNetwork);
+        let vnets =
+            first.vnets.values().map(|vnet| Object::VirtualNetwork(VirtualNetwork::clone(vnet)));
         let substrate = first.substrate.clone().map(Object::Substrate);
         let objects: Vec<Object> = substrate.into_iter().chain(vnets).collect();
         // On an empty machine, and on top of itself.
@@ -55,7 +58,6 @@ fn what_is_stored_reads_back_and_checks_to_the_same() {
         let existing = Existing {
             substrate: first.substrate.clone(),
             vnets: first.vnets.clone(),
-            placements: first.placements.clone(),
             ..machine()
         };
         assert_eq!(check(&documents, &existing).unwrap(), first);
@@ -116,6 +118,89 @@ fn aliases_do_not_multiply_without_bound() {
     run(&"{a: ".repeat(10_000));
 }
 
+/// What a vnet wants of what all share.
+#[derive(Clone, Debug)]
+struct Wish {
+    tunnel: Option<(bool, u32)>,
+    rate_mbps: u32,
+    memory_mib: u32,
+    power_millicores: u32,
+    mtu: u32,
+}
+
+fn wish() -> impl Strategy<Value = Wish> {
+    let tunnel = prop::option::of((any::<bool>(), 4788u32..4791));
+    let wish = (tunnel, 1u32..300, 4u32..300, 1u32..300, 1300u32..1400);
+    wish.prop_map(|(tunnel, rate_mbps, memory_mib, power_millicores, mtu)| Wish {
+        tunnel,
+        rate_mbps,
+        memory_mib,
+        power_millicores,
+        mtu,
+    })
+}
+
+impl Wish {
+    /// Bytes of its largest packets on the device.
+    fn bytes(&self) -> Option<u32> {
+        self.tunnel.map(|(vxlan, _)| self.mtu + if vxlan { 50 } else { 42 })
+    }
+
+    fn yaml(&self, name: &str) -> String {
+        let Self { tunnel, rate_mbps, memory_mib, power_millicores, mtu } = self;
+        let node = format!(
+            "{{eth0: {{mtu: {mtu}}}}}, resources: {{memory: {memory_mib}Mi}}, \
+             dataPlane: {{power: {power_millicores}m}}"
+        );
+        let ends = "local: 192.0.2.1, remote: 192.0.2.7";
+        let outside = tunnel.map(|(vxlan, number)| match vxlan {
+            true => format!("vxlan: {{vni: {number}, {ends}}}"),
+            false => format!("udp: {{localPort: {number}, remotePort: 1, {ends}}}"),
+        });
+        let outside = outside.map(|outside| {
+            format!(
+                "
+  externals: {{x: {{interface: A, {outside}}}}}
+  links: [{{endpoints: [\"n:eth0\", \"external:x\"], rate: {rate_mbps}M}}]"
+            )
+        });
+        vnet(name, &node, &outside.unwrap_or_default())
+    }
+}
+
+fn vnet(name: &str, node: &str, more: &str) -> String {
+    format!(
+        "
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  nodes: {{n: {{kind: router, interfaces: {node}}}}}{more}"
+    )
+}
+
+fn substrate(rate_mbps: u32, memory_mib: u32, power_millicores: u32) -> String {
+    format!(
+        "apiVersion: pdp/v1
+kind: Substrate
+metadata: {{name: node}}
+spec:
+  interfaces: {{A: {{device: ext-a, capacity: {rate_mbps}M}}}}
+  mux: {{cpus: \"0\", power: 0.5}}
+  managementHost: {{memory: {memory_mib}Mi}}
+  forwardingEngines: {{fe1: {{cpus: \"1-20\", capacity: {power_millicores}m}}}}"
+    )
+}
+
+/// What there is once this is applied; `None`: it is refused.
+fn apply(text: &str, before: &Existing) -> Option<Existing> {
+    let documents = parse(&[source(text)]).unwrap_or_else(|wrong| panic!("{wrong:?}"));
+    let intent = check(&documents, before).ok()?;
+    let (substrate, vnets) = (intent.substrate, intent.vnets);
+    Some(Existing { substrate, vnets, ..before.clone() })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
@@ -140,6 +225,35 @@ proptest! {
     fn a_spec_cut_off_never_panics(at in 0..FIGURE.len()) {
         if FIGURE.is_char_boundary(at) {
             run(&FIGURE[..at]);
+        }
+    }
+
+    /// Whoever comes last: what all share is not exceeded, and no key is taken twice.
+    #[test]
+    fn one_after_the_other_is_as_all_at_once(
+        wishes in prop::collection::vec(wish(), 1..5),
+        tight in (1u32..10, 1u32..40, 1u32..10, 1400u32..1500),
+    ) {
+        let (rate, memory, power, mtu) = tight;
+        let bounds = substrate(rate * 100, memory * 150, power * 100);
+        let vnets: Vec<String> =
+            wishes.iter().enumerate().map(|(n, wish)| wish.yaml(&format!("v{n}"))).collect();
+        let at_once = apply(&format!("{bounds}{}", vnets.concat()), &machine()).is_some();
+        // The substrate first.
+        let first = apply(&bounds, &machine()).unwrap();
+        let last = vnets.iter().try_fold(first, |before, vnet| apply(vnet, &before));
+        prop_assert_eq!(last.is_some(), at_once);
+        // The substrate last.
+        let roomy = substrate(1_000_000, 1_000_000, 20_000);
+        let all = apply(&format!("{roomy}{}", vnets.concat()), &machine());
+        if let Some(all) = &all {
+            prop_assert_eq!(apply(&bounds, all).is_some(), at_once);
+        }
+        // A device that takes smaller packets than before is found by whatever is applied next.
+        if let Some(mut all) = all {
+            all.devices.as_mut().unwrap().insert("ext-a".into(), InterfaceFacts { mtu });
+            let fits = wishes.iter().all(|wish| wish.bytes().is_none_or(|bytes| bytes <= mtu));
+            prop_assert_eq!(apply(&vnet("more", "{}", ""), &all).is_some(), fits);
         }
     }
 

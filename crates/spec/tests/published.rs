@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use pdp_spec::{Existing, InterfaceFacts, Object, SourceFile, check, parse, reference, schema};
+use pdp_spec::{
+    Existing, InterfaceFacts, Object, SourceFile, VirtualNetwork, check, parse, reference, schema,
+};
 use serde_json::Value;
 
 fn root() -> PathBuf {
@@ -89,7 +91,8 @@ fn examples_are_right() {
         existing.devices = Some(devices);
         let intent = check(&documents, &existing).unwrap_or_else(|wrong| panic!("{wrong:#?}"));
         // As written and as stored.
-        let stored = intent.vnets.into_values().map(Object::VirtualNetwork);
+        let stored = intent.vnets.values();
+        let stored = stored.map(|vnet| Object::VirtualNetwork(VirtualNetwork::clone(vnet)));
         let stored: Vec<Object> =
             intent.substrate.into_iter().map(Object::Substrate).chain(stored).collect();
         let mut written: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();

@@ -1,9 +1,10 @@
 //! Tenants: what they may use and how much, and what they are told of others: nothing.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use pdp_spec::limits::TENANT_SPECS_DEFAULT;
-use pdp_spec::{Diagnostic, Existing, Intent, SourceFile, check, parse};
+use pdp_spec::{Diagnostic, Existing, Intent, Placed, SourceFile, VirtualNetwork, check, parse};
 use proptest::prelude::*;
 
 const NODE: &str = "
@@ -93,7 +94,6 @@ fn after(texts: &[&str]) -> Existing {
             substrate: intent.substrate,
             vnets: intent.vnets,
             tenants: intent.tenants,
-            placements: intent.placements,
             ..existing
         };
     }
@@ -315,8 +315,12 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     assert!(said.contains("exceeds tenant acme's quota of 2Mi, of which"), "{said}");
     // It has a bound where none is given, too.
     let mut full = node.clone();
-    let host = full.vnets.get_mut("acme.one").and_then(|vnet| vnet.spec.nodes.get_mut("h1"));
-    host.unwrap().env.insert("LARGE".into(), "x".repeat(TENANT_SPECS_DEFAULT as usize));
+    let (mut one, shares) =
+        (VirtualNetwork::clone(&full.vnets["acme.one"]), full.vnets["acme.one"].shares());
+    let host = one.spec.nodes.get_mut("h1").unwrap();
+    host.env.insert("LARGE".into(), "x".repeat(TENANT_SPECS_DEFAULT as usize));
+    let one = Arc::new(Placed::new(one, shares.clone()));
+    Arc::make_mut(&mut full.vnets).insert("acme.one".into(), one);
     let said = refused(&two("0.1"), &full);
     assert!(said.contains("exceeds tenant acme's quota of 64Mi, of which"), "{said}");
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
@@ -59,7 +60,7 @@ pub trait Daemon: Send + Sync + 'static {
     fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<Report, Problem>;
 
     /// Tenants as applied, by name.
-    fn tenants(&self) -> BTreeMap<String, Tenant>;
+    fn tenants(&self) -> Arc<BTreeMap<String, Tenant>>;
 
     /// Tenants with their vnets.
     fn tenant_infos(&self, scope: &Scope) -> Result<Vec<TenantInfo>, Problem>;

@@ -21,12 +21,13 @@ use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Take;
 use pdp_proto::{mirror, mux, tap};
 use pdp_spec::units::{Base64, Endpoint};
-use pdp_spec::{DeviceAttach, Outlet, SubstrateSpec, VirtualNetworkSpec};
+use pdp_spec::{DeviceAttach, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::key::Key;
-use crate::ledger::{Ledger, Placement, UID_BASE, VNETS, vnet_uid_base};
+use crate::ledger::{Holding, Ledger, Placement, UID_BASE, vnet_uid_base};
+use crate::shared::{self, Shared, differing};
 use node::NodePlanner;
 use words::{encapsulation, rate};
 
@@ -148,7 +149,9 @@ pub struct Plan {
     /// External interfaces by name.
     pub externals: BTreeMap<String, Arc<ExternalPlan>>,
     /// Vnets by name. One that is as before is the same one.
-    pub vnets: BTreeMap<String, Arc<VnetPlan>>,
+    pub vnets: Shared<VnetPlan>,
+    /// What part of a CPU the vnets get together, [`VnetPlan::weight`].
+    pub weight: u64,
 }
 
 impl Plan {
@@ -157,17 +160,12 @@ impl Plan {
         self.mux.is_none() && self.externals.is_empty() && self.vnets.is_empty()
     }
 
-    /// What part of a CPU the vnets get together, [`VnetPlan::weight`].
-    pub fn weight(&self) -> u32 {
-        self.vnets.values().map(|vnet| vnet.weight).fold(0, u32::saturating_add)
-    }
-
     /// All objects.
     pub fn keys(&self) -> BTreeSet<Key> {
         let mut keys: BTreeSet<Key> =
             self.externals.keys().map(|name| Key::external(name)).collect();
         keys.extend(self.mux.is_some().then_some(Key::Mux));
-        for (name, vnet) in &self.vnets {
+        for (name, vnet) in &*self.vnets {
             keys.extend(vnet.keys(name));
         }
         keys
@@ -233,16 +231,11 @@ impl Plan {
                 changed.insert(Key::external(name));
             }
         }
-        for name in self.vnets.keys().chain(before.vnets.keys()) {
+        if new_mux {
+            changed.extend(self.vnets.keys().map(|name| Key::vnet(name)));
+        }
+        for name in differing(&before.vnets, &self.vnets) {
             let (was, is) = (before.vnets.get(name), self.vnets.get(name));
-            if let (Some(was), Some(is)) = (was, is)
-                && Arc::ptr_eq(was, is)
-            {
-                if new_mux {
-                    changed.insert(Key::vnet(name));
-                }
-                continue;
-            }
             changed.insert(Key::vnet(name));
             // Carriers of a node's ports follow the links.
             let links = |vnet: &&Arc<VnetPlan>| vnet.mux.vlinks.clone();
@@ -298,20 +291,24 @@ pub struct DevicePlan {
     /// Workers of the mux, of which each has a packet socket.
     pub workers: u32,
     /// What the XDP program takes.
-    pub takes: BTreeSet<TakeKey>,
-    /// Whether it takes every frame.
-    pub take_all: bool,
+    pub takes: Takes,
     /// Where its pins are.
     pub pins: PathBuf,
 }
 
-/// A [`Take`] that can be put in order.
-pub type TakeKey = (IpAddr, u16);
+/// What is taken of a device's frames.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Takes {
+    /// Every frame.
+    pub all: bool,
+    /// Frames of tunnels that arrive here: address and UDP port.
+    pub tunnels: BTreeSet<(IpAddr, u16)>,
+}
 
 impl DevicePlan {
     /// What the XDP program takes.
     pub fn takes(&self) -> Vec<Take> {
-        self.takes.iter().map(|&(local, port)| Take { local, port }).collect()
+        self.takes.tunnels.iter().map(|&(local, port)| Take { local, port }).collect()
     }
 }
 
@@ -346,6 +343,8 @@ pub struct VnetPlan {
     pub mux: mux::Vnet,
     /// Links as written: name and the two ends, in the order of `mux.vlinks`.
     pub links: Vec<[Endpoint; 2]>,
+    /// What it takes of external interfaces.
+    pub takes: BTreeMap<String, Takes>,
     /// What part of a CPU it gets, in thousandths of a core
     /// ([`pdp_container::cgroup::Cgroups::weigh`]): the power of all of its guests, so that what its
     /// control side takes of a CPU that it shares with its guests is these guests'. Without forwarding
@@ -458,14 +457,40 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The user id of the mux on the host.
 pub const MUX_UID: u32 = UID_BASE;
 
-/// The plan for these specs; that of a vnet in `kept` is known.
-pub fn plan<'a>(
+/// The plan for these specs, made of `before`, where all vnets but those that `changed` names are as they
+/// are to be. `same` is whether the substrate is the one of `before`.
+pub fn plan(
     places: &Places,
     substrate: &SubstrateSpec,
-    vnets: impl Iterator<Item = (&'a str, &'a VirtualNetworkSpec)>,
+    vnets: &Vnets,
     ledger: &Ledger,
-    mut kept: BTreeMap<String, Arc<VnetPlan>>,
+    changed: &BTreeSet<&str>,
+    (before, same): (&Plan, bool),
 ) -> Result<Plan, PlanError> {
+    let (mut planned, mut weight) = (before.vnets.clone(), before.weight);
+    let weight_of = |plan: &Shared<VnetPlan>, name: &str| {
+        plan.get(name).map_or(0, |vnet| u64::from(vnet.weight))
+    };
+    for &name in changed {
+        let plan = vnets.get(name).map(|vnet| {
+            let holding = ledger.vnets.get(name).ok_or_else(|| PlanError::NoNumber {
+                vnet: name.to_owned(),
+                max: crate::ledger::VNETS_MAX,
+            })?;
+            let uid = vnet_uid_base(holding.number);
+            VnetPlanner { places, substrate, name, spec: &vnet.spec, uid, holding }.plan()
+        });
+        shared::set(&mut planned, name, plan.transpose()?);
+        weight = weight - weight_of(&before.vnets, name) + weight_of(&planned, name);
+    }
+    let takes_as_before = |name: &&str| {
+        let [was, is] =
+            [&before.vnets, &planned].map(|plan| plan.get(*name).map(|vnet| &vnet.takes));
+        was.unwrap_or(&BTreeMap::new()) == is.unwrap_or(&BTreeMap::new())
+    };
+    if same && changed.iter().all(takes_as_before) {
+        return Ok(Plan { vnets: planned, weight, ..before.clone() });
+    }
     let mut externals = BTreeMap::new();
     for (name, interface) in &substrate.interfaces {
         // The check of specs has seen to it that there is one.
@@ -476,35 +501,17 @@ pub fn plan<'a>(
         }
         externals.insert(name.clone(), external);
     }
-    let mut planned = BTreeMap::new();
-    for (name, spec) in vnets {
-        for outside in spec.externals.values() {
-            if let Some(ExternalPlan::Device(device)) = externals.get_mut(&outside.interface) {
-                match encapsulation(outside) {
-                    mux::Encapsulation::Interface => device.take_all = true,
-                    mux::Encapsulation::Vxlan { local, port, .. }
-                    | mux::Encapsulation::Udp { local, local_port: port, .. } => {
-                        device.takes.insert((local, port));
-                    }
-                }
-            }
+    for (interface, takes) in planned.values().flat_map(|vnet| &vnet.takes) {
+        if let Some(ExternalPlan::Device(device)) = externals.get_mut(interface) {
+            device.takes.all |= takes.all;
+            device.takes.tunnels.extend(&takes.tunnels);
         }
-        if let Some(known) = kept.remove(name) {
-            planned.insert(name.to_owned(), known);
-            continue;
-        }
-        let number = ledger.number_of(VNETS, name).ok_or_else(|| PlanError::NoNumber {
-            vnet: name.to_owned(),
-            max: crate::ledger::VNETS_MAX,
-        })?;
-        let vnet =
-            VnetPlanner { places, substrate, name, spec, uid: vnet_uid_base(number), ledger };
-        planned.insert(name.to_owned(), Arc::new(vnet.plan()?));
     }
     Ok(Plan {
         mux: Some(Arc::new(mux_plan(places, substrate))),
         externals: externals.into_iter().map(|(name, plan)| (name, Arc::new(plan))).collect(),
         vnets: planned,
+        weight,
     })
 }
 
@@ -519,8 +526,7 @@ fn external_plan(
             device: device.into(),
             attach,
             workers: substrate.mux.workers,
-            takes: BTreeSet::new(),
-            take_all: false,
+            takes: Takes::default(),
             pins: places.pins.join(name),
         }),
         Outlet::Memif(memif) => ExternalPlan::Memif(MemifPlan {
@@ -578,7 +584,7 @@ struct VnetPlanner<'a> {
     name: &'a str,
     spec: &'a VirtualNetworkSpec,
     uid: u32,
-    ledger: &'a Ledger,
+    holding: &'a Holding,
 }
 
 impl VnetPlanner<'_> {
@@ -597,7 +603,7 @@ impl VnetPlanner<'_> {
             let [a, b] = link.endpoints.as_slice() else { continue };
             let (Some(end_a), Some(end_b)) = (self.end(a), self.end(b)) else { continue };
             let name = link.name.clone().unwrap_or_else(|| format!("link{}", index + 1));
-            let down = self.ledger.links_down.contains(&(self.name.to_string(), name.clone()));
+            let down = self.holding.links_down.contains(&name);
             vlinks.push(mux::Vlink {
                 name,
                 a: end_a,
@@ -615,7 +621,22 @@ impl VnetPlanner<'_> {
             vlinks,
         };
         let weight = weight(&nodes);
-        Ok(VnetPlan { nodes, mux, links, weight })
+        Ok(VnetPlan { nodes, mux, links, takes: self.takes(), weight })
+    }
+
+    fn takes(&self) -> BTreeMap<String, Takes> {
+        let mut all: BTreeMap<String, Takes> = BTreeMap::new();
+        for outside in self.spec.externals.values() {
+            let takes = all.entry(outside.interface.clone()).or_default();
+            match encapsulation(outside) {
+                mux::Encapsulation::Interface => takes.all = true,
+                mux::Encapsulation::Vxlan { local, port, .. }
+                | mux::Encapsulation::Udp { local, local_port: port, .. } => {
+                    takes.tunnels.insert((local, port));
+                }
+            }
+        }
+        all
     }
 
     fn end(&self, endpoint: &Endpoint) -> Option<mux::End> {

@@ -66,8 +66,8 @@ impl NodePlanner<'_> {
         });
         let mut guests = BTreeMap::new();
         if let Some(data_plane) = self.data_plane() {
-            let key = (self.vnet.name.to_string(), self.name.to_string());
-            for (&number, placement) in self.vnet.ledger.placements.get(&key).into_iter().flatten()
+            for (&number, placement) in
+                self.vnet.holding.guests.get(self.name).into_iter().flatten()
             {
                 let guest = directory.join(format!("g{number}"));
                 let attach = data_plane.attach();

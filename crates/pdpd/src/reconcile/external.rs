@@ -377,8 +377,8 @@ fn uses(told: &mux::Vnet, external: &str) -> bool {
 /// Has the program take what is PdP's.
 fn take(xdp: &mut Xdp, wanted: &DevicePlan) -> Result<(), HostError> {
     xdp.set_takes(&wanted.takes())?;
-    xdp.take_all(wanted.take_all)?;
-    if wanted.attach == DeviceAttach::Packet && wanted.take_all {
+    xdp.take_all(wanted.takes.all)?;
+    if wanted.attach == DeviceAttach::Packet && wanted.takes.all {
         pdp_net::ethtool::aggregation_off(&wanted.device)?;
     }
     Ok(())
@@ -387,7 +387,7 @@ fn take(xdp: &mut Xdp, wanted: &DevicePlan) -> Result<(), HostError> {
 /// Sees to it that frames of a whole interface have their VLAN tags. What can't be had is told, and
 /// stops nothing.
 fn whole_frames(wanted: &DevicePlan, device: &Interface) -> Result<(), HostError> {
-    if wanted.take_all && !pdp_net::ethtool::tags_in_frames(device)? {
+    if wanted.takes.all && !pdp_net::ethtool::tags_in_frames(device)? {
         return Err(HostError::Tags(wanted.device.clone()));
     }
     Ok(())

@@ -112,7 +112,7 @@ impl Reconciler {
             self.machine.remove_if_empty("vnets");
             return Ok(());
         }
-        self.machine.weigh("vnets", plan.weight())
+        self.machine.weigh("vnets", u32::try_from(plan.weight).unwrap_or(u32::MAX))
     }
 
     pub(super) fn remove_vnet(

@@ -108,7 +108,7 @@ mod tests {
             delete: vec![("Tenant".into(), "acme".into())],
             ..Default::default()
         };
-        state.commit(&gone, &crate::ledger::Ledger::default()).unwrap();
+        state.commit(&gone).unwrap();
         assert_eq!(state.token(b"1").unwrap(), None);
         let ids: Vec<u64> = state.tokens().unwrap().iter().map(|token| token.id).collect();
         assert_eq!(ids, [2]);

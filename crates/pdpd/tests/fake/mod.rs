@@ -342,19 +342,21 @@ impl Daemon for Fake {
             .hint("delete it first"))
     }
 
-    fn tenants(&self) -> BTreeMap<String, Tenant> {
+    fn tenants(&self) -> Arc<BTreeMap<String, Tenant>> {
         let tenant = |(name, user): (&str, u32)| {
             let text = json!({"apiVersion": "pdp/v1", "metadata": {"name": name},
                 "spec": {"unixUsers": [user.to_string()]}});
             (name.to_string(), serde_json::from_value(text).unwrap())
         };
-        [("acme", TENANT), ("other", TENANT + 1)].map(tenant).into()
+        Arc::new([("acme", TENANT), ("other", TENANT + 1)].map(tenant).into())
     }
 
     fn tenant_infos(&self, scope: &Scope) -> Result<Vec<TenantInfo>, Problem> {
         let mine = |name: &String| scope.tenant().is_none_or(|tenant| tenant == name);
-        let infos =
-            self.tenants().into_iter().filter(|(name, _)| mine(name)).map(|(name, spec)| {
+        let infos = Arc::unwrap_or_clone(self.tenants())
+            .into_iter()
+            .filter(|(name, _)| mine(name))
+            .map(|(name, spec)| {
                 let vnets = vec![format!("{name}.red")];
                 let spec = serde_json::to_value(pdp_spec::Object::Tenant(spec)).unwrap();
                 TenantInfo { name, spec, vnets }

@@ -3,8 +3,12 @@
 //! Parts: [`substrate`] and [`vnet`] look at one object, [`outside`] at what virtual networks
 //! share on external interfaces, [`power`] at forwarding engines, [`room`] at what else all share of
 //! the machine, [`tenant`] at whose all that is.
+//!
+//! A virtual network that stays as it is was checked before: of it only sums ([`placed`]) and tunnel
+//! keys are held against what changes, but for a new substrate or tenant, against which all is checked.
 
 mod outside;
+mod placed;
 mod power;
 mod room;
 mod substrate;
@@ -12,16 +16,16 @@ mod tenant;
 mod vnet;
 
 use std::collections::{BTreeMap, BTreeSet};
-
-use pdp_alloc::{Placements, Share};
+use std::sync::Arc;
 
 use crate::diagnostic::Diagnostic;
 use crate::limits::{NAME_CHARS_MAX, VNETS_MAX};
 use crate::object::{Object, Substrate, Tenant, VirtualNetwork};
 use crate::parse::{Document, at_most, label};
 use crate::tree::Path;
-use crate::usage::Usage;
+use placed::Sums;
 
+pub use placed::{Placed, Shares, Vnets};
 pub use tenant::tenant_of;
 
 /// What there is.
@@ -29,15 +33,13 @@ pub use tenant::tenant_of;
 pub struct Existing {
     /// The substrate that was applied.
     pub substrate: Option<Substrate>,
-    /// Virtual networks that were applied, by name.
-    pub vnets: BTreeMap<String, VirtualNetwork>,
+    /// Virtual networks that were applied.
+    pub vnets: Arc<Vnets>,
     /// Tenants that were applied, by name.
-    pub tenants: BTreeMap<String, Tenant>,
+    pub tenants: Arc<BTreeMap<String, Tenant>>,
     /// The tenant that asks for the change: it may name its own virtual networks alone, and what
     /// it is told names nothing of others. `None`: an operator.
     pub asker: Option<String>,
-    /// Shares that vrouters have, by [`placement_key`].
-    pub placements: Placements,
     /// Network devices of the machine by name; `None`: not known, nothing is checked against them.
     pub devices: Option<BTreeMap<String, InterfaceFacts>>,
     /// CPUs of the machine; empty: not known.
@@ -69,47 +71,27 @@ pub struct InterfaceFacts {
 pub struct Intent {
     /// The substrate.
     pub substrate: Option<Substrate>,
-    /// All virtual networks by name.
-    pub vnets: BTreeMap<String, VirtualNetwork>,
+    /// All virtual networks. Those that are as before are the same ones, by their pointers.
+    pub vnets: Arc<Vnets>,
     /// All tenants by name.
-    pub tenants: BTreeMap<String, Tenant>,
-    /// Shares of all vrouters, by [`placement_key`]; a guest a share, in this order.
-    pub placements: BTreeMap<String, Vec<Share>>,
+    pub tenants: Arc<BTreeMap<String, Tenant>>,
 }
 
-impl Intent {
-    /// What a virtual network's nodes take of the machine, with the power that they were given.
-    pub fn usage(&self, name: &str, vnet: &VirtualNetwork) -> Usage {
-        let mut sum = Usage::default();
-        for (node_name, node) in &vnet.spec.nodes {
-            let shares = self.placements.get(&placement_key(name, node_name));
-            sum += node.usage(shares.into_iter().flatten().map(|share| share.millicores));
-        }
-        sum
+/// What is to be, while it is looked at.
+struct Wanted<'a> {
+    substrate: Option<Substrate>,
+    tenants: Arc<BTreeMap<String, Tenant>>,
+    /// Virtual networks that there are.
+    before: &'a Vnets,
+    /// Those that change or are new.
+    changed: BTreeMap<String, VirtualNetwork>,
+}
+
+impl<'a> Wanted<'a> {
+    /// Virtual networks that stay as they are.
+    fn kept(&self) -> impl Iterator<Item = (&'a String, &'a Arc<Placed>)> {
+        self.before.iter().filter(|(name, _)| !self.changed.contains_key(*name))
     }
-
-    /// What they take at least, with the power that they ask for, before any is given.
-    fn usage_asked(vnet: &VirtualNetwork) -> Usage {
-        let mut sum = Usage::default();
-        for node in vnet.spec.nodes.values() {
-            sum += node.usage(node.data_plane.iter().map(|plane| plane.power.0));
-        }
-        sum
-    }
-}
-
-/// Which power of networks that change is counted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Power {
-    /// What their specs ask for, at the least that it takes.
-    Asked,
-    /// What they were given.
-    Given,
-}
-
-/// A vrouter's key in placements.
-pub fn placement_key(vnet: &str, node: &str) -> String {
-    format!("{vnet}/{node}")
 }
 
 /// What is to be once `documents` are applied to what there is: objects of the same kind and name
@@ -122,48 +104,77 @@ pub fn placement_key(vnet: &str, node: &str) -> String {
 /// Everything that is wrong; nothing is changed then.
 pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<Diagnostic>> {
     let mut reporter = Reporter { asker: existing.asker.as_deref(), ..Reporter::default() };
-    let mut intent = Intent {
+    let mut wanted = Wanted {
         substrate: existing.substrate.clone(),
-        vnets: existing.vnets.clone(),
         tenants: existing.tenants.clone(),
-        placements: existing.placements.clone(),
+        before: &existing.vnets,
+        changed: BTreeMap::new(),
     };
     for document in documents {
-        add(document, existing, &mut intent, &mut reporter);
+        add(document, existing, &mut wanted, &mut reporter);
     }
-    if intent.vnets.len() > VNETS_MAX {
-        let all = format!("{} virtual networks exceed {VNETS_MAX}", intent.vnets.len());
+    let new = wanted.changed.keys().filter(|name| !existing.vnets.contains_key(*name));
+    let count = existing.vnets.len() + new.count();
+    if count > VNETS_MAX {
+        let all = format!("{count} virtual networks exceed {VNETS_MAX}");
         let message = reporter.of_all(all, "the node has no room for more virtual networks");
         reporter.general(message, "delete some first");
     }
-    if let Some(substrate) = &intent.substrate
+    if let Some(substrate) = &wanted.substrate
         && reporter.substrate.is_some()
     {
         substrate::check(substrate, existing, &mut reporter);
     }
-    let changed: BTreeSet<String> = reporter.vnets.keys().map(|name| (*name).to_owned()).collect();
-    for name in &changed {
-        if let Some(vnet) = intent.vnets.get_mut(name) {
-            vnet::check(vnet, &mut reporter);
-        }
+    for vnet in wanted.changed.values_mut() {
+        vnet::check(vnet, &mut reporter);
     }
-    tenant::grants(&intent, &changed, &mut reporter);
+    tenant::grants(&wanted, &mut reporter);
     if reporter.asker.is_some() && !reporter.diagnostics.is_empty() {
         // What is not the tenant's is not looked at any further: that would tell who has it.
         return Err(at_most(reporter.diagnostics));
     }
-    outside::check(&mut intent, &changed, existing, &mut reporter);
+    outside::check(&mut wanted, existing, &mut reporter);
     if reporter.diagnostics.is_empty() {
         // What is asked first: who asks for more than is his is told that, and not that it is not there.
-        tenant::quotas(&intent, &changed, Power::Asked, &mut reporter);
+        let tenants = wanted.changed.iter().filter(|(name, _)| tenant_of(name).is_some());
+        let asked = tenants.map(|(name, vnet)| (&**name, Sums::of(vnet, &power::asked(vnet))));
+        let asked: BTreeMap<&str, Sums> = asked.collect();
+        let asked = asked.iter().map(|(name, sums)| (*name, sums)).collect();
+        tenant::quotas(&wanted, &asked, &mut reporter);
     }
-    if reporter.diagnostics.is_empty() {
-        power::check(&mut intent, &changed, existing, &mut reporter);
-        room::check(&intent, existing, &mut reporter);
-        tenant::quotas(&intent, &changed, Power::Given, &mut reporter);
+    if !reporter.diagnostics.is_empty() {
+        return Err(at_most(reporter.diagnostics));
     }
+    let shares = power::check(&wanted, existing, &mut reporter);
+    let vnets = placed(&wanted, existing, shares);
+    room::check(&wanted, &vnets, existing, &mut reporter);
+    let given = wanted.changed.keys().filter_map(|name| Some((&**name, vnets.get(name)?.sums())));
+    tenant::quotas(&wanted, &given.collect(), &mut reporter);
+    let Wanted { substrate, tenants, .. } = wanted;
     let diagnostics = reporter.diagnostics;
-    if diagnostics.is_empty() { Ok(intent) } else { Err(at_most(diagnostics)) }
+    if diagnostics.is_empty() {
+        Ok(Intent { substrate, vnets, tenants })
+    } else {
+        Err(at_most(diagnostics))
+    }
+}
+
+/// All virtual networks, once these have new shares.
+fn placed(
+    wanted: &Wanted<'_>,
+    existing: &Existing,
+    shares: BTreeMap<String, Shares>,
+) -> Arc<Vnets> {
+    let mut vnets = existing.vnets.clone();
+    for (name, shares) in shares {
+        let before = existing.vnets.get(&name);
+        let changed = wanted.changed.get(&name).or(before.map(|before| &***before));
+        let Some(vnet) = changed else { continue };
+        if before.is_none_or(|before| *vnet != ***before || shares != *before.shares()) {
+            Arc::make_mut(&mut vnets).insert(name, Arc::new(Placed::new(vnet.clone(), shares)));
+        }
+    }
+    vnets
 }
 
 /// Puts a document's object where it belongs; a second one of a name, or of the substrate, is a
@@ -171,7 +182,7 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
 fn add<'a>(
     document: &'a Document,
     existing: &Existing,
-    intent: &mut Intent,
+    wanted: &mut Wanted<'_>,
     reporter: &mut Reporter<'a>,
 ) {
     let name = document.object.name();
@@ -203,7 +214,7 @@ fn add<'a>(
                 fault(format!("the node's substrate is {before}, not {name}"), hint);
             }
             reporter.substrate = Some(document);
-            intent.substrate = Some(Substrate { status: None, ..substrate.clone() });
+            wanted.substrate = Some(Substrate { status: None, ..substrate.clone() });
         }
         Object::VirtualNetwork(vnet) => {
             if reporter.vnets.contains_key(name) {
@@ -212,7 +223,7 @@ fn add<'a>(
             }
             reporter.vnets.insert(name, document);
             let vnet = VirtualNetwork { status: None, ..vnet.clone() };
-            intent.vnets.insert(name.to_owned(), vnet);
+            wanted.changed.insert(name.to_owned(), vnet);
         }
         Object::Tenant(tenant) => {
             if reporter.tenants.contains_key(name) {
@@ -221,7 +232,9 @@ fn add<'a>(
             }
             reporter.tenants.insert(name, document);
             let tenant = Tenant { status: None, ..tenant.clone() };
-            intent.tenants.insert(name.to_owned(), tenant);
+            if existing.tenants.get(name) != Some(&tenant) {
+                Arc::make_mut(&mut wanted.tenants).insert(name.to_owned(), tenant);
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::{Existing, Intent, Reporter};
+use super::{Existing, Reporter, Wanted};
 use crate::limits::{MTU_DEFAULT, MTU_MAX};
 use crate::object::{External, Link, Outlet, VirtualNetwork};
 use crate::shape::nearest;
@@ -57,46 +57,122 @@ impl Key {
     }
 }
 
-pub(super) fn check(
-    intent: &mut Intent,
-    changed: &BTreeSet<String>,
-    existing: &Existing,
-    reporter: &mut Reporter,
-) {
-    // What was there first keeps its key; who comes with the change is at fault.
-    let names = || {
-        let old = intent.vnets.keys().filter(|name| !changed.contains(*name));
-        old.chain(changed.iter().filter(|name| intent.vnets.contains_key(*name)))
+/// What a virtual network has of an external interface.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Outside {
+    /// Rates of its links, bits a second.
+    rate_bps: u64,
+    /// Largest packet, with what a tunnel puts before it, bytes.
+    packet_bytes: u32,
+}
+
+/// What a virtual network has of each external interface that its links use.
+pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, Outside> {
+    let mut all: BTreeMap<String, Outside> = BTreeMap::new();
+    for link in &vnet.spec.links {
+        let Some((node, interface, external)) = outside_end(vnet, link) else { continue };
+        let outside = all.entry(external.interface.clone()).or_default();
+        outside.rate_bps = outside.rate_bps.saturating_add(link.rate.map_or(0, |rate| rate.0));
+        let port = vnet.spec.nodes.get(node).and_then(|node| node.interfaces.get(interface));
+        let packet = port.and_then(|port| port.mtu).map_or(0, |mtu| mtu + overhead(external));
+        outside.packet_bytes = outside.packet_bytes.max(packet);
+    }
+    all
+}
+
+pub(super) fn check(wanted: &mut Wanted<'_>, existing: &Existing, reporter: &mut Reporter) {
+    tunnels(wanted, reporter);
+    let substrate = wanted.substrate.clone();
+    let mtu_of = |interface: &str| -> Option<u32> {
+        match substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
+            Outlet::Device(device, _) => Some(existing.devices.as_ref()?.get(device)?.mtu),
+            Outlet::Memif(memif) => Some(memif.mtu),
+            Outlet::Generator(_) => Some(MTU_MAX),
+        }
     };
-    let mut taken: BTreeMap<(String, Key), String> = BTreeMap::new();
-    let mut ports: BTreeMap<(String, IpAddr, u16), (bool, String)> = BTreeMap::new();
-    for vnet in names() {
-        for (name, external) in &intent.vnets[vnet].spec.externals {
-            interface_known(intent, vnet, name, external, reporter);
+    let mut kept: BTreeMap<&str, Outside> = BTreeMap::new();
+    let mut mtu_max = 0;
+    for (_, vnet) in wanted.kept() {
+        vnet.sums().outside.iter().for_each(|(interface, more)| add(&mut kept, interface, more));
+        mtu_max = mtu_max.max(vnet.sums().mtu);
+    }
+    let exceeds = |(interface, outside): (&&str, &Outside)| {
+        mtu_of(interface).is_some_and(|mtu| outside.packet_bytes > mtu)
+    };
+    // Without a change of its own, only other devices can be at fault.
+    if mtu_max > MTU_MAX || kept.iter().any(exceeds) {
+        for (name, vnet) in wanted.kept() {
+            mtus(name, &mut VirtualNetwork::clone(vnet), false, mtu_of, reporter);
+        }
+    }
+    for (name, vnet) in &mut wanted.changed {
+        mtus(name, vnet, true, mtu_of, reporter);
+    }
+    rates(wanted, kept, reporter);
+}
+
+/// Counts in what is used of an interface.
+fn add<'a>(all: &mut BTreeMap<&'a str, Outside>, interface: &'a str, more: &Outside) {
+    let outside = all.entry(interface).or_default();
+    outside.rate_bps = outside.rate_bps.saturating_add(more.rate_bps);
+    outside.packet_bytes = outside.packet_bytes.max(more.packet_bytes);
+}
+
+/// Checks that interfaces are there and that no key is taken twice.
+fn tunnels(wanted: &Wanted<'_>, reporter: &mut Reporter) {
+    // What was there first keeps its key; who comes with the change is at fault.
+    let mut taken: BTreeMap<(&str, Key), String> = BTreeMap::new();
+    let mut ports: BTreeMap<(&str, IpAddr, u16), (bool, String)> = BTreeMap::new();
+    let mut new_keys: BTreeSet<(&str, Key)> = BTreeSet::new();
+    let mut new_ports: BTreeSet<(&str, IpAddr, u16)> = BTreeSet::new();
+    for (vnet, changed) in &wanted.changed {
+        let before = wanted.before.get(vnet);
+        for (name, external) in &changed.spec.externals {
+            if before.and_then(|vnet| vnet.spec.externals.get(name)) != Some(external) {
+                let key = Key::of(external);
+                let at = key.arrives_at();
+                new_ports.extend(at.map(|(local, port)| (&*external.interface, local, port)));
+                new_keys.insert((&external.interface, key));
+            }
+        }
+    }
+    // Of what stays only what new ones could meet is looked at, if the interfaces stay, too.
+    let all = reporter.substrate.is_some();
+    let kept = (all || !new_keys.is_empty()).then(|| wanted.kept()).into_iter().flatten();
+    let kept = kept.map(|(name, vnet)| (name, &***vnet, all));
+    let changed = wanted.changed.iter().map(|(name, vnet)| (name, vnet, true));
+    for (vnet, spec, whole) in kept.chain(changed) {
+        for (name, external) in &spec.spec.externals {
+            let interface = external.interface.as_str();
             let key = Key::of(external);
+            let at = key.arrives_at().map(|(local, port)| (interface, local, port));
+            if !whole
+                && !new_keys.contains(&(interface, key))
+                && !at.is_some_and(|at| new_ports.contains(&at))
+            {
+                continue;
+            }
+            interface_known(wanted, vnet, name, external, reporter);
             let (text, place) = key.text();
             let path = [&["spec", "externals", name], place].concat();
             let owner = format!("{vnet}/{name}");
-            let kind = kind_without_tunnels(intent, &external.interface);
+            let kind = kind_without_tunnels(wanted, interface);
             if let (Some(kind), true) = (kind, key != Key::Whole) {
-                let interface = &external.interface;
                 let message = format!("interface {interface} is a {kind}, which has no tunnels");
                 let hint = "remove vxlan and udp, or take an interface with a device";
                 reporter.vnet(vnet, &["spec", "externals", name, place[0]], message, hint);
-            } else if let Some(other) =
-                taken.insert((external.interface.clone(), key), owner.clone())
-            {
+            } else if let Some(other) = taken.insert((interface, key), owner.clone()) {
                 let by = taken_by(reporter, &other);
-                let message = format!("{text} on interface {} {by}", external.interface);
+                let message = format!("{text} on interface {interface} {by}");
                 let hint = match kind {
                     Some(kind) => format!("add an interface: a {kind} has one external"),
                     None => "take another key or interface".into(),
                 };
                 reporter.vnet(vnet, &path, message, hint);
             }
-            let Some((local, port)) = key.arrives_at() else { continue };
+            let Some(at) = at else { continue };
+            let (_, local, port) = at;
             let vxlan = matches!(key, Key::Vxlan(..));
-            let at = (external.interface.clone(), local, port);
             let (other_vxlan, other) = ports.entry(at).or_insert_with(|| (vxlan, owner)).clone();
             if other_vxlan != vxlan {
                 let kind = if other_vxlan { "VXLAN" } else { "Ethernet in UDP" };
@@ -106,19 +182,6 @@ pub(super) fn check(
             }
         }
     }
-    let substrate = intent.substrate.clone();
-    let mtu_of = |interface: &str| -> Option<u32> {
-        match substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
-            Outlet::Device(device, _) => Some(existing.devices.as_ref()?.get(device)?.mtu),
-            Outlet::Memif(memif) => Some(memif.mtu),
-            Outlet::Generator(_) => Some(MTU_MAX),
-        }
-    };
-    for (name, vnet) in &mut intent.vnets {
-        // Without a change of its own, only a substrate with other devices can be at fault.
-        mtus(name, vnet, changed.contains(name), mtu_of, reporter);
-    }
-    rates(intent, changed, reporter);
 }
 
 /// That something is taken, and by which external of which virtual network where who asks may know.
@@ -128,21 +191,21 @@ fn taken_by(reporter: &Reporter, owner: &str) -> String {
 }
 
 /// What people call an interface all of whose frames are one external's.
-fn kind_without_tunnels(intent: &Intent, interface: &str) -> Option<&'static str> {
-    match intent.substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
+fn kind_without_tunnels(wanted: &Wanted<'_>, interface: &str) -> Option<&'static str> {
+    match wanted.substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
         Outlet::Device(..) | Outlet::Generator(_) => None,
         Outlet::Memif(_) => Some("memif"),
     }
 }
 
 fn interface_known(
-    intent: &Intent,
+    wanted: &Wanted<'_>,
     vnet: &str,
     name: &str,
     external: &External,
     reporter: &mut Reporter,
 ) {
-    let interfaces = intent.substrate.as_ref().map(|substrate| &substrate.spec.interfaces);
+    let interfaces = wanted.substrate.as_ref().map(|substrate| &substrate.spec.interfaces);
     if interfaces.is_some_and(|interfaces| interfaces.contains_key(&external.interface)) {
         return;
     }
@@ -178,6 +241,16 @@ fn outside_end<'a>(
     Some((node, interface, vnet.spec.externals.get(external)?))
 }
 
+/// Bytes that an external puts before the inner IP packet.
+fn overhead(external: &External) -> u32 {
+    let udp = |local: IpAddr| if local.is_ipv4() { UDP_OVERHEAD_V4 } else { UDP_OVERHEAD_V6 };
+    match Key::of(external) {
+        Key::Whole => 0,
+        Key::Vxlan(local, ..) => udp(local) + VXLAN_HEADER,
+        Key::Udp(local, ..) => udp(local),
+    }
+}
+
 /// Checks MTUs against the underlay's, and fills in those that are not given.
 fn mtus(
     name: &str,
@@ -190,13 +263,8 @@ fn mtus(
     for link in &vnet.spec.links {
         let Some((node, interface, external)) = outside_end(vnet, link) else { continue };
         let Some(underlay) = mtu_of(&external.interface) else { continue };
-        let udp = |local: IpAddr| if local.is_ipv4() { UDP_OVERHEAD_V4 } else { UDP_OVERHEAD_V6 };
-        let overhead = match Key::of(external) {
-            Key::Whole => 0,
-            Key::Vxlan(local, ..) => udp(local) + VXLAN_HEADER,
-            Key::Udp(local, ..) => udp(local),
-        };
-        bounds.insert((node.into(), interface.into()), underlay.saturating_sub(overhead));
+        let bound = underlay.saturating_sub(overhead(external));
+        bounds.insert((node.into(), interface.into()), bound);
     }
     for (node_name, node) in &mut vnet.spec.nodes {
         for (interface_name, interface) in &mut node.interfaces {
@@ -222,15 +290,27 @@ fn mtus(
 }
 
 /// Checks that the rates of links over an interface add up to no more than its capacity.
-fn rates(intent: &Intent, changed: &BTreeSet<String>, reporter: &mut Reporter) {
-    let Some(substrate) = &intent.substrate else { return };
+fn rates(wanted: &Wanted<'_>, kept: BTreeMap<&str, Outside>, reporter: &mut Reporter) {
+    let Some(substrate) = &wanted.substrate else { return };
     let mut left: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, interface) in &substrate.spec.interfaces {
         left.extend(interface.capacity.map(|capacity| (name.as_str(), capacity.0)));
     }
-    let old = intent.vnets.keys().filter(|name| !changed.contains(*name));
-    for name in old.chain(changed) {
-        let Some(vnet) = intent.vnets.get(name) else { continue };
+    if left.is_empty() {
+        return;
+    }
+    // Who comes with the change is at fault. Link by link it is looked at only where all is too much.
+    let changed: Vec<_> = wanted.changed.values().map(of).collect();
+    let mut all = kept;
+    changed.iter().flatten().for_each(|(interface, more)| add(&mut all, interface, more));
+    let fits = |(interface, left): (&&str, &u64)| {
+        all.get(interface).is_none_or(|outside| outside.rate_bps <= *left)
+    };
+    if left.iter().all(fits) {
+        return;
+    }
+    let kept = wanted.kept().map(|(name, vnet)| (name, &***vnet));
+    for (name, vnet) in kept.chain(&wanted.changed) {
         for (index, link) in vnet.spec.links.iter().enumerate() {
             let Some((_, _, external)) = outside_end(vnet, link) else { continue };
             let (Some(rate), Some(left)) = (link.rate, left.get_mut(external.interface.as_str()))

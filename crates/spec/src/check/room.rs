@@ -1,23 +1,28 @@
 //! Whether all virtual networks together have room on the machine.
 
-use super::{Existing, Intent, Reporter};
+use super::{Existing, Reporter, Vnets, Wanted};
 use crate::limits::{MEMIF_REGIONS_MAX, REGIONS_MAX};
 use crate::units::Bytes;
 use crate::usage::Usage;
 
-pub(super) fn check(intent: &Intent, existing: &Existing, reporter: &mut Reporter) {
+pub(super) fn check(
+    wanted: &Wanted<'_>,
+    vnets: &Vnets,
+    existing: &Existing,
+    reporter: &mut Reporter,
+) {
     let mut all = Usage::default();
-    for (name, vnet) in &intent.vnets {
-        all += intent.usage(name, vnet);
+    for vnet in vnets.values() {
+        all += vnet.usage();
     }
-    memory(intent, &all, reporter);
+    memory(wanted, &all, reporter);
     descriptors(&all, existing, reporter);
-    regions(intent, &all, reporter);
+    regions(wanted, &all, reporter);
 }
 
 /// Checks that the memory of all guests adds up to no more than there is for them.
-fn memory(intent: &Intent, all: &Usage, reporter: &mut Reporter) {
-    let host = intent.substrate.as_ref().and_then(|s| s.spec.management_host.as_ref());
+fn memory(wanted: &Wanted<'_>, all: &Usage, reporter: &mut Reporter) {
+    let host = wanted.substrate.as_ref().and_then(|s| s.spec.management_host.as_ref());
     let Some(bound) = host.and_then(|host| host.memory) else { return };
     if all.memory_bytes > bound.0 {
         let sum = Bytes(all.memory_bytes);
@@ -56,8 +61,8 @@ fn descriptors(all: &Usage, existing: &Existing, reporter: &mut Reporter) {
 }
 
 /// Checks that the mux can map what all may have it map.
-fn regions(intent: &Intent, all: &Usage, reporter: &mut Reporter) {
-    let interfaces = intent.substrate.iter().flat_map(|s| s.spec.interfaces.values());
+fn regions(wanted: &Wanted<'_>, all: &Usage, reporter: &mut Reporter) {
+    let interfaces = wanted.substrate.iter().flat_map(|s| s.spec.interfaces.values());
     let outside = interfaces.filter(|interface| interface.memif.is_some()).count() as u64;
     let needed = all.regions.saturating_add(outside * MEMIF_REGIONS_MAX);
     if needed > REGIONS_MAX {

@@ -4,12 +4,12 @@
 //! What a tenant is told when it asks ([`Existing::asker`]) names nothing of others.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
-use super::{Existing, Intent, NAME_HINT, Power, Reporter, bad_name};
+use super::placed::Sums;
+use super::{Existing, NAME_HINT, Reporter, Wanted, bad_name};
 use crate::limits::*;
-use crate::object::{
-    External, Grant, Image, ImageSource, Node, Object, Program, Quota, VirtualNetwork,
-};
+use crate::object::{External, Grant, Image, ImageSource, Object, Program, Quota, VirtualNetwork};
 use crate::parse::Document;
 use crate::units::{BitRate, Bytes, Cores, KeySet};
 use crate::usage::Usage;
@@ -37,37 +37,37 @@ pub(super) fn may_name(document: &Document, existing: &Existing) -> Option<(Stri
 }
 
 /// Checks grants of tenants against each other, and what virtual networks use against them.
-pub(super) fn grants(intent: &Intent, changed: &BTreeSet<String>, reporter: &mut Reporter) {
-    if intent.tenants.len() > TENANTS_MAX {
-        let message = format!("{} tenants exceed {TENANTS_MAX}", intent.tenants.len());
+pub(super) fn grants(wanted: &Wanted<'_>, reporter: &mut Reporter) {
+    if wanted.tenants.len() > TENANTS_MAX {
+        let message = format!("{} tenants exceed {TENANTS_MAX}", wanted.tenants.len());
         reporter.general(message, "delete some first");
     }
     let told: Vec<String> = reporter.tenants.keys().map(|name| (*name).to_owned()).collect();
     for name in &told {
-        one(intent, name, reporter);
-        for other in intent.tenants.keys().filter(|other| *other != name) {
+        one(wanted, name, reporter);
+        for other in wanted.tenants.keys().filter(|other| *other != name) {
             // Of two in one change, the later by name is at fault.
             if !told.contains(other) || other < name {
-                against(intent, name, other, reporter);
+                against(wanted, name, other, reporter);
             }
         }
     }
-    for (name, vnet) in &intent.vnets {
+    // What stays is as before but for tenants that change.
+    let kept = (!told.is_empty()).then(|| wanted.kept()).into_iter().flatten();
+    let kept = kept.map(|(name, vnet)| (name, &***vnet)).filter(|(name, _)| {
+        tenant_of(name).is_none_or(|tenant| told.iter().any(|told| told == tenant))
+    });
+    for (name, vnet) in kept.chain(&wanted.changed) {
         match tenant_of(name) {
-            Some(tenant) if changed.contains(name) || told.iter().any(|told| told == tenant) => {
-                uses(intent, name, tenant, vnet, reporter);
-            }
-            None if changed.contains(name) || !told.is_empty() => {
-                operators(intent, name, vnet, reporter);
-            }
-            _ => {}
+            Some(tenant) => uses(wanted, name, tenant, vnet, reporter),
+            None => operators(wanted, name, vnet, reporter),
         }
     }
 }
 
 /// A tenant by itself.
-fn one(intent: &Intent, name: &str, reporter: &mut Reporter) {
-    let spec = &intent.tenants[name].spec;
+fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
+    let spec = &wanted.tenants[name].spec;
     for (key, count) in [("unixUsers", spec.unix_users.len()), ("images", spec.images.len())] {
         if count > TENANT_ENTRIES_MAX {
             let message = format!("{count} {key} exceed {TENANT_ENTRIES_MAX}");
@@ -108,8 +108,8 @@ fn one(intent: &Intent, name: &str, reporter: &mut Reporter) {
 }
 
 /// What two tenants both may use, as a fault of `name`.
-fn against(intent: &Intent, name: &str, other: &str, reporter: &mut Reporter) {
-    let (mine, theirs) = (&intent.tenants[name].spec, &intent.tenants[other].spec);
+fn against(wanted: &Wanted<'_>, name: &str, other: &str, reporter: &mut Reporter) {
+    let (mine, theirs) = (&wanted.tenants[name].spec, &wanted.tenants[other].spec);
     if let Some(user) = mine.unix_users.iter().find(|user| theirs.unix_users.contains(user)) {
         let message = format!("unix user {user:?} is of tenant {other}");
         reporter.tenant(name, &["spec", "unixUsers"], message, "a user is of one tenant");
@@ -166,8 +166,14 @@ fn grant_words(grant: &Grant) -> String {
 }
 
 /// What a tenant's virtual network uses that is not the tenant's.
-fn uses(intent: &Intent, name: &str, tenant: &str, vnet: &VirtualNetwork, reporter: &mut Reporter) {
-    let Some(spec) = intent.tenants.get(tenant).map(|tenant| &tenant.spec) else {
+fn uses(
+    wanted: &Wanted<'_>,
+    name: &str,
+    tenant: &str,
+    vnet: &VirtualNetwork,
+    reporter: &mut Reporter,
+) {
+    let Some(spec) = wanted.tenants.get(tenant).map(|tenant| &tenant.spec) else {
         let message = format!("there is no tenant {tenant}");
         let hint = "apply its Tenant first, or use a name without a dot";
         reporter.vnet(name, &["metadata", "name"], message, hint);
@@ -229,9 +235,9 @@ fn image_allowed(image: &Image, directories: &[String]) -> bool {
 }
 
 /// What an operators' virtual network uses that is a tenant's.
-fn operators(intent: &Intent, name: &str, vnet: &VirtualNetwork, reporter: &mut Reporter) {
+fn operators(wanted: &Wanted<'_>, name: &str, vnet: &VirtualNetwork, reporter: &mut Reporter) {
     for (external_name, external) in &vnet.spec.externals {
-        for (tenant, object) in &intent.tenants {
+        for (tenant, object) in &*wanted.tenants {
             let Some(grant) = object.spec.interfaces.get(&external.interface) else { continue };
             if !meets(grant, external) {
                 continue;
@@ -272,14 +278,14 @@ struct Use<'a> {
     nodes: Usage,
     rate_bps: u64,
     spec_bytes: u64,
-    images: BTreeSet<(&'a str, Option<&'a str>)>,
+    images: BTreeSet<&'a (String, Option<String>)>,
 }
 
 /// How a quota's values are written.
 type Write = fn(u64) -> String;
 
 /// One bound of a quota.
-struct Bound {
+struct Quantity {
     /// Its key.
     name: &'static str,
     /// What it is, or `None` for none.
@@ -293,86 +299,86 @@ fn or(value: Option<impl Into<u64>>, default: u64) -> Option<u64> {
     Some(value.map_or(default, Into::into))
 }
 
-const QUOTAS: [Bound; 14] = [
-    Bound {
+const QUOTAS: [Quantity; 14] = [
+    Quantity {
         name: "vnets",
         max: |quota| or(quota.vnets, TENANT_VNETS_DEFAULT),
         of: |used| used.vnets,
         write: plain,
     },
-    Bound {
+    Quantity {
         name: "nodes",
         max: |quota| or(quota.nodes, TENANT_NODES_DEFAULT),
         of: |used| used.nodes.nodes,
         write: plain,
     },
-    Bound {
+    Quantity {
         name: "power",
         max: |quota| or(quota.power.map(|power| power.0), TENANT_POWER_DEFAULT),
         of: |used| used.nodes.power_millicores,
         write: cores,
     },
-    Bound {
+    Quantity {
         name: "cpu",
         max: |quota| or(quota.cpu.map(|cpu| cpu.0), TENANT_CPU_DEFAULT),
         of: |used| used.nodes.cpu_millicores,
         write: cores,
     },
-    Bound {
+    Quantity {
         name: "memory",
         max: |quota| or(quota.memory.map(|memory| memory.0), TENANT_MEMORY_DEFAULT),
         of: |used| used.nodes.memory_bytes,
         write: bytes,
     },
-    Bound {
+    Quantity {
         name: "processes",
         max: |quota| or(quota.processes, TENANT_PROCESSES_DEFAULT),
         of: |used| used.nodes.processes,
         write: plain,
     },
-    Bound {
+    Quantity {
         name: "vports",
         max: |quota| or(quota.vports, TENANT_VPORTS_DEFAULT),
         of: |used| used.nodes.vports,
         write: plain,
     },
-    Bound {
+    Quantity {
         name: "rate",
         max: |quota| quota.rate.map(|rate| rate.0),
         of: |used| used.rate_bps,
         write: |value| BitRate(value).to_string(),
     },
-    Bound {
+    Quantity {
         name: "routes",
         max: |quota| or(quota.routes, TENANT_ROUTES_DEFAULT),
         of: |used| used.nodes.routes,
         write: plain,
     },
-    Bound {
+    Quantity {
         name: "specs",
         max: |quota| or(quota.specs.map(|specs| specs.0), TENANT_SPECS_DEFAULT),
         of: |used| used.spec_bytes,
         write: bytes,
     },
-    Bound {
+    Quantity {
         name: "logs",
         max: |quota| or(quota.logs.map(|logs| logs.0), TENANT_LOGS_DEFAULT),
         of: |used| used.nodes.log_bytes,
         write: bytes,
     },
-    Bound {
+    Quantity {
         name: "ociImages",
         max: |quota| or(quota.oci_images, TENANT_OCI_IMAGES_DEFAULT),
         of: |used| used.images.len() as u64,
         write: plain,
     },
-    Bound {
+    Quantity {
         name: "descriptors",
         max: |quota| or(quota.descriptors, TENANT_DESCRIPTORS_DEFAULT),
         of: |used| used.nodes.descriptors,
         write: plain,
     },
-    Bound {
+    Quantity {
         name: "regions",
         max: |quota| or(quota.regions, TENANT_REGIONS_DEFAULT),
         of: |used| used.nodes.regions,
@@ -394,50 +400,54 @@ fn cores(millicores: u64) -> String {
 
 impl<'a> Use<'a> {
     /// Counts a virtual network in.
-    fn add(&mut self, usage: Usage, vnet: &'a VirtualNetwork) {
+    fn add(&mut self, sums: &'a Sums) {
         self.vnets += 1;
-        self.nodes += usage;
-        let rates = vnet.spec.links.iter().filter_map(|link| link.rate);
-        self.rate_bps = rates.fold(self.rate_bps, |sum, rate| sum.saturating_add(rate.0));
-        self.spec_bytes = self.spec_bytes.saturating_add(bytes_of(vnet));
-        self.images.extend(vnet.spec.nodes.values().flat_map(Node::oci_images));
+        self.nodes += sums.usage;
+        self.rate_bps = self.rate_bps.saturating_add(sums.rate_bps);
+        self.spec_bytes = self.spec_bytes.saturating_add(sums.spec_bytes);
+        self.images.extend(&sums.images);
     }
 }
 
-/// Length of a virtual network's spec as JSON.
-fn bytes_of(vnet: &VirtualNetwork) -> u64 {
-    // Plain data with string keys: it is always JSON.
-    serde_json::to_string(vnet).map_or(u64::MAX, |text| text.len() as u64)
+/// What is a tenant's of what is there by the names of virtual networks.
+fn of_tenant<'a, T>(
+    all: &'a BTreeMap<String, T>,
+    tenant: &str,
+) -> impl Iterator<Item = (&'a String, &'a T)> {
+    let first = format!("{tenant}.");
+    let from = all.range::<str, _>((Bound::Included(&*first), Bound::Unbounded));
+    from.take_while(move |(name, _)| name.starts_with(&first))
 }
 
-/// Checks that tenants whose virtual networks or quotas change keep to their quotas.
+/// Checks that tenants whose virtual networks or quotas change keep to their quotas; `changed` is what
+/// counts of those that change.
 pub(super) fn quotas(
-    intent: &Intent,
-    changed: &BTreeSet<String>,
-    power: Power,
+    wanted: &Wanted<'_>,
+    changed: &BTreeMap<&str, &Sums>,
     reporter: &mut Reporter,
 ) {
-    let touched = changed.iter().filter_map(|name| tenant_of(name));
-    let touched: BTreeSet<&str> = touched.chain(reporter.tenants.keys().copied()).collect();
-    // Of each what it has beside what changes, what is asked, and both.
-    let mut uses: BTreeMap<&str, [Use<'_>; 3]> = BTreeMap::new();
-    for (name, vnet) in &intent.vnets {
-        let Some(tenant) = tenant_of(name).filter(|name| touched.contains(name)) else { continue };
-        let [used, asked, all] = uses.entry(tenant).or_default();
-        let changes = changed.contains(name);
-        let usage = || match power {
-            Power::Asked if changes => Intent::usage_asked(vnet),
-            _ => intent.usage(name, vnet),
-        };
-        if changes { asked } else { used }.add(usage(), vnet);
-        all.add(usage(), vnet);
-    }
-    for (tenant, [used, asked, all]) in uses {
-        let mine = |name: &&String| tenant_of(name) == Some(tenant);
-        let first = changed.iter().find(mine);
-        let Some(object) = intent.tenants.get(tenant) else { continue };
+    let touched = wanted.changed.keys().filter_map(|name| tenant_of(name));
+    let touched: BTreeSet<String> =
+        touched.chain(reporter.tenants.keys().copied()).map(str::to_owned).collect();
+    for tenant in &touched {
+        // What it has beside what changes, what is asked, and both.
+        let [mut used, mut asked, mut all] = <[Use; 3]>::default();
+        for (name, vnet) in of_tenant(wanted.before, tenant) {
+            if !wanted.changed.contains_key(name) {
+                used.add(vnet.sums());
+                all.add(vnet.sums());
+            }
+        }
+        for (name, _) in of_tenant(&wanted.changed, tenant) {
+            if let Some(sums) = changed.get(name.as_str()) {
+                asked.add(sums);
+                all.add(sums);
+            }
+        }
+        let first = of_tenant(&wanted.changed, tenant).next();
+        let Some(object) = wanted.tenants.get(tenant) else { continue };
         let quota = &object.spec.quota;
-        for Bound { name, max, of, write } in QUOTAS {
+        for Quantity { name, max, of, write } in QUOTAS {
             let Some(bound) = max(quota).filter(|bound| of(&all) > *bound) else { continue };
             let (used, asked) = (of(&used), of(&asked));
             let message = format!(
@@ -448,7 +458,7 @@ pub(super) fn quotas(
                 write(used)
             );
             match first {
-                Some(vnet) => {
+                Some((vnet, _)) => {
                     reporter.vnet(vnet, &["spec"], message, "ask for less, or ask an operator");
                 }
                 None => {
@@ -463,25 +473,36 @@ pub(super) fn quotas(
             }
         }
         if quota.rate.is_some() {
-            unlimited(intent, tenant, changed, reporter);
+            unlimited(wanted, tenant, reporter);
         }
     }
 }
 
 /// Links without a rate, of a tenant that has a quota of it.
-fn unlimited(intent: &Intent, tenant: &str, changed: &BTreeSet<String>, reporter: &mut Reporter) {
-    for (name, vnet) in intent.vnets.iter().filter(|(name, _)| tenant_of(name) == Some(tenant)) {
-        for (index, link) in vnet.spec.links.iter().enumerate().filter(|one| one.1.rate.is_none()) {
-            let link = link.name.clone().unwrap_or_else(|| format!("link{}", index + 1));
-            if changed.contains(name) {
-                let path = ["spec", "links", &index.to_string()];
-                let message = format!("no rate, but tenant {tenant} has a quota of rate");
-                reporter.vnet(name, &path, message, "give it a rate");
-            } else {
-                let message = format!("vnet {name}: {link} has no rate");
-                let hint = "give it a rate first";
-                reporter.tenant(tenant, &["spec", "quota", "rate"], message, hint);
-            }
+fn unlimited(wanted: &Wanted<'_>, tenant: &str, reporter: &mut Reporter) {
+    let without_rate = |vnet: &VirtualNetwork| {
+        let links = vnet.spec.links.iter().enumerate();
+        let without = links.filter(|(_, link)| link.rate.is_none());
+        let named = without.map(|(index, link)| {
+            (index, link.name.clone().unwrap_or_else(|| format!("link{}", index + 1)))
+        });
+        named.collect::<Vec<(usize, String)>>()
+    };
+    for (name, vnet) in of_tenant(&wanted.changed, tenant) {
+        for (index, _) in without_rate(vnet) {
+            let path = ["spec", "links", &index.to_string()];
+            let message = format!("no rate, but tenant {tenant} has a quota of rate");
+            reporter.vnet(name, &path, message, "give it a rate");
+        }
+    }
+    for (name, vnet) in of_tenant(wanted.before, tenant).filter(|(_, vnet)| !vnet.sums().rated) {
+        if wanted.changed.contains_key(name) {
+            continue;
+        }
+        for (_, link) in without_rate(vnet) {
+            let message = format!("vnet {name}: {link} has no rate");
+            let hint = "give it a rate first";
+            reporter.tenant(tenant, &["spec", "quota", "rate"], message, hint);
         }
     }
 }

@@ -1,0 +1,107 @@
+//! A virtual network that was checked, with what counts of it where all share something.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
+use std::sync::Arc;
+
+use pdp_alloc::{Given, Share};
+
+use super::outside::{self, Outside};
+use crate::object::{Node, NodeKind, VirtualNetwork};
+use crate::usage::Usage;
+
+/// Virtual networks by name. One that is as before is the same one, by its pointer.
+pub type Vnets = BTreeMap<String, Arc<Placed>>;
+
+/// Shares of power by vrouter; a guest a share, in this order.
+pub type Shares = BTreeMap<String, Vec<Share>>;
+
+/// A virtual network that was checked, and the power that its vrouters have. It is not changed, but
+/// made anew: what is counted of it is counted once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placed {
+    vnet: VirtualNetwork,
+    shares: Shares,
+    sums: Sums,
+}
+
+/// What is counted of a virtual network.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Sums {
+    /// What its nodes take.
+    pub(super) usage: Usage,
+    /// Length of its spec as JSON.
+    pub(super) spec_bytes: u64,
+    /// Rates of its links, bits a second, and whether each has one.
+    pub(super) rate_bps: u64,
+    pub(super) rated: bool,
+    /// OCI images by directory and reference.
+    pub(super) images: BTreeSet<(String, Option<String>)>,
+    /// What it has of forwarding engines.
+    pub(super) power: Given,
+    /// Whether each of its vrouters has a share.
+    pub(super) placed: bool,
+    /// What it has of external interfaces.
+    pub(super) outside: BTreeMap<String, Outside>,
+    /// Largest IP packet of an interface, bytes.
+    pub(super) mtu: u32,
+}
+
+impl Placed {
+    /// Of a virtual network as it came from [`crate::check`], and shares of its vrouters.
+    pub fn new(vnet: VirtualNetwork, shares: Shares) -> Self {
+        Self { sums: Sums::of(&vnet, &shares), vnet, shares }
+    }
+
+    /// Shares of its vrouters.
+    pub fn shares(&self) -> &Shares {
+        &self.shares
+    }
+
+    /// What its nodes take of the machine, with the power that they were given.
+    pub fn usage(&self) -> Usage {
+        self.sums.usage
+    }
+
+    pub(super) fn sums(&self) -> &Sums {
+        &self.sums
+    }
+}
+
+impl Deref for Placed {
+    type Target = VirtualNetwork;
+
+    fn deref(&self) -> &VirtualNetwork {
+        &self.vnet
+    }
+}
+
+impl Sums {
+    pub(super) fn of(vnet: &VirtualNetwork, shares: &Shares) -> Self {
+        let mut sums = Self {
+            // Plain data with string keys: it is always JSON.
+            spec_bytes: serde_json::to_string(vnet).map_or(u64::MAX, |text| text.len() as u64),
+            rated: vnet.spec.links.iter().all(|link| link.rate.is_some()),
+            placed: true,
+            outside: outside::of(vnet),
+            ..Self::default()
+        };
+        for link in &vnet.spec.links {
+            sums.rate_bps = sums.rate_bps.saturating_add(link.rate.map_or(0, |rate| rate.0));
+        }
+        for (name, node) in &vnet.spec.nodes {
+            let shares = shares.get(name).map_or(&[][..], Vec::as_slice);
+            sums.usage += node.usage(shares.iter().map(|share| share.millicores));
+            sums.placed &= node.kind == NodeKind::Host || !shares.is_empty();
+            for share in shares {
+                *sums.power.entry(share.engine.clone()).or_default() += u64::from(share.millicores);
+            }
+            let mtus = node.interfaces.values().filter_map(|interface| interface.mtu);
+            sums.mtu = mtus.fold(sums.mtu, u32::max);
+        }
+        let images = vnet.spec.nodes.values().flat_map(Node::oci_images);
+        let owned = |(path, tag): (&str, Option<&str>)| (path.to_owned(), tag.map(str::to_owned));
+        sums.images.extend(images.map(owned));
+        sums
+    }
+}
