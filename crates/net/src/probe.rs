@@ -83,7 +83,7 @@ pub fn run() -> Vec<Check> {
         cgroups(),
         user_namespaces(),
         seccomp(),
-        program("runc", &["/usr/sbin/runc", "/usr/bin/runc"], "--version", true),
+        runc(),
         program("frr", &["/usr/lib/frr/zebra"], "--version", false),
         program("bird", &["/usr/sbin/bird"], "--version", false),
         bpf_fs(),
@@ -121,17 +121,31 @@ fn root() -> Check {
     }
 }
 
-/// XDP links came with Linux 5.9.
+/// Mounts that show files through other ids (mount_setattr(2)) came with Linux 5.12.
 fn kernel() -> Check {
-    const NEEDED: (u32, u32) = (5, 9);
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release.split(['.', '-']).map(|part| part.trim().parse().unwrap_or(0));
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if version >= NEEDED {
+    if version(&release) >= (5, 12) {
         ok("kernel", release.trim())
     } else {
-        missing("kernel", release.trim(), "install Linux 5.9 or newer")
+        missing("kernel", release.trim(), "install Linux 5.12 or newer")
     }
+}
+
+/// `runc exec --cgroup` came with runc 1.1.
+fn runc() -> Check {
+    let found = program("runc", &["/usr/sbin/runc", "/usr/bin/runc"], "--version", true);
+    let said = found.detail.strip_prefix("runc version ").map(version);
+    if said.is_some_and(|version| version < (1, 1)) {
+        return missing("runc", found.detail, "install runc 1.1 or newer");
+    }
+    found
+}
+
+/// The first two numbers of a version; zero for what is none.
+fn version(text: &str) -> (u32, u32) {
+    let mut numbers =
+        text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 fn processor() -> Check {
@@ -370,4 +384,16 @@ fn warn(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>
 
 fn missing(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Check {
     Check { name, level: Level::Missing, detail: detail.into(), remedy: remedy.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        let read =
+            ["6.1.0-31-cloud-amd64\n", "1.1.5+ds1 at /usr/sbin/runc", "5.12", "1.0-rc9", "x"];
+        assert_eq!(read.map(version), [(6, 1), (1, 1), (5, 12), (1, 0), (0, 0)]);
+    }
 }
