@@ -454,6 +454,8 @@ impl Runtime {
     fn runc_command(&self) -> Command {
         let mut command = Command::new(&self.paths.runc);
         command.arg("--root").arg(&self.paths.runc_root);
+        // The daemon's own: runc would have the guest report to systemd.
+        command.env_remove("NOTIFY_SOCKET");
         command
     }
 

@@ -12,7 +12,7 @@ first=
 if [ ! -e /var/lib/vm-applied ]; then
     first=yes
     pdp apply -f /root/ospf.yaml > /root/apply.log 2>&1
-    say "apply $?"
+    say "apply $? $(tail -n 3 /root/apply.log | tr '\n' ' ')"
     touch /var/lib/vm-applied
 fi
 

@@ -23,6 +23,7 @@ use pdpd::state::State;
 use pdpd::upgrade;
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing_subscriber::EnvFilter;
@@ -222,6 +223,8 @@ async fn serve(
     let purge = Arc::new(Mutex::new(false));
     let told = purge.clone();
     tracing::info!("pdpd {} is ready", env!("CARGO_PKG_VERSION"));
+    // The socket listens: systemd may start what comes after. Nothing is sent where it did not start pdpd.
+    sd_notify::notify(&[NotifyState::Ready]).context("tell systemd")?;
     http::serve(listeners, engine, guard, async move {
         tokio::select! {
             _ = terminate.recv() => {}
