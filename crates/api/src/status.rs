@@ -32,6 +32,27 @@ impl Phase {
     }
 }
 
+/// Something about an object that its user should know, while it is as its spec says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    /// What it is about.
+    pub kind: ConditionKind,
+    /// The node of a vnet that it is about.
+    pub node: String,
+    /// What is so, and what that means.
+    pub message: String,
+}
+
+/// What a condition is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum ConditionKind {
+    /// Something in the control guest's kernel may treat packets otherwise than forwarding guests do: see
+    /// `kernelHooks` of the spec.
+    KernelHooks,
+}
+
 /// A vnet in a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -43,6 +64,9 @@ pub struct VnetSummary {
     /// What is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// What else its user should know.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
     /// Routers.
     pub routers: u32,
     /// Hosts.
@@ -114,6 +138,9 @@ pub struct NodeStatus {
     /// What is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// What else its user should know.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
     /// Power asked for, thousandths of a core; routers only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_millicores: Option<u64>,

@@ -26,9 +26,12 @@ pub async fn routes(client: &Client, args: Routes) -> Result<ExitCode, Failure> 
     }
     let differ = args.diff && out.count > 0;
     out.end()?;
-    if let Some(message) = node.and_then(|node| node.mirror?.message) {
-        // Routes that were refused are why a guest has fewer.
-        eprintln!("note: {message}");
+    if let Some(node) = node {
+        // Routes that were refused are why a guest has fewer; and tables that are equal do not mean that
+        // packets go the same way.
+        let refused = node.mirror.and_then(|mirror| mirror.message);
+        let conditions = node.conditions.into_iter().map(|condition| condition.message);
+        refused.into_iter().chain(conditions).for_each(|note| eprintln!("note: {note}"));
     }
     Ok(if differ { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::{
-    Check, CheckState, NodeKind, NodeStatus, Phase, ProcessStatus, Substrate, Vnet, VnetSummary,
+    Check, CheckState, Condition, NodeKind, NodeStatus, Phase, ProcessStatus, Substrate, Vnet,
+    VnetSummary,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -48,8 +49,14 @@ fn summary(vnet: &VnetSummary) -> [String; 9] {
         format!("{}/{}", vnet.guests_connected, vnet.guests),
         cores(vnet.power_millicores),
         or_dash(vnet.fes.join(",")),
-        vnet.message.clone().unwrap_or_default(),
+        note(&vnet.message, &vnet.conditions),
     ]
+}
+
+/// What is wrong, and what else its user should know.
+fn note(message: &Option<String>, conditions: &[Condition]) -> String {
+    let conditions = conditions.iter().map(|about| format!("{}: {}", about.node, about.message));
+    message.iter().cloned().chain(conditions).collect::<Vec<_>>().join("; ")
 }
 
 /// Prints an object: as JSON or YAML the document as it was applied, with its status, so that it can be
@@ -92,6 +99,7 @@ pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure
     print(args.format, status, |status| {
         let nodes = std::slice::from_ref(status);
         node_table(nodes)
+            + &section("Conditions", &conditions(nodes))
             + &section("Processes", &processes(nodes))
             + &section("Ports", &ports(nodes))
     })
@@ -110,10 +118,16 @@ fn vnet(vnet: &Vnet) -> String {
     });
     let links = table(["LINK", "ENDS", "SET", "CARRIER", "RATE"], links.collect());
     format!("{}: {}\n", vnet.name, state(status.phase, status.message.as_deref()))
+        + &section("Conditions", &conditions(&status.nodes))
         + &section("Nodes", &node_table(&status.nodes))
         + &section("Processes", &processes(&status.nodes))
         + &section("Ports", &ports(&status.nodes))
         + &section("Links", if status.links.is_empty() { "" } else { &links })
+}
+
+fn conditions(nodes: &[NodeStatus]) -> String {
+    let all = nodes.iter().flat_map(|node| &node.conditions);
+    all.map(|about| format!("{}: {}\n", about.node, about.message)).collect()
 }
 
 fn node_table(nodes: &[NodeStatus]) -> String {

@@ -10,7 +10,9 @@ use pdp_fuzz::{TARGETS, Target};
 use pdp_mirror::kernel::Kind;
 use pdp_mirror::netlink::{Netlink, Received};
 use pdp_proto::mux::*;
-use pdp_proto::routes::{self, FromGuest, Hop, Resolved, Target as RouteTarget, ToGuest, Vport};
+use pdp_proto::routes::{
+    self, FromGuest, Hooked, Hop, Resolved, Target as RouteTarget, ToGuest, Vport,
+};
 use pdp_proto::{channel, mirror, tap};
 use pdp_wire::tag::Tag;
 use pdp_wire::{ether, outer, vxlan};
@@ -164,7 +166,14 @@ fn add_messages(seeds: &mut Seeds) -> Result<()> {
     let all = vec![
         ToGuest::Begin,
         ToGuest::Forwarding { v4: true, v6: true },
-        ToGuest::Vport(Vport { index: 0, mac: [0; 6], mtu: 1500, up: true }),
+        ToGuest::Choosing { v4: true, v6: false },
+        ToGuest::Vport(Vport {
+            index: 0,
+            mac: [0; 6],
+            mtu: 1500,
+            up: true,
+            hooked: Hooked::default(),
+        }),
         ToGuest::Local([10, 0, 0, 1].into()),
         ToGuest::Group { id: 1, hops: vec![hop(0), hop(1)] },
         route("10.0.0.0/8", RouteTarget::Group(1))?,
@@ -244,7 +253,7 @@ fn vnet() -> Vnet {
             matches: vec![Match { offset: 12, value: vec![8, 6], mask: vec![0xff; 2] }],
             class: 1,
         }],
-        punt_limits: [none; 3],
+        punt_limits: [none; 4],
     };
     Vnet {
         name: "red".into(),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use pdp_guest::Batch;
 use pdp_guest::router::{Decision, Fib, Forwarder, Frames};
-use pdp_proto::routes::{Hop, Target, ToGuest, Vport};
+use pdp_proto::routes::{Hooked, Hop, Target, ToGuest, Vport};
 
 use crate::input::Input;
 use crate::messages;
@@ -51,7 +51,13 @@ fn fib() -> Fib {
     tell(ToGuest::Forwarding { v4: true, v6: true });
     for index in 0..4 {
         let mac = [2, 0, 0, 0, 0, index as u8];
-        tell(ToGuest::Vport(Vport { index, mac, mtu: 1500, up: UP.contains(&index) }));
+        tell(ToGuest::Vport(Vport {
+            index,
+            mac,
+            mtu: 1500,
+            up: UP.contains(&index),
+            hooked: Hooked::default(),
+        }));
     }
     let hop = |vport, gateway: &str| Hop {
         vport,

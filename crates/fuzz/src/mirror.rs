@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use pdp_mirror::kernel::{Kind, messages};
 use pdp_mirror::table::{NEIGHBOURS_MAX, Table};
-use pdp_proto::mirror::Config;
+use pdp_proto::mirror::{Config, HookPolicy};
 use pdp_proto::routes::{GroupId, Hop, Resolved, Target, ToGuest, Vport};
 
 use crate::input::Input;
@@ -58,7 +58,11 @@ impl Guest {
                 None => drop(self.neighbours.remove(&(vport, address))),
             },
             ToGuest::Forwarding { v4, v6 } => self.forwarding = (v4, v6),
-            ToGuest::Begin | ToGuest::End | ToGuest::Barrier(_) | ToGuest::Dump(_) => {}
+            ToGuest::Choosing { .. }
+            | ToGuest::Begin
+            | ToGuest::End
+            | ToGuest::Barrier(_)
+            | ToGuest::Dump(_) => {}
         }
     }
 
@@ -82,6 +86,7 @@ fn table() -> Table {
         control_socket: PathBuf::new(),
         routes_max: ROUTES_MAX,
         receive_bytes: 0,
+        hooks: HookPolicy::Strict,
     };
     Table::new(&config, 7)
 }

@@ -299,7 +299,7 @@ fn vnet() -> Vnet {
             matches: vec![Match { offset: 12, value: vec![8, 6], mask: vec![0xff, 0xff] }],
             class: 1,
         }],
-        punt_limits: [none; 3],
+        punt_limits: [none; 4],
     };
     let node = |name: &str, ports: Vec<Port>, router| Node {
         name: name.into(),

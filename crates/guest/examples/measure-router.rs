@@ -17,7 +17,7 @@ use pdp_guest::Runtime;
 use pdp_guest::router::Router;
 use pdp_memif::{Connection, Listener};
 use pdp_proto::channel::FrameReader;
-use pdp_proto::routes::{FromGuest, Hop, Target, ToGuest, Vport, decode, encode};
+use pdp_proto::routes::{FromGuest, Hooked, Hop, Target, ToGuest, Vport, decode, encode};
 use pdp_wire::tag::{Tag, Verdict};
 
 const RUN: Duration = Duration::from_secs(2);
@@ -106,7 +106,13 @@ fn head() -> Vec<ToGuest> {
     let mut head = vec![ToGuest::Begin, ToGuest::Forwarding { v4: true, v6: true }];
     for index in 0..4u16 {
         let address = [10, 0, index as u8, 1].into();
-        head.push(ToGuest::Vport(Vport { index, mac: mac(index), mtu: 1500, up: true }));
+        head.push(ToGuest::Vport(Vport {
+            index,
+            mac: mac(index),
+            mtu: 1500,
+            up: true,
+            hooked: Hooked::default(),
+        }));
         head.push(ToGuest::Neighbour { vport: index, address, mac: Some([2; 6]) });
         let hop = Hop { vport: index, gateway: Some(address), weight: 1 };
         head.push(ToGuest::Group { id: index.into(), hops: vec![hop] });

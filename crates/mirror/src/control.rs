@@ -17,6 +17,7 @@ use pdp_proto::mirror::{Config, Reply, Request, Status};
 
 use crate::follower::Follower;
 use crate::guests::{Answer, Guests};
+use crate::hooks::Hooks;
 use crate::tables::{Progress, Tables};
 
 /// Connections of pdpd.
@@ -111,6 +112,7 @@ impl Control {
     pub fn step(
         &mut self,
         follower: &mut Follower,
+        hooks: &Hooks,
         guests: &mut Guests,
         answers: Vec<(u32, Answer)>,
     ) {
@@ -122,7 +124,7 @@ impl Control {
         let mut busy = self.connections.iter().any(|c| c.tables.is_some());
         let config = &self.config;
         self.connections.retain_mut(|connection| {
-            let result = connection.step(&mut *follower, guests, config, &mut busy);
+            let result = connection.step(follower, hooks, guests, config, &mut busy);
             if let Err(error) = &result
                 && error.kind() != ErrorKind::UnexpectedEof
             {
@@ -140,6 +142,7 @@ impl Connection {
     fn step(
         &mut self,
         follower: &mut Follower,
+        hooks: &Hooks,
         guests: &mut Guests,
         config: &Config,
         busy: &mut bool,
@@ -152,7 +155,7 @@ impl Connection {
         if self.tables.is_none() {
             match self.requests.pop_front() {
                 Some(Request::Status) => {
-                    self.reply(&Reply::Status(status(follower, guests)))?;
+                    self.reply(&Reply::Status(status(follower, hooks, guests)))?;
                 }
                 Some(Request::Routes { source, within }) if !*busy => {
                     *busy = true;
@@ -247,7 +250,7 @@ impl Connection {
     }
 }
 
-fn status(follower: &Follower, guests: &Guests) -> Status {
+fn status(follower: &Follower, hooks: &Hooks, guests: &Guests) -> Status {
     let counts = follower.table.counts();
     Status {
         routes_v4: counts.routes[0],
@@ -258,7 +261,8 @@ fn status(follower: &Follower, guests: &Guests) -> Status {
         notifications: follower.notifications_count,
         resyncs: follower.resyncs,
         overruns: follower.overruns,
-        settled: follower.is_settled() && guests.have_applied_all(),
+        settled: follower.is_settled() && hooks.is_settled() && guests.have_applied_all(),
+        hooks: hooks.words().to_vec(),
         guests: guests.status(),
     }
 }

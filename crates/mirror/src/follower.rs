@@ -333,7 +333,17 @@ impl Follower {
     /// Asks the kernel to confirm a neighbour's link address, if that is stale and was used.
     pub fn used(&mut self, vport: u16, address: std::net::IpAddr) {
         let Some(ifindex) = self.table.used(vport, address) else { return };
-        let request = crate::kernel::use_neighbour(ifindex, address);
+        self.use_neighbour(ifindex, address, false);
+    }
+
+    /// Asks the kernel to find a gateway's link address.
+    pub fn wanted(&mut self, vport: u16, address: std::net::IpAddr) {
+        let Some(ifindex) = self.table.wanted(vport, address) else { return };
+        self.use_neighbour(ifindex, address, true);
+    }
+
+    fn use_neighbour(&mut self, ifindex: u32, address: std::net::IpAddr, create: bool) {
+        let request = crate::kernel::use_neighbour(ifindex, address, create);
         // The answer, if it is an error, comes to the queue and is no event. If the kernel has no
         // memory for the request, the entry is asked for when it is used next.
         if let Err(error) = self.notifications.send(&request) {

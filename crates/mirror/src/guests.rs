@@ -111,6 +111,9 @@ pub enum Answer {
     TableEnd(u64),
 }
 
+/// Gateways that a guest may ask for at once.
+const WANTED_MAX: usize = 64;
+
 /// All guests.
 pub struct Guests {
     listener: UnixListener,
@@ -378,6 +381,10 @@ impl Guest {
             (Some(_), FromGuest::Applied(barrier)) => self.applied(barrier),
             (Some(_), FromGuest::Used(used)) => {
                 used.into_iter().for_each(|(vport, address)| follower.used(vport, address));
+            }
+            (Some(_), FromGuest::Wanted(wanted)) => {
+                let wanted = wanted.into_iter().take(WANTED_MAX);
+                wanted.for_each(|(vport, address)| follower.wanted(vport, address));
             }
             (Some(guest), FromGuest::Table { dump, routes }) => {
                 answers.push((guest, Answer::Table(dump, routes)));

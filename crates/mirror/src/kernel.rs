@@ -11,12 +11,12 @@ use foldhash::quality::FixedState;
 use ipnet::IpNet;
 use libc::{
     IFLA_ADDRESS, IFLA_CARRIER, IFLA_IFNAME, IFLA_MTU, NDA_DST, NDA_LLADDR, NLM_F_APPEND,
-    NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NTF_PROXY, NTF_USE, RTA_DST, RTA_ENCAP,
-    RTA_GATEWAY, RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_PRIORITY, RTA_SRC,
-    RTA_TABLE, RTA_VIA, RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH, RTM_DELNETCONF, RTM_DELROUTE,
-    RTM_GETLINK, RTM_GETNEIGH, RTM_GETNETCONF, RTM_GETROUTE, RTM_NEWADDR, RTM_NEWLINK,
-    RTM_NEWNEIGH, RTM_NEWNETCONF, RTM_NEWROUTE, RTN_ANYCAST, RTN_BLACKHOLE, RTN_BROADCAST,
-    RTN_LOCAL, RTN_UNICAST,
+    NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NTF_PROXY, NTF_USE,
+    RTA_DST, RTA_ENCAP, RTA_GATEWAY, RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC,
+    RTA_PRIORITY, RTA_SRC, RTA_TABLE, RTA_VIA, RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH,
+    RTM_DELNETCONF, RTM_DELROUTE, RTM_GETLINK, RTM_GETNEIGH, RTM_GETNETCONF, RTM_GETROUTE,
+    RTM_NEWADDR, RTM_NEWLINK, RTM_NEWNEIGH, RTM_NEWNETCONF, RTM_NEWROUTE, RTN_ANYCAST,
+    RTN_BLACKHOLE, RTN_BROADCAST, RTN_LOCAL, RTN_UNICAST,
 };
 
 const RTM_NEWNEXTHOP: u16 = 104;
@@ -286,8 +286,9 @@ impl Kind {
 }
 
 /// The request to use a neighbour entry as if a packet had been sent to it, so that a stale one
-/// is confirmed. It makes none where there is none.
-pub fn use_neighbour(ifindex: u32, address: IpAddr) -> Vec<u8> {
+/// is confirmed, and one without a link address is asked for. With `create` one is made where there is
+/// none.
+pub fn use_neighbour(ifindex: u32, address: IpAddr, create: bool) -> Vec<u8> {
     let mut header = [0; 12];
     header[0] = family(address.is_ipv6());
     header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
@@ -296,14 +297,15 @@ pub fn use_neighbour(ifindex: u32, address: IpAddr) -> Vec<u8> {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),
     };
-    message(RTM_NEWNEIGH, NLM_F_REQUEST as u16, 0, &header, &[(NDA_DST, &bytes)])
+    let flags = NLM_F_REQUEST | if create { NLM_F_CREATE } else { 0 };
+    message(RTM_NEWNEIGH, flags as u16, 0, &header, &[(NDA_DST, &bytes)])
 }
 
-fn family(v6: bool) -> u8 {
+pub(crate) fn family(v6: bool) -> u8 {
     (if v6 { libc::AF_INET6 } else { libc::AF_INET }) as u8
 }
 
-fn message(
+pub(crate) fn message(
     kind: u16,
     flags: u16,
     sequence: u32,
@@ -587,10 +589,7 @@ fn link(payload: &[u8]) -> Option<Link> {
     };
     for (kind, value) in attributes(payload.get(16..)?) {
         match kind {
-            IFLA_IFNAME => {
-                let name = value.split(|byte| *byte == 0).next().unwrap_or_default();
-                link.name = String::from_utf8_lossy(name).into_owned();
-            }
+            IFLA_IFNAME => link.name = text(value),
             IFLA_ADDRESS => link.mac = value.try_into().unwrap_or_default(),
             IFLA_MTU => link.mtu = u32_at(value, 0)?,
             IFLA_CARRIER => link.carrier = *value.first()? != 0,
@@ -645,7 +644,7 @@ fn conf(payload: &[u8], gone: bool) -> Option<Event> {
 }
 
 /// Attributes; ends at the first that is not whole.
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
         let length = usize::from(u16_at(rest, 0)?);
@@ -656,7 +655,7 @@ fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-fn is_v6(family: u8) -> Option<bool> {
+pub(crate) fn is_v6(family: u8) -> Option<bool> {
     match i32::from(family) {
         libc::AF_INET => Some(false),
         libc::AF_INET6 => Some(true),
@@ -664,7 +663,7 @@ fn is_v6(family: u8) -> Option<bool> {
     }
 }
 
-fn address(bytes: &[u8]) -> Option<IpAddr> {
+pub(crate) fn address(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.len() {
         4 => Some(IpAddr::from(*bytes.first_chunk::<4>()?)),
         16 => Some(IpAddr::from(*bytes.first_chunk::<16>()?)),
@@ -676,7 +675,13 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().copied().map(u16::from_ne_bytes)
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+/// A text that may end in a zero byte.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(name).into_owned()
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes)
 }
 

@@ -12,6 +12,7 @@
 //! | `aliases` | the routes of one prefix, in the kernel's order (pure) |
 //! | `prefixes` | a map by prefix (pure) |
 //! | `paths` | hops, nexthop objects, interfaces (pure) |
+//! | `hooks` | what in the kernel treats packets otherwise than guests do |
 //! | `guests` | frames to forwarding guests, what they have applied |
 //! | `control`, `tables` | pdpd's questions |
 //! | `process` | namespaces and privileges |
@@ -22,6 +23,7 @@ pub mod aliases;
 pub mod control;
 pub mod follower;
 pub mod guests;
+pub mod hooks;
 pub mod kernel;
 pub mod netlink;
 pub mod paths;

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use pdp_mirror::control::Control;
 use pdp_mirror::follower::Follower;
 use pdp_mirror::guests::Guests;
+use pdp_mirror::hooks::Hooks;
 use pdp_mirror::process;
 use pdp_mirror::table::Table;
 use pdp_proto::mirror::Config;
@@ -46,6 +47,8 @@ fn main() -> anyhow::Result<()> {
     let table = Table::new(&config, rand::random());
     let receive_bytes = usize::try_from(config.receive_bytes).unwrap_or(usize::MAX);
     let follower = Follower::new(table, receive_bytes).context("cannot follow the kernel")?;
+    let hooks =
+        Hooks::new(config.vports.clone(), config.hooks).context("cannot watch the kernel")?;
     if let Some((path, file)) = userns {
         process::enter(path, &file?, LinkNameSpaceType::User)?;
         process::become_its_root()?;
@@ -53,35 +56,42 @@ fn main() -> anyhow::Result<()> {
     process::drop_privileges()?;
     drop(netns);
     let guests = Guests::new(guests, setting(BACKLOG_BYTES_VARIABLE))?;
-    run(follower, guests, Control::new(control, config)?)
+    run(follower, hooks, guests, Control::new(control, config)?)
 }
 
 fn setting(variable: &str) -> Option<usize> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-fn run(mut follower: Follower, mut guests: Guests, mut control: Control) -> anyhow::Result<()> {
+fn run(
+    mut follower: Follower,
+    mut hooks: Hooks,
+    mut guests: Guests,
+    mut control: Control,
+) -> anyhow::Result<()> {
     loop {
         let busy = guests.is_busy() || control.is_busy();
         let now = Instant::now();
-        let due = [follower.due(), guests.due()].into_iter().flatten().min();
+        let due = [follower.due(), guests.due(), Some(hooks.due())].into_iter().flatten().min();
         let mut sleep = due.map_or(SLEEP_MAX, |due| due.saturating_duration_since(now));
         if control.is_waiting() {
             sleep = sleep.min(Duration::from_millis(20));
         }
         sleep = if busy { Duration::ZERO } else { sleep.min(SLEEP_MAX) };
-        wait(&follower, &guests, &control, sleep)?;
+        wait(&follower, &hooks, &guests, &control, sleep)?;
         let read = follower.step().context("cannot read from the kernel")?;
+        hooks.step(&mut follower.table);
         guests.broadcast(&mut follower.table, read.unwrap_or_else(Instant::now));
         guests.accept();
         let answers = guests.step(&mut follower);
         control.accept();
-        control.step(&mut follower, &mut guests, answers);
+        control.step(&mut follower, &hooks, &mut guests, answers);
     }
 }
 
 fn wait(
     follower: &Follower,
+    hooks: &Hooks,
     guests: &Guests,
     control: &Control,
     sleep: Duration,
@@ -92,6 +102,7 @@ fn wait(
         PollFd::new(guests.listener(), PollFlags::IN),
         PollFd::new(control.listener(), PollFlags::IN),
     ];
+    polled.extend(hooks.sockets().map(|socket| PollFd::new(socket, PollFlags::IN)));
     polled.extend(guests.streams().chain(control.streams()).map(|(stream, writes)| {
         let flags = if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         PollFd::new(stream, flags)

@@ -45,7 +45,20 @@ pub struct Netlink {
 impl Netlink {
     /// For requests and dumps.
     pub fn requests() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Self::of(NETLINK_ROUTE)
+    }
+
+    /// For notifications of these groups of a protocol, of which only that they come is of interest.
+    pub fn listening(protocol: i32, groups: impl IntoIterator<Item = u32>) -> io::Result<Self> {
+        let netlink = Self::of(protocol as isize)?;
+        for group in groups {
+            netlink.socket.add_membership(group)?;
+        }
+        Ok(netlink)
+    }
+
+    fn of(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.set_netlink_get_strict_chk(true)?;
         socket.set_non_blocking(true)?;

@@ -31,7 +31,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use pdp_proto::mirror::Config;
-use pdp_proto::routes::{GroupId, Target, ToGuest, Vport};
+use pdp_proto::routes::{GroupId, Hooked, Hop, Target, ToGuest, Vport};
 
 use crate::aliases::{Alias, Aliases};
 use crate::kernel::{self, Event, Kind, Placement, Route, Table as KernelTable};
@@ -109,6 +109,11 @@ pub struct Table {
     told_vports: Vec<Option<Vport>>,
     told_neighbours: HashMap<(u16, IpAddr), [u8; 6]>,
     told_forwarding: (bool, bool),
+    /// By vport, what guests are to leave to the kernel because of its hooks.
+    hooked: Vec<Hooked>,
+    /// Whether guests choose among several next hops, IPv4 and IPv6; and what they were told.
+    choosing: [bool; 2],
+    told_choosing: [bool; 2],
     /// Prefixes whose routes changed since someone asked, while someone does.
     watched: Option<HashSet<IpNet>>,
     /// The kernel may have changed these without a word.
@@ -134,6 +139,9 @@ impl Table {
             told_vports: vec![None; config.vports.len()],
             told_neighbours: HashMap::new(),
             told_forwarding: (false, false),
+            hooked: Vec::new(),
+            choosing: [true; 2],
+            told_choosing: [true; 2],
             watched: None,
             suspects: HashSet::new(),
         }
@@ -158,6 +166,13 @@ impl Table {
             self.suspects.extend(Kind::ALL.iter().filter(|kind| matches!(kind, Kind::Routes(..))));
         }
         std::mem::take(&mut self.suspects)
+    }
+
+    /// From now on guests leave this to the kernel: by vport, and choices among next hops by family.
+    pub fn set_hooked(&mut self, hooked: &[Hooked], multipath: [bool; 2]) {
+        self.hooked = hooked.to_vec();
+        self.choosing = multipath.map(|kernel| !kernel);
+        self.links_changed = true;
     }
 
     /// Whether [`Self::take_suspects`] has something to take.
@@ -545,6 +560,11 @@ impl Table {
             self.told_forwarding = forwarding;
             tell(ToGuest::Forwarding { v4: forwarding.0, v6: forwarding.1 });
         }
+        if self.told_choosing != self.choosing {
+            self.told_choosing = self.choosing;
+            let [v4, v6] = self.choosing;
+            tell(ToGuest::Choosing { v4, v6 });
+        }
     }
 
     fn flush_vports(&mut self, tell: &mut impl FnMut(ToGuest)) {
@@ -556,7 +576,8 @@ impl Table {
             let now = match (self.paths.vport_link(index), &*told) {
                 (Some(link), _) => {
                     let up = link.up && link.carrier;
-                    Some(Vport { index, mac: link.mac, mtu: link.mtu, up })
+                    let hooked = self.hooked.get(usize::from(index)).copied().unwrap_or_default();
+                    Some(Vport { index, mac: link.mac, mtu: link.mtu, up, hooked })
                 }
                 (None, Some(gone)) => Some(Vport { up: false, ..gone.clone() }),
                 (None, None) => None,
@@ -652,6 +673,8 @@ impl Table {
         tell(ToGuest::Begin);
         let (v4, v6) = self.told_forwarding;
         tell(ToGuest::Forwarding { v4, v6 });
+        let [v4, v6] = self.told_choosing;
+        tell(ToGuest::Choosing { v4, v6 });
         self.told_vports.iter().flatten().for_each(|vport| tell(ToGuest::Vport(vport.clone())));
         for ((vport, address), mac) in &self.told_neighbours {
             tell(ToGuest::Neighbour { vport: *vport, address: *address, mac: Some(*mac) });
@@ -690,6 +713,17 @@ impl Table {
         let ifindex = self.paths.vport_link(vport)?.ifindex;
         let neighbour = self.neighbours.get_mut(&(ifindex, address))?;
         std::mem::take(&mut neighbour.stale).then_some(ifindex)
+    }
+
+    /// The interface of a gateway whose link address guests lack; `None` if it is the gateway of no route
+    /// of theirs, or the kernel knows it.
+    pub fn wanted(&self, vport: u16, address: IpAddr) -> Option<u32> {
+        let ifindex = self.paths.vport_link(vport)?.ifindex;
+        let is_gateway = |(_, hops): (GroupId, &Vec<Hop>)| {
+            hops.iter().any(|hop| (hop.vport, hop.gateway) == (vport, Some(address)))
+        };
+        let is_known = self.neighbours.contains_key(&(ifindex, address));
+        (!is_known && self.paths.groups().any(is_gateway)).then_some(ifindex)
     }
 }
 

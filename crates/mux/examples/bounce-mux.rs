@@ -158,7 +158,7 @@ fn vnet(directory: &Path, guests: usize, policy: Policy) -> Vnet {
                 policy,
                 flow: FlowKey::Ip,
                 punt_filters: vec![],
-                punt_limits: [none; 3],
+                punt_limits: [none; 4],
             }),
         }],
         vlinks: vec![vlink(0, "source"), vlink(1, "sink")],

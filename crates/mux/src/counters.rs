@@ -52,6 +52,8 @@ reasons! {
         PuntLimitNeighbour = "punt-limit-neighbour",
         /// As above.
         PuntLimitException = "punt-limit-exception",
+        /// As above.
+        PuntLimitHook = "punt-limit-hook",
         /// The node's TAP helper is not connected.
         NoTap = "no-tap",
         /// The TAP helper's ring is full.
@@ -105,6 +107,7 @@ impl From<PuntClass> for Reason {
             PuntClass::Local => Self::PuntLimitLocal,
             PuntClass::Neighbour => Self::PuntLimitNeighbour,
             PuntClass::Exception => Self::PuntLimitException,
+            PuntClass::Hook => Self::PuntLimitHook,
         }
     }
 }

@@ -114,7 +114,7 @@ pub(crate) struct Port {
     pub(crate) index: u8,
     pub(crate) mtu: u32,
     pub(crate) counters: PortCounters,
-    pub(crate) punts: [Limit; 3],
+    pub(crate) punts: [Limit; PuntClass::ALL.len()],
     pub(crate) link: Option<PortLink>,
     /// Frames from outside that are to arrive with the next look at the vnet.
     pub(crate) given: Vec<Packet>,
@@ -162,7 +162,7 @@ impl Vnet {
                     index: index as u8,
                     mtu: port.mtu,
                     counters: PortCounters::default(),
-                    punts: limits.unwrap_or([none; 3]).map(Limit::new),
+                    punts: limits.unwrap_or([none; PuntClass::ALL.len()]).map(Limit::new),
                     link: None,
                     given: vec![],
                     captures: vec![],

@@ -118,7 +118,7 @@ proptest! {
                 Step::Change { policy, rate, up, queue, pps } => {
                     let router = vnet.nodes[0].router.as_mut().unwrap();
                     router.policy = policy;
-                    router.punt_limits = [Rate { bps: 0, pps }; 3];
+                    router.punt_limits = [Rate { bps: 0, pps }; 4];
                     vnet.vlinks[0].rate_bps = rate;
                     vnet.vlinks[0].queue_frames = queue;
                     vnet.vlinks[1].up = up;

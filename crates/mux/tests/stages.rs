@@ -407,7 +407,7 @@ fn a_trace_never_speaks_of_anothers_frame() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let mut red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
-    red.vlinks[1].rate_bps = Some(32_000);
+    red.vlinks[1].rate_bps = Some(16_000);
     let blue = two_hosts(root.path(), "blue", &[(0, RUNTIME)]);
     let mut peers = [&red, &blue].map(|vnet| {
         put(&mux, vnet);
@@ -424,9 +424,9 @@ fn a_trace_never_speaks_of_anothers_frame() {
         let mux = mux.clone();
         std::thread::spawn(move || mux.handle(Request::Trace { port, filter, wait_ms }, vec![]))
     };
-    // 1000 bytes take a quarter of a second, and two frames go at once.
+    // 1000 bytes take half a second, and two frames go at once: the last waits for 3 s.
     const SENT: usize = 8;
-    let tracing = trace("red", SENT as u8, 500);
+    let tracing = trace("red", SENT as u8, 1500);
     std::thread::sleep(Duration::from_millis(200));
     (1..=SENT as u64).for_each(|number| assert!(h1.out(0, &frame(1000, number))));
     for (tag, bytes) in guest.expect(SENT) {

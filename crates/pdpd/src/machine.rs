@@ -97,8 +97,8 @@ pub trait Machine: Debug + Send + Sync {
     /// Whether a directory is there.
     fn has_directory(&self, path: &Path) -> bool;
 
-    /// Replaces a file's content in one step.
-    fn write_file(&self, path: &Path, content: &[u8]) -> Result<(), HostError>;
+    /// Makes this a file's content, in one step; whether it was another.
+    fn update_file(&self, path: &Path, content: &[u8]) -> Result<bool, HostError>;
 
     /// Removes a directory with all that is in it, if it is there.
     fn remove_directory(&self, path: &Path) -> Result<(), HostError>;
@@ -247,8 +247,11 @@ impl Machine for Host {
         path.is_dir()
     }
 
-    fn write_file(&self, path: &Path, content: &[u8]) -> Result<(), HostError> {
-        host::write_file(path, content)
+    fn update_file(&self, path: &Path, content: &[u8]) -> Result<bool, HostError> {
+        if std::fs::read(path).is_ok_and(|before| before == content) {
+            return Ok(false);
+        }
+        host::write_file(path, content).map(|()| true)
     }
 
     fn remove_directory(&self, path: &Path) -> Result<(), HostError> {

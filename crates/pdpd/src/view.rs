@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use pdp_api::{
-    ExternalStatus, FeGuest, FeStatus, ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase,
-    PortStatus, ProcessStatus, Substrate, SubstrateStatus, TenantInfo, Vnet, VnetStatus,
-    VnetSummary,
+    Condition, ConditionKind, ExternalStatus, FeGuest, FeStatus, ForwardingGuest, LinkStatus,
+    NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus, Substrate, SubstrateStatus, TenantInfo,
+    Vnet, VnetStatus, VnetSummary,
 };
 use pdp_net::interface::Interface;
-use pdp_proto::mux;
+use pdp_proto::{mirror, mux};
 use pdp_spec::limits::MTU_MAX;
 use pdp_spec::{Outlet, VirtualNetwork};
 
@@ -27,15 +27,15 @@ struct View<'a> {
     engine: &'a Engine,
     model: &'a Model,
     mux: Option<mux::Stats>,
-    /// Routes that mirrors do not pass on, by where they listen.
-    refused: BTreeMap<&'a Path, Answer<u64>>,
+    /// What mirrors say, by where they listen.
+    mirrors: BTreeMap<&'a Path, Answer<mirror::Status>>,
 }
 
 /// The substrate; of it, for a tenant, what its vnets may use, with nothing of others.
 pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
     let model = engine.model();
     let mux = engine.host.mux.stats(Some("")).ok();
-    let view = View { engine, model: &model, mux, refused: BTreeMap::new() };
+    let view = View { engine, model: &model, mux, mirrors: BTreeMap::new() };
     let status = view.substrate();
     if let Some(tenant) = scope.tenant() {
         let granted = model.tenants.get(tenant).map(|tenant| &tenant.spec.interfaces);
@@ -71,9 +71,9 @@ fn of_tenant(
 pub fn vnets(engine: &Engine, scope: &Scope) -> Vec<VnetSummary> {
     let model = engine.model();
     let vnets = model.plan.vnets.iter().filter(|(name, _)| scope.sees(name));
-    let refused = refused(engine, &model, vnets.clone().map(|(name, plan)| (name, &**plan)));
+    let mirrors = ask_mirrors(engine, &model, vnets.clone().map(|(name, plan)| (name, &**plan)));
     let mux = engine.host.mux.stats(None).ok();
-    let view = View { engine, model: &model, mux, refused };
+    let view = View { engine, model: &model, mux, mirrors };
     vnets.map(|(name, plan)| view.summary(name, plan)).collect()
 }
 
@@ -98,8 +98,8 @@ pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
     let model = engine.model();
     let mux = engine.host.mux.stats(Some(name)).ok();
     let plan = model.plan.vnets.get_key_value(name).map(|(name, plan)| (name, &**plan));
-    let refused = refused(engine, &model, plan.into_iter());
-    let view = View { engine, model: &model, mux, refused };
+    let mirrors = ask_mirrors(engine, &model, plan.into_iter());
+    let view = View { engine, model: &model, mux, mirrors };
     let plan = model.plan.vnets.get(name)?;
     let spec = pdp_spec::Object::VirtualNetwork(VirtualNetwork::clone(model.vnets.get(name)?));
     Some(Vnet {
@@ -109,12 +109,12 @@ pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
     })
 }
 
-/// How many routes the mirrors of these vnets do not pass on, asked side by side.
-fn refused<'a>(
+/// How the mirrors of these vnets are, asked side by side.
+fn ask_mirrors<'a>(
     engine: &Engine,
     model: &Model,
     vnets: impl Iterator<Item = (&'a String, &'a VnetPlan)>,
-) -> BTreeMap<&'a Path, Answer<u64>> {
+) -> BTreeMap<&'a Path, Answer<mirror::Status>> {
     if model.ledger.stopped {
         return BTreeMap::new();
     }
@@ -129,8 +129,8 @@ fn refused<'a>(
             questions.push(Question { path: path.clone(), tenant, what });
         }
     }
-    let ask = |mirror: &Mirror, wait| mirror.status(wait).map(|status| status.routes_refused);
-    sockets.into_iter().zip(engine.late.ask(&questions, ask)).collect()
+    let answers = engine.late.ask(&questions, |mirror: &Mirror, wait| mirror.status(wait));
+    sockets.into_iter().zip(answers).collect()
 }
 
 impl View<'_> {
@@ -155,7 +155,32 @@ impl View<'_> {
             fes: fes.into_iter().cloned().collect(),
             late: status.nodes.iter().filter_map(|node| node.mirror.as_ref()).any(|m| m.late),
             message: status.message,
+            conditions: status.nodes.into_iter().flat_map(|node| node.conditions).collect(),
         }
+    }
+
+    /// What a router's kernel may do otherwise than its forwarding guests.
+    fn hooks(&self, name: &str, plan: &NodePlan) -> Option<Condition> {
+        let config = &plan.mirror.as_ref()?.config;
+        let Answer::Said(said) = self.mirrors.get(config.control_socket.as_path())? else {
+            return None;
+        };
+        // A program of the user's own follows no kernel.
+        let follows = plan.guests.values().any(|guest| guest.mirrored);
+        if said.hooks.is_empty() || !follows {
+            return None;
+        }
+        let found = said.hooks.join("; ");
+        let message = match config.hooks {
+            mirror::HookPolicy::Strict => format!(
+                "{found}: the kernel forwards what this may concern, more slowly than forwarding guests \
+                 do (kernelHooks: strict)"
+            ),
+            mirror::HookPolicy::Ignore => {
+                format!("{found}: not done to packets that are forwarded (kernelHooks: ignore)")
+            }
+        };
+        Some(Condition { kind: ConditionKind::KernelHooks, node: name.into(), message })
     }
 
     fn vnet(&self, name: &str, plan: &VnetPlan) -> VnetStatus {
@@ -230,8 +255,10 @@ impl View<'_> {
             let mut status =
                 helper(&mirror.process.dir, health.map(|health| health.mirror_restarts));
             if status.phase == Phase::Running {
-                match self.refused.get(mirror.config.control_socket.as_path()) {
-                    Some(Answer::Said(count)) => status.message = refused_routes(mirror, *count),
+                match self.mirrors.get(mirror.config.control_socket.as_path()) {
+                    Some(Answer::Said(said)) => {
+                        status.message = refused_routes(mirror, said.routes_refused);
+                    }
                     Some(Answer::Late) => status.late = true,
                     Some(Answer::None) | None => {}
                 }
@@ -275,6 +302,7 @@ impl View<'_> {
             kind: if plan.mirror.is_some() { NodeKind::Router } else { NodeKind::Host },
             phase,
             message: Some(wrong.join("; ")).filter(|text| !text.is_empty()),
+            conditions: self.hooks(name, plan).into_iter().collect(),
             power_millicores: plan
                 .mirror
                 .is_some()

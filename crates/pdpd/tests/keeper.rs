@@ -182,8 +182,8 @@ impl Machine for Pretend {
         true
     }
 
-    fn write_file(&self, _: &Path, _: &[u8]) -> Result<(), HostError> {
-        Ok(())
+    fn update_file(&self, _: &Path, _: &[u8]) -> Result<bool, HostError> {
+        Ok(false)
     }
 
     fn remove_directory(&self, path: &Path) -> Result<(), HostError> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::routes::Resolved;
 
 /// Version of this protocol, and of the configuration file.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The file that a mirror is started with (JSON).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,20 @@ pub struct Config {
     /// Bytes of notifications that the kernel is asked to keep for the mirror. It keeps twice as many,
     /// charged to nobody's cgroup, and reports what it loses.
     pub receive_bytes: u64,
+    /// What becomes of frames that the kernel may treat otherwise than guests do.
+    #[serde(default)]
+    pub hooks: HookPolicy,
+}
+
+/// What becomes of frames that hooks of the control guest's kernel may treat otherwise than guests do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HookPolicy {
+    /// They are punted: the kernel decides.
+    #[default]
+    Strict,
+    /// Guests forward them all the same.
+    Ignore,
 }
 
 /// From pdpd.
@@ -108,9 +122,19 @@ pub struct Status {
     /// follow a look at the kernel just before the request; the next one cannot.)
     #[serde(default)]
     pub settled: bool,
+    /// What hooks into the kernel's forwarding, in words of `ip`, `nft` and `tc`: names in it are the
+    /// tenant's. At most [`HOOKS_MAX`], and one that counts the rest.
+    #[serde(default)]
+    pub hooks: Vec<String>,
     /// Forwarding guests connected.
     pub guests: Vec<GuestStatus>,
 }
+
+/// Hooks that are told one by one.
+pub const HOOKS_MAX: usize = 16;
+
+/// Bytes of the words for a hook.
+pub const HOOK_BYTES_MAX: usize = 160;
 
 /// How one forwarding guest's copy is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of this protocol, in [`Reply::Hello`].
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// From pdpd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -258,8 +258,8 @@ pub struct Router {
     /// Frames that go to the control guest and not to the forwarding guests, for programs that
     /// can't tell by themselves. The first that matches decides.
     pub punt_filters: Vec<PuntFilter>,
-    /// Limits of punts for each vport: local, neighbour, exception.
-    pub punt_limits: [Rate; 3],
+    /// Limits of punts for each vport, by class: local, neighbour, exception, hook.
+    pub punt_limits: [Rate; 4],
 }
 
 /// A forwarding guest.

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::channel::frame;
 
 /// Version of this protocol, in [`FromGuest::Hello`].
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Messages of one frame.
 pub const BATCH_MAX: usize = 4096;
@@ -88,6 +88,13 @@ pub enum ToGuest {
         /// IPv6.
         v6: bool,
     },
+    /// Whether guests choose among several next hops, by family; else the kernel does: punt as hook.
+    Choosing {
+        /// IPv4.
+        v4: bool,
+        /// IPv6.
+        v6: bool,
+    },
     /// Answer [`FromGuest::Applied`] with this number once all before it is in force.
     Barrier(u64),
     /// Answer with the whole route table: [`FromGuest::Table`] frames, then `TableEnd`.
@@ -108,6 +115,9 @@ pub enum FromGuest {
     Applied(u64),
     /// Neighbours that frames were sent to since the last such message.
     Used(Vec<(u16, IpAddr)>),
+    /// Gateways that frames were to be sent to and whose link address is not known: the kernel, which
+    /// gets these frames, may send them to another and so never ask for it.
+    Wanted(Vec<(u16, IpAddr)>),
     /// Part of the table that dump number `dump` asked for.
     Table {
         /// Number of the dump.
@@ -130,6 +140,25 @@ pub struct Vport {
     pub mtu: u32,
     /// Administratively up and with carrier.
     pub up: bool,
+    /// Frames that the kernel may treat otherwise than guests do: punt as hook.
+    pub hooked: Hooked,
+}
+
+/// What of a vport's frames goes to the control guest because of its kernel's hooks into forwarding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hooked {
+    /// Every frame that comes in by it, whoever it is addressed to.
+    pub all: bool,
+    /// IPv4 packets that come in by it.
+    pub v4: bool,
+    /// IPv6 packets that come in by it.
+    pub v6: bool,
+    /// Packets that would go out by it.
+    pub out: bool,
+    /// IPv4 packets that would go out by it and came in by it.
+    pub back_v4: bool,
+    /// IPv6 packets that would go out by it and came in by it.
+    pub back_v6: bool,
 }
 
 /// Where a route leads.

@@ -684,6 +684,22 @@ pub struct DataPlane {
     pub punt: Vec<PuntFilter>,
     /// Limits of what goes to the control guest, for each interface.
     pub punt_limits: PuntLimits,
+    /// What becomes of packets that something in the control guest's kernel, which forwarding guests do
+    /// not follow, may treat otherwise than they do: policy rules, VRFs, nftables, `tc` and more, as
+    /// docs/dataplane.md lists. Either way a condition tells of it. Only for the built-in router.
+    pub kernel_hooks: KernelHooks,
+}
+
+/// What becomes of packets that something in the control guest's kernel may treat otherwise than the
+/// forwarding guests do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelHooks {
+    /// They are punted (class `hook`), so that the kernel decides, at the speed of its own forwarding.
+    #[default]
+    Strict,
+    /// Forwarding guests forward them all the same, at full speed.
+    Ignore,
 }
 
 impl Default for DataPlane {
@@ -701,6 +717,7 @@ impl Default for DataPlane {
             distribution: Distribution::default(),
             punt: Vec::new(),
             punt_limits: PuntLimits::default(),
+            kernel_hooks: KernelHooks::default(),
         }
     }
 }
@@ -864,6 +881,8 @@ pub enum PuntClass {
     Neighbour,
     /// What the fast path leaves to the control guest.
     Exception,
+    /// What hooks of the control guest's kernel may treat otherwise.
+    Hook,
 }
 
 /// Limits of punts by class, for each interface.
@@ -876,12 +895,19 @@ pub struct PuntLimits {
     pub neighbour: Limit,
     /// What the fast path leaves to the control guest.
     pub exception: Limit,
+    /// What hooks of the control guest's kernel may treat otherwise: see `kernelHooks`.
+    pub hook: Limit,
 }
 
 impl Default for PuntLimits {
     fn default() -> Self {
         let pps = |pps| Limit { rate: None, pps: Some(pps) };
-        Self { local: pps(20_000), neighbour: pps(1_000), exception: pps(1_000) }
+        Self {
+            local: pps(20_000),
+            neighbour: pps(1_000),
+            exception: pps(1_000),
+            hook: pps(100_000),
+        }
     }
 }
 

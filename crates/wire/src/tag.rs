@@ -36,11 +36,13 @@ pub enum PuntClass {
     Neighbour = 1,
     /// What the fast path leaves to the kernel: TTL expired, options, too big, no route.
     Exception = 2,
+    /// What the control guest's kernel may treat otherwise: policy rules, firewalls, VRFs, …
+    Hook = 3,
 }
 
 impl PuntClass {
     /// All classes, in the order of their codes.
-    pub const ALL: [PuntClass; 3] = [Self::Local, Self::Neighbour, Self::Exception];
+    pub const ALL: [PuntClass; 4] = [Self::Local, Self::Neighbour, Self::Exception, Self::Hook];
 
     /// The class with this code on the wire.
     pub fn from_code(code: u8) -> Option<Self> {
@@ -53,6 +55,7 @@ impl PuntClass {
             Self::Local => "local",
             Self::Neighbour => "neighbour",
             Self::Exception => "exception",
+            Self::Hook => "hook",
         }
     }
 }

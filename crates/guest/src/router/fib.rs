@@ -67,6 +67,8 @@ pub struct Fib {
     vports: Vec<Option<(Vport, u32)>>,
     forwarding_v4: bool,
     forwarding_v6: bool,
+    /// Whether the guest chooses among several ways, IPv4 and IPv6.
+    chooses: [bool; 2],
     /// From the link address of the first vport.
     seed: u32,
     generation: u32,
@@ -85,6 +87,7 @@ impl Default for Fib {
             vports: Vec::new(),
             forwarding_v4: false,
             forwarding_v6: false,
+            chooses: [true; 2],
             seed: 0,
             generation: 0,
             sweep: None,
@@ -108,6 +111,11 @@ impl Fib {
     #[inline]
     pub(super) fn forwards_v6(&self) -> bool {
         self.forwarding_v6
+    }
+
+    #[inline]
+    pub(super) fn chooses(&self, v6: bool) -> bool {
+        self.chooses[usize::from(v6)]
     }
 
     #[inline]
@@ -163,7 +171,7 @@ impl Fib {
         destination: impl FnOnce() -> IpAddr,
     ) -> Option<[u8; 6]> {
         match way.gateway {
-            Some(index) => self.neighbours.mac_at(index),
+            Some(index) => self.neighbours.mac_of_gateway(index),
             None => self.neighbours.mac_of(way.vport, destination()),
         }
     }
@@ -218,6 +226,7 @@ impl Fib {
                 self.neighbours.set(vport, address, mac, generation);
             }
             ToGuest::Forwarding { v4, v6 } => (self.forwarding_v4, self.forwarding_v6) = (v4, v6),
+            ToGuest::Choosing { v4, v6 } => self.chooses = [v4, v6],
             ToGuest::Barrier(_) | ToGuest::Dump(_) => {}
         }
     }
@@ -329,6 +338,17 @@ impl Fib {
     /// whether there may be more.
     pub(super) fn take_used(&mut self, count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
         self.neighbours.take_used(count_max)
+    }
+
+    /// Gateways that frames were to be sent to and whose link address is not known, told once in a
+    /// while; see [`FromGuest::Wanted`](pdp_proto::routes::FromGuest::Wanted).
+    pub(super) fn take_wanted(&mut self) -> Vec<(u16, IpAddr)> {
+        self.neighbours.take_wanted()
+    }
+
+    /// Whether [`Self::take_wanted`] has any.
+    pub(super) fn is_wanting(&self) -> bool {
+        self.neighbours.is_wanting()
     }
 }
 

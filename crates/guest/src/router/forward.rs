@@ -9,6 +9,7 @@
 //! | frame | becomes | source |
 //! |---|---|---|
 //! | from a vport that the mirror has not named | punt local | |
+//! | by a vport all of whose frames something in the kernel takes (a bridge, `tc`) | punt hook | |
 //! | to a group address: ARP, neighbour discovery | punt neighbour | |
 //! | to a group address: anything else (OSPF, IS-IS, DHCP, …) | punt local | RFC 1812 5.3.4 |
 //! | to another station's address | drop not-for-us | |
@@ -18,6 +19,7 @@
 //! | neighbour discovery | punt neighbour | RFC 4861 |
 //! | to an address of the router, to a multicast or link-local address | punt local | RFC 4291 2.5.6 |
 //! | to or from an address that no packet on a link may have | drop policy | RFC 1812 5.3.7 |
+//! | by a vport whose packets of this family a hook of the kernel may treat otherwise | punt hook | |
 //! | the kernel does not forward this family | punt exception | RFC 1812 2.2.8 |
 //! | from a link-local IPv6 address | punt exception | RFC 4443 3.1 |
 //! | IPv4 options, IPv6 hop-by-hop options | punt exception | RFC 8200 4.3 |
@@ -25,11 +27,13 @@
 //! | no route; a route that the kernel answers for | punt exception | RFC 1812 5.2.7.1 |
 //! | a blackhole route | drop blackhole | |
 //! | the way's vport is down; larger than its MTU | punt exception | RFC 1191, RFC 8201 |
+//! | one of several ways, where the kernel chooses otherwise; a way that is hooked | punt hook | |
 //! | the neighbour's link address is not known | punt neighbour | |
 //! | else | out of the way's vport | |
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use pdp_proto::routes::Vport;
 use pdp_wire::tag::{GuestDrop, PuntClass};
 use pdp_wire::{ether, flow, ipv4, ipv6};
 
@@ -50,6 +54,7 @@ pub enum Decision {
 const LOCAL: Decision = Decision::Punt(PuntClass::Local);
 const NEIGHBOUR: Decision = Decision::Punt(PuntClass::Neighbour);
 const EXCEPTION: Decision = Decision::Punt(PuntClass::Exception);
+const HOOK: Decision = Decision::Punt(PuntClass::Hook);
 const MALFORMED: Decision = Decision::Drop(GuestDrop::Malformed);
 const POLICY: Decision = Decision::Drop(GuestDrop::Policy);
 
@@ -186,7 +191,7 @@ impl Forwarder {
         v6.look_up(|destinations, values| fib.lookup_v6(destinations, values));
         for (frame, packet_bytes, destination, value) in v4.iter() {
             let destination = || IpAddr::V4(Ipv4Addr::from(destination));
-            let decision = send(fib, frames, frame, packet_bytes, destination, value);
+            let decision = send(fib, frames, frame, packet_bytes, destination, value, false);
             if let Decision::Out(_) = decision {
                 ipv4::decrement_ttl(&mut frames.bytes_mut(frame)[ether::HEADER_BYTES..]);
             }
@@ -194,7 +199,7 @@ impl Forwarder {
         }
         for (frame, packet_bytes, destination, value) in v6.iter() {
             let destination = || IpAddr::V6(Ipv6Addr::from(destination));
-            let decision = send(fib, frames, frame, packet_bytes, destination, value);
+            let decision = send(fib, frames, frame, packet_bytes, destination, value, true);
             if let Decision::Out(_) = decision {
                 ipv6::decrement_hop_limit(&mut frames.bytes_mut(frame)[ether::HEADER_BYTES..]);
             }
@@ -210,6 +215,9 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
         return Err(MALFORMED);
     };
     let Some(vport) = fib.vport(vport) else { return Err(LOCAL) };
+    if vport.hooked.all {
+        return Err(HOOK);
+    }
     let (to, kind) = (&header[..6], u16::from_be_bytes([header[12], header[13]]));
     let packet = &frame[ether::HEADER_BYTES..];
     if to[0] & 1 != 0 {
@@ -223,11 +231,11 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
     match kind {
         ether::kind::IPV4 => {
             let header = ipv4::Header::parse(packet).ok_or(MALFORMED)?;
-            classify_v4(fib, &header).map_or(Ok(Packet::V4(header)), Err)
+            classify_v4(fib, vport, &header).map_or(Ok(Packet::V4(header)), Err)
         }
         ether::kind::IPV6 => {
             let header = ipv6::Header::parse(packet).ok_or(MALFORMED)?;
-            classify_v6(fib, packet, &header).map_or(Ok(Packet::V6(header)), Err)
+            classify_v6(fib, vport, packet, &header).map_or(Ok(Packet::V6(header)), Err)
         }
         ether::kind::ARP => Err(NEIGHBOUR),
         _ => Err(LOCAL),
@@ -235,7 +243,7 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
 }
 
 #[inline]
-fn classify_v4(fib: &Fib, header: &ipv4::Header) -> Option<Decision> {
+fn classify_v4(fib: &Fib, vport: &Vport, header: &ipv4::Header) -> Option<Decision> {
     let &ipv4::Header { source, destination, .. } = header;
     // 0/8 and 127/8 (RFC 1122 3.2.1.3), and from 224/4 on: multicast, reserved, broadcast.
     let never = |address: u32| matches!((address >> 24) as u8, 0 | 127 | 224..);
@@ -243,6 +251,8 @@ fn classify_v4(fib: &Fib, header: &ipv4::Header) -> Option<Decision> {
         Some(LOCAL)
     } else if never(destination) || never(source) {
         Some(POLICY)
+    } else if vport.hooked.v4 {
+        Some(HOOK)
     } else if !fib.forwards_v4() || header.has_options() || header.ttl <= 1 {
         Some(EXCEPTION)
     } else {
@@ -251,7 +261,7 @@ fn classify_v4(fib: &Fib, header: &ipv4::Header) -> Option<Decision> {
 }
 
 #[inline]
-fn classify_v6(fib: &Fib, packet: &[u8], header: &ipv6::Header) -> Option<Decision> {
+fn classify_v6(fib: &Fib, vport: &Vport, packet: &[u8], header: &ipv6::Header) -> Option<Decision> {
     let &ipv6::Header { source, destination, .. } = header;
     let multicast = |address: u128| address >> 120 == 0xff;
     let link_local = |address: u128| address >> 118 == 0xfe80 >> 6;
@@ -265,6 +275,8 @@ fn classify_v6(fib: &Fib, packet: &[u8], header: &ipv6::Header) -> Option<Decisi
         Some(LOCAL)
     } else if never(destination) || never(source) || multicast(source) {
         Some(POLICY)
+    } else if vport.hooked.v6 {
+        Some(HOOK)
     } else if !fib.forwards_v6()
         || link_local(source)
         || header.next_header == ipv6::HOP_BY_HOP
@@ -286,6 +298,7 @@ fn send(
     packet_bytes: usize,
     destination: impl FnOnce() -> IpAddr,
     value: u32,
+    v6: bool,
 ) -> Decision {
     let group = match Fib::route(value) {
         Route::Group(group) => group,
@@ -295,9 +308,16 @@ fn send(
     let Some(way) = fib.way(group, || flow::ip(frames.bytes(frame)) ^ fib.seed()) else {
         return EXCEPTION;
     };
+    if way.chosen && !fib.chooses(v6) {
+        return HOOK;
+    }
     let Some(egress) = fib.vport(way.vport).filter(|egress| egress.up) else { return EXCEPTION };
     if packet_bytes > egress.mtu as usize {
         return EXCEPTION;
+    }
+    let back = if v6 { egress.hooked.back_v6 } else { egress.hooked.back_v4 };
+    if egress.hooked.out || back && way.vport == frames.vport(frame) {
+        return HOOK;
     }
     let source = egress.mac;
     let Some(mac) = fib.link_address(&way, destination) else { return NEIGHBOUR };

@@ -25,6 +25,8 @@ pub(super) struct Way {
     pub(super) vport: u16,
     /// The gateway's place; `None` where the destination itself is the neighbour.
     pub(super) gateway: Option<neighbour::Index>,
+    /// It is one of several.
+    pub(super) chosen: bool,
 }
 
 #[derive(Debug, Default)]
@@ -97,6 +99,7 @@ impl Groups {
         let new_ways = hops
             .iter()
             .map(|hop| Way {
+                chosen: hops.len() > 1,
                 vport: hop.vport,
                 gateway: hop.gateway.map(|address| neighbours.refer(hop.vport, address)),
             })

@@ -38,6 +38,9 @@ const DUMPS_MAX: usize = 16;
 /// Between two reports of which neighbours are used.
 const USED_INTERVAL: Duration = Duration::from_secs(3);
 
+/// Between two reports of which gateways are wanted. The kernel asks for one for 3 s by itself.
+const WANTED_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Neighbours of one report.
 const USED_STEP: usize = 512;
 
@@ -77,6 +80,8 @@ pub(super) struct Mirror {
     connection: Option<Connection>,
     connect_at: Option<Instant>,
     used_at: Option<Instant>,
+    /// When gateways that are wanted may be told.
+    wanted_at: Option<Instant>,
     status: Status,
 }
 
@@ -88,6 +93,7 @@ impl Mirror {
             connection: None,
             connect_at: None,
             used_at: None,
+            wanted_at: None,
             status: Status::default(),
         }
     }
@@ -119,12 +125,22 @@ impl Mirror {
         };
         let used_at = *self.used_at.get_or_insert(now + USED_INTERVAL);
         let result = connection.step(fib, now >= used_at, &mut self.status);
+        let result = result.and_then(|step| {
+            if fib.is_wanting() && self.wanted_at.is_none_or(|at| now >= at) {
+                connection.say(&[FromGuest::Wanted(fib.take_wanted())])?;
+                connection.write_some()?;
+                self.wanted_at = Some(now + WANTED_INTERVAL);
+            }
+            Ok(step)
+        });
         match result {
             Ok(step) => {
                 if step.used_told {
                     self.used_at = Some(now + USED_INTERVAL);
                 }
-                if step.more { Tended::More } else { Tended::Until(self.used_at) }
+                let wanted_at = self.wanted_at.filter(|_| fib.is_wanting());
+                let due = self.used_at.into_iter().chain(wanted_at).min();
+                if step.more { Tended::More } else { Tended::Until(due) }
             }
             Err(_) => {
                 self.connection = None;

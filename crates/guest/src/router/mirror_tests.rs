@@ -232,6 +232,7 @@ fn what_a_snapshot_does_not_name_is_gone() {
                 mac: [2; 6],
                 mtu: 1500,
                 up: true,
+                hooked: Default::default(),
             }),
             ToGuest::Local(IpAddr::from([10, 0, 1, last])),
             ToGuest::Neighbour {
@@ -262,12 +263,45 @@ fn used_neighbours_are_reported() {
     let mut side = Side::new(&path);
     let address = IpAddr::from([10, 0, 0, 1]);
     side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
-    let way = super::group::Way { vport: 1, gateway: None };
+    let way = super::group::Way { vport: 1, gateway: None, chosen: false };
     assert!(side.fib.link_address(&way, || address).is_some());
     play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);
         assert_eq!(peer.hear(), FromGuest::Used(vec![(1, address)]));
     });
+}
+
+#[test]
+fn gateways_without_a_link_address_are_asked_for_once_in_a_while() {
+    let (_directory, path, listener) = setup();
+    let mut side = Side::new(&path);
+    let address = IpAddr::from([10, 0, 0, 1]);
+    let hop = |vport| pdp_proto::routes::Hop { vport, gateway: Some(address), weight: 1 };
+    side.fib.apply(ToGuest::Group { id: 1, hops: vec![hop(1), hop(2)] });
+    let prefix = "10.1.0.0/16".parse().unwrap();
+    side.fib.apply(ToGuest::Route { prefix, target: pdp_proto::routes::Target::Group(1) });
+    let mut values = [0];
+    side.fib.lookup_v4(&[0x0a01_0001], &mut values);
+    let super::fib::Route::Group(group) = super::fib::Fib::route(values[0]) else { panic!() };
+    let mut ways: Vec<_> = (0..1000u32)
+        .filter_map(|flow| side.fib.way(group, || flow.wrapping_mul(0x85eb_ca6b)))
+        .collect();
+    ways.sort_by_key(|way| way.vport);
+    ways.dedup_by_key(|way| way.vport);
+    for way in ways.iter().chain(&ways) {
+        assert_eq!(side.fib.link_address(way, || unreachable!()), None);
+    }
+    play(&mut side, listener, move |listener| {
+        let mut peer = Peer::accept(listener);
+        assert_eq!(peer.hear(), FromGuest::Wanted(vec![(1, address), (2, address)]));
+    });
+    assert!(!side.fib.is_wanting());
+    // Asked for again, but not of one that is known by then, nor of one that is gone.
+    ways.iter().for_each(|way| assert_eq!(side.fib.link_address(way, || unreachable!()), None));
+    side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
+    side.fib.apply(ToGuest::RouteGone(prefix));
+    side.fib.apply(ToGuest::GroupGone(1));
+    assert_eq!(side.fib.take_wanted(), vec![]);
 }
 
 #[test]

@@ -3,6 +3,9 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
+/// Gateways that are wanted at the same time; of more the mirror is told later.
+const WANTED_MAX: usize = 64;
+
 /// Where a neighbour is in [`Neighbours`].
 pub(super) type Index = u32;
 
@@ -13,6 +16,8 @@ struct Neighbour {
     mac: Option<[u8; 6]>,
     /// A frame was sent to it since [`Neighbours::take_used`] was here.
     used: bool,
+    /// It is in [`Neighbours::wanted`].
+    wanted: bool,
     /// Hops of groups that refer to it.
     references: u32,
     /// Of the snapshot that named it last.
@@ -28,6 +33,8 @@ pub(super) struct Neighbours {
     index: HashMap<(u16, IpAddr), Index, foldhash::fast::RandomState>,
     /// Where [`Neighbours::take_used`] goes on.
     used_from: usize,
+    /// Gateways without a link address that frames were to be sent to.
+    wanted: Vec<Index>,
 }
 
 impl Neighbours {
@@ -39,6 +46,40 @@ impl Neighbours {
             neighbour.used = true;
         }
         neighbour.mac
+    }
+
+    /// The same of a gateway, which is wanted if its link address is not known.
+    #[inline]
+    pub(super) fn mac_of_gateway(&mut self, index: Index) -> Option<[u8; 6]> {
+        let mac = self.mac_at(index);
+        if mac.is_none() {
+            self.want(index);
+        }
+        mac
+    }
+
+    #[cold]
+    fn want(&mut self, index: Index) {
+        let neighbour = &mut self.places[index as usize];
+        if !neighbour.wanted && self.wanted.len() < WANTED_MAX {
+            neighbour.wanted = true;
+            self.wanted.push(index);
+        }
+    }
+
+    pub(super) fn is_wanting(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
+    /// The gateways that were wanted since the last time.
+    pub(super) fn take_wanted(&mut self) -> Vec<(u16, IpAddr)> {
+        let take = |index: Index| {
+            let neighbour = &mut self.places[index as usize];
+            // It may be gone, or known by now.
+            let wanted = std::mem::take(&mut neighbour.wanted) && neighbour.mac.is_none();
+            wanted.then_some((neighbour.vport, neighbour.address))
+        };
+        self.wanted.drain(..).filter_map(take).collect()
     }
 
     /// The same, found by its address.
@@ -113,8 +154,15 @@ impl Neighbours {
 
     fn place(&mut self, vport: u16, address: IpAddr) -> Index {
         *self.index.entry((vport, address)).or_insert_with(|| {
-            let neighbour =
-                Neighbour { vport, address, mac: None, used: false, references: 0, generation: 0 };
+            let neighbour = Neighbour {
+                vport,
+                address,
+                mac: None,
+                used: false,
+                wanted: false,
+                references: 0,
+                generation: 0,
+            };
             match self.free.pop() {
                 Some(index) => {
                     self.places[index as usize] = neighbour;
@@ -131,7 +179,7 @@ impl Neighbours {
     fn free_if_unused(&mut self, index: Index) {
         let neighbour = &mut self.places[index as usize];
         if neighbour.references == 0 && neighbour.mac.is_none() {
-            neighbour.used = false;
+            (neighbour.used, neighbour.wanted) = (false, false);
             self.index.remove(&(neighbour.vport, neighbour.address));
             self.free.push(index);
         }

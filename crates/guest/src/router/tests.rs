@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::PacketBuilder;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use pdp_proto::routes::{Hop, Target, ToGuest, Vport};
+use pdp_proto::routes::{Hooked, Hop, Target, ToGuest, Vport};
 use pdp_wire::tag::{GuestDrop, PuntClass};
 use proptest::prelude::*;
 
@@ -57,12 +57,14 @@ struct World {
     neighbours: Vec<(u16, IpAddr, [u8; 6])>,
     v4: bool,
     v6: bool,
+    choosing: (bool, bool),
 }
 
 impl World {
     fn fib(&self) -> Fib {
         let mut fib = Fib::default();
         let mut messages = vec![ToGuest::Begin, ToGuest::Forwarding { v4: self.v4, v6: self.v6 }];
+        messages.push(ToGuest::Choosing { v4: self.choosing.0, v6: self.choosing.1 });
         messages.extend(self.vports.iter().cloned().map(ToGuest::Vport));
         messages.extend(self.locals.iter().copied().map(ToGuest::Local));
         for (id, hops) in self.groups.iter().enumerate() {
@@ -90,6 +92,9 @@ impl World {
         let Some(vport) = self.vports.iter().find(|vport| vport.index == came_by) else {
             return punt(PuntClass::Local);
         };
+        if vport.hooked.all {
+            return punt(PuntClass::Hook);
+        }
         let kind = frame[12..14].to_vec();
         let packet = &frame[14..];
         let whole_v6 = packet.len() >= 40
@@ -135,6 +140,9 @@ impl World {
             if bad(to) || bad(from) {
                 return drop(GuestDrop::Policy);
             }
+            if vport.hooked.v4 {
+                return punt(PuntClass::Hook);
+            }
             exception = !self.v4 || !header.options().is_empty() || header.ttl() < 2;
             (destination, bytes) = (to.into(), total);
         } else {
@@ -149,6 +157,9 @@ impl World {
             let bad = |a: Ipv6Addr| a.is_loopback() || a.is_unspecified();
             if bad(to) || bad(from) || from.is_multicast() {
                 return drop(GuestDrop::Policy);
+            }
+            if vport.hooked.v6 {
+                return punt(PuntClass::Hook);
             }
             exception = !self.v6
                 || from.is_unicast_link_local()
@@ -166,6 +177,10 @@ impl World {
             Some((_, Target::Drop)) => return drop(GuestDrop::Blackhole),
             Some((_, Target::Group(id))) => &self.groups[*id as usize],
         };
+        let choosing = if is_v4 { self.choosing.0 } else { self.choosing.1 };
+        if hops.len() > 1 && !choosing {
+            return punt(PuntClass::Hook);
+        }
         let outcomes = hops.iter().map(|hop| {
             let Some(egress) =
                 self.vports.iter().find(|vport| vport.index == hop.vport && vport.up)
@@ -174,6 +189,10 @@ impl World {
             };
             if bytes > egress.mtu as usize {
                 return (Decision::Punt(PuntClass::Exception), frame.to_vec());
+            }
+            let back = if is_v4 { egress.hooked.back_v4 } else { egress.hooked.back_v6 };
+            if egress.hooked.out || back && hop.vport == came_by {
+                return (Decision::Punt(PuntClass::Hook), frame.to_vec());
             }
             let neighbour = (hop.vport, hop.gateway.unwrap_or(destination));
             let Some(known) = self.neighbours.iter().find(|n| (n.0, n.1) == neighbour) else {
@@ -243,8 +262,22 @@ fn mac_of(vport: u16) -> [u8; 6] {
     [2, 0, 0, 0, 1, vport as u8]
 }
 
+/// Mostly nothing, or one thing.
+fn hooked() -> BoxedStrategy<Hooked> {
+    let one = (0u8..6).prop_map(|which| Hooked {
+        all: which == 0,
+        v4: which == 1,
+        v6: which == 2,
+        out: which == 3,
+        back_v4: which == 4,
+        back_v6: which == 5,
+    });
+    prop_oneof![4 => Just(Hooked::default()), 1 => one].boxed()
+}
+
 fn world() -> BoxedStrategy<World> {
-    let vports = prop::collection::vec((prop::sample::select(vec![68u32, 100, 1500]), 0u8..5), 4);
+    let mtu = prop::sample::select(vec![68u32, 100, 1500]);
+    let vports = prop::collection::vec((mtu, 0u8..5, hooked()), 4);
     let hop = (vport(), prop::option::of(address()), 1u16..4)
         .prop_map(|(vport, gateway, weight)| Hop { vport, gateway, weight });
     let groups = prop::collection::vec(prop::collection::vec(hop, 1..4), 3);
@@ -256,12 +289,19 @@ fn world() -> BoxedStrategy<World> {
     let routes = prop::collection::btree_map(prefix(), target, 0..40);
     let neighbours = prop::collection::btree_map((vport(), address()), any::<u8>(), 0..60);
     let locals = prop::collection::vec(address(), 0..4);
-    (vports, groups, routes, neighbours, locals, 0u8..10, any::<bool>())
-        .prop_map(|(vports, groups, routes, neighbours, locals, off, v6_first)| World {
+    (vports, groups, routes, neighbours, locals, 0u8..10, any::<bool>(), 0u8..5)
+        .prop_map(|(vports, groups, routes, neighbours, locals, off, v6_first, choosing)| World {
             vports: (0..)
                 .zip(vports)
-                .map(|(index, (mtu, up))| Vport { index, mac: mac_of(index), mtu, up: up > 0 })
+                .map(|(index, (mtu, up, hooked))| Vport {
+                    index,
+                    mac: mac_of(index),
+                    mtu,
+                    up: up > 0,
+                    hooked,
+                })
                 .collect(),
+            choosing: (choosing > 0, choosing > 1),
             locals,
             // Hops without a gateway that is known would make every test end at its neighbour.
             groups,
@@ -404,8 +444,15 @@ fn plain() -> World {
     let neighbour = |last| IpAddr::from([10, 0, 0, last]);
     World {
         vports: (0..4)
-            .map(|index| Vport { index, mac: mac_of(index), mtu: 1500, up: true })
+            .map(|index| Vport {
+                index,
+                mac: mac_of(index),
+                mtu: 1500,
+                up: true,
+                hooked: Hooked::default(),
+            })
             .collect(),
+        choosing: (true, true),
         locals: vec![],
         groups: vec![
             vec![Hop { vport: 1, gateway: Some(neighbour(1)), weight: 1 }],
@@ -466,7 +513,7 @@ fn a_group_or_a_neighbour_changes_under_its_routes() {
     assert_eq!(decide(unknown), Decision::Punt(PuntClass::Neighbour));
     let known = ToGuest::Neighbour { vport: 3, address, mac: Some([2; 6]) };
     assert_eq!(decide(known), Decision::Out(3));
-    let down = Vport { index: 3, mac: mac_of(3), mtu: 1500, up: false };
+    let down = Vport { index: 3, mac: mac_of(3), mtu: 1500, up: false, hooked: Hooked::default() };
     assert_eq!(decide(ToGuest::Vport(down)), Decision::Punt(PuntClass::Exception));
 }
 

@@ -130,6 +130,7 @@ impl Run {
             control_socket: PathBuf::new(),
             routes_max: u64::MAX,
             receive_bytes: 0,
+            hooks: pdp_proto::mirror::HookPolicy::Strict,
         };
         let mut table = Table::new(&config, 7);
         (1..4).for_each(|ifindex| table.apply(&link(ifindex, true)));

@@ -24,6 +24,7 @@ pub struct State {
     pub routes: HashMap<IpNet, Target>,
     pub neighbours: BTreeMap<(u16, IpAddr), [u8; 6]>,
     pub forwarding: (bool, bool),
+    pub choosing: (bool, bool),
 }
 
 impl State {
@@ -57,6 +58,7 @@ impl State {
                 self.neighbours.remove(&(vport, address));
             }
             ToGuest::Forwarding { v4, v6 } => self.forwarding = (v4, v6),
+            ToGuest::Choosing { v4, v6 } => self.choosing = (v4, v6),
             ToGuest::Begin | ToGuest::End | ToGuest::Barrier(_) | ToGuest::Dump(_) => {}
         }
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use pdp_proto::channel::Channel;
-use pdp_proto::mirror::{Config, Reply, Request, RouteRow, Source, Status};
+use pdp_proto::mirror::{Config, HookPolicy, Reply, Request, RouteRow, Source, Status};
 
 /// "Eventually", on a machine that others use too.
 pub const EVENTUALLY: Duration = Duration::from_secs(60);
@@ -148,12 +148,20 @@ impl Mirror {
             control_socket: directory.join("control.sock"),
             routes_max,
             receive_bytes: 64 << 20,
+            hooks: HookPolicy::Strict,
         }
     }
 
     fn start(config: Config, directory: tempfile::TempDir, settings: &[(&str, usize)]) -> Self {
         let process = spawn(&config, directory.path(), settings);
         Self { config, process, directory }
+    }
+
+    /// One that tells of hooks, and leaves packets to guests all the same.
+    pub fn ignoring(netns: &Netns) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let config = Self::config(netns, directory.path(), u64::MAX);
+        Self::start(Config { hooks: HookPolicy::Ignore, ..config }, directory, &[])
     }
 
     /// In the namespaces of a process.

@@ -243,7 +243,10 @@ impl Plan {
             for node in was.iter().chain(&is).flat_map(|vnet| vnet.nodes.keys()) {
                 let was = was.and_then(|vnet| vnet.nodes.get(node));
                 let is = is.and_then(|vnet| vnet.nodes.get(node));
-                let control = |node: &NodePlan| (node.hash.clone(), node.control.limits.clone());
+                let control = |node: &NodePlan| {
+                    let hooks = node.mirror.as_ref().map(|mirror| mirror.config.hooks);
+                    (node.hash.clone(), node.control.limits.clone(), hooks)
+                };
                 if links || was.map(control) != is.map(control) {
                     changed.insert(Key::node(name, node));
                 }

@@ -10,7 +10,9 @@ use pdp_container::{
 };
 use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, routes, tap};
-use pdp_spec::{Attach, BuiltIn, DataPlane, Flow, KnownFlow, Node, NodeKind, Policy, Program};
+use pdp_spec::{
+    Attach, BuiltIn, DataPlane, Flow, KernelHooks, KnownFlow, Node, NodeKind, Policy, Program,
+};
 
 use super::words::{owner, punt_filter, rate, root};
 use super::{
@@ -272,6 +274,10 @@ impl NodePlanner<'_> {
             control_socket: directory.join("mirror.sock"),
             routes_max: u64::from(self.node.resources.routes),
             receive_bytes: self.node.notification_bytes(),
+            hooks: match self.data_plane().map(|data_plane| data_plane.kernel_hooks) {
+                Some(KernelHooks::Strict) => mirror::HookPolicy::Strict,
+                Some(KernelHooks::Ignore) | None => mirror::HookPolicy::Ignore,
+            },
         };
         MirrorPlan { process, config_file, config }
     }
@@ -431,6 +437,7 @@ impl NodePlanner<'_> {
                 rate(data_plane.punt_limits.local),
                 rate(data_plane.punt_limits.neighbour),
                 rate(data_plane.punt_limits.exception),
+                rate(data_plane.punt_limits.hook),
             ],
         });
         mux::Node {

@@ -118,25 +118,24 @@ impl Reconciler {
         Ok(side.taps.is_some())
     }
 
-    /// Writes down for a mirror that is to be started whose routes it follows.
+    /// Writes down whose routes a mirror follows, and how; one that was started by other words is to be
+    /// made anew. Forwarding goes on meanwhile.
     fn configure_mirror(
         &self,
         mirror: &MirrorPlan,
         guest: Process,
-        side: &Side,
+        side: &mut Side,
     ) -> Result<(), HostError> {
-        if matches!(side.mirror, Helper::Starting(_))
-            || side.mirror == Helper::Serves && self.machine.running(&mirror.process.dir).is_some()
-        {
-            return Ok(());
-        }
         let config = pdp_proto::mirror::Config {
             netns: host::namespace(guest, "net"),
             userns: Some(host::namespace(guest, "user")),
             ..mirror.config.clone()
         };
         let text = serde_json::to_vec_pretty(&config).unwrap_or_default();
-        self.machine.write_file(&mirror.config_file, &text)
+        if self.machine.update_file(&mirror.config_file, &text)? {
+            side.mirror = Helper::Bad;
+        }
+        Ok(())
     }
 
     /// A port has carrier where its link is up; one without a link has none.

@@ -185,12 +185,21 @@ fn guest(number: u32, fe: &str) -> ForwardingGuest {
     }
 }
 
+fn condition() -> Condition {
+    Condition {
+        kind: ConditionKind::KernelHooks,
+        node: "r1".into(),
+        message: "nft chain inet filter forward: the kernel forwards".into(),
+    }
+}
+
 fn red() -> Vnet {
     let r1 = NodeStatus {
         name: "r1".into(),
         kind: NodeKind::Router,
         phase: Phase::Degraded,
         message: Some("g1 is not connected".into()),
+        conditions: vec![condition()],
         power_millicores: Some(500),
         control: process(100),
         tap: Some(process(101)),
@@ -380,6 +389,7 @@ impl Daemon for Fake {
                 name: "red".into(),
                 phase: Phase::Degraded,
                 message: Some("1 of 2 nodes is degraded".into()),
+                conditions: vec![condition()],
                 routers: 1,
                 hosts: 1,
                 links: 1,

@@ -353,6 +353,7 @@ impl NodeCheck<'_, '_, '_> {
             ("local", limits.local),
             ("neighbour", limits.neighbour),
             ("exception", limits.exception),
+            ("hook", limits.hook),
         ];
         for (class, value) in classes {
             let path = ["spec", "nodes", self.node, "dataPlane", "puntLimits", class];

@@ -8,6 +8,7 @@ mod examples;
 mod exceptions;
 mod externals;
 mod guarantees;
+mod hooks;
 mod hostile;
 mod images;
 mod install;

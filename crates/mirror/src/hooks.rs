@@ -1,0 +1,650 @@
+//! What in the kernel treats forwarded packets otherwise than guests do, and which packets these are.
+//!
+//! | hook | packets that it may concern |
+//! |---|---|
+//! | policy rules beside the kernel's own (`ip rule`), or without these | of its family, in by its `iif` or by any vport |
+//! | VRFs | in by a vport that is in one |
+//! | bridges, bonds and what else takes a vport | every frame, in by that vport |
+//! | nftables: base chains of prerouting, forward, postrouting with rules or a policy of drop | of its family |
+//! | nftables: chains of ingress and egress of a vport | every frame in by it, or packets out by it |
+//! | iptables of the older kind (x_tables) | of its family |
+//! | `tc`: any qdisc that somebody put there | out by the vport; in by it for `ingress` and `clsact` |
+//! | reverse-path filters (`rp_filter`) | IPv4, in by the vport |
+//! | redirects (`send_redirects`; IPv6 always) | out by the vport that they came in by |
+//! | hash policies of multipath routes but 1, `fib_multipath_use_neigh` | of its family, with several next hops |
+//!
+//! More packets than these hooks would really touch may be named, never fewer. Rules that no forwarded
+//! packet meets do not count: for a firewall mark (a forwarded packet has none unless nftables, iptables
+//! or `tc` gave it one, and then these hooks count), for an outgoing interface that a socket is bound to,
+//! or for the loopback interface.
+//!
+//! Truth comes from dumps; a notification only says that it is time for one. What has no notifications
+//! (sysctls, x_tables) is looked at every [`FILES_INTERVAL`].
+//!
+//! Not seen: BPF programs and IPsec policies, both out of reach of guests that are not `privileged`.
+//! Sources: linux/fib_rules.h, linux/netfilter/nf_tables.h, linux/pkt_sched.h, ip-sysctl.rst.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::io;
+use std::time::{Duration, Instant};
+
+use pdp_proto::mirror::{HOOK_BYTES_MAX, HOOKS_MAX, HookPolicy};
+use pdp_proto::routes::Hooked;
+
+use crate::kernel::{
+    CONF_ALL, Message, address, attributes, family, message, messages, text, u32_at,
+};
+use crate::netlink::{Netlink, Received};
+use crate::table::Table;
+
+/// Between two looks at what the kernel tells nobody of.
+pub const FILES_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Between two looks at everything, and this many times what the last took: a tenant that changes rules
+/// all the time does not keep the mirror from its routes.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const LOOK_SHARE: u32 = 10;
+
+/// Reads of notifications in one go.
+const READS_MAX: usize = 4096;
+
+/// Netfilter's messages: subsystem nf_tables, and what is asked for.
+const NFT: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8;
+const NFT_GETCHAIN: u16 = NFT | libc::NFT_MSG_GETCHAIN as u16;
+
+/// Hooks of nf_tables by which forwarded packets come (linux/netfilter.h).
+const PREROUTING: u32 = 0;
+const FORWARD: u32 = 2;
+const POSTROUTING: u32 = 4;
+const INET_INGRESS: u32 = 5;
+/// Of the family `netdev`.
+const NETDEV_INGRESS: u32 = 0;
+const NF_DROP: u32 = 0;
+
+const NFTA_HOOK_NUM: u16 = 1;
+const NFTA_HOOK_DEV: u16 = 3;
+const NFTA_HOOK_DEVS: u16 = 4;
+const NFTA_CHAIN_TABLE: u16 = 1;
+const NFTA_CHAIN_NAME: u16 = 3;
+const NFTA_CHAIN_HOOK: u16 = 4;
+const NFTA_CHAIN_POLICY: u16 = 5;
+const NFTA_CHAIN_USE: u16 = 6;
+
+const FRA_DST: u16 = 1;
+const FRA_SRC: u16 = 2;
+const FRA_IIFNAME: u16 = 3;
+const FRA_PRIORITY: u16 = 6;
+const FRA_FWMARK: u16 = 10;
+const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
+const FRA_TABLE: u16 = 15;
+const FRA_OIFNAME: u16 = 17;
+const FRA_L3MDEV: u16 = 19;
+const FRA_PROTOCOL: u16 = 21;
+const FIB_RULE_INVERT: u32 = 2;
+const FR_ACT_TO_TBL: u8 = 1;
+
+const TCA_KIND: u16 = 1;
+const TC_H_ROOT: u32 = u32::MAX;
+/// Parent of `ingress` and `clsact`.
+const TC_H_INGRESS: u32 = 0xffff_fff1;
+
+const IFLA_INFO_KIND: u16 = 1;
+const NETCONFA_IFINDEX: u16 = 1;
+const NETCONFA_RP_FILTER: u16 = 3;
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// In words, [`HOOKS_MAX`] at most and one for the rest.
+    pub words: Vec<String>,
+    /// By vport.
+    pub vports: Vec<Hooked>,
+    /// Whether the kernel chooses among next hops otherwise, IPv4 and IPv6.
+    pub multipath: [bool; 2],
+    /// Hooks beyond [`HOOKS_MAX`].
+    more: u64,
+}
+
+impl Found {
+    fn tell(&mut self, mut words: String) {
+        if self.words.len() == HOOKS_MAX {
+            self.more += 1;
+            return;
+        }
+        words.retain(|letter| !letter.is_control());
+        let end = (0..=HOOK_BYTES_MAX.min(words.len())).rfind(|&at| words.is_char_boundary(at));
+        words.truncate(end.unwrap_or(0));
+        self.words.push(words);
+    }
+
+    fn each(&mut self, mut hook: impl FnMut(&mut Hooked)) {
+        self.vports.iter_mut().for_each(|vport| hook(vport));
+    }
+
+    fn family(&mut self, v6: bool) {
+        self.each(|vport| *(if v6 { &mut vport.v6 } else { &mut vport.v4 }) = true);
+    }
+}
+
+/// The interfaces of the namespace, as far as hooks name them.
+#[derive(Debug, Default)]
+struct Interface {
+    name: String,
+    kind: String,
+    master: Option<u32>,
+}
+
+/// Watches for hooks.
+pub struct Hooks {
+    vports: Vec<String>,
+    /// Notifications of routing and of netfilter, where the kernel has that.
+    notifications: Vec<Netlink>,
+    requests: Netlink,
+    filter: Option<Netlink>,
+    files: Files,
+    policy: HookPolicy,
+    found: Found,
+    dirty: bool,
+    look_at: Instant,
+    files_at: Instant,
+}
+
+impl Hooks {
+    /// Watches the network namespace that the process is in, whose interfaces of these names are vports.
+    ///
+    /// # Errors
+    /// The kernel gives no socket.
+    pub fn new(vports: Vec<String>, policy: HookPolicy) -> io::Result<Self> {
+        let groups = [
+            libc::RTNLGRP_LINK,
+            libc::RTNLGRP_TC,
+            libc::RTNLGRP_IPV4_RULE,
+            libc::RTNLGRP_IPV6_RULE,
+        ];
+        let groups = groups.into_iter().chain([libc::RTNLGRP_IPV4_NETCONF]);
+        let mut notifications = vec![Netlink::listening(libc::NETLINK_ROUTE, groups)?];
+        // A kernel without nf_tables has none to look for.
+        let nft = [libc::NFNLGRP_NFTABLES as u32];
+        let filter = Netlink::listening(libc::NETLINK_NETFILTER, nft).and_then(|listening| {
+            notifications.push(listening);
+            Netlink::listening(libc::NETLINK_NETFILTER, [])
+        });
+        let now = Instant::now();
+        Ok(Self {
+            files: Files::read(&vports),
+            vports,
+            notifications,
+            requests: Netlink::requests()?,
+            filter: filter.ok(),
+            policy,
+            found: Found::default(),
+            dirty: true,
+            look_at: now,
+            files_at: now + FILES_INTERVAL,
+        })
+    }
+
+    /// What there is, in words, as of the last step.
+    pub fn words(&self) -> &[String] {
+        &self.found.words
+    }
+
+    /// Whether nothing has changed since then, as far as the kernel told.
+    pub fn is_settled(&self) -> bool {
+        !self.dirty
+    }
+
+    /// When [`Self::step`] has something to do without a notification.
+    pub fn due(&self) -> Instant {
+        if self.dirty { self.look_at.min(self.files_at) } else { self.files_at }
+    }
+
+    /// Sockets by which notifications come.
+    pub fn sockets(&self) -> impl Iterator<Item = &Netlink> {
+        self.notifications.iter()
+    }
+
+    /// Reads notifications, looks if it is time, and tells the table what is to be left to the kernel.
+    pub fn step(&mut self, table: &mut Table) {
+        let now = Instant::now();
+        for socket in &mut self.notifications {
+            for _ in 0..READS_MAX {
+                match socket.receive() {
+                    Ok(Received::Empty) => break,
+                    Ok(Received::Datagram(_) | Received::Lost) => self.dirty = true,
+                    Err(_) => {
+                        self.dirty = true;
+                        break;
+                    }
+                }
+            }
+        }
+        if now >= self.files_at {
+            self.files_at = now + FILES_INTERVAL;
+            let files = Files::read(&self.vports);
+            self.dirty |= files != self.files;
+            self.files = files;
+        }
+        if !self.dirty || now < self.look_at {
+            return;
+        }
+        match self.look() {
+            Ok(found) => {
+                self.dirty = false;
+                if self.found != found && self.policy == HookPolicy::Strict {
+                    table.set_hooked(&found.vports, found.multipath);
+                }
+                self.found = found;
+            }
+            // Something changed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                self.dirty = false;
+                tracing::warn!(%error, "cannot look for what hooks into forwarding");
+            }
+        }
+        self.look_at = now + LOOK_INTERVAL + now.elapsed() * LOOK_SHARE;
+    }
+
+    /// Looks at everything.
+    fn look(&mut self) -> io::Result<Found> {
+        let Self { vports, requests, filter, files, .. } = self;
+        let vports = vports.as_slice();
+        let mut found = Found { vports: vec![Hooked::default(); vports.len()], ..Found::default() };
+        let mut interfaces: HashMap<u32, Interface> = HashMap::new();
+        dump(requests, libc::RTM_GETLINK, &[0; 16], |message| {
+            interfaces.extend(interface(message.payload));
+        })?;
+        masters(&mut found, vports, &interfaces);
+        for v6 in [false, true] {
+            let mut rules = Rules::default();
+            let mut header = [0; 12];
+            header[0] = family(v6);
+            dump(requests, libc::RTM_GETRULE, &header, |message| {
+                rules.see(&mut found, vports, message.payload, v6);
+            })?;
+            rules.end(&mut found, v6);
+        }
+        dump(requests, libc::RTM_GETQDISC, &[0; 20], |message| {
+            qdisc(&mut found, vports, &interfaces, message.payload);
+        })?;
+        let mut filters = Vec::new();
+        dump(requests, libc::RTM_GETNETCONF, &[family(false)], |message| {
+            filters.extend(rp_filter(message.payload));
+        })?;
+        reverse_path(&mut found, vports, &interfaces, &filters);
+        if let Some(filter) = filter {
+            // nfgenmsg: every family, version 0.
+            let chains = dump(filter, NFT_GETCHAIN, &[0; 4], |message| {
+                chain(&mut found, vports, message.payload);
+            });
+            match chains {
+                // No nf_tables in this kernel.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+                other => other?,
+            }
+        }
+        files.tell(&mut found, vports);
+        if found.more > 0 {
+            let more = format!("and {} more", found.more);
+            found.words.push(more);
+        }
+        Ok(found)
+    }
+}
+
+/// Asks for all of something, and hands over each message of the answer.
+fn dump(
+    socket: &mut Netlink,
+    kind: u16,
+    header: &[u8],
+    mut each: impl FnMut(&Message<'_>),
+) -> io::Result<()> {
+    const SEQUENCE: u32 = 1;
+    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+    socket.send(&message(kind, flags, SEQUENCE, header, &[]))?;
+    let mut interrupted = false;
+    loop {
+        // The kernel writes the next part while the last is read, so that there is always one.
+        let Received::Datagram(datagram) = socket.receive()? else {
+            return Err(io::ErrorKind::Interrupted.into());
+        };
+        for message in messages(datagram) {
+            interrupted |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
+            match i32::from(message.kind) {
+                libc::NLMSG_ERROR | libc::NLMSG_DONE => {
+                    return match message.error() {
+                        0 if interrupted => Err(io::ErrorKind::Interrupted.into()),
+                        0 | libc::ENOENT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT => Ok(()),
+                        error => Err(io::Error::from_raw_os_error(error)),
+                    };
+                }
+                _ => each(&message),
+            }
+        }
+    }
+}
+
+fn interface(payload: &[u8]) -> Option<(u32, Interface)> {
+    let mut interface = Interface::default();
+    for (kind, value) in attributes(payload.get(16..)?) {
+        match kind {
+            libc::IFLA_IFNAME => interface.name = text(value),
+            libc::IFLA_MASTER => interface.master = u32_at(value, 0),
+            libc::IFLA_LINKINFO => {
+                let mut kinds = attributes(value).filter(|(kind, _)| *kind == IFLA_INFO_KIND);
+                interface.kind = kinds.next().map(|(_, value)| text(value)).unwrap_or_default();
+            }
+            _ => {}
+        }
+    }
+    Some((u32_at(payload, 4)?, interface))
+}
+
+fn vport_of(vports: &[String], name: &str) -> Option<usize> {
+    vports.iter().position(|vport| vport == name)
+}
+
+fn masters(found: &mut Found, vports: &[String], interfaces: &HashMap<u32, Interface>) {
+    let mut taken: Vec<(usize, &Interface)> = interfaces
+        .values()
+        .filter_map(|interface| {
+            let master = interfaces.get(&interface.master?)?;
+            Some((vport_of(vports, &interface.name)?, master))
+        })
+        .collect();
+    taken.sort_by_key(|(vport, _)| *vport);
+    for (vport, master) in taken {
+        let (name, Interface { name: of, kind, .. }) = (&vports[vport], master);
+        if kind == "vrf" {
+            (found.vports[vport].v4, found.vports[vport].v6) = (true, true);
+            found.tell(format!("{name} is in VRF {of}"));
+        } else {
+            found.vports[vport].all = true;
+            found.tell(format!("{name} is part of {of} ({kind})"));
+        }
+    }
+}
+
+/// The kernel's own rules that were seen.
+#[derive(Debug, Default)]
+struct Rules {
+    local: bool,
+    main: bool,
+}
+
+impl Rules {
+    fn see(&mut self, found: &mut Found, vports: &[String], payload: &[u8], v6: bool) {
+        let Some(&[_, to_length, from_length, tos, table, _, _, action, ..]) =
+            payload.first_chunk::<12>()
+        else {
+            return;
+        };
+        let invert = u32_at(payload, 8).is_some_and(|flags| flags & FIB_RULE_INVERT != 0);
+        let mut table = u32::from(table);
+        let (mut priority, mut mark, mut suppress) = (0, 0, u32::MAX);
+        let (mut iif, mut oif, mut l3mdev, mut selects) = (None, false, false, false);
+        let mut words = String::new();
+        // Writing to a string does not fail.
+        if invert {
+            let _ = write!(words, " not");
+        }
+        for (kind, value) in attributes(&payload[12..]) {
+            let number = u32_at(value, 0);
+            match kind {
+                FRA_TABLE => table = number.unwrap_or(table),
+                FRA_PRIORITY => priority = number.unwrap_or(0),
+                FRA_FWMARK => mark = number.unwrap_or(0),
+                FRA_SUPPRESS_PREFIXLEN => suppress = number.unwrap_or(u32::MAX),
+                FRA_L3MDEV => l3mdev = value.first() == Some(&1),
+                FRA_OIFNAME => oif = true,
+                FRA_IIFNAME => iif = Some(text(value)),
+                FRA_PROTOCOL => {}
+                FRA_SRC | FRA_DST => {
+                    let (word, length) =
+                        if kind == FRA_SRC { ("from", from_length) } else { ("to", to_length) };
+                    if let Some(address) = address(value) {
+                        let _ = write!(words, " {word} {address}/{length}");
+                    }
+                }
+                // Other selectors, actions, and ways to look up.
+                _ => selects |= value.iter().any(|byte| *byte != 0),
+            }
+        }
+        let selective = from_length != 0 || to_length != 0 || tos != 0 || selects || invert;
+        let plain = !selective && iif.is_none() && !oif && mark == 0 && suppress == u32::MAX;
+        if plain && action == FR_ACT_TO_TBL {
+            match (priority, table) {
+                (0, 255) => return self.local = true,
+                (32_766, 254) => return self.main = true,
+                (32_767, 253) => return,
+                _ => {}
+            }
+        }
+        if l3mdev || !invert && (mark != 0 || oif) {
+            return;
+        }
+        let hook = |vport: &mut Hooked| *(if v6 { &mut vport.v6 } else { &mut vport.v4 }) = true;
+        match &iif {
+            Some(name) if !invert => match vport_of(vports, name) {
+                Some(vport) => hook(&mut found.vports[vport]),
+                None => return,
+            },
+            _ => found.family(v6),
+        }
+        if tos != 0 {
+            let _ = write!(words, " tos {tos:#x}");
+        }
+        if mark != 0 {
+            let _ = write!(words, " fwmark {mark:#x}");
+        }
+        if let Some(iif) = iif {
+            let _ = write!(words, " iif {iif}");
+        }
+        if action == FR_ACT_TO_TBL {
+            let _ = write!(words, " lookup {table}");
+        }
+        if suppress != u32::MAX {
+            let _ = write!(words, " suppress_prefixlength {suppress}");
+        }
+        let option = if v6 { " -6" } else { "" };
+        found.tell(format!("ip{option} rule {priority}:{words}"));
+    }
+
+    fn end(self, found: &mut Found, v6: bool) {
+        let option = if v6 { " -6" } else { "" };
+        for (there, name) in [(self.local, "0: lookup local"), (self.main, "32766: lookup main")] {
+            if !there {
+                found.family(v6);
+                found.tell(format!("no ip{option} rule {name}"));
+            }
+        }
+    }
+}
+
+fn qdisc(
+    found: &mut Found,
+    vports: &[String],
+    interfaces: &HashMap<u32, Interface>,
+    payload: &[u8],
+) {
+    let word = |at| u32_at(payload, at).unwrap_or_default();
+    let (handle, parent) = (word(8), word(12));
+    // What the kernel puts there by itself has no handle.
+    if handle == 0 || parent != TC_H_ROOT && parent != TC_H_INGRESS {
+        return;
+    }
+    let Some(interface) = interfaces.get(&word(4)) else { return };
+    let Some(vport) = vport_of(vports, &interface.name) else { return };
+    let mut kinds =
+        attributes(payload.get(20..).unwrap_or_default()).filter(|(kind, _)| *kind == TCA_KIND);
+    let kind = kinds.next().map(|(_, value)| text(value)).unwrap_or_default();
+    let hooked = &mut found.vports[vport];
+    hooked.all |= parent == TC_H_INGRESS;
+    hooked.out |= kind != "ingress";
+    found.tell(format!("tc qdisc {kind} on {}", interface.name));
+}
+
+/// Interface (or [`CONF_ALL`]) and its reverse-path filter.
+fn rp_filter(payload: &[u8]) -> Option<(i32, u32)> {
+    let (mut ifindex, mut filter) = (None, None);
+    for (kind, value) in attributes(payload.get(4..)?) {
+        match kind {
+            NETCONFA_IFINDEX => ifindex = u32_at(value, 0),
+            NETCONFA_RP_FILTER => filter = u32_at(value, 0),
+            _ => {}
+        }
+    }
+    Some((ifindex? as i32, filter?))
+}
+
+fn reverse_path(
+    found: &mut Found,
+    vports: &[String],
+    interfaces: &HashMap<u32, Interface>,
+    filters: &[(i32, u32)],
+) {
+    let all = filters.iter().find(|(ifindex, _)| *ifindex == CONF_ALL).map_or(0, |(_, all)| *all);
+    for (ifindex, own) in filters {
+        let filter = all.max(*own);
+        let interface = u32::try_from(*ifindex).ok().and_then(|ifindex| interfaces.get(&ifindex));
+        if let Some(interface) = interface.filter(|_| filter != 0)
+            && let Some(vport) = vport_of(vports, &interface.name)
+        {
+            found.vports[vport].v4 = true;
+            found.tell(format!("rp_filter {filter} on {}", interface.name));
+        }
+    }
+}
+
+fn chain(found: &mut Found, vports: &[String], payload: &[u8]) {
+    let Some(&family) = payload.first() else { return };
+    let (mut table, mut name) = (String::new(), String::new());
+    let (mut number, mut devices, mut policy, mut uses) = (None, Vec::new(), 1, 0);
+    for (kind, value) in attributes(payload.get(4..).unwrap_or_default()) {
+        match kind {
+            NFTA_CHAIN_TABLE => table = text(value),
+            NFTA_CHAIN_NAME => name = text(value),
+            NFTA_CHAIN_POLICY => policy = big_endian(value),
+            NFTA_CHAIN_USE => uses = big_endian(value),
+            NFTA_CHAIN_HOOK => {
+                for (kind, value) in attributes(value) {
+                    match kind {
+                        NFTA_HOOK_NUM => number = Some(big_endian(value)),
+                        NFTA_HOOK_DEV => devices.push(text(value)),
+                        NFTA_HOOK_DEVS => {
+                            devices.extend(attributes(value).map(|(_, name)| text(name)));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let Some(number) = number else { return };
+    if uses == 0 && policy != NF_DROP {
+        return;
+    }
+    let of_device = |found: &mut Found, ingress: bool| {
+        let mut of: Vec<usize> =
+            devices.iter().filter_map(|device| vport_of(vports, device)).collect();
+        of.dedup();
+        for &vport in &of {
+            let hooked = &mut found.vports[vport];
+            *(if ingress { &mut hooked.all } else { &mut hooked.out }) = true;
+        }
+        !of.is_empty()
+    };
+    let forwarding = matches!(number, PREROUTING | FORWARD | POSTROUTING);
+    let (concerns, word) = match i32::from(family) {
+        libc::NFPROTO_INET if number == INET_INGRESS => (of_device(found, true), "inet"),
+        libc::NFPROTO_INET if forwarding => {
+            found.family(false);
+            found.family(true);
+            (true, "inet")
+        }
+        libc::NFPROTO_IPV4 if forwarding => {
+            found.family(false);
+            (true, "ip")
+        }
+        libc::NFPROTO_IPV6 if forwarding => {
+            found.family(true);
+            (true, "ip6")
+        }
+        libc::NFPROTO_NETDEV => (of_device(found, number == NETDEV_INGRESS), "netdev"),
+        _ => (false, ""),
+    };
+    if concerns {
+        found.tell(format!("nft chain {word} {table} {name}"));
+    }
+}
+
+/// What only files tell of, as they are.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Files {
+    /// By family.
+    hash_policy: [String; 2],
+    use_neigh: String,
+    /// By family.
+    x_tables: [String; 2],
+    redirects_all: bool,
+    /// By vport.
+    redirects: Vec<bool>,
+}
+
+impl Files {
+    fn read(vports: &[String]) -> Self {
+        let read = |path: &str| {
+            std::fs::read_to_string(path)
+                .unwrap_or_default()
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let redirects =
+            |of: &str| read(&format!("/proc/sys/net/ipv4/conf/{of}/send_redirects")) == "1";
+        Self {
+            hash_policy: ["ipv4", "ipv6"]
+                .map(|family| read(&format!("/proc/sys/net/{family}/fib_multipath_hash_policy"))),
+            use_neigh: read("/proc/sys/net/ipv4/fib_multipath_use_neigh"),
+            x_tables: ["ip", "ip6"].map(|family| read(&format!("/proc/net/{family}_tables_names"))),
+            redirects_all: redirects("all"),
+            redirects: vports.iter().map(|vport| redirects(vport)).collect(),
+        }
+    }
+
+    fn tell(&self, found: &mut Found, vports: &[String]) {
+        for (v6, policy) in self.hash_policy.iter().enumerate() {
+            // Addresses and ports, as guests do. A kernel without IPv6 has none.
+            if policy != "1" && !policy.is_empty() {
+                found.multipath[v6] = true;
+                let family = ["ipv4", "ipv6"][v6];
+                found.tell(format!("net.{family}.fib_multipath_hash_policy = {policy}"));
+            }
+        }
+        if self.use_neigh == "1" {
+            found.multipath[0] = true;
+            found.tell("net.ipv4.fib_multipath_use_neigh = 1".into());
+        }
+        for (v6, tables) in self.x_tables.iter().enumerate() {
+            if !tables.is_empty() {
+                found.family(v6 == 1);
+                found.tell(format!("{}: tables {tables}", ["iptables", "ip6tables"][v6]));
+            }
+        }
+        for (vport, own) in self.redirects.iter().enumerate() {
+            // The kernel sends those of IPv6 whatever it is set to.
+            found.vports[vport].back_v6 = true;
+            if self.redirects_all || *own {
+                found.vports[vport].back_v4 = true;
+                found.tell(format!("send_redirects on {}", vports[vport]));
+            }
+        }
+    }
+}
+
+fn big_endian(bytes: &[u8]) -> u32 {
+    bytes.first_chunk().copied().map_or(0, u32::from_be_bytes)
+}
