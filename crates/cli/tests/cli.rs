@@ -63,7 +63,7 @@ fn vnets_are_listed() {
         "\
 VNET  STATE     ROUTERS  HOSTS  LINKS  GUESTS  POWER  FES      NOTE
 blue  stopped   0        0      0      0/0     0      -
-red   degraded  1        1      1      1/2     0.5    fe1,fe2  1 of 2 nodes is degraded
+red   degraded  1        1      1      1/2     0.5    fe1,fe2  1 of 2 nodes is degraded; r1: nft chain inet filter forward: the kernel forwards
 ",
     );
     let one: Value =
@@ -83,6 +83,9 @@ fn a_vnet_is_shown_with_all_that_it_has() {
         &out(&server, &["inspect", "red"]),
         "\
 red: degraded (1 of 2 nodes is degraded)
+
+Conditions
+r1: nft chain inet filter forward: the kernel forwards
 
 Nodes
 NODE  KIND    STATE     POWER  NOTE
