@@ -84,6 +84,8 @@ reasons! {
         GuestPolicy = "guest-policy",
         /// As the guest said.
         GuestNoBuffer = "guest-no-buffer",
+        /// As the guest said.
+        GuestUnresolved = "guest-unresolved",
     }
 }
 
@@ -97,6 +99,7 @@ impl From<GuestDrop> for Reason {
             GuestDrop::NotForUs => Self::GuestNotForUs,
             GuestDrop::Policy => Self::GuestPolicy,
             GuestDrop::NoBuffer => Self::GuestNoBuffer,
+            GuestDrop::Unresolved => Self::GuestUnresolved,
         }
     }
 }

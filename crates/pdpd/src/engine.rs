@@ -601,6 +601,8 @@ fn scoped<'a>(scope: &'a Scope, progress: ProgressFn<'a>) -> impl FnMut(Progress
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
     use crate::control::Mux;
     use crate::ledger::Holding;
@@ -631,6 +633,7 @@ mod tests {
             places,
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&directory.join("state")).unwrap()),
+            neighbours: AtomicU64::default(),
         };
         let descriptors = Descriptors { limit: 1000, kept: 0 };
         Engine::new(Arc::new(host), [0, 1].into(), false, descriptors, |_| ()).unwrap()

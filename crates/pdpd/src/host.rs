@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use pdp_container::{HelperSpec, Process, Runtime, State as GuestState};
 use pdp_net::tap::TapSpec;
@@ -117,6 +118,8 @@ pub struct Host {
     pub state: Arc<State>,
     /// The mux.
     pub mux: Mux,
+    /// Entries that the kernel's neighbour tables were given room for.
+    pub neighbours: AtomicU64,
 }
 
 impl Host {
@@ -335,6 +338,7 @@ mod tests {
             places: Places { run: at("run"), lib: at("lib"), pins: at("pins") },
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&at("state")).unwrap()),
+            neighbours: AtomicU64::default(),
         };
         let (planned, other) = (at("memif.sock"), at("other.sock"));
         let mut sockets = vec![planned.clone(); 20_000];

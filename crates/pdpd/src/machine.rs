@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
@@ -18,8 +19,11 @@ use pdp_proto::channel::Channel;
 use pdp_proto::mux;
 
 use crate::control::{ControlError, Mirror, MuxHello, TapHelper};
-use crate::host::{self, Host, HostError};
+use crate::host::{self, Host, HostError, words};
 use crate::plan::{Directory, GuestPlan, TapHelperPlan};
+
+/// Entries of the kernel's neighbour tables that are left to the machine itself.
+const NEIGHBOURS_OF_MACHINE: u64 = 1024;
 
 /// Longest wait at a socket whose queue of connections is full.
 const LISTEN_WAIT: Duration = Duration::from_millis(20);
@@ -108,6 +112,9 @@ pub trait Machine: Debug + Send + Sync {
 
     /// Says what part of a CPU a cgroup gets, thousandths of a core.
     fn weigh(&self, cgroup: &str, millicores: u32) -> Result<(), HostError>;
+
+    /// Sees to it that the kernel's neighbour tables have room for so many entries beside the machine's own.
+    fn make_room_for_neighbours(&self, count: u64);
 
     /// Kills what is left in a cgroup, and removes it once that has ended; false: it has not yet. An
     /// empty name means all of pdpd's.
@@ -264,6 +271,20 @@ impl Machine for Host {
 
     fn weigh(&self, cgroup: &str, millicores: u32) -> Result<(), HostError> {
         Ok(self.runtime.cgroups().weigh(cgroup, millicores)?)
+    }
+
+    fn make_room_for_neighbours(&self, count: u64) {
+        let count = count + NEIGHBOURS_OF_MACHINE;
+        if self.neighbours.fetch_max(count, Ordering::Relaxed) >= count {
+            return;
+        }
+        if let Err(error) = pdp_net::neighbour::make_room(count) {
+            tracing::warn!(
+                "the kernel's neighbour tables may be too small for all networks together: {}; set \
+                 net.ipv4.neigh.default.gc_thresh3 and that of ipv6 to {count}",
+                words(&error)
+            );
+        }
     }
 
     fn remove_cgroup(&self, cgroup: &str) -> Result<bool, HostError> {

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
@@ -136,6 +137,7 @@ fn main() -> anyhow::Result<()> {
         places,
         runtime,
         state: state.clone(),
+        neighbours: AtomicU64::default(),
     });
     // The variable alone may come from a service that a shell above belongs to.
     let managed = std::env::var_os("INVOCATION_ID").is_some()

@@ -20,3 +20,7 @@ pub const PATTERN_BYTES_MAX: usize = 256;
 /// Frames that may wait in each direction of a vlink: an eighth of the packets that a mux has unless it
 /// is told otherwise.
 pub const QUEUE_FRAMES_MAX: u32 = 4096;
+
+/// Stations on links of a router that one of its forwarding guests has the kernel ask for at a time (3 s).
+/// Each is an entry of the kernel's neighbour table, which all networks of a machine share.
+pub const ASKED_MAX: usize = 256;

@@ -78,11 +78,13 @@ pub enum GuestDrop {
     Policy = 5,
     /// The program has no room for it.
     NoBuffer = 6,
+    /// The neighbour's link address is not known, and too many others' are asked for already.
+    Unresolved = 7,
 }
 
 impl GuestDrop {
     /// All reasons, in the order of their codes.
-    pub const ALL: [GuestDrop; 7] = [
+    pub const ALL: [GuestDrop; 8] = [
         Self::Malformed,
         Self::NoRoute,
         Self::Blackhole,
@@ -90,6 +92,7 @@ impl GuestDrop {
         Self::NotForUs,
         Self::Policy,
         Self::NoBuffer,
+        Self::Unresolved,
     ];
 
     /// The reason with this code on the wire.
@@ -107,6 +110,7 @@ impl GuestDrop {
             Self::NotForUs => "guest-not-for-us",
             Self::Policy => "guest-policy",
             Self::NoBuffer => "guest-no-buffer",
+            Self::Unresolved => "guest-unresolved",
         }
     }
 }

@@ -340,6 +340,16 @@ impl Fib {
         self.neighbours.take_used(count_max)
     }
 
+    /// Whether a frame whose way has no link address may go to the kernel, to ask for it.
+    pub(super) fn may_ask(&mut self, way: &Way, destination: impl FnOnce() -> IpAddr) -> bool {
+        way.gateway.is_some() || self.neighbours.may_ask(way.vport, destination())
+    }
+
+    /// Another [`ASKED_TIME`](super::neighbour::ASKED_TIME) begins.
+    pub(super) fn turn_asked(&mut self) {
+        self.neighbours.turn_asked();
+    }
+
     /// Gateways that frames were to be sent to and whose link address is not known, told once in a
     /// while; see [`FromGuest::Wanted`](pdp_proto::routes::FromGuest::Wanted).
     pub(super) fn take_wanted(&mut self) -> Vec<(u16, IpAddr)> {

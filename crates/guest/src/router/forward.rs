@@ -29,6 +29,7 @@
 //! | the way's vport is down; larger than its MTU | punt exception | RFC 1191, RFC 8201 |
 //! | one of several ways, where the kernel chooses otherwise; a way that is hooked | punt hook | |
 //! | the neighbour's link address is not known | punt neighbour | |
+//! | the same, and it is no gateway, and many such stations are asked for already | drop unresolved | |
 //! | else | out of the way's vport | |
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -296,7 +297,7 @@ fn send(
     frames: &mut impl Frames,
     frame: usize,
     packet_bytes: usize,
-    destination: impl FnOnce() -> IpAddr,
+    destination: impl Fn() -> IpAddr,
     value: u32,
     v6: bool,
 ) -> Decision {
@@ -320,7 +321,10 @@ fn send(
         return HOOK;
     }
     let source = egress.mac;
-    let Some(mac) = fib.link_address(&way, destination) else { return NEIGHBOUR };
+    let Some(mac) = fib.link_address(&way, &destination) else {
+        let may_ask = fib.may_ask(&way, destination);
+        return if may_ask { NEIGHBOUR } else { Decision::Drop(GuestDrop::Unresolved) };
+    };
     let bytes = frames.bytes_mut(frame);
     bytes[..6].copy_from_slice(&mac);
     bytes[6..12].copy_from_slice(&source);

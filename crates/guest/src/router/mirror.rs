@@ -18,6 +18,7 @@ use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::fib::{DumpCursor, Fib};
+use super::neighbour::ASKED_TIME;
 use crate::Tended;
 
 /// Messages applied in one go (about half a microsecond each).
@@ -80,6 +81,8 @@ pub(super) struct Mirror {
     connection: Option<Connection>,
     connect_at: Option<Instant>,
     used_at: Option<Instant>,
+    /// When stations may be asked for that were not answered for.
+    turn_at: Option<Instant>,
     /// When gateways that are wanted may be told.
     wanted_at: Option<Instant>,
     status: Status,
@@ -94,6 +97,7 @@ impl Mirror {
             connect_at: None,
             used_at: None,
             wanted_at: None,
+            turn_at: None,
             status: Status::default(),
         }
     }
@@ -109,6 +113,10 @@ impl Mirror {
 
     /// Goes on with whatever is to be done, for some tens of microseconds.
     pub(super) fn tend(&mut self, fib: &mut Fib, now: Instant) -> Tended {
+        if now >= *self.turn_at.get_or_insert(now) {
+            fib.turn_asked();
+            self.turn_at = Some(now + ASKED_TIME);
+        }
         if fib.is_sweeping() {
             fib.sweep_some();
             self.status.synced = !fib.is_sweeping() && self.connection.is_some();

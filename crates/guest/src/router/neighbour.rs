@@ -1,10 +1,19 @@
 //! Link addresses of neighbours, each in a place of its own that groups of next hops refer to.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::time::Duration;
+
+use pdp_proto::limits::ASKED_MAX;
 
 /// Gateways that are wanted at the same time; of more the mirror is told later.
 const WANTED_MAX: usize = 64;
+
+/// Time within which a station that is there answers: the kernel asks three times, a second apart
+/// (ip-sysctl.rst, `mcast_solicit`), and can't let go of the entry meanwhile.
+pub(super) const ASKED_TIME: Duration = Duration::from_secs(3);
+
+type Addresses = HashSet<(u16, IpAddr), foldhash::fast::RandomState>;
 
 /// Where a neighbour is in [`Neighbours`].
 pub(super) type Index = u32;
@@ -35,6 +44,8 @@ pub(super) struct Neighbours {
     used_from: usize,
     /// Gateways without a link address that frames were to be sent to.
     wanted: Vec<Index>,
+    /// Stations that frames were handed to the kernel for, of this [`ASKED_TIME`] and of the one before.
+    asked: [Addresses; 2],
 }
 
 impl Neighbours {
@@ -89,6 +100,23 @@ impl Neighbours {
         self.mac_at(index)
     }
 
+    /// Whether the kernel may be given a frame for a station whose link address is not known: for one that
+    /// it asks for already, or for one more.
+    #[cold]
+    pub(super) fn may_ask(&mut self, vport: u16, address: IpAddr) -> bool {
+        let [now, before] = &mut self.asked;
+        let station = (vport, address);
+        now.contains(&station)
+            || before.contains(&station)
+            || now.len() < ASKED_MAX && now.insert(station)
+    }
+
+    /// Another [`ASKED_TIME`] begins.
+    pub(super) fn turn_asked(&mut self) {
+        self.asked.swap(0, 1);
+        self.asked[0].clear();
+    }
+
     /// What the kernel knows of a neighbour now.
     pub(super) fn set(
         &mut self,
@@ -97,6 +125,11 @@ impl Neighbours {
         mac: Option<[u8; 6]>,
         generation: u32,
     ) {
+        if mac.is_some() {
+            for asked in &mut self.asked {
+                asked.remove(&(vport, address));
+            }
+        }
         if mac.is_none() && !self.index.contains_key(&(vport, address)) {
             return;
         }
@@ -223,6 +256,24 @@ mod tests {
         assert_eq!(neighbours.places.len(), 2);
         neighbours.release(hop);
         assert!(neighbours.index.is_empty());
+    }
+
+    #[test]
+    fn few_stations_are_asked_for_at_a_time_and_those_that_answer_make_room() {
+        let mut neighbours = Neighbours::default();
+        let station = |number: usize| IpAddr::from((number as u32).to_be_bytes());
+        for number in 0..ASKED_MAX {
+            assert!(neighbours.may_ask(1, station(number)));
+        }
+        assert!(!neighbours.may_ask(1, station(ASKED_MAX)) && neighbours.may_ask(1, station(0)));
+        neighbours.set(1, station(7), Some(MAC), 1);
+        assert!(neighbours.may_ask(1, station(ASKED_MAX)), "one has answered");
+        assert!(!neighbours.may_ask(2, station(7)), "not that of another vport");
+        neighbours.turn_asked();
+        assert!(neighbours.may_ask(1, station(ASKED_MAX + 1)) && neighbours.may_ask(1, station(0)));
+        neighbours.turn_asked();
+        neighbours.turn_asked();
+        assert!(neighbours.asked.iter().all(|asked| asked.is_empty()));
     }
 
     #[test]

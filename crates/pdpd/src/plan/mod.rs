@@ -19,6 +19,7 @@ use std::sync::Arc;
 use pdp_container::{GuestSpec, HelperSpec, LOG_BYTES_MAX, Limits};
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Take;
+use pdp_proto::limits::ASKED_MAX;
 use pdp_proto::{mirror, mux, tap};
 use pdp_spec::units::{Base64, Endpoint};
 use pdp_spec::{DeviceAttach, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
@@ -152,6 +153,9 @@ pub struct Plan {
     pub vnets: Shared<VnetPlan>,
     /// What part of a CPU the vnets get together, [`VnetPlan::weight`].
     pub weight: u64,
+    /// Entries of the kernel's neighbour table that the vnets may have together,
+    /// [`VnetPlan::neighbours`].
+    pub neighbours: u64,
 }
 
 impl Plan {
@@ -353,6 +357,9 @@ pub struct VnetPlan {
     /// control side takes of a CPU that it shares with its guests is these guests'. Without forwarding
     /// guests it is the `cpu` of its hosts.
     pub weight: u32,
+    /// Entries of the kernel's neighbour table, which all network namespaces share, of each family: what its
+    /// forwarding guests may ask for at a time, and stations on its links.
+    pub neighbours: u64,
 }
 
 /// A node: its control side and its forwarding guests.
@@ -471,6 +478,9 @@ pub fn plan(
     (before, same): (&Plan, bool),
 ) -> Result<Plan, PlanError> {
     let (mut planned, mut weight) = (before.vnets.clone(), before.weight);
+    let mut neighbours = before.neighbours;
+    let neighbours_of =
+        |plan: &Shared<VnetPlan>, name: &str| plan.get(name).map_or(0, |vnet| vnet.neighbours);
     let weight_of = |plan: &Shared<VnetPlan>, name: &str| {
         plan.get(name).map_or(0, |vnet| u64::from(vnet.weight))
     };
@@ -485,6 +495,8 @@ pub fn plan(
         });
         shared::set(&mut planned, name, plan.transpose()?);
         weight = weight - weight_of(&before.vnets, name) + weight_of(&planned, name);
+        neighbours =
+            neighbours - neighbours_of(&before.vnets, name) + neighbours_of(&planned, name);
     }
     let takes_as_before = |name: &&str| {
         let [was, is] =
@@ -492,7 +504,7 @@ pub fn plan(
         was.unwrap_or(&BTreeMap::new()) == is.unwrap_or(&BTreeMap::new())
     };
     if same && changed.iter().all(takes_as_before) {
-        return Ok(Plan { vnets: planned, weight, ..before.clone() });
+        return Ok(Plan { vnets: planned, weight, neighbours, ..before.clone() });
     }
     let mut externals = BTreeMap::new();
     for (name, interface) in &substrate.interfaces {
@@ -515,6 +527,7 @@ pub fn plan(
         externals: externals.into_iter().map(|(name, plan)| (name, Arc::new(plan))).collect(),
         vnets: planned,
         weight,
+        neighbours,
     })
 }
 
@@ -623,8 +636,8 @@ impl VnetPlanner<'_> {
             nodes: mux_nodes,
             vlinks,
         };
-        let weight = weight(&nodes);
-        Ok(VnetPlan { nodes, mux, links, takes: self.takes(), weight })
+        let (weight, neighbours) = (weight(&nodes), neighbours(&nodes));
+        Ok(VnetPlan { nodes, mux, links, takes: self.takes(), weight, neighbours })
     }
 
     fn takes(&self) -> BTreeMap<String, Takes> {
@@ -664,6 +677,18 @@ fn weight(nodes: &BTreeMap<String, NodePlan>) -> u32 {
     let power = guests.map(|guest| guest.placement.power_millicores).fold(0, u32::saturating_add);
     let controls = nodes.values().filter_map(|node| node.control.limits.cpu_weight);
     if power > 0 { power } else { controls.fold(0, u32::saturating_add) }
+}
+
+/// Stations on the links of a node, of which a machine's kernel keeps entries.
+const STATIONS_OF_PORT: u64 = 64;
+
+fn neighbours(nodes: &BTreeMap<String, NodePlan>) -> u64 {
+    let of_node = |node: &NodePlan| {
+        let guests = node.guests.values().filter(|guest| guest.mirrored).count() as u64;
+        // Those of this time and of the one before.
+        guests * 2 * ASKED_MAX as u64 + node.taps.len() as u64 * STATIONS_OF_PORT
+    };
+    nodes.values().map(of_node).sum()
 }
 
 impl VnetPlan {

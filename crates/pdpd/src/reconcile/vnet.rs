@@ -112,6 +112,7 @@ impl Reconciler {
             self.machine.remove_if_empty("vnets");
             return Ok(());
         }
+        self.machine.make_room_for_neighbours(plan.neighbours);
         self.machine.weigh("vnets", u32::try_from(plan.weight).unwrap_or(u32::MAX))
     }
 
