@@ -1,0 +1,688 @@
+//! The two routers, and the machines around them, which are played here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pdp_e2e::{Node, eventually, sh};
+use pdp_net::tap::{self, TapSpec};
+use pdp_proto::channel::Channel;
+use pdp_proto::mirror::{Config, Reply, Request};
+use pdp_wire::ether::kind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::case::{Case, Expect, case};
+use super::frames::{
+    Arp, BROADCAST, ECHO, FRAGMENT, Host, ICMP, ICMPV6, Link, Mac, V4, V6, discovery, echo, mac_of,
+    solicited,
+};
+
+pub const PORTS: usize = 4;
+
+/// A router that does not answer for so long does not.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Nothing more is to come from a port that answers no ping after so long.
+const QUIET: Duration = Duration::from_millis(40);
+
+/// A case that does not do as expected is tried again, with this much more time for late frames.
+const TRIES: usize = 3;
+const LATE: Duration = Duration::from_millis(300);
+
+/// Who pings from each link: 10.PORT.255.250, known to the router for good.
+const PINGER: [u8; 2] = [255, 250];
+const PINGER_ID: [u8; 2] = [0x12, 0x34];
+
+const SPEC: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  interfaces: {A: {device: ext0}, B: {device: ext1}, C: {device: ext2}, D: {device: ext3}}
+  forwardingEngines:
+    fe1: {cpus: "1", capacity: 1}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {addresses: [10.0.0.1/16, "fd00::1/64"]}
+        eth1: {addresses: [10.1.0.1/16, "fd00:1::1/64"]}
+        eth2: {addresses: [10.2.0.1/16, "fd00:2::1/64"], mtu: 1400}
+        eth3: {addresses: [10.3.0.1/16, "fd00:3::1/64"]}
+      dataPlane:
+        power: 0.5
+        puntLimits: {neighbour: {pps: 20000}, exception: {pps: 20000}}
+  externals:
+    a: {interface: A}
+    b: {interface: B}
+    c: {interface: C}
+    d: {interface: D}
+  links:
+    - endpoints: ["r1:eth0", "external:a"]
+    - endpoints: ["r1:eth1", "external:b"]
+    - endpoints: ["r1:eth2", "external:c"]
+    - endpoints: ["r1:eth3", "external:d"]
+"#;
+
+const MTUS: [u32; PORTS] = [1500, 1500, 1400, 1500];
+
+/// Both have a default route by port 3. Rates of ICMP messages are no part of what is compared.
+const BASE: &str = "
+    ip route add default via 10.3.0.5 proto static
+    ip -6 route add default via fd00:3::5 proto static
+    echo 0 >/proc/sys/net/ipv4/icmp_ratelimit
+    echo 0 >/proc/sys/net/ipv6/icmp/ratelimit
+    echo 1000000 >/proc/sys/net/ipv4/icmp_msgs_per_sec || true
+    echo 1000000 >/proc/sys/net/ipv4/icmp_msgs_burst || true
+";
+
+/// What every case begins with: no neighbour is known.
+const COLD: &str = "ip neigh flush all; ip -6 neigh flush all\n";
+
+/// What a case with a setup ends with.
+const RESET: &str = "
+    ip route flush proto boot; ip -6 route flush proto boot; ip nexthop flush >/dev/null
+";
+
+/// A shell in a network namespace, which goes on.
+struct Shell {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Shell {
+    fn new(netns: &Path) -> Self {
+        let mut child = Command::new("nsenter")
+            .arg(format!("--net={}", netns.display()))
+            .arg("sh")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("nsenter");
+        let input = child.stdin.take().expect("piped");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, input, output }
+    }
+
+    fn begin(&mut self, lines: &str) {
+        writeln!(self.input, "( set -e\n{lines}\n) 2>&1 </dev/null; echo \"=== $?\"").expect("a shell");
+    }
+
+    /// What it wrote, if all of it succeeded.
+    fn end(&mut self) -> Result<String, String> {
+        let mut words = String::new();
+        loop {
+            let start = words.len();
+            assert_ne!(self.output.read_line(&mut words).expect("a shell"), 0, "the shell ended");
+            if let Some(code) = words[start..].strip_prefix("=== ") {
+                let failed = code.trim() != "0";
+                words.truncate(start);
+                return if failed { Err(words) } else { Ok(words) };
+            }
+        }
+    }
+
+    #[track_caller]
+    fn run(&mut self, lines: &str) -> String {
+        self.begin(lines);
+        self.end().unwrap_or_else(|error| panic!("{lines}: {error}"))
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A router with its four links, of which the other ends are here.
+struct Side {
+    name: &'static str,
+    shell: Shell,
+    links: [File; PORTS],
+    /// What came out since the last look.
+    seen: Vec<(usize, Vec<u8>)>,
+    /// Ports whose last ping was answered.
+    answered: [bool; PORTS],
+    /// It asked for a neighbour since the last pings.
+    asked: bool,
+}
+
+/// What came out of which port.
+type Frames = Vec<(usize, Vec<u8>)>;
+
+pub struct Bench {
+    sides: [Side; 2],
+    mirror: Channel,
+    macs: [Mac; PORTS],
+    pings: u16,
+    hosts: u32,
+    netns: String,
+    /// Held for its end.
+    _node: Node,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.netns]).status();
+    }
+}
+
+impl Bench {
+    /// PdP's router on a node, and a namespace that is like its control guest.
+    pub fn new() -> Self {
+        let mut node = Node::prepare("behaviour");
+        let space = PathBuf::from(format!("/run/netns/{}", node.netns));
+        let outside = (0..PORTS).map(|port| {
+            let mac = [2, 0xee, 0, 0, 0, port as u8];
+            make_tap(&space, &format!("ext{port}"), mac, 1500)
+        });
+        let outside: Vec<File> = outside.collect();
+        node.namespace().run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1");
+        node.start_pdpd();
+        node.apply(SPEC);
+        let config = fs::read(node.place("red/r1").join("mirror.json")).expect("the mirror's");
+        let config: Config = serde_json::from_slice(&config).expect("the mirror's configuration");
+        let guest = config.netns;
+        let mut shell = Shell::new(&guest);
+        let macs = link_addresses(&shell.run("ip -o link show"));
+
+        let netns = format!("{}-k", node.id);
+        sh(&format!("ip netns add {netns}"));
+        let kernel = PathBuf::from(format!("/run/netns/{netns}"));
+        let links = (0..PORTS).map(|port| {
+            make_tap(&kernel, &format!("eth{port}"), macs[port], MTUS[port])
+        });
+        let links: Vec<File> = links.collect();
+        let mut plain = Shell::new(&kernel);
+        plain.run("ip link set lo up");
+        make_settings_equal(&guest, &kernel);
+        for port in 0..PORTS {
+            let short = if port == 0 { String::new() } else { port.to_string() };
+            let v6 = if port == 0 { "fd00::1".into() } else { format!("fd00:{short}::1") };
+            plain.run(&format!(
+                "ip addr add 10.{port}.0.1/16 dev eth{port}
+                 ip addr add {v6}/64 dev eth{port} nodad"
+            ));
+        }
+        let mut pingers = String::new();
+        for port in 0..PORTS {
+            let [a, b] = PINGER;
+            let mac = words_of(&mac_of(port, &[10, port as u8, a, b]));
+            let _ = writeln!(pingers, "ip neigh add 10.{port}.{a}.{b} lladdr {mac} dev eth{port}");
+        }
+        let mut sides = [("PdP", shell, outside), ("kernel", plain, links)].map(|it| {
+            let (name, shell, links) = it;
+            let links = links.try_into().expect("four");
+            let (seen, answered) = (Vec::new(), [false; PORTS]);
+            Side { name, shell, links, seen, answered, asked: false }
+        });
+        for side in &mut sides {
+            side.shell.run(BASE);
+            side.shell.run(&pingers);
+        }
+        let mirror = Channel::connect(&config.control_socket).expect("the mirror");
+        let mut bench = Self { sides, mirror, macs, pings: 0, hosts: 0, netns, _node: node };
+        eventually("both routers answer", || {
+            bench.settle();
+            bench.ping(&[0, 1, 2, 3], Duration::from_millis(200))
+        });
+        bench
+    }
+
+    /// Runs a case; what was not as expected.
+    pub fn judge(&mut self, case: &Case) -> Option<String> {
+        let mut wrong = None;
+        for attempt in 0..TRIES {
+            let late = if attempt == 0 { Duration::ZERO } else { LATE };
+            let host = self.host();
+            wrong = match self.run(case, &host, late) {
+                Ok(seen) => {
+                    if std::env::var_os("PDP_CASES").is_some() {
+                        let [pdp, kernel] = &seen[1];
+                        println!("{}: kernel {}; PdP {}", case.name, words(kernel), words(pdp));
+                    }
+                    compare(case, &seen)
+                }
+                Err(error) => Some(error),
+            };
+            if wrong.is_none() {
+                break;
+            }
+        }
+        wrong
+    }
+
+    /// A machine that nobody has heard of.
+    fn host(&mut self) -> Host {
+        // Not 102, which is silent.
+        let (high, low) = (1 + self.hosts / 100, 1 + self.hosts % 100);
+        self.hosts += 1;
+        Host {
+            v4: Ipv4Addr::new(10, 0, high as u8, low as u8),
+            v6: Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, high as u16, low as u16),
+            router: self.macs,
+        }
+    }
+
+    /// What came out of PdP's router and the kernel, cold and warm.
+    fn run(&mut self, case: &Case, host: &Host, late: Duration) -> Result<[[Frames; 2]; 2], String> {
+        let setup = format!("{COLD}{}", case.setup);
+        let done = self.both(&setup).and_then(|()| {
+            let cold = self.exchange(case, host, late)?;
+            self.exchange(&warm_up(), host, Duration::ZERO)?;
+            Ok([cold, self.exchange(case, host, late)?])
+        });
+        if !case.setup.is_empty() {
+            self.both(&format!("{}{RESET}", case.undo))?;
+            self.settle();
+        }
+        done
+    }
+
+    /// Shell lines in both routers.
+    fn both(&mut self, lines: &str) -> Result<(), String> {
+        for side in &mut self.sides {
+            side.shell.begin(lines);
+        }
+        let ends = self.sides.each_mut().map(|side| (side.name, side.shell.end()));
+        for (name, end) in ends {
+            end.map_err(|error| format!("{name}: {lines}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the guests have what the kernel has.
+    fn settle(&mut self) {
+        let end = Instant::now() + ANSWER_MAX;
+        // The answer to a request may be older than it; that to the next is not.
+        let mut before = false;
+        loop {
+            self.mirror.send(&Request::Status, &[]).expect("the mirror");
+            let reply = self.mirror.receive().expect("the mirror").expect("an answer").0;
+            let Reply::Status(status) = reply else { panic!("{reply:?}") };
+            if status.settled && before {
+                return;
+            }
+            before = true;
+            assert!(Instant::now() < end, "the mirror does not settle: {status:?}");
+            if !status.settled {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// What comes out after the frames of a case went in.
+    fn exchange(
+        &mut self,
+        case: &Case,
+        host: &Host,
+        late: Duration,
+    ) -> Result<[Frames; 2], String> {
+        self.settle();
+        for side in &mut self.sides {
+            side.seen.clear();
+            for make in &case.frames {
+                let (port, frame) = make(host);
+                // A link that is down takes nothing.
+                let _ = side.links[port].write(&frame);
+            }
+        }
+        let live: Vec<usize> = (0..PORTS).filter(|port| !case.dead.contains(port)).collect();
+        // After the first answers all that went in before the pings is through, by whatever way, and
+        // after the second all of that is out. A neighbour that was asked for begins it anew.
+        let mut rounds = 0;
+        while rounds < 2 {
+            if !self.ping(&live, ANSWER_MAX) {
+                return Err("a port does not answer".into());
+            }
+            let asked = self.sides.iter_mut().any(|side| std::mem::take(&mut side.asked));
+            rounds = if asked { 0 } else { rounds + 1 };
+        }
+        if !case.dead.is_empty() || !late.is_zero() {
+            let end = Instant::now() + QUIET.max(late);
+            while Instant::now() < end {
+                self.receive(end);
+            }
+        }
+        let macs = self.macs;
+        Ok(self.sides.each_mut().map(|side| {
+            let seen = std::mem::take(&mut side.seen);
+            let mut asks = BTreeSet::new();
+            let mut seen: Frames = seen
+                .into_iter()
+                .filter(|(port, frame)| match solicitation(frame) {
+                    Some(_) => case.asks && asks.insert((*port, frame.clone())),
+                    None => !is_own_talk(frame),
+                })
+                .map(|(port, frame)| (port, plain(frame, &macs)))
+                .collect();
+            seen.sort();
+            seen
+        }))
+    }
+
+    /// Pings both routers on these ports; whether all answered in time.
+    fn ping(&mut self, ports: &[usize], within: Duration) -> bool {
+        self.pings = self.pings.wrapping_add(1);
+        for side in &mut self.sides {
+            side.answered = std::array::from_fn(|port| !ports.contains(&port));
+            for &port in ports {
+                let from = Ipv4Addr::from([10, port as u8, PINGER[0], PINGER[1]]);
+                let host = Host { v4: from, v6: Ipv6Addr::UNSPECIFIED, router: self.macs };
+                let mut packet = V4::new(&host);
+                packet.link = Link { port, to: self.macs[port], ..packet.link };
+                packet.destination = Ipv4Addr::from([10, port as u8, 0, 1]);
+                packet.segment(ICMP, echo(ECHO, self.pings, 0));
+                let _ = side.links[port].write(&packet.frame().1);
+            }
+        }
+        let end = Instant::now() + within;
+        while self.sides.iter().any(|side| side.answered.contains(&false)) {
+            if Instant::now() >= end {
+                return false;
+            }
+            self.receive(end);
+        }
+        true
+    }
+
+    /// Takes what the routers have sent, and answers as the machines around them.
+    fn receive(&mut self, until: Instant) {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).expect("seconds");
+        let mut polled: Vec<PollFd<'_>> = self
+            .sides
+            .iter()
+            .flat_map(|side| &side.links)
+            .map(|link| PollFd::new(link, PollFlags::IN))
+            .collect();
+        poll(&mut polled, Some(&left)).expect("poll");
+        let mut buffer = [0; 4096];
+        for side in &mut self.sides {
+            for port in 0..PORTS {
+                while let Ok(count) = side.links[port].read(&mut buffer) {
+                    side.take(port, &buffer[..count], self.pings);
+                }
+            }
+        }
+    }
+}
+
+impl Side {
+    fn take(&mut self, port: usize, frame: &[u8], ping: u16) {
+        let pinger = mac_of(port, &[10, port as u8, PINGER[0], PINGER[1]]);
+        if frame[..6] == pinger {
+            let is_answer = frame.get(34) == Some(&0) && frame.get(38..40) == Some(&PINGER_ID);
+            self.answered[port] |= is_answer && frame.get(40..42) == Some(&ping.to_be_bytes());
+            return;
+        }
+        if let Some(wanted) = solicitation(frame) {
+            let is_silent = match wanted {
+                IpAddr::V4(v4) => v4.octets()[3] == SILENT,
+                IpAddr::V6(v6) => v6.octets()[15] == SILENT,
+            };
+            if !is_silent && let Some(answer) = answer(port, frame, wanted) {
+                self.asked = true;
+                let _ = self.links[port].write(&answer);
+            }
+        }
+        self.seen.push((port, frame.to_vec()));
+    }
+}
+
+/// Machines whose addresses end so answer nobody.
+pub const SILENT: u8 = 0x66;
+
+fn make_tap(netns: &Path, name: &str, mac: Mac, mtu: u32) -> File {
+    let netns = File::open(netns).expect("the namespace");
+    let (addresses, routes) = (Vec::new(), Vec::new());
+    let name = name.to_string();
+    let spec = TapSpec { name, mac, mtu, addresses, routes, queue_frames: None, owner: None };
+    let tap: OwnedFd = tap::create(netns.as_fd(), &spec).expect("a TAP");
+    File::from(tap)
+}
+
+/// Link addresses of eth0 to eth3.
+fn link_addresses(links: &str) -> [Mac; PORTS] {
+    std::array::from_fn(|port| {
+        let name = format!("eth{port}");
+        let line = links.lines().find(|line| line.contains(&name)).expect("an interface");
+        let (_, rest) = line.split_once("link/ether ").expect("Ethernet");
+        let mut bytes = rest.split([':', ' ']);
+        std::array::from_fn(|_| u8::from_str_radix(bytes.next().unwrap_or(""), 16).expect("hex"))
+    })
+}
+
+fn words_of(mac: &Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Sets all that the one namespace has set in the other as well.
+fn make_settings_equal(from: &Path, to: &Path) {
+    let open = |path: &Path| File::open(path).expect("the namespace");
+    let (from, to) = (open(from), open(to));
+    let read = |netns: &File| pdp_net::netns::within(netns.as_fd(), || Ok(settings())).expect("read");
+    let wanted = read(&from);
+    for _ in 0..3 {
+        let is = read(&to);
+        let missing = wanted.iter().filter(|(name, value)| is.get(*name) != Some(value));
+        let missing: Vec<(PathBuf, String)> =
+            missing.map(|(name, value)| (name.clone(), value.clone())).collect();
+        let write = || {
+            for (name, value) in &missing {
+                // Some can only be read.
+                let _ = fs::write(name, value);
+            }
+            Ok(())
+        };
+        pdp_net::netns::within(to.as_fd(), write).expect("write");
+    }
+    let is = read(&to);
+    let different: Vec<_> = wanted.iter().filter(|(name, value)| is.get(*name) != Some(value)).collect();
+    assert!(different.is_empty(), "settings: {different:?}");
+}
+
+/// The settings of IP in the thread's network namespace.
+fn settings() -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    let mut left = ["ipv4", "ipv6"].map(|family| PathBuf::from("/proc/sys/net").join(family)).to_vec();
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                left.push(path);
+            } else if let Ok(value) = fs::read_to_string(&path) {
+                found.insert(path, value);
+            }
+        }
+    }
+    found
+}
+
+fn ether_kind(frame: &[u8]) -> u16 {
+    frame.get(12..14).map_or(0, |kind| u16::from_be_bytes([kind[0], kind[1]]))
+}
+
+/// Whom an ARP request or a neighbour solicitation asks for.
+fn solicitation(frame: &[u8]) -> Option<IpAddr> {
+    let packet = frame.get(14..)?;
+    match ether_kind(frame) {
+        kind::ARP if packet.get(6..8)? == [0, 1] => {
+            let target: [u8; 4] = packet.get(24..28)?.try_into().ok()?;
+            Some(target.into())
+        }
+        kind::IPV6 if packet.get(6)? == &ICMPV6 && packet.get(40)? == &135 => {
+            let target: [u8; 16] = packet.get(48..64)?.try_into().ok()?;
+            Some(target.into())
+        }
+        _ => None,
+    }
+}
+
+/// What the machine that is asked for answers.
+fn answer(port: usize, asked: &[u8], wanted: IpAddr) -> Option<Vec<u8>> {
+    let from: Mac = asked.get(6..12)?.try_into().ok()?;
+    match wanted {
+        IpAddr::V4(v4) => {
+            let asks: [u8; 4] = asked.get(28..32)?.try_into().ok()?;
+            let sender = (mac_of(port, &v4.octets()), v4);
+            let arp = Arp { operation: 2, hardware: 1, sender, target: (from, asks.into()) };
+            Some(arp.frame(from))
+        }
+        IpAddr::V6(v6) => {
+            let asks: [u8; 16] = asked.get(22..38)?.try_into().ok()?;
+            let mac = mac_of(port, &v6.octets());
+            let host = Host { v4: Ipv4Addr::UNSPECIFIED, v6, router: [from; PORTS] };
+            let mut packet = V6::new(&host);
+            packet.link.from = mac;
+            (packet.destination, packet.hop_limit) = (asks.into(), 255);
+            if packet.destination.is_unspecified() {
+                return None;
+            }
+            packet.segment(ICMPV6, discovery(136, 0x60, v6, Some(mac)));
+            Some(packet.frame().1)
+        }
+    }
+}
+
+/// What a router says by itself: IGMP, MLD, router solicitations.
+fn is_own_talk(frame: &[u8]) -> bool {
+    match ether_kind(frame) {
+        kind::IPV4 => frame.get(23) == Some(&2),
+        kind::IPV6 => {
+            let report = frame.get(20) == Some(&0) && frame.get(62) == Some(&143);
+            report || frame.get(20) == Some(&ICMPV6) && matches!(frame.get(54), Some(131..=133 | 143))
+        }
+        _ => false,
+    }
+}
+
+/// Without what a router is free to choose in packets of its own: identifications.
+fn plain(mut frame: Vec<u8>, routers: &[Mac]) -> Vec<u8> {
+    if !routers.iter().any(|mac| frame[6..12] == *mac) {
+        return frame;
+    }
+    match ether_kind(&frame) {
+        // Nobody sends to a router with the TTL that it begins with and one more.
+        kind::IPV4 if matches!(frame.get(22), Some(64 | 255)) && frame.len() >= 34 => {
+            frame[18..20].fill(0);
+            frame[24..26].fill(0);
+        }
+        kind::IPV6 if frame.get(20) == Some(&FRAGMENT) && frame.get(21) == Some(&64) => {
+            if let Some(id) = frame.get_mut(58..62) {
+                id.fill(0);
+            }
+        }
+        _ => {}
+    }
+    frame
+}
+
+/// What was not as expected, with all that was seen.
+fn compare(case: &Case, seen: &[[Frames; 2]; 2]) -> Option<String> {
+    let wrong = seen.iter().any(|[pdp, kernel]| match &case.expect {
+        Expect::Same => pdp != kernel,
+        Expect::SameWays => ways(pdp) != ways(kernel),
+        Expect::Differs { kernel: by_kernel, pdp: by_pdp, .. } => {
+            words(pdp) != *by_pdp || words(kernel) != *by_kernel
+        }
+    });
+    let mut text = String::new();
+    if wrong {
+        for ([pdp, kernel], when) in seen.iter().zip(["cold", "warm"]) {
+            for (frames, who) in [(kernel, "kernel"), (pdp, "PdP")] {
+                let _ = writeln!(text, "  {when} {who}: {}", words(frames));
+                for (port, frame) in frames {
+                    let hex: String = frame.iter().take(90).map(|b| format!("{b:02x}")).collect();
+                    let _ = writeln!(text, "    eth{port} {} bytes {hex}", frame.len());
+                }
+            }
+        }
+    }
+    wrong.then_some(text)
+}
+
+/// The packets, and the ways that any of them took.
+fn ways(frames: &Frames) -> (Vec<&[u8]>, BTreeSet<(usize, &[u8])>) {
+    let mut packets: Vec<&[u8]> = frames.iter().map(|(_, frame)| &frame[12..]).collect();
+    packets.sort();
+    (packets, frames.iter().map(|(port, frame)| (*port, &frame[..6])).collect())
+}
+
+/// Frames in short: ports and what it is.
+pub fn words(frames: &Frames) -> String {
+    if frames.is_empty() {
+        return "nothing".into();
+    }
+    let mut all: Vec<String> =
+        frames.iter().map(|(port, frame)| format!("eth{port} {}", word(frame))).collect();
+    all.dedup();
+    all.join(", ")
+}
+
+fn word(frame: &[u8]) -> String {
+    let at = |index: usize| frame.get(index).copied().unwrap_or_default();
+    let icmp = |name: &str, at: usize| {
+        let code = |at: usize| frame.get(at).copied().unwrap_or_default();
+        format!("{name} {}/{}", code(at), code(at + 1))
+    };
+    match ether_kind(frame) {
+        kind::ARP => format!("arp {}", at(21)),
+        kind::IPV4 => match at(23) {
+            ICMP => icmp("icmp", 14 + usize::from(at(14) & 15) * 4),
+            17 => "udp".into(),
+            other => format!("ipv4 {other}"),
+        },
+        kind::IPV6 => match at(20) {
+            ICMPV6 => icmp("icmp6", 54),
+            17 => "udp6".into(),
+            other => format!("ipv6 {other}"),
+        },
+        other => format!("{other:04x}"),
+    }
+}
+
+/// Packets to the machines that most cases send to, so that they are known.
+fn warm_up() -> Case {
+    let mut case = case("neighbours get known");
+    for to in ["10.1.0.9", "10.2.0.9", "192.0.2.1"] {
+        case = case.v4(|p, _| p.to(to).done());
+    }
+    for to in ["fd00:1::9", "fd00:2::9", "3fff::1"] {
+        case = case.v6(|p, _| p.to(to).done());
+    }
+    case
+}
+
+/// Frames that ask for a neighbour, for cases.
+pub fn ask(host: &Host, wanted: IpAddr) -> Vec<u8> {
+    match wanted {
+        IpAddr::V4(v4) => {
+            let sender = (mac_of(0, &host.v4.octets()), host.v4);
+            let arp = Arp { operation: 1, hardware: 1, sender, target: ([0; 6], v4) };
+            arp.frame(BROADCAST)
+        }
+        IpAddr::V6(v6) => {
+            let mut packet = V6::new(host);
+            let (group, mac) = solicited(v6);
+            (packet.destination, packet.link.to, packet.hop_limit) = (group, mac, 255);
+            packet.segment(ICMPV6, discovery(135, 0, v6, Some(packet.link.from)));
+            packet.frame().1
+        }
+    }
+}

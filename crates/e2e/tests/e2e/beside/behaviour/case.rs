@@ -1,0 +1,111 @@
+//! A case: what both routers are told, the frames that they get, and what is expected of them.
+
+use super::frames::{Host, V4, V6};
+
+type Make = Box<dyn Fn(&Host) -> (usize, Vec<u8>)>;
+
+/// What is expected.
+pub enum Expect {
+    /// The same frames from both.
+    Same,
+    /// The same packets by the same ways; which packet takes which is each router's choice.
+    SameWays,
+    /// What each does, in the words of [`super::bench::words`], and the row of docs/dataplane.md that
+    /// says so.
+    Differs { row: &'static str, kernel: &'static str, pdp: &'static str },
+}
+
+/// See the module.
+pub struct Case {
+    pub name: String,
+    pub setup: String,
+    pub undo: String,
+    pub frames: Vec<Make>,
+    pub expect: Expect,
+    /// Ports that answer no ping.
+    pub dead: Vec<usize>,
+    /// Requests for neighbours count as well.
+    pub asks: bool,
+}
+
+/// A case of this name, which is expected to be the same; it has no frames yet.
+pub fn case(name: &str) -> Case {
+    Case {
+        name: name.into(),
+        setup: String::new(),
+        undo: String::new(),
+        frames: Vec::new(),
+        expect: Expect::Same,
+        dead: Vec::new(),
+        asks: false,
+    }
+}
+
+/// A case with one packet of IPv4: a datagram to 10.1.0.9, but for what is changed.
+pub fn v4(name: &str, change: impl Fn(&mut V4, &Host) + 'static) -> Case {
+    case(&format!("v4 {name}")).v4(change)
+}
+
+/// The same with IPv6, to fd00:1::9.
+pub fn v6(name: &str, change: impl Fn(&mut V6, &Host) + 'static) -> Case {
+    case(&format!("v6 {name}")).v6(change)
+}
+
+impl Case {
+    /// Shell lines for both routers, before the frames. Routes that they add (`proto boot`) and
+    /// nexthop objects go afterwards by themselves.
+    pub fn setup(mut self, lines: &str) -> Self {
+        self.setup += lines;
+        self.setup += "\n";
+        self
+    }
+
+    /// Shell lines for both routers, after the frames.
+    pub fn undo(mut self, lines: &str) -> Self {
+        self.undo += lines;
+        self.undo += "\n";
+        self
+    }
+
+    pub fn v4(self, change: impl Fn(&mut V4, &Host) + 'static) -> Self {
+        self.frame(move |host| {
+            let mut packet = V4::new(host);
+            change(&mut packet, host);
+            packet.frame()
+        })
+    }
+
+    pub fn v6(self, change: impl Fn(&mut V6, &Host) + 'static) -> Self {
+        self.frame(move |host| {
+            let mut packet = V6::new(host);
+            change(&mut packet, host);
+            packet.frame()
+        })
+    }
+
+    /// A frame into a port.
+    pub fn frame(mut self, make: impl Fn(&Host) -> (usize, Vec<u8>) + 'static) -> Self {
+        self.frames.push(Box::new(make));
+        self
+    }
+
+    pub fn differs(mut self, row: &'static str, kernel: &'static str, pdp: &'static str) -> Self {
+        self.expect = Expect::Differs { row, kernel, pdp };
+        self
+    }
+
+    pub fn same_ways(mut self) -> Self {
+        self.expect = Expect::SameWays;
+        self
+    }
+
+    pub fn dead(mut self, ports: &[usize]) -> Self {
+        self.dead = ports.to_vec();
+        self
+    }
+
+    pub fn asks(mut self) -> Self {
+        self.asks = true;
+        self
+    }
+}
