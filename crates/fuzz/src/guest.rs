@@ -51,7 +51,7 @@ fn fib() -> Fib {
     tell(ToGuest::Forwarding { v4: true, v6: true });
     for index in 0..4 {
         let mac = [2, 0, 0, 0, 0, index as u8];
-        tell(ToGuest::Vport(Vport { index, mac, mtu: 1500, up: UP.contains(&index) }));
+        tell(ToGuest::Vport(Vport { index, mac, mtu: 1500, up: UP.contains(&index), macs: vec![], forwards_v4: true }));
     }
     let hop = |vport, gateway: &str| Hop {
         vport,
@@ -65,7 +65,7 @@ fn fib() -> Fib {
         vec![hop(2, "fd00::1"), hop(1, "")],
     ];
     for (id, hops) in (0..).zip(groups) {
-        tell(ToGuest::Group { id, hops });
+        tell(ToGuest::Group { id, hops, mtu: 0 });
     }
     for (prefix, target) in [
         ("0.0.0.0/0", Target::Group(1)),
@@ -82,7 +82,7 @@ fn fib() -> Fib {
         let address = address.parse().expect("an address");
         tell(ToGuest::Neighbour { vport, address, mac: Some([6; 6]) });
     }
-    tell(ToGuest::Local(IpAddr::from([10, 0, 0, 1])));
+    tell(ToGuest::Local { address: IpAddr::from([10, 0, 0, 1]), own: true });
     tell(ToGuest::End);
     fib
 }

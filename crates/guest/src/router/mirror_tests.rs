@@ -153,7 +153,7 @@ fn hop(last: u8) -> Hop {
 }
 
 fn group(id: u32, last: u8) -> ToGuest {
-    ToGuest::Group { id, hops: vec![hop(last)] }
+    ToGuest::Group { id, hops: vec![hop(last)], mtu: 0 }
 }
 
 fn route(prefix: &str, id: u32) -> ToGuest {
@@ -232,8 +232,10 @@ fn what_a_snapshot_does_not_name_is_gone() {
                 mac: [2; 6],
                 mtu: 1500,
                 up: true,
+                macs: vec![],
+                forwards_v4: true,
             }),
-            ToGuest::Local(IpAddr::from([10, 0, 1, last])),
+            ToGuest::Local { address: IpAddr::from([10, 0, 1, last]), own: true },
             ToGuest::Neighbour {
                 vport: last.into(),
                 address: IpAddr::from([10, 0, 2, last]),
@@ -262,7 +264,7 @@ fn used_neighbours_are_reported() {
     let mut side = Side::new(&path);
     let address = IpAddr::from([10, 0, 0, 1]);
     side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
-    let way = super::group::Way { vport: 1, gateway: None };
+    let way = super::group::Way { vport: 1, gateway: None, mtu: u32::MAX };
     assert!(side.fib.link_address(&way, || address).is_some());
     play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);

@@ -1,6 +1,7 @@
 //! Forwarding against a slow reference that was written from the table in `forward`, one frame at
 //! a time and without any of the router's structures.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::PacketBuilder;
@@ -51,8 +52,10 @@ impl Frames for List {
 #[derive(Clone, Debug)]
 struct World {
     vports: Vec<Vport>,
-    locals: Vec<IpAddr>,
-    groups: Vec<Vec<Hop>>,
+    /// Whether each is the router's itself.
+    locals: BTreeMap<IpAddr, bool>,
+    /// With the largest packet of their routes.
+    groups: Vec<(Vec<Hop>, u32)>,
     routes: Vec<(IpNet, Target)>,
     neighbours: Vec<(u16, IpAddr, [u8; 6])>,
     v4: bool,
@@ -64,9 +67,10 @@ impl World {
         let mut fib = Fib::default();
         let mut messages = vec![ToGuest::Begin, ToGuest::Forwarding { v4: self.v4, v6: self.v6 }];
         messages.extend(self.vports.iter().cloned().map(ToGuest::Vport));
-        messages.extend(self.locals.iter().copied().map(ToGuest::Local));
-        for (id, hops) in self.groups.iter().enumerate() {
-            messages.push(ToGuest::Group { id: id as u32, hops: hops.clone() });
+        let local = |(&address, &own)| ToGuest::Local { address, own };
+        messages.extend(self.locals.iter().map(local));
+        for (id, (hops, mtu)) in self.groups.iter().enumerate() {
+            messages.push(ToGuest::Group { id: id as u32, hops: hops.clone(), mtu: *mtu });
         }
         for &(prefix, target) in &self.routes {
             messages.push(ToGuest::Route { prefix, target });
@@ -104,7 +108,7 @@ impl World {
             let neighbour = kind == [0x08, 0x06] || is_v6 && discovery;
             return punt(if neighbour { PuntClass::Neighbour } else { PuntClass::Local });
         }
-        if frame[..6] != vport.mac {
+        if frame[..6] != vport.mac && !vport.macs.iter().any(|mac| frame[..6] == *mac) {
             return drop(GuestDrop::NotForUs);
         }
         if kind == [0x08, 0x06] {
@@ -126,16 +130,16 @@ impl World {
                 return drop(GuestDrop::Malformed);
             }
             let (to, from) = (header.destination_addr(), header.source_addr());
-            if to.is_multicast() || to.is_broadcast() || self.locals.contains(&to.into()) {
+            if to.is_multicast() || to.is_broadcast() || self.locals.contains_key(&to.into()) {
                 return punt(PuntClass::Local);
             }
             let bad = |a: Ipv4Addr| {
                 a.is_loopback() || a.is_multicast() || a.octets()[0] == 0 || a.octets()[0] >= 240
             };
-            if bad(to) || bad(from) {
+            if bad(to) || bad(from) || self.locals.get(&from.into()) == Some(&true) {
                 return drop(GuestDrop::Policy);
             }
-            exception = !self.v4 || !header.options().is_empty() || header.ttl() < 2;
+            exception = !self.v4 || !vport.forwards_v4 || !header.options().is_empty() || header.ttl() < 2;
             (destination, bytes) = (to.into(), total);
         } else {
             if !whole_v6 {
@@ -143,7 +147,7 @@ impl World {
             }
             let header = etherparse::Ipv6HeaderSlice::from_slice(packet).unwrap();
             let (to, from) = (header.destination_addr(), header.source_addr());
-            if to.is_multicast() || to.is_unicast_link_local() || self.locals.contains(&to.into()) {
+            if to.is_multicast() || to.is_unicast_link_local() || self.locals.contains_key(&to.into()) {
                 return punt(if discovery { PuntClass::Neighbour } else { PuntClass::Local });
             }
             let bad = |a: Ipv6Addr| a.is_loopback() || a.is_unspecified();
@@ -161,7 +165,7 @@ impl World {
         }
         // The last of the longest prefixes that cover the destination.
         let covers = self.routes.iter().filter(|(prefix, _)| prefix.contains(&destination));
-        let hops = match covers.max_by_key(|(prefix, _)| prefix.prefix_len()) {
+        let (hops, mtu) = match covers.max_by_key(|(prefix, _)| prefix.prefix_len()) {
             None | Some((_, Target::Punt)) => return punt(PuntClass::Exception),
             Some((_, Target::Drop)) => return drop(GuestDrop::Blackhole),
             Some((_, Target::Group(id))) => &self.groups[*id as usize],
@@ -172,7 +176,7 @@ impl World {
             else {
                 return (Decision::Punt(PuntClass::Exception), frame.to_vec());
             };
-            if bytes > egress.mtu as usize {
+            if bytes > egress.mtu as usize || *mtu > 0 && bytes > *mtu as usize {
                 return (Decision::Punt(PuntClass::Exception), frame.to_vec());
             }
             let neighbour = (hop.vport, hop.gateway.unwrap_or(destination));
@@ -243,11 +247,22 @@ fn mac_of(vport: u16) -> [u8; 6] {
     [2, 0, 0, 0, 1, vport as u8]
 }
 
+/// Of VRRP (RFC 9568 7.3).
+const VIRTUAL: [u8; 6] = [0, 0, 0x5e, 0, 1, 5];
+
+/// Odd ones have a virtual link address.
+fn named(index: u16) -> Vport {
+    let macs = if index % 2 == 1 { vec![[2; 6], VIRTUAL] } else { vec![] };
+    Vport { index, mac: mac_of(index), mtu: 1500, up: true, macs, forwards_v4: true }
+}
+
 fn world() -> BoxedStrategy<World> {
-    let vports = prop::collection::vec((prop::sample::select(vec![68u32, 100, 1500]), 0u8..5), 4);
+    let mtu = prop::sample::select(vec![68u32, 100, 1500]);
+    let vports = prop::collection::vec((mtu, 0u8..5, 0u8..8), 4);
     let hop = (vport(), prop::option::of(address()), 1u16..4)
         .prop_map(|(vport, gateway, weight)| Hop { vport, gateway, weight });
-    let groups = prop::collection::vec(prop::collection::vec(hop, 1..4), 3);
+    let group = (prop::collection::vec(hop, 1..4), prop::sample::select(vec![0, 0, 90, 1500]));
+    let groups = prop::collection::vec(group, 3);
     let target = prop_oneof![
         8 => (0u32..3).prop_map(Target::Group),
         1 => Just(Target::Punt),
@@ -255,12 +270,17 @@ fn world() -> BoxedStrategy<World> {
     ];
     let routes = prop::collection::btree_map(prefix(), target, 0..40);
     let neighbours = prop::collection::btree_map((vport(), address()), any::<u8>(), 0..60);
-    let locals = prop::collection::vec(address(), 0..4);
+    let locals = prop::collection::btree_map(address(), any::<bool>(), 0..4);
     (vports, groups, routes, neighbours, locals, 0u8..10, any::<bool>())
         .prop_map(|(vports, groups, routes, neighbours, locals, off, v6_first)| World {
             vports: (0..)
                 .zip(vports)
-                .map(|(index, (mtu, up))| Vport { index, mac: mac_of(index), mtu, up: up > 0 })
+                .map(|(index, (mtu, up, forwards))| Vport {
+                    mtu,
+                    up: up > 0,
+                    forwards_v4: forwards > 0,
+                    ..named(index)
+                })
                 .collect(),
             locals,
             // Hops without a gateway that is known would make every test end at its neighbour.
@@ -290,6 +310,7 @@ fn frame() -> BoxedStrategy<(u16, Vec<u8>)> {
             0 => [0xff; 6],
             1 => [1, 0, 0x5e, 0, 0, 5],
             2 => [2, 9, 9, 9, 9, 9],
+            3 => VIRTUAL,
             _ => mac_of(vport),
         };
         (vport, to)
@@ -403,16 +424,17 @@ proptest! {
 fn plain() -> World {
     let neighbour = |last| IpAddr::from([10, 0, 0, last]);
     World {
-        vports: (0..4)
-            .map(|index| Vport { index, mac: mac_of(index), mtu: 1500, up: true })
-            .collect(),
-        locals: vec![],
+        vports: (0..4).map(named).collect(),
+        locals: BTreeMap::new(),
         groups: vec![
-            vec![Hop { vport: 1, gateway: Some(neighbour(1)), weight: 1 }],
-            (1..4)
-                .map(|n| Hop { vport: n, gateway: Some(neighbour(n as u8)), weight: n })
-                .collect(),
-            vec![Hop { vport: 2, gateway: None, weight: 1 }],
+            (vec![Hop { vport: 1, gateway: Some(neighbour(1)), weight: 1 }], 0),
+            (
+                (1..4)
+                    .map(|n| Hop { vport: n, gateway: Some(neighbour(n as u8)), weight: n })
+                    .collect(),
+                0,
+            ),
+            (vec![Hop { vport: 2, gateway: None, weight: 1 }], 0),
         ],
         routes: vec![
             ("10.0.0.0/8".parse().unwrap(), Target::Group(0)),
@@ -461,12 +483,12 @@ fn a_group_or_a_neighbour_changes_under_its_routes() {
     };
     let address = IpAddr::from([10, 0, 0, 3]);
     let hops = vec![Hop { vport: 3, gateway: Some(address), weight: 1 }];
-    assert_eq!(decide(ToGuest::Group { id: 0, hops }), Decision::Out(3));
+    assert_eq!(decide(ToGuest::Group { id: 0, hops, mtu: 0 }), Decision::Out(3));
     let unknown = ToGuest::Neighbour { vport: 3, address, mac: None };
     assert_eq!(decide(unknown), Decision::Punt(PuntClass::Neighbour));
     let known = ToGuest::Neighbour { vport: 3, address, mac: Some([2; 6]) };
     assert_eq!(decide(known), Decision::Out(3));
-    let down = Vport { index: 3, mac: mac_of(3), mtu: 1500, up: false };
+    let down = Vport { up: false, ..named(3) };
     assert_eq!(decide(ToGuest::Vport(down)), Decision::Punt(PuntClass::Exception));
 }
 
@@ -475,7 +497,7 @@ fn a_group_or_a_neighbour_changes_under_its_routes() {
 fn gateways_of_the_other_family_and_none() {
     let mut world = plain();
     let gateway: IpAddr = "fe80::9".parse().unwrap();
-    world.groups[0] = vec![Hop { vport: 2, gateway: Some(gateway), weight: 1 }];
+    world.groups[0].0 = vec![Hop { vport: 2, gateway: Some(gateway), weight: 1 }];
     world.neighbours.push((2, gateway, [2, 0, 0, 0, 2, 99]));
     world.neighbours.push((2, IpAddr::from([30, 1, 1, 1]), [2, 0, 0, 0, 2, 98]));
     let frames = vec![udp([10, 1, 1, 1], 7), udp([30, 1, 1, 1], 7), udp([30, 1, 1, 2], 7)];

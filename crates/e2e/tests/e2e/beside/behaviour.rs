@@ -17,6 +17,7 @@ mod case;
 mod frames;
 mod packets;
 mod routes;
+mod settings;
 
 use std::time::Instant;
 
@@ -24,7 +25,8 @@ use bench::Bench;
 use case::Case;
 
 fn cases() -> Vec<Case> {
-    [packets::cases(), addresses::cases(), routes::cases()].into_iter().flatten().collect()
+    let all = [packets::cases(), addresses::cases(), routes::cases(), settings::cases()];
+    all.into_iter().flatten().collect()
 }
 
 #[test]

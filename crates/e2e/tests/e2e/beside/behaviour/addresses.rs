@@ -37,7 +37,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-const RESERVED: &str = "0.0.0.0/8 and 240.0.0.0/4 as source or destination";
+pub const RESERVED: &str = "0.0.0.0/8 and 240.0.0.0/4 as source or destination";
 
 fn otherwise() -> Vec<Case> {
     let mut cases = Vec::new();

@@ -1,5 +1,7 @@
 //! A case: what both routers are told, the frames that they get, and what is expected of them.
 
+use std::time::Duration;
+
 use super::frames::{Host, V4, V6};
 
 type Make = Box<dyn Fn(&Host) -> (usize, Vec<u8>)>;
@@ -26,6 +28,8 @@ pub struct Case {
     pub dead: Vec<usize>,
     /// Requests for neighbours count as well.
     pub asks: bool,
+    /// Between setup and frames.
+    pub wait: Duration,
 }
 
 /// A case of this name, which is expected to be the same; it has no frames yet.
@@ -38,6 +42,7 @@ pub fn case(name: &str) -> Case {
         expect: Expect::Same,
         dead: Vec::new(),
         asks: false,
+        wait: Duration::ZERO,
     }
 }
 
@@ -52,11 +57,17 @@ pub fn v6(name: &str, change: impl Fn(&mut V6, &Host) + 'static) -> Case {
 }
 
 impl Case {
-    /// Shell lines for both routers, before the frames. Routes that they add (`proto boot`) and
+    /// Shell lines for both routers, before the frames; `MAC0` is eth0's link address. Routes that they add (`proto boot`) and
     /// nexthop objects go afterwards by themselves.
     pub fn setup(mut self, lines: &str) -> Self {
         self.setup += lines;
         self.setup += "\n";
+        self
+    }
+
+    /// Shell lines before those that there are.
+    pub fn setup_first(mut self, lines: &str) -> Self {
+        self.setup.insert_str(0, &format!("{lines}\n"));
         self
     }
 
@@ -101,6 +112,11 @@ impl Case {
 
     pub fn dead(mut self, ports: &[usize]) -> Self {
         self.dead = ports.to_vec();
+        self
+    }
+
+    pub fn wait_ms(mut self, ms: u64) -> Self {
+        self.wait = Duration::from_millis(ms);
         self
     }
 
