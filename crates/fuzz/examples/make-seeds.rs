@@ -164,7 +164,14 @@ fn add_messages(seeds: &mut Seeds) -> Result<()> {
     let all = vec![
         ToGuest::Begin,
         ToGuest::Forwarding { v4: true, v6: true },
-        ToGuest::Vport(Vport { index: 0, mac: [0; 6], mtu: 1500, up: true, macs: vec![[2; 6]], forwards_v4: true }),
+        ToGuest::Vport(Vport {
+            index: 0,
+            mac: [0; 6],
+            mtu: 1500,
+            up: true,
+            macs: vec![[2; 6]],
+            forwards_v4: true,
+        }),
         ToGuest::Local { address: [10, 0, 0, 1].into(), own: true },
         ToGuest::Group { id: 1, hops: vec![hop(0), hop(1)], mtu: 1300 },
         route("10.0.0.0/8", RouteTarget::Group(1))?,

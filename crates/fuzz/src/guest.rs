@@ -51,7 +51,14 @@ fn fib() -> Fib {
     tell(ToGuest::Forwarding { v4: true, v6: true });
     for index in 0..4 {
         let mac = [2, 0, 0, 0, 0, index as u8];
-        tell(ToGuest::Vport(Vport { index, mac, mtu: 1500, up: UP.contains(&index), macs: vec![], forwards_v4: true }));
+        tell(ToGuest::Vport(Vport {
+            index,
+            mac,
+            mtu: 1500,
+            up: UP.contains(&index),
+            macs: vec![],
+            forwards_v4: true,
+        }));
     }
     let hop = |vport, gateway: &str| Hop {
         vport,

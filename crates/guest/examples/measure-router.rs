@@ -106,7 +106,14 @@ fn head() -> Vec<ToGuest> {
     let mut head = vec![ToGuest::Begin, ToGuest::Forwarding { v4: true, v6: true }];
     for index in 0..4u16 {
         let address = [10, 0, index as u8, 1].into();
-        head.push(ToGuest::Vport(Vport { index, mac: mac(index), mtu: 1500, up: true, macs: vec![], forwards_v4: true }));
+        head.push(ToGuest::Vport(Vport {
+            index,
+            mac: mac(index),
+            mtu: 1500,
+            up: true,
+            macs: vec![],
+            forwards_v4: true,
+        }));
         head.push(ToGuest::Neighbour { vport: index, address, mac: Some([2; 6]) });
         let hop = Hop { vport: index, gateway: Some(address), weight: 1 };
         head.push(ToGuest::Group { id: index.into(), hops: vec![hop], mtu: 0 });

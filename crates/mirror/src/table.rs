@@ -588,16 +588,14 @@ impl Table {
         for index in 0..self.paths.vports() {
             let told = &mut self.told_vports[usize::from(index)];
             let now = match (self.paths.vport_link(index), &*told) {
-                (Some(link), _) => {
-                    Some(Vport {
-                        index,
-                        mac: link.mac,
-                        mtu: link.mtu,
-                        up: link.up && link.carrier,
-                        macs: self.paths.macs_over(link.ifindex),
-                        forwards_v4: self.paths.forwards_v4(link.ifindex),
-                    })
-                }
+                (Some(link), _) => Some(Vport {
+                    index,
+                    mac: link.mac,
+                    mtu: link.mtu,
+                    up: link.up && link.carrier,
+                    macs: self.paths.macs_over(link.ifindex),
+                    forwards_v4: self.paths.forwards_v4(link.ifindex),
+                }),
                 (None, Some(gone)) => Some(Vport { up: false, ..gone.clone() }),
                 (None, None) => None,
             };

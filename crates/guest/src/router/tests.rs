@@ -139,7 +139,8 @@ impl World {
             if bad(to) || bad(from) || self.locals.get(&from.into()) == Some(&true) {
                 return drop(GuestDrop::Policy);
             }
-            exception = !self.v4 || !vport.forwards_v4 || !header.options().is_empty() || header.ttl() < 2;
+            exception =
+                !self.v4 || !vport.forwards_v4 || !header.options().is_empty() || header.ttl() < 2;
             (destination, bytes) = (to.into(), total);
         } else {
             if !whole_v6 {
@@ -147,7 +148,10 @@ impl World {
             }
             let header = etherparse::Ipv6HeaderSlice::from_slice(packet).unwrap();
             let (to, from) = (header.destination_addr(), header.source_addr());
-            if to.is_multicast() || to.is_unicast_link_local() || self.locals.contains_key(&to.into()) {
+            if to.is_multicast()
+                || to.is_unicast_link_local()
+                || self.locals.contains_key(&to.into())
+            {
                 return punt(if discovery { PuntClass::Neighbour } else { PuntClass::Local });
             }
             let bad = |a: Ipv6Addr| a.is_loopback() || a.is_unspecified();

@@ -1,27 +1,23 @@
 //! The two routers, and the machines around them, which are played here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::{Node, eventually, sh};
-use pdp_net::tap::{self, TapSpec};
 use pdp_proto::channel::Channel;
 use pdp_proto::mirror::{Config, Reply, Request};
-use pdp_wire::ether::kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::case::{Case, Expect, case};
-use super::frames::{
-    Arp, BROADCAST, ECHO, FRAGMENT, Host, ICMP, ICMPV6, Link, Mac, V4, V6, discovery, echo, mac_of,
-    solicited,
-};
+use super::case::{Case, case};
+use super::frames::{ECHO, Host, ICMP, Link, Mac, V4, echo, mac_of};
+use super::namespace::{Shell, link_addresses, make_settings_equal, make_tap, words_of};
+use super::seen::{Frames, answer, compare, is_own_talk, plain, solicitation, words};
 
 pub const PORTS: usize = 4;
 
@@ -96,59 +92,6 @@ const RESET: &str = "
     ip nexthop flush >/dev/null; ip route flush proto boot; ip -6 route flush proto boot
 ";
 
-/// A shell in a network namespace, which goes on.
-struct Shell {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Shell {
-    fn new(netns: &Path) -> Self {
-        let mut child = Command::new("nsenter")
-            .arg(format!("--net={}", netns.display()))
-            .arg("sh")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("nsenter");
-        let input = child.stdin.take().expect("piped");
-        let output = BufReader::new(child.stdout.take().expect("piped"));
-        Self { child, input, output }
-    }
-
-    fn begin(&mut self, lines: &str) {
-        writeln!(self.input, "( set -e\n{lines}\n) 2>&1 </dev/null; echo \"=== $?\"").expect("a shell");
-    }
-
-    /// What it wrote, if all of it succeeded.
-    fn end(&mut self) -> Result<String, String> {
-        let mut words = String::new();
-        loop {
-            let start = words.len();
-            assert_ne!(self.output.read_line(&mut words).expect("a shell"), 0, "the shell ended");
-            if let Some(code) = words[start..].strip_prefix("=== ") {
-                let failed = code.trim() != "0";
-                words.truncate(start);
-                return if failed { Err(words) } else { Ok(words) };
-            }
-        }
-    }
-
-    #[track_caller]
-    fn run(&mut self, lines: &str) -> String {
-        self.begin(lines);
-        self.end().unwrap_or_else(|error| panic!("{lines}: {error}"))
-    }
-}
-
-impl Drop for Shell {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// A router with its four links, of which the other ends are here.
 struct Side {
     name: &'static str,
@@ -161,9 +104,6 @@ struct Side {
     /// It asked for a neighbour since the last pings.
     asked: bool,
 }
-
-/// What came out of which port.
-type Frames = Vec<(usize, Vec<u8>)>;
 
 pub struct Bench {
     sides: [Side; 2],
@@ -204,9 +144,8 @@ impl Bench {
         let netns = format!("{}-k", node.id);
         sh(&format!("ip netns add {netns}"));
         let kernel = PathBuf::from(format!("/run/netns/{netns}"));
-        let links = (0..PORTS).map(|port| {
-            make_tap(&kernel, &format!("eth{port}"), macs[port], MTUS[port])
-        });
+        let links =
+            (0..PORTS).map(|port| make_tap(&kernel, &format!("eth{port}"), macs[port], MTUS[port]));
         let links: Vec<File> = links.collect();
         let mut plain = Shell::new(&kernel);
         plain.run("ip link set lo up");
@@ -242,6 +181,15 @@ impl Bench {
             bench.ping(&[0, 1, 2, 3], Duration::from_millis(200))
         });
         bench
+    }
+
+    /// Whether this kernel has what a case needs.
+    pub fn can_judge(&mut self, case: &Case) -> bool {
+        case.needs.is_none_or(|line| {
+            let [_, kernel] = &mut self.sides;
+            kernel.shell.begin(line);
+            kernel.shell.end().is_ok()
+        })
     }
 
     /// Runs a case; what was not as expected.
@@ -280,7 +228,12 @@ impl Bench {
     }
 
     /// What came out of PdP's router and the kernel, cold and warm.
-    fn run(&mut self, case: &Case, host: &Host, late: Duration) -> Result<[[Frames; 2]; 2], String> {
+    fn run(
+        &mut self,
+        case: &Case,
+        host: &Host,
+        late: Duration,
+    ) -> Result<[[Frames; 2]; 2], String> {
         let setup = format!("{COLD}{}", case.setup);
         let done = self.both(&setup).and_then(|()| {
             std::thread::sleep(case.wait);
@@ -335,26 +288,29 @@ impl Bench {
         host: &Host,
         late: Duration,
     ) -> Result<[Frames; 2], String> {
-        self.settle();
-        for side in &mut self.sides {
-            side.seen.clear();
-            for make in &case.frames {
-                let (port, frame) = make(host);
-                // A link that is down takes nothing.
-                let _ = side.links[port].write(&frame);
-            }
-        }
+        self.sides.iter_mut().for_each(|side| side.seen.clear());
         let live: Vec<usize> = (0..PORTS).filter(|port| !case.dead.contains(port)).collect();
-        // After the first answers all that went in before the pings is through, by whatever way, and
-        // after the second all of that is out. A neighbour that was asked for begins it anew.
-        let mut rounds = 0;
-        while rounds < 2 {
-            if !self.ping(&live, ANSWER_MAX) {
-                return Err("a port does not answer".into());
+        for step in &case.frames {
+            self.settle();
+            for side in &mut self.sides {
+                for make in step {
+                    let (port, frame) = make(host);
+                    // A link that is down takes nothing.
+                    let _ = side.links[port].write(&frame);
+                }
             }
-            let asked = self.sides.iter_mut().any(|side| std::mem::take(&mut side.asked));
-            rounds = if asked { 0 } else { rounds + 1 };
+            // After the first answers all that went in before the pings is through, by whatever way,
+            // and after the second all of that is out. A neighbour that was asked for begins it anew.
+            let mut rounds = 0;
+            while rounds < 2 {
+                if !self.ping(&live, ANSWER_MAX) {
+                    return Err("a port does not answer".into());
+                }
+                let asked = self.sides.iter_mut().any(|side| std::mem::take(&mut side.asked));
+                rounds = if asked { 0 } else { rounds + 1 };
+            }
         }
+        let late = late.max(case.after);
         if !case.dead.is_empty() || !late.is_zero() {
             let end = Instant::now() + QUIET.max(late);
             while Instant::now() < end {
@@ -450,218 +406,6 @@ impl Side {
 /// Machines whose addresses end so answer nobody.
 pub const SILENT: u8 = 0x66;
 
-fn make_tap(netns: &Path, name: &str, mac: Mac, mtu: u32) -> File {
-    let netns = File::open(netns).expect("the namespace");
-    let (addresses, routes) = (Vec::new(), Vec::new());
-    let name = name.to_string();
-    let spec = TapSpec { name, mac, mtu, addresses, routes, queue_frames: None, owner: None };
-    let tap: OwnedFd = tap::create(netns.as_fd(), &spec).expect("a TAP");
-    File::from(tap)
-}
-
-/// Link addresses of eth0 to eth3.
-fn link_addresses(links: &str) -> [Mac; PORTS] {
-    std::array::from_fn(|port| {
-        let name = format!("eth{port}");
-        let line = links.lines().find(|line| line.contains(&name)).expect("an interface");
-        let (_, rest) = line.split_once("link/ether ").expect("Ethernet");
-        let mut bytes = rest.split([':', ' ']);
-        std::array::from_fn(|_| u8::from_str_radix(bytes.next().unwrap_or(""), 16).expect("hex"))
-    })
-}
-
-fn words_of(mac: &Mac) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
-/// Sets all that the one namespace has set in the other as well.
-fn make_settings_equal(from: &Path, to: &Path) {
-    let open = |path: &Path| File::open(path).expect("the namespace");
-    let (from, to) = (open(from), open(to));
-    let read = |netns: &File| pdp_net::netns::within(netns.as_fd(), || Ok(settings())).expect("read");
-    let wanted = read(&from);
-    for _ in 0..3 {
-        let is = read(&to);
-        let missing = wanted.iter().filter(|(name, value)| is.get(*name) != Some(value));
-        let missing: Vec<(PathBuf, String)> =
-            missing.map(|(name, value)| (name.clone(), value.clone())).collect();
-        let write = || {
-            for (name, value) in &missing {
-                // Some can only be read.
-                let _ = fs::write(name, value);
-            }
-            Ok(())
-        };
-        pdp_net::netns::within(to.as_fd(), write).expect("write");
-    }
-    let is = read(&to);
-    let different: Vec<_> = wanted.iter().filter(|(name, value)| is.get(*name) != Some(value)).collect();
-    assert!(different.is_empty(), "settings: {different:?}");
-}
-
-/// The settings of IP in the thread's network namespace.
-fn settings() -> BTreeMap<PathBuf, String> {
-    let mut found = BTreeMap::new();
-    let mut left = ["ipv4", "ipv6"].map(|family| PathBuf::from("/proc/sys/net").join(family)).to_vec();
-    while let Some(directory) = left.pop() {
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                left.push(path);
-            } else if let Ok(value) = fs::read_to_string(&path) {
-                found.insert(path, value);
-            }
-        }
-    }
-    found
-}
-
-fn ether_kind(frame: &[u8]) -> u16 {
-    frame.get(12..14).map_or(0, |kind| u16::from_be_bytes([kind[0], kind[1]]))
-}
-
-/// Whom an ARP request or a neighbour solicitation asks for.
-fn solicitation(frame: &[u8]) -> Option<IpAddr> {
-    let packet = frame.get(14..)?;
-    match ether_kind(frame) {
-        kind::ARP if packet.get(6..8)? == [0, 1] => {
-            let target: [u8; 4] = packet.get(24..28)?.try_into().ok()?;
-            Some(target.into())
-        }
-        kind::IPV6 if packet.get(6)? == &ICMPV6 && packet.get(40)? == &135 => {
-            let target: [u8; 16] = packet.get(48..64)?.try_into().ok()?;
-            Some(target.into())
-        }
-        _ => None,
-    }
-}
-
-/// What the machine that is asked for answers.
-fn answer(port: usize, asked: &[u8], wanted: IpAddr) -> Option<Vec<u8>> {
-    let from: Mac = asked.get(6..12)?.try_into().ok()?;
-    match wanted {
-        IpAddr::V4(v4) => {
-            let asks: [u8; 4] = asked.get(28..32)?.try_into().ok()?;
-            let sender = (mac_of(port, &v4.octets()), v4);
-            let arp = Arp { operation: 2, hardware: 1, sender, target: (from, asks.into()) };
-            Some(arp.frame(from))
-        }
-        IpAddr::V6(v6) => {
-            let asks: [u8; 16] = asked.get(22..38)?.try_into().ok()?;
-            let mac = mac_of(port, &v6.octets());
-            let host = Host { v4: Ipv4Addr::UNSPECIFIED, v6, router: [from; PORTS] };
-            let mut packet = V6::new(&host);
-            packet.link.from = mac;
-            (packet.destination, packet.hop_limit) = (asks.into(), 255);
-            if packet.destination.is_unspecified() {
-                return None;
-            }
-            packet.segment(ICMPV6, discovery(136, 0x60, v6, Some(mac)));
-            Some(packet.frame().1)
-        }
-    }
-}
-
-/// What a router says by itself: IGMP, MLD, router solicitations.
-fn is_own_talk(frame: &[u8]) -> bool {
-    match ether_kind(frame) {
-        kind::IPV4 => frame.get(23) == Some(&2),
-        kind::IPV6 => {
-            let report = frame.get(20) == Some(&0) && frame.get(62) == Some(&143);
-            report || frame.get(20) == Some(&ICMPV6) && matches!(frame.get(54), Some(131..=133 | 143))
-        }
-        _ => false,
-    }
-}
-
-/// Without what a router is free to choose in packets of its own: identifications.
-fn plain(mut frame: Vec<u8>, routers: &[Mac]) -> Vec<u8> {
-    if !routers.iter().any(|mac| frame[6..12] == *mac) {
-        return frame;
-    }
-    match ether_kind(&frame) {
-        // Nobody sends to a router with the TTL that it begins with and one more.
-        kind::IPV4 if matches!(frame.get(22), Some(64 | 255)) && frame.len() >= 34 => {
-            frame[18..20].fill(0);
-            frame[24..26].fill(0);
-        }
-        kind::IPV6 if frame.get(20) == Some(&FRAGMENT) && frame.get(21) == Some(&64) => {
-            if let Some(id) = frame.get_mut(58..62) {
-                id.fill(0);
-            }
-        }
-        _ => {}
-    }
-    frame
-}
-
-/// What was not as expected, with all that was seen. With neighbours unknown, the control guest's kernel
-/// may do what PdP does otherwise.
-fn compare(case: &Case, seen: &[[Frames; 2]; 2]) -> Option<String> {
-    let is_wrong = |cold: bool, [pdp, kernel]: &[Frames; 2]| match &case.expect {
-        Expect::Same => pdp != kernel,
-        Expect::SameWays => ways(pdp) != ways(kernel),
-        Expect::Differs { kernel: by_kernel, pdp: by_pdp, .. } => {
-            let by_guest = words(pdp) == *by_pdp;
-            words(kernel) != *by_kernel || !(by_guest || cold && pdp == kernel)
-        }
-    };
-    let wrong = is_wrong(true, &seen[0]) || is_wrong(false, &seen[1]);
-    let mut text = String::new();
-    if wrong {
-        for ([pdp, kernel], when) in seen.iter().zip(["cold", "warm"]) {
-            for (frames, who) in [(kernel, "kernel"), (pdp, "PdP")] {
-                let _ = writeln!(text, "  {when} {who}: {}", words(frames));
-                for (port, frame) in frames {
-                    let hex: String = frame.iter().take(90).map(|b| format!("{b:02x}")).collect();
-                    let _ = writeln!(text, "    eth{port} {} bytes {hex}", frame.len());
-                }
-            }
-        }
-    }
-    wrong.then_some(text)
-}
-
-/// The packets, and the ways that any of them took.
-fn ways(frames: &Frames) -> (Vec<&[u8]>, BTreeSet<(usize, &[u8])>) {
-    let mut packets: Vec<&[u8]> = frames.iter().map(|(_, frame)| &frame[12..]).collect();
-    packets.sort();
-    (packets, frames.iter().map(|(port, frame)| (*port, &frame[..6])).collect())
-}
-
-/// Frames in short: ports and what it is.
-pub fn words(frames: &Frames) -> String {
-    if frames.is_empty() {
-        return "nothing".into();
-    }
-    let mut all: Vec<String> =
-        frames.iter().map(|(port, frame)| format!("eth{port} {}", word(frame))).collect();
-    all.dedup();
-    all.join(", ")
-}
-
-fn word(frame: &[u8]) -> String {
-    let at = |index: usize| frame.get(index).copied().unwrap_or_default();
-    let icmp = |name: &str, at: usize| {
-        let code = |at: usize| frame.get(at).copied().unwrap_or_default();
-        format!("{name} {}/{}", code(at), code(at + 1))
-    };
-    match ether_kind(frame) {
-        kind::ARP => format!("arp {}", at(21)),
-        kind::IPV4 => match at(23) {
-            ICMP => icmp("icmp", 14 + usize::from(at(14) & 15) * 4),
-            17 => "udp".into(),
-            other => format!("ipv4 {other}"),
-        },
-        kind::IPV6 => match at(20) {
-            ICMPV6 => icmp("icmp6", 54),
-            17 => "udp6".into(),
-            other => format!("ipv6 {other}"),
-        },
-        other => format!("{other:04x}"),
-    }
-}
-
 /// Packets to the machines that most cases send to, so that they are known.
 fn warm_up() -> Case {
     let mut case = case("neighbours get known");
@@ -672,22 +416,4 @@ fn warm_up() -> Case {
         case = case.v6(|p, _| p.to(to).done());
     }
     case
-}
-
-/// Frames that ask for a neighbour, for cases.
-pub fn ask(host: &Host, wanted: IpAddr) -> Vec<u8> {
-    match wanted {
-        IpAddr::V4(v4) => {
-            let sender = (mac_of(0, &host.v4.octets()), host.v4);
-            let arp = Arp { operation: 1, hardware: 1, sender, target: ([0; 6], v4) };
-            arp.frame(BROADCAST)
-        }
-        IpAddr::V6(v6) => {
-            let mut packet = V6::new(host);
-            let (group, mac) = solicited(v6);
-            (packet.destination, packet.link.to, packet.hop_limit) = (group, mac, 255);
-            packet.segment(ICMPV6, discovery(135, 0, v6, Some(packet.link.from)));
-            packet.frame().1
-        }
-    }
 }

@@ -12,7 +12,7 @@ pub enum Expect {
     Same,
     /// The same packets by the same ways; which packet takes which is each router's choice.
     SameWays,
-    /// What each does, in the words of [`super::bench::words`], and the row of docs/dataplane.md that
+    /// What each does, in the words of [`super::seen::words`], and the row of docs/dataplane.md that
     /// says so.
     Differs { row: &'static str, kernel: &'static str, pdp: &'static str },
 }
@@ -22,7 +22,8 @@ pub struct Case {
     pub name: String,
     pub setup: String,
     pub undo: String,
-    pub frames: Vec<Make>,
+    /// In steps: what the router learns in one holds in the next.
+    pub frames: Vec<Vec<Make>>,
     pub expect: Expect,
     /// Ports that answer no ping.
     pub dead: Vec<usize>,
@@ -30,6 +31,10 @@ pub struct Case {
     pub asks: bool,
     /// Between setup and frames.
     pub wait: Duration,
+    /// For late frames.
+    pub after: Duration,
+    /// What the kernel must have: a shell line that succeeds.
+    pub needs: Option<&'static str>,
 }
 
 /// A case of this name, which is expected to be the same; it has no frames yet.
@@ -38,11 +43,13 @@ pub fn case(name: &str) -> Case {
         name: name.into(),
         setup: String::new(),
         undo: String::new(),
-        frames: Vec::new(),
+        frames: vec![Vec::new()],
         expect: Expect::Same,
         dead: Vec::new(),
         asks: false,
         wait: Duration::ZERO,
+        after: Duration::ZERO,
+        needs: None,
     }
 }
 
@@ -96,7 +103,25 @@ impl Case {
 
     /// A frame into a port.
     pub fn frame(mut self, make: impl Fn(&Host) -> (usize, Vec<u8>) + 'static) -> Self {
-        self.frames.push(Box::new(make));
+        self.frames.last_mut().expect("a step").push(Box::new(make));
+        self
+    }
+
+    /// What is sent from here on is sent when the router has done all that was to be done before.
+    pub fn then(mut self) -> Self {
+        self.frames.push(Vec::new());
+        self
+    }
+
+    /// More comes out as late as this.
+    pub fn after_ms(mut self, ms: u64) -> Self {
+        self.after = Duration::from_millis(ms);
+        self
+    }
+
+    /// Can be judged where this shell line succeeds.
+    pub fn needs(mut self, line: &'static str) -> Self {
+        self.needs = Some(line);
         self
     }
 

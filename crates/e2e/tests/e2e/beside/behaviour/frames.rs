@@ -1,6 +1,6 @@
 //! Frames of the cases, byte by byte, so that anything about them can be wrong.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use pdp_wire::checksum::checksum;
 use pdp_wire::ether::kind;
@@ -358,4 +358,22 @@ pub fn solicited(address: Ipv6Addr) -> (Ipv6Addr, Mac) {
     let [.., a, b, c] = address.octets();
     let (low, high) = (u16::from_be_bytes([b, c]), 0xff00 | u16::from(a));
     (Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, high, low), [0x33, 0x33, 0xff, a, b, c])
+}
+
+/// The host asks for a neighbour.
+pub fn ask(host: &Host, wanted: IpAddr) -> Vec<u8> {
+    match wanted {
+        IpAddr::V4(v4) => {
+            let sender = (mac_of(0, &host.v4.octets()), host.v4);
+            let arp = Arp { operation: 1, hardware: 1, sender, target: ([0; 6], v4) };
+            arp.frame(BROADCAST)
+        }
+        IpAddr::V6(v6) => {
+            let mut packet = V6::new(host);
+            let (group, mac) = solicited(v6);
+            (packet.destination, packet.link.to, packet.hop_limit) = (group, mac, 255);
+            packet.segment(ICMPV6, discovery(135, 0, v6, Some(packet.link.from)));
+            packet.frame().1
+        }
+    }
 }

@@ -261,7 +261,9 @@ fn of_v6() -> Vec<Case> {
             p.link.cut = Some(58);
         }),
         v6("destination options", |p, _| p.extension(60, &[1, 4, 0, 0, 0, 0]).done()),
-        v6("fragment header, first", |p, _| p.extension(FRAGMENT, &[0, 1, 0, 0, 0, 9, 0][1..]).done()),
+        v6("fragment header, first", |p, _| {
+            p.extension(FRAGMENT, &[0, 1, 0, 0, 0, 9, 0][1..]).done()
+        }),
         v6("fragment header, later", |p, _| p.extension(FRAGMENT, &[1, 0, 0, 0, 0, 9]).done()),
         v6("atomic fragment", |p, _| p.extension(FRAGMENT, &[0, 0, 0, 0, 0, 9]).done()),
         v6("AH", |p, _| p.extension(51, &[0; 14]).done()),

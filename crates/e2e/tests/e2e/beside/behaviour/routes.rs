@@ -10,7 +10,10 @@ const TO_V6: &str = "2001:db8:9::5";
 const FLOWS: u16 = 40;
 
 pub fn cases() -> Vec<Case> {
-    [sorts(), prefixes(), choices(), mtus(), locals(), ways(), objects()].into_iter().flatten().collect()
+    [sorts(), prefixes(), choices(), mtus(), locals(), ways(), objects()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// One packet of IPv4 by a route to 203.0.113.0/24.
@@ -240,8 +243,12 @@ fn mtus() -> Vec<Case> {
         long("route with mtu lock 1300, no DF 1400", 1400, 0, "via 10.1.0.7 mtu lock 1300"),
         long("route without mtu beside it, DF 1400", 1400, DF, "via 10.1.0.7")
             .setup("ip route add 198.51.100.0/24 via 10.1.0.7 mtu 1300"),
-        long("multipath with mtu 1300, DF 1400", 1400, DF,
-             "mtu 1300 nexthop via 10.1.0.7 nexthop via 10.3.0.7"),
+        long(
+            "multipath with mtu 1300, DF 1400",
+            1400,
+            DF,
+            "mtu 1300 nexthop via 10.1.0.7 nexthop via 10.3.0.7",
+        ),
         v4("route of an object with mtu 1300, DF 1400", |p, _| p.to(TO).bytes(1400).fragment = DF)
             .setup(object)
             .setup("ip route add 203.0.113.0/24 nhid 9 mtu 1300"),
@@ -249,10 +256,11 @@ fn mtus() -> Vec<Case> {
             "ip route add 203.0.113.0/24 via 10.1.0.7
              ip route replace 203.0.113.0/24 via 10.1.0.7 mtu 1300",
         ),
-        v4("route changed from mtu 1300, DF 1400", |p, _| p.to(TO).bytes(1400).fragment = DF).setup(
-            "ip route add 203.0.113.0/24 via 10.1.0.7 mtu 1300
+        v4("route changed from mtu 1300, DF 1400", |p, _| p.to(TO).bytes(1400).fragment = DF)
+            .setup(
+                "ip route add 203.0.113.0/24 via 10.1.0.7 mtu 1300
              ip route replace 203.0.113.0/24 via 10.1.0.7",
-        ),
+            ),
         long_v6("route with mtu 1300, 1400", 1400, "via fd00:1::7 mtu 1300"),
         long_v6("route with mtu lock 1300, 1400", 1400, "via fd00:1::7 mtu lock 1300"),
         long_v6("route with mtu lock 1300, 1300", 1300, "via fd00:1::7 mtu lock 1300"),
@@ -347,18 +355,31 @@ fn ways() -> Vec<Case> {
             ),
             false,
         ),
-        flows(case("multipath: interface of a hop down").setup(two).setup(down).undo(up), false).dead(&[1]),
-        flows(case("IPv6 multipath: interface of a hop down").setup(two_v6).setup(down).undo(up), true)
+        flows(case("multipath: interface of a hop down").setup(two).setup(down).undo(up), false)
             .dead(&[1]),
-        flows(case("IPv6 multipath: a hop goes").setup(two_v6)
-            .setup("ip -6 route del 2001:db8:9::/48 nexthop via fd00:1::7"), true),
-        flows(case("multipath with a hop on a device that is no vport").setup(
-            "ip route add 203.0.113.0/24 nexthop via 10.1.0.7 nexthop via 10.3.0.7 weight 1"), false),
+        flows(
+            case("IPv6 multipath: interface of a hop down").setup(two_v6).setup(down).undo(up),
+            true,
+        )
+        .dead(&[1]),
+        flows(
+            case("IPv6 multipath: a hop goes")
+                .setup(two_v6)
+                .setup("ip -6 route del 2001:db8:9::/48 nexthop via fd00:1::7"),
+            true,
+        ),
+        flows(
+            case("multipath with a hop on a device that is no vport").setup(
+                "ip route add 203.0.113.0/24 nexthop via 10.1.0.7 nexthop via 10.3.0.7 weight 1",
+            ),
+            false,
+        ),
     ]
 }
 
 fn objects() -> Vec<Case> {
-    let objects = "ip nexthop add id 1 via 10.1.0.7 dev eth1; ip nexthop add id 2 via 10.3.0.7 dev eth3";
+    let objects =
+        "ip nexthop add id 1 via 10.1.0.7 dev eth1; ip nexthop add id 2 via 10.3.0.7 dev eth3";
     let group = "ip nexthop add id 9 group 1/2; ip route add 203.0.113.0/24 nhid 9";
     let v4 = |name: &str| v4(name, |p, _| p.to(TO).done());
     let v6 = |name: &str| v6(name, |p, _| p.to(TO_V6).done());

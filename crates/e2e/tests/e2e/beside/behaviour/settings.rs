@@ -13,7 +13,7 @@ const MACVLAN: &str = "
 const NO_MACVLAN: &str = "ip link del vrrp4";
 
 pub fn cases() -> Vec<Case> {
-    [forwarding(), virtual_macs(), others()].into_iter().flatten().collect()
+    [forwarding(), virtual_macs(), others(), devices()].into_iter().flatten().collect()
 }
 
 fn forwarding() -> Vec<Case> {
@@ -85,7 +85,7 @@ fn virtual_macs() -> Vec<Case> {
             .setup(NO_MACVLAN),
         v4("own traffic beside a macvlan", |_, _| {}).setup(MACVLAN).undo(NO_MACVLAN),
         case("ARP request for a macvlan's address")
-            .frame(|host| (0, super::bench::ask(host, [10, 0, 0, 254].into())))
+            .frame(|host| (0, super::frames::ask(host, [10, 0, 0, 254].into())))
             .setup(MACVLAN)
             .undo(NO_MACVLAN),
         v4("TTL 1 to a macvlan's MAC", move |p, _| {
@@ -107,6 +107,10 @@ fn others() -> Vec<Case> {
             .setup("echo 1 >/proc/sys/net/ipv4/conf/eth0/accept_local")
             .undo("echo 0 >/proc/sys/net/ipv4/conf/eth0/accept_local")
             .differs(ACCEPT_LOCAL, "eth1 udp", "nothing"),
+        v4("source of a local range", |p, _| p.from("203.0.113.77").done())
+            .setup("ip route add local 203.0.113.0/24 dev lo")
+            .undo("ip route del local 203.0.113.0/24 dev lo")
+            .differs(LOCAL_SOURCE, "nothing", "eth1 udp"),
         v4("route_localnet 1", |p, _| p.to("127.5.5.5").done())
             .setup("echo 1 >/proc/sys/net/ipv4/conf/eth0/route_localnet")
             .undo("echo 0 >/proc/sys/net/ipv4/conf/eth0/route_localnet")
@@ -120,6 +124,16 @@ fn others() -> Vec<Case> {
                 "echo 0 >/proc/sys/net/ipv4/conf/all/bc_forwarding
                  echo 0 >/proc/sys/net/ipv4/conf/eth0/bc_forwarding",
             ),
+        v4("from 0.0.0.0 to all (DHCP)", |p, _| {
+            p.from("0.0.0.0").to("255.255.255.255").link.to = [0xff; 6];
+        }),
+        v6("source is the router's other link-local address", |p, _| p.from("fe80::1:1").done())
+            .setup("ip addr add fe80::1:1/64 dev eth0 nodad")
+            .undo("ip addr del fe80::1:1/64 dev eth0"),
+        v6("SRv6 encapsulation", |p, _| p.to("2001:db8:9::5").done()).setup(
+            "ip -6 route add 2001:db8:e::/48 via fd00:1::7
+             ip -6 route add 2001:db8:9::/48 encap seg6 mode encap segs 2001:db8:e::1 dev eth1 || true",
+        ),
         v4("an interface has another name", |_, _| {})
             .setup("ip link set eth1 down; ip link set eth1 name other; ip link set other up")
             .undo(
@@ -131,4 +145,42 @@ fn others() -> Vec<Case> {
     ]
 }
 
+/// Devices of the control guest over its ports. Not every kernel has them.
+fn devices() -> Vec<Case> {
+    let bridge = "ip link add br0 type bridge; ip link set br0 up
+                  ip link set eth0 master br0; ip link set eth3 master br0";
+    vec![
+        v4("bridge of eth0 and eth3: between stations", |p, _| p.link.to = [2, 4, 3, 0, 0, 9])
+            .setup(bridge)
+            .undo("ip link del br0")
+            .dead(&[0, 3])
+            .differs("Bridges in the control guest", "eth3 udp", "nothing"),
+        v4("VLAN interface over eth0: tagged", |p, _| p.link.tags = vec![0x81, 0, 0, 5])
+            .needs("ip link add link eth0 name v5 type vlan id 5; ip link del v5")
+            .setup(
+                "ip link add link eth0 name v5 type vlan id 5; ip link set v5 up
+                 ip addr add 10.5.0.1/16 dev v5",
+            )
+            .undo("ip link del v5"),
+        v4("route to a dummy interface", |p, _| p.to("203.0.113.5").done())
+            .needs("ip link add d0 type dummy; ip link del d0")
+            .setup(
+                "ip link add d0 type dummy; ip link set d0 up
+                 ip route add 203.0.113.0/24 dev d0",
+            )
+            .undo("ip link del d0"),
+        v4("MPLS label is taken off", |p, _| {
+            p.link.tags = vec![0x88, 0x47, 0, 6, 0x41, 64];
+        })
+        .needs("[ -e /proc/sys/net/mpls/platform_labels ]")
+        .setup(
+            "echo 1000 >/proc/sys/net/mpls/platform_labels
+             echo 1 >/proc/sys/net/mpls/conf/eth0/input
+             ip -f mpls route add 100 via inet 10.1.0.7",
+        )
+        .undo("ip -f mpls route del 100"),
+    ]
+}
+
+const LOCAL_SOURCE: &str = "A range that is local by hand (`ip route add local`), as source";
 const ACCEPT_LOCAL: &str = "`accept_local`";
