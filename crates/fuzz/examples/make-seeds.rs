@@ -188,7 +188,7 @@ fn add_messages(seeds: &mut Seeds) -> Result<()> {
     seeds.add("routes-to-guest", &routes::encode(&all)?[4..]);
     seeds.add("routes-to-guest", &routes::encode(&[&all[..], &all[..]].concat())?[4..]);
     let answers = [
-        FromGuest::Hello { version: 1, guest: 0 },
+        FromGuest::Hello { version: routes::VERSION, guest: 0 },
         FromGuest::Applied(1),
         FromGuest::Used(vec![(0, [10, 0, 0, 1].into())]),
         FromGuest::Table {

@@ -6,6 +6,12 @@ use super::frames::{DF, ECHO, ECHO_V6, ICMP, ICMPV6, echo, udp_ports};
 const TO: &str = "203.0.113.5";
 const TO_V6: &str = "2001:db8:9::5";
 
+/// Port 1 is up again, with all that it had.
+const UP: &str = "
+    ip link set eth1 up; ip addr add fd00:1::1/64 dev eth1 nodad 2>/dev/null || true
+    ip neigh replace 10.1.255.250 lladdr 02:04:01:01:ff:fa dev eth1";
+const DOWN: &str = "ip link set eth1 down";
+
 /// Flows of a case with several ways, each of which some of them take.
 const FLOWS: u16 = 40;
 
@@ -194,11 +200,17 @@ fn choices() -> Vec<Case> {
         ),
         v4("route in table 100 without rule").setup("ip route add 203.0.113.0/24 via 10.1.0.7 table 100")
             .undo("ip route flush table 100"),
+        v4("route in table default (253), none in main")
+            .setup("ip route add 203.0.113.0/24 via 10.1.0.7 table default; ip route del default")
+            .undo(
+                "ip route flush table default
+                 ip route add default via 10.3.0.5 proto static",
+            ),
+        v4("two metrics, up again").setup(two).setup(DOWN).setup(UP),
         v4("interface down: the other metric takes over")
             .setup(two)
-            .setup("ip link set eth1 down")
-            .undo("ip link set eth1 up; ip addr add fd00:1::1/64 dev eth1 nodad 2>/dev/null || true
-                   ip neigh replace 10.1.255.250 lladdr 02:04:01:01:ff:fa dev eth1")
+            .setup(DOWN)
+            .undo(UP)
             .dead(&[1]),
         v4("preferred source goes, route goes with it")
             .setup(
@@ -336,9 +348,6 @@ fn ways() -> Vec<Case> {
     let two_v6 = "ip -6 route add 2001:db8:9::/48 nexthop via fd00:1::7 nexthop via fd00:3::7";
     let four = "ip route add 203.0.113.0/24 nexthop via 10.1.0.7 nexthop via 10.1.0.8 \\
                 nexthop via 10.3.0.7 nexthop via 10.3.0.8";
-    let down = "ip link set eth1 down";
-    let up = "ip link set eth1 up; ip addr add fd00:1::1/64 dev eth1 nodad 2>/dev/null || true
-              ip neigh replace 10.1.255.250 lladdr 02:04:01:01:ff:fa dev eth1";
     vec![
         flows(case("multipath").setup(two), false),
         flows(case("multipath of four").setup(four), false),
@@ -355,10 +364,10 @@ fn ways() -> Vec<Case> {
             ),
             false,
         ),
-        flows(case("multipath: interface of a hop down").setup(two).setup(down).undo(up), false)
+        flows(case("multipath: interface of a hop down").setup(two).setup(DOWN).undo(UP), false)
             .dead(&[1]),
         flows(
-            case("IPv6 multipath: interface of a hop down").setup(two_v6).setup(down).undo(up),
+            case("IPv6 multipath: interface of a hop down").setup(two_v6).setup(DOWN).undo(UP),
             true,
         )
         .dead(&[1]),
@@ -370,9 +379,18 @@ fn ways() -> Vec<Case> {
         ),
         flows(
             case("multipath with a hop on a device that is no vport").setup(
-                "ip route add 203.0.113.0/24 nexthop via 10.1.0.7 nexthop via 10.3.0.7 weight 1",
+                "ip route add 203.0.113.0/24 nexthop via 10.1.0.7 nexthop via 10.3.0.7 nexthop dev lo",
             ),
             false,
+        ),
+        flows(case("multipath: up again").setup(two).setup(DOWN).setup(UP), false),
+        flows(case("IPv6 multipath: up again").setup(two_v6).setup(DOWN).setup(UP), true),
+        flows(
+            case("IPv6 multipath, hops added one by one").setup(
+                "ip -6 route add 2001:db8:9::/48 via fd00:1::7
+                 ip -6 route append 2001:db8:9::/48 via fd00:3::7",
+            ),
+            true,
         ),
     ]
 }
@@ -428,10 +446,27 @@ fn objects() -> Vec<Case> {
         v4("group: interface of a member down")
             .setup(objects)
             .setup(group)
-            .setup("ip link set eth1 down")
-            .undo("ip link set eth1 up; ip addr add fd00:1::1/64 dev eth1 nodad 2>/dev/null || true
-                   ip neigh replace 10.1.255.250 lladdr 02:04:01:01:ff:fa dev eth1")
+            .setup(DOWN)
+            .undo(UP)
             .dead(&[1]),
+        flows(case("group: up again").setup(objects).setup(group).setup(DOWN).setup(UP), false),
+        v6("group of a blackhole").setup(
+            "ip -6 nexthop add id 7 blackhole; ip nexthop add id 9 group 7
+             ip -6 route add 2001:db8:9::/48 nhid 9",
+        ),
+        flows(
+            case("IPv6 group of two").setup(
+                "ip nexthop add id 1 via fd00:1::7 dev eth1; ip nexthop add id 2 via fd00:3::7 dev eth3
+                 ip nexthop add id 9 group 1/2; ip -6 route add 2001:db8:9::/48 nhid 9",
+            ),
+            true,
+        ),
+        flows(
+            case("group with weights").setup(objects).setup(
+                "ip nexthop add id 9 group 1,5/2,1; ip route add 203.0.113.0/24 nhid 9",
+            ),
+            false,
+        ),
         v6("nexthop object").setup(
             "ip nexthop add id 1 via fd00:1::7 dev eth1; ip -6 route add 2001:db8:9::/48 nhid 1",
         ),

@@ -130,6 +130,20 @@ fn others() -> Vec<Case> {
         v6("source is the router's other link-local address", |p, _| p.from("fe80::1:1").done())
             .setup("ip addr add fe80::1:1/64 dev eth0 nodad")
             .undo("ip addr del fe80::1:1/64 dev eth0"),
+        v4("multicast, ttl 1", |p, _| {
+            p.to("239.1.1.1").ttl = 1;
+            p.link.to = [1, 0, 0x5e, 1, 1, 1];
+        }),
+        v4("multicast to an unknown group", |p, _| {
+            p.to("239.1.1.1").link.to = [1, 0, 0x5e, 1, 1, 1];
+        }),
+        v6("multicast to an unknown group", |p, _| {
+            p.to("ff0e::9").link.to = [0x33, 0x33, 0, 0, 0, 9];
+        }),
+        v6("SRv6 inline", |p, _| p.to("2001:db8:9::5").done()).setup(
+            "ip -6 route add 2001:db8:e::/48 via fd00:1::7
+             ip -6 route add 2001:db8:9::/48 encap seg6 mode inline segs 2001:db8:e::1 dev eth1",
+        ),
         v6("SRv6 encapsulation", |p, _| p.to("2001:db8:9::5").done()).setup(
             "ip -6 route add 2001:db8:e::/48 via fd00:1::7
              ip -6 route add 2001:db8:9::/48 encap seg6 mode encap segs 2001:db8:e::1 dev eth1 || true",
@@ -155,6 +169,18 @@ fn devices() -> Vec<Case> {
             .undo("ip link del br0")
             .dead(&[0, 3])
             .differs("Bridges in the control guest", "eth3 udp", "nothing"),
+        v4("bridge over eth0 with its address", |_, _| {})
+            .v4(|p, _| p.to("10.0.0.1").segment(ICMP, echo(ECHO, 1, 8)).done())
+            .setup(
+                "ip link add br0 address MAC0 type bridge; ip link set br0 up
+                 ip link set eth0 master br0; ip addr del 10.0.0.1/16 dev eth0
+                 ip addr add 10.0.0.1/16 dev br0",
+            )
+            .undo(
+                "ip link del br0; ip addr add 10.0.0.1/16 dev eth0
+                 ip neigh replace 10.0.255.250 lladdr 02:04:00:00:ff:fa dev eth0",
+            )
+            .dead(&[0]),
         v4("VLAN interface over eth0: tagged", |p, _| p.link.tags = vec![0x81, 0, 0, 5])
             .needs("ip link add link eth0 name v5 type vlan id 5; ip link del v5")
             .setup(
