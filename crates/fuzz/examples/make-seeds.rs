@@ -173,9 +173,11 @@ fn add_messages(seeds: &mut Seeds) -> Result<()> {
             mtu: 1500,
             up: true,
             hooked: Hooked::default(),
+            macs: vec![[2; 6]],
+            forwards_v4: true,
         }),
-        ToGuest::Local([10, 0, 0, 1].into()),
-        ToGuest::Group { id: 1, hops: vec![hop(0), hop(1)] },
+        ToGuest::Local { address: [10, 0, 0, 1].into(), own: true },
+        ToGuest::Group { id: 1, hops: vec![hop(0), hop(1)], mtu: 1300 },
         route("10.0.0.0/8", RouteTarget::Group(1))?,
         route("2001:db8::/32", RouteTarget::Drop)?,
         ToGuest::Neighbour { vport: 0, address: [10, 0, 0, 0].into(), mac: Some([1; 6]) },
@@ -190,7 +192,7 @@ fn add_messages(seeds: &mut Seeds) -> Result<()> {
     seeds.add("routes-to-guest", &routes::encode(&all)?[4..]);
     seeds.add("routes-to-guest", &routes::encode(&[&all[..], &all[..]].concat())?[4..]);
     let answers = [
-        FromGuest::Hello { version: 1, guest: 0 },
+        FromGuest::Hello { version: routes::VERSION, guest: 0 },
         FromGuest::Applied(1),
         FromGuest::Used(vec![(0, [10, 0, 0, 1].into())]),
         FromGuest::Table {

@@ -57,6 +57,8 @@ fn fib() -> Fib {
             mtu: 1500,
             up: UP.contains(&index),
             hooked: Hooked::default(),
+            macs: vec![],
+            forwards_v4: true,
         }));
     }
     let hop = |vport, gateway: &str| Hop {
@@ -71,7 +73,7 @@ fn fib() -> Fib {
         vec![hop(2, "fd00::1"), hop(1, "")],
     ];
     for (id, hops) in (0..).zip(groups) {
-        tell(ToGuest::Group { id, hops });
+        tell(ToGuest::Group { id, hops, mtu: 0 });
     }
     for (prefix, target) in [
         ("0.0.0.0/0", Target::Group(1)),
@@ -88,7 +90,7 @@ fn fib() -> Fib {
         let address = address.parse().expect("an address");
         tell(ToGuest::Neighbour { vport, address, mac: Some([6; 6]) });
     }
-    tell(ToGuest::Local(IpAddr::from([10, 0, 0, 1])));
+    tell(ToGuest::Local { address: IpAddr::from([10, 0, 0, 1]), own: true });
     tell(ToGuest::End);
     fib
 }

@@ -1,6 +1,6 @@
 //! The route mirror: what the kernel says, or somebody in its place.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -22,8 +22,8 @@ const PART: usize = 4;
 #[derive(Debug, Default, PartialEq)]
 struct Guest {
     vports: BTreeMap<u16, Vport>,
-    locals: BTreeSet<IpAddr>,
-    groups: BTreeMap<GroupId, Vec<Hop>>,
+    locals: BTreeMap<IpAddr, bool>,
+    groups: BTreeMap<GroupId, (Vec<Hop>, u32)>,
     routes: BTreeMap<IpNet, Target>,
     neighbours: BTreeMap<(u16, IpAddr), [u8; 6]>,
     forwarding: (bool, bool),
@@ -33,11 +33,13 @@ impl Guest {
     fn apply(&mut self, message: ToGuest) {
         match message {
             ToGuest::Vport(vport) => drop(self.vports.insert(vport.index, vport)),
-            ToGuest::Local(address) => drop(self.locals.insert(address)),
-            ToGuest::LocalGone(address) => assert!(self.locals.remove(&address), "{address}"),
-            ToGuest::Group { id, hops } => {
+            ToGuest::Local { address, own } => drop(self.locals.insert(address, own)),
+            ToGuest::LocalGone(address) => {
+                assert!(self.locals.remove(&address).is_some(), "{address}");
+            }
+            ToGuest::Group { id, hops, mtu } => {
                 assert!(!hops.is_empty(), "group {id} leads nowhere");
-                drop(self.groups.insert(id, hops));
+                drop(self.groups.insert(id, (hops, mtu)));
             }
             ToGuest::GroupGone(id) => {
                 assert!(self.groups.remove(&id).is_some(), "no group {id}");
@@ -69,7 +71,7 @@ impl Guest {
     /// Groups by what they are, not by number.
     fn resolved(&self) -> BTreeMap<IpNet, Resolved> {
         let resolve = |(prefix, target): (&IpNet, &Target)| match target {
-            Target::Group(id) => (*prefix, Resolved::Hops(self.groups[id].clone())),
+            Target::Group(id) => (*prefix, Resolved::Hops(self.groups[id].0.clone())),
             Target::Punt => (*prefix, Resolved::Punt),
             Target::Drop => (*prefix, Resolved::Drop),
         };

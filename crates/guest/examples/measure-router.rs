@@ -112,10 +112,12 @@ fn head() -> Vec<ToGuest> {
             mtu: 1500,
             up: true,
             hooked: Hooked::default(),
+            macs: vec![],
+            forwards_v4: true,
         }));
         head.push(ToGuest::Neighbour { vport: index, address, mac: Some([2; 6]) });
         let hop = Hop { vport: index, gateway: Some(address), weight: 1 };
-        head.push(ToGuest::Group { id: index.into(), hops: vec![hop] });
+        head.push(ToGuest::Group { id: index.into(), hops: vec![hop], mtu: 0 });
     }
     head
 }

@@ -175,7 +175,8 @@ impl Follower {
         }
         let wanted = (!self.wanted.is_empty()).then_some(self.not_before);
         let gathered = (!self.listens()).then_some(self.read_at);
-        wanted.into_iter().chain(self.retry_at).chain(gathered).min()
+        let times = [wanted, self.retry_at, gathered, self.table.expiry()];
+        times.into_iter().flatten().min()
     }
 
     /// Whether a notification is a reason for [`Self::step`]: those that come shortly after others
@@ -273,6 +274,7 @@ impl Follower {
 
     fn next_pass(&mut self) -> bool {
         let now = Instant::now();
+        self.table.expire(now);
         self.wanted.extend(self.table.take_suspects());
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;

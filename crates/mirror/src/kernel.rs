@@ -6,24 +6,33 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
 
 use foldhash::quality::FixedState;
 use ipnet::IpNet;
 use libc::{
-    IFLA_ADDRESS, IFLA_CARRIER, IFLA_IFNAME, IFLA_MTU, NDA_DST, NDA_LLADDR, NLM_F_APPEND,
-    NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NTF_PROXY, NTF_USE,
-    RTA_DST, RTA_ENCAP, RTA_GATEWAY, RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC,
-    RTA_PRIORITY, RTA_SRC, RTA_TABLE, RTA_VIA, RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH,
-    RTM_DELNETCONF, RTM_DELROUTE, RTM_GETLINK, RTM_GETNEIGH, RTM_GETNETCONF, RTM_GETROUTE,
-    RTM_NEWADDR, RTM_NEWLINK, RTM_NEWNEIGH, RTM_NEWNETCONF, RTM_NEWROUTE, RTN_ANYCAST,
-    RTN_BLACKHOLE, RTN_BROADCAST, RTN_LOCAL, RTN_UNICAST,
+    IFLA_ADDRESS, IFLA_CARRIER, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID,
+    IFLA_LINKINFO, IFLA_MTU, NDA_DST, NDA_LLADDR, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP,
+    NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NTF_PROXY, NTF_USE, RTA_DST, RTA_ENCAP, RTA_GATEWAY,
+    RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_PRIORITY, RTA_SRC, RTA_TABLE, RTA_VIA,
+    RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH, RTM_DELNETCONF, RTM_DELROUTE, RTM_GETLINK,
+    RTM_GETNEIGH, RTM_GETNETCONF, RTM_GETROUTE, RTM_NEWADDR, RTM_NEWLINK, RTM_NEWNEIGH,
+    RTM_NEWNETCONF, RTM_NEWROUTE, RTN_ANYCAST, RTN_BLACKHOLE, RTN_BROADCAST, RTN_LOCAL,
+    RTN_UNICAST,
 };
 
 const RTM_NEWNEXTHOP: u16 = 104;
 const RTM_DELNEXTHOP: u16 = 105;
 const RTM_GETNEXTHOP: u16 = 106;
 
+const RTA_CACHEINFO: u16 = 12;
 const RTA_NH_ID: u16 = 30;
+
+const RTAX_MTU: u16 = 2;
+
+/// The kernel counts times for users in hundredths of a second (`USER_HZ`), rounded down. A time
+/// that has passed reads as 0, which is none, for one of them.
+const TICK: Duration = Duration::from_millis(10);
 
 const NHA_ID: u16 = 1;
 const NHA_GROUP: u16 = 2;
@@ -114,8 +123,10 @@ pub enum Destination {
     Hops(Vec<KernelHop>),
     /// To the nexthop object of this number.
     Nexthop(u32),
-    /// To the router itself (local, broadcast, anycast).
+    /// To the router itself (local, anycast).
     Local,
+    /// To the router itself and others.
+    Broadcast,
     /// Discarded silently.
     Blackhole,
     /// Anything that only the kernel answers.
@@ -140,6 +151,10 @@ pub struct Route {
     pub identity: u32,
     /// Where it leads.
     pub destination: Destination,
+    /// Largest packet that the kernel forwards by it, bytes; 0: as large as the interface's MTU.
+    pub mtu: u32,
+    /// The kernel does not use it any more from then on (IPv6).
+    pub expires: Option<Instant>,
 }
 
 /// How a route came into its place among others of the same prefix and metric.
@@ -172,6 +187,8 @@ pub struct Link {
     pub mac: [u8; 6],
     /// Largest packet, bytes.
     pub mtu: u32,
+    /// The interface of which it gets frames to its own link address (a macvlan).
+    pub over: Option<u32>,
 }
 
 /// A nexthop object.
@@ -386,7 +403,10 @@ impl Message<'_> {
     pub fn event(&self) -> Option<Event> {
         match self.kind {
             RTM_NEWROUTE => {
-                Some(Event::Route(route(self.payload)?, placement(self.flags, self.payload)))
+                let route = route(self.payload)?;
+                // The kernel keeps it for some time after its end, and does not use it.
+                let is_over = route.expires.is_some_and(|at| at <= Instant::now());
+                (!is_over).then(|| Event::Route(route, placement(self.flags, self.payload)))
             }
             RTM_DELROUTE => Some(Event::RouteGone(route(self.payload)?)),
             RTM_NEWNEIGH => neighbour(self.payload, false),
@@ -443,6 +463,7 @@ fn route(payload: &[u8]) -> Option<Route> {
         state: hop_state(flags as u8),
     };
     let mut hops = Vec::new();
+    let mut expires = None;
     for (kind, value) in attributes(&payload[12..]) {
         match kind {
             RTA_DST => prefix = address(value)?,
@@ -452,6 +473,7 @@ fn route(payload: &[u8]) -> Option<Route> {
             RTA_NH_ID => nexthop = Some(u32_at(value, 0)?),
             RTA_PREFSRC => prefsrc = value,
             RTA_METRICS => metrics = value,
+            RTA_CACHEINFO if v6 => expires = expiry(u32_at(value, 8)? as i32),
             RTA_MULTIPATH => hops = multipath(value)?,
             _ => hop_attribute(&mut single, kind, value)?,
         }
@@ -464,7 +486,8 @@ fn route(payload: &[u8]) -> Option<Route> {
             }
             Destination::Hops(hops)
         }
-        (RTN_LOCAL | RTN_BROADCAST | RTN_ANYCAST, _) => Destination::Local,
+        (RTN_LOCAL | RTN_ANYCAST, _) => Destination::Local,
+        (RTN_BROADCAST, _) => Destination::Broadcast,
         (RTN_BLACKHOLE, None) => Destination::Blackhole,
         _ => Destination::Kernel,
     };
@@ -483,7 +506,26 @@ fn route(payload: &[u8]) -> Option<Route> {
         sibling,
         identity: identity as u32,
         destination,
+        mtu: mtu(metrics)?,
+        expires,
     })
+}
+
+/// When a route ends that has so many hundredths of a second left.
+fn expiry(ticks: i32) -> Option<Instant> {
+    let left = TICK * ticks.unsigned_abs();
+    match ticks {
+        0 => None,
+        1.. => Instant::now().checked_add(left + 2 * TICK),
+        _ => Instant::now().checked_sub(left).or_else(|| Some(Instant::now())),
+    }
+}
+
+/// The largest packet of a route with these metrics, locked or not (ip_dst_mtu_maybe_forward,
+/// ip6_fragment).
+fn mtu(metrics: &[u8]) -> Option<u32> {
+    let mtu = attributes(metrics).find(|(kind, _)| *kind == RTAX_MTU);
+    mtu.map_or(Some(0), |(_, value)| u32_at(value, 0))
 }
 
 /// A digest of a route without what changes by itself.
@@ -586,16 +628,25 @@ fn link(payload: &[u8]) -> Option<Link> {
         carrier: false,
         mac: [0; 6],
         mtu: 0,
+        over: None,
     };
+    let (mut is_macvlan, mut is_elsewhere) = (false, false);
     for (kind, value) in attributes(payload.get(16..)?) {
         match kind {
             IFLA_IFNAME => link.name = text(value),
             IFLA_ADDRESS => link.mac = value.try_into().unwrap_or_default(),
             IFLA_MTU => link.mtu = u32_at(value, 0)?,
             IFLA_CARRIER => link.carrier = *value.first()? != 0,
+            IFLA_LINK => link.over = Some(u32_at(value, 0)?),
+            IFLA_LINK_NETNSID => is_elsewhere = true,
+            IFLA_LINKINFO => {
+                is_macvlan = attributes(value)
+                    .any(|(kind, value)| kind == IFLA_INFO_KIND && value.starts_with(b"macvlan\0"));
+            }
             _ => {}
         }
     }
+    link.over = link.over.filter(|_| is_macvlan && !is_elsewhere);
     Some(link)
 }
 

@@ -7,8 +7,9 @@
 //! Limits: a path with more than `HOPS_MAX` usable hops is left to the kernel.
 
 use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 
-use pdp_proto::routes::{GroupId, HOPS_MAX, Hop, Resolved};
+use pdp_proto::routes::{GroupId, HOPS_MAX, Hop, MACS_MAX, Resolved, ToGuest};
 
 use crate::kernel::{self, CONF_ALL, HopState, KernelHop, Link, Nexthop};
 
@@ -25,8 +26,10 @@ impl Destination {
     pub const LOCAL: Self = Self(2);
     /// There is no route.
     pub const NONE: Self = Self(3);
+    /// To the router itself and others.
+    pub const BROADCAST: Self = Self(4);
 
-    const FIXED: u32 = 4;
+    const FIXED: u32 = 5;
 
     fn path(index: usize) -> Self {
         Self(index as u32 + Self::FIXED)
@@ -49,11 +52,19 @@ enum Outcome {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Source {
+enum Way {
     /// Hops without their state, ascending; family of the routes.
     Hops(bool, Vec<KernelHop>),
     /// Nexthop object.
     Object(u32),
+}
+
+/// What tells a path from others.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Source {
+    way: Way,
+    /// Largest packet of its routes; 0: any.
+    mtu: u32,
 }
 
 #[derive(Debug)]
@@ -97,8 +108,8 @@ pub struct Paths {
 /// What [`Paths::refresh`] found.
 #[derive(Debug, Default)]
 pub struct Refreshed {
-    /// Groups whose hops changed.
-    pub groups: Vec<(GroupId, Vec<Hop>)>,
+    /// Groups whose hops changed, as guests are told.
+    pub groups: Vec<ToGuest>,
     /// Some path became usable or unusable, or changed from hops to something else: every route
     /// is to be looked at.
     pub outcomes_changed: bool,
@@ -138,6 +149,21 @@ impl Paths {
     pub fn vport(&self, ifindex: u32) -> Option<u16> {
         let link = self.links.get(&ifindex)?;
         self.vports.iter().position(|name| *name == link.name).map(|index| index as u16)
+    }
+
+    /// Link addresses of the macvlans over an interface, the first [`MACS_MAX`].
+    pub fn macs_over(&self, ifindex: u32) -> Vec<[u8; 6]> {
+        let over = self.links.values().filter(|link| link.up && link.over == Some(ifindex));
+        let mut macs: Vec<_> = over.map(|link| link.mac).collect();
+        macs.sort();
+        macs.dedup();
+        macs.truncate(MACS_MAX);
+        macs
+    }
+
+    /// Whether the kernel forwards packets of IPv4 that come by an interface.
+    pub fn forwards_v4(&self, ifindex: u32) -> bool {
+        self.confs.get(&(false, ifindex as i32)).is_none_or(|conf| conf.forwarding)
     }
 
     /// Takes over an interface; says whether its state changed so that the kernel may have
@@ -180,7 +206,7 @@ impl Paths {
     /// What the kernel does, without a word, with all hops on an interface.
     fn for_hops_on(&mut self, ifindex: u32, change: impl Fn(&mut HopState)) {
         for path in self.paths.iter_mut().flatten() {
-            if let Source::Hops(_, hops) = &path.source {
+            if let Way::Hops(_, hops) = &path.source.way {
                 let on_it = hops.iter().zip(&mut path.states).filter(|(h, _)| h.ifindex == ifindex);
                 on_it.for_each(|(_, state)| change(state));
             }
@@ -268,15 +294,16 @@ impl Paths {
         self.objects.keys().copied().collect()
     }
 
-    /// The path for what the kernel says; the caller holds it or not.
-    pub fn find(&mut self, v6: bool, destination: &kernel::Destination) -> Destination {
+    /// The path for what the kernel says, with packets of `mtu` bytes at most (0: any); the caller holds it
+    /// or not.
+    pub fn find(&mut self, v6: bool, destination: &kernel::Destination, mtu: u32) -> Destination {
         match destination {
             kernel::Destination::Hops(hops) => {
                 let mut hops = hops.clone();
                 hops.sort();
                 let states: Vec<HopState> =
                     hops.iter_mut().map(|hop| std::mem::take(&mut hop.state)).collect();
-                let found = self.path(Source::Hops(v6, hops));
+                let found = self.path(Source { way: Way::Hops(v6, hops), mtu });
                 if let Some(path) = found.index().and_then(|index| self.paths[index].as_mut())
                     && path.states != states
                 {
@@ -285,8 +312,9 @@ impl Paths {
                 }
                 found
             }
-            kernel::Destination::Nexthop(id) => self.path(Source::Object(*id)),
+            kernel::Destination::Nexthop(id) => self.path(Source { way: Way::Object(*id), mtu }),
             kernel::Destination::Local => Destination::LOCAL,
+            kernel::Destination::Broadcast => Destination::BROADCAST,
             kernel::Destination::Blackhole => Destination::DROP,
             kernel::Destination::Kernel => Destination::PUNT,
         }
@@ -296,9 +324,9 @@ impl Paths {
         if let Some(index) = self.by_source.get(&source) {
             return Destination::path(*index);
         }
-        let states = match &source {
-            Source::Hops(_, hops) => vec![HopState::default(); hops.len()],
-            Source::Object(_) => Vec::new(),
+        let states = match &source.way {
+            Way::Hops(_, hops) => vec![HopState::default(); hops.len()],
+            Way::Object(_) => Vec::new(),
         };
         let index = self.free.pop().unwrap_or_else(|| {
             self.paths.push(None);
@@ -340,9 +368,14 @@ impl Paths {
     /// The hops that a path of hops is made of, for routes of which single hops can go.
     pub fn kernel_hops(&self, destination: Destination) -> Option<Vec<KernelHop>> {
         let path = self.get(destination)?;
-        let Source::Hops(_, hops) = &path.source else { return None };
+        let Way::Hops(_, hops) = &path.source.way else { return None };
         let whole = |(hop, state): (&KernelHop, &HopState)| KernelHop { state: *state, ..*hop };
         Some(hops.iter().zip(&path.states).map(whole).collect())
+    }
+
+    /// The largest packet of a path's routes; 0: any.
+    pub fn mtu(&self, destination: Destination) -> u32 {
+        self.get(destination).map_or(0, |path| path.source.mtu)
     }
 
     /// Paths that routes name, though the kernel has removed those routes without a word: all
@@ -351,9 +384,9 @@ impl Paths {
         let is_down = |hop: &KernelHop| {
             hop.ifindex != 0 && !self.links.get(&hop.ifindex).is_some_and(|link| link.up)
         };
-        let is_gone = |path: &Path| match &path.source {
-            Source::Hops(_, hops) => hops.iter().all(is_down),
-            Source::Object(id) => !self.objects.contains_key(id),
+        let is_gone = |path: &Path| match &path.source.way {
+            Way::Hops(_, hops) => hops.iter().all(is_down),
+            Way::Object(id) => !self.objects.contains_key(id),
         };
         let named = |path: &Option<Path>| path.as_ref().is_some_and(|p| p.users > 0 && is_gone(p));
         let paths = self.paths.iter().enumerate().filter(|(_, path)| named(path));
@@ -371,7 +404,7 @@ impl Paths {
                         if members.iter().any(|(member, _)| objects.contains(member)))
             };
             for (source, index) in &self.by_source {
-                if matches!(source, Source::Object(id) if of_changed(id)) {
+                if matches!(&source.way, Way::Object(id) if of_changed(id)) {
                     self.changed.insert(*index);
                 }
             }
@@ -388,8 +421,9 @@ impl Paths {
             let Some(path) = &mut self.paths[index] else { continue };
             match (&path.outcome, &outcome, path.group) {
                 (Some(old), new, _) if old == new => {}
-                (_, Outcome::Hops(hops), Some(group)) => {
-                    refreshed.groups.push((group, hops.clone()));
+                (_, Outcome::Hops(hops), Some(id)) => {
+                    let (hops, mtu) = (hops.clone(), path.source.mtu);
+                    refreshed.groups.push(ToGuest::Group { id, hops, mtu });
                 }
                 (old, ..) => refreshed.outcomes_changed |= old.is_some(),
             }
@@ -400,15 +434,15 @@ impl Paths {
 
     fn work_out(&self, path: &Path) -> Outcome {
         let mut hops = Vec::new();
-        let punt = match &path.source {
-            Source::Hops(v6, all) => {
+        let punt = match &path.source.way {
+            Way::Hops(v6, all) => {
                 let unused = |hop: &KernelHop, state: &HopState| {
                     state.dead || state.linkdown && self.ignores_linkdown(*v6, hop.ifindex)
                 };
                 let used = all.iter().zip(&path.states).filter(|(hop, state)| !unused(hop, state));
                 used.fold(false, |punt, (hop, _)| self.add_hop(*hop, &mut hops) | punt)
             }
-            Source::Object(id) => match self.objects.get(id) {
+            Way::Object(id) => match self.objects.get(id) {
                 None => return Outcome::Unusable,
                 Some(Nexthop::Blackhole) => return Outcome::Drop,
                 Some(Nexthop::Single(hop)) => self.add_hop(*hop, &mut hops),
@@ -474,7 +508,7 @@ impl Paths {
     /// What becomes of packets of a route that leads there: a path with hops, `PUNT`, `DROP`, or
     /// `NONE` where the kernel would look for another route.
     pub fn outcome(&self, destination: Destination) -> Destination {
-        if destination == Destination::LOCAL {
+        if matches!(destination, Destination::LOCAL | Destination::BROADCAST) {
             return Destination::PUNT;
         }
         let Some(path) = self.get(destination) else { return destination };
@@ -496,13 +530,13 @@ impl Paths {
         }
     }
 
-    /// One more prefix is told with this path; its hops if they were not told before.
-    pub fn tell(&mut self, destination: Destination) -> Option<(GroupId, Vec<Hop>)> {
+    /// One more prefix is told with this path; its group if that was not told before.
+    pub fn tell(&mut self, destination: Destination) -> Option<ToGuest> {
         let number = self.next_group;
         let path = self.get_mut(destination)?;
         path.told += 1;
         let (None, Some(Outcome::Hops(hops))) = (path.group, &path.outcome) else { return None };
-        let told = (number, hops.clone());
+        let told = ToGuest::Group { id: number, hops: hops.clone(), mtu: path.source.mtu };
         path.group = Some(number);
         self.next_group = number.wrapping_add(1);
         Some(told)
@@ -540,10 +574,22 @@ impl Paths {
         gone
     }
 
+    /// Whether a group that guests know has this gateway.
+    pub fn is_gateway(&self, vport: u16, address: IpAddr) -> bool {
+        let is = |hop: &Hop| (hop.vport, hop.gateway) == (vport, Some(address));
+        self.paths.iter().flatten().any(|path| match &path.outcome {
+            Some(Outcome::Hops(hops)) => path.group.is_some() && hops.iter().any(is),
+            _ => false,
+        })
+    }
+
     /// All groups that guests know.
-    pub fn groups(&self) -> impl Iterator<Item = (GroupId, &Vec<Hop>)> {
+    pub fn groups(&self) -> impl Iterator<Item = ToGuest> {
         self.paths.iter().flatten().filter_map(|path| match &path.outcome {
-            Some(Outcome::Hops(hops)) => Some((path.group?, hops)),
+            Some(Outcome::Hops(hops)) => {
+                let mtu = path.source.mtu;
+                Some(ToGuest::Group { id: path.group?, hops: hops.clone(), mtu })
+            }
             _ => None,
         })
     }

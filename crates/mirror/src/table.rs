@@ -13,9 +13,7 @@
 //! Limits: the kernel's dump leaves out an IPv6 route that stands between the hops of a multipath
 //! route of the same prefix and metric, and so does the copy; among several IPv4 default routes of
 //! one metric the kernel prefers one whose gateway answers (`fib_select_default`), the copy's first
-//! is what guests get; tables other than main and local, policy rules and per-interface forwarding
-//! flags are not followed; metrics of a route (such as its MTU) are not passed on; an IPv6 prefix
-//! that is local as a whole does not hide routes of the main table inside it.
+//! is what guests get; tables other than main and local and policy rules are not followed.
 //! [`Config::routes_max`] prefixes, [`NEIGHBOURS_MAX`] neighbours; more are left to the kernel.
 //!
 //! # Dumps
@@ -26,12 +24,13 @@
 //! families count what they skip), so what is missing then goes only when the dump before missed
 //! it too, and the caller dumps again until one is clean.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
+use std::time::Instant;
 
 use ipnet::IpNet;
 use pdp_proto::mirror::Config;
-use pdp_proto::routes::{GroupId, Hooked, Hop, Target, ToGuest, Vport};
+use pdp_proto::routes::{GroupId, Hooked, Target, ToGuest, Vport};
 
 use crate::aliases::{Alias, Aliases};
 use crate::kernel::{self, Event, Kind, Placement, Route, Table as KernelTable};
@@ -58,8 +57,8 @@ struct Entry {
     seen: [u8; 2],
     /// Waits for the next flush.
     queued: bool,
-    /// Guests were told that it is an address of the router.
-    told_local: bool,
+    /// Guests were told that it is an address of the router (true) or one of its broadcast addresses.
+    told_local: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +83,7 @@ pub struct Counts {
 impl Entry {
     fn new(seen: [u8; 2]) -> Self {
         let (aliases, told) = (Aliases::None, Destination::NONE);
-        Self { aliases, told, seen, queued: false, told_local: false }
+        Self { aliases, told, seen, queued: false, told_local: None }
     }
 }
 
@@ -118,6 +117,11 @@ pub struct Table {
     watched: Option<HashSet<IpNet>>,
     /// The kernel may have changed these without a word.
     suspects: HashSet<Kind>,
+    /// IPv6 prefixes that are local as a whole, and whether they are other ones than at the last flush.
+    ranges: BTreeSet<IpNet>,
+    ranges_changed: bool,
+    /// When the next route expires.
+    expiry: Option<Instant>,
 }
 
 impl Table {
@@ -144,6 +148,9 @@ impl Table {
             told_choosing: [true; 2],
             watched: None,
             suspects: HashSet::new(),
+            ranges: BTreeSet::new(),
+            ranges_changed: false,
+            expiry: None,
         }
     }
 
@@ -173,6 +180,18 @@ impl Table {
         self.hooked = hooked.to_vec();
         self.choosing = multipath.map(|kernel| !kernel);
         self.links_changed = true;
+    }
+
+    /// When [`Self::expire`] has something to do.
+    pub fn expiry(&self) -> Option<Instant> {
+        self.expiry
+    }
+
+    /// The kernel says nothing when a route expires, or is to go on after all: looks again.
+    pub fn expire(&mut self, now: Instant) {
+        if self.expiry.take_if(|at| *at <= now).is_some() {
+            self.suspects.insert(Kind::Routes(true, KernelTable::Main));
+        }
     }
 
     /// Whether [`Self::take_suspects`] has something to take.
@@ -233,6 +252,8 @@ impl Table {
                 }
             }
             Event::Conf { v6, ifindex, forwarding, ignore_linkdown } => {
+                // A vport may forward or not.
+                self.links_changed |= !v6 && forwarding.is_some();
                 if self.paths.set_conf(*v6, *ifindex, *forwarding, *ignore_linkdown) {
                     self.link_changed();
                 }
@@ -323,7 +344,8 @@ impl Table {
         let empty = left.is_empty();
         alias = siblings;
         if !empty {
-            alias.destination = self.paths.find(v6, &kernel::Destination::Hops(left));
+            let mtu = self.paths.mtu(siblings.destination);
+            alias.destination = self.paths.find(v6, &kernel::Destination::Hops(left), mtu);
         }
         self.edit(route.prefix, |aliases| match empty {
             true => aliases.remove(&siblings),
@@ -332,10 +354,11 @@ impl Table {
     }
 
     fn alias(&mut self, route: &Route) -> Alias {
+        self.expiry = self.expiry.into_iter().chain(route.expires).min();
         Alias {
             metric: route.metric,
             identity: route.identity,
-            destination: self.paths.find(is_v6(&route.prefix), &route.destination),
+            destination: self.paths.find(is_v6(&route.prefix), &route.destination, route.mtu),
             selector: route.selector,
             table: route.table,
             v6: is_v6(&route.prefix),
@@ -402,6 +425,18 @@ impl Table {
         };
         self.counts[usize::from(v6)] += u64::from(main(&new));
         self.counts[usize::from(v6)] -= u64::from(main(&old));
+        let is_range = |aliases: &Aliases| {
+            let local = |alias: &Alias| alias.table == KernelTable::Local;
+            v6 && !is_host(&prefix) && aliases.as_slice().iter().any(local)
+        };
+        if is_range(&new) != is_range(&old) {
+            self.ranges_changed = true;
+            if is_range(&new) {
+                self.ranges.insert(prefix);
+            } else {
+                self.ranges.remove(&prefix);
+            }
+        }
         new.as_slice().iter().for_each(|alias| self.paths.hold(alias.destination));
         old.as_slice().iter().for_each(|alias| self.paths.release(alias.destination));
     }
@@ -535,12 +570,11 @@ impl Table {
     pub fn flush(&mut self, tell: &mut impl FnMut(ToGuest)) {
         let refreshed = self.paths.refresh();
         self.flush_vports(tell);
-        for (id, hops) in refreshed.groups {
-            tell(ToGuest::Group { id, hops });
-        }
-        if refreshed.outcomes_changed {
+        refreshed.groups.into_iter().for_each(&mut *tell);
+        if std::mem::take(&mut self.ranges_changed) || refreshed.outcomes_changed {
             let differs = |(prefix, entry): &(IpNet, &Entry)| {
-                !entry.queued && evaluate(&self.paths, prefix, &entry.aliases).1 != entry.told
+                let outcome = evaluate(&self.paths, &self.ranges, prefix, &entry.aliases).1;
+                !entry.queued && outcome != entry.told
             };
             let prefixes: Vec<IpNet> =
                 self.entries.iter().filter(differs).map(|(prefix, _)| prefix).collect();
@@ -574,11 +608,15 @@ impl Table {
         for index in 0..self.paths.vports() {
             let told = &mut self.told_vports[usize::from(index)];
             let now = match (self.paths.vport_link(index), &*told) {
-                (Some(link), _) => {
-                    let up = link.up && link.carrier;
-                    let hooked = self.hooked.get(usize::from(index)).copied().unwrap_or_default();
-                    Some(Vport { index, mac: link.mac, mtu: link.mtu, up, hooked })
-                }
+                (Some(link), _) => Some(Vport {
+                    index,
+                    mac: link.mac,
+                    mtu: link.mtu,
+                    up: link.up && link.carrier,
+                    macs: self.paths.macs_over(link.ifindex),
+                    hooked: self.hooked.get(usize::from(index)).copied().unwrap_or_default(),
+                    forwards_v4: self.paths.forwards_v4(link.ifindex),
+                }),
                 (None, Some(gone)) => Some(Vport { up: false, ..gone.clone() }),
                 (None, None) => None,
             };
@@ -626,25 +664,23 @@ impl Table {
         gone: &mut Vec<IpNet>,
     ) {
         let Some(entry) = self.entries.get_mut(&prefix) else { return };
-        let (local, outcome) = evaluate(&self.paths, &prefix, &entry.aliases);
+        let (local, outcome) = evaluate(&self.paths, &self.ranges, &prefix, &entry.aliases);
         entry.queued = false;
         let told = std::mem::replace(&mut entry.told, outcome);
         let told_local = std::mem::replace(&mut entry.told_local, local);
         let empty = entry.aliases == Aliases::None;
-        if local && !told_local {
-            tell(ToGuest::Local(prefix.addr()));
+        if let Some(own) = local.filter(|_| local != told_local) {
+            tell(ToGuest::Local { address: prefix.addr(), own });
         }
         if outcome != told {
-            if let Some((id, hops)) = self.paths.tell(outcome) {
-                tell(ToGuest::Group { id, hops });
-            }
+            self.paths.tell(outcome).into_iter().for_each(&mut *tell);
             match self.target(outcome) {
                 Some(target) => tell(ToGuest::Route { prefix, target }),
                 None => gone.push(prefix),
             }
             self.paths.untell(told);
         }
-        if told_local && !local {
+        if told_local.is_some() && local.is_none() {
             tell(ToGuest::LocalGone(prefix.addr()));
         }
         let v6 = is_v6(&prefix);
@@ -679,9 +715,7 @@ impl Table {
         for ((vport, address), mac) in &self.told_neighbours {
             tell(ToGuest::Neighbour { vport: *vport, address: *address, mac: Some(*mac) });
         }
-        for (id, hops) in self.paths.groups() {
-            tell(ToGuest::Group { id, hops: hops.clone() });
-        }
+        self.paths.groups().for_each(&mut *tell);
     }
 
     /// Up to `count` prefixes of a snapshot after `from`; returns where to go on.
@@ -696,8 +730,8 @@ impl Table {
     ) -> Option<IpNet> {
         let mut last = None;
         for (prefix, entry) in self.entries.after(from).take(count) {
-            if entry.told_local {
-                tell(ToGuest::Local(prefix.addr()));
+            if let Some(own) = entry.told_local {
+                tell(ToGuest::Local { address: prefix.addr(), own });
             }
             if let Some(target) = self.target(entry.told) {
                 tell(ToGuest::Route { prefix, target });
@@ -719,11 +753,8 @@ impl Table {
     /// of theirs, or the kernel knows it.
     pub fn wanted(&self, vport: u16, address: IpAddr) -> Option<u32> {
         let ifindex = self.paths.vport_link(vport)?.ifindex;
-        let is_gateway = |(_, hops): (GroupId, &Vec<Hop>)| {
-            hops.iter().any(|hop| (hop.vport, hop.gateway) == (vport, Some(address)))
-        };
         let is_known = self.neighbours.contains_key(&(ifindex, address));
-        (!is_known && self.paths.groups().any(is_gateway)).then_some(ifindex)
+        (!is_known && self.paths.is_gateway(vport, address)).then_some(ifindex)
     }
 }
 
@@ -744,14 +775,41 @@ fn is_quiet(prefix: &IpNet) -> bool {
     }
 }
 
-/// Whether the prefix is an address of the router, and the outcome of the first usable route.
-fn evaluate(paths: &Paths, prefix: &IpNet, aliases: &Aliases) -> (bool, Destination) {
-    let is_host = prefix.prefix_len() == prefix.max_prefix_len();
-    let is_local = |alias: &&Alias| alias.destination == Destination::LOCAL;
+fn is_host(prefix: &IpNet) -> bool {
+    prefix.prefix_len() == prefix.max_prefix_len()
+}
+
+/// Whether the prefix is inside a longer one that is local as a whole: the kernel looks at no routes of the
+/// main table then (IPv6; IPv4 has both tables in one).
+fn is_hidden(ranges: &BTreeSet<IpNet>, prefix: &IpNet) -> bool {
+    let mut wider = *prefix;
+    !ranges.is_empty()
+        && std::iter::from_fn(|| {
+            wider = wider.supernet()?;
+            Some(ranges.contains(&wider))
+        })
+        .any(|is_range| is_range)
+}
+
+/// Whether the prefix is an address of the router itself (true) or a broadcast address, and the outcome of
+/// the first usable route.
+fn evaluate(
+    paths: &Paths,
+    ranges: &BTreeSet<IpNet>,
+    prefix: &IpNet,
+    aliases: &Aliases,
+) -> (Option<bool>, Destination) {
+    let is_own = |alias: &&Alias| alias.destination == Destination::LOCAL;
+    let is_local = |alias: &&Alias| is_own(alias) || alias.destination == Destination::BROADCAST;
     let aliases = aliases.as_slice();
-    let local = is_host && aliases.iter().any(|alias| is_local(&alias));
-    let mut routes = aliases.iter().filter(|alias| !(local && is_local(alias)));
-    if aliases.iter().any(|alias| alias.selector != 0) {
+    let mut locals = aliases.iter().filter(|alias| is_host(prefix) && is_local(alias)).peekable();
+    let local = locals.peek().is_some().then(|| locals.any(|alias| is_own(&alias)));
+    let hides = is_hidden(ranges, prefix);
+    let mut routes = aliases
+        .iter()
+        .filter(|alias| !(local.is_some() && is_local(alias)))
+        .filter(|alias| !(hides && alias.table == KernelTable::Main));
+    if routes.clone().any(|alias| alias.selector != 0) {
         return (local, Destination::PUNT);
     }
     let outcome = routes

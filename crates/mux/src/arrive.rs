@@ -12,6 +12,10 @@ use crate::peer::OUTSTANDING_MAX;
 use crate::trace;
 use crate::vnet::{Port, Vnet};
 
+/// Bytes that a frame which arrives may have beyond the MTU: a check sequence that was captured with it,
+/// or a tag. Linux takes as many (`is_skb_forwardable`).
+const FCS_BYTES: usize = 4;
+
 impl Vnet {
     /// What was given to the vnet's ports, and what vlinks inside the node brought in the last round.
     /// Returns how many frames.
@@ -79,7 +83,7 @@ impl Vnet {
         if here.link.as_ref().is_some_and(|link| !link.up) {
             frames.drain(..).for_each(|packet| here.drop(core, Reason::LinkDown, packet));
         }
-        here.fit(core, frames);
+        here.fit(core, frames, FCS_BYTES);
         self.distribute(core, at, frames);
         core.packets.give_all(frames);
     }
@@ -242,10 +246,10 @@ impl Port {
         }
     }
 
-    /// Drops frames that are too short or too long for the port.
+    /// Drops frames that are too short, or longer than the port's MTU by more than `spare` bytes.
     #[inline]
-    pub(crate) fn fit(&mut self, core: &mut Core, frames: &mut Vec<Packet>) {
-        let mtu = self.mtu as usize;
+    pub(crate) fn fit(&mut self, core: &mut Core, frames: &mut Vec<Packet>, spare: usize) {
+        let mtu = self.mtu as usize + spare;
         let surely = ether::HEADER_BYTES..=ether::HEADER_BYTES + mtu;
         let fits = |packet: &Packet| {
             surely.contains(&packet.len())

@@ -20,7 +20,7 @@ impl Vnet {
         }
         let count = frames.len();
         let here = &mut self.ports[at];
-        here.fit(core, frames);
+        here.fit(core, frames, 0);
         let stopped_by = match &here.link {
             None => Some(Reason::Unconnected),
             Some(link) if !link.up => Some(Reason::LinkDown),

@@ -357,8 +357,8 @@ fn filters_policing_and_mtu_come_before_the_guests() {
     let mut guest = Peer::guest_of(&vnet.nodes[0], 0);
     eventually("guest", || r1().guests[&0].connected);
     assert!(h1.out(0, &frame(60, 7)));
-    assert!(h1.out(0, &frame(1515, 8)));
-    assert!(h1.out(0, &frame(1514, 9)));
+    assert!(h1.out(0, &frame(1519, 8)));
+    assert!(h1.out(0, &frame(1518, 9)));
     assert!(h1.out(0, &frame(60, 10)[..10]));
     assert_eq!(mark(&tap.expect(1)[0].1), 7);
     assert_eq!(mark(&guest.expect(1)[0].1), 9);

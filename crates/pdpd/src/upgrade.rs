@@ -6,7 +6,7 @@
 //! | a record of a process | [`pdp_container::RECORD_VERSION`] | that process is started anew |
 //! | the mux's protocol | [`pdp_proto::mux::VERSION`] | the mux is replaced: the gap of a mux's death |
 //! | what TAP helper and mirror speak with pdpd | [`pdp_proto::tap::VERSION`], [`pdp_proto::mirror::VERSION`] | the control side is made anew |
-//! | tags on trunks, and routes | [`pdp_wire::tag::VERSION`], [`pdp_proto::routes::VERSION`] | forwarding guests are made anew |
+//! | tags on trunks, and routes | [`pdp_wire::tag::VERSION`], [`pdp_proto::routes::VERSION`] | forwarding guests are made anew, and of another version of routes the mirror |
 //! | the state file | its schema version | taken over if it is older |
 //!
 //! `data/kept` has what each version wrote, `tests/kept.rs` reads it: what is raised when is in its README.

@@ -33,6 +33,9 @@ pub const BATCH_MAX: usize = 4096;
 /// Hops of one group.
 pub const HOPS_MAX: usize = 128;
 
+/// Link addresses of a vport beside its own; what is sent to more is not taken.
+pub const MACS_MAX: usize = 16;
+
 /// Bytes of a frame from a guest, without its prefix.
 pub const FROM_GUEST_BYTES_MAX: usize = 8 << 20;
 
@@ -51,8 +54,13 @@ pub enum ToGuest {
     /// A vport as the kernel has it now; replaces what was known of it.
     Vport(Vport),
     /// An address of the router itself, or a subnet's broadcast address: punt as local.
-    Local(IpAddr),
-    /// No longer an address of the router.
+    Local {
+        /// The address.
+        address: IpAddr,
+        /// It is the router's itself: no packet of IPv4 comes from there.
+        own: bool,
+    },
+    /// No longer such an address.
     LocalGone(IpAddr),
     /// A group of next hops, new or replaced. Routes that name it follow the replacement at once.
     Group {
@@ -60,6 +68,8 @@ pub enum ToGuest {
         id: GroupId,
         /// Its hops, at least one and at most [`HOPS_MAX`].
         hops: Vec<Hop>,
+        /// Largest packet of its routes, bytes; 0: the vport's MTU alone counts.
+        mtu: u32,
     },
     /// A group that no route names any more.
     GroupGone(GroupId),
@@ -142,6 +152,11 @@ pub struct Vport {
     pub up: bool,
     /// Frames that the kernel may treat otherwise than guests do: punt as hook.
     pub hooked: Hooked,
+    /// More link addresses that frames are taken for, at most [`MACS_MAX`]: those of macvlans over the
+    /// interface, such as VRRP's.
+    pub macs: Vec<[u8; 6]>,
+    /// Whether the kernel forwards packets of IPv4 that come by it (net.ipv4.conf.NAME.forwarding).
+    pub forwards_v4: bool,
 }
 
 /// What of a vport's frames goes to the control guest because of its kernel's hooks into forwarding.
@@ -260,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_frame_is_read_one_message_at_a_time() {
-        let group = ToGuest::Group { id: 7, hops: vec![] };
+        let group = ToGuest::Group { id: 7, hops: vec![], mtu: 0 };
         let batch = [ToGuest::Begin, group, ToGuest::Barrier(1 << 40), ToGuest::End];
         let frame = encode(&batch).unwrap();
         let payload = &frame[4..];

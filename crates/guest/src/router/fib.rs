@@ -35,8 +35,8 @@ pub(super) enum Route {
     None,
 }
 
-/// A set of addresses with the snapshot that named each last.
-type Stamped<A> = HashMap<A, u32, foldhash::fast::RandomState>;
+/// A set of addresses: the snapshot that named each last, and whether it is the router's own.
+type Stamped<A> = HashMap<A, (u32, bool), foldhash::fast::RandomState>;
 
 /// How far a sweep has come.
 #[derive(Debug, Default)]
@@ -123,6 +123,12 @@ impl Fib {
         self.local_v4.contains_key(&address)
     }
 
+    /// Whether it is the router's itself, and no broadcast address.
+    #[inline]
+    pub(super) fn is_own_v4(&self, address: u32) -> bool {
+        self.local_v4.get(&address).is_some_and(|(_, own)| *own)
+    }
+
     #[inline]
     pub(super) fn is_local_v6(&self, address: u128) -> bool {
         self.local_v6.contains_key(&address)
@@ -200,11 +206,11 @@ impl Fib {
                     self.vports[index] = Some((vport, generation));
                 }
             }
-            ToGuest::Local(IpAddr::V4(address)) => {
-                self.local_v4.insert(address.into(), generation);
+            ToGuest::Local { address: IpAddr::V4(address), own } => {
+                self.local_v4.insert(address.into(), (generation, own));
             }
-            ToGuest::Local(IpAddr::V6(address)) => {
-                self.local_v6.insert(address.into(), generation);
+            ToGuest::Local { address: IpAddr::V6(address), own } => {
+                self.local_v6.insert(address.into(), (generation, own));
             }
             ToGuest::LocalGone(IpAddr::V4(address)) => {
                 self.local_v4.remove(&address.into());
@@ -212,7 +218,9 @@ impl Fib {
             ToGuest::LocalGone(IpAddr::V6(address)) => {
                 self.local_v6.remove(&address.into());
             }
-            ToGuest::Group { id, hops } => self.groups.set(id, hops, &mut self.neighbours),
+            ToGuest::Group { id, hops, mtu } => {
+                self.groups.set(id, hops, mtu, &mut self.neighbours);
+            }
             ToGuest::GroupGone(id) => self.groups.gone(id, &mut self.neighbours),
             ToGuest::Route { prefix, target } => self.set_route(prefix, target),
             ToGuest::RouteGone(prefix) => {
@@ -263,8 +271,8 @@ impl Fib {
         let keep = self.generation;
         self.groups.end_snapshot(&mut self.neighbours);
         self.neighbours.sweep(keep);
-        self.local_v4.retain(|_, generation| *generation == keep);
-        self.local_v6.retain(|_, generation| *generation == keep);
+        self.local_v4.retain(|_, (generation, _)| *generation == keep);
+        self.local_v6.retain(|_, (generation, _)| *generation == keep);
         for place in &mut self.vports {
             if place.as_ref().is_some_and(|(_, generation)| *generation != keep) {
                 *place = None;

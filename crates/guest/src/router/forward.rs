@@ -12,21 +12,22 @@
 //! | by a vport all of whose frames something in the kernel takes (a bridge, `tc`) | punt hook | |
 //! | to a group address: ARP, neighbour discovery | punt neighbour | |
 //! | to a group address: anything else (OSPF, IS-IS, DHCP, …) | punt local | RFC 1812 5.3.4 |
-//! | to another station's address | drop not-for-us | |
+//! | to another station's address, none of the vport's macvlans either | drop not-for-us | |
 //! | ARP | punt neighbour | |
 //! | neither IPv4 nor IPv6 | punt local | |
 //! | broken header: version, lengths, IPv4 checksum | drop malformed | RFC 1812 5.2.2 |
 //! | neighbour discovery | punt neighbour | RFC 4861 |
 //! | to an address of the router, to a multicast or link-local address | punt local | RFC 4291 2.5.6 |
 //! | to or from an address that no packet on a link may have | drop policy | RFC 1812 5.3.7 |
+//! | IPv4 from an address of the router | drop policy | RFC 1812 5.3.8, fib_validate_source |
 //! | by a vport whose packets of this family a hook of the kernel may treat otherwise | punt hook | |
-//! | the kernel does not forward this family | punt exception | RFC 1812 2.2.8 |
+//! | the kernel does not forward this family, or IPv4 from this vport | punt exception | RFC 1812 2.2.8 |
 //! | from a link-local IPv6 address | punt exception | RFC 4443 3.1 |
 //! | IPv4 options, IPv6 hop-by-hop options | punt exception | RFC 8200 4.3 |
 //! | TTL or hop limit 0 or 1 | punt exception | RFC 1812 5.3.1 |
 //! | no route; a route that the kernel answers for | punt exception | RFC 1812 5.2.7.1 |
 //! | a blackhole route | drop blackhole | |
-//! | the way's vport is down; larger than its MTU | punt exception | RFC 1191, RFC 8201 |
+//! | the way's vport is down; larger than its MTU or the route's | punt exception | RFC 1191, RFC 8201 |
 //! | one of several ways, where the kernel chooses otherwise; a way that is hooked | punt hook | |
 //! | the neighbour's link address is not known | punt neighbour | |
 //! | the same, and it is no gateway, and many such stations are asked for already | drop unresolved | |
@@ -226,7 +227,7 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
             && ipv6::Header::parse(packet).is_some_and(|ip| ipv6::is_discovery(packet, &ip));
         return Err(if kind == ether::kind::ARP || discovery { NEIGHBOUR } else { LOCAL });
     }
-    if to != vport.mac {
+    if to != vport.mac && !vport.macs.iter().any(|mac| to == mac) {
         return Err(Decision::Drop(GuestDrop::NotForUs));
     }
     match kind {
@@ -250,11 +251,11 @@ fn classify_v4(fib: &Fib, vport: &Vport, header: &ipv4::Header) -> Option<Decisi
     let never = |address: u32| matches!((address >> 24) as u8, 0 | 127 | 224..);
     if destination >> 28 == 0xe || destination == u32::MAX || fib.is_local_v4(destination) {
         Some(LOCAL)
-    } else if never(destination) || never(source) {
+    } else if never(destination) || never(source) || fib.is_own_v4(source) {
         Some(POLICY)
     } else if vport.hooked.v4 {
         Some(HOOK)
-    } else if !fib.forwards_v4() || header.has_options() || header.ttl <= 1 {
+    } else if !fib.forwards_v4() || !vport.forwards_v4 || header.has_options() || header.ttl <= 1 {
         Some(EXCEPTION)
     } else {
         None
@@ -313,7 +314,7 @@ fn send(
         return HOOK;
     }
     let Some(egress) = fib.vport(way.vport).filter(|egress| egress.up) else { return EXCEPTION };
-    if packet_bytes > egress.mtu as usize {
+    if packet_bytes > egress.mtu.min(way.mtu) as usize {
         return EXCEPTION;
     }
     let back = if v6 { egress.hooked.back_v6 } else { egress.hooked.back_v4 };

@@ -27,11 +27,15 @@ pub(super) struct Way {
     pub(super) gateway: Option<neighbour::Index>,
     /// It is one of several.
     pub(super) chosen: bool,
+    /// Largest packet of its routes, bytes.
+    pub(super) mtu: u32,
 }
 
 #[derive(Debug, Default)]
 struct Group {
     hops: Vec<Hop>,
+    /// Largest packet, bytes; 0: any.
+    mtu: u32,
     ways: Vec<Way>,
     /// Index of a hop by bucket; empty with less than two hops.
     buckets: Vec<u8>,
@@ -49,8 +53,8 @@ pub(super) struct Groups {
     places: Vec<Group>,
     free: Vec<Place>,
     by_id: HashMap<GroupId, Place>,
-    /// During a snapshot: groups from before it, by their hops.
-    before: HashMap<Vec<Hop>, Place>,
+    /// During a snapshot: groups from before it, by their hops and MTU.
+    before: HashMap<(Vec<Hop>, u32), Place>,
 }
 
 impl Groups {
@@ -81,19 +85,27 @@ impl Groups {
     }
 
     /// A new or replaced group of the mirror. Hops beyond [`HOPS_MAX`] are ignored.
-    pub(super) fn set(&mut self, id: GroupId, mut hops: Vec<Hop>, neighbours: &mut Neighbours) {
+    pub(super) fn set(
+        &mut self,
+        id: GroupId,
+        mut hops: Vec<Hop>,
+        mtu: u32,
+        neighbours: &mut Neighbours,
+    ) {
         hops.truncate(HOPS_MAX);
+        let key = (hops, mtu);
         let place = match self.by_id.get(&id) {
             Some(&place) => place,
             None => {
-                let place = self.before.remove(&hops).unwrap_or_else(|| self.new_place());
+                let place = self.before.remove(&key).unwrap_or_else(|| self.new_place());
                 self.places[place as usize].named = true;
                 self.by_id.insert(id, place);
                 place
             }
         };
+        let (hops, mtu) = key;
         let group = &mut self.places[place as usize];
-        if group.hops == hops {
+        if group.hops == hops && group.mtu == mtu {
             return;
         }
         let new_ways = hops
@@ -102,11 +114,12 @@ impl Groups {
                 chosen: hops.len() > 1,
                 vport: hop.vport,
                 gateway: hop.gateway.map(|address| neighbours.refer(hop.vport, address)),
+                mtu: if mtu == 0 { u32::MAX } else { mtu },
             })
             .collect();
         let old_ways = std::mem::replace(&mut group.ways, new_ways);
         group.buckets = buckets(&hops, &group.hops, &group.buckets);
-        group.hops = hops;
+        (group.hops, group.mtu) = (hops, mtu);
         release(old_ways, neighbours);
     }
 
@@ -121,8 +134,9 @@ impl Groups {
     pub(super) fn begin_snapshot(&mut self, neighbours: &mut Neighbours) {
         self.end_snapshot(neighbours);
         for (_, place) in self.by_id.drain() {
-            let hops = self.places[place as usize].hops.clone();
-            if let Some(double) = self.before.insert(hops, place) {
+            let group = &self.places[place as usize];
+            let key = (group.hops.clone(), group.mtu);
+            if let Some(double) = self.before.insert(key, place) {
                 // Two groups of the same hops: one is found again, the other's routes will leave.
                 self.places[double as usize].named = false;
             }
@@ -282,7 +296,7 @@ mod tests {
     fn a_hop_that_leaves_moves_its_flows_alone() {
         let (mut groups, mut neighbours) = (Groups::default(), Neighbours::default());
         let all: Vec<Hop> = (0..4).map(|number| hop(number, 1)).collect();
-        groups.set(7, all.clone(), &mut neighbours);
+        groups.set(7, all.clone(), 0, &mut neighbours);
         let place = groups.place_of(7).unwrap();
         let gateway = |groups: &Groups, flow: u32| {
             let way = groups.way(place, || flow).unwrap();
@@ -294,7 +308,7 @@ mod tests {
         };
         let flows: Vec<u32> = (0..4000u32).map(|flow| flow.wrapping_mul(0x85eb_ca6b)).collect();
         let before: Vec<_> = flows.iter().map(|&flow| gateway(&groups, flow)).collect();
-        groups.set(7, all[1..].to_vec(), &mut neighbours);
+        groups.set(7, all[1..].to_vec(), 0, &mut neighbours);
         assert_eq!(groups.place_of(7), Some(place));
         for (flow, before) in flows.iter().zip(before) {
             let after = gateway(&groups, *flow);
@@ -307,27 +321,27 @@ mod tests {
     fn identifiers_of_another_mirror_do_not_touch_routes_of_before() {
         let (mut groups, mut neighbours) = (Groups::default(), Neighbours::default());
         let (one, two) = (vec![hop(1, 1)], vec![hop(2, 1)]);
-        groups.set(1, one.clone(), &mut neighbours);
-        groups.set(2, two.clone(), &mut neighbours);
+        groups.set(1, one.clone(), 0, &mut neighbours);
+        groups.set(2, two.clone(), 0, &mut neighbours);
         let (place_one, place_two) = (groups.place_of(1).unwrap(), groups.place_of(2).unwrap());
         groups.refer(place_one);
         groups.refer(place_two);
         groups.begin_snapshot(&mut neighbours);
         // The other mirror's group 1 has the hop that group 2 had.
-        groups.set(1, two.clone(), &mut neighbours);
+        groups.set(1, two.clone(), 0, &mut neighbours);
         assert_eq!(groups.place_of(1), Some(place_two));
         assert_eq!(groups.hops(place_one), one);
         groups.end_snapshot(&mut neighbours);
         assert_eq!(groups.hops(place_one), one, "a route still refers to it");
         groups.release(place_one, &mut neighbours);
         assert!(groups.places[place_one as usize].free);
-        groups.set(9, one.clone(), &mut neighbours);
+        groups.set(9, one.clone(), 0, &mut neighbours);
         assert_eq!(groups.place_of(9), Some(place_one), "used again");
         // Two groups of the same hops stay two.
         groups.begin_snapshot(&mut neighbours);
-        groups.set(20, two.clone(), &mut neighbours);
-        groups.set(21, two.clone(), &mut neighbours);
-        groups.set(21, one.clone(), &mut neighbours);
+        groups.set(20, two.clone(), 0, &mut neighbours);
+        groups.set(21, two.clone(), 0, &mut neighbours);
+        groups.set(21, one.clone(), 0, &mut neighbours);
         assert_eq!(groups.hops(groups.place_of(20).unwrap()), two);
     }
 }

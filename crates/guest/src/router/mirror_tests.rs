@@ -153,7 +153,7 @@ fn hop(last: u8) -> Hop {
 }
 
 fn group(id: u32, last: u8) -> ToGuest {
-    ToGuest::Group { id, hops: vec![hop(last)] }
+    ToGuest::Group { id, hops: vec![hop(last)], mtu: 0 }
 }
 
 fn route(prefix: &str, id: u32) -> ToGuest {
@@ -233,8 +233,10 @@ fn what_a_snapshot_does_not_name_is_gone() {
                 mtu: 1500,
                 up: true,
                 hooked: Default::default(),
+                macs: vec![],
+                forwards_v4: true,
             }),
-            ToGuest::Local(IpAddr::from([10, 0, 1, last])),
+            ToGuest::Local { address: IpAddr::from([10, 0, 1, last]), own: true },
             ToGuest::Neighbour {
                 vport: last.into(),
                 address: IpAddr::from([10, 0, 2, last]),
@@ -263,7 +265,7 @@ fn used_neighbours_are_reported() {
     let mut side = Side::new(&path);
     let address = IpAddr::from([10, 0, 0, 1]);
     side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
-    let way = super::group::Way { vport: 1, gateway: None, chosen: false };
+    let way = super::group::Way { vport: 1, gateway: None, chosen: false, mtu: u32::MAX };
     assert!(side.fib.link_address(&way, || address).is_some());
     play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);
@@ -277,7 +279,7 @@ fn gateways_without_a_link_address_are_asked_for_once_in_a_while() {
     let mut side = Side::new(&path);
     let address = IpAddr::from([10, 0, 0, 1]);
     let hop = |vport| pdp_proto::routes::Hop { vport, gateway: Some(address), weight: 1 };
-    side.fib.apply(ToGuest::Group { id: 1, hops: vec![hop(1), hop(2)] });
+    side.fib.apply(ToGuest::Group { id: 1, hops: vec![hop(1), hop(2)], mtu: 0 });
     let prefix = "10.1.0.0/16".parse().unwrap();
     side.fib.apply(ToGuest::Route { prefix, target: pdp_proto::routes::Target::Group(1) });
     let mut values = [0];

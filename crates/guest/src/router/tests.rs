@@ -1,6 +1,7 @@
 //! Forwarding against a slow reference that was written from the table in `forward`, one frame at
 //! a time and without any of the router's structures.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::PacketBuilder;
@@ -51,8 +52,10 @@ impl Frames for List {
 #[derive(Clone, Debug)]
 struct World {
     vports: Vec<Vport>,
-    locals: Vec<IpAddr>,
-    groups: Vec<Vec<Hop>>,
+    /// Whether each is the router's itself.
+    locals: BTreeMap<IpAddr, bool>,
+    /// With the largest packet of their routes.
+    groups: Vec<(Vec<Hop>, u32)>,
     routes: Vec<(IpNet, Target)>,
     neighbours: Vec<(u16, IpAddr, [u8; 6])>,
     v4: bool,
@@ -66,9 +69,10 @@ impl World {
         let mut messages = vec![ToGuest::Begin, ToGuest::Forwarding { v4: self.v4, v6: self.v6 }];
         messages.push(ToGuest::Choosing { v4: self.choosing.0, v6: self.choosing.1 });
         messages.extend(self.vports.iter().cloned().map(ToGuest::Vport));
-        messages.extend(self.locals.iter().copied().map(ToGuest::Local));
-        for (id, hops) in self.groups.iter().enumerate() {
-            messages.push(ToGuest::Group { id: id as u32, hops: hops.clone() });
+        let local = |(&address, &own)| ToGuest::Local { address, own };
+        messages.extend(self.locals.iter().map(local));
+        for (id, (hops, mtu)) in self.groups.iter().enumerate() {
+            messages.push(ToGuest::Group { id: id as u32, hops: hops.clone(), mtu: *mtu });
         }
         for &(prefix, target) in &self.routes {
             messages.push(ToGuest::Route { prefix, target });
@@ -109,7 +113,7 @@ impl World {
             let neighbour = kind == [0x08, 0x06] || is_v6 && discovery;
             return punt(if neighbour { PuntClass::Neighbour } else { PuntClass::Local });
         }
-        if frame[..6] != vport.mac {
+        if frame[..6] != vport.mac && !vport.macs.iter().any(|mac| frame[..6] == *mac) {
             return drop(GuestDrop::NotForUs);
         }
         if kind == [0x08, 0x06] {
@@ -131,19 +135,20 @@ impl World {
                 return drop(GuestDrop::Malformed);
             }
             let (to, from) = (header.destination_addr(), header.source_addr());
-            if to.is_multicast() || to.is_broadcast() || self.locals.contains(&to.into()) {
+            if to.is_multicast() || to.is_broadcast() || self.locals.contains_key(&to.into()) {
                 return punt(PuntClass::Local);
             }
             let bad = |a: Ipv4Addr| {
                 a.is_loopback() || a.is_multicast() || a.octets()[0] == 0 || a.octets()[0] >= 240
             };
-            if bad(to) || bad(from) {
+            if bad(to) || bad(from) || self.locals.get(&from.into()) == Some(&true) {
                 return drop(GuestDrop::Policy);
             }
             if vport.hooked.v4 {
                 return punt(PuntClass::Hook);
             }
-            exception = !self.v4 || !header.options().is_empty() || header.ttl() < 2;
+            exception =
+                !self.v4 || !vport.forwards_v4 || !header.options().is_empty() || header.ttl() < 2;
             (destination, bytes) = (to.into(), total);
         } else {
             if !whole_v6 {
@@ -151,7 +156,10 @@ impl World {
             }
             let header = etherparse::Ipv6HeaderSlice::from_slice(packet).unwrap();
             let (to, from) = (header.destination_addr(), header.source_addr());
-            if to.is_multicast() || to.is_unicast_link_local() || self.locals.contains(&to.into()) {
+            if to.is_multicast()
+                || to.is_unicast_link_local()
+                || self.locals.contains_key(&to.into())
+            {
                 return punt(if discovery { PuntClass::Neighbour } else { PuntClass::Local });
             }
             let bad = |a: Ipv6Addr| a.is_loopback() || a.is_unspecified();
@@ -172,7 +180,7 @@ impl World {
         }
         // The last of the longest prefixes that cover the destination.
         let covers = self.routes.iter().filter(|(prefix, _)| prefix.contains(&destination));
-        let hops = match covers.max_by_key(|(prefix, _)| prefix.prefix_len()) {
+        let (hops, mtu) = match covers.max_by_key(|(prefix, _)| prefix.prefix_len()) {
             None | Some((_, Target::Punt)) => return punt(PuntClass::Exception),
             Some((_, Target::Drop)) => return drop(GuestDrop::Blackhole),
             Some((_, Target::Group(id))) => &self.groups[*id as usize],
@@ -187,7 +195,7 @@ impl World {
             else {
                 return (Decision::Punt(PuntClass::Exception), frame.to_vec());
             };
-            if bytes > egress.mtu as usize {
+            if bytes > egress.mtu as usize || *mtu > 0 && bytes > *mtu as usize {
                 return (Decision::Punt(PuntClass::Exception), frame.to_vec());
             }
             let back = if is_v4 { egress.hooked.back_v4 } else { egress.hooked.back_v6 };
@@ -275,12 +283,30 @@ fn hooked() -> BoxedStrategy<Hooked> {
     prop_oneof![4 => Just(Hooked::default()), 1 => one].boxed()
 }
 
+/// Of VRRP (RFC 9568 7.3).
+const VIRTUAL: [u8; 6] = [0, 0, 0x5e, 0, 1, 5];
+
+/// Odd ones have a virtual link address.
+fn named(index: u16) -> Vport {
+    let macs = if index % 2 == 1 { vec![[2; 6], VIRTUAL] } else { vec![] };
+    Vport {
+        index,
+        mac: mac_of(index),
+        mtu: 1500,
+        up: true,
+        macs,
+        forwards_v4: true,
+        hooked: Hooked::default(),
+    }
+}
+
 fn world() -> BoxedStrategy<World> {
     let mtu = prop::sample::select(vec![68u32, 100, 1500]);
-    let vports = prop::collection::vec((mtu, 0u8..5, hooked()), 4);
+    let vports = prop::collection::vec((mtu, 0u8..5, 0u8..8, hooked()), 4);
     let hop = (vport(), prop::option::of(address()), 1u16..4)
         .prop_map(|(vport, gateway, weight)| Hop { vport, gateway, weight });
-    let groups = prop::collection::vec(prop::collection::vec(hop, 1..4), 3);
+    let group = (prop::collection::vec(hop, 1..4), prop::sample::select(vec![0, 0, 90, 1500]));
+    let groups = prop::collection::vec(group, 3);
     let target = prop_oneof![
         8 => (0u32..3).prop_map(Target::Group),
         1 => Just(Target::Punt),
@@ -288,17 +314,17 @@ fn world() -> BoxedStrategy<World> {
     ];
     let routes = prop::collection::btree_map(prefix(), target, 0..40);
     let neighbours = prop::collection::btree_map((vport(), address()), any::<u8>(), 0..60);
-    let locals = prop::collection::vec(address(), 0..4);
+    let locals = prop::collection::btree_map(address(), any::<bool>(), 0..4);
     (vports, groups, routes, neighbours, locals, 0u8..10, any::<bool>(), 0u8..5)
         .prop_map(|(vports, groups, routes, neighbours, locals, off, v6_first, choosing)| World {
             vports: (0..)
                 .zip(vports)
-                .map(|(index, (mtu, up, hooked))| Vport {
-                    index,
-                    mac: mac_of(index),
+                .map(|(index, (mtu, up, forwards, hooked))| Vport {
                     mtu,
                     up: up > 0,
+                    forwards_v4: forwards > 0,
                     hooked,
+                    ..named(index)
                 })
                 .collect(),
             choosing: (choosing > 0, choosing > 1),
@@ -330,6 +356,7 @@ fn frame() -> BoxedStrategy<(u16, Vec<u8>)> {
             0 => [0xff; 6],
             1 => [1, 0, 0x5e, 0, 0, 5],
             2 => [2, 9, 9, 9, 9, 9],
+            3 => VIRTUAL,
             _ => mac_of(vport),
         };
         (vport, to)
@@ -443,23 +470,18 @@ proptest! {
 fn plain() -> World {
     let neighbour = |last| IpAddr::from([10, 0, 0, last]);
     World {
-        vports: (0..4)
-            .map(|index| Vport {
-                index,
-                mac: mac_of(index),
-                mtu: 1500,
-                up: true,
-                hooked: Hooked::default(),
-            })
-            .collect(),
         choosing: (true, true),
-        locals: vec![],
+        vports: (0..4).map(named).collect(),
+        locals: BTreeMap::new(),
         groups: vec![
-            vec![Hop { vport: 1, gateway: Some(neighbour(1)), weight: 1 }],
-            (1..4)
-                .map(|n| Hop { vport: n, gateway: Some(neighbour(n as u8)), weight: n })
-                .collect(),
-            vec![Hop { vport: 2, gateway: None, weight: 1 }],
+            (vec![Hop { vport: 1, gateway: Some(neighbour(1)), weight: 1 }], 0),
+            (
+                (1..4)
+                    .map(|n| Hop { vport: n, gateway: Some(neighbour(n as u8)), weight: n })
+                    .collect(),
+                0,
+            ),
+            (vec![Hop { vport: 2, gateway: None, weight: 1 }], 0),
         ],
         routes: vec![
             ("10.0.0.0/8".parse().unwrap(), Target::Group(0)),
@@ -508,12 +530,12 @@ fn a_group_or_a_neighbour_changes_under_its_routes() {
     };
     let address = IpAddr::from([10, 0, 0, 3]);
     let hops = vec![Hop { vport: 3, gateway: Some(address), weight: 1 }];
-    assert_eq!(decide(ToGuest::Group { id: 0, hops }), Decision::Out(3));
+    assert_eq!(decide(ToGuest::Group { id: 0, hops, mtu: 0 }), Decision::Out(3));
     let unknown = ToGuest::Neighbour { vport: 3, address, mac: None };
     assert_eq!(decide(unknown), Decision::Punt(PuntClass::Neighbour));
     let known = ToGuest::Neighbour { vport: 3, address, mac: Some([2; 6]) };
     assert_eq!(decide(known), Decision::Out(3));
-    let down = Vport { index: 3, mac: mac_of(3), mtu: 1500, up: false, hooked: Hooked::default() };
+    let down = Vport { up: false, ..named(3) };
     assert_eq!(decide(ToGuest::Vport(down)), Decision::Punt(PuntClass::Exception));
 }
 
@@ -522,7 +544,7 @@ fn a_group_or_a_neighbour_changes_under_its_routes() {
 fn gateways_of_the_other_family_and_none() {
     let mut world = plain();
     let gateway: IpAddr = "fe80::9".parse().unwrap();
-    world.groups[0] = vec![Hop { vport: 2, gateway: Some(gateway), weight: 1 }];
+    world.groups[0].0 = vec![Hop { vport: 2, gateway: Some(gateway), weight: 1 }];
     world.neighbours.push((2, gateway, [2, 0, 0, 0, 2, 99]));
     world.neighbours.push((2, IpAddr::from([30, 1, 1, 1]), [2, 0, 0, 0, 2, 98]));
     let frames = vec![udp([10, 1, 1, 1], 7), udp([30, 1, 1, 1], 7), udp([30, 1, 1, 2], 7)];

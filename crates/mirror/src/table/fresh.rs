@@ -33,7 +33,7 @@ impl Table {
         let mut all = self.entries.remove(&prefix).map(|entry| entry.aliases).unwrap_or_default();
         all.set_table(KernelTable::Main, &aliases);
         self.paths.refresh();
-        let resolved = self.paths.resolved(evaluate(&self.paths, &prefix, &all).1);
+        let resolved = self.paths.resolved(evaluate(&self.paths, &self.ranges, &prefix, &all).1);
         self.paths.collect();
         Some((prefix, resolved?))
     }
@@ -42,7 +42,7 @@ impl Table {
     pub fn resolve_local(&mut self) -> Vec<(IpNet, Resolved)> {
         self.paths.refresh();
         let resolve = |(prefix, entry): (IpNet, &Entry)| {
-            let outcome = evaluate(&self.paths, &prefix, &entry.aliases).1;
+            let outcome = evaluate(&self.paths, &self.ranges, &prefix, &entry.aliases).1;
             Some((prefix, self.paths.resolved(outcome)?))
         };
         self.entries.iter().filter_map(resolve).collect()

@@ -61,18 +61,28 @@ fn route(index: u8, metric: u32, destination: kernel::Destination) -> Route {
     };
     let prefix = prefix(index);
     let table = KernelTable::Main;
-    Route { prefix, table, selector: 0, metric, sibling: false, identity, destination }
+    Route {
+        prefix,
+        table,
+        selector: 0,
+        metric,
+        sibling: false,
+        identity,
+        destination,
+        mtu: 0,
+        expires: None,
+    }
 }
 
 fn link(ifindex: u32, carrier: bool) -> Event {
     let name = format!("e{ifindex}");
-    Event::Link(Link { ifindex, name, up: true, carrier, mac: [0; 6], mtu: 1500 })
+    Event::Link(Link { ifindex, name, up: true, carrier, mac: [0; 6], mtu: 1500, over: None })
 }
 
 /// What a guest holds.
 #[derive(Default)]
 struct Guest {
-    groups: HashMap<GroupId, Vec<Hop>>,
+    groups: HashMap<GroupId, (Vec<Hop>, u32)>,
     routes: BTreeMap<IpNet, Target>,
     vports: BTreeSet<u16>,
 }
@@ -80,7 +90,7 @@ struct Guest {
 impl Guest {
     fn apply(&mut self, message: ToGuest) {
         match message {
-            ToGuest::Group { id, hops } => drop(self.groups.insert(id, hops)),
+            ToGuest::Group { id, hops, mtu } => drop(self.groups.insert(id, (hops, mtu))),
             ToGuest::GroupGone(id) => {
                 assert!(self.groups.remove(&id).is_some(), "no group {id}");
                 let target = Target::Group(id);
@@ -100,7 +110,7 @@ impl Guest {
 
     fn resolved(&self) -> BTreeMap<IpNet, Resolved> {
         let resolve = |(prefix, target): (&IpNet, &Target)| match target {
-            Target::Group(id) => (*prefix, Resolved::Hops(self.groups[id].clone())),
+            Target::Group(id) => (*prefix, Resolved::Hops(self.groups[id].0.clone())),
             Target::Punt => (*prefix, Resolved::Punt),
             Target::Drop => (*prefix, Resolved::Drop),
         };

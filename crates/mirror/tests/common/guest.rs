@@ -1,6 +1,6 @@
 //! A guest that does plainly what it is told.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown};
 use std::os::unix::net::UnixStream;
@@ -19,8 +19,9 @@ use pdp_proto::routes::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     pub vports: BTreeMap<u16, Vport>,
-    pub locals: BTreeSet<IpAddr>,
-    pub groups: HashMap<GroupId, Vec<Hop>>,
+    /// Whether each is the router's itself.
+    pub locals: BTreeMap<IpAddr, bool>,
+    pub groups: HashMap<GroupId, (Vec<Hop>, u32)>,
     pub routes: HashMap<IpNet, Target>,
     pub neighbours: BTreeMap<(u16, IpAddr), [u8; 6]>,
     pub forwarding: (bool, bool),
@@ -33,11 +34,15 @@ impl State {
             ToGuest::Vport(vport) => {
                 self.vports.insert(vport.index, vport);
             }
-            ToGuest::Local(address) => assert!(self.locals.insert(address), "{address} twice"),
-            ToGuest::LocalGone(address) => assert!(self.locals.remove(&address), "{address}"),
-            ToGuest::Group { id, hops } => {
+            ToGuest::Local { address, own } => {
+                assert_ne!(self.locals.insert(address, own), Some(own), "{address} twice");
+            }
+            ToGuest::LocalGone(address) => {
+                assert!(self.locals.remove(&address).is_some(), "{address}");
+            }
+            ToGuest::Group { id, hops, mtu } => {
                 assert!(!hops.is_empty() && hops.is_sorted(), "{hops:?}");
-                self.groups.insert(id, hops);
+                self.groups.insert(id, (hops, mtu));
             }
             ToGuest::GroupGone(id) => {
                 assert!(self.groups.remove(&id).is_some(), "no group {id}");
@@ -65,7 +70,7 @@ impl State {
 
     pub fn resolve(&self, target: Target) -> Resolved {
         match target {
-            Target::Group(id) => Resolved::Hops(self.groups[&id].clone()),
+            Target::Group(id) => Resolved::Hops(self.groups[&id].0.clone()),
             Target::Punt => Resolved::Punt,
             Target::Drop => Resolved::Drop,
         }
@@ -219,8 +224,8 @@ fn take(message: ToGuest, stream: &mut UnixStream, shared: &mut Shared) {
             match &mut shared.fresh {
                 // A snapshot's part and a change may both say the same.
                 Some(fresh) => match message {
-                    ToGuest::Local(address) => {
-                        fresh.locals.insert(address);
+                    ToGuest::Local { address, own } => {
+                        fresh.locals.insert(address, own);
                     }
                     ToGuest::LocalGone(address) => {
                         fresh.locals.remove(&address);

@@ -1,6 +1,6 @@
 //! What guests should hold, from what iproute2 shows; slow and plain.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
@@ -14,7 +14,8 @@ use super::Netns;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reference {
     pub routes: BTreeMap<IpNet, Resolved>,
-    pub locals: BTreeSet<IpAddr>,
+    /// Whether each is the router's itself.
+    pub locals: BTreeMap<IpAddr, bool>,
     pub neighbours: BTreeMap<(u16, IpAddr), [u8; 6]>,
 }
 
@@ -135,9 +136,9 @@ pub fn look(netns: &Netns) -> Reference {
                     continue;
                 }
                 let is_host = prefix.prefix_len() == prefix.max_prefix_len();
-                let local = matches!(text(&value, "type"), "local" | "broadcast" | "anycast");
-                if is_host && local {
-                    reference.locals.insert(prefix.addr());
+                let own = matches!(text(&value, "type"), "local" | "anycast");
+                if is_host && (own || text(&value, "type") == "broadcast") {
+                    *reference.locals.entry(prefix.addr()).or_default() |= own;
                     continue;
                 }
                 let list = lists.entry(prefix).or_default();

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 
 use pdp_container::Process;
+use pdp_proto::routes;
 
 use super::{Doing, Helper, Look, Next, Reconciler, Side, Socket};
 use crate::control::ControlError;
@@ -22,7 +23,10 @@ impl Reconciler {
         let machine = &self.machine;
         let journal = key.to_string();
         let directory = &wanted.control.dir;
-        let limits = format!("{:?}", wanted.control.limits);
+        // A mirror speaks the version with guests that it was started with, and is replaced alone.
+        let routes = format!(" routes {}", routes::VERSION);
+        let limits = format!("{:?}{routes}", wanted.control.limits);
+        let mut changed = false;
         let waits = side.made.filter(|process| machine.is_alive(*process));
         let guest = match (waits, machine.running(directory)) {
             (Some(guest), _) => guest,
@@ -33,7 +37,10 @@ impl Reconciler {
                     (Some(guest), Some(before)) if self.take_back_taps(wanted, side)? => {
                         if before != limits {
                             machine.update_limits(directory, &wanted.control.limits)?;
-                            self.state.confirm(&journal, &wanted.hash, &limits)?;
+                            if !before.ends_with(&routes) && side.mirror == Helper::Serves {
+                                side.mirror = Helper::Bad;
+                            }
+                            changed = true;
                         }
                         guest
                     }
@@ -99,6 +106,8 @@ impl Reconciler {
             doing.started.itself = true;
             self.state.confirm(&journal, &wanted.hash, &limits)?;
             machine.collect_images();
+        } else if changed {
+            self.state.confirm(&journal, &wanted.hash, &limits)?;
         }
         Ok(Next::Done)
     }

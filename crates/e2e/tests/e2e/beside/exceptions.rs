@@ -184,3 +184,62 @@ fn the_kernel_answers_for_its_forwarding_guests() {
         says(&outside, &format!("{ping} -t{ttl} {to}"), &["1 received"]);
     }
 }
+
+/// h1 - r1 - h2, with FRR's VRRP on r1: 10.1.0.254 is h1's gateway.
+const VRRP: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {addresses: [10.1.0.1/24]}
+        eth1: {addresses: [10.2.0.1/24]}
+      files:
+        /etc/frr/zebra.conf: {content: "log stdout\n", owner: "frr:frr"}
+        /etc/frr/vrrpd.conf:
+          owner: "frr:frr"
+          content: |
+            log stdout
+            interface eth0
+             vrrp 5
+             vrrp 5 advertisement-interval 100
+             vrrp 5 ip 10.1.0.254
+      commands:
+        - >-
+          sh -ec "ip link add vrrp4 link eth0 type macvlan mode bridge;
+          ip link set vrrp4 addrgenmode random address 00:00:5e:00:01:05;
+          ip addr add 10.1.0.254/24 dev vrrp4; ip link set vrrp4 up;
+          sysctl -qw net.ipv4.conf.eth0.arp_ignore=1; exec /usr/lib/frr/zebra"
+        - sh -c "until [ -S /run/frr/zserv.api ]; do sleep 0.05; done; exec /usr/lib/frr/vrrpd"
+      dataPlane: {power: 0.2}
+    h1:
+      kind: host
+      interfaces: {eth0: {addresses: [10.1.0.2/24], gateways: [10.1.0.254]}}
+    h2:
+      kind: host
+      interfaces: {eth0: {addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h2:eth0"]
+"#;
+
+#[test]
+fn a_virtual_router_of_frr_is_a_gateway() {
+    let node = Node::start("vrrp");
+    node.apply(pdp_e2e::specs::SUBSTRATE);
+    node.apply(VRRP);
+    eventually("r1 is master", || {
+        let shown = pdp_e2e::routing::vtysh(&node, "red/r1", "show vrrp json");
+        shown.is_ok_and(|shown| shown[0]["v4"]["status"] == "Master")
+    });
+    eventually("h1 reaches h2", || node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok());
+    let neighbours = node.exec("red/h1", "ip neigh show 10.1.0.254");
+    assert!(neighbours.contains("00:00:5e:00:01:05"), "{neighbours}");
+    // What is forwarded is not punted.
+    let punted = counter(&node, "punted");
+    node.exec("red/h1", "ping -q -c20 -i0.02 -w5 10.2.0.2");
+    assert!(counter(&node, "punted") < punted + 20);
+}

@@ -1,5 +1,6 @@
 //! Tests that a neighbour may slow down, and nothing else.
 
+mod behaviour;
 mod boundaries;
 mod changes;
 mod crashes;

@@ -58,13 +58,21 @@ fn what_another_version_left_is_adopted_or_started_anew() {
     eventually("all is known", || processes(&node) == all);
     assert_eq!(mux(&node), Some(first_mux));
 
-    // A mux that speaks another protocol is replaced, by itself; nothing else is.
+    // A mux that speaks another protocol is replaced, by itself, and so is a mirror that speaks another
+    // with guests; nothing else is.
     node.kill_pdpd();
     rewrite_journal(&node, "UPDATE things SET hash = 'older' WHERE key = 'mux'");
+    rewrite_journal(&node, "UPDATE things SET detail = 'older' WHERE key = 'node red/r1'");
     node.start_pdpd();
     eventually("another mux", || mux(&node).is_some_and(|pid| pid != first_mux));
+    let mirror = |pids: &[u64]| {
+        let new: Vec<u64> = pids.iter().filter(|pid| !all.contains(pid)).copied().collect();
+        (pids.len() == all.len() && new.len() == 1).then(|| command_line(new[0]))
+    };
+    let is_mirror = |words: String| words.contains("pdp-mirror");
+    eventually("another mirror", || mirror(&processes(&node)).is_some_and(is_mirror));
     eventually("h1 reaches h2", || reaches(&node));
-    assert_eq!(processes(&node), all);
+    let all = processes(&node);
 
     // A record that this version does not understand: what it is about is made anew, and nothing else.
     let record = node.record("red.r1.g0").join("record.json");
@@ -105,6 +113,11 @@ fn what_another_version_left_is_adopted_or_started_anew() {
     node.pdp(&["down", "--purge"]);
     node.wait_pdpd();
     assert_eq!(node.leftovers(), [""; 0]);
+}
+
+/// Its command line.
+fn command_line(pid: u64) -> String {
+    fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
 /// Those of these processes that there are.
