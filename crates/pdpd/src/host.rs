@@ -304,6 +304,18 @@ pub fn remove_directory(path: &Path) -> Result<(), HostError> {
     Ok(pdp_container::tree::remove(path)?)
 }
 
+/// Removes all that is in a directory, which stays, if it is there.
+pub fn clear_directory(path: &Path) -> Result<(), HostError> {
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(failed("can't read", path))?,
+    };
+    for entry in entries {
+        remove_directory(&entry.map_err(failed("can't read", path))?.path())?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;

@@ -66,6 +66,7 @@ pub struct Fake {
 impl Drop for Fake {
     fn drop(&mut self) {
         let _ = self.cgroups.remove("", Duration::from_secs(10));
+        self.cgroups.remove_if_empty("");
     }
 }
 
