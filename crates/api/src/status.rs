@@ -207,7 +207,7 @@ pub struct LinkStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Substrate {
-    /// The stored document, `kind: Substrate`; absent until one is applied.
+    /// The stored document, `kind: Substrate`, or the default one; absent for a tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub spec: Option<Value>,

@@ -384,10 +384,11 @@ pub struct Trace {
     pub format: Format,
 }
 
-/// Check files by themselves; needs no daemon.
+/// Check files and whether they fit together; needs no daemon.
 ///
-/// With a Substrate among them, also whether all fit together. `pdp apply --dry-run` checks against
-/// the node as it is.
+/// Without a Substrate among them, on the default one of this machine's CPUs, where external
+/// interfaces and tenants that they name are taken as there. `pdp apply --dry-run` checks against the
+/// node as it is, and that images are there.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp validate examples/*.yaml")]
 pub struct Validate {

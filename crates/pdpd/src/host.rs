@@ -12,6 +12,7 @@ use pdp_container::{HelperSpec, Process, Runtime, State as GuestState};
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::DESCRIPTORS_MAX;
 use pdp_proto::mux;
+use pdp_spec::{Image, ImageSource};
 
 use crate::control::{ControlError, Mux, Put, TapHelper};
 use crate::plan::{Directory, GuestPlan, Places, TapHelperPlan};
@@ -278,6 +279,21 @@ pub fn group_id(group: &str) -> Result<u32, HostError> {
     match found {
         Some(found) => Ok(found.gid.as_raw()),
         None => Err(HostError::NoGroup(group.into())),
+    }
+}
+
+/// Whether an image is there.
+pub fn find_image(image: &Image) -> Result<(), String> {
+    match image.source() {
+        ImageSource::Host => Ok(()),
+        ImageSource::Rootfs(path) => match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => Ok(()),
+            Ok(_) => Err(format!("rootfs {path} is no directory")),
+            Err(error) => Err(format!("rootfs {path}: {error}")),
+        },
+        ImageSource::OciLayout(path, reference) => {
+            pdp_container::image::look(path.as_ref(), reference).map_err(|error| words(&error))
+        }
     }
 }
 

@@ -42,10 +42,10 @@ pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
         return of_tenant(status, scope, |name| granted.is_some_and(|all| all.contains_key(name)));
     }
     Substrate {
-        spec: model
-            .substrate
-            .as_ref()
-            .and_then(|spec| serde_json::to_value(pdp_spec::Object::Substrate(spec.clone())).ok()),
+        spec: serde_json::to_value(pdp_spec::Object::Substrate(
+            model.effective_substrate(&engine.cpus),
+        ))
+        .ok(),
         status,
     }
 }
