@@ -99,8 +99,13 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let lib = match &arguments.lib_dir {
+        Some(directory) => absolute(directory)?,
+        None => std::env::current_exe()?.parent().context("pdpd's own directory")?.into(),
+    };
     if arguments.doctor {
-        serde_json::to_writer(std::io::stdout(), &pdpd::observe::checks())?;
+        let checks = pdpd::doctor::checks(&arguments.runc, &lib);
+        serde_json::to_writer(std::io::stdout(), &checks)?;
         return Ok(());
     }
     if !rustix::process::geteuid().is_root() {
@@ -122,10 +127,6 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         claim(claim::Places { run: &run, state: &state_directory, cgroup: &cgroup, pins: &pins })?;
     let log = run.join("pdpd.log");
     start_log(&log, arguments.quiet).with_context(|| format!("log {}", log.display()))?;
-    let lib = match &arguments.lib_dir {
-        Some(directory) => absolute(directory)?,
-        None => std::env::current_exe()?.parent().context("pdpd's own directory")?.into(),
-    };
     upgrade::prepare(&run, &cgroup)?;
     let places = Places { run: run.clone(), lib: lib.clone(), pins };
     let runtime = Runtime::new(Paths {
