@@ -24,6 +24,7 @@ mod observe;
 pub mod paths;
 mod problem;
 mod routes;
+mod specs;
 mod stats;
 mod status;
 

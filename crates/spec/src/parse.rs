@@ -27,8 +27,18 @@ pub struct SourceFile {
     /// What `from:` and a generator's `frames:` name, by the path as written, or why it can't be
     /// had: text as it is, frames in base64.
     #[serde(default)]
-    #[schema(value_type = Object)]
+    #[schema(value_type = BTreeMap<String, Attachment>)]
     pub attachments: BTreeMap<String, Result<String, String>>,
+}
+
+/// How an attachment is written.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "a Result is written like this")]
+enum Attachment {
+    /// What is in the file.
+    Ok(String),
+    /// Why it can't be had.
+    Err(String),
 }
 
 impl SourceFile {
