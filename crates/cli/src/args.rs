@@ -390,7 +390,7 @@ pub struct Trace {
 /// interfaces and tenants that they name are taken as there. `pdp apply --dry-run` checks against the
 /// node as it is, and that images are there.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp validate examples/*.yaml")]
+#[command(after_help = "Example: pdp validate examples/ospf.yaml")]
 pub struct Validate {
     /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
     #[arg(value_name = "FILE", required_unless_present = "more")]

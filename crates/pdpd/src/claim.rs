@@ -271,3 +271,35 @@ fn run_directory_of(pid: u32) -> Option<PathBuf> {
     let lock = paths.find(|path| path.file_name().is_some_and(|name| name == RUN_LOCK))?;
     lock.parent().map(Path::to_owned)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// flock(1) takes the lock and has a child that outlives it with the lock.
+    #[test]
+    fn a_directory_is_whose_lock_it_has_and_not_a_dead_ones() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("pins");
+        fs::create_dir(&path).unwrap();
+        let mut holder = Command::new("flock")
+            .arg(&path)
+            .args(["sh", "-c", "echo; exec sleep 1"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let claim = Place { words: "it".into(), option: "", path: &path };
+        let exclusive = || claim.claim_directory(&path, FlockOperation::NonBlockingLockExclusive);
+        let refused = exclusive().unwrap_err().to_string();
+        let by = format!("it is in use by the daemon with pid {};", holder.id());
+        assert!(refused.starts_with(&by), "{refused}");
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        drop(exclusive().unwrap());
+        assert!(!path.exists(), "an empty one goes with its claim");
+    }
+}

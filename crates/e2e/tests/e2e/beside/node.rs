@@ -193,13 +193,16 @@ fn two_daemons_share_no_place() {
             let value = if fresh_option == option { value } else { fresh };
             line += &format!(" {fresh_option} {value}");
         }
-        let output = run(Command::new("unshare").args(["-mn", "sh", "-ec", &line]), "");
+        let mut second = Command::new("unshare");
+        second.args(["-mn", "sh", "-ec", &line]).env("RUST_BACKTRACE", "1");
+        let output = run(&mut second, "");
         let words = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{option} {value}: {words}");
         assert!(
             words.starts_with(&format!("error: {what} ")) && words.contains(&holder),
             "{words}"
         );
+        assert_eq!(words.lines().count(), 1, "{words}");
         for left in [&fresh[0].1, &fresh[1].1, &fresh[3].1] {
             assert!(!Path::new(left).exists(), "{option}: {left}");
         }

@@ -379,6 +379,14 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     let alone: serde_json::Value = serde_json::from_slice(&output.stdout).expect("checks");
     assert_eq!(alone.as_array().map(Vec::len), checks.as_array().map(Vec::len));
 
+    // A program that is not there is told as a shell tells it.
+    for (program, code) in [("nosuch", 127), ("/etc/hosts", 126)] {
+        let output = run(&mut node.pdp_command(&["exec", "red/h1", "--", program]), "");
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words}");
+        assert!(words.starts_with(&format!("error: red/h1: {program}: ")), "{words}");
+    }
+
     // Completion works in a shell.
     let script = node.directory.join("completion");
     fs::write(&script, node.pdp(&["completion", "bash"])).expect("a script");
