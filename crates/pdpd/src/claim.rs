@@ -22,6 +22,7 @@ use nix::libc;
 use pdp_container::Process;
 use pdp_container::cgroup::Cgroups;
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
+use rustix::io::Errno;
 
 use crate::host::HostError;
 
@@ -161,8 +162,12 @@ impl Place<'_> {
         loop {
             let open = File::options().create(true).append(true).read(true).open(&path);
             let file = open.map_err(&failed)?;
-            if fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-                return Err(self.taken(holder_of_file(&file)));
+            match fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::AGAIN | Errno::ACCESS) => {
+                    return Err(self.taken(holder_of_file(&file)));
+                }
+                Err(error) => return Err(failed(error.into())),
             }
             // Whoever had it may have removed it meanwhile.
             if is_at(&file, &path) {
@@ -183,7 +188,7 @@ impl Place<'_> {
                     return Ok(Directory { path: path.into(), _file: file });
                 }
                 Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => {
+                Err(Errno::WOULDBLOCK) => {
                     let holder = holder_of_directory(&file);
                     if holder.is_some() || Instant::now() > end {
                         return Err(self.taken(holder));

@@ -231,6 +231,8 @@ fn two_daemons_share_no_place() {
     };
     named(&["up"]);
     assert!(named(&["version"]).contains("(pid "));
+    let substrate = named(&["inspect", "substrate", "--format", "yaml"]);
+    assert!(substrate.contains("name: default") && substrate.contains("fe1:"), "{substrate}");
     let places = ["/run", "/var/lib", "/sys/fs/bpf"].map(|above| format!("{above}/pdp-{name}"));
     assert!(places.iter().all(|place| Path::new(place).is_dir()), "{places:?}");
     assert_ne!(sh(&format!("find /sys/fs/cgroup -maxdepth 2 -name pdp-{name}")), "");
