@@ -14,6 +14,9 @@ lib := $(DESTDIR)$(PREFIX)/lib/pdp
 share := $(DESTDIR)$(PREFIX)/share
 units := $(DESTDIR)/etc/systemd/system
 
+# The one daemon of a machine, and one of several by its name.
+service_units := pdpd.service pdpd@.service
+
 # The daemon finds what it starts beside itself.
 programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-shim pdp-init pdp-router pdp-label
 
@@ -79,8 +82,8 @@ install-files:
 	install -m 0755 $(addprefix '$(BUILD)'/,$(programs)) '$(lib)'
 	install -m 0755 '$(BUILD)/pdp' '$(bin)'
 	ln -sfn ../lib/pdp/pdpd '$(bin)/pdpd'
-	sed 's,@PREFIX@,$(PREFIX),' dist/pdpd.service > '$(units)/pdpd.service'
-	chmod 0644 '$(units)/pdpd.service'
+	for unit in $(service_units); do \
+	    sed 's,@PREFIX@,$(PREFIX),' dist/$$unit > '$(units)'/$$unit && chmod 0644 '$(units)'/$$unit || exit; done
 	install -m 0644 README.md LICENSE '$(share)/doc/pdp'
 	'$(BUILD)/pdp' completion bash > '$(share)/bash-completion/completions/pdp'
 	'$(BUILD)/pdp' completion zsh > '$(share)/zsh/site-functions/_pdp'
@@ -90,7 +93,7 @@ uninstall:
 	@if [ -z '$(DESTDIR)' ] && [ -d /run/systemd/system ]; then \
 	    systemctl disable --now pdpd 2> /dev/null || true; fi
 	rm -f '$(bin)/pdp' '$(bin)/pdpd' $(addprefix '$(lib)'/,$(programs)) \
-	    '$(units)/pdpd.service' '$(share)/bash-completion/completions/pdp' \
+	    $(addprefix '$(units)'/,$(service_units)) '$(share)/bash-completion/completions/pdp' \
 	    '$(share)/zsh/site-functions/_pdp' '$(share)/fish/vendor_completions.d/pdp.fish' \
 	    '$(share)/doc/pdp/README.md' '$(share)/doc/pdp/LICENSE'
 	rmdir '$(lib)' '$(share)/doc/pdp' 2> /dev/null || true

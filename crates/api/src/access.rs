@@ -2,6 +2,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
+use crate::specs;
+
 /// Rows of the audit log that one answer has unless it is told otherwise.
 pub const AUDIT_LIMIT_DEFAULT: u32 = 1000;
 
@@ -87,7 +89,7 @@ pub struct TenantInfo {
     /// Its name.
     pub name: String,
     /// The stored document, `kind: Tenant`; see `schema/pdp-v1.json`.
-    #[schema(value_type = Object)]
+    #[schema(schema_with = specs::tenant)]
     pub spec: Value,
     /// Its virtual networks, by name.
     pub vnets: Vec<String>,

@@ -1,6 +1,6 @@
 //! The HTTP API of a PdP node: what is asked and answered, and a client.
 //!
-//! JSON over HTTP/1.1 on a Unix socket ([`SOCKET_DEFAULT`]), or over TLS with a token; keys are camelCase, units end their
+//! JSON over HTTP/1.1 on a Unix socket ([`DaemonName::socket`]), or over TLS with a token; keys are camelCase, units end their
 //! names, and a key that is not known is refused. The paths are in [`paths`], and the same in
 //! `schema/openapi.json`, which the daemon serves too.
 //!
@@ -19,24 +19,24 @@ mod change;
 pub mod client;
 mod doctor;
 pub mod exec;
+mod name;
 mod observe;
 pub mod paths;
 mod problem;
 mod routes;
+mod specs;
 mod stats;
 mod status;
 
 pub use access::*;
 pub use change::*;
 pub use doctor::*;
+pub use name::*;
 pub use observe::*;
 pub use problem::*;
 pub use routes::*;
 pub use stats::*;
 pub use status::*;
-
-/// Where the daemon listens unless it is told otherwise.
-pub const SOCKET_DEFAULT: &str = "/run/pdp/pdpd.sock";
 
 /// Bytes of the body of one request.
 pub const BODY_BYTES_MAX: usize = 32 << 20;

@@ -25,6 +25,8 @@ const SEGMENT: &AsciiSet = &CONTROLS
 pub const VERSION: &str = "/v1/version";
 /// `GET`: the description of this API, OpenAPI 3.1.
 pub const OPENAPI: &str = "/v1/openapi.json";
+/// `GET`: the JSON Schema of specs, to which that description refers.
+pub const SPEC_SCHEMA: &str = "/v1/pdp-v1.json";
 /// `GET`: what the machine can do. `[Check]`.
 pub const DOCTOR: &str = "/v1/doctor";
 /// `POST` [`ApplyRequest`](crate::ApplyRequest): [`Event`](crate::Event)s.

@@ -65,6 +65,7 @@ pub struct NodeStats {
     /// Ports by name.
     pub ports: BTreeMap<String, PortStats>,
     /// Forwarding guests by number.
+    #[schema(value_type = BTreeMap<String, GuestStats>)]
     pub guests: BTreeMap<u32, GuestStats>,
     /// Frames between arrival and their end.
     pub in_flight: u64,

@@ -2,6 +2,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::specs;
+
 /// How an object is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -93,7 +95,7 @@ pub struct Vnet {
     /// Its name.
     pub name: String,
     /// The stored document, `kind: VirtualNetwork`; see `schema/pdp-v1.json`.
-    #[schema(value_type = Object)]
+    #[schema(schema_with = specs::vnet)]
     pub spec: Value,
     /// What was allocated, what runs, and what went wrong.
     pub status: VnetStatus,
@@ -234,9 +236,9 @@ pub struct LinkStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Substrate {
-    /// The stored document, `kind: Substrate`; absent until one is applied.
+    /// The stored document, `kind: Substrate`, or the default one; absent for a tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
+    #[schema(schema_with = specs::substrate, required = false)]
     pub spec: Option<Value>,
     /// What is.
     pub status: SubstrateStatus,

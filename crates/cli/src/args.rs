@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
-use pdp_api::FrameMatch;
+use pdp_api::{DaemonName, FrameMatch};
 use pdp_spec::units::Cores;
 
 use crate::name::{LinkName, NodeName, PortName};
@@ -26,10 +26,20 @@ const CA_DEFAULT: &str = "/etc/ssl/certs/ca-certificates.crt";
                   Example: pdp up -f examples/ospf.yaml && pdp inspect ospf"
 )]
 pub struct Args {
-    /// Socket of the daemon.
-    #[arg(long, global = true, env = "PDP_SOCKET", value_name = "PATH",
-        default_value = pdp_api::SOCKET_DEFAULT)]
-    pub socket: PathBuf,
+    /// Socket of the daemon [default: /run/pdp/pdpd.sock].
+    #[arg(long, global = true, env = "PDP_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// The daemon of this name, where there are several on this machine; `pdp up` starts it with places of
+    /// its own, each called pdp-NAME.
+    #[arg(
+        id = "daemon",
+        long = "name",
+        global = true,
+        env = "PDP_NAME",
+        value_name = "NAME",
+        conflicts_with = "socket"
+    )]
+    pub daemon: Option<DaemonName>,
     /// Daemon on another machine, over TLS, instead of the socket; needs a token.
     #[arg(long, global = true, env = "PDP_SERVER", value_name = "https://HOST:PORT")]
     pub server: Option<String>,
@@ -98,7 +108,8 @@ pub enum Format {
 /// The daemon is pdpd beside this command or in PATH; PDP_DAEMON names another.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp up -f examples/ospf.yaml\n         \
-                        pdp up --daemon-args '--state-dir /srv/pdp'")]
+                        pdp up --daemon-args '--state-dir /srv/pdp'\n         \
+                        pdp --name lab2 up                    # a second daemon")]
 pub struct Up {
     /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
     #[arg(short, long = "file", value_name = "FILE", num_args = 1..)]
@@ -373,12 +384,13 @@ pub struct Trace {
     pub format: Format,
 }
 
-/// Check files by themselves; needs no daemon.
+/// Check files and whether they fit together; needs no daemon.
 ///
-/// With a Substrate among them, also whether all fit together. `pdp apply --dry-run` checks against
-/// the node as it is.
+/// Without a Substrate among them, on the default one of this machine's CPUs, where external
+/// interfaces and tenants that they name are taken as there. `pdp apply --dry-run` checks against the
+/// node as it is, and that images are there.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp validate examples/*.yaml")]
+#[command(after_help = "Example: pdp validate examples/ospf.yaml")]
 pub struct Validate {
     /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
     #[arg(value_name = "FILE", required_unless_present = "more")]

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
-use pdp_api::{ApplyRequest, DownRequest, Report, ScaleRequest};
+use pdp_api::{ApplyRequest, DaemonName, DownRequest, Report, ScaleRequest};
 
 use crate::args::{Apply, Delete, Down, Link, LinkState, Scale, Up};
 use crate::failure::Failure;
@@ -28,12 +28,12 @@ async fn apply_files(
     applied.map_err(|error| Failure::from(error).about(&request.files))
 }
 
-pub async fn up(client: &Client, args: Up) -> Result<ExitCode, Failure> {
+pub async fn up(client: &Client, name: Option<&DaemonName>, args: Up) -> Result<ExitCode, Failure> {
     // Files are read before anything is started.
     let files = files::read(&args.files, Named::by(args.outside.allow_files_outside))?;
     match client.version().await {
         Ok(_) => {}
-        Err(Error::NoDaemon { .. }) => daemon::start(client, &args.daemon_args).await?,
+        Err(Error::NoDaemon { .. }) => daemon::start(client, name, &args.daemon_args).await?,
         Err(error) => return Err(error.into()),
     }
     let mut report = {

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pdp_api::Check;
 use pdp_api::client::{Client, Error};
+use pdp_api::{Check, DaemonName};
 
 use crate::failure::Failure;
 
@@ -21,7 +21,11 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 const LOG_BYTES_MAX: usize = 2000;
 
 /// Starts a daemon that outlives this command, and waits until it answers.
-pub async fn start(client: &Client, arguments: &str) -> Result<(), Failure> {
+pub async fn start(
+    client: &Client,
+    name: Option<&DaemonName>,
+    arguments: &str,
+) -> Result<(), Failure> {
     let socket = client.socket().ok_or_else(|| {
         Failure::Usage("a daemon is started on its own machine, not by --server".into())
     })?;
@@ -31,11 +35,13 @@ pub async fn start(client: &Client, arguments: &str) -> Result<(), Failure> {
     let log_path = run_dir.join("pdpd.out");
     let log = File::create(&log_path)?;
     // A session of its own: not ended with this terminal. `setsid` becomes the daemon itself.
-    let mut child = Command::new("setsid")
-        .arg(&program)
-        .arg("--quiet")
-        .arg("--run-dir")
-        .arg(run_dir)
+    let mut command = Command::new("setsid");
+    command.arg(&program).arg("--quiet");
+    match name {
+        Some(name) => command.arg("--name").arg(name.to_string()),
+        None => command.arg("--run-dir").arg(run_dir),
+    };
+    let mut child = command
         .args(arguments.split_whitespace())
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
@@ -52,6 +58,10 @@ pub async fn start(client: &Client, arguments: &str) -> Result<(), Failure> {
     let text = std::fs::read_to_string(&log_path).unwrap_or_default();
     // From now on it has its own log.
     std::fs::remove_file(&log_path)?;
+    if answered.is_err() {
+        // Where it is for nothing.
+        let _ = std::fs::remove_dir(run_dir);
+    }
     answered.map_err(|reason| {
         let from = text.char_indices().rev().nth(LOG_BYTES_MAX).map_or(0, |(at, _)| at);
         let said = text[from..].trim_end();

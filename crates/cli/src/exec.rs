@@ -22,6 +22,9 @@ const SIZE_DEFAULT: WindowSize = WindowSize { rows: 24, columns: 80 };
 /// Bytes read at a time from standard input.
 const INPUT_BYTES: usize = 32 << 10;
 
+/// Exit code of the OCI runtime where it could not start a command.
+const RUNTIME_FAILED: i32 = 255;
+
 /// Frames for the daemon that may wait.
 const FRAMES_MAX: usize = 4;
 
@@ -65,15 +68,40 @@ async fn run(
     if request.tty.is_some() {
         tokio::spawn(sizes(frames.clone()));
     }
-    let code = output(&mut from_daemon).await;
+    let code = output(&mut from_daemon, name).await;
     drop(raw);
     // The low byte is what the system keeps of an exit code.
     code.map(|code| ExitCode::from(code as u8))
 }
 
 /// Writes out what the command writes, until its exit code comes.
-async fn output(from: &mut (impl tokio::io::AsyncRead + Unpin)) -> Result<i32, Failure> {
+async fn output(
+    from: &mut (impl tokio::io::AsyncRead + Unpin),
+    name: &NodeName,
+) -> Result<i32, Failure> {
+    // The OCI runtime's words, until it shows that they are its last.
+    let mut held: Option<Vec<u8>> = None;
     while let Some(frame) = read_frame(from).await? {
+        match &frame {
+            // To see whether the client is there.
+            Frame::Stdout(bytes) if bytes.is_empty() => continue,
+            Frame::Stdout(bytes) | Frame::Stderr(bytes)
+                if held.is_none() && not_started(bytes).is_some() =>
+            {
+                held = Some(bytes.clone());
+                continue;
+            }
+            Frame::Exit(RUNTIME_FAILED) => {
+                if let Some((words, code)) = held.as_deref().and_then(not_started) {
+                    eprintln!("error: {}/{}: {words}", name.vnet, name.node);
+                    return Ok(code);
+                }
+            }
+            _ => {}
+        }
+        if let Some(bytes) = held.take() {
+            io::stderr().write_all(&bytes)?;
+        }
         match frame {
             Frame::Stdout(bytes) => {
                 let mut out = io::stdout().lock();
@@ -88,6 +116,16 @@ async fn output(from: &mut (impl tokio::io::AsyncRead + Unpin)) -> Result<i32, F
         }
     }
     Err(Error::Answer("the command's connection ended before it; see `pdp logs`".into()).into())
+}
+
+/// What the OCI runtime says of a command that it can't start, and the exit code that a shell has for that.
+fn not_started(bytes: &[u8]) -> Option<(String, i32)> {
+    let text = String::from_utf8_lossy(bytes);
+    let (_, why) = text.split_once("exec failed: unable to start container process: ")?;
+    let why = why.trim_end().trim_end_matches('"').replace("\\\"", "");
+    let why = why.strip_prefix("exec: ").unwrap_or(&why).to_owned();
+    let code = if why.contains("permission denied") { 126 } else { 127 };
+    Some((why, code))
 }
 
 async fn send(
@@ -151,5 +189,23 @@ impl Drop for Raw {
     fn drop(&mut self) {
         // Nothing can be done for a terminal that went away.
         let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_runtime_says_is_told_like_a_shell_does() {
+        let says = |why: &str| {
+            let words = "exec failed: unable to start container process: ".to_owned() + why;
+            not_started(format!("time=\"now\" level=error msg=\"{words}\"\n").as_bytes())
+        };
+        let missing = r#"exec: \"nosuch\": executable file not found in $PATH"#;
+        let (words, code) = says(missing).unwrap();
+        assert_eq!((words.as_str(), code), ("nosuch: executable file not found in $PATH", 127));
+        assert_eq!(says(r#"exec: \"/etc/motd\": permission denied"#).unwrap().1, 126);
+        assert_eq!(not_started(b"no such file or directory"), None);
     }
 }

@@ -76,7 +76,7 @@ impl Failure {
                 let hint = match (denied, place.starts_with('/')) {
                     (true, _) => "a directory above it is not for this user; ask an operator",
                     (_, true) => {
-                        "start it with `pdp up`, or say where it listens with --socket or PDP_SOCKET"
+                        "start it with `pdp up`, or say which it is with --name or --socket"
                     }
                     (_, false) => {
                         "start it there with --listen, or say where it listens with --server or \

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use pdp_spec::{Existing, Object, SourceFile, limits, parse};
+use pdp_spec::{Existing, Object, SourceFile, Substrate, limits, parse};
 
 use crate::args::Validate;
 use crate::failure::Failure;
@@ -130,15 +130,18 @@ pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
     let files = read(&paths, Named::by(args.outside.allow_files_outside))?;
     let documents = parse(&files).map_err(|faults| Failure::Files(faults, files.clone()))?;
     let whole = documents.iter().any(|document| matches!(document.object, Object::Substrate(_)));
-    if whole {
-        pdp_spec::check(&documents, &Existing::default())
-            .map_err(|faults| Failure::Files(faults, files.clone()))?;
-    }
-    let scope = if whole {
-        "they fit together"
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
+    let (existing, scope) = if whole {
+        (Existing::default(), "they fit together".to_owned())
     } else {
-        "without a Substrate only each by itself; `pdp apply --dry-run` checks against the node"
+        let substrate = Some(Substrate::of_machine(&(0..cpus).collect()));
+        let scope = format!(
+            "on the default substrate of {cpus} CPUs; `pdp apply --dry-run` checks against the node"
+        );
+        (Existing { substrate, unknown: true, ..Existing::default() }, scope)
     };
+    pdp_spec::check(&documents, &existing)
+        .map_err(|faults| Failure::Files(faults, files.clone()))?;
     let count = match documents.len() {
         1 => "1 object is".to_owned(),
         count => format!("{count} objects are"),

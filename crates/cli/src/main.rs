@@ -24,6 +24,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use pdp_api::DaemonName;
 use pdp_api::client::Client;
 
 use args::{Args, Command};
@@ -51,7 +52,10 @@ fn client(args: &Args) -> Result<Client, Failure> {
     };
     let client = match &args.server {
         Some(server) => Client::over_tls(server, &read(&args.ca)?)?,
-        None => Client::new(&args.socket),
+        None => {
+            let named = || DaemonName::socket(args.daemon.as_ref());
+            Client::new(args.socket.clone().unwrap_or_else(named))
+        }
     };
     let token = match (&args.token_file, std::env::var("PDP_TOKEN")) {
         (Some(path), _) => Some(String::from_utf8_lossy(&read(path)?).into_owned()),
@@ -68,7 +72,7 @@ fn client(args: &Args) -> Result<Client, Failure> {
 async fn run(args: Args) -> Result<ExitCode, Failure> {
     let client = client(&args)?;
     match args.command {
-        Command::Up(up) => change::up(&client, up).await,
+        Command::Up(up) => change::up(&client, args.daemon.as_ref(), up).await,
         Command::Down(down) => change::down(&client, down).await,
         Command::Apply(apply) => change::apply(&client, apply).await,
         Command::Delete(delete) => change::delete(&client, delete).await,

@@ -376,6 +376,38 @@ fn valid_files_need_no_daemon() {
     let output = pdp(&socket).arg("validate").arg(&path).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("1 object is valid"));
+    // What is wrong with one is found all the same, and nothing in it is a fault too.
+    let wrong = VNET.to_owned()
+        + "    h2: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24], gateways: [10.9.0.1]}}}
+    H3: {kind: host, interfaces: {eth0: {addresses: [10.1.0.2/24]}, a-name-of-21-letters0: {}}}
+    h4: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24]}, eth1: {}}}
+    h5: {kind: host, files: {/say.py: {content: x}}, image: {rootfs: /}}
+  links:
+    - endpoints: [\"h2:eth0\", \"H3:eth0\"]
+    - endpoints: [\"h2:eth0\", \"h4:eth0\"]
+    - endpoints: [\"h9:eth0\", \"h4:eth7\"]
+";
+    fs::write(&path, wrong).unwrap();
+    let output = pdp(&socket).arg("validate").arg(&path).output().unwrap();
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    for fault in [
+        "gateway 10.9.0.1 is outside the subnets of eth0",
+        "name \"H3\" is no DNS label",
+        "has 21 characters, 15 at most",
+        "/say.py is where no file can be put",
+        "rootfs is the machine's own root",
+        "address 10.1.0.2/24 is outside the subnet 10.0.0.0/24 of h2:eth0",
+        "link green/link2: endpoint h2:eth0 is used by link1 already",
+        "address 10.0.0.2/24 is that of h2:eth0, the link's other end",
+        "endpoint h9:eth0 does not exist",
+        "endpoint h4:eth7 does not exist",
+    ] {
+        assert!(words.contains(fault), "{fault}: {words}");
+    }
+    fs::write(&path, "").unwrap();
+    let output = pdp(&socket).arg("validate").arg(&path).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no object in it"));
 }
 
 #[test]

@@ -212,6 +212,14 @@ impl Cgroups {
             .collect())
     }
 
+    /// Makes the cgroup below which all others are, and returns its directory in each hierarchy.
+    pub fn own(&self) -> Result<Vec<PathBuf>> {
+        self.hierarchies
+            .iter()
+            .map(|hierarchy| self.make(hierarchy, "").map(|()| self.dir(hierarchy, "")))
+            .collect()
+    }
+
     /// [`Cgroups::try_remove`] until nothing is left. No change if there is none.
     pub fn remove(&self, path: &str, wait: Duration) -> Result<()> {
         if !path.is_empty() {
@@ -229,7 +237,7 @@ impl Cgroups {
     }
 
     /// Kills what is left in a cgroup and all below it, and removes them if that has ended; false: there
-    /// is something left. An empty path means all of the runtime's.
+    /// is something left. An empty path means all below the runtime's own, which stays.
     pub fn try_remove(&self, path: &str) -> Result<bool> {
         if !path.is_empty() {
             self.check(path)?;
@@ -237,7 +245,11 @@ impl Cgroups {
         let mut gone = true;
         for hierarchy in &self.hierarchies {
             let dir = self.dir(hierarchy, path);
-            if remove_tree(&dir).at("remove the cgroup", &dir)? {
+            let mut dirs = descendants(&dir);
+            if path.is_empty() {
+                dirs.pop();
+            }
+            if remove_all(&dirs).at("remove the cgroup", &dir)? {
                 continue;
             }
             gone = false;
@@ -258,12 +270,13 @@ impl Cgroups {
         }
     }
 
-    /// Removes a leaf with what runs in it, and the cgroups above that are empty then.
+    /// Removes a leaf with what runs in it, and the cgroups above that are empty then, but for the
+    /// runtime's own.
     pub(crate) fn remove_leaf(&self, path: &str, wait: Duration) -> Result<()> {
         self.remove(path, wait)?;
         for hierarchy in &self.hierarchies {
             let mut above = Path::new(path).parent();
-            while let Some(inner) = above
+            while let Some(inner) = above.filter(|inner| !inner.as_os_str().is_empty())
                 && fs::remove_dir(hierarchy.mount.join(&self.name).join(inner)).is_ok()
             {
                 above = inner.parent();
@@ -477,10 +490,10 @@ fn processes_below(dir: &Path) -> Vec<u32> {
     ids.flat_map(|text| text.lines().filter_map(|id| id.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
-/// Removes `dir` and all below it; false while there are processes in it.
-fn remove_tree(dir: &Path) -> io::Result<bool> {
-    for dir in descendants(dir) {
-        match fs::remove_dir(&dir) {
+/// Removes cgroups; false while there are processes in one.
+fn remove_all(dirs: &[PathBuf]) -> io::Result<bool> {
+    for dir in dirs {
+        match fs::remove_dir(dir) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(false),
@@ -511,6 +524,7 @@ mod tests {
     impl Drop for Guard {
         fn drop(&mut self) {
             let _ = self.0.remove("", Duration::from_secs(10));
+            self.0.remove_if_empty("");
         }
     }
 

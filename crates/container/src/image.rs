@@ -100,6 +100,30 @@ pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) 
     there.iter().try_for_each(|path| discard(path))
 }
 
+/// Whether an image is there and can be unpacked, as far as its index, its manifest and the presence of its
+/// layers say.
+pub fn look(layout: &Path, reference: Option<&str>) -> Result<()> {
+    let (_, manifest) = manifest(layout, reference)?;
+    for layer in layers(layout, &manifest)? {
+        let there = blob_path(layout, layer).and_then(|(path, _)| fs::metadata(path));
+        there.map_err(|error| failed(layout, format!("layer {}: {error}", layer.digest())))?;
+    }
+    Ok(())
+}
+
+/// The layers of an image, lowest first.
+fn layers<'a>(layout: &Path, manifest: &'a ImageManifest) -> Result<&'a [Descriptor]> {
+    let layers = manifest.layers();
+    if layers.len() > LAYERS_MAX {
+        return Err(failed(layout, format!("{} layers, {LAYERS_MAX} at most", layers.len())));
+    }
+    Ok(layers)
+}
+
+fn failed(layout: &Path, text: String) -> Error {
+    Error::Image { path: layout.to_owned(), text }
+}
+
 fn lock() -> MutexGuard<'static, ()> {
     // A panic leaves nothing under a whole image's name.
     IMAGES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -117,30 +141,27 @@ fn discard(path: &Path) -> Result<()> {
 }
 
 fn unpack_alone(layout: &Path, reference: Option<&str>, images: &Path) -> Result<PathBuf> {
-    let fail = |text: String| Error::Image { path: layout.to_owned(), text };
     let (digest, manifest) = manifest(layout, reference)?;
     let name = digest.replace(':', "-");
     let root = images.join(&name);
     if root.is_dir() {
         return Ok(root);
     }
-    if manifest.layers().len() > LAYERS_MAX {
-        let count = manifest.layers().len();
-        return Err(fail(format!("{count} layers, {LAYERS_MAX} at most")));
-    }
+    let layers = layers(layout, &manifest)?;
     // From a process that was killed.
     let part = images.join(name + PART);
     tree::remove(&part)?;
     let result = make_directories(images, &part).and_then(|()| {
         let mut left = Left { bytes: UNPACKED_BYTES_MAX, files: UNPACKED_FILES_MAX };
-        for layer in manifest.layers() {
+        for layer in layers {
             let digest = layer.digest().to_string();
             apply(layout, layer, &part, &mut left)
-                .map_err(|error| fail(format!("layer {digest}: {error}")))?;
+                .map_err(|error| failed(layout, format!("layer {digest}: {error}")))?;
         }
         for place in PLACES {
             // What is a link stays one.
-            safe_dir(&part, Path::new(place)).map_err(|error| fail(format!("{place}: {error}")))?;
+            safe_dir(&part, Path::new(place))
+                .map_err(|error| failed(layout, format!("{place}: {error}")))?;
         }
         // All that it has, before its name says so; and its name, before a guest is told.
         let unpacked = File::open(&part).at("open", &part)?;
@@ -172,7 +193,7 @@ fn make_directories(images: &Path, part: &Path) -> Result<()> {
 
 /// Finds the manifest and its digest.
 fn manifest(layout: &Path, reference: Option<&str>) -> Result<(String, ImageManifest)> {
-    let fail = |text: String| Error::Image { path: layout.to_owned(), text };
+    let fail = |text| failed(layout, text);
     let index = layout.join("index.json");
     let text = read_bounded(&index).at("read", &index)?;
     let mut index: ImageIndex = parse(&text).map_err(|e| fail(format!("index.json: {e}")))?;

@@ -141,6 +141,12 @@ impl Profile {
         }
     }
 
+    /// Directories that a guest may write to; files may be put into it below these. `image`: it has
+    /// a root of its own.
+    pub fn writable_places(self, image: bool) -> impl Iterator<Item = &'static str> {
+        self.writable(image).iter().map(|place| place.path)
+    }
+
     pub(crate) fn is_forwarding(self) -> bool {
         matches!(self, Self::Forwarding { .. })
     }

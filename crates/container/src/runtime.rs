@@ -100,6 +100,11 @@ impl Runtime {
         Ok(Self { paths, cgroups })
     }
 
+    /// Where things are.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
     /// The cgroups, for limits of helpers' and for usage.
     pub fn cgroups(&self) -> &Cgroups {
         &self.cgroups

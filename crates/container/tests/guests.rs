@@ -116,6 +116,7 @@ impl Drop for Fixture {
             }
         }
         let _ = self.runtime.cgroups().remove("", GRACE);
+        self.runtime.cgroups().remove_if_empty("");
     }
 }
 

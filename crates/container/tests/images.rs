@@ -125,6 +125,7 @@ impl Drop for Fixture {
     fn drop(&mut self) {
         let _ = self.runtime.delete(&self.dir);
         let _ = self.runtime.cgroups().remove("", Duration::from_secs(10));
+        self.runtime.cgroups().remove_if_empty("");
     }
 }
 

@@ -432,10 +432,16 @@ impl Node {
         for mount in self.mounts() {
             found.push(format!("mount {}", mount.display()));
         }
-        for cgroup in self.cgroups() {
+        // A pdpd that runs has these two, be they empty.
+        let directories = |path: &Path| {
+            let entries = fs::read_dir(path).into_iter().flatten().flatten();
+            entries.filter(|entry| entry.path().is_dir()).count()
+        };
+        let is_claim = |path: &Path| self.pdpd.is_some() && directories(path) == 0;
+        for cgroup in self.cgroups().into_iter().filter(|cgroup| !is_claim(cgroup)) {
             found.push(format!("cgroup {}", cgroup.display()));
         }
-        if self.pins().exists() {
+        if self.pins().exists() && !is_claim(&self.pins()) {
             found.push(format!("pins {}", self.pins().display()));
         }
         let run_dir = self.run_dir();

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -83,6 +84,7 @@ pub fn run() -> Vec<Check> {
         cgroups(),
         user_namespaces(),
         seccomp(),
+        device_files(),
         runc(),
         program("frr", &["/usr/lib/frr/zebra"], "--version", false),
         program("bird", &["/usr/sbin/bird"], "--version", false),
@@ -210,6 +212,40 @@ fn seccomp() -> Check {
     } else {
         missing("seccomp", "no filters", "use a kernel with CONFIG_SECCOMP_FILTER")
     }
+}
+
+/// What every container needs of /dev: it is shown the machine's, by other users than root.
+fn device_files() -> Check {
+    const FILES: [(&str, u64, u64); 6] = [
+        ("null", 1, 3),
+        ("zero", 1, 5),
+        ("full", 1, 7),
+        ("random", 1, 8),
+        ("urandom", 1, 9),
+        ("tty", 5, 0),
+    ];
+    let wrong = |(name, major, minor): &(&str, u64, u64)| {
+        let path = format!("/dev/{name}");
+        let remedy = format!("rm -f {path}; mknod -m 0666 {path} c {major} {minor}");
+        let meta = match fs::metadata(&path) {
+            Ok(meta) => meta,
+            Err(error) => return Some((format!("{path}: {error}"), remedy)),
+        };
+        let device = meta.rdev();
+        let is = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
+        if !meta.file_type().is_char_device() || is != (*major, *minor) {
+            return Some((format!("{path} is not the device {major}:{minor}"), remedy));
+        }
+        let mode = meta.permissions().mode() & 0o777;
+        let said = format!("{path} has mode {mode:04o}, not 0666");
+        (mode & 0o666 != 0o666).then(|| (said, format!("chmod 0666 {path}")))
+    };
+    let (found, remedies): (Vec<_>, Vec<_>) = FILES.iter().filter_map(wrong).unzip();
+    if found.is_empty() {
+        let names = FILES.map(|(name, ..)| name);
+        return ok("device files", names.join(", "));
+    }
+    missing("device files", found.join("; "), remedies.join("; "))
 }
 
 /// A program by one of its places, with the first line that it says of its version.

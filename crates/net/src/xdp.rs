@@ -239,7 +239,7 @@ impl Xdp {
 /// none.
 pub fn detach(pins: &Path) -> Result<()> {
     // At once, though others may hold the link.
-    if let Ok(link) = Link::open(pins.join(LINK)) {
+    if let Some(link) = pinned_link(pins) {
         // It may be that of an interface that is gone.
         let _ = link.detach();
     }
@@ -284,9 +284,15 @@ pub(crate) fn is_bpf_fs(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
 }
 
+/// The pinned link. Of one that is not there the library would say so on standard error.
+fn pinned_link(pins: &Path) -> Option<Link> {
+    let path = pins.join(LINK);
+    path.exists().then(|| Link::open(path).ok())?
+}
+
 /// Index of the interface of the pinned link; zero if that is gone.
 fn pinned_index(pins: &Path) -> Option<u32> {
-    match Link::open(pins.join(LINK)).ok()?.info().ok()?.info {
+    match pinned_link(pins)?.info().ok()?.info {
         LinkTypeInfo::Xdp(info) => Some(info.ifindex),
         _ => None,
     }

@@ -146,6 +146,7 @@ pub enum Answer {
 /// What each request takes. `http`'s tests hold it against the description of the API.
 const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/openapi.json", Right::Known),
+    ("GET", "/v1/pdp-v1.json", Right::Known),
     ("GET", "/v1/version", Right::Known),
     ("GET", "/v1/vnets", Right::Known),
     ("GET", "/v1/stats", Right::Known),

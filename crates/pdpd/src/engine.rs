@@ -23,7 +23,7 @@ use pdp_spec::{Descriptors, Document, Existing, Intent, InterfaceFacts, Object, 
 
 use crate::access::{Scope, no_vnet};
 use crate::ask::Late;
-use crate::host::{Host, words};
+use crate::host::{Host, find_image, words};
 use crate::http::ProgressFn;
 use crate::keeper::{Keeper, News};
 use crate::key::Key;
@@ -174,6 +174,16 @@ impl Engine {
         existing.devices = Some(devices);
         existing.asker = scope.tenant().map(str::to_owned);
         let intent = pdp_spec::check(documents, &existing).map_err(refusal)?;
+        // Last: whoever asks learns of no image that is not for it. One that runs may be gone from disk.
+        let changes = |vnet: &str, node: &str| {
+            let of =
+                |vnets: &Arc<pdp_spec::Vnets>| Some(vnets.get(vnet)?.spec.nodes.get(node)?.clone());
+            of(&intent.vnets) != of(&before.vnets)
+        };
+        let faults = pdp_spec::check_images(documents, changes, find_image);
+        if !faults.is_empty() {
+            return Err(refusal(faults));
+        }
         let after = self.with(before, intent)?;
         let mut changes = after.changes_from(before, named, substrate);
         if *scope != Scope::Node {

@@ -13,6 +13,7 @@ use pdp_container::{HelperSpec, Process, Runtime, State as GuestState};
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::DESCRIPTORS_MAX;
 use pdp_proto::mux;
+use pdp_spec::{Image, ImageSource};
 
 use crate::control::{ControlError, Mux, Put, TapHelper};
 use crate::plan::{Directory, GuestPlan, Places, TapHelperPlan};
@@ -284,6 +285,21 @@ pub fn group_id(group: &str) -> Result<u32, HostError> {
     }
 }
 
+/// Whether an image is there.
+pub fn find_image(image: &Image) -> Result<(), String> {
+    match image.source() {
+        ImageSource::Host => Ok(()),
+        ImageSource::Rootfs(path) => match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => Ok(()),
+            Ok(_) => Err(format!("rootfs {path} is no directory")),
+            Err(error) => Err(format!("rootfs {path}: {error}")),
+        },
+        ImageSource::OciLayout(path, reference) => {
+            pdp_container::image::look(path.as_ref(), reference).map_err(|error| words(&error))
+        }
+    }
+}
+
 /// Replaces a file's content in one step.
 pub fn write_file(path: &Path, content: &[u8]) -> Result<(), HostError> {
     let partial = path.with_extension("partial");
@@ -305,6 +321,18 @@ pub fn remove_file(path: &Path) -> Result<(), HostError> {
 /// Removes a directory with all that is in it, if it is there.
 pub fn remove_directory(path: &Path) -> Result<(), HostError> {
     Ok(pdp_container::tree::remove(path)?)
+}
+
+/// Removes all that is in a directory, which stays, if it is there.
+pub fn clear_directory(path: &Path) -> Result<(), HostError> {
+    let entries = match fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(failed("can't read", path))?,
+    };
+    for entry in entries {
+        remove_directory(&entry.map_err(failed("can't read", path))?.path())?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@
 //! | [`plan`] | specs to what is to run (pure) |
 //! | [`keeper`], [`queue`] | says which object is worked on when |
 //! | [`reconcile`] | brings an object nearer to the plan |
+//! | [`doctor`] | what the machine can and can't do |
+//! | [`claim`] | places that no other daemon may have |
 //! | [`machine`], [`host`], [`control`] | what can be done on the machine; calls to the mux and the helpers |
 //! | [`state`] | what is remembered |
 
@@ -20,7 +22,9 @@ pub mod access;
 mod ask;
 pub mod audit;
 pub mod backoff;
+pub mod claim;
 pub mod control;
+pub mod doctor;
 pub mod engine;
 pub mod host;
 pub mod http;

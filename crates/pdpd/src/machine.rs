@@ -107,6 +107,9 @@ pub trait Machine: Debug + Send + Sync {
     /// Removes a directory with all that is in it, if it is there.
     fn remove_directory(&self, path: &Path) -> Result<(), HostError>;
 
+    /// Removes all that is in a directory, which stays.
+    fn clear_directory(&self, path: &Path) -> Result<(), HostError>;
+
     /// Makes a cgroup with these limits, or sets those of one that is there.
     fn limit(&self, cgroup: &str, limits: &Limits) -> Result<(), HostError>;
 
@@ -117,7 +120,7 @@ pub trait Machine: Debug + Send + Sync {
     fn make_room_for_neighbours(&self, count: u64);
 
     /// Kills what is left in a cgroup, and removes it once that has ended; false: it has not yet. An
-    /// empty name means all of pdpd's.
+    /// empty name means all below pdpd's own, which stays.
     fn remove_cgroup(&self, cgroup: &str) -> Result<bool, HostError>;
 
     /// Removes a cgroup and a directory below the run directory that have the same name, if nothing
@@ -263,6 +266,10 @@ impl Machine for Host {
 
     fn remove_directory(&self, path: &Path) -> Result<(), HostError> {
         host::remove_directory(path)
+    }
+
+    fn clear_directory(&self, path: &Path) -> Result<(), HostError> {
+        host::clear_directory(path)
     }
 
     fn limit(&self, cgroup: &str, limits: &Limits) -> Result<(), HostError> {

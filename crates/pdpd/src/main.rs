@@ -3,26 +3,27 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use clap::Parser;
+use pdp_api::DaemonName;
 use pdp_container::{LOG_BYTES_MAX, LogFile, Paths, Runtime, State as GuestState, tree};
 use pdp_spec::Descriptors;
 use pdpd::access::Guard;
+use pdpd::claim::{self, claim};
 use pdpd::control::Mux;
 use pdpd::engine::Engine;
-use pdpd::host::{Host, make_passable, words};
+use pdpd::host::{Host, words};
 use pdpd::http::tls::Tls;
 use pdpd::http::{self, Listeners};
 use pdpd::plan::Places;
 use pdpd::state::State;
 use pdpd::upgrade;
-use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -35,18 +36,22 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// Sockets and what runs; gone with a reboot.
-    #[arg(long, default_value = "/run/pdp")]
-    run_dir: PathBuf,
-    /// What is remembered over reboots.
-    #[arg(long, default_value = "/var/lib/pdp")]
-    state_dir: PathBuf,
-    /// Name of the cgroup that holds all others.
-    #[arg(long, default_value = "pdp")]
-    cgroup: String,
-    /// Directory for pins, below a BPF file system.
-    #[arg(long, default_value = "/sys/fs/bpf/pdp")]
-    bpf_pin_dir: PathBuf,
+    /// One of several daemons on this machine: it has pdp-NAME where one without a name has pdp in the
+    /// four places that follow, which no two daemons share.
+    #[arg(long)]
+    name: Option<DaemonName>,
+    /// Sockets and what runs; gone with a reboot [default: /run/pdp].
+    #[arg(long)]
+    run_dir: Option<PathBuf>,
+    /// What is remembered over reboots [default: /var/lib/pdp].
+    #[arg(long)]
+    state_dir: Option<PathBuf>,
+    /// Name of the cgroup that holds all others [default: pdp].
+    #[arg(long)]
+    cgroup: Option<String>,
+    /// Directory for pins, below a BPF file system [default: /sys/fs/bpf/pdp].
+    #[arg(long)]
+    bpf_pin_dir: Option<PathBuf>,
     /// Directory of pdp-mux, pdp-tap and the other helpers [default: that of pdpd itself].
     #[arg(long)]
     lib_dir: Option<PathBuf>,
@@ -83,31 +88,48 @@ struct Arguments {
     doctor: bool,
 }
 
-fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The causes in one line, and no backtrace: it says nothing to who reads this.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let lib = match &arguments.lib_dir {
+        Some(directory) => absolute(directory)?,
+        None => std::env::current_exe()?.parent().context("pdpd's own directory")?.into(),
+    };
     if arguments.doctor {
-        serde_json::to_writer(std::io::stdout(), &pdpd::observe::checks())?;
+        let checks = pdpd::doctor::checks(&arguments.runc, &lib);
+        serde_json::to_writer(std::io::stdout(), &checks)?;
         return Ok(());
     }
     if !rustix::process::geteuid().is_root() {
         anyhow::bail!("pdpd needs root, for namespaces, cgroups and interfaces; use sudo");
     }
-    let run = absolute(&arguments.run_dir)?;
+    let base = DaemonName::base(arguments.name.as_ref());
+    let place = |given: Option<PathBuf>, above: &str| {
+        absolute(&given.unwrap_or_else(|| Path::new(above).join(&base)))
+    };
+    let run = place(arguments.run_dir, "/run")?;
+    let state_directory = place(arguments.state_dir, "/var/lib")?;
+    let pins = place(arguments.bpf_pin_dir, pdp_net::xdp::BPF_FS)?;
+    let cgroup = arguments.cgroup.unwrap_or_else(|| base.clone());
     // Guests read some of what is written.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let descriptors = allow_descriptors()?;
-    make_passable(Path::new("/"), &run)?;
+    // Before anything in them is touched, and as long as the process lives.
+    let claims =
+        claim(claim::Places { run: &run, state: &state_directory, cgroup: &cgroup, pins: &pins })?;
     let log = run.join("pdpd.log");
     start_log(&log, arguments.quiet).with_context(|| format!("log {}", log.display()))?;
-    // Held as long as the process lives.
-    let _lock = only_one(&run)?;
-    let lib = match &arguments.lib_dir {
-        Some(directory) => absolute(directory)?,
-        None => std::env::current_exe()?.parent().context("pdpd's own directory")?.into(),
-    };
-    let state_directory = absolute(&arguments.state_dir)?;
-    upgrade::prepare(&run, &arguments.cgroup)?;
-    let places = Places { run: run.clone(), lib: lib.clone(), pins: arguments.bpf_pin_dir };
+    upgrade::prepare(&run, &cgroup)?;
+    let places = Places { run: run.clone(), lib: lib.clone(), pins };
     let runtime = Runtime::new(Paths {
         runc: arguments.runc,
         shim: lib.join("pdp-shim"),
@@ -116,7 +138,7 @@ fn main() -> anyhow::Result<()> {
         runc_root: run.join("runc"),
         logs: state_directory.join("logs"),
         images: state_directory.join("images"),
-        cgroup: arguments.cgroup,
+        cgroup,
     })?;
     let state = Arc::new(State::open(&state_directory)?);
     if state.is_new() && !arguments.forget {
@@ -191,7 +213,8 @@ fn main() -> anyhow::Result<()> {
     if purge {
         remove(&log);
         remove(&LogFile::older(&log));
-        remove(&run.join("pdpd.lock"));
+        remove(&run.join(claim::RUN_LOCK));
+        remove(&state_directory.join(claim::STATE_LOCK));
         remove(&run.join(upgrade::FILE));
         for file in ["pdpd.sqlite", pdpd::state::trail::FILE] {
             for end in ["", "-wal", "-shm"] {
@@ -210,6 +233,7 @@ fn main() -> anyhow::Result<()> {
         let _ = std::fs::remove_dir(&state_directory);
         let _ = std::fs::remove_dir(&run);
     }
+    drop(claims);
     Ok(())
 }
 
@@ -272,18 +296,6 @@ fn allow_descriptors() -> anyhow::Result<Descriptors> {
          interface and each process; raise LimitNOFILE of its service, or `ulimit -Hn`"
     );
     Ok(Descriptors { limit, kept })
-}
-
-/// The lock that keeps other daemons off the run directory. It is this process's alone: children that
-/// outlive a killed daemon for the moment before they run their program do not have it, as they would
-/// have one of flock(2).
-fn only_one(run: &Path) -> anyhow::Result<File> {
-    let path = run.join("pdpd.lock");
-    let file = File::options().create(true).append(true).open(&path)?;
-    fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
-        format!("{}: another pdpd has this run directory; use another --run-dir", path.display())
-    })?;
-    Ok(file)
 }
 
 fn remove(path: &Path) {

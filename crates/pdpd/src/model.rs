@@ -85,7 +85,7 @@ impl Model {
 
     /// The substrate that holds.
     pub fn effective_substrate(&self, cpus: &BTreeSet<u32>) -> Substrate {
-        self.substrate.clone().unwrap_or_else(|| default_substrate(cpus))
+        self.substrate.clone().unwrap_or_else(|| Substrate::of_machine(cpus))
     }
 
     /// What the check of a change has to know, beside the machine's facts.
@@ -115,7 +115,7 @@ impl Model {
         let mut next = self.clone();
         next.free_numbers(going);
         next.ledger.stopped = false;
-        if self.substrate.is_some() || intent.substrate != Some(default_substrate(cpus)) {
+        if self.substrate.is_some() || intent.substrate != Some(Substrate::of_machine(cpus)) {
             next.substrate = intent.substrate;
         }
         next.vnets = intent.vnets;
@@ -421,36 +421,4 @@ fn number_shares(
         placed.insert(number, placement);
     }
     placed
-}
-
-/// What holds while no substrate was applied: the mux on the first CPU, one engine on the others;
-/// half and half where there is one CPU only. No external interfaces.
-pub fn default_substrate(cpus: &BTreeSet<u32>) -> Substrate {
-    let first: BTreeSet<u32> = cpus.iter().take(1).copied().collect();
-    let rest: BTreeSet<u32> = cpus.iter().skip(1).copied().collect();
-    let (power, engine_cpus, capacity) = match rest.len() as u32 {
-        0 => (500, first.clone(), 500),
-        count => (1000, rest, count * 1000),
-    };
-    Substrate {
-        api_version: pdp_spec::ApiVersion::V1,
-        metadata: pdp_spec::Metadata { name: "default".into(), ..Default::default() },
-        spec: pdp_spec::SubstrateSpec {
-            interfaces: BTreeMap::new(),
-            mux: pdp_spec::Mux {
-                cpus: pdp_spec::units::CpuSet(first),
-                workers: 1,
-                power: Some(pdp_spec::units::Cores(power)),
-            },
-            forwarding_engines: BTreeMap::from([(
-                "fe1".to_string(),
-                pdp_spec::ForwardingEngine {
-                    cpus: pdp_spec::units::CpuSet(engine_cpus),
-                    capacity: pdp_spec::units::Cores(capacity),
-                },
-            )]),
-            management_host: None,
-        },
-        status: None,
-    }
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, CheckState, DownRequest, GuestProcess, GuestStats,
-    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats, RouteHop,
-    RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery,
-    Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, GuestStats, NodeProcess,
+    NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats, RouteHop, RouteRow,
+    RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery, Substrate,
+    TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_proto::mirror::{self, Source};
@@ -35,23 +35,6 @@ const ROUTES_WAIT: Duration = Duration::from_secs(60);
 /// The shell of a guest.
 const SHELL: &str = "/bin/sh";
 
-/// What this machine can and can't do. Tries it out, which takes a few seconds at most.
-pub fn checks() -> Vec<Check> {
-    pdp_net::probe::run()
-        .into_iter()
-        .map(|check| Check {
-            name: check.name.into(),
-            state: match check.level {
-                pdp_net::probe::Level::Ok => CheckState::Ok,
-                pdp_net::probe::Level::Warn => CheckState::Warn,
-                pdp_net::probe::Level::Missing => CheckState::Missing,
-            },
-            detail: check.detail,
-            hint: Some(check.remedy).filter(|remedy| !remedy.is_empty()),
-        })
-        .collect()
-}
-
 impl Daemon for Engine {
     fn version(&self) -> Version {
         Version {
@@ -63,7 +46,8 @@ impl Daemon for Engine {
     }
 
     fn doctor(&self) -> Vec<Check> {
-        checks()
+        let paths = self.host.runtime.paths();
+        crate::doctor::checks(&paths.runc, &self.host.places.lib)
     }
 
     fn apply(

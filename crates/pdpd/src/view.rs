@@ -8,6 +8,7 @@ use pdp_api::{
     NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus, Substrate, SubstrateStatus, TenantInfo,
     Vnet, VnetStatus, VnetSummary,
 };
+use pdp_container::State as GuestState;
 use pdp_net::interface::Interface;
 use pdp_proto::{mirror, mux};
 use pdp_spec::limits::MTU_MAX;
@@ -42,10 +43,10 @@ pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
         return of_tenant(status, scope, |name| granted.is_some_and(|all| all.contains_key(name)));
     }
     Substrate {
-        spec: model
-            .substrate
-            .as_ref()
-            .and_then(|spec| serde_json::to_value(pdp_spec::Object::Substrate(spec.clone())).ok()),
+        spec: serde_json::to_value(pdp_spec::Object::Substrate(
+            model.effective_substrate(&engine.cpus),
+        ))
+        .ok(),
         status,
     }
 }
@@ -196,10 +197,10 @@ impl View<'_> {
             None => self.overall(name, &phases),
         };
         let message = problem.or_else(|| {
-            let wrong = nodes.iter().filter_map(|node| {
-                node.message.as_ref().map(|message| format!("{}: {message}", node.name))
+            let all = nodes.iter().flat_map(|node| {
+                parts(node).map(|(part, status)| (format!("{}/{part}", node.name), &status.message))
             });
-            Some(wrong.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty())
+            told_once(all)
         });
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
@@ -243,9 +244,12 @@ impl View<'_> {
         let health = self.health(&key);
         let (health, known) = (health.as_ref(), health.is_some());
         let control = self.process(&plan.control.dir, health, known);
-        let helper = |directory: &Path, restarts: Option<u64>| ProcessStatus {
-            restarts: restarts.unwrap_or(0),
-            ..self.process(directory, None, known)
+        let helper = |directory: &Path, restarts: Option<u64>| {
+            let mut status = self.process(directory, None, known);
+            status.restarts = restarts.unwrap_or(0);
+            // It runs beside the control guest, of which is told why that does not.
+            status.message = status.message.filter(|_| control.message.is_none());
+            status
         };
         let tap = plan
             .tap_helper
@@ -279,29 +283,11 @@ impl View<'_> {
                 process: self.object(&guest.container.dir, &Key::guest(vnet, name, number)),
             })
             .collect();
-        let mut parts = vec![("control".to_string(), &control)];
-        parts.extend(tap.iter().map(|part| ("tap".to_string(), part)));
-        parts.extend(mirror.iter().map(|part| ("mirror".to_string(), part)));
-        parts.extend(guests.iter().map(|guest| (format!("g{}", guest.number), &guest.process)));
-        let wrong: Vec<String> = parts
-            .iter()
-            .filter_map(|(part, status)| {
-                status.message.as_ref().map(|message| format!("{part}: {message}"))
-            })
-            .collect();
-        let all_run = parts.iter().all(|(_, status)| status.phase == Phase::Running);
-        let phase = match (self.model.ledger.stopped, control.phase) {
-            (true, _) => Phase::Stopped,
-            (false, Phase::Running) if all_run && wrong.is_empty() => Phase::Running,
-            (false, Phase::Running) if !known => Phase::Starting,
-            (false, Phase::Running) => Phase::Degraded,
-            (false, other) => other,
-        };
-        NodeStatus {
+        let mut node = NodeStatus {
             name: name.into(),
             kind: if plan.mirror.is_some() { NodeKind::Router } else { NodeKind::Host },
-            phase,
-            message: Some(wrong.join("; ")).filter(|text| !text.is_empty()),
+            phase: Phase::Failed,
+            message: None,
             conditions: self.hooks(name, plan).into_iter().collect(),
             power_millicores: plan
                 .mirror
@@ -312,7 +298,17 @@ impl View<'_> {
             tap,
             mirror,
             guests,
-        }
+        };
+        let message = told_once(parts(&node).map(|(part, status)| (part, &status.message)));
+        let all_run = parts(&node).all(|(_, status)| status.phase == Phase::Running);
+        node.phase = match (self.model.ledger.stopped, node.control.phase) {
+            (true, _) => Phase::Stopped,
+            (false, Phase::Running) if all_run && message.is_none() => Phase::Running,
+            (false, Phase::Running) if !known => Phase::Starting,
+            (false, Phase::Running) => Phase::Degraded,
+            (false, other) => other,
+        };
+        NodeStatus { message, ..node }
     }
 
     fn object(&self, directory: &Path, key: &Key) -> ProcessStatus {
@@ -322,7 +318,10 @@ impl View<'_> {
 
     fn process(&self, directory: &Path, health: Option<&Health>, known: bool) -> ProcessStatus {
         let pid = self.engine.host.running(directory).map(|process| process.pid);
-        let problem = health.and_then(|health| health.problem.clone());
+        // Whose it is stands beside it.
+        let id = directory.file_name().unwrap_or_default().to_string_lossy();
+        let own = |problem: &String| problem.replace(&format!("guest {id}: "), "");
+        let problem = health.and_then(|health| health.problem.as_ref()).map(own);
         let phase = match (pid, &problem) {
             (Some(_), _) => Phase::Running,
             (None, _) if self.model.ledger.stopped => Phase::Stopped,
@@ -331,8 +330,10 @@ impl View<'_> {
             (None, None) => Phase::Starting,
         };
         let message = problem.or_else(|| {
-            (phase == Phase::Failed)
-                .then(|| format!("ended {}", self.engine.host.ending(directory)))
+            (phase == Phase::Failed).then(|| match self.engine.host.runtime.state(directory) {
+                Ok(GuestState::Absent) => "not started yet".to_owned(),
+                _ => format!("ended {}", self.engine.host.ending(directory)),
+            })
         });
         let restarts = health.map_or(0, |health| health.restarts);
         ProcessStatus { phase, pid, restarts, message, late: false }
@@ -410,6 +411,30 @@ impl View<'_> {
     }
 }
 
+/// The processes of a node.
+fn parts(node: &NodeStatus) -> impl Iterator<Item = (String, &ProcessStatus)> {
+    let own = [
+        ("control", Some(&node.control)),
+        ("tap", node.tap.as_ref()),
+        ("mirror", node.mirror.as_ref()),
+    ];
+    let own = own.into_iter().filter_map(|(name, status)| Some((name.to_owned(), status?)));
+    own.chain(node.guests.iter().map(|guest| (format!("g{}", guest.number), &guest.process)))
+}
+
+/// What is wrong, by whose it is; what several have in common once.
+fn told_once<'a>(all: impl Iterator<Item = (String, &'a Option<String>)>) -> Option<String> {
+    let mut causes: Vec<(&str, Vec<String>)> = Vec::new();
+    for (name, cause) in all.filter_map(|(name, cause)| Some((name, cause.as_deref()?))) {
+        match causes.iter_mut().find(|(known, _)| *known == cause) {
+            Some((_, names)) => names.push(name),
+            None => causes.push((cause, vec![name])),
+        }
+    }
+    let told = causes.iter().map(|(cause, names)| format!("{}: {cause}", names.join(", ")));
+    Some(told.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty())
+}
+
 /// What is to be said of routes that a mirror does not pass on.
 fn refused_routes(plan: &MirrorPlan, refused: u64) -> Option<String> {
     let max = plan.config.routes_max;
@@ -453,5 +478,19 @@ fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
                 format!("{interface} (udp {local} port {local_port} > {remote} port {remote_port})")
             }
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_cause_is_told_once() {
+        let [a, b] = ["no room", "ended"].map(|cause| Some(cause.to_owned()));
+        let all = [("h1", &a), ("h2", &None), ("r1", &b), ("r2", &a)];
+        let told = told_once(all.into_iter().map(|(name, cause)| (name.to_owned(), cause)));
+        assert_eq!(told.as_deref(), Some("h1, r2: no room; r1: ended"));
+        assert_eq!(told_once([("h2".to_owned(), &None)].into_iter()), None);
     }
 }

@@ -72,8 +72,9 @@ fn allowed(method: &str, path: &str, who: &str) -> bool {
         "root" | "operator" => true,
         "viewer" => reads,
         "tenant" | "tenant viewer" => {
+            let described = ["openapi.json", "pdp-v1.json"];
             let shared = ["version", "vnets", "stats", "substrate", "tenants", "audit"];
-            let shared = shared.iter().any(|word| path == format!("/v1/{word}"));
+            let shared = shared.iter().chain(&described).any(|word| path == format!("/v1/{word}"));
             let mine = of_vnet || path == "/v1/apply";
             (reads && (shared || of_vnet)) || (who == "tenant" && mine)
         }

@@ -2,6 +2,7 @@
 
 mod fake;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -16,6 +17,7 @@ use pdp_api::exec::{ExecRequest, Frame, WindowSize, read_frame, write_frame};
 use pdp_api::*;
 use pdp_spec::SourceFile;
 use pdpd::http::{STREAMS_MAX, listen, openapi};
+use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
 fn client(server: &Server) -> Client {
@@ -63,6 +65,8 @@ fn the_description_names_every_path_and_only_types_that_it_describes() {
     assert_eq!(description["openapi"], "3.1.0");
     for path in [
         paths::VERSION,
+        paths::OPENAPI,
+        paths::SPEC_SCHEMA,
         paths::DOCTOR,
         paths::APPLY,
         paths::UP,
@@ -87,6 +91,130 @@ fn the_description_names_every_path_and_only_types_that_it_describes() {
     for part in text.split("\"#/components/schemas/").skip(1) {
         let name = part.split('"').next().unwrap();
         assert!(description["components"]["schemas"][name].is_object(), "{name}");
+    }
+}
+
+/// By the schema of OpenAPI 3.1 documents that the OpenAPI Initiative publishes
+/// (<https://spec.openapis.org/oas/3.1/schema/2022-10-07>), and that of JSON Schema for the schemas in it.
+#[test]
+fn the_description_is_valid_openapi() {
+    let description: Value = serde_json::from_str(&openapi()).unwrap();
+    let schema = serde_json::from_str(include_str!("data/oas-3.1-schema.json")).unwrap();
+    let faults: Vec<String> = jsonschema::validator_for(&schema)
+        .unwrap()
+        .iter_errors(&description)
+        .map(|fault| format!("{}: {fault}", fault.instance_path()))
+        .collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    for (name, schema) in description["components"]["schemas"].as_object().unwrap() {
+        let valid = jsonschema::draft202012::meta::validate(schema);
+        assert!(valid.is_ok(), "{name}: {valid:?}");
+    }
+    let mut operations = BTreeSet::new();
+    for (path, item) in description["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let id = operation["operationId"].as_str().unwrap();
+            assert!(operations.insert(id.to_owned()), "{id} stands twice");
+            let named = |parameter: &Value| {
+                (parameter["in"] == "path").then(|| parameter["name"].as_str().unwrap().to_owned())
+            };
+            let named: BTreeSet<String> = operation["parameters"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(named)
+                .collect();
+            let wanted = path.split('{').skip(1).map(|rest| rest.split('}').next().unwrap().into());
+            assert_eq!(named, wanted.collect(), "{method} {path}");
+        }
+    }
+}
+
+/// What is answered is as it is described, specs within by their own schema.
+#[test]
+fn answers_are_as_described() {
+    const PLACE: &str = "http://pdp/v1/openapi.json";
+    let server = Server::start();
+    let description: Value = serde_json::from_str(&openapi()).unwrap();
+    let registry = jsonschema::Registry::new()
+        .add(PLACE, description.clone())
+        .and_then(|all| all.add("http://pdp/v1/pdp-v1.json", pdp_spec::schema::published()))
+        .and_then(|all| all.prepare())
+        .unwrap();
+    let node = "/v1/vnets/red/nodes/r1";
+    for (method, path, real, body) in [
+        ("get", paths::VERSION, paths::VERSION.to_owned(), ""),
+        ("get", paths::OPENAPI, paths::OPENAPI.into(), ""),
+        ("get", paths::SPEC_SCHEMA, paths::SPEC_SCHEMA.into(), ""),
+        ("get", paths::DOCTOR, paths::DOCTOR.into(), ""),
+        ("get", paths::SUBSTRATE, paths::SUBSTRATE.into(), ""),
+        ("get", paths::VNETS, paths::VNETS.into(), ""),
+        ("get", "/v1/vnets/{vnet}", "/v1/vnets/red".into(), ""),
+        ("get", "/v1/vnets/{vnet}", "/v1/vnets/none".into(), ""),
+        ("get", paths::STATS, paths::STATS.into(), ""),
+        ("get", paths::TENANTS, paths::TENANTS.into(), ""),
+        ("post", paths::TOKENS, paths::TOKENS.into(), r#"{"role": "viewer"}"#),
+        ("get", paths::TOKENS, paths::TOKENS.into(), ""),
+        ("delete", "/v1/tokens/{id}", paths::token(1), ""),
+        ("get", "/v1/vnets/{vnet}/nodes/{node}/routes", format!("{node}/routes"), ""),
+        ("get", "/v1/logs/{process}", "/v1/logs/mux".into(), ""),
+        ("post", paths::UP, paths::UP.into(), ""),
+        ("post", paths::DOWN, paths::DOWN.into(), "{}"),
+        ("post", paths::APPLY, paths::APPLY.into(), r#"{"files": [{"name": "x", "text": "x"}]}"#),
+        (
+            "post",
+            "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/trace",
+            format!("{node}/ports/eth0/trace"),
+            r#"{"waitMs": 1}"#,
+        ),
+        (
+            "put",
+            "/v1/vnets/{vnet}/links/{link}",
+            "/v1/vnets/red/links/r1-h1".into(),
+            r#"{"up": true}"#,
+        ),
+        (
+            "put",
+            "/v1/vnets/{vnet}/nodes/{node}/guests",
+            format!("{node}/guests"),
+            r#"{"guests": 2}"#,
+        ),
+        ("delete", paths::SUBSTRATE, paths::SUBSTRATE.into(), ""),
+        ("get", paths::AUDIT, paths::AUDIT.into(), ""),
+    ] {
+        // By HTTP/1.0 a body ends with its connection and has no chunks.
+        let request = format!(
+            "{} {real} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}",
+            method.to_uppercase(),
+            body.len()
+        );
+        let answer = server.raw(request.as_bytes());
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap();
+        let kind = head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap();
+        let value: Value = match kind {
+            "application/x-ndjson" => {
+                body.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()).collect()
+            }
+            "text/plain; charset=utf-8" => body.into(),
+            _ => serde_json::from_str(body).unwrap(),
+        };
+        let answers = if status == "200" {
+            let path = path.replace('/', "~1").replace('{', "%7B").replace('}', "%7D");
+            format!("/paths/{path}/{method}/responses/200")
+        } else {
+            "/components/responses/Problem".to_owned()
+        };
+        let kind = kind.replace('/', "~1").replace(' ', "%20");
+        let schema =
+            serde_json::json!({"$ref": format!("{PLACE}#{answers}/content/{kind}/schema")});
+        let validator = jsonschema::options().with_registry(&registry).build(&schema);
+        let faults: Vec<String> = validator
+            .unwrap()
+            .iter_errors(&value)
+            .map(|fault| format!("{}: {fault}", fault.instance_path()))
+            .collect();
+        assert!(faults.is_empty(), "{method} {real}: {}: {value}", faults.join("\n"));
     }
 }
 

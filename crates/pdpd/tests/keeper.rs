@@ -193,6 +193,10 @@ impl Machine for Pretend {
         }
     }
 
+    fn clear_directory(&self, _: &Path) -> Result<(), HostError> {
+        Ok(())
+    }
+
     fn limit(&self, _: &str, _: &Limits) -> Result<(), HostError> {
         Ok(())
     }

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pdp_api::Action;
-use pdp_container::Limits;
+use pdp_container::{Limits, Profile};
 use pdp_proto::mux;
+use pdp_spec::limits::{FILE_PLACES, FILE_PLACES_IMAGE};
 use pdp_spec::units::Base64;
 use pdp_spec::{DeviceAttach, SourceFile};
 use pdpd::model::Model;
@@ -590,5 +591,16 @@ proptest! {
         prop_assert!(counted.power_millicores >= u64::from(power.max(guests)));
         prop_assert_eq!(counted.log_bytes, logs);
         prop_assert_eq!(counted.descriptors, descriptors + vports);
+    }
+}
+
+/// Where specs may put files is where guests may write.
+#[test]
+fn files_are_put_where_guests_may_write() {
+    for (image, known) in [(false, &FILE_PLACES[..]), (true, &FILE_PLACES_IMAGE[..])] {
+        let known: BTreeSet<&str> = known.iter().copied().collect();
+        for profile in [Profile::Control, Profile::Host] {
+            assert_eq!(profile.writable_places(image).collect::<BTreeSet<_>>(), known);
+        }
     }
 }

@@ -24,7 +24,8 @@ pub mod units;
 mod usage;
 
 pub use check::{
-    Descriptors, Existing, Intent, InterfaceFacts, Placed, Shares, Vnets, check, tenant_of,
+    Descriptors, Existing, Intent, InterfaceFacts, Placed, Shares, Vnets, check, check_images,
+    tenant_of,
 };
 pub use diagnostic::{Diagnostic, render};
 pub use object::*;

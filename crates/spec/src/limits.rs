@@ -2,6 +2,10 @@
 
 use pdp_proto::limits as mux;
 
+/// Directories below which files may be put into a node; other places of its root are read-only.
+pub const FILE_PLACES: [&str; 5] = ["/etc", "/root", "/run", "/tmp", "/var"];
+/// The same where the node has an image.
+pub const FILE_PLACES_IMAGE: [&str; 6] = ["/etc", "/root", "/run", "/tmp", "/var/log", "/var/tmp"];
 /// Bytes of one spec file.
 pub const SPEC_BYTES_MAX: usize = 16 << 20;
 /// Characters of a name: a DNS label (RFC 1035 section 2.3.4).

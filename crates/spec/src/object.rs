@@ -4,7 +4,7 @@
 //! are `None` after [`crate::check`] are those whose comment says so; all other defaults are
 //! filled in by it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use schemars::JsonSchema;
@@ -81,6 +81,31 @@ pub struct Substrate {
     /// applied, so that what was read back can be applied again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+impl Substrate {
+    /// What holds while none was applied: the mux on the first CPU, and one forwarding engine with all
+    /// of the others; half and half where there is one CPU only. No external interfaces.
+    pub fn of_machine(cpus: &BTreeSet<u32>) -> Self {
+        let first: BTreeSet<u32> = cpus.iter().take(1).copied().collect();
+        let rest: BTreeSet<u32> = cpus.iter().skip(1).copied().collect();
+        let (power, engine_cpus, capacity) = match rest.len() as u32 {
+            0 => (500, first.clone(), 500),
+            count => (1000, rest, count * 1000),
+        };
+        let engine = ForwardingEngine { cpus: CpuSet(engine_cpus), capacity: Cores(capacity) };
+        Self {
+            api_version: ApiVersion::V1,
+            metadata: Metadata { name: "default".into(), ..Metadata::default() },
+            spec: SubstrateSpec {
+                interfaces: BTreeMap::new(),
+                mux: Mux { cpus: CpuSet(first), workers: 1, power: Some(Cores(power)) },
+                forwarding_engines: BTreeMap::from([("fe1".to_owned(), engine)]),
+                management_host: None,
+            },
+            status: None,
+        }
+    }
 }
 
 /// What a substrate is to be.
@@ -444,8 +469,10 @@ pub struct Node {
     /// Interfaces, by name.
     #[serde(default)]
     pub interfaces: BTreeMap<String, Interface>,
-    /// Files to put in before the commands start, by absolute path. A change restarts this node's
-    /// container and no other; a router's forwarding guests stay.
+    /// Files to put in before the commands start, by absolute path: below `/etc`, `/root`, `/run`, `/tmp`
+    /// or `/var`; with an image below `/etc`, `/root`, `/run`, `/tmp`, `/var/log` or `/var/tmp`. Forwarding
+    /// guests do not have them. A change restarts this node's container and no other; a router's
+    /// forwarding guests stay.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
     /// Programs to start, and to start again when they end; in order, each without waiting for

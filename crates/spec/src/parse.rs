@@ -27,8 +27,18 @@ pub struct SourceFile {
     /// What `from:` and a generator's `frames:` name, by the path as written, or why it can't be
     /// had: text as it is, frames in base64.
     #[serde(default)]
-    #[schema(value_type = Object)]
+    #[schema(value_type = BTreeMap<String, Attachment>)]
     pub attachments: BTreeMap<String, Result<String, String>>,
+}
+
+/// How an attachment is written.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "a Result is written like this")]
+enum Attachment {
+    /// What is in the file.
+    Ok(String),
+    /// Why it can't be had.
+    Err(String),
 }
 
 impl SourceFile {
@@ -112,6 +122,21 @@ impl Document {
         self.at(&Path::of(path), message, hint)
     }
 
+    /// What people call the object at a path; a link by its own name, as commands want it.
+    fn label(&self, path: &Path) -> String {
+        let segments = path.segments();
+        let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+        if let (Object::VirtualNetwork(vnet), ["spec", "links", index, ..]) =
+            (&self.object, segments.as_slice())
+            && let Some(link) =
+                index.parse().ok().and_then(|index: usize| vnet.spec.links.get(index))
+            && let Some(name) = &link.name
+        {
+            return format!("link {}/{name}", vnet.metadata.name);
+        }
+        label(self.object.kind(), self.object.name(), path)
+    }
+
     pub(crate) fn at(
         &self,
         path: &Path,
@@ -129,7 +154,7 @@ impl Document {
             file: self.file.clone(),
             line,
             column,
-            object: label(self.object.kind(), self.object.name(), path),
+            object: self.label(path),
             message: message.into(),
             hint: hint.into(),
         }
@@ -150,7 +175,7 @@ pub(crate) fn label(kind: &str, name: &str, path: &Path) -> String {
         }
         ("VirtualNetwork", ["spec", "links", index, ..]) => {
             let number = index.parse::<usize>().map_or(0, |index| index + 1);
-            format!("link {name}/{number}")
+            format!("link {name}/link{number}")
         }
         ("VirtualNetwork", _) => format!("vnet {name}"),
         ("Tenant", _) => format!("tenant {name}"),
@@ -190,6 +215,16 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
                 hint: "correct the YAML".into(),
             }),
         }
+    }
+    if documents.is_empty() && diagnostics.is_empty() {
+        diagnostics.extend(files.iter().map(|file| Diagnostic {
+            file: file.name.clone(),
+            line: 1,
+            column: 1,
+            object: String::new(),
+            message: "there is no object in it".into(),
+            hint: "describe one: apiVersion, kind, metadata, spec".into(),
+        }));
     }
     if diagnostics.is_empty() { Ok(documents) } else { Err(at_most(diagnostics)) }
 }

@@ -21,6 +21,15 @@ without a daemon's change with `pdp validate -f FILE`. Editors check and complet
 # yaml-language-server: $schema=../schema/pdp-v1.json
 ```
 
+`pdp validate` needs no daemon and finds all that is wrong within the files; where no Substrate is among
+them it takes the default one of this machine's CPUs, and external interfaces and tenants that they do
+not describe as there. `pdp apply --dry-run` checks against a node as it is, and that images are there.
+
+Where no Substrate was applied, a default one holds: the mux with one worker and a power of 1 on the
+first CPU, one engine `fe1` with all of the others and a capacity of 1 for each, and no external
+interface; on a machine with one CPU both are on it, each with 0.5. `pdp inspect substrate --format yaml`
+shows it. A Substrate that is applied replaces it as a whole; `pdp delete substrate` brings it back.
+
 A key that is not here is an error. Fields without default or \"not given\" are required. YAML
 anchors, aliases and merge keys work. Tables here are made from the types
 (`cargo run -p pdp-spec --example publish`).

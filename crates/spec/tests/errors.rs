@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use pdp_spec::units::Base64;
-use pdp_spec::{Existing, Intent, InterfaceFacts, SourceFile, check, parse};
+use pdp_spec::{
+    Existing, Intent, InterfaceFacts, SourceFile, Substrate, check, check_images, parse,
+};
 
 /// A spec in which everything is right. Tests replace one piece of it.
 const GOOD: &str = include_str!("figure.yaml");
@@ -119,14 +121,14 @@ fn names() {
         "    to_y: {",
         "fig1.yaml:44:5: external red/to_y: name \"to_y\" is no DNS label (use lower-case letters, \
          digits and -, with a letter or digit first and last)\n\
-         fig1.yaml:50:30: link red/3: endpoint external:to-y does not exist (did you mean to-x?)",
+         fig1.yaml:50:30: link red/last: endpoint external:to-y does not exist (did you mean to-x?)",
     );
     says(
         "eth2: {}",
         "a-name-too-long-for-linux: {}",
         "fig1.yaml:26:9: vport red/r1:a-name-too-long-for-linux: name \
          \"a-name-too-long-for-linux\" has 25 characters, 15 at most (choose a shorter one)\n\
-         fig1.yaml:50:19: link red/3: endpoint r1:eth2 does not exist (did you mean eth0?)",
+         fig1.yaml:50:19: link red/last: endpoint r1:eth2 does not exist (did you mean eth0?)",
     );
 }
 
@@ -135,30 +137,30 @@ fn endpoints() {
     says(
         "\"external:to-x\"]",
         "\"external:to-xx\"]",
-        "fig1.yaml:48:30: link red/2: endpoint external:to-xx does not exist \
+        "fig1.yaml:48:30: link red/link2: endpoint external:to-xx does not exist \
          (did you mean to-x?)",
     );
     says(
         "\"r1:eth2\"",
         "\"r2:eth2\"",
-        "fig1.yaml:50:19: link red/3: endpoint r2:eth2 does not exist (did you mean r1?)",
+        "fig1.yaml:50:19: link red/last: endpoint r2:eth2 does not exist (did you mean r1?)",
     );
     says(
         "\"r1:eth2\"",
         "\"r1:eth1\"",
-        "fig1.yaml:50:19: link red/3: endpoint r1:eth1 is used by link 2 already \
+        "fig1.yaml:50:19: link red/last: endpoint r1:eth1 is used by link2 already \
          (an endpoint has one link)",
     );
     says(
         "\"r1:eth2\"",
         "r1",
-        "fig1.yaml:50:19: link red/3: endpoints[0] \"r1\" is no endpoint \
+        "fig1.yaml:50:19: link red/link3: endpoints[0] \"r1\" is no endpoint \
          (write \"NODE:INTERFACE\" or \"external:NAME\")",
     );
     says(
         "[\"r1:eth2\", \"external:to-y\"]",
         "[\"r1:eth2\"]",
-        "fig1.yaml:50:7: link red/3: endpoints has 1 entries, not 2",
+        "fig1.yaml:50:7: link red/link3: endpoints has 1 entries, not 2",
     );
 }
 
@@ -167,7 +169,7 @@ fn link_name_twice() {
     says(
         "name: last",
         "name: link1",
-        "fig1.yaml:52:13: link red/3: name link1 is that of link 1 already (rename one)",
+        "fig1.yaml:52:13: link red/link1: name link1 is that of link 1 already (rename one)",
     );
 }
 
@@ -371,13 +373,13 @@ fn rates() {
     says(
         "rate: 600Mbps",
         "rate: 601Mbps",
-        "fig1.yaml:51:13: link red/3: rate 400Mbps exceeds the 399Mbps that other links leave of \
+        "fig1.yaml:51:13: link red/last: rate 400Mbps exceeds the 399Mbps that other links leave of \
          interface A (lower the rate of a link over it)",
     );
     says(
         "rate: 100Mbps",
         "rate: 10",
-        "fig1.yaml:47:13: link red/1: rate 10bps is below 8kbps (give a higher rate, or take the link down instead)",
+        "fig1.yaml:47:13: link red/link1: rate 10bps is below 8kbps (give a higher rate, or take the link down instead)",
     );
     says(
         "police: {rate: 1Gbps, pps: 100000}",
@@ -410,6 +412,17 @@ fn files() {
         "/etc/../frr.conf",
         "fig1.yaml:28:9: node red/r1: \"/etc/../frr.conf\" is no absolute path without .. \
          (begin it with /)",
+    );
+    for path in ["/say.py", "/usr/bin/say", "/etcetera/x", "/run/pdp/init", "/var/tmp"] {
+        let refused = apply_to(&GOOD.replace("/etc/frr/frr.conf", path), &machine());
+        assert_eq!(refused.is_err(), path != "/var/tmp", "{path}");
+    }
+    says(
+        "/etc/frr/frr.conf",
+        "/say.py",
+        "fig1.yaml:28:9: node red/r1: /say.py is where no file can be put (choose a place below \
+         one of /etc, /root, /run, /tmp, /var, but not below /run/pdp; what is to be elsewhere is \
+         put into an image)",
     );
 }
 
@@ -463,7 +476,7 @@ fn bounds_are_the_muxs() {
     says(
         "      name: last",
         "      name: last\n      queue: 4097",
-        "fig1.yaml:53:14: link red/3: queue 4097 is not within 1 to 4096",
+        "fig1.yaml:53:14: link red/link3: queue 4097 is not within 1 to 4096",
     );
     let fields = |bytes: usize| {
         let field = |at: usize| format!("{{offset: {at}, mask: \"{}\"}}", "ff".repeat(bytes));
@@ -771,4 +784,51 @@ spec: {nodes: {r: {kind: router}}}
         "fig1.yaml:4:16: node red/r: power 0.1: there is no forwarding engine \
          (apply a Substrate with forwardingEngines first)"
     );
+}
+
+/// Of a node of which nothing is known, what the files do not describe is taken as there; all else is checked.
+#[test]
+fn files_are_checked_without_a_node() {
+    let vnet = GOOD.split_once("---").unwrap().1.replace("name: red", "name: acme.red");
+    let cpus = (0..8).collect();
+    let alone =
+        Existing { substrate: Some(Substrate::of_machine(&cpus)), unknown: true, ..machine() };
+    apply_to(&vnet, &alone).unwrap();
+    let known = Existing { unknown: false, ..alone.clone() };
+    assert!(apply_to(&vnet, &known).unwrap_err().contains("there is no tenant acme"));
+    let twice = vnet.replace("r1:eth2\"", "r1:eth1\"");
+    assert!(apply_to(&twice, &alone).unwrap_err().contains("is used by link2 already"));
+}
+
+#[test]
+fn the_default_substrate_shares_the_cpus_out() {
+    for (count, power, capacity) in [(1, 500, 500), (2, 1000, 1000), (8, 1000, 7000)] {
+        let Substrate { spec, .. } = Substrate::of_machine(&(0..count).collect());
+        let engine = &spec.forwarding_engines["fe1"];
+        assert_eq!((spec.mux.power.unwrap().0, engine.capacity.0), (power, capacity), "{count}");
+    }
+}
+
+/// Images are asked for where a node changes, and what is said of them is told with their place.
+#[test]
+fn images_are_looked_at_where_they_stand() {
+    let text = GOOD.replacen("kind: host", "kind: host\n      image: {rootfs: /none}", 1);
+    let file = SourceFile { name: "fig1.yaml".into(), text, ..Default::default() };
+    let documents = parse(&[file]).unwrap();
+    let look = |image: &pdp_spec::Image| match &image.rootfs {
+        Some(path) => Err(format!("rootfs {path} is not there")),
+        None => Ok(()),
+    };
+    let found = check_images(&documents, |_, _| true, look);
+    assert_eq!(found.len(), 1);
+    assert!(found[0].message == "rootfs /none is not there" && found[0].line > 1, "{found:?}");
+    assert!(check_images(&documents, |_, _| false, look).is_empty());
+}
+
+#[test]
+fn a_file_without_an_object() {
+    for text in ["", "# nothing", "---\n"] {
+        let refused = apply_to(text, &machine()).unwrap_err();
+        assert!(refused.starts_with("fig1.yaml:1:1: there is no object in it"), "{refused}");
+    }
 }

@@ -306,7 +306,8 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     // The spec itself, with its files.
     let large = |files: usize| {
         let file = "x".repeat(1 << 20);
-        let files: String = (0..files).map(|n| format!("/f{n}: {{content: {file}}}, ")).collect();
+        let files: String =
+            (0..files).map(|n| format!("/tmp/f{n}: {{content: {file}}}, ")).collect();
         two("0.1").replace("kind: host,", &format!("kind: host, files: {{{files}}},"))
     };
     let bounded = after(&[NODE, &NODE.replace("routes: 300000", "routes: 300000, specs: 2Mi")]);

@@ -134,6 +134,7 @@ mod tests {
     impl Drop for Guard {
         fn drop(&mut self) {
             let _ = self.0.remove("", Duration::from_secs(10));
+            self.0.remove_if_empty("");
         }
     }
 

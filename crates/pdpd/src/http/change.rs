@@ -20,8 +20,8 @@ const PROGRESS_MAX: usize = 64;
 
 /// Applies files, or says what would change.
 #[utoipa::path(post, path = "/v1/apply", tag = "changes", request_body = ApplyRequest, responses(
-    (status = OK, body = Event, content_type = "application/x-ndjson"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
 pub async fn apply(api: Asked, Body(request): Body<ApplyRequest>) -> Result<Response, Failure> {
     if request.files.len() > FILES_MAX {
         return Err(Problem::new(
@@ -35,16 +35,16 @@ pub async fn apply(api: Asked, Body(request): Body<ApplyRequest>) -> Result<Resp
 
 /// Starts all that is stored.
 #[utoipa::path(post, path = "/v1/up", tag = "changes", responses(
-    (status = OK, body = Event, content_type = "application/x-ndjson"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
 pub async fn up(api: Asked) -> Result<Response, Failure> {
     change(&api, |daemon, _, progress| daemon.up(progress)).await
 }
 
 /// Stops all vnets and the mux.
 #[utoipa::path(post, path = "/v1/down", tag = "changes", request_body = DownRequest, responses(
-    (status = OK, body = Event, content_type = "application/x-ndjson"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
 pub async fn down(api: Asked, Body(request): Body<DownRequest>) -> Result<Response, Failure> {
     change(&api, move |daemon, _, progress| daemon.down(request, progress)).await
 }
@@ -52,16 +52,16 @@ pub async fn down(api: Asked, Body(request): Body<DownRequest>) -> Result<Respon
 /// Stops and forgets a vnet.
 #[utoipa::path(delete, path = "/v1/vnets/{vnet}", tag = "vnets",
     params(("vnet" = String, Path, description = "Its name")), responses(
-    (status = OK, body = Event, content_type = "application/x-ndjson"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
 pub async fn delete_vnet(api: Asked, Names(vnet): Names<String>) -> Result<Response, Failure> {
     change(&api, move |daemon, scope, progress| daemon.delete_vnet(scope, &vnet, progress)).await
 }
 
 /// Forgets the substrate; refused while there are vnets.
 #[utoipa::path(delete, path = "/v1/substrate", tag = "node", responses(
-    (status = OK, body = Event, content_type = "application/x-ndjson"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
 pub async fn delete_substrate(api: Asked) -> Result<Response, Failure> {
     change(&api, |daemon, _, progress| daemon.delete_substrate(progress)).await
 }
@@ -69,8 +69,8 @@ pub async fn delete_substrate(api: Asked) -> Result<Response, Failure> {
 /// Forgets a tenant and its tokens; refused while it has vnets.
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}", tag = "access",
     params(("tenant" = String, Path, description = "Its name")), responses(
-    (status = OK, body = Event, content_type = "application/x-ndjson"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
 pub async fn delete_tenant(api: Asked, Names(tenant): Names<String>) -> Result<Response, Failure> {
     change(&api, move |daemon, _, progress| daemon.delete_tenant(&tenant, progress)).await
 }
@@ -81,8 +81,8 @@ pub async fn delete_tenant(api: Asked, Names(tenant): Names<String>) -> Result<R
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The router")),
     request_body = ScaleRequest, responses(
-    (status = OK, body = Event, content_type = "application/x-ndjson"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
 pub async fn scale(
     api: Asked,
     Names((vnet, node)): Names<(String, String)>,
@@ -100,8 +100,8 @@ pub async fn scale(
         ("vnet" = String, Path, description = "The vnet"),
         ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
     request_body = LinkRequest, responses(
-    (status = OK, body = Event, content_type = "application/x-ndjson"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
 pub async fn set_link(
     api: Asked,
     Names((vnet, link)): Names<(String, String)>,

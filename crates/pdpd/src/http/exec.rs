@@ -42,8 +42,7 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
         ("node" = String, Path, description = "The node")),
     request_body = ExecRequest, responses(
     (status = SWITCHING_PROTOCOLS, description = "Frames of type u8 (0 stdin, 1 stdout, 2 \
-        stderr, 3 resize, 4 exit, 5 end of stdin), length u32 BE, payload"),
-    (status = "default", body = Problem)))]
+        stderr, 3 resize, 4 exit, 5 end of stdin), length u32 BE, payload")))]
 pub async fn exec(
     api: Asked,
     Names((vnet, node)): Names<(String, String)>,

@@ -12,7 +12,7 @@ use crate::access::no_vnet;
 
 /// Who answers.
 #[utoipa::path(get, path = "/v1/version", tag = "node", responses(
-    (status = OK, body = Version), (status = "default", body = Problem)))]
+    (status = OK, body = Version, description = "The daemon")))]
 pub async fn version(api: Asked) -> Result<Json<Version>, Failure> {
     let listens = api.api.listens.clone();
     api.call(move |daemon, _| Ok(Version { listens, ..daemon.version() })).await.map(Json)
@@ -20,21 +20,21 @@ pub async fn version(api: Asked) -> Result<Json<Version>, Failure> {
 
 /// What the machine can and can't do.
 #[utoipa::path(get, path = "/v1/doctor", tag = "node", responses(
-    (status = OK, body = Vec<Check>), (status = "default", body = Problem)))]
+    (status = OK, body = Vec<Check>, description = "What was tried, in order")))]
 pub async fn doctor(api: Asked) -> Result<Json<Vec<Check>>, Failure> {
     api.call(|daemon, _| Ok(daemon.doctor())).await.map(Json)
 }
 
 /// The substrate.
 #[utoipa::path(get, path = "/v1/substrate", tag = "node", responses(
-    (status = OK, body = Substrate), (status = "default", body = Problem)))]
+    (status = OK, body = Substrate, description = "What is wanted of it and what is; a tenant sees what it may use")))]
 pub async fn substrate(api: Asked) -> Result<Json<Substrate>, Failure> {
     api.call(|daemon, scope| daemon.substrate(scope)).await.map(Json)
 }
 
 /// All vnets.
 #[utoipa::path(get, path = "/v1/vnets", tag = "vnets", responses(
-    (status = OK, body = Vec<VnetSummary>), (status = "default", body = Problem)))]
+    (status = OK, body = Vec<VnetSummary>, description = "Those that who asks may see, by name")))]
 pub async fn vnets(api: Asked) -> Result<Json<Vec<VnetSummary>>, Failure> {
     api.call(|daemon, scope| daemon.vnets(scope)).await.map(Json)
 }
@@ -42,14 +42,14 @@ pub async fn vnets(api: Asked) -> Result<Json<Vec<VnetSummary>>, Failure> {
 /// One vnet: its spec and its status.
 #[utoipa::path(get, path = "/v1/vnets/{vnet}", tag = "vnets",
     params(("vnet" = String, Path, description = "Its name")), responses(
-    (status = OK, body = Vnet), (status = "default", body = Problem)))]
+    (status = OK, body = Vnet, description = "The network")))]
 pub async fn vnet(api: Asked, Names(vnet): Names<String>) -> Result<Json<Vnet>, Failure> {
     api.call(move |daemon, _| daemon.vnet(&vnet)).await.map(Json)
 }
 
 /// Counters now.
 #[utoipa::path(get, path = "/v1/stats", tag = "observe", params(StatsQuery), responses(
-    (status = OK, body = Stats), (status = "default", body = Problem)))]
+    (status = OK, body = Stats, description = "Counters of this moment")))]
 pub async fn stats(api: Asked, Params(query): Params<StatsQuery>) -> Result<Json<Stats>, Failure> {
     if let Some(vnet) = &query.vnet
         && !api.caller.scope.sees(vnet)
@@ -66,7 +66,7 @@ pub async fn stats(api: Asked, Params(query): Params<StatsQuery>) -> Result<Json
         ("node" = String, Path, description = "The node"),
         ("port" = String, Path, description = "The port")),
     request_body = TraceRequest, responses(
-    (status = OK, body = Trace), (status = "default", body = Problem)))]
+    (status = OK, body = Trace, description = "The stages that the frame passed, in order")))]
 pub async fn trace(
     api: Asked,
     Names((vnet, node, port)): Names<(String, String, String)>,

@@ -20,6 +20,7 @@ mod answer;
 mod change;
 mod connection;
 mod daemon;
+mod description;
 mod exec;
 mod gate;
 mod look;
@@ -38,7 +39,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::response::{IntoResponse, Response};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use pdp_api::Listens;
@@ -248,7 +248,7 @@ pub async fn serve(
 
 /// The description of the API, OpenAPI 3.1, as JSON text.
 pub fn openapi() -> String {
-    let (_, description) = described().split_for_parts();
+    let description = description::complete(described().into_openapi());
     // Plain data with string keys: can't fail.
     description.to_pretty_json().unwrap_or_default() + "\n"
 }
@@ -256,30 +256,17 @@ pub fn openapi() -> String {
 fn router(api: Api) -> Router {
     let (router, _) = described().split_for_parts();
     router
-        .route(pdp_api::paths::OPENAPI, axum::routing::get(description))
         .fallback(gate::no_such_path)
         .method_not_allowed_fallback(gate::no_such_method)
         .layer(axum::middleware::from_fn_with_state(api.clone(), gate::gate))
         .with_state(api)
 }
 
-#[derive(OpenApi)]
-#[openapi(
-    info(
-        title = "PdP",
-        description = "A node that hosts isolated virtual networks. JSON over HTTP/1.1 on the \
-            Unix socket /run/pdp/pdpd.sock, where the kernel says who asks, or over TLS 1.3 with \
-            Authorization: Bearer TOKEN. Every failure is a Problem.",
-        license(name = "Apache-2.0", identifier = "Apache-2.0")
-    ),
-    components(schemas(pdp_api::NodeProcess)),
-    servers((url = "http://pdp", description = "The host name means nothing on a Unix socket"))
-)]
-struct Description;
-
 fn described() -> OpenApiRouter<Api> {
-    OpenApiRouter::with_openapi(Description::openapi())
+    OpenApiRouter::with_openapi(description::Description::openapi())
         .routes(routes!(look::version))
+        .routes(routes!(description::openapi))
+        .routes(routes!(description::spec_schema))
         .routes(routes!(look::doctor))
         .routes(routes!(look::substrate, change::delete_substrate))
         .routes(routes!(look::vnets))
@@ -301,8 +288,4 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(who::tokens, who::create_token))
         .routes(routes!(who::revoke_token))
         .routes(routes!(who::audit))
-}
-
-async fn description() -> Response {
-    ([(hyper::header::CONTENT_TYPE, "application/json")], openapi()).into_response()
 }

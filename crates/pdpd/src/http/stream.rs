@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use super::Asked;
 use super::answer::{Failure, Names, Params, panicked};
+use super::description::PCAP;
 
 /// Bytes of routes that are gathered before they are sent.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -87,8 +88,8 @@ fn bounded(
         ("node" = String, Path, description = "The router"),
         RoutesQuery),
     responses(
-    (status = OK, body = RouteLine, content_type = "application/x-ndjson"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = [RouteLine], content_type = "application/x-ndjson",
+        description = "A line for each route, and at last one for the end or the problem")))]
 pub async fn routes(
     api: Asked,
     Names((vnet, node)): Names<(String, String)>,
@@ -138,8 +139,8 @@ pub async fn routes(
         ("port" = String, Path, description = "The port"),
         CaptureQuery),
     responses(
-    (status = OK, body = Vec<u8>, content_type = "application/vnd.tcpdump.pcap"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = Vec<u8>, content_type = "application/vnd.tcpdump.pcap",
+        description = "A pcap file that goes on until the client goes away")))]
 pub async fn capture(
     api: Asked,
     Names((vnet, node, port)): Names<(String, String, String)>,
@@ -152,15 +153,15 @@ pub async fn capture(
         let count = pipe.read_buf(&mut chunk).await?;
         Ok::<_, io::Error>((count > 0).then(|| (Bytes::from(chunk), pipe)))
     });
-    Ok(body("application/vnd.tcpdump.pcap", bounded(&api, bytes)))
+    Ok(body(PCAP, bounded(&api, bytes)))
 }
 
 /// A log of the node itself.
 #[utoipa::path(get, path = "/v1/logs/{process}", tag = "observe",
     params(("process" = NodeProcess, Path, description = "Whose"), LogQuery),
     responses(
-    (status = OK, body = String, content_type = "text/plain"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = String, content_type = "text/plain; charset=utf-8",
+        description = "The log; with `follow` it goes on until the client goes away")))]
 pub async fn logs(
     api: Asked,
     Names(process): Names<NodeProcess>,
@@ -179,8 +180,8 @@ pub async fn logs(
             description = "`control`, `tap`, `mirror`, or `g0`, `g1`, … for a forwarding guest"),
         LogQuery),
     responses(
-    (status = OK, body = String, content_type = "text/plain"),
-    (status = "default", body = Problem)))]
+    (status = OK, body = String, content_type = "text/plain; charset=utf-8",
+        description = "The log; with `follow` it goes on until the client goes away")))]
 pub async fn node_logs(
     api: Asked,
     Names((vnet, node, process)): Names<(String, String, GuestProcess)>,

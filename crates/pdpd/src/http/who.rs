@@ -9,14 +9,14 @@ use crate::host::words;
 
 /// Tenants: all, or for a tenant itself.
 #[utoipa::path(get, path = "/v1/tenants", tag = "access", responses(
-    (status = OK, body = Vec<TenantInfo>), (status = "default", body = Problem)))]
+    (status = OK, body = Vec<TenantInfo>, description = "By name")))]
 pub async fn tenants(api: Asked) -> Result<Json<Vec<TenantInfo>>, Failure> {
     api.call(|daemon, scope| daemon.tenant_infos(scope)).await.map(Json)
 }
 
 /// Tokens, without what makes them ones.
 #[utoipa::path(get, path = "/v1/tokens", tag = "access", responses(
-    (status = OK, body = Vec<Token>), (status = "default", body = Problem)))]
+    (status = OK, body = Vec<Token>, description = "By number")))]
 pub async fn tokens(api: Asked) -> Result<Json<Vec<Token>>, Failure> {
     let guard = api.api.guard.clone();
     let read = move || guard.state.tokens().map_err(|error| Problem::internal(words(&error)));
@@ -25,7 +25,7 @@ pub async fn tokens(api: Asked) -> Result<Json<Vec<Token>>, Failure> {
 
 /// Makes a token. It is told in the answer and nowhere else.
 #[utoipa::path(post, path = "/v1/tokens", tag = "access", request_body = TokenRequest, responses(
-    (status = OK, body = NewToken), (status = "default", body = Problem)))]
+    (status = OK, body = NewToken, description = "The token, which nobody can read again")))]
 pub async fn create_token(
     api: Asked,
     Body(request): Body<TokenRequest>,
@@ -38,7 +38,7 @@ pub async fn create_token(
 /// within seconds.
 #[utoipa::path(delete, path = "/v1/tokens/{id}", tag = "access",
     params(("id" = u64, Path, description = "Its number")), responses(
-    (status = OK, description = "It is revoked: null"), (status = "default", body = Problem)))]
+    (status = OK, description = "It is revoked")))]
 pub async fn revoke_token(api: Asked, Names(id): Names<u64>) -> Result<Json<()>, Failure> {
     let guard = api.api.guard.clone();
     api.call(move |_, _| guard.revoke_token(id)).await.map(Json)
@@ -46,7 +46,7 @@ pub async fn revoke_token(api: Asked, Names(id): Names<u64>) -> Result<Json<()>,
 
 /// Requests that came, oldest first; a tenant sees its own.
 #[utoipa::path(get, path = "/v1/audit", tag = "access", params(AuditQuery), responses(
-    (status = OK, body = Vec<AuditEntry>), (status = "default", body = Problem)))]
+    (status = OK, body = Vec<AuditEntry>, description = "Oldest first")))]
 pub async fn audit(
     api: Asked,
     Params(query): Params<AuditQuery>,

@@ -66,6 +66,7 @@ pub struct Fake {
 impl Drop for Fake {
     fn drop(&mut self) {
         let _ = self.cgroups.remove("", Duration::from_secs(10));
+        self.cgroups.remove_if_empty("");
     }
 }
 
@@ -343,7 +344,9 @@ impl Daemon for Fake {
                 message: Some("no such device".into()),
             }],
         };
-        Ok(Substrate { spec: Some(json!({"kind": "Substrate"})), status })
+        let spec = json!({"apiVersion": "pdp/v1", "kind": "Substrate", "metadata": {"name": "node"},
+            "spec": {"mux": {"cpus": "0"}}});
+        Ok(Substrate { spec: Some(spec), status })
     }
 
     fn delete_substrate(&self, _: ProgressFn<'_>) -> Result<Report, Problem> {

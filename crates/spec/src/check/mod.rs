@@ -1,12 +1,13 @@
 //! Whether objects fit together, with each other and with what there is already.
 //!
-//! Parts: [`substrate`] and [`vnet`] look at one object, [`outside`] at what virtual networks
+//! Parts: [`substrate`] and [`vnet`] look at one object, [`image`] at what is on disk, [`outside`] at what virtual networks
 //! share on external interfaces, [`power`] at forwarding engines, [`room`] at what else all share of
 //! the machine, [`tenant`] at whose all that is.
 //!
 //! A virtual network that stays as it is was checked before: of it only sums ([`placed`]) and tunnel
 //! keys are held against what changes, but for a new substrate or tenant, against which all is checked.
 
+mod image;
 mod outside;
 mod placed;
 mod power;
@@ -25,6 +26,7 @@ use crate::parse::{Document, at_most, label};
 use crate::tree::Path;
 use placed::Sums;
 
+pub use image::check_images;
 pub use placed::{Placed, Shares, Vnets};
 pub use tenant::tenant_of;
 
@@ -48,6 +50,9 @@ pub struct Existing {
     pub descriptors: Option<Descriptors>,
     /// Forwarding engines that guests can't run on at present.
     pub failed_engines: BTreeSet<String>,
+    /// Nothing is known of a node: external interfaces and tenants that are not described are taken as
+    /// there.
+    pub unknown: bool,
 }
 
 /// Descriptors of the daemon.
@@ -103,7 +108,8 @@ impl<'a> Wanted<'a> {
 /// # Errors
 /// Everything that is wrong; nothing is changed then.
 pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<Diagnostic>> {
-    let mut reporter = Reporter { asker: existing.asker.as_deref(), ..Reporter::default() };
+    let (asker, unknown) = (existing.asker.as_deref(), existing.unknown);
+    let mut reporter = Reporter { asker, unknown, ..Reporter::default() };
     let mut wanted = Wanted {
         substrate: existing.substrate.clone(),
         tenants: existing.tenants.clone(),
@@ -247,6 +253,8 @@ struct Reporter<'a> {
     tenants: BTreeMap<&'a str, &'a Document>,
     /// See [`Existing::asker`].
     asker: Option<&'a str>,
+    /// See [`Existing::unknown`].
+    unknown: bool,
     diagnostics: Vec<Diagnostic>,
 }
 

@@ -206,7 +206,8 @@ fn interface_known(
     reporter: &mut Reporter,
 ) {
     let interfaces = wanted.substrate.as_ref().map(|substrate| &substrate.spec.interfaces);
-    if interfaces.is_some_and(|interfaces| interfaces.contains_key(&external.interface)) {
+    let is_there = |interfaces: &BTreeMap<_, _>| interfaces.contains_key(&external.interface);
+    if reporter.unknown || interfaces.is_some_and(is_there) {
         return;
     }
     if reporter.asker.is_some() {

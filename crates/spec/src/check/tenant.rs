@@ -174,6 +174,9 @@ fn uses(
     reporter: &mut Reporter,
 ) {
     let Some(spec) = wanted.tenants.get(tenant).map(|tenant| &tenant.spec) else {
+        if reporter.unknown {
+            return;
+        }
         let message = format!("there is no tenant {tenant}");
         let hint = "apply its Tenant first, or use a name without a dot";
         reporter.vnet(name, &["metadata", "name"], message, hint);

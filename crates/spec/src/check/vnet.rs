@@ -131,8 +131,14 @@ impl NodeCheck<'_, '_, '_> {
         }
         for (key, value) in [("rootfs", &image.rootfs), ("ociLayout", &image.oci_layout)] {
             if let Some(value) = value.as_ref().filter(|value| !good_path(value)) {
-                let message = format!("{key} {value:?} is no absolute path without ..");
-                self.fault(&[path, &[key]].concat(), message, "begin it with /");
+                let (message, hint) = match value.as_str() {
+                    "/" => (
+                        format!("{key} is the machine's own root"),
+                        "give host: true for the machine's own programs, or another directory",
+                    ),
+                    _ => (format!("{key} {value:?} is {BAD_PATH}"), PATH_HINT),
+                };
+                self.fault(&[path, &[key]].concat(), message, hint);
             }
         }
     }
@@ -201,9 +207,22 @@ impl NodeCheck<'_, '_, '_> {
     fn files(&mut self, node: &Node) {
         self.too_many(&["files"], node.files.len(), FILES_MAX);
         for (path, file) in &node.files {
-            if !good_path(path) {
-                let message = format!("{path:?} is no absolute path without ..");
-                self.fault(&["files", path], message, "begin it with /");
+            let places = match node.image.source() {
+                ImageSource::Host => &FILE_PLACES[..],
+                _ => &FILE_PLACES_IMAGE[..],
+            };
+            let below = |place: &&str| is_below(path, place);
+            if !good_path(path) || path.ends_with('/') {
+                let message = format!("{path:?} is {BAD_PATH}");
+                self.fault(&["files", path], message, PATH_HINT);
+            } else if !places.iter().any(below) || is_below(path, "/run/pdp") {
+                let message = format!("{path} is where no file can be put");
+                let hint = format!(
+                    "choose a place below one of {}, but not below /run/pdp; what is to be elsewhere \
+                     is put into an image",
+                    places.join(", ")
+                );
+                self.fault(&["files", path], message, hint);
             }
             match (&file.content, &file.from) {
                 (Some(text), _) if text.len() > FILE_BYTES_MAX => {
@@ -394,6 +413,14 @@ impl NodeCheck<'_, '_, '_> {
     }
 }
 
+const BAD_PATH: &str = "no absolute path without ..";
+const PATH_HINT: &str = "begin it with /";
+
+/// Whether an absolute path is below a directory.
+fn is_below(path: &str, directory: &str) -> bool {
+    path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
+}
+
 /// Absolute, and without steps up.
 fn good_path(path: &str) -> bool {
     path.len() > 1
@@ -476,7 +503,8 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
             if let Some(hint) = unknown(spec, end) {
                 reporter.vnet(vnet, &path, format!("endpoint {end} does not exist"), hint);
             } else if let Some(other) = used.insert(end.clone(), index) {
-                let message = format!("endpoint {end} is used by link {} already", other + 1);
+                let other = spec.links[other].name.as_deref().unwrap_or_default();
+                let message = format!("endpoint {end} is used by {other} already");
                 reporter.vnet(vnet, &path, message, "an endpoint has one link");
             }
         }

@@ -116,6 +116,32 @@ fn guests_run_on_images_of_their_own() {
         assert!(!listed.contains("python3") && listed.contains("ping"), "{name}: {listed}");
     }
     assert_eq!(node.exec("red/h2", "/bin/cat /etc/more").trim(), "of the spec");
+    // An image that is not there is told before what runs is stopped, and by a dry run.
+    let pid =
+        |name: &str| node.json(&["inspect", &format!("red/{name}")])["control"]["pid"].clone();
+    let before = [pid("h1"), pid("h2")];
+    let good = spec(&node.directory);
+    let host = format!("ociLayout: {}/layout}}", node.directory.display());
+    for (from, to, said) in [
+        ("directory}".to_owned(), "nowhere}".to_owned(), "nowhere: No such file or directory"),
+        (
+            host.clone(),
+            host.replace('}', ", reference: other}"),
+            "0 images for linux/amd64 with reference other",
+        ),
+    ] {
+        let wrong = good.replace(&from, &to);
+        let file = node.directory.join("wrong.yaml");
+        fs::write(&file, &wrong).expect("written");
+        let dry = node.try_pdp(&["apply", "--dry-run", "-f", &file.display().to_string()]);
+        for words in [node.try_apply(&wrong).expect_err(&to), dry.expect_err(&to)] {
+            assert!(words.contains(said), "{words}");
+        }
+    }
+    assert_eq!(before, [pid("h1"), pid("h2")], "what runs is what ran");
+    // What runs on an image that is gone since is no fault.
+    fs::rename(node.directory.join("layout"), node.directory.join("gone")).expect("renamed");
+    node.apply(&good);
     // Guests don't write into what others may run on, too.
     let write = ["exec", "red/h1", "--", "/bin/sh", "-c", "echo x > /etc/mark"];
     let _ = node.try_pdp(&write);

@@ -2,9 +2,11 @@
 //! applied twice, changed, deleted, taken down.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{Node, bin, eventually, run, sh};
 use serde_json::Value;
 
 /// h1 - r1 - h2, by connected routes.
@@ -144,4 +146,104 @@ fn what_is_stored_is_back_after_a_reboot() {
     assert_eq!(phase, "stopped", "what was taken down stays down");
     node.pdp(&["up"]);
     eventually("red is up", || reaches(&node, "red", "10.0.2.2"));
+}
+
+/// A second daemon is refused a place that a first has, by whatever path and from another network namespace, before
+/// it touches anything.
+#[test]
+fn two_daemons_share_no_place() {
+    let mut node = Node::start("claims");
+    node.apply(&format!("{SUBSTRATE}{}", vnet("red", "a", "0.2")));
+    let before = pids(&node, "red");
+    let first = |name: &str| node.directory.join(name);
+    let other = first("other");
+    std::fs::create_dir(&other).unwrap();
+    // Each by another path than the first has.
+    let (link, bound) = (other.join("link"), other.join("bound"));
+    std::os::unix::fs::symlink(node.run_dir(), &link).unwrap();
+    std::fs::create_dir(&bound).unwrap();
+    let second_cgroup = format!("{}-second", node.cgroup());
+    let second_pins = format!("{}-second", node.pins().display());
+    let fresh = [
+        ("--run-dir", other.join("run").display().to_string()),
+        ("--state-dir", other.join("state").display().to_string()),
+        ("--cgroup", second_cgroup.clone()),
+        ("--bpf-pin-dir", second_pins.clone()),
+    ];
+    let taken = [
+        ("run directory", "--run-dir", link.display().to_string(), first("run")),
+        ("state directory", "--state-dir", bound.display().to_string(), first("state")),
+        ("cgroup", "--cgroup", node.cgroup(), first("run")),
+        ("cgroup", "--cgroup", format!("{}/inner", node.cgroup()), first("run")),
+        ("directory", "--bpf-pin-dir", bound.display().to_string(), node.pins()),
+    ];
+    let holder = format!(
+        "is in use by the daemon with pid {} and run directory {}; start this one with --name",
+        node.pdpd_pid(),
+        node.run_dir().display()
+    );
+    for (what, option, value, source) in &taken {
+        let mut line = format!(
+            "mount --bind {} {}; exec {}",
+            source.display(),
+            bound.display(),
+            bin("pdpd").display()
+        );
+        for (fresh_option, fresh) in &fresh {
+            let value = if fresh_option == option { value } else { fresh };
+            line += &format!(" {fresh_option} {value}");
+        }
+        let mut second = Command::new("unshare");
+        second.args(["-mn", "sh", "-ec", &line]).env("RUST_BACKTRACE", "1");
+        let output = run(&mut second, "");
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{option} {value}: {words}");
+        assert!(
+            words.starts_with(&format!("error: {what} ")) && words.contains(&holder),
+            "{words}"
+        );
+        assert_eq!(words.lines().count(), 1, "{words}");
+        for left in [&fresh[0].1, &fresh[1].1, &fresh[3].1] {
+            assert!(!Path::new(left).exists(), "{option}: {left}");
+        }
+    }
+    assert_eq!(sh(&format!("find /sys/fs/cgroup -maxdepth 2 -name {second_cgroup}")), "");
+
+    // As somebody would start one beside it by the command alone.
+    let socket = other.join("up/pdpd.sock");
+    let mut up = Command::new(bin("pdp"));
+    let state = format!("--state-dir {}", first("state").display());
+    up.env("PDP_DAEMON", bin("pdpd")).arg("--socket").arg(&socket);
+    let output = run(up.args(["up", "--daemon-args", &state]), "");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && words.contains(&holder), "{words}");
+    assert!(!other.join("up").exists(), "nothing is left of it");
+    assert_eq!(before, pids(&node, "red"), "the first's network runs as it did");
+
+    // By a name it has places of its own, which go with it.
+    let name = format!("e2e-{}", std::process::id());
+    let named = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-n", "--"]).arg(bin("pdp")).args(["--name", &name]).args(words);
+        let output = run(command.env("PDP_DAEMON", bin("pdpd")), "");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    named(&["up"]);
+    assert!(named(&["version"]).contains("(pid "));
+    let substrate = named(&["inspect", "substrate", "--format", "yaml"]);
+    assert!(substrate.contains("name: default") && substrate.contains("fe1:"), "{substrate}");
+    let places = ["/run", "/var/lib", "/sys/fs/bpf"].map(|above| format!("{above}/pdp-{name}"));
+    assert!(places.iter().all(|place| Path::new(place).is_dir()), "{places:?}");
+    assert_ne!(sh(&format!("find /sys/fs/cgroup -maxdepth 2 -name pdp-{name}")), "");
+    named(&["down", "--purge"]);
+    eventually("all of its places are gone", || {
+        let cgroups = sh(&format!("find /sys/fs/cgroup -maxdepth 2 -name pdp-{name}"));
+        cgroups.is_empty() && !places.iter().any(|place| Path::new(place).exists())
+    });
+
+    // Killed, it has nothing any more.
+    node.kill_pdpd();
+    node.start_pdpd();
+    eventually("the first adopts", || pids(&node, "red") == before);
 }

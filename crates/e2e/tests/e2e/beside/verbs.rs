@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -366,6 +367,8 @@ fn what_is_wanted_is_shown_checked_and_compared() {
         all.iter().find(|check| check["name"] == name).map(|check| check["state"].clone())
     };
     for name in ["root", "kernel", "cgroups", "user namespaces", "seccomp", "TAP", "XDP", "AF_XDP"]
+        .into_iter()
+        .chain(["device files", "container"])
     {
         assert_eq!(state(name), Some("ok".into()), "{name}: {checks}");
     }
@@ -376,6 +379,14 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     let alone: serde_json::Value = serde_json::from_slice(&output.stdout).expect("checks");
     assert_eq!(alone.as_array().map(Vec::len), checks.as_array().map(Vec::len));
 
+    // A program that is not there is told as a shell tells it.
+    for (program, code) in [("nosuch", 127), ("/etc/hosts", 126)] {
+        let output = run(&mut node.pdp_command(&["exec", "red/h1", "--", program]), "");
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words}");
+        assert!(words.starts_with(&format!("error: red/h1: {program}: ")), "{words}");
+    }
+
     // Completion works in a shell.
     let script = node.directory.join("completion");
     fs::write(&script, node.pdp(&["completion", "bash"])).expect("a script");
@@ -384,4 +395,41 @@ fn what_is_wanted_is_shown_checked_and_compared() {
         script.display()
     );
     assert_eq!(sh(&words).trim(), "capture");
+}
+
+/// Where no container can be made, the reason is told once, and by the doctor before anything is applied.
+#[test]
+fn why_no_container_starts_is_told_once() {
+    let mut node = Node::prepare("broken");
+    let runc = node.directory.join("runc");
+    // Called as runc is, with its log as fourth word.
+    let script = r#"#!/bin/sh
+case "$*" in
+*' create '*) echo '{"level": "error", "msg": "no container can be made here"}' > "$4"; exit 1 ;;
+esac
+exec /usr/sbin/runc "$@"
+"#;
+    fs::write(&runc, script).expect("a script");
+    fs::set_permissions(&runc, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let runc = runc.to_str().expect("a path");
+    let line = format!("echo $$ >&2; exec {} --doctor --runc {runc}", bin("pdpd").display());
+    let output = run(Command::new("sh").args(["-c", &line]), "");
+    // And nothing else, of no library.
+    let pid: u32 = String::from_utf8_lossy(&output.stderr).trim().parse().expect("its pid");
+    let checks: serde_json::Value = serde_json::from_slice(&output.stdout).expect("checks");
+    let all = checks.as_array().expect("checks");
+    let container = all.iter().find(|check| check["name"] == "container").expect("the check");
+    assert_eq!(container["state"], "missing");
+    let detail = container["detail"].as_str().expect("words");
+    assert!(detail.contains("no container can be made here"), "{detail}");
+    let places = "find /run /sys/fs/cgroup -maxdepth 2 -name";
+    assert_eq!(sh(&format!("{places} 'pdp-doctor-{pid}-*'")), "", "it leaves nothing");
+
+    node.pdpd_arguments(&["--runc", runc]);
+    node.start_pdpd();
+    let _ = node.try_apply(SPEC);
+    eventually("it has failed", || node.json(&["get"])[0]["phase"] == "failed");
+    let note = node.json(&["get"])[0]["message"].as_str().expect("a reason").to_owned();
+    assert_eq!(note.matches("no container can be made here").count(), 1, "{note}");
+    assert!(!note.contains("unseen") && !note.contains("guest red."), "{note}");
 }

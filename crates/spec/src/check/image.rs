@@ -1,0 +1,38 @@
+//! Whether the images that virtual networks name are there.
+
+use crate::diagnostic::Diagnostic;
+use crate::object::{Image, Object, Program};
+use crate::parse::{Document, at_most};
+use crate::tree::Path;
+
+/// What is wrong with the images of virtual networks' nodes, as `look` says; of those nodes for which `changes`,
+/// given the names of network and node, is true.
+pub fn check_images(
+    documents: &[Document],
+    changes: impl Fn(&str, &str) -> bool,
+    look: impl Fn(&Image) -> Result<(), String>,
+) -> Vec<Diagnostic> {
+    let mut diagnostics = Vec::new();
+    for document in documents {
+        let Object::VirtualNetwork(vnet) = &document.object else { continue };
+        for (name, node) in &vnet.spec.nodes {
+            if !changes(&vnet.metadata.name, name) {
+                continue;
+            }
+            let mut one = |image: &Image, path: &[&str]| {
+                if let Err(why) = look(image) {
+                    let path = [&["spec", "nodes", name], path].concat();
+                    let hint = "paths of images are those of the daemon's machine";
+                    diagnostics.push(document.at(&Path::of(&path), why, hint));
+                }
+            };
+            one(&node.image, &["image"]);
+            if let Some(Program::Own(program)) =
+                node.data_plane.as_ref().map(|plane| &plane.program)
+            {
+                one(&program.image, &["dataPlane", "program", "image"]);
+            }
+        }
+    }
+    at_most(diagnostics)
+}
