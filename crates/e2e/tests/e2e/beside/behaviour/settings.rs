@@ -1,7 +1,7 @@
 //! Settings and devices of the control guest.
 
 use super::case::{Case, case, v4, v6};
-use super::frames::{ECHO, ICMP, Mac, echo};
+use super::frames::{ECHO, ECHO_V6, ICMP, ICMPV6, Mac, echo};
 
 /// Of VRRP (RFC 9568 7.3), as FRR's vrrpd has it made.
 const VIRTUAL: Mac = [0, 0, 0x5e, 0, 1, 5];
@@ -124,6 +124,25 @@ fn others() -> Vec<Case> {
                 "echo 0 >/proc/sys/net/ipv4/conf/all/bc_forwarding
                  echo 0 >/proc/sys/net/ipv4/conf/eth0/bc_forwarding",
             ),
+        v6("disable_ipv6 of the interface that it comes by", |p, host| {
+            // The neighbour gets known by another.
+            p.link.enter(host, 3);
+            p.from("fd00:3::77").segment(ICMPV6, echo(ECHO_V6, 1, 8)).done();
+        })
+        .then()
+        .v6(|_, _| {})
+        .setup("echo 1 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6")
+        .undo(
+            "echo 0 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6
+             ip addr add fd00::1/64 dev eth0 nodad",
+        )
+        .differs(DISABLED, "eth1 icmp6 128/0", "eth1 icmp6 128/0, eth1 udp6"),
+        v6("disable_ipv6 of the interface that it leaves by", |_, _| {})
+            .setup("echo 1 >/proc/sys/net/ipv6/conf/eth1/disable_ipv6")
+            .undo(
+                "echo 0 >/proc/sys/net/ipv6/conf/eth1/disable_ipv6
+                 ip addr add fd00:1::1/64 dev eth1 nodad",
+            ),
         v4("from 0.0.0.0 to all (DHCP)", |p, _| {
             p.from("0.0.0.0").to("255.255.255.255").link.to = [0xff; 6];
         }),
@@ -209,4 +228,5 @@ fn devices() -> Vec<Case> {
 }
 
 const LOCAL_SOURCE: &str = "A range that is local by hand (`ip route add local`), as source";
+const DISABLED: &str = "`net.ipv6.conf.NAME.disable_ipv6` of the interface that a packet comes by";
 const ACCEPT_LOCAL: &str = "`accept_local`";
