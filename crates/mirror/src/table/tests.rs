@@ -53,6 +53,11 @@ fn hop(ifindex: u32) -> KernelHop {
     KernelHop { ifindex, gateway, weight: 1, encap: false, state: HopState::default() }
 }
 
+/// The largest packet of a route.
+fn mtu(metric: u32) -> u32 {
+    1300 * (metric - 1)
+}
+
 fn route(index: u8, metric: u32, destination: kernel::Destination) -> Route {
     let identity = match &destination {
         kernel::Destination::Hops(hops) => hops[0].ifindex,
@@ -69,7 +74,7 @@ fn route(index: u8, metric: u32, destination: kernel::Destination) -> Route {
         sibling: false,
         identity,
         destination,
-        mtu: 0,
+        mtu: mtu(metric),
         expires: None,
     }
 }
@@ -108,11 +113,15 @@ impl Guest {
         }
     }
 
-    fn resolved(&self) -> BTreeMap<IpNet, Resolved> {
+    /// With the largest packet of each route that has hops.
+    fn resolved(&self) -> BTreeMap<IpNet, (Resolved, u32)> {
         let resolve = |(prefix, target): (&IpNet, &Target)| match target {
-            Target::Group(id) => (*prefix, Resolved::Hops(self.groups[id].0.clone())),
-            Target::Punt => (*prefix, Resolved::Punt),
-            Target::Drop => (*prefix, Resolved::Drop),
+            Target::Group(id) => {
+                let (hops, mtu) = &self.groups[id];
+                (*prefix, (Resolved::Hops(hops.clone()), *mtu))
+            }
+            Target::Punt => (*prefix, (Resolved::Punt, 0)),
+            Target::Drop => (*prefix, (Resolved::Drop, 0)),
         };
         self.routes.iter().map(resolve).collect()
     }
@@ -253,21 +262,20 @@ impl Run {
         }
     }
 
-    fn expected(&self) -> BTreeMap<IpNet, Resolved> {
+    fn expected(&self) -> BTreeMap<IpNet, (Resolved, u32)> {
         let mut expected = BTreeMap::new();
-        for ((p, _), destination) in &self.kernel {
+        for ((p, metric), destination) in &self.kernel {
             let vport = match destination {
                 kernel::Destination::Hops(hops) => hops[0].ifindex,
                 kernel::Destination::Nexthop(id) => self.objects[id],
                 other => panic!("{other:?}"),
             };
             let resolved = match vport {
-                3 => Resolved::Punt,
-                _ => Resolved::Hops(vec![Hop {
-                    vport: vport as u16 - 1,
-                    gateway: hop(vport).gateway,
-                    weight: 1,
-                }]),
+                3 => (Resolved::Punt, 0),
+                _ => {
+                    let (vport, gateway) = (vport as u16 - 1, hop(vport).gateway);
+                    (Resolved::Hops(vec![Hop { vport, gateway, weight: 1 }]), mtu(*metric))
+                }
             };
             expected.entry(prefix(*p)).or_insert(resolved);
         }
@@ -317,4 +325,36 @@ proptest! {
         prop_assert!(run.early.routes.is_empty() && run.early.groups.is_empty());
         prop_assert!(run.table.entries.iter().next().is_none());
     }
+}
+
+/// What a vport takes beside its own link address: of macvlans over it that are up, as many as fit.
+#[test]
+fn link_addresses_of_macvlans_are_told_and_bounded() {
+    let mut run = Run::new();
+    let over = |ifindex: u32, up: bool| {
+        let (name, mac) = (format!("v{ifindex}"), [2, 0, 0, 0, 0, ifindex as u8]);
+        let over = Some(1);
+        Event::Link(Link { ifindex, name, up, carrier: true, mac, mtu: 1500, over })
+    };
+    let told = |run: &mut Run| {
+        let mut told = None;
+        run.table.flush(&mut |message| match message {
+            ToGuest::Vport(vport) if vport.index == 0 => told = Some(vport.macs),
+            ToGuest::Vport(vport) => assert!(vport.macs.is_empty()),
+            _ => {}
+        });
+        told
+    };
+    assert_eq!(told(&mut run), Some(vec![]));
+    run.table.apply(&over(10, true));
+    run.table.apply(&over(11, false));
+    assert_eq!(told(&mut run), Some(vec![[2, 0, 0, 0, 0, 10]]));
+    run.table.apply(&over(11, true));
+    run.table.apply(&Event::LinkGone(10));
+    assert_eq!(told(&mut run), Some(vec![[2, 0, 0, 0, 0, 11]]));
+    (20..60).for_each(|ifindex| run.table.apply(&over(ifindex, true)));
+    assert_eq!(told(&mut run).map(|macs| macs.len()), Some(pdp_proto::routes::MACS_MAX));
+    (20..60).for_each(|ifindex| run.table.apply(&over(ifindex, false)));
+    run.table.apply(&over(11, false));
+    assert_eq!(told(&mut run), Some(vec![]));
 }

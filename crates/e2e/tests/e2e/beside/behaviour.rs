@@ -9,6 +9,8 @@
 //! and fd00:3::5. Each case sends from a machine of its own behind eth0. All other machines answer for
 //! themselves, but those whose address ends in 102 (0x66).
 //!
+//! `PDP_CASES=WORDS` runs those whose names contain the words, and prints what each router did.
+//!
 //! Where PdP does otherwise by design, `differs` says what both do, and names the row of docs/dataplane.md.
 
 mod addresses;

@@ -208,8 +208,9 @@ impl Bench {
                 }
                 Err(error) => Some(error),
             };
-            if wrong.is_none() {
-                break;
+            match &wrong {
+                None => break,
+                Some(text) => println!("{}, not as expected:\n{text}", case.name),
             }
         }
         wrong

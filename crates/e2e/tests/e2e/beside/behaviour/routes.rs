@@ -273,6 +273,18 @@ fn mtus() -> Vec<Case> {
                 "ip route add 203.0.113.0/24 via 10.1.0.7 mtu 1300
              ip route replace 203.0.113.0/24 via 10.1.0.7",
             ),
+        long(
+            "route with mtu 1500 over an interface of 1400, DF 1450",
+            1450,
+            DF,
+            "via 10.2.0.7 mtu 1500",
+        )
+        .differs(LARGER, "eth2 udp", "nothing"),
+        long_v6(
+            "route with mtu 1500 over an interface of 1400, 1450",
+            1450,
+            "via fd00:2::7 mtu 1500",
+        ),
         long_v6("route with mtu 1300, 1400", 1400, "via fd00:1::7 mtu 1300"),
         long_v6("route with mtu lock 1300, 1400", 1400, "via fd00:1::7 mtu lock 1300"),
         long_v6("route with mtu lock 1300, 1300", 1300, "via fd00:1::7 mtu lock 1300"),
@@ -292,6 +304,7 @@ fn mtus() -> Vec<Case> {
     ]
 }
 
+const LARGER: &str = "A route's MTU that is larger than its interface's (IPv4)";
 const IPV6_MTU: &str = "An MTU of IPv6 alone (`net.ipv6.conf.NAME.mtu`)";
 
 fn locals() -> Vec<Case> {

@@ -137,6 +137,7 @@ pub fn words(frames: &Frames) -> String {
     }
     let mut all: Vec<String> =
         frames.iter().map(|(port, frame)| format!("eth{port} {}", word(frame))).collect();
+    all.sort();
     all.dedup();
     all.join(", ")
 }

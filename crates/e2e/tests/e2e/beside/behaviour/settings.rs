@@ -1,7 +1,7 @@
 //! Settings and devices of the control guest.
 
 use super::case::{Case, case, v4, v6};
-use super::frames::{ECHO, ICMP, Mac, echo};
+use super::frames::{ECHO, ECHO_V6, ICMP, ICMPV6, Mac, echo};
 
 /// Of VRRP (RFC 9568 7.3), as FRR's vrrpd has it made.
 const VIRTUAL: Mac = [0, 0, 0x5e, 0, 1, 5];
@@ -107,6 +107,17 @@ fn others() -> Vec<Case> {
             .setup("echo 1 >/proc/sys/net/ipv4/conf/eth0/accept_local")
             .undo("echo 0 >/proc/sys/net/ipv4/conf/eth0/accept_local")
             .differs(ACCEPT_LOCAL, "eth1 udp", "nothing"),
+        v4("source of an address on lo", |p, _| p.from("172.20.0.1").done())
+            .setup("ip addr add 172.20.0.1/32 dev lo")
+            .undo("ip addr del 172.20.0.1/32 dev lo"),
+        v4("source of a second address", |p, _| p.from("10.3.0.2").done())
+            .setup("ip addr add 10.3.0.2/16 dev eth3")
+            .undo("ip addr del 10.3.0.2/16 dev eth3"),
+        v4("source of an address that is gone", |p, _| p.from("10.3.0.2").done())
+            .setup("ip addr add 10.3.0.2/16 dev eth3; ip addr del 10.3.0.2/16 dev eth3"),
+        v4("source of a peer's address", |p, _| p.from("172.20.9.9").done())
+            .setup("ip addr add 172.20.0.1 peer 172.20.9.9 dev eth1")
+            .undo("ip addr del 172.20.0.1 peer 172.20.9.9 dev eth1"),
         v4("source of a local range", |p, _| p.from("203.0.113.77").done())
             .setup("ip route add local 203.0.113.0/24 dev lo")
             .undo("ip route del local 203.0.113.0/24 dev lo")
@@ -124,6 +135,40 @@ fn others() -> Vec<Case> {
                 "echo 0 >/proc/sys/net/ipv4/conf/all/bc_forwarding
                  echo 0 >/proc/sys/net/ipv4/conf/eth0/bc_forwarding",
             ),
+        v6("disable_ipv6 of the interface that it comes by", |p, host| {
+            // The neighbour gets known by another.
+            p.link.enter(host, 3);
+            p.from("fd00:3::77").segment(ICMPV6, echo(ECHO_V6, 1, 8)).done();
+        })
+        .then()
+        .v6(|_, _| {})
+        .setup("echo 1 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6")
+        .undo(
+            "echo 0 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6
+             ip addr add fd00::1/64 dev eth0 nodad",
+        )
+        .differs(DISABLED, "eth1 icmp6 128/0", "eth1 icmp6 128/0, eth1 udp6"),
+        v6("disable_ipv6 of the interface that it leaves by", |_, _| {})
+            .setup("echo 1 >/proc/sys/net/ipv6/conf/eth1/disable_ipv6")
+            .undo(
+                "echo 0 >/proc/sys/net/ipv6/conf/eth1/disable_ipv6
+                 ip addr add fd00:1::1/64 dev eth1 nodad",
+            ),
+        v4("an interface without ARP", |_, _| {})
+            .setup("ip link set eth1 arp off")
+            .undo(
+                "ip link set eth1 arp on
+                 ip neigh replace 10.1.255.250 lladdr 02:04:01:01:ff:fa dev eth1",
+            )
+            .dead(&[1]),
+        v4("an interface whose addresses are gone", |_, _| {})
+            .v4(|p, host| {
+                p.link.enter(host, 1);
+                p.from("10.1.0.9").to("10.3.0.9").done();
+            })
+            .setup("ip addr del 10.1.0.1/16 dev eth1")
+            .undo("ip addr add 10.1.0.1/16 dev eth1")
+            .dead(&[1]),
         v4("from 0.0.0.0 to all (DHCP)", |p, _| {
             p.from("0.0.0.0").to("255.255.255.255").link.to = [0xff; 6];
         }),
@@ -208,4 +253,5 @@ fn devices() -> Vec<Case> {
 }
 
 const LOCAL_SOURCE: &str = "A range that is local by hand (`ip route add local`), as source";
+const DISABLED: &str = "`net.ipv6.conf.NAME.disable_ipv6` of the interface that a packet comes by";
 const ACCEPT_LOCAL: &str = "`accept_local`";
