@@ -31,6 +31,20 @@ for limit in $(find /sys/fs/cgroup/pdp/vnets/_ospf -maxdepth 2 -name cpu.max | s
     say "cpu.max ${limit#/sys/fs/cgroup/} $(cat "$limit")"
 done
 
+# A VRF keeps what comes by h1's link from the routes that OSPF found, and that is told.
+if [ "$first" ]; then
+    modprobe vrf
+    for line in "link add blue type vrf table 10" "link set blue up" "link set eth0 master blue"; do
+        pdp exec ospf/r1 -- ip $line
+    done
+    end=$((SECONDS + 60))
+    while told=$(pdp get | grep -o 'eth0 is in VRF blue'); [ -z "$told" ] && [ $SECONDS -lt $end ]; do
+        sleep 0.2
+    done
+    say "vrf $told, $(pdp exec ospf/h1 -- ping -c 3 -i 0.2 -W 1 10.2.0.2 2>&1 | grep -o '[0-9]* received')"
+    pdp exec ospf/r1 -- ip link del blue
+fi
+
 # A spinning process in a guest's cgroup gets the limit and no more: CPU time over 4 s.
 if [ "$first" ]; then
     group=/sys/fs/cgroup/pdp/vnets/_ospf/_r1.g0

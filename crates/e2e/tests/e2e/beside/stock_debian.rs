@@ -158,6 +158,7 @@ fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
     assert_eq!(said(&first, "apply").split(' ').next(), Some("0"), "{first:#?}");
     check(&first);
     check_limit(&first);
+    assert_eq!(said(&first, "vrf"), "eth0 is in VRF blue, 0 received", "{first:#?}");
     let second = boot(&work, &disk, 2);
     assert_ne!(said(&first, "boot"), said(&second, "boot"));
     assert!(!second.iter().any(|line| line.starts_with("apply")), "nothing is applied twice");
