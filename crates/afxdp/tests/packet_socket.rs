@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pdp_afxdp::{Packet, PacketSocket, Pool, RECEIVE_BYTES_MAX, RING_ENTRIES, Sent};
+use pdp_afxdp::{Packet, PacketSocket, Pool, RECEIVE_BYTES_MAX, RING_ENTRIES, Sent, Unread};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -110,7 +110,7 @@ impl Ends {
         let (mut frames, mut too_long) = (Vec::new(), 0);
         while frames.len() + too_long < count {
             assert!(start.elapsed() < PATIENCE, "{} of {count}", frames.len() + too_long);
-            too_long += self.socket.receive(&mut self.free, 0, 64, &mut frames);
+            too_long += self.socket.receive(&mut self.free, 0, 64, &mut frames).too_long;
         }
         let bytes = frames.iter().map(|packet| packet.bytes().to_vec()).collect();
         self.free.append(&mut frames);
@@ -212,7 +212,7 @@ fn a_full_ring_drops_what_comes_and_counts_it() {
     // Without packets, frames stay in the ring.
     ends.write(&numbered(7), None);
     let mut frames = Vec::new();
-    assert_eq!(ends.socket.receive(&mut ends.free, PACKETS, 64, &mut frames), 0);
+    assert_eq!(ends.socket.receive(&mut ends.free, PACKETS, 64, &mut frames), Unread::default());
     assert!(frames.is_empty());
     assert_eq!(ends.read(1).0, [numbered(7)]);
 }
@@ -240,7 +240,7 @@ fn frames_go_out_in_order_and_packets_come_back() {
             sent += 1;
         }
         assert_eq!(a.flush(&mut free).refused, 0);
-        assert_eq!(b.receive(&mut free, 0, 64, &mut arrived), 0);
+        assert_eq!(b.receive(&mut free, 0, 64, &mut arrived), Unread::default());
         for packet in arrived.drain(..) {
             assert_eq!(packet.bytes(), numbered(got), "frame {got}");
             got += 1;
@@ -248,7 +248,7 @@ fn frames_go_out_in_order_and_packets_come_back() {
         }
     }
     // Its own frames don't come back to it.
-    assert_eq!(a.receive(&mut free, 0, 64, &mut arrived), 0);
+    assert_eq!(a.receive(&mut free, 0, 64, &mut arrived), Unread::default());
     assert!(arrived.is_empty());
     assert_eq!((a.kernel_dropped(), b.kernel_dropped()), (0, 0));
     // Too long for the device; then a device that is down.

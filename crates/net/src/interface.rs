@@ -28,6 +28,8 @@ pub struct Interface {
     pub receive_queues: u32,
     /// Addresses with their prefix lengths.
     pub addresses: Vec<IpNet>,
+    /// Software, not hardware: veth, bridge, VXLAN, ….
+    pub is_virtual: bool,
     /// Of one end of a veth: the other end, if that is in this namespace.
     pub veth_peer: Option<String>,
 }
@@ -48,6 +50,7 @@ impl Interface {
                 lower_up: link.header.flags.contains(LinkFlags::LowerUp),
                 receive_queues: 1,
                 addresses: Vec::new(),
+                is_virtual: false,
                 veth_peer: None,
             };
             let (mut is_veth, mut peer, mut elsewhere) = (false, None, false);
@@ -59,6 +62,8 @@ impl Interface {
                     LinkAttribute::Mtu(mtu) => interface.mtu = mtu,
                     LinkAttribute::NumRxQueues(count) => interface.receive_queues = count,
                     LinkAttribute::LinkInfo(infos) => {
+                        interface.is_virtual =
+                            infos.iter().any(|info| matches!(info, LinkInfo::Kind(_)));
                         is_veth = infos.contains(&LinkInfo::Kind(InfoKind::Veth));
                     }
                     LinkAttribute::Link(index) => peer = Some(index),

@@ -406,7 +406,12 @@ fn device_told(
     device: &Interface,
     outlet: impl FnOnce(mux::Device) -> mux::Outlet,
 ) -> mux::External {
-    let told = mux::Device { device: device.name.clone(), ifindex: device.index, mac: device.mac };
+    let told = mux::Device {
+        device: device.name.clone(),
+        ifindex: device.index,
+        mac: device.mac,
+        is_virtual: device.is_virtual,
+    };
     mux::External { name: name.into(), mtu: device.mtu, outlet: outlet(told) }
 }
 
