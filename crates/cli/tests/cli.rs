@@ -382,6 +382,7 @@ fn changes_reach_the_daemon() {
     fs::write(&path, VNET.replace("green", "red")).unwrap();
     let path = path.to_str().unwrap();
     out(&server, &["link", "down", "red/r1:eth0"]);
+    out(&server, &["link", "down", "red/r1:eth0", "--silent"]);
     out(&server, &["link", "up", "red/r1-h1"]);
     out(&server, &["delete", "-f", path]);
     out(&server, &["up", "-f", path]);
@@ -389,6 +390,7 @@ fn changes_reach_the_daemon() {
     let done = server.fake.done.lock().unwrap().clone();
     let all = [
         "link r1:eth0 false",
+        "link r1:eth0 false silent",
         "link r1-h1 true",
         "deleted red",
         "up",

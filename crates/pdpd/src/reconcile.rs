@@ -32,6 +32,7 @@ use crate::key::Key;
 use crate::machine::Machine;
 use crate::plan::{Places, Plan};
 use crate::state::State;
+pub use external::CutOff;
 use external::ExternalSide;
 use mux::MuxSide;
 use vnet::VnetSide;

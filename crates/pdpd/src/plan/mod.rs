@@ -238,7 +238,7 @@ impl Plan {
             let (was, is) = (before.vnets.get(name), self.vnets.get(name));
             changed.insert(Key::vnet(name));
             // Carriers of a node's ports follow the links.
-            let links = |vnet: &&Arc<VnetPlan>| vnet.mux.vlinks.clone();
+            let links = |vnet: &&Arc<VnetPlan>| (vnet.mux.vlinks.clone(), vnet.silent.clone());
             let links = was.as_ref().map(links) != is.as_ref().map(links);
             for node in was.iter().chain(&is).flat_map(|vnet| vnet.nodes.keys()) {
                 let was = was.and_then(|vnet| vnet.nodes.get(node));
@@ -279,6 +279,16 @@ pub enum ExternalPlan {
     Memif(MemifPlan),
     /// A source and sink inside the mux.
     Generator(GeneratorPlan),
+}
+
+impl ExternalPlan {
+    /// Name of the device behind it.
+    pub fn device(&self) -> Option<&str> {
+        match self {
+            Self::Device(device) => Some(&device.device),
+            Self::Memif(_) | Self::Generator(_) => None,
+        }
+    }
 }
 
 /// A network device.
@@ -343,6 +353,8 @@ pub struct VnetPlan {
     pub mux: mux::Vnet,
     /// Links as written: name and the two ends, in the order of `mux.vlinks`.
     pub links: Vec<[Endpoint; 2]>,
+    /// Names of links that are down and whose ends keep their carrier.
+    pub silent: BTreeSet<String>,
     /// What it takes of external interfaces.
     pub takes: BTreeMap<String, Takes>,
     /// What part of a CPU it gets, in thousandths of a core
@@ -621,7 +633,8 @@ impl VnetPlanner<'_> {
             vlinks,
         };
         let weight = weight(&nodes);
-        Ok(VnetPlan { nodes, mux, links, takes: self.takes(), weight })
+        let silent = self.holding.links_silent.clone();
+        Ok(VnetPlan { nodes, mux, links, silent, takes: self.takes(), weight })
     }
 
     fn takes(&self) -> BTreeMap<String, Takes> {
@@ -666,11 +679,19 @@ fn weight(nodes: &BTreeMap<String, NodePlan>) -> u32 {
 impl VnetPlan {
     /// External interfaces that its links use.
     pub fn externals(&self) -> impl Iterator<Item = &str> {
-        let ends = self.mux.vlinks.iter().flat_map(|link| [&link.a, &link.b]);
+        self.mux.vlinks.iter().flat_map(Self::outside)
+    }
+
+    /// Nodes with a port whose link ends at an external interface.
+    pub fn nodes_at(&self, vnet: &str, external: &str) -> Vec<Key> {
+        let links = self.mux.vlinks.iter();
+        let there = links.filter(|link| Self::outside(link).any(|name| name == external));
+        let ends = there.flat_map(|link| [&link.a, &link.b]);
         ends.filter_map(|end| match end {
-            mux::End::External { interface, .. } => Some(interface.as_str()),
-            mux::End::Port { .. } => None,
+            mux::End::Port { node, .. } => Some(Key::node(vnet, node)),
+            mux::End::External { .. } => None,
         })
+        .collect()
     }
 
     /// It and its parts.
@@ -683,9 +704,17 @@ impl VnetPlan {
         keys
     }
 
-    /// Whether a port's link is up; a port without a link has none.
-    pub fn carrier(&self, node: &str, port: u16) -> bool {
-        self.link_of(node, port).is_some_and(|link| link.up)
+    /// Whether a link gives its ends carrier: it is up, or down silently.
+    pub fn has_carrier(&self, link: &mux::Vlink) -> bool {
+        link.up || self.silent.contains(&link.name)
+    }
+
+    /// External interfaces that a link ends at.
+    pub fn outside(link: &mux::Vlink) -> impl Iterator<Item = &str> {
+        [&link.a, &link.b].into_iter().filter_map(|end| match end {
+            mux::End::External { interface, .. } => Some(interface.as_str()),
+            mux::End::Port { .. } => None,
+        })
     }
 
     /// The vlink of a port.

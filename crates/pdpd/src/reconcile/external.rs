@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use pdp_container::Process;
-use pdp_net::interface::Interface;
+use pdp_net::interface::{Carrier, Condition, Interface};
 use pdp_net::xdp::Xdp;
 use pdp_proto::mux;
 use pdp_spec::DeviceAttach;
@@ -39,6 +39,39 @@ pub(super) struct ExternalSide {
     attached: Option<Attached>,
     /// Whether the last attempt to make it failed.
     failed: bool,
+    /// Why frames can't go over its device; `None`: they can, or it has none.
+    cut_off: Option<CutOff>,
+}
+
+/// Why frames can't go over a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutOff {
+    /// There is none of its name.
+    Gone,
+    /// It was set down.
+    Down,
+    /// It has no carrier.
+    Lost,
+}
+
+impl CutOff {
+    fn of(device: &str) -> Option<Self> {
+        match Condition::of(device).map(|condition| condition.carrier) {
+            None => Some(Self::Gone),
+            Some(Carrier::Down) => Some(Self::Down),
+            Some(Carrier::Lost) => Some(Self::Lost),
+            Some(Carrier::Yes) => None,
+        }
+    }
+
+    /// In words, for `device`.
+    pub fn words(self, device: &str) -> String {
+        match self {
+            Self::Gone => format!("there is no {device}"),
+            Self::Down => format!("{device} is down (ip link set {device} up)"),
+            Self::Lost => format!("{device} has no carrier"),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -63,7 +96,13 @@ impl Reconciler {
         let Some(mux) = self.mux_process() else { return Err(HostError::NoMux) };
         let mut side = lock(&self.externals).remove(name).unwrap_or_default();
         if side.mux != Some(mux) {
-            side = ExternalSide { mux: Some(mux), ..ExternalSide::default() };
+            let cut_off = side.cut_off;
+            side = ExternalSide { mux: Some(mux), cut_off, ..ExternalSide::default() };
+        }
+        let cut_off = wanted.device().and_then(CutOff::of);
+        if std::mem::replace(&mut side.cut_off, cut_off) != cut_off {
+            // Carriers of ports follow.
+            doing.wake.extend(plan.vnets.iter().flat_map(|(vnet, plan)| plan.nodes_at(vnet, name)));
         }
         let before = side.attached.is_some();
         let result = self.attach(name, wanted, &mut side.attached);
@@ -90,19 +129,27 @@ impl Reconciler {
         Some(Key::external(name))
     }
 
-    /// Externals whose device is another one than it was, or gone. The kernel is asked, so this is to
-    /// be called now and then.
-    pub fn changed_devices(&self) -> Vec<Key> {
+    /// Externals whose device is another one than it was, gone or there again, or has carrier where it
+    /// had none, or the other way. The kernel is asked.
+    pub fn changed_devices(&self, plan: &Plan) -> Vec<Key> {
         let sides = lock(&self.externals);
-        let changed = sides.iter().filter(|(_, side)| {
+        let changed = plan.externals.iter().filter(|(name, wanted)| {
+            let (Some(device), Some(side)) = (wanted.device(), sides.get(*name)) else {
+                // Its first step is to come.
+                return false;
+            };
             let told = side.attached.as_ref().map(|attached| &attached.told);
-            told.and_then(|told| Some((told.device()?, told.mtu))).is_some_and(|(was, mtu)| {
-                Interface::by_name(&was.device).map_or(true, |device| {
-                    (device.index, device.mac, device.mtu) != (was.ifindex, was.mac, mtu)
-                })
-            })
+            let was = told.and_then(|told| Some((told.device()?, told.mtu)));
+            let was = was.map(|(device, mtu)| (device.ifindex, device.mac, mtu));
+            let is = Condition::of(device);
+            was != is.map(|is| (is.index, is.mac, is.mtu)) || side.cut_off != CutOff::of(device)
         });
         changed.map(|(name, _)| Key::external(name)).collect()
+    }
+
+    /// Why frames can't go over the device of an external; `None`: they can, or nothing is known.
+    pub fn cut_off(&self, external: &str) -> Option<CutOff> {
+        lock(&self.externals).get(external)?.cut_off
     }
 
     fn attach(
