@@ -105,7 +105,7 @@ r1:eth0  10.0.0.1/24  02:00:00:00:00:01  1500  yes      r1-h1
 h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
 
 Links
-LINK   ENDS                 SET  CARRIER  RATE
+LINK   ENDS                 SET  CARRIER  RATE      NOTE
 r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s
 ",
     );
@@ -133,8 +133,8 @@ FE   CPUS  CAPACITY  USED  GUESTS
 fe1  0-1   1         0.25  red/r1:g0 0.25
 
 External interfaces
-EXTERNAL  DEVICE  MTU  ATTACHED  NOTE
-A         veth-a  -    no        no such device
+EXTERNAL  DEVICE  MTU  ATTACHED  CARRIER  NOTE
+A         veth-a  -    no        -        no such device
 ",
     );
 }

@@ -171,7 +171,7 @@ pub struct Device {
     /// Its link address.
     pub mac: [u8; 6],
     /// Software (veth, bridge, …): nobody completes the checksums that senders left to it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_virtual: bool,
 }
 

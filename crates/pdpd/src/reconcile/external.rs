@@ -39,8 +39,6 @@ pub(super) struct ExternalSide {
     attached: Option<Attached>,
     /// Whether the last attempt to make it failed.
     failed: bool,
-    /// Why frames can't go over its device; `None`: they can, or it has none.
-    cut_off: Option<CutOff>,
 }
 
 /// Why frames can't go over a device.
@@ -96,11 +94,9 @@ impl Reconciler {
         let Some(mux) = self.mux_process() else { return Err(HostError::NoMux) };
         let mut side = lock(&self.externals).remove(name).unwrap_or_default();
         if side.mux != Some(mux) {
-            let cut_off = side.cut_off;
-            side = ExternalSide { mux: Some(mux), cut_off, ..ExternalSide::default() };
+            side = ExternalSide { mux: Some(mux), ..ExternalSide::default() };
         }
-        let cut_off = wanted.device().and_then(CutOff::of);
-        if std::mem::replace(&mut side.cut_off, cut_off) != cut_off {
+        if self.look_at_device(name, wanted) {
             // Carriers of ports follow.
             doing.wake.extend(plan.vnets.iter().flat_map(|(vnet, plan)| plan.nodes_at(vnet, name)));
         }
@@ -134,22 +130,33 @@ impl Reconciler {
     pub fn changed_devices(&self, plan: &Plan) -> Vec<Key> {
         let sides = lock(&self.externals);
         let changed = plan.externals.iter().filter(|(name, wanted)| {
-            let (Some(device), Some(side)) = (wanted.device(), sides.get(*name)) else {
-                // Its first step is to come.
-                return false;
-            };
+            let Some(device) = wanted.device() else { return false };
+            // One that a step is being made of may have been looked at before.
+            let Some(side) = sides.get(*name) else { return true };
             let told = side.attached.as_ref().map(|attached| &attached.told);
             let was = told.and_then(|told| Some((told.device()?, told.mtu)));
             let was = was.map(|(device, mtu)| (device.ifindex, device.mac, mtu));
             let is = Condition::of(device);
-            was != is.map(|is| (is.index, is.mac, is.mtu)) || side.cut_off != CutOff::of(device)
+            was != is.map(|is| (is.index, is.mac, is.mtu))
+                || self.cut_off(name) != CutOff::of(device)
         });
         changed.map(|(name, _)| Key::external(name)).collect()
     }
 
     /// Why frames can't go over the device of an external; `None`: they can, or nothing is known.
     pub fn cut_off(&self, external: &str) -> Option<CutOff> {
-        lock(&self.externals).get(external)?.cut_off
+        lock(&self.cut_off).get(external).copied()
+    }
+
+    /// Looks whether frames can go over the device of an external; whether that is new.
+    fn look_at_device(&self, name: &str, wanted: &ExternalPlan) -> bool {
+        let is = wanted.device().and_then(CutOff::of);
+        let mut all = lock(&self.cut_off);
+        let was = match is {
+            Some(is) => all.insert(name.into(), is),
+            None => all.remove(name),
+        };
+        was != is
     }
 
     fn attach(
@@ -191,6 +198,7 @@ impl Reconciler {
             machine.delete_external(name)?;
         }
         lock(&self.externals).remove(name);
+        lock(&self.cut_off).remove(name);
         let key = Key::external(name).to_string();
         if let Some(thing) = self.state.thing(&key)?
             && !thing.detail.is_empty()
