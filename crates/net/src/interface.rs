@@ -169,6 +169,23 @@ impl Condition {
     }
 }
 
+/// Has an interface of this network namespace receive frames for all link addresses, as a whole interface's
+/// vnet has some of its own. It stays so when the interface is let go.
+pub fn receive_all(name: &str) -> Result<()> {
+    let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+        .on("open a socket to configure", name)?;
+    let mut request = named_request(name)?;
+    ioctl(&any.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request).on("read the flags of", name)?;
+    // SAFETY: the kernel has just written the flags.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    if libc::c_int::from(flags) & libc::IFF_PROMISC == 0 {
+        request.ifr_ifru.ifru_flags = flags | libc::IFF_PROMISC as libc::c_short;
+        ioctl(&any.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request)
+            .on("receive all frames of", name)?;
+    }
+    Ok(())
+}
+
 /// Tells that something about an interface of this network namespace may have changed.
 #[derive(Debug)]
 pub struct Watch(OwnedFd);

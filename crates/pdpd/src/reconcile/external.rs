@@ -439,9 +439,12 @@ fn take(xdp: &mut Xdp, wanted: &DevicePlan) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Sees to it that frames of a whole interface have their VLAN tags. What can't be had is told, and
-/// stops nothing.
+/// Sees to it that all frames of a whole interface come, with their VLAN tags. What can't be had is told,
+/// and stops nothing.
 fn whole_frames(wanted: &DevicePlan, device: &Interface) -> Result<(), HostError> {
+    if wanted.takes.all {
+        pdp_net::interface::receive_all(&wanted.device)?;
+    }
     if wanted.takes.all && !pdp_net::ethtool::tags_in_frames(device)? {
         return Err(HostError::Tags(wanted.device.clone()));
     }

@@ -284,6 +284,9 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
         for outside in [&a, &b] {
             eventually("h1 is reached", || outside.try_run("ping -c1 -W1 10.0.1.2").is_ok());
         }
+        // The network's own addresses are none of the device's.
+        let all = node.namespace().run("ip -d -o link show extA");
+        assert!(!all.contains("promiscuity 0"), "{attach}: {all}");
         for (outside, target) in [(&a, "10.0.1.2"), (&a, "fd00:1::2"), (&b, "10.0.1.2")] {
             // It takes a fraction of a second, and minutes if most is sent again. The server has one client
             // at a time.
