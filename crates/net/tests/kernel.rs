@@ -426,7 +426,7 @@ fn what_changes_about_an_interface_is_told() {
             poll(&mut events, PollTimeout::ZERO).unwrap() > 0
         };
         assert!(!told());
-        let mut follows = |make: &dyn Fn(), expected: Option<Condition>| {
+        let follows = |make: &dyn Fn(), expected: Option<Condition>| {
             watch.clear();
             make();
             eventually("it is told", &told);

@@ -397,6 +397,11 @@ impl Keeper {
         self.reconciler.cut_off(external)
     }
 
+    /// Whether an external interface loses long frames that senders leave to its device.
+    pub fn loses_long_frames(&self, external: &str) -> bool {
+        self.reconciler.loses_long_frames(external)
+    }
+
     /// Whether there may be anything of a vnet, wanted or not: it is in the journal, or will be.
     pub fn knows(&self, vnet: &str) -> bool {
         lock(&self.table).objects.contains_key(&Key::vnet(vnet))

@@ -399,15 +399,23 @@ impl View<'_> {
                 None => continue,
             };
             let cut_off = self.cut_off(name);
+            let loses = self.engine.keeper.loses_long_frames(name).then(|| {
+                format!(
+                    "{outlet} has no XDP of its own: frames that senders leave to it to cut are \
+                     dropped; give attach: packet"
+                )
+            });
+            let attached = health.is_some() && problem.is_none();
+            let there = interface.device.is_some() && mtu_bytes.is_some();
+            let carrier = there.then_some(cut_off.is_none());
+            let notes: Vec<String> = problem.or(cut_off).into_iter().chain(loses).collect();
             externals.push(ExternalStatus {
                 name: name.clone(),
                 device: outlet,
                 mtu_bytes,
-                attached: health.is_some() && problem.is_none(),
-                carrier: mtu_bytes
-                    .filter(|_| interface.device.is_some())
-                    .map(|_| cut_off.is_none()),
-                message: problem.or(cut_off),
+                attached,
+                carrier,
+                message: Some(notes.join("; ")).filter(|text| !text.is_empty()),
             });
         }
         let plan = self.model.wanted();

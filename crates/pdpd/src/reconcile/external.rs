@@ -10,7 +10,7 @@ use std::path::Path;
 
 use pdp_container::Process;
 use pdp_net::interface::{Carrier, Condition, Interface};
-use pdp_net::xdp::Xdp;
+use pdp_net::xdp::{Mode, Xdp};
 use pdp_proto::mux;
 use pdp_spec::DeviceAttach;
 use pdp_spec::limits::MTU_MAX;
@@ -146,6 +146,17 @@ impl Reconciler {
     /// Why frames can't go over the device of an external; `None`: they can, or nothing is known.
     pub fn cut_off(&self, external: &str) -> Option<CutOff> {
         lock(&self.cut_off).get(external).copied()
+    }
+
+    /// Whether an external loses long frames that senders leave to its device: one that is software and has
+    /// no XDP of its own hands them over as they are, and AF_XDP takes none.
+    pub fn loses_long_frames(&self, external: &str) -> bool {
+        let sides = lock(&self.externals);
+        let attached = sides.get(external).and_then(|side| side.attached.as_ref());
+        attached.is_some_and(|attached| {
+            let mode = attached.xdp.as_ref().map(Xdp::mode);
+            mode == Some(Mode::Generic) && attached.told.device().is_some_and(|it| it.is_virtual)
+        })
     }
 
     /// Looks whether frames can go over the device of an external; whether that is new.

@@ -315,6 +315,18 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
         }
         assert!(node.log_of("red.h1").contains("Accepted connection from fd00:2::2"));
     }
+    // A device whose driver has no XDP would lose long frames, and says so.
+    node.namespace().run("ip link add br0 type bridge; ip link set br0 up");
+    for (attach, loses) in [("af-xdp", true), ("packet", false)] {
+        let interface = format!("C: {{device: br0, attach: {attach}}}, A: {{");
+        node.apply(&KERNELS_SPEC.replace("A: {", &interface).replace("ATTACH", "packet"));
+        let substrate = node.json(&["inspect", "substrate"]);
+        let all = substrate["status"]["externals"].as_array().expect("externals").clone();
+        let bridge = all.iter().find(|external| external["name"] == "C").expect("C");
+        assert_eq!(bridge["attached"], true, "{bridge}");
+        let told = bridge["message"].as_str().unwrap_or_default();
+        assert_eq!(told.contains("give attach: packet"), loses, "{bridge}");
+    }
     // Why a frame was dropped before it was anybody's.
     b.run(
         "ip link add vx9 type vxlan id 9 local 192.0.2.2 remote 192.0.2.1 dstport 4789 dev eth0
