@@ -1,7 +1,7 @@
 //! The outside: a tunnel to a Linux machine over AF_XDP, through restarts of mux and pdpd; tunnels
 //! and whole interfaces by packet sockets; kernels that leave work to their devices; carriers.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pdp_e2e::{Machine, Node, all_answered, eventually, kill};
 
@@ -360,7 +360,6 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
             let since = Instant::now();
             eventually("the port's carrier follows", || up() == on);
             println!("{port} {on}: seen after {:?}", since.elapsed());
-            assert!(since.elapsed() < Duration::from_millis(700), "nobody looks now and then");
             match on {
                 false => assert_eq!(told(&links()), [why]),
                 true => assert_eq!(told(&links()), [""; 0]),

@@ -225,18 +225,24 @@ impl Carriers {
 /// hear of it a second later in most rounds.
 fn both_ends_hear_of_it_at_once(node: &Node) {
     const ROUNDS: usize = 10;
-    const LATE: Duration = Duration::from_millis(500);
+    /// Room for a busy machine, of which there is more for a single round.
+    const MEDIAN_MAX: Duration = Duration::from_millis(200);
+    const LAST_MAX: Duration = Duration::from_millis(900);
     let ends = ["r1:eth1", "h2:eth0"].map(|port| Carriers::of(node, port));
-    let mut took = Vec::new();
-    for (state, on) in [("down", false), ("up", true)].repeat(ROUNDS) {
-        let since = Instant::now();
-        node.pdp(&["link", state, "red/far"]);
-        took.push(ends.each_ref().map(|end| end.heard(on, since)));
+    let mut took = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        for ((state, on), took) in [("down", false), ("up", true)].into_iter().zip(&mut took) {
+            let since = Instant::now();
+            node.pdp(&["link", state, "red/far"]);
+            took.extend(ends.iter().map(|end| end.heard(on, since)).max());
+        }
     }
-    let mut later: Vec<Duration> = took.iter().map(|ends| ends[0].max(ends[1])).collect();
-    later.sort();
-    println!("heard at both ends: median {:?}, last {:?}", later[ROUNDS], later[2 * ROUNDS - 1]);
-    assert!(later[2 * ROUNDS - 1] < LATE, "{took:?}");
+    for (state, mut took) in ["down", "up"].into_iter().zip(took) {
+        took.sort();
+        let (median, last) = (took[ROUNDS / 2], took[ROUNDS - 1]);
+        println!("link {state} is heard of at both ends: median {median:?}, last {last:?}");
+        assert!(median < MEDIAN_MAX && last < LAST_MAX, "{took:?}");
+    }
 }
 
 /// As if something in between failed.
