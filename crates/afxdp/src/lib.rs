@@ -20,7 +20,7 @@ mod ring;
 mod socket;
 
 pub use create::{Mode, create_socket};
-pub use packet_socket::{PacketSocket, Sent};
+pub use packet_socket::{PacketSocket, Sent, Unread, WAITING_BYTES};
 pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, Packet, Pool};
 pub use socket::Socket;
 

@@ -7,12 +7,14 @@
 //! which copies them, and not by a transmit ring: the kernel gives that ring's slots back while the
 //! receiver at the other end of a veth still reads their bytes.
 //!
-//! A frame comes as it was on the wire: its VLAN tag, which the kernel takes off, is put back, and a
-//! checksum that the sender left to its device is completed. Several segments in one frame (GRO,
-//! TSO) are not taken apart.
+//! A frame comes as it was on the wire: its VLAN tag, which the kernel takes off, is put back, a
+//! checksum that the sender left to its device is completed, and several segments in one frame (TSO,
+//! USO, GRO) are cut. One that is longer than a slot waits beside the ring and is read by a system call
+//! of its own: one for up to 45 segments.
 //!
-//! Limits: [`RING_ENTRIES`] frames wait in each direction; longer ones than
-//! [`RECEIVE_BYTES_MAX`] are told as such and not received.
+//! Limits: [`RING_ENTRIES`] frames wait in each direction, and [`WAITING_BYTES`] of those that are longer
+//! than a slot; longer ones than [`RECEIVE_BYTES_MAX`] when they are cut are told as such and not
+//! received. Of checksums, those of the Internet: SCTP's is not completed.
 //! Source: packet(7), Linux Documentation/networking/packet_mmap.rst, net/packet/af_packet.c.
 
 use std::cell::Cell;
@@ -23,6 +25,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::tpacket2_hdr as Header;
+
+use pdp_wire::offload::{Cut, complete_at};
 
 use crate::pool::Packet;
 use crate::{Error, RECEIVE_BYTES_MAX, RING_ENTRIES};
@@ -43,8 +47,18 @@ const VERSION: libc::c_int = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
 /// Bytes of `struct virtio_net_hdr` (linux/virtio_net.h), which is before each frame.
 const OFFLOAD_BYTES: usize = 10;
 
-/// VIRTIO_NET_HDR_F_NEEDS_CSUM of linux/virtio_net.h.
+/// VIRTIO_NET_HDR_F_NEEDS_CSUM and VIRTIO_NET_HDR_GSO_NONE of linux/virtio_net.h.
 const NEEDS_CHECKSUM: u8 = 1;
+const ONE_SEGMENT: u8 = 0;
+
+/// PACKET_COPY_THRESH of linux/if_packet.h: a frame that is longer than its slot is queued as a whole.
+const QUEUE_LONG: libc::c_int = 7;
+
+/// Bytes of the longest frame that is cut: an IP packet with its link header.
+const LONG_BYTES: usize = (64 << 10) + ADDRESSES_BYTES + TAG_BYTES;
+
+/// Bytes of frames that are longer than a slot and wait, with the kernel's own overhead.
+pub const WAITING_BYTES: usize = 16 << 20;
 
 /// Link addresses before a VLAN tag, and the tag.
 const ADDRESSES_BYTES: usize = 12;
@@ -59,11 +73,22 @@ pub struct PacketSocket {
     ring: Slots,
     /// The slot that the kernel fills next, as far as we have read.
     next: usize,
+    /// The frame of that slot, where it is being cut.
+    long: Box<Long>,
     /// Given to [`PacketSocket::send`], not taken by the kernel yet.
     waiting: Vec<Packet>,
     /// What the kernel counted before its counters were read the last time: reading clears them.
     dropped: Cell<u64>,
     fd: OwnedFd,
+}
+
+/// Frames that came and were not received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unread {
+    /// Longer than a packet.
+    pub too_long: usize,
+    /// Of several segments, with headers that it can't be cut by.
+    pub not_cut: usize,
 }
 
 /// What became of frames that were to be sent.
@@ -80,6 +105,7 @@ impl PacketSocket {
     pub fn new(fd: OwnedFd) -> Result<Self, Error> {
         set(&fd, libc::PACKET_VERSION, &VERSION, "PACKET_VERSION")?;
         set(&fd, libc::PACKET_VNET_HDR, &1 as &libc::c_int, "PACKET_VNET_HDR")?;
+        set(&fd, QUEUE_LONG, &1 as &libc::c_int, "PACKET_COPY_THRESH")?;
         let request = libc::tpacket_req {
             tp_block_size: BLOCK_BYTES as u32,
             tp_block_nr: (RING_BYTES / BLOCK_BYTES) as u32,
@@ -89,7 +115,8 @@ impl PacketSocket {
         set(&fd, libc::PACKET_RX_RING, &request, "PACKET_RX_RING")?;
         let ring = Slots::map(fd.as_fd())?;
         let waiting = Vec::with_capacity(RING_ENTRIES as usize);
-        let socket = Self { ring, next: 0, waiting, dropped: Cell::new(0), fd };
+        let long = Box::new(Long { bytes: [0; OFFLOAD_BYTES + LONG_BYTES], cut: None, tag: None });
+        let socket = Self { ring, next: 0, long, waiting, dropped: Cell::new(0), fd };
         // What came before the ring was there.
         socket.kernel_dropped();
         socket.dropped.set(0);
@@ -97,29 +124,50 @@ impl PacketSocket {
     }
 
     /// Appends up to `count_max` received frames to `frames`, in packets from the end of `free`, of
-    /// which `keep` are left. Returns how many more there were that are too long.
+    /// which `keep` are left. Returns how many more there were.
     pub fn receive(
         &mut self,
         free: &mut Vec<Packet>,
         keep: usize,
         count_max: usize,
         frames: &mut Vec<Packet>,
-    ) -> usize {
-        let mut too_long = 0;
+    ) -> Unread {
+        let mut unread = Unread::default();
         for _ in 0..count_max.min(free.len().saturating_sub(keep)) {
             let Some(slot) = self.ring.filled(self.next) else { break };
-            if let Some(mut packet) = free.pop() {
-                if slot.copy_to(&mut packet).is_some() {
-                    frames.push(packet);
-                } else {
-                    free.push(packet);
-                    too_long += 1;
+            let Some(mut packet) = free.pop() else { break };
+            if self.long.cut.is_none() {
+                match slot.read(&mut packet) {
+                    Read::Whole => {
+                        frames.push(packet);
+                        self.release();
+                        continue;
+                    }
+                    Read::TooLong => unread.too_long += 1,
+                    // The kernel had no room to keep it.
+                    Read::Lost => self.dropped.set(self.dropped.get() + 1),
+                    Read::Segments => self.long.copy(&slot, &mut unread),
+                    Read::Queued => match self.long.read(&self.fd, &slot, &mut unread) {
+                        Ok(()) => {}
+                        Err(_) => self.dropped.set(self.dropped.get() + 1),
+                    },
                 }
             }
-            self.ring.release(self.next);
-            self.next = (self.next + 1) % RING_ENTRIES as usize;
+            // Its slot stays until it is cut: so it is seen that there is something to read.
+            match self.long.next(&mut packet) {
+                Some(()) => frames.push(packet),
+                None => free.push(packet),
+            }
+            if self.long.cut.is_none() {
+                self.release();
+            }
         }
-        too_long
+        unread
+    }
+
+    fn release(&mut self) {
+        self.ring.release(self.next);
+        self.next = (self.next + 1) % RING_ENTRIES as usize;
     }
 
     /// Frames that [`PacketSocket::send`] takes now.
@@ -267,55 +315,147 @@ impl Drop for Slots {
     }
 }
 
+/// What is in a slot.
+enum Read {
+    /// One frame, which was read.
+    Whole,
+    /// Several segments.
+    Segments,
+    /// The beginning of a frame that is in the queue.
+    Queued,
+    /// One frame that is longer than a packet.
+    TooLong,
+    /// The beginning of a frame that is nowhere.
+    Lost,
+}
+
 impl Slot<'_> {
-    /// Makes `packet` the frame as it was on the wire; `None` if it is too long for that.
-    fn copy_to(&self, packet: &mut Packet) -> Option<()> {
+    /// Makes `packet` the frame as it was on the wire, if it is one and here.
+    fn read(&self, packet: &mut Packet) -> Read {
+        let length = self.header.tp_snaplen as usize;
+        if self.header.tp_status & libc::TP_STATUS_COPY != 0 {
+            return Read::Queued;
+        }
+        let Some((offload, frame)) = self.frame() else { return Read::Lost };
+        if (self.header.tp_len as usize) > length {
+            return Read::Lost;
+        }
+        if offload[1] != ONE_SEGMENT {
+            return Read::Segments;
+        }
+        packet.reset();
+        if length > RECEIVE_BYTES_MAX || packet.set_len(length).is_none() {
+            return Read::TooLong;
+        }
+        packet.bytes_mut().copy_from_slice(frame);
+        if let Some((start, at)) = checksum_left(offload) {
+            complete_at(packet.bytes_mut(), start, at);
+        }
+        match put_tag(packet, self.tag()) {
+            Some(()) => Read::Whole,
+            None => Read::TooLong,
+        }
+    }
+
+    /// What the sender left to its device, and the frame or its beginning.
+    fn frame(&self) -> Option<(&[u8; OFFLOAD_BYTES], &[u8])> {
         let (start, length) = (usize::from(self.header.tp_mac), self.header.tp_snaplen as usize);
-        if self.header.tp_len as usize > length || length > RECEIVE_BYTES_MAX {
+        let offload = self.bytes.get(start.checked_sub(OFFLOAD_BYTES)?..start)?.first_chunk()?;
+        Some((offload, self.bytes.get(start..start + length)?))
+    }
+
+    /// The VLAN tag that the kernel took off.
+    fn tag(&self) -> Option<[u8; TAG_BYTES]> {
+        if self.header.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
             return None;
         }
-        let frame = self.bytes.get(start..start + length)?;
-        let offload = self.bytes.get(start.checked_sub(OFFLOAD_BYTES)?..start)?;
-        packet.reset();
-        packet.set_len(length)?;
-        packet.bytes_mut().copy_from_slice(frame);
-        if offload[0] & NEEDS_CHECKSUM != 0 {
-            let word = |at: usize| usize::from(u16::from_le_bytes([offload[at], offload[at + 1]]));
-            complete_checksum(packet.bytes_mut(), word(6), word(8));
-        }
-        if self.header.tp_status & libc::TP_STATUS_VLAN_VALID != 0 && length >= ADDRESSES_BYTES {
-            let kind = match self.header.tp_status & libc::TP_STATUS_VLAN_TPID_VALID {
-                0 => libc::ETH_P_8021Q as u16,
-                _ => self.header.tp_vlan_tpid,
-            };
-            packet.prepend(TAG_BYTES)?;
-            let bytes = packet.bytes_mut();
-            bytes.copy_within(TAG_BYTES..TAG_BYTES + ADDRESSES_BYTES, 0);
-            bytes[12..14].copy_from_slice(&kind.to_be_bytes());
-            bytes[14..16].copy_from_slice(&self.header.tp_vlan_tci.to_be_bytes());
-        }
-        Some(())
+        let kind = match self.header.tp_status & libc::TP_STATUS_VLAN_TPID_VALID {
+            0 => libc::ETH_P_8021Q as u16,
+            _ => self.header.tp_vlan_tpid,
+        };
+        let ([a, b], [c, d]) = (kind.to_be_bytes(), self.header.tp_vlan_tci.to_be_bytes());
+        Some([a, b, c, d])
     }
 }
 
-/// Completes a checksum of which the sender has written the pseudo header's part: that of all from
-/// `start`, at `at` after that (skb_checksum_help of net/core/dev.c).
-fn complete_checksum(frame: &mut [u8], start: usize, at: usize) {
-    let Some(covered) = frame.get_mut(start..).filter(|covered| at + 2 <= covered.len()) else {
-        return;
-    };
-    let (words, rest) = covered.as_chunks::<2>();
-    let sum: u64 = words.iter().map(|word| u64::from(u16::from_be_bytes(*word))).sum();
-    let mut sum = sum + rest.first().map_or(0, |last| u64::from(*last) << 8);
-    while sum >> 16 != 0 {
-        sum = (sum & 0xffff) + (sum >> 16);
+/// A frame of several segments.
+#[derive(Debug)]
+struct Long {
+    /// What was left to the device, and the frame.
+    bytes: [u8; OFFLOAD_BYTES + LONG_BYTES],
+    /// How far it is cut; `None`: there is none.
+    cut: Option<Cut>,
+    tag: Option<[u8; TAG_BYTES]>,
+}
+
+impl Long {
+    /// Begins with what is in a slot.
+    fn copy(&mut self, slot: &Slot<'_>, unread: &mut Unread) {
+        let Some((offload, frame)) = slot.frame() else { return };
+        self.bytes[..OFFLOAD_BYTES].copy_from_slice(offload);
+        self.bytes[OFFLOAD_BYTES..OFFLOAD_BYTES + frame.len()].copy_from_slice(frame);
+        self.begin(OFFLOAD_BYTES + frame.len(), slot.tag(), unread);
     }
-    // Zero would mean that there is none.
-    let checksum = match !(sum as u16) {
-        0 => 0xffff,
-        checksum => checksum,
-    };
-    covered[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+
+    /// Begins with the first frame in the queue, that of a slot.
+    fn read(&mut self, fd: &OwnedFd, slot: &Slot<'_>, unread: &mut Unread) -> io::Result<()> {
+        // SAFETY: the kernel writes into `bytes`, no more than its length.
+        let length = unsafe {
+            let (to, room) = (self.bytes.as_mut_ptr().cast(), self.bytes.len());
+            libc::recv(fd.as_raw_fd(), to, room, libc::MSG_DONTWAIT | libc::MSG_TRUNC)
+        };
+        let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+        self.begin(length, slot.tag(), unread);
+        Ok(())
+    }
+
+    /// Begins to cut what the first `length` of the bytes are.
+    fn begin(&mut self, length: usize, tag: Option<[u8; TAG_BYTES]>, unread: &mut Unread) {
+        let all = self.bytes.get(..length).and_then(|all| all.split_first_chunk());
+        let Some((offload, frame)) = all.filter(|(offload, _)| offload[1] != ONE_SEGMENT) else {
+            unread.too_long += 1;
+            return;
+        };
+        let payload = usize::from(u16::from_le_bytes([offload[4], offload[5]]));
+        let cut = checksum_left(offload).and_then(|(start, _)| Cut::new(frame, start, payload));
+        let fits = |cut: &Cut| cut.longest() <= RECEIVE_BYTES_MAX;
+        match cut {
+            Some(cut) if fits(&cut) => (self.cut, self.tag) = (Some(cut), tag),
+            Some(_) => unread.too_long += 1,
+            None => unread.not_cut += 1,
+        }
+    }
+
+    /// Makes `packet` the next segment; `None`: there is no more.
+    fn next(&mut self, packet: &mut Packet) -> Option<()> {
+        let cut = self.cut.as_mut()?;
+        packet.reset();
+        let written = cut.next_bytes().and_then(|bytes| {
+            packet.set_len(bytes)?;
+            cut.write(&self.bytes[OFFLOAD_BYTES..], packet.bytes_mut())?;
+            put_tag(packet, self.tag)
+        });
+        if written.is_none() || cut.next_bytes().is_none() {
+            self.cut = None;
+        }
+        written
+    }
+}
+
+/// Where the checksum begins that the sender left to its device, and where after that it is to be.
+fn checksum_left(offload: &[u8; OFFLOAD_BYTES]) -> Option<(usize, usize)> {
+    let word = |at: usize| usize::from(u16::from_le_bytes([offload[at], offload[at + 1]]));
+    (offload[0] & NEEDS_CHECKSUM != 0).then(|| (word(6), word(8)))
+}
+
+/// Puts a tag behind a frame's addresses.
+fn put_tag(packet: &mut Packet, tag: Option<[u8; TAG_BYTES]>) -> Option<()> {
+    let Some(tag) = tag.filter(|_| packet.len() >= ADDRESSES_BYTES) else { return Some(()) };
+    packet.prepend(TAG_BYTES)?;
+    let bytes = packet.bytes_mut();
+    bytes.copy_within(TAG_BYTES..TAG_BYTES + ADDRESSES_BYTES, 0);
+    bytes[ADDRESSES_BYTES..ADDRESSES_BYTES + TAG_BYTES].copy_from_slice(&tag);
+    Some(())
 }
 
 /// Has the kernel send the first of `packets`, of which there is one; returns how many it took.

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pdp_afxdp::{Packet, PacketSocket, Pool, RECEIVE_BYTES_MAX, RING_ENTRIES, Sent};
+use pdp_afxdp::{Packet, PacketSocket, Pool, RECEIVE_BYTES_MAX, RING_ENTRIES, Sent, Unread};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -94,9 +94,16 @@ impl Ends {
 
     /// Sends a frame; `checksum`: where the device is to begin to sum, and to put it after that.
     fn write(&self, frame: &[u8], checksum: Option<(u16, u16)>) {
+        self.write_segments(frame, checksum, (0, 0));
+    }
+
+    /// Sends a frame that the device is to cut; `cut`: what it is, and bytes of payload of a segment.
+    fn write_segments(&self, frame: &[u8], checksum: Option<(u16, u16)>, cut: (u8, u16)) {
         let (start, at) = checksum.unwrap_or_default();
-        let mut all = vec![u8::from(checksum.is_some()), 0, 0, 0, 0, 0];
-        all.extend([start.to_le_bytes(), at.to_le_bytes()].as_flattened());
+        // Of what is to be cut, the kernel wants to know how much is headers.
+        let headers: u16 = if cut.0 == 0 { 0 } else { start + 20 };
+        let mut all = vec![u8::from(checksum.is_some()), cut.0];
+        all.extend([headers, cut.1, start, at].map(u16::to_le_bytes).as_flattened());
         all.extend(frame);
         // SAFETY: the bytes are there.
         let sent =
@@ -110,7 +117,7 @@ impl Ends {
         let (mut frames, mut too_long) = (Vec::new(), 0);
         while frames.len() + too_long < count {
             assert!(start.elapsed() < PATIENCE, "{} of {count}", frames.len() + too_long);
-            too_long += self.socket.receive(&mut self.free, 0, 64, &mut frames);
+            too_long += self.socket.receive(&mut self.free, 0, 64, &mut frames).too_long;
         }
         let bytes = frames.iter().map(|packet| packet.bytes().to_vec()).collect();
         self.free.append(&mut frames);
@@ -212,7 +219,7 @@ fn a_full_ring_drops_what_comes_and_counts_it() {
     // Without packets, frames stay in the ring.
     ends.write(&numbered(7), None);
     let mut frames = Vec::new();
-    assert_eq!(ends.socket.receive(&mut ends.free, PACKETS, 64, &mut frames), 0);
+    assert_eq!(ends.socket.receive(&mut ends.free, PACKETS, 64, &mut frames), Unread::default());
     assert!(frames.is_empty());
     assert_eq!(ends.read(1).0, [numbered(7)]);
 }
@@ -240,7 +247,7 @@ fn frames_go_out_in_order_and_packets_come_back() {
             sent += 1;
         }
         assert_eq!(a.flush(&mut free).refused, 0);
-        assert_eq!(b.receive(&mut free, 0, 64, &mut arrived), 0);
+        assert_eq!(b.receive(&mut free, 0, 64, &mut arrived), Unread::default());
         for packet in arrived.drain(..) {
             assert_eq!(packet.bytes(), numbered(got), "frame {got}");
             got += 1;
@@ -248,7 +255,7 @@ fn frames_go_out_in_order_and_packets_come_back() {
         }
     }
     // Its own frames don't come back to it.
-    assert_eq!(a.receive(&mut free, 0, 64, &mut arrived), 0);
+    assert_eq!(a.receive(&mut free, 0, 64, &mut arrived), Unread::default());
     assert!(arrived.is_empty());
     assert_eq!((a.kernel_dropped(), b.kernel_dropped()), (0, 0));
     // Too long for the device; then a device that is down.
@@ -298,4 +305,59 @@ fn what_waits_is_bounded_and_given_back() {
     let file = File::open("/proc/self/exe").unwrap();
     let error = PacketSocket::new(file.into()).unwrap_err();
     assert!(error.to_string().contains("PACKET_VERSION"), "{error}");
+}
+
+/// A TCP segment over IPv4 with what its sender leaves to the device, and where its header is.
+fn long_tcp(payload: &[u8]) -> (Vec<u8>, u16) {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    let total = (40 + payload.len()) as u16;
+    frame.extend([0x45, 0, 0, 0, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame[16..18].copy_from_slice(&total.to_be_bytes());
+    let sum = pdp_wire::checksum::checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    let pseudo = pdp_wire::checksum::Sum::default().with(&frame[26..34]).with_word(6);
+    let left = !pseudo.with_word(total - 20).finish();
+    frame.extend([0, 80, 0, 90, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x18, 1, 0]);
+    frame.extend(left.to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(payload);
+    (frame, 34)
+}
+
+#[test]
+fn segments_that_are_left_to_the_device_are_cut() {
+    const TCP_OVER_IPV4: u8 = 1;
+    let _place = Place::enter("cut");
+    let mut ends = Ends::new();
+    // Longer than a slot, as long as can be, and all segments in one slot; between others.
+    for (bytes, segment) in [(5_000, 1400), (65_000, 1448), (1000, 300), (1, 1000)] {
+        let payload: Vec<u8> = (0..bytes).map(|at: usize| (at ^ (at >> 8)) as u8).collect();
+        let (frame, start) = long_tcp(&payload);
+        ends.write(&numbered(1), None);
+        ends.write_segments(&frame, Some((start, 16)), (TCP_OVER_IPV4, segment));
+        ends.write(&numbered(2), None);
+        let (frames, lost) = ends.read(bytes.div_ceil(segment.into()) + 2);
+        assert_eq!((lost, ends.socket.kernel_dropped()), (0, 0));
+        assert_eq!([&frames[0], &frames[frames.len() - 1]], [&numbered(1), &numbered(2)]);
+        let mut got: Vec<u8> = Vec::new();
+        for frame in &frames[1..frames.len() - 1] {
+            let total = (frame.len() - 14) as u16;
+            assert_eq!(frame[16..18], total.to_be_bytes());
+            assert_eq!(pdp_wire::checksum::checksum(&frame[14..34]), 0);
+            let pseudo = pdp_wire::checksum::Sum::default().with(&frame[26..34]).with_word(6);
+            assert_eq!(pseudo.with_word(total - 20).with(&frame[34..]).finish(), 0);
+            assert_eq!(frame[38..42], (got.len() as u32).to_be_bytes());
+            got.extend(&frame[54..]);
+        }
+        assert_eq!(got, payload);
+    }
+    // Segments that are longer than a packet, of each frame all; a long frame that nobody is to cut.
+    let (frame, start) = long_tcp(&[1; 8_000]);
+    ends.write_segments(&frame, Some((start, 16)), (TCP_OVER_IPV4, 4_000));
+    ends.write(&numbered(3), None);
+    assert_eq!(ends.read(2), (vec![numbered(3)], 1));
+    ends.write(&[7; 8_000], None);
+    ends.write(&numbered(4), None);
+    assert_eq!(ends.read(2), (vec![numbered(4)], 1));
+    assert_eq!(ends.free.len(), PACKETS, "no packet is lost");
 }

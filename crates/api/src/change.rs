@@ -31,6 +31,10 @@ pub struct DownRequest {
 pub struct LinkRequest {
     /// Whether it carries frames; carrier follows at both ends.
     pub up: bool,
+    /// Of one that is down: both ends keep their carrier, as when something in between fails. Frames are
+    /// dropped all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub silent: bool,
 }
 
 /// How many forwarding guests a router is to have.

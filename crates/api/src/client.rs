@@ -276,8 +276,7 @@ impl Client {
     }
 
     /// Sets a link's administrative state; see [`paths::link`] for its name.
-    pub async fn set_link(&self, vnet: &str, link: &str, up: bool) -> Result<Report> {
-        let request = LinkRequest { up };
+    pub async fn set_link(&self, vnet: &str, link: &str, request: LinkRequest) -> Result<Report> {
         self.change(Method::PUT, &paths::link(vnet, link), Some(&request), |_| ()).await
     }
 

@@ -225,8 +225,14 @@ pub struct LinkStatus {
     pub endpoints: Vec<String>,
     /// Set up by its user (see `link down`).
     pub up: bool,
-    /// Carries frames: up, and both ends are there.
+    /// Of one that is down: its ends keep their carrier.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub silent: bool,
+    /// Whether its ends have carrier: up, or down silently, and both ends are there.
     pub carrier: bool,
+    /// Why it does not carry frames.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// Rate in each direction, bits a second; absent for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bps: Option<u64>,
@@ -304,6 +310,9 @@ pub struct ExternalStatus {
     pub mtu_bytes: Option<u32>,
     /// The mux receives from it and sends to it.
     pub attached: bool,
+    /// Whether its device has carrier; absent where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carrier: Option<bool>,
     /// What is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,

@@ -266,14 +266,22 @@ pub enum Helper {
 }
 
 /// Take a link down, or up again; carrier follows at both ends.
+///
+/// A link that is down drops all frames, counted as `link-down`. With --silent both ends keep their
+/// carrier, as when a switch in between fails: only who speaks over the link (BFD, hellos of a routing
+/// protocol) finds out.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp link down red/r1-r2\n         pdp link up red/r1:eth0")]
+#[command(after_help = "Example: pdp link down red/r1-r2\n         \
+                        pdp link down red/r1-r2 --silent\n         pdp link up red/r1:eth0")]
 pub struct Link {
     #[arg(value_enum)]
     pub state: LinkState,
     /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
     #[arg(value_name = "LINK")]
     pub name: LinkName,
+    /// Of `down`: without a loss of carrier.
+    #[arg(long)]
+    pub silent: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

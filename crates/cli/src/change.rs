@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
-use pdp_api::{ApplyRequest, DaemonName, DownRequest, Report, ScaleRequest};
+use pdp_api::{ApplyRequest, DaemonName, DownRequest, LinkRequest, Report, ScaleRequest};
 
 use crate::args::{Apply, Delete, Down, Link, LinkState, Scale, Up};
 use crate::failure::Failure;
@@ -82,8 +82,8 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
 }
 
 pub async fn link(client: &Client, args: Link) -> Result<ExitCode, Failure> {
-    let up = args.state == LinkState::Up;
-    let report = client.set_link(&args.name.vnet, &args.name.link, up).await?;
+    let request = LinkRequest { up: args.state == LinkState::Up, silent: args.silent };
+    let report = client.set_link(&args.name.vnet, &args.name.link, request).await?;
     output::report(Default::default(), &report)
 }
 

@@ -111,12 +111,17 @@ fn vnet(vnet: &Vnet) -> String {
         [
             link.name.clone(),
             link.endpoints.join(" <-> "),
-            if link.up { "up" } else { "down" }.into(),
+            match (link.up, link.silent) {
+                (true, _) => "up".into(),
+                (false, false) => "down".into(),
+                (false, true) => "silent".into(),
+            },
             yes(link.carrier),
             link.rate_bps.map_or("-".into(), bits),
+            link.message.clone().unwrap_or_default(),
         ]
     });
-    let links = table(["LINK", "ENDS", "SET", "CARRIER", "RATE"], links.collect());
+    let links = table(["LINK", "ENDS", "SET", "CARRIER", "RATE", "NOTE"], links.collect());
     format!("{}: {}\n", vnet.name, state(status.phase, status.message.as_deref()))
         + &section("Conditions", &conditions(&status.nodes))
         + &section("Nodes", &node_table(&status.nodes))
@@ -219,10 +224,12 @@ fn substrate(substrate: &Substrate) -> String {
             external.device.clone(),
             external.mtu_bytes.map_or("-".into(), |mtu| mtu.to_string()),
             yes(external.attached),
+            external.carrier.map_or("-".into(), yes),
             external.message.clone().unwrap_or_default(),
         ]
     });
-    let externals = table(["EXTERNAL", "DEVICE", "MTU", "ATTACHED", "NOTE"], externals.collect());
+    let header = ["EXTERNAL", "DEVICE", "MTU", "ATTACHED", "CARRIER", "NOTE"];
+    let externals = table(header, externals.collect());
     // A tenant sees what it may use, without the document.
     if substrate.spec.is_none() && status.fes.is_empty() {
         return "no substrate; apply one (`kind: Substrate`)\n".into();

@@ -311,12 +311,12 @@ fn guests(stats: &Stats) -> String {
 }
 
 fn drops(stats: &Stats) -> String {
-    let rows = ports(stats).flat_map(|(name, port)| {
-        port.dropped
-            .iter()
-            .filter(|(_, count)| **count > 0)
-            .map(move |(reason, count)| [name.clone(), reason.clone(), count.to_string()])
-            .collect::<Vec<_>>()
+    let ports = ports(stats).map(|(name, port)| (name, &port.dropped));
+    let outside = stats.externals.iter();
+    let outside = outside.map(|(name, external)| (format!("external {name}"), &external.dropped));
+    let rows = ports.chain(outside).flat_map(|(name, dropped)| {
+        let dropped = dropped.iter().filter(|(_, count)| **count > 0);
+        dropped.map(move |(reason, count)| [name.clone(), reason.clone(), count.to_string()])
     });
     or_nothing(["PORT", "REASON", "DROPPED"], rows.collect())
 }

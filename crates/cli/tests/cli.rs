@@ -108,7 +108,7 @@ r1:eth0  10.0.0.1/24  02:00:00:00:00:01  1500  yes      r1-h1
 h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
 
 Links
-LINK   ENDS                 SET  CARRIER  RATE
+LINK   ENDS                 SET  CARRIER  RATE      NOTE
 r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s
 ",
     );
@@ -136,8 +136,8 @@ FE   CPUS  CAPACITY  USED  GUESTS
 fe1  0-1   1         0.25  red/r1:g0 0.25
 
 External interfaces
-EXTERNAL  DEVICE  MTU  ATTACHED  NOTE
-A         veth-a  -    no        no such device
+EXTERNAL  DEVICE  MTU  ATTACHED  CARRIER  NOTE
+A         veth-a  -    no        -        no such device
 ",
     );
 }
@@ -417,6 +417,7 @@ fn changes_reach_the_daemon() {
     fs::write(&path, VNET.replace("green", "red")).unwrap();
     let path = path.to_str().unwrap();
     out(&server, &["link", "down", "red/r1:eth0"]);
+    out(&server, &["link", "down", "red/r1:eth0", "--silent"]);
     out(&server, &["link", "up", "red/r1-h1"]);
     out(&server, &["delete", "-f", path]);
     out(&server, &["up", "-f", path]);
@@ -424,6 +425,7 @@ fn changes_reach_the_daemon() {
     let done = server.fake.done.lock().unwrap().clone();
     let all = [
         "link r1:eth0 false",
+        "link r1:eth0 false silent",
         "link r1-h1 true",
         "deleted red",
         "up",

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, NodeProcess, Problem, Report,
-    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest,
-    Version, Vnet, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, LinkRequest, NodeProcess,
+    Problem, Report, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace,
+    TraceRequest, Version, Vnet, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -103,7 +103,7 @@ impl Daemon for Nothing {
         nothing()
     }
 
-    fn set_link(&self, _: &Scope, _: &str, _: &str, _: bool) -> Result<Report, Problem> {
+    fn set_link(&self, _: &Scope, _: &str, _: &str, _: LinkRequest) -> Result<Report, Problem> {
         nothing()
     }
 

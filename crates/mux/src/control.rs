@@ -684,6 +684,7 @@ fn set_external(core: &mut Core, slot: usize, spec: &mux::External, close: bool)
     let external = core.externals[slot].get_or_insert_with(made);
     external.mac = mac;
     external.mtu = spec.mtu;
+    external.is_virtual = spec.device().is_some_and(|device| device.is_virtual);
     if close {
         external.close(&mut core.packets, &core.connections);
     }

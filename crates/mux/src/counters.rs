@@ -141,6 +141,9 @@ reasons! {
         Stale = "stale",
         /// Longer than a packet.
         TooLong = "too-long",
+        /// Several segments that the sender left to its device to cut, with headers that they can't be
+        /// cut by.
+        NotCut = "not-cut",
         /// The kernel would not send it by a packet socket: the device is down or gone, or its MTU
         /// is less than before.
         Refused = "refused",

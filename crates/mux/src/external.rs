@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use pdp_afxdp::{Packet, PacketSocket, Socket};
+use pdp_afxdp::{Packet, PacketSocket, Socket, Unread};
 use pdp_proto::mux;
+use pdp_wire::offload;
 use rtrb::{Consumer, Producer};
 
 use crate::core::Connections;
@@ -33,6 +34,8 @@ pub struct External {
     pub mac: [u8; 6],
     /// Largest IP packet on it, bytes.
     pub mtu: u32,
+    /// No hardware completes what senders left to their device.
+    pub is_virtual: bool,
     /// What this worker counted.
     pub counters: ExternalCounters,
     queues: Vec<Queue>,
@@ -80,7 +83,8 @@ impl External {
     /// Without outlets yet.
     pub fn new(name: String, mac: [u8; 6], mtu: u32) -> Self {
         let counters = ExternalCounters::default();
-        Self { name, mac, mtu, counters, queues: vec![], paths: vec![] }
+        let (queues, paths) = (vec![], vec![]);
+        Self { name, mac, mtu, is_virtual: false, counters, queues, paths }
     }
 
     /// Adds an outlet.
@@ -187,22 +191,27 @@ impl External {
         frames: &mut Vec<Packet>,
     ) -> Option<u64> {
         let queue = self.queues.get_mut(index)?;
-        let (mut due_ns, mut too_long) = (None, 0);
+        let (mut due_ns, mut unread) = (None, Unread::default());
         match &mut queue.outlet {
             Outlet::Xdp(socket) => {
+                let before = frames.len();
                 socket.receive(frames, RECEIVE_FRAMES);
+                // AF_XDP does not say which checksums are to be completed, packet sockets do.
+                for packet in frames[before..].iter_mut().filter(|_| self.is_virtual) {
+                    offload::complete(packet.bytes_mut());
+                }
                 socket.fill(packets.free_mut(), KEEP_FREE);
             }
             Outlet::Packet(socket) => {
                 let free = packets.free_mut();
-                too_long = socket.receive(free, KEEP_FREE, RECEIVE_FRAMES, frames);
+                unread = socket.receive(free, KEEP_FREE, RECEIVE_FRAMES, frames);
             }
             Outlet::Memif(place) => {
                 let room = room.min(PULL_FRAMES).min(packets.free().saturating_sub(KEEP_FREE));
                 let pulled = place.as_mut().map(|link| {
                     link.pull(packets, room, |packet| match packet {
                         Some(packet) => frames.push(packet),
-                        None => too_long += 1,
+                        None => unread.too_long += 1,
                     })
                 });
                 if let Some(Err(fault)) = pulled {
@@ -214,8 +223,10 @@ impl External {
                 due_ns = generator.make(now_ns, room, packets, frames);
             }
         }
-        self.counters.received += (frames.len() + too_long) as u64;
+        let Unread { too_long, not_cut } = unread;
+        self.counters.received += (frames.len() + too_long + not_cut) as u64;
         self.counters.drop_all(OuterReason::TooLong, too_long as u64);
+        self.counters.drop_all(OuterReason::NotCut, not_cut as u64);
         due_ns
     }
 

@@ -193,6 +193,12 @@ fn from_wire_to_wire(test: &str, add: impl Fn(&mut Place, &mut Mux, &str)) {
             .filter(|frame| frame.len() > 16)
             .map(|frame| [&frame[..12], &frame[16..]].concat()),
     );
+    // Of some captures the sender left the checksums to its device: over AF_XDP the mux completes them.
+    let complete = |mut frame: Vec<u8>| {
+        pdp_wire::offload::complete(&mut frame);
+        frame
+    };
+    known.extend(known.clone().into_iter().map(complete));
     assert!(heard.iter().all(|frame| known.contains(frame)));
     assert_eq!(heard.last(), frames.last(), "it works to the end");
     stop.store(true, Ordering::Relaxed);

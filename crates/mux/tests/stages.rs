@@ -316,7 +316,12 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     let external = External {
         name: "A".into(),
         mtu: 1500,
-        outlet: Outlet::Xdp(Device { device: "none".into(), ifindex: 1, mac: [2; 6] }),
+        outlet: Outlet::Xdp(Device {
+            device: "none".into(),
+            ifindex: 1,
+            mac: [2; 6],
+            is_virtual: false,
+        }),
     };
     assert_eq!(mux.handle(Request::PutExternal(external), vec![]), Reply::Done);
     let tunnel = |vni, remote: &str| {

@@ -30,6 +30,9 @@ struct Channels {
 /// ETHTOOL_GCHANNELS of linux/ethtool.h.
 const GET_CHANNELS: u32 = 0x3c;
 
+/// ETHTOOL_GLINK of linux/ethtool.h.
+const GET_LINK: u32 = 0x0a;
+
 /// ETHTOOL_SGRO of linux/ethtool.h.
 const SET_AGGREGATION: u32 = 0x2c;
 
@@ -67,6 +70,13 @@ pub fn tags_in_frames(interface: &Interface) -> Result<bool> {
         flag_off(peer, SEND_TAGS)?;
     }
     flag_off(&interface.name, RECEIVE_TAGS)
+}
+
+/// Whether an interface of this network namespace has carrier.
+pub(crate) fn has_link(device: &str) -> Result<bool> {
+    let mut link = Value { command: GET_LINK, data: 0 };
+    ethtool(device, &mut link)?.on("read the carrier of", device)?;
+    Ok(link.data != 0)
 }
 
 /// Whether the flag is off afterwards.

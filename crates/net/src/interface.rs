@@ -1,13 +1,20 @@
 //! Facts about interfaces of this network namespace.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
 use futures::TryStreamExt;
 use ipnet::IpNet;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
+};
 use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::ethtool;
 use crate::netlink::{converse, refused};
+use crate::tap::{ioctl, named_request};
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +35,8 @@ pub struct Interface {
     pub receive_queues: u32,
     /// Addresses with their prefix lengths.
     pub addresses: Vec<IpNet>,
+    /// Software, not hardware: veth, bridge, VXLAN, ….
+    pub is_virtual: bool,
     /// Of one end of a veth: the other end, if that is in this namespace.
     pub veth_peer: Option<String>,
 }
@@ -48,6 +57,7 @@ impl Interface {
                 lower_up: link.header.flags.contains(LinkFlags::LowerUp),
                 receive_queues: 1,
                 addresses: Vec::new(),
+                is_virtual: false,
                 veth_peer: None,
             };
             let (mut is_veth, mut peer, mut elsewhere) = (false, None, false);
@@ -59,6 +69,8 @@ impl Interface {
                     LinkAttribute::Mtu(mtu) => interface.mtu = mtu,
                     LinkAttribute::NumRxQueues(count) => interface.receive_queues = count,
                     LinkAttribute::LinkInfo(infos) => {
+                        interface.is_virtual =
+                            infos.iter().any(|info| matches!(info, LinkInfo::Kind(_)));
                         is_veth = infos.contains(&LinkInfo::Kind(InfoKind::Veth));
                     }
                     LinkAttribute::Link(index) => peer = Some(index),
@@ -101,6 +113,108 @@ impl Interface {
             }
             Ok(interface)
         })
+    }
+}
+
+/// Whether frames can go over an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// They can.
+    Yes,
+    /// It was set down.
+    Down,
+    /// Nobody is at the other end.
+    Lost,
+}
+
+/// What changes about an interface while it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Its index: another one where another interface has its name.
+    pub index: u32,
+    /// Its link address.
+    pub mac: [u8; 6],
+    /// Largest IP packet, bytes.
+    pub mtu: u32,
+    /// Its carrier.
+    pub carrier: Carrier,
+}
+
+impl Condition {
+    /// That of the interface of this name; `None` if there is none. Four quick system calls.
+    pub fn of(name: &str) -> Option<Self> {
+        let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+        let any = any.ok()?;
+        let ask = |what| {
+            let mut request = named_request(name).ok()?;
+            ioctl(&any.as_raw_fd(), what, &raw mut request).ok()?;
+            Some(request.ifr_ifru)
+        };
+        // SAFETY: each request's answer is read as what it is.
+        let (index, address, mtu, flags) = unsafe {
+            (
+                ask(libc::SIOCGIFINDEX)?.ifru_ifindex,
+                ask(libc::SIOCGIFHWADDR)?.ifru_hwaddr.sa_data,
+                ask(libc::SIOCGIFMTU)?.ifru_mtu,
+                libc::c_int::from(ask(libc::SIOCGIFFLAGS)?.ifru_flags),
+            )
+        };
+        let carrier = match (flags & libc::IFF_UP != 0, flags & libc::IFF_RUNNING != 0) {
+            (false, _) => Carrier::Down,
+            (true, false) => Carrier::Lost,
+            (true, true) => Carrier::Yes,
+        };
+        let mac = std::array::from_fn(|at| address[at] as u8);
+        Some(Self { index: index as u32, mac, mtu: mtu as u32, carrier })
+    }
+}
+
+/// Has an interface of this network namespace receive frames for all link addresses, as a whole interface's
+/// vnet has some of its own. It stays so when the interface is let go.
+pub fn receive_all(name: &str) -> Result<()> {
+    let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+        .on("open a socket to configure", name)?;
+    let mut request = named_request(name)?;
+    ioctl(&any.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request).on("read the flags of", name)?;
+    // SAFETY: the kernel has just written the flags.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    if libc::c_int::from(flags) & libc::IFF_PROMISC == 0 {
+        request.ifr_ifru.ifru_flags = flags | libc::IFF_PROMISC as libc::c_short;
+        ioctl(&any.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request)
+            .on("receive all frames of", name)?;
+    }
+    Ok(())
+}
+
+/// Tells that something about an interface of this network namespace may have changed.
+#[derive(Debug)]
+pub struct Watch(OwnedFd);
+
+impl Watch {
+    /// Of what happens from now on.
+    pub fn new() -> Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let links = NetlinkAddr::new(0, libc::RTMGRP_LINK as u32);
+        let kind = SockProtocol::NetlinkRoute;
+        let socket =
+            socket(AddressFamily::Netlink, SockType::Raw, flags, kind).on("open", "rtnetlink")?;
+        bind(socket.as_raw_fd(), &links).on("watch", "interfaces")?;
+        Ok(Self(socket))
+    }
+
+    /// Forgets what happened so far: it is readable again when more does.
+    pub fn clear(&self) {
+        // More than there was room for is told as an error, once, and happened as well.
+        while matches!(
+            recv(self.0.as_raw_fd(), &mut [0], MsgFlags::empty()),
+            Ok(_) | Err(Errno::ENOBUFS)
+        ) {}
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -10,9 +10,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 use pdp_afxdp::{Mode as Copying, Pool, Socket, create_socket};
-use pdp_net::interface::Interface;
+use pdp_net::interface::{Carrier, Condition, Interface, Watch};
 use pdp_net::tap::{self, TapSpec};
 use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
 use pdp_net::{Error, ethtool, packet, sysctl};
@@ -406,6 +407,38 @@ fn interfaces_are_described() {
         assert_eq!(Interface::by_name("q4").unwrap().receive_queues, 4);
         run("ethtool -L q4 rx 2");
         assert_eq!(Interface::by_name("q4").unwrap().receive_queues, 2);
+    });
+}
+
+#[test]
+fn what_changes_about_an_interface_is_told() {
+    isolated(|| {
+        let peer = veth();
+        eventually("carrier", || {
+            Condition::of("ext").is_some_and(|ext| ext.carrier == Carrier::Yes)
+        });
+        let (whole, ext) = (Interface::by_name("ext").unwrap(), Condition::of("ext").unwrap());
+        assert_eq!((ext.index, ext.mac, ext.mtu), (whole.index, whole.mac, whole.mtu));
+        assert!(whole.is_virtual && !Interface::by_name("lo").unwrap().is_virtual);
+        let watch = Watch::new().unwrap();
+        let told = || {
+            let mut events = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
+            poll(&mut events, PollTimeout::ZERO).unwrap() > 0
+        };
+        assert!(!told());
+        let follows = |make: &dyn Fn(), expected: Option<Condition>| {
+            watch.clear();
+            make();
+            eventually("it is told", &told);
+            eventually("it is so", || Condition::of("ext") == expected);
+        };
+        let with = |carrier| Some(Condition { carrier, ..ext });
+        follows(&|| drop(peer.run("ip link set far down")), with(Carrier::Lost));
+        follows(&|| drop(peer.run("ip link set far up")), with(Carrier::Yes));
+        follows(&|| drop(run("ip link set ext down")), with(Carrier::Down));
+        let long = Some(Condition { mtu: 1400, carrier: Carrier::Down, ..ext });
+        follows(&|| drop(run("ip link set ext mtu 1400")), long);
+        follows(&|| drop(run("ip link del ext")), None);
     });
 }
 

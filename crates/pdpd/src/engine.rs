@@ -13,8 +13,8 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use pdp_api::{
-    Action, ApplyRequest, Change as Changed, DownRequest, Problem, ProblemKind, Progress, Report,
-    ScaleRequest,
+    Action, ApplyRequest, Change as Changed, DownRequest, LinkRequest, Problem, ProblemKind,
+    Progress, Report, ScaleRequest,
 };
 use pdp_net::interface::Interface;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
@@ -365,8 +365,16 @@ impl Engine {
         scope: &Scope,
         vnet: &str,
         link: &str,
-        up: bool,
+        request: LinkRequest,
     ) -> Result<Report, Problem> {
+        let LinkRequest { up, silent } = request;
+        if up && silent {
+            let problem = Problem::new(
+                ProblemKind::Invalid,
+                format!("vnet {vnet}: link {link} up, silently"),
+            );
+            return Err(problem.hint("only one that is down can be silent"));
+        }
         let named = BTreeSet::from([vnet.to_string()]);
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
             let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
@@ -384,7 +392,7 @@ impl Engine {
             };
             let link = &vlinks[index].name;
             let mut after = Model::clone(before);
-            after.ledger.set_link(vnet, link, up);
+            after.ledger.set_link(vnet, link, up, silent);
             after.replan(before, [vnet], &self.host.places, &self.cpus).map_err(invalid)?;
             let mut changes = after.changes_from(before, &BTreeSet::new(), false);
             changes.retain(|change| change.object != format!("vnet/{vnet}"));

@@ -24,6 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use pdp_api::Progress;
+use pdp_net::interface::Watch;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use crate::backoff::Backoff;
@@ -32,7 +33,7 @@ use crate::key::Key;
 use crate::machine::Machine;
 use crate::plan::{Places, Plan};
 use crate::queue::Queue;
-use crate::reconcile::{Doing, Next, Reconciler, Started, lock};
+use crate::reconcile::{CutOff, Doing, Next, Reconciler, Started, lock};
 use crate::state::State;
 
 /// Steps that are made at a time.
@@ -49,8 +50,8 @@ const LOOK_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long who asked for a change waits for what is under way.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often the devices of external interfaces are looked at, and those that are missing.
-const DEVICES_PAUSE: Duration = Duration::from_secs(1);
+/// Pause before an external interface that failed is tried again, whatever happens to its device.
+const EXTERNAL_PAUSE: Duration = Duration::from_secs(1);
 
 /// Pause before an object that is as planned is looked at though nothing happened.
 const RESYNC_PAUSE: Duration = Duration::from_secs(600);
@@ -98,6 +99,8 @@ pub struct Keeper {
     woken: UnixStream,
     watches: Mutex<Watches>,
     epoll: OwnedFd,
+    /// Of devices of external interfaces.
+    devices: Watch,
 }
 
 #[derive(Debug)]
@@ -333,6 +336,7 @@ impl Keeper {
             woken,
             watches: Mutex::default(),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            devices: Watch::new()?,
         })
     }
 
@@ -386,6 +390,16 @@ impl Keeper {
             }
         }
         problems
+    }
+
+    /// Why frames can't go over the device of an external interface.
+    pub fn cut_off(&self, external: &str) -> Option<CutOff> {
+        self.reconciler.cut_off(external)
+    }
+
+    /// Whether an external interface loses long frames that senders leave to its device.
+    pub fn loses_long_frames(&self, external: &str) -> bool {
+        self.reconciler.loses_long_frames(external)
     }
 
     /// Whether there may be anything of a vnet, wanted or not: it is in the journal, or will be.
@@ -584,8 +598,7 @@ impl Keeper {
                 object.how = How::Failed;
                 object.waiting = None;
                 at = Some(match key {
-                    // It comes when somebody plugs it in.
-                    Key::External(_) => now + DEVICES_PAUSE,
+                    Key::External(_) => now + EXTERNAL_PAUSE,
                     _ => object.backoff.failed(now),
                 });
                 table.wake_dependents(key);
@@ -655,50 +668,51 @@ impl Keeper {
         all_run
     }
 
-    /// Waits for what happens, and for times to come; false when it is over.
+    /// Waits for what happens, or for a time to come; false when it is over.
     fn wait(&self) -> bool {
-        let devices = Instant::now() + DEVICES_PAUSE;
-        loop {
-            let due = {
-                let mut table = lock(&self.table);
-                if table.stopped {
-                    return false;
-                }
-                if table.queue.promote(Instant::now()) {
-                    self.work.notify_one();
-                }
-                table.queue.next_due()
-            };
-            let until = due.map_or(devices, |due| due.min(devices));
-            if self.wait_until(until) {
-                self.ended();
+        let due = {
+            let mut table = lock(&self.table);
+            if table.stopped {
+                return false;
             }
-            if Instant::now() >= devices {
-                let changed = self.reconciler.changed_devices();
-                let mut table = lock(&self.table);
-                changed.iter().for_each(|key| table.enqueue(key));
-                drop(table);
+            if table.queue.promote(Instant::now()) {
                 self.work.notify_one();
-                return true;
             }
+            table.queue.next_due()
+        };
+        let (processes, devices) = self.wait_until(due);
+        if processes {
+            self.ended();
         }
+        if devices {
+            self.devices.clear();
+            let changed = self.reconciler.changed_devices(&self.plan());
+            let mut table = lock(&self.table);
+            changed.iter().for_each(|key| table.enqueue(key));
+            drop(table);
+            self.work.notify_one();
+        }
+        true
     }
 
-    /// Waits until a time; whether a process ended before.
-    fn wait_until(&self, until: Instant) -> bool {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout =
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+    /// Waits until a time; whether a process ended before, and whether something happened to a device.
+    fn wait_until(&self, until: Option<Instant>) -> (bool, bool) {
+        let timeout = until.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
         let mut descriptors = [
             PollFd::from_borrowed_fd(self.woken.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.epoll.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.devices.as_fd(), PollFlags::IN),
         ];
-        if poll(&mut descriptors, Some(&timeout)).is_err() {
-            return false;
+        if poll(&mut descriptors, timeout.as_ref()).is_err() {
+            return (false, false);
         }
         let mut bytes = [0; 64];
         while matches!((&self.woken).read(&mut bytes), Ok(1..)) {}
-        !descriptors[1].revents().is_empty()
+        let [_, processes, devices] = descriptors.map(|one| !one.revents().is_empty());
+        (processes, devices)
     }
 
     /// Has looked at whose processes ended.

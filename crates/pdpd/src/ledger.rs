@@ -42,6 +42,8 @@ pub struct Holding {
     pub guests: BTreeMap<String, BTreeMap<u32, Placement>>,
     /// Vlinks that a user took down.
     pub links_down: BTreeSet<String>,
+    /// Of these, those whose ends keep their carrier.
+    pub links_silent: BTreeSet<String>,
 }
 
 impl Holding {
@@ -90,14 +92,16 @@ impl Ledger {
         self.set(vnet, number.map(|number| Holding { number, ..Holding::default() }));
     }
 
-    /// Takes a vlink down or up.
-    pub fn set_link(&mut self, vnet: &str, link: &str, up: bool) {
+    /// Takes a vlink down, with the carrier of its ends or `silent`ly without, or up.
+    pub fn set_link(&mut self, vnet: &str, link: &str, up: bool, silent: bool) {
         let Some(holding) = self.vnets.get(vnet) else { return };
         let mut holding = Holding::clone(holding);
-        match up {
-            true => drop(holding.links_down.remove(link)),
-            false => drop(holding.links_down.insert(link.to_owned())),
-        }
+        let put = |links: &mut BTreeSet<String>, is_in| match is_in {
+            true => drop(links.insert(link.to_owned())),
+            false => drop(links.remove(link)),
+        };
+        put(&mut holding.links_down, !up);
+        put(&mut holding.links_silent, !up && silent);
         self.set(vnet, Some(holding));
     }
 }

@@ -210,6 +210,7 @@ impl Model {
             let links = &vnet.spec.links;
             let is_link = |down: &String| links.iter().any(|link| link.name.as_ref() == Some(down));
             holding.links_down.retain(is_link);
+            holding.links_silent.retain(is_link);
             // In the order of the guests, as they are when they are read back.
             let shares = holding.shares();
             if shares != *vnet.shares() {
@@ -347,16 +348,20 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
     let old: BTreeMap<_, _> = was.mux.vlinks.iter().map(|link| (&link.name, link)).collect();
     let new: BTreeMap<_, _> = is.mux.vlinks.iter().map(|link| (&link.name, link)).collect();
     let names: BTreeSet<_> = old.keys().chain(new.keys()).copied().collect();
+    let was_silent = |name: &str| was.silent.contains(name);
+    let is_silent = |name: &str| is.silent.contains(name);
     for name in names {
         let link = format!("{object}/link/{name}");
         match (old.get(name), new.get(name)) {
             (None, Some(_)) => changes.push(changed(link, Action::Create, "")),
             (Some(_), None) => changes.push(changed(link, Action::Delete, "")),
-            (Some(was), Some(is)) if was != is => {
-                let detail = match (was.up, is.up) {
+            (Some(old), Some(new)) if (old, was_silent(name)) != (new, is_silent(name)) => {
+                let detail = match (old.up, new.up) {
+                    (_, false) if is_silent(name) && !was_silent(name) => "down, silently",
                     (true, false) => "down",
                     (false, true) => "up",
-                    _ if was.rate_bps != is.rate_bps => "rate",
+                    (false, false) if was_silent(name) && !is_silent(name) => "down",
+                    _ if old.rate_bps != new.rate_bps => "rate",
                     _ => "",
                 };
                 changes.push(changed(link, Action::Change, detail));

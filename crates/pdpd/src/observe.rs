@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, GuestStats, NodeProcess,
-    NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats, RouteHop, RouteRow,
-    RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery, Substrate,
-    TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, GuestStats, LinkRequest,
+    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats, RouteHop,
+    RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery,
+    Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_proto::mirror::{self, Source};
@@ -115,8 +115,14 @@ impl Daemon for Engine {
         self.change_guests(scope, vnet, node, request, progress)
     }
 
-    fn set_link(&self, scope: &Scope, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
-        self.change_link(scope, vnet, link, up)
+    fn set_link(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        link: &str,
+        request: LinkRequest,
+    ) -> Result<Report, Problem> {
+        self.change_link(scope, vnet, link, request)
     }
 
     fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem> {

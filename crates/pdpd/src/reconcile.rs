@@ -32,6 +32,7 @@ use crate::key::Key;
 use crate::machine::Machine;
 use crate::plan::{Places, Plan};
 use crate::state::State;
+pub use external::CutOff;
 use external::ExternalSide;
 use mux::MuxSide;
 use vnet::VnetSide;
@@ -120,6 +121,8 @@ pub struct Reconciler {
     places: Places,
     mux: Mutex<MuxSide>,
     externals: Mutex<BTreeMap<String, ExternalSide>>,
+    /// Externals over whose devices frames can't go.
+    cut_off: Mutex<BTreeMap<String, CutOff>>,
     vnets: Mutex<BTreeMap<String, Arc<Mutex<VnetSide>>>>,
     sides: Mutex<BTreeMap<Key, Side>>,
     /// Held while the weight of all vnets together is written.
@@ -194,6 +197,7 @@ impl Reconciler {
             places,
             mux: Mutex::default(),
             externals: Mutex::default(),
+            cut_off: Mutex::default(),
             vnets: Mutex::default(),
             sides: Mutex::default(),
             weights: Mutex::default(),

@@ -52,6 +52,8 @@ CREATE TABLE IF NOT EXISTS placements (
     PRIMARY KEY (vnet, node, guest)) STRICT;
 CREATE TABLE IF NOT EXISTS links_down (
     vnet TEXT NOT NULL, link TEXT NOT NULL, PRIMARY KEY (vnet, link)) STRICT;
+CREATE TABLE IF NOT EXISTS links_silent (
+    vnet TEXT NOT NULL, link TEXT NOT NULL, PRIMARY KEY (vnet, link)) STRICT;
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS things (
     key TEXT PRIMARY KEY, hash TEXT, detail TEXT NOT NULL) STRICT;
@@ -268,12 +270,16 @@ impl State {
                     holding.guests.entry(node).or_default().insert(row.get(2)?, placement);
                 }
             }
-            let mut down = db.prepare("SELECT vnet, link FROM links_down")?;
-            let mut rows = down.query([])?;
-            while let Some(row) = rows.next()? {
-                let vnet: String = row.get(0)?;
-                if let Some(holding) = vnets.get_mut(&vnet) {
-                    holding.links_down.insert(row.get(1)?);
+            for table in ["links_down", "links_silent"] {
+                let mut links = db.prepare(&format!("SELECT vnet, link FROM {table}"))?;
+                let mut rows = links.query([])?;
+                while let Some(row) = rows.next()? {
+                    let vnet: String = row.get(0)?;
+                    let Some(holding) = vnets.get_mut(&vnet) else { continue };
+                    match table {
+                        "links_down" => holding.links_down.insert(row.get(1)?),
+                        _ => holding.links_silent.insert(row.get(1)?),
+                    };
                 }
             }
             let vnets = vnets.into_iter().map(|(name, holding)| (name, Arc::new(holding)));
@@ -314,6 +320,7 @@ impl State {
                 tx.execute("DELETE FROM numbers WHERE scope=?1 AND name=?2", [SCOPE, vnet])?;
                 tx.execute("DELETE FROM placements WHERE vnet=?1", [vnet])?;
                 tx.execute("DELETE FROM links_down WHERE vnet=?1", [vnet])?;
+                tx.execute("DELETE FROM links_silent WHERE vnet=?1", [vnet])?;
             }
             for (vnet, holding) in &change.held {
                 holding.iter().try_for_each(|holding| put_holding(tx, vnet, holding))?;
@@ -401,7 +408,7 @@ impl State {
 }
 
 fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite::Result<()> {
-    let Holding { number, guests, links_down } = holding;
+    let Holding { number, guests, links_down, links_silent } = holding;
     tx.execute("INSERT INTO numbers VALUES (?1, ?2, ?3)", params![SCOPE, vnet, number])?;
     for (node, guests) in guests {
         for (guest, placement) in guests {
@@ -413,6 +420,9 @@ fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite:
     }
     for link in links_down {
         tx.execute("INSERT INTO links_down VALUES (?1, ?2)", [vnet, link])?;
+    }
+    for link in links_silent {
+        tx.execute("INSERT INTO links_silent VALUES (?1, ?2)", [vnet, link])?;
     }
     Ok(())
 }
@@ -436,7 +446,8 @@ mod tests {
         let red = Holding {
             number: 0,
             guests: [("r1".into(), [(0, placement)].into())].into(),
-            links_down: ["r1:eth0--h1:eth0".into()].into(),
+            links_down: ["r1:eth0--h1:eth0".into(), "far".into()].into(),
+            links_silent: ["far".into()].into(),
         };
         let numbered = |number| Holding { number, ..Holding::default() };
         let mut change = Change {

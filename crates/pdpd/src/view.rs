@@ -204,23 +204,46 @@ impl View<'_> {
         });
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
-        let links = plan.mux.vlinks.iter().map(|link| LinkStatus {
-            name: link.name.clone(),
-            endpoints: vec![end_words(&link.a, plan), end_words(&link.b, plan)],
-            up: link.up,
-            carrier: link.up && self.is_there(&link.a, &up) && self.is_there(&link.b, &up),
-            rate_bps: link.rate_bps,
+        let links = plan.mux.vlinks.iter().map(|link| {
+            let missing = [&link.a, &link.b].into_iter().find_map(|end| self.missing(end, &up));
+            let silent = plan.silent.contains(&link.name);
+            let set = match (link.up, silent) {
+                (true, _) => None,
+                (false, false) => Some("set down".to_owned()),
+                (false, true) => Some("set down, silently: its ends keep their carrier".to_owned()),
+            };
+            LinkStatus {
+                name: link.name.clone(),
+                endpoints: vec![end_words(&link.a, plan), end_words(&link.b, plan)],
+                up: link.up,
+                silent,
+                carrier: plan.has_carrier(link) && missing.is_none(),
+                message: set.or(missing),
+                rate_bps: link.rate_bps,
+            }
         });
         VnetStatus { phase, message, links: links.collect(), nodes }
     }
 
-    fn is_there(&self, end: &mux::End, up: &BTreeSet<&String>) -> bool {
+    /// Why an end of a link is not there.
+    fn missing(&self, end: &mux::End, up: &BTreeSet<&String>) -> Option<String> {
         match end {
-            mux::End::Port { node, .. } => up.contains(node),
-            mux::End::External { interface, .. } => self
-                .health(&Key::external(interface))
-                .is_some_and(|health| health.problem.is_none()),
+            mux::End::Port { node, .. } => {
+                (!up.contains(node)).then(|| format!("{node} does not run"))
+            }
+            mux::End::External { interface, .. } => {
+                let health = self.health(&Key::external(interface));
+                let problem = health.map_or(Some("not attached yet".into()), |it| it.problem);
+                let why = self.cut_off(interface).or(problem);
+                why.map(|why| format!("external {interface}: {why}"))
+            }
         }
+    }
+
+    /// Why frames can't go over the device of an external.
+    fn cut_off(&self, external: &str) -> Option<String> {
+        let device = self.model.plan.externals.get(external)?.device()?;
+        Some(self.engine.keeper.cut_off(external)?.words(device))
     }
 
     fn overall(&self, vnet: &str, phases: &[Phase]) -> Phase {
@@ -293,7 +316,7 @@ impl View<'_> {
                 .mirror
                 .is_some()
                 .then(|| guests.iter().map(|guest| guest.share_millicores).sum()),
-            ports: ports(name, plan, network, control.pid.is_some()),
+            ports: self.ports(name, plan, network, control.pid.is_some()),
             control,
             tap,
             mirror,
@@ -309,6 +332,26 @@ impl View<'_> {
             (false, other) => other,
         };
         NodeStatus { message, ..node }
+    }
+
+    fn ports(&self, node: &str, plan: &NodePlan, vnet: &VnetPlan, runs: bool) -> Vec<PortStatus> {
+        let mut ports = Vec::new();
+        for (index, tap) in plan.taps.iter().enumerate() {
+            let link = vnet.link_of(node, index as u16);
+            let mac: Vec<String> = tap.mac.iter().map(|byte| format!("{byte:02x}")).collect();
+            let is_cut_off =
+                |link| VnetPlan::outside(link).any(|name| self.cut_off(name).is_some());
+            ports.push(PortStatus {
+                name: tap.name.clone(),
+                mac: mac.join(":"),
+                mtu_bytes: tap.mtu,
+                addresses: tap.addresses.iter().map(ToString::to_string).collect(),
+                link: link.map(|link| link.name.clone()),
+                carrier: runs
+                    && link.is_some_and(|link| vnet.has_carrier(link) && !is_cut_off(link)),
+            });
+        }
+        ports
     }
 
     fn object(&self, directory: &Path, key: &Key) -> ProcessStatus {
@@ -384,18 +427,32 @@ impl View<'_> {
                 Some(Outlet::Generator(_)) => ("generator".into(), Some(MTU_MAX)),
                 None => continue,
             };
+            let cut_off = self.cut_off(name);
+            let loses = self.engine.keeper.loses_long_frames(name).then(|| {
+                format!(
+                    "{outlet} has no XDP of its own: frames that senders leave to it to cut are \
+                     dropped; give attach: packet"
+                )
+            });
+            let attached = health.is_some() && problem.is_none();
+            let there = interface.device.is_some() && mtu_bytes.is_some();
+            let carrier = there.then_some(cut_off.is_none());
+            let notes: Vec<String> = problem.or(cut_off).into_iter().chain(loses).collect();
             externals.push(ExternalStatus {
                 name: name.clone(),
                 device: outlet,
                 mtu_bytes,
-                attached: health.is_some() && problem.is_none(),
-                message: problem,
+                attached,
+                carrier,
+                message: Some(notes.join("; ")).filter(|text| !text.is_empty()),
             });
         }
         let plan = self.model.wanted();
         let gone = self.engine.keeper.problems(|key| !plan.has(key));
         let wrong: Vec<String> = externals
             .iter()
+            // One without carrier is as it should be for all that PdP can do.
+            .filter(|external| !external.attached)
             .filter_map(|external| {
                 external.message.as_ref().map(|text| format!("{}: {text}", external.name))
             })
@@ -444,23 +501,6 @@ fn refused_routes(plan: &MirrorPlan, refused: u64) -> Option<String> {
              resources.routes is {max}; raise it"
         )
     })
-}
-
-fn ports(node: &str, plan: &NodePlan, vnet: &VnetPlan, runs: bool) -> Vec<PortStatus> {
-    let mut ports = Vec::new();
-    for (index, tap) in plan.taps.iter().enumerate() {
-        let link = vnet.link_of(node, index as u16);
-        let mac: Vec<String> = tap.mac.iter().map(|byte| format!("{byte:02x}")).collect();
-        ports.push(PortStatus {
-            name: tap.name.clone(),
-            mac: mac.join(":"),
-            mtu_bytes: tap.mtu,
-            addresses: tap.addresses.iter().map(ToString::to_string).collect(),
-            link: link.map(|link| link.name.clone()),
-            carrier: runs && link.is_some_and(|link| link.up),
-        });
-    }
-    ports
 }
 
 fn end_words(end: &mux::End, plan: &VnetPlan) -> String {

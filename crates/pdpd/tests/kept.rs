@@ -268,7 +268,7 @@ fn model() -> Model {
         .unwrap_or_else(|faults| panic!("{faults:#?}"));
     let before = nothing.with(intent, &places(), &cpus(), |_| false).unwrap();
     let mut model = before.clone();
-    model.ledger.set_link("red", "link1", false);
+    model.ledger.set_link("red", "link1", false, false);
     model.replan(&before, ["red"], &places(), &cpus()).unwrap();
     model
 }

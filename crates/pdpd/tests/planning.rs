@@ -11,8 +11,9 @@ use pdp_proto::mux;
 use pdp_spec::limits::{FILE_PLACES, FILE_PLACES_IMAGE};
 use pdp_spec::units::Base64;
 use pdp_spec::{DeviceAttach, SourceFile};
+use pdpd::key::Key;
 use pdpd::model::Model;
-use pdpd::plan::{ExternalPlan, MemifPlan, Places, Plan};
+use pdpd::plan::{ExternalPlan, MemifPlan, Places, Plan, VnetPlan};
 use proptest::prelude::*;
 
 const SUBSTRATE: &str = r#"
@@ -372,21 +373,36 @@ fn what_is_stored_reads_back_to_the_same_plan() {
 #[test]
 fn a_link_that_is_down_takes_both_carriers() {
     let mut model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
-    assert!(model.plan.vnets["red"].carrier("r1", 0));
+    let carrier = |vnet: &VnetPlan, node: &str, port| {
+        vnet.link_of(node, port).is_some_and(|link| vnet.has_carrier(link))
+    };
+    assert!(carrier(&model.plan.vnets["red"], "r1", 0));
     let before = model.clone();
-    model.ledger.set_link("red", "link1", false);
+    model.ledger.set_link("red", "link1", false, false);
     model.replan(&before, ["red"], &places(), &cpus()).unwrap();
     let red = &model.plan.vnets["red"];
-    assert!(!red.carrier("r1", 0) && !red.carrier("h1", 0) && red.carrier("r1", 1));
+    assert!(!carrier(red, "r1", 0) && !carrier(red, "h1", 0) && carrier(red, "r1", 1));
     assert!(!red.mux.vlinks[0].up && red.mux.vlinks[1].up);
-    assert!(model.plan.vnets["blue"].carrier("r1", 0));
+    assert!(carrier(&model.plan.vnets["blue"], "r1", 0));
+
+    // Silently: it is down all the same.
+    let before = model.clone();
+    model.ledger.set_link("red", "link1", false, true);
+    model.replan(&before, ["red"], &places(), &cpus()).unwrap();
+    let red = &model.plan.vnets["red"];
+    assert!(carrier(red, "r1", 0) && carrier(red, "h1", 0) && !red.mux.vlinks[0].up);
+    let changed = model.plan.changed_from(&before.plan);
+    assert!(changed.contains(&Key::node("red", "r1")) && changed.contains(&Key::node("red", "h1")));
+    let before = model.clone();
+    model.ledger.set_link("red", "link1", false, false);
+    model.replan(&before, ["red"], &places(), &cpus()).unwrap();
 
     // It stays down through other changes, until its vnet goes.
     let wish = Wish { power_millicores: 300, ..Wish::of("red", 1) };
     let changed = apply(&model, wish.yaml());
-    assert!(!changed.plan.vnets["red"].carrier("h1", 0));
+    assert!(!carrier(&changed.plan.vnets["red"], "h1", 0));
     let again = apply(&changed.without("red", &places(), &cpus()).unwrap(), wish.yaml());
-    assert!(again.plan.vnets["red"].carrier("h1", 0));
+    assert!(carrier(&again.plan.vnets["red"], "h1", 0));
 }
 
 #[test]

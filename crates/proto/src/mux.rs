@@ -170,6 +170,9 @@ pub struct Device {
     pub ifindex: u32,
     /// Its link address.
     pub mac: [u8; 6],
+    /// Software (veth, bridge, …): nobody completes the checksums that senders left to it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_virtual: bool,
 }
 
 /// A source and sink of frames inside the mux, for measurements: its frames enter before

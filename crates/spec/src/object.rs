@@ -174,12 +174,12 @@ impl ExternalInterface {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceAttach {
-    /// By AF_XDP: what is PdP's is taken before the kernel sees it.
+    /// By AF_XDP: what is PdP's is taken before the kernel sees it. Either way, checksums that a sender leaves
+    /// to its device are completed, and long frames cut (docs/outside.md).
     #[default]
     AfXdp,
     /// By packet sockets, for drivers on which AF_XDP can't be had: what is PdP's is taken after the
-    /// kernel made a packet of it. Checksums that a sender leaves to its device are completed.
-    /// Where the whole interface is PdP's, receive aggregation (GRO) is turned off on it.
+    /// kernel made a packet of it. Where the whole interface is PdP's, receive aggregation (GRO) is turned off on it.
     Packet,
 }
 

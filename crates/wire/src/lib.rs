@@ -10,6 +10,7 @@ pub mod ether;
 pub mod flow;
 pub mod ipv4;
 pub mod ipv6;
+pub mod offload;
 pub mod outer;
 pub mod tag;
 pub mod udp;

@@ -22,8 +22,8 @@ const MEMORY_SLACK_KB: u64 = 4 << 10;
 /// Rows of a table that is unknown here, and may be a bounded history.
 const ROWS_MAX: i64 = 10_000;
 /// Tables that hold what is, not what was.
-const TABLES: [&str; 6] =
-    ["documents", "numbers", "placements", "links_down", "settings", "things"];
+const TABLES: [&str; 7] =
+    ["documents", "numbers", "placements", "links_down", "links_silent", "settings", "things"];
 /// Bytes of the state: a few specs, and the log of SQLite, which it cuts at 4 MiB.
 const STATE_BYTES_MAX: u64 = 16 << 20;
 /// Bytes of a log and of the one before it (`LOG_BYTES_MAX` in crates/container).

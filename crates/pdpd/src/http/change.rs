@@ -94,7 +94,7 @@ pub async fn scale(
     change(&api, make).await
 }
 
-/// Sets a link up or down.
+/// Sets a link up, or down with the carrier of both ends or without.
 #[utoipa::path(put, path = "/v1/vnets/{vnet}/links/{link}", tag = "vnets",
     params(
         ("vnet" = String, Path, description = "The vnet"),
@@ -107,7 +107,7 @@ pub async fn set_link(
     Names((vnet, link)): Names<(String, String)>,
     Body(request): Body<LinkRequest>,
 ) -> Result<Response, Failure> {
-    change(&api, move |daemon, scope, _| daemon.set_link(scope, &vnet, &link, request.up)).await
+    change(&api, move |daemon, scope, _| daemon.set_link(scope, &vnet, &link, request)).await
 }
 
 /// Makes a change on a thread of its own, to its end whatever the client does. One that fails

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, NodeProcess, Problem, Progress,
-    Report, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace,
-    TraceRequest, Version, Vnet, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, LinkRequest, NodeProcess,
+    Problem, Progress, Report, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
+    TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -93,7 +93,13 @@ pub trait Daemon: Send + Sync + 'static {
     ) -> Result<Report, Problem>;
 
     /// Sets a link's administrative state; `link` is its name or one of its ends, `r1:eth0`.
-    fn set_link(&self, scope: &Scope, vnet: &str, link: &str, up: bool) -> Result<Report, Problem>;
+    fn set_link(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        link: &str,
+        request: LinkRequest,
+    ) -> Result<Report, Problem>;
 
     /// Counters now.
     fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem>;

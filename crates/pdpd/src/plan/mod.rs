@@ -242,7 +242,7 @@ impl Plan {
             let (was, is) = (before.vnets.get(name), self.vnets.get(name));
             changed.insert(Key::vnet(name));
             // Carriers of a node's ports follow the links.
-            let links = |vnet: &&Arc<VnetPlan>| vnet.mux.vlinks.clone();
+            let links = |vnet: &&Arc<VnetPlan>| (vnet.mux.vlinks.clone(), vnet.silent.clone());
             let links = was.as_ref().map(links) != is.as_ref().map(links);
             for node in was.iter().chain(&is).flat_map(|vnet| vnet.nodes.keys()) {
                 let was = was.and_then(|vnet| vnet.nodes.get(node));
@@ -286,6 +286,16 @@ pub enum ExternalPlan {
     Memif(MemifPlan),
     /// A source and sink inside the mux.
     Generator(GeneratorPlan),
+}
+
+impl ExternalPlan {
+    /// Name of the device behind it.
+    pub fn device(&self) -> Option<&str> {
+        match self {
+            Self::Device(device) => Some(&device.device),
+            Self::Memif(_) | Self::Generator(_) => None,
+        }
+    }
 }
 
 /// A network device.
@@ -350,6 +360,8 @@ pub struct VnetPlan {
     pub mux: mux::Vnet,
     /// Links as written: name and the two ends, in the order of `mux.vlinks`.
     pub links: Vec<[Endpoint; 2]>,
+    /// Names of links that are down and whose ends keep their carrier.
+    pub silent: BTreeSet<String>,
     /// What it takes of external interfaces.
     pub takes: BTreeMap<String, Takes>,
     /// What part of a CPU it gets, in thousandths of a core
@@ -637,7 +649,8 @@ impl VnetPlanner<'_> {
             vlinks,
         };
         let (weight, neighbours) = (weight(&nodes), neighbours(&nodes));
-        Ok(VnetPlan { nodes, mux, links, takes: self.takes(), weight, neighbours })
+        let silent = self.holding.links_silent.clone();
+        Ok(VnetPlan { nodes, mux, links, silent, takes: self.takes(), weight, neighbours })
     }
 
     fn takes(&self) -> BTreeMap<String, Takes> {
@@ -694,11 +707,19 @@ fn neighbours(nodes: &BTreeMap<String, NodePlan>) -> u64 {
 impl VnetPlan {
     /// External interfaces that its links use.
     pub fn externals(&self) -> impl Iterator<Item = &str> {
-        let ends = self.mux.vlinks.iter().flat_map(|link| [&link.a, &link.b]);
+        self.mux.vlinks.iter().flat_map(Self::outside)
+    }
+
+    /// Nodes with a port whose link ends at an external interface.
+    pub fn nodes_at(&self, vnet: &str, external: &str) -> Vec<Key> {
+        let links = self.mux.vlinks.iter();
+        let there = links.filter(|link| Self::outside(link).any(|name| name == external));
+        let ends = there.flat_map(|link| [&link.a, &link.b]);
         ends.filter_map(|end| match end {
-            mux::End::External { interface, .. } => Some(interface.as_str()),
-            mux::End::Port { .. } => None,
+            mux::End::Port { node, .. } => Some(Key::node(vnet, node)),
+            mux::End::External { .. } => None,
         })
+        .collect()
     }
 
     /// It and its parts.
@@ -711,9 +732,17 @@ impl VnetPlan {
         keys
     }
 
-    /// Whether a port's link is up; a port without a link has none.
-    pub fn carrier(&self, node: &str, port: u16) -> bool {
-        self.link_of(node, port).is_some_and(|link| link.up)
+    /// Whether a link gives its ends carrier: it is up, or down silently.
+    pub fn has_carrier(&self, link: &mux::Vlink) -> bool {
+        link.up || self.silent.contains(&link.name)
+    }
+
+    /// External interfaces that a link ends at.
+    pub fn outside(link: &mux::Vlink) -> impl Iterator<Item = &str> {
+        [&link.a, &link.b].into_iter().filter_map(|end| match end {
+            mux::End::External { interface, .. } => Some(interface.as_str()),
+            mux::End::Port { .. } => None,
+        })
     }
 
     /// The vlink of a port.

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use pdp_container::Process;
-use pdp_net::interface::Interface;
-use pdp_net::xdp::Xdp;
+use pdp_net::interface::{Carrier, Condition, Interface};
+use pdp_net::xdp::{Mode, Xdp};
 use pdp_proto::mux;
 use pdp_spec::DeviceAttach;
 use pdp_spec::limits::MTU_MAX;
@@ -41,6 +41,37 @@ pub(super) struct ExternalSide {
     failed: bool,
 }
 
+/// Why frames can't go over a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutOff {
+    /// There is none of its name.
+    Gone,
+    /// It was set down.
+    Down,
+    /// It has no carrier.
+    Lost,
+}
+
+impl CutOff {
+    fn of(device: &str) -> Option<Self> {
+        match Condition::of(device).map(|condition| condition.carrier) {
+            None => Some(Self::Gone),
+            Some(Carrier::Down) => Some(Self::Down),
+            Some(Carrier::Lost) => Some(Self::Lost),
+            Some(Carrier::Yes) => None,
+        }
+    }
+
+    /// In words, for `device`.
+    pub fn words(self, device: &str) -> String {
+        match self {
+            Self::Gone => format!("there is no {device}"),
+            Self::Down => format!("{device} is down (ip link set {device} up)"),
+            Self::Lost => format!("{device} has no carrier"),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Attached {
     told: mux::External,
@@ -64,6 +95,10 @@ impl Reconciler {
         let mut side = lock(&self.externals).remove(name).unwrap_or_default();
         if side.mux != Some(mux) {
             side = ExternalSide { mux: Some(mux), ..ExternalSide::default() };
+        }
+        if self.look_at_device(name, wanted) {
+            // Carriers of ports follow.
+            doing.wake.extend(plan.vnets.iter().flat_map(|(vnet, plan)| plan.nodes_at(vnet, name)));
         }
         let before = side.attached.is_some();
         let result = self.attach(name, wanted, &mut side.attached);
@@ -90,19 +125,49 @@ impl Reconciler {
         Some(Key::external(name))
     }
 
-    /// Externals whose device is another one than it was, or gone. The kernel is asked, so this is to
-    /// be called now and then.
-    pub fn changed_devices(&self) -> Vec<Key> {
+    /// Externals whose device is another one than it was, gone or there again, or has carrier where it
+    /// had none, or the other way. The kernel is asked.
+    pub fn changed_devices(&self, plan: &Plan) -> Vec<Key> {
         let sides = lock(&self.externals);
-        let changed = sides.iter().filter(|(_, side)| {
+        let changed = plan.externals.iter().filter(|(name, wanted)| {
+            let Some(device) = wanted.device() else { return false };
+            // One that a step is being made of may have been looked at before.
+            let Some(side) = sides.get(*name) else { return true };
             let told = side.attached.as_ref().map(|attached| &attached.told);
-            told.and_then(|told| Some((told.device()?, told.mtu))).is_some_and(|(was, mtu)| {
-                Interface::by_name(&was.device).map_or(true, |device| {
-                    (device.index, device.mac, device.mtu) != (was.ifindex, was.mac, mtu)
-                })
-            })
+            let was = told.and_then(|told| Some((told.device()?, told.mtu)));
+            let was = was.map(|(device, mtu)| (device.ifindex, device.mac, mtu));
+            let is = Condition::of(device);
+            was != is.map(|is| (is.index, is.mac, is.mtu))
+                || self.cut_off(name) != CutOff::of(device)
         });
         changed.map(|(name, _)| Key::external(name)).collect()
+    }
+
+    /// Why frames can't go over the device of an external; `None`: they can, or nothing is known.
+    pub fn cut_off(&self, external: &str) -> Option<CutOff> {
+        lock(&self.cut_off).get(external).copied()
+    }
+
+    /// Whether an external loses long frames that senders leave to its device: one that is software and has
+    /// no XDP of its own hands them over as they are, and AF_XDP takes none.
+    pub fn loses_long_frames(&self, external: &str) -> bool {
+        let sides = lock(&self.externals);
+        let attached = sides.get(external).and_then(|side| side.attached.as_ref());
+        attached.is_some_and(|attached| {
+            let mode = attached.xdp.as_ref().map(Xdp::mode);
+            mode == Some(Mode::Generic) && attached.told.device().is_some_and(|it| it.is_virtual)
+        })
+    }
+
+    /// Looks whether frames can go over the device of an external; whether that is new.
+    fn look_at_device(&self, name: &str, wanted: &ExternalPlan) -> bool {
+        let is = wanted.device().and_then(CutOff::of);
+        let mut all = lock(&self.cut_off);
+        let was = match is {
+            Some(is) => all.insert(name.into(), is),
+            None => all.remove(name),
+        };
+        was != is
     }
 
     fn attach(
@@ -144,6 +209,7 @@ impl Reconciler {
             machine.delete_external(name)?;
         }
         lock(&self.externals).remove(name);
+        lock(&self.cut_off).remove(name);
         let key = Key::external(name).to_string();
         if let Some(thing) = self.state.thing(&key)?
             && !thing.detail.is_empty()
@@ -384,9 +450,12 @@ fn take(xdp: &mut Xdp, wanted: &DevicePlan) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Sees to it that frames of a whole interface have their VLAN tags. What can't be had is told, and
-/// stops nothing.
+/// Sees to it that all frames of a whole interface come, with their VLAN tags. What can't be had is told,
+/// and stops nothing.
 fn whole_frames(wanted: &DevicePlan, device: &Interface) -> Result<(), HostError> {
+    if wanted.takes.all {
+        pdp_net::interface::receive_all(&wanted.device)?;
+    }
     if wanted.takes.all && !pdp_net::ethtool::tags_in_frames(device)? {
         return Err(HostError::Tags(wanted.device.clone()));
     }
@@ -406,7 +475,12 @@ fn device_told(
     device: &Interface,
     outlet: impl FnOnce(mux::Device) -> mux::Outlet,
 ) -> mux::External {
-    let told = mux::Device { device: device.name.clone(), ifindex: device.index, mac: device.mac };
+    let told = mux::Device {
+        device: device.name.clone(),
+        ifindex: device.index,
+        mac: device.mac,
+        is_virtual: device.is_virtual,
+    };
     mux::External { name: name.into(), mtu: device.mtu, outlet: outlet(told) }
 }
 

@@ -147,7 +147,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// A port has carrier where its link is up; one without a link has none.
+    /// A port has carrier where its link is up and, of one to the outside, the device there has; one
+    /// without a link has none.
     fn set_carriers(
         &self,
         key: &Key,
@@ -156,7 +157,11 @@ impl Reconciler {
         side: &Side,
     ) -> Result<(), HostError> {
         for (index, tap) in side.taps.iter().flatten().enumerate().take(plan.taps.len()) {
-            let up = vnet.carrier(key.node_name(), index as u16);
+            let link = vnet.link_of(key.node_name(), index as u16);
+            let up = link.is_some_and(|link| {
+                vnet.has_carrier(link)
+                    && VnetPlan::outside(link).all(|name| self.cut_off(name).is_none())
+            });
             self.machine.set_carrier(tap.as_fd(), up)?;
         }
         Ok(())

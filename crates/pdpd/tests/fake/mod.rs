@@ -222,6 +222,8 @@ fn red() -> Vnet {
         endpoints: vec!["r1:eth0".into(), "h1:eth0".into()],
         up: true,
         carrier: true,
+        silent: false,
+        message: None,
         rate_bps: Some(10_000_000),
     };
     Vnet {
@@ -341,6 +343,7 @@ impl Daemon for Fake {
                 device: "veth-a".into(),
                 mtu_bytes: None,
                 attached: false,
+                carrier: None,
                 message: Some("no such device".into()),
             }],
         };
@@ -438,9 +441,16 @@ impl Daemon for Fake {
         Ok(Report { changes, ..Default::default() })
     }
 
-    fn set_link(&self, _: &Scope, vnet: &str, link: &str, up: bool) -> Result<Report, Problem> {
+    fn set_link(
+        &self,
+        _: &Scope,
+        vnet: &str,
+        link: &str,
+        request: LinkRequest,
+    ) -> Result<Report, Problem> {
         self.known(vnet)?;
-        self.note(format!("link {link} {up}"));
+        let LinkRequest { up, silent } = request;
+        self.note(format!("link {link} {up}{}", if silent { " silent" } else { "" }));
         let object = format!("vnet/{vnet}/link/{link}");
         let detail = if up { "up" } else { "down" };
         Ok(Report { changes: vec![change(&object, Action::Change, detail)], ..Default::default() })

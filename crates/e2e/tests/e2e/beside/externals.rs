@@ -1,5 +1,7 @@
 //! The outside: a tunnel to a Linux machine over AF_XDP, through restarts of mux and pdpd; tunnels
-//! and whole interfaces by packet sockets.
+//! and whole interfaces by packet sockets; kernels that leave work to their devices; carriers.
+
+use std::time::Instant;
 
 use pdp_e2e::{Machine, Node, all_answered, eventually, kill};
 
@@ -215,4 +217,168 @@ fn packet_sockets_take_what_is_theirs_and_the_kernel_gets_the_rest() {
     node.wait_pdpd();
     assert_eq!(filters(&host), "");
     assert_eq!(node.leftovers(), [""; 0]);
+}
+
+/// A is this machine, by a whole interface; B has a VXLAN device of its kernel's.
+const KERNELS_SPEC: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  interfaces: {A: {device: extA, attach: ATTACH}, B: {device: extB, attach: ATTACH}}
+  forwardingEngines:
+    fe1: {cpus: "1", capacity: 1}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {addresses: [10.0.1.1/24, "fd00:1::1/64"]}
+        eth1: {addresses: [10.0.2.1/24, "fd00:2::1/64"]}
+        eth2: {addresses: [10.0.3.1/24]}
+      dataPlane: {power: 0.2}
+    h1:
+      kind: host
+      interfaces:
+        eth0: {addresses: [10.0.1.2/24, "fd00:1::2/64"], gateways: [10.0.1.1, "fd00:1::1"]}
+      commands: [iperf3 -s]
+  externals:
+    a: {interface: A}
+    b: {interface: B, vxlan: {vni: 7, local: 192.0.2.1, remote: 192.0.2.2}}
+  links:
+    - {name: h, endpoints: ["r1:eth0", "h1:eth0"]}
+    - {name: a, endpoints: ["r1:eth1", "external:a"]}
+    - {name: b, endpoints: ["r1:eth2", "external:b"]}
+"#;
+
+#[test]
+fn what_a_kernel_leaves_to_its_device_is_done_and_carriers_pass() {
+    let mut node = Node::start("kernels");
+    // The kernel tells of a lost carrier up to a second late, but of a veth's at once, which it knows by
+    // the numbers of its two ends: they are not to be the same.
+    node.namespace().run("ip link add pad0 type veth peer name pad1");
+    let (a, b) = (node.machine("mA", "extA"), node.machine("mB", "extB"));
+    let all_on = "ethtool -K eth0 tx on tso on gso on tx-udp-segmentation on >/dev/null";
+    a.run(&format!(
+        "{all_on}; ip addr add 10.0.2.2/24 dev eth0; ip route add 10.0.0.0/16 via 10.0.2.1
+         ip addr add fd00:2::2/64 dev eth0 nodad; ip route add fd00::/16 via fd00:2::1"
+    ));
+    b.run(&format!(
+        "{all_on}; ip addr add 192.0.2.2/24 dev eth0
+         ip link add vx0 type vxlan id 7 local 192.0.2.2 remote 192.0.2.1 dstport 4789 dev eth0 udpcsum
+         ip link set vx0 up; ip addr add 10.0.3.2/24 dev vx0; ip route add 10.0.0.0/16 via 10.0.3.1"
+    ));
+    node.namespace().run("ip addr add 192.0.2.1/24 dev extB");
+    // 45 datagrams that the kernel is not asked to cut: UDP_SEGMENT of linux/udp.h.
+    let datagrams = "python3 -c \"import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(17, 103, 1400)
+s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
+    for attach in ["af-xdp", "packet"] {
+        node.apply(&KERNELS_SPEC.replace("ATTACH", attach));
+        for outside in [&a, &b] {
+            eventually("h1 is reached", || outside.try_run("ping -c1 -W1 10.0.1.2").is_ok());
+        }
+        // The network's own addresses are none of the device's.
+        let all = node.namespace().run("ip -d -o link show extA");
+        assert!(!all.contains("promiscuity 0"), "{attach}: {all}");
+        for (outside, target) in [(&a, "10.0.1.2"), (&a, "fd00:1::2"), (&b, "10.0.1.2")] {
+            // It takes a fraction of a second, and minutes if most is sent again. The server has one client
+            // at a time.
+            for way in ["", "-R"] {
+                let transfer = format!("timeout 20 iperf3 {way} -c {target} -n 20M");
+                eventually("20 MB are carried", || outside.try_run(&transfer).is_ok());
+            }
+            if target == "10.0.1.2" {
+                let received = || udp_datagrams(&node);
+                let before = received();
+                outside.run(datagrams);
+                eventually("all datagrams have come", || received() == before + 45);
+            }
+        }
+        // The host can reach A through the network, and both kernels take what the other has left.
+        let server = b.spawn("iperf3 -s -1");
+        eventually("B listens", || !b.run("ss -Hltn sport = 5201").is_empty());
+        a.run("timeout 20 iperf3 -c 10.0.3.2 -n 20M");
+        server.finish();
+        let stats = node.json(&["stats"]);
+        for external in ["A", "B"] {
+            let dropped = &stats["externals"][external]["dropped"];
+            for reason in ["udp-checksum", "too-long", "not-cut"] {
+                assert!(dropped[reason].is_null(), "{attach} {external} {dropped}");
+            }
+        }
+        assert!(node.log_of("red.h1").contains("Accepted connection from fd00:2::2"));
+    }
+    // A device whose driver has no XDP would lose long frames, and says so.
+    node.namespace().run("ip link add br0 type bridge; ip link set br0 up");
+    for (attach, loses) in [("af-xdp", true), ("packet", false)] {
+        let interface = format!("C: {{device: br0, attach: {attach}}}, A: {{");
+        node.apply(&KERNELS_SPEC.replace("A: {", &interface).replace("ATTACH", "packet"));
+        let substrate = node.json(&["inspect", "substrate"]);
+        let all = substrate["status"]["externals"].as_array().expect("externals").clone();
+        let bridge = all.iter().find(|external| external["name"] == "C").expect("C");
+        assert_eq!(bridge["attached"], true, "{bridge}");
+        let told = bridge["message"].as_str().unwrap_or_default();
+        assert_eq!(told.contains("give attach: packet"), loses, "{bridge}");
+    }
+    // Why a frame was dropped before it was anybody's.
+    b.run(
+        "ip link add vx9 type vxlan id 9 local 192.0.2.2 remote 192.0.2.1 dstport 4789 dev eth0
+         ip link set vx9 up; ip addr add 10.0.9.2/24 dev vx9; ping -c1 -W1 10.0.9.1 || true",
+    );
+    let table = node.pdp(&["stats"]);
+    let told = |line: &str| line.starts_with("external B ") && line.contains("unknown-tunnel");
+    assert!(table.lines().any(told), "{table}");
+
+    // The far end of A goes down, and B's device: ports have no carrier, and have it again.
+    let machines = [
+        ("r1:eth1", &a, "eth0", "external A: extA has no carrier"),
+        ("r1:eth2", &node.namespace(), "extB", "external B: extB is down (ip link set extB up)"),
+    ];
+    for (port, machine, device, why) in machines {
+        let interface = port.split_once(':').expect("NODE:PORT").1;
+        let up = || {
+            let words = node.exec("red/r1", &format!("ip -o link show {interface}"));
+            words.contains("LOWER_UP") && !words.contains("NO-CARRIER")
+        };
+        assert!(up(), "{port}");
+        let links = || node.json(&["inspect", "red"])["status"]["links"].clone();
+        let told = |links: &serde_json::Value| {
+            let all = links.as_array().expect("links").iter();
+            let told = all.filter(|link| link["carrier"] == false);
+            told.map(|link| link["message"].as_str().expect("a reason").to_owned())
+                .collect::<Vec<_>>()
+        };
+        for on in [false, true] {
+            machine.run(&format!("ip link set {device} {}", if on { "up" } else { "down" }));
+            let since = Instant::now();
+            eventually("the port's carrier follows", || up() == on);
+            println!("{port} {on}: seen after {:?}", since.elapsed());
+            match on {
+                false => assert_eq!(told(&links()), [why]),
+                true => assert_eq!(told(&links()), [""; 0]),
+            }
+        }
+    }
+    // Its routes went with its carrier.
+    a.run("ip route add 10.0.0.0/16 via 10.0.2.1");
+    eventually("A reaches h1 again", || a.try_run("ping -c1 -W1 10.0.1.2").is_ok());
+    // A new pdpd knows of it, and says so.
+    a.run("ip link set eth0 down");
+    let status = || node.json(&["inspect", "substrate"])["status"].clone();
+    eventually("it is told", || status()["externals"][0]["carrier"] == false);
+    assert!(status()["externals"][0]["attached"] == true && status()["phase"] == "running");
+}
+
+/// Datagrams that h1 got for nobody, as its kernel counts them.
+fn udp_datagrams(node: &Node) -> u64 {
+    let words = node.exec("red/h1", "cat /proc/net/snmp");
+    let udp = words.lines().filter(|line| line.starts_with("Udp: ")).nth(1).expect("counters");
+    udp.split_whitespace().nth(2).and_then(|word| word.parse().ok()).expect("NoPorts")
 }

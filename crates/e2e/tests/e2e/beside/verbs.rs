@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pdp_e2e::counters::missing;
 use pdp_e2e::{Background, EVENTUALLY_MAX, Node, bin, eventually, run, sh};
@@ -191,9 +191,93 @@ fn carrier(node: &Node, port: &str) -> bool {
     words.contains("LOWER_UP") && !words.contains("NO-CARRIER")
 }
 
+/// What a node's kernel says of a port's carrier from now on.
+struct Carriers {
+    lines: Lines,
+    interface: String,
+}
+
+impl Carriers {
+    fn of(node: &Node, port: &str) -> Self {
+        let (name, interface) = port.split_once(':').expect("NODE:PORT");
+        let name = format!("red/{name}");
+        let says = "echo says; exec ip monitor link";
+        let lines = Lines::of(&mut node.pdp_command(&["exec", &name, "--", "sh", "-c", says]));
+        assert_eq!(lines.next(), "says");
+        // The monitor is heard from once it listens.
+        thread::sleep(Duration::from_millis(100));
+        Self { lines, interface: format!(" {interface}:") }
+    }
+
+    /// How long after `since` it was first heard that the carrier is so.
+    #[track_caller]
+    fn heard(&self, on: bool, since: Instant) -> Duration {
+        let word = if on { "LOWER_UP" } else { "NO-CARRIER" };
+        loop {
+            let line = self.lines.next();
+            if line.contains(&self.interface) && line.contains(word) {
+                return since.elapsed();
+            }
+        }
+    }
+}
+
+/// The kernel tells of a carrier that is lost once a second, if nobody asks for it: the other end would
+/// hear of it a second later in most rounds.
+fn both_ends_hear_of_it_at_once(node: &Node) {
+    const ROUNDS: usize = 10;
+    /// Room for a busy machine, of which there is more for a single round.
+    const MEDIAN_MAX: Duration = Duration::from_millis(200);
+    const LAST_MAX: Duration = Duration::from_millis(900);
+    let ends = ["r1:eth1", "h2:eth0"].map(|port| Carriers::of(node, port));
+    let mut took = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        for ((state, on), took) in [("down", false), ("up", true)].into_iter().zip(&mut took) {
+            let since = Instant::now();
+            node.pdp(&["link", state, "red/far"]);
+            took.extend(ends.iter().map(|end| end.heard(on, since)).max());
+        }
+    }
+    for (state, mut took) in ["down", "up"].into_iter().zip(took) {
+        took.sort();
+        let (median, last) = (took[ROUNDS / 2], took[ROUNDS - 1]);
+        println!("link {state} is heard of at both ends: median {median:?}, last {last:?}");
+        assert!(median < MEDIAN_MAX && last < LAST_MAX, "{took:?}");
+    }
+}
+
+/// As if something in between failed.
+fn a_link_fails_in_silence(node: &Node) {
+    let link = || {
+        let links = node.json(&["inspect", "red"])["status"]["links"].clone();
+        links.as_array().expect("links").iter().find(|link| link["name"] == "far").cloned()
+    };
+    node.pdp(&["link", "down", "red/far", "--silent"]);
+    assert!(node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_err());
+    assert!(carrier(node, "r1:eth1") && carrier(node, "h2:eth0"), "nobody sees it");
+    let far = link().expect("far");
+    assert!(far["up"] == false && far["silent"] == true && far["carrier"] == true, "{far}");
+    assert!(node.pdp(&["inspect", "red"]).contains("set down, silently"));
+    let table = node.pdp(&["stats", "red"]);
+    let dropped = |line: &str| line.starts_with("red/r1:eth1 ") && line.contains("link-down");
+    assert!(table.lines().any(dropped), "{table}");
+    // And then in the usual way.
+    node.pdp(&["link", "down", "red/far"]);
+    eventually("no carrier", || !carrier(node, "r1:eth1") && !carrier(node, "h2:eth0"));
+    node.pdp(&["link", "up", "red/far"]);
+    let far = link().expect("far");
+    assert!(far["up"] == true && far["silent"].is_null() && far["message"].is_null(), "{far}");
+    eventually("carrier is back", || carrier(node, "r1:eth1") && carrier(node, "h2:eth0"));
+    eventually("h1 reaches h2 again", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
+    let error = node.try_pdp(&["link", "up", "red/far", "--silent"]).expect_err("makes no sense");
+    assert!(error.contains("only one that is down can be silent"), "{error}");
+}
+
 #[test]
 fn links_go_down_and_keep_their_rate_and_counters_add_up() {
     let node = up("links");
+    both_ends_hear_of_it_at_once(&node);
+    a_link_fails_in_silence(&node);
     let both = |on: bool| carrier(&node, "r1:eth1") == on && carrier(&node, "h2:eth0") == on;
     assert!(both(true));
     node.pdp(&["link", "down", "red/far"]);
