@@ -201,6 +201,9 @@ pub struct LinkStatus {
     /// Rate in each direction, bits a second; absent for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bps: Option<u64>,
+    /// What is wrong outside with the way of its tunnel, and what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// The substrate: what is wanted and what is.

@@ -106,9 +106,10 @@ fn vnet(vnet: &Vnet) -> String {
             if link.up { "up" } else { "down" }.into(),
             yes(link.carrier),
             link.rate_bps.map_or("-".into(), bits),
+            link.message.clone().unwrap_or_default(),
         ]
     });
-    let links = table(["LINK", "ENDS", "SET", "CARRIER", "RATE"], links.collect());
+    let links = table(["LINK", "ENDS", "SET", "CARRIER", "RATE", "NOTE"], links.collect());
     format!("{}: {}\n", vnet.name, state(status.phase, status.message.as_deref()))
         + &section("Nodes", &node_table(&status.nodes))
         + &section("Processes", &processes(&status.nodes))

@@ -105,7 +105,7 @@ r1:eth0  10.0.0.1/24  02:00:00:00:00:01  1500  yes      r1-h1
 h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
 
 Links
-LINK   ENDS                 SET  CARRIER  RATE
+LINK   ENDS                 SET  CARRIER  RATE      NOTE
 r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s
 ",
     );

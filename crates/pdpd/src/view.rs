@@ -1,6 +1,7 @@
 //! How objects are, for the API: what is wanted beside what the keeper last saw and what runs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::Path;
 
 use pdp_api::{
@@ -20,7 +21,7 @@ use crate::engine::Engine;
 use crate::keeper::Health;
 use crate::key::Key;
 use crate::model::Model;
-use crate::plan::{MirrorPlan, NodePlan, VnetPlan};
+use crate::plan::{ExternalPlan, MirrorPlan, NodePlan, VnetPlan};
 
 /// What it is told from.
 struct View<'a> {
@@ -170,12 +171,6 @@ impl View<'_> {
             Some(_) => Phase::Failed,
             None => self.overall(name, &phases),
         };
-        let message = problem.or_else(|| {
-            let wrong = nodes.iter().filter_map(|node| {
-                node.message.as_ref().map(|message| format!("{}: {message}", node.name))
-            });
-            Some(wrong.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty())
-        });
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
         let links = plan.mux.vlinks.iter().map(|link| LinkStatus {
@@ -184,8 +179,40 @@ impl View<'_> {
             up: link.up,
             carrier: link.up && self.is_there(&link.a, &up) && self.is_there(&link.b, &up),
             rate_bps: link.rate_bps,
+            message: self.underlay(name, link, plan),
         });
-        VnetStatus { phase, message, links: links.collect(), nodes }
+        let links: Vec<LinkStatus> = links.collect();
+        let message = problem.or_else(|| {
+            let nodes = nodes.iter().map(|node| (&node.name, &node.message));
+            let all = nodes.chain(links.iter().map(|link| (&link.name, &link.message)));
+            let wrong = all.filter_map(|(name, text)| Some(format!("{name}: {}", text.as_ref()?)));
+            Some(wrong.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty())
+        });
+        VnetStatus { phase, message, links, nodes }
+    }
+
+    /// What is wrong with the way of a link's tunnel, and what to do.
+    fn underlay(&self, vnet: &str, link: &mux::Vlink, plan: &VnetPlan) -> Option<String> {
+        if !link.up || self.model.ledger.stopped {
+            return None;
+        }
+        let counters = self.mux.as_ref()?.vnets.get(vnet)?;
+        [(&link.a, &link.b), (&link.b, &link.a)].into_iter().find_map(|(near, far)| {
+            let mux::End::Port { node, port } = near else { return None };
+            let mux::End::External { interface, by } = far else { return None };
+            let tap = plan.nodes.get(node)?.taps.get(usize::from(*port))?;
+            let problem = counters.nodes.get(node)?.ports.get(&tap.name)?.underlay?;
+            let device = match self.model.plan.externals.get(interface).map(|plan| &**plan) {
+                Some(ExternalPlan::Device(device)) => &device.device,
+                _ => interface,
+            };
+            let (local, remote) = match by {
+                mux::Encapsulation::Interface => return None,
+                mux::Encapsulation::Vxlan { local, remote, .. }
+                | mux::Encapsulation::Udp { local, remote, .. } => (*local, *remote),
+            };
+            Some(underlay_words(problem, (local, remote), device, &end_words(near, plan), tap.mtu))
+        })
     }
 
     fn is_there(&self, end: &mux::End, up: &BTreeSet<&String>) -> bool {
@@ -391,6 +418,45 @@ fn refused_routes(plan: &MirrorPlan, refused: u64) -> Option<String> {
              resources.routes is {max}; raise it"
         )
     })
+}
+
+/// What is to be said of a tunnel between these addresses over `device` whose frames do not get to its
+/// other end; `port` is this one, and `mtu` its MTU.
+fn underlay_words(
+    problem: mux::UnderlayProblem,
+    (local, remote): (IpAddr, IpAddr),
+    device: &str,
+    port: &str,
+    mtu: u32,
+) -> String {
+    use mux::UnderlayProblem as Problem;
+    let asked = if remote.is_ipv4() { "ARP" } else { "neighbour discovery" };
+    match problem {
+        Problem::Down => format!("device {device} is down: `ip link set {device} up`"),
+        Problem::NoCarrier => format!(
+            "device {device} has no carrier: see to its cable, or to what is at its other end"
+        ),
+        Problem::NoAddress => format!(
+            "{local} is no address of this machine: `ip address add {local}/PREFIX dev {device}`"
+        ),
+        Problem::NoRoute => format!(
+            "there is no route to {remote} by {device}: add one, or an address of its network"
+        ),
+        Problem::Unanswered { router: false } => format!(
+            "{remote} does not answer {asked} on {device}: see whether it is up and on this network"
+        ),
+        Problem::Unanswered { router: true } => format!(
+            "the router on the way to {remote} does not answer {asked} on {device}: see \
+             `ip route get {remote}`"
+        ),
+        Problem::PathMtu { path_bytes, packet_bytes } => {
+            let fits = mtu.saturating_sub(packet_bytes.saturating_sub(path_bytes));
+            format!(
+                "the way to {remote} carries packets of {path_bytes} bytes, and those of this link \
+                 have up to {packet_bytes}: set the mtu of {port} to at most {fits}"
+            )
+        }
+    }
 }
 
 fn ports(node: &str, plan: &NodePlan, vnet: &VnetPlan, runs: bool) -> Vec<PortStatus> {

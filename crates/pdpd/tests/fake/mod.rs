@@ -213,6 +213,7 @@ fn red() -> Vnet {
         up: true,
         carrier: true,
         rate_bps: Some(10_000_000),
+        message: None,
     };
     Vnet {
         name: "red".into(),
