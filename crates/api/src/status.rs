@@ -230,7 +230,7 @@ pub struct LinkStatus {
     pub silent: bool,
     /// Whether its ends have carrier: up, or down silently, and both ends are there.
     pub carrier: bool,
-    /// Why it does not carry frames.
+    /// Why it does not carry frames, and what to do; of a tunnel also what is wrong with its way outside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// Rate in each direction, bits a second; absent for no limit.

@@ -17,7 +17,7 @@ use pdp_mux::external::{External, PATH_FRAMES, Path};
 use pdp_mux::packets::Packets;
 use pdp_mux::peer::Link;
 use pdp_mux::ringers::Ringers;
-use pdp_mux::underlay::NextHop;
+use pdp_mux::underlay::{Hop, NextHop};
 use pdp_mux::vnet::{Vnet as Live, Who};
 use pdp_mux::wake::Wake;
 use pdp_mux::worker::Worker;
@@ -215,7 +215,7 @@ impl Bench {
         table.insert(&vxlan_tunnel(5), reference).expect("free");
         worker.classifier = Arc::new(vec![table]);
         let hop = Arc::new(NextHop::default());
-        hop.resolve(Some([9; 6]));
+        hop.resolve(Some(Hop { mac: [9; 6], mtu: u16::MAX }));
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("memif.sock");
         let listener = Listener::bind(&path).expect("a socket");

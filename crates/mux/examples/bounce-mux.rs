@@ -1,10 +1,10 @@
 //! The mux alone: generator, mux, guests that send every frame back by the other vport, sink.
 //!
 //! ```text
-//! cargo run --release -p pdp-mux --example bounce-mux -- [SECONDS [GUESTS [POLICY [MUX_CPU [GUEST_CPU]]]]]
+//! cargo run --release -p pdp-mux --example bounce-mux -- [SECONDS [GUESTS [POLICY [MUX_CPU [GUEST_CPU [WAY]]]]]]
 //! ```
 //! Prints frames a second, the mux's cycles a frame by stage, and what was lost or came late. Frames
-//! have 64 bytes; POLICY is `round-robin`, `weighted`, `flow`, `flowlet` or `ordered`. All guests
+//! have 64 bytes; with WAY `tunnel` instead of `plain` they come and go by VXLAN over IPv4. POLICY is `round-robin`, `weighted`, `flow`, `flowlet` or `ordered`. All guests
 //! run on GUEST_CPU.
 
 use std::fs::File;
@@ -21,10 +21,14 @@ use pdp_guest::{Batch, Program, Runtime};
 use pdp_memif::Listener;
 use pdp_mux::control::{Mux, Settings};
 use pdp_proto::mux::*;
+use pdp_wire::{outer, vxlan};
 
 const FRAME_BYTES: usize = 64;
 const FLOWS: u32 = 4096;
 const NUMBER_AT: u16 = 42;
+const LOCAL: [u8; 4] = [192, 0, 2, 1];
+const REMOTE: [u8; 4] = [192, 0, 2, 2];
+const VNI: u32 = 7;
 const WARM_UP: Duration = Duration::from_millis(500);
 
 /// Sends every frame out of the other of two vports.
@@ -53,11 +57,23 @@ fn main() -> Result<()> {
         "ordered" => Policy::Ordered,
         other => bail!("no policy {other}"),
     };
+    let by = match arguments.get(5).map_or("plain", String::as_str) {
+        "plain" => Encapsulation::Interface,
+        "tunnel" => Encapsulation::Vxlan {
+            local: LOCAL.into(),
+            remote: REMOTE.into(),
+            port: 4789,
+            vni: VNI,
+        },
+        other => bail!("no way {other}"),
+    };
     let directory = tempfile::tempdir()?;
     let mux = Mux::start(&Settings { workers: 1, cpus: vec![mux_cpu], pool_packets: 32768 })?;
-    put_generator(&mux, "source", frames())?;
-    put_generator(&mux, "sink", vec![])?;
-    let put = Request::PutVnet(Box::new(vnet(directory.path(), guests, policy)));
+    let headers = headers(&by)?;
+    let number_at = NUMBER_AT + headers.len() as u16;
+    put_generator(&mux, "source", frames(&headers), number_at)?;
+    put_generator(&mux, "sink", vec![], number_at)?;
+    let put = Request::PutVnet(Box::new(vnet(directory.path(), guests, policy, &by)));
     if let Reply::Lacks { sockets } = mux.handle(put.clone(), vec![]) {
         let listeners = sockets.iter().map(|path| Ok(Listener::bind(path)?.into()));
         let listeners = listeners.collect::<Result<_>>()?;
@@ -105,8 +121,22 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Frames of flows, in the generator's format.
-fn frames() -> Vec<u8> {
+/// What the other end of a tunnel puts before a frame.
+fn headers(by: &Encapsulation) -> Result<Vec<u8>> {
+    if *by == Encapsulation::Interface {
+        return Ok(vec![]);
+    }
+    let (from, to) = (REMOTE.into(), LOCAL.into());
+    let template = outer::Template::new(from, to, [50_000, 4789], &vxlan::emit(VNI));
+    let template = template.context("one family")?;
+    let mut frame = vec![0; template.len() + FRAME_BYTES];
+    template.write(&mut frame, [2; 6], [4; 6], None).context("room")?;
+    frame.truncate(template.len());
+    Ok(frame)
+}
+
+/// Frames of flows behind these headers, in the generator's format.
+fn frames(headers: &[u8]) -> Vec<u8> {
     (0..FLOWS)
         .flat_map(|flow| {
             let mut frame = [0; FRAME_BYTES];
@@ -114,21 +144,22 @@ fn frames() -> Vec<u8> {
             frame[16..18].copy_from_slice(&(FRAME_BYTES as u16 - 14).to_be_bytes());
             frame[22..24].copy_from_slice(&[64, 17]);
             frame[26..30].copy_from_slice(&(0x0a00_0000 | flow).to_be_bytes());
-            [&(FRAME_BYTES as u16).to_le_bytes()[..], &frame].concat()
+            let bytes = (headers.len() + FRAME_BYTES) as u16;
+            [&bytes.to_le_bytes()[..], headers, &frame].concat()
         })
         .collect()
 }
 
-fn put_generator(mux: &Mux, name: &str, frames: Vec<u8>) -> Result<()> {
+fn put_generator(mux: &Mux, name: &str, frames: Vec<u8>, number_at: u16) -> Result<()> {
     let mut file: File = tempfile::tempfile()?;
     file.write_all(&frames)?;
-    let generator = Generator { pps: 0, frames: 0, number_at: Some(NUMBER_AT) };
+    let generator = Generator { pps: 0, frames: 0, number_at: Some(number_at) };
     let outlet = Outlet::Generator(generator);
     let external = External { name: name.into(), mtu: 1500, outlet };
     done(mux.handle(Request::PutExternal(external), vec![OwnedFd::from(file)]))
 }
 
-fn vnet(directory: &Path, guests: usize, policy: Policy) -> Vnet {
+fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> Vnet {
     let port = |name: &str| Port { name: name.into(), mac: [2; 6], mtu: 1500 };
     let none = Rate { bps: 0, pps: 0 };
     let guest = |number: usize| Guest {
@@ -141,7 +172,7 @@ fn vnet(directory: &Path, guests: usize, policy: Policy) -> Vnet {
     let vlink = |number: u16, interface: &str| Vlink {
         name: interface.into(),
         a: End::Port { node: "r1".into(), port: number },
-        b: End::External { interface: interface.into(), by: Encapsulation::Interface },
+        b: End::External { interface: interface.into(), by: by.clone() },
         rate_bps: None,
         queue_frames: 0,
         up: true,

@@ -1,11 +1,13 @@
 //! Maps an arriving frame to its vnet and port.
 //!
 //! Never rewrites the frame: says where the inner frame is. Never panics, whatever the bytes. One
-//! hash look-up a frame. What an interface's tunnels do not take goes to the vlink that takes the
-//! whole interface, if there is one.
+//! hash look-up a frame of VXLAN and three at most, however many addresses, ports and tunnels there
+//! are. What an interface's tunnels do not take goes to the vlink that takes the whole interface, if
+//! there is one.
 //! Source: RFC 7348 sections 4 and 5, RFC 6935; docs/ARCHITECTURE.md.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::IpAddr;
 use std::ops::Range;
@@ -47,8 +49,8 @@ pub enum Taken {
 pub struct Table {
     /// Where tunnels' frames are addressed to; not looked at if nobody else can be meant.
     mac: Option<[u8; 6]>,
-    /// (address, port) that are VXLAN; the others are Ethernet in UDP.
-    vxlans: Vec<(IpAddr, u16)>,
+    /// What kind of tunnels each local address and port has; true: VXLAN.
+    services: HashMap<Service, bool, BuildHasherDefault<KeyHasher>>,
     tunnels: HashMap<Key, PortRef, BuildHasherDefault<KeyHasher>>,
     interface: Option<PortRef>,
 }
@@ -65,41 +67,40 @@ impl Table {
 
     /// Gives what `by` says to `port`.
     pub fn insert(&mut self, by: &Encapsulation, port: PortRef) -> Result<(), Taken> {
-        let key = match *by {
+        let (local, remote, kind) = match *by {
             Encapsulation::Interface => {
                 return match self.interface.replace(port) {
                     None => Ok(()),
                     Some(_) => Err(Taken::Taken),
                 };
             }
+            Encapsulation::Vxlan { vni: vxlan::VNI_END.., .. } => {
+                return Err(Taken::Range("has a VNI of more than 24 bits"));
+            }
             Encapsulation::Vxlan { local, remote, port, vni } => {
-                if vni >= vxlan::VNI_END {
-                    return Err(Taken::Range("has a VNI of more than 24 bits"));
-                }
-                let key = Key::new(local, remote, Kind::Vxlan { port, vni });
-                let udp = |key: &Key| key.is_udp_to(local, port);
-                if !self.is_vxlan(local, port) {
-                    if self.tunnels.keys().any(udp) {
-                        return Err(Taken::Mixed(port, local));
-                    }
-                    self.vxlans.push((local, port));
-                }
-                key
+                (local, remote, Kind::Vxlan { port, vni })
             }
             Encapsulation::Udp { local, remote, local_port, remote_port } => {
-                if self.is_vxlan(local, local_port) {
-                    return Err(Taken::Mixed(local_port, local));
-                }
-                Key::new(local, remote, Kind::Udp { local_port, remote_port })
+                (local, remote, Kind::Udp { local_port, remote_port })
             }
         };
-        if let Encapsulation::Vxlan { local, remote, .. } | Encapsulation::Udp { local, remote, .. } =
-            by
-            && local.is_ipv4() != remote.is_ipv4()
-        {
+        if local.is_ipv4() != remote.is_ipv4() {
             return Err(Taken::Range("has addresses of different families"));
         }
-        match self.tunnels.insert(key, port) {
+        let (number, is_vxlan) = match kind {
+            Kind::Vxlan { port, .. } => (port, true),
+            Kind::Udp { local_port, .. } => (local_port, false),
+        };
+        match self.services.entry(Service::new(local, number)) {
+            Entry::Occupied(known) if *known.get() != is_vxlan => {
+                return Err(Taken::Mixed(number, local));
+            }
+            Entry::Occupied(_) => {}
+            Entry::Vacant(free) => {
+                free.insert(is_vxlan);
+            }
+        }
+        match self.tunnels.insert(Key::new(local, remote, kind), port) {
             None => Ok(()),
             Some(_) => Err(Taken::Taken),
         }
@@ -121,32 +122,58 @@ impl Table {
             Err(not) => return otherwise(not.into()),
         };
         let mut inner = outer.payload();
-        let is_vxlan = self.is_vxlan(outer.local, outer.local_port);
-        let kind = if is_vxlan {
-            let Some(vni) = vxlan::parse(&frame[inner.clone()]) else {
-                return otherwise(OuterReason::VxlanHeader);
-            };
-            inner.start += vxlan::HEADER_BYTES;
-            Kind::Vxlan { port: outer.local_port, vni }
-        } else {
-            Kind::Udp { local_port: outer.local_port, remote_port: outer.remote_port }
-        };
-        let Some(port) = self.tunnels.get(&Key::new(outer.local, outer.remote, kind)) else {
-            return otherwise(OuterReason::UnknownTunnel);
+        let tunnel = |kind| self.tunnels.get(&Key::new(outer.local, outer.remote, kind));
+        let vni = vxlan::parse(&frame[inner.clone()]);
+        let vxlan = vni.and_then(|vni| tunnel(Kind::Vxlan { port: outer.local_port, vni }));
+        let port = match vxlan {
+            Some(port) => {
+                inner.start += vxlan::HEADER_BYTES;
+                port
+            }
+            // An address and port has one kind of tunnels.
+            None => match self.services.get(&Service::new(outer.local, outer.local_port)) {
+                Some(true) if vni.is_none() => return otherwise(OuterReason::VxlanHeader),
+                Some(true) | None => return otherwise(OuterReason::UnknownTunnel),
+                Some(false) => {
+                    let (local_port, remote_port) = (outer.local_port, outer.remote_port);
+                    match tunnel(Kind::Udp { local_port, remote_port }) {
+                        Some(port) => port,
+                        None => return otherwise(OuterReason::UnknownTunnel),
+                    }
+                }
+            },
         };
         if let Some(mac) = self.mac
             && ether::Header::parse(frame).is_none_or(|header| header.destination != mac)
         {
             return otherwise(OuterReason::OtherMac);
         }
-        if !outer.checksum_ok(frame, is_vxlan) {
+        if !outer.checksum_ok(frame, vxlan.is_some()) {
             return Err(OuterReason::UdpChecksum);
         }
         Ok((*port, inner))
     }
+}
 
-    fn is_vxlan(&self, local: IpAddr, port: u16) -> bool {
-        self.vxlans.contains(&(local, port))
+/// Where tunnels' frames arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Service {
+    local: u128,
+    /// The port, and [`V4`].
+    rest: u64,
+}
+
+impl Service {
+    fn new(local: IpAddr, port: u16) -> Self {
+        let family = if local.is_ipv4() { V4 } else { 0 };
+        Self { local: bits(local), rest: family | u64::from(port) }
+    }
+}
+
+impl std::hash::Hash for Service {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64((self.local >> 64) as u64 ^ self.local as u64);
+        state.write_u64(self.rest);
     }
 }
 
@@ -176,13 +203,6 @@ impl Key {
             }
         };
         Self { local: bits(local), remote: bits(remote), rest: family | rest }
-    }
-
-    fn is_udp_to(&self, address: IpAddr, port: u16) -> bool {
-        let family = if address.is_ipv4() { V4 } else { 0 };
-        self.local == bits(address)
-            && self.rest & (V4 | VXLAN) == family
-            && (self.rest >> 16) & 0xffff == u64::from(port)
     }
 }
 

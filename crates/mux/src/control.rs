@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::io::{Read, Seek};
 use std::mem::discriminant;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -21,8 +20,7 @@ use pdp_memif::{Bell, Listener, REGIONS_MAX};
 use pdp_proto::channel::Channel;
 use pdp_proto::limits::EXTERNALS_MAX;
 use pdp_proto::mux::{
-    self, Encapsulation, End, ExternalStats, Match, PortName, Reply, Request, Stats, TraceStage,
-    VERSION,
+    self, End, ExternalStats, Match, PortName, Reply, Request, Stats, TraceStage, VERSION,
 };
 use rtrb::RingBuffer;
 use tracing::{info, warn};
@@ -31,11 +29,13 @@ use crate::capture::{self, CAPTURES_MAX};
 use crate::check;
 use crate::classify::Classifier;
 use crate::core::{Core, Watch};
-use crate::encapsulate::{Outside, Way};
+use crate::encapsulate::{self, Outside, Way};
 use crate::external::{External, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
 use crate::generator::{FRAMES_BYTES_MAX, Frames, Generator};
 use crate::keeper::{Expected, Keeper, Owner, Refusal};
-use crate::known::{KnownExternal, KnownVnet, State, VNETS_MAX, expected, layout, outside_ends};
+use crate::known::{
+    KnownExternal, KnownVnet, State, VNETS_MAX, expected, layout, outside_ends, port,
+};
 use crate::packets::Packets;
 use crate::ringers::Ringers;
 use crate::trace::Wish;
@@ -446,7 +446,7 @@ impl Mux {
         let classifier = Arc::new(state.classifier(Some(&vnet), None)?);
         let mut refused = None;
         let made = Vnet::new(&vnet.spec, vnet.slot, vnet.generation, |number, end| {
-            let way = self.way(state, number, end);
+            let way = self.way(state, &vnet.spec, number, end);
             way.map_err(|error| refused.get_or_insert(error).len()).ok()
         });
         if let Some(error) = refused {
@@ -472,23 +472,28 @@ impl Mux {
     }
 
     /// The way to an outside end; vlinks are spread over queues by their `number`.
-    fn way(&self, state: &State, number: usize, end: &End) -> Result<Way, String> {
+    fn way(
+        &self,
+        state: &State,
+        vnet: &mux::Vnet,
+        number: usize,
+        end: &End,
+    ) -> Result<Way, String> {
         let End::External { interface, by } = end else { return Err("no such port".into()) };
         let slot = state.external_slot(interface);
         let known = slot.and_then(|slot| state.externals[slot].as_ref());
         let (Some(slot), Some(known)) = (slot, known) else {
             return Err(format!("there is no external {interface}"));
         };
-        let ends: Option<(IpAddr, IpAddr)> = match by {
-            Encapsulation::Interface => None,
-            Encapsulation::Vxlan { local, remote, .. }
-            | Encapsulation::Udp { local, remote, .. } => Some((*local, *remote)),
-        };
-        let hop = match ends {
+        let hop = match encapsulate::ends(by) {
             None => Arc::default(),
             Some((local, remote)) => match &known.spec.outlet {
                 mux::Outlet::Xdp(device) | mux::Outlet::Packet(device) => {
-                    let hop = self.0.underlay.next_hop(device.ifindex, local, remote);
+                    let vlink = &vnet.vlinks[number];
+                    let near = [&vlink.a, &vlink.b].into_iter().find_map(|end| port(vnet, end));
+                    let mtu = near.map_or(0, |(_, port)| port.mtu);
+                    let bytes = encapsulate::packet_bytes(by, mtu);
+                    let hop = self.0.underlay.next_hop(device.ifindex, local, remote, bytes);
                     hop.ok_or("too many tunnels")?
                 }
                 // Frames end there, whoever they are for.
@@ -547,8 +552,10 @@ impl Mux {
                     let vnets = slots.into_iter().map(|slot| worker.vnets[slot].as_ref());
                     vnets.map(|vnet| vnet.map(Vnet::stats).unwrap_or_default()).collect::<Vec<_>>()
                 })?;
-                let names = some.iter().map(|vnet| vnet.spec.name.clone());
-                stats.vnets.extend(names.zip(counters));
+                for (vnet, mut counters) in some.iter().zip(counters) {
+                    self.add_problems(&state, &vnet.spec, &mut counters);
+                    stats.vnets.insert(vnet.spec.name.clone(), counters);
+                }
             }
             let (own, externals) = worker.call(|worker| {
                 let externals = worker.core.externals.iter().flatten();
@@ -561,6 +568,30 @@ impl Mux {
             }
         }
         Ok(Reply::Stats(Box::new(stats)))
+    }
+
+    /// Adds what is wrong with the ways of a vnet's tunnels.
+    fn add_problems(&self, state: &State, vnet: &mux::Vnet, stats: &mut mux::VnetStats) {
+        for vlink in &vnet.vlinks {
+            for (near, far) in [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)] {
+                let (Some((node, port)), End::External { interface, by }) = (port(vnet, near), far)
+                else {
+                    continue;
+                };
+                let slot = state.external_slot(interface);
+                let known = slot.and_then(|slot| state.externals[slot].as_ref());
+                let device = known.and_then(|known| known.spec.device());
+                let counters = stats.nodes.get_mut(&node.name);
+                if let Some((local, remote)) = encapsulate::ends(by)
+                    && let Some(device) = device
+                    && let Some(counters) = counters.and_then(|it| it.ports.get_mut(&port.name))
+                {
+                    let bytes = encapsulate::packet_bytes(by, port.mtu);
+                    counters.underlay =
+                        self.0.underlay.problem(device.ifindex, local, remote, bytes);
+                }
+            }
+        }
     }
 
     fn capture(

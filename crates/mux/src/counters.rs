@@ -62,10 +62,12 @@ reasons! {
         Unconnected = "unconnected",
         /// No room in the vlink's queue.
         QueueFull = "queue-full",
-        /// No route, or no link address of the next hop yet, in the underlay.
+        /// No route, or nobody answered for the next hop's link address in time, in the underlay.
         UnderlayUnresolved = "underlay-unresolved",
-        /// Longer than the underlay carries with the tunnel's headers.
+        /// Longer than the external interface carries with the tunnel's headers.
         UnderlayTooBig = "underlay-too-big",
+        /// Longer than the way to the tunnel's other end carries with the tunnel's headers.
+        PathTooBig = "underlay-path-too-big",
         /// The external interface doesn't take more.
         ExternalRingFull = "external-ring-full",
         /// The external interface has no sockets.
@@ -135,6 +137,8 @@ reasons! {
         UdpChecksum = "udp-checksum",
         /// No VXLAN header, or without a valid identifier.
         VxlanHeader = "vxlan-header",
+        /// Met congestion in the underlay, and what is inside can't be marked (RFC 6040 section 4.2).
+        CeOnNotEct = "ce-on-not-ect",
         /// The worker that owns the vnet is too far behind.
         HandoverFull = "handover-full",
         /// The vnet changed while the frame was on its way to its worker.
@@ -208,6 +212,7 @@ impl PortCounters {
             consumed: self.consumed,
             dropped: named(Reason::ALL.iter().map(|reason| reason.name()), &self.dropped),
             capture_missed: self.capture_missed,
+            underlay: None,
         }
     }
 }

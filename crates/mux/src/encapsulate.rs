@@ -4,17 +4,40 @@
 //! that no tenant can forge it. UDP source ports of VXLAN come from the inner flow, so that the
 //! underlay can spread flows (RFC 7348 section 5).
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use pdp_afxdp::Packet;
 use pdp_proto::mux::Encapsulation;
-use pdp_wire::{ether, flow, outer, vxlan};
+use pdp_wire::{ether, flow, outer, udp, vxlan};
 
 use crate::counters::Reason;
-use crate::underlay::NextHop;
+use crate::underlay::{Hop, NextHop};
 
 /// First source port of VXLAN; as many follow, up to 65,535 (RFC 6335's dynamic ports).
 const SOURCE_PORT_FIRST: u16 = 49152;
+
+/// Local and remote outer address of a tunnel.
+pub fn ends(by: &Encapsulation) -> Option<(IpAddr, IpAddr)> {
+    match by {
+        Encapsulation::Interface => None,
+        Encapsulation::Vxlan { local, remote, .. } | Encapsulation::Udp { local, remote, .. } => {
+            Some((*local, *remote))
+        }
+    }
+}
+
+/// Bytes of the longest outer IP packet of a tunnel whose inner ones have up to `mtu`.
+pub fn packet_bytes(by: &Encapsulation, mtu: u32) -> u32 {
+    let ip = match ends(by) {
+        None => return mtu,
+        Some((IpAddr::V4(_), _)) => outer::IPV4_BYTES,
+        Some((IpAddr::V6(_), _)) => outer::IPV6_BYTES,
+    };
+    let is_vxlan = matches!(by, Encapsulation::Vxlan { .. });
+    let key = if is_vxlan { vxlan::HEADER_BYTES } else { 0 };
+    mtu + (ip + udp::HEADER_BYTES + key + ether::HEADER_BYTES) as u32
+}
 
 /// The far side of a port's vlink.
 #[derive(Debug)]
@@ -23,6 +46,16 @@ pub enum Way {
     Port(u16),
     /// Out of an external interface.
     Outside(Outside),
+}
+
+impl Way {
+    /// As [`Outside::find`].
+    pub fn find(&self) -> Option<Hop> {
+        match self {
+            Self::Port(_) => None,
+            Self::Outside(outside) => outside.find(),
+        }
+    }
 }
 
 /// The outside end of a vlink.
@@ -78,23 +111,41 @@ impl Outside {
         self.tunnel.as_ref().map_or(0, |tunnel| tunnel.template.len())
     }
 
-    /// Puts the outer headers before the frame in `packet`; `mac` and `mtu` are the interface's.
-    /// On an error the packet is as it was.
-    pub fn wrap(&self, packet: &mut Packet, mac: [u8; 6], mtu: u32) -> Result<(), Reason> {
+    /// The tunnel's next hop, for [`Outside::wrap`]; `None` while it is not known. Where there is no
+    /// tunnel, anything.
+    pub fn find(&self) -> Option<Hop> {
+        match &self.tunnel {
+            None => Some(Hop { mac: [0; 6], mtu: u16::MAX }),
+            Some(tunnel) => tunnel.next_hop.find(),
+        }
+    }
+
+    /// Puts the outer headers before the frame in `packet`, on its way by `hop`; `mac` and `mtu` are
+    /// the interface's. On an error the packet is as it was.
+    pub fn wrap(
+        &self,
+        packet: &mut Packet,
+        mac: [u8; 6],
+        mtu: u32,
+        hop: Hop,
+    ) -> Result<(), Reason> {
         let Some(tunnel) = &self.tunnel else {
             let fits = ether::payload_len(packet.bytes()) <= mtu as usize;
             return if fits { Ok(()) } else { Err(Reason::UnderlayTooBig) };
         };
         let template = &tunnel.template;
-        if template.packet_bytes(packet.len()) > mtu as usize {
+        let bytes = template.packet_bytes(packet.len());
+        if bytes > mtu as usize {
             return Err(Reason::UnderlayTooBig);
         }
-        let to = tunnel.next_hop.mac().ok_or(Reason::UnderlayUnresolved)?;
+        if bytes > usize::from(hop.mtu) {
+            return Err(Reason::PathTooBig);
+        }
         let source_port = tunnel.vxlan.then(|| {
             SOURCE_PORT_FIRST | (flow::ip(packet.bytes()) as u16 & (u16::MAX - SOURCE_PORT_FIRST))
         });
         packet.prepend(template.len()).ok_or(Reason::UnderlayTooBig)?;
-        let written = template.write(packet.bytes_mut(), to, mac, source_port);
+        let written = template.write(packet.bytes_mut(), hop.mac, mac, source_port);
         if written.is_none() {
             let _ = packet.advance(template.len());
         }
@@ -108,20 +159,24 @@ mod tests {
     use pdp_afxdp::Pool;
 
     #[test]
-    fn mtu_and_neighbour_are_needed_and_the_frame_stays_whole() {
+    fn what_is_too_big_for_the_wire_or_the_way_stays_whole() {
         let (_pool, mut packets) = Pool::new(1).unwrap();
         let packet = &mut packets[0];
         packet.set_len(1000).unwrap();
         packet.bytes_mut().fill(7);
         let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         let by = Encapsulation::Vxlan { local, remote, port: 4789, vni: 5 };
-        let hop = Arc::new(NextHop::default());
-        let outside = Outside::new(0, 0, &by, || hop.clone()).unwrap();
-        assert_eq!(outside.wrap(packet, [1; 6], 1035), Err(Reason::UnderlayTooBig));
-        assert_eq!(outside.wrap(packet, [1; 6], 1036), Err(Reason::UnderlayUnresolved));
-        hop.resolve(Some([6; 6]));
+        let next_hop = Arc::new(NextHop::default());
+        let outside = Outside::new(0, 0, &by, || next_hop.clone()).unwrap();
+        assert_eq!(outside.find(), None);
+        next_hop.resolve(Some(Hop { mac: [6; 6], mtu: 1035 }));
+        let hop = outside.find().unwrap();
+        assert_eq!(outside.wrap(packet, [1; 6], 1035, hop), Err(Reason::UnderlayTooBig));
+        assert_eq!(outside.wrap(packet, [1; 6], 1036, hop), Err(Reason::PathTooBig));
+        let hop = Hop { mtu: 1036, ..hop };
         assert_eq!(packet.bytes(), [7; 1000]);
-        assert_eq!(outside.wrap(packet, [1; 6], 1036), Ok(()));
+        assert_eq!(outside.wrap(packet, [1; 6], 1036, hop), Ok(()));
+        assert_eq!(packet_bytes(&by, 1000 - 14), 1036);
         assert_eq!(packet.len(), 1050);
         assert_eq!(packet.bytes()[..12], [6, 6, 6, 6, 6, 6, 1, 1, 1, 1, 1, 1]);
         let outer = outer::parse(packet.bytes()).unwrap();
@@ -134,16 +189,15 @@ mod tests {
         let (_pool, mut packets) = Pool::new(64).unwrap();
         let (local, remote) = ("::1".parse().unwrap(), "::2".parse().unwrap());
         let by = Encapsulation::Vxlan { local, remote, port: 4789, vni: 5 };
-        let hop = Arc::new(NextHop::default());
-        hop.resolve(Some([6; 6]));
-        let outside = Outside::new(0, 0, &by, || hop).unwrap();
+        let outside = Outside::new(0, 0, &by, || Arc::new(NextHop::known([6; 6]))).unwrap();
+        let hop = outside.find().unwrap();
         let ports: std::collections::HashSet<u16> = packets
             .iter_mut()
             .map(|packet| {
                 packet.set_len(60).unwrap();
                 let number = packet.number() as u64;
                 packet.bytes_mut()[..8].copy_from_slice(&number.to_be_bytes());
-                outside.wrap(packet, [1; 6], 1500).unwrap();
+                outside.wrap(packet, [1; 6], 1500, hop).unwrap();
                 outer::parse(packet.bytes()).unwrap().remote_port
             })
             .collect();

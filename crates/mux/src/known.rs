@@ -116,6 +116,13 @@ pub fn layout(spec: &mux::Vnet) -> impl Iterator<Item = (&str, &str)> {
         .flat_map(|node| node.ports.iter().map(|port| (node.name.as_str(), port.name.as_str())))
 }
 
+/// The port at an end of a vlink, and its node.
+pub fn port<'a>(spec: &'a mux::Vnet, end: &End) -> Option<(&'a mux::Node, &'a mux::Port)> {
+    let End::Port { node, port } = end else { return None };
+    let node = spec.nodes.iter().find(|known| known.name == *node)?;
+    Some((node, node.ports.get(usize::from(*port))?))
+}
+
 /// Every vlink to the outside: its port, counted over all nodes, the interface and how.
 pub fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = (u16, &str, &Encapsulation)> {
     spec.vlinks.iter().flat_map(move |vlink| {

@@ -1,4 +1,7 @@
 //! Frames on their way out of a port: shape, encapsulate, send.
+//!
+//! Frames of a tunnel whose next hop is not known yet wait for it: [`HELD_FRAMES_MAX`] of each vlink,
+//! and not longer than [`HELD_NS_MAX`].
 
 use std::cell::Cell;
 
@@ -11,6 +14,15 @@ use crate::encapsulate::Way;
 use crate::meter::Stage;
 use crate::shape::Offered;
 use crate::vnet::Vnet;
+
+/// Frames of a vlink that wait for the next hop of its tunnel. The oldest ends for one more.
+pub const HELD_FRAMES_MAX: usize = 16;
+
+/// How long a frame waits for that, nanoseconds.
+pub const HELD_NS_MAX: u64 = 1_000_000_000;
+
+/// Time between two looks whether it is known, nanoseconds; later a quarter of the time waited.
+const HELD_LOOK_NS: u64 = 250_000;
 
 impl Vnet {
     /// Sends frames out of port `at`, or lets them wait their turn. Empties `frames`.
@@ -59,7 +71,7 @@ impl Vnet {
                 }
                 Offered::Waits => {
                     self.waiting += 1;
-                    if link.shaper.waiting() == 1 {
+                    if link.waiting() == 1 {
                         self.shaping.push(at as u16);
                     }
                     let detail = || format!("waits for the rate of {}", here.name);
@@ -79,15 +91,21 @@ impl Vnet {
         let mut going = std::mem::take(&mut core.scratch.going);
         while index < self.shaping.len() {
             let at = usize::from(self.shaping[index]);
+            let held_ns = self.retry(core, at, &mut going, &mut sent);
             let next = self.ports[at].link.as_mut().and_then(|link| link.shaper.next(core.now_ns));
-            match next {
+            let next_ns = match next {
                 Some(Ok(packet)) => {
                     self.waiting -= 1;
                     sent += 1;
                     going.push(packet);
                     self.emit(core, at, &mut going);
+                    continue;
                 }
-                Some(Err(at_ns)) => {
+                Some(Err(at_ns)) => Some(at_ns),
+                None => None,
+            };
+            match next_ns.into_iter().chain(held_ns).min() {
+                Some(at_ns) => {
                     self.due_ns = self.due_ns.into_iter().chain([at_ns]).min();
                     index += 1;
                 }
@@ -100,14 +118,68 @@ impl Vnet {
         sent
     }
 
+    /// Sends what waits for the next hop of the port's tunnel if that is known by now, and ends what
+    /// has waited too long. Returns when to look again.
+    fn retry(
+        &mut self,
+        core: &mut Core,
+        at: usize,
+        going: &mut Vec<Packet>,
+        sent: &mut usize,
+    ) -> Option<u64> {
+        let here = &mut self.ports[at];
+        let link = here.link.as_mut().filter(|link| !link.held.is_empty())?;
+        if link.way.find().is_some() {
+            *sent += link.held.len();
+            self.put(core, at, going);
+            return None;
+        }
+        let old = |(since_ns, _): &(u64, Packet)| core.now_ns - since_ns >= HELD_NS_MAX;
+        let count = link.held.iter().take_while(|held| old(held)).count();
+        self.waiting -= count;
+        for (_, packet) in link.held.drain(..count) {
+            end(&mut here.counters, &here.name, core, Reason::UnderlayUnresolved, packet.mark);
+            core.packets.give(packet);
+        }
+        let (since_ns, _) = link.held.back()?;
+        Some(core.now_ns + HELD_LOOK_NS.max((core.now_ns - since_ns) / 4))
+    }
+
+    /// Has frames wait for the next hop of the port's tunnel. Empties `frames`.
+    fn hold(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
+        let here = &mut self.ports[at];
+        let Some(link) = &mut here.link else { return core.packets.give_all(frames) };
+        for packet in frames.drain(..) {
+            let detail = || format!("waits for the next hop of the tunnel of {}", here.name);
+            core.tracer.note(packet.mark, "send", detail);
+            link.held.push_back((core.now_ns, packet));
+            self.waiting += 1;
+            // As for frames that wait for a rate.
+            if (link.held.len() > HELD_FRAMES_MAX || self.waiting > core.packets.free())
+                && let Some((_, oldest)) = link.held.pop_front()
+            {
+                self.waiting -= 1;
+                end(&mut here.counters, &here.name, core, Reason::UnderlayUnresolved, oldest.mark);
+                core.packets.give(oldest);
+            }
+        }
+        if !link.held.is_empty() && !self.shaping.contains(&(at as u16)) {
+            self.shaping.push(at as u16);
+        }
+    }
+
     /// Puts frames onto the port's vlink. Empties `frames`.
     fn emit(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
-        if frames.is_empty() {
-            return;
+        if !frames.is_empty() {
+            self.ports[at].capture(core, frames);
+            self.put(core, at, frames);
         }
+    }
+
+    /// The same, behind those that have waited for a next hop.
+    fn put(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
         let here = &mut self.ports[at];
-        here.capture(core, frames);
-        let Some(link) = &here.link else {
+        let Some(link) = &mut here.link else {
             return frames.drain(..).for_each(|it| here.drop(core, Reason::Unconnected, it));
         };
         let outside = match &link.way {
@@ -128,6 +200,11 @@ impl Vnet {
             }
             Way::Outside(outside) => outside,
         };
+        let Some(hop) = outside.find() else { return self.hold(core, at, frames) };
+        if !link.held.is_empty() {
+            self.waiting -= link.held.len();
+            frames.splice(..0, link.held.drain(..).map(|(_, packet)| packet));
+        }
         let Some(Some(external)) = core.externals.get(outside.external) else {
             return frames.drain(..).for_each(|it| here.drop(core, Reason::ExternalGone, it));
         };
@@ -135,7 +212,7 @@ impl Vnet {
         let unchanged = outside.is_plain() && here.mtu <= mtu;
         let why = Cell::new(Reason::UnderlayTooBig);
         let refused = |packet: &mut Packet| {
-            let wrapped = outside.wrap(packet, mac, mtu);
+            let wrapped = outside.wrap(packet, mac, mtu, hop);
             wrapped.map_err(|reason| why.set(reason)).is_err()
         };
         if !unchanged {

@@ -4,7 +4,7 @@
 //! everything that lives (connections, queues, counters) from the one it had
 //! ([`Vnet::take_over`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use pdp_afxdp::Packet;
 use pdp_proto::mux::{self, Attach, End, GuestStats, Match, NodeStats, PortName, Rate, VnetStats};
@@ -128,8 +128,22 @@ pub(crate) struct PortLink {
     pub(crate) up: bool,
     pub(crate) way: Way,
     pub(crate) shaper: Shaper,
+    /// Frames that wait for the next hop of the tunnel, and since when, nanoseconds.
+    pub(crate) held: VecDeque<(u64, Packet)>,
     /// Name of the vlink and its other end, to know it again.
     identity: (String, End),
+}
+
+impl PortLink {
+    /// Frames that wait for its rate or for its tunnel's next hop.
+    pub(crate) fn waiting(&self) -> usize {
+        self.shaper.waiting() + self.held.len()
+    }
+
+    /// Takes what waits.
+    fn drain(&mut self) -> impl Iterator<Item = Packet> {
+        self.held.drain(..).map(|(_, packet)| packet).chain(self.shaper.drain())
+    }
 }
 
 /// Who connects.
@@ -210,6 +224,7 @@ impl Vnet {
                     up: vlink.up,
                     way,
                     shaper: Shaper::new(rate, vlink.queue_frames),
+                    held: VecDeque::new(),
                     identity: (vlink.name.clone(), far.clone()),
                 });
             }
@@ -256,7 +271,7 @@ impl Vnet {
             node.tap = was.tap.take();
             take_over_guests(node, was.router.take(), &mut self.ports, core);
         }
-        let waiting = |port: &Port| port.link.as_ref().map_or(0, |link| link.shaper.waiting());
+        let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
         self.waiting = self.ports.iter().map(waiting).sum();
         let at = (0..).zip(&self.ports).filter(|(_, port)| waiting(port) > 0);
         self.shaping = at.map(|(at, _)| at).collect();
@@ -461,7 +476,7 @@ impl Vnet {
 
     fn node_stats(&self, node: &Node) -> NodeStats {
         let ports = &self.ports[node.first..node.first + node.count];
-        let waiting = |port: &Port| port.link.as_ref().map_or(0, |link| link.shaper.waiting());
+        let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
         let guests = node.router.iter().flat_map(|router| &router.guests);
         let outstanding: usize = guests.clone().map(|guest| guest.outstanding.len()).sum();
         NodeStats {
@@ -504,9 +519,10 @@ fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
     let mut lost: Vec<Packet> = Vec::new();
     match &mut port.link {
         Some(link) if link.up && link.identity == was.identity => {
+            link.held = was.held;
             lost.extend(link.shaper.take_over(was.shaper));
         }
-        _ => lost.extend(was.shaper.drain()),
+        _ => lost.extend(was.drain()),
     }
     for packet in lost {
         port.counters.drop(Reason::LinkDown);
@@ -552,7 +568,7 @@ fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], co
 
 fn end_node(node: &mut Node, ports: &mut [Port], core: &mut Core) {
     for mut link in ports.iter_mut().filter_map(|port| port.link.take()) {
-        for packet in link.shaper.drain() {
+        for packet in link.drain() {
             core.tracer.end(packet.mark, "drop", || "the node was removed".into());
             core.packets.give(packet);
         }

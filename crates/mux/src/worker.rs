@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use pdp_afxdp::Packet;
 use pdp_memif::Patience;
 use pdp_proto::mux::WorkerStats;
+use pdp_wire::ecn;
 use rtrb::{Consumer, Producer};
 
 use crate::classify::{Classifier, PortRef, Table};
@@ -312,9 +313,13 @@ impl Worker {
         for mut packet in frames.drain(..) {
             match table.classify(packet.bytes()) {
                 Ok((port, inner)) => {
-                    let length = inner.len();
+                    let (length, outer) = (inner.len(), ecn::of(packet.bytes()));
                     let _ = packet.advance(inner.start);
                     let _ = packet.set_len(length);
+                    if inner.start > 0 && !ecn::decapsulate(packet.bytes_mut(), outer) {
+                        self.refuse(slot, OuterReason::CeOnNotEct, packet);
+                        continue;
+                    }
                     self.give(port, slot, packet);
                 }
                 Err(reason) => self.refuse(slot, reason, packet),

@@ -1,21 +1,26 @@
 //! Kernel tunnels outside, AF_XDP, the mux, a guest: in network namespaces of the test's own.
 //!
 //! `out1 –a– node –b– out2`: each outside machine has tunnels to the node; the guest of each vnet
-//! is a wire between its two ports. Needs root.
+//! is a wire between its two ports. `far` is behind `out1`. Needs root.
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use common::place::{Control, Place, wire_vnet, wires};
+use common::place::{Control, Place, Raw, wire_vnet, wires};
 use common::*;
+use pdp_mux::underlay::Underlay;
 use pdp_net::xdp::Take;
 use pdp_proto::channel::Channel;
 use pdp_proto::mux::*;
+use pdp_wire::ecn::Mark;
+use pdp_wire::{checksum, ecn, outer, vxlan};
 
 /// A user without any right.
 const NOBODY: u32 = 65534;
@@ -68,6 +73,23 @@ impl Drop for Process {
     }
 }
 
+fn take(local: &str) -> Take {
+    Take { local: local.parse().unwrap(), port: 4789 }
+}
+
+/// By VXLAN.
+fn tunnel(local: &str, remote: &str, vni: u32) -> Encapsulation {
+    let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
+    Encapsulation::Vxlan { local, remote, port: 4789, vni }
+}
+
+/// A machine's end of a tunnel.
+fn vxlan_device(place: &Place, out: &str, vni: u32, local: &str, remote: &str, name: &str) {
+    let ends = format!("local {local} remote {remote} dstport 4789");
+    place.exec(out, &format!("ip link add name {name} type vxlan id {vni} {ends}"));
+    place.exec(out, &format!("ip link set dev {name} up"));
+}
+
 #[test]
 fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
     let mut place = Place::enter("tunnels");
@@ -84,12 +106,7 @@ fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
         "b",
         &[take("fd00:2::1", 4789), take("fd00:2::1", 7001), take("10.9.2.1", 4789)],
     );
-    let vxlan = |local: &str, remote: &str, vni| Encapsulation::Vxlan {
-        local: local.parse().unwrap(),
-        remote: remote.parse().unwrap(),
-        port: 4789,
-        vni,
-    };
+    let vxlan = tunnel;
     let udp = |local: &str, remote: &str| Encapsulation::Udp {
         local: local.parse().unwrap(),
         remote: remote.parse().unwrap(),
@@ -253,4 +270,290 @@ fn a_mux_without_privilege_serves_and_can_be_replaced() {
     }
     stop.store(true, Ordering::Relaxed);
     guests.unwrap().join().unwrap();
+}
+
+/// The ways of tunnels over IPv4, by a next hop with an IPv6 address alone (RFC 8950), and over IPv6, to a
+/// machine behind a router.
+#[test]
+fn ways_are_what_the_kernel_of_the_host_has() {
+    let mut place = Place::enter("ways");
+    place.add_far();
+    let root = tempfile::tempdir().unwrap();
+    let mut mux = start(1);
+    place.external(&mut mux, "a", &[take("10.9.1.1"), take("fd00:1::1")]);
+    place.external(&mut mux, "b", &[take("10.9.2.1"), take("fd00:2::1")]);
+    let (far, near) = (tunnel("10.9.1.1", "10.9.7.2", 5), tunnel("10.9.2.1", "10.9.2.2", 5));
+    let mut red = wire_vnet(root.path(), "red", far, near);
+    red.nodes[0].ports.iter_mut().for_each(|port| port.mtu = 1450);
+    let (far, near) = (tunnel("fd00:1::1", "fd00:7::2", 6), tunnel("fd00:2::1", "fd00:2::2", 6));
+    let mut blue = wire_vnet(root.path(), "blue", far, near);
+    blue.nodes[0].ports.iter_mut().for_each(|port| port.mtu = 1430);
+    for (name, vni, [local, remote], [near, ours]) in [
+        ("red", 5, ["10.9.7.2", "10.9.1.1"], ["10.9.2.2", "10.9.2.1"]),
+        ("blue", 6, ["fd00:7::2", "fd00:1::1"], ["fd00:2::2", "fd00:2::1"]),
+    ] {
+        vxlan_device(&place, "far", vni, local, remote, name);
+        vxlan_device(&place, "out2", vni, near, ours, name);
+        place.exec("far", &format!("ip addr add 192.168.{vni}.1/24 dev {name}"));
+        place.exec("out2", &format!("ip addr add 192.168.{vni}.2/24 dev {name}"));
+    }
+    put(&mux, &red);
+    put(&mux, &blue);
+    let stop = Arc::new(AtomicBool::new(false));
+    let guests = wires(&[&red, &blue], stop.clone());
+    let problem = |vnet: &str, port: &str| node_stats(&mux, vnet, "r1").ports[port].underlay;
+    let told = |what: &str, port: &str, wanted: [Option<UnderlayProblem>; 2]| {
+        eventually(what, || [problem("red", port), problem("blue", port)] == wanted);
+    };
+    let all = |problem| [Some(problem); 2];
+
+    told("no route", "eth0", all(UnderlayProblem::NoRoute));
+    told("nothing", "eth1", [None, None]);
+    place.exec("node", "ip route add 10.9.7.2/32 via inet6 fd00:1::2 dev a");
+    place.exec("node", "ip route add fd00:7::/64 via fd00:1::2");
+    told("nothing", "eth0", [None, None]);
+    for net in [5, 6] {
+        eventually("far is there", || {
+            place.succeeds("far", &format!("ping -c 1 -W 1 192.168.{net}.2"))
+        });
+        place.exec("far", &format!("ping -q -i 0.01 -c 20 -w 15 -M do -s 1400 192.168.{net}.2"));
+    }
+    // The first frame to a next hop that nobody has heard of waits for it.
+    let unresolved = |vnet| dropped(&node_stats(&mux, vnet, "r1"), "underlay-unresolved");
+    let before = [unresolved("red"), unresolved("blue")];
+    for net in [5, 6] {
+        place.exec("node", "ip neigh flush dev b");
+        place.exec("far", &format!("ping -c 1 -W 1 192.168.{net}.2"));
+    }
+    assert_eq!([unresolved("red"), unresolved("blue")], before);
+
+    // A way that carries less is told within a second or so, and what is too long for it is counted.
+    place.exec("out1", "ip link set far mtu 1400");
+    let long = |net| format!("ping -q -i 0.1 -c 10 -w 1 -M do -s 1400 192.168.{net}.1");
+    assert!(!place.succeeds("out2", &long(5)) && !place.succeeds("out2", &long(6)));
+    let path = UnderlayProblem::PathMtu { path_bytes: 1400, packet_bytes: 1500 };
+    told("a shorter way", "eth0", all(path));
+    assert!(!place.succeeds("out2", &long(5)) && !place.succeeds("out2", &long(6)));
+    for (vnet, net) in [("red", 5), ("blue", 6)] {
+        assert!(dropped(&node_stats(&mux, vnet, "r1"), "underlay-path-too-big") > 0);
+        place.exec("out2", &format!("ping -q -i 0.01 -c 20 -w 15 -M do -s 1200 192.168.{net}.1"));
+    }
+    // Once the kernel forgets it (by itself after 10 minutes), all is as before.
+    place.exec("out1", "ip link set far mtu 1500");
+    place.exec("node", "ip route flush cache");
+    place.exec("node", "ip -6 route flush cache");
+    for net in [5, 6] {
+        eventually("the way is whole again", || place.succeeds("out2", &long(net)));
+    }
+    told("nothing", "eth0", [None, None]);
+
+    // So is a device that does.
+    place.exec("node", "ip link set dev b mtu 1400");
+    told("a shorter wire", "eth1", all(path));
+    place.exec("node", "ip link set dev b mtu 1500");
+    told("nothing", "eth1", [None, None]);
+
+    // Machines, wires, devices and addresses that are gone.
+    place.exec("out2", "ip addr flush dev eth0");
+    place.exec("node", "ip neigh flush dev b");
+    place.spawn("far", "ping -q -i 0.2 -w 5 192.168.5.2");
+    place.spawn("far", "ping -q -i 0.2 -w 5 192.168.6.2");
+    told("nobody answers", "eth1", all(UnderlayProblem::Unanswered { router: false }));
+    place.exec("out2", "ip link set eth0 down");
+    told("no carrier", "eth1", all(UnderlayProblem::NoCarrier));
+    place.exec("node", "ip link set dev b down");
+    told("the device is down", "eth1", all(UnderlayProblem::Down));
+    told("nothing", "eth0", [None, None]);
+    place.exec("node", "ip addr del 10.9.1.1/24 dev a");
+    place.exec("node", "ip addr del fd00:1::1/64 dev a");
+    told("no address", "eth0", all(UnderlayProblem::NoAddress));
+    stop.store(true, Ordering::Relaxed);
+    guests.join().unwrap();
+    assert_adds_up(&stats(&mux));
+}
+
+/// Link address of the frames that show marks.
+const MARKED: [u8; 6] = [2, 0xec, 0, 0, 0, 1];
+
+/// Every mark in every mark, over both versions of IP in both: whether the outer packet is IPv6, whether the
+/// inner one is, and the marks.
+fn marks() -> impl Iterator<Item = (bool, bool, Mark, Mark)> {
+    let all = [Mark::NotEct, Mark::Ect0, Mark::Ect1, Mark::Ce];
+    (0..64).map(move |id| (id & 1 == 1, id & 2 == 2, all[id >> 2 & 3], all[id >> 4]))
+}
+
+/// A frame with a mark and a number.
+fn marked(six: bool, mark: Mark, number: u64) -> Vec<u8> {
+    let mut frame = [&[0xff; 6][..], &MARKED].concat();
+    if six {
+        frame.extend([0x86, 0xdd, 0x60, (mark as u8) << 4, 0, 0, 0, 8, 59, 9]);
+        frame.extend([0xfd; 32]);
+    } else {
+        frame.extend([
+            8, 0, 0x45, mark as u8, 0, 28, 0, 0, 0, 0, 9, 253, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8,
+        ]);
+        let sum = checksum::checksum(&frame[14..34]);
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    }
+    frame.extend(number.to_be_bytes());
+    frame
+}
+
+/// The same in a tunnel with a mark of its own.
+fn in_tunnel(by: &Encapsulation, to: [u8; 6], mark: Mark, inner: &[u8]) -> Vec<u8> {
+    let Encapsulation::Vxlan { local, remote, port, vni } = *by else { unreachable!() };
+    let template = outer::Template::new(local, remote, [50_000, port], &vxlan::emit(vni)).unwrap();
+    let mut frame = vec![0; template.len()];
+    frame.extend(inner);
+    template.write(&mut frame, to, MARKED, None).unwrap();
+    if local.is_ipv4() {
+        frame[15] = mark as u8;
+        frame[24..26].fill(0);
+        let sum = checksum::checksum(&frame[14..34]);
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    } else {
+        frame[15] = (mark as u8) << 4;
+    }
+    frame
+}
+
+/// What congestion on the way becomes inside, for every mark in every mark (RFC 6040 section 4.2): as Linux's
+/// VXLAN device has it. What leaves has its inner mark outside (section 4.1).
+#[test]
+fn marks_of_congestion_are_what_linux_makes_of_them() {
+    let mut place = Place::enter("ecn");
+    let root = tempfile::tempdir().unwrap();
+    let mut mux = start(1);
+    place.external(&mut mux, "a", &[take("10.9.1.1"), take("fd00:1::1")]);
+    place.external(&mut mux, "b", &[take("10.9.2.1"), take("fd00:2::1")]);
+    let ours = [tunnel("10.9.1.1", "10.9.1.2", 5), tunnel("fd00:1::1", "fd00:1::2", 6)];
+    let onward = [tunnel("10.9.2.1", "10.9.2.2", 5), tunnel("fd00:2::1", "fd00:2::2", 6)];
+    let red = wire_vnet(root.path(), "red", ours[0].clone(), onward[0].clone());
+    let blue = wire_vnet(root.path(), "blue", ours[1].clone(), onward[1].clone());
+    vxlan_device(&place, "out2", 5, "10.9.2.2", "10.9.2.1", "red");
+    vxlan_device(&place, "out2", 6, "fd00:2::2", "fd00:2::1", "blue");
+    put(&mux, &red);
+    put(&mux, &blue);
+    let stop = Arc::new(AtomicBool::new(false));
+    let guests = wires(&[&red, &blue], stop.clone());
+    let [node, out2] = [("node", "a"), ("out2", "eth0")].map(|(name, device)| {
+        let path = format!("cat /sys/class/net/{device}/address");
+        let words = format!("netns exec {} {path}", place.netns(name));
+        let output = Command::new("ip").args(words.split(' ')).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let bytes = text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap());
+        <[u8; 6]>::try_from(bytes.collect::<Vec<_>>()).unwrap()
+    });
+    let wire = place.raw("out2");
+    let inside = [place.raw_on("out2", "red"), place.raw_on("out2", "blue")];
+    // What comes out by number, with each frame sent until that of the last number, which is no IP, is there.
+    let result = |from: &Raw, by: &[Encapsulation; 2], to: [u8; 6]| {
+        let mut marks_inside = BTreeMap::new();
+        for (number, (six_outside, six, mark, on_the_way)) in (0..).zip(marks()) {
+            let inner = marked(six, mark, number);
+            let by = &by[usize::from(six_outside)];
+            assert!(from.send(&in_tunnel(by, to, on_the_way, &inner)));
+            if number % 8 == 7 {
+                // Not more at once than wait for a next hop.
+                let last = Instant::now();
+                while last.elapsed() < Duration::from_millis(20) {
+                    for frame in inside.iter().flat_map(Raw::receive) {
+                        if frame[6..12] == MARKED {
+                            let (number, ip) = (mark_of(&frame), &frame[14..34]);
+                            assert!(ip[0] >> 4 == 6 || checksum::checksum(ip) == 0);
+                            marks_inside.insert(number, ecn::of(&frame));
+                        }
+                    }
+                }
+            }
+        }
+        marks_inside
+    };
+    let reverse = |by: &Encapsulation| match *by {
+        Encapsulation::Vxlan { local, remote, port, vni } => {
+            Encapsulation::Vxlan { local: remote, remote: local, port, vni }
+        }
+        _ => unreachable!(),
+    };
+    let to_us = [reverse(&ours[0]), reverse(&ours[1])];
+    let mine = result(&place.raw("out1"), &to_us, node);
+    let refused = stats(&mux).externals["A"].dropped["ce-on-not-ect"];
+    let mut left = 0;
+    for frame in wire.receive() {
+        let Ok(outer) = outer::parse(&frame) else { continue };
+        let inner = &frame[outer.payload()][8..];
+        if inner.get(6..12) == Some(&MARKED) {
+            assert_eq!(ecn::of(&frame), ecn::of(inner));
+            left += 1;
+        }
+    }
+    let linux = result(&place.raw_on("node", "b"), &onward, out2);
+    assert_eq!(mine, linux);
+    assert_eq!((mine.len(), left, refused), (60, 60, 4));
+    stop.store(true, Ordering::Relaxed);
+    guests.join().unwrap();
+    assert_adds_up(&stats(&mux));
+}
+
+/// The number of a marked frame.
+fn mark_of(frame: &[u8]) -> u64 {
+    u64::from_be_bytes(frame[frame.len() - 8..].try_into().unwrap())
+}
+
+/// Thousands of tunnels that nobody uses, while neighbours and routes come and go.
+#[test]
+fn changes_in_the_underlay_cost_idle_tunnels_little() {
+    let place = Place::enter("churn");
+    let underlay = Underlay::start().unwrap();
+    let facts = pdp_net::interface::Interface::by_name("a").unwrap();
+    place.exec("node", "ip route add 10.64.0.0/16 via 10.9.1.2");
+    let local = "10.9.1.1".parse().unwrap();
+    let remote = |number: u16| [10, 64, (number >> 8) as u8, number as u8].into();
+    const TUNNELS: u64 = 4096;
+    let hops: Vec<_> = (0..TUNNELS as u16)
+        .map(|number| underlay.next_hop(facts.index, local, remote(number), 1500).unwrap())
+        .collect();
+    eventually("all are known", || hops.iter().all(|hop| hop.find().is_some()));
+    // Of each thread of this name; other tests have theirs.
+    let cpu_ns = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+        let named = tasks.filter(|task| {
+            std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "underlay")
+        });
+        let used = |task: &std::path::Path| {
+            let text = std::fs::read_to_string(task.join("schedstat")).ok()?;
+            text.split(' ').next()?.parse::<u64>().ok()
+        };
+        named.filter_map(|task| Some((task.clone(), used(&task)?))).collect::<BTreeMap<_, _>>()
+    };
+    for what in ["neigh", "route"] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let line = |number: usize| match what {
+            "neigh" => format!("neigh replace 10.9.1.9 lladdr 2:0:0:0:0:{:x} dev a\n", number % 2),
+            _ => format!("route {} 10.65.0.0/16 via 10.9.1.2\n", ["add", "del"][number % 2]),
+        };
+        std::fs::write(file.path(), (0..1000).map(line).collect::<String>()).unwrap();
+        eventually("they are idle", || {
+            let before = underlay.questions();
+            std::thread::sleep(Duration::from_millis(1200));
+            underlay.questions() == before
+        });
+        let (asked, before, start) = (underlay.questions(), cpu_ns(), Instant::now());
+        let mut changes = 0;
+        while start.elapsed() < Duration::from_secs(2) {
+            place.exec("node", &format!("ip -batch {}", file.path().display()));
+            changes += 1000;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let (asked, time, after) = (underlay.questions() - asked, start.elapsed(), cpu_ns());
+        let used = after.iter().filter_map(|(task, after)| Some(after - before.get(task)?)).max();
+        let used = used.unwrap() as f64 / time.as_nanos() as f64;
+        println!("{what}: {changes} changes in {time:?}: {used:.3} of a CPU, {asked} questions");
+        match what {
+            "neigh" => assert_eq!(asked, 0),
+            // All tunnels at a time, and not oftener than REST_MIN says.
+            _ => assert!(asked / TUNNELS <= time.as_millis() as u64 / 20 + 1, "{asked}"),
+        }
+    }
+    drop(hops);
 }

@@ -15,10 +15,11 @@ use pdp_mux::control::Mux;
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
+use pdp_mux::leave::HELD_FRAMES_MAX;
 use pdp_mux::packets::Packets;
 use pdp_mux::peer::Alarm;
 use pdp_mux::ringers::{Ringers, RungFor};
-use pdp_mux::underlay::NextHop;
+use pdp_mux::underlay::{Hop, NextHop};
 use pdp_mux::vnet::Vnet as Live;
 use pdp_mux::wake::Wake;
 use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
@@ -85,14 +86,25 @@ impl Bench {
         let card = workers[1].core.external(0).unwrap();
         card.add_path(SocketPath::new(port, wakes[0].clone()));
         let hop = Arc::new(NextHop::default());
-        let vnet = Live::new(spec, 0, 7, |number, end| match end {
+        let mut bench = Self { workers, line, hop, _commands: commands, _controls: vec![] };
+        bench.reshape(spec);
+        bench
+    }
+
+    /// Gives the vnet another shape.
+    fn reshape(&mut self, spec: &Vnet) {
+        let mut vnet = Live::new(spec, 0, 7, |number, end| match end {
             End::External { by, .. } => {
-                Outside::new(0, number, by, || hop.clone()).map(Way::Outside)
+                Outside::new(0, number, by, || self.hop.clone()).map(Way::Outside)
             }
             End::Port { .. } => None,
         });
-        workers[1].replace(0, |_, _| Some(vnet));
-        Self { workers, line, hop, _commands: commands, _controls: vec![] }
+        self.workers[1].replace(0, |old, core| {
+            if let Some(old) = old {
+                vnet.take_over(old, core);
+            }
+            Some(vnet)
+        });
     }
 
     /// Frames of the tunnel arrive at the first worker.
@@ -210,8 +222,9 @@ fn every_way_out_can_be_blocked_and_says_how() {
         bench.rounds();
         dropped(&bench.node("h2"), reason)
     };
-    assert_eq!(blocked(&mut bench, "underlay-unresolved", 60, 1), 1);
-    bench.hop.resolve(Some([9; 6]));
+    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1499 }));
+    assert_eq!(blocked(&mut bench, "underlay-path-too-big", 1464, 1), 1);
+    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));
     assert_eq!(blocked(&mut bench, "underlay-too-big", 1465, 1), 1);
     assert_eq!(blocked(&mut bench, "underlay-too-big", 1464, 1), 1);
     assert_eq!(blocked(&mut bench, "too-big", 1780, 0), 0);
@@ -231,6 +244,62 @@ fn every_way_out_can_be_blocked_and_says_how() {
     let h2 = bench.node("h2");
     assert_eq!(h2.ports["eth0"].made, 3 + rest + 3 + 2);
     assert_eq!(h2.ports["eth0"].sent, PATH_FRAMES as u64);
+    assert_eq!(bench.free(), [SHARE, SHARE]);
+}
+
+/// Frames of a tunnel whose next hop is not known yet.
+#[test]
+fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
+    let root = tempfile::tempdir().unwrap();
+    let mut spec = spec(root.path(), None);
+    spec.vlinks[1].a = spec.vlinks[0].a.clone();
+    spec.vlinks.remove(0);
+    let mut bench = Bench::new(&spec);
+    let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
+    let mut send = |bench: &mut Bench, marks: std::ops::Range<u64>| {
+        for mark in marks {
+            assert!(tap.out(0, &frame(60, mark)));
+            bench.workers[1].round();
+        }
+        bench.rounds();
+    };
+    let unresolved = |bench: &mut Bench| dropped(&bench.node("h2"), "underlay-unresolved");
+    // The oldest end for others.
+    let held = HELD_FRAMES_MAX as u64;
+    send(&mut bench, 0..held + 2);
+    assert_eq!((unresolved(&mut bench), bench.node("h2").in_flight), (2, held));
+    // As soon as it is known they go, before what comes now.
+    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));
+    send(&mut bench, held + 2..held + 3);
+    for want in 2..held + 3 {
+        let packet = bench.line.pop().unwrap();
+        assert_eq!(mark(&packet.bytes()[packet.len() - 60..]), want);
+        bench.workers[1].core.packets.give(packet);
+    }
+    assert_eq!((bench.node("h2").ports["eth0"].sent, bench.node("h2").in_flight), (held + 1, 0));
+    // Without anything new as well, and a new shape of the vnet changes nothing.
+    bench.hop.resolve(None);
+    send(&mut bench, 0..3);
+    bench.reshape(&spec);
+    assert_eq!(bench.node("h2").in_flight, 3);
+    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));
+    eventually("it is looked at again", || {
+        bench.workers[1].round();
+        bench.node("h2").in_flight == 0
+    });
+    assert_eq!(bench.node("h2").ports["eth0"].sent, held + 4);
+    // And if it never is, they end.
+    bench.hop.resolve(None);
+    send(&mut bench, 0..3);
+    eventually("they end", || {
+        bench.workers[1].round();
+        unresolved(&mut bench) == 5
+    });
+    while let Ok(packet) = bench.line.pop() {
+        bench.workers[1].core.packets.give(packet);
+    }
+    assert_eq!(bench.node("h2").in_flight, 0);
+    bench.rounds();
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 
@@ -313,7 +382,7 @@ fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
     spec.vlinks[1].a = spec.vlinks[0].a.clone();
     spec.vlinks.remove(0);
     let mut bench = Bench::new(&spec);
-    bench.hop.resolve(Some([9; 6]));
+    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: u16::MAX }));
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
     for made in 1..=20 {
         eventually("it rests", || {

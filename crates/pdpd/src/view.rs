@@ -1,6 +1,7 @@
 //! How objects are, for the API: what is wanted beside what the keeper last saw and what runs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::Path;
 
 use pdp_api::{
@@ -21,7 +22,7 @@ use crate::engine::Engine;
 use crate::keeper::Health;
 use crate::key::Key;
 use crate::model::Model;
-use crate::plan::{MirrorPlan, NodePlan, VnetPlan};
+use crate::plan::{ExternalPlan, MirrorPlan, NodePlan, VnetPlan};
 
 /// What it is told from.
 struct View<'a> {
@@ -196,15 +197,9 @@ impl View<'_> {
             Some(_) => Phase::Failed,
             None => self.overall(name, &phases),
         };
-        let message = problem.or_else(|| {
-            let all = nodes.iter().flat_map(|node| {
-                parts(node).map(|(part, status)| (format!("{}/{part}", node.name), &status.message))
-            });
-            told_once(all)
-        });
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
-        let links = plan.mux.vlinks.iter().map(|link| {
+        let link_status = |link: &mux::Vlink| {
             let missing = [&link.a, &link.b].into_iter().find_map(|end| self.missing(end, &up));
             let silent = plan.silent.contains(&link.name);
             let set = match (link.up, silent) {
@@ -218,11 +213,44 @@ impl View<'_> {
                 up: link.up,
                 silent,
                 carrier: plan.has_carrier(link) && missing.is_none(),
-                message: set.or(missing),
+                message: set.or_else(|| self.underlay(name, link, plan)).or(missing),
                 rate_bps: link.rate_bps,
             }
+        };
+        let links = plan.mux.vlinks.iter().map(link_status).collect();
+        let message = problem.or_else(|| {
+            let parts = nodes.iter().flat_map(|node| {
+                parts(node).map(|(part, status)| (format!("{}/{part}", node.name), &status.message))
+            });
+            let way = |link: &mux::Vlink| (link.name.clone(), self.underlay(name, link, plan));
+            let ways: Vec<_> = plan.mux.vlinks.iter().map(way).collect();
+            told_once(parts.chain(ways.iter().map(|(link, wrong)| (link.clone(), wrong))))
         });
-        VnetStatus { phase, message, links: links.collect(), nodes }
+        VnetStatus { phase, message, links, nodes }
+    }
+
+    /// What is wrong with the way of a link's tunnel, and what to do.
+    fn underlay(&self, vnet: &str, link: &mux::Vlink, plan: &VnetPlan) -> Option<String> {
+        if !link.up || self.model.ledger.stopped {
+            return None;
+        }
+        let counters = self.mux.as_ref()?.vnets.get(vnet)?;
+        [(&link.a, &link.b), (&link.b, &link.a)].into_iter().find_map(|(near, far)| {
+            let mux::End::Port { node, port } = near else { return None };
+            let mux::End::External { interface, by } = far else { return None };
+            let tap = plan.nodes.get(node)?.taps.get(usize::from(*port))?;
+            let problem = counters.nodes.get(node)?.ports.get(&tap.name)?.underlay?;
+            let device = match self.model.plan.externals.get(interface).map(|plan| &**plan) {
+                Some(ExternalPlan::Device(device)) => &device.device,
+                _ => interface,
+            };
+            let (local, remote) = match by {
+                mux::Encapsulation::Interface => return None,
+                mux::Encapsulation::Vxlan { local, remote, .. }
+                | mux::Encapsulation::Udp { local, remote, .. } => (*local, *remote),
+            };
+            Some(underlay_words(problem, (local, remote), device, &end_words(near, plan), tap.mtu))
+        })
     }
 
     /// Why an end of a link is not there.
@@ -501,6 +529,45 @@ fn refused_routes(plan: &MirrorPlan, refused: u64) -> Option<String> {
              resources.routes is {max}; raise it"
         )
     })
+}
+
+/// What is to be said of a tunnel between these addresses over `device` whose frames do not get to its
+/// other end; `port` is this one, and `mtu` its MTU.
+fn underlay_words(
+    problem: mux::UnderlayProblem,
+    (local, remote): (IpAddr, IpAddr),
+    device: &str,
+    port: &str,
+    mtu: u32,
+) -> String {
+    use mux::UnderlayProblem as Problem;
+    let asked = if remote.is_ipv4() { "ARP" } else { "neighbour discovery" };
+    match problem {
+        Problem::Down => format!("device {device} is down: `ip link set {device} up`"),
+        Problem::NoCarrier => format!(
+            "device {device} has no carrier: see to its cable, or to what is at its other end"
+        ),
+        Problem::NoAddress => format!(
+            "{local} is no address of this machine: `ip address add {local}/PREFIX dev {device}`"
+        ),
+        Problem::NoRoute => format!(
+            "there is no route to {remote} by {device}: add one, or an address of its network"
+        ),
+        Problem::Unanswered { router: false } => format!(
+            "{remote} does not answer {asked} on {device}: see whether it is up and on this network"
+        ),
+        Problem::Unanswered { router: true } => format!(
+            "the router on the way to {remote} does not answer {asked} on {device}: see \
+             `ip route get {remote}`"
+        ),
+        Problem::PathMtu { path_bytes, packet_bytes } => {
+            let fits = mtu.saturating_sub(packet_bytes.saturating_sub(path_bytes));
+            format!(
+                "the way to {remote} carries packets of {path_bytes} bytes, and those of this link \
+                 have up to {packet_bytes}: set the mtu of {port} to at most {fits}"
+            )
+        }
+    }
 }
 
 fn end_words(end: &mux::End, plan: &VnetPlan) -> String {

@@ -116,6 +116,7 @@ fn messages_of_the_mux_are_as_they_were() {
         variants::<mux::FlowKey>(),
         variants::<mux::End>(),
         variants::<mux::Encapsulation>(),
+        variants::<mux::UnderlayProblem>(),
     ];
     let text = kept(&name);
     for variant in inner.concat() {

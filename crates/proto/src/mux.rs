@@ -524,6 +524,35 @@ pub struct PortStats {
     pub dropped: BTreeMap<String, u64>,
     /// Frames that an active capture did not get.
     pub capture_missed: u64,
+    /// What is wrong with the way of its tunnel's frames, where its vlink is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub underlay: Option<UnderlayProblem>,
+}
+
+/// Why a tunnel's frames, or the longest of them, do not get to its other end, as far as the host's
+/// kernel knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UnderlayProblem {
+    /// The device is down, or gone.
+    Down,
+    /// The device has no carrier.
+    NoCarrier,
+    /// The tunnel's local address is none of the host's.
+    NoAddress,
+    /// There is no route to the remote address by the device.
+    NoRoute,
+    /// Nobody answers for the link address (ARP, neighbour discovery).
+    Unanswered {
+        /// Of a router on the way, and not of the remote itself.
+        router: bool,
+    },
+    /// The way carries shorter IP packets than the vlink may send.
+    PathMtu {
+        /// The longest that it carries, bytes.
+        path_bytes: u32,
+        /// The vlink's longest, bytes.
+        packet_bytes: u32,
+    },
 }
 
 /// Counters of a forwarding guest.

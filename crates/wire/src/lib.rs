@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod ecn;
 pub mod ether;
 pub mod flow;
 pub mod ipv4;

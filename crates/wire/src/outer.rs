@@ -4,14 +4,16 @@
 //! that costs a pass over all bytes, so it is [`Outer::checksum_ok`], for frames that are known to
 //! be a tunnel's. [`Template`] writes them: Don't Fragment set, hop limit [`TTL`], no UDP checksum
 //! over IPv4 (RFC 7348 section 5) and a real one over IPv6, which receivers demand by default
-//! (RFC 8200 section 8.1).
+//! (RFC 8200 section 8.1). Of the inner packet's TOS or traffic class the outer one has the ECN mark
+//! (RFC 6040 section 4.1) and not the DSCP, which is 0: how the underlay treats packets is for its
+//! operator to say, and not for those inside (the pipe model of RFC 2983 section 3.1).
 //!
 //! Source: RFC 791, RFC 8200, RFC 768, RFC 6864 section 4.1 (identification 0 with DF), RFC 6935.
 
 use std::net::IpAddr;
 use std::ops::Range;
 
-use crate::{checksum, ether, udp};
+use crate::{checksum, ecn, ether, udp};
 
 /// Time to live, or hop limit, of what we send.
 pub const TTL: u8 = 64;
@@ -138,14 +140,15 @@ impl Outer {
     }
 }
 
-/// The headers before each frame of a tunnel, ready but for lengths, source port and checksums.
+/// The headers before each frame of a tunnel, ready but for lengths, source port, ECN mark and
+/// checksums.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     bytes: [u8; TEMPLATE_BYTES_MAX],
     length: usize,
     local: IpAddr,
     remote: IpAddr,
-    /// The IPv4 header's checksum with a total length of 0.
+    /// The IPv4 header's checksum with a total length and an ECN mark of 0.
     ipv4_sum: checksum::Sum,
 }
 
@@ -213,6 +216,7 @@ impl Template {
     ) -> Option<()> {
         let ip = ether::HEADER_BYTES;
         let packet_bytes = u16::try_from(frame.len().checked_sub(ip)?).ok()?;
+        let mark = ecn::of(frame.get(self.length..)?) as u8;
         frame.get_mut(..self.length)?.copy_from_slice(&self.bytes[..self.length]);
         frame[..6].copy_from_slice(&destination);
         frame[6..12].copy_from_slice(&source);
@@ -224,10 +228,12 @@ impl Template {
         }
         frame[udp + 4..udp + 6].copy_from_slice(&udp_bytes.to_be_bytes());
         if v4 {
+            frame[ip + 1] = mark;
             frame[ip + 2..ip + 4].copy_from_slice(&packet_bytes.to_be_bytes());
-            let sum = self.ipv4_sum.with_word(packet_bytes).finish();
+            let sum = self.ipv4_sum.with_word(packet_bytes).with_word(mark.into()).finish();
             frame[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
         } else {
+            frame[ip + 1] = mark << 4;
             frame[ip + 4..ip + 6].copy_from_slice(&udp_bytes.to_be_bytes());
             let sum = udp::checksum(self.local, self.remote, &frame[udp..]);
             frame[udp + 6..udp + 8].copy_from_slice(&sum.to_be_bytes());
@@ -278,6 +284,28 @@ mod tests {
                     assert_eq!((header.hop_limit, from.checksum), (TTL, sum));
                 }
                 other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_inner_mark_is_the_outer_one_and_the_dscp_is_none() {
+        for (from, to) in PAIRS {
+            for class in [0, 1, 2, 3, 0xb8, 0xbb] {
+                let four = [&[1; 12][..], &[8, 0, 0x45, class], &[0; 18]];
+                let six = [&[1; 12][..], &[0x86, 0xdd, 0x60 | class >> 4, class << 4], &[0; 38]];
+                for inner in [four.concat(), six.concat()] {
+                    let frame = frame(from, to, &[8, 0, 0, 0, 0, 0, 9, 0], &inner);
+                    assert_eq!(ecn::of(&frame) as u8, class & 3);
+                    let outer = parse(&frame).expect("its checksum is right");
+                    assert!(outer.checksum_ok(&frame, false));
+                    let dscp = match SlicedPacket::from_ethernet(&frame).unwrap().net.unwrap() {
+                        NetSlice::Ipv4(ip) => ip.header().dcp().value(),
+                        NetSlice::Ipv6(ip) => ip.header().traffic_class() >> 2,
+                        other => panic!("{other:?}"),
+                    };
+                    assert_eq!(dscp, 0);
+                }
             }
         }
     }

@@ -120,12 +120,40 @@ impl Place {
         }
     }
 
+    /// Another machine, `far`, behind `out1`, which is a router: networks 10.9.7.0/24 and fd00:7::/64.
+    pub fn add_far(&self) {
+        run(&format!("ip netns add {}", self.netns("far")));
+        let (out, far) = (self.netns("out1"), self.netns("far"));
+        run(&format!("ip link add name far netns {out} type veth peer name eth0 netns {far}"));
+        for (netns, device, host) in [(&out, "far", 1), (&far, "eth0", 2)] {
+            run(&format!("ip netns exec {netns} ethtool -K {device} tx off"));
+            run(&format!("ip -n {netns} addr add 10.9.7.{host}/24 dev {device}"));
+            run(&format!("ip -n {netns} addr add fd00:7::{host}/64 dev {device} nodad"));
+            run(&format!("ip -n {netns} link set {device} up"));
+        }
+        run(&format!("ip -n {far} route add default via 10.9.7.1"));
+        run(&format!("ip -n {far} route add default via fd00:7::1"));
+        let sysctl = "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1";
+        self.exec("out1", sysctl);
+    }
+
+    /// Whether a command succeeds there.
+    pub fn succeeds(&self, name: &str, command: &str) -> bool {
+        let words = format!("netns exec {} {command}", self.netns(name));
+        Command::new("ip").args(words.split(' ')).output().unwrap().status.success()
+    }
+
     /// A packet socket on an outside machine's wire.
     pub fn raw(&self, name: &str) -> Raw {
+        self.raw_on(name, "eth0")
+    }
+
+    /// The same on any device.
+    pub fn raw_on(&self, name: &str, device: &'static str) -> Raw {
         let netns = File::open(format!("/run/netns/{}", self.netns(name))).unwrap();
         std::thread::spawn(move || {
             enter(&netns);
-            Raw::open("eth0")
+            Raw::open(device)
         })
         .join()
         .unwrap()
@@ -151,8 +179,10 @@ impl Drop for Place {
         for pins in &self.pins {
             let _ = pdp_net::xdp::detach(pins);
         }
-        for name in ["node", "out1", "out2"] {
-            let _ = Command::new("ip").args(["netns", "del", &self.netns(name)]).status();
+        for name in ["node", "out1", "out2", "far"] {
+            let mut delete = Command::new("ip");
+            // There is not always one that is far.
+            let _ = delete.args(["netns", "del", &self.netns(name)]).stderr(Stdio::null()).status();
         }
     }
 }

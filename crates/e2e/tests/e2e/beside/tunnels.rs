@@ -262,3 +262,81 @@ fn tunnels_of_two_vnets_with_one_worker() {
 fn tunnels_of_two_vnets_with_two_workers() {
     all_kinds(2);
 }
+
+/// A host with a tunnel, and what its network, or its machine, does to it.
+#[test]
+fn what_is_wrong_with_the_way_of_a_tunnel_is_told() {
+    let mut node = Node::start("underlay");
+    let outside = node.machine("mA", "extA");
+    let namespace = node.namespace();
+    namespace.run("ip addr add 192.0.2.1/24 dev extA");
+    outside.run(
+        "ip addr add 192.0.2.2/24 dev eth0
+         ip link add inside type vxlan id 7 local 192.0.2.2 remote 192.0.2.1 dstport 4789
+         ip addr add 10.0.2.2/24 dev inside; ip link set inside up",
+    );
+    let spec = |mtu: &str| {
+        format!(
+            r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {{name: node}}
+spec:
+  mux: {{cpus: "0-1", power: 0.5}}
+  interfaces: {{A: {{device: extA}}}}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: red}}
+spec:
+  nodes:
+    h1: {{kind: host, interfaces: {{eth0: {{addresses: [10.0.2.1/24]{mtu}}}}}}}
+  externals:
+    out: {{interface: A, vxlan: {{vni: 7, local: 192.0.2.1, remote: 192.0.2.2}}}}
+  links:
+    - {{name: outward, endpoints: ["h1:eth0", "external:out"]}}
+"#
+        )
+    };
+    node.apply(&spec(""));
+    let message = || {
+        let red = node.json(&["inspect", "red"]);
+        let text = red["status"]["links"][0]["message"].as_str().unwrap_or_default().to_owned();
+        let of_all = red["status"]["message"].as_str().unwrap_or_default();
+        assert!(text.is_empty() || of_all.contains(&format!("outward: {text}")), "{red}");
+        text
+    };
+    let told = |what: &str| eventually(what, || message().contains(what));
+    let nothing_told = || eventually("nothing is wrong", || message().is_empty());
+    // The first frame waits for the next hop's link address, and is not lost.
+    namespace.run("ip neigh flush dev extA");
+    let words = node.exec("red/h1", "ping -c1 -W1 10.0.2.2");
+    assert!(all_answered(&words, 1), "{words}");
+    assert_eq!(message(), "");
+
+    namespace.run("ip route add 192.0.2.2/32 dev extA mtu 1400");
+    told(
+        "the way to 192.0.2.2 carries packets of 1400 bytes, and those of this link have up to 1500: \
+         set the mtu of h1:eth0 to at most 1350",
+    );
+    node.apply(&spec(", mtu: 1350"));
+    nothing_told();
+    let words = node.exec("red/h1", "ping -c5 -i0.02 -w60 -M do -s 1322 10.0.2.2");
+    assert!(all_answered(&words, 5), "{words}");
+
+    outside.run("ip addr del 192.0.2.2/24 dev eth0");
+    namespace.run("ip neigh flush dev extA");
+    let pings = outside.spawn("ping -q -i0.2 10.0.2.1");
+    let pinging = ["exec", "red/h1", "--", "ping", "-q", "-i0.2", "-w20", "10.0.2.2"];
+    let from_h1 = Background::start(&mut node.pdp_command(&pinging));
+    told("192.0.2.2 does not answer ARP on extA");
+    outside.run("ip link set eth0 down");
+    told("device extA has no carrier");
+    let note = node.pdp(&["get"]);
+    assert!(note.contains("outward: device extA has no carrier"), "{note}");
+    outside.run("ip link set eth0 up; ip addr add 192.0.2.2/24 dev eth0");
+    nothing_told();
+    drop((pings, from_h1));
+    namespace.run("ip addr del 192.0.2.1/24 dev extA");
+    told("192.0.2.1 is no address of this machine");
+}
