@@ -118,8 +118,8 @@ impl Found {
         self.words.push(words);
     }
 
-    fn each(&mut self, mut hook: impl FnMut(&mut Hooked)) {
-        self.vports.iter_mut().for_each(|vport| hook(vport));
+    fn each(&mut self, hook: impl FnMut(&mut Hooked)) {
+        self.vports.iter_mut().for_each(hook);
     }
 
     fn family(&mut self, v6: bool) {
