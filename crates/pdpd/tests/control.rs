@@ -192,12 +192,13 @@ fn descriptors() -> usize {
 #[test]
 fn descriptors_in_any_number_are_closed() {
     let _one = one();
-    let hello = br#"{"Hello":{"version":2,"externals":[],"vnets":[]}}"#;
+    let hello = format!(r#"{{"Hello":{{"version":{},"externals":[],"vnets":[]}}}}"#, mux::VERSION);
+    let hello = hello.as_bytes();
     let done = br#""Done""#;
     let before = descriptors();
     // More than one frame may have go with several bytes.
     for count in [0, 1, 2, 250, DESCRIPTORS_MAX + 50] {
-        for (text, call) in [(&hello[..], CALLS[0].1), (&done[..], CALLS[2].1)] {
+        for (text, call) in [(hello, CALLS[0].1), (&done[..], CALLS[2].1)] {
             let bytes = frame(text);
             let fake = Fake::new(move |stream| {
                 let file = fs::File::open("/dev/null").unwrap();
