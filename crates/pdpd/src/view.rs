@@ -213,7 +213,7 @@ impl View<'_> {
                 up: link.up,
                 silent,
                 carrier: plan.has_carrier(link) && missing.is_none(),
-                message: set.or_else(|| self.underlay(name, link, plan)).or(missing),
+                message: set.or(missing).or_else(|| self.underlay(name, link, plan)),
                 rate_bps: link.rate_bps,
             }
         };
@@ -222,7 +222,10 @@ impl View<'_> {
             let parts = nodes.iter().flat_map(|node| {
                 parts(node).map(|(part, status)| (format!("{}/{part}", node.name), &status.message))
             });
-            let way = |link: &mux::Vlink| (link.name.clone(), self.underlay(name, link, plan));
+            let way = |link: &mux::Vlink| {
+                let wrong = link.up.then(|| self.cut_off_outside(link)).flatten();
+                (link.name.clone(), wrong.or_else(|| self.underlay(name, link, plan)))
+            };
             let ways: Vec<_> = plan.mux.vlinks.iter().map(way).collect();
             told_once(parts.chain(ways.iter().map(|(link, wrong)| (link.clone(), wrong))))
         });
@@ -250,6 +253,16 @@ impl View<'_> {
                 | mux::Encapsulation::Udp { local, remote, .. } => (*local, *remote),
             };
             Some(underlay_words(problem, (local, remote), device, &end_words(near, plan), tap.mtu))
+        })
+    }
+
+    /// Why a link's end outside has no carrier.
+    fn cut_off_outside(&self, link: &mux::Vlink) -> Option<String> {
+        [&link.a, &link.b].into_iter().find_map(|end| match end {
+            mux::End::Port { .. } => None,
+            mux::End::External { interface, .. } => {
+                self.cut_off(interface).map(|why| format!("external {interface}: {why}"))
+            }
         })
     }
 

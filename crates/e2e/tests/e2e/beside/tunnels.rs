@@ -331,9 +331,9 @@ spec:
     let from_h1 = Background::start(&mut node.pdp_command(&pinging));
     told("192.0.2.2 does not answer ARP on extA");
     outside.run("ip link set eth0 down");
-    told("device extA has no carrier");
+    told("external A: extA has no carrier");
     let note = node.pdp(&["get"]);
-    assert!(note.contains("outward: device extA has no carrier"), "{note}");
+    assert!(note.contains("outward: external A: extA has no carrier"), "{note}");
     outside.run("ip link set eth0 up; ip addr add 192.0.2.2/24 dev eth0");
     nothing_told();
     drop((pings, from_h1));
