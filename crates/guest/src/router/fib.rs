@@ -5,6 +5,7 @@
 //! ([`Fib::sweep_some`]), before any further message.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -35,8 +36,84 @@ pub(super) enum Route {
     None,
 }
 
-/// A set of addresses: the snapshot that named each last, and whether it is the router's own.
-type Stamped<A> = HashMap<A, (u32, bool), foldhash::fast::RandomState>;
+/// A set of addresses: the snapshot that named each last, and whether it is the router's own. Two of each
+/// packet's addresses are asked for and are hardly ever there, which a bit of the filter mostly says.
+#[derive(Debug)]
+struct Stamped<A> {
+    all: HashMap<A, (u32, bool), foldhash::fast::RandomState>,
+    filter: [u64; FILTER_BITS / 64],
+}
+
+/// Bits of the filter: one in four packets is asked for in the set where the router has 256 addresses.
+const FILTER_BITS: usize = 1024;
+
+/// An address as 32 bits that differ where addresses do.
+trait Folded {
+    fn folded(self) -> u32;
+}
+
+impl Folded for u32 {
+    #[inline]
+    fn folded(self) -> u32 {
+        self
+    }
+}
+
+impl Folded for u128 {
+    #[inline]
+    fn folded(self) -> u32 {
+        let half = (self >> 64) as u64 ^ (self as u64).rotate_left(17);
+        (half >> 32) as u32 ^ half as u32
+    }
+}
+
+impl<A> Default for Stamped<A> {
+    fn default() -> Self {
+        Self { all: HashMap::default(), filter: [0; FILTER_BITS / 64] }
+    }
+}
+
+impl<A: Copy + Eq + Hash + Folded> Stamped<A> {
+    fn bit(address: A) -> (usize, u64) {
+        let bit = address.folded().wrapping_mul(0x9e37_79b1) >> (u32::BITS - FILTER_BITS.ilog2());
+        (bit as usize / 64, 1 << (bit % 64))
+    }
+
+    /// Whether it is the router's own, if it is in the set.
+    #[inline]
+    fn get(&self, address: A) -> Option<bool> {
+        let (word, bit) = Self::bit(address);
+        if self.filter[word] & bit == 0 {
+            return None;
+        }
+        self.all.get(&address).map(|(_, own)| *own)
+    }
+
+    fn insert(&mut self, address: A, generation: u32, own: bool) {
+        let (word, bit) = Self::bit(address);
+        self.filter[word] |= bit;
+        self.all.insert(address, (generation, own));
+    }
+
+    fn remove(&mut self, address: A) {
+        self.all.remove(&address);
+        self.sift();
+    }
+
+    /// Forgets those that another snapshot than this named last.
+    fn sweep(&mut self, keep: u32) {
+        self.all.retain(|_, (generation, _)| *generation == keep);
+        self.sift();
+    }
+
+    fn sift(&mut self) {
+        self.filter.fill(0);
+        for &address in self.all.keys() {
+            let (word, bit) = Self::bit(address);
+            self.filter[word] |= bit;
+        }
+    }
+}
 
 /// How far a sweep has come.
 #[derive(Debug, Default)]
@@ -120,18 +197,18 @@ impl Fib {
 
     #[inline]
     pub(super) fn is_local_v4(&self, address: u32) -> bool {
-        self.local_v4.contains_key(&address)
+        self.local_v4.get(address).is_some()
     }
 
     /// Whether it is the router's itself, and no broadcast address.
     #[inline]
     pub(super) fn is_own_v4(&self, address: u32) -> bool {
-        self.local_v4.get(&address).is_some_and(|(_, own)| *own)
+        self.local_v4.get(address) == Some(true)
     }
 
     #[inline]
     pub(super) fn is_local_v6(&self, address: u128) -> bool {
-        self.local_v6.contains_key(&address)
+        self.local_v6.get(address).is_some()
     }
 
     /// Values for [`Fib::route`], by destination.
@@ -207,16 +284,16 @@ impl Fib {
                 }
             }
             ToGuest::Local { address: IpAddr::V4(address), own } => {
-                self.local_v4.insert(address.into(), (generation, own));
+                self.local_v4.insert(address.into(), generation, own);
             }
             ToGuest::Local { address: IpAddr::V6(address), own } => {
-                self.local_v6.insert(address.into(), (generation, own));
+                self.local_v6.insert(address.into(), generation, own);
             }
             ToGuest::LocalGone(IpAddr::V4(address)) => {
-                self.local_v4.remove(&address.into());
+                self.local_v4.remove(address.into());
             }
             ToGuest::LocalGone(IpAddr::V6(address)) => {
-                self.local_v6.remove(&address.into());
+                self.local_v6.remove(address.into());
             }
             ToGuest::Group { id, hops, mtu } => {
                 self.groups.set(id, hops, mtu, &mut self.neighbours);
@@ -271,8 +348,8 @@ impl Fib {
         let keep = self.generation;
         self.groups.end_snapshot(&mut self.neighbours);
         self.neighbours.sweep(keep);
-        self.local_v4.retain(|_, (generation, _)| *generation == keep);
-        self.local_v6.retain(|_, (generation, _)| *generation == keep);
+        self.local_v4.sweep(keep);
+        self.local_v6.sweep(keep);
         for place in &mut self.vports {
             if place.as_ref().is_some_and(|(_, generation)| *generation != keep) {
                 *place = None;
