@@ -4,6 +4,7 @@
 //! |---|---|
 //! | policy rules beside the kernel's own (`ip rule`), or without these | of its family, in by its `iif` or by any vport |
 //! | VRFs | in by a vport that is in one |
+//! | any of these for a macvlan over a vport | as for the vport |
 //! | bridges, bonds and what else takes a vport | every frame, in by that vport |
 //! | nftables: base chains of prerouting, forward, postrouting with rules or a policy of drop | of its family |
 //! | nftables: chains of ingress and egress of a vport | every frame in by it, or packets out by it |
@@ -46,6 +47,9 @@ pub const FILES_INTERVAL: Duration = Duration::from_millis(500);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const LOOK_SHARE: u32 = 10;
 
+/// After a look that failed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Reads of notifications in one go.
 const READS_MAX: usize = 4096;
 
@@ -65,6 +69,8 @@ const NF_DROP: u32 = 0;
 const NFTA_HOOK_NUM: u16 = 1;
 const NFTA_HOOK_DEV: u16 = 3;
 const NFTA_HOOK_DEVS: u16 = 4;
+/// All devices whose names begin so.
+const NFTA_DEVICE_PREFIX: u16 = 2;
 const NFTA_CHAIN_TABLE: u16 = 1;
 const NFTA_CHAIN_NAME: u16 = 3;
 const NFTA_CHAIN_HOOK: u16 = 4;
@@ -78,6 +84,7 @@ const FRA_PRIORITY: u16 = 6;
 const FRA_FWMARK: u16 = 10;
 const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 const FRA_TABLE: u16 = 15;
+const FRA_FWMASK: u16 = 16;
 const FRA_OIFNAME: u16 = 17;
 const FRA_L3MDEV: u16 = 19;
 const FRA_PROTOCOL: u16 = 21;
@@ -133,11 +140,14 @@ struct Interface {
     name: String,
     kind: String,
     master: Option<u32>,
+    /// The one that it is made over, in this namespace.
+    over: Option<u32>,
 }
 
 /// Watches for hooks.
 pub struct Hooks {
     vports: Vec<String>,
+    names: Names,
     /// Notifications of routing and of netfilter, where the kernel has that.
     notifications: Vec<Netlink>,
     requests: Netlink,
@@ -172,7 +182,8 @@ impl Hooks {
         });
         let now = Instant::now();
         Ok(Self {
-            files: Files::read(&vports),
+            files: Files::default(),
+            names: Names::of(&vports, &HashMap::new()),
             vports,
             notifications,
             requests: Netlink::requests()?,
@@ -181,7 +192,7 @@ impl Hooks {
             found: Found::default(),
             dirty: true,
             look_at: now,
-            files_at: now + FILES_INTERVAL,
+            files_at: now,
         })
     }
 
@@ -222,13 +233,14 @@ impl Hooks {
         }
         if now >= self.files_at {
             self.files_at = now + FILES_INTERVAL;
-            let files = Files::read(&self.vports);
+            let files = Files::read(&self.names);
             self.dirty |= files != self.files;
             self.files = files;
         }
         if !self.dirty || now < self.look_at {
             return;
         }
+        let mut pause = LOOK_INTERVAL;
         match self.look() {
             Ok(found) => {
                 self.dirty = false;
@@ -237,47 +249,67 @@ impl Hooks {
                 }
                 self.found = found;
             }
-            // Something changed meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                self.dirty = false;
-                tracing::warn!(%error, "cannot look for what hooks into forwarding");
+                // What is left of an answer is not to be taken for the next one's.
+                if let Ok(requests) = Netlink::requests() {
+                    self.requests = requests;
+                }
+                if self.filter.is_some()
+                    && let Ok(filter) = Netlink::listening(libc::NETLINK_NETFILTER, [])
+                {
+                    self.filter = Some(filter);
+                }
+                // Mostly because something changed meanwhile.
+                if error.kind() != io::ErrorKind::Interrupted {
+                    let words = format!("what hooks into forwarding can't be looked for: {error}");
+                    tracing::warn!("{words}");
+                    self.found.words = vec![words];
+                    pause = RETRY_INTERVAL;
+                }
             }
         }
-        self.look_at = now + LOOK_INTERVAL + now.elapsed() * LOOK_SHARE;
+        self.look_at = now + pause + now.elapsed() * LOOK_SHARE;
     }
 
     /// Looks at everything.
     fn look(&mut self) -> io::Result<Found> {
-        let Self { vports, requests, filter, files, .. } = self;
-        let vports = vports.as_slice();
+        let Self { vports, names, requests, filter, files, .. } = self;
         let mut found = Found { vports: vec![Hooked::default(); vports.len()], ..Found::default() };
         let mut interfaces: HashMap<u32, Interface> = HashMap::new();
         dump(requests, libc::RTM_GETLINK, &[0; 16], |message| {
             interfaces.extend(interface(message.payload));
         })?;
-        masters(&mut found, vports, &interfaces);
+        let seen = Names::of(vports, &interfaces);
+        if seen != *names {
+            *names = seen;
+            *files = Files::read(names);
+        }
+        let names = &*names;
+        masters(&mut found, names, &interfaces);
         for v6 in [false, true] {
             let mut rules = Rules::default();
             let mut header = [0; 12];
             header[0] = family(v6);
             dump(requests, libc::RTM_GETRULE, &header, |message| {
-                rules.see(&mut found, vports, message.payload, v6);
+                rules.see(&mut found, names, message.payload, v6);
             })?;
-            rules.end(&mut found, v6);
+            // A kernel without the family has none.
+            if rules.any {
+                rules.end(&mut found, v6);
+            }
         }
         dump(requests, libc::RTM_GETQDISC, &[0; 20], |message| {
-            qdisc(&mut found, vports, &interfaces, message.payload);
+            qdisc(&mut found, names, &interfaces, message.payload);
         })?;
         let mut filters = Vec::new();
         dump(requests, libc::RTM_GETNETCONF, &[family(false)], |message| {
             filters.extend(rp_filter(message.payload));
         })?;
-        reverse_path(&mut found, vports, &interfaces, &filters);
+        reverse_path(&mut found, names, &interfaces, &filters);
         if let Some(filter) = filter {
             // nfgenmsg: every family, version 0.
             let chains = dump(filter, NFT_GETCHAIN, &[0; 4], |message| {
-                chain(&mut found, vports, message.payload);
+                chain(&mut found, names, message.payload);
             });
             match chains {
                 // No nf_tables in this kernel.
@@ -285,7 +317,7 @@ impl Hooks {
                 other => other?,
             }
         }
-        files.tell(&mut found, vports);
+        files.tell(&mut found);
         if found.more > 0 {
             let more = format!("and {} more", found.more);
             found.words.push(more);
@@ -327,11 +359,13 @@ fn dump(
 }
 
 fn interface(payload: &[u8]) -> Option<(u32, Interface)> {
-    let mut interface = Interface::default();
+    let (mut interface, mut elsewhere) = (Interface::default(), false);
     for (kind, value) in attributes(payload.get(16..)?) {
         match kind {
             libc::IFLA_IFNAME => interface.name = text(value),
             libc::IFLA_MASTER => interface.master = u32_at(value, 0),
+            libc::IFLA_LINK => interface.over = u32_at(value, 0),
+            libc::IFLA_LINK_NETNSID => elsewhere = true,
             libc::IFLA_LINKINFO => {
                 let mut kinds = attributes(value).filter(|(kind, _)| *kind == IFLA_INFO_KIND);
                 interface.kind = kinds.next().map(|(_, value)| text(value)).unwrap_or_default();
@@ -339,24 +373,44 @@ fn interface(payload: &[u8]) -> Option<(u32, Interface)> {
             _ => {}
         }
     }
+    interface.over = interface.over.filter(|_| !elsewhere);
     Some((u32_at(payload, 4)?, interface))
 }
 
-fn vport_of(vports: &[String], name: &str) -> Option<usize> {
-    vports.iter().position(|vport| vport == name)
+/// The vports by their interfaces' names, and by those of macvlans over them: what comes to a macvlan's link
+/// address comes to the vport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Names(Vec<(String, usize)>);
+
+impl Names {
+    fn of(vports: &[String], interfaces: &HashMap<u32, Interface>) -> Self {
+        let named: Vec<_> = vports.iter().cloned().zip(0..).collect();
+        let mut names = Self(named);
+        let over = |interface: &Interface| {
+            let under = interfaces.get(&interface.over.filter(|_| interface.kind == "macvlan")?)?;
+            Some((interface.name.clone(), names.vport(&under.name)?))
+        };
+        let mut macvlans: Vec<_> = interfaces.values().filter_map(over).collect();
+        macvlans.sort();
+        names.0.append(&mut macvlans);
+        names
+    }
+
+    fn vport(&self, name: &str) -> Option<usize> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, vport)| *vport)
+    }
 }
 
-fn masters(found: &mut Found, vports: &[String], interfaces: &HashMap<u32, Interface>) {
-    let mut taken: Vec<(usize, &Interface)> = interfaces
+fn masters(found: &mut Found, names: &Names, interfaces: &HashMap<u32, Interface>) {
+    let mut taken: Vec<(usize, &str, &Interface)> = interfaces
         .values()
         .filter_map(|interface| {
             let master = interfaces.get(&interface.master?)?;
-            Some((vport_of(vports, &interface.name)?, master))
+            Some((names.vport(&interface.name)?, &*interface.name, master))
         })
         .collect();
-    taken.sort_by_key(|(vport, _)| *vport);
-    for (vport, master) in taken {
-        let (name, Interface { name: of, kind, .. }) = (&vports[vport], master);
+    taken.sort_by_key(|(vport, name, _)| (*vport, *name));
+    for (vport, name, Interface { name: of, kind, .. }) in taken {
         if kind == "vrf" {
             (found.vports[vport].v4, found.vports[vport].v6) = (true, true);
             found.tell(format!("{name} is in VRF {of}"));
@@ -370,20 +424,22 @@ fn masters(found: &mut Found, vports: &[String], interfaces: &HashMap<u32, Inter
 /// The kernel's own rules that were seen.
 #[derive(Debug, Default)]
 struct Rules {
+    any: bool,
     local: bool,
     main: bool,
 }
 
 impl Rules {
-    fn see(&mut self, found: &mut Found, vports: &[String], payload: &[u8], v6: bool) {
+    fn see(&mut self, found: &mut Found, names: &Names, payload: &[u8], v6: bool) {
         let Some(&[_, to_length, from_length, tos, table, _, _, action, ..]) =
             payload.first_chunk::<12>()
         else {
             return;
         };
+        self.any = true;
         let invert = u32_at(payload, 8).is_some_and(|flags| flags & FIB_RULE_INVERT != 0);
         let mut table = u32::from(table);
-        let (mut priority, mut mark, mut suppress) = (0, 0, u32::MAX);
+        let (mut priority, mut mark, mut mask, mut suppress) = (0, 0, u32::MAX, u32::MAX);
         let (mut iif, mut oif, mut l3mdev, mut selects) = (None, false, false, false);
         let mut words = String::new();
         // Writing to a string does not fail.
@@ -396,6 +452,10 @@ impl Rules {
                 FRA_TABLE => table = number.unwrap_or(table),
                 FRA_PRIORITY => priority = number.unwrap_or(0),
                 FRA_FWMARK => mark = number.unwrap_or(0),
+                FRA_FWMASK => {
+                    mask = number.unwrap_or(u32::MAX);
+                    selects |= mask != 0;
+                }
                 FRA_SUPPRESS_PREFIXLEN => suppress = number.unwrap_or(u32::MAX),
                 FRA_L3MDEV => l3mdev = value.first() == Some(&1),
                 FRA_OIFNAME => oif = true,
@@ -422,12 +482,12 @@ impl Rules {
                 _ => {}
             }
         }
-        if l3mdev || !invert && (mark != 0 || oif) {
+        if l3mdev || !invert && (mark & mask != 0 || oif) {
             return;
         }
         let hook = |vport: &mut Hooked| *(if v6 { &mut vport.v6 } else { &mut vport.v4 }) = true;
         match &iif {
-            Some(name) if !invert => match vport_of(vports, name) {
+            Some(name) if !invert => match names.vport(name) {
                 Some(vport) => hook(&mut found.vports[vport]),
                 None => return,
             },
@@ -463,12 +523,7 @@ impl Rules {
     }
 }
 
-fn qdisc(
-    found: &mut Found,
-    vports: &[String],
-    interfaces: &HashMap<u32, Interface>,
-    payload: &[u8],
-) {
+fn qdisc(found: &mut Found, names: &Names, interfaces: &HashMap<u32, Interface>, payload: &[u8]) {
     let word = |at| u32_at(payload, at).unwrap_or_default();
     let (handle, parent) = (word(8), word(12));
     // What the kernel puts there by itself has no handle.
@@ -476,7 +531,7 @@ fn qdisc(
         return;
     }
     let Some(interface) = interfaces.get(&word(4)) else { return };
-    let Some(vport) = vport_of(vports, &interface.name) else { return };
+    let Some(vport) = names.vport(&interface.name) else { return };
     let mut kinds =
         attributes(payload.get(20..).unwrap_or_default()).filter(|(kind, _)| *kind == TCA_KIND);
     let kind = kinds.next().map(|(_, value)| text(value)).unwrap_or_default();
@@ -501,7 +556,7 @@ fn rp_filter(payload: &[u8]) -> Option<(i32, u32)> {
 
 fn reverse_path(
     found: &mut Found,
-    vports: &[String],
+    names: &Names,
     interfaces: &HashMap<u32, Interface>,
     filters: &[(i32, u32)],
 ) {
@@ -510,7 +565,7 @@ fn reverse_path(
         let filter = all.max(*own);
         let interface = u32::try_from(*ifindex).ok().and_then(|ifindex| interfaces.get(&ifindex));
         if let Some(interface) = interface.filter(|_| filter != 0)
-            && let Some(vport) = vport_of(vports, &interface.name)
+            && let Some(vport) = names.vport(&interface.name)
         {
             found.vports[vport].v4 = true;
             found.tell(format!("rp_filter {filter} on {}", interface.name));
@@ -518,10 +573,11 @@ fn reverse_path(
     }
 }
 
-fn chain(found: &mut Found, vports: &[String], payload: &[u8]) {
+fn chain(found: &mut Found, names: &Names, payload: &[u8]) {
     let Some(&family) = payload.first() else { return };
     let (mut table, mut name) = (String::new(), String::new());
-    let (mut number, mut devices, mut policy, mut uses) = (None, Vec::new(), 1, 0);
+    let (mut number, mut policy, mut uses) = (None, 1, 0);
+    let mut devices: Vec<(String, bool)> = Vec::new();
     for (kind, value) in attributes(payload.get(4..).unwrap_or_default()) {
         match kind {
             NFTA_CHAIN_TABLE => table = text(value),
@@ -532,9 +588,10 @@ fn chain(found: &mut Found, vports: &[String], payload: &[u8]) {
                 for (kind, value) in attributes(value) {
                     match kind {
                         NFTA_HOOK_NUM => number = Some(big_endian(value)),
-                        NFTA_HOOK_DEV => devices.push(text(value)),
+                        NFTA_HOOK_DEV => devices.push((text(value), false)),
                         NFTA_HOOK_DEVS => {
-                            devices.extend(attributes(value).map(|(_, name)| text(name)));
+                            let named = |(kind, name)| (text(name), kind == NFTA_DEVICE_PREFIX);
+                            devices.extend(attributes(value).map(named));
                         }
                         _ => {}
                     }
@@ -548,9 +605,13 @@ fn chain(found: &mut Found, vports: &[String], payload: &[u8]) {
         return;
     }
     let of_device = |found: &mut Found, ingress: bool| {
-        let mut of: Vec<usize> =
-            devices.iter().filter_map(|device| vport_of(vports, device)).collect();
-        of.dedup();
+        let is = |name: &str| {
+            devices
+                .iter()
+                .any(|(device, prefix)| name == device || *prefix && name.starts_with(&**device))
+        };
+        let of: Vec<usize> =
+            names.0.iter().filter(|(name, _)| is(name)).map(|(_, vport)| *vport).collect();
         for &vport in &of {
             let hooked = &mut found.vports[vport];
             *(if ingress { &mut hooked.all } else { &mut hooked.out }) = true;
@@ -589,13 +650,13 @@ struct Files {
     use_neigh: String,
     /// By family.
     x_tables: [String; 2],
+    /// Of all interfaces, then by name and vport those that have them.
     redirects_all: bool,
-    /// By vport.
-    redirects: Vec<bool>,
+    redirects: Vec<(String, usize)>,
 }
 
 impl Files {
-    fn read(vports: &[String]) -> Self {
+    fn read(names: &Names) -> Self {
         let read = |path: &str| {
             std::fs::read_to_string(path)
                 .unwrap_or_default()
@@ -611,11 +672,11 @@ impl Files {
             use_neigh: read("/proc/sys/net/ipv4/fib_multipath_use_neigh"),
             x_tables: ["ip", "ip6"].map(|family| read(&format!("/proc/net/{family}_tables_names"))),
             redirects_all: redirects("all"),
-            redirects: vports.iter().map(|vport| redirects(vport)).collect(),
+            redirects: names.0.iter().filter(|(name, _)| redirects(name)).cloned().collect(),
         }
     }
 
-    fn tell(&self, found: &mut Found, vports: &[String]) {
+    fn tell(&self, found: &mut Found) {
         for (v6, policy) in self.hash_policy.iter().enumerate() {
             // Addresses and ports, as guests do. A kernel without IPv6 has none.
             if policy != "1" && !policy.is_empty() {
@@ -634,13 +695,15 @@ impl Files {
                 found.tell(format!("{}: tables {tables}", ["iptables", "ip6tables"][v6]));
             }
         }
-        for (vport, own) in self.redirects.iter().enumerate() {
-            // The kernel sends those of IPv6 whatever it is set to.
-            found.vports[vport].back_v6 = true;
-            if self.redirects_all || *own {
-                found.vports[vport].back_v4 = true;
-                found.tell(format!("send_redirects on {}", vports[vport]));
-            }
+        // The kernel sends those of IPv6 whatever it is set to.
+        found.each(|vport| vport.back_v6 = true);
+        if self.redirects_all {
+            found.each(|vport| vport.back_v4 = true);
+            found.tell("send_redirects on all".into());
+        }
+        for (name, vport) in self.redirects.iter().filter(|_| !self.redirects_all) {
+            found.vports[*vport].back_v4 = true;
+            found.tell(format!("send_redirects on {name}"));
         }
     }
 }

@@ -161,9 +161,13 @@ impl Paths {
         macs
     }
 
-    /// Whether the kernel forwards packets of IPv4 that come by an interface.
+    /// Whether the kernel forwards packets of IPv4 that come by an interface and the macvlans over it.
     pub fn forwards_v4(&self, ifindex: u32) -> bool {
-        self.confs.get(&(false, ifindex as i32)).is_none_or(|conf| conf.forwarding)
+        let forwards = |ifindex: u32| {
+            self.confs.get(&(false, ifindex as i32)).is_none_or(|conf| conf.forwarding)
+        };
+        let mut over = self.links.values().filter(|link| link.up && link.over == Some(ifindex));
+        forwards(ifindex) && over.all(|link| forwards(link.ifindex))
     }
 
     /// Takes over an interface; says whether its state changed so that the kernel may have

@@ -37,6 +37,21 @@ const CASES: &[(&str, &str, Hooked, Hooked, &str)] = &[
     ),
     ("ip rule add not fwmark 7 lookup 51 pref 8", "ip rule del pref 8", V4, V4, "ip rule 8: not"),
     (
+        "ip rule add fwmark 0x100/0xff lookup 52 pref 8",
+        "ip rule del pref 8",
+        V4,
+        V4,
+        "ip rule 8: fwmark 0x100",
+    ),
+    (
+        "ip link add vrrp link e1 type macvlan mode bridge; ip link set vrrp up; \
+         ip rule add iif vrrp lookup 100 pref 7",
+        "ip rule del pref 7; ip link del vrrp",
+        NONE,
+        V4,
+        "iif vrrp",
+    ),
+    (
         "ip rule del pref 32766",
         "ip rule add lookup main pref 32766",
         V4,
@@ -127,6 +142,7 @@ fn namespace() -> Netns {
     for setting in [
         "ipv4.conf.all.rp_filter=0",
         "ipv4.conf.all.send_redirects=0",
+        "ipv4.conf.default.send_redirects=0",
         "ipv4.conf.e0.send_redirects=0",
         "ipv4.conf.e1.send_redirects=0",
         "ipv4.conf.e0.rp_filter=0",

@@ -24,3 +24,6 @@ pub const QUEUE_FRAMES_MAX: u32 = 4096;
 /// Stations on links of a router that one of its forwarding guests has the kernel ask for at a time (3 s).
 /// Each is an entry of the kernel's neighbour table, which all networks of a machine share.
 pub const ASKED_MAX: usize = 256;
+
+/// Of those, how many may answer within that time: an entry that is new stays for some seconds, too.
+pub const ANSWERED_MAX: usize = 2048;

@@ -30,7 +30,7 @@
 //! | the way's vport is down; larger than its MTU or the route's | punt exception | RFC 1191, RFC 8201 |
 //! | one of several ways, where the kernel chooses otherwise; a way that is hooked | punt hook | |
 //! | the neighbour's link address is not known | punt neighbour | |
-//! | the same, and it is no gateway, and many such stations are asked for already | drop unresolved | |
+//! | the same, and it is no gateway, and many such stations are asked for already, whatever else the packet would be punted for | drop unresolved | |
 //! | else | out of the way's vport | |
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -112,10 +112,19 @@ impl Frames for Batch<'_> {
     }
 }
 
+/// A packet of a batch that its route has a say in.
+#[derive(Clone, Copy, Debug)]
+struct Routed {
+    frame: u32,
+    packet_bytes: u32,
+    /// It goes to the kernel in any case, unless that were to ask for too many neighbours then.
+    punt: Option<PuntClass>,
+}
+
 /// The packets of one family in a batch.
 #[derive(Debug)]
 struct Family<A> {
-    frames: Vec<(usize, usize)>,
+    frames: Vec<Routed>,
     destinations: Vec<A>,
     values: Vec<u32>,
 }
@@ -135,8 +144,8 @@ impl<A: Copy> Family<A> {
     }
 
     #[inline]
-    fn push(&mut self, frame: usize, packet_bytes: usize, destination: A) {
-        self.frames.push((frame, packet_bytes));
+    fn push(&mut self, frame: usize, bytes: usize, punt: Option<PuntClass>, destination: A) {
+        self.frames.push(Routed { frame: frame as u32, packet_bytes: bytes as u32, punt });
         self.destinations.push(destination);
     }
 
@@ -146,17 +155,17 @@ impl<A: Copy> Family<A> {
         look_up(&self.destinations, &mut self.values);
     }
 
-    /// Frame, bytes of its packet, destination, value.
-    fn iter(&self) -> impl Iterator<Item = (usize, usize, A, u32)> {
+    /// Packet, destination, value.
+    fn iter(&self) -> impl Iterator<Item = (Routed, A, u32)> {
         let looked_up = self.destinations.iter().zip(&self.values);
-        self.frames.iter().zip(looked_up).map(|(&(frame, bytes), (&d, &v))| (frame, bytes, d, v))
+        self.frames.iter().zip(looked_up).map(|(&packet, (&d, &v))| (packet, d, v))
     }
 }
 
-/// A packet that only its route decides on.
+/// A packet that its route decides on, or that goes to the kernel with this class.
 enum Packet {
-    V4(ipv4::Header),
-    V6(ipv6::Header),
+    V4(ipv4::Header, Option<PuntClass>),
+    V6(ipv6::Header, Option<PuntClass>),
 }
 
 /// Forwards batches; keeps the memory that a batch needs.
@@ -180,28 +189,30 @@ impl Forwarder {
         v6.clear();
         for frame in 0..frames.count() {
             match classify(fib, frames.vport(frame), frames.bytes(frame)) {
-                Ok(Packet::V4(header)) => {
-                    v4.push(frame, header.packet_bytes, header.destination);
+                Ok(Packet::V4(header, punt)) => {
+                    v4.push(frame, header.packet_bytes, punt, header.destination);
                 }
-                Ok(Packet::V6(header)) => {
-                    v6.push(frame, header.packet_bytes, header.destination);
+                Ok(Packet::V6(header, punt)) => {
+                    v6.push(frame, header.packet_bytes, punt, header.destination);
                 }
                 Err(decision) => frames.decide(frame, decision),
             }
         }
         v4.look_up(|destinations, values| fib.lookup_v4(destinations, values));
         v6.look_up(|destinations, values| fib.lookup_v6(destinations, values));
-        for (frame, packet_bytes, destination, value) in v4.iter() {
+        for (packet, destination, value) in v4.iter() {
+            let frame = packet.frame as usize;
             let destination = || IpAddr::V4(Ipv4Addr::from(destination));
-            let decision = send(fib, frames, frame, packet_bytes, destination, value, false);
+            let decision = send(fib, frames, packet, destination, value, false);
             if let Decision::Out(_) = decision {
                 ipv4::decrement_ttl(&mut frames.bytes_mut(frame)[ether::HEADER_BYTES..]);
             }
             frames.decide(frame, decision);
         }
-        for (frame, packet_bytes, destination, value) in v6.iter() {
+        for (packet, destination, value) in v6.iter() {
+            let frame = packet.frame as usize;
             let destination = || IpAddr::V6(Ipv6Addr::from(destination));
-            let decision = send(fib, frames, frame, packet_bytes, destination, value, true);
+            let decision = send(fib, frames, packet, destination, value, true);
             if let Decision::Out(_) = decision {
                 ipv6::decrement_hop_limit(&mut frames.bytes_mut(frame)[ether::HEADER_BYTES..]);
             }
@@ -233,11 +244,11 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
     match kind {
         ether::kind::IPV4 => {
             let header = ipv4::Header::parse(packet).ok_or(MALFORMED)?;
-            classify_v4(fib, vport, &header).map_or(Ok(Packet::V4(header)), Err)
+            classify_v4(fib, vport, &header).map(|punt| Packet::V4(header, punt))
         }
         ether::kind::IPV6 => {
             let header = ipv6::Header::parse(packet).ok_or(MALFORMED)?;
-            classify_v6(fib, vport, packet, &header).map_or(Ok(Packet::V6(header)), Err)
+            classify_v6(fib, vport, packet, &header).map(|punt| Packet::V6(header, punt))
         }
         ether::kind::ARP => Err(NEIGHBOUR),
         _ => Err(LOCAL),
@@ -245,25 +256,34 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
 }
 
 #[inline]
-fn classify_v4(fib: &Fib, vport: &Vport, header: &ipv4::Header) -> Option<Decision> {
+fn classify_v4(
+    fib: &Fib,
+    vport: &Vport,
+    header: &ipv4::Header,
+) -> Result<Option<PuntClass>, Decision> {
     let &ipv4::Header { source, destination, .. } = header;
     // 0/8 and 127/8 (RFC 1122 3.2.1.3), and from 224/4 on: multicast, reserved, broadcast.
     let never = |address: u32| matches!((address >> 24) as u8, 0 | 127 | 224..);
     if destination >> 28 == 0xe || destination == u32::MAX || fib.is_local_v4(destination) {
-        Some(LOCAL)
+        Err(LOCAL)
     } else if never(destination) || never(source) || fib.is_own_v4(source) {
-        Some(POLICY)
+        Err(POLICY)
     } else if vport.hooked.v4 {
-        Some(HOOK)
-    } else if !fib.forwards_v4() || !vport.forwards_v4 || header.has_options() || header.ttl <= 1 {
-        Some(EXCEPTION)
+        Ok(Some(PuntClass::Hook))
+    } else if !fib.forwards_v4() || !vport.forwards_v4 || header.ttl <= 1 {
+        Err(EXCEPTION)
     } else {
-        None
+        Ok(header.has_options().then_some(PuntClass::Exception))
     }
 }
 
 #[inline]
-fn classify_v6(fib: &Fib, vport: &Vport, packet: &[u8], header: &ipv6::Header) -> Option<Decision> {
+fn classify_v6(
+    fib: &Fib,
+    vport: &Vport,
+    packet: &[u8],
+    header: &ipv6::Header,
+) -> Result<Option<PuntClass>, Decision> {
     let &ipv6::Header { source, destination, .. } = header;
     let multicast = |address: u128| address >> 120 == 0xff;
     let link_local = |address: u128| address >> 118 == 0xfe80 >> 6;
@@ -272,21 +292,17 @@ fn classify_v6(fib: &Fib, vport: &Vport, packet: &[u8], header: &ipv6::Header) -
     if ipv6::is_discovery(packet, header)
         && (multicast(destination) || link_local(destination) || fib.is_local_v6(destination))
     {
-        Some(NEIGHBOUR)
+        Err(NEIGHBOUR)
     } else if multicast(destination) || link_local(destination) || fib.is_local_v6(destination) {
-        Some(LOCAL)
+        Err(LOCAL)
     } else if never(destination) || never(source) || multicast(source) {
-        Some(POLICY)
+        Err(POLICY)
     } else if vport.hooked.v6 {
-        Some(HOOK)
-    } else if !fib.forwards_v6()
-        || link_local(source)
-        || header.next_header == ipv6::HOP_BY_HOP
-        || header.hop_limit <= 1
-    {
-        Some(EXCEPTION)
+        Ok(Some(PuntClass::Hook))
+    } else if !fib.forwards_v6() || link_local(source) || header.hop_limit <= 1 {
+        Err(EXCEPTION)
     } else {
-        None
+        Ok((header.next_header == ipv6::HOP_BY_HOP).then_some(PuntClass::Exception))
     }
 }
 
@@ -296,40 +312,49 @@ fn classify_v6(fib: &Fib, vport: &Vport, packet: &[u8], header: &ipv6::Header) -
 fn send(
     fib: &mut Fib,
     frames: &mut impl Frames,
-    frame: usize,
-    packet_bytes: usize,
+    packet: Routed,
     destination: impl Fn() -> IpAddr,
     value: u32,
     v6: bool,
 ) -> Decision {
+    let (frame, packet_bytes) = (packet.frame as usize, packet.packet_bytes);
+    let mut punt = packet.punt.map(Decision::Punt);
     let group = match Fib::route(value) {
         Route::Group(group) => group,
-        Route::Drop => return Decision::Drop(GuestDrop::Blackhole),
-        Route::Punt | Route::None => return EXCEPTION,
+        Route::Drop => return punt.unwrap_or(Decision::Drop(GuestDrop::Blackhole)),
+        Route::Punt | Route::None => return punt.unwrap_or(EXCEPTION),
     };
     let Some(way) = fib.way(group, || flow::ip(frames.bytes(frame)) ^ fib.seed()) else {
-        return EXCEPTION;
+        return punt.unwrap_or(EXCEPTION);
     };
     if way.chosen && !fib.chooses(v6) {
-        return HOOK;
+        punt = punt.or(Some(HOOK));
     }
-    let Some(egress) = fib.vport(way.vport).filter(|egress| egress.up) else { return EXCEPTION };
-    if packet_bytes > egress.mtu.min(way.mtu) as usize {
-        return EXCEPTION;
+    let Some(egress) = fib.vport(way.vport).filter(|egress| egress.up) else {
+        return punt.unwrap_or(EXCEPTION);
+    };
+    if packet_bytes > egress.mtu.min(way.mtu) {
+        punt = punt.or(Some(EXCEPTION));
     }
     let back = if v6 { egress.hooked.back_v6 } else { egress.hooked.back_v4 };
     if egress.hooked.out || back && way.vport == frames.vport(frame) {
-        return HOOK;
+        punt = punt.or(Some(HOOK));
     }
     let source = egress.mac;
     let Some(mac) = fib.link_address(&way, &destination) else {
-        let may_ask = fib.may_ask(&way, destination);
-        return if may_ask { NEIGHBOUR } else { Decision::Drop(GuestDrop::Unresolved) };
+        // Whatever it goes to the kernel for, that asks for the station.
+        return match fib.may_ask(&way, destination) {
+            true => punt.unwrap_or(NEIGHBOUR),
+            false => Decision::Drop(GuestDrop::Unresolved),
+        };
     };
+    if let Some(punt) = punt {
+        return punt;
+    }
     let bytes = frames.bytes_mut(frame);
     bytes[..6].copy_from_slice(&mac);
     bytes[6..12].copy_from_slice(&source);
     // Behind the packet there is Ethernet's padding, or nothing.
-    frames.cut(frame, ether::HEADER_BYTES + packet_bytes);
+    frames.cut(frame, ether::HEADER_BYTES + packet_bytes as usize);
     Decision::Out(way.vport)
 }

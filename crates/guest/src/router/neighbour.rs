@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use pdp_proto::limits::ASKED_MAX;
+use pdp_proto::limits::{ANSWERED_MAX, ASKED_MAX};
 
 /// Gateways that are wanted at the same time; of more the mirror is told later.
 const WANTED_MAX: usize = 64;
@@ -46,6 +46,8 @@ pub(super) struct Neighbours {
     wanted: Vec<Index>,
     /// Stations that frames were handed to the kernel for, of this [`ASKED_TIME`] and of the one before.
     asked: [Addresses; 2],
+    /// Of these, those that answered in this time.
+    answered: usize,
 }
 
 impl Neighbours {
@@ -108,13 +110,14 @@ impl Neighbours {
         let station = (vport, address);
         now.contains(&station)
             || before.contains(&station)
-            || now.len() < ASKED_MAX && now.insert(station)
+            || now.len() < ASKED_MAX && self.answered < ANSWERED_MAX && now.insert(station)
     }
 
     /// Another [`ASKED_TIME`] begins.
     pub(super) fn turn_asked(&mut self) {
         self.asked.swap(0, 1);
         self.asked[0].clear();
+        self.answered = 0;
     }
 
     /// What the kernel knows of a neighbour now.
@@ -126,9 +129,8 @@ impl Neighbours {
         generation: u32,
     ) {
         if mac.is_some() {
-            for asked in &mut self.asked {
-                asked.remove(&(vport, address));
-            }
+            let was_asked = |asked: &mut Addresses| asked.remove(&(vport, address));
+            self.answered += usize::from(self.asked.iter_mut().any(was_asked));
         }
         if mac.is_none() && !self.index.contains_key(&(vport, address)) {
             return;
@@ -269,6 +271,15 @@ mod tests {
         neighbours.set(1, station(7), Some(MAC), 1);
         assert!(neighbours.may_ask(1, station(ASKED_MAX)), "one has answered");
         assert!(!neighbours.may_ask(2, station(7)), "not that of another vport");
+        // Nor do those that all answer go on without end.
+        let asked = |neighbours: &mut Neighbours, number| {
+            let asked = neighbours.may_ask(1, station(number));
+            neighbours.set(1, station(number), Some(MAC), 1);
+            asked
+        };
+        neighbours.turn_asked();
+        let answer = (1000..9000).filter(|&number| asked(&mut neighbours, number)).count();
+        assert_eq!(answer, ANSWERED_MAX);
         neighbours.turn_asked();
         assert!(neighbours.may_ask(1, station(ASKED_MAX + 1)) && neighbours.may_ask(1, station(0)));
         neighbours.turn_asked();

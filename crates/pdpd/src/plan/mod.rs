@@ -19,7 +19,7 @@ use std::sync::Arc;
 use pdp_container::{GuestSpec, HelperSpec, LOG_BYTES_MAX, Limits};
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Take;
-use pdp_proto::limits::ASKED_MAX;
+use pdp_proto::limits::{ANSWERED_MAX, ASKED_MAX};
 use pdp_proto::{mirror, mux, tap};
 use pdp_spec::units::{Base64, Endpoint};
 use pdp_spec::{DeviceAttach, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
@@ -699,7 +699,7 @@ fn neighbours(nodes: &BTreeMap<String, NodePlan>) -> u64 {
     let of_node = |node: &NodePlan| {
         let guests = node.guests.values().filter(|guest| guest.mirrored).count() as u64;
         // Those of this time and of the one before.
-        guests * 2 * ASKED_MAX as u64 + node.taps.len() as u64 * STATIONS_OF_PORT
+        guests * 2 * (ASKED_MAX + ANSWERED_MAX) as u64 + node.taps.len() as u64 * STATIONS_OF_PORT
     };
     nodes.values().map(of_node).sum()
 }

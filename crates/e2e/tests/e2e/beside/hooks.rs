@@ -127,10 +127,13 @@ spec:
     let scan = "import socket, time, itertools
 four = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 six = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+with_options = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+with_options.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, bytes([1, 1, 1, 1]))
 end = time.time() + 8
 for i in itertools.count():
     if time.time() > end: break
     four.sendto(b'', ('10.%d.%d.%d' % (17 + (i >> 16), i >> 8 & 255, i & 255), 9))
+    with_options.sendto(b'', ('10.%d.%d.%d' % (21 + (i >> 16), i >> 8 & 255, i & 255), 9))
     six.sendto(b'', ('fd02::%x' % (i + 16), 9))
     time.sleep(1 / 450)";
     let scan = node.pdp_command(&["exec", "eve/h1", "--", "python3", "-c", scan]);
