@@ -156,3 +156,74 @@ for i in itertools.count():
     assert!(beyond > 1000, "more was asked for than may be at a time: {port}");
     assert!(node.try_exec("eve/h1", "ping -c1 -W1 10.16.0.2").is_ok(), "who is known is reached");
 }
+
+/// Flows over two gateways that nobody has spoken to: the kernel, which gets their first packets, would ask
+/// for the gateways of its own choice alone.
+#[test]
+fn flows_over_several_gateways_leave_the_slow_path() {
+    let _turn = beside();
+    let node = Node::start("gateways");
+    let hosts: String = [2, 3]
+        .map(|n| {
+            format!(
+                "    h{n}:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.{n}.0.2/24, \"fd0{n}::2/64\"]}}}}\n"
+            )
+        })
+        .concat();
+    let spec = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {addresses: [10.1.0.1/24, "fd01::1/64"]}
+        eth1: {addresses: [10.2.0.1/24, "fd02::1/64"]}
+        eth2: {addresses: [10.3.0.1/24, "fd03::1/64"]}
+      dataPlane: {power: 0.3}
+    h1:
+      kind: host
+      interfaces: {eth0: {addresses: [10.1.0.2/24, "fd01::2/64"], gateways: [10.1.0.1, "fd01::1"]}}
+HOSTS  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h2:eth0"]
+    - endpoints: ["r1:eth2", "h3:eth0"]
+"#;
+    node.apply(SUBSTRATE);
+    node.apply(&spec.replace("HOSTS", &hosts));
+    eventually("h1 reaches r1", || node.try_exec("red/h1", "ping -c1 -W1 10.1.0.1").is_ok());
+    for (family, prefix, gateways) in [
+        ("-4", "203.0.113.0/24", ["10.2.0.2", "10.3.0.2"]),
+        ("-6", "2001:db8::/32", ["fd02::2", "fd03::2"]),
+    ] {
+        let [one, two] = gateways;
+        let route = format!("ip {family} route add {prefix} nexthop via {one} nexthop via {two}");
+        node.exec("red/r1", &route);
+    }
+    eventually("the guests have the routes", || {
+        let diff = node.pdp_command(&["routes", "red/r1", "--diff"]).output().expect("pdp routes");
+        diff.status.success()
+            && node.pdp(&["routes", "red/r1", "--guest", "0"]).contains("203.0.113")
+    });
+    // 24 flows, 40 packets a second of each.
+    let flows = "import socket, time
+flows = []
+for family, to in (socket.AF_INET, '203.0.113.9'), (socket.AF_INET6, '2001:db8::9'):
+    for port in range(12):
+        flow = socket.socket(family, socket.SOCK_DGRAM)
+        flow.bind(('', 5000 + len(flows)))
+        flows.append((flow, to))
+for turn in range(100):
+    for flow, to in flows: flow.sendto(b'x', (to, 9))
+    time.sleep(1 / 40)";
+    let sent = node.pdp_command(&["exec", "red/h1", "--", "python3", "-c", flows]).output();
+    let sent = sent.expect("pdp exec");
+    assert!(sent.status.success(), "{sent:?}");
+    let port = &node.json(&["stats", "red"])["vnets"]["red"]["nodes"]["r1"]["ports"]["eth0"];
+    let (received, punted) = (port["received"].as_u64(), port["punted"].as_u64());
+    assert!(received > Some(2400) && punted < Some(500), "{port}");
+}
