@@ -668,6 +668,7 @@ fn a_failed_external_has_its_pause_whatever_happens_to_other_devices() {
         assert!(
             matches!(&kept.keeper.problems(|_| true)[..], [(key, _)] if *key == Key::external("E"))
         );
+        kept.quiet();
         let (steps, begin) = (kept.keeper.steps(), Instant::now());
         for _ in 0..BESIDE {
             ip("link add name beside type veth peer name other");
@@ -680,7 +681,7 @@ fn a_failed_external_has_its_pause_whatever_happens_to_other_devices() {
         // Another link address of its own is tried at once.
         let steps = kept.keeper.steps();
         ip("link set dev ext0 address 02:00:00:00:00:99");
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(500));
         assert!(kept.keeper.steps() > steps);
     });
     inside.join().unwrap();
