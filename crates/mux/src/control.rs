@@ -39,7 +39,7 @@ use crate::known::{
 use crate::packets::Packets;
 use crate::ringers::Ringers;
 use crate::trace::Wish;
-use crate::underlay::{NextHop, Underlay};
+use crate::underlay::{Ends, NextHop, Underlay};
 use crate::vnet::Vnet;
 use crate::wake::Wake;
 use crate::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
@@ -467,8 +467,26 @@ impl Mux {
         self.publish(&classifier)?;
         self.0.keeper.commit(prepared);
         state.generation = state.generation.max(vnet.generation);
-        state.vnets.insert(name, vnet);
+        let mut lengths: HashMap<_, _> =
+            state.tunnels(&vnet.spec).map(|(ends, _)| (ends, 0)).collect();
+        if let Some(before) = state.vnets.insert(name, vnet) {
+            lengths.extend(state.tunnels(&before.spec).map(|(ends, _)| (ends, 0)));
+        }
+        self.measure(state, lengths);
         Ok(())
+    }
+
+    /// Has the ways of these tunnels measured with packets as long as the longest of all vnets' now.
+    fn measure(&self, state: &State, mut lengths: HashMap<Ends, u32>) {
+        if lengths.is_empty() {
+            return;
+        }
+        for (ends, bytes) in state.vnets.values().flat_map(|vnet| state.tunnels(&vnet.spec)) {
+            if let Some(longest) = lengths.get_mut(&ends) {
+                *longest = bytes.max(*longest);
+            }
+        }
+        self.0.underlay.set_lengths(&lengths);
     }
 
     /// The way to an outside end; vlinks are spread over queues by their `number`.
@@ -523,6 +541,7 @@ impl Mux {
         let owner = Owner::Vnet(name.to_string());
         self.0.keeper.commit(self.0.keeper.prepare(owner, HashMap::new())?);
         state.vnets.remove(name);
+        self.measure(&state, state.tunnels(&vnet.spec).map(|(ends, _)| (ends, 0)).collect());
         Ok(Reply::Done)
     }
 
@@ -574,21 +593,12 @@ impl Mux {
     fn add_problems(&self, state: &State, vnet: &mux::Vnet, stats: &mut mux::VnetStats) {
         for vlink in &vnet.vlinks {
             for (near, far) in [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)] {
-                let (Some((node, port)), End::External { interface, by }) = (port(vnet, near), far)
-                else {
-                    continue;
-                };
-                let slot = state.external_slot(interface);
-                let known = slot.and_then(|slot| state.externals[slot].as_ref());
-                let device = known.and_then(|known| known.spec.device());
+                let Some((node, port)) = port(vnet, near) else { continue };
                 let counters = stats.nodes.get_mut(&node.name);
-                if let Some((local, remote)) = encapsulate::ends(by)
-                    && let Some(device) = device
+                if let Some(((ifindex, local, remote), bytes)) = state.tunnel(port.mtu, far)
                     && let Some(counters) = counters.and_then(|it| it.ports.get_mut(&port.name))
                 {
-                    let bytes = encapsulate::packet_bytes(by, port.mtu);
-                    counters.underlay =
-                        self.0.underlay.problem(device.ifindex, local, remote, bytes);
+                    counters.underlay = self.0.underlay.problem(ifindex, local, remote, bytes);
                 }
             }
         }

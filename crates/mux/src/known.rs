@@ -8,7 +8,9 @@ use pdp_proto::limits::EXTERNALS_MAX;
 use pdp_proto::mux::{self, Attach, Encapsulation, End};
 
 use crate::classify::{Classifier, PortRef, Table};
+use crate::encapsulate;
 use crate::keeper::{Expected, Owner};
+use crate::underlay::Ends;
 use crate::vnet::Who;
 
 /// Vnets of one worker.
@@ -53,6 +55,26 @@ impl State {
             external.as_ref().is_some_and(|external| external.spec.name == name)
         };
         self.externals.iter().position(is_it)
+    }
+
+    /// The tunnel at an end of a vlink from a port of this MTU, bytes, and how long its packets are.
+    pub fn tunnel(&self, mtu: u32, far: &End) -> Option<(Ends, u32)> {
+        let End::External { interface, by } = far else { return None };
+        let (local, remote) = encapsulate::ends(by)?;
+        let device = self.externals[self.external_slot(interface)?].as_ref()?.spec.device()?;
+        Some(((device.ifindex, local, remote), encapsulate::packet_bytes(by, mtu)))
+    }
+
+    /// All of a vnet.
+    pub fn tunnels(&self, vnet: &mux::Vnet) -> impl Iterator<Item = (Ends, u32)> {
+        vnet.vlinks.iter().flat_map(move |vlink| {
+            [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)].into_iter().filter_map(
+                move |(near, far)| {
+                    let (_, port) = port(vnet, near)?;
+                    self.tunnel(port.mtu, far)
+                },
+            )
+        })
     }
 
     /// A slot for another one.

@@ -130,9 +130,12 @@ impl Vnet {
         let here = &mut self.ports[at];
         let link = here.link.as_mut().filter(|link| !link.held.is_empty())?;
         if link.way.find().is_some() {
-            *sent += link.held.len();
+            let before = link.held.len();
             self.put(core, at, going);
-            return None;
+            // The neighbour may have been lost again meanwhile.
+            let left = self.ports[at].link.as_ref().map_or(0, |link| link.held.len());
+            *sent += before - left;
+            return (left > 0).then_some(core.now_ns + HELD_LOOK_NS);
         }
         let old = |(since_ns, _): &(u64, Packet)| core.now_ns - since_ns >= HELD_NS_MAX;
         let count = link.held.iter().take_while(|held| old(held)).count();

@@ -68,7 +68,7 @@ const ANSWER_AFTER: Duration = Duration::from_millis(200);
 /// A next hop that does not answer for this long is told.
 const UNANSWERED: Duration = Duration::from_secs(1);
 
-/// Sockets for datagrams, one for each local address, that are open at a time.
+/// Sockets for datagrams, one for each local address (of a link, on each interface), that are open at a time.
 const SOCKETS_MAX: usize = 256;
 
 /// Notifications that are read at a time.
@@ -202,7 +202,7 @@ pub struct Underlay {
 }
 
 /// Interface index, local and remote address.
-type Ends = (u32, IpAddr, IpAddr);
+pub(crate) type Ends = (u32, IpAddr, IpAddr);
 
 /// All tunnels.
 #[derive(Debug, Default)]
@@ -279,6 +279,12 @@ impl Underlay {
         Some(hop)
     }
 
+    /// Says how long the longest IP packets of tunnels are, bytes.
+    pub(crate) fn set_lengths(&self, lengths: &HashMap<Ends, u32>) {
+        self.tunnels().set_lengths(lengths);
+        self.wishes.wake.ring();
+    }
+
     /// What is wrong with the way of such packets; `None` also for what nobody has asked for.
     pub fn problem(
         &self,
@@ -337,6 +343,18 @@ impl Tunnels {
         self.by_ends.insert(ends, slot);
         self.new.push(slot);
         Some(hop)
+    }
+
+    fn set_lengths(&mut self, lengths: &HashMap<Ends, u32>) {
+        for (ends, bytes) in lengths {
+            if let Some(&slot) = self.by_ends.get(ends)
+                && let Some(tunnel) = self.slots[slot].as_mut()
+                && tunnel.packet_bytes != *bytes
+            {
+                tunnel.packet_bytes = *bytes;
+                self.new.push(slot);
+            }
+        }
     }
 
     /// What no vlink has any more.
@@ -426,8 +444,9 @@ struct Follower {
     monitors: [Socket; 2],
     query: Query,
     neighbours: Neighbours,
-    /// From which datagrams went since the last look, by local address: answers find them.
-    sockets: HashMap<IpAddr, UdpSocket>,
+    /// From which datagrams went since the last look, by local address and, where that is of a link, its
+    /// interface: answers find them.
+    sockets: HashMap<(IpAddr, u32), UdpSocket>,
     asks_left: usize,
     /// Slot from which on the next look begins.
     turn: usize,
@@ -614,7 +633,8 @@ impl Follower {
         if self.sockets.len() >= SOCKETS_MAX {
             self.sockets.clear();
         }
-        match self.sockets.entry(local) {
+        let scope = if is_of_link(local) { ifindex } else { 0 };
+        match self.sockets.entry((local, scope)) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(place) => {
                 let socket = UdpSocket::bind(inet(local, 0, ifindex))?;
@@ -718,12 +738,15 @@ impl Heard {
     }
 }
 
+/// Whether an address is another one on each link.
+fn is_of_link(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
 /// An address for sockets; one of a link names it.
 fn inet(address: IpAddr, port: u16, ifindex: u32) -> InetAddress {
     match address {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
-            SocketAddrV6::new(v6, port, 0, ifindex).into()
-        }
+        IpAddr::V6(v6) if is_of_link(address) => SocketAddrV6::new(v6, port, 0, ifindex).into(),
         _ => InetAddress::new(address, port),
     }
 }

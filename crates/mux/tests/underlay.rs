@@ -557,3 +557,59 @@ fn changes_in_the_underlay_cost_idle_tunnels_little() {
     }
     drop(hops);
 }
+
+/// An address of a link is another one on another link.
+#[test]
+fn an_address_of_one_link_is_none_of_another() {
+    let place = Place::enter("links");
+    let address = |name: &str, device: &str, host: u8| {
+        place.exec(name, &format!("ip addr add fe80::{host}/64 dev {device} nodad"));
+    };
+    address("node", "a", 1);
+    address("out1", "eth0", 2);
+    address("out2", "eth0", 2);
+    let underlay = Underlay::start().unwrap();
+    let [local, remote] = ["fe80::1", "fe80::2"].map(|address| address.parse().unwrap());
+    let devices =
+        ["a", "b"].map(|device| pdp_net::interface::Interface::by_name(device).unwrap().index);
+    let hops = devices.map(|device| underlay.next_hop(device, local, remote, 1500).unwrap());
+    eventually("one is known", || hops[0].find().is_some() && underlay.questions() > 1);
+    let problem = || underlay.problem(devices[1], local, remote, 1500);
+    assert_eq!(problem(), Some(UnderlayProblem::NoAddress));
+    address("node", "b", 1);
+    eventually("both are known", || hops.iter().all(|hop| hop.find().is_some()));
+    assert_eq!(problem(), None);
+    assert_ne!(hops[0].find(), hops[1].find());
+}
+
+/// Datagrams that ask how much the way carries are as long as the longest packet of now.
+#[test]
+fn what_measures_a_way_is_as_long_as_its_vlinks_are_now() {
+    let mut place = Place::enter("lengths");
+    let root = tempfile::tempdir().unwrap();
+    let mut mux = start(1);
+    place.external(&mut mux, "a", &[take("10.9.1.1")]);
+    place.external(&mut mux, "b", &[take("10.9.2.1")]);
+    let wire = place.raw("out1");
+    let vnet = |name: &str, vni, mtu| {
+        let far = tunnel("10.9.1.1", "10.9.1.2", vni);
+        let near = tunnel("10.9.2.1", "10.9.2.2", vni);
+        let mut vnet = wire_vnet(root.path(), name, far, near);
+        vnet.nodes[0].ports.iter_mut().for_each(|port| port.mtu = mtu);
+        vnet
+    };
+    let comes = |bytes: usize| {
+        eventually(&format!("a datagram in {bytes} bytes"), || {
+            let is_one = |it: &Vec<u8>| it[12..14] == [8, 0] && it[36..38] == [0, 9];
+            wire.receive().iter().any(|it| is_one(it) && it.len() == ETHERNET + bytes)
+        });
+    };
+    const ETHERNET: usize = 14;
+    put(&mux, &vnet("red", 5, 1450));
+    comes(1500);
+    put(&mux, &vnet("blue", 6, 1400));
+    put(&mux, &vnet("red", 5, 1350));
+    comes(1450);
+    assert_eq!(mux.handle(Request::DeleteVnet { name: "blue".into() }, vec![]), Reply::Done);
+    comes(1400);
+}

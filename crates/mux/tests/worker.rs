@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, SyncSender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use pdp_afxdp::Packet;
@@ -299,6 +299,55 @@ fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
         bench.workers[1].core.packets.give(packet);
     }
     assert_eq!(bench.node("h2").in_flight, 0);
+    bench.rounds();
+    assert_eq!(bench.free(), [SHARE, SHARE]);
+}
+
+/// The neighbour comes and goes while frames that wait for it are looked at.
+#[test]
+fn frames_whose_next_hop_is_lost_again_are_looked_at_again() {
+    let root = tempfile::tempdir().unwrap();
+    let mut spec = spec(root.path(), None);
+    spec.vlinks[1].a = spec.vlinks[0].a.clone();
+    spec.vlinks.remove(0);
+    let mut bench = Bench::new(&spec);
+    let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
+    let (hop, known) = (bench.hop.clone(), Some(Hop { mac: [9; 6], mtu: 1500 }));
+    let [flaps, over] = [false; 2].map(|it| Arc::new(AtomicBool::new(it)));
+    let [flaps_there, over_there] = [flaps.clone(), over.clone()];
+    let neighbour = std::thread::spawn(move || {
+        while !over_there.load(Ordering::Relaxed) {
+            if flaps_there.load(Ordering::Relaxed) {
+                hop.resolve(None);
+                std::hint::spin_loop();
+                hop.resolve(known);
+            }
+        }
+    });
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(1) {
+        bench.hop.resolve(None);
+        assert!(tap.out(0, &frame(60, 1)));
+        bench.rounds();
+        flaps.store(true, Ordering::Relaxed);
+        let flapping = Instant::now();
+        while flapping.elapsed() < Duration::from_millis(1) {
+            bench.workers[1].round();
+        }
+        flaps.store(false, Ordering::Relaxed);
+        let waiting = Instant::now();
+        while bench.node("h2").in_flight > 0 {
+            // The other thread may have been about to lose it.
+            bench.hop.resolve(known);
+            bench.workers[1].round();
+            assert!(waiting.elapsed() < PATIENCE, "a frame waits on");
+        }
+        while let Ok(packet) = bench.line.pop() {
+            bench.workers[1].core.packets.give(packet);
+        }
+    }
+    over.store(true, Ordering::Relaxed);
+    neighbour.join().unwrap();
     bench.rounds();
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }

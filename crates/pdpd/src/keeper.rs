@@ -50,7 +50,7 @@ const LOOK_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long who asked for a change waits for what is under way.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pause before an external interface that failed is tried again, whatever happens to its device.
+/// Pause before an external interface that failed is tried again while its device stays as it is.
 const EXTERNAL_PAUSE: Duration = Duration::from_secs(1);
 
 /// Pause before an object that is as planned is looked at though nothing happened.

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use pdp_container::{HelperSpec, Process};
+use pdp_net::interface::Condition;
 
 use crate::host::HostError;
 use crate::key::Key;
@@ -121,8 +122,8 @@ pub struct Reconciler {
     places: Places,
     mux: Mutex<MuxSide>,
     externals: Mutex<BTreeMap<String, ExternalSide>>,
-    /// Externals over whose devices frames can't go.
-    cut_off: Mutex<BTreeMap<String, CutOff>>,
+    /// Devices of externals as the last steps of those found them; `None`: there is none.
+    devices: Mutex<BTreeMap<String, Option<Condition>>>,
     vnets: Mutex<BTreeMap<String, Arc<Mutex<VnetSide>>>>,
     sides: Mutex<BTreeMap<Key, Side>>,
     /// Held while the weight of all vnets together is written.
@@ -197,7 +198,7 @@ impl Reconciler {
             places,
             mux: Mutex::default(),
             externals: Mutex::default(),
-            cut_off: Mutex::default(),
+            devices: Mutex::default(),
             vnets: Mutex::default(),
             sides: Mutex::default(),
             weights: Mutex::default(),

@@ -650,3 +650,44 @@ fn all_goes_when_nothing_is_wanted_and_comes_again() {
     kept.machine.kill(&places().records().join("mux"));
     eventually("it has all vnets", || kept.machine.lock().vnets.len() == 5);
 }
+
+/// Times that a device beside that of a failed external comes and goes, over more than a second.
+const BESIDE: u32 = 30;
+
+#[test]
+fn a_failed_external_has_its_pause_whatever_happens_to_other_devices() {
+    // Threads are in the network namespace of the one that starts them.
+    let inside = std::thread::spawn(|| {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("needs root");
+        ip("link add name ext0 type veth peer name ext1");
+        let mut kept = Kept::new();
+        // Its pins have no place.
+        let external = "  interfaces: {E: {device: ext0, attach: packet}}\n";
+        let news = kept.apply(format!("---{SUBSTRATE}{external}"));
+        wait(&news);
+        assert!(
+            matches!(&kept.keeper.problems(|_| true)[..], [(key, _)] if *key == Key::external("E"))
+        );
+        kept.quiet();
+        let (steps, begin) = (kept.keeper.steps(), Instant::now());
+        for _ in 0..BESIDE {
+            ip("link add name beside type veth peer name other");
+            ip("link del dev beside");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let (steps, pauses) = (kept.keeper.steps() - steps, begin.elapsed().as_secs() + 1);
+        println!("{steps} steps in {:?}", begin.elapsed());
+        assert!(steps <= pauses, "{steps} steps in {pauses} pauses");
+        // Another link address of its own is tried at once.
+        let steps = kept.keeper.steps();
+        ip("link set dev ext0 address 02:00:00:00:00:99");
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(kept.keeper.steps() > steps);
+    });
+    inside.join().unwrap();
+}
+
+fn ip(words: &str) {
+    let done = std::process::Command::new("ip").args(words.split(' ')).status().unwrap();
+    assert!(done.success(), "ip {words}");
+}

@@ -53,8 +53,8 @@ pub enum CutOff {
 }
 
 impl CutOff {
-    fn of(device: &str) -> Option<Self> {
-        match Condition::of(device).map(|condition| condition.carrier) {
+    fn of(device: Option<Condition>) -> Option<Self> {
+        match device.map(|condition| condition.carrier) {
             None => Some(Self::Gone),
             Some(Carrier::Down) => Some(Self::Down),
             Some(Carrier::Lost) => Some(Self::Lost),
@@ -125,27 +125,20 @@ impl Reconciler {
         Some(Key::external(name))
     }
 
-    /// Externals whose device is another one than it was, gone or there again, or has carrier where it
-    /// had none, or the other way. The kernel is asked.
+    /// Externals whose device is another one than their last step found, gone or there again, or has carrier
+    /// where it had none, or the other way. The kernel is asked.
     pub fn changed_devices(&self, plan: &Plan) -> Vec<Key> {
-        let sides = lock(&self.externals);
+        let devices = lock(&self.devices);
         let changed = plan.externals.iter().filter(|(name, wanted)| {
-            let Some(device) = wanted.device() else { return false };
-            // One that a step is being made of may have been looked at before.
-            let Some(side) = sides.get(*name) else { return true };
-            let told = side.attached.as_ref().map(|attached| &attached.told);
-            let was = told.and_then(|told| Some((told.device()?, told.mtu)));
-            let was = was.map(|(device, mtu)| (device.ifindex, device.mac, mtu));
-            let is = Condition::of(device);
-            was != is.map(|is| (is.index, is.mac, is.mtu))
-                || self.cut_off(name) != CutOff::of(device)
+            let is = wanted.device().map(Condition::of);
+            is.is_some() && devices.get(*name).copied() != is
         });
         changed.map(|(name, _)| Key::external(name)).collect()
     }
 
     /// Why frames can't go over the device of an external; `None`: they can, or nothing is known.
     pub fn cut_off(&self, external: &str) -> Option<CutOff> {
-        lock(&self.cut_off).get(external).copied()
+        CutOff::of(*lock(&self.devices).get(external)?)
     }
 
     /// Whether an external loses long frames that senders leave to its device: one that is software and has
@@ -159,15 +152,15 @@ impl Reconciler {
         })
     }
 
-    /// Looks whether frames can go over the device of an external; whether that is new.
+    /// Looks at the device of an external; whether it is new that frames can go over it, or can't.
     fn look_at_device(&self, name: &str, wanted: &ExternalPlan) -> bool {
-        let is = wanted.device().and_then(CutOff::of);
-        let mut all = lock(&self.cut_off);
+        let is = wanted.device().map(Condition::of);
+        let mut all = lock(&self.devices);
         let was = match is {
             Some(is) => all.insert(name.into(), is),
             None => all.remove(name),
         };
-        was != is
+        was.and_then(CutOff::of) != is.and_then(CutOff::of)
     }
 
     fn attach(
@@ -209,7 +202,7 @@ impl Reconciler {
             machine.delete_external(name)?;
         }
         lock(&self.externals).remove(name);
-        lock(&self.cut_off).remove(name);
+        lock(&self.devices).remove(name);
         let key = Key::external(name).to_string();
         if let Some(thing) = self.state.thing(&key)?
             && !thing.detail.is_empty()
