@@ -394,4 +394,26 @@ mod tests {
         drop(directory);
         claim.look(&path).unwrap();
     }
+
+    #[test]
+    fn a_cgroup_is_refused_that_has_a_claimed_one_above_or_below() {
+        let place = tempfile::tempdir().unwrap();
+        let top = format!("pdp-claim-{}", std::process::id());
+        let middle = format!("{top}/middle");
+        let claimed = |of: &str, cgroup: &str| {
+            let [run, state, pins] =
+                ["run", "state", "pins"].map(|kind| place.path().join(of).join(kind));
+            claim(Places { run: &run, state: &state, cgroup, pins: &pins })
+        };
+        let first = claimed("1", &middle).unwrap();
+        for cgroup in [&top, &middle, &format!("{middle}/inner")] {
+            let refused = claimed("2", cgroup).map(drop).unwrap_err();
+            assert!(matches!(refused, ClaimError::Taken { .. }), "{cgroup}: {refused}");
+        }
+        let beside = claimed("3", &format!("{top}/beside")).unwrap();
+        let dirs = Cgroups::new(&top).unwrap();
+        assert!(dirs.exists("beside") && !dirs.exists("middle/inner"));
+        drop((first, beside));
+        assert!(!dirs.exists(""), "empty ones go, those above too");
+    }
 }
