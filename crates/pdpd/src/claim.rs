@@ -117,18 +117,19 @@ pub fn claim(places: Places<'_>) -> Result<Claims, ClaimError> {
     let mut files = [run.claim_file(RUN_LOCK)?, state.claim_file(STATE_LOCK)?];
     let mut directories = Vec::new();
     let cgroups = Cgroups::new(cgroup).map_err(HostError::from)?;
+    let words = format!("cgroup {cgroup}");
     for path in cgroups.own().map_err(HostError::from)? {
-        let words = format!("cgroup {cgroup}");
-        let place = Place { words, option: ", or another --cgroup", path: &path };
+        let place = Place { words: words.clone(), option: ", or another --cgroup", path: &path };
         let mut directory = place.claim_directory(&path)?;
         // Up to the one below the root.
         let above = path.ancestors().skip(1).take(Path::new(cgroup).components().count() - 1);
         directory.above = above.map(Path::to_owned).collect();
-        let below = descendants(&path).into_iter().filter(|below| *below != path);
-        for other in directory.above.iter().cloned().chain(below) {
-            place.look(&other)?;
-        }
         directories.push(directory);
+    }
+    for Directory { path, above, .. } in &directories {
+        let place = Place { words: words.clone(), option: ", or another --cgroup", path };
+        let below = descendants(path).into_iter().filter(|below| below != path);
+        above.iter().cloned().chain(below).try_for_each(|other| place.look(&other))?;
     }
     // Without a BPF file system nobody pins anything.
     let there = !pins.starts_with(pdp_net::xdp::BPF_FS) || pdp_net::xdp::mount_bpf_fs().is_ok();
