@@ -355,11 +355,10 @@ mod tests {
         assert!(!path.exists(), "an empty one goes with its claim");
     }
 
-    /// Runs flock(1) as nobody, for as long as its standard input is open.
-    fn nobody_locks(path: &Path) -> std::process::Child {
-        let mut command = Command::new("flock");
-        command.arg("-s").arg(path).args(["sh", "-c", "echo; read _"]).uid(65534).gid(65534);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+    fn as_nobody(program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.uid(65534).gid(65534);
+        command
     }
 
     #[test]
@@ -369,13 +368,12 @@ mod tests {
         fs::set_permissions(above, fs::Permissions::from_mode(0o755)).unwrap();
         let path = above.join("own");
         let claim = Place { words: "it".into(), option: "", path: &path };
-        let locked = |path: &Path| {
-            let mut holder = nobody_locks(path);
-            let locked = holder.stdout.as_mut().unwrap().read_exact(&mut [0]).is_ok();
-            (locked, holder)
-        };
-        let (has_above, mut holder) = locked(above);
-        assert!(has_above, "which is what the daemon's own must not allow");
+        let open_to_nobody =
+            |path: &Path| as_nobody("test").arg("-r").arg(path).status().unwrap().success();
+        let mut holder = as_nobody("flock");
+        holder.arg("-n").arg(above).args(["sh", "-c", "echo; read _"]);
+        let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         claim.look(above).unwrap();
         holder.kill().unwrap();
         holder.wait().unwrap();
@@ -383,10 +381,11 @@ mod tests {
         // As an older version left them.
         fs::create_dir(&path).unwrap();
         fs::write(path.join(RUN_LOCK), "").unwrap();
+        assert!(open_to_nobody(&path.join(RUN_LOCK)));
         let _file = claim.claim_file(RUN_LOCK).unwrap();
-        assert!(!locked(&path.join(RUN_LOCK)).0);
+        assert!(!open_to_nobody(&path.join(RUN_LOCK)));
         let directory = claim.claim_directory(&path).unwrap();
-        assert!(!locked(&path).0);
+        assert!(!open_to_nobody(&path));
         let taken = claim.look(&path).unwrap_err().to_string();
         assert!(
             taken.contains(&format!("the daemon with pid {} and", std::process::id())),
