@@ -68,7 +68,7 @@ async fn run(
     if request.tty.is_some() {
         tokio::spawn(sizes(frames.clone()));
     }
-    let code = output(&mut from_daemon, name).await;
+    let code = output(&mut from_daemon, name, &mut io::stdout(), &mut io::stderr()).await;
     drop(raw);
     // The low byte is what the system keeps of an exit code.
     code.map(|code| ExitCode::from(code as u8))
@@ -78,44 +78,58 @@ async fn run(
 async fn output(
     from: &mut (impl tokio::io::AsyncRead + Unpin),
     name: &NodeName,
+    out: &mut impl Write,
+    err: &mut impl Write,
 ) -> Result<i32, Failure> {
-    // The OCI runtime's words, until it shows that they are its last.
-    let mut held: Option<Vec<u8>> = None;
+    // The first words, if they may be the OCI runtime's, until it shows whether they are the last.
+    let mut held: Option<Frame> = None;
+    let mut written = false;
     while let Some(frame) = read_frame(from).await? {
-        match &frame {
-            // To see whether the client is there.
-            Frame::Stdout(bytes) if bytes.is_empty() => continue,
-            Frame::Stdout(bytes) | Frame::Stderr(bytes)
-                if held.is_none() && not_started(bytes).is_some() =>
-            {
-                held = Some(bytes.clone());
-                continue;
-            }
-            Frame::Exit(RUNTIME_FAILED) => {
-                if let Some((words, code)) = held.as_deref().and_then(not_started) {
-                    eprintln!("error: {}/{}: {words}", name.vnet, name.node);
-                    return Ok(code);
-                }
-            }
-            _ => {}
-        }
-        if let Some(bytes) = held.take() {
-            io::stderr().write_all(&bytes)?;
-        }
         match frame {
-            Frame::Stdout(bytes) => {
-                let mut out = io::stdout().lock();
-                out.write_all(&bytes)?;
-                out.flush()?;
+            // To see whether the client is there.
+            Frame::Stdout(bytes) if bytes.is_empty() => {}
+            Frame::Stdout(ref bytes) | Frame::Stderr(ref bytes)
+                if !written && held.is_none() && not_started(bytes).is_some() =>
+            {
+                held = Some(frame);
             }
-            Frame::Stderr(bytes) => io::stderr().write_all(&bytes)?,
-            Frame::Exit(code) => return Ok(code),
+            Frame::Stdout(_) | Frame::Stderr(_) => {
+                for frame in held.take().iter().chain([&frame]) {
+                    write(frame, out, err)?;
+                }
+                written = true;
+            }
+            Frame::Exit(code) => {
+                if let Some(held) = held {
+                    if code == RUNTIME_FAILED
+                        && let Frame::Stdout(bytes) | Frame::Stderr(bytes) = &held
+                        && let Some((words, code)) = not_started(bytes)
+                    {
+                        writeln!(err, "error: {}/{}: {words}", name.vnet, name.node)?;
+                        return Ok(code);
+                    }
+                    write(&held, out, err)?;
+                }
+                return Ok(code);
+            }
             Frame::Stdin(_) | Frame::StdinEnd | Frame::Resize(_) => {
                 return Err(Error::Answer("frame of a client".into()).into());
             }
         }
     }
+    if let Some(held) = held {
+        write(&held, out, err)?;
+    }
     Err(Error::Answer("the command's connection ended before it; see `pdp logs`".into()).into())
+}
+
+/// Writes a frame to its own stream.
+fn write(frame: &Frame, out: &mut impl Write, err: &mut impl Write) -> io::Result<()> {
+    match frame {
+        Frame::Stdout(bytes) => out.write_all(bytes).and_then(|()| out.flush()),
+        Frame::Stderr(bytes) => err.write_all(bytes),
+        _ => Ok(()),
+    }
 }
 
 /// What the OCI runtime says of a command that it can't start, and the exit code that a shell has for that.
@@ -207,5 +221,28 @@ mod tests {
         assert_eq!((words.as_str(), code), ("nosuch: executable file not found in $PATH", 127));
         assert_eq!(says(r#"exec: \"/etc/motd\": permission denied"#).unwrap().1, 126);
         assert_eq!(not_started(b"no such file or directory"), None);
+    }
+
+    #[tokio::test]
+    async fn what_a_command_writes_goes_to_its_own_stream() {
+        let words = "exec failed: unable to start container process: x\n";
+        let (stdout, stderr) =
+            (|text: &str| Frame::Stdout(text.into()), |text: &str| Frame::Stderr(text.into()));
+        let name: NodeName = "red/r1".parse().unwrap();
+        for (frames, wanted) in [
+            (vec![stdout(words), Frame::Exit(0)], (words, "", 0)),
+            (vec![stdout(words), stderr("b"), Frame::Exit(255)], (words, "b", 255)),
+            (vec![stderr("a"), stdout(words), Frame::Exit(255)], (words, "a", 255)),
+            (vec![stderr(words), Frame::Exit(255)], ("", "error: red/r1: x\n", 127)),
+        ] {
+            let mut stream = Vec::new();
+            for frame in &frames {
+                write_frame(&mut stream, frame).await.unwrap();
+            }
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            let code = output(&mut stream.as_slice(), &name, &mut out, &mut err).await.unwrap();
+            let (out, err) = (String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap());
+            assert_eq!((out.as_str(), err.as_str(), code), wanted, "{frames:?}");
+        }
     }
 }

@@ -11,6 +11,7 @@ mod session;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,9 @@ use crate::error::{Context, Error, Result};
 use crate::spec::Limits;
 
 pub use session::Session;
+
+/// Mode of the runtime's own cgroup, and of those above it that had to be made: whoever can open one can lock it.
+pub const OWN_MODE: u32 = 0o700;
 
 /// Default period of CPU limits, microseconds.
 pub const CPU_PERIOD_US: u64 = 10_000;
@@ -305,13 +309,15 @@ impl Cgroups {
     /// Makes the directories down to a cgroup. Those above it pass the controllers down.
     fn make(&self, hierarchy: &Hierarchy, path: &str) -> Result<()> {
         let mut dir = hierarchy.mount.clone();
-        for component in Path::new(&self.name).join(path).iter() {
+        let own = Path::new(&self.name).iter().map(|component| (component, OWN_MODE));
+        let inner = Path::new(path).iter().map(|component| (component, 0o755));
+        for (component, mode) in own.chain(inner) {
             if self.version == Version::V2 {
                 pass_controllers_down(&dir)?;
             }
             let parent = dir.clone();
             dir.push(component);
-            match fs::create_dir(&dir) {
+            match fs::DirBuilder::new().mode(mode).create(&dir) {
                 // What has the name may be a file of the kernel's.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {}
                 result => result.at("make the cgroup", &dir)?,
@@ -474,7 +480,7 @@ fn keyed(text: &str, key: &str) -> u64 {
 }
 
 /// `dir` and all directories below it, each after those below it.
-fn descendants(dir: &Path) -> Vec<PathBuf> {
+pub fn descendants(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {

@@ -30,7 +30,7 @@ use std::fmt::Write;
 use std::io;
 use std::time::{Duration, Instant};
 
-use pdp_proto::mirror::{HOOK_BYTES_MAX, HOOKS_MAX, HookPolicy};
+use pdp_proto::mirror::{HOOKS_MAX, HookPolicy, hook_words};
 use pdp_proto::routes::Hooked;
 
 use crate::kernel::{
@@ -114,15 +114,12 @@ pub struct Found {
 }
 
 impl Found {
-    fn tell(&mut self, mut words: String) {
+    fn tell(&mut self, words: String) {
         if self.words.len() == HOOKS_MAX {
             self.more += 1;
             return;
         }
-        words.retain(|letter| !letter.is_control());
-        let end = (0..=HOOK_BYTES_MAX.min(words.len())).rfind(|&at| words.is_char_boundary(at));
-        words.truncate(end.unwrap_or(0));
-        self.words.push(words);
+        self.words.push(hook_words(&words));
     }
 
     fn each(&mut self, hook: impl FnMut(&mut Hooked)) {

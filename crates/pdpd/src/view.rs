@@ -172,7 +172,7 @@ impl View<'_> {
         if said.hooks.is_empty() || !follows {
             return None;
         }
-        let found = said.hooks.join("; ");
+        let found = hook_words(&said.hooks);
         let message = match config.hooks {
             mirror::HookPolicy::Strict => format!(
                 "{found}: the kernel forwards what this may concern, more slowly than forwarding guests \
@@ -583,6 +583,13 @@ fn underlay_words(
     }
 }
 
+/// What a mirror says of hooks, within the bounds that it is to keep: it may be somebody else's by now.
+fn hook_words(hooks: &[String]) -> String {
+    // One counts the rest.
+    let hooks = hooks.iter().take(mirror::HOOKS_MAX + 1).map(|words| mirror::hook_words(words));
+    hooks.collect::<Vec<_>>().join("; ")
+}
+
 fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
     match end {
         mux::End::Port { node, port } => {
@@ -612,5 +619,14 @@ mod tests {
         let told = told_once(all.into_iter().map(|(name, cause)| (name.to_owned(), cause)));
         assert_eq!(told.as_deref(), Some("h1, r2: no room; r1: ended"));
         assert_eq!(told_once([("h2".to_owned(), &None)].into_iter()), None);
+    }
+
+    #[test]
+    fn a_mirror_that_is_somebody_elses_says_little_about_hooks_and_nothing_to_the_terminal() {
+        let said = vec![format!("\u{1b}[2J{}", "é".repeat(1 << 10)); 1 << 10];
+        let told = hook_words(&said);
+        assert!(told.starts_with("[2Jé") && !told.contains(char::is_control), "{told}");
+        let words = told.split("; ").map(str::len).collect::<Vec<_>>();
+        assert_eq!(words, [mirror::HOOK_BYTES_MAX - 1; mirror::HOOKS_MAX + 1]);
     }
 }

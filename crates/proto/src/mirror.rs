@@ -136,6 +136,18 @@ pub const HOOKS_MAX: usize = 16;
 /// Bytes of the words for a hook.
 pub const HOOK_BYTES_MAX: usize = 160;
 
+/// Words for a hook without control characters, cut at [`HOOK_BYTES_MAX`].
+pub fn hook_words(words: &str) -> String {
+    let mut bytes = 0;
+    let letters = words.chars().filter(|letter| !letter.is_control());
+    letters
+        .take_while(|letter| {
+            bytes += letter.len_utf8();
+            bytes <= HOOK_BYTES_MAX
+        })
+        .collect()
+}
+
 /// How one forwarding guest's copy is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestStatus {
