@@ -290,8 +290,8 @@ impl Hooks {
             dump(requests, libc::RTM_GETRULE, &header, |message| {
                 rules.see(&mut found, names, message.payload, v6);
             })?;
-            // A kernel without the family has none.
-            if rules.any {
+            // A kernel without IPv6 has none of its rules.
+            if !v6 || rules.any || !files.hash_policy[1].is_empty() {
                 rules.end(&mut found, v6);
             }
         }

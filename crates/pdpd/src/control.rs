@@ -71,6 +71,13 @@ impl ControlError {
         matches!(self, Self::Unreachable { source, .. } if matches!(source.kind(), TimedOut | WouldBlock))
     }
 
+    /// Whether the mux was not there, or went away before it answered.
+    pub fn is_mux_gone(&self) -> bool {
+        matches!(self, Self::Unreachable { peer, .. } if *peer == MUX)
+            && !self.is_late()
+            && !self.is_nonsense_of_mux()
+    }
+
     /// Whether the mux answered what no mux of this version does.
     pub fn is_nonsense_of_mux(&self) -> bool {
         match self {

@@ -29,6 +29,12 @@ impl Reconciler {
         mux.process.is_none() && !mux.failed
     }
 
+    /// Whether the mux that a step began with has ended, or is being replaced.
+    pub(super) fn is_gone(&self, mux: Option<Process>) -> bool {
+        let is_alive = |mux| self.machine.is_alive(mux);
+        mux.is_some() && (self.mux_process() != mux || !mux.is_some_and(is_alive))
+    }
+
     /// Has the mux made anew that answered what none does, if it is still there.
     pub(super) fn distrust_mux(&self, answered: Option<Process>, doing: &mut Doing<'_>) {
         let mut mux = lock(&self.mux);
@@ -90,6 +96,8 @@ impl Reconciler {
             *how = Helper::Bad;
         }
         if *how == Helper::Bad {
+            // Whom it does not answer from now on waits for the next.
+            lock(&self.mux).process = None;
             if !machine.end(&helper.dir)? {
                 return Ok(Next::wait_for_end("the end of the mux"));
             }
