@@ -127,8 +127,17 @@ impl Found {
     }
 
     fn family(&mut self, v6: bool) {
-        self.each(|vport| *(if v6 { &mut vport.v6 } else { &mut vport.v4 }) = true);
+        self.each(|vport| *of_family(vport, v6) = true);
     }
+}
+
+fn of_family(vport: &mut Hooked, v6: bool) -> &mut bool {
+    if v6 { &mut vport.v6 } else { &mut vport.v4 }
+}
+
+/// The command that shows the rules of a family.
+fn ip(v6: bool) -> &'static str {
+    if v6 { "ip -6" } else { "ip" }
 }
 
 /// The interfaces of the namespace, as far as hooks name them.
@@ -482,10 +491,9 @@ impl Rules {
         if l3mdev || !invert && (mark & mask != 0 || oif) {
             return;
         }
-        let hook = |vport: &mut Hooked| *(if v6 { &mut vport.v6 } else { &mut vport.v4 }) = true;
         match &iif {
             Some(name) if !invert => match names.vport(name) {
-                Some(vport) => hook(&mut found.vports[vport]),
+                Some(vport) => *of_family(&mut found.vports[vport], v6) = true,
                 None => return,
             },
             _ => found.family(v6),
@@ -505,16 +513,14 @@ impl Rules {
         if suppress != u32::MAX {
             let _ = write!(words, " suppress_prefixlength {suppress}");
         }
-        let option = if v6 { " -6" } else { "" };
-        found.tell(format!("ip{option} rule {priority}:{words}"));
+        found.tell(format!("{} rule {priority}:{words}", ip(v6)));
     }
 
     fn end(self, found: &mut Found, v6: bool) {
-        let option = if v6 { " -6" } else { "" };
         for (there, name) in [(self.local, "0: lookup local"), (self.main, "32766: lookup main")] {
             if !there {
                 found.family(v6);
-                found.tell(format!("no ip{option} rule {name}"));
+                found.tell(format!("no {} rule {name}", ip(v6)));
             }
         }
     }

@@ -25,6 +25,10 @@ use crate::plan::{Directory, GuestPlan, TapHelperPlan};
 /// Entries of the kernel's neighbour tables that are left to the machine itself.
 const NEIGHBOURS_OF_MACHINE: u64 = 1024;
 
+/// Entries of one of the tables, whatever all networks together ask for: some 100 MB of the kernel's memory,
+/// which is charged to nobody.
+const NEIGHBOURS_MAX: u64 = 1 << 18;
+
 /// Longest wait at a socket whose queue of connections is full.
 const LISTEN_WAIT: Duration = Duration::from_millis(20);
 
@@ -116,7 +120,8 @@ pub trait Machine: Debug + Send + Sync {
     /// Says what part of a CPU a cgroup gets, thousandths of a core.
     fn weigh(&self, cgroup: &str, millicores: u32) -> Result<(), HostError>;
 
-    /// Sees to it that the kernel's neighbour tables have room for so many entries beside the machine's own.
+    /// Sees to it that the kernel's neighbour tables have room for so many entries beside the machine's own, up
+    /// to a bound.
     fn make_room_for_neighbours(&self, count: u64);
 
     /// Kills what is left in a cgroup, and removes it once that has ended; false: it has not yet. An
@@ -281,7 +286,7 @@ impl Machine for Host {
     }
 
     fn make_room_for_neighbours(&self, count: u64) {
-        let count = count + NEIGHBOURS_OF_MACHINE;
+        let count = (count + NEIGHBOURS_OF_MACHINE).min(NEIGHBOURS_MAX);
         if self.neighbours.fetch_max(count, Ordering::Relaxed) >= count {
             return;
         }

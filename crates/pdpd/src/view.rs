@@ -261,7 +261,7 @@ impl View<'_> {
         [&link.a, &link.b].into_iter().find_map(|end| match end {
             mux::End::Port { .. } => None,
             mux::End::External { interface, .. } => {
-                self.cut_off(interface).map(|why| format!("external {interface}: {why}"))
+                self.cut_off(interface).map(|why| external_words(interface, &why))
             }
         })
     }
@@ -276,7 +276,7 @@ impl View<'_> {
                 let health = self.health(&Key::external(interface));
                 let problem = health.map_or(Some("not attached yet".into()), |it| it.problem);
                 let why = self.cut_off(interface).or(problem);
-                why.map(|why| format!("external {interface}: {why}"))
+                why.map(|why| external_words(interface, &why))
             }
         }
     }
@@ -518,6 +518,10 @@ fn parts(node: &NodeStatus) -> impl Iterator<Item = (String, &ProcessStatus)> {
     ];
     let own = own.into_iter().filter_map(|(name, status)| Some((name.to_owned(), status?)));
     own.chain(node.guests.iter().map(|guest| (format!("g{}", guest.number), &guest.process)))
+}
+
+fn external_words(name: &str, why: &str) -> String {
+    format!("external {name}: {why}")
 }
 
 /// What is wrong, by whose it is; what several have in common once.
