@@ -107,7 +107,8 @@ impl Region {
         debug_assert!(number < self.packets);
         // SAFETY: the product is inside the mapping, as the number is.
         let start = unsafe { self.base.add(number * PACKET_BYTES) };
-        Packet { start, number: number as u32, offset: HEADROOM_BYTES as u16, length: 0, mark: 0 }
+        let (number, offset) = (number as u32, HEADROOM_BYTES as u16);
+        Packet { start, number, mark: 0, offset, length: 0, port: 0 }
     }
 }
 
@@ -132,22 +133,33 @@ pub(crate) fn map(memfd: BorrowedFd<'_>, bytes: usize) -> Result<NonNull<u8>, Er
 
 /// The only handle on one packet: its contents, and room around them.
 ///
-/// `mark` is the owner's to use; it does not survive the kernel.
+/// `mark` and `port` are the owner's to use; they do not survive the kernel.
 #[derive(Debug)]
 #[must_use = "a packet that is dropped is lost to its pool"]
 pub struct Packet {
     start: NonNull<u8>,
     number: u32,
-    offset: u16,
-    length: u16,
     /// Whatever the owner wants to remember.
     pub mark: u32,
+    offset: u16,
+    length: u16,
+    /// Where the frame is, as the owner counts.
+    pub port: u16,
 }
+
+/// What is passed from stage to stage; eight bytes more would be a cache line for two.
+const _: () = assert!(size_of::<Packet>() == 24);
 
 // SAFETY: the handle is the only one on its bytes, and the mapping lives as long as the process.
 unsafe impl Send for Packet {}
 
 impl Packet {
+    /// The same, at `port`.
+    #[inline]
+    pub fn at(self, port: usize) -> Self {
+        Self { port: port as u16, ..self }
+    }
+
     /// Its number in the pool.
     #[inline]
     pub fn number(&self) -> usize {

@@ -263,7 +263,7 @@ impl Bench {
             return false;
         }
         packet.bytes_mut().copy_from_slice(frame);
-        self.worker.classify(0, &mut vec![packet]);
+        self.worker.sort(0, &mut vec![packet]);
         true
     }
 

@@ -38,11 +38,12 @@ use crate::known::{
 };
 use crate::packets::Packets;
 use crate::ringers::Ringers;
+use crate::sort::HANDOVER_FRAMES;
 use crate::trace::Wish;
 use crate::underlay::{Ends, NextHop, Underlay};
 use crate::vnet::Vnet;
 use crate::wake::Wake;
-use crate::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
+use crate::worker::{Command, Neighbour, Worker};
 
 /// Connections of pdpd (and its tools) at a time.
 const CONNECTIONS_MAX: usize = 32;

@@ -12,8 +12,9 @@ use rustix::event::epoll;
 use crate::external::External;
 use crate::meter::Meter;
 use crate::packets::Packets;
-use crate::peer::{Alarm, Link, Pulled};
+use crate::peer::{Link, Pulled};
 use crate::ringers::Ringers;
+use crate::sleep::Alarm;
 use crate::trace::Tracer;
 use crate::wake::Wake;
 
@@ -37,12 +38,8 @@ pub struct Dropped {
 pub struct Scratch {
     /// For frames that leave by a port.
     pub leaving: Vec<Packet>,
-    /// For frames that a shaper lets go.
-    pub going: Vec<Packet>,
     /// For packets that come back.
     pub back: Vec<Packet>,
-    /// For frames of one port from a socket or a vlink.
-    pub run: Vec<Packet>,
     /// For what peers sent.
     pub pulled: Pulled,
 }

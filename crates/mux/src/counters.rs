@@ -30,6 +30,8 @@ macro_rules! reasons {
 reasons! {
     /// Why a frame of a vnet was dropped; counted at one of its ports.
     Reason {
+        /// The worker is behind with the vnet's frames, and keeps no more of them.
+        Behind = "worker-behind",
         /// Beyond what may arrive from outside for the vnet.
         Policed = "policed",
         /// The port's vlink is down.

@@ -3,15 +3,16 @@
 //! A peer that breaks the contract is disconnected, with the reason in its counters.
 
 use pdp_afxdp::Packet;
+use pdp_memif::Fault;
 use pdp_proto::mux::Attach;
 use pdp_wire::tag::{Tag, Verdict};
 
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::meter::Stage;
-use crate::peer::{PULL_FRAMES, Pulled, Run};
-use crate::ringers::RungFor;
-use crate::vnet::Vnet;
+use crate::peer::{Link, PULL_FRAMES, Pulled, Run};
+use crate::sleep::Alarm;
+use crate::vnet::{REST_NS, Vnet};
 
 /// Frames that one vnet's peers may send in one round, so that no vnet keeps a worker busy.
 const ROUND_FRAMES: usize = 256;
@@ -90,25 +91,45 @@ impl Vnet {
         }
     }
 
-    /// Lets all peers see what was pushed to them, and wakes them when it is time.
+    /// Lets all peers see what was pushed to them, and has those that sleep rung when it is time.
     pub fn flush(&mut self, core: &mut Core) {
-        let owner = RungFor::Vnet(self.generation);
+        self.each_link(core, |link, alarm| link.flush(alarm, false).map(|()| true));
+    }
+
+    /// Lets all peers ring; false if one has sent something.
+    pub(crate) fn arm(&mut self, core: &mut Core) -> bool {
+        self.each_link(core, Link::arm)
+    }
+
+    /// Does something with every connection, and ends those that fail. Whether all said yes.
+    fn each_link(
+        &mut self,
+        core: &mut Core,
+        mut work: impl FnMut(&mut Link, &mut Alarm) -> Result<bool, Fault>,
+    ) -> bool {
+        let mut all = true;
         for node in 0..self.nodes.len() {
-            let tap = self.nodes[node].tap.as_mut();
-            if let Some(Err(fault)) = tap.map(|link| link.flush(&mut core.alarm, owner)) {
-                self.lose_tap(node, core, Some(fault.to_string()));
+            match self.nodes[node].tap.as_mut().map(|link| work(link, &mut core.alarm)) {
+                Some(Err(fault)) => self.lose_tap(node, core, Some(fault.to_string())),
+                Some(Ok(yes)) => all &= yes,
+                None => {}
             }
             let guests = self.nodes[node].router.as_ref().map_or(0, |router| router.guests.len());
             for guest in 0..guests {
                 let links = self.guest(node, guest).map_or(0, |guest| guest.links.len());
                 for at in 0..links {
                     let link = self.guest(node, guest).and_then(|guest| guest.links[at].as_mut());
-                    if let Some(Err(fault)) = link.map(|link| link.flush(&mut core.alarm, owner)) {
-                        self.lose_guest(node, guest, at, core, Some(fault.to_string()));
+                    match link.map(|link| work(link, &mut core.alarm)) {
+                        Some(Err(fault)) => {
+                            self.lose_guest(node, guest, at, core, Some(fault.to_string()));
+                        }
+                        Some(Ok(yes)) => all &= yes,
+                        None => {}
                     }
                 }
             }
         }
+        all
     }
 
     /// What a node's own stack sends leaves by the port it names, never back into distribution.
@@ -120,10 +141,19 @@ impl Vnet {
         pulled: &mut Pulled,
     ) -> usize {
         let Some(tap) = &mut self.nodes[node].tap else { return 0 };
+        if tap.is_armed() {
+            return 0;
+        }
         let max = left.min(PULL_FRAMES);
         // A TAP helper completes nothing, but for one that breaks the contract.
         let mut result = tap.pull_tagged(&mut core.packets, max, 1, pulled);
         let count = pulled.frames();
+        if count > 0 {
+            tap.sent_ns = core.now_ns;
+        } else if result.is_ok() {
+            let armed = tap.arm_if_quiet(&mut core.alarm, core.now_ns, REST_NS);
+            result = armed.map_err(|fault| fault.to_string());
+        }
         let mut leaving = std::mem::take(&mut core.scratch.leaving);
         let mut packets = pulled.packets.drain(..);
         for Run { tag, frames, has_packets } in pulled.runs.drain(..) {
@@ -139,13 +169,13 @@ impl Vnet {
             let port = &mut self.ports[at];
             port.counters.made += frames as u64;
             if has_packets {
-                leaving.extend(mine);
-                self.leave(core, at, &mut leaving);
+                leaving.extend(mine.map(|packet| packet.at(at)));
             } else {
                 port.counters.drop_all(Reason::TooBig, frames as u64);
             }
         }
         drop(packets);
+        self.leave(core, &mut leaving);
         core.scratch.leaving = leaving;
         if let Err(fault) = result {
             self.lose_tap(node, core, Some(fault));
@@ -175,6 +205,9 @@ impl Vnet {
         for link_at in 0..from.links.len() {
             let Some(from) = self.guest(node, guest) else { break };
             let Some(link) = &mut from.links[link_at] else { continue };
+            if link.is_armed() {
+                continue;
+            }
             let max = (left - taken).min(PULL_FRAMES);
             let mut result = match attach {
                 Attach::Runtime | Attach::Tap => {
@@ -190,8 +223,12 @@ impl Vnet {
             let count = pulled.frames();
             taken += count;
             if count > 0 {
+                link.sent_ns = core.now_ns;
                 core.meter.lap(Stage::Dispatch, count);
                 result = self.dispatch(core, node, guest, attach, pulled).and(result);
+            } else if from.outstanding.is_empty() && result.is_ok() {
+                let armed = link.arm_if_quiet(&mut core.alarm, core.now_ns, REST_NS);
+                result = armed.map_err(|fault| fault.to_string());
             }
             if let Err(fault) = result {
                 self.lose_guest(node, guest, link_at, core, Some(fault));
@@ -226,9 +263,10 @@ impl Vnet {
                     continue;
                 }
             };
-            leaving.extend(mine);
+            let before = leaving.len();
+            leaving.extend(mine.map(|packet| packet.at(at)));
             if tag.trace != 0 {
-                self.follow(core, guest, at, run, &mut leaving);
+                self.follow(core, guest, at, run, &mut leaving[before..]);
             }
             let counters = &mut self.ports[at].counters;
             if tag.last {
@@ -239,10 +277,12 @@ impl Vnet {
             let is_frame = matches!(tag.verdict, Verdict::Out | Verdict::Punt(_));
             from_guest += if is_frame { frames as u64 } else { 0 };
             match tag.verdict {
-                Verdict::Out if has_packets => self.leave(core, at, &mut leaving),
+                Verdict::Out if has_packets => {}
                 Verdict::Punt(class) if has_packets => {
-                    leaving.iter().for_each(|packet| self.punt(core, at, Some(class), packet));
-                    core.packets.give_all(&mut leaving);
+                    for packet in leaving.drain(before..) {
+                        self.punt(core, Some(class), &packet);
+                        core.packets.give(packet);
+                    }
                 }
                 Verdict::Out | Verdict::Punt(_) => {
                     counters.drop_all(Reason::TooBig, frames as u64);
@@ -252,6 +292,7 @@ impl Vnet {
             }
         }
         drop(packets);
+        self.leave(core, &mut leaving);
         core.scratch.leaving = leaving;
         if let Some(router) = &mut self.nodes[node].router {
             let from = &mut router.guests[guest];

@@ -130,7 +130,8 @@ impl Outside {
         hop: Hop,
     ) -> Result<(), Reason> {
         let Some(tunnel) = &self.tunnel else {
-            let fits = ether::payload_len(packet.bytes()) <= mtu as usize;
+            let fits = packet.len() <= ether::HEADER_BYTES + mtu as usize
+                || ether::payload_len(packet.bytes()) <= mtu as usize;
             return if fits { Ok(()) } else { Err(Reason::UnderlayTooBig) };
         };
         let template = &tunnel.template;

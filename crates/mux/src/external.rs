@@ -12,8 +12,8 @@ use crate::core::Connections;
 use crate::counters::{ExternalCounters, OuterReason, Reason};
 use crate::generator::Generator;
 use crate::packets::Packets;
-use crate::peer::{Alarm, Link, PULL_FRAMES};
-use crate::ringers::RungFor;
+use crate::peer::{Link, PULL_FRAMES};
+use crate::sleep::Alarm;
 use crate::wake::Wake;
 
 /// Frames on their way to another worker's outlet.
@@ -230,44 +230,42 @@ impl External {
         due_ns
     }
 
-    /// Sends frames by one of the outlets; frames with the same `spread` take the same one. What
-    /// does not fit is left in `frames`, with the reason.
+    /// Sends a frame by one of the outlets; frames with the same `spread` take the same one. Returns it if it
+    /// does not fit, with the reason.
+    #[inline]
     pub fn send(
         &mut self,
         spread: usize,
         packets: &mut Packets,
         connections: &Connections,
-        frames: &mut Vec<Packet>,
-    ) -> Result<(), Reason> {
+        packet: Packet,
+    ) -> Result<(), (Reason, Packet)> {
         if !self.queues.is_empty() {
-            let index = spread % self.queues.len();
-            let sent = self.queues[index].outlet.send(packets, connections, frames);
+            let index = if self.queues.len() == 1 { 0 } else { spread % self.queues.len() };
             // What a socket sends is counted when the kernel has taken it.
-            self.counters.sent += sent? as u64;
+            self.counters.sent += self.queues[index].outlet.send(packets, connections, packet)?;
+            Ok(())
         } else if !self.paths.is_empty() {
             let index = spread % self.paths.len();
             let path = &mut self.paths[index];
             path.dirty = true;
-            let room = path.ring.slots().min(frames.len());
-            for packet in frames.drain(..room) {
-                // There is room: nobody else fills this ring.
-                let _ = path.ring.push(packet);
-            }
+            path.ring
+                .push(packet)
+                .map_err(|rtrb::PushError::Full(packet)| (Reason::ExternalRingFull, packet))
         } else {
-            return Err(Reason::ExternalGone);
+            Err((Reason::ExternalGone, packet))
         }
-        if frames.is_empty() { Ok(()) } else { Err(Reason::ExternalRingFull) }
     }
 
     /// Has the kernel send what was sent here and by other workers; takes packets back whose
-    /// frames are out. Programs that sleep are woken by `alarm`, for `owner`. Returns how many frames
-    /// came from other workers.
+    /// frames are out. Programs that sleep are woken by `alarm`. Returns how many frames came from other
+    /// workers.
     pub fn flush(
         &mut self,
         packets: &mut Packets,
         connections: &Connections,
         scratch: &mut Vec<Packet>,
-        (owner, alarm): (RungFor, &mut Alarm),
+        alarm: &mut Alarm,
     ) -> usize {
         let mut taken = 0;
         for queue in &mut self.queues {
@@ -277,15 +275,17 @@ impl External {
                     && let Ok(packet) = inbox.pop()
                 {
                     taken += 1;
-                    scratch.push(packet);
-                    let sent = queue.outlet.send(packets, connections, scratch).unwrap_or(0);
-                    self.counters.sent += sent as u64;
-                    self.counters.drop_all(OuterReason::Gone, scratch.len() as u64);
-                    scratch.drain(..).for_each(|packet| packets.give(packet));
+                    match queue.outlet.send(packets, connections, packet) {
+                        Ok(sent) => self.counters.sent += sent,
+                        Err((_, packet)) => {
+                            self.counters.drop(OuterReason::Gone);
+                            packets.give(packet);
+                        }
+                    }
                 }
             }
             let counters = &mut self.counters;
-            queue.outlet.flush(packets, connections, scratch, (owner, alarm), counters);
+            queue.outlet.flush(packets, connections, scratch, alarm, counters);
         }
         for path in self.paths.iter_mut().filter(|path| path.dirty) {
             path.dirty = false;
@@ -319,57 +319,36 @@ impl External {
 }
 
 impl Outlet {
-    /// Sends what fits and returns how many frames are sent for good; the others stay.
+    /// Sends a frame, and returns 1 if it is sent for good; or the frame, if it does not fit.
+    #[inline]
     fn send(
         &mut self,
         packets: &mut Packets,
         connections: &Connections,
-        frames: &mut Vec<Packet>,
-    ) -> Result<usize, Reason> {
+        mut packet: Packet,
+    ) -> Result<u64, (Reason, Packet)> {
+        let full = |packet| (Reason::ExternalRingFull, packet);
         match self {
-            Self::Xdp(socket) => {
-                let room = socket.room().min(frames.len());
-                for packet in frames.drain(..room) {
-                    // There is room.
-                    let _ = socket.send(packet).map_err(|packet| packets.give(packet));
-                }
-                Ok(0)
-            }
-            Self::Packet(socket) => {
-                let room = socket.room().min(frames.len());
-                for packet in frames.drain(..room) {
-                    // There is room.
-                    let _ = socket.send(packet).map_err(|packet| packets.give(packet));
-                }
-                Ok(0)
-            }
+            Self::Xdp(socket) => socket.send(packet).map(|()| 0).map_err(full),
+            Self::Packet(socket) => socket.send(packet).map(|()| 0).map_err(full),
             Self::Memif(place) => {
-                let Some(link) = place else { return Err(Reason::ExternalGone) };
-                let mut sent = 0;
-                let mut fault = None;
-                for packet in frames.iter() {
-                    match link.push(0, packet.bytes()) {
-                        Ok(true) => sent += 1,
-                        Ok(false) => break,
-                        Err(it) => {
-                            fault = Some(it);
-                            break;
-                        }
+                let Some(link) = place else { return Err((Reason::ExternalGone, packet)) };
+                match link.push(0, packet.bytes()) {
+                    Ok(true) => {
+                        packets.give(packet);
+                        Ok(1)
+                    }
+                    Ok(false) => Err(full(packet)),
+                    Err(fault) => {
+                        lose(place, connections, &fault);
+                        Err((Reason::ExternalGone, packet))
                     }
                 }
-                frames.drain(..sent).for_each(|packet| packets.give(packet));
-                if let Some(fault) = fault {
-                    lose(place, connections, &fault);
-                }
-                Ok(sent)
             }
             Self::Generator(generator) => {
-                let count = frames.len();
-                for mut packet in frames.drain(..) {
-                    generator.absorb(packet.bytes_mut());
-                    packets.give(packet);
-                }
-                Ok(count)
+                generator.absorb(packet.bytes_mut());
+                packets.give(packet);
+                Ok(1)
             }
         }
     }
@@ -389,7 +368,7 @@ impl Outlet {
         packets: &mut Packets,
         connections: &Connections,
         scratch: &mut Vec<Packet>,
-        (owner, alarm): (RungFor, &mut Alarm),
+        alarm: &mut Alarm,
         counters: &mut ExternalCounters,
     ) {
         match self {
@@ -405,7 +384,7 @@ impl Outlet {
                 counters.drop_all(OuterReason::Refused, sent.refused as u64);
             }
             Self::Memif(place) => {
-                let flushed = place.as_mut().map(|link| link.flush_now(alarm, owner));
+                let flushed = place.as_mut().map(|link| link.flush(alarm, true));
                 if let Some(Err(fault)) = flushed {
                     lose(place, connections, &fault);
                 }

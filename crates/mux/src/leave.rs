@@ -3,16 +3,14 @@
 //! Frames of a tunnel whose next hop is not known yet wait for it: [`HELD_FRAMES_MAX`] of each vlink,
 //! and not longer than [`HELD_NS_MAX`].
 
-use std::cell::Cell;
-
 use pdp_afxdp::Packet;
 
-use crate::arrive::end;
 use crate::core::Core;
 use crate::counters::Reason;
-use crate::encapsulate::Way;
+use crate::encapsulate::{Outside, Way};
 use crate::meter::Stage;
 use crate::shape::Offered;
+use crate::underlay::Hop;
 use crate::vnet::Vnet;
 
 /// Frames of a vlink that wait for the next hop of its tunnel. The oldest ends for one more.
@@ -25,62 +23,53 @@ pub const HELD_NS_MAX: u64 = 1_000_000_000;
 const HELD_LOOK_NS: u64 = 250_000;
 
 impl Vnet {
-    /// Sends frames out of port `at`, or lets them wait their turn. Empties `frames`.
-    pub(crate) fn leave(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
-        if frames.is_empty() {
-            return;
-        }
-        let count = frames.len();
-        let here = &mut self.ports[at];
-        here.fit(core, frames, 0);
-        let stopped_by = match &here.link {
-            None => Some(Reason::Unconnected),
-            Some(link) if !link.up => Some(Reason::LinkDown),
-            Some(link) => {
-                if !link.shaper.is_open() {
-                    self.offer(core, at, frames);
-                }
-                None
-            }
-        };
-        match stopped_by {
-            None => self.emit(core, at, frames),
-            Some(reason) => {
-                let here = &mut self.ports[at];
-                frames.drain(..).for_each(|packet| here.drop(core, reason, packet));
+    /// Sends frames out of their ports, or lets them wait their turn. Empties `batch`.
+    pub(crate) fn leave(&mut self, core: &mut Core, batch: &mut Vec<Packet>) {
+        let count = batch.len();
+        for packet in batch.drain(..) {
+            if let Some(packet) = self.queue(core, packet) {
+                self.emit(core, packet);
             }
         }
-        core.meter.lap(Stage::Send, count);
+        if count > 0 {
+            core.meter.lap(Stage::Send, count);
+        }
     }
 
-    /// Leaves those in `frames` that the rate of port `at` lets go at once.
-    fn offer(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
-        let here = &mut self.ports[at];
-        let Some(link) = &mut here.link else { return };
-        let mut going = std::mem::take(&mut core.scratch.going);
-        for packet in frames.drain(..) {
-            // No vnet may hold more packets in queues than it leaves free for all: n greedy ones
-            // have 1/(n+1) of the pool each, and as much stays free (Choudhury and Hahne, 1998).
-            let room = self.waiting < core.packets.free();
-            let mark = packet.mark;
-            match link.shaper.offer(packet, core.now_ns, room) {
-                Offered::Go(packet) => going.push(packet),
-                Offered::Full(packet) => {
-                    end(&mut here.counters, &here.name, core, Reason::QueueFull, mark);
-                    core.packets.give(packet);
+    /// Returns the frame if it may leave its port, and if the port's rate lets it go at once.
+    #[inline]
+    fn queue(&mut self, core: &mut Core, packet: Packet) -> Option<Packet> {
+        let here = self.ports.get_mut(usize::from(packet.port))?;
+        let stopped_by = here.misfit(&packet, 0).or(match &here.link {
+            None => Some(Reason::Unconnected),
+            Some(link) => (!link.up).then_some(Reason::LinkDown),
+        });
+        let link = match (stopped_by, &mut here.link) {
+            (None, Some(link)) => link,
+            (reason, _) => {
+                here.drop(core, reason.unwrap_or(Reason::Unconnected), packet);
+                return None;
+            }
+        };
+        if link.shaper.is_open() {
+            return Some(packet);
+        }
+        // No vnet may hold more packets in queues than it leaves free for all: n greedy ones
+        // have 1/(n+1) of the pool each, and as much stays free (Choudhury and Hahne, 1998).
+        let room = self.waiting < core.packets.free();
+        let (mark, port) = (packet.mark, packet.port);
+        match link.shaper.offer(packet, core.now_ns, room) {
+            Offered::Go(packet) => return Some(packet),
+            Offered::Full(packet) => here.drop(core, Reason::QueueFull, packet),
+            Offered::Waits => {
+                self.waiting += 1;
+                if !self.shaping.contains(&port) {
+                    self.shaping.push(port);
                 }
-                Offered::Waits => {
-                    self.waiting += 1;
-                    if link.waiting() == 1 {
-                        self.shaping.push(at as u16);
-                    }
-                    let detail = || format!("waits for the rate of {}", here.name);
-                    core.tracer.note(mark, "shape", detail);
-                }
+                core.tracer.note(mark, "shape", || format!("waits for the rate of {}", here.name));
             }
         }
-        frames.append(&mut going);
-        core.scratch.going = going;
+        None
     }
 
     /// Sends what has waited long enough. Returns how many frames.
@@ -88,17 +77,15 @@ impl Vnet {
         let mut sent = 0;
         self.due_ns = None;
         let mut index = 0;
-        let mut going = std::mem::take(&mut core.scratch.going);
         while index < self.shaping.len() {
             let at = usize::from(self.shaping[index]);
-            let held_ns = self.retry(core, at, &mut going, &mut sent);
+            let held_ns = self.retry(core, at, &mut sent);
             let next = self.ports[at].link.as_mut().and_then(|link| link.shaper.next(core.now_ns));
             let next_ns = match next {
                 Some(Ok(packet)) => {
                     self.waiting -= 1;
                     sent += 1;
-                    going.push(packet);
-                    self.emit(core, at, &mut going);
+                    self.emit(core, packet);
                     continue;
                 }
                 Some(Err(at_ns)) => Some(at_ns),
@@ -114,139 +101,128 @@ impl Vnet {
                 }
             }
         }
-        core.scratch.going = going;
         sent
     }
 
     /// Sends what waits for the next hop of the port's tunnel if that is known by now, and ends what
     /// has waited too long. Returns when to look again.
-    fn retry(
-        &mut self,
-        core: &mut Core,
-        at: usize,
-        going: &mut Vec<Packet>,
-        sent: &mut usize,
-    ) -> Option<u64> {
-        let here = &mut self.ports[at];
-        let link = here.link.as_mut().filter(|link| !link.held.is_empty())?;
-        if link.way.find().is_some() {
-            let before = link.held.len();
-            self.put(core, at, going);
-            // The neighbour may have been lost again meanwhile.
-            let left = self.ports[at].link.as_ref().map_or(0, |link| link.held.len());
-            *sent += before - left;
-            return (left > 0).then_some(core.now_ns + HELD_LOOK_NS);
-        }
-        let old = |(since_ns, _): &(u64, Packet)| core.now_ns - since_ns >= HELD_NS_MAX;
-        let count = link.held.iter().take_while(|held| old(held)).count();
-        self.waiting -= count;
-        for (_, packet) in link.held.drain(..count) {
-            end(&mut here.counters, &here.name, core, Reason::UnderlayUnresolved, packet.mark);
-            core.packets.give(packet);
-        }
-        let (since_ns, _) = link.held.back()?;
-        Some(core.now_ns + HELD_LOOK_NS.max((core.now_ns - since_ns) / 4))
-    }
-
-    /// Has frames wait for the next hop of the port's tunnel. Empties `frames`.
-    fn hold(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
-        let here = &mut self.ports[at];
-        let Some(link) = &mut here.link else { return core.packets.give_all(frames) };
-        for packet in frames.drain(..) {
-            let detail = || format!("waits for the next hop of the tunnel of {}", here.name);
-            core.tracer.note(packet.mark, "send", detail);
-            link.held.push_back((core.now_ns, packet));
-            self.waiting += 1;
-            // As for frames that wait for a rate.
-            if (link.held.len() > HELD_FRAMES_MAX || self.waiting > core.packets.free())
-                && let Some((_, oldest)) = link.held.pop_front()
-            {
-                self.waiting -= 1;
-                end(&mut here.counters, &here.name, core, Reason::UnderlayUnresolved, oldest.mark);
-                core.packets.give(oldest);
+    fn retry(&mut self, core: &mut Core, at: usize, sent: &mut usize) -> Option<u64> {
+        let hop = self.ports[at].link.as_ref().and_then(|link| link.way.find());
+        let now_ns = core.now_ns;
+        let goes = |held: &mut (u64, Packet)| hop.is_some() || now_ns - held.0 >= HELD_NS_MAX;
+        while let Some(packet) = self.unhold(at, goes) {
+            match hop {
+                Some(hop) => {
+                    *sent += 1;
+                    self.send(core, hop, packet);
+                }
+                None => self.ports[at].drop(core, Reason::UnderlayUnresolved, packet),
             }
         }
-        if !link.held.is_empty() && !self.shaping.contains(&(at as u16)) {
+        let (since_ns, _) = self.ports[at].link.as_ref()?.held.back()?;
+        Some(now_ns + HELD_LOOK_NS.max((now_ns - since_ns) / 4))
+    }
+
+    /// The frame of port `at` that has waited longest for its next hop, if it may go.
+    fn unhold(
+        &mut self,
+        at: usize,
+        goes: impl FnOnce(&mut (u64, Packet)) -> bool,
+    ) -> Option<Packet> {
+        let (_, packet) = self.ports[at].link.as_mut()?.held.pop_front_if(goes)?;
+        self.waiting -= 1;
+        Some(packet)
+    }
+
+    /// Has a frame wait for the next hop of its port's tunnel.
+    fn hold(&mut self, core: &mut Core, packet: Packet) {
+        let (at, mark) = (usize::from(packet.port), packet.mark);
+        let here = &mut self.ports[at];
+        let Some(link) = &mut here.link else { return core.packets.give(packet) };
+        let detail = || format!("waits for the next hop of the tunnel of {}", here.name);
+        core.tracer.note(mark, "send", detail);
+        link.held.push_back((core.now_ns, packet));
+        self.waiting += 1;
+        let held = link.held.len();
+        if !self.shaping.contains(&(at as u16)) {
             self.shaping.push(at as u16);
         }
-    }
-
-    /// Puts frames onto the port's vlink. Empties `frames`.
-    fn emit(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
-        if !frames.is_empty() {
-            self.ports[at].capture(core, frames);
-            self.put(core, at, frames);
+        // As for frames that wait for a rate.
+        if (held > HELD_FRAMES_MAX || self.waiting > core.packets.free())
+            && let Some(oldest) = self.unhold(at, |_| true)
+        {
+            self.ports[at].drop(core, Reason::UnderlayUnresolved, oldest);
         }
     }
 
-    /// The same, behind those that have waited for a next hop.
-    fn put(&mut self, core: &mut Core, at: usize, frames: &mut Vec<Packet>) {
+    /// Puts a frame onto its port's vlink, behind those that have waited for a next hop.
+    #[inline]
+    fn emit(&mut self, core: &mut Core, mut packet: Packet) {
+        let at = usize::from(packet.port);
         let here = &mut self.ports[at];
-        let Some(link) = &mut here.link else {
-            return frames.drain(..).for_each(|it| here.drop(core, Reason::Unconnected, it));
-        };
-        let outside = match &link.way {
-            Way::Port(to) => {
-                let to = *to;
-                here.counters.sent += frames.len() as u64;
-                here.counters.sent_bytes += frames.iter().map(|it| it.len() as u64).sum::<u64>();
-                for packet in frames.drain(..) {
-                    if packet.mark != 0 {
-                        let there = &self.ports[usize::from(to)];
-                        let node = &self.nodes[there.node].name;
-                        let detail = || format!("by the vlink to {node}:{}", there.name);
-                        core.tracer.note(packet.mark, "send", detail);
-                    }
-                    self.local.push((to, packet));
+        if here.is_watched() {
+            here.capture(core.wall_ns(), &packet);
+        }
+        match here.link.as_ref().map(|link| (&link.way, link.held.is_empty())) {
+            None => here.drop(core, Reason::Unconnected, packet),
+            Some((&Way::Port(to), _)) => {
+                here.counters.sent += 1;
+                here.counters.sent_bytes += packet.len() as u64;
+                if packet.mark != 0 {
+                    let there = &self.ports[usize::from(to)];
+                    let node = &self.nodes[there.node].name;
+                    let detail = || format!("by the vlink to {node}:{}", there.name);
+                    core.tracer.note(packet.mark, "send", detail);
                 }
-                return;
+                packet.port = to;
+                self.local.push(packet);
             }
-            Way::Outside(outside) => outside,
-        };
-        let Some(hop) = outside.find() else { return self.hold(core, at, frames) };
-        if !link.held.is_empty() {
-            self.waiting -= link.held.len();
-            frames.splice(..0, link.held.drain(..).map(|(_, packet)| packet));
+            Some((Way::Outside(outside), none_held)) => match outside.find() {
+                None => self.hold(core, packet),
+                Some(hop) => {
+                    while !none_held && let Some(packet) = self.unhold(at, |_| true) {
+                        self.send(core, hop, packet);
+                    }
+                    self.send(core, hop, packet);
+                }
+            },
         }
-        let Some(Some(external)) = core.externals.get(outside.external) else {
-            return frames.drain(..).for_each(|it| here.drop(core, Reason::ExternalGone, it));
+    }
+
+    /// Sends a frame out of its port to the outside, wrapped.
+    #[inline]
+    fn send(&mut self, core: &mut Core, hop: Hop, packet: Packet) {
+        let here = &mut self.ports[usize::from(packet.port)];
+        let Some(Way::Outside(outside)) = here.link.as_ref().map(|link| &link.way) else {
+            return core.packets.give(packet);
         };
-        let (mac, mtu) = (external.mac, external.mtu);
-        let unchanged = outside.is_plain() && here.mtu <= mtu;
-        let why = Cell::new(Reason::UnderlayTooBig);
-        let refused = |packet: &mut Packet| {
-            let wrapped = outside.wrap(packet, mac, mtu, hop);
-            wrapped.map_err(|reason| why.set(reason)).is_err()
-        };
-        if !unchanged {
-            for packet in frames.extract_if(.., refused) {
-                end(&mut here.counters, &here.name, core, why.get(), packet.mark);
-                core.packets.give(packet);
+        let (mark, bytes) = (packet.mark, packet.len());
+        match transmit(outside, core, hop, packet) {
+            Ok(()) => {
+                here.counters.sent += 1;
+                here.counters.sent_bytes += bytes as u64;
+                let detail = || format!("out of {}, {bytes} bytes", here.name);
+                core.tracer.end(mark, "send", detail);
             }
+            Err((reason, packet)) => here.drop(core, reason, packet),
         }
-        let mut traced = vec![];
-        let mut bytes = 0;
-        for (index, packet) in frames.iter().enumerate() {
-            let length = packet.len() - outside.header_bytes();
-            bytes += length as u64;
-            if packet.mark != 0 {
-                traced.push((index, packet.mark, length));
-            }
-        }
-        let Core { externals, packets, connections, tracer, .. } = core;
-        let Some(Some(external)) = externals.get_mut(outside.external) else { return };
-        let before = frames.len();
-        let sent = external.send(outside.spread, packets, connections, frames);
-        let count = before - frames.len();
-        for (_, mark, length) in traced.iter().filter(|(at, ..)| *at < count) {
-            tracer.end(*mark, "send", || format!("out of {}, {length} bytes", here.name));
-        }
-        if let Err(reason) = sent {
-            let header = outside.header_bytes();
-            bytes -= frames.iter().map(|packet| (packet.len() - header) as u64).sum::<u64>();
-            frames.drain(..).for_each(|packet| here.drop(core, reason, packet));
-        }
-        here.counters.sent += count as u64;
-        here.counters.sent_bytes += bytes;
+    }
+}
+
+/// Wraps a frame, and has the external interface send it.
+#[inline]
+fn transmit(
+    outside: &Outside,
+    core: &mut Core,
+    hop: Hop,
+    mut packet: Packet,
+) -> Result<(), (Reason, Packet)> {
+    let Core { externals, packets, connections, .. } = core;
+    let Some(Some(external)) = externals.get_mut(outside.external) else {
+        return Err((Reason::ExternalGone, packet));
+    };
+    match outside.wrap(&mut packet, external.mac, external.mtu, hop) {
+        Ok(()) => external.send(outside.spread, packets, connections, packet),
+        Err(reason) => Err((reason, packet)),
     }
 }

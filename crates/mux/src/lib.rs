@@ -12,7 +12,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod arrive;
+pub mod admit;
 pub mod capture;
 pub mod check;
 pub mod classify;
@@ -34,7 +34,11 @@ pub mod peer;
 pub mod police;
 pub mod ringers;
 pub mod shape;
+pub mod share;
+pub mod sleep;
+pub mod sort;
 pub mod trace;
+pub mod turns;
 pub mod underlay;
 pub mod vnet;
 pub mod wake;

@@ -51,6 +51,12 @@ impl Default for Meter {
 }
 
 impl Meter {
+    /// The time-stamp counter, cycles.
+    #[inline]
+    pub fn now(&self) -> u64 {
+        self.clock.raw()
+    }
+
     /// What went by since the last call was `stage`, for `frames` frames.
     #[inline]
     pub fn lap(&mut self, stage: Stage, frames: usize) {

@@ -40,6 +40,11 @@ impl Packets {
         Ok((pool, parts))
     }
 
+    /// Packets of this worker, wherever they are.
+    pub fn share(&self) -> usize {
+        self.share
+    }
+
     /// Packets that can be taken now.
     #[inline]
     pub fn free(&self) -> usize {

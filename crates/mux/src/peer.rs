@@ -10,7 +10,8 @@ use pdp_wire::tag::{self, Tag, Verdict};
 
 use crate::distribute::{Guests, Member};
 use crate::packets::Packets;
-use crate::ringers::{Asked, RungFor};
+use crate::ringers::RungFor;
+use crate::sleep::{Alarm, Peer, State};
 
 /// Frames that a guest can have taken and not completed: both rings and a batch, for rings of any
 /// length that memif allows.
@@ -18,49 +19,6 @@ pub const OUTSTANDING_MAX: usize = (2 << pdp_memif::RING_LOG2_MAX) + 1024;
 
 /// Frames taken from one ring at a time.
 pub const PULL_FRAMES: usize = 256;
-
-/// Time after which a peer that may not ring is looked at, nanoseconds: DPDK's memif has no fence
-/// between its ring and its doorbell.
-pub const UNSURE_SLEEP_NS: u64 = 5_000_000;
-
-/// Frames that a sleeping peer is woken for while the mux has other work: to be woken for each few
-/// would cost both more than the frames.
-const WAKE_FRAMES: u16 = 64;
-
-/// Time after which it is woken for fewer, nanoseconds, if no more peers wait to be woken than can be
-/// in that time.
-const WAKE_NS: u64 = 50_000;
-
-/// Time between two such wake-ups, nanoseconds: each costs the mux about 2 µs.
-const WAKE_EACH_NS: u64 = 10_000;
-
-/// When sleeping peers are woken for what they were shown, and which of them are to be woken.
-#[derive(Debug, Default)]
-pub struct Alarm {
-    /// Time, nanoseconds.
-    now_ns: u64,
-    /// For how long a peer may sleep through few frames, nanoseconds.
-    after_ns: u64,
-    /// Peers that were left to sleep since the beginning of the round.
-    asleep: u64,
-    /// Doorbells that are to be rung.
-    pub bells: Vec<Asked>,
-}
-
-impl Alarm {
-    /// For the next round: `busy` says that there is other work to do.
-    pub fn next(&mut self, now_ns: u64, busy: bool) {
-        let after_ns = if busy { WAKE_NS.max(self.asleep * WAKE_EACH_NS) } else { 0 };
-        (self.now_ns, self.after_ns, self.asleep) = (now_ns, after_ns, 0);
-    }
-
-    /// Whether one that was shown `frames` in vain since `since_ns` is woken now.
-    fn wakes(&mut self, frames: u16, since_ns: u64) -> bool {
-        let due = frames >= WAKE_FRAMES || self.now_ns.saturating_sub(since_ns) >= self.after_ns;
-        self.asleep += u64::from(!due);
-        due
-    }
-}
 
 /// One connection.
 #[derive(Debug)]
@@ -71,9 +29,13 @@ pub struct Link {
     pub rx: Receiver,
     /// The connection's number.
     pub epoch: u64,
+    /// Whether its doorbell can be relied on, and it is rung once a sleep: programs of our own.
+    sure: bool,
+    state: State,
+    /// When it last sent something, nanoseconds.
+    pub(crate) sent_ns: u64,
+    /// Whether something was pushed and not shown.
     dirty: bool,
-    /// Since when the peer may sleep through what it was shown, nanoseconds.
-    unheard_ns: Option<u64>,
     /// Whether the peer may wait for room.
     full: bool,
 }
@@ -120,7 +82,25 @@ impl Pulled {
 impl Link {
     /// A connection that the handshake made.
     pub fn new(tx: Sender, rx: Receiver, epoch: u64) -> Self {
-        Self { tx, rx, epoch, dirty: false, unheard_ns: None, full: false }
+        let (sure, state, sent_ns, dirty, full) = Default::default();
+        Self { tx, rx, epoch, sure, state, sent_ns, dirty, full }
+    }
+
+    /// The peer is a program of our own: its doorbell can be relied on.
+    pub fn rely(&mut self) {
+        self.tx.ring_once_a_sleep();
+        self.sure = true;
+    }
+
+    /// Whether its doorbell can be relied on.
+    pub fn is_sure(&self) -> bool {
+        self.sure
+    }
+
+    /// Whether nothing can be there until it rings.
+    #[inline]
+    pub fn is_armed(&self) -> bool {
+        self.state.is_armed()
     }
 
     /// Copies a frame into the peer's memory, with a tag or zero. False without room.
@@ -130,50 +110,43 @@ impl Link {
         self.tx.push(tag, frame)
     }
 
-    /// Lets the peer see what was pushed, and wakes it for that when `alarm` says so. One that waits
-    /// for room is woken once half of its ring was taken: where it shares a CPU with the mux each
-    /// wake-up is two switches between them. `owner` is whose peer it is.
+    /// Lets the peer see what was pushed, and has it rung for that when it is time, or `at_once`. One that
+    /// waits for room is rung once half of its ring was taken: where it shares a CPU with the mux each
+    /// ring is two switches between them.
     #[inline]
-    pub fn flush(&mut self, alarm: &mut Alarm, owner: RungFor) -> Result<(), Fault> {
-        self.show(alarm)?;
-        let unheard =
-            self.unheard_ns.is_some_and(|since_ns| alarm.wakes(self.tx.unheard(), since_ns));
-        let room = self.full && self.rx.is_half_empty();
-        if unheard || room {
-            self.full &= !room;
-            self.wake(alarm, owner)?;
-        }
-        Ok(())
+    pub fn flush(&mut self, alarm: &mut Alarm, at_once: bool) -> Result<(), Fault> {
+        let mut state = self.state;
+        let flushed = state.flush(self, alarm, at_once);
+        self.state = state;
+        flushed
     }
 
-    /// The same without delay.
-    #[inline]
-    pub fn flush_now(&mut self, alarm: &mut Alarm, owner: RungFor) -> Result<(), Fault> {
-        self.show(alarm)?;
-        if self.unheard_ns.is_some() { self.wake(alarm, owner) } else { Ok(()) }
+    /// Lets the peer ring, which is not looked at any more; false if it has sent something.
+    pub fn arm(&mut self, alarm: &mut Alarm) -> Result<bool, Fault> {
+        let mut state = self.state;
+        let armed = state.arm(self, alarm);
+        self.state = state;
+        armed
     }
 
+    /// Arms one that has sent nothing for `quiet_ns`, if it can be relied on.
     #[inline]
-    fn show(&mut self, alarm: &Alarm) -> Result<(), Fault> {
-        if std::mem::take(&mut self.dirty) {
-            self.tx.show()?;
-            self.unheard_ns.get_or_insert(alarm.now_ns);
-        }
-        Ok(())
+    pub fn arm_if_quiet(
+        &mut self,
+        alarm: &mut Alarm,
+        now_ns: u64,
+        quiet_ns: u64,
+    ) -> Result<(), Fault> {
+        let quiet = self.sure && now_ns.saturating_sub(self.sent_ns) >= quiet_ns;
+        if quiet { self.arm(alarm).map(|_| ()) } else { Ok(()) }
     }
 
-    fn wake(&mut self, alarm: &mut Alarm, owner: RungFor) -> Result<(), Fault> {
-        self.unheard_ns = None;
-        if let Some(bell) = self.tx.sleeper()?
-            && bell.ask()
-        {
-            match owner {
-                // Its few descriptors make no more waiters than a ring of frames outlasts.
-                RungFor::Vnet(_) if bell.is_trusted() => bell.ring()?,
-                _ => alarm.bells.push((owner, bell.clone())),
-            }
-        }
-        Ok(())
+    /// The peer is looked at from now on, and does not ring.
+    pub fn disarm(&mut self, now_ns: u64) {
+        let mut state = self.state;
+        state.disarm(self);
+        self.state = state;
+        self.sent_ns = now_ns;
     }
 
     /// Copies up to `max` frames out of the peer's memory, and no more than there are packets. They
@@ -225,6 +198,49 @@ impl Link {
             self.full |= self.rx.release(taken);
         }
         result
+    }
+}
+
+impl Peer for Link {
+    type Fault = Fault;
+
+    fn show(&mut self) -> Result<bool, Fault> {
+        let dirty = std::mem::take(&mut self.dirty);
+        if dirty {
+            self.tx.show()?;
+        }
+        Ok(dirty)
+    }
+
+    fn unheard(&self) -> u16 {
+        self.tx.unheard()
+    }
+
+    fn awaits_room(&mut self) -> bool {
+        let room = self.full && self.rx.is_half_empty();
+        self.full &= !room;
+        room
+    }
+
+    fn ring(&mut self, alarm: &mut Alarm) -> Result<(), Fault> {
+        if let Some(bell) = self.tx.sleeper()?
+            && bell.ask()
+        {
+            match alarm.owner {
+                // Its few descriptors make no more waiters than a ring of frames outlasts.
+                RungFor::Vnet(_) if bell.is_trusted() => bell.ring()?,
+                owner => alarm.bells.push((owner, bell.clone())),
+            }
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self) -> bool {
+        self.rx.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.rx.disarm();
     }
 }
 

@@ -22,8 +22,11 @@ pub const RINGERS: usize = 4;
 const BEHIND_NS: u64 = 50_000;
 
 /// Whose bells are rung one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RungFor {
+    /// The worker itself, which has no bell.
+    #[default]
+    Nobody,
     /// The vnet of this generation; see [`crate::classify::PortRef`].
     Vnet(u32),
     /// The external interface in this slot.

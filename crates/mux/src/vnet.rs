@@ -24,6 +24,9 @@ use crate::trace::Wish;
 /// A vnet without work for this long rests, nanoseconds.
 pub const REST_NS: u64 = 1_000_000;
 
+/// The weight of a vnet whose guests have less power in all, or that has none.
+pub const WEIGHT_MIN: u32 = 10;
+
 /// A vnet.
 #[derive(Debug)]
 pub struct Vnet {
@@ -36,10 +39,8 @@ pub struct Vnet {
     pub(crate) police: Limit,
     pub(crate) nodes: Vec<Node>,
     pub(crate) ports: Vec<Port>,
-    /// Ports that were given frames from outside.
-    pub(crate) given_to: Vec<u16>,
-    /// Frames that vlinks inside the node brought, by port.
-    pub(crate) local: Vec<(u16, Packet)>,
+    /// Frames that vlinks inside the node brought.
+    pub(crate) local: Vec<Packet>,
     /// Ports whose vlinks have frames waiting.
     pub(crate) shaping: Vec<u16>,
     /// Frames waiting in all vlinks.
@@ -49,8 +50,6 @@ pub struct Vnet {
     pub(crate) due_ns: Option<u64>,
     /// When it last had work, nanoseconds.
     busy_ns: u64,
-    /// Whether nobody looks at it until something comes or somebody rings.
-    rests: bool,
 }
 
 /// A bucket and the rate that it was made for.
@@ -116,8 +115,6 @@ pub(crate) struct Port {
     pub(crate) counters: PortCounters,
     pub(crate) punts: [Limit; PuntClass::ALL.len()],
     pub(crate) link: Option<PortLink>,
-    /// Frames from outside that are to arrive with the next look at the vnet.
-    pub(crate) given: Vec<Packet>,
     pub(crate) captures: Vec<Sink>,
     pub(crate) wish: Option<Wish>,
 }
@@ -178,7 +175,6 @@ impl Vnet {
                     counters: PortCounters::default(),
                     punts: limits.unwrap_or([none; PuntClass::ALL.len()]).map(Limit::new),
                     link: None,
-                    given: vec![],
                     captures: vec![],
                     wish: None,
                 });
@@ -198,14 +194,12 @@ impl Vnet {
             police: Limit::new(spec.police.unwrap_or(Rate { bps: 0, pps: 0 })),
             nodes,
             ports,
-            given_to: vec![],
             local: vec![],
             shaping: vec![],
             waiting: 0,
             turn: 0,
             due_ns: None,
             busy_ns: 0,
-            rests: false,
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
             for (near, far) in [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)] {
@@ -242,6 +236,14 @@ impl Vnet {
         }
     }
 
+    /// Its part of a worker's time beside others': the sum of its guests' shares, thousandths of a core,
+    /// and at least [`WEIGHT_MIN`].
+    pub fn weight(&self) -> u32 {
+        let routers = self.nodes.iter().filter_map(|node| node.router.as_ref());
+        let guests = routers.flat_map(|router| &router.guests);
+        guests.map(|guest| guest.spec.weight).fold(0, u32::saturating_add).max(WEIGHT_MIN)
+    }
+
     /// The port with this name, counted over all nodes.
     pub fn port_named(&self, name: &PortName) -> Option<u16> {
         let is_it = |port: &Port| self.nodes[port.node].name == name.node && port.name == name.port;
@@ -250,7 +252,7 @@ impl Vnet {
 
     /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends.
     pub fn take_over(&mut self, mut old: Vnet, core: &mut Core) {
-        while old.arrivals(core) > 0 {}
+        while old.arrive(core, &mut vec![]) > 0 {}
         self.police.take_over(&old.police);
         for was in &mut old.nodes {
             let ports = &mut old.ports[was.first..was.first + was.count];
@@ -279,9 +281,7 @@ impl Vnet {
 
     /// Ends all of it.
     pub fn end(mut self, core: &mut Core) {
-        let given = self.ports.iter_mut().flat_map(|port| port.given.drain(..));
-        let local = self.local.drain(..).map(|(_, packet)| packet);
-        given.chain(local).for_each(|packet| core.packets.give(packet));
+        core.packets.give_all(&mut self.local);
         for node in &mut self.nodes {
             end_node(node, &mut self.ports[node.first..node.first + node.count], core);
         }
@@ -292,7 +292,7 @@ impl Vnet {
     pub fn attach(&mut self, node: &str, who: Who, interface: u32, mut link: Link) -> bool {
         let Some((attach, place)) = self.place(node, who, interface) else { return false };
         if attach != Attach::Memif {
-            link.tx.ring_once_a_sleep();
+            link.rely();
         }
         if place.is_some() {
             return false;
@@ -408,47 +408,14 @@ impl Vnet {
         now_ns.saturating_sub(self.busy_ns) >= REST_NS && self.is_idle()
     }
 
-    /// Rests from now on: all of its peers ring, and [`Vnet::rouse`] is to be called when one does
-    /// or something comes for it. False if a peer has sent something just now.
-    pub fn rest(&mut self) -> bool {
-        let quiet = self.links().all(|link| link.rx.arm());
-        self.rests = quiet;
-        if !self.rests {
-            self.links().for_each(|link| link.rx.disarm());
-        }
-        self.rests
-    }
-
-    /// Ends its rest; false if it had none.
-    #[inline]
-    pub fn rouse(&mut self, now_ns: u64) -> bool {
-        self.rests && self.answer(now_ns)
-    }
-
-    /// The same, where a doorbell was rung: it is quiet afterwards in any case.
-    pub fn answer(&mut self, now_ns: u64) -> bool {
-        self.links().for_each(|link| link.rx.disarm());
-        self.busy_ns = now_ns;
-        std::mem::take(&mut self.rests)
-    }
-
     /// When it is to be looked at again at the latest, nanoseconds.
     pub fn due_ns(&self) -> Option<u64> {
         self.due_ns
     }
 
-    /// Whether it rests.
-    pub fn is_resting(&self) -> bool {
-        self.rests
-    }
-
     /// Whether nothing is on its way in it, and every peer rings.
     fn is_idle(&self) -> bool {
-        self.given_to.is_empty()
-            && self.local.is_empty()
-            && self.waiting == 0
-            && !self.is_owed()
-            && !self.has_unsure_peer()
+        self.local.is_empty() && self.waiting == 0 && !self.is_owed() && !self.has_unsure_peer()
     }
 
     /// Whether a guest has frames that it has not completed.

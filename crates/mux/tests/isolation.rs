@@ -25,10 +25,11 @@ use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, PATH_FRAMES, Path as SocketPath};
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
+use pdp_mux::sort::HANDOVER_FRAMES;
 use pdp_mux::underlay::NextHop;
 use pdp_mux::vnet::{Vnet as Live, Who};
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
+use pdp_mux::worker::{Command, Neighbour, Worker};
 use pdp_proto::mux::*;
 use pdp_wire::tag::{Tag, Verdict};
 use pdp_wire::{outer, vxlan};
@@ -405,7 +406,7 @@ impl World {
         let mut packet = worker.core.packets.take().unwrap();
         packet.set_len(bytes.len()).unwrap();
         packet.bytes_mut().copy_from_slice(&bytes);
-        worker.classify(card, &mut vec![packet]);
+        worker.sort(card, &mut vec![packet]);
     }
 
     /// Peers look at what they have and send something.

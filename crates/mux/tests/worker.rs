@@ -17,12 +17,13 @@ use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
 use pdp_mux::leave::HELD_FRAMES_MAX;
 use pdp_mux::packets::Packets;
-use pdp_mux::peer::Alarm;
 use pdp_mux::ringers::{Ringers, RungFor};
+use pdp_mux::sleep::Alarm;
+use pdp_mux::sort::HANDOVER_FRAMES;
 use pdp_mux::underlay::{Hop, NextHop};
 use pdp_mux::vnet::Vnet as Live;
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
+use pdp_mux::worker::{Command, Neighbour, Worker};
 use pdp_proto::mux::*;
 use rtrb::{Consumer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -93,7 +94,11 @@ impl Bench {
 
     /// Gives the vnet another shape.
     fn reshape(&mut self, spec: &Vnet) {
-        let mut vnet = Live::new(spec, 0, 7, |number, end| match end {
+        self.reshape_as(spec, 7);
+    }
+
+    fn reshape_as(&mut self, spec: &Vnet, generation: u32) {
+        let mut vnet = Live::new(spec, 0, generation, |number, end| match end {
             End::External { by, .. } => {
                 Outside::new(0, number, by, || self.hop.clone()).map(Way::Outside)
             }
@@ -124,7 +129,7 @@ impl Bench {
             headers.write(packet.bytes_mut(), MAC, [9; 6], None).unwrap();
             frames.push(packet);
         }
-        self.workers[0].classify(0, &mut frames);
+        self.workers[0].sort(0, &mut frames);
     }
 
     /// Rounds, and time for a vnet that rests to be roused.
@@ -152,7 +157,7 @@ impl Bench {
         tap
     }
     fn rests(&self) -> bool {
-        self.workers[1].vnets[0].as_ref().unwrap().is_resting()
+        self.workers[1].rests(0)
     }
 
     fn node(&self, name: &str) -> NodeStats {
@@ -172,7 +177,8 @@ impl Bench {
 #[test]
 fn frames_change_hands_and_packets_go_home() {
     let root = tempfile::tempdir().unwrap();
-    let mut bench = Bench::new(&spec(root.path(), None));
+    let spec = spec(root.path(), None);
+    let mut bench = Bench::new(&spec);
     bench.arrive(100);
     bench.rounds();
     let r1 = bench.node("r1");
@@ -186,7 +192,7 @@ fn frames_change_hands_and_packets_go_home() {
     assert_eq!(bench.free(), [SHARE, SHARE]);
     // A vnet that has changed meanwhile gets nothing that was meant for the old one.
     bench.arrive(10);
-    bench.workers[1].vnets[0].as_mut().unwrap().generation = 8;
+    bench.reshape_as(&spec, 8);
     bench.rounds();
     assert_eq!(bench.outer_dropped(1, "stale"), 10);
     assert_eq!(bench.node("r1").ports["eth0"].received, 100 + HANDOVER_FRAMES as u64);
@@ -460,7 +466,8 @@ fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
 
 /// Flushes, and rings as the mux's other threads do.
 fn flush(link: &mut pdp_mux::peer::Link, alarm: &mut Alarm) {
-    link.flush(alarm, RungFor::External(0)).unwrap();
+    alarm.owner = RungFor::External(0);
+    link.flush(alarm, false).unwrap();
     alarm.bells.drain(..).for_each(|(_, bell)| bell.ring().unwrap());
 }
 
@@ -470,7 +477,7 @@ fn flush(link: &mut pdp_mux::peer::Link, alarm: &mut Alarm) {
 fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
     let root = tempfile::tempdir().unwrap();
     let (mut peer, mut link, _control) = pair(&root.path().join("memif.sock"), 0, 1);
-    link.tx.ring_once_a_sleep();
+    link.rely();
     let rings = |peer: &Peer| {
         let mut fds = [PollFd::new(&peer.client, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
@@ -511,34 +518,36 @@ fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
     assert_eq!(taken, 1 + 1 + 63 + 64 + 1 + 1 + 3);
 }
 
-/// The more sleepers wait, the later each is woken, so that there are as many wake-ups as ever.
+/// However many sleepers wait, few are rung at once, and no more than a hundred in a millisecond.
 #[test]
 fn sleepers_are_woken_at_a_bounded_rate() {
-    const SLEEPERS: usize = 20;
+    const SLEEPERS: usize = 40;
     let root = tempfile::tempdir().unwrap();
     let mut pairs: Vec<_> =
         (0..SLEEPERS).map(|number| pair(&root.path().join(number.to_string()), 0, 1)).collect();
     let mut alarm = Alarm::default();
-    let mut rounds_ns = vec![];
     for (peer, link, _) in &mut pairs {
-        link.tx.ring_once_a_sleep();
+        link.rely();
         peer.client.disarm();
         assert!(peer.client.arm());
         assert!(link.push(0, &frame(60, 0)).unwrap());
     }
-    for now_ns in (1_000_000..1_400_000).step_by(10_000) {
+    let mut woken = vec![];
+    for now_ns in (1_000_000..1_500_000).step_by(10_000) {
         alarm.next(now_ns, true);
-        let mut woken = 0;
-        for (peer, link, _) in &mut pairs {
+        for (_, link, _) in &mut pairs {
             flush(link, &mut alarm);
-            let mut fds = [PollFd::new(&peer.client, PollFlags::IN)];
-            woken += poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
         }
-        rounds_ns.push((now_ns - 1_000_000, woken));
+        let rings = pairs.iter().filter(|(peer, ..)| {
+            let mut fds = [PollFd::new(&peer.client, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        });
+        woken.push(rings.count());
     }
-    let none = rounds_ns.iter().filter(|(_, woken)| *woken == 0).map(|(ns, _)| *ns).max();
-    assert_eq!(none, Some(190_000), "10 us for each of {SLEEPERS}: {rounds_ns:?}");
-    assert!(rounds_ns.contains(&(200_000, SLEEPERS)), "{rounds_ns:?}");
+    assert_eq!(woken[..5], [0; 5], "they sleep for 50 us");
+    assert!((1..12).contains(&woken[5]), "{woken:?}");
+    assert!(woken[5..].windows(2).all(|two| two[1] <= two[0] + 1), "one each 10 us: {woken:?}");
+    assert_eq!(*woken.last().unwrap(), SLEEPERS, "{woken:?}");
 }
 
 /// More vnets than a round looks at: a worker does not take itself for idle before it has looked at all
@@ -576,7 +585,7 @@ fn a_worker_is_idle_when_all_vnets_were_looked_at() {
         }
         let last = usize::from(VNETS) - 1;
         assert!(peers[last][0].out(0, &frame(60, 2)));
-        if worker.vnets.iter().flatten().any(Live::is_resting) {
+        if (0..VNETS).any(|slot| worker.rests(slot)) {
             return false;
         }
         // It is found after some rounds, and goes on in later ones.

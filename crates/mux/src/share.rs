@@ -1,0 +1,162 @@
+//! Frames to the forwarding guests of a vrouter, shared out among them, or to a node's TAP: they are copied there.
+
+use pdp_afxdp::Packet;
+use pdp_proto::mux::Attach;
+use pdp_wire::tag::{PuntClass, Tag};
+
+use crate::core::Core;
+use crate::counters::Reason;
+use crate::peer::OUTSTANDING_MAX;
+use crate::trace;
+use crate::vnet::Vnet;
+
+impl Vnet {
+    /// Frames that there is room for in the guests behind `port`.
+    pub fn room(&mut self, port: u16) -> usize {
+        let Some(here) = self.ports.get(usize::from(port)) else { return usize::MAX };
+        let Some(router) = &mut self.nodes[here.node].router else { return usize::MAX };
+        router.distributor.room(&mut router.guests[..])
+    }
+
+    /// Frames to whoever is behind their ports.
+    pub(crate) fn share(&mut self, core: &mut Core, batch: &[Packet]) {
+        let mut batch = batch;
+        while let [first, ..] = batch {
+            let Some(node) = self.ports.get(usize::from(first.port)).map(|port| port.node) else {
+                return;
+            };
+            let here = &self.nodes[node];
+            let ports = here.first..here.first + here.count;
+            let same = |packet: &&Packet| ports.contains(&usize::from(packet.port));
+            let (run, behind) = batch.split_at(batch.iter().take_while(same).count());
+            if here.router.is_some() {
+                self.distribute(core, node, run);
+            } else {
+                run.iter().for_each(|packet| self.punt(core, None, packet));
+            }
+            batch = behind;
+        }
+    }
+
+    /// Frames to the guests of a node.
+    fn distribute(&mut self, core: &mut Core, node: usize, frames: &[Packet]) {
+        let mut frames = frames;
+        while let [first, rest @ ..] = frames {
+            let Some(router) = &mut self.nodes[node].router else { return };
+            let filter = router.filters.iter().find(|(it, _)| trace::matches(first.bytes(), it));
+            if let Some(&(_, class)) = filter {
+                self.punt(core, Some(class), first);
+                frames = rest;
+                continue;
+            }
+            let pick = router.distributor.pick(first.bytes(), &mut router.guests[..]);
+            let Some((guest, count)) = pick else {
+                self.ports[usize::from(first.port)].end(&mut core.tracer, Reason::NoGuest, first);
+                frames = rest;
+                continue;
+            };
+            let mut count = if router.filters.is_empty() { count.min(frames.len()) } else { 1 };
+            if router.guests[guest].spec.attach == Attach::Memif {
+                // It has a ring for each port.
+                let same = |packet: &&Packet| packet.port == first.port;
+                count = frames[..count].iter().take_while(same).count();
+            }
+            let (run, behind) = frames.split_at(count);
+            self.cross(core, node, guest, run);
+            frames = behind;
+        }
+    }
+
+    /// Copies frames of a node's ports into the memory of a guest.
+    fn cross(&mut self, core: &mut Core, node: usize, guest: usize, frames: &[Packet]) {
+        let Self { nodes, ports, .. } = self;
+        let Some(router) = &mut nodes[node].router else { return };
+        let to = &mut router.guests[guest];
+        let completes = to.spec.attach == Attach::Runtime;
+        let has_tag = to.spec.attach != Attach::Memif;
+        let window = if completes { OUTSTANDING_MAX } else { usize::MAX };
+        let room = window.saturating_sub(to.outstanding.len());
+        let (mut given, mut lost) = (0, None);
+        let mut stopped_by = Reason::GuestWindowFull;
+        for packet in frames.iter().take(room) {
+            let here = &mut ports[usize::from(packet.port)];
+            let at = if has_tag { 0 } else { usize::from(here.index) };
+            let Some(link) = &mut to.links[at] else {
+                stopped_by = Reason::NoGuest;
+                break;
+            };
+            let tag = if has_tag { Tag::deliver(here.index, packet.mark as u8).emit() } else { 0 };
+            match link.push(tag, packet.bytes()) {
+                Ok(true) => given += 1,
+                Ok(false) => {
+                    stopped_by = Reason::GuestRingFull;
+                    break;
+                }
+                Err(fault) => {
+                    (lost, stopped_by) = (Some((at, fault.to_string())), Reason::GuestGone);
+                    break;
+                }
+            }
+            if completes {
+                to.outstanding.push(here.index, 1);
+            } else {
+                here.counters.consumed += 1;
+            }
+            if packet.mark != 0 {
+                note_given(core, packet.mark, to.spec.number, completes);
+            }
+        }
+        to.stats.to_guest += given as u64;
+        if completes && router.distributor.is_ordered() {
+            router.order.note(to.spec.number, given);
+        }
+        router.distributor.gave(given);
+        for packet in &frames[given..] {
+            ports[usize::from(packet.port)].end(&mut core.tracer, stopped_by, packet);
+        }
+        if let Some((link, fault)) = lost {
+            self.lose_guest(node, guest, link, core, Some(fault));
+        }
+    }
+
+    /// Copies a frame to the TAP helper of its port's node, within the limit of its class if it has one.
+    pub(crate) fn punt(&mut self, core: &mut Core, class: Option<PuntClass>, packet: &Packet) {
+        let here = &mut self.ports[usize::from(packet.port)];
+        let node = here.node;
+        if let Some(class) = class
+            && here.punts[class as usize].bucket.take(core.now_ns, packet.len()).is_err()
+        {
+            return here.end(&mut core.tracer, class.into(), packet);
+        }
+        let Some(tap) = &mut self.nodes[node].tap else {
+            return here.end(&mut core.tracer, Reason::NoTap, packet);
+        };
+        match tap.push(Tag::deliver(here.index, 0).emit(), packet.bytes()) {
+            Ok(true) => {
+                here.counters.punted += 1;
+                core.tracer.end(packet.mark, "punt", || {
+                    format!(
+                        "to the TAP of {}, {}",
+                        here.name,
+                        class.map_or("host", PuntClass::name)
+                    )
+                });
+            }
+            Ok(false) => here.end(&mut core.tracer, Reason::TapRingFull, packet),
+            Err(fault) => {
+                here.end(&mut core.tracer, Reason::NoTap, packet);
+                self.lose_tap(node, core, Some(fault.to_string()));
+            }
+        }
+    }
+}
+
+/// Of a traced frame.
+fn note_given(core: &mut Core, mark: u32, guest: u32, completes: bool) {
+    if completes {
+        core.tracer.note(mark, "distribute", || format!("to guest {guest}"));
+    } else {
+        let detail = || format!("to guest {guest}, which does not say what it does with it");
+        core.tracer.end(mark, "distribute", detail);
+    }
+}

@@ -1,0 +1,125 @@
+//! Frames from outside, sorted by vnet: classified, then to the vnets here or to the worker that has them.
+
+use pdp_afxdp::Packet;
+use pdp_wire::ecn;
+
+use crate::classify::{PortRef, Table};
+use crate::counters::{OuterReason, Reason};
+use crate::meter::Stage;
+use crate::turns::Refused;
+use crate::worker::Worker;
+
+/// Frames on their way to another worker's vnets.
+pub const HANDOVER_FRAMES: usize = 1024;
+
+/// Frames taken from another worker in one round.
+const TAKEN_FRAMES: usize = 256;
+
+/// A frame for another worker's vnet, and the slot of the external interface that it came by.
+#[derive(Debug)]
+pub struct Handed {
+    packet: Packet,
+    port: PortRef,
+    external: usize,
+}
+
+impl Worker {
+    /// Takes `frames` that arrived on the external interface in slot `external`. Empties it.
+    pub fn sort(&mut self, external: usize, frames: &mut Vec<Packet>) {
+        let count = frames.len();
+        let classifier = self.classifier.clone();
+        match classifier.get(external) {
+            None => self.core.packets.give_all(frames),
+            Some(table) => match table.sole() {
+                Some(port) if port.worker == self.number => self.give_all(port, external, frames),
+                _ => frames.drain(..).for_each(|packet| self.classify(table, external, packet)),
+            },
+        }
+        self.core.meter.lap(Stage::Classify, count);
+    }
+
+    /// One frame of many vnets'.
+    #[inline]
+    fn classify(&mut self, table: &Table, external: usize, mut packet: Packet) {
+        let (port, inner) = match table.classify(packet.bytes()) {
+            Ok(found) => found,
+            Err(reason) => return self.refuse(external, reason, packet),
+        };
+        let (length, outer) = (inner.len(), ecn::of(packet.bytes()));
+        let _ = packet.advance(inner.start);
+        let _ = packet.set_len(length);
+        if inner.start > 0 && !ecn::decapsulate(packet.bytes_mut(), outer) {
+            return self.refuse(external, OuterReason::CeOnNotEct, packet);
+        }
+        self.give(port, external, packet);
+    }
+
+    /// Frames of one port here.
+    fn give_all(&mut self, port: PortRef, external: usize, frames: &mut Vec<Packet>) {
+        frames.iter_mut().for_each(|packet| packet.port = port.port);
+        self.turns.rouse(port.vnet);
+        let (whose, free) = ((port.vnet, port.generation), self.core.packets.free());
+        let given = self.turns.give_all(whose, free, self.core.now_ns, frames);
+        if let Err(refused) = given {
+            frames.drain(..).for_each(|packet| self.lose(port, external, refused, packet));
+        }
+    }
+
+    /// A frame for `port`, or for the worker that has its vnet.
+    #[inline]
+    fn give(&mut self, port: PortRef, external: usize, mut packet: Packet) {
+        if port.worker != self.number {
+            return self.hand_over(port, external, packet);
+        }
+        packet.port = port.port;
+        self.turns.rouse(port.vnet);
+        let (whose, free) = ((port.vnet, port.generation), self.core.packets.free());
+        if let Err((refused, packet)) = self.turns.give(whose, free, self.core.now_ns, packet) {
+            self.lose(port, external, refused, packet);
+        }
+    }
+
+    fn hand_over(&mut self, port: PortRef, external: usize, packet: Packet) {
+        let to = self.neighbours.get_mut(usize::from(port.worker)).and_then(Option::as_mut);
+        let Some(to) = to else { return self.refuse(external, OuterReason::Stale, packet) };
+        if let Err(rtrb::PushError::Full(handed)) = to.to.push(Handed { packet, port, external }) {
+            self.refuse(external, OuterReason::HandoverFull, handed.packet);
+        }
+    }
+
+    /// Frames that other workers received for vnets of this one. Returns how many.
+    pub(crate) fn take_handed(&mut self) -> usize {
+        let mut count = 0;
+        for index in 0..self.neighbours.len() {
+            for _ in 0..TAKEN_FRAMES {
+                let from = self.neighbours[index].as_mut().map(|neighbour| neighbour.from.pop());
+                let Some(Ok(Handed { packet, port, external })) = from else { break };
+                count += 1;
+                self.give(port, external, packet);
+            }
+        }
+        count
+    }
+
+    /// A frame that can't wait for its vnet.
+    #[cold]
+    fn lose(&mut self, port: PortRef, external: usize, refused: Refused, packet: Packet) {
+        let vnet = self.vnets.get_mut(usize::from(port.vnet)).and_then(Option::as_mut);
+        let here = vnet.and_then(|vnet| vnet.ports.get_mut(usize::from(port.port)));
+        match (refused, here) {
+            (Refused::Full, Some(here)) => {
+                here.counters.received += 1;
+                here.counters.received_bytes += packet.len() as u64;
+                here.drop(&mut self.core, Reason::Behind, packet);
+            }
+            _ => self.refuse(external, OuterReason::Stale, packet),
+        }
+    }
+
+    fn refuse(&mut self, external: usize, reason: OuterReason, packet: Packet) {
+        if let Some(external) = self.core.external(external) {
+            external.counters.drop(reason);
+        }
+        self.core.packets.give(packet);
+    }
+}
