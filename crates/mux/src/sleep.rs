@@ -159,3 +159,221 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::convert::Infallible;
+
+    /// Frames that arrive for the peer, and that it makes by itself.
+    const FRAMES: u8 = 3;
+    /// Slots of the ring from the peer.
+    const RING: u8 = 2;
+
+    /// A worker and one peer, small enough to go through everything that can happen.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct World {
+        worker_sleeps: bool,
+        worker_rung: bool,
+        state: State,
+        line: Line,
+        /// Frames that did not arrive yet, and that the peer has to send.
+        left: u8,
+        to_send: u8,
+    }
+
+    /// The two rings, and the peer's half of them.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct Line {
+        pushed: u8,
+        shown: u8,
+        unheard: u8,
+        /// Of what was shown the peer has taken so many.
+        taken: u8,
+        /// In the ring from the peer.
+        sent: u8,
+        /// The ring was full when the worker last took from it.
+        full: bool,
+        /// Whether the worker wants to be rung, and the peer.
+        worker_armed: bool,
+        peer_armed: bool,
+        peer: Life,
+        peer_rung: bool,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    enum Life {
+        Awake,
+        /// It has armed its doorbell, and looks once more.
+        Looks,
+        Sleeps,
+    }
+
+    impl Peer for Line {
+        type Fault = Infallible;
+
+        fn show(&mut self) -> Result<bool, Infallible> {
+            let pushed = std::mem::take(&mut self.pushed);
+            self.unheard += pushed;
+            self.shown += pushed;
+            Ok(pushed > 0)
+        }
+
+        fn unheard(&self) -> u16 {
+            self.unheard.into()
+        }
+
+        fn awaits_room(&mut self) -> bool {
+            let room = self.full && self.sent <= RING / 2;
+            self.full &= !room;
+            room
+        }
+
+        fn ring(&mut self, _: &mut Alarm) -> Result<(), Infallible> {
+            self.unheard = 0;
+            self.peer_rung |= std::mem::take(&mut self.peer_armed);
+            Ok(())
+        }
+
+        fn arm(&mut self) -> bool {
+            self.worker_armed = self.sent == 0;
+            self.worker_armed
+        }
+
+        fn disarm(&mut self) {
+            self.worker_armed = false;
+        }
+    }
+
+    impl World {
+        fn with(&self, change: impl FnOnce(&mut World)) -> World {
+            let mut world = self.clone();
+            change(&mut world);
+            if let State::Waiting { since_ns } = &mut world.state {
+                *since_ns = 0;
+            }
+            world
+        }
+
+        fn has_something(&self) -> bool {
+            self.line.taken < self.line.shown || self.to_send > 0 && self.line.sent < RING
+        }
+
+        /// Everything that can happen next.
+        fn steps(&self) -> Vec<World> {
+            let mut next = vec![];
+            if self.worker_rung {
+                next.push(self.with(|it| {
+                    (it.worker_sleeps, it.worker_rung) = (false, false);
+                    it.state.disarm(&mut it.line);
+                }));
+            }
+            if !self.worker_sleeps {
+                if self.left > 0 {
+                    next.push(self.with(|it| {
+                        it.left -= 1;
+                        it.line.pushed += 1;
+                    }));
+                }
+                for (busy, now_ns) in [(false, 0), (true, 0), (true, WAKE_NS)] {
+                    let alarm = Alarm { now_ns, busy, ..Alarm::default() };
+                    next.push(self.with(|it| it.visit(alarm)));
+                }
+                // One that is quiet, in an awake vnet; then the worker itself.
+                for sleeps in [false, true] {
+                    next.push(self.with(|it| {
+                        let mut alarm = Alarm { busy: true, ..Alarm::default() };
+                        let Ok(armed) = it.state.arm(&mut it.line, &mut alarm);
+                        it.worker_sleeps = armed && sleeps;
+                    }));
+                }
+            }
+            match self.line.peer {
+                Life::Awake => {
+                    if self.line.taken < self.line.shown {
+                        next.push(self.with(|it| it.line.taken += 1));
+                    }
+                    if self.to_send > 0 && self.line.sent < RING {
+                        next.push(self.with(|it| {
+                            it.to_send -= 1;
+                            it.line.sent += 1;
+                            it.worker_rung |= it.line.worker_armed;
+                        }));
+                    }
+                    next.push(self.with(|it| {
+                        (it.line.peer, it.line.peer_armed) = (Life::Looks, true);
+                    }));
+                }
+                Life::Looks => next.push(self.with(|it| {
+                    let stays = it.has_something();
+                    it.line.peer = if stays { Life::Awake } else { Life::Sleeps };
+                    it.line.peer_armed &= !stays;
+                })),
+                Life::Sleeps => {}
+            }
+            if self.line.peer == Life::Sleeps && self.line.peer_rung {
+                next.push(self.with(|it| {
+                    (it.line.peer, it.line.peer_rung) = (Life::Awake, false);
+                    it.line.peer_armed = false;
+                }));
+            }
+            next
+        }
+
+        fn visit(&mut self, mut alarm: Alarm) {
+            let Ok(()) = self.state.flush(&mut self.line, &mut alarm, false);
+            if !self.state.is_armed() && self.line.sent > 0 {
+                self.line.full |= self.line.sent == RING;
+                self.line.sent -= 1;
+            }
+            let Ok(()) = self.state.flush(&mut self.line, &mut alarm, false);
+        }
+
+        /// Whether somebody owes what each side waits for.
+        fn is_owed(&self) -> bool {
+            let line = &self.line;
+            let peer_waits = line.peer == Life::Sleeps && !line.peer_rung && self.has_something();
+            // A worker that is awake rings once it has waited, or when it has taken enough.
+            let owed = !self.worker_sleeps
+                && (matches!(self.state, State::Waiting { .. }) || line.full || line.sent == RING);
+            let worker_waits = line.sent > 0 && self.state.is_armed() && !self.worker_rung;
+            (!peer_waits || owed) && !worker_waits
+        }
+    }
+
+    /// In every order of everything that the two can do: no frame waits for a wake-up that nobody owes.
+    #[test]
+    fn no_frame_waits_for_a_wake_up_that_nobody_owes() {
+        let line = Line {
+            pushed: 0,
+            shown: 0,
+            unheard: 0,
+            taken: 0,
+            sent: 0,
+            full: false,
+            worker_armed: false,
+            peer_armed: false,
+            peer: Life::Awake,
+            peer_rung: false,
+        };
+        let world = World {
+            worker_sleeps: false,
+            worker_rung: false,
+            state: State::Polled,
+            line,
+            left: FRAMES,
+            to_send: FRAMES,
+        };
+        let (mut seen, mut open) = (HashSet::new(), vec![world]);
+        while let Some(world) = open.pop() {
+            assert!(world.is_owed(), "{world:?}");
+            if world.worker_sleeps && world.line.peer == Life::Sleeps {
+                let rung = world.worker_rung || world.line.peer_rung;
+                assert!(rung || !world.has_something() && world.line.sent == 0, "{world:?}");
+            }
+            open.extend(world.steps().into_iter().filter(|world| seen.insert(world.clone())));
+        }
+        assert!(seen.len() > 1_000, "{}", seen.len());
+    }
+}
