@@ -390,7 +390,11 @@ impl Worker {
     /// Arms every doorbell, looks once more, and blocks until something is to be done.
     fn sleep(&mut self) {
         let mut quiet = true;
-        self.for_links(|link| quiet &= link.rx.arm());
+        for vnet in self.vnets.iter_mut().flatten().filter(|vnet| !vnet.is_resting()) {
+            quiet &= vnet.arm();
+        }
+        let externals = self.core.externals.iter_mut().flatten().flat_map(External::links);
+        externals.for_each(|link| quiet &= link.rx.arm());
         self.wake.sleeping();
         if quiet && !self.round() && !self.ended {
             self.stats.sleeps += 1;
