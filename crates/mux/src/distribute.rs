@@ -81,7 +81,8 @@ impl Distributor {
     /// Not for a worker: it takes up to 20 ms for [`GUESTS_MAX`] guests.
     pub fn new(policy: Policy, key: FlowKey, guests: &[Candidate], slots: usize) -> Self {
         assert!(slots.is_power_of_two() && guests.len() <= GUESTS_MAX);
-        let of = |wanted: Policy| if policy == wanted { slots } else { 0 };
+        // A single guest needs no table.
+        let of = |wanted| if policy == wanted && guests.len() > 1 { slots } else { 0 };
         Self {
             policy,
             key,
