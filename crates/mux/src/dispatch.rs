@@ -12,104 +12,156 @@ use crate::counters::Reason;
 use crate::meter::Stage;
 use crate::peer::{Link, PULL_FRAMES, Pulled, Run};
 use crate::sleep::Alarm;
-use crate::vnet::{REST_NS, Vnet};
+use crate::vnet::{REST_NS, Router, Vnet};
 
 /// Frames that one vnet's peers may send in one round, so that no vnet keeps a worker busy.
 const ROUND_FRAMES: usize = 256;
 
-/// A guest for which others wait and which completes nothing for this long is taken for dead.
-pub const AWAITED_NS_MAX: u64 = 2_000_000_000;
+/// A guest that has frames and completes nothing for this long is taken for dead. One with a small share
+/// of a core has more time: see [`silence_max`].
+pub const SILENCE_NS_MAX: u64 = 2_000_000_000;
+
+/// Time between two looks whether guests complete anything, nanoseconds. Looks are counted, not time: a
+/// mux or a machine that stood still has not looked.
+pub const CHECK_NS: u64 = SILENCE_NS_MAX / 8;
+
+/// Looks at a guest of `weight` thousandths of a core in which it may complete nothing. The kernel may let
+/// it run for 10 ms at once, and then not for as long as these are at its share.
+fn silence_max(weight: u32) -> u32 {
+    const RUN_NS: u64 = 10_000_000;
+    let looks = SILENCE_NS_MAX + RUN_NS * 1000 / u64::from(weight.max(1));
+    looks.div_ceil(CHECK_NS) as u32
+}
+
+/// Whose frames are taken next: one connection after the other has its part, also if that takes several
+/// rounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    node: usize,
+    /// Its TAP helper, or a guest.
+    guest: Option<usize>,
+    link: usize,
+    /// Frames left of the connection's part.
+    left: usize,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self { node: 0, guest: None, link: 0, left: PULL_FRAMES }
+    }
+}
 
 impl Vnet {
     /// Takes what the vnet's peers have sent, in turn. Returns how many frames.
     pub fn from_peers(&mut self, core: &mut Core) -> usize {
+        if core.now_ns.saturating_sub(self.checked_ns) >= CHECK_NS {
+            self.checked_ns = core.now_ns;
+            self.lose_silent(core);
+        }
         let mut pulled = std::mem::take(&mut core.scratch.pulled);
         let mut left = ROUND_FRAMES;
-        let count = self.nodes.len();
-        self.turn = self.turn.wrapping_add(1);
-        for step in 0..count {
-            let node = (self.turn + step) % count;
-            left -= self.take_from_tap(node, left, core, &mut pulled);
-            left -= self.take_from_guests(node, left, core, &mut pulled);
+        let places = self.nodes.iter().map(|node| {
+            let guests = node.router.iter().flat_map(|router| &router.guests);
+            1 + guests.map(|guest| guest.links.len()).sum::<usize>()
+        });
+        for _ in 0..places.sum() {
+            let Source { node, guest, link, left: part } = self.source;
+            let max = left.min(part);
+            let taken = match guest {
+                None => self.take_from_tap(node, max, core, &mut pulled),
+                Some(guest) => self.take_in_order(node, guest, link, max, core, &mut pulled),
+            };
+            left -= taken;
+            self.source.left -= taken;
+            if left > 0 || self.source.left == 0 {
+                self.next_source();
+            }
+            if left == 0 {
+                break;
+            }
         }
         core.scratch.pulled = pulled;
         ROUND_FRAMES - left
     }
 
-    /// From the guests of a node in turn; where others wait for one, from that one as long as it
-    /// is awaited.
-    fn take_from_guests(
+    fn next_source(&mut self) {
+        let Source { node, guest, link, .. } = self.source;
+        let guests = self.nodes[node].router.as_ref().map_or(&[][..], |router| &router.guests);
+        let next = guest.map_or(0, |guest| guest + 1);
+        let (node, guest, link) = match guest {
+            Some(at) if link + 1 < guests[at].links.len() => (node, guest, link + 1),
+            _ if next < guests.len() => (node, Some(next), 0),
+            _ => ((node + 1) % self.nodes.len(), None, 0),
+        };
+        self.source = Source { node, guest, link, left: PULL_FRAMES };
+    }
+
+    /// From a guest, and, where others wait for one, from that one as long as it is awaited.
+    fn take_in_order(
         &mut self,
         node: usize,
-        mut left: usize,
+        guest: usize,
+        link: usize,
+        max: usize,
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
-        let before = left;
-        let guests = self.nodes[node].router.as_ref().map_or(0, |router| router.guests.len());
-        for step in 0..guests {
-            let guest = (self.turn + step) % guests;
-            left -= self.take_from_guest(node, guest, left, core, pulled);
-        }
-        while left > 0
+        let mut taken = self.take_from_guest(node, guest, link, max, core, pulled);
+        while taken < max
             && let Some(guest) = self.awaited(node)
         {
-            let taken = self.take_from_guest(node, guest, left, core, pulled);
-            if taken == 0 {
-                // Without packets nothing could be taken, and that is not the guest's fault.
-                if core.packets.free() > 0 {
-                    self.check_awaited(node, guest, core);
-                }
+            let more = self.take_from_guest(node, guest, 0, max - taken, core, pulled);
+            if more == 0 {
                 break;
             }
-            left -= taken;
+            taken += more;
         }
-        before - left
+        taken
     }
 
-    /// The guest whose completions are the next to be sent on, if that is one's turn.
+    /// A guest whose completions are the next to be sent on, if that is one's turn.
     fn awaited(&self, node: usize) -> Option<usize> {
         let router = self.nodes[node].router.as_ref()?;
         let number = router.order.awaited()?;
         router.guests.iter().position(|guest| guest.spec.number == number)
     }
 
-    /// Gives up a guest that others have waited for too long.
-    fn check_awaited(&mut self, node: usize, guest: usize, core: &mut Core) {
-        let now_ns = core.now_ns;
-        let Some(awaited) = self.guest(node, guest) else { return };
-        let completed = awaited.stats.completed;
-        match awaited.awaited {
-            Some((then, since_ns)) if then == completed => {
-                if now_ns.saturating_sub(since_ns) > AWAITED_NS_MAX {
-                    let seconds = AWAITED_NS_MAX / 1_000_000_000;
-                    let fault = format!("completed nothing for {seconds} s while others waited");
+    /// Gives up guests that have frames and completed nothing for too long.
+    fn lose_silent(&mut self, core: &mut Core) {
+        for node in 0..self.nodes.len() {
+            let guests = self.nodes[node].router.as_ref().map_or(0, |router| router.guests.len());
+            for guest in 0..guests {
+                let Some(silent) = self.guest(node, guest) else { continue };
+                if silent.silence() > silence_max(silent.spec.weight) {
+                    let seconds = SILENCE_NS_MAX / 1_000_000_000;
+                    let fault = format!("completed nothing for {seconds} s");
                     self.lose_guest(node, guest, 0, core, Some(fault));
                 }
             }
-            _ => awaited.awaited = Some((completed, now_ns)),
         }
     }
 
     /// Lets all peers see what was pushed to them, and has those that sleep rung when it is time.
     pub fn flush(&mut self, core: &mut Core) {
-        self.each_link(core, |link, alarm| link.flush(alarm, false).map(|()| true));
+        self.each_link(core, |link, _, alarm| link.flush(alarm, false).map(|()| true));
     }
 
-    /// Lets all peers ring; false if one has sent something.
-    pub(crate) fn arm(&mut self, core: &mut Core) -> bool {
-        self.each_link(core, Link::arm)
+    /// Lets peers ring; false if something can be taken from one. Guests whose completions wait for another's
+    /// need not ring: that one does.
+    pub fn arm(&mut self, core: &mut Core) -> bool {
+        self.each_link(core, |link, waits, alarm| Ok(waits || link.arm(alarm)?))
     }
 
-    /// Does something with every connection, and ends those that fail. Whether all said yes.
+    /// Does something with every connection, and ends those that fail. `work` is told whether its guest has
+    /// to wait for another. Whether all said yes.
     fn each_link(
         &mut self,
         core: &mut Core,
-        mut work: impl FnMut(&mut Link, &mut Alarm) -> Result<bool, Fault>,
+        mut work: impl FnMut(&mut Link, bool, &mut Alarm) -> Result<bool, Fault>,
     ) -> bool {
         let mut all = true;
         for node in 0..self.nodes.len() {
-            match self.nodes[node].tap.as_mut().map(|link| work(link, &mut core.alarm)) {
+            match self.nodes[node].tap.as_mut().map(|link| work(link, false, &mut core.alarm)) {
                 Some(Err(fault)) => self.lose_tap(node, core, Some(fault.to_string())),
                 Some(Ok(yes)) => all &= yes,
                 None => {}
@@ -118,8 +170,12 @@ impl Vnet {
             for guest in 0..guests {
                 let links = self.guest(node, guest).map_or(0, |guest| guest.links.len());
                 for at in 0..links {
-                    let link = self.guest(node, guest).and_then(|guest| guest.links[at].as_mut());
-                    match link.map(|link| work(link, &mut core.alarm)) {
+                    let Some(Router { guests, order, .. }) = &mut self.nodes[node].router else {
+                        break;
+                    };
+                    let waits = guests[guest].allowance(order) == 0;
+                    let link = guests[guest].links[at].as_mut();
+                    match link.map(|link| work(link, waits, &mut core.alarm)) {
                         Some(Err(fault)) => {
                             self.lose_guest(node, guest, at, core, Some(fault.to_string()));
                         }
@@ -136,7 +192,7 @@ impl Vnet {
     fn take_from_tap(
         &mut self,
         node: usize,
-        left: usize,
+        max: usize,
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
@@ -144,7 +200,6 @@ impl Vnet {
         if tap.is_armed() {
             return 0;
         }
-        let max = left.min(PULL_FRAMES);
         // A TAP helper completes nothing, but for one that breaks the contract.
         let mut result = tap.pull_tagged(&mut core.packets, max, 1, pulled);
         let count = pulled.frames();
@@ -183,58 +238,50 @@ impl Vnet {
         count
     }
 
-    /// Takes what one guest may send now. Returns how many frames.
+    /// Takes up to `max` frames of what one guest may send now by one of its connections. Returns how
+    /// many.
     fn take_from_guest(
         &mut self,
         node: usize,
         guest: usize,
-        left: usize,
+        link_at: usize,
+        max: usize,
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
         let Some(router) = &mut self.nodes[node].router else { return 0 };
         let Some(from) = router.guests.get_mut(guest) else { return 0 };
+        let completions = from.allowance(&router.order);
         let attach = from.spec.attach;
-        let completions = match attach {
-            // What a guest that has no frame sends is its own, and waits for nobody.
-            Attach::Runtime if from.outstanding.is_empty() => 1,
-            Attach::Runtime => router.order.allowance(from.spec.number),
-            Attach::Tap | Attach::Memif => 1,
-        };
-        let mut taken = 0;
-        for link_at in 0..from.links.len() {
-            let Some(from) = self.guest(node, guest) else { break };
-            let Some(link) = &mut from.links[link_at] else { continue };
-            if link.is_armed() {
-                continue;
-            }
-            let max = (left - taken).min(PULL_FRAMES);
-            let mut result = match attach {
-                Attach::Runtime | Attach::Tap => {
-                    link.pull_tagged(&mut core.packets, max, completions, pulled)
-                }
-                Attach::Memif => {
-                    let tag =
-                        Tag { verdict: Verdict::Out, vport: link_at as u8, last: false, trace: 0 };
-                    let result = link.pull(&mut core.packets, max, |it| pulled.add(tag, it));
-                    result.map_err(|fault| fault.to_string())
-                }
-            };
-            let count = pulled.frames();
-            taken += count;
-            if count > 0 {
-                link.sent_ns = core.now_ns;
-                core.meter.lap(Stage::Dispatch, count);
-                result = self.dispatch(core, node, guest, attach, pulled).and(result);
-            } else if from.outstanding.is_empty() && result.is_ok() {
-                let armed = link.arm_if_quiet(&mut core.alarm, core.now_ns, REST_NS);
-                result = armed.map_err(|fault| fault.to_string());
-            }
-            if let Err(fault) = result {
-                self.lose_guest(node, guest, link_at, core, Some(fault));
-            }
+        let owes = !from.outstanding.is_empty();
+        let Some(Some(link)) = from.links.get_mut(link_at) else { return 0 };
+        if completions == 0 || link.is_armed() {
+            return 0;
         }
-        taken
+        let mut result = match attach {
+            Attach::Runtime | Attach::Tap => {
+                link.pull_tagged(&mut core.packets, max, completions, pulled)
+            }
+            Attach::Memif => {
+                let tag =
+                    Tag { verdict: Verdict::Out, vport: link_at as u8, last: false, trace: 0 };
+                let result = link.pull(&mut core.packets, max, |it| pulled.add(tag, it));
+                result.map_err(|fault| fault.to_string())
+            }
+        };
+        let count = pulled.frames();
+        if count > 0 {
+            link.sent_ns = core.now_ns;
+            core.meter.lap(Stage::Dispatch, count);
+            result = self.dispatch(core, node, guest, attach, pulled).and(result);
+        } else if !owes && result.is_ok() {
+            let armed = link.arm_if_quiet(&mut core.alarm, core.now_ns, REST_NS);
+            result = armed.map_err(|fault| fault.to_string());
+        }
+        if let Err(fault) = result {
+            self.lose_guest(node, guest, link_at, core, Some(fault));
+        }
+        count
     }
 
     /// Frames and completions of a guest. An error is the guest's fault; what follows it is

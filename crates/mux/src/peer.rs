@@ -8,7 +8,8 @@ use pdp_memif::{Fault, Receiver, Sender};
 use pdp_proto::mux::{Attach, Guest as Spec, GuestStats};
 use pdp_wire::tag::{self, Tag, Verdict};
 
-use crate::distribute::{Guests, Member};
+use crate::distribute::Guests;
+use crate::order::Order;
 use crate::packets::Packets;
 use crate::ringers::RungFor;
 use crate::sleep::{Alarm, Peer, State};
@@ -327,8 +328,9 @@ pub struct Guest {
     pub outstanding: Outstanding,
     /// Counters but for `connected` and `in_flight`.
     pub stats: GuestStats,
-    /// Completions when it last completed one while others waited, and when that was.
-    pub awaited: Option<(u64, u64)>,
+    /// Completions when they were last looked at, and how many times in a row there were no more
+    /// although it had frames.
+    pub(crate) silent: (u64, u32),
 }
 
 impl Guest {
@@ -346,7 +348,7 @@ impl Guest {
             spec,
             links: (0..count).map(|_| None).collect(),
             stats: GuestStats::default(),
-            awaited: None,
+            silent: (0, 0),
         }
     }
 
@@ -355,11 +357,38 @@ impl Guest {
         self.links.iter().any(Option::is_some)
     }
 
-    /// As a member of the distribution, at `index` in the list of guests.
-    pub fn member(&self, index: usize) -> Option<Member> {
-        let (number, weight) = (self.spec.number, self.spec.weight.max(1));
-        let takes = self.is_connected() && !self.spec.leaving;
-        takes.then_some(Member { guest: index, number, weight })
+    /// Whether frames are to be given to it.
+    pub fn is_member(&self) -> bool {
+        self.is_connected() && !self.spec.leaving
+    }
+
+    /// How many completions may be taken from it now. What a guest that has no frame sends is its own,
+    /// and waits for nobody.
+    #[inline]
+    pub fn allowance(&self, order: &Order) -> usize {
+        match self.spec.attach {
+            Attach::Runtime if !self.outstanding.is_empty() => order.allowance(self.spec.number),
+            Attach::Runtime | Attach::Tap | Attach::Memif => 1,
+        }
+    }
+
+    /// For how many looks in a row it has completed nothing although it had frames; what it has
+    /// completed and the mux did not take yet is none of its silence.
+    pub fn silence(&mut self) -> u32 {
+        let mut links = self.links.iter_mut().flatten();
+        let has_sent = links.any(|link| link.rx.peek(1).is_ok_and(|frames| frames > 0));
+        let owes = !self.outstanding.is_empty() && !has_sent;
+        let before = std::mem::replace(&mut self.silent, (self.stats.completed, 0));
+        if owes && before.0 == self.stats.completed {
+            self.silent.1 = before.1 + 1;
+        }
+        self.silent.1
+    }
+
+    /// Goes on where `old`, the same one, stopped.
+    pub fn take_over(&mut self, old: Self) {
+        (self.outstanding, self.stats, self.silent) = (old.outstanding, old.stats, old.silent);
+        self.links.iter_mut().zip(old.links).for_each(|(place, link)| *place = link);
     }
 }
 

@@ -13,7 +13,8 @@ use pdp_wire::tag::PuntClass;
 use crate::capture::Sink;
 use crate::core::Core;
 use crate::counters::{PortCounters, Reason};
-use crate::distribute::Distributor;
+use crate::dispatch::{CHECK_NS, Source};
+use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
 use crate::encapsulate::Way;
 use crate::order::Order;
 use crate::peer::{Guest, Link};
@@ -45,7 +46,10 @@ pub struct Vnet {
     pub(crate) shaping: Vec<u16>,
     /// Frames waiting in all vlinks.
     pub(crate) waiting: usize,
-    pub(crate) turn: usize,
+    /// Whose frames are taken next.
+    pub(crate) source: Source,
+    /// When it was last looked whether its guests complete anything, nanoseconds.
+    pub(crate) checked_ns: u64,
     /// When the next frame that waits in a vlink may go, nanoseconds; as of the last look.
     pub(crate) due_ns: Option<u64>,
     /// When it last had work, nanoseconds.
@@ -91,16 +95,12 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    /// Shares frames out among those who are connected now and do not leave. What the guests have
-    /// keeps its place before what they get from now on.
+    /// Shares frames out among those who are connected now and do not leave.
     pub(crate) fn redistribute(&mut self) {
-        let guests = self.guests.iter().enumerate();
-        let members: Vec<_> = guests.filter_map(|(at, guest)| guest.member(at)).collect();
-        if members != self.distributor.members() {
-            let has = |guest: &Guest| (guest.spec.number, guest.outstanding.len());
-            self.order.barrier(self.guests.iter().map(has));
-            self.distributor.set_members(members);
-        }
+        let guests = self.guests.iter();
+        let holds = guests.clone().map(|guest| (guest.spec.number, guest.outstanding.len()));
+        let members = guests.enumerate().filter(|(_, guest)| guest.is_member()).map(|(at, _)| at);
+        self.distributor.set_members(members, holds, &mut self.order);
     }
 }
 
@@ -197,7 +197,8 @@ impl Vnet {
             local: vec![],
             shaping: vec![],
             waiting: 0,
-            turn: 0,
+            source: Source::default(),
+            checked_ns: 0,
             due_ns: None,
             busy_ns: 0,
         };
@@ -254,6 +255,7 @@ impl Vnet {
     pub fn take_over(&mut self, mut old: Vnet, core: &mut Core) {
         while old.arrive(core, &mut vec![]) > 0 {}
         self.police.take_over(&old.police);
+        self.checked_ns = old.checked_ns;
         for was in &mut old.nodes {
             let ports = &mut old.ports[was.first..was.first + was.count];
             let names = ports.iter().map(|port| &port.name);
@@ -376,7 +378,7 @@ impl Vnet {
             let port = &mut self.ports[node.first + usize::from(vport)];
             port.counters.drop_all(Reason::GuestGone, frames.into());
         }
-        guest.awaited = None;
+        guest.silent = (0, 0);
         router.order.forget(guest.spec.number);
         router.redistribute();
     }
@@ -399,6 +401,11 @@ impl Vnet {
         })
     }
 
+    /// One of its peers has rung: all are looked at again.
+    pub fn rung(&mut self, now_ns: u64) {
+        self.links().for_each(|link| link.disarm(now_ns));
+    }
+
     /// Notes whether there was work in this round. True if there was none for [`REST_NS`] and nothing
     /// is on its way, so that it may rest.
     pub fn is_tired(&mut self, work: bool, now_ns: u64) -> bool {
@@ -410,7 +417,8 @@ impl Vnet {
 
     /// When it is to be looked at again at the latest, nanoseconds.
     pub fn due_ns(&self) -> Option<u64> {
-        self.due_ns
+        let check_ns = self.is_owed().then_some(self.checked_ns + CHECK_NS);
+        [self.due_ns, check_ns].into_iter().flatten().min()
     }
 
     /// Whether nothing is on its way in it, and every peer rings.
@@ -467,9 +475,11 @@ fn new_router(spec: &mux::Router, ports: usize) -> Router {
         .punt_filters
         .iter()
         .filter_map(|filter| Some((filter.matches.clone(), PuntClass::from_code(filter.class)?)));
+    let candidate = |guest: &mux::Guest| Candidate { number: guest.number, weight: guest.weight };
+    let candidates: Vec<_> = spec.guests.iter().map(candidate).collect();
     Router {
         guests: spec.guests.iter().map(|guest| Guest::new(guest.clone(), ports)).collect(),
-        distributor: Distributor::new(spec.policy, spec.flow.clone()),
+        distributor: Distributor::new(spec.policy, spec.flow.clone(), &candidates, FLOW_SLOTS),
         order: Order::default(),
         filters: filters.collect(),
     }
@@ -510,11 +520,7 @@ fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], co
                 == (was.spec.number, was.spec.attach, &was.spec.socket)
         });
         if let Some(guest) = same {
-            guest.outstanding = was.outstanding;
-            guest.stats = was.stats;
-            for (place, link) in guest.links.iter_mut().zip(was.links) {
-                *place = link;
-            }
+            guest.take_over(was);
             continue;
         }
         for (vport, frames) in was.outstanding.drain() {

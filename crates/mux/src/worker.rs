@@ -256,7 +256,7 @@ impl Worker {
         for slot in self.rung.drain(..) {
             self.turns.rouse(slot);
             if let Some(Some(vnet)) = self.vnets.get_mut(usize::from(slot)) {
-                vnet.links().for_each(|link| link.disarm(now_ns));
+                vnet.rung(now_ns);
             }
         }
         count

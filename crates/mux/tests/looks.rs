@@ -1,0 +1,235 @@
+//! What guests send, look by look: whose turn it is, who is taken for dead, and who may sleep.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use common::*;
+use pdp_mux::core::Core;
+use pdp_mux::dispatch::{CHECK_NS, SILENCE_NS_MAX};
+use pdp_mux::packets::Packets;
+use pdp_mux::peer::PULL_FRAMES;
+use pdp_mux::ringers::Ringers;
+use pdp_mux::vnet::{Vnet as Live, Who};
+use pdp_mux::wake::Wake;
+use pdp_mux::worker::{Command, Worker};
+use pdp_proto::mux::*;
+
+/// A worker with one vnet, and who is connected to it.
+struct Bench {
+    worker: Worker,
+    peers: Vec<Peer>,
+    links: u64,
+    _controls: Vec<pdp_memif::Control>,
+    _commands: mpsc::SyncSender<Command>,
+    _pool: pdp_afxdp::Pool,
+}
+
+impl Bench {
+    /// All guests of `spec` connect, one node after the other.
+    fn new(spec: &Vnet) -> Self {
+        let (pool, mut parts) = Packets::pool(1, 8192).unwrap();
+        let wake = Arc::new(Wake::new().unwrap());
+        let (dropped, _) = mpsc::channel();
+        let ringers = Ringers::start().unwrap();
+        let core = Core::new(parts.remove(0), dropped, wake.clone(), ringers).unwrap();
+        let (commands, obeyed) = mpsc::sync_channel(1);
+        let worker = Worker::new(0, core, vec![None], obeyed, wake).unwrap();
+        let mut bench = Self {
+            worker,
+            peers: vec![],
+            links: 0,
+            _controls: vec![],
+            _commands: commands,
+            _pool: pool,
+        };
+        bench.worker.replace(0, |_, _| Some(Live::new(spec, 0, 1, |_, _| None)));
+        for node in &spec.nodes {
+            for guest in node.router.iter().flat_map(|router| &router.guests) {
+                let peer = bench.connect(&node.name, guest);
+                bench.peers.push(peer);
+            }
+        }
+        bench
+    }
+
+    fn connect(&mut self, node: &str, guest: &Guest) -> Peer {
+        self.links += 1;
+        let (peer, link, control) = pair(&guest.socket, 0, self.links);
+        self._controls.push(control);
+        let who = Who::Guest(guest.number);
+        let attached = self.worker.change(0, |vnet, _| vnet.attach(node, who, 0, link));
+        assert_eq!(attached, Some(true));
+        peer
+    }
+
+    fn give(&mut self, port: u16, frames: usize) {
+        let packets = (0..frames).map(|_| {
+            let mut packet = self.worker.core.packets.take().unwrap().at(port.into());
+            packet.set_len(60).unwrap();
+            packet.bytes_mut().copy_from_slice(&frame(60, 0));
+            packet
+        });
+        let mut batch: Vec<_> = packets.collect();
+        self.vnet(|vnet, core| vnet.arrive(core, &mut batch));
+    }
+
+    fn vnet<T>(&mut self, by: impl FnOnce(&mut Live, &mut Core) -> T) -> T {
+        self.worker.change(0, by).unwrap()
+    }
+
+    /// Whether the worker may sleep, after whoever was armed has rung.
+    fn may_sleep(&mut self) -> bool {
+        self.vnet(|vnet, core| {
+            vnet.rung(core.now_ns);
+            vnet.arm(core)
+        })
+    }
+
+    /// A look at what the peers sent, this much later.
+    fn look(&mut self, later_ns: u64) -> usize {
+        self.worker.core.now_ns += later_ns;
+        self.vnet(|vnet, core| {
+            vnet.rung(core.now_ns);
+            let came = vnet.from_peers(core);
+            vnet.flush(core);
+            came
+        })
+    }
+
+    fn guest(&mut self, node: &str, number: u32) -> GuestStats {
+        self.vnet(|vnet, _| vnet.stats().nodes[node].guests[&number].clone())
+    }
+}
+
+/// Vrouters whose guests are `guests` each, with `policy`.
+fn routers(root: &Path, names: &[&str], guests: u32, policy: Policy) -> Vnet {
+    let guests: Vec<_> = (0..guests).map(|number| (number, Attach::Runtime)).collect();
+    let mut nodes: Vec<_> = names.iter().map(|name| router(root, name, 1, &guests)).collect();
+    nodes.iter_mut().for_each(|node| node.router.as_mut().unwrap().policy = policy);
+    Vnet { name: "red".into(), police: None, nodes, vlinks: vec![] }
+}
+
+fn own(vport: u8) -> pdp_wire::tag::Tag {
+    pdp_wire::tag::Tag { last: false, ..out(vport, 0) }
+}
+
+/// Whoever has as much as it likes gets as much as the others, however much they send at once.
+#[test]
+fn full_rings_are_emptied_in_equal_parts() {
+    let all = [("r1", 0), ("r1", 1), ("r2", 0), ("r2", 1)];
+    for at_once in [1000, 200] {
+        let root = tempfile::tempdir().unwrap();
+        let mut bench = Bench::new(&routers(root.path(), &["r1", "r2"], 2, Policy::Flow));
+        let mut sent = [0; 4];
+        for _ in 0..100 {
+            for (at, (node, guest)) in all.into_iter().enumerate() {
+                let came = bench.guest(node, guest).from_guest;
+                while sent[at] - came < at_once {
+                    assert!(bench.peers[at].send(own(0), &frame(60, 0)));
+                    sent[at] += 1;
+                }
+            }
+            bench.look(1000);
+        }
+        let came = all.map(|(node, guest)| bench.guest(node, guest).from_guest);
+        let (least, most) = (*came.iter().min().unwrap(), *came.iter().max().unwrap());
+        assert!(most - least <= 2 * PULL_FRAMES as u64, "{at_once} at once: {came:?}");
+        assert_eq!(came.iter().sum::<u64>(), 100 * 256, "{at_once} at once");
+    }
+}
+
+/// Whatever the policy: who has frames and completes none is out after some looks, and not sooner, who
+/// is slow is not, and a clock that jumps is no reason.
+#[test]
+fn a_guest_that_completes_nothing_is_taken_for_dead() {
+    for policy in
+        [Policy::RoundRobin, Policy::Weighted, Policy::Flow, Policy::Flowlet, Policy::Ordered]
+    {
+        let root = tempfile::tempdir().unwrap();
+        let mut spec = routers(root.path(), &["r1"], 2, policy);
+        // The second has a thousandth of a core.
+        spec.nodes[0].router.as_mut().unwrap().guests[1].weight = 1;
+        let mut bench = Bench::new(&spec);
+        // One has frames, then two.
+        bench.give(0, 40);
+        let given = [0, 1].map(|number| bench.guest("r1", number).to_guest);
+        assert_eq!(given.iter().sum::<u64>(), 40);
+        // The machine stands still for an hour, again and again; the guest completes one frame then.
+        for _ in 0..4 {
+            for second in 0..2 {
+                bench.look(3600 * 1_000_000_000);
+                for (peer, given) in bench.peers.iter_mut().zip(given) {
+                    if second == 0 && given > 0 {
+                        assert!(peer.send(out(0, 0), &frame(60, 0)));
+                    }
+                }
+            }
+        }
+        for number in 0..2 {
+            assert!(bench.guest("r1", number).connected, "{policy:?}");
+        }
+        // Nothing any more.
+        bench.look(0);
+        let mut looked_ns = 0;
+        let mut lost_ns = [None; 2];
+        while looked_ns < 20_000_000_000 {
+            bench.look(CHECK_NS / 10);
+            looked_ns += CHECK_NS / 10;
+            for (number, lost_ns) in lost_ns.iter_mut().enumerate() {
+                let guest = bench.guest("r1", number as u32);
+                if !guest.connected {
+                    assert!(guest.last_fault.unwrap().contains("completed nothing"));
+                    lost_ns.get_or_insert(looked_ns);
+                }
+            }
+        }
+        for (number, lost_ns) in lost_ns.into_iter().enumerate() {
+            let times = match (number, policy) {
+                // It has completed a frame that waits for the second's, first.
+                (0, Policy::Ordered) => 7,
+                (0, _) => 1,
+                _ => 6,
+            };
+            let least_ns = times * SILENCE_NS_MAX;
+            let in_time = least_ns..=least_ns + 6 * CHECK_NS;
+            match given[number] {
+                0 => assert_eq!(lost_ns, None, "{policy:?}: it has nothing"),
+                _ => assert!(
+                    in_time.contains(&lost_ns.unwrap()),
+                    "{policy:?}, {number}: {lost_ns:?}"
+                ),
+            }
+        }
+        let left = bench.vnet(|vnet, _| vnet.stats().nodes["r1"].in_flight);
+        assert_eq!(left, 0, "{policy:?}");
+    }
+}
+
+/// Guests that wait for another's turn neither keep the worker awake nor wait longer than for it.
+#[test]
+fn guests_that_wait_for_another_are_quiet() {
+    let root = tempfile::tempdir().unwrap();
+    let mut bench = Bench::new(&routers(root.path(), &["r1"], 2, Policy::Ordered));
+    let complete = |bench: &mut Bench, guest: usize| {
+        (0..32).for_each(|_| assert!(bench.peers[guest].send(out(0, 0), &frame(60, 0))));
+    };
+    for _ in 0..3 {
+        // A turn of 32 for each; the second guest's is the first.
+        bench.give(0, 64);
+        assert_eq!(bench.peers.iter_mut().map(|peer| peer.receive().len()).sum::<usize>(), 64);
+        complete(&mut bench, 0);
+        assert_eq!(bench.look(1000), 0);
+        assert!(bench.may_sleep(), "the worker may sleep");
+        complete(&mut bench, 1);
+        assert!(!bench.may_sleep(), "the one that is awaited has rung");
+        assert_eq!(bench.look(1000), 64, "both in one look");
+        assert!(bench.may_sleep());
+    }
+    // What is a guest's own waits for nobody.
+    assert!(bench.peers[0].send(own(0), &frame(60, 0)));
+    assert!(!bench.may_sleep());
+    assert_eq!(bench.look(1000), 1);
+}
