@@ -16,7 +16,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use pdp_afxdp::{PacketSocket, Pool, Socket};
-use pdp_memif::{Bell, Listener, REGIONS_MAX};
+use pdp_memif::{Bell, Listener};
 use pdp_proto::channel::Channel;
 use pdp_proto::limits::EXTERNALS_MAX;
 use pdp_proto::mux::{
@@ -32,7 +32,7 @@ use crate::core::{Core, Watch};
 use crate::encapsulate::{self, Outside, Way};
 use crate::external::{External, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
 use crate::generator::{FRAMES_BYTES_MAX, Frames, Generator};
-use crate::keeper::{Expected, Keeper, Owner, Refusal};
+use crate::keeper::{Keeper, Owner, Refusal};
 use crate::known::{
     KnownExternal, KnownVnet, State, VNETS_MAX, expected, layout, outside_ends, port,
 };
@@ -248,34 +248,30 @@ impl Mux {
             New::Outlets(outlets) => outlets.len(),
             New::Nothing | New::Frames(_) => known.map_or(0, |known| known.outlets),
         };
+        let worker = known.map_or(slot % self.0.workers.len(), |known| known.worker);
+        let external = KnownExternal { spec: spec.clone(), outlets: count, worker };
         let owner = Owner::External(spec.name.clone());
-        let mut expected = HashMap::new();
-        if let mux::Outlet::Memif { socket } = &spec.outlet {
-            let worker = slot % self.0.workers.len();
-            let (owner, slot) = (owner.clone(), slot as u16);
-            let (interfaces, regions) = (1, REGIONS_MAX);
-            let program = Expected { owner, worker, slot, seat: None, interfaces, regions };
-            expected.insert(socket.clone(), program);
-        }
-        let prepared = self.0.keeper.prepare(owner, expected)?;
-        state.externals[slot] = Some(KnownExternal { spec: spec.clone(), outlets: count });
+        let prepared = self.0.keeper.prepare(owner, external.expected(slot))?;
+        state.externals[slot] = Some(external);
         if matches!(new, New::Outlets(_)) {
             self.close_paths(slot)?;
         }
         for worker in self.0.workers.iter() {
             let (spec, close) = (spec.clone(), matches!(new, New::Outlets(_)));
-            worker.call(move |worker| set_external(&mut worker.core, slot, &spec, close))?;
+            worker.call(move |worker| {
+                set_external(&mut worker.core, slot, &spec);
+                close.then(|| close_external(worker, slot))
+            })?;
         }
         match new {
             New::Outlets(outlets) => {
                 for (index, outlet) in outlets.into_iter().enumerate() {
-                    self.add_outlet(slot, (slot + index) % self.0.workers.len(), outlet)?;
+                    self.add_outlet(slot, (worker + index) % self.0.workers.len(), outlet)?;
                 }
             }
             New::Frames(frames) => {
                 if let mux::Outlet::Generator(spec) = spec.outlet.clone() {
-                    let owner = &self.0.workers[slot % self.0.workers.len()];
-                    owner.call(move |worker| {
+                    self.0.workers[worker].call(move |worker| {
                         let external = worker.core.external(slot);
                         if let Some(generator) = external.and_then(External::generator) {
                             generator.change(spec, frames);
@@ -287,6 +283,7 @@ impl Mux {
         }
         self.0.keeper.commit(prepared);
         let classifier = Arc::new(state.classifier(None, None)?);
+        self.bring_home(&mut state, &classifier)?;
         self.publish(&classifier)?;
         if moved {
             let vnets: Vec<_> = state.vnets.values().cloned().collect();
@@ -396,6 +393,22 @@ impl Mux {
         })
     }
 
+    /// Has external interfaces where the vnets are that get all of their frames. A program there is
+    /// disconnected, and comes again.
+    fn bring_home(&self, state: &mut State, classifier: &Classifier) -> Result<(), Refusal> {
+        for (slot, worker) in state.astray(classifier) {
+            let Some(known) = &mut state.externals[slot] else { continue };
+            let was = std::mem::replace(&mut known.worker, worker);
+            let owner = Owner::External(known.spec.name.clone());
+            self.0.keeper.commit(self.0.keeper.prepare(owner, known.expected(slot))?);
+            self.close_paths(slot)?;
+            let generator = self.0.workers[was].call(move |it| close_external(it, slot))?;
+            let outlet = generator.map_or(Outlet::Memif(None), Outlet::Generator);
+            self.add_outlet(slot, worker, outlet)?;
+        }
+        Ok(())
+    }
+
     fn delete_external(&self, name: &str) -> Result<Reply, Refusal> {
         let mut state = self.state();
         let slot = state.external_slot(name).ok_or(format!("there is no external {name}"))?;
@@ -408,9 +421,8 @@ impl Mux {
         self.close_paths(slot)?;
         for worker in self.0.workers.iter() {
             worker.call(move |worker| {
-                if let Some(mut external) = worker.core.externals[slot].take() {
-                    external.close(&mut worker.core.packets, &worker.core.connections);
-                }
+                let generator = close_external(worker, slot);
+                (generator, worker.core.externals[slot].take())
             })?;
         }
         let owner = Owner::External(name.to_string());
@@ -464,6 +476,7 @@ impl Mux {
             });
             worker.classifier = theirs;
         })?;
+        self.bring_home(state, &classifier)?;
         self.publish(&classifier)?;
         self.0.keeper.commit(prepared);
         state.generation = state.generation.max(vnet.generation);
@@ -716,7 +729,13 @@ fn add_external(sum: &mut ExternalStats, counted: ExternalStats) {
     }
 }
 
-fn set_external(core: &mut Core, slot: usize, spec: &mux::External, close: bool) {
+/// Ends a worker's outlets of an external interface, and its ways to others'. Returns its generator.
+fn close_external(worker: &mut Worker, slot: usize) -> Option<Box<Generator>> {
+    let Core { externals, packets, connections, .. } = &mut worker.core;
+    externals.get_mut(slot)?.as_mut()?.close(packets, connections)
+}
+
+fn set_external(core: &mut Core, slot: usize, spec: &mux::External) {
     if core.externals.len() <= slot {
         core.externals.resize_with(slot + 1, || None);
     }
@@ -726,9 +745,6 @@ fn set_external(core: &mut Core, slot: usize, spec: &mux::External, close: bool)
     external.mac = mac;
     external.mtu = spec.mtu;
     external.is_virtual = spec.device().is_some_and(|device| device.is_virtual);
-    if close {
-        external.close(&mut core.packets, &core.connections);
-    }
 }
 
 /// Rings between each two workers.

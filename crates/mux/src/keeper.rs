@@ -252,7 +252,8 @@ impl Keeper {
             }
             match wanted.remove(path) {
                 Some(expected) => {
-                    if place.expected.seat != expected.seat {
+                    let who = |it: &Expected| (it.seat.clone(), it.worker);
+                    if who(&place.expected) != who(&expected) {
                         place.clear(&self.workers, "replaced");
                     }
                     place.expected = expected;

@@ -33,6 +33,18 @@ pub struct KnownExternal {
     pub spec: mux::External,
     /// Count of its outlets.
     pub outlets: usize,
+    /// The worker that has the first of them; those after it have the others.
+    pub worker: usize,
+}
+
+impl KnownExternal {
+    /// Who may connect for it, in `slot`, and where.
+    pub fn expected(&self, slot: usize) -> HashMap<PathBuf, Expected> {
+        let owner = Owner::External(self.spec.name.clone());
+        let (worker, slot, interfaces, regions) = (self.worker, slot as u16, 1, REGIONS_MAX);
+        let program = Expected { owner, worker, slot, seat: None, interfaces, regions };
+        self.spec.socket().map(|socket| (socket.into(), program)).into_iter().collect()
+    }
 }
 
 /// A vnet, and where it is.
@@ -87,6 +99,19 @@ impl State {
         }
         self.externals.push(None);
         Some(self.externals.len() - 1)
+    }
+
+    /// External interfaces whose frames stay where they come from while there is no room for them, and
+    /// that are not on the worker which knows how much there is: their slots, and that worker. It is that
+    /// of the vnet that gets all of their frames.
+    pub fn astray(&self, tables: &Classifier) -> Vec<(usize, usize)> {
+        let slots = self.externals.iter().zip(tables).enumerate();
+        let astray = slots.filter_map(|(slot, (external, table))| {
+            let external = external.as_ref().filter(|it| it.spec.device().is_none())?;
+            let worker = usize::from(table.sole()?.worker);
+            (worker != external.worker).then_some((slot, worker))
+        });
+        astray.collect()
     }
 
     /// The worker with the fewest vnets, and a free slot there.

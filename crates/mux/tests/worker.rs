@@ -369,11 +369,11 @@ fn replaced_outlets_take_no_packet_along() {
         Request::PutExternal(External { name: "A".into(), mtu: 1500, outlet })
     };
     assert_eq!(mux.handle(sink(0), vec![]), Reply::Done);
-    // The first vnet is the first worker's, as the interface is; the second one the other's.
+    // The first vnet is the first worker's, as the interface is; the second one the other's, and stays so,
+    // as it has a tunnel and not the whole interface.
     put(&mux, &two_hosts(root.path(), "red", &[]));
     let mut blue = two_hosts(root.path(), "blue", &[]);
-    let by = Encapsulation::Interface;
-    blue.vlinks[1].a = End::External { interface: "A".into(), by };
+    blue.vlinks[1].a = End::External { interface: "A".into(), by: tunnel(5) };
     blue.vlinks.remove(0);
     put(&mux, &blue);
     let (stop, path) = (Arc::new(AtomicBool::new(false)), blue.nodes[2].tap_socket.clone());
