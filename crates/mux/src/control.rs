@@ -93,6 +93,13 @@ impl WorkerHandle {
         self.wake.ring();
         answer.recv().map_err(|_| gone(self.number))
     }
+
+    /// The same, where nothing is to be answered.
+    pub fn tell(&self, work: impl FnOnce(&mut Worker) + Send + 'static) {
+        if let Err(error) = self.call(work) {
+            warn!("{error}");
+        }
+    }
 }
 
 /// A running mux.
@@ -188,6 +195,11 @@ impl Mux {
             channel.send(&reply, &fds)?;
         }
         Ok(())
+    }
+
+    /// Looks at sockets of peers until now, for whether it looks at those alone that something came to.
+    pub fn looks(&self) -> u64 {
+        self.0.keeper.looks()
     }
 
     /// Answers one request.

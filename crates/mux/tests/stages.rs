@@ -13,6 +13,7 @@ use pdp_proto::mux::*;
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const RUNTIME: Attach = Attach::Runtime;
 
@@ -613,4 +614,34 @@ fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
         assert_eq!(external.dropped.get("handover-full"), None, "{name}: {external:?}");
     }
     assert_adds_up(&counted);
+}
+
+#[test]
+fn who_comes_costs_the_same_however_many_places_there_are() {
+    const TIMES: u64 = 10;
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    put(&mux, &red);
+    let looks = || {
+        let before = mux.looks();
+        let connected = || node_stats(&mux, "red", "r1").guests[&0].connected;
+        for _ in 0..TIMES {
+            let guest = Peer::guest_of(&red.nodes[0], 0);
+            eventually("the guest is there", connected);
+            drop(guest);
+            eventually("the guest is gone", || !connected());
+        }
+        (mux.looks() - before) / TIMES
+    };
+    let alone = looks();
+    for number in 0..333 {
+        put(&mux, &two_hosts(root.path(), &format!("other{number}"), &[]));
+    }
+    let among_1000 = looks();
+    // It comes, says so in up to ten messages, and goes.
+    let few = 3..=20;
+    assert!(few.contains(&alone) && few.contains(&among_1000), "{alone} looks, {among_1000} looks");
 }
