@@ -22,6 +22,7 @@ use pdp_proto::limits::EXTERNALS_MAX;
 use pdp_proto::mux::{
     self, End, ExternalStats, Match, PortName, Reply, Request, Stats, TraceStage, VERSION,
 };
+use pdp_wire::tag::VPORTS_MAX;
 use rtrb::RingBuffer;
 use tracing::{info, warn};
 
@@ -29,26 +30,27 @@ use crate::capture::{self, CAPTURES_MAX};
 use crate::check;
 use crate::classify::Classifier;
 use crate::core::{Core, Watch};
+use crate::counters::Counted;
 use crate::encapsulate::{self, Outside, Way};
 use crate::external::{External, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
 use crate::generator::{FRAMES_BYTES_MAX, Frames, Generator};
 use crate::keeper::{Keeper, Owner, Refusal};
 use crate::known::{
-    KnownExternal, KnownVnet, State, VNETS_MAX, expected, layout, outside_ends, port,
+    KnownExternal, KnownVnet, State, VNETS_MAX, expected, layout, outside_ends, parts, port,
 };
 use crate::packets::Packets;
 use crate::ringers::Ringers;
 use crate::trace::Wish;
 use crate::underlay::{Ends, NextHop, Underlay};
-use crate::vnet::Vnet;
+use crate::vnet::{Port, Vnet};
 use crate::wake::Wake;
 use crate::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 
 /// Connections of pdpd (and its tools) at a time.
 const CONNECTIONS_MAX: usize = 32;
 
-/// Vnets whose counters are read between two rounds of a worker.
-const STATS_VNETS: usize = 64;
+/// Ports, guests and nodes whose counters are copied between two rounds of a worker, or one node's.
+const COUNTED_MAX: usize = 64;
 
 /// Commands that may wait for a worker.
 const COMMANDS_MAX: usize = 64;
@@ -298,7 +300,10 @@ impl Mux {
         self.bring_home(&mut state, &classifier)?;
         self.publish(&classifier)?;
         if moved {
-            let vnets: Vec<_> = state.vnets.values().cloned().collect();
+            let uses = |vnet: &&KnownVnet| {
+                outside_ends(&vnet.spec).any(|(_, interface, _)| interface == spec.name)
+            };
+            let vnets: Vec<_> = state.vnets.values().filter(uses).cloned().collect();
             for vnet in vnets {
                 self.install(&mut state, vnet)?;
             }
@@ -477,17 +482,7 @@ impl Mux {
             return Err(format!("vnet {name}: {error}").into());
         }
         let prepared = self.0.keeper.prepare(Owner::Vnet(name.clone()), expected(&vnet)?)?;
-        let (slot, owner, theirs) = (vnet.slot, vnet.worker, classifier.clone());
-        self.0.workers[owner].call(move |worker| {
-            worker.replace(slot, |old, core| {
-                let mut made = made;
-                if let Some(old) = old {
-                    made.take_over(old, core);
-                }
-                Some(made)
-            });
-            worker.classifier = theirs;
-        })?;
+        self.replace(&vnet, Some(made), &classifier)?;
         self.bring_home(state, &classifier)?;
         self.publish(&classifier)?;
         self.0.keeper.commit(prepared);
@@ -499,6 +494,22 @@ impl Mux {
         }
         self.measure(state, lengths);
         Ok(())
+    }
+
+    /// Puts `made` in the place of `vnet`, or ends it, and has its worker classify by `classifier` from the
+    /// same round on. What is left of the one before is dropped here, and not between two rounds.
+    fn replace(
+        &self,
+        vnet: &KnownVnet,
+        made: Option<Vnet>,
+        classifier: &Arc<Classifier>,
+    ) -> Result<(), String> {
+        let (slot, classifier) = (vnet.slot, classifier.clone());
+        let left = self.0.workers[vnet.worker].call(move |worker| {
+            let left = worker.replace(slot, made);
+            (left, std::mem::replace(&mut worker.classifier, classifier))
+        });
+        left.map(drop)
     }
 
     /// Has the ways of these tunnels measured with packets as long as the longest of all vnets' now.
@@ -554,14 +565,7 @@ impl Mux {
             return Err(format!("there is no vnet {name}").into());
         };
         let classifier = Arc::new(state.classifier(None, Some(name))?);
-        let (slot, theirs) = (vnet.slot, classifier.clone());
-        self.0.workers[vnet.worker].call(move |worker| {
-            worker.classifier = theirs;
-            worker.replace(slot, |old, core| {
-                old?.end(core);
-                None
-            });
-        })?;
+        self.replace(&vnet, None, &classifier)?;
         self.publish(&classifier)?;
         let owner = Owner::Vnet(name.to_string());
         self.0.keeper.commit(self.0.keeper.prepare(owner, HashMap::new())?);
@@ -573,7 +577,8 @@ impl Mux {
     fn publish(&self, classifier: &Arc<Classifier>) -> Result<(), String> {
         for worker in self.0.workers.iter() {
             let classifier = classifier.clone();
-            worker.call(move |worker| worker.classifier = classifier)?;
+            // The one before is dropped here.
+            worker.call(move |worker| std::mem::replace(&mut worker.classifier, classifier))?;
         }
         Ok(())
     }
@@ -586,30 +591,40 @@ impl Mux {
             return Err(format!("there is no vnet {only}"));
         }
         let mut stats = Stats::default();
+        let mut counted = Counted::with_room(COUNTED_MAX + VPORTS_MAX);
         let wanted = state.vnets.values();
         let wanted = wanted.filter(|vnet| only.is_none_or(|only| only == vnet.spec.name));
         for (number, worker) in self.0.workers.iter().enumerate() {
-            let here: Vec<_> = wanted.clone().filter(|vnet| vnet.worker == number).collect();
-            for some in here.chunks(STATS_VNETS) {
-                let slots: Vec<_> = some.iter().map(|vnet| usize::from(vnet.slot)).collect();
-                let counters = worker.call(move |worker| {
-                    let vnets = slots.into_iter().map(|slot| worker.vnets[slot].as_ref());
-                    vnets.map(|vnet| vnet.map(Vnet::stats).unwrap_or_default()).collect::<Vec<_>>()
+            for part in parts(wanted.clone().filter(|vnet| vnet.worker == number), COUNTED_MAX) {
+                let places = part.iter().map(|(vnet, nodes)| (vnet.slot, nodes.clone()));
+                let (places, mut room) = (places.collect::<Vec<_>>(), counted);
+                counted = worker.call(move |worker| {
+                    for (slot, nodes) in places {
+                        worker.count(slot, nodes, &mut room);
+                    }
+                    room
                 })?;
-                for (vnet, mut counters) in some.iter().zip(counters) {
-                    self.add_problems(&state, &vnet.spec, &mut counters);
-                    stats.vnets.insert(vnet.spec.name.clone(), counters);
+                let nodes = part.iter().flat_map(|(vnet, nodes)| &vnet.spec.nodes[nodes.clone()]);
+                let mut named = nodes.clone();
+                let names =
+                    || named.next().into_iter().flat_map(|it| &it.ports).map(|it| &*it.name);
+                let vnets = part.iter().flat_map(|(vnet, nodes)| nodes.clone().map(|_| &vnet.spec));
+                for ((vnet, node), counted) in vnets.zip(nodes).zip(counted.stats(names)) {
+                    let known = stats.vnets.entry(vnet.name.clone()).or_default();
+                    known.nodes.insert(node.name.clone(), counted);
                 }
             }
-            let (own, externals) = worker.call(|worker| {
-                let externals = worker.core.externals.iter().flatten();
-                let counted = externals.map(|external| (external.name.clone(), external.stats()));
-                (worker.stats(), counted.collect::<Vec<_>>())
-            })?;
-            stats.workers.push(own);
-            for (name, counted) in externals {
-                add_external(stats.externals.entry(name).or_default(), counted);
+            stats.workers.push(worker.call(|worker| worker.stats())?);
+            for (slot, external) in state.externals.iter().enumerate() {
+                let Some(external) = external else { continue };
+                let sum = stats.externals.entry(external.spec.name.clone()).or_default();
+                let counted = move |worker: &mut Worker| Some(worker.core.external(slot)?.stats());
+                add_external(sum, worker.call(counted)?.unwrap_or_default());
             }
+        }
+        for vnet in wanted {
+            let counted = stats.vnets.entry(vnet.spec.name.clone()).or_default();
+            self.add_problems(&state, &vnet.spec, counted);
         }
         Ok(Reply::Stats(Box::new(stats)))
     }
@@ -646,10 +661,8 @@ impl Mux {
             return Err(format!("{CAPTURES_MAX} captures at a time are the most"));
         }
         let (sink, source) = capture::channel(snap_bytes);
-        let begun = self.at_port(name, move |vnet, port| {
-            vnet.ports[port].captures.push(sink);
-        });
-        let thread = begun.and_then(|()| {
+        let begun = self.at_port(name, move |port| port.captures.push(sink));
+        let thread = begun.and_then(|_| {
             let counted = captures.clone();
             let write = move || {
                 if let Err(error) = capture::write(source, to) {
@@ -671,7 +684,7 @@ impl Mux {
         let ticket = self.0.tickets.fetch_add(1, Ordering::Relaxed);
         let (reply, stages) = mpsc::channel();
         let wish = Wish { ticket, filter, reply };
-        self.at_port(name, move |vnet, port| vnet.ports[port].wish = Some(wish))?;
+        let (worker, _) = self.at_port(name, move |port| port.wish.replace(wish))?;
         let wait = Duration::from_millis(wait_ms.min(TRACE_WAIT_MS_MAX));
         match stages.recv_timeout(wait) {
             Ok(stages) => Ok(Reply::Traced { stages }),
@@ -679,43 +692,35 @@ impl Mux {
                 Err("another trace took this one's place, or the port is gone".into())
             }
             Err(RecvTimeoutError::Timeout) => {
-                let cancel = move |worker: &mut Worker| {
-                    for port in worker.vnets.iter_mut().flatten().flat_map(|it| &mut it.ports) {
-                        port.wish.take_if(|wish| wish.ticket == ticket);
-                    }
-                    worker.core.tracer.cancel(ticket)
+                // With its port, the wish may be gone.
+                let is_it = move |wish: &mut Wish| wish.ticket == ticket;
+                let _ = self.at_port(name, move |port| port.wish.take_if(is_it));
+                let stages = worker.call(move |worker| worker.core.tracer.cancel(ticket))?;
+                let Some(mut stages) = stages else {
+                    return Err(format!("no such frame arrived within {} ms", wait.as_millis()));
                 };
-                for worker in self.0.workers.iter() {
-                    if let Some(mut stages) = worker.call(cancel)? {
-                        let detail = format!("not ended within {} ms", wait.as_millis());
-                        let at_ns = wait.as_nanos() as u64;
-                        stages.push(TraceStage { at_ns, stage: "wait".into(), detail });
-                        return Ok(Reply::Traced { stages });
-                    }
-                }
-                Err(format!("no such frame arrived within {} ms", wait.as_millis()))
+                let detail = format!("not ended within {} ms", wait.as_millis());
+                let at_ns = wait.as_nanos() as u64;
+                stages.push(TraceStage { at_ns, stage: "wait".into(), detail });
+                Ok(Reply::Traced { stages })
             }
         }
     }
 
-    /// Does something with a port, where it is.
+    /// Does something with a port, where it is: by the worker that is returned with what came of it.
     fn at_port<T: Send + 'static>(
         &self,
         name: &PortName,
-        work: impl FnOnce(&mut Vnet, usize) -> T + Send + 'static,
-    ) -> Result<T, String> {
+        work: impl FnOnce(&mut Port) -> T + Send + 'static,
+    ) -> Result<(&WorkerHandle, T), String> {
         let unknown = || format!("there is no port {}/{}:{}", name.vnet, name.node, name.port);
-        let (worker, slot) = match self.state().vnets.get(&name.vnet) {
-            Some(vnet) => (vnet.worker, usize::from(vnet.slot)),
-            None => return Err(unknown()),
+        let state = self.state();
+        let (vnet, port) = state.port(name).ok_or_else(unknown)?;
+        let (worker, slot) = (&self.0.workers[vnet.worker], usize::from(vnet.slot));
+        let port_of = move |worker: &mut Worker| {
+            worker.vnets.get_mut(slot)?.as_mut()?.ports.get_mut(port).map(work)
         };
-        let wanted = name.clone();
-        let done = self.0.workers[worker].call(move |worker| {
-            let vnet = worker.vnets[slot].as_mut()?;
-            let port = vnet.port_named(&wanted)?;
-            Some(work(vnet, usize::from(port)))
-        })?;
-        done.ok_or_else(unknown)
+        Ok((worker, worker.call(port_of)?.ok_or_else(unknown)?))
     }
 }
 

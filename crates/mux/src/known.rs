@@ -1,11 +1,12 @@
 //! What the control side knows of externals and vnets: places, slots, and whose frames are whose.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::PathBuf;
 
 use pdp_memif::REGIONS_MAX;
 use pdp_proto::limits::EXTERNALS_MAX;
-use pdp_proto::mux::{self, Attach, Encapsulation, End};
+use pdp_proto::mux::{self, Attach, Encapsulation, End, PortName};
 
 use crate::classify::{Classifier, PortRef, Table};
 use crate::encapsulate;
@@ -89,6 +90,13 @@ impl State {
         })
     }
 
+    /// The vnet of a port, and the port, counted over all nodes.
+    pub fn port(&self, name: &PortName) -> Option<(&KnownVnet, usize)> {
+        let vnet = self.vnets.get(&name.vnet)?;
+        let at = layout(&vnet.spec).position(|it| it == (&*name.node, &*name.port))?;
+        Some((vnet, at))
+    }
+
     /// A slot for another one.
     pub fn free_external(&mut self) -> Option<usize> {
         if let Some(free) = self.externals.iter().position(Option::is_none) {
@@ -154,6 +162,32 @@ impl State {
         }
         Ok(tables)
     }
+}
+
+/// Counters of vnets are read between two rounds of a worker in parts: nodes of these vnets, each part with
+/// so few ports and guests that it takes some microseconds, or one node.
+pub fn parts<'a>(
+    vnets: impl Iterator<Item = &'a KnownVnet>,
+    most: usize,
+) -> Vec<Vec<(&'a KnownVnet, Range<usize>)>> {
+    let (mut parts, mut weight) = (vec![vec![]], 0);
+    for vnet in vnets {
+        for (at, node) in vnet.spec.nodes.iter().enumerate() {
+            let guests = node.router.as_ref().map_or(0, |router| router.guests.len());
+            let own = 1 + node.ports.len() + guests;
+            if weight > 0 && weight + own > most {
+                parts.push(vec![]);
+                weight = 0;
+            }
+            weight += own;
+            let part: &mut Vec<(&KnownVnet, Range<usize>)> = parts.last_mut().expect("never empty");
+            match part.last_mut() {
+                Some((last, nodes)) if std::ptr::eq(*last, vnet) => nodes.end = at + 1,
+                _ => part.push((vnet, at..at + 1)),
+            }
+        }
+    }
+    parts
 }
 
 /// Names of nodes and ports, in order: what port numbers hang on.

@@ -4,15 +4,16 @@
 //! everything that lives (connections, queues, counters) from the one it had
 //! ([`Vnet::take_over`]).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::ops::Range;
 
 use pdp_afxdp::Packet;
-use pdp_proto::mux::{self, Attach, End, GuestStats, Match, NodeStats, PortName, Rate, VnetStats};
+use pdp_proto::mux::{self, Attach, End, GuestStats, Match, Rate, VnetStats};
 use pdp_wire::tag::PuntClass;
 
 use crate::capture::Sink;
 use crate::core::Core;
-use crate::counters::{PortCounters, Reason};
+use crate::counters::{Counted, CountedNode, PortCounters, Reason};
 use crate::distribute::Distributor;
 use crate::encapsulate::Way;
 use crate::order::Order;
@@ -242,14 +243,9 @@ impl Vnet {
         }
     }
 
-    /// The port with this name, counted over all nodes.
-    pub fn port_named(&self, name: &PortName) -> Option<u16> {
-        let is_it = |port: &Port| self.nodes[port.node].name == name.node && port.name == name.port;
-        self.ports.iter().position(is_it).map(|at| at as u16)
-    }
-
-    /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends.
-    pub fn take_over(&mut self, mut old: Vnet, core: &mut Core) {
+    /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends; what is left of
+    /// it is not to be dropped by the worker, which has better to do.
+    pub fn take_over(&mut self, old: &mut Vnet, core: &mut Core) {
         while old.arrivals(core) > 0 {}
         self.police.take_over(&old.police);
         for was in &mut old.nodes {
@@ -269,7 +265,7 @@ impl Vnet {
                 take_over_port(port, was, core);
             }
             node.tap = was.tap.take();
-            take_over_guests(node, was.router.take(), &mut self.ports, core);
+            take_over_guests(node, was.router.as_mut(), &mut self.ports, core);
         }
         let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
         self.waiting = self.ports.iter().map(waiting).sum();
@@ -277,8 +273,8 @@ impl Vnet {
         self.shaping = at.map(|(at, _)| at).collect();
     }
 
-    /// Ends all of it.
-    pub fn end(mut self, core: &mut Core) {
+    /// Ends all of it; what is left is as in [`Vnet::take_over`].
+    pub fn end(&mut self, core: &mut Core) {
         let given = self.ports.iter_mut().flat_map(|port| port.given.drain(..));
         let local = self.local.drain(..).map(|(_, packet)| packet);
         given.chain(local).for_each(|packet| core.packets.give(packet));
@@ -463,35 +459,35 @@ impl Vnet {
         guests.into_iter().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
     }
 
-    /// Counters, all of this moment.
-    pub fn stats(&self) -> VnetStats {
-        VnetStats {
-            nodes: self
-                .nodes
-                .iter()
-                .map(|node| (node.name.clone(), self.node_stats(node)))
-                .collect(),
+    /// Copies the counters of `nodes`, all of this moment.
+    pub fn count(&self, nodes: Range<usize>, counted: &mut Counted) {
+        let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
+        for node in &self.nodes[nodes] {
+            let ports = &self.ports[node.first..node.first + node.count];
+            let mut in_flight = ports.iter().map(waiting).sum::<usize>() as u64;
+            counted.ports.extend(ports.iter().map(|port| port.counters.clone()));
+            let before = counted.guests.len();
+            counted.guests.extend(node.router.iter().flat_map(|it| &it.guests).map(|guest| {
+                let (connected, has) = (guest.is_connected(), guest.outstanding.len() as u64);
+                in_flight += has;
+                let stats = GuestStats { connected, in_flight: has, ..guest.stats.clone() };
+                (guest.spec.number, stats)
+            }));
+            let (ports, guests) = (node.count, counted.guests.len() - before);
+            let tap_connected = node.tap.is_some();
+            counted.nodes.push(CountedNode { ports, guests, in_flight, tap_connected });
         }
     }
 
-    fn node_stats(&self, node: &Node) -> NodeStats {
-        let ports = &self.ports[node.first..node.first + node.count];
-        let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
-        let guests = node.router.iter().flat_map(|router| &router.guests);
-        let outstanding: usize = guests.clone().map(|guest| guest.outstanding.len()).sum();
-        NodeStats {
-            ports: ports.iter().map(|port| (port.name.clone(), port.counters.stats())).collect(),
-            guests: guests
-                .map(|guest| {
-                    let connected = guest.is_connected();
-                    let in_flight = guest.outstanding.len() as u64;
-                    let stats = GuestStats { connected, in_flight, ..guest.stats.clone() };
-                    (guest.spec.number, stats)
-                })
-                .collect::<BTreeMap<_, _>>(),
-            in_flight: (outstanding + ports.iter().map(waiting).sum::<usize>()) as u64,
-            tap_connected: node.tap.is_some(),
-        }
+    /// All counters, with names.
+    pub fn stats(&self) -> VnetStats {
+        let mut counted = Counted::default();
+        self.count(0..self.nodes.len(), &mut counted);
+        let mut nodes = self.nodes.iter();
+        let ports = |node: &Node| self.ports[node.first..][..node.count].iter();
+        let names = || nodes.next().into_iter().flat_map(ports).map(|port| port.name.as_str());
+        let names_of_nodes = self.nodes.iter().map(|node| node.name.clone());
+        VnetStats { nodes: names_of_nodes.zip(counted.stats(names)).collect() }
     }
 }
 
@@ -531,22 +527,27 @@ fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
     }
 }
 
-fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], core: &mut Core) {
-    let Some(mut old) = old else { return };
+fn take_over_guests(
+    node: &mut Node,
+    old: Option<&mut Router>,
+    ports: &mut [Port],
+    core: &mut Core,
+) {
+    let Some(old) = old else { return };
     if let Some(router) = &mut node.router {
         router.order = std::mem::take(&mut old.order);
     }
-    for mut was in old.guests {
+    for was in &mut old.guests {
         let mut guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
         let same = guests.find(|guest| {
             (guest.spec.number, guest.spec.attach, &guest.spec.socket)
                 == (was.spec.number, was.spec.attach, &was.spec.socket)
         });
         if let Some(guest) = same {
-            guest.outstanding = was.outstanding;
-            guest.stats = was.stats;
-            for (place, link) in guest.links.iter_mut().zip(was.links) {
-                *place = link;
+            std::mem::swap(&mut guest.outstanding, &mut was.outstanding);
+            std::mem::swap(&mut guest.stats, &mut was.stats);
+            for (place, link) in guest.links.iter_mut().zip(&mut was.links) {
+                *place = link.take();
             }
             continue;
         }
@@ -557,7 +558,7 @@ fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], co
         if let Some(router) = &mut node.router {
             router.order.forget(was.spec.number);
         }
-        for link in was.links.into_iter().flatten() {
+        for link in was.links.iter_mut().filter_map(Option::take) {
             core.connections.end(link, "no guest of this vrouter any more", false);
         }
     }
@@ -573,8 +574,9 @@ fn end_node(node: &mut Node, ports: &mut [Port], core: &mut Core) {
             core.packets.give(packet);
         }
     }
-    let guests = node.router.take().into_iter().flat_map(|router| router.guests);
-    for link in guests.flat_map(|guest| guest.links.into_iter().flatten()).chain(node.tap.take()) {
+    let guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
+    let links = guests.flat_map(|guest| guest.links.iter_mut().filter_map(Option::take));
+    for link in links.chain(node.tap.take()) {
         core.connections.end(link, "the node was removed", false);
     }
 }

@@ -6,6 +6,7 @@
 //! one of its peers rings or a frame comes for it, so that idle vnets do not slow the others down.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
@@ -17,7 +18,7 @@ use rtrb::{Consumer, Producer};
 
 use crate::classify::{Classifier, PortRef, Table};
 use crate::core::Core;
-use crate::counters::OuterReason;
+use crate::counters::{Counted, OuterReason};
 use crate::external::External;
 use crate::meter::Stage;
 use crate::peer::{Link, UNSURE_SLEEP_NS};
@@ -210,18 +211,25 @@ impl Worker {
         Some(by(vnet, &mut self.core))
     }
 
-    /// Puts what `by` makes of the vnet in `slot`, if there is one, in its place.
-    pub fn replace(&mut self, slot: u16, by: impl FnOnce(Option<Vnet>, &mut Core) -> Option<Vnet>) {
+    /// Puts `new` in `slot`, where it goes on as the one before stopped. What is left of that one is for the
+    /// caller's thread to drop.
+    pub fn replace(&mut self, slot: u16, mut new: Option<Vnet>) -> Option<Vnet> {
         self.change(slot, |_, _| ());
         let at = usize::from(slot);
         if self.vnets.len() <= at {
             self.vnets.resize_with(at + 1, || None);
         }
-        let was = self.vnets[at].take();
-        self.vnets[at] = by(was, &mut self.core);
+        let mut old = self.vnets[at].take();
+        match (&mut new, &mut old) {
+            (Some(new), Some(old)) => new.take_over(old, &mut self.core),
+            (None, Some(old)) => old.end(&mut self.core),
+            (_, None) => {}
+        }
+        self.vnets[at] = new;
         if !self.awake.contains(&slot) {
             self.awake.push_back(slot);
         }
+        old
     }
 
     /// Ends the rest of vnets whose peers have rung. Returns how many.
@@ -422,6 +430,14 @@ impl Worker {
         }
         let due_ns = self.awake().filter_map(Vnet::due_ns).chain(self.due_ns).min();
         due_ns.map_or(longest, |due| longest.min(due.saturating_sub(self.core.now_ns)))
+    }
+
+    /// Copies the counters of `nodes` of the vnet in `slot`.
+    pub fn count(&self, slot: u16, nodes: Range<usize>, counted: &mut Counted) {
+        match self.vnets.get(usize::from(slot)) {
+            Some(Some(vnet)) => vnet.count(nodes, counted),
+            _ => counted.none(nodes.len()),
+        }
     }
 
     /// Counters.

@@ -93,18 +93,13 @@ impl Bench {
 
     /// Gives the vnet another shape.
     fn reshape(&mut self, spec: &Vnet) {
-        let mut vnet = Live::new(spec, 0, 7, |number, end| match end {
+        let vnet = Live::new(spec, 0, 7, |number, end| match end {
             End::External { by, .. } => {
                 Outside::new(0, number, by, || self.hop.clone()).map(Way::Outside)
             }
             End::Port { .. } => None,
         });
-        self.workers[1].replace(0, |old, core| {
-            if let Some(old) = old {
-                vnet.take_over(old, core);
-            }
-            Some(vnet)
-        });
+        self.workers[1].replace(0, Some(vnet));
     }
 
     /// Frames of the tunnel arrive at the first worker.
@@ -555,7 +550,7 @@ fn a_worker_is_idle_when_all_vnets_were_looked_at() {
         spec.vlinks[0].b = spec.vlinks[1].b.clone();
         spec.vlinks.pop();
         let vnet = Live::new(&spec, slot, 0, |_, _| None);
-        bench.workers[1].replace(slot, |_, _| Some(vnet));
+        bench.workers[1].replace(slot, Some(vnet));
         let taps = ["h1", "h2"].map(|host| {
             let node = spec.nodes.iter().find(|node| node.name == host).unwrap();
             bench.connect_to(slot, &node.tap_socket, host)
