@@ -141,8 +141,8 @@ pub(crate) fn classify(bytes: &[u8]) {
 /// What pdpd may ask for: refused, or made.
 pub(crate) fn vnet_check(bytes: &[u8]) {
     let Ok(vnet) = serde_json::from_slice::<Vnet>(bytes) else { return };
-    let checked = pdp_mux::check::check(&vnet);
-    assert_eq!(pdp_mux::check::check(&vnet), checked);
+    let checked = pdp_mux::control::check::check(&vnet);
+    assert_eq!(pdp_mux::control::check::check(&vnet), checked);
     if let Err(error) = checked {
         return assert!(!error.is_empty());
     }

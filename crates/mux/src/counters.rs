@@ -1,7 +1,7 @@
 //! What is counted, and the names of the reasons for which frames are dropped.
 //!
 //! Counters are plain numbers of the worker that owns them. Whoever wants them asks the worker, which
-//! copies them between two rounds, some nodes at a time ([`Counted`]): what it says of a node is of one
+//! copies them between two rounds, a few nodes at a time ([`Counted`]): what it says of a node is of one
 //! moment, and adds up. Names are added by who asks.
 
 use std::collections::BTreeMap;
@@ -218,60 +218,21 @@ impl PortCounters {
     }
 }
 
-/// Counters of some nodes, one after the other, as a worker copies them.
-#[derive(Debug, Default)]
+/// Counters of a node as a worker copies them: without the names of its ports.
+#[derive(Debug)]
 pub struct Counted {
-    pub(crate) nodes: Vec<CountedNode>,
     pub(crate) ports: Vec<PortCounters>,
-    pub(crate) guests: Vec<(u32, mux::GuestStats)>,
-}
-
-/// Of a node: how many of the ports and guests are its own, and what is its own alone.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct CountedNode {
-    pub(crate) ports: usize,
-    pub(crate) guests: usize,
+    pub(crate) guests: BTreeMap<u32, mux::GuestStats>,
     pub(crate) in_flight: u64,
     pub(crate) tap_connected: bool,
 }
 
 impl Counted {
-    /// With room for as many ports and nodes, so that the worker has none to make.
-    pub fn with_room(count: usize) -> Self {
-        let mut counted = Self::default();
-        counted.nodes.resize(count, CountedNode::default());
-        counted.ports.resize(count, PortCounters::default());
-        counted.clear();
-        counted
-    }
-
-    /// Counts nothing for nodes that are not there.
-    pub fn none(&mut self, nodes: usize) {
-        self.nodes.resize(self.nodes.len() + nodes, CountedNode::default());
-    }
-
-    /// Forgets all.
-    pub fn clear(&mut self) {
-        self.nodes.clear();
-        self.ports.clear();
-        self.guests.clear();
-    }
-
-    /// For the API, node by node; for each, `name` is called once for its ports' names, in order.
-    pub fn stats<'a, P: IntoIterator<Item = &'a str>>(
-        &mut self,
-        mut names: impl FnMut() -> P,
-    ) -> impl Iterator<Item = mux::NodeStats> {
-        let (mut ports, mut guests) = (self.ports.drain(..), self.guests.drain(..));
-        self.nodes.drain(..).map(move |node| {
-            let ports = ports.by_ref().take(node.ports).map(|port| port.stats());
-            mux::NodeStats {
-                ports: names().into_iter().map(str::to_string).zip(ports).collect(),
-                guests: guests.by_ref().take(node.guests).collect(),
-                in_flight: node.in_flight,
-                tap_connected: node.tap_connected,
-            }
-        })
+    /// For the API, with the names of the ports in order.
+    pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::NodeStats {
+        let Self { ports, guests, in_flight, tap_connected } = self;
+        let ports = names.map(str::to_string).zip(ports.iter().map(PortCounters::stats)).collect();
+        mux::NodeStats { ports, guests, in_flight, tap_connected }
     }
 }
 

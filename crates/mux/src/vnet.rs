@@ -5,7 +5,6 @@
 //! ([`Vnet::take_over`]).
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use pdp_afxdp::Packet;
 use pdp_proto::mux::{self, Attach, End, GuestStats, Match, Rate, VnetStats};
@@ -13,7 +12,7 @@ use pdp_wire::tag::PuntClass;
 
 use crate::capture::Sink;
 use crate::core::Core;
-use crate::counters::{Counted, CountedNode, PortCounters, Reason};
+use crate::counters::{Counted, PortCounters, Reason};
 use crate::distribute::Distributor;
 use crate::encapsulate::Way;
 use crate::order::Order;
@@ -158,7 +157,7 @@ pub enum Who {
 
 impl Vnet {
     /// As `spec` says; `outside` makes the outside ends. What `spec` refers to exists: see
-    /// [`crate::check`].
+    /// [`crate::control::check`].
     pub fn new(
         spec: &mux::Vnet,
         slot: u16,
@@ -459,35 +458,33 @@ impl Vnet {
         guests.into_iter().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
     }
 
-    /// Copies the counters of `nodes`, all of this moment.
-    pub fn count(&self, nodes: Range<usize>, counted: &mut Counted) {
+    /// Copies the counters of a node, all of this moment.
+    pub fn count(&self, node: usize) -> Option<Counted> {
+        let node = self.nodes.get(node)?;
+        let ports = &self.ports[node.first..node.first + node.count];
         let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
-        for node in &self.nodes[nodes] {
-            let ports = &self.ports[node.first..node.first + node.count];
-            let mut in_flight = ports.iter().map(waiting).sum::<usize>() as u64;
-            counted.ports.extend(ports.iter().map(|port| port.counters.clone()));
-            let before = counted.guests.len();
-            counted.guests.extend(node.router.iter().flat_map(|it| &it.guests).map(|guest| {
-                let (connected, has) = (guest.is_connected(), guest.outstanding.len() as u64);
-                in_flight += has;
-                let stats = GuestStats { connected, in_flight: has, ..guest.stats.clone() };
-                (guest.spec.number, stats)
-            }));
-            let (ports, guests) = (node.count, counted.guests.len() - before);
-            let tap_connected = node.tap.is_some();
-            counted.nodes.push(CountedNode { ports, guests, in_flight, tap_connected });
-        }
+        let guests = node.router.iter().flat_map(|router| &router.guests);
+        let outstanding: usize = guests.clone().map(|guest| guest.outstanding.len()).sum();
+        let counted = guests.map(|guest| {
+            let (connected, in_flight) = (guest.is_connected(), guest.outstanding.len() as u64);
+            let stats = GuestStats { connected, in_flight, ..guest.stats.clone() };
+            (guest.spec.number, stats)
+        });
+        Some(Counted {
+            guests: counted.collect(),
+            in_flight: (outstanding + ports.iter().map(waiting).sum::<usize>()) as u64,
+            tap_connected: node.tap.is_some(),
+            ports: ports.iter().map(|port| port.counters.clone()).collect(),
+        })
     }
 
     /// All counters, with names.
     pub fn stats(&self) -> VnetStats {
-        let mut counted = Counted::default();
-        self.count(0..self.nodes.len(), &mut counted);
-        let mut nodes = self.nodes.iter();
-        let ports = |node: &Node| self.ports[node.first..][..node.count].iter();
-        let names = || nodes.next().into_iter().flat_map(ports).map(|port| port.name.as_str());
-        let names_of_nodes = self.nodes.iter().map(|node| node.name.clone());
-        VnetStats { nodes: names_of_nodes.zip(counted.stats(names)).collect() }
+        let nodes = self.nodes.iter().enumerate().filter_map(|(at, node)| {
+            let names = self.ports[node.first..][..node.count].iter().map(|port| &*port.name);
+            Some((node.name.clone(), self.count(at)?.stats(names)))
+        });
+        VnetStats { nodes: nodes.collect() }
     }
 }
 

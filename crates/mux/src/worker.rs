@@ -6,7 +6,6 @@
 //! one of its peers rings or a frame comes for it, so that idle vnets do not slow the others down.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
@@ -18,7 +17,7 @@ use rtrb::{Consumer, Producer};
 
 use crate::classify::{Classifier, PortRef, Table};
 use crate::core::Core;
-use crate::counters::{Counted, OuterReason};
+use crate::counters::OuterReason;
 use crate::external::External;
 use crate::meter::Stage;
 use crate::peer::{Link, UNSURE_SLEEP_NS};
@@ -430,14 +429,6 @@ impl Worker {
         }
         let due_ns = self.awake().filter_map(Vnet::due_ns).chain(self.due_ns).min();
         due_ns.map_or(longest, |due| longest.min(due.saturating_sub(self.core.now_ns)))
-    }
-
-    /// Copies the counters of `nodes` of the vnet in `slot`.
-    pub fn count(&self, slot: u16, nodes: Range<usize>, counted: &mut Counted) {
-        match self.vnets.get(usize::from(slot)) {
-            Some(Some(vnet)) => vnet.count(nodes, counted),
-            _ => counted.none(nodes.len()),
-        }
     }
 
     /// Counters.

@@ -8,7 +8,6 @@
 //! command each, which a guest must not be able to take without end.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +22,8 @@ use pdp_proto::mux::Rate;
 use rustix::event::{Timespec, epoll};
 use tracing::{info, warn};
 
-use crate::control::WorkerHandle;
+use crate::control::plan::{Expected, Owner};
+use crate::control::workers::WorkerHandle;
 use crate::core::{Core, Dropped};
 use crate::peer::Link;
 use crate::police::TokenBucket;
@@ -51,60 +51,6 @@ const EVENTS_MAX: usize = 64;
 
 /// The number of the keeper's own doorbell.
 const WAKE: u64 = 0;
-
-/// What somebody is expected for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Owner {
-    /// The vnet with this name.
-    Vnet(String),
-    /// The external interface with this name.
-    External(String),
-}
-
-impl Owner {
-    /// Who it is of: of one tenant's vnets (`TENANT.NAME`) the tenant, of others themselves.
-    fn tenant(&self) -> (bool, &str) {
-        match self {
-            Self::Vnet(name) => (true, name.split_once('.').map_or(name, |(tenant, _)| tenant)),
-            Self::External(name) => (false, name),
-        }
-    }
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Vnet(name) => write!(f, "vnet {name}"),
-            Self::External(name) => write!(f, "external {name}"),
-        }
-    }
-}
-
-/// Somebody who is expected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expected {
-    /// For what.
-    pub owner: Owner,
-    /// The worker that has it.
-    pub worker: usize,
-    /// The owner's slot there.
-    pub slot: u16,
-    /// Of a vnet: of which node, and who.
-    pub seat: Option<(String, Who)>,
-    /// Interface ids from 0 that may connect.
-    pub interfaces: u32,
-    /// Regions that each may have.
-    pub regions: usize,
-}
-
-impl fmt::Display for Expected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.seat {
-            Some((node, who)) => write!(f, "{}: {who:?} of {node}", self.owner),
-            None => write!(f, "{}: its program", self.owner),
-        }
-    }
-}
 
 impl Expected {
     /// Has the worker let go of a connection, if it still has it.

@@ -1,7 +1,8 @@
-//! What the control side knows of externals and vnets: places, slots, and whose frames are whose.
+//! What is wanted, and where it goes: slots and workers, who is expected at which socket, and whose frames
+//! are whose. Pure.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::path::PathBuf;
 
 use pdp_memif::REGIONS_MAX;
@@ -10,12 +11,65 @@ use pdp_proto::mux::{self, Attach, Encapsulation, End, PortName};
 
 use crate::classify::{Classifier, PortRef, Table};
 use crate::encapsulate;
-use crate::keeper::{Expected, Owner};
 use crate::underlay::Ends;
 use crate::vnet::Who;
 
 /// Vnets of one worker.
 pub const VNETS_MAX: usize = 4096;
+
+/// What somebody is expected for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The vnet with this name.
+    Vnet(String),
+    /// The external interface with this name.
+    External(String),
+}
+
+impl Owner {
+    /// Who it is of: of one tenant's vnets (`TENANT.NAME`) the tenant, of others themselves.
+    pub fn tenant(&self) -> (bool, &str) {
+        match self {
+            Self::Vnet(name) => (true, name.split_once('.').map_or(name, |(tenant, _)| tenant)),
+            Self::External(name) => (false, name),
+        }
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vnet(name) => write!(f, "vnet {name}"),
+            Self::External(name) => write!(f, "external {name}"),
+        }
+    }
+}
+
+/// Somebody who is expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// For what.
+    pub owner: Owner,
+    /// The worker that has it.
+    pub worker: usize,
+    /// The owner's slot there.
+    pub slot: u16,
+    /// Of a vnet: of which node, and who.
+    pub seat: Option<(String, Who)>,
+    /// Interface ids from 0 that may connect.
+    pub interfaces: u32,
+    /// Regions that each may have.
+    pub regions: usize,
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.seat {
+            Some((node, who)) => write!(f, "{}: {who:?} of {node}", self.owner),
+            None => write!(f, "{}: its program", self.owner),
+        }
+    }
+}
 
 /// Everything, as last put.
 #[derive(Default)]
@@ -80,14 +134,7 @@ impl State {
 
     /// All of a vnet.
     pub fn tunnels(&self, vnet: &mux::Vnet) -> impl Iterator<Item = (Ends, u32)> {
-        vnet.vlinks.iter().flat_map(move |vlink| {
-            [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)].into_iter().filter_map(
-                move |(near, far)| {
-                    let (_, port) = port(vnet, near)?;
-                    self.tunnel(port.mtu, far)
-                },
-            )
-        })
+        ends(vnet).filter_map(move |(near, far)| self.tunnel(port(vnet, near)?.1.mtu, far))
     }
 
     /// The vnet of a port, and the port, counted over all nodes.
@@ -126,9 +173,9 @@ impl State {
     pub fn free_vnet(&self, workers: usize) -> Option<(usize, u16)> {
         let count = |worker: usize| self.vnets.values().filter(|it| it.worker == worker).count();
         let worker = (0..workers).min_by_key(|worker| count(*worker))?;
-        let taken =
-            |slot: u16| self.vnets.values().any(|it| (it.worker, it.slot) == (worker, slot));
-        (0..VNETS_MAX as u16).find(|slot| !taken(*slot)).map(|slot| (worker, slot))
+        let here = self.vnets.values().filter(|it| it.worker == worker);
+        let taken: HashSet<_> = here.map(|it| it.slot).collect();
+        (0..VNETS_MAX as u16).find(|slot| !taken.contains(slot)).map(|slot| (worker, slot))
     }
 
     /// Whose frames are whose, with `changed` as it is to be and without the vnet `without`.
@@ -164,32 +211,6 @@ impl State {
     }
 }
 
-/// Counters of vnets are read between two rounds of a worker in parts: nodes of these vnets, each part with
-/// so few ports and guests that it takes some microseconds, or one node.
-pub fn parts<'a>(
-    vnets: impl Iterator<Item = &'a KnownVnet>,
-    most: usize,
-) -> Vec<Vec<(&'a KnownVnet, Range<usize>)>> {
-    let (mut parts, mut weight) = (vec![vec![]], 0);
-    for vnet in vnets {
-        for (at, node) in vnet.spec.nodes.iter().enumerate() {
-            let guests = node.router.as_ref().map_or(0, |router| router.guests.len());
-            let own = 1 + node.ports.len() + guests;
-            if weight > 0 && weight + own > most {
-                parts.push(vec![]);
-                weight = 0;
-            }
-            weight += own;
-            let part: &mut Vec<(&KnownVnet, Range<usize>)> = parts.last_mut().expect("never empty");
-            match part.last_mut() {
-                Some((last, nodes)) if std::ptr::eq(*last, vnet) => nodes.end = at + 1,
-                _ => part.push((vnet, at..at + 1)),
-            }
-        }
-    }
-    parts
-}
-
 /// Names of nodes and ports, in order: what port numbers hang on.
 pub fn layout(spec: &mux::Vnet) -> impl Iterator<Item = (&str, &str)> {
     spec.nodes
@@ -204,17 +225,18 @@ pub fn port<'a>(spec: &'a mux::Vnet, end: &End) -> Option<(&'a mux::Node, &'a mu
     Some((node, node.ports.get(usize::from(*port))?))
 }
 
+/// Every vlink as seen from each end: the near one and the far one.
+pub fn ends(spec: &mux::Vnet) -> impl Iterator<Item = (&End, &End)> {
+    spec.vlinks.iter().flat_map(|vlink| [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)])
+}
+
 /// Every vlink to the outside: its port, counted over all nodes, the interface and how.
 pub fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = (u16, &str, &Encapsulation)> {
-    spec.vlinks.iter().flat_map(move |vlink| {
-        [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)].into_iter().filter_map(move |ends| {
-            let (End::Port { node, port }, End::External { interface, by }) = ends else {
-                return None;
-            };
-            let at = spec.nodes.iter().position(|known| known.name == *node)?;
-            let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
-            Some((first as u16 + port, interface.as_str(), by))
-        })
+    ends(spec).filter_map(move |ends| {
+        let (End::Port { node, port }, End::External { interface, by }) = ends else { return None };
+        let at = spec.nodes.iter().position(|known| known.name == *node)?;
+        let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
+        Some((first as u16 + port, interface.as_str(), by))
     })
 }
 
