@@ -141,8 +141,8 @@ pub(crate) fn classify(bytes: &[u8]) {
 /// What pdpd may ask for: refused, or made.
 pub(crate) fn vnet_check(bytes: &[u8]) {
     let Ok(vnet) = serde_json::from_slice::<Vnet>(bytes) else { return };
-    let checked = pdp_mux::check::check(&vnet);
-    assert_eq!(pdp_mux::check::check(&vnet), checked);
+    let checked = pdp_mux::control::check::check(&vnet);
+    assert_eq!(pdp_mux::control::check::check(&vnet), checked);
     if let Err(error) = checked {
         return assert!(!error.is_empty());
     }
@@ -406,7 +406,7 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
         End::External { by, .. } => Outside::new(0, number, by, || hop.clone()).map(Way::Outside),
         End::Port { .. } => None,
     });
-    bench.worker.replace(0, |_, _| Some(live));
+    bench.worker.replace(0, Some(live));
     let mut peers = [
         bench.attach("h1", Who::Tap),
         bench.attach("r1", Who::Guest(0)),
@@ -467,12 +467,7 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
     let (near, far) = (&stats.nodes["r1"].ports["eth1"], &stats.nodes["h1"].ports["eth0"]);
     assert_eq!((near.sent, near.received), (far.received, far.sent));
     drop(peers);
-    bench.worker.replace(0, |vnet, core| {
-        if let Some(vnet) = vnet {
-            vnet.end(core);
-        }
-        None
-    });
+    bench.worker.replace(0, None);
     bench.left();
     assert_eq!(bench.worker.core.packets.free(), PACKETS, "no packet is lost");
 }

@@ -61,7 +61,7 @@ pub(crate) fn spec(bytes: &[u8]) {
     if let Ok(model) = Model::default().with(intent.clone(), &places, &cpus, |_| false) {
         for (name, plan) in &*model.plan.vnets {
             // pdpd's plan is one that the mux takes.
-            assert_eq!(pdp_mux::check::check(&plan.mux), Ok(()), "{name}");
+            assert_eq!(pdp_mux::control::check::check(&plan.mux), Ok(()), "{name}");
         }
         assert!(model.change_from(&model).put.is_empty());
     }

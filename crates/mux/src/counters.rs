@@ -1,7 +1,8 @@
 //! What is counted, and the names of the reasons for which frames are dropped.
 //!
-//! Counters are plain numbers of the worker that owns them. Whoever wants them asks the worker,
-//! which answers between two rounds: what it says is of one moment, and adds up.
+//! Counters are plain numbers of the worker that owns them. Whoever wants them asks the worker, which
+//! copies them between two rounds, a few nodes at a time ([`Counted`]): what it says of a node is of one
+//! moment, and adds up. Names are added by who asks.
 
 use std::collections::BTreeMap;
 
@@ -216,6 +217,24 @@ impl PortCounters {
             capture_missed: self.capture_missed,
             underlay: None,
         }
+    }
+}
+
+/// Counters of a node as a worker copies them: without the names of its ports.
+#[derive(Debug)]
+pub struct Counted {
+    pub(crate) ports: Vec<PortCounters>,
+    pub(crate) guests: BTreeMap<u32, mux::GuestStats>,
+    pub(crate) in_flight: u64,
+    pub(crate) tap_connected: bool,
+}
+
+impl Counted {
+    /// For the API, with the names of the ports in order.
+    pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::NodeStats {
+        let Self { ports, guests, in_flight, tap_connected } = self;
+        let ports = names.map(str::to_string).zip(ports.iter().map(PortCounters::stats)).collect();
+        mux::NodeStats { ports, guests, in_flight, tap_connected }
     }
 }
 

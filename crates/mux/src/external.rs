@@ -103,9 +103,15 @@ impl External {
     }
 
     /// Closes all outlets and takes their packets back. The other workers have closed their paths to
-    /// them before: what is put into an inbox that nobody empties any more is lost to the pool.
-    pub fn close(&mut self, packets: &mut Packets, connections: &Connections) {
+    /// them before: what is put into an inbox that nobody empties any more is lost to the pool. Returns
+    /// the generator, if this was one: it may go on elsewhere, and is large.
+    pub fn close(
+        &mut self,
+        packets: &mut Packets,
+        connections: &Connections,
+    ) -> Option<Box<Generator>> {
         self.close_paths();
+        let mut closed = None;
         for queue in self.queues.drain(..) {
             for mut inbox in queue.inboxes {
                 while let Ok(packet) = inbox.pop() {
@@ -124,9 +130,10 @@ impl External {
                         connections.end(*link, "the external interface was removed", false);
                     }
                 }
-                Outlet::Generator(_) => {}
+                Outlet::Generator(generator) => closed = Some(generator),
             }
         }
+        closed
     }
 
     /// This worker's outlets.

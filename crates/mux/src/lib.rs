@@ -3,8 +3,8 @@
 //! A packet's way, in the order of the files: [`worker`] (the loop, with all stages in one
 //! place), [`external`] (AF_XDP, memif, [`generator`]), [`classify`], [`arrive`] ([`police`], punt filters,
 //! [`distribute`], cross), [`order`], [`dispatch`] (what guests and TAPs send), [`leave`] ([`shape`],
-//! [`encapsulate`], send). Beside it: [`control`] (what pdpd wants), [`keeper`] (memif
-//! connections), [`underlay`] (next hops), [`capture`], [`trace`], [`meter`] (cycles).
+//! [`encapsulate`], send). Beside it: [`control`] (what pdpd wants, memif connections), [`underlay`] (next
+//! hops), [`capture`], [`trace`], [`meter`] (cycles).
 //!
 //! Promises: every frame that came in or was made is sent, handed to a TAP, consumed by a guest,
 //! or counted under one reason at one port. Nothing that a peer writes is trusted: it is copied,
@@ -14,7 +14,6 @@
 
 pub mod admit;
 pub mod capture;
-pub mod check;
 pub mod classify;
 pub mod control;
 pub mod core;
@@ -24,8 +23,6 @@ pub mod distribute;
 pub mod encapsulate;
 pub mod external;
 pub mod generator;
-pub mod keeper;
-pub mod known;
 pub mod leave;
 pub mod meter;
 pub mod order;

@@ -386,9 +386,11 @@ impl Guest {
     }
 
     /// Goes on where `old`, the same one, stopped.
-    pub fn take_over(&mut self, old: Self) {
-        (self.outstanding, self.stats, self.silent) = (old.outstanding, old.stats, old.silent);
-        self.links.iter_mut().zip(old.links).for_each(|(place, link)| *place = link);
+    pub fn take_over(&mut self, old: &mut Self) {
+        std::mem::swap(&mut self.outstanding, &mut old.outstanding);
+        std::mem::swap(&mut self.stats, &mut old.stats);
+        self.silent = old.silent;
+        self.links.iter_mut().zip(&mut old.links).for_each(|(place, link)| *place = link.take());
     }
 }
 

@@ -4,15 +4,15 @@
 //! everything that lives (connections, queues, counters) from the one it had
 //! ([`Vnet::take_over`]).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use pdp_afxdp::Packet;
-use pdp_proto::mux::{self, Attach, End, GuestStats, Match, NodeStats, PortName, Rate, VnetStats};
+use pdp_proto::mux::{self, Attach, End, GuestStats, Match, Rate, VnetStats};
 use pdp_wire::tag::PuntClass;
 
 use crate::capture::Sink;
 use crate::core::Core;
-use crate::counters::{PortCounters, Reason};
+use crate::counters::{Counted, PortCounters, Reason};
 use crate::dispatch::{CHECK_NS, Source};
 use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
 use crate::encapsulate::Way;
@@ -154,7 +154,7 @@ pub enum Who {
 
 impl Vnet {
     /// As `spec` says; `outside` makes the outside ends. What `spec` refers to exists: see
-    /// [`crate::check`].
+    /// [`crate::control::check`].
     pub fn new(
         spec: &mux::Vnet,
         slot: u16,
@@ -245,14 +245,9 @@ impl Vnet {
         guests.map(|guest| guest.spec.weight).fold(0, u32::saturating_add).max(WEIGHT_MIN)
     }
 
-    /// The port with this name, counted over all nodes.
-    pub fn port_named(&self, name: &PortName) -> Option<u16> {
-        let is_it = |port: &Port| self.nodes[port.node].name == name.node && port.name == name.port;
-        self.ports.iter().position(is_it).map(|at| at as u16)
-    }
-
-    /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends.
-    pub fn take_over(&mut self, mut old: Vnet, core: &mut Core) {
+    /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends; what is left of
+    /// it is not to be dropped by the worker, which has better to do.
+    pub fn take_over(&mut self, old: &mut Vnet, core: &mut Core) {
         while old.arrive(core, &mut vec![]) > 0 {}
         self.police.take_over(&old.police);
         self.checked_ns = old.checked_ns;
@@ -273,7 +268,7 @@ impl Vnet {
                 take_over_port(port, was, core);
             }
             node.tap = was.tap.take();
-            take_over_guests(node, was.router.take(), &mut self.ports, core);
+            take_over_guests(node, was.router.as_mut(), &mut self.ports, core);
         }
         let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
         self.waiting = self.ports.iter().map(waiting).sum();
@@ -281,8 +276,8 @@ impl Vnet {
         self.shaping = at.map(|(at, _)| at).collect();
     }
 
-    /// Ends all of it.
-    pub fn end(mut self, core: &mut Core) {
+    /// Ends all of it; what is left is as in [`Vnet::take_over`].
+    pub fn end(&mut self, core: &mut Core) {
         core.packets.give_all(&mut self.local);
         for node in &mut self.nodes {
             end_node(node, &mut self.ports[node.first..node.first + node.count], core);
@@ -438,35 +433,33 @@ impl Vnet {
         guests.into_iter().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
     }
 
-    /// Counters, all of this moment.
-    pub fn stats(&self) -> VnetStats {
-        VnetStats {
-            nodes: self
-                .nodes
-                .iter()
-                .map(|node| (node.name.clone(), self.node_stats(node)))
-                .collect(),
-        }
-    }
-
-    fn node_stats(&self, node: &Node) -> NodeStats {
+    /// Copies the counters of a node, all of this moment.
+    pub fn count(&self, node: usize) -> Option<Counted> {
+        let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
         let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
         let guests = node.router.iter().flat_map(|router| &router.guests);
         let outstanding: usize = guests.clone().map(|guest| guest.outstanding.len()).sum();
-        NodeStats {
-            ports: ports.iter().map(|port| (port.name.clone(), port.counters.stats())).collect(),
-            guests: guests
-                .map(|guest| {
-                    let connected = guest.is_connected();
-                    let in_flight = guest.outstanding.len() as u64;
-                    let stats = GuestStats { connected, in_flight, ..guest.stats.clone() };
-                    (guest.spec.number, stats)
-                })
-                .collect::<BTreeMap<_, _>>(),
+        let counted = guests.map(|guest| {
+            let (connected, in_flight) = (guest.is_connected(), guest.outstanding.len() as u64);
+            let stats = GuestStats { connected, in_flight, ..guest.stats.clone() };
+            (guest.spec.number, stats)
+        });
+        Some(Counted {
+            guests: counted.collect(),
             in_flight: (outstanding + ports.iter().map(waiting).sum::<usize>()) as u64,
             tap_connected: node.tap.is_some(),
-        }
+            ports: ports.iter().map(|port| port.counters.clone()).collect(),
+        })
+    }
+
+    /// All counters, with names.
+    pub fn stats(&self) -> VnetStats {
+        let nodes = self.nodes.iter().enumerate().filter_map(|(at, node)| {
+            let names = self.ports[node.first..][..node.count].iter().map(|port| &*port.name);
+            Some((node.name.clone(), self.count(at)?.stats(names)))
+        });
+        VnetStats { nodes: nodes.collect() }
     }
 }
 
@@ -508,12 +501,17 @@ fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
     }
 }
 
-fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], core: &mut Core) {
-    let Some(mut old) = old else { return };
+fn take_over_guests(
+    node: &mut Node,
+    old: Option<&mut Router>,
+    ports: &mut [Port],
+    core: &mut Core,
+) {
+    let Some(old) = old else { return };
     if let Some(router) = &mut node.router {
         router.order = std::mem::take(&mut old.order);
     }
-    for mut was in old.guests {
+    for was in &mut old.guests {
         let mut guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
         let same = guests.find(|guest| {
             (guest.spec.number, guest.spec.attach, &guest.spec.socket)
@@ -530,7 +528,7 @@ fn take_over_guests(node: &mut Node, old: Option<Router>, ports: &mut [Port], co
         if let Some(router) = &mut node.router {
             router.order.forget(was.spec.number);
         }
-        for link in was.links.into_iter().flatten() {
+        for link in was.links.iter_mut().filter_map(Option::take) {
             core.connections.end(link, "no guest of this vrouter any more", false);
         }
     }
@@ -546,8 +544,9 @@ fn end_node(node: &mut Node, ports: &mut [Port], core: &mut Core) {
             core.packets.give(packet);
         }
     }
-    let guests = node.router.take().into_iter().flat_map(|router| router.guests);
-    for link in guests.flat_map(|guest| guest.links.into_iter().flatten()).chain(node.tap.take()) {
+    let guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
+    let links = guests.flat_map(|guest| guest.links.iter_mut().filter_map(Option::take));
+    for link in links.chain(node.tap.take()) {
         core.connections.end(link, "the node was removed", false);
     }
 }

@@ -226,23 +226,30 @@ impl Worker {
         Some(by(vnet, &mut self.core))
     }
 
-    /// Puts what `by` makes of the vnet in `slot`, if there is one, in its place.
-    pub fn replace(&mut self, slot: u16, by: impl FnOnce(Option<Vnet>, &mut Core) -> Option<Vnet>) {
+    /// Puts `new` in `slot`, where it goes on as the one before stopped. What is left of that one is for the
+    /// caller's thread to drop.
+    pub fn replace(&mut self, slot: u16, mut new: Option<Vnet>) -> Option<Vnet> {
         let at = usize::from(slot);
         if self.vnets.len() <= at {
             self.vnets.resize_with(at + 1, || None);
         }
-        let mut was = self.vnets[at].take();
+        let mut old = self.vnets[at].take();
         // What came before the change arrives before it.
         let mut waiting = self.turns.remove(slot);
-        match &mut was {
-            Some(was) => _ = was.arrive(&mut self.core, &mut waiting),
+        match &mut old {
+            Some(old) => _ = old.arrive(&mut self.core, &mut waiting),
             None => self.core.packets.give_all(&mut waiting),
         }
-        self.vnets[at] = by(was, &mut self.core);
+        match (&mut new, &mut old) {
+            (Some(new), Some(old)) => new.take_over(old, &mut self.core),
+            (None, Some(old)) => old.end(&mut self.core),
+            (_, None) => {}
+        }
+        self.vnets[at] = new;
         if let Some(vnet) = &self.vnets[at] {
             self.turns.put(slot, vnet.generation, vnet.weight());
         }
+        old
     }
 
     /// Ends the rest of vnets whose peers have rung. Returns how many.

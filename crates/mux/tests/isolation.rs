@@ -325,7 +325,7 @@ impl World {
         if slots.len() <= usize::from(slot) {
             slots.resize_with(usize::from(slot) + 1, || None);
         }
-        self.workers[worker].replace(slot, |_, _| Some(live));
+        self.workers[worker].replace(slot, Some(live));
         let taps = [("r1", 0), ("h1", 1), ("h2", 2)];
         for (node, at) in taps {
             let path = spec.nodes[at].tap_socket.clone();

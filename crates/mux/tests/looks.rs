@@ -45,7 +45,7 @@ impl Bench {
             _commands: commands,
             _pool: pool,
         };
-        bench.worker.replace(0, |_, _| Some(Live::new(spec, 0, 1, |_, _| None)));
+        bench.worker.replace(0, Some(Live::new(spec, 0, 1, |_, _| None)));
         for node in &spec.nodes {
             for guest in node.router.iter().flat_map(|router| &router.guests) {
                 let peer = bench.connect(&node.name, guest);

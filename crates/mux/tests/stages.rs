@@ -13,6 +13,7 @@ use pdp_proto::mux::*;
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const RUNTIME: Attach = Attach::Runtime;
 
@@ -561,4 +562,86 @@ fn a_loop_burns_only_itself() {
     }
     assert!(burning.join().unwrap() > 1000);
     assert_adds_up(&stats(&mux));
+}
+
+/// The vnet is on the second worker; its interfaces would be on the first by their slots.
+#[test]
+fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
+    const FRAMES: u64 = 20_000;
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(2);
+    put(&mux, &two_hosts(root.path(), "first", &[]));
+    let ask = |request, fds| mux.handle(request, fds);
+    let external = |name: &str, outlet| {
+        Request::PutExternal(External { name: name.into(), mtu: 1500, outlet })
+    };
+    let making =
+        |frames| external("G", Outlet::Generator(Generator { pps: 0, frames, number_at: None }));
+    let socket = root.path().join("memif.sock");
+    for (name, socket) in [("M", socket.clone()), ("other", root.path().join("other.sock"))] {
+        assert_eq!(put_with_sockets(ask, external(name, Outlet::Memif { socket })), Reply::Done);
+    }
+    assert_eq!(ask(making(1), vec![one_frame()]), Reply::Done);
+    let mut program = Peer::connect(&socket, 0);
+    let mut red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    let outside = |interface: &str| End::External {
+        interface: interface.into(),
+        by: Encapsulation::Interface,
+    };
+    red.vlinks[0].a = outside("M");
+    red.vlinks[1].b = outside("G");
+    put(&mux, &red);
+    let mut guest = Peer::guest_of(&red.nodes[0], 0);
+    eventually("the program is back", || program.is_up());
+    assert_eq!(ask(making(FRAMES), vec![]), Reply::Done);
+    let drop = Tag { verdict: Verdict::Drop(GuestDrop::Policy), vport: 0, last: true, trace: 0 };
+    let (mut sent, mut got) = (0, 0);
+    eventually("all frames are in the guest", || {
+        while sent < FRAMES && program.out(0, &frame(60, sent)) {
+            sent += 1;
+        }
+        program.receive_raw();
+        for (tag, _) in guest.receive() {
+            got += u64::from(guest.send(Tag { vport: tag.vport, ..drop }, &[]));
+        }
+        got == 2 * FRAMES
+    });
+    let counted = stats(&mux);
+    let r1 = &counted.vnets["red"].nodes["r1"];
+    assert_eq!(dropped(r1, "guest-ring-full"), 0, "{r1:#?}");
+    for name in ["M", "G"] {
+        let external = &counted.externals[name];
+        assert_eq!(external.dropped.get("handover-full"), None, "{name}: {external:?}");
+    }
+    assert_adds_up(&counted);
+}
+
+#[test]
+fn who_comes_costs_the_same_however_many_places_there_are() {
+    const TIMES: u64 = 10;
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    put(&mux, &red);
+    let looks = || {
+        let before = mux.looks();
+        let connected = || node_stats(&mux, "red", "r1").guests[&0].connected;
+        for _ in 0..TIMES {
+            let guest = Peer::guest_of(&red.nodes[0], 0);
+            eventually("the guest is there", connected);
+            drop(guest);
+            eventually("the guest is gone", || !connected());
+        }
+        (mux.looks() - before) / TIMES
+    };
+    let alone = looks();
+    for number in 0..333 {
+        put(&mux, &two_hosts(root.path(), &format!("other{number}"), &[]));
+    }
+    let among_1000 = looks();
+    // It comes, says so in up to ten messages, and goes.
+    let few = 3..=20;
+    assert!(few.contains(&alone) && few.contains(&among_1000), "{alone} looks, {among_1000} looks");
 }

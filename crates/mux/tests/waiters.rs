@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,16 +19,6 @@ const INSTANCES: usize = 100;
 const NUMBERS: usize = 1000;
 
 const PPS: u64 = 100_000;
-
-/// A memfd with one frame for a generator.
-fn one_frame() -> OwnedFd {
-    let fd = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    let mut file = File::from(fd);
-    let frame = frame(60, 0);
-    file.write_all(&(frame.len() as u16).to_le_bytes()).unwrap();
-    file.write_all(&frame).unwrap();
-    file.into()
-}
 
 fn external(name: &str, outlet: Outlet) -> Request {
     Request::PutExternal(External { name: name.into(), mtu: 1500, outlet })

@@ -98,18 +98,13 @@ impl Bench {
     }
 
     fn reshape_as(&mut self, spec: &Vnet, generation: u32) {
-        let mut vnet = Live::new(spec, 0, generation, |number, end| match end {
+        let vnet = Live::new(spec, 0, generation, |number, end| match end {
             End::External { by, .. } => {
                 Outside::new(0, number, by, || self.hop.clone()).map(Way::Outside)
             }
             End::Port { .. } => None,
         });
-        self.workers[1].replace(0, |old, core| {
-            if let Some(old) = old {
-                vnet.take_over(old, core);
-            }
-            Some(vnet)
-        });
+        self.workers[1].replace(0, Some(vnet));
     }
 
     /// Frames of the tunnel arrive at the first worker.
@@ -375,11 +370,11 @@ fn replaced_outlets_take_no_packet_along() {
         Request::PutExternal(External { name: "A".into(), mtu: 1500, outlet })
     };
     assert_eq!(mux.handle(sink(0), vec![]), Reply::Done);
-    // The first vnet is the first worker's, as the interface is; the second one the other's.
+    // The first vnet is the first worker's, as the interface is; the second one the other's, and stays so,
+    // as it has a tunnel and not the whole interface.
     put(&mux, &two_hosts(root.path(), "red", &[]));
     let mut blue = two_hosts(root.path(), "blue", &[]);
-    let by = Encapsulation::Interface;
-    blue.vlinks[1].a = End::External { interface: "A".into(), by };
+    blue.vlinks[1].a = End::External { interface: "A".into(), by: tunnel(5) };
     blue.vlinks.remove(0);
     put(&mux, &blue);
     let (stop, path) = (Arc::new(AtomicBool::new(false)), blue.nodes[2].tap_socket.clone());
@@ -564,7 +559,7 @@ fn a_worker_is_idle_when_all_vnets_were_looked_at() {
         spec.vlinks[0].b = spec.vlinks[1].b.clone();
         spec.vlinks.pop();
         let vnet = Live::new(&spec, slot, 0, |_, _| None);
-        bench.workers[1].replace(slot, |_, _| Some(vnet));
+        bench.workers[1].replace(slot, Some(vnet));
         let taps = ["h1", "h2"].map(|host| {
             let node = spec.nodes.iter().find(|node| node.name == host).unwrap();
             bench.connect_to(slot, &node.tap_socket, host)

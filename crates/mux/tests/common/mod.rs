@@ -174,6 +174,16 @@ pub fn mark(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame[14..22].try_into().unwrap())
 }
 
+/// A memfd with one frame for a generator.
+pub fn one_frame() -> OwnedFd {
+    let fd = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut file = std::fs::File::from(fd);
+    let frame = frame(60, 0);
+    std::io::Write::write_all(&mut file, &(frame.len() as u16).to_le_bytes()).unwrap();
+    std::io::Write::write_all(&mut file, &frame).unwrap();
+    file.into()
+}
+
 /// A memif client.
 pub struct Peer {
     pub client: Client,

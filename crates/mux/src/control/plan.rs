@@ -1,20 +1,75 @@
-//! What the control side knows of externals and vnets: places, slots, and whose frames are whose.
+//! What is wanted, and where it goes: slots and workers, who is expected at which socket, and whose frames
+//! are whose. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::path::PathBuf;
 
 use pdp_memif::REGIONS_MAX;
 use pdp_proto::limits::EXTERNALS_MAX;
-use pdp_proto::mux::{self, Attach, Encapsulation, End};
+use pdp_proto::mux::{self, Attach, Encapsulation, End, PortName};
 
 use crate::classify::{Classifier, PortRef, Table};
 use crate::encapsulate;
-use crate::keeper::{Expected, Owner};
 use crate::underlay::Ends;
 use crate::vnet::Who;
 
 /// Vnets of one worker.
 pub const VNETS_MAX: usize = 4096;
+
+/// What somebody is expected for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The vnet with this name.
+    Vnet(String),
+    /// The external interface with this name.
+    External(String),
+}
+
+impl Owner {
+    /// Who it is of: of one tenant's vnets (`TENANT.NAME`) the tenant, of others themselves.
+    pub fn tenant(&self) -> (bool, &str) {
+        match self {
+            Self::Vnet(name) => (true, name.split_once('.').map_or(name, |(tenant, _)| tenant)),
+            Self::External(name) => (false, name),
+        }
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vnet(name) => write!(f, "vnet {name}"),
+            Self::External(name) => write!(f, "external {name}"),
+        }
+    }
+}
+
+/// Somebody who is expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// For what.
+    pub owner: Owner,
+    /// The worker that has it.
+    pub worker: usize,
+    /// The owner's slot there.
+    pub slot: u16,
+    /// Of a vnet: of which node, and who.
+    pub seat: Option<(String, Who)>,
+    /// Interface ids from 0 that may connect.
+    pub interfaces: u32,
+    /// Regions that each may have.
+    pub regions: usize,
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.seat {
+            Some((node, who)) => write!(f, "{}: {who:?} of {node}", self.owner),
+            None => write!(f, "{}: its program", self.owner),
+        }
+    }
+}
 
 /// Everything, as last put.
 #[derive(Default)]
@@ -33,6 +88,18 @@ pub struct KnownExternal {
     pub spec: mux::External,
     /// Count of its outlets.
     pub outlets: usize,
+    /// The worker that has the first of them; those after it have the others.
+    pub worker: usize,
+}
+
+impl KnownExternal {
+    /// Who may connect for it, in `slot`, and where.
+    pub fn expected(&self, slot: usize) -> HashMap<PathBuf, Expected> {
+        let owner = Owner::External(self.spec.name.clone());
+        let (worker, slot, interfaces, regions) = (self.worker, slot as u16, 1, REGIONS_MAX);
+        let program = Expected { owner, worker, slot, seat: None, interfaces, regions };
+        self.spec.socket().map(|socket| (socket.into(), program)).into_iter().collect()
+    }
 }
 
 /// A vnet, and where it is.
@@ -67,14 +134,14 @@ impl State {
 
     /// All of a vnet.
     pub fn tunnels(&self, vnet: &mux::Vnet) -> impl Iterator<Item = (Ends, u32)> {
-        vnet.vlinks.iter().flat_map(move |vlink| {
-            [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)].into_iter().filter_map(
-                move |(near, far)| {
-                    let (_, port) = port(vnet, near)?;
-                    self.tunnel(port.mtu, far)
-                },
-            )
-        })
+        ends(vnet).filter_map(move |(near, far)| self.tunnel(port(vnet, near)?.1.mtu, far))
+    }
+
+    /// The vnet of a port, and the port, counted over all nodes.
+    pub fn port(&self, name: &PortName) -> Option<(&KnownVnet, usize)> {
+        let vnet = self.vnets.get(&name.vnet)?;
+        let at = layout(&vnet.spec).position(|it| it == (&*name.node, &*name.port))?;
+        Some((vnet, at))
     }
 
     /// A slot for another one.
@@ -89,13 +156,26 @@ impl State {
         Some(self.externals.len() - 1)
     }
 
+    /// External interfaces whose frames stay where they come from while there is no room for them, and
+    /// that are not on the worker which knows how much there is: their slots, and that worker. It is that
+    /// of the vnet that gets all of their frames.
+    pub fn astray(&self, tables: &Classifier) -> Vec<(usize, usize)> {
+        let slots = self.externals.iter().zip(tables).enumerate();
+        let astray = slots.filter_map(|(slot, (external, table))| {
+            let external = external.as_ref().filter(|it| it.spec.device().is_none())?;
+            let worker = usize::from(table.sole()?.worker);
+            (worker != external.worker).then_some((slot, worker))
+        });
+        astray.collect()
+    }
+
     /// The worker with the fewest vnets, and a free slot there.
     pub fn free_vnet(&self, workers: usize) -> Option<(usize, u16)> {
         let count = |worker: usize| self.vnets.values().filter(|it| it.worker == worker).count();
         let worker = (0..workers).min_by_key(|worker| count(*worker))?;
-        let taken =
-            |slot: u16| self.vnets.values().any(|it| (it.worker, it.slot) == (worker, slot));
-        (0..VNETS_MAX as u16).find(|slot| !taken(*slot)).map(|slot| (worker, slot))
+        let here = self.vnets.values().filter(|it| it.worker == worker);
+        let taken: HashSet<_> = here.map(|it| it.slot).collect();
+        (0..VNETS_MAX as u16).find(|slot| !taken.contains(slot)).map(|slot| (worker, slot))
     }
 
     /// Whose frames are whose, with `changed` as it is to be and without the vnet `without`.
@@ -145,17 +225,18 @@ pub fn port<'a>(spec: &'a mux::Vnet, end: &End) -> Option<(&'a mux::Node, &'a mu
     Some((node, node.ports.get(usize::from(*port))?))
 }
 
+/// Every vlink as seen from each end: the near one and the far one.
+pub fn ends(spec: &mux::Vnet) -> impl Iterator<Item = (&End, &End)> {
+    spec.vlinks.iter().flat_map(|vlink| [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)])
+}
+
 /// Every vlink to the outside: its port, counted over all nodes, the interface and how.
 pub fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = (u16, &str, &Encapsulation)> {
-    spec.vlinks.iter().flat_map(move |vlink| {
-        [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)].into_iter().filter_map(move |ends| {
-            let (End::Port { node, port }, End::External { interface, by }) = ends else {
-                return None;
-            };
-            let at = spec.nodes.iter().position(|known| known.name == *node)?;
-            let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
-            Some((first as u16 + port, interface.as_str(), by))
-        })
+    ends(spec).filter_map(move |ends| {
+        let (End::Port { node, port }, End::External { interface, by }) = ends else { return None };
+        let at = spec.nodes.iter().position(|known| known.name == *node)?;
+        let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
+        Some((first as u16 + port, interface.as_str(), by))
     })
 }
 

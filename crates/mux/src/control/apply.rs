@@ -1,0 +1,241 @@
+//! What pdpd wants, compared with what there is.
+//!
+//! Everything is checked and made ready first; then the owner of a vnet gets its new shape, then
+//! the others what they have to know of it. What can't be had is refused and changes nothing.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use pdp_proto::limits::EXTERNALS_MAX;
+use pdp_proto::mux::{self, End, Reply};
+use tracing::info;
+
+use crate::classify::Classifier;
+use crate::control::base::Control;
+use crate::control::check;
+use crate::control::keeper::Refusal;
+use crate::control::outlets::{New, close_external};
+use crate::control::plan::{
+    KnownExternal, KnownVnet, Owner, State, VNETS_MAX, expected, layout, outside_ends, port,
+};
+use crate::core::Core;
+use crate::encapsulate::{self, Outside, Way};
+use crate::external::External;
+use crate::underlay::NextHop;
+use crate::vnet::Vnet;
+
+impl Control {
+    /// Makes an external interface what `spec` says, with these descriptors.
+    pub fn put_external(&self, spec: mux::External, fds: Vec<OwnedFd>) -> Result<Reply, Refusal> {
+        let mut state = self.state();
+        let slot = state.external_slot(&spec.name).or_else(|| state.free_external());
+        let slot = slot.ok_or(format!("{EXTERNALS_MAX} external interfaces are the most"))?;
+        let known = state.externals[slot].as_ref();
+        let new = self.outlets(known.map(|known| &known.spec), &spec, fds)?;
+        let index = |spec: &mux::External| spec.device().map(|device| device.ifindex);
+        let moved = known.is_some_and(|known| index(&known.spec) != index(&spec));
+        let count = match &new {
+            New::Outlets(outlets) => outlets.len(),
+            New::Nothing | New::Frames(_) => known.map_or(0, |known| known.outlets),
+        };
+        let worker = known.map_or(slot % self.workers.len(), |known| known.worker);
+        let external = KnownExternal { spec: spec.clone(), outlets: count, worker };
+        let owner = Owner::External(spec.name.clone());
+        let prepared = self.keeper.prepare(owner, external.expected(slot))?;
+        state.externals[slot] = Some(external);
+        if matches!(new, New::Outlets(_)) {
+            self.close_paths(slot)?;
+        }
+        for worker in self.workers.iter() {
+            let (spec, close) = (spec.clone(), matches!(new, New::Outlets(_)));
+            worker.call(move |worker| {
+                set_external(&mut worker.core, slot, &spec);
+                close.then(|| close_external(worker, slot))
+            })?;
+        }
+        match new {
+            New::Outlets(outlets) => {
+                for (index, outlet) in outlets.into_iter().enumerate() {
+                    self.add_outlet(slot, (worker + index) % self.workers.len(), outlet)?;
+                }
+            }
+            New::Frames(frames) => {
+                if let mux::Outlet::Generator(spec) = spec.outlet.clone() {
+                    self.workers[worker].call(move |worker| {
+                        let external = worker.core.external(slot);
+                        if let Some(generator) = external.and_then(External::generator) {
+                            generator.change(spec, frames);
+                        }
+                    })?;
+                }
+            }
+            New::Nothing => {}
+        }
+        self.keeper.commit(prepared);
+        let classifier = Arc::new(state.classifier(None, None)?);
+        self.bring_home(&mut state, &classifier)?;
+        self.publish(&classifier)?;
+        if moved {
+            let uses = |vnet: &&KnownVnet| {
+                outside_ends(&vnet.spec).any(|(_, interface, _)| interface == spec.name)
+            };
+            let vnets: Vec<_> = state.vnets.values().filter(uses).cloned().collect();
+            for vnet in vnets {
+                self.install(&mut state, vnet)?;
+            }
+        }
+        info!("external {}: {count} outlets, {:?}", spec.name, spec.outlet);
+        Ok(Reply::Done)
+    }
+
+    /// Ends an external interface that no vnet uses.
+    pub fn delete_external(&self, name: &str) -> Result<Reply, Refusal> {
+        let mut state = self.state();
+        let slot = state.external_slot(name).ok_or(format!("there is no external {name}"))?;
+        let uses =
+            |vnet: &&KnownVnet| outside_ends(&vnet.spec).any(|(_, interface, _)| interface == name);
+        if let Some(vnet) = state.vnets.values().find(uses) {
+            return Err(format!("external {name} is used by vnet {}", vnet.spec.name).into());
+        }
+        state.externals[slot] = None;
+        self.close_paths(slot)?;
+        for worker in self.workers.iter() {
+            worker.call(move |worker| {
+                let generator = close_external(worker, slot);
+                (generator, worker.core.externals[slot].take())
+            })?;
+        }
+        let owner = Owner::External(name.to_string());
+        self.keeper.commit(self.keeper.prepare(owner, HashMap::new())?);
+        Ok(Reply::Done)
+    }
+
+    /// Makes a vnet what `spec` says.
+    pub fn put_vnet(&self, spec: mux::Vnet) -> Result<Reply, Refusal> {
+        check::check(&spec)?;
+        let mut state = self.state();
+        let vnet = match state.vnets.get(&spec.name) {
+            Some(known) if known.spec == spec => return Ok(Reply::Done),
+            Some(known) => {
+                let moved = !layout(&known.spec).eq(layout(&spec));
+                let generation = if moved { state.generation + 1 } else { known.generation };
+                KnownVnet { spec, generation, ..known.clone() }
+            }
+            None => {
+                let (worker, slot) = state.free_vnet(self.workers.len()).ok_or(format!(
+                    "vnet {}: {VNETS_MAX} vnets a worker are the most",
+                    spec.name
+                ))?;
+                KnownVnet { spec, worker, slot, generation: state.generation + 1 }
+            }
+        };
+        self.install(&mut state, vnet)?;
+        Ok(Reply::Done)
+    }
+
+    /// Makes `vnet` what it says, or changes nothing.
+    fn install(&self, state: &mut State, vnet: KnownVnet) -> Result<(), Refusal> {
+        let name = vnet.spec.name.clone();
+        let classifier = Arc::new(state.classifier(Some(&vnet), None)?);
+        let mut refused = None;
+        let made = Vnet::new(&vnet.spec, vnet.slot, vnet.generation, |number, end| {
+            let way = self.way(state, &vnet.spec, number, end);
+            way.map_err(|error| refused.get_or_insert(error).len()).ok()
+        });
+        if let Some(error) = refused {
+            return Err(format!("vnet {name}: {error}").into());
+        }
+        let prepared = self.keeper.prepare(Owner::Vnet(name.clone()), expected(&vnet)?)?;
+        self.replace(&vnet, Some(made), &classifier)?;
+        self.bring_home(state, &classifier)?;
+        self.publish(&classifier)?;
+        self.keeper.commit(prepared);
+        state.generation = state.generation.max(vnet.generation);
+        let mut lengths: HashMap<_, _> =
+            state.tunnels(&vnet.spec).map(|(ends, _)| (ends, 0)).collect();
+        if let Some(before) = state.vnets.insert(name, vnet) {
+            lengths.extend(state.tunnels(&before.spec).map(|(ends, _)| (ends, 0)));
+        }
+        self.measure(state, lengths);
+        Ok(())
+    }
+
+    /// Puts `made` in the place of `vnet`, or ends it, and has its worker classify by `classifier` from the
+    /// same round on. What is left of the one before is dropped here, and not between two rounds.
+    fn replace(
+        &self,
+        vnet: &KnownVnet,
+        made: Option<Vnet>,
+        classifier: &Arc<Classifier>,
+    ) -> Result<(), String> {
+        let (slot, classifier) = (vnet.slot, classifier.clone());
+        let left = self.workers[vnet.worker].call(move |worker| {
+            let left = worker.replace(slot, made);
+            (left, std::mem::replace(&mut worker.classifier, classifier))
+        });
+        left.map(drop)
+    }
+
+    /// The way to an outside end; vlinks are spread over queues by their `number`.
+    fn way(
+        &self,
+        state: &State,
+        vnet: &mux::Vnet,
+        number: usize,
+        end: &End,
+    ) -> Result<Way, String> {
+        let End::External { interface, by } = end else { return Err("no such port".into()) };
+        let slot = state.external_slot(interface);
+        let known = slot.and_then(|slot| state.externals[slot].as_ref());
+        let (Some(slot), Some(known)) = (slot, known) else {
+            return Err(format!("there is no external {interface}"));
+        };
+        let hop = match encapsulate::ends(by) {
+            None => Arc::default(),
+            Some((local, remote)) => match &known.spec.outlet {
+                mux::Outlet::Xdp(device) | mux::Outlet::Packet(device) => {
+                    let vlink = &vnet.vlinks[number];
+                    let near = [&vlink.a, &vlink.b].into_iter().find_map(|end| port(vnet, end));
+                    let mtu = near.map_or(0, |(_, port)| port.mtu);
+                    let bytes = encapsulate::packet_bytes(by, mtu);
+                    let hop = self.underlay.next_hop(device.ifindex, local, remote, bytes);
+                    hop.ok_or("too many tunnels")?
+                }
+                // Frames end there, whoever they are for.
+                mux::Outlet::Generator(_) => Arc::new(NextHop::known([0; 6])),
+                mux::Outlet::Memif { .. } => return Err("a memif program has no tunnels".into()),
+            },
+        };
+        let outside = Outside::new(slot, number, by, || hop);
+        outside.map(Way::Outside).ok_or("a tunnel's addresses are of different families".into())
+    }
+
+    /// Ends a vnet.
+    pub fn delete_vnet(&self, name: &str) -> Result<Reply, Refusal> {
+        let mut state = self.state();
+        let Some(vnet) = state.vnets.get(name).cloned() else {
+            return Err(format!("there is no vnet {name}").into());
+        };
+        let classifier = Arc::new(state.classifier(None, Some(name))?);
+        self.replace(&vnet, None, &classifier)?;
+        self.publish(&classifier)?;
+        let owner = Owner::Vnet(name.to_string());
+        self.keeper.commit(self.keeper.prepare(owner, HashMap::new())?);
+        state.vnets.remove(name);
+        self.measure(&state, state.tunnels(&vnet.spec).map(|(ends, _)| (ends, 0)).collect());
+        Ok(Reply::Done)
+    }
+}
+
+fn set_external(core: &mut Core, slot: usize, spec: &mux::External) {
+    if core.externals.len() <= slot {
+        core.externals.resize_with(slot + 1, || None);
+    }
+    let mac = spec.device().map_or([0; 6], |device| device.mac);
+    let made = || External::new(spec.name.clone(), mac, spec.mtu);
+    let external = core.externals[slot].get_or_insert_with(made);
+    external.mac = mac;
+    external.mtu = spec.mtu;
+    external.is_virtual = spec.device().is_some_and(|device| device.is_virtual);
+}

@@ -1,0 +1,488 @@
+//! Keeps the control sockets of memif connections: listens, shakes hands, notices who is gone.
+//!
+//! A thread of its own; workers get connections ready to use. It looks at the socket that something came
+//! to, and at no other, however many there are. A place keeps listening while
+//! somebody is connected, so that a replacement finds it. Who broke the contract has to wait
+//! [`FAULT_PAUSE`] before it may come again, and whoever comes more often than
+//! [`CONNECTS_A_SECOND`] waits in the kernel: connecting costs this process memory maps and workers a
+//! command each, which a guest must not be able to take without end.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pdp_memif::{Connection, Control, Handshake, HandshakeError, Listener, Share};
+use pdp_proto::mux::Rate;
+use rustix::event::{Timespec, epoll};
+use tracing::{info, warn};
+
+use crate::control::plan::{Expected, Owner};
+use crate::control::workers::WorkerHandle;
+use crate::core::{Core, Dropped};
+use crate::peer::Link;
+use crate::police::TokenBucket;
+use crate::vnet::Who;
+use crate::wake::Wake;
+
+/// Handshakes at one place at a time.
+const HANDSHAKES_MAX: usize = 8;
+
+/// How long who broke the contract is kept out.
+const FAULT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Connections that are begun at one place, each second and at once, for each of its interfaces.
+const CONNECTS_A_SECOND: u64 = 10;
+const CONNECTS_AT_ONCE: u64 = 32;
+
+/// What a place rests longer than it must, so that several are taken at a time.
+const REST_NS: u64 = 200_000_000;
+
+/// How often handshakes are looked at for having taken too long, and places for having rested.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Sockets that are looked at before the places are free for others.
+const EVENTS_MAX: usize = 64;
+
+/// The number of the keeper's own doorbell.
+const WAKE: u64 = 0;
+
+impl Expected {
+    /// Has the worker let go of a connection, if it still has it.
+    fn detach(&self, epoch: u64, workers: &[WorkerHandle]) {
+        let (slot, of_vnet) = (self.slot, self.seat.is_some());
+        workers[self.worker].tell(move |worker| {
+            if of_vnet {
+                worker.change(slot, |vnet, core| vnet.detach(epoch, core));
+                return;
+            }
+            let Core { externals, connections, .. } = &mut worker.core;
+            if let Some(Some(external)) = externals.get_mut(usize::from(slot)) {
+                external.detach(epoch, connections);
+            }
+        });
+    }
+
+    /// Writes a refusal down where the tenant can read it.
+    fn note(&self, fault: String, workers: &[WorkerHandle]) {
+        let Some((node, Who::Guest(number))) = self.seat.clone() else { return };
+        let slot = self.slot;
+        workers[self.worker].tell(move |worker| {
+            worker.change(slot, |vnet, _| vnet.note_fault(&node, number, fault));
+        });
+    }
+}
+
+/// Every socket that is watched has a number, which is given once; a connection has that of its handshake.
+struct Place {
+    number: u64,
+    expected: Expected,
+    /// What its regions count for: all that is of one tenant.
+    share: Arc<Share>,
+    listener: Listener,
+    handshakes: HashMap<u64, Handshake>,
+    connected: HashMap<u64, Connected>,
+    not_before: Option<Instant>,
+    /// Limit of connections that are begun.
+    connects: TokenBucket,
+    /// Nobody is listened to until then, nanoseconds since the keeper began.
+    rests_until_ns: Option<u64>,
+}
+
+struct Connected {
+    interface: u32,
+    control: Control,
+}
+
+/// The places, by path.
+#[derive(Default)]
+struct Places {
+    all: HashMap<Arc<Path>, Place>,
+    /// At which place the sockets are, by their numbers.
+    paths: HashMap<u64, Arc<Path>>,
+    /// Places that rest or where somebody shakes hands.
+    due: HashSet<Arc<Path>>,
+    /// The last number given.
+    number: u64,
+}
+
+/// Places that are ready but not in force yet.
+pub struct Prepared {
+    owner: Owner,
+    wanted: HashMap<PathBuf, Expected>,
+    listeners: HashMap<PathBuf, Listener>,
+}
+
+/// Why something is not prepared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no socket to listen at these paths; it can be had.
+    Lacks(Vec<PathBuf>),
+    /// It can't be had.
+    Failed(String),
+}
+
+impl From<String> for Refusal {
+    fn from(error: String) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// The thread, and what it keeps.
+#[derive(Clone)]
+pub struct Keeper {
+    places: Arc<Mutex<Places>>,
+    /// Sockets that listen, for places to come.
+    listeners: Arc<Mutex<HashMap<PathBuf, Listener>>>,
+    epoll: Arc<OwnedFd>,
+    workers: Arc<[WorkerHandle]>,
+    looks: Arc<AtomicU64>,
+}
+
+impl Keeper {
+    /// Starts; workers tell of connections that they gave up by `dropped` and ring `wake`.
+    pub fn start(
+        workers: Arc<[WorkerHandle]>,
+        dropped: Receiver<Dropped>,
+        wake: Arc<Wake>,
+    ) -> io::Result<Self> {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let (places, listeners, looks) = (Arc::default(), Arc::default(), Arc::default());
+        let keeper = Self { places, listeners, epoll, workers, looks };
+        keeper.watch(&*wake, WAKE, epoll::EventFlags::IN)?;
+        let thread = keeper.clone();
+        let run = move || thread.run(&dropped, &wake);
+        std::thread::Builder::new().name("keeper".into()).spawn(run)?;
+        Ok(keeper)
+    }
+
+    /// Looks at sockets until now.
+    pub fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    /// Keeps sockets that listen for what is prepared next.
+    pub fn offer(&self, listeners: impl IntoIterator<Item = (PathBuf, Listener)>) {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).extend(listeners);
+    }
+
+    /// Gets ready to listen where `owner` expects somebody and nobody listens yet, by sockets that were offered.
+    /// Nothing is in force before [`Keeper::commit`].
+    pub fn prepare(
+        &self,
+        owner: Owner,
+        wanted: HashMap<PathBuf, Expected>,
+    ) -> Result<Prepared, Refusal> {
+        let places = self.lock();
+        let mut new = Vec::new();
+        for path in wanted.keys() {
+            match places.all.get(&**path) {
+                Some(place) if place.expected.owner == owner => {}
+                Some(place) => {
+                    let other = &place.expected.owner;
+                    return Err(format!("socket {} is taken by {other}", path.display()).into());
+                }
+                None => new.push(path.clone()),
+            }
+        }
+        let mut offered = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let lacking: Vec<_> =
+            new.iter().filter(|path| !offered.contains_key(*path)).cloned().collect();
+        if !lacking.is_empty() {
+            return Err(Refusal::Lacks(lacking));
+        }
+        let mut listeners = HashMap::new();
+        for path in new {
+            let Some(listener) = offered.remove(&path) else { continue };
+            let fail = |error| format!("can't listen at {}: {error}", path.display());
+            self.watch(&listener, WAKE, epoll::EventFlags::empty()).map_err(fail)?;
+            listeners.insert(path, listener);
+        }
+        Ok(Prepared { owner, wanted, listeners })
+    }
+
+    /// Puts what was prepared into force, and ends what the owner does not expect any more.
+    pub fn commit(&self, prepared: Prepared) {
+        let Prepared { owner, mut wanted, listeners } = prepared;
+        let mut places = self.lock();
+        let Places { all, paths, due, number } = &mut *places;
+        all.retain(|path, place| {
+            if place.expected.owner != owner {
+                return true;
+            }
+            let wanted = wanted.remove(&**path);
+            let who = |it: &Expected| (it.seat.clone(), it.worker);
+            if wanted.as_ref().map(who) != Some(who(&place.expected)) {
+                let reason = if wanted.is_some() { "replaced" } else { "removed" };
+                place.clear(&self.workers, reason, paths);
+            }
+            let Some(expected) = wanted else {
+                // Whoever made the socket may have it too, so that closing it is not enough.
+                let _ = epoll::delete(&*self.epoll, &place.listener);
+                let shaking = place.handshakes.keys().copied();
+                shaking.chain([place.number]).for_each(|number| drop(paths.remove(&number)));
+                due.remove(path);
+                return false;
+            };
+            place.expected = expected;
+            true
+        });
+        let of_tenant = |place: &&Place| place.expected.owner.tenant() == owner.tenant();
+        let share = all.values().find(of_tenant).map(|place| place.share.clone());
+        let share = share.unwrap_or_default();
+        for (path, listener) in listeners {
+            let Some(expected) = wanted.remove(&path) else { continue };
+            let interfaces = u64::from(expected.interfaces);
+            let rate = Rate { bps: 0, pps: CONNECTS_A_SECOND * interfaces };
+            *number += 1;
+            let place = Place {
+                number: *number,
+                expected,
+                share: share.clone(),
+                listener,
+                handshakes: HashMap::new(),
+                connected: HashMap::new(),
+                not_before: None,
+                connects: TokenBucket::new(rate, 0, CONNECTS_AT_ONCE * interfaces),
+                rests_until_ns: None,
+            };
+            self.listen(&place, true);
+            let path: Arc<Path> = path.into();
+            paths.insert(*number, path.clone());
+            all.insert(path, place);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch(&self, fd: &impl AsFd, number: u64, flags: epoll::EventFlags) -> io::Result<()> {
+        Ok(epoll::add(&*self.epoll, fd, epoll::EventData::new_u64(number), flags)?)
+    }
+
+    /// Whether who comes to `place` is listened to.
+    fn listen(&self, place: &Place, listens: bool) {
+        let flags = if listens { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        let data = epoll::EventData::new_u64(place.number);
+        if let Err(error) = epoll::modify(&*self.epoll, &place.listener, data, flags) {
+            warn!("can't watch {}: {error}", place.expected);
+        }
+    }
+
+    fn run(&self, dropped: &Receiver<Dropped>, wake: &Wake) {
+        let began = Instant::now();
+        let mut looked = began;
+        let mut came = Vec::new();
+        loop {
+            wake.sleeping();
+            let mut places = self.lock();
+            let gone: Vec<_> = dropped.try_iter().collect();
+            gone.iter().for_each(|dropped| places.give_up(dropped));
+            let now = Instant::now();
+            let now_ns = now.duration_since(began).as_nanos() as u64;
+            came.drain(..).for_each(|number| self.look(&mut places, number, now_ns));
+            if now.duration_since(looked) >= LOOK {
+                looked = now;
+                self.look_at_due(&mut places, now_ns);
+            }
+            let left = (!places.due.is_empty()).then(|| LOOK.saturating_sub(looked.elapsed()));
+            drop(places);
+            // With nobody waiting for it.
+            for Dropped { link, watch, .. } in gone {
+                watch.remove(&link.rx);
+            }
+            let left = left.map(|left| Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() });
+            let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
+            if let Ok((events, _)) = epoll::wait(&*self.epoll, &mut events, left.as_ref()) {
+                came.extend(events.iter().map(|event| event.data.u64()));
+            }
+            wake.awake();
+        }
+    }
+
+    /// Something came to the socket with this number.
+    fn look(&self, places: &mut Places, number: u64, now_ns: u64) {
+        // It may have been ended meanwhile.
+        let Some(path) = places.paths.get(&number).cloned() else { return };
+        let Places { all, paths, due, number: last } = places;
+        let Some(place) = all.get_mut(&path) else { return };
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        if place.number == number {
+            for handshake in place.accept(now_ns, self) {
+                *last += 1;
+                if self.watch(&handshake, *last, epoll::EventFlags::IN).is_ok() {
+                    paths.insert(*last, path.clone());
+                    place.handshakes.insert(*last, handshake);
+                }
+            }
+            if !place.handshakes.is_empty() || place.rests_until_ns.is_some() {
+                due.insert(path);
+            }
+        } else if place.handshakes.contains_key(&number) {
+            place.shake_hands(&path, number, self, paths);
+        } else {
+            place.notice_hangup(number, &self.workers, paths);
+        }
+    }
+
+    /// Handshakes may have taken too long, and places may have rested.
+    fn look_at_due(&self, places: &mut Places, now_ns: u64) {
+        let Places { all, paths, due, .. } = places;
+        due.retain(|path| {
+            let Some(place) = all.get_mut(path) else { return false };
+            if place.rests_until_ns.take_if(|until| now_ns >= *until).is_some() {
+                self.listen(place, true);
+            }
+            let numbers: Vec<_> = place.handshakes.keys().copied().collect();
+            for number in numbers {
+                self.looks.fetch_add(1, Ordering::Relaxed);
+                place.shake_hands(path, number, self, paths);
+            }
+            !place.handshakes.is_empty() || place.rests_until_ns.is_some()
+        });
+    }
+}
+
+impl Places {
+    /// A worker let go of a connection.
+    fn give_up(&mut self, Dropped { epoch, reason, fault, .. }: &Dropped) {
+        let place = self.paths.get(epoch).and_then(|path| self.all.get_mut(path));
+        let Some(place) = place else { return };
+        let Some(connected) = place.connected.remove(epoch) else { return };
+        self.paths.remove(epoch);
+        if *fault {
+            warn!("{} is disconnected: {reason}", place.expected);
+            place.not_before = Some(Instant::now() + FAULT_PAUSE);
+        }
+        connected.control.disconnect(reason);
+    }
+}
+
+impl Place {
+    fn notice_hangup(
+        &mut self,
+        number: u64,
+        workers: &[WorkerHandle],
+        paths: &mut HashMap<u64, Arc<Path>>,
+    ) {
+        let Some(connected) = self.connected.get_mut(&number) else { return };
+        let Err(closed) = connected.control.check() else { return };
+        info!("{}, interface {}: {closed}", self.expected, connected.interface);
+        self.expected.detach(number, workers);
+        self.connected.remove(&number);
+        paths.remove(&number);
+    }
+
+    /// Ends all connections.
+    fn clear(
+        &mut self,
+        workers: &[WorkerHandle],
+        reason: &str,
+        paths: &mut HashMap<u64, Arc<Path>>,
+    ) {
+        for (number, it) in self.connected.drain() {
+            self.expected.detach(number, workers);
+            it.control.disconnect(reason);
+            paths.remove(&number);
+        }
+    }
+
+    /// Those who come, as many as may shake hands at a time.
+    fn accept(&mut self, now_ns: u64, keeper: &Keeper) -> Vec<Handshake> {
+        let mut came = vec![];
+        while let Ok(Some(handshake)) = self.listener.accept_for(&self.share, self.expected.regions)
+        {
+            if let Err(until_ns) = self.connects.take(now_ns, 0) {
+                // This one, too many by one, is let go; the others wait in the kernel.
+                warn!("{} connects too often, and waits", self.expected);
+                self.rests_until_ns = Some(until_ns + REST_NS);
+                keeper.listen(self, false);
+                break;
+            }
+            if self.handshakes.len() + came.len() < HANDSHAKES_MAX {
+                came.push(handshake);
+            }
+        }
+        came
+    }
+
+    fn shake_hands(
+        &mut self,
+        path: &Path,
+        number: u64,
+        keeper: &Keeper,
+        paths: &mut HashMap<u64, Arc<Path>>,
+    ) {
+        let Some(mut handshake) = self.handshakes.remove(&number) else { return };
+        let welcome = self.not_before.is_none_or(|at| Instant::now() >= at);
+        let free = |id: u32| {
+            let there = self.connected.values().any(|it| it.interface == id);
+            welcome && id < self.expected.interfaces && !there
+        };
+        match handshake.poll(free) {
+            Ok(None) => {
+                self.handshakes.insert(number, handshake);
+                return;
+            }
+            Ok(Some(connection)) => {
+                if self.attach(connection, number, keeper) {
+                    return;
+                }
+            }
+            Err(error) => {
+                warn!("{}: {error}", path.display());
+                // Who is kept out was told why before.
+                if welcome && matches!(error, HandshakeError::Refused(_)) {
+                    self.expected.note(error.to_string(), &keeper.workers);
+                }
+            }
+        }
+        paths.remove(&number);
+    }
+
+    /// Gives a connection to its worker; false if nobody is expected.
+    fn attach(&mut self, connection: Connection, number: u64, keeper: &Keeper) -> bool {
+        let Connection { interface_id: interface, name, tx, rx, control, .. } = connection;
+        let expected = self.expected.clone();
+        let slot = expected.seat.is_some().then_some(expected.slot);
+        if let Err(error) = keeper.workers[expected.worker].watch.add_bell(slot, &rx) {
+            warn!("{expected}: its doorbell can't be watched: {error}");
+            control.disconnect("doorbell can't be watched");
+            return false;
+        }
+        let attached = keeper.workers[expected.worker].call(move |worker| {
+            let Expected { owner, slot, seat, .. } = expected;
+            let link = Link::new(tx, rx, number);
+            match (owner, seat) {
+                (Owner::Vnet(name), Some((node, who))) => {
+                    let attached = worker.change(slot, |vnet, _| {
+                        vnet.name == name && vnet.attach(&node, who, interface, link)
+                    });
+                    attached.unwrap_or(false)
+                }
+                (Owner::External(name), None) => {
+                    let external = worker.core.external(usize::from(slot));
+                    let external = external.filter(|external| external.name == name);
+                    external.is_some_and(|external| external.attach(link))
+                }
+                _ => false,
+            }
+        });
+        match attached {
+            Ok(true) => {
+                info!("{}, interface {interface}: {name:?} is connected", self.expected);
+                self.connected.insert(number, Connected { interface, control });
+                return true;
+            }
+            Ok(false) => control.disconnect("not expected"),
+            Err(error) => warn!("{error}"),
+        }
+        false
+    }
+}

@@ -1,0 +1,191 @@
+//! What is there to be seen: counters, captures and traces.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use pdp_proto::mux::{self, ExternalStats, Match, PortName, Reply, Stats, TraceStage};
+use tracing::info;
+
+use crate::capture::{self, CAPTURES_MAX};
+use crate::control::base::Control;
+use crate::control::check;
+use crate::control::plan::{State, ends, port};
+use crate::control::workers::WorkerHandle;
+use crate::trace::Wish;
+use crate::vnet::Port;
+use crate::worker::Worker;
+
+/// Ports, guests and nodes whose counters are copied between two rounds of a worker, and the rest of a node.
+const COUNTED_MAX: usize = 64;
+
+/// The longest wait for a frame to trace, milliseconds.
+const TRACE_WAIT_MS_MAX: u64 = 60_000;
+
+impl Control {
+    /// Counters of all vnets or one.
+    pub fn stats(&self, only: Option<&str>) -> Result<Reply, String> {
+        let state = self.state();
+        if let Some(only) = only
+            && !state.vnets.contains_key(only)
+        {
+            return Err(format!("there is no vnet {only}"));
+        }
+        let mut stats = Stats::default();
+        let wanted = state.vnets.values();
+        let wanted = wanted.filter(|vnet| only.is_none_or(|only| only == vnet.spec.name));
+        for (number, worker) in self.workers.iter().enumerate() {
+            let here = wanted.clone().filter(|vnet| vnet.worker == number);
+            let mut nodes = here
+                .flat_map(|vnet| (0..).zip(&vnet.spec.nodes).map(move |it| (vnet, it)))
+                .peekable();
+            while nodes.peek().is_some() {
+                let mut left = COUNTED_MAX;
+                let part: Vec<_> = std::iter::from_fn(|| {
+                    let next @ (_, (_, node)) = nodes.next_if(|_| left > 0)?;
+                    let guests = node.router.as_ref().map_or(0, |router| router.guests.len());
+                    left = left.saturating_sub(1 + node.ports.len() + guests);
+                    Some(next)
+                })
+                .collect();
+                let places: Vec<_> =
+                    part.iter().map(|(vnet, (at, _))| (usize::from(vnet.slot), *at)).collect();
+                let counted = worker.call(move |worker| {
+                    let count = |(slot, node): (usize, _)| worker.vnets[slot].as_ref()?.count(node);
+                    places.into_iter().map(count).collect::<Vec<_>>()
+                })?;
+                for ((vnet, (_, node)), counted) in part.into_iter().zip(counted) {
+                    let Some(counted) = counted else { continue };
+                    let names = node.ports.iter().map(|port| &*port.name);
+                    let known = stats.vnets.entry(vnet.spec.name.clone()).or_default();
+                    known.nodes.insert(node.name.clone(), counted.stats(names));
+                }
+            }
+            stats.workers.push(worker.call(|worker| worker.stats())?);
+            for (slot, external) in state.externals.iter().enumerate() {
+                let Some(external) = external else { continue };
+                let sum = stats.externals.entry(external.spec.name.clone()).or_default();
+                let counted = move |worker: &mut Worker| Some(worker.core.external(slot)?.stats());
+                add_external(sum, worker.call(counted)?.unwrap_or_default());
+            }
+        }
+        for vnet in wanted {
+            let counted = stats.vnets.entry(vnet.spec.name.clone()).or_default();
+            self.add_problems(&state, &vnet.spec, counted);
+        }
+        Ok(Reply::Stats(Box::new(stats)))
+    }
+
+    /// Adds what is wrong with the ways of a vnet's tunnels.
+    fn add_problems(&self, state: &State, vnet: &mux::Vnet, stats: &mut mux::VnetStats) {
+        for (near, far) in ends(vnet) {
+            let Some((node, port)) = port(vnet, near) else { continue };
+            let counters = stats.nodes.get_mut(&node.name);
+            if let Some(((ifindex, local, remote), bytes)) = state.tunnel(port.mtu, far)
+                && let Some(counters) = counters.and_then(|it| it.ports.get_mut(&port.name))
+            {
+                counters.underlay = self.underlay.problem(ifindex, local, remote, bytes);
+            }
+        }
+    }
+
+    /// Has the frames of a port written into the descriptor.
+    pub fn capture(
+        &self,
+        name: &PortName,
+        snap_bytes: u32,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Reply, String> {
+        let [to] = <[OwnedFd; 1]>::try_from(descriptors)
+            .map_err(|got| format!("a capture needs one descriptor, not {}", got.len()))?;
+        if !capture::is_writable(&to) {
+            return Err("the capture's descriptor can't be written to".into());
+        }
+        let captures = self.captures.clone();
+        if captures.fetch_add(1, Ordering::Relaxed) >= CAPTURES_MAX {
+            captures.fetch_sub(1, Ordering::Relaxed);
+            return Err(format!("{CAPTURES_MAX} captures at a time are the most"));
+        }
+        let (sink, source) = capture::channel(snap_bytes);
+        let begun = self.at_port(name, move |port| port.captures.push(sink));
+        let thread = begun.and_then(|_| {
+            let counted = captures.clone();
+            let write = move || {
+                if let Err(error) = capture::write(source, to) {
+                    info!("capture ends: {error}");
+                }
+                counted.fetch_sub(1, Ordering::Relaxed);
+            };
+            let builder = thread::Builder::new().name("capture".into());
+            builder.spawn(write).map_err(|error| format!("no thread for the capture: {error}"))
+        });
+        if thread.is_err() {
+            captures.fetch_sub(1, Ordering::Relaxed);
+        }
+        thread.map(|_| Reply::Done)
+    }
+
+    /// Follows the next frame that arrives at a port and matches.
+    pub fn trace(
+        &self,
+        name: &PortName,
+        filter: Vec<Match>,
+        wait_ms: u64,
+    ) -> Result<Reply, String> {
+        check::check_matches("the trace", &filter)?;
+        let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
+        let (reply, stages) = mpsc::channel();
+        let wish = Wish { ticket, filter, reply };
+        let (worker, _) = self.at_port(name, move |port| port.wish.replace(wish))?;
+        let wait = Duration::from_millis(wait_ms.min(TRACE_WAIT_MS_MAX));
+        match stages.recv_timeout(wait) {
+            Ok(stages) => Ok(Reply::Traced { stages }),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err("another trace took this one's place, or the port is gone".into())
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                // With its port, the wish may be gone.
+                let is_it = move |wish: &mut Wish| wish.ticket == ticket;
+                let _ = self.at_port(name, move |port| port.wish.take_if(is_it));
+                let stages = worker.call(move |worker| worker.core.tracer.cancel(ticket))?;
+                let Some(mut stages) = stages else {
+                    return Err(format!("no such frame arrived within {} ms", wait.as_millis()));
+                };
+                let detail = format!("not ended within {} ms", wait.as_millis());
+                let at_ns = wait.as_nanos() as u64;
+                stages.push(TraceStage { at_ns, stage: "wait".into(), detail });
+                Ok(Reply::Traced { stages })
+            }
+        }
+    }
+
+    /// Does something with a port, where it is: by the worker that is returned with what came of it.
+    fn at_port<T: Send + 'static>(
+        &self,
+        name: &PortName,
+        work: impl FnOnce(&mut Port) -> T + Send + 'static,
+    ) -> Result<(&WorkerHandle, T), String> {
+        let unknown = || format!("there is no port {}/{}:{}", name.vnet, name.node, name.port);
+        let state = self.state();
+        let (vnet, port) = state.port(name).ok_or_else(unknown)?;
+        let (worker, slot) = (&self.workers[vnet.worker], usize::from(vnet.slot));
+        let port_of = move |worker: &mut Worker| {
+            worker.vnets.get_mut(slot)?.as_mut()?.ports.get_mut(port).map(work)
+        };
+        Ok((worker, worker.call(port_of)?.ok_or_else(unknown)?))
+    }
+}
+
+/// Adds what one worker counted.
+fn add_external(sum: &mut ExternalStats, counted: ExternalStats) {
+    sum.received += counted.received;
+    sum.sent += counted.sent;
+    sum.kernel_dropped += counted.kernel_dropped;
+    sum.numbered += counted.numbered;
+    sum.late += counted.late;
+    for (reason, frames) in counted.dropped {
+        *sum.dropped.entry(reason).or_default() += frames;
+    }
+}

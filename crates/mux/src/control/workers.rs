@@ -1,0 +1,120 @@
+//! The worker threads, and how others reach them.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::thread;
+
+use pdp_afxdp::Pool;
+use pdp_memif::Bell;
+use rtrb::RingBuffer;
+use tracing::warn;
+
+use crate::core::{Core, Dropped, Watch};
+use crate::packets::Packets;
+use crate::ringers::Ringers;
+use crate::sort::HANDOVER_FRAMES;
+use crate::wake::Wake;
+use crate::worker::{Command, Neighbour, Worker};
+
+/// Commands that may wait for a worker.
+const COMMANDS_MAX: usize = 64;
+
+/// How a mux is made.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Worker threads.
+    pub workers: usize,
+    /// Their CPUs, in order; workers beyond the list run where the kernel wants.
+    pub cpus: Vec<usize>,
+    /// Packets of all workers.
+    pub pool_packets: usize,
+}
+
+/// How other threads reach a worker.
+#[derive(Clone, Debug)]
+pub struct WorkerHandle {
+    /// Its number.
+    pub number: usize,
+    commands: SyncSender<Command>,
+    /// Its doorbell.
+    pub wake: Arc<Wake>,
+    /// What ends its sleep.
+    pub watch: Watch,
+}
+
+impl WorkerHandle {
+    /// Has the worker do something between two rounds, and waits for the answer.
+    pub fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> Result<T, String> {
+        let (reply, answer) = mpsc::channel();
+        let command: Command = Box::new(move |worker| {
+            // Fails only if the caller is gone.
+            let _ = reply.send(work(worker));
+        });
+        let gone = |number| format!("worker {number} has ended; restart the mux");
+        self.commands.send(command).map_err(|_| gone(self.number))?;
+        self.wake.ring();
+        answer.recv().map_err(|_| gone(self.number))
+    }
+
+    /// The same, where nothing is to be answered.
+    pub fn tell(&self, work: impl FnOnce(&mut Worker) + Send + 'static) {
+        if let Err(error) = self.call(work) {
+            warn!("{error}");
+        }
+    }
+}
+
+/// Starts the workers, which share a pool, in the calling thread's network namespace. What is told of
+/// connections that they gave up comes last; they ring `keeper` for it.
+pub fn start(
+    settings: &Settings,
+    keeper: &Arc<Wake>,
+) -> anyhow::Result<(Arc<[WorkerHandle]>, Pool, Receiver<Dropped>)> {
+    let count = settings.workers.max(1);
+    let (dropped, dropped_by_workers) = mpsc::channel();
+    let (pool, parts) = Packets::pool(count, settings.pool_packets / count)?;
+    let wakes = (0..count).map(|_| Wake::new().map(Arc::new)).collect::<io::Result<Vec<_>>>()?;
+    let ringers = Ringers::start()?;
+    let mut workers = Vec::new();
+    for (number, (packets, neighbours)) in parts.into_iter().zip(mesh(&wakes)).enumerate() {
+        let (commands, obeyed) = mpsc::sync_channel(COMMANDS_MAX);
+        let wake = wakes[number].clone();
+        let ringers = ringers.clone();
+        let core = Core::new(packets, dropped.clone(), keeper.clone(), ringers)?;
+        let watch = core.connections.watch.clone();
+        let worker = Worker::new(number as u16, core, neighbours, obeyed, wake.clone())?;
+        let cpu = settings.cpus.get(number).map(|id| core_affinity::CoreId { id: *id });
+        thread::Builder::new().name(format!("worker{number}")).spawn(move || {
+            if let Some(cpu) = cpu
+                && !core_affinity::set_for_current(cpu)
+            {
+                warn!("worker {number} can't run on CPU {} alone", cpu.id);
+            }
+            // What it needs to ring is made now, and not when a peer waits for it.
+            if let Err(error) = Bell::probe() {
+                warn!("worker {number} can't ring: {error}");
+            }
+            worker.run();
+        })?;
+        workers.push(WorkerHandle { number, commands, wake, watch });
+    }
+    Ok((workers.into(), pool, dropped_by_workers))
+}
+
+/// Rings between each two workers.
+fn mesh(wakes: &[Arc<Wake>]) -> Vec<Vec<Option<Neighbour>>> {
+    let ring = || RingBuffer::new(HANDOVER_FRAMES);
+    let count = wakes.len();
+    let mut mesh: Vec<Vec<_>> = vec![];
+    mesh.resize_with(count, || (0..count).map(|_| None).collect());
+    for (a, b) in (0..count).flat_map(|a| (0..a).map(move |b| (a, b))) {
+        let ((to_a, at_a), (to_b, at_b)) = (ring(), ring());
+        mesh[a][b] = Some(Neighbour { to: to_b, from: at_a, wake: wakes[b].clone() });
+        mesh[b][a] = Some(Neighbour { to: to_a, from: at_b, wake: wakes[a].clone() });
+    }
+    mesh
+}
