@@ -1,5 +1,7 @@
 //! Frames that arrive at the ports of a vnet: counted, policed, checked, and shown to whoever watches.
 
+use std::ops::RangeInclusive;
+
 use pdp_afxdp::Packet;
 use pdp_wire::ether;
 
@@ -79,6 +81,13 @@ impl Port {
     #[inline]
     pub(crate) fn is_watched(&self) -> bool {
         self.wish.is_some() || !self.captures.is_empty()
+    }
+
+    /// Whether frames of all of these lengths, bytes, fit the port's MTU, whatever is in them.
+    #[inline]
+    pub(crate) fn surely_fits(&self, bytes: &RangeInclusive<usize>) -> bool {
+        *bytes.start() >= ether::HEADER_BYTES
+            && *bytes.end() <= ether::HEADER_BYTES + self.mtu as usize
     }
 
     /// What is wrong with a frame that is too short, or longer than the port's MTU by more than `spare`

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use pdp_afxdp::Packet;
+use pdp_afxdp::{HEADROOM_BYTES, Packet};
 use pdp_proto::mux::Encapsulation;
 use pdp_wire::{ether, flow, outer, udp, vxlan};
 
@@ -120,8 +120,21 @@ impl Outside {
         }
     }
 
+    /// Whether frames of up to `bytes` surely can be wrapped.
+    #[inline]
+    pub fn fits(&self, bytes: usize, mtu: u32, hop: Hop) -> bool {
+        match &self.tunnel {
+            None => bytes <= ether::HEADER_BYTES + mtu as usize,
+            Some(Tunnel { template, .. }) => {
+                template.packet_bytes(bytes) <= usize::from(hop.mtu).min(mtu as usize)
+                    && template.len() <= HEADROOM_BYTES
+            }
+        }
+    }
+
     /// Puts the outer headers before the frame in `packet`, on its way by `hop`; `mac` and `mtu` are
     /// the interface's. On an error the packet is as it was.
+    #[inline]
     pub fn wrap(
         &self,
         packet: &mut Packet,

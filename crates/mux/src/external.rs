@@ -237,30 +237,37 @@ impl External {
         due_ns
     }
 
-    /// Sends a frame by one of the outlets; frames with the same `spread` take the same one. Returns it if it
-    /// does not fit, with the reason.
+    /// Sends frames by one of the outlets; those with the same `spread` take the same one. What does not fit is
+    /// put into `refused`, and the reason returned.
     #[inline]
     pub fn send(
         &mut self,
         spread: usize,
         packets: &mut Packets,
         connections: &Connections,
-        packet: Packet,
-    ) -> Result<(), (Reason, Packet)> {
+        frames: impl Iterator<Item = Packet>,
+        refused: &mut Vec<Packet>,
+    ) -> Reason {
         if !self.queues.is_empty() {
-            let index = if self.queues.len() == 1 { 0 } else { spread % self.queues.len() };
+            let index = spread % self.queues.len();
+            let outlet = &mut self.queues[index].outlet;
+            let (sent, why) = outlet.send(packets, connections, frames, refused);
             // What a socket sends is counted when the kernel has taken it.
-            self.counters.sent += self.queues[index].outlet.send(packets, connections, packet)?;
-            Ok(())
+            self.counters.sent += sent;
+            why
         } else if !self.paths.is_empty() {
             let index = spread % self.paths.len();
             let path = &mut self.paths[index];
             path.dirty = true;
-            path.ring
-                .push(packet)
-                .map_err(|rtrb::PushError::Full(packet)| (Reason::ExternalRingFull, packet))
+            for packet in frames {
+                if let Err(rtrb::PushError::Full(packet)) = path.ring.push(packet) {
+                    refused.push(packet);
+                }
+            }
+            Reason::ExternalRingFull
         } else {
-            Err((Reason::ExternalGone, packet))
+            refused.extend(frames);
+            Reason::ExternalGone
         }
     }
 
@@ -282,13 +289,11 @@ impl External {
                     && let Ok(packet) = inbox.pop()
                 {
                     taken += 1;
-                    match queue.outlet.send(packets, connections, packet) {
-                        Ok(sent) => self.counters.sent += sent,
-                        Err((_, packet)) => {
-                            self.counters.drop(OuterReason::Gone);
-                            packets.give(packet);
-                        }
-                    }
+                    let one = std::iter::once(packet);
+                    let (sent, _) = queue.outlet.send(packets, connections, one, scratch);
+                    self.counters.sent += sent;
+                    self.counters.drop_all(OuterReason::Gone, scratch.len() as u64);
+                    packets.give_all(scratch);
                 }
             }
             let counters = &mut self.counters;
@@ -326,38 +331,45 @@ impl External {
 }
 
 impl Outlet {
-    /// Sends a frame, and returns 1 if it is sent for good; or the frame, if it does not fit.
+    /// Sends frames, and returns how many are sent for good, and why others are in `refused`.
     #[inline]
     fn send(
         &mut self,
         packets: &mut Packets,
         connections: &Connections,
-        mut packet: Packet,
-    ) -> Result<u64, (Reason, Packet)> {
-        let full = |packet| (Reason::ExternalRingFull, packet);
+        frames: impl Iterator<Item = Packet>,
+        refused: &mut Vec<Packet>,
+    ) -> (u64, Reason) {
+        let mut sent = 0;
         match self {
-            Self::Xdp(socket) => socket.send(packet).map(|()| 0).map_err(full),
-            Self::Packet(socket) => socket.send(packet).map(|()| 0).map_err(full),
+            Self::Xdp(socket) => refused.extend(frames.filter_map(|it| socket.send(it).err())),
+            Self::Packet(socket) => refused.extend(frames.filter_map(|it| socket.send(it).err())),
             Self::Memif(place) => {
-                let Some(link) = place else { return Err((Reason::ExternalGone, packet)) };
-                match link.push(0, packet.bytes()) {
-                    Ok(true) => {
-                        packets.give(packet);
-                        Ok(1)
+                for packet in frames {
+                    match place.as_mut().map(|link| link.push(0, packet.bytes())) {
+                        Some(Ok(true)) => {
+                            sent += 1;
+                            packets.give(packet);
+                            continue;
+                        }
+                        Some(Err(fault)) => lose(place, connections, &fault),
+                        Some(Ok(false)) | None => {}
                     }
-                    Ok(false) => Err(full(packet)),
-                    Err(fault) => {
-                        lose(place, connections, &fault);
-                        Err((Reason::ExternalGone, packet))
-                    }
+                    refused.push(packet);
+                }
+                if place.is_none() {
+                    return (sent, Reason::ExternalGone);
                 }
             }
             Self::Generator(generator) => {
-                generator.absorb(packet.bytes_mut());
-                packets.give(packet);
-                Ok(1)
+                for mut packet in frames {
+                    sent += 1;
+                    generator.absorb(packet.bytes_mut());
+                    packets.give(packet);
+                }
             }
         }
+        (sent, Reason::ExternalRingFull)
     }
 
     fn has_room(&mut self) -> bool {

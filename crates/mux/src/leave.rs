@@ -1,17 +1,20 @@
-//! Frames on their way out of a port: shape, encapsulate, send.
+//! Frames on their way out of a port: shape, encapsulate, send. Where nothing stands in their way, several at a
+//! time; else one by one.
 //!
 //! Frames of a tunnel whose next hop is not known yet wait for it: [`HELD_FRAMES_MAX`] of each vlink,
 //! and not longer than [`HELD_NS_MAX`].
+
+use std::ops::RangeInclusive;
 
 use pdp_afxdp::Packet;
 
 use crate::core::Core;
 use crate::counters::Reason;
-use crate::encapsulate::{Outside, Way};
+use crate::encapsulate::Way;
 use crate::meter::Stage;
 use crate::shape::Offered;
 use crate::underlay::Hop;
-use crate::vnet::Vnet;
+use crate::vnet::{PortLink, Vnet};
 
 /// Frames of a vlink that wait for the next hop of its tunnel. The oldest ends for one more.
 pub const HELD_FRAMES_MAX: usize = 16;
@@ -22,18 +25,94 @@ pub const HELD_NS_MAX: u64 = 1_000_000_000;
 /// Time between two looks whether it is known, nanoseconds; later a quarter of the time waited.
 const HELD_LOOK_NS: u64 = 250_000;
 
+/// Frames of one port in a row.
+struct Run {
+    port: u16,
+    frames: usize,
+    bytes: usize,
+    /// From the shortest to the longest.
+    bytes_each: RangeInclusive<usize>,
+    is_traced: bool,
+}
+
+impl Run {
+    /// Those that come first.
+    #[inline]
+    fn of(frames: &[Packet]) -> Option<Self> {
+        let port = frames.first()?.port;
+        let (mut count, mut bytes, mut marks) = (0, 0, 0);
+        let (mut least, mut most) = (usize::MAX, 0);
+        for packet in frames.iter().take_while(|packet| packet.port == port) {
+            let length = packet.len();
+            (count, bytes, marks) = (count + 1, bytes + length, marks | packet.mark);
+            (least, most) = (least.min(length), most.max(length));
+        }
+        Some(Self { port, frames: count, bytes, bytes_each: least..=most, is_traced: marks != 0 })
+    }
+}
+
 impl Vnet {
     /// Sends frames out of their ports, or lets them wait their turn. Empties `batch`.
     pub(crate) fn leave(&mut self, core: &mut Core, batch: &mut Vec<Packet>) {
         let count = batch.len();
-        for packet in batch.drain(..) {
-            if let Some(packet) = self.queue(core, packet) {
-                self.emit(core, packet);
+        let mut frames = batch.drain(..);
+        while let Some(run) = Run::of(frames.as_slice()) {
+            let mut packets = frames.by_ref().take(run.frames);
+            if !self.send_run(core, run, &mut packets) {
+                for packet in packets {
+                    if let Some(packet) = self.queue(core, packet) {
+                        self.emit(core, packet);
+                    }
+                }
             }
         }
         if count > 0 {
             core.meter.lap(Stage::Send, count);
         }
+    }
+
+    /// Sends frames of one port that go straight to the outside. False, and nothing is done, where somebody
+    /// watches, or something waits or may not fit.
+    #[inline]
+    fn send_run(
+        &mut self,
+        core: &mut Core,
+        run: Run,
+        frames: &mut impl Iterator<Item = Packet>,
+    ) -> bool {
+        let Core { externals, packets, connections, scratch, .. } = core;
+        let here = &mut self.ports[usize::from(run.port)];
+        let fits = here.surely_fits(&run.bytes_each);
+        let watched = run.is_traced || here.is_watched();
+        let Some(PortLink { way: Way::Outside(outside), shaper, up: true, held, .. }) = &here.link
+        else {
+            return false;
+        };
+        let Some(Some(external)) = externals.get_mut(outside.external) else { return false };
+        let (mac, mtu) = (external.mac, external.mtu);
+        let Some(hop) = outside.find() else { return false };
+        let waits = !shaper.is_open() || !held.is_empty();
+        if !fits || watched || waits || !outside.fits(*run.bytes_each.end(), mtu, hop) {
+            return false;
+        }
+        let refused = &mut scratch.back;
+        let why = if outside.is_plain() {
+            external.send(outside.spread, packets, connections, frames, refused)
+        } else {
+            let wrapped = frames.map(|mut packet| {
+                // It fits.
+                let _ = outside.wrap(&mut packet, mac, mtu, hop);
+                packet
+            });
+            external.send(outside.spread, packets, connections, wrapped, refused)
+        };
+        here.counters.sent += (run.frames - refused.len()) as u64;
+        let header = outside.header_bytes();
+        let lost: usize = refused.iter().map(|packet| packet.len() - header).sum();
+        here.counters.sent_bytes += (run.bytes - lost) as u64;
+        here.counters.drop_all(why, refused.len() as u64);
+        packets.give_all(refused);
+        true
     }
 
     /// Returns the frame if it may leave its port, and if the port's rate lets it go at once.
@@ -190,39 +269,26 @@ impl Vnet {
     }
 
     /// Sends a frame out of its port to the outside, wrapped.
-    #[inline]
-    fn send(&mut self, core: &mut Core, hop: Hop, packet: Packet) {
+    fn send(&mut self, core: &mut Core, hop: Hop, mut packet: Packet) {
         let here = &mut self.ports[usize::from(packet.port)];
         let Some(Way::Outside(outside)) = here.link.as_ref().map(|link| &link.way) else {
             return core.packets.give(packet);
         };
+        let Core { externals, packets, connections, scratch, tracer, .. } = core;
+        let Some(Some(external)) = externals.get_mut(outside.external) else {
+            return here.drop(core, Reason::ExternalGone, packet);
+        };
         let (mark, bytes) = (packet.mark, packet.len());
-        match transmit(outside, core, hop, packet) {
-            Ok(()) => {
-                here.counters.sent += 1;
-                here.counters.sent_bytes += bytes as u64;
-                let detail = || format!("out of {}, {bytes} bytes", here.name);
-                core.tracer.end(mark, "send", detail);
-            }
-            Err((reason, packet)) => here.drop(core, reason, packet),
+        if let Err(reason) = outside.wrap(&mut packet, external.mac, external.mtu, hop) {
+            return here.drop(core, reason, packet);
         }
-    }
-}
-
-/// Wraps a frame, and has the external interface send it.
-#[inline]
-fn transmit(
-    outside: &Outside,
-    core: &mut Core,
-    hop: Hop,
-    mut packet: Packet,
-) -> Result<(), (Reason, Packet)> {
-    let Core { externals, packets, connections, .. } = core;
-    let Some(Some(external)) = externals.get_mut(outside.external) else {
-        return Err((Reason::ExternalGone, packet));
-    };
-    match outside.wrap(&mut packet, external.mac, external.mtu, hop) {
-        Ok(()) => external.send(outside.spread, packets, connections, packet),
-        Err(reason) => Err((reason, packet)),
+        let (one, refused) = (std::iter::once(packet), &mut scratch.back);
+        let why = external.send(outside.spread, packets, connections, one, refused);
+        if let Some(packet) = refused.pop() {
+            return here.drop(core, why, packet);
+        }
+        here.counters.sent += 1;
+        here.counters.sent_bytes += bytes as u64;
+        tracer.end(mark, "send", || format!("out of {}, {bytes} bytes", here.name));
     }
 }

@@ -77,35 +77,44 @@ impl Vnet {
         let window = if completes { OUTSTANDING_MAX } else { usize::MAX };
         let room = window.saturating_sub(to.outstanding.len());
         let (mut given, mut lost) = (0, None);
-        let mut stopped_by = Reason::GuestWindowFull;
-        for packet in frames.iter().take(room) {
-            let here = &mut ports[usize::from(packet.port)];
+        let mut stopped_by = None;
+        for run in frames[..room.min(frames.len())].chunk_by(|a, b| a.port == b.port) {
+            let here = &mut ports[usize::from(run[0].port)];
             let at = if has_tag { 0 } else { usize::from(here.index) };
             let Some(link) = &mut to.links[at] else {
-                stopped_by = Reason::NoGuest;
+                stopped_by = Some(Reason::NoGuest);
                 break;
             };
-            let tag = if has_tag { Tag::deliver(here.index, packet.mark as u8).emit() } else { 0 };
-            match link.push(tag, packet.bytes()) {
-                Ok(true) => given += 1,
-                Ok(false) => {
-                    stopped_by = Reason::GuestRingFull;
-                    break;
+            let before = given;
+            for packet in run {
+                let tag =
+                    if has_tag { Tag::deliver(here.index, packet.mark as u8).emit() } else { 0 };
+                match link.push(tag, packet.bytes()) {
+                    Ok(true) => given += 1,
+                    Ok(false) => {
+                        stopped_by = Some(Reason::GuestRingFull);
+                        break;
+                    }
+                    Err(fault) => {
+                        lost = Some((at, fault.to_string()));
+                        stopped_by = Some(Reason::GuestGone);
+                        break;
+                    }
                 }
-                Err(fault) => {
-                    (lost, stopped_by) = (Some((at, fault.to_string())), Reason::GuestGone);
-                    break;
+                if packet.mark != 0 {
+                    note_given(core, packet.mark, to.spec.number, completes);
                 }
             }
-            if completes {
-                to.outstanding.push(here.index, 1);
-            } else {
-                here.counters.consumed += 1;
+            if completes && given > before {
+                to.outstanding.push(here.index, given - before);
+            } else if !completes {
+                here.counters.consumed += (given - before) as u64;
             }
-            if packet.mark != 0 {
-                note_given(core, packet.mark, to.spec.number, completes);
+            if stopped_by.is_some() {
+                break;
             }
         }
+        let stopped_by = stopped_by.unwrap_or(Reason::GuestWindowFull);
         to.stats.to_guest += given as u64;
         if completes && router.distributor.is_ordered() {
             router.order.note(to.spec.number, given);
