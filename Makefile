@@ -31,7 +31,7 @@ help:
 	@echo 'make fuzz        install what is missing, build, feed hostile bytes to everything that reads'
 	@echo '                 what others wrote (MINUTES=10 in all, TARGET=NAME only one)'
 	@echo 'make bench       install what is missing, build, measure PdP and its peers ($(BENCH_MINUTES)'
-	@echo '                 minutes at most; QUICK=1: shorter, 9): bench/REPORT.md'
+	@echo '                 minutes at most; QUICK=1: shorter, 10): bench/REPORT.md'
 	@echo 'make build       build for use (target/release)'
 	@echo 'make install     build and install into PREFIX ($(PREFIX)), with the systemd unit'
 	@echo 'make uninstall   remove what install installed'
@@ -64,7 +64,7 @@ soak: build
 
 # Beside it nothing else should run on this machine. It ends by itself in time; what would hang is
 # ended two minutes later. There is a report of what was measured in any case.
-BENCH_MINUTES ?= $(if $(QUICK),9,33)
+BENCH_MINUTES ?= $(if $(QUICK),10,37)
 bench: build
 	timeout --kill-after=60 $$((60 * ($(BENCH_MINUTES) + 2))) target/release/pdp-bench run \
 	    --minutes $(BENCH_MINUTES) $(if $(QUICK),--quick); \

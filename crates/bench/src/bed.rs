@@ -14,18 +14,19 @@ use pdp_e2e::Node;
 use pdp_e2e::meter::Clock;
 use pdp_wire::outer;
 
-use crate::peers::pdp::{Design, Pdp, TUNNEL_BYTES};
+use crate::peers::pdp::{Carrier, Design, Pdp};
 use crate::run::Reading;
 use crate::site::{Prefix, stream};
-use crate::stream::NUMBER_AT;
+use crate::stream::{NUMBER_AT, Stream};
 
 /// Frames that the generator repeats, as a pcap file of at most 10 MiB.
 const PCAP_BYTES_MAX: usize = 10 << 20;
 const PCAP_HEADER_BYTES: usize = 24;
 const PCAP_RECORD_BYTES: usize = 16;
 
-/// Frames for each tunnel: with the destinations of [`crate::site::few`], some to each.
-const FRAMES_A_TUNNEL: usize = 8;
+/// Frames where they come through tunnels: as many whatever the number of tunnels, so that it makes no
+/// difference for the caches.
+const FRAMES_TUNNELLED: usize = 2048;
 
 /// Time before what counts.
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -35,6 +36,7 @@ const WARM_UP: Duration = Duration::from_millis(200);
 pub struct Bed {
     node: Node,
     design: Design,
+    stream: Stream,
     frames: PathBuf,
     pdp: Pdp,
 }
@@ -101,19 +103,34 @@ impl Passed {
 }
 
 impl Bed {
-    /// Puts it up with these routes, for frames of so many bytes without check sequence.
+    /// Puts it up with these routes, for frames of so many bytes without check sequence, to
+    /// destinations at random.
     pub fn start(design: Design, prefixes: &[Prefix], bytes: usize) -> Result<Self> {
+        Self::start_with(design, prefixes, stream(prefixes, bytes))
+    }
+
+    /// The same for these frames.
+    pub fn start_with(design: Design, prefixes: &[Prefix], stream: Stream) -> Result<Self> {
         let node = Node::start("bed");
         let frames = node.directory.join("frames.pcap");
-        let tunnels = design.tunnels()?;
-        let outer = tunnels.first().map_or(0, outer::Template::len);
-        let most = (PCAP_BYTES_MAX - PCAP_HEADER_BYTES) / (outer + bytes + PCAP_RECORD_BYTES);
-        let stream = stream(prefixes, bytes);
-        let count = stream.destinations.len().max(FRAMES_A_TUNNEL * tunnels.len()).min(most);
-        stream.write_pcap(&frames, count, &tunnels)?;
         let pdp = Pdp::start(&node, &design, &interfaces(&design, ""))?;
         pdp.add_routes(&node, prefixes)?;
-        Ok(Self { node, design, frames, pdp })
+        let bed = Self { node, design, stream, frames, pdp };
+        bed.aim(bed.design.vnets)?;
+        Ok(bed)
+    }
+
+    /// From now on frames come for so many of the virtual networks.
+    pub fn aim(&self, vnets: usize) -> Result<()> {
+        let tunnels = self.design.tunnels(vnets)?;
+        let outer = tunnels.first().map_or(0, outer::Template::len);
+        let most =
+            (PCAP_BYTES_MAX - PCAP_HEADER_BYTES) / (outer + self.stream.bytes + PCAP_RECORD_BYTES);
+        let count = match tunnels.len() {
+            0 => self.stream.destinations.len(),
+            _ => FRAMES_TUNNELLED,
+        };
+        self.stream.write_pcap(&self.frames, count.min(most), &tunnels)
     }
 
     /// Offers so many frames a second, or as many as are taken (0), for some time.
@@ -160,12 +177,17 @@ impl Bed {
     }
 }
 
-/// The interfaces A as generators with these settings, and B as sinks.
+/// The interfaces A as generators with these settings, and B as sinks. Frames have no numbers where they
+/// come in UDP over IPv6, whose checksum would be wrong with them.
 fn interfaces(design: &Design, source: &str) -> String {
-    let at = NUMBER_AT + if design.tunnels { TUNNEL_BYTES } else { 0 };
+    let numbered = design.carriers[0] != Carrier::Vxlan6;
+    let [at_a, at_b] = design.carriers.map(|carrier| {
+        let at = NUMBER_AT + carrier.bytes();
+        if numbered { format!("numberAt: {at}") } else { String::new() }
+    });
     format!(
-        "    A0: {{generator: {{{source}numberAt: {at}}}}}\n    \
-             B0: {{generator: {{numberAt: {at}}}}}\n"
+        "    A0: {{generator: {{{source}{at_a}}}}}\n    \
+             B0: {{generator: {{{at_b}}}}}\n"
     )
 }
 

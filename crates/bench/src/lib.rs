@@ -8,6 +8,7 @@
 //!   be compared ([`sample::State`]).
 //! - CPU time that the host took away during a sample is kept with it, and a sample that lost much
 //!   is taken again ([`steal`]).
+//! - Two builds are compared by pairs of the same experiment in turn ([`against`]).
 //! - Results are files ([`sample::Results`]), from which plots ([`plot`]) and the report
 //!   ([`report`]) are made, with every target ([`targets`]) beside the figure reached.
 //!
@@ -15,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod against;
 pub mod bed;
 pub mod experiments;
 pub mod live;

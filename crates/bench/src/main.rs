@@ -3,12 +3,13 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use pdp_bench::against::Comparison;
 use pdp_bench::experiments::{self, Experiment};
 use pdp_bench::machine;
 use pdp_bench::report;
@@ -24,6 +25,8 @@ use pdp_bench::site::repository;
   pdp-bench list
   pdp-bench run veth --quick
   pdp-bench run veth rtt --rounds 7
+  pdp-bench run vnets --at 16,64 --binaries target/release
+  pdp-bench run router --at 2 --against /path/of/another/build
   pdp-bench run                        # all of them
   pdp-bench report                     # plots and REPORT.md, from the results that are there"
 )]
@@ -46,6 +49,22 @@ enum Verb {
         /// Times that everything is measured [default: 3, with --quick 2]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
         rounds: Option<u32>,
+        /// Only these parameters, with what they are compared with [default: all]
+        #[arg(long, value_delimiter = ',')]
+        at: Vec<usize>,
+        /// PdP without its peers
+        #[arg(long)]
+        alone: bool,
+        /// Directory with the binaries of PdP that are measured [default: that of this program]
+        #[arg(long)]
+        binaries: Option<PathBuf>,
+        /// Directory with the binaries of another build: pairs in turn, as many as rounds [default: 12],
+        /// each with a start of its own, and the ratio of this build to that one
+        #[arg(long, conflicts_with = "minutes", requires = "names")]
+        against: Option<PathBuf>,
+        /// Commit of that other build, for the report
+        #[arg(long, requires = "against", default_value = "another build")]
+        commit: String,
         /// End within so many minutes: what there is no time for is missing [default: no bound]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1440))]
         minutes: Option<u32>,
@@ -64,6 +83,8 @@ enum Verb {
 /// Rounds unless told otherwise.
 const ROUNDS: u32 = 3;
 const ROUNDS_QUICK: u32 = 2;
+/// Pairs of two builds unless told otherwise.
+const PAIRS: u32 = 12;
 
 /// Share of the usual time of experiments that is kept for them while earlier ones run.
 const KEPT_SHARE: f64 = 0.75;
@@ -85,12 +106,20 @@ fn work(verb: Verb) -> Result<ExitCode> {
                 println!("{:<14} {}", experiment.name, experiment.about);
             }
         }
-        Verb::Run { names, quick, rounds, minutes, json } => {
+        Verb::Run { names, quick, rounds, at, alone, binaries, against, commit, minutes, json } => {
             let chosen = chosen(&names)?;
             anyhow::ensure!(json.is_none() || chosen.len() == 1, "--json is for one experiment");
+            if let Some(before) = against {
+                let effort = Effort { rounds: rounds.unwrap_or(PAIRS), quick, at, alone: true };
+                return compare(&chosen, &effort, binaries.as_deref(), (&before, &commit), json);
+            }
             let rounds = rounds.unwrap_or(if quick { ROUNDS_QUICK } else { ROUNDS });
             let minutes = minutes.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
-            return measure(&chosen, names.is_empty(), Effort { rounds, quick }, minutes, json);
+            if let Some(directory) = binaries {
+                pdp_e2e::take_binaries_from(&directory);
+            }
+            let effort = Effort { rounds, quick, at, alone };
+            return measure(&chosen, names.is_empty(), &effort, minutes, json);
         }
         Verb::Report { directory } => report::write(&directory)?,
     }
@@ -102,7 +131,7 @@ fn work(verb: Verb) -> Result<ExitCode> {
 fn measure(
     chosen: &[&Experiment],
     all: bool,
-    effort: Effort,
+    effort: &Effort,
     time: Option<Duration>,
     json: Option<PathBuf>,
 ) -> Result<ExitCode> {
@@ -148,6 +177,26 @@ fn measure(
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Compares two builds; the code says whether none of the figures is worse than that of the build before.
+fn compare(
+    chosen: &[&Experiment],
+    effort: &Effort,
+    now: Option<&Path>,
+    (before, commit): (&Path, &str),
+    json: Option<PathBuf>,
+) -> Result<ExitCode> {
+    run::end_on_signals()?;
+    let mut is_slower = false;
+    for experiment in chosen {
+        let comparison = Comparison::of(experiment, effort, now, before, commit)?;
+        let usual = || repository().join(Comparison::file(experiment.name));
+        comparison.write(&json.clone().unwrap_or_else(usual))?;
+        print!("{}", comparison.table());
+        is_slower |= comparison.ratios().iter().any(|r| r.is_no_slower() == Some(false));
+    }
+    Ok(if is_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// For people.

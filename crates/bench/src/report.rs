@@ -1,207 +1,318 @@
-//! The report: REPORT.md and plots, made of the results alone.
+//! The report: REPORT.md with what a reader wants first, its plots, and a file with the series of each
+//! experiment, made of the results alone.
+//!
+//! Samples that were disturbed are no results: they are left out before anything is made, and counted.
 
-use std::fmt::Write as _;
+use std::collections::BTreeSet;
+use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
+use crate::against::{Comparison, Ratio};
 use crate::experiments;
 use crate::machine::Machine;
 use crate::paper;
 use crate::plot::{self, short};
-use crate::sample::{Results, State};
-use crate::statistics::{Summary, groups};
+use crate::sample::{Results, SPEED_SHARE_MIN, State};
+use crate::statistics::{Group, Summary, groups};
 use crate::steal::{REPEATS_MAX, STOLEN_MAX};
-use crate::targets;
+use crate::targets::{self, Standing, Target};
 
-/// Reads `results/` of a directory; writes `plots/` and `REPORT.md` there.
+/// What is plotted: an experiment and a kind of its figures.
+const PLOTS: [(&str, &str); 6] = [
+    ("vnets", "of one"),
+    ("ports", "of one"),
+    ("veth", "rate"),
+    ("veth-load", "rate"),
+    ("overload", "of peak"),
+    ("scaling", "of linear"),
+];
+
+/// What PdP is compared with its peers by: an experiment, a kind of its figures, and the parameters.
+const PEERS: [(&str, &str); 4] =
+    [("veth", "rate"), ("memif", "rate"), ("rtt", "median"), ("rtt", "p99")];
+
+/// Results without what was disturbed.
+struct Clean {
+    results: Results,
+    /// Samples that were left out because the host took a CPU away, and because a core was slow.
+    stolen: usize,
+    slow: usize,
+}
+
+/// Leaves out what was disturbed. A core's full speed is the most that was seen of that kind of CPU.
+fn clean(all: Vec<Results>) -> Vec<Clean> {
+    let speed = |results: &Results| {
+        results.samples.iter().map(|sample| sample.core_speed).fold(0.0, f64::max)
+    };
+    let speeds: Vec<(String, f64)> =
+        all.iter().map(|results| (results.machine.cpu.clone(), speed(results))).collect();
+    let clean = |mut results: Results| {
+        let same = speeds.iter().filter(|(cpu, _)| *cpu == results.machine.cpu);
+        let full_speed = same.map(|(_, speed)| *speed).fold(0.0, f64::max);
+        let count = results.samples.len();
+        results.samples.retain(|sample| sample.stolen <= STOLEN_MAX);
+        let stolen = count - results.samples.len();
+        results.samples.retain(|sample| !sample.is_disturbed(full_speed));
+        let slow = count - stolen - results.samples.len();
+        Clean { results, stolen, slow }
+    };
+    all.into_iter().map(clean).collect()
+}
+
+/// Reads `results/` of a directory; writes `REPORT.md`, `plots/` and the series there.
 pub fn write(directory: &Path) -> Result<()> {
-    let mut all = Vec::new();
+    let (mut all, mut comparisons) = (Vec::new(), Vec::new());
     for experiment in experiments::ALL {
         let path = directory.join(format!("results/{}.json", experiment.name));
         if path.exists() {
             all.push(Results::read(&path)?);
         }
-    }
-    let plots = directory.join("plots");
-    fs::create_dir_all(&plots).with_context(|| plots.display().to_string())?;
-    for entry in fs::read_dir(&plots)?.flatten() {
-        // Those of results that are gone.
-        if entry.path().extension().is_some_and(|extension| extension == "svg") {
-            fs::remove_file(entry.path())?;
+        let path = directory.join(format!("results/{}-against.json", experiment.name));
+        if path.exists() {
+            comparisons.push(Comparison::read(&path)?);
         }
     }
+    let all = clean(all);
+    remove(&directory.join("plots"), "svg")?;
+    remove(&directory.join("results"), "md")?;
     let mut drawn = Vec::new();
-    for results in &all {
-        for (what, _) in results.measured() {
-            for state in [State::Near, State::Between, State::Far] {
-                let name = plot_name(&results.experiment, &what, state);
-                if plot::write(&plots.join(&name), results, &what, state)? {
-                    drawn.push(name);
-                }
-            }
+    for (experiment, what) in PLOTS {
+        let Some(Clean { results, .. }) = all.iter().find(|c| c.results.experiment == experiment)
+        else {
+            continue;
+        };
+        let Some(state) = usual_state(results, what) else { continue };
+        let name = format!("{}-{}.svg", experiment, what.replace(' ', "-"));
+        if plot::write(&directory.join("plots").join(&name), results, what, state)? {
+            drawn.push((experiment, what, name));
         }
+    }
+    for clean in &all {
+        let path = directory.join(format!("results/{}.md", clean.results.experiment));
+        fs::write(&path, series(clean)).with_context(|| path.display().to_string())?;
     }
     let path = directory.join("REPORT.md");
-    fs::write(&path, text(&all, &drawn)).with_context(|| path.display().to_string())?;
+    fs::write(&path, text(&all, &comparisons, &drawn))
+        .with_context(|| path.display().to_string())?;
     println!("{}: {} experiments, {} plots", path.display(), all.len(), drawn.len());
     Ok(())
 }
 
-fn plot_name(experiment: &str, what: &str, state: State) -> String {
-    let words: Vec<&str> =
-        what.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
-    format!("{experiment}-{}-{}.svg", words.join("-"), state.word())
+/// Removes files of an earlier report, and makes their directory.
+fn remove(directory: &Path, kind: &str) -> Result<()> {
+    fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+    for entry in fs::read_dir(directory)?.flatten() {
+        if entry.path().extension().is_some_and(|extension| extension == kind) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
-/// The report, with those of `plots` that belong to each experiment.
-pub fn text(all: &[Results], plots: &[String]) -> String {
+/// The state that most parameters of a figure were measured in.
+fn usual_state(results: &Results, what: &str) -> Option<State> {
+    let groups = groups(&results.samples, what);
+    let count = |state: State| groups.iter().filter(|group| group.state == state).count();
+    let states = [State::Far, State::Between, State::Near];
+    states.into_iter().max_by_key(|state| count(*state)).filter(|state| count(*state) > 0)
+}
+
+/// The report.
+fn text(all: &[Clean], comparisons: &[Comparison], plots: &[(&str, &str, String)]) -> String {
     let mut text = String::from(
         "# Measurements\n\n\
          Made by `make bench` from the files in [results/](results/); not written by hand. A figure \
          is the median of its rounds, with least and most in brackets. *near*, *between* and *far* \
          are states of the machine: the way of a cache line between its first and last core, taken \
-         before each sample (below 100 ns, between, above 250 ns; below 30 ns the two are threads of \
-         one core). Figures of different states are not to be compared. Nor are those of a core at full \
-         speed and of one whose other thread another machine has: before each sample it is measured \
-         how many simple operations a core does in a cycle, about half as many with half of the core. \
-         Cycles are CPU time at the processor's frequency where it counts none: a process that polls has them all the time.\n",
+         before each sample (below 100 ns, between, above 250 ns). Figures of different states are not \
+         to be compared; here stands the state that has most samples.\n",
     );
     // Writing to a text never fails.
-    let _ = writeln!(
-        text,
-        "\nThe host of a virtual machine takes CPU time away at moments (`steal`). A sample during which \
-         a CPU lost more than {:.0}% of its time was taken again, at most {REPEATS_MAX} times, while \
-         the experiment had time for it, and the least disturbed one counts. Where what counts was \
-         disturbed, the most that a CPU lost stands below its table.",
-        STOLEN_MAX * 100.0
-    );
-    let _ = machines(&mut text, all);
-    let _ = absent(&mut text, all);
-    let _ = standings(&mut text, all);
-    for results in all {
-        let _ = experiment(&mut text, results, plots);
+    let _ = standings(&mut text, all, comparisons);
+    let _ = pairs(&mut text, comparisons);
+    let _ = peers(&mut text, all);
+    for (experiment, what, name) in plots {
+        let _ = writeln!(text, "\n![{experiment}: {what}](plots/{name})");
     }
+    let _ = machines(&mut text, all);
+    let _ = index(&mut text, all);
     text
 }
 
-fn machines(text: &mut String, all: &[Results]) -> std::fmt::Result {
+fn standings(text: &mut String, all: &[Clean], comparisons: &[Comparison]) -> fmt::Result {
+    let all: Vec<Results> = all.iter().map(|clean| clean.results.clone()).collect();
+    writeln!(text, "\n## Targets\n\n| target | goal | reached | cores | met | commit |")?;
+    writeln!(text, "|---|---|---|---|---|---|")?;
+    for target in targets::all() {
+        let Target { words, goal, .. } = &target;
+        let Some(standing) = target.standing(&all, comparisons) else {
+            let why = match target.in_another_state(&all) {
+                true => "not in that state",
+                false => "not measured yet",
+            };
+            writeln!(text, "| {words} | {goal} | {why} | | | |")?;
+            continue;
+        };
+        let Standing { reached, unit, state, met, commit } = &standing;
+        let met = met.map_or("", |met| if met { "yes" } else { "**no**" });
+        let (reached, state) = (spread(reached), state.map_or("pairs", State::word));
+        writeln!(text, "| {words} | {goal} | {reached} {unit} | {state} | {met} | {commit} |")?;
+    }
+    Ok(())
+}
+
+/// How this build stands against the one before, figure by figure.
+fn pairs(text: &mut String, comparisons: &[Comparison]) -> fmt::Result {
+    writeln!(
+        text,
+        "\n## Against the commit before\n\n\
+         Pairs of both builds in turn, each from a start of its own; how many times as good this one is: \
+         the median of the pairs, and its 95 % interval. It is no slower where that reaches 1."
+    )?;
+    let compared: BTreeSet<&str> = comparisons.iter().map(|c| &*c.experiment).collect();
+    let with_pdp = experiments::ALL.iter().filter(|e| e.subject != experiments::Subject::Machine);
+    let missing: Vec<&str> = with_pdp.map(|e| e.name).filter(|n| !compared.contains(n)).collect();
+    if !missing.is_empty() {
+        writeln!(text, "\nNot measured yet: {}.", missing.join(", "))?;
+    }
+    if comparisons.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        text,
+        "\n| experiment | before | series | figure | times | 95 % | no slower | pairs |"
+    )?;
+    writeln!(text, "|---|---|---|---|---|---|---|---|")?;
+    for comparison in comparisons {
+        let (experiment, before) = (&comparison.experiment, &comparison.before);
+        for ratio in comparison.ratios() {
+            let no_slower = match ratio.is_no_slower() {
+                Some(true) => "yes",
+                Some(false) => "**no**",
+                None => "too few pairs",
+            };
+            let Ratio { series, what, x: (x, x_unit), times, interval } = &ratio;
+            let interval = interval
+                .map_or(String::new(), |[lower, upper]| format!("{lower:.3} to {upper:.3}"));
+            writeln!(
+                text,
+                "| {experiment} | {before} | {series} | {what}, {} {x_unit} | {:.3} | {interval} | {no_slower} | {} |",
+                short(*x),
+                times.median,
+                times.count
+            )?;
+        }
+    }
+    let left_out: usize = comparisons.iter().map(|comparison| comparison.left_out).sum();
+    writeln!(text, "\nLeft out, disturbed or of different states: {left_out} pairs.")
+}
+
+/// Series of the same run beside each other.
+fn peers(text: &mut String, all: &[Clean]) -> fmt::Result {
+    writeln!(text, "\n## Beside peers, in the same run\n")?;
+    writeln!(text, "| experiment | at | series | reached | cycles/packet | cores |")?;
+    writeln!(text, "|---|---|---|---|---|---|")?;
+    for (experiment, what) in PEERS {
+        let own = all.iter().find(|clean| clean.results.experiment == experiment);
+        let Some(Clean { results, .. }) = own else { continue };
+        let Some(state) = usual_state(results, what) else { continue };
+        let Some(sample) = results.samples.iter().find(|sample| sample.what == what) else {
+            continue;
+        };
+        for group in groups(&results.samples, what).iter().filter(|g| g.state == state) {
+            let cycles = group.cycles.map_or(String::new(), |cycles| short(cycles.median));
+            writeln!(
+                text,
+                "| {experiment}, {what} | {} {} | {} | {} {} | {cycles} | {} |",
+                short(group.x),
+                sample.x_unit,
+                group.series,
+                spread(&group.value),
+                sample.unit,
+                state.word()
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn machines(text: &mut String, all: &[Clean]) -> fmt::Result {
     let mut seen: Vec<&Machine> = Vec::new();
-    for results in all {
+    for Clean { results, .. } in all {
         if !seen.contains(&&results.machine) {
             seen.push(&results.machine);
         }
     }
-    writeln!(text, "\n## Machine\n\n| experiments | CPU | cores | kernel, system | PdP | peers |")?;
-    writeln!(text, "|---|---|---|---|---|---|")?;
+    writeln!(text, "\n## Machine\n\n| CPU | cores | kernel, system | PdP | peers |")?;
+    writeln!(text, "|---|---|---|---|---|")?;
     for machine in seen {
-        let of = all.iter().filter(|results| &results.machine == machine);
-        let names: Vec<&str> = of.map(|results| &*results.experiment).collect();
+        let Machine { cpu, cpu_mhz, cores, kernel, system, pdp, dpdk, openvswitch, hypervisor } =
+            machine;
+        let hypervisor =
+            if hypervisor.is_empty() { String::new() } else { format!(", virtual ({hypervisor})") };
         writeln!(
             text,
-            "| {} | {}, {} MHz{} | {} | {}, {} | {} | DPDK {}, Open vSwitch {} |",
-            names.join(", "),
-            machine.cpu,
-            machine.cpu_mhz,
-            match &*machine.hypervisor {
-                "" => String::new(),
-                hypervisor => format!(", virtual ({hypervisor})"),
-            },
-            machine.cores,
-            machine.kernel,
-            machine.system,
-            machine.pdp,
-            machine.dpdk,
-            machine.openvswitch
+            "| {cpu}, {cpu_mhz} MHz{hypervisor} | {cores} | {kernel}, {system} | {pdp} | \
+             DPDK {dpdk}, Open vSwitch {openvswitch} |"
+        )?;
+    }
+    let (stolen, slow) =
+        all.iter().fold((0, 0), |(stolen, slow), c| (stolen + c.stolen, slow + c.slow));
+    writeln!(
+        text,
+        "\nA sample during which the host took more than {:.0} % of a CPU's time away is taken again, at \
+         most {REPEATS_MAX} times, and the least disturbed one is kept. Not shown are samples that were \
+         disturbed all the same ({stolen}), and those before which a core did less than {:.0} % of the \
+         simple operations a cycle that it can: another machine had its other thread ({slow}). Cycles are \
+         CPU time at the processor's frequency where it counts none: a process that polls has them all \
+         the time.",
+        STOLEN_MAX * 100.0,
+        SPEED_SHARE_MIN * 100.0
+    )
+}
+
+/// The experiments and their series.
+fn index(text: &mut String, all: &[Clean]) -> fmt::Result {
+    writeln!(text, "\n## Experiments\n\n| series | what | began | samples, left out |")?;
+    writeln!(text, "|---|---|---|---|")?;
+    for experiment in experiments::ALL {
+        let (name, about) = (experiment.name, experiment.about);
+        let Some(clean) = all.iter().find(|clean| clean.results.experiment == name) else {
+            writeln!(text, "| {name} | {about} | not measured yet | |")?;
+            continue;
+        };
+        let Clean { results, stolen, slow } = clean;
+        let (began, count) = (results.began.get(..10).unwrap_or(""), results.samples.len());
+        let quick = if results.quick { ", quick" } else { "" };
+        let left_out = stolen + slow;
+        writeln!(
+            text,
+            "| [{name}](results/{name}.md) | {about} | {began}{quick} | {count}, {left_out} |"
         )?;
     }
     Ok(())
 }
 
-/// Experiments that no results are there of.
-fn absent(text: &mut String, all: &[Results]) -> std::fmt::Result {
-    let has = |name: &str| all.iter().any(|results| results.experiment == name);
-    let names: Vec<&str> =
-        experiments::ALL.iter().map(|e| e.name).filter(|name| !has(name)).collect();
-    if !names.is_empty() {
-        writeln!(text, "\nNo results of: {}.", names.join(", "))?;
-    }
-    Ok(())
-}
-
-fn standings(text: &mut String, all: &[Results]) -> std::fmt::Result {
-    writeln!(text, "\n## Targets\n\n| target | reached | cores | met |\n|---|---|---|---|")?;
-    for target in targets::all() {
-        let standings = target.standings(all);
-        if standings.is_empty() {
-            let state = target.state.map_or("", State::word);
-            let why = match target.in_another_state(all) {
-                true => "not in that state during the run",
-                false => "not measured",
-            };
-            writeln!(text, "| {} | {why} | {state} | |", target.words)?;
-        }
-        for standing in standings {
-            let met = standing.met.map_or("", |met| if met { "yes" } else { "**no**" });
-            let reached = spread(&standing.reached);
-            let (unit, state) = (&standing.unit, standing.state.word());
-            writeln!(text, "| {} | {reached} {unit} | {state} | {met} |", target.words)?;
-        }
-    }
-    Ok(())
-}
-
-fn experiment(text: &mut String, results: &Results, plots: &[String]) -> std::fmt::Result {
-    let name = &results.experiment;
-    writeln!(text, "\n## {name}\n")?;
-    if let Some(experiment) = experiments::named(name) {
-        let about = experiment.about;
-        let quick = if results.quick { " Quick: short runs." } else { "" };
-        let (began, seconds) = (&results.began, results.seconds);
-        writeln!(text, "{about}. Began {began}, took {seconds} s.{quick}")?;
-    }
+/// The series of an experiment: one table of all figures that were measured together.
+fn series(clean: &Clean) -> String {
+    let Clean { results, stolen, slow } = clean;
+    let (name, began, seconds) = (&results.experiment, &results.began, results.seconds);
+    let about = experiments::named(name).map_or("", |experiment| experiment.about);
+    let quick = if results.quick { " Quick: short runs." } else { "" };
+    let commit = &results.machine.pdp;
+    let mut text = format!(
+        "# {name}\n\n{about}. Commit {commit}, began {began}, took {seconds} s.{quick} Left out: {stolen} \
+         samples during which the host took a CPU away, {slow} on slow cores. See \
+         [REPORT.md](../REPORT.md).\n"
+    );
     for missing in &results.missing {
-        writeln!(text, "\nNot measured: {missing}")?;
+        let _ = writeln!(text, "\nNot measured: {missing}");
     }
-    for (what, unit) in results.measured() {
-        let x_unit = results.samples.iter().find(|sample| sample.what == what);
-        let x_unit = x_unit.map_or("", |sample| &*sample.x_unit);
-        writeln!(text, "\n| {x_unit} | series | {what}, {unit} | cycles/packet | cores | runs |")?;
-        writeln!(text, "|---|---|---|---|---|---|")?;
-        let groups = groups(&results.samples, &what);
-        for group in &groups {
-            writeln!(
-                text,
-                "| {} | {} | {} | {} | {} | {} |",
-                group.x,
-                group.series,
-                spread(&group.value),
-                group.cycles.map_or(String::new(), |cycles| spread(&cycles)),
-                group.state.word(),
-                group.value.count
-            )?;
-        }
-        for figure in paper::FIGURES.iter().filter(|figure| figure.what == what) {
-            let paper::Figure { x, series, value, .. } = figure;
-            writeln!(text, "| {x} | *the paper: {series}* | *{value}* | | | |")?;
-        }
-        let stolen = groups.iter().map(|group| group.stolen).fold(0.0, f64::max);
-        if stolen > 0.0 {
-            writeln!(text, "\nStolen by the host: at most {:.1}% of a CPU.", stolen * 100.0)?;
-        }
-        let samples = results.samples.iter().filter(|sample| sample.what == what);
-        let speeds = samples.map(|sample| sample.core_speed).filter(|speed| *speed > 0.0);
-        if let Some(speed) = Summary::of(speeds) {
-            let speed = spread(&speed);
-            writeln!(text, "\nThe slower core did {speed} operations a cycle before the samples.")?;
-        }
-        for state in [State::Near, State::Between, State::Far] {
-            let plot = plot_name(name, &what, state);
-            if plots.contains(&plot) {
-                writeln!(text, "\n![{name}: {what}, cores {}](plots/{plot})", state.word())?;
-            }
-        }
+    for figures in together(results) {
+        let _ = table(&mut text, results, &figures);
     }
     let mut notes: Vec<(&str, &str)> = Vec::new();
     for sample in results.samples.iter().filter(|sample| !sample.notes.is_empty()) {
@@ -210,11 +321,81 @@ fn experiment(text: &mut String, results: &Results, plots: &[String]) -> std::fm
             notes.push(note);
         }
     }
-    if !notes.is_empty() {
-        writeln!(text)?;
+    for (at, (series, note)) in notes.iter().enumerate() {
+        let _ = writeln!(text, "{}- {series}: {note}", if at == 0 { "\n" } else { "" });
     }
-    for (series, note) in notes {
-        writeln!(text, "- {series}: {note}")?;
+    text
+}
+
+/// A figure with its groups.
+type Figure = (String, String, Vec<Group>);
+
+/// Where a group stands in a table.
+fn row(group: &Group) -> (u64, State, String) {
+    (group.x.to_bits(), group.state, group.series.clone())
+}
+
+/// Figures, those that have rows in common together.
+fn together(results: &Results) -> Vec<Vec<Figure>> {
+    let mut tables: Vec<Vec<Figure>> = Vec::new();
+    for (what, unit) in results.measured() {
+        let own = groups(&results.samples, &what);
+        let rows: BTreeSet<_> = own.iter().map(row).collect();
+        let is_with = |table: &&mut Vec<Figure>| {
+            table.iter().any(|(_, _, groups)| groups.iter().any(|group| rows.contains(&row(group))))
+        };
+        match tables.iter_mut().find(is_with) {
+            Some(table) => table.push((what, unit, own)),
+            None => tables.push(vec![(what, unit, own)]),
+        }
+    }
+    tables
+}
+
+fn table(text: &mut String, results: &Results, figures: &[Figure]) -> fmt::Result {
+    let is_nothing = |(_, _, groups): &&Figure| {
+        groups.iter().all(|group| group.value.least == 0.0 && group.value.most == 0.0)
+    };
+    let shown: Vec<&Figure> = figures.iter().filter(|figure| !is_nothing(figure)).collect();
+    let nothing: Vec<&str> =
+        figures.iter().filter(is_nothing).map(|(what, _, _)| &**what).collect();
+    let mut rows: Vec<&Group> = Vec::new();
+    for group in figures.iter().flat_map(|(_, _, groups)| groups) {
+        if !rows.iter().any(|other| row(other) == row(group)) {
+            rows.push(group);
+        }
+    }
+    rows.sort_by(|a, b| a.x.total_cmp(&b.x).then(a.state.cmp(&b.state)));
+    let has_cycles = shown.iter().any(|(_, _, groups)| groups.iter().any(|g| g.cycles.is_some()));
+    let what = &figures[0].0;
+    let sample = results.samples.iter().find(|sample| sample.what == *what);
+    let x_unit = sample.map_or("", |sample| &*sample.x_unit);
+    write!(text, "\n| {x_unit} | series | cores | runs |")?;
+    for (what, unit, _) in &shown {
+        write!(text, " {what}, {unit} |")?;
+    }
+    writeln!(text, "{}", if has_cycles { " cycles/packet |" } else { "" })?;
+    writeln!(text, "|{}", "---|".repeat(4 + shown.len() + usize::from(has_cycles)))?;
+    for at in rows {
+        let count = at.value.count;
+        write!(text, "| {} | {} | {} | {count} |", at.x, at.series, at.state.word())?;
+        let mut cycles = None;
+        for (_, _, groups) in &shown {
+            let own = groups.iter().find(|group| row(group) == row(at));
+            write!(text, " {} |", own.map_or(String::new(), |group| spread(&group.value)))?;
+            cycles = cycles.or(own.and_then(|group| group.cycles));
+        }
+        let cycles = cycles.map_or(String::new(), |cycles| spread(&cycles));
+        writeln!(text, "{}", if has_cycles { format!(" {cycles} |") } else { String::new() })?;
+    }
+    for figure in paper::FIGURES {
+        let paper::Figure { what, x, series, value } = figure;
+        if results.experiment == "pdp-paper" && shown.iter().any(|(shown, _, _)| shown == what) {
+            writeln!(text, "\nThe paper, {what}: {series} at {x}: {value}.")?;
+        }
+    }
+    if !nothing.is_empty() {
+        writeln!(text, "\n0 everywhere: {}.", nothing.join(", "))?;
     }
     Ok(())
 }
@@ -227,7 +408,7 @@ fn spread(summary: &Summary) -> String {
         _ => format!("{value:.3}"),
     };
     let [median, least, most] = [summary.median, summary.least, summary.most].map(precise);
-    if summary.count == 1 { median } else { format!("{median} ({least} to {most})") }
+    if summary.count == 1 { median + " (1 run)" } else { format!("{median} ({least} to {most})") }
 }
 
 #[cfg(test)]
@@ -235,36 +416,64 @@ mod tests {
     use super::*;
     use crate::sample::tests::results;
 
-    #[test]
-    fn the_report_has_machine_targets_tables_and_plots() {
+    fn some() -> Vec<Clean> {
         let mut results = results(&[
             ("pdp, two cores", 2.0, 0.5, 60.0),
             ("pdp, two cores", 2.0, 0.7, 60.0),
             ("pdp, two cores", 2.0, 0.8, 60.0),
-            ("kernel", 2.0, 0.8, 300.0),
+            ("ovs, AF_XDP", 2.0, 0.5, 60.0),
+            ("kernel", 2.0, 9.0, 300.0),
+            ("kernel", 2.0, 8.0, 300.0),
         ]);
-        results.samples[1].stolen = 0.123;
-        results.samples[0].core_speed = 2.0;
-        results.samples[2].core_speed = 4.0;
+        results.samples[4].stolen = 0.123;
+        results.samples[0].core_speed = 4.0;
+        results.samples[5].core_speed = 2.9;
         results.machine.cpu = "Some CPU".into();
-        results.missing.push("ovs: not installed".into());
-        results.samples[3].notes = "in interrupts".into();
-        let plots = ["veth-rate-near.svg".to_owned()];
-        let text = text(&[results], &plots);
+        results.machine.pdp = "abc".into();
+        results.missing.push("ovs, packet sockets: not installed".into());
+        results.samples[3].notes = "in turn".into();
+        let mut nothing = results.samples.clone();
+        for sample in &mut nothing {
+            (sample.what, sample.value) = ("late".into(), 0.0);
+        }
+        results.samples.extend(nothing);
+        clean(vec![results])
+    }
+
+    #[test]
+    fn the_report_has_targets_peers_machine_and_what_is_not_measured() {
+        let plots = [("veth", "rate", "veth-rate.svg".to_owned())];
+        let text = text(&some(), &[], &plots);
         for part in [
-            "| veth | Some CPU,",
-            "| veth to veth, 2 routes, AF_XDP, two cores: above 600 kpps | 0.700 (0.500 to 0.800) Mpps | near | yes |",
-            "| overload: at ten times the capacity within 5% of the peak | not measured |",
-            "| 2 | kernel | 0.800 | 100 | far | 1 |",
-            "Stolen by the host: at most 12.3% of a CPU.",
-            "The slower core did 3.000 (2.000 to 4.000) operations a cycle before the samples.",
-            "Not measured: ovs: not installed",
-            "No results of: core-latency, lookup,",
-            "![veth: rate, cores near](plots/veth-rate-near.svg)",
-            "- kernel: in interrupts",
+            "| veth to veth, 2 routes, AF_XDP, two cores | 0.6 Mpps | 0.700 (0.500 to 0.800) Mpps | near | yes | abc |",
+            "datapath | 1 times | 1.400 (1.000 to 1.600) times | near | yes | abc |",
+            "| 64 vnets | 75% | not measured yet | | | |",
+            "| veth, rate | 2 routes | ovs, AF_XDP | 0.500 (1 run) Mpps | 100 | near |",
+            "| Some CPU,",
+            "disturbed all the same (2)",
+            "had its other thread (2)",
+            "| lookup |",
+            "![veth: rate](plots/veth-rate.svg)",
+            "Not measured yet: lookup, router,",
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
-        assert!(!text.contains("veth-rate-far.svg"));
+        assert!(!text.contains("kernel | "), "disturbed figures are not shown");
+    }
+
+    #[test]
+    fn what_was_measured_together_is_one_table() {
+        let text = series(&some()[0]);
+        for part in [
+            "| routes | series | cores | runs | rate, Mpps | cycles/packet |",
+            "| 2 | pdp, two cores | near | 3 | 0.700 (0.500 to 0.800) | 100 (100 to 100) |",
+            "0 everywhere: late.",
+            "Left out: 2 samples during which the host took a CPU away, 2 on slow cores.",
+            "Not measured: ovs, packet sockets: not installed",
+            "- ovs, AF_XDP: in turn",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        assert_eq!(text.matches("| series |").count(), 1);
     }
 }

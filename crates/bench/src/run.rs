@@ -20,12 +20,16 @@ use crate::steal::{Ticks, least_disturbed};
 const REPEATS_SHARE: f64 = 0.15;
 
 /// How thoroughly to measure.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Effort {
     /// Times that everything is measured.
     pub rounds: u32,
     /// Shorter, with fewer parameters.
     pub quick: bool,
+    /// The parameters that are measured; none: all.
+    pub at: Vec<usize>,
+    /// PdP without its peers.
+    pub alone: bool,
 }
 
 /// Set once this program was told to end.
@@ -100,11 +104,13 @@ pub struct Run {
 impl Run {
     /// Runs an experiment to its end, or until there is no time left. What fails is among what is
     /// missing; also whether it came to its end and has any result.
-    pub fn of(experiment: &Experiment, effort: Effort, end: Option<Instant>) -> (Results, bool) {
+    pub fn of(experiment: &Experiment, effort: &Effort, end: Option<Instant>) -> (Results, bool) {
         let began = machine::said("date", &["-u", "+%FT%TZ"]);
         let start = Instant::now();
         let repeats = experiment.usual(effort.quick).mul_f64(REPEATS_SHARE);
         let (samples, missing) = (Vec::new(), Vec::new());
+        let effort = effort.clone();
+        let quick = effort.quick;
         let mut run = Self { effort, end, repeats, round: 1, samples, missing, cut: false };
         eprintln!("{}: {}", experiment.name, experiment.about);
         let done = run.attempt("all of it", |run| (experiment.run)(run));
@@ -114,7 +120,7 @@ impl Run {
             experiment: experiment.name.to_owned(),
             began,
             seconds: start.elapsed().as_secs_f64().round(),
-            quick: effort.quick,
+            quick,
             machine: Machine::here(),
             missing: run.missing,
             samples: run.samples,
@@ -125,6 +131,23 @@ impl Run {
     /// Shorter, with fewer parameters.
     pub fn quick(&self) -> bool {
         self.effort.quick
+    }
+
+    /// Whether this parameter is to be measured.
+    pub fn wants(&self, x: usize) -> bool {
+        self.effort.at.is_empty() || self.effort.at.contains(&x)
+    }
+
+    /// Of all parameters those that are to be measured: those that were asked for; else, where runs are
+    /// short, these few.
+    pub fn choose(&self, all: &[usize], few: &[usize]) -> Vec<usize> {
+        let from = if self.quick() && self.effort.at.is_empty() { few } else { all };
+        from.iter().copied().filter(|x| self.wants(*x)).collect()
+    }
+
+    /// Whether a series is to be measured: PdP's are always, peers' unless PdP is measured alone.
+    pub fn wants_series(&self, series: &str) -> bool {
+        !self.effort.alone || series.starts_with("pdp")
     }
 
     /// How long one sample is measured.
@@ -284,6 +307,7 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiments::Subject;
 
     #[test]
     fn what_fails_or_panics_is_missing_and_the_rest_goes_on() {
@@ -295,8 +319,15 @@ mod tests {
                 Ok(())
             })
         }
-        let experiment = Experiment { name: "some", about: "some", seconds: 1, run: some };
-        let (results, whole) = Run::of(&experiment, Effort { rounds: 3, quick: true }, None);
+        let experiment = Experiment {
+            name: "some",
+            about: "some",
+            seconds: 1,
+            subject: Subject::Machine,
+            run: some,
+        };
+        let (results, whole) =
+            Run::of(&experiment, &Effort { rounds: 3, quick: true, ..Effort::default() }, None);
         assert!(whole, "what a peer lacks is no failure of the experiment");
         let rounds: Vec<_> = results.samples.iter().map(|s| (&*s.series, s.round)).collect();
         assert_eq!(rounds, [("good", 1), ("good", 2), ("good", 3)]);
@@ -313,8 +344,15 @@ mod tests {
             run.attempt("more", |_| Ok(()));
             run.rounds(|_| panic!("time is up"))
         }
-        let experiment = Experiment { name: "some", about: "some", seconds: 1, run: endless };
-        let (results, whole) = Run::of(&experiment, Effort { rounds: 3, quick: true }, None);
+        let experiment = Experiment {
+            name: "some",
+            about: "some",
+            seconds: 1,
+            subject: Subject::Machine,
+            run: endless,
+        };
+        let (results, whole) =
+            Run::of(&experiment, &Effort { rounds: 3, quick: true, ..Effort::default() }, None);
         assert!(!whole);
         assert_eq!(results.samples.len(), 1);
         let missing = ["more: time was up", "all of it: time was up before round 1"];
@@ -324,8 +362,21 @@ mod tests {
     #[test]
     fn an_experiment_without_results_is_not_whole() {
         for run in [|_: &mut Run| Ok(()), |_: &mut Run| anyhow::bail!("broken")] {
-            let experiment = Experiment { name: "some", about: "some", seconds: 1, run };
-            assert!(!Run::of(&experiment, Effort { rounds: 1, quick: true }, None).1);
+            let experiment = Experiment {
+                name: "some",
+                about: "some",
+                seconds: 1,
+                subject: Subject::Machine,
+                run,
+            };
+            assert!(
+                !Run::of(
+                    &experiment,
+                    &Effort { rounds: 1, quick: true, ..Effort::default() },
+                    None
+                )
+                .1
+            );
         }
     }
 }

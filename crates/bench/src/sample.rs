@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
+use crate::steal::STOLEN_MAX;
 
 /// Version of the files' format. One that changes what a key means counts it up.
 pub const SCHEMA: u32 = 1;
@@ -17,6 +18,9 @@ pub const NEAR_NS: f64 = 100.0;
 
 /// Above this, two cores are far, nanoseconds from core to core.
 pub const FAR_NS: f64 = 250.0;
+
+/// Share of its full speed below which a core is slow: another machine has its other thread.
+pub const SPEED_SHARE_MIN: f64 = 0.75;
 
 /// How near two cores are to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -87,6 +91,15 @@ pub struct Sample {
     /// What else there is to know.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub notes: String,
+}
+
+impl Sample {
+    /// Whether the host took much of a CPU away meanwhile, or a core was slow: at full speed it does so
+    /// many operations a cycle.
+    pub fn is_disturbed(&self, full_speed: f64) -> bool {
+        let is_slow = self.core_speed > 0.0 && self.core_speed < SPEED_SHARE_MIN * full_speed;
+        self.stolen > STOLEN_MAX || is_slow
+    }
 }
 
 /// What an experiment came to.

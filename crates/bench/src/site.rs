@@ -29,12 +29,20 @@ pub const MAC_MIDDLE_B: [u8; 6] = [2, 0, 0, 0, 1, 0xb];
 /// Sink and counters are at rest when nothing came for this long.
 const QUIET: Duration = Duration::from_millis(50);
 
+/// Addresses of each prefix of [`stream_in_turn`].
+const HOSTS_IN_TURN: u8 = 8;
+
 /// An IPv4 prefix: address and length.
 pub type Prefix = ([u8; 4], u8);
 
 /// Prefixes with their own paths through the middle.
 pub fn few() -> Vec<Prefix> {
-    vec![([20, 0, 0, 0], 24), ([20, 0, 1, 0], 24)]
+    some(2)
+}
+
+/// So many prefixes, at most 256.
+pub fn some(count: usize) -> Vec<Prefix> {
+    (0..=u8::MAX).take(count).map(|third| ([20, 0, third, 0], 24)).collect()
 }
 
 /// A single address: one flow.
@@ -104,15 +112,20 @@ pub fn destinations(prefixes: &[Prefix]) -> Vec<[u8; 4]> {
     (0..count).map(draw).collect()
 }
 
-/// Frames from machine A through the middle to these prefixes.
+/// Frames from machine A through the middle to these prefixes, to addresses at random.
 pub fn stream(prefixes: &[Prefix], bytes: usize) -> Stream {
-    Stream {
-        to_mac: MAC_MIDDLE_A,
-        from_mac: MAC_A,
-        source: [10, 0, 1, 2],
-        destinations: destinations(prefixes),
-        bytes,
-    }
+    stream_to(destinations(prefixes), bytes)
+}
+
+/// Frames from machine A through the middle to prefixes of /24 in turn, some addresses of each.
+pub fn stream_in_turn(prefixes: &[Prefix], bytes: usize) -> Stream {
+    let to =
+        |host| prefixes.iter().map(move |(address, _)| [address[0], address[1], address[2], host]);
+    stream_to((1..=HOSTS_IN_TURN).flat_map(to).collect(), bytes)
+}
+
+fn stream_to(destinations: Vec<[u8; 4]>, bytes: usize) -> Stream {
+    Stream { to_mac: MAC_MIDDLE_A, from_mac: MAC_A, source: [10, 0, 1, 2], destinations, bytes }
 }
 
 /// A link address as text.

@@ -30,6 +30,27 @@ impl Summary {
     }
 }
 
+/// The 95 % interval of the median of what these values were drawn from, whatever its distribution;
+/// `None` of fewer than six, of which even least and most are too near.
+///
+/// Source: order statistics; each value is above the median with probability one half.
+pub fn median_interval(values: &[f64]) -> Option<[f64; 2]> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len();
+    // That exactly so many of them are below the median, and at most so many.
+    let mut exactly = 0.5f64.powi(i32::try_from(count).ok()?);
+    let mut at_most = exactly;
+    let mut left_out = 0;
+    while left_out < count && at_most <= 0.025 {
+        left_out += 1;
+        exactly *= (count + 1 - left_out) as f64 / left_out as f64;
+        at_most += exactly;
+    }
+    let lower = left_out.checked_sub(1)?;
+    Some([sorted[lower], sorted[count - 1 - lower]])
+}
+
 /// The value below which a share of all lies, nearest rank; 0 of none.
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     let rank = (sorted.len() as f64 * share).ceil().max(1.0) as usize;
@@ -97,6 +118,18 @@ mod tests {
         let odd = Summary { median: 2.0, least: -1.0, most: 9.0, count: 3 };
         assert_eq!(of(&[9.0, -1.0, 2.0]), Some(odd));
         assert_eq!(of(&[4.0, 1.0, 2.0, 9.0]).unwrap().median, 3.0);
+    }
+
+    /// The ranks, from 1, are those of tables of the sign test (n = 6, 8, 9, 12, 20, 50).
+    #[test]
+    fn the_interval_of_a_median_is_of_ranks() {
+        let of = |count: u32| {
+            let values: Vec<f64> = (1..=count).rev().map(f64::from).collect();
+            median_interval(&values).map(|bounds| bounds.map(|value| value as u32))
+        };
+        assert_eq!([0, 1, 5].map(of), [None; 3]);
+        let ranks = [[1, 6], [1, 8], [2, 8], [3, 10], [6, 15], [18, 33]];
+        assert_eq!([6, 8, 9, 12, 20, 50].map(of), ranks.map(Some));
     }
 
     #[test]

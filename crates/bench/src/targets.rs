@@ -2,9 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use crate::experiments::{paper, schedulers};
+use crate::against::Comparison;
+use crate::experiments::paper;
 use crate::sample::{Results, State};
-use crate::statistics::{Summary, groups};
+use crate::statistics::{Group, Summary, groups};
 
 /// How a figure is judged.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,11 +18,28 @@ pub enum Bound {
     Told,
 }
 
+/// What a figure is taken with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Beside {
+    /// Nothing.
+    Nothing,
+    /// The figure of another series of the same run, which is subtracted.
+    Less(&'static str),
+    /// The figure of another series of the same run, which it is divided by.
+    Over(&'static str),
+    /// The same figure of the build before, by pairs.
+    Before,
+    /// The figure at the parameter 1 of the build before, by pairs; where there are none, as measured.
+    BeforeOne,
+}
+
 /// Something to be reached.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// In words.
     pub words: &'static str,
+    /// What is to be reached, in words.
+    pub goal: &'static str,
     /// Experiment, series and kind of the figure.
     pub figure: [&'static str; 3],
     /// At which parameters.
@@ -30,8 +48,8 @@ pub struct Target {
     pub state: Option<State>,
     /// The bound.
     pub bound: Bound,
-    /// Figure of another series that is subtracted.
-    pub less: Option<&'static str>,
+    /// What it is taken with.
+    pub beside: Beside,
 }
 
 /// Parameters: any.
@@ -47,180 +65,192 @@ const THREE: RangeInclusive<u32> = 3..=3;
 
 /// All, in the order in which they are reported.
 pub fn all() -> Vec<Target> {
-    let target =
-        |words, figure, x, state, bound| Target { words, figure, x, state, bound, less: None };
-    let (near, far) = (Some(State::Near), Some(State::Far));
+    use Beside::{Before, BeforeOne, Less, Nothing, Over};
     use Bound::{AtLeast, AtMost, Told};
+    let target = |words, goal, figure, x, bound| Target {
+        words,
+        goal,
+        figure,
+        x,
+        state: None,
+        bound,
+        beside: Nothing,
+    };
     let router = ["router", "pdp, two cores", "rate"];
+    let in_state = |words, goal, x, state, bound| Target {
+        state: Some(state),
+        ..target(words, goal, router, x, AtLeast(bound))
+    };
+    let beside = |beside, target| Target { beside, ..target };
+    let (near, far) = (State::Near, State::Far);
     let of_cpu = "of linear, for a guest's CPU second";
     let mut all = vec![
-        target(
-            "whole way, two cores, 2 routes, near: above 18 Mpps",
-            router,
-            FEW,
-            near,
-            AtLeast(18.0),
+        beside(
+            Before,
+            target(
+                "whole way, two cores, 2 routes, against the commit before",
+                "1.1 times, better 1.25",
+                router,
+                FEW,
+                AtLeast(1.1),
+            ),
         ),
+        in_state("whole way, two cores, 2 routes, near", "18 Mpps", FEW, near, 18.0),
+        in_state("whole way, two cores, 2 routes, far", "13 Mpps", FEW, far, 13.0),
+        in_state("whole way, two cores, full table, near", "12 Mpps", FULL, near, 12.0),
+        in_state("whole way, two cores, full table, far", "9 Mpps", FULL, far, 9.0),
         target(
-            "whole way, two cores, 2 routes, far: above 13 Mpps",
-            router,
-            FEW,
-            far,
-            AtLeast(13.0),
-        ),
-        target(
-            "whole way, two cores, full table, near: above 12 Mpps",
-            router,
-            FULL,
-            near,
-            AtLeast(12.0),
-        ),
-        target(
-            "whole way, two cores, full table, far: above 9 Mpps",
-            router,
-            FULL,
-            far,
-            AtLeast(9.0),
-        ),
-        target(
-            "whole way, mux and guest on one core, half for each: above 6 Mpps",
+            "whole way, mux and guest on one core, half for each",
+            "6 Mpps",
             ["one-core", "pdp", "rate"],
             HALF,
-            None,
             AtLeast(6.0),
         ),
     ];
-    for (words, series) in [
-        ("veth to veth, 2 routes, AF_XDP, two cores: above 600 kpps", "pdp, two cores"),
-        ("veth to veth, 2 routes, AF_XDP, one core: above 600 kpps", "pdp, one core"),
-        ("veth to veth, 2 routes, packet sockets: above 600 kpps", "pdp, packet sockets"),
+    for (words, goal, count, bound) in [
+        ("16 vnets, of one's rate at the commit before", "90%", 16, 90.0),
+        ("64 vnets", "75%", 64, 75.0),
+        ("256 vnets", "60%", 256, 60.0),
+        ("1,024 vnets", "45%", 1024, 45.0),
     ] {
-        all.push(target(words, ["veth", series, "rate"], FEW, None, AtLeast(0.6)));
+        let figure = ["vnets", "pdp", "of one"];
+        all.push(beside(BeforeOne, target(words, goal, figure, count..=count, AtLeast(bound))));
     }
-    for (words, series, bound) in [
-        (
-            "look-ups at random over the full IPv4 table: at least 100 million/s a core",
-            "IPv4",
-            100.0,
+    for (words, count) in [
+        ("1,024 vnets of which 16 have traffic, of the rate of 16", 1024),
+        ("256 vnets of which 16 have traffic, of the rate of 16", 256),
+    ] {
+        let figure = ["vnets", "pdp, 16 with traffic", "of 16"];
+        all.push(target(words, "95%", figure, count..=count, AtLeast(95.0)));
+    }
+    for (words, count) in [
+        ("frames to 4 ports of a router in turn, of one port's rate", 4),
+        ("16 ports", 16),
+        ("64 ports", 64),
+    ] {
+        let figure = ["ports", "pdp", "of one"];
+        all.push(target(words, "90%", figure, count..=count, AtLeast(90.0)));
+    }
+    for (words, count) in
+        [("flow over 2 guests of a core, of one guest's rate", 2), ("4 guests", 4)]
+    {
+        let figure = ["guests", "pdp", "of one"];
+        all.push(target(words, "85%", figure, count..=count, AtLeast(85.0)));
+    }
+    for (words, series) in [
+        ("VXLAN over IPv4 on both sides, of plain interfaces' rate", "pdp, VXLAN over IPv4"),
+        ("VXLAN over IPv6 on both sides, of plain interfaces' rate", "pdp, VXLAN over IPv6"),
+    ] {
+        all.push(target(words, "", ["tunnels", series, "of plain"], ANY, Told));
+    }
+    for (words, series) in [
+        ("veth to veth, 2 routes, against Open vSwitch's AF_XDP datapath", "pdp, two cores"),
+        ("the same with busy polling", "pdp, busy polling"),
+    ] {
+        let ratio = target(words, "1 times", ["veth", series, "rate"], FEW, AtLeast(1.0));
+        all.push(beside(Over("ovs, AF_XDP"), ratio));
+    }
+    for (words, series) in [
+        ("veth to veth, 2 routes, AF_XDP, two cores", "pdp, two cores"),
+        ("veth to veth, 2 routes, AF_XDP, one core", "pdp, one core"),
+        ("veth to veth, 2 routes, packet sockets", "pdp, packet sockets"),
+    ] {
+        all.push(target(words, "0.6 Mpps", ["veth", series, "rate"], FEW, AtLeast(0.6)));
+    }
+    all.push(beside(
+        Less("kernel"),
+        target(
+            "round-trip time added at idle, against the kernel's forwarding, median",
+            "under 50 µs",
+            ["rtt", "pdp, two cores", "median"],
+            ANY,
+            AtMost(50.0),
         ),
+    ));
+    for (words, goal, series, bound) in [
+        ("look-ups at random, full IPv4 table", "100 million/s a core", "IPv4", 100.0),
         (
-            "look-ups inside the full IPv4 table's prefixes while 100,000 routes/s change: at least \
-             100 million/s a core",
+            "the same inside its prefixes beside 100,000 changes/s",
+            "100 million/s a core",
             "IPv4, while updated",
             100.0,
         ),
-        ("look-ups over the full IPv6 table: at least 50 million/s a core", "IPv6", 50.0),
+        ("look-ups at random, full IPv6 table", "50 million/s a core", "IPv6", 50.0),
         (
-            "look-ups over the full IPv6 table while 100,000 routes/s change: at least 50 million/s \
-             a core",
+            "the same inside its prefixes beside 100,000 changes/s",
+            "50 million/s a core",
             "IPv6, while updated",
             50.0,
         ),
     ] {
-        all.push(target(words, ["lookup", series, "rate"], ANY, None, AtLeast(bound)));
+        all.push(target(words, goal, ["lookup", series, "rate"], ANY, AtLeast(bound)));
     }
-    for (words, series, bound) in [
-        ("memory of the full IPv4 table: under 64 MB", "IPv4, while updated", 64.0),
-        ("memory of the full IPv6 table: under 64 MB", "IPv6, while updated", 64.0),
-        ("memory of the tables of 1,000 networks of ten routes: a few MB", "1,000 networks", 8.0),
+    for (words, goal, series, bound) in [
+        ("memory of the full IPv4 table", "under 64 MB", "IPv4, while updated", 64.0),
+        ("memory of the full IPv6 table", "under 64 MB", "IPv6, while updated", 64.0),
+        ("memory of the tables of 1,000 networks of ten routes", "a few MB", "1,000 networks", 8.0),
     ] {
-        all.push(target(words, ["lookup", series, "memory"], ANY, None, AtMost(bound)));
+        all.push(target(words, goal, ["lookup", series, "memory"], ANY, AtMost(bound)));
     }
-    let [experiment, series] = ["churn", "1 Mpps"];
+    let churn = |what| ["churn", "1 Mpps", what];
     all.extend([
         target(
-            "route changes, as many as go, from the kernel to the guest, 1 Mpps forwarded: at least \
-             100,000/s",
-            [experiment, series, "applied"],
+            "route changes, as many as go, from the kernel to the guest, beside 1 Mpps",
+            "100 thousand/s",
+            churn("applied"),
             1_000_000..=u32::MAX,
-            None,
             AtLeast(100.0),
         ),
         target(
             "longest pause in forwarding beside 100,000 route changes/s",
-            [experiment, series, "pause"],
+            "",
+            churn("pause"),
             100_000..=100_000,
-            None,
             Told,
         ),
+        target("the same without route changes", "", churn("pause"), 0..=0, Told),
         target(
-            "longest pause in forwarding without route changes, to compare",
-            [experiment, series, "pause"],
-            0..=0,
-            None,
-            Told,
-        ),
-    ]);
-    all.extend([
-        target(
-            "overload: at ten times the capacity within 5% of the peak",
+            "overload: at ten times the capacity, of the peak",
+            "95%",
             ["overload", "pdp", "of peak"],
             10..=10,
-            None,
             AtLeast(95.0),
         ),
         target(
-            "overload: the same for each second of the guest's CPU time",
+            "the same for each second of the guest's CPU time",
+            "95%",
             ["overload", "pdp", "of peak, for a guest's CPU second"],
             10..=10,
-            None,
             AtLeast(95.0),
         ),
-        Target {
-            less: Some("kernel"),
-            ..target(
-                "round-trip time added at idle, against the kernel's forwarding: under 50 µs median",
-                ["rtt", "pdp, two cores", "median"],
-                ANY,
-                None,
-                AtMost(50.0),
-            )
-        },
     ]);
-    for (words, series) in schedulers::WORDS {
-        all.push(target(words, ["schedulers", series, "p99"], 100..=100, None, Told));
-    }
+    let ordered =
+        |words, goal, what, bound| target(words, goal, ["scaling", "ordered", what], THREE, bound);
     all.extend([
-        target(
-            "1 to 1,024 vnets: no cliff (80% of one's rate or more)",
-            ["vnets", "pdp", "of one"],
-            2..=1024,
-            None,
-            AtLeast(80.0),
-        ),
-        target(
-            "capped guests scale linearly: within 5% at three guests, ordered",
-            ["scaling", "ordered", "of linear"],
-            THREE,
-            None,
+        ordered(
+            "three capped guests, ordered, of three times one's rate",
+            "95%",
+            "of linear",
             AtLeast(95.0),
         ),
-        target(
-            "the same for each second of the guests' CPU time",
-            ["scaling", "ordered", of_cpu],
-            THREE,
-            None,
+        ordered("the same for each second of their CPU time", "95%", of_cpu, AtLeast(95.0)),
+        ordered(
+            "CPU time of the one that had least, of its quota",
+            "95% or more",
+            "CPU time of the guest that had least",
             AtLeast(95.0),
         ),
-        target(
-            "capped guests get their quota: three guests, ordered, the one that had least, at least 95%",
-            ["scaling", "ordered", "CPU time of the guest that had least"],
-            THREE,
-            None,
-            AtLeast(95.0),
-        ),
-        target(
-            "capped guests get no more: the one that had most, at most 105%",
-            ["scaling", "ordered", "CPU time of the guest that had most"],
-            THREE,
-            None,
+        ordered(
+            "CPU time of the one that had most, of its quota",
+            "105% or less",
+            "CPU time of the guest that had most",
             AtMost(105.0),
         ),
         target(
-            "ordered distribution, one flow over three unequal guests: no packet late",
+            "ordered, one flow over three unequal guests: packets late",
+            "none",
             ["pdp-paper", "ordered", paper::REORDERED],
             THREE,
-            None,
             AtMost(0.0),
         ),
     ]);
@@ -230,57 +260,84 @@ pub fn all() -> Vec<Target> {
 /// How a target stands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Standing {
-    /// What was reached, in the target's state.
+    /// What was reached.
     pub reached: Summary,
     /// Its unit.
     pub unit: String,
-    /// In which state.
-    pub state: State,
+    /// In which state of the cores; of pairs that is not one.
+    pub state: Option<State>,
     /// Whether that is enough; where the target has a bound.
     pub met: Option<bool>,
+    /// The commit that was measured.
+    pub commit: String,
 }
 
 impl Target {
     /// Whether its figure was measured, but in other states than its own.
     pub fn in_another_state(&self, results: &[Results]) -> bool {
         let anywhere = Self { state: None, ..self.clone() };
-        self.state.is_some() && !anywhere.standings(results).is_empty()
+        self.state.is_some() && anywhere.standing(results, &[]).is_some()
     }
 
-    /// How it stands by these results: for each state and parameter that was measured.
-    pub fn standings(&self, results: &[Results]) -> Vec<Standing> {
+    /// How it stands by these results: in the state that has most samples of it.
+    pub fn standing(&self, results: &[Results], comparisons: &[Comparison]) -> Option<Standing> {
         let [experiment, series, what] = self.figure;
-        let Some(results) = results.iter().find(|results| results.experiment == experiment) else {
-            return Vec::new();
+        let has = |x: f64| x >= f64::from(*self.x.start()) && x <= f64::from(*self.x.end());
+        let met = |median: f64| match self.bound {
+            Bound::AtLeast(bound) => Some(median >= bound),
+            Bound::AtMost(bound) => Some(median <= bound),
+            Bound::Told => None,
         };
-        let groups = groups(&results.samples, what);
-        let in_range = |x: f64| x >= f64::from(*self.x.start()) && x <= f64::from(*self.x.end());
-        let unit = results.samples.iter().find(|sample| sample.what == what);
-        let own = groups.iter().filter(|group| {
-            group.series == series
-                && in_range(group.x)
-                && self.state.is_none_or(|state| state == group.state)
-        });
-        own.filter_map(|group| {
-            let mut reached = group.value;
-            if let Some(other) = self.less {
-                let same = |o: &&crate::statistics::Group| {
-                    o.series == other && o.x == group.x && o.state == group.state
-                };
-                let less = groups.iter().find(same)?.value.median;
-                let [median, least, most] =
-                    [reached.median, reached.least, reached.most].map(|value| value - less);
-                reached = Summary { median, least, most, ..reached };
-            }
-            let met = match self.bound {
-                Bound::AtLeast(bound) => Some(reached.median >= bound),
-                Bound::AtMost(bound) => Some(reached.median <= bound),
-                Bound::Told => None,
+        if let Some(comparison) = comparisons.iter().find(|c| c.experiment == experiment) {
+            let (values, unit) = match self.beside {
+                Beside::Before => (comparison.times(series, what, has), "times"),
+                Beside::BeforeOne => (comparison.of_one(series, has), "%"),
+                _ => (Vec::new(), ""),
             };
-            let unit = unit.map_or(String::new(), |sample| sample.unit.clone());
-            Some(Standing { reached, unit, state: group.state, met })
-        })
-        .collect()
+            if let Some(reached) = Summary::of(values) {
+                let (unit, commit) = (unit.to_owned(), comparison.machine.pdp.clone());
+                return Some(Standing {
+                    reached,
+                    unit,
+                    state: None,
+                    met: met(reached.median),
+                    commit,
+                });
+            }
+        }
+        if self.beside == Beside::Before {
+            return None;
+        }
+        let results = results.iter().find(|results| results.experiment == experiment)?;
+        let groups = groups(&results.samples, what);
+        let own = groups.iter().filter(|group| {
+            let is_in_state = self.state.is_none_or(|state| state == group.state);
+            group.series == series && has(group.x) && is_in_state
+        });
+        // Of as many the nearer one: groups are in that order.
+        let group = own.rev().max_by_key(|group| group.value.count)?;
+        let unit = results.samples.iter().find(|sample| sample.what == what)?.unit.clone();
+        let of_other = |other: &str| {
+            let same = |o: &&Group| o.series == other && o.x == group.x && o.state == group.state;
+            Some(groups.iter().find(same)?.value.median)
+        };
+        let change = |change: &dyn Fn(f64) -> f64| {
+            let Summary { median, least, most, count } = group.value;
+            Summary { median: change(median), least: change(least), most: change(most), count }
+        };
+        let (reached, unit) = match self.beside {
+            Beside::Less(other) => {
+                let other = of_other(other)?;
+                (change(&|value| value - other), unit)
+            }
+            Beside::Over(other) => {
+                let other = of_other(other)?;
+                (change(&|value| value / other), "times".to_owned())
+            }
+            _ => (group.value, unit),
+        };
+        let (state, commit) = (Some(group.state), results.machine.pdp.clone());
+        Some(Standing { reached, unit, state, met: met(reached.median), commit })
     }
 }
 
@@ -289,8 +346,9 @@ mod tests {
     use super::*;
     use crate::sample::tests::results;
 
-    fn target(less: Option<&'static str>, state: Option<State>, bound: Bound) -> Target {
-        Target { words: "", figure: ["veth", "pdp", "rate"], x: FEW, state, bound, less }
+    fn target(beside: Beside, state: Option<State>, bound: Bound) -> Target {
+        let figure = ["veth", "pdp", "rate"];
+        Target { words: "", goal: "", figure, x: FEW, state, bound, beside }
     }
 
     #[test]
@@ -302,24 +360,29 @@ mod tests {
             ("pdp", 900_000.0, 1.0, 60.0),
             ("kernel", 2.0, 1.5, 60.0),
         ])];
-        let met = |target: Target| {
-            let standings = target.standings(&results);
-            standings.iter().map(|s| (s.state, s.reached.median, s.met)).collect::<Vec<_>>()
+        let stands = |beside, state, bound| {
+            let standing = target(beside, state, bound).standing(&results, &[]);
+            standing.map(|s| (s.state, s.reached.median, s.met))
         };
-        let (near, far) = (State::Near, State::Far);
-        let at_least = |state, bound| met(target(None, state, Bound::AtLeast(bound)));
-        assert_eq!(at_least(Some(near), 6.0), [(near, 6.0, Some(true))]);
-        assert_eq!(at_least(Some(near), 6.1), [(near, 6.0, Some(false))]);
-        let both = [(near, 6.0, Some(true)), (far, 2.0, Some(false))];
-        assert_eq!(at_least(None, 3.0), both);
-        assert_eq!(met(target(None, Some(near), Bound::Told)), [(near, 6.0, None)]);
-        let less = met(target(Some("kernel"), None, Bound::AtMost(4.5)));
-        assert_eq!(less, [(near, 4.5, Some(true))]);
+        let (near, far) = (Some(State::Near), Some(State::Far));
+        let at_least = |state, bound| stands(Beside::Nothing, state, Bound::AtLeast(bound));
+        assert_eq!(at_least(near, 6.0), Some((near, 6.0, Some(true))));
+        assert_eq!(at_least(near, 6.1), Some((near, 6.0, Some(false))));
+        assert_eq!(at_least(far, 3.0), Some((far, 2.0, Some(false))));
+        assert_eq!(at_least(None, 3.0), Some((near, 6.0, Some(true))), "most samples are near");
+        assert_eq!(stands(Beside::Nothing, near, Bound::Told), Some((near, 6.0, None)));
+        let less = stands(Beside::Less("kernel"), None, Bound::AtMost(4.5));
+        assert_eq!(less, Some((near, 4.5, Some(true))));
+        let over = stands(Beside::Over("kernel"), None, Bound::AtLeast(4.1));
+        assert_eq!(over, Some((near, 4.0, Some(false))));
+        assert_eq!(stands(Beside::Before, None, Bound::AtLeast(1.0)), None, "no pairs");
+        assert_eq!(at_least(Some(State::Between), 1.0), None);
 
-        let elsewhere = |state| target(None, state, Bound::Told).in_another_state(&results[..]);
+        let elsewhere =
+            |state| target(Beside::Nothing, state, Bound::Told).in_another_state(&results[..]);
         assert!(elsewhere(Some(State::Between)), "near and far are there");
         assert!(!elsewhere(None), "any state is its own");
-        let mut other = target(None, Some(near), Bound::Told);
+        let mut other = target(Beside::Nothing, near, Bound::Told);
         other.figure[1] = "ovs";
         assert!(!other.in_another_state(&results), "never measured");
     }

@@ -46,7 +46,8 @@ fn the_program_writes_results_and_a_report() {
     assert!(results.samples.iter().all(|sample| sample.value > 0.0));
     bench(&["report"]);
     let report = fs::read_to_string(directory.path().join("bench/REPORT.md")).unwrap();
-    assert!(
-        report.contains("## core-latency") && report.contains("| sample | series | latency, ns |")
-    );
+    assert!(report.contains("| [core-latency](results/core-latency.md) |"), "{report}");
+    let series =
+        fs::read_to_string(directory.path().join("bench/results/core-latency.md")).unwrap();
+    assert!(series.contains("| sample | series | cores | runs | latency, ns |"), "{series}");
 }

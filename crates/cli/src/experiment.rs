@@ -20,6 +20,13 @@ pub struct Experiment {
     /// Times that everything is measured.
     #[arg(long, requires = "name")]
     rounds: Option<u32>,
+    /// Only these parameters, with what they are compared with.
+    #[arg(long, requires = "name", value_delimiter = ',')]
+    at: Vec<u32>,
+    /// Directory with the binaries of another build: as many pairs in turn as rounds, and the ratio of
+    /// this build to that one.
+    #[arg(long, requires = "name")]
+    against: Option<PathBuf>,
     /// File for the results; bench/results/NAME.json of the repository if not given.
     #[arg(long, requires = "name")]
     json: Option<PathBuf>,
@@ -38,6 +45,12 @@ pub fn run(experiment: Experiment) -> Result<ExitCode, Failure> {
     }
     if let Some(rounds) = experiment.rounds {
         command.args(["--rounds", &rounds.to_string()]);
+    }
+    for at in experiment.at {
+        command.args(["--at", &at.to_string()]);
+    }
+    if let Some(directory) = experiment.against {
+        command.arg("--against").arg(directory);
     }
     if let Some(json) = experiment.json {
         command.arg("--json").arg(json);

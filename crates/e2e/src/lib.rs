@@ -46,6 +46,7 @@ use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -83,9 +84,21 @@ fn parent() -> &'static Path {
     if fits() == Some(true) { memory } else { disk }
 }
 
+/// Where all binaries are taken from, if not from beside this program.
+static BINARIES: OnceLock<PathBuf> = OnceLock::new();
+
+/// Takes all binaries from this directory from now on: those of another build, to measure it. Only the
+/// first call counts.
+pub fn take_binaries_from(directory: &Path) {
+    BINARIES.get_or_init(|| directory.to_owned());
+}
+
 /// Path of a binary of this workspace, built beside this program, or beside its directory (tests
 /// and examples).
 pub fn bin(name: &str) -> PathBuf {
+    if let Some(directory) = BINARIES.get() {
+        return directory.join(name);
+    }
     let program = std::env::current_exe().expect("path of the running program");
     let mut paths = program.ancestors().skip(1).take(2).map(|directory| directory.join(name));
     let path = paths.find(|path| path.exists());

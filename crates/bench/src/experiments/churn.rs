@@ -22,7 +22,7 @@ use pdp_memif::{Client, Link, Settings};
 use pdp_proto::channel::Channel;
 use pdp_proto::mirror::{Reply, Request, Status};
 
-use super::Experiment;
+use super::{Experiment, Subject};
 use crate::netlink::{Change, MESSAGES_MAX, Writer};
 use crate::peers::pdp::{Design, Pdp};
 use crate::run::{Reading, Run};
@@ -33,6 +33,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "changes of routes a second, from the kernel to the guest's table, and what they do to \
             forwarding; full IPv4 table, mux and guest on a core each",
     seconds: 110,
+    subject: Subject::Pdp,
     run,
 };
 
@@ -67,7 +68,8 @@ const WARM_UP: Duration = Duration::from_millis(500);
 fn run(run: &mut Run) -> Result<()> {
     let prefixes = site::internet()?;
     let time = run.time();
-    let alone = run.attempt("kernel", |_| Alone::start(&prefixes));
+    let start = |_: &mut Run| Alone::start(&prefixes);
+    let alone = run.wants_series("kernel").then(|| run.attempt("kernel", start)).flatten();
     let bed = run.attempt("pdp", |run| Bed::start(run.cores(), &prefixes));
     let rates: &[u64] = if run.quick() { &[0, 100_000, MOST] } else { &RATES };
     let (mut alone, Some(mut bed)) = (alone, bed) else { return Ok(()) };
@@ -192,7 +194,7 @@ impl Bed {
         // For frames whose route is away.
         ip("ip route replace default via 10.0.2.2");
         let interface = index(&ip("ip -o link show eth1"))?;
-        let pid = std::fs::read_to_string(router.join("control/pid"))?;
+        let pid = std::fs::read_to_string(node.record("bench0.r1").join("pid"))?;
         let pid: serde_json::Value = serde_json::from_str(&pid)?;
         let pid = pid["pid"].as_u64().context("the control guest's process")?;
         let netns = PathBuf::from(format!("/proc/{pid}/ns/net"));

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::Experiment;
+use super::{Experiment, Subject};
 use crate::run::{Reading, Run};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "core-latency",
     about: "a cache line between the first and the last core, half a round trip",
     seconds: 6,
+    subject: Subject::Machine,
     run,
 };
 

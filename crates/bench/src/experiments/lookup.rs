@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use pdp_e2e::meter;
 use pdp_lookup::{Address, Table, TableV4, TableV6};
 
-use super::Experiment;
+use super::{Experiment, Subject};
 use crate::run::{Reading, Run};
 use crate::site;
 
@@ -20,6 +20,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
             drawn from all there are, and from the prefixes of the table; the same while 100,000 \
             routes a second change; memory, also of many small tables",
     seconds: 15,
+    subject: Subject::Library,
     run,
 };
 

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use pdp_e2e::meter::Clock;
 use pdp_e2e::{Node, eventually};
 
-use super::Experiment;
+use super::{Experiment, Subject};
 use crate::peers::pdp::{Design, Pdp};
 use crate::peers::testpmd::{Interface, Mode, Testpmd, socket};
 use crate::run::{Reading, Run};
@@ -16,6 +16,7 @@ pub(super) const RAW: Experiment = Experiment {
     name: "memif-raw",
     about: "frames over memif between two processes of DPDK testpmd, a core each",
     seconds: 35,
+    subject: Subject::Machine,
     run: raw,
 };
 
@@ -25,6 +26,7 @@ pub(super) const MEMIF: Experiment = Experiment {
             testpmd that exchanges link addresses, and PdP's router, its guest beside the mux or \
             beside the generator",
     seconds: 45,
+    subject: Subject::Pdp,
     run: memif,
 };
 
@@ -63,8 +65,8 @@ fn memif(run: &mut Run) -> Result<()> {
     let (bytes, x_unit) = (FRAME_BYTES as f64, "bytes");
     run.rounds(|run| {
         // Fresh ones each time: testpmd does not go on after its generator was stopped.
-        let pair =
-            run.attempt("testpmd", |_| pair([Mode::MacSwap, Mode::FlowGen], FRAME_BYTES, cores));
+        let start = |_: &mut Run| pair([Mode::MacSwap, Mode::FlowGen], FRAME_BYTES, cores);
+        let pair = run.wants_series("testpmd").then(|| run.attempt("testpmd", start)).flatten();
         if let Some((mut forwarder, mut generator, _directory)) = pair {
             let pids = [forwarder.pid()];
             run.take("testpmd", bytes, x_unit, || {

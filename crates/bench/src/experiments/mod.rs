@@ -3,11 +3,12 @@
 mod churn;
 mod core_latency;
 mod lookup;
+mod many;
 mod memif;
 pub(crate) mod paper;
 mod router;
 mod rtt;
-pub(crate) mod schedulers;
+mod schedulers;
 mod veth;
 
 use std::time::Duration;
@@ -25,8 +26,21 @@ pub struct Experiment {
     pub about: &'static str,
     /// How long it usually takes on two cores, seconds: what progress is told and time shared out by.
     pub seconds: u32,
+    /// What of PdP it measures.
+    pub subject: Subject,
     /// Does it.
     pub run: fn(&mut Run) -> Result<()>,
+}
+
+/// What of PdP an experiment measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Nothing: the machine and others.
+    Machine,
+    /// A part of it inside this program.
+    Library,
+    /// A node.
+    Pdp,
 }
 
 /// Share of its usual time that a quick run takes.
@@ -48,13 +62,16 @@ pub const ALL: &[Experiment] = &[
     router::ONE_CORE,
     veth::EXPERIMENT,
     rtt::EXPERIMENT,
+    many::PORTS,
+    many::GUESTS,
+    many::TUNNELS,
     router::OVERLOAD,
     router::SCALING,
     memif::RAW,
     memif::MEMIF,
     churn::EXPERIMENT,
     schedulers::EXPERIMENT,
-    router::VNETS,
+    many::VNETS,
     veth::LOAD,
     paper::EXPERIMENT,
 ];

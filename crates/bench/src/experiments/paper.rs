@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use pdp_e2e::meter::Clock;
 
-use super::Experiment;
 use super::rtt;
+use super::{Experiment, Subject};
 use crate::bed::Bed;
 use crate::peers::kernel;
 use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
@@ -22,6 +22,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "the evaluation of the PdP paper: its figures 7 to 12 and tables 1 to 3, with every policy; \
             forwarding engines are guests with a tenth of a core",
     seconds: 800,
+    subject: Subject::Pdp,
     run,
 };
 
@@ -157,11 +158,13 @@ fn reordering(run: &mut Run, clock: &Clock) -> Result<()> {
 /// Goodput of one TCP connection through the kernel, and through 1 to 3 engines.
 fn tcp(run: &mut Run) -> Result<()> {
     let mut sites = Vec::new();
-    sites.extend(run.attempt("kernel", |_| {
-        let site = Site::make("tcp");
-        kernel::start(&site);
-        listen(&site).map(|server| ("kernel", 0, site, server))
-    }));
+    if run.wants_series("kernel") {
+        sites.extend(run.attempt("kernel", |_| {
+            let site = Site::make("tcp");
+            kernel::start(&site);
+            listen(&site).map(|server| ("kernel", 0, site, server))
+        }));
+    }
     let policies: &[&'static str] = if run.quick() { &TWO_POLICIES } else { &POLICIES };
     for &policy in policies {
         for count in 1..=ENGINES_MAX {

@@ -1,12 +1,10 @@
 //! The router alone: frames made and ended inside the mux.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use pdp_e2e::meter::Clock;
 
-use super::Experiment;
 use super::paper::POLICIES;
+use super::{Experiment, Subject};
 use crate::bed::Bed;
 use crate::peers::pdp::Design;
 use crate::run::{Reading, Run};
@@ -17,6 +15,7 @@ pub(super) const ROUTER: Experiment = Experiment {
     about: "generator, mux, router guest in its container, mux, sink; mux and guest on a core \
             each, 64-byte packets, 2 routes and the full table with random destinations",
     seconds: 70,
+    subject: Subject::Pdp,
     run: router,
 };
 
@@ -24,6 +23,7 @@ pub(super) const ONE_CORE: Experiment = Experiment {
     name: "one-core",
     about: "the same with mux and guest on one core, by the guest's share of it",
     seconds: 35,
+    subject: Subject::Pdp,
     run: one_core,
 };
 
@@ -31,16 +31,8 @@ pub(super) const OVERLOAD: Experiment = Experiment {
     name: "overload",
     about: "offered load from half the capacity of a capped guest to ten times of it",
     seconds: 50,
+    subject: Subject::Pdp,
     run: overload,
-};
-
-pub(super) const VNETS: Experiment = Experiment {
-    name: "vnets",
-    about: "1 to 1,024 virtual networks, each with a router and VXLAN tunnels on one generator and \
-            one sink, frames to them in turn, at saturation; their guests share a core; one by itself \
-            is measured before many in each round",
-    seconds: 320,
-    run: vnets,
 };
 
 pub(super) const SCALING: Experiment = Experiment {
@@ -49,13 +41,11 @@ pub(super) const SCALING: Experiment = Experiment {
             late: whatever their flow. A CPU second of a guest is one of its cgroup's: what the host \
             stole is not in it",
     seconds: 120,
+    subject: Subject::Pdp,
     run: scaling,
 };
 
 const FRAME_BYTES: usize = 64;
-
-/// Time to start a virtual network and to give it routes.
-const START: Duration = Duration::from_millis(150);
 
 /// Power of a capped guest, thousandths of a core.
 const CAPPED: u32 = 100;
@@ -78,6 +68,9 @@ fn router(run: &mut Run) -> Result<()> {
         tables.push(site::internet()?);
     }
     for prefixes in tables {
+        if !run.wants(prefixes.len()) {
+            continue;
+        }
         let design = design(run);
         let bed = run.attempt("pdp", |_| Bed::start(design, &prefixes, FRAME_BYTES));
         let Some(bed) = bed else { continue };
@@ -96,6 +89,9 @@ fn one_core(run: &mut Run) -> Result<()> {
     let time = run.time();
     let shares: &[u32] = if run.quick() { &[500] } else { &[250, 500, 750] };
     for &share in shares {
+        if !run.wants(share as usize / 10) {
+            continue;
+        }
         let [core, _] = run.cores();
         let design = Design { mux: core, guest: core, guests: vec![share], ..design(run) };
         let bed = run.attempt("pdp", |_| Bed::start(design, &site::few(), FRAME_BYTES));
@@ -142,39 +138,6 @@ fn overload(run: &mut Run) -> Result<()> {
         }
         Ok(())
     })
-}
-
-fn vnets(run: &mut Run) -> Result<()> {
-    let clock = Clock::of_this_machine();
-    let time = run.time();
-    let [mux, guest] = run.cores();
-    let start = |count| Bed::start(Design::many(mux, guest, count), &site::few(), FRAME_BYTES);
-    // Measured anew in each round, before those that are compared with it.
-    let Some(single) = run.attempt(1, |_| start(1)) else { return Ok(()) };
-    let counts: &[usize] = if run.quick() { &[16] } else { &[16, 64, 256, 1024] };
-    for &count in counts {
-        if run.left() < START * count as u32 {
-            run.miss(format!("{count}: no time to start them; as the only experiment it has"));
-            continue;
-        }
-        let Some(many) = run.attempt(count, |_| start(count)) else { continue };
-        run.rounds(|run| {
-            let mut one = None;
-            for (count, bed) in [(1, &single), (count, &many)] {
-                let offer = || bed.offer(0, time, &clock);
-                run.take_as("pdp", count as f64, "vnets", offer, |passed| {
-                    let one = *one.get_or_insert(passed.rate_pps);
-                    let mut readings = passed.readings();
-                    // Numbers are of all networks together.
-                    readings.retain(|reading| reading.what() != "late");
-                    readings.push(Reading::new("of one", passed.rate_pps / one * 100.0, "%"));
-                    readings
-                });
-            }
-            Ok(())
-        })?;
-    }
-    Ok(())
 }
 
 fn scaling(run: &mut Run) -> Result<()> {

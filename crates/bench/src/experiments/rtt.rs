@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pdp_net::netns::within;
 
-use super::Experiment;
+use super::{Experiment, Subject};
 use crate::peers::kernel;
 use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
 use crate::run::{Reading, Run};
@@ -25,6 +25,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "rtt",
     about: "round-trip time of a UDP echo at idle, guest included, against the kernel's forwarding",
     seconds: 30,
+    subject: Subject::Pdp,
     run,
 };
 
@@ -65,6 +66,9 @@ fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
         ("pdp, one core", &|site| pdp(site, &Design::plain(mux, mux))),
     ];
     for (series, make) in makers {
+        if !run.wants_series(series) {
+            continue;
+        }
         sites.extend(run.attempt(series, |_| {
             let mut site = Site::make("rtt");
             site.add_hosts();

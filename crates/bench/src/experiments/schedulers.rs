@@ -19,8 +19,8 @@ use pdp_container::cgroup::{CPU_PERIOD_US, Cgroups, Version};
 use pdp_e2e::eventually;
 use pdp_e2e::meter::{self, Clock};
 
-use super::Experiment;
 use super::rtt::Echo;
+use super::{Experiment, Subject};
 use crate::live::Load;
 use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
 use crate::run::{Reading, Run};
@@ -32,6 +32,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     about: "round-trip time of a UDP echo under load, by how the forwarding guest is scheduled: its \
             core is shared with a hog, half for each",
     seconds: 90,
+    subject: Subject::Pdp,
     run,
 };
 
@@ -60,18 +61,6 @@ const SETTINGS: [(&str, Setting); 8] = [
     ("guest real-time", Setting::RealTime),
 ];
 
-/// What is told of each setting, and its name.
-pub(crate) const WORDS: [(&str, &str); 8] = [
-    ("round trip under load, p99: quota of half a core in periods of 10 ms, alone", SETTINGS[0].0),
-    ("round trip under load, p99: the same beside a hog", SETTINGS[1].0),
-    ("round trip under load, p99: periods of 5 ms, beside a hog", SETTINGS[2].0),
-    ("round trip under load, p99: periods of 100 ms, beside a hog", SETTINGS[3].0),
-    ("round trip under load, p99: no quota, the hog's weight", SETTINGS[4].0),
-    ("round trip under load, p99: no quota, 64 times the hog's weight", SETTINGS[5].0),
-    ("round trip under load, p99: no quota, the hog in SCHED_IDLE", SETTINGS[6].0),
-    ("round trip under load, p99: no quota, the guest in SCHED_FIFO", SETTINGS[7].0),
-];
-
 /// Other load through the same router, thousand frames a second.
 const LOADS_KPPS: [u32; 2] = [0, 100];
 
@@ -92,9 +81,9 @@ spec:
 "#;
 
 /// Cgroups, below the node's: what is weighted, and what has the quota.
-const ROUTER: &str = "vnets/bench0";
-const ROUTER_GUEST: &str = "vnets/bench0/r1.g0";
-const HOG_GUEST: &str = "vnets/hog/r1.g0";
+const ROUTER: &str = "vnets/_bench0";
+const ROUTER_GUEST: &str = "vnets/_bench0/_r1.g0";
+const HOG_GUEST: &str = "vnets/_hog/_r1.g0";
 
 /// The usual weight: of cgroup version 1, and of version 2, of which the least is 1.
 const WEIGHT_V1: u64 = 1024;

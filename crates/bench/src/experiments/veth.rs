@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use pdp_e2e::meter::Clock;
 
-use super::Experiment;
+use super::{Experiment, Subject};
 use crate::live::Load;
 use crate::peers::kernel;
 use crate::peers::ovs::{Device, Ovs};
@@ -17,6 +17,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "veth",
     about: "veth to veth at saturation, 64-byte packets, 2 routes and the full table",
     seconds: 190,
+    subject: Subject::Pdp,
     run,
 };
 
@@ -25,6 +26,7 @@ pub(super) const LOAD: Experiment = Experiment {
     about: "veth to veth, 2 routes: what comes out of what is offered; the generator keeps its core \
             busy, which receiving ends in interrupts and the guest of PdP on two cores share with it",
     seconds: 250,
+    subject: Subject::Pdp,
     run: load,
 };
 
@@ -120,6 +122,9 @@ fn contenders(run: &mut Run) -> Vec<Contender> {
         ("pdp, one core", &|site| pdp(site, &Design::plain(core, core))),
     ];
     for (series, make) in makers {
+        if !run.wants_series(series) {
+            continue;
+        }
         let made = run.attempt(series, |_| {
             let mut site = Site::make("veth");
             let peer = make(&mut site)?;
@@ -137,11 +142,13 @@ fn run(run: &mut Run) -> Result<()> {
     let clock = Clock::of_this_machine();
     let (time, generator_core) = (run.time() / 2, run.cores()[1]);
     let mut contenders = contenders(run);
-    saturate(run, &contenders, 2, time, &clock)?;
-    if run.quick() {
-        return Ok(());
+    if run.wants(2) {
+        saturate(run, &contenders, 2, time, &clock)?;
     }
     let internet = site::internet()?;
+    if run.quick() || !run.wants(internet.len()) {
+        return Ok(());
+    }
     let mut with_table = Vec::new();
     for mut contender in contenders.drain(..) {
         let added = run.attempt(format!("{}, full table", contender.series), |_| {

@@ -11,13 +11,13 @@ use crate::site::{MAC_A, MAC_B, Prefix, Site, words};
 /// Routes that one `ip -batch` gets: it keeps kilobytes of each until it ends.
 pub const ROUTES_AT_ONCE: usize = 50_000;
 
-/// Routes by way of machine B, for `ip -batch`.
-pub fn routes(prefixes: &[Prefix], device: &str) -> String {
+/// Routes by these ways in turn, each a neighbour and its device, for `ip -batch`.
+pub fn routes(prefixes: &[Prefix], ways: &[(String, String)]) -> String {
     let mut text = String::new();
-    for (address, length) in prefixes {
+    for ((address, length), (neighbour, device)) in prefixes.iter().zip(ways.iter().cycle()) {
         let address = Ipv4Addr::from(*address);
         // Writing to a text never fails.
-        let _ = writeln!(text, "route replace {address}/{length} via 10.0.2.2 dev {device}");
+        let _ = writeln!(text, "route replace {address}/{length} via {neighbour} dev {device}");
     }
     text
 }
@@ -37,9 +37,10 @@ pub fn start(site: &Site) {
 
 /// Gives it routes.
 pub fn add_routes(site: &Site, prefixes: &[Prefix]) -> Result<()> {
+    let ways = [("10.0.2.2".to_owned(), "extB".to_owned())];
     for some in prefixes.chunks(ROUTES_AT_ONCE) {
         let mut batch = site.node.namespace().command("ip");
-        let output = pdp_e2e::run(batch.args(["-batch", "-"]), &routes(some, "extB"));
+        let output = pdp_e2e::run(batch.args(["-batch", "-"]), &routes(some, &ways));
         ensure!(output.status.success(), "ip -batch: {}", String::from_utf8_lossy(&output.stderr));
     }
     Ok(())

@@ -1,6 +1,8 @@
 //! PdP: virtual networks `bench0`, `bench1`, …, each with a router `r1` between the external
-//! interfaces `A0` and `B0`, its guests in their containers. Several share these by tunnels.
+//! interfaces `A0` and `B0`, its guests in their containers. Several networks, or several ports of
+//! one, share these by tunnels.
 
+use std::fs;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -8,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use pdp_container::cgroup::Cgroups;
 use pdp_e2e::{Node, eventually};
 use pdp_wire::{ether, outer, udp, vxlan};
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
 use super::kernel;
 use crate::site::{MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, words};
@@ -27,6 +30,49 @@ const QUEUE_CAPPED: u32 = 16384;
 /// Of one among many: packets of all of them together are in the caches, or not.
 const QUEUE_MANY: u32 = 256;
 
+/// What carries frames over an external interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// Nothing: the interface has one user, and its frames are that one's.
+    Plain,
+    /// VXLAN over IPv4, a network identifier for each port.
+    Vxlan4,
+    /// The same over IPv6.
+    Vxlan6,
+}
+
+impl Carrier {
+    /// Bytes of its headers.
+    pub fn bytes(self) -> usize {
+        let udp = udp::HEADER_BYTES + vxlan::HEADER_BYTES;
+        match self {
+            Self::Plain => 0,
+            Self::Vxlan4 => ether::HEADER_BYTES + outer::IPV4_BYTES + udp,
+            Self::Vxlan6 => ether::HEADER_BYTES + outer::IPV6_BYTES + udp,
+        }
+    }
+
+    /// Ends of its tunnels: the node's, and the other one.
+    fn ends(self) -> Option<[IpAddr; 2]> {
+        match self {
+            Self::Plain => None,
+            Self::Vxlan4 => Some([[192, 0, 2, 1], [192, 0, 2, 2]].map(IpAddr::from)),
+            Self::Vxlan6 => {
+                let end = |last| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last]);
+                Some([end(1), end(2)])
+            }
+        }
+    }
+
+    /// An external interface in YAML.
+    fn external(self, interface: &str, vni: usize) -> String {
+        let tunnel = self.ends().map_or(String::new(), |[here, there]| {
+            format!(", vxlan: {{local: \"{here}\", remote: \"{there}\", vni: {vni}}}")
+        });
+        format!("{{interface: {interface}{tunnel}}}")
+    }
+}
+
 /// What is put up.
 #[derive(Clone, Debug)]
 pub struct Design {
@@ -34,34 +80,40 @@ pub struct Design {
     pub mux: usize,
     /// CPU of all guests.
     pub guest: usize,
-    /// Power of each guest, thousandths of a core.
+    /// Power of each guest of a router, thousandths of a core.
     pub guests: Vec<u32>,
+    /// Whether guests may use what others leave of their CPU, with no quota: for many with little each.
+    pub borrow: bool,
     /// How frames are shared out.
     pub policy: &'static str,
     /// Frames that the rings of a guest hold.
     pub queue: u32,
     /// Virtual networks, each with so many guests.
     pub vnets: usize,
-    /// Whether each has a VXLAN tunnel on both external interfaces; else the only one has all of
-    /// them.
-    pub tunnels: bool,
+    /// Ports of each router that frames leave by, over `B0`.
+    pub ports: usize,
+    /// What carries frames over `A0` and over `B0`; where several networks or ports share one, tunnels.
+    pub carriers: [Carrier; 2],
 }
 
-/// Bytes of the headers of a tunnel.
-pub const TUNNEL_BYTES: usize =
-    ether::HEADER_BYTES + outer::IPV4_BYTES + udp::HEADER_BYTES + vxlan::HEADER_BYTES;
-
-/// Ends of the tunnels: the node's, and the other one.
-const TUNNEL_ENDS: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
-/// UDP ports of frames that come: of who sends them, and VXLAN's.
+/// UDP ports of frames that come through tunnels: of who sends them, and VXLAN's.
 const TUNNEL_PORTS: [u16; 2] = [50_000, 4789];
 
 impl Design {
     /// One guest with a core of its own, or half of the mux's.
     pub fn plain(mux: usize, guest: usize) -> Self {
         let power = if mux == guest { 500 } else { 1000 };
-        let guests = vec![power];
-        Self { mux, guest, guests, policy: "flow", queue: QUEUE, vnets: 1, tunnels: false }
+        Self {
+            mux,
+            guest,
+            guests: vec![power],
+            borrow: false,
+            policy: "flow",
+            queue: QUEUE,
+            vnets: 1,
+            ports: 1,
+            carriers: [Carrier::Plain; 2],
+        }
     }
 
     /// Guests with shares of a core of their own.
@@ -70,49 +122,53 @@ impl Design {
         Self { guests, policy, queue: QUEUE_CAPPED, ..Self::plain(mux, guest) }
     }
 
-    /// So many virtual networks with equal shares of a core for their guests. What does not fit
-    /// there for shares being whole thousandths is on the mux's.
+    /// So many virtual networks with equal shares of a core for their guests.
     pub fn many(mux: usize, guest: usize, vnets: usize) -> Self {
-        let power = (1000 / vnets as u32).max(1);
+        let (guests, carriers) = (vec![(1000 / vnets as u32).max(1)], [Carrier::Vxlan4; 2]);
         let plain = Self::plain(mux, guest);
-        Self { guests: vec![power], queue: QUEUE_MANY, vnets, tunnels: true, ..plain }
+        Self { guests, borrow: true, queue: QUEUE_MANY, vnets, carriers, ..plain }
     }
 
-    /// The tunnels of the virtual networks, as frames come.
-    pub fn tunnels(&self) -> Result<Vec<outer::Template>> {
-        let [here, there] = TUNNEL_ENDS.map(IpAddr::from);
-        let count = if self.tunnels { self.vnets as u32 } else { 0 };
-        let tunnel = |vni| {
+    /// A router whose frames leave by so many ports.
+    pub fn fanned(mux: usize, guest: usize, ports: usize) -> Self {
+        let carriers = [Carrier::Plain, Carrier::Vxlan4];
+        Self { ports, carriers, ..Self::plain(mux, guest) }
+    }
+
+    /// A router with so many guests that have a core together, none of them with a quota.
+    pub fn shared(mux: usize, guest: usize, guests: usize) -> Self {
+        let guests = vec![1000 / guests as u32; guests];
+        Self { guests, borrow: true, ..Self::plain(mux, guest) }
+    }
+
+    /// The tunnels by which frames come to so many of the virtual networks.
+    pub fn tunnels(&self, vnets: usize) -> Result<Vec<outer::Template>> {
+        let Some([here, there]) = self.carriers[0].ends() else { return Ok(Vec::new()) };
+        let tunnel = |number: usize| {
+            let vni = u32::try_from(number * self.vnets / vnets)?;
             outer::Template::new(there, here, TUNNEL_PORTS, &vxlan::emit(vni)).context("VXLAN")
         };
-        (0..count).map(tunnel).collect()
+        (0..vnets).map(tunnel).collect()
     }
 
-    /// How the virtual network with this number has its externals, in YAML.
-    fn externals(&self, number: usize) -> String {
-        let [here, there] = TUNNEL_ENDS.map(IpAddr::from);
-        let tunnel = if self.tunnels {
-            format!(", vxlan: {{local: {here}, remote: {there}, vni: {number}}}")
-        } else {
-            String::new()
-        };
-        format!("{{a: {{interface: A0{tunnel}}}, b: {{interface: B0{tunnel}}}}}")
-    }
-
-    /// Forwarding engines in YAML: one for each guest where there are few.
+    /// Forwarding engines in YAML: one for each guest, or for those that borrow one. What does not fit
+    /// on their CPU, for shares being whole thousandths, is counted to both, and [`Pdp::start`] keeps it
+    /// off the mux's.
     fn engines(&self) -> String {
         let Self { mux, guest, guests, .. } = self;
-        let engine = |name: &str, cpu: &usize, power: u32| {
-            format!("    {name}: {{cpus: \"{cpu}\", capacity: {power}m}}\n")
+        let engine = |name: &str, cpus: &str, power: u32| {
+            format!("    {name}: {{cpus: \"{cpus}\", capacity: {power}m}}\n")
         };
-        let power = self.power();
+        let (power, guest) = (self.power(), guest.to_string());
         match power.saturating_sub(1000) {
-            _ if !self.tunnels => {
+            _ if !self.borrow => {
                 let each = guests.iter().enumerate();
-                each.map(|(number, power)| engine(&format!("fe{number}"), guest, *power)).collect()
+                each.map(|(number, power)| engine(&format!("fe{number}"), &guest, *power)).collect()
             }
-            0 => engine("fe0", guest, power),
-            beside => engine("fe0", guest, 1000) + &engine("fe1", mux, beside),
+            0 => engine("fe0", &guest, power),
+            beside => {
+                engine("fe0", &guest, 1000) + &engine("fe1", &format!("{guest},{mux}"), beside)
+            }
         }
     }
 
@@ -141,14 +197,27 @@ spec:
 
     /// The spec of a virtual network.
     fn vnet(&self, number: usize) -> String {
-        let power: u32 = self.guests.iter().sum();
-        let (mac_a, mac_b) = (words(MAC_MIDDLE_A), words(MAC_MIDDLE_B));
-        let Self { policy, queue, tunnels: borrow, .. } = self;
-        let externals = self.externals(number);
-        let (resources, memory) = if self.tunnels {
+        let Self { policy, queue, borrow, ports, carriers: [carrier_a, carrier_b], .. } = self;
+        let (power, mac_a) = (self.guests.iter().sum::<u32>(), words(MAC_MIDDLE_A));
+        let external_a = carrier_a.external("A0", number);
+        let (mut interfaces, mut externals, mut links) =
+            (String::new(), String::new(), String::new());
+        for Port { number: port, device, address, mac, .. } in self.ports() {
+            let external = carrier_b.external("B0", number * ports + port);
+            interfaces +=
+                &format!("        {device}: {{addresses: [{address}/24], mac: \"{mac}\"}}\n");
+            externals += &format!("    b{port}: {external}\n");
+            links += &format!("    - endpoints: [\"r1:{device}\", \"external:b{port}\"]\n");
+        }
+        let (resources, memory) = if *borrow {
             ("{memory: 64Mi, routes: 1000}", "32Mi")
         } else {
             ("{cpu: 1, memory: 2Gi, routes: 1200000}", "1Gi")
+        };
+        let guests = if *borrow {
+            format!("\n        guests: {}", self.guests.len())
+        } else {
+            String::new()
         };
         format!(
             r#"apiVersion: pdp/v1
@@ -160,22 +229,46 @@ spec:
       kind: router
       interfaces:
         eth0: {{addresses: [10.0.1.1/24], mac: "{mac_a}"}}
-        eth1: {{addresses: [10.0.2.1/24], mac: "{mac_b}"}}
-      resources: {resources}
+{interfaces}      resources: {resources}
       dataPlane:
         power: {power}m
-        borrow: {borrow}
+        borrow: {borrow}{guests}
         memory: {memory}
         queue: {queue}
         split: true
         distribution: {{policy: {policy}}}
-  externals: {externals}
-  links:
+  externals:
+    a: {external_a}
+{externals}  links:
     - endpoints: ["r1:eth0", "external:a"]
-    - endpoints: ["r1:eth1", "external:b"]
-"#
+{links}"#
         )
     }
+
+    /// The ports that frames leave by.
+    fn ports(&self) -> impl Iterator<Item = Port> {
+        (0..self.ports).map(|number| {
+            let mut mac = MAC_MIDDLE_B;
+            mac[4] += number as u8;
+            Port {
+                number,
+                device: format!("eth{}", number + 1),
+                address: format!("10.0.{}.1", number + 2),
+                neighbour: format!("10.0.{}.2", number + 2),
+                mac: words(mac),
+            }
+        })
+    }
+}
+
+/// A port that frames leave by.
+struct Port {
+    number: usize,
+    device: String,
+    address: String,
+    /// Who is behind it.
+    neighbour: String,
+    mac: String,
 }
 
 /// What runs.
@@ -184,8 +277,7 @@ pub struct Pdp {
     /// Processes of the mux and of each guest.
     pub processes: Vec<u32>,
     cgroups: Cgroups,
-    guests: usize,
-    vnets: usize,
+    design: Design,
 }
 
 impl Pdp {
@@ -196,21 +288,19 @@ impl Pdp {
         for some in vnets.chunks(VNETS_AT_ONCE) {
             node.apply(&some.join("---\n"));
         }
-        let neighbours = format!(
-            "neigh replace 10.0.1.2 lladdr {} dev eth0 nud permanent
-             neigh replace 10.0.2.2 lladdr {} dev eth1 nud permanent\n",
-            words(MAC_A),
-            words(MAC_B)
-        );
+        let neighbour = |address: &str, mac, device: &str| {
+            format!("neigh replace {address} lladdr {} dev {device} nud permanent\n", words(mac))
+        };
+        let mut neighbours = neighbour("10.0.1.2", MAC_A, "eth0");
+        neighbours.extend(design.ports().map(|p| neighbour(&p.neighbour, MAC_B, &p.device)));
         for vnet in 0..design.vnets {
             batch(node, vnet, &neighbours)?;
         }
         let substrate = node.json(&["inspect", "substrate"]);
         let mux = substrate["status"]["mux"]["pid"].as_u64().context("the mux's process")?;
         let mut processes = vec![u32::try_from(mux)?];
-        let (guests, vnets) = (design.guests.len(), design.vnets);
         let cgroups = Cgroups::new(&node.cgroup())?;
-        for cgroup in guest_cgroups(vnets, guests) {
+        for cgroup in guest_cgroups(design) {
             let mut found = Vec::new();
             eventually("the guest runs", || {
                 found = cgroups.processes(&format!("{cgroup}/guest")).unwrap_or_default();
@@ -218,23 +308,27 @@ impl Pdp {
             });
             processes.extend(found);
         }
-        Ok(Self { processes, cgroups, guests, vnets })
+        if design.power() > 1000 {
+            processes[1..].iter().try_for_each(|guest| keep_on(design.guest, *guest))?;
+        }
+        Ok(Self { processes, cgroups, design: design.clone() })
     }
 
     /// CPU time that each guest used so far, seconds.
     pub fn guests_cpu_seconds(&self) -> Result<Vec<f64>> {
         let seconds = |cgroup: String| Ok(self.cgroups.usage(&cgroup)?.cpu_ns as f64 / 1e9);
-        guest_cgroups(self.vnets, self.guests).map(seconds).collect()
+        guest_cgroups(&self.design).map(seconds).collect()
     }
 
     /// Gives the routers routes, and waits until their guests have them.
     pub fn add_routes(&self, node: &Node, prefixes: &[Prefix]) -> Result<()> {
-        for vnet in 0..self.vnets {
+        let ways: Vec<_> = self.design.ports().map(|port| (port.neighbour, port.device)).collect();
+        for vnet in 0..self.design.vnets {
             let end = Instant::now() + TABLE_MAX;
             for some in prefixes.chunks(kernel::ROUTES_AT_ONCE) {
-                batch(node, vnet, &kernel::routes(some, "eth1"))?;
+                batch(node, vnet, &kernel::routes(some, &ways))?;
             }
-            for guest in (0..self.guests).map(|guest| guest.to_string()) {
+            for guest in (0..self.design.guests.len()).map(|guest| guest.to_string()) {
                 loop {
                     let router = format!("bench{vnet}/r1");
                     let rows = node.try_pdp(&["routes", &router, "--guest", &guest]);
@@ -253,9 +347,22 @@ impl Pdp {
 }
 
 /// Cgroups of the guests, those of a virtual network after each other.
-fn guest_cgroups(vnets: usize, guests: usize) -> impl Iterator<Item = String> {
-    let of = move |vnet| (0..guests).map(move |guest| format!("vnets/bench{vnet}/r1.g{guest}"));
-    (0..vnets).flat_map(of)
+fn guest_cgroups(design: &Design) -> impl Iterator<Item = String> {
+    let guests = design.guests.len();
+    let of = move |vnet| (0..guests).map(move |guest| format!("vnets/_bench{vnet}/_r1.g{guest}"));
+    (0..design.vnets).flat_map(of)
+}
+
+/// Keeps all threads of a process on one CPU.
+fn keep_on(cpu: usize, process: u32) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+        let number = thread?.file_name().to_str().and_then(|name| name.parse().ok());
+        let thread = number.and_then(Pid::from_raw).context("a thread's number")?;
+        sched_setaffinity(Some(thread), &set)?;
+    }
+    Ok(())
 }
 
 /// Gives `ip -batch` in a router these lines.
