@@ -106,8 +106,9 @@ impl Socket {
     /// Has the kernel send what is in the ring. What a busy device does not take now stays there.
     pub fn flush(&mut self) {
         self.transmit.publish();
+        let mut room = self.transmit.space_now();
         for _ in 0..KICKS_MAX {
-            if self.transmit.space_now() == RING_ENTRIES || !self.transmit.needs_wakeup() {
+            if room == RING_ENTRIES || !self.transmit.needs_wakeup() {
                 return;
             }
             // SAFETY: a send without data on a descriptor that we own.
@@ -121,8 +122,13 @@ impl Socket {
                     0,
                 )
             };
-            // EAGAIN: more than one call takes. Others: a device that is busy, down or gone.
+            // EAGAIN: more than one call takes, or a device or a send buffer that is full: then none
+            // was taken. Others: a device that is down or gone.
             if result < 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN) {
+                return;
+            }
+            let before = std::mem::replace(&mut room, self.transmit.space_now());
+            if room == before {
                 return;
             }
         }

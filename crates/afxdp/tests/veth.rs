@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -198,6 +199,25 @@ fn a_full_ring_gives_packets_back_and_a_receiver_without_packets_drops() {
         assert!(start.elapsed() < PATIENCE, "{} dropped", b.kernel_dropped());
     }
     assert_eq!(free.len(), 8192);
+}
+
+/// As a device does whose queue is full, or a send buffer.
+#[test]
+fn who_takes_nothing_is_not_asked_again_and_again() {
+    let mut place = Place::enter("busy");
+    let (pool, mut free) = Pool::new(8192).unwrap();
+    let mut a = place.socket("a", &pool);
+    let mut packet = free.pop().unwrap();
+    fill(&mut packet, 0);
+    a.send(packet).unwrap();
+    // In the place of the kernel's side one that counts how often it is asked, and leaves all there.
+    let (asked, takes_nothing) = UnixDatagram::pair().unwrap();
+    asked.set_nonblocking(true).unwrap();
+    // SAFETY: both descriptors are open, and the socket's mappings do not need its own.
+    unsafe { libc::dup2(takes_nothing.as_raw_fd(), a.as_fd().as_raw_fd()) };
+    let asked = || std::iter::from_fn(|| asked.recv(&mut [0]).ok()).count();
+    (0..3).for_each(|_| a.flush());
+    assert_eq!((asked(), a.sending()), (3, 1));
 }
 
 #[test]
