@@ -381,15 +381,6 @@ impl Mux {
             })?;
         }
         self.0.workers[owner].call(move |worker| {
-            let watch = &worker.core.connections.watch;
-            let watched = match &outlet {
-                Outlet::Xdp(socket) => watch.add(&**socket),
-                Outlet::Packet(socket) => watch.add(&**socket),
-                Outlet::Memif(_) | Outlet::Generator(_) => Ok(()),
-            };
-            if let Err(error) = watched {
-                warn!("socket of external {slot} can't be watched: {error}");
-            }
             if let Some(external) = worker.core.external(slot) {
                 external.add_queue(Queue { outlet, inboxes });
             }

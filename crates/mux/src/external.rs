@@ -1,6 +1,7 @@
 //! An external interface, as one worker has it: its own outlets, and ways to the outlets of other
 //! workers.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use pdp_afxdp::{Packet, PacketSocket, Socket, Unread};
@@ -132,6 +133,15 @@ impl External {
     /// This worker's outlets.
     pub fn queues(&self) -> &[Queue] {
         &self.queues
+    }
+
+    /// Sockets of this worker's, for sleeping.
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.queues.iter().filter_map(|queue| match &queue.outlet {
+            Outlet::Xdp(socket) => Some(socket.as_fd()),
+            Outlet::Packet(socket) => Some(socket.as_fd()),
+            Outlet::Memif(_) | Outlet::Generator(_) => None,
+        })
     }
 
     /// Connections of programs, for sleeping.

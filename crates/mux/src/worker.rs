@@ -230,7 +230,7 @@ impl Worker {
         let rest = self.awake.len() < self.vnets.len();
         if rest && now_ns.saturating_sub(self.rung_ns) >= RUNG_EVERY_NS {
             self.rung_ns = now_ns;
-            self.core.connections.sleep(0, &mut self.rung);
+            self.core.connections.rung(&mut self.rung);
         }
         let before = self.awake.len();
         for slot in self.rung.drain(..) {
@@ -395,7 +395,9 @@ impl Worker {
         if quiet && !self.round() && !self.ended {
             self.stats.sleeps += 1;
             self.core.ringers.settle(&mut self.core.alarm.bells);
-            self.core.connections.sleep(self.sleep_ns(), &mut self.rung);
+            let sockets = self.core.externals.iter().flatten().flat_map(External::sockets);
+            self.core.connections.sleep(self.sleep_ns(), sockets);
+            self.core.connections.rung(&mut self.rung);
         }
         self.wake.awake();
         self.for_links(|link| link.rx.disarm());
