@@ -210,7 +210,6 @@ impl External {
                 for packet in frames[before..].iter_mut().filter(|_| self.is_virtual) {
                     offload::complete(packet.bytes_mut());
                 }
-                socket.fill(packets.free_mut(), KEEP_FREE);
             }
             Outlet::Packet(socket) => {
                 let free = packets.free_mut();
@@ -238,6 +237,23 @@ impl External {
         self.counters.drop_all(OuterReason::TooLong, too_long as u64);
         self.counters.drop_all(OuterReason::NotCut, not_cut as u64);
         due_ns
+    }
+
+    /// Gives sockets packets to receive into, and takes those back whose frames are out. In this
+    /// order, and between arriving and leaving, so that packets that frames arrive in stay apart from
+    /// those that they leave in: each then is in the caches of whose CPU writes it.
+    pub fn refill(&mut self, packets: &mut Packets, scratch: &mut Vec<Packet>) {
+        for queue in &mut self.queues {
+            if let Outlet::Xdp(socket) = &mut queue.outlet {
+                socket.fill(packets.free_mut(), KEEP_FREE);
+            }
+        }
+        for queue in &mut self.queues {
+            if let Outlet::Xdp(socket) = &mut queue.outlet {
+                self.counters.sent += socket.complete(scratch) as u64;
+                packets.give_all(scratch);
+            }
+        }
     }
 
     /// Sends frames by one of the outlets; frames with the same `spread` take the same one. What
@@ -269,8 +285,7 @@ impl External {
         if frames.is_empty() { Ok(()) } else { Err(Reason::ExternalRingFull) }
     }
 
-    /// Has the kernel send what was sent here and by other workers; takes packets back whose
-    /// frames are out. Programs that sleep are woken by `alarm`, for `owner`. Returns how many frames
+    /// Has the kernel send what was sent here and by other workers. Programs that sleep are woken by `alarm`, for `owner`. Returns how many frames
     /// came from other workers.
     pub fn flush(
         &mut self,
@@ -405,8 +420,6 @@ impl Outlet {
         match self {
             Self::Xdp(socket) if socket.sending() > 0 => {
                 socket.flush();
-                counters.sent += socket.complete(scratch) as u64;
-                packets.give_all(scratch);
             }
             Self::Packet(socket) if socket.sending() > 0 => {
                 let sent = socket.flush(scratch);

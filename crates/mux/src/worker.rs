@@ -148,6 +148,10 @@ impl Worker {
         let received = self.receive() + self.take_handed();
         self.core.alarm.next(self.core.now_ns, received >= BUSY_FRAMES);
         work += received;
+        let Core { externals, packets, scratch, .. } = &mut self.core;
+        for external in externals.iter_mut().flatten() {
+            external.refill(packets, &mut scratch.back);
+        }
         work += self.look();
         work += self.send();
         let Core { ringers, alarm, now_ns, .. } = &mut self.core;
