@@ -6,15 +6,6 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, PACKET_BYTES, POOL_PACKETS_MAX, RING_ENTRIES, pool};
 
-/// How the kernel moves frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Copied by the kernel; every driver can.
-    Copy,
-    /// Straight from the device where its driver can, else copied.
-    ZeroCopyIfPossible,
-}
-
 /// Bytes that may wait for a device, with the kernel's own overhead.
 const SEND_BUFFER_BYTES: libc::c_int = 16 << 20;
 
@@ -34,29 +25,10 @@ const BUSY_PAUSE: Duration = Duration::from_millis(10);
 ///
 /// Blocks for up to a second while another socket has the queue.
 ///
-/// Frames flow once an XDP program redirects to the socket and its user filled its fill ring.
-pub fn create_socket(
-    memfd: BorrowedFd<'_>,
-    ifindex: u32,
-    queue: u32,
-    mode: Mode,
-) -> Result<OwnedFd, Error> {
+/// Frames flow once an XDP program redirects to the socket and its user filled its fill ring. The
+/// kernel copies them, whatever the driver can.
+pub fn create_socket(memfd: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Result<OwnedFd, Error> {
     let pool_bytes = file_bytes(memfd)?;
-    if mode == Mode::ZeroCopyIfPossible
-        && let Ok(socket) = bound(memfd, pool_bytes, ifindex, queue, libc::XDP_ZEROCOPY)
-    {
-        return Ok(socket);
-    }
-    bound(memfd, pool_bytes, ifindex, queue, libc::XDP_COPY)
-}
-
-fn bound(
-    memfd: BorrowedFd<'_>,
-    pool_bytes: usize,
-    ifindex: u32,
-    queue: u32,
-    copy_flag: u16,
-) -> Result<OwnedFd, Error> {
     // SAFETY: plain system call; the descriptor is checked and owned by nobody else.
     let socket = unsafe {
         let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
@@ -92,7 +64,7 @@ fn bound(
     let _ = set(&socket, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &RING_ENTRIES);
     let address = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
-        sxdp_flags: copy_flag | libc::XDP_USE_NEED_WAKEUP,
+        sxdp_flags: libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP,
         sxdp_ifindex: ifindex,
         sxdp_queue_id: queue,
         sxdp_shared_umem_fd: 0,

@@ -9,8 +9,11 @@
 //! privileged process calls [`create_socket`] with the pool's memfd and hands the descriptor to
 //! the pool's owner, which calls [`Socket::new`].
 //!
-//! Limits: [`RING_ENTRIES`] entries a ring, [`POOL_PACKETS_MAX`] packets. In copy mode a frame of
-//! more than [`RECEIVE_BYTES_MAX`] bytes is dropped by the kernel.
+//! Frames are copied between pool and device, with any driver: that lets the kernel say when it has
+//! let go of a packet. With zero copy nothing says so of a socket that is closed.
+//!
+//! Limits: [`RING_ENTRIES`] entries a ring, [`POOL_PACKETS_MAX`] packets. A frame of more than
+//! [`RECEIVE_BYTES_MAX`] bytes is dropped by the kernel.
 //! Source: Linux Documentation/networking/af_xdp.rst.
 
 mod create;
@@ -19,7 +22,7 @@ mod pool;
 mod ring;
 mod socket;
 
-pub use create::{Mode, create_socket};
+pub use create::create_socket;
 pub use packet_socket::{PacketSocket, Sent, Unread, WAITING_BYTES};
 pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, Packet, Pool};
 pub use socket::Socket;

@@ -22,7 +22,6 @@ pub struct Socket {
     /// Which packets the kernel holds, so that only those can come back.
     lent: Lent,
     sending: u32,
-    zero_copy: bool,
     fd: OwnedFd,
 }
 
@@ -30,7 +29,6 @@ impl Socket {
     /// Takes over a descriptor of [`crate::create_socket`] that was made over `pool`, unused yet.
     pub fn new(fd: OwnedFd, pool: &Pool) -> Result<Self, Error> {
         let offsets: libc::xdp_mmap_offsets = option(&fd, libc::XDP_MMAP_OFFSETS)?;
-        let options: libc::xdp_options = option(&fd, libc::XDP_OPTIONS)?;
         let region = pool.region();
         let socket = fd.as_fd();
         // SAFETY: each page is mapped once with the entry type that the kernel documents for it.
@@ -50,31 +48,19 @@ impl Socket {
             region,
             lent: Lent(vec![0; region.packets().div_ceil(64)]),
             sending: 0,
-            zero_copy: options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0,
             fd,
         })
-    }
-
-    /// Whether the device writes into the pool by itself.
-    pub fn zero_copy(&self) -> bool {
-        self.zero_copy
     }
 
     /// Gives the kernel packets from the end of `free` to receive into, as many as fit, but leaves
     /// `keep` of them.
     pub fn fill(&mut self, free: &mut Vec<Packet>, keep: usize) {
         let count = free.len().saturating_sub(keep).min(self.fill.space_now() as usize);
-        if count == 0 {
-            return;
-        }
         for packet in free.drain(free.len() - count..) {
             self.lent.lend(self.region, &packet);
             self.fill.write((packet.number() * PACKET_BYTES) as u64);
         }
         self.fill.publish();
-        if self.fill.needs_wakeup() {
-            self.wake(libc::POLLIN);
-        }
     }
 
     /// Appends up to `count_max` received frames to `packets` and returns how many.
@@ -120,8 +106,9 @@ impl Socket {
     /// Has the kernel send what is in the ring. What a busy device does not take now stays there.
     pub fn flush(&mut self) {
         self.transmit.publish();
+        let mut room = self.transmit.space_now();
         for _ in 0..KICKS_MAX {
-            if self.transmit.space_now() == RING_ENTRIES || !self.transmit.needs_wakeup() {
+            if room == RING_ENTRIES || !self.transmit.needs_wakeup() {
                 return;
             }
             // SAFETY: a send without data on a descriptor that we own.
@@ -135,8 +122,13 @@ impl Socket {
                     0,
                 )
             };
-            // EAGAIN: more than one call takes. Others: a device that is busy, down or gone.
+            // EAGAIN: more than one call takes, or a device or a send buffer that is full: then none
+            // was taken. Others: a device that is down or gone.
             if result < 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN) {
+                return;
+            }
+            let before = std::mem::replace(&mut room, self.transmit.space_now());
+            if room == before {
                 return;
             }
         }
@@ -167,20 +159,13 @@ impl Socket {
         statistics.map_or(0, |s| s.rx_dropped + s.rx_ring_full)
     }
 
-    /// Closes the socket and returns the packets that it held. In zero-copy mode they are lost to
-    /// the pool: nothing says when the device has let go of them.
+    /// Closes the socket and returns the packets that it held.
     pub fn close(self) -> Vec<Packet> {
-        let Self { receive, transmit, fill, completion, region, lent, zero_copy, fd, .. } = self;
+        let Self { receive, transmit, fill, completion, region, lent, fd, .. } = self;
         drop((receive, transmit, fill, completion));
-        // The kernel waits here until nobody is left who could write into the pool (copy mode).
+        // The kernel waits here until nobody is left who could write into the pool.
         drop(fd);
-        if zero_copy { Vec::new() } else { lent.into_packets(region) }
-    }
-
-    fn wake(&self, events: libc::c_short) {
-        let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events, revents: 0 };
-        // SAFETY: one valid entry, no waiting.
-        unsafe { libc::poll(&mut poll, 1, 0) };
+        lent.into_packets(region)
     }
 }
 

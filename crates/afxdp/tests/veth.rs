@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pdp_afxdp::{Mode, Packet, Pool, RING_ENTRIES, Socket, create_socket};
+use pdp_afxdp::{Packet, Pool, RING_ENTRIES, Socket, create_socket};
 use pdp_net::xdp::Xdp;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -40,7 +41,7 @@ impl Place {
         let name = std::ffi::CString::new(device).unwrap();
         // SAFETY: a C string.
         let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
-        let fd = create_socket(pool.memfd(), ifindex, 0, Mode::ZeroCopyIfPossible).unwrap();
+        let fd = create_socket(pool.memfd(), ifindex, 0).unwrap();
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.name));
         self.programs.push(pins.clone());
         pdp_net::xdp::mount_bpf_fs().unwrap();
@@ -82,7 +83,6 @@ fn every_frame_arrives_as_it_was_and_every_packet_comes_back() {
     let mut place = Place::enter("all");
     let (pool, mut free) = Pool::new(16384).unwrap();
     let (mut a, mut b) = (place.socket("a", &pool), place.socket("b", &pool));
-    assert!(!a.zero_copy());
     let start = Instant::now();
     let (mut sent, mut got) = (0, 0);
     let mut arrived = Vec::new();
@@ -201,6 +201,25 @@ fn a_full_ring_gives_packets_back_and_a_receiver_without_packets_drops() {
     assert_eq!(free.len(), 8192);
 }
 
+/// As a device does whose queue is full, or a send buffer.
+#[test]
+fn who_takes_nothing_is_not_asked_again_and_again() {
+    let mut place = Place::enter("busy");
+    let (pool, mut free) = Pool::new(8192).unwrap();
+    let mut a = place.socket("a", &pool);
+    let mut packet = free.pop().unwrap();
+    fill(&mut packet, 0);
+    a.send(packet).unwrap();
+    // In the place of the kernel's side one that counts how often it is asked, and leaves all there.
+    let (asked, takes_nothing) = UnixDatagram::pair().unwrap();
+    asked.set_nonblocking(true).unwrap();
+    // SAFETY: both descriptors are open, and the socket's mappings do not need its own.
+    unsafe { libc::dup2(takes_nothing.as_raw_fd(), a.as_fd().as_raw_fd()) };
+    let asked = || std::iter::from_fn(|| asked.recv(&mut [0]).ok()).count();
+    (0..3).for_each(|_| a.flush());
+    assert_eq!((asked(), a.sending()), (3, 1));
+}
+
 #[test]
 fn errors_say_what_to_do() {
     let mut place = Place::enter("errors");
@@ -210,11 +229,11 @@ fn errors_say_what_to_do() {
         let name = std::ffi::CString::new(device).unwrap();
         // SAFETY: a C string.
         let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
-        create_socket(pool.memfd(), ifindex, queue, Mode::Copy).unwrap_err().to_string()
+        create_socket(pool.memfd(), ifindex, queue).unwrap_err().to_string()
     };
     assert!(text("a", 0).contains("has a socket already"), "{}", text("a", 0));
     assert!(text("b", 99).contains("no such receive queue"), "{}", text("b", 99));
     let file = File::open("/proc/self/exe").unwrap();
-    let not = create_socket(file.as_fd(), 1, 0, Mode::Copy).unwrap_err();
+    let not = create_socket(file.as_fd(), 1, 0).unwrap_err();
     assert!(!not.to_string().is_empty());
 }

@@ -1,13 +1,13 @@
 //! What all vnets of a worker share: time, packets, external interfaces, and the way to sleep.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use pdp_afxdp::Packet;
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use crate::external::External;
 use crate::meter::Meter;
@@ -71,6 +71,8 @@ pub struct Core {
 
 /// Doorbells that are taken note of at a time; those beyond have their turn the next time.
 const RUNG_MAX: usize = 64;
+
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// No vnet has this slot.
 const NOBODY: u64 = u64::MAX;
@@ -157,16 +159,25 @@ impl Watch {
 }
 
 impl Connections {
-    /// Blocks until something that is watched is readable, at most `nanoseconds`. `rung` gets the
-    /// slots of vnets whose doorbells are.
-    pub fn sleep(&self, nanoseconds: u64, rung: &mut Vec<u16>) {
-        let timeout = rustix::event::Timespec {
+    /// Blocks until something that is watched or one of `sockets` is readable, at most `nanoseconds`.
+    ///
+    /// Sockets are not watched all the time: of one that is, the kernel tells the watch at each frame
+    /// that it has sent.
+    pub fn sleep<'a>(&'a self, nanoseconds: u64, sockets: impl Iterator<Item = BorrowedFd<'a>>) {
+        let timeout = Timespec {
             tv_sec: (nanoseconds / 1_000_000_000) as i64,
             tv_nsec: (nanoseconds % 1_000_000_000) as i64,
         };
-        let mut events = [MaybeUninit::uninit(); RUNG_MAX];
+        let all = std::iter::once(self.watch.0.as_fd()).chain(sockets);
+        let mut all: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // A signal ends the sleep as well.
-        if let Ok((events, _)) = epoll::wait(&*self.watch.0, &mut events, Some(&timeout)) {
+        let _ = poll(&mut all, Some(&timeout));
+    }
+
+    /// `rung` gets the slots of vnets whose doorbells were rung.
+    pub fn rung(&self, rung: &mut Vec<u16>) {
+        let mut events = [MaybeUninit::uninit(); RUNG_MAX];
+        if let Ok((events, _)) = epoll::wait(&*self.watch.0, &mut events, Some(&NOW)) {
             let slots = events.iter().map(|event| event.data.u64());
             rung.extend(slots.filter_map(|slot| u16::try_from(slot).ok()));
         }

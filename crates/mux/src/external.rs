@@ -1,6 +1,7 @@
 //! An external interface, as one worker has it: its own outlets, and ways to the outlets of other
 //! workers.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use pdp_afxdp::{Packet, PacketSocket, Socket, Unread};
@@ -141,6 +142,15 @@ impl External {
         &self.queues
     }
 
+    /// Sockets of this worker's, for sleeping.
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.queues.iter().filter_map(|queue| match &queue.outlet {
+            Outlet::Xdp(socket) => Some(socket.as_fd()),
+            Outlet::Packet(socket) => Some(socket.as_fd()),
+            Outlet::Memif(_) | Outlet::Generator(_) => None,
+        })
+    }
+
     /// Connections of programs, for sleeping.
     pub fn links(&mut self) -> impl Iterator<Item = &mut Link> {
         self.queues.iter_mut().filter_map(|queue| match &mut queue.outlet {
@@ -207,7 +217,6 @@ impl External {
                 for packet in frames[before..].iter_mut().filter(|_| self.is_virtual) {
                     offload::complete(packet.bytes_mut());
                 }
-                socket.fill(packets.free_mut(), KEEP_FREE);
             }
             Outlet::Packet(socket) => {
                 let free = packets.free_mut();
@@ -235,6 +244,23 @@ impl External {
         self.counters.drop_all(OuterReason::TooLong, too_long as u64);
         self.counters.drop_all(OuterReason::NotCut, not_cut as u64);
         due_ns
+    }
+
+    /// Gives sockets packets to receive into, and takes those back whose frames are out. In this
+    /// order, and between arriving and leaving, so that packets that frames arrive in stay apart from
+    /// those that they leave in: each then is in the caches of whose CPU writes it.
+    pub fn refill(&mut self, packets: &mut Packets, scratch: &mut Vec<Packet>) {
+        for queue in &mut self.queues {
+            if let Outlet::Xdp(socket) = &mut queue.outlet {
+                socket.fill(packets.free_mut(), KEEP_FREE);
+            }
+        }
+        for queue in &mut self.queues {
+            if let Outlet::Xdp(socket) = &mut queue.outlet {
+                self.counters.sent += socket.complete(scratch) as u64;
+                packets.give_all(scratch);
+            }
+        }
     }
 
     /// Sends frames by one of the outlets; those with the same `spread` take the same one. What does not fit is
@@ -271,9 +297,8 @@ impl External {
         }
     }
 
-    /// Has the kernel send what was sent here and by other workers; takes packets back whose
-    /// frames are out. Programs that sleep are woken by `alarm`. Returns how many frames came from other
-    /// workers.
+    /// Has the kernel send what was sent here and by other workers. Programs that sleep are rung by `alarm`.
+    /// Returns how many frames came from other workers.
     pub fn flush(
         &mut self,
         packets: &mut Packets,
@@ -393,8 +418,6 @@ impl Outlet {
         match self {
             Self::Xdp(socket) if socket.sending() > 0 => {
                 socket.flush();
-                counters.sent += socket.complete(scratch) as u64;
-                packets.give_all(scratch);
             }
             Self::Packet(socket) if socket.sending() > 0 => {
                 let sent = socket.flush(scratch);

@@ -132,6 +132,10 @@ impl Worker {
         let received = self.rx() + self.take_handed();
         self.core.alarm.next(self.core.now_ns, received >= BUSY_FRAMES);
         work += received;
+        let Core { externals, packets, scratch, .. } = &mut self.core;
+        for external in externals.iter_mut().flatten() {
+            external.refill(packets, &mut scratch.back);
+        }
         self.turns.begin();
         while let Some(slot) = self.turns.next(self.core.now_ns, self.core.alarm.is_busy()) {
             work += self.visit(slot);
@@ -257,7 +261,7 @@ impl Worker {
         let now_ns = self.core.now_ns;
         if now_ns.saturating_sub(self.rung_ns) >= RUNG_EVERY_NS {
             self.rung_ns = now_ns;
-            self.core.connections.sleep(0, &mut self.rung);
+            self.core.connections.rung(&mut self.rung);
         }
         let count = self.rung.len();
         for slot in self.rung.drain(..) {
@@ -311,7 +315,9 @@ impl Worker {
         if !self.round() && self.arm() && !self.ended {
             self.stats.sleeps += 1;
             self.core.ringers.settle(&mut self.core.alarm.bells);
-            self.core.connections.sleep(self.sleep_ns(), &mut self.rung);
+            let sockets = self.core.externals.iter().flatten().flat_map(External::sockets);
+            self.core.connections.sleep(self.sleep_ns(), sockets);
+            self.core.connections.rung(&mut self.rung);
         }
         self.wake.awake();
         // Peers of our own ring, and are looked at when they do.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
-use pdp_afxdp::{Mode as Copying, Pool, Socket, create_socket};
+use pdp_afxdp::{Pool, Socket, create_socket};
 use pdp_net::interface::{Carrier, Condition, Interface, Watch};
 use pdp_net::tap::{self, TapSpec};
 use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
@@ -130,7 +130,7 @@ struct Receiver {
 impl Receiver {
     fn new(index: u32) -> Self {
         let (pool, mut free) = Pool::new(512).unwrap();
-        let fd = create_socket(pool.memfd(), index, 0, Copying::Copy).unwrap();
+        let fd = create_socket(pool.memfd(), index, 0).unwrap();
         let mut socket = Socket::new(fd.try_clone().unwrap(), &pool).unwrap();
         socket.fill(&mut free, 0);
         Self { socket, fd, free, got: Vec::new(), _pool: pool }

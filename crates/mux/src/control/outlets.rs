@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use pdp_afxdp::{PacketSocket, Socket};
 use pdp_proto::mux;
 use rtrb::RingBuffer;
-use tracing::warn;
 
 use crate::classify::Classifier;
 use crate::control::base::Control;
@@ -112,15 +111,6 @@ impl Control {
             })?;
         }
         self.workers[owner].call(move |worker| {
-            let watch = &worker.core.connections.watch;
-            let watched = match &outlet {
-                Outlet::Xdp(socket) => watch.add(&**socket),
-                Outlet::Packet(socket) => watch.add(&**socket),
-                Outlet::Memif(_) | Outlet::Generator(_) => Ok(()),
-            };
-            if let Err(error) = watched {
-                warn!("socket of external {slot} can't be watched: {error}");
-            }
             if let Some(external) = worker.core.external(slot) {
                 external.add_queue(Queue { outlet, inboxes });
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use pdp_afxdp::{Mode, create_socket};
+use pdp_afxdp::create_socket;
 use pdp_mux::control::Mux;
 use pdp_net::interface::Interface;
 use pdp_net::xdp::{Take, Xdp};
@@ -74,7 +74,7 @@ impl Place {
     /// Makes a device an external interface of the mux.
     pub fn external(&mut self, mux: &mut impl Control, device: &str, takes: &[Take]) {
         let facts = Interface::by_name(device).unwrap();
-        let socket = create_socket(mux.pool(), facts.index, 0, Mode::Copy).unwrap();
+        let socket = create_socket(mux.pool(), facts.index, 0).unwrap();
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.id));
         self.pins.push(pins.clone());
         let mut xdp = Xdp::attach(device, &pins).unwrap();

@@ -248,8 +248,7 @@ impl Reconciler {
             let pool = machine.mux()?.pool;
             let mut sockets = Vec::new();
             for queue in 0..device.receive_queues.max(1) {
-                let mode = pdp_afxdp::Mode::ZeroCopyIfPossible;
-                let socket = pdp_afxdp::create_socket(pool.as_fd(), device.index, queue, mode);
+                let socket = pdp_afxdp::create_socket(pool.as_fd(), device.index, queue);
                 let socket = socket.map_err(|source| HostError::Socket {
                     device: wanted.device.clone(),
                     queue,
