@@ -1,8 +1,9 @@
 //! The worker's time, shared among the vnets that are awake; and the frames that wait for it.
 //!
 //! What arrives from outside gathers here by vnet, so that a visit finds several frames. Vnets are visited in
-//! rotation. Beside it, as long as it has credit, one is visited when [`GATHER_FRAMES`] wait for it or the
-//! first has waited for [`GATHER_NS`]: so who uses less than its part is served at once, and who wants more
+//! rotation; while the worker is busy those alone for which [`GATHER_FRAMES`] wait, or whose last visit was
+//! [`GATHER_NS`] ago. Beside it, as long as it has credit, one is visited when so many wait for it or the
+//! first has waited for so long: so who uses less than its part is served at once, and who wants more
 //! waits for the rotation. A visit is charged with the time that it took. Each turn brings credit by the
 //! vnet's weight among those awake, and no more than one turn's is kept; who is overdrawn is passed over until
 //! it has paid. So whatever the others do, a vnet has its part of the time, and what one does not use goes to
@@ -55,6 +56,8 @@ struct Account<F> {
     frames: Vec<F>,
     /// When the first of them came, nanoseconds.
     since_ns: u64,
+    /// When it last had its turn, nanoseconds.
+    visited_ns: u64,
     /// Cycles that it may take beside the rotation.
     credit: i64,
     weight: u32,
@@ -126,6 +129,7 @@ impl<F> Turns<F> {
         let account = self.accounts[at].get_or_insert_with(|| Account {
             frames: vec![],
             since_ns: 0,
+            visited_ns: 0,
             credit: 0,
             weight: 0,
             generation,
@@ -307,12 +311,19 @@ impl<F> Turns<F> {
             let (count, weight) = (self.rotation.len() as i64, self.weight.max(1));
             let goes_on = self.goes_on.take() == Some(slot);
             let Some(account) = self.account(slot) else { continue };
+            let soon = now_ns.saturating_sub(account.visited_ns) < GATHER_NS;
+            if busy && soon && account.frames.len() < GATHER_FRAMES {
+                self.left[2] -= 1;
+                self.left[1] -= 1;
+                continue;
+            }
             let turn = TURN_CYCLES * count * i64::from(account.weight) / weight;
             let turn = turn.clamp(TURN_CYCLES / TURN_MIN, TURN_CYCLES * TURN_MAX);
             if !goes_on {
                 account.credit = (account.credit + turn).min(turn);
             }
             if account.credit > 0 {
+                account.visited_ns = now_ns;
                 self.left[1] -= 1;
                 self.in_vain += 1;
                 return Some(slot);
