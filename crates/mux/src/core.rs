@@ -40,6 +40,8 @@ pub struct Scratch {
     pub leaving: Vec<Packet>,
     /// For packets that come back.
     pub back: Vec<Packet>,
+    /// For which guest gets which frame.
+    pub picks: Vec<u16>,
     /// For what peers sent.
     pub pulled: Pulled,
 }

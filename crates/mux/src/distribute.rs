@@ -155,12 +155,33 @@ impl Distributor {
             Policy::Weighted => self.next_weighted().map(|guest| (guest, 1)),
             Policy::Flow => {
                 self.members.first()?;
-                let slot = self.flow(frame) as usize & (self.slots.len() - 1);
-                Some((usize::from(self.slots[slot]) % GUESTS_MAX, 1))
+                Some((self.guest_of_flow(frame).into(), 1))
             }
             Policy::Flowlet => self.next_flowlet(frame, guests).map(|guest| (guest, 1)),
             Policy::Ordered => self.next_turn(guests),
         }
+    }
+
+    /// The guest for each of `frames` at once, where that depends on nothing but the frame: by flow, over
+    /// several. False, and nothing is said, elsewhere.
+    #[inline]
+    pub fn pick_by_flow<'a>(
+        &self,
+        frames: impl Iterator<Item = &'a [u8]>,
+        picks: &mut Vec<u16>,
+    ) -> bool {
+        let by_flow = self.policy == Policy::Flow && self.members.len() > 1;
+        if by_flow {
+            picks.clear();
+            picks.extend(frames.map(|frame| self.guest_of_flow(frame)));
+        }
+        by_flow
+    }
+
+    #[inline]
+    fn guest_of_flow(&self, frame: &[u8]) -> u16 {
+        let slot = self.flow(frame) as usize & (self.slots.len() - 1);
+        self.slots[slot] % GUESTS_MAX as u16
     }
 
     /// `frames` of those that the last pick allowed were given.

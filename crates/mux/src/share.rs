@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::counters::Reason;
 use crate::peer::OUTSTANDING_MAX;
 use crate::trace;
-use crate::vnet::Vnet;
+use crate::vnet::{Router, Vnet};
 
 impl Vnet {
     /// Frames that there is room for in the guests behind `port`.
@@ -40,6 +40,24 @@ impl Vnet {
 
     /// Frames to the guests of a node.
     fn distribute(&mut self, core: &mut Core, node: usize, frames: &[Packet]) {
+        let mut picks = std::mem::take(&mut core.scratch.picks);
+        if let Some(Router { filters, distributor, guests, .. }) = &self.nodes[node].router
+            && filters.is_empty()
+            && distributor.pick_by_flow(frames.iter().map(Packet::bytes), &mut picks)
+        {
+            // Guest by guest, each once.
+            for guest in 0..guests.len() {
+                let theirs = frames.iter().zip(&picks).filter(|(_, pick)| **pick == guest as u16);
+                self.cross(core, node, guest, theirs.map(|(packet, _)| packet));
+            }
+        } else {
+            self.distribute_each(core, node, frames);
+        }
+        core.scratch.picks = picks;
+    }
+
+    /// The same where who gets a frame depends on what became of those before.
+    fn distribute_each(&mut self, core: &mut Core, node: usize, frames: &[Packet]) {
         let mut frames = frames;
         while let [first, rest @ ..] = frames {
             let Some(router) = &mut self.nodes[node].router else { return };
@@ -55,20 +73,21 @@ impl Vnet {
                 frames = rest;
                 continue;
             };
-            let mut count = if router.filters.is_empty() { count.min(frames.len()) } else { 1 };
-            if router.guests[guest].spec.attach == Attach::Memif {
-                // It has a ring for each port.
-                let same = |packet: &&Packet| packet.port == first.port;
-                count = frames[..count].iter().take_while(same).count();
-            }
+            let count = if router.filters.is_empty() { count.min(frames.len()) } else { 1 };
             let (run, behind) = frames.split_at(count);
-            self.cross(core, node, guest, run);
+            self.cross(core, node, guest, run.iter());
             frames = behind;
         }
     }
 
     /// Copies frames of a node's ports into the memory of a guest.
-    fn cross(&mut self, core: &mut Core, node: usize, guest: usize, frames: &[Packet]) {
+    fn cross<'a>(
+        &mut self,
+        core: &mut Core,
+        node: usize,
+        guest: usize,
+        frames: impl Iterator<Item = &'a Packet>,
+    ) {
         let Self { nodes, ports, .. } = self;
         let Some(router) = &mut nodes[node].router else { return };
         let to = &mut router.guests[guest];
@@ -77,52 +96,55 @@ impl Vnet {
         let window = if completes { OUTSTANDING_MAX } else { usize::MAX };
         let room = window.saturating_sub(to.outstanding.len());
         let (mut given, mut lost) = (0, None);
-        let mut stopped_by = None;
-        for run in frames[..room.min(frames.len())].chunk_by(|a, b| a.port == b.port) {
-            let here = &mut ports[usize::from(run[0].port)];
+        let mut frames = frames.peekable();
+        while let Some(port) = frames.peek().map(|packet| packet.port) {
+            let here = &mut ports[usize::from(port)];
+            // A program without tags has a ring for each port.
             let at = if has_tag { 0 } else { usize::from(here.index) };
-            let Some(link) = &mut to.links[at] else {
-                stopped_by = Some(Reason::NoGuest);
-                break;
-            };
-            let before = given;
-            for packet in run {
+            let (before, mut stopped_by) = (given, None);
+            while let Some(packet) = frames.next_if(|packet| packet.port == port) {
                 let tag =
                     if has_tag { Tag::deliver(here.index, packet.mark as u8).emit() } else { 0 };
-                match link.push(tag, packet.bytes()) {
-                    Ok(true) => given += 1,
-                    Ok(false) => {
-                        stopped_by = Some(Reason::GuestRingFull);
-                        break;
+                let pushed = match &mut to.links[at] {
+                    _ if stopped_by.is_some() => Ok(false),
+                    _ if given >= room => {
+                        stopped_by = Some(Reason::GuestWindowFull);
+                        Ok(false)
                     }
-                    Err(fault) => {
-                        lost = Some((at, fault.to_string()));
-                        stopped_by = Some(Reason::GuestGone);
-                        break;
+                    None => {
+                        stopped_by = Some(Reason::NoGuest);
+                        Ok(false)
                     }
+                    Some(_) if lost.is_some() => Ok(false),
+                    Some(link) => link.push(tag, packet.bytes()),
+                };
+                if let Ok(true) = pushed {
+                    given += 1;
+                    if packet.mark != 0 {
+                        note_given(core, packet.mark, to.spec.number, completes);
+                    }
+                    continue;
                 }
-                if packet.mark != 0 {
-                    note_given(core, packet.mark, to.spec.number, completes);
+                if let Err(fault) = pushed {
+                    lost = Some((at, fault.to_string()));
                 }
+                if lost.is_some() {
+                    stopped_by = Some(Reason::GuestGone);
+                }
+                let reason = *stopped_by.get_or_insert(Reason::GuestRingFull);
+                here.end(&mut core.tracer, reason, packet);
             }
             if completes && given > before {
                 to.outstanding.push(here.index, given - before);
             } else if !completes {
                 here.counters.consumed += (given - before) as u64;
             }
-            if stopped_by.is_some() {
-                break;
-            }
         }
-        let stopped_by = stopped_by.unwrap_or(Reason::GuestWindowFull);
         to.stats.to_guest += given as u64;
         if completes && router.distributor.is_ordered() {
             router.order.note(to.spec.number, given);
         }
         router.distributor.gave(given);
-        for packet in &frames[given..] {
-            ports[usize::from(packet.port)].end(&mut core.tracer, stopped_by, packet);
-        }
         if let Some((link, fault)) = lost {
             self.lose_guest(node, guest, link, core, Some(fault));
         }
