@@ -1,10 +1,10 @@
 //! The mux: PdP's data plane.
 //!
-//! A packet's way, in the order of the files: [`worker`] (the loop, with all stages in one
-//! place), [`external`] (AF_XDP, memif, [`generator`]), [`classify`], [`arrive`] ([`police`], punt filters,
-//! [`distribute`], cross), [`order`], [`dispatch`] (what guests and TAPs send), [`leave`] ([`shape`],
-//! [`encapsulate`], send). Beside it: [`control`] (what pdpd wants, memif connections), [`underlay`] (next
-//! hops), [`capture`], [`trace`], [`meter`] (cycles).
+//! A packet's way, in the order of the files: [`worker`] (the round, with all stages in one place), [`external`]
+//! (AF_XDP, memif, [`generator`]), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
+//! [`share`] ([`distribute`]), [`peer`] and [`sleep`] (who is at the other end, and awake), [`order`], [`dispatch`]
+//! (what guests and TAPs send), [`leave`] ([`shape`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
+//! memif connections), [`underlay`] (next hops), [`capture`], [`trace`], [`meter`] (cycles).
 //!
 //! Promises: every frame that came in or was made is sent, handed to a TAP, consumed by a guest,
 //! or counted under one reason at one port. Nothing that a peer writes is trusted: it is copied,
