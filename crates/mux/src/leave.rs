@@ -188,7 +188,7 @@ impl Vnet {
     fn retry(&mut self, core: &mut Core, at: usize, sent: &mut usize) -> Option<u64> {
         let hop = self.ports[at].link.as_ref().and_then(|link| link.way.find());
         let now_ns = core.now_ns;
-        let goes = |held: &mut (u64, Packet)| hop.is_some() || now_ns - held.0 >= HELD_NS_MAX;
+        let goes = |held: &(u64, Packet)| hop.is_some() || now_ns - held.0 >= HELD_NS_MAX;
         while let Some(packet) = self.unhold(at, goes) {
             match hop {
                 Some(hop) => {
@@ -203,12 +203,9 @@ impl Vnet {
     }
 
     /// The frame of port `at` that has waited longest for its next hop, if it may go.
-    fn unhold(
-        &mut self,
-        at: usize,
-        goes: impl FnOnce(&mut (u64, Packet)) -> bool,
-    ) -> Option<Packet> {
-        let (_, packet) = self.ports[at].link.as_mut()?.held.pop_front_if(goes)?;
+    fn unhold(&mut self, at: usize, goes: impl FnOnce(&(u64, Packet)) -> bool) -> Option<Packet> {
+        let held = &mut self.ports[at].link.as_mut()?.held;
+        let (_, packet) = if goes(held.front()?) { held.pop_front()? } else { return None };
         self.waiting -= 1;
         Some(packet)
     }

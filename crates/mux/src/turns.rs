@@ -363,10 +363,10 @@ impl<F> Turns<F> {
         if work
             && account.credit > 0
             && cycles as i64 >= TURN_CYCLES / 2
-            && let Some(last) = self.rotation.pop_back_if(|last| *last == slot)
+            && self.rotation.back() == Some(&slot)
         {
-            self.rotation.push_front(last);
-            self.goes_on = Some(last);
+            self.rotation.rotate_right(1);
+            self.goes_on = Some(slot);
         }
     }
 }
