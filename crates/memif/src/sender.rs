@@ -147,6 +147,11 @@ impl Sender {
         Ok(())
     }
 
+    /// Slots of the ring.
+    pub fn slots(&self) -> u16 {
+        self.ring.slots()
+    }
+
     /// Slots shown since the last [`Self::wake`]: a client that sleeps does not know of them.
     pub fn unheard(&self) -> u16 {
         self.shown.wrapping_sub(self.woken)

@@ -12,7 +12,7 @@ use crate::distribute::Guests;
 use crate::order::Order;
 use crate::packets::Packets;
 use crate::ringers::RungFor;
-use crate::sleep::{Alarm, Peer, State};
+use crate::sleep::{Alarm, Peer, State, WAKE_FRAMES};
 
 /// Frames that a guest can have taken and not completed: both rings and a batch, for rings of any
 /// length that memif allows.
@@ -213,8 +213,8 @@ impl Peer for Link {
         Ok(dirty)
     }
 
-    fn unheard(&self) -> u16 {
-        self.tx.unheard()
+    fn is_worth(&self) -> bool {
+        self.tx.unheard() >= WAKE_FRAMES.min(self.tx.slots() / 2)
     }
 
     fn awaits_room(&mut self) -> bool {

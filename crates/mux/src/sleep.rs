@@ -53,8 +53,8 @@ pub trait Peer {
     type Fault;
     /// Lets it see what was pushed; whether there was anything.
     fn show(&mut self) -> Result<bool, Self::Fault>;
-    /// Slots that it was shown since it was last rung.
-    fn unheard(&self) -> u16;
+    /// Whether what it was shown since it was last rung is worth a ring: [`WAKE_FRAMES`], or half of its ring.
+    fn is_worth(&self) -> bool;
     /// Whether it may wait for room towards the worker, and has enough by now.
     fn awaits_room(&mut self) -> bool;
     /// Has it rung, if it sleeps, for all that it was shown, and for room.
@@ -89,15 +89,16 @@ impl Alarm {
         self.busy
     }
 
-    /// Whether a peer that was shown `frames` in vain since `since_ns` is rung now.
+    /// Whether a peer is rung now that was shown frames since `since_ns` and not rung for them; `worth` says
+    /// whether there are many.
     #[inline]
-    fn rings(&mut self, frames: u16, since_ns: u64) -> bool {
+    fn rings(&mut self, worth: bool, since_ns: u64) -> bool {
         if !self.busy {
             return true;
         }
         let waited_ns = self.now_ns.saturating_sub(since_ns);
         let free = self.rung_ns <= self.now_ns || waited_ns >= WAKE_NS_MAX;
-        let rings = frames >= WAKE_FRAMES || waited_ns >= WAKE_NS && free;
+        let rings = worth || waited_ns >= WAKE_NS && free;
         if rings {
             let earliest_ns = self.now_ns.saturating_sub(WAKE_BURST * WAKE_EACH_NS);
             self.rung_ns = self.rung_ns.max(earliest_ns) + WAKE_EACH_NS;
@@ -126,7 +127,7 @@ impl State {
             *self = Self::Waiting { since_ns: alarm.now_ns };
         }
         let rings = match *self {
-            Self::Waiting { since_ns } => at_once || alarm.rings(peer.unheard(), since_ns),
+            Self::Waiting { since_ns } => at_once || alarm.rings(peer.is_worth(), since_ns),
             Self::Polled | Self::Armed => false,
         };
         if rings || peer.awaits_room() {
@@ -220,8 +221,8 @@ mod tests {
             Ok(pushed > 0)
         }
 
-        fn unheard(&self) -> u16 {
-            self.unheard.into()
+        fn is_worth(&self) -> bool {
+            self.unheard >= 2
         }
 
         fn awaits_room(&mut self) -> bool {
