@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use pdp_memif::Bell;
+use tracing::warn;
 
 /// Threads that ring. They sleep while there is nothing to ring.
 pub const RINGERS: usize = 4;
@@ -73,7 +74,13 @@ impl Ringers {
         for number in 0..RINGERS {
             let shared = threads.0.clone();
             let builder = std::thread::Builder::new().name(format!("ringer{number}"));
-            builder.spawn(move || shared.run())?;
+            builder.spawn(move || {
+                // What it needs to ring is made now, and not when a peer waits for it.
+                if let Err(error) = Bell::probe() {
+                    warn!("ringer {number} can't ring: {error}");
+                }
+                shared.run();
+            })?;
         }
         Ok(Self { threads, asked_ns: 0 })
     }

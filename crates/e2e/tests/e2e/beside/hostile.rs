@@ -113,7 +113,10 @@ impl Bench {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        panic!("descriptors and maps of the mux: {held:?}, and now {now:?}");
+        let fds = fs::read_dir(format!("/proc/{}/fd", self.mux)).expect("the mux runs");
+        let fds = fds.flatten().map(|fd| fs::read_link(fd.path()).unwrap_or_default());
+        let fds: Vec<_> = fds.map(|to| to.display().to_string()).collect();
+        panic!("descriptors and maps of the mux: {held:?}, and now {now:?}: {fds:?}");
     }
 
     /// What the mux holds at rest: the least within a second, without a connection that comes and goes.
