@@ -159,6 +159,20 @@ impl External {
         })
     }
 
+    /// Lets programs ring; false if one has sent something.
+    pub fn arm(&mut self, connections: &Connections, alarm: &mut Alarm) -> bool {
+        let mut quiet = true;
+        for queue in &mut self.queues {
+            let Outlet::Memif(place) = &mut queue.outlet else { continue };
+            match place.as_mut().map(|link| link.arm(alarm)) {
+                Some(Err(fault)) => lose(place, connections, &fault),
+                Some(Ok(armed)) => quiet &= armed,
+                None => {}
+            }
+        }
+        quiet
+    }
+
     /// Takes in the connection of a program, whose doorbell is watched already; false if none is
     /// expected, or one is there.
     pub fn attach(&mut self, link: Link) -> bool {

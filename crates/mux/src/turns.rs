@@ -310,7 +310,7 @@ impl<F> Turns<F> {
             self.rotation.push_back(slot);
             let (count, weight) = (self.rotation.len() as i64, self.weight.max(1));
             let goes_on = self.goes_on.take() == Some(slot);
-            let Some(account) = self.account(slot) else { continue };
+            let account = self.account(slot)?;
             let soon = !goes_on && now_ns.saturating_sub(account.visited_ns) < GATHER_NS;
             if busy && soon && account.frames.len() < GATHER_FRAMES {
                 self.left[2] -= 1;

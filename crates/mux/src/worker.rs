@@ -344,10 +344,10 @@ impl Worker {
                 quiet &= vnet.arm(core);
             }
         }
-        for (slot, external) in core.externals.iter_mut().enumerate() {
-            core.alarm.owner = RungFor::External(slot);
-            let mut links = external.iter_mut().flat_map(External::links);
-            quiet &= links.all(|link| link.arm(&mut core.alarm).unwrap_or(false));
+        let Core { externals, connections, alarm, .. } = core;
+        for (slot, external) in externals.iter_mut().enumerate() {
+            alarm.owner = RungFor::External(slot);
+            quiet &= external.as_mut().is_none_or(|external| external.arm(connections, alarm));
         }
         quiet
     }
