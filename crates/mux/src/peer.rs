@@ -138,7 +138,10 @@ impl Link {
         now_ns: u64,
         quiet_ns: u64,
     ) -> Result<(), Fault> {
-        let quiet = self.sure && now_ns.saturating_sub(self.sent_ns) >= quiet_ns;
+        // One that waits to be rung is when it is time.
+        let quiet = self.sure
+            && self.state == State::Polled
+            && now_ns.saturating_sub(self.sent_ns) >= quiet_ns;
         if quiet { self.arm(alarm).map(|_| ()) } else { Ok(()) }
     }
 

@@ -100,8 +100,10 @@ impl Alarm {
         let free = self.rung_ns <= self.now_ns || waited_ns >= WAKE_NS_MAX;
         let rings = worth || waited_ns >= WAKE_NS && free;
         if rings {
-            let earliest_ns = self.now_ns.saturating_sub(WAKE_BURST * WAKE_EACH_NS);
-            self.rung_ns = self.rung_ns.max(earliest_ns) + WAKE_EACH_NS;
+            // Many rings that were worth it are no reason to leave others asleep for long after.
+            let burst_ns = WAKE_BURST * WAKE_EACH_NS;
+            let rung_ns = self.rung_ns.max(self.now_ns.saturating_sub(burst_ns)) + WAKE_EACH_NS;
+            self.rung_ns = rung_ns.min(self.now_ns + burst_ns);
         }
         rings
     }
@@ -341,6 +343,17 @@ mod tests {
             let worker_waits = line.sent > 0 && self.state.is_armed() && !self.worker_rung;
             (!peer_waits || owed) && !worker_waits
         }
+    }
+
+    /// However often peers were rung for many frames, one that waits for few has its turn soon after.
+    #[test]
+    fn many_rings_leave_nobody_asleep() {
+        let mut alarm = Alarm::default();
+        alarm.next(1_000_000, true);
+        (0..100_000).for_each(|_| assert!(alarm.rings(true, 1_000_000)));
+        assert!(!alarm.rings(false, 1_000_000 - WAKE_NS), "not at once");
+        alarm.next(1_000_000 + WAKE_BURST * WAKE_EACH_NS, true);
+        assert!(alarm.rings(false, 1_000_000));
     }
 
     /// In every order of everything that the two can do: no frame waits for a wake-up that nobody owes.

@@ -513,6 +513,27 @@ fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
     assert_eq!(taken, 1 + 1 + 2 * usize::from(WAKE_FRAMES) - 1 + 1 + 1 + 3);
 }
 
+/// One that takes and never sends, as a TAP helper of a storm of punts, is rung when it is time as well.
+#[test]
+fn a_sleeping_peer_that_is_quiet_is_not_rung_for_each_frame() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut peer, mut link, _control) = pair(&root.path().join("memif.sock"), 0, 1);
+    link.rely();
+    peer.client.disarm();
+    assert!(peer.client.arm());
+    assert!(link.push(0, &frame(60, 0)).unwrap());
+    let mut alarm = Alarm::default();
+    alarm.next(10_000_000, true);
+    flush(&mut link, &mut alarm);
+    link.arm_if_quiet(&mut alarm, 10_000_000, 1_000_000).unwrap();
+    assert!(alarm.bells.is_empty() && !link.is_armed());
+    alarm.next(10_000_000 + WAKE_NS, true);
+    link.flush(&mut alarm, false).unwrap();
+    assert_eq!(alarm.bells.len(), 1);
+    link.arm_if_quiet(&mut alarm, 10_000_000 + WAKE_NS, 1_000_000).unwrap();
+    assert!(link.is_armed(), "it knows of all");
+}
+
 /// However many sleepers wait, few are rung at once, and no more than one in [`WAKE_EACH_NS`] after that.
 #[test]
 fn sleepers_are_woken_at_a_bounded_rate() {
