@@ -75,16 +75,16 @@ fn message(input: &mut Input<'_>, honest: &[Said], memory: &OwnedFd) -> Said {
 /// All that a mux does with a connection, once.
 fn exercise(server: &mut Connection) -> Result<(), Fault> {
     SPACE.with_borrow_mut(|space| {
-        let count = server.rx.peek(32)?;
-        assert!(count <= 32);
-        for number in 0..count {
-            let length = server.rx.frame_len(number);
+        server.rx.look()?;
+        for _ in 0..32 {
+            let Some(frame) = server.rx.take()? else { break };
+            let length = frame.len();
             assert!(length <= SIZE as usize * pdp_memif::CHAIN_SLOTS_MAX);
             let kept = length.min(space.len());
-            assert_eq!(server.rx.copy_out(number, &mut space[..kept]), kept);
-            server.rx.metadata(number);
+            assert_eq!(frame.copy_to(&mut space[..kept]), kept);
+            frame.metadata();
         }
-        server.rx.release(count);
+        server.rx.release();
         assert!(server.tx.room()? <= usize::from(u16::MAX));
         for length in [0, 60, 1500, 9000] {
             server.tx.push(1, &space[..length])?;

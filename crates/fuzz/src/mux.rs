@@ -14,8 +14,8 @@ use pdp_mux::classify::{PortRef, Table};
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External, PATH_FRAMES, Path};
+use pdp_mux::lane::{Lane, Link};
 use pdp_mux::packets::Packets;
-use pdp_mux::peer::Link;
 use pdp_mux::ringers::Ringers;
 use pdp_mux::underlay::{Hop, NextHop};
 use pdp_mux::vnet::{Vnet as Live, Who};
@@ -244,7 +244,12 @@ impl Bench {
         while client.poll() != pdp_memif::Link::Up {}
         let Connection { tx, rx, control, .. } = connection;
         let link = Link::new(tx, rx, 1);
-        self.worker.core.connections.watch.add_bell(Some(0), &link.rx).expect("an eventfd");
+        self.worker
+            .core
+            .connections
+            .watch
+            .add_bell(Some(0), &link.lane.doorbell().expect("a doorbell"))
+            .expect("an eventfd");
         let done = self.worker.change(0, |vnet, _| vnet.attach(node, who, 0, link));
         assert_eq!(done, Some(true));
         (client, control)

@@ -65,12 +65,15 @@ fn drive(
     frame: &[u8],
     space: &mut [u8],
 ) -> (usize, usize) {
-    let count = rx.rx.peek(BATCH).expect("honest client");
-    for number in 0..count {
-        let length = rx.rx.frame_len(number);
-        rx.rx.copy_out(number, &mut space[..length]);
+    let mut count = 0;
+    rx.rx.look().expect("honest client");
+    while count < BATCH
+        && let Some(frame) = rx.rx.take().expect("honest client")
+    {
+        frame.copy_to(space);
+        count += 1;
     }
-    rx.rx.release(count);
+    rx.rx.release();
     let mut pushed = 0;
     while pushed < BATCH && tx.tx.push(0, frame).expect("honest client") {
         pushed += 1;

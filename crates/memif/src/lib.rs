@@ -51,7 +51,7 @@ pub use bell::Bell;
 pub use client::{Buf, Client, ClientError, Link, Settings};
 pub use fault::Fault;
 pub use patience::Patience;
-pub use receiver::Receiver;
+pub use receiver::{Frame, Receiver};
 pub use sender::Sender;
 pub use server::{Closed, Connection, Control, Handshake, HandshakeError, Listener};
 pub use sigbus::Share;

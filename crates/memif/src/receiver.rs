@@ -8,114 +8,58 @@ use crate::idle::{self, MASKED};
 use crate::ring::{Descriptor, NEXT, Ring};
 use crate::{Bell, CHAIN_SLOTS_MAX};
 
+/// How many frames ahead of the one that is taken the cache is to fetch.
+const PREFETCH_SLOTS: u16 = 16;
+
 /// Frames from a client.
 ///
-/// `peek`, then `frame_len` and `copy_out` as often as wanted, then `release`.
+/// `look`, then `take` one after the other, then `release`.
 #[derive(Debug)]
 pub struct Receiver {
     ring: Ring,
     bell: Bell,
+    /// The client's index when last looked at.
+    head: u16,
+    /// Index of the first slot not taken.
+    taken: u16,
     /// Index of the first slot not released.
     released: u16,
-    /// Index of the first slot not looked at.
-    peeked: u16,
-    /// Frames looked at and not released.
-    frames: Vec<Frame>,
-    /// The buffers of those that have several, as they were when looked at.
-    pieces: Vec<Descriptor>,
+    /// Whether the client's ring was full, so that it may wait for room.
+    full: bool,
+    /// The buffers after the first of a frame that has several.
+    others: Vec<Descriptor>,
 }
 
-/// A frame, as it was when looked at.
+/// A frame as it was when it was taken: what the client writes afterwards changes its bytes at most,
+/// never its bounds.
 #[derive(Clone, Copy, Debug)]
-struct Frame {
-    /// Its first buffer, which is the only one unless it has the flag [`NEXT`].
+pub struct Frame<'a> {
+    ring: &'a Ring,
     first: Descriptor,
-    /// Its other buffers among the pieces.
-    others: (u32, u32),
-    bytes: usize,
+    others: &'a [Descriptor],
 }
 
-impl Receiver {
-    pub(crate) fn new(ring: Ring, bell: Bell) -> Self {
-        ring.tail().store(0, Ordering::Relaxed);
-        ring.flags().store(MASKED, Ordering::Relaxed);
-        let slots = usize::from(ring.slots());
-        Self {
-            ring,
-            bell,
-            released: 0,
-            peeked: 0,
-            frames: Vec::with_capacity(slots),
-            pieces: Vec::with_capacity(slots),
-        }
-    }
-
-    /// Looks at up to `max` frames beyond those released: each descriptor is read once, checked
-    /// and kept, so that what the client writes afterwards changes the bytes of a frame at most,
-    /// never its bounds. Returns how many frames there are, 0 for none.
-    pub fn peek(&mut self, max: usize) -> Result<usize, Fault> {
-        whole(self.ring.regions())?;
-        let head = self.ring.head().load(Ordering::Acquire);
-        ahead(head, self.released, self.ring.slots())?;
-        let mut left = ahead(head, self.peeked, self.ring.slots())?;
-        while left > 0 && self.frames.len() < max {
-            let first = checked(&self.ring, self.peeked)?;
-            self.ring.regions()[usize::from(first.region)].prefetch(first.offset as usize);
-            let mut frame = Frame { first, others: (0, 0), bytes: first.length as usize };
-            if first.flags & NEXT != 0 {
-                self.peek_others(&mut frame, left)?;
-            }
-            let count = 1 + frame.others.1 as u16;
-            self.frames.push(frame);
-            left -= count;
-            self.peeked = self.peeked.wrapping_add(count);
-        }
-        Ok(self.frames.len().min(max))
-    }
-
-    /// Looks at the buffers after the first of a frame, which may take up to `left` slots.
-    #[cold]
-    fn peek_others(&mut self, frame: &mut Frame, left: u16) -> Result<(), Fault> {
-        let before = self.pieces.len();
-        let mut more = true;
-        while more {
-            let slots = 1 + self.pieces.len() - before;
-            if slots == usize::from(left) || slots == CHAIN_SLOTS_MAX {
-                self.pieces.truncate(before);
-                return Err(Fault::Chain { slots });
-            }
-            let piece = checked(&self.ring, self.peeked.wrapping_add(slots as u16));
-            let piece = piece.inspect_err(|_| self.pieces.truncate(before))?;
-            self.pieces.push(piece);
-            frame.bytes += piece.length as usize;
-            more = piece.flags & NEXT != 0;
-        }
-        frame.others = (before as u32, (self.pieces.len() - before) as u32);
-        Ok(())
-    }
-
-    /// Bytes of a frame that `peek` found. Panics if `frame` is not below its result.
+impl Frame<'_> {
+    /// The client's word about it.
     #[inline]
-    pub fn frame_len(&self, frame: usize) -> usize {
-        self.frames[frame].bytes
+    pub fn metadata(&self) -> u32 {
+        self.first.metadata
     }
 
-    /// The client's word about a frame that `peek` found. Panics if `frame` is not below its
-    /// result.
+    /// Bytes of it.
+    #[allow(clippy::len_without_is_empty)]
     #[inline]
-    pub fn metadata(&self, frame: usize) -> u32 {
-        self.frames[frame].first.metadata
+    pub fn len(&self) -> usize {
+        let others = self.others.iter().map(|piece| piece.length as usize);
+        self.first.length as usize + others.sum::<usize>()
     }
 
-    /// Copies a frame that `peek` found; returns how many bytes there were, at most `to.len()`.
-    /// The client may change the bytes between two copies: copy once, then decide. Panics if
-    /// `frame` is not below the result of `peek`.
+    /// Copies it; returns how many bytes there were, at most `to.len()`. The client may change the
+    /// bytes between two copies: copy once, then decide.
     #[inline]
-    pub fn copy_out(&self, frame: usize, to: &mut [u8]) -> usize {
-        let frame = &self.frames[frame];
-        let mut done = self.copy_piece(&frame.first, to);
-        let (first, count) = frame.others;
-        for piece in &self.pieces[first as usize..(first + count) as usize] {
+    pub fn copy_to(&self, to: &mut [u8]) -> usize {
+        let mut done = self.copy_piece(&self.first, to);
+        for piece in self.others {
             done += self.copy_piece(piece, &mut to[done..]);
         }
         done
@@ -128,35 +72,97 @@ impl Receiver {
         region.read(piece.offset as usize, &mut to[..count]);
         count
     }
+}
 
-    /// Gives the oldest `frames` frames that `peek` found (or all, if there are fewer) back to
-    /// the client, in one store. The numbers of the others go down by as many. True if the client's
-    /// ring was full: it may wait for this room ([`crate::Sender::wake`]).
-    pub fn release(&mut self, frames: usize) -> bool {
-        let gone = self.frames.drain(..frames.min(self.frames.len()));
-        let (slots, pieces) = gone.fold((0, 0), |(slots, pieces), frame| {
-            (slots + 1 + frame.others.1, pieces + frame.others.1)
-        });
-        if slots == 0 {
-            return false;
-        }
-        if pieces > 0 {
-            self.pieces.drain(..pieces as usize);
-            for frame in self.frames.iter_mut().filter(|frame| frame.others.1 > 0) {
-                frame.others.0 -= pieces;
-            }
-        }
-        let before = self.released;
-        // At most the ring's slots, which a u16 holds.
-        self.released = before.wrapping_add(slots as u16);
-        let head = idle::move_on(self.ring.tail(), self.released, self.ring.head());
-        head.wrapping_sub(before) >= self.ring.slots()
+impl Receiver {
+    pub(crate) fn new(ring: Ring, bell: Bell) -> Self {
+        ring.tail().store(0, Ordering::Relaxed);
+        ring.flags().store(MASKED, Ordering::Relaxed);
+        let (head, taken, released, full) = Default::default();
+        Self { ring, bell, head, taken, released, full, others: vec![] }
     }
 
-    /// Whether what the client has sent and was not released fills no more than half of the ring.
-    pub fn is_half_empty(&self) -> bool {
-        let head = self.ring.head().load(Ordering::Relaxed);
-        head.wrapping_sub(self.released) <= self.ring.slots() / 2
+    /// Looks for what the client has sent; whether there is anything to take.
+    pub fn look(&mut self) -> Result<bool, Fault> {
+        whole(self.ring.regions())?;
+        let head = self.ring.head().load(Ordering::Acquire);
+        ahead(head, self.released, self.ring.slots())?;
+        ahead(head, self.taken, self.ring.slots())?;
+        self.head = head;
+        (0..PREFETCH_SLOTS).for_each(|ahead| self.prefetch(self.taken.wrapping_add(ahead)));
+        Ok(self.has_more())
+    }
+
+    /// Whether the last look found more than was taken since.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        self.taken != self.head
+    }
+
+    /// Takes the oldest frame of those that the last look found: each of its descriptors is read
+    /// once, checked and kept.
+    #[inline]
+    pub fn take(&mut self) -> Result<Option<Frame<'_>>, Fault> {
+        if !self.has_more() {
+            return Ok(None);
+        }
+        self.prefetch(self.taken.wrapping_add(PREFETCH_SLOTS));
+        let first = checked(&self.ring, self.taken)?;
+        self.others.clear();
+        if first.flags & NEXT != 0 {
+            self.read_others()?;
+        }
+        self.taken = self.taken.wrapping_add(1 + self.others.len() as u16);
+        Ok(Some(Frame { ring: &self.ring, first, others: &self.others }))
+    }
+
+    /// Reads the descriptors after the first of a frame.
+    #[cold]
+    fn read_others(&mut self) -> Result<(), Fault> {
+        let left = usize::from(self.head.wrapping_sub(self.taken));
+        let mut more = true;
+        while more {
+            let slots = 1 + self.others.len();
+            if slots == left || slots == CHAIN_SLOTS_MAX {
+                return Err(Fault::Chain { slots });
+            }
+            let piece = checked(&self.ring, self.taken.wrapping_add(slots as u16))?;
+            more = piece.flags & NEXT != 0;
+            self.others.push(piece);
+        }
+        Ok(())
+    }
+
+    /// Has the cache fetch the frame at `index`, if there is one.
+    #[inline]
+    fn prefetch(&self, index: u16) {
+        if (self.head.wrapping_sub(index) as i16) > 0 {
+            let Descriptor { region, offset, .. } = self.ring.descriptor(index);
+            if let Some(region) = self.ring.regions().get(usize::from(region)) {
+                region.prefetch(offset as usize);
+            }
+        }
+    }
+
+    /// Gives all that was taken back to the client, in one store.
+    pub fn release(&mut self) {
+        if self.released == self.taken {
+            return;
+        }
+        let before = std::mem::replace(&mut self.released, self.taken);
+        let head = idle::move_on(self.ring.tail(), self.released, self.ring.head());
+        self.full |= head.wrapping_sub(before) >= self.ring.slots();
+    }
+
+    /// Whether the client's ring was full, so that it may wait for room ([`crate::Sender::wake`]), and
+    /// half of it is empty by now. Says so once.
+    pub fn awaits_room(&mut self) -> bool {
+        let room = self.full && {
+            let head = self.ring.head().load(Ordering::Relaxed);
+            head.wrapping_sub(self.released) <= self.ring.slots() / 2
+        };
+        self.full &= !room;
+        room
     }
 
     /// Lets the client ring. True if there is nothing to receive, so that polling the descriptor

@@ -158,7 +158,7 @@ impl Sender {
     }
 
     /// Rings if the client sleeps, for what it was shown or for room in its own ring
-    /// ([`crate::Receiver::release`]; memif itself has no doorbell for that). The only system call
+    /// ([`crate::Receiver::awaits_room`]; memif itself has no doorbell for that). The only system call
     /// here, and none while the client is busy.
     pub fn wake(&mut self) -> Result<(), Fault> {
         self.sleeper()?.map_or(Ok(()), |bell| bell.ring())

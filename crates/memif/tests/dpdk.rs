@@ -70,14 +70,14 @@ fn carry(tx: &mut Connection, rx: &mut Connection, from: usize, to: usize) {
             sent += 1;
         }
         tx.tx.flush().unwrap();
-        let count = rx.rx.peek(32).unwrap();
-        for number in 0..count {
-            let mut bytes = vec![0; rx.rx.frame_len(number)];
-            rx.rx.copy_out(number, &mut bytes);
+        rx.rx.look().unwrap();
+        while let Some(taken) = rx.rx.take().unwrap() {
+            let mut bytes = vec![0; taken.len()];
+            taken.copy_to(&mut bytes);
             assert_eq!(bytes, frame(seen), "frame {seen}");
             seen += 1;
         }
-        rx.rx.release(count);
+        rx.rx.release();
         (seen == to).then_some(())
     });
 }

@@ -52,6 +52,16 @@ impl Place {
     }
 }
 
+/// Takes up to `max` frames; how many there were.
+fn take(server: &mut Connection, max: usize) -> Result<usize, Fault> {
+    server.rx.look()?;
+    let mut count = 0;
+    while count < max && server.rx.take()?.is_some() {
+        count += 1;
+    }
+    Ok(count)
+}
+
 #[test]
 fn an_honest_client_is_connected() {
     let place = place();
@@ -60,11 +70,12 @@ fn an_honest_client_is_connected() {
     set_descriptor(&memory, TO_SERVER, 0, (0, 0, 5, SIZE as u32 - 5));
     raw::write(&memory, SIZE - 5, b"hello");
     set_head(&memory, TO_SERVER, 1);
-    assert_eq!(server.rx.peek(9), Ok(1));
+    assert_eq!(server.rx.look(), Ok(true));
     let mut bytes = [0; 9];
-    assert_eq!(server.rx.copy_out(0, &mut bytes), 5);
+    assert_eq!(server.rx.take().unwrap().unwrap().copy_to(&mut bytes), 5);
     assert_eq!(&bytes[..5], b"hello");
-    server.rx.release(1);
+    assert!(server.rx.take().unwrap().is_none());
+    server.rx.release();
     assert_eq!(raw::read16(&memory, TO_SERVER + 64), 1, "tail");
 }
 
@@ -262,7 +273,7 @@ fn indices_beyond_the_ring_are_faults() {
         set_head(&memory, TO_SERVER, head);
         set_head(&memory, TO_CLIENT, head);
         let fault = Fault::Index { head, tail: 0, slots: SLOTS };
-        assert_eq!(server.rx.peek(1), Err(fault));
+        assert_eq!(server.rx.look(), Err(fault));
         assert_eq!(server.tx.room(), Err(fault));
         assert_eq!(server.tx.push(0, b"x"), Err(fault));
         assert!(!server.rx.arm(), "no sleep on a lie");
@@ -270,15 +281,15 @@ fn indices_beyond_the_ring_are_faults() {
     // Backwards.
     let (_socket, memory, mut server) = place.connected();
     set_head(&memory, TO_SERVER, 2);
-    assert_eq!(server.rx.peek(2), Ok(2));
+    assert_eq!(take(&mut server, 2), Ok(2));
     set_head(&memory, TO_SERVER, 1);
-    assert!(matches!(server.rx.peek(2), Err(Fault::Index { .. })));
-    server.rx.release(2);
-    assert!(matches!(server.rx.peek(2), Err(Fault::Index { .. })));
+    assert!(matches!(server.rx.look(), Err(Fault::Index { .. })));
+    server.rx.release();
+    assert!(matches!(server.rx.look(), Err(Fault::Index { .. })));
     // The ring full to the brim is no lie.
     let (_socket, memory, mut server) = place.connected();
     set_head(&memory, TO_SERVER, SLOTS);
-    assert_eq!(server.rx.peek(1000), Ok(SLOTS.into()));
+    assert_eq!(take(&mut server, 1000), Ok(SLOTS.into()));
 }
 
 /// Buffers that were posted, counted on, and taken back.
@@ -322,7 +333,7 @@ fn descriptors_that_reach_out_are_faults() {
             set_head(&memory, ring, 1);
         }
         let fault = Fault::Bounds { offset, length, size: SIZE as usize };
-        assert_eq!(server.rx.peek(1), Err(fault));
+        assert_eq!(take(&mut server, 1), Err(fault));
         assert_eq!(server.tx.push(0, b"x"), Err(fault));
     }
     for number in [1, 2, 0x8000, u16::MAX] {
@@ -332,7 +343,7 @@ fn descriptors_that_reach_out_are_faults() {
             set_head(&memory, ring, 1);
         }
         let fault = Fault::Region { region: number, count: 1 };
-        assert_eq!(server.rx.peek(1), Err(fault));
+        assert_eq!(take(&mut server, 1), Err(fault));
         assert_eq!(server.tx.push(0, b"x"), Err(fault));
     }
     // Behind an honest first buffer.
@@ -342,7 +353,7 @@ fn descriptors_that_reach_out_are_faults() {
         set_descriptor(&memory, ring, 1, (0, 0, 4, size));
         set_head(&memory, ring, 2);
     }
-    assert!(matches!(server.rx.peek(1), Err(Fault::Bounds { .. })));
+    assert!(matches!(take(&mut server, 1), Err(Fault::Bounds { .. })));
     assert!(matches!(server.tx.push(0, b"longer than 4"), Err(Fault::Bounds { .. })));
 }
 
@@ -356,7 +367,7 @@ fn chains_without_end_are_faults() {
         }
         set_head(&memory, TO_SERVER, shown);
         let slots = CHAIN_SLOTS_MAX.min(shown.into());
-        assert_eq!(server.rx.peek(1), Err(Fault::Chain { slots }));
+        assert_eq!(take(&mut server, 1), Err(Fault::Chain { slots }));
     }
     let (_socket, memory, mut server) = place.connected();
     let last = CHAIN_SLOTS_MAX as u16 - 1;
@@ -365,8 +376,9 @@ fn chains_without_end_are_faults() {
     }
     set_descriptor(&memory, TO_SERVER, last, (0, 0, 8, 0x4000));
     set_head(&memory, TO_SERVER, last + 1);
-    assert_eq!(server.rx.peek(1), Ok(1), "the longest chain is a frame");
-    assert_eq!(server.rx.frame_len(0), 8 * CHAIN_SLOTS_MAX);
+    server.rx.look().unwrap();
+    let longest = server.rx.take().unwrap().unwrap();
+    assert_eq!(longest.len(), 8 * CHAIN_SLOTS_MAX, "the longest chain is a frame");
     // Buffers too small to be of use: none at all in them, or too little.
     for length in [0, 1] {
         let (_socket, memory, mut server) = place.connected();
@@ -380,17 +392,18 @@ fn chains_without_end_are_faults() {
 }
 
 #[test]
-fn what_was_looked_at_does_not_change() {
+fn what_was_taken_does_not_change() {
     let place = place();
     let (_socket, memory, mut server) = place.connected();
     raw::write(&memory, 0x4000, b"first");
     set_descriptor(&memory, TO_SERVER, 0, (0, 0, 5, 0x4000));
     set_head(&memory, TO_SERVER, 1);
-    assert_eq!(server.rx.peek(1), Ok(1));
+    server.rx.look().unwrap();
+    let frame = server.rx.take().unwrap().unwrap();
     set_descriptor(&memory, TO_SERVER, 0, (1, 9, u32::MAX, u32::MAX));
-    assert_eq!(server.rx.frame_len(0), 5);
+    assert_eq!(frame.len(), 5);
     let mut bytes = [0; 64];
-    assert_eq!(server.rx.copy_out(0, &mut bytes), 5);
+    assert_eq!(frame.copy_to(&mut bytes), 5);
     assert_eq!(&bytes[..5], b"first");
 }
 
@@ -416,24 +429,26 @@ fn holes_are_zeros() {
     set_descriptor(&memory, TO_SERVER, 0, (0, 0, 5, 0x4000));
     raw::write(&memory, 0x4000, b"there");
     set_head(&memory, TO_SERVER, 1);
-    assert_eq!(server.rx.peek(1), Ok(1));
+    server.rx.look().unwrap();
+    let frame = server.rx.take().unwrap().unwrap();
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(memory.as_fd(), flags, 0, SIZE).unwrap();
     let mut bytes = [7; 5];
-    assert_eq!(server.rx.copy_out(0, &mut bytes), 5);
+    assert_eq!(frame.copy_to(&mut bytes), 5);
     assert_eq!(bytes, [0; 5]);
     assert!(rustix::fs::ftruncate(&memory, 0).is_err(), "the seal holds");
 }
 
 /// All that a mux does with a connection, once; any fault ends it.
 fn exercise(server: &mut Connection, space: &mut [u8]) -> Result<(), Fault> {
-    let count = server.rx.peek(32)?;
-    for number in 0..count {
-        let length = server.rx.frame_len(number).min(space.len());
-        let copied = server.rx.copy_out(number, &mut space[..length]);
+    server.rx.look()?;
+    for _ in 0..32 {
+        let Some(frame) = server.rx.take()? else { break };
+        let length = frame.len().min(space.len());
+        let copied = frame.copy_to(&mut space[..length]);
         assert!(copied == length);
     }
-    server.rx.release(count);
+    server.rx.release();
     for length in [0, 60, 1500, 9000] {
         server.tx.push(1, &space[..length])?;
     }

@@ -19,15 +19,16 @@ fn frame(seed: usize, bytes: usize) -> Vec<u8> {
 }
 
 fn receive_all(connection: &mut Connection, max: usize) -> Vec<Vec<u8>> {
-    let count = connection.rx.peek(max).unwrap();
-    let frames = (0..count)
-        .map(|number| {
-            let mut bytes = vec![0; connection.rx.frame_len(number)];
-            assert_eq!(connection.rx.copy_out(number, &mut bytes), bytes.len());
-            bytes
-        })
-        .collect();
-    connection.rx.release(count);
+    let mut frames = Vec::new();
+    connection.rx.look().unwrap();
+    while frames.len() < max
+        && let Some(frame) = connection.rx.take().unwrap()
+    {
+        let mut bytes = vec![0; frame.len()];
+        assert_eq!(frame.copy_to(&mut bytes), bytes.len());
+        frames.push(bytes);
+    }
+    connection.rx.release();
     frames
 }
 
@@ -177,10 +178,11 @@ fn as_much_of_a_frame_is_copied_as_there_is_room_for() {
     let mut bufs = buffers(&mut client, &frame).unwrap();
     assert!(client.send_chain(&mut bufs));
     client.flush();
-    assert_eq!(server.rx.peek(8), Ok(1));
+    assert_eq!(server.rx.look(), Ok(true));
+    let taken = server.rx.take().unwrap().unwrap();
     for length in 0..300 {
         let mut bytes = vec![0; length];
-        let count = server.rx.copy_out(0, &mut bytes);
+        let count = taken.copy_to(&mut bytes);
         assert_eq!(bytes[..count], frame[..length.min(200)], "{length} bytes");
         assert!(bytes[count..].iter().all(|byte| *byte == 0), "nothing beyond");
     }
@@ -207,9 +209,13 @@ fn headroom_takes_a_header_and_gives_it_back() {
     client.bytes_mut(&mut buf)[..4].copy_from_slice(b"TAG+");
     client.send(buf).unwrap();
     client.flush();
-    assert_eq!(server.rx.peek(1), Ok(1));
-    assert_eq!(server.rx.metadata(0), 8);
-    assert_eq!(receive_all(&mut server, 1), [b"TAG+frame"]);
+    assert_eq!(server.rx.look(), Ok(true));
+    let taken = server.rx.take().unwrap().unwrap();
+    assert_eq!(taken.metadata(), 8);
+    let mut bytes = [0; 9];
+    assert_eq!(taken.copy_to(&mut bytes), 9);
+    assert_eq!(&bytes, b"TAG+frame");
+    server.rx.release();
 }
 
 /// Whether a descriptor is readable now.
@@ -257,17 +263,17 @@ fn who_waits_for_room_is_rung_for_it() {
     let directory = tempfile::tempdir().unwrap();
     let (_listener, mut client, mut server) = pair(directory.path(), SMALL);
     client.disarm();
-    assert!(!server.rx.release(0));
     for round in 0..3 {
+        assert_eq!(receive_all(&mut server, 8).len(), if round == 0 { 0 } else { 4 });
+        assert!(!server.rx.awaits_room(), "the ring was not full");
         while client.room() > 0 {
             let buf = buffers(&mut client, b"frame").unwrap().pop().unwrap();
             client.send(buf).unwrap();
         }
         client.flush();
         assert!(client.arm_for_room(), "no room");
-        assert!(!server.rx.is_half_empty());
-        assert_eq!(server.rx.peek(8), Ok(8));
-        assert!(server.rx.release(1), "the ring was full");
+        assert_eq!(receive_all(&mut server, 1).len(), 1);
+        assert!(!server.rx.awaits_room(), "more than half full");
         assert!(!rings(&client));
         server.tx.wake().unwrap();
         assert!(rings(&client), "round {round}");
@@ -275,10 +281,11 @@ fn who_waits_for_room_is_rung_for_it() {
         assert!(!client.arm_for_room(), "there is room");
         server.tx.wake().unwrap();
         assert!(!rings(&client), "the client is awake");
-        assert!(!server.rx.release(2), "the ring was not full");
-        assert!(!server.rx.is_half_empty());
-        server.rx.release(1);
-        assert!(server.rx.is_half_empty());
+        assert_eq!(receive_all(&mut server, 2).len(), 2);
+        assert!(!server.rx.awaits_room(), "more than half full");
+        assert_eq!(receive_all(&mut server, 1).len(), 1);
+        assert!(server.rx.awaits_room());
+        assert!(!server.rx.awaits_room(), "once");
     }
 }
 
@@ -316,7 +323,7 @@ fn each_side_sees_the_other_leave_and_no_buffer_is_lost() {
         let buf = client.send(buf).unwrap_err();
         client.free(buf);
         server = join(&listener, &mut client);
-        assert_eq!(server.rx.peek(8), Ok(0), "the ring is new");
+        assert_eq!(server.rx.look(), Ok(false), "the ring is new");
     }
     assert_eq!(client.bytes(&kept[0]), frame(0, 50), "buffers outlive connections");
     kept.drain(..).for_each(|buf| client.free(buf));

@@ -10,9 +10,10 @@ use pdp_afxdp::Packet;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use crate::external::External;
+use crate::group::Groups;
+use crate::lane::{Link, Pulled};
 use crate::meter::Meter;
 use crate::packets::Packets;
-use crate::peer::{Link, Pulled};
 use crate::ringers::Ringers;
 use crate::sleep::Alarm;
 use crate::trace::Tracer;
@@ -36,12 +37,10 @@ pub struct Dropped {
 /// Room to collect packets in, taken while it is used; kept so that nothing is allocated.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// For frames that leave by a port.
-    pub leaving: Vec<Packet>,
     /// For packets that come back.
     pub back: Vec<Packet>,
-    /// For which guest gets which frame.
-    pub picks: Vec<u16>,
+    /// For frames that are brought together by where they go.
+    pub groups: Groups,
     /// For what peers sent.
     pub pulled: Pulled,
 }
@@ -187,9 +186,8 @@ impl Connections {
 
     /// Gives up a connection: `reason` is for the peer. Another thread lets go of what it holds and
     /// closes its control socket.
-    pub fn end(&self, link: Link, reason: &str, fault: bool) {
+    pub fn end(&self, link: Box<Link>, reason: &str, fault: bool) {
         let (epoch, reason, watch) = (link.epoch, reason.to_string(), self.watch.clone());
-        let link = Box::new(link);
         // The keeper ends with the process only.
         let _ = self.dropped.send(Dropped { epoch, reason, fault, link, watch });
         self.keeper.ring();

@@ -2,15 +2,13 @@
 //!
 //! A peer that breaks the contract is disconnected, with the reason in its counters.
 
-use pdp_afxdp::Packet;
-use pdp_memif::Fault;
 use pdp_proto::mux::Attach;
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_wire::tag::Verdict;
 
 use crate::core::Core;
 use crate::counters::Reason;
+use crate::lane::{Fault, Link, PULL_FRAMES, Pulled, Run};
 use crate::meter::Stage;
-use crate::peer::{Link, PULL_FRAMES, Pulled, Run};
 use crate::sleep::Alarm;
 use crate::vnet::{REST_NS, Router, Vnet};
 
@@ -162,7 +160,7 @@ impl Vnet {
         let mut all = true;
         for node in 0..self.nodes.len() {
             match self.nodes[node].tap.as_mut().map(|link| work(link, false, &mut core.alarm)) {
-                Some(Err(fault)) => self.lose_tap(node, core, Some(fault.to_string())),
+                Some(Err(fault)) => self.lose_tap(node, core, Some(fault)),
                 Some(Ok(yes)) => all &= yes,
                 None => {}
             }
@@ -177,7 +175,7 @@ impl Vnet {
                     let link = guests[guest].links[at].as_mut();
                     match link.map(|link| work(link, waits, &mut core.alarm)) {
                         Some(Err(fault)) => {
-                            self.lose_guest(node, guest, at, core, Some(fault.to_string()));
+                            self.lose_guest(node, guest, at, core, Some(fault));
                         }
                         Some(Ok(yes)) => all &= yes,
                         None => {}
@@ -196,50 +194,26 @@ impl Vnet {
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
-        let Some(tap) = &mut self.nodes[node].tap else { return 0 };
-        if tap.is_armed() {
+        let ports = self.nodes[node].ports();
+        let Some(link) = &mut self.nodes[node].tap else { return 0 };
+        if link.is_armed() {
             return 0;
         }
         // A TAP helper completes nothing, but for one that breaks the contract.
-        let mut result = tap.pull_tagged(&mut core.packets, max, 1, pulled);
-        let count = pulled.frames();
+        let mut result = link.lane.pull(ports, max, 1, &mut core.packets, pulled);
+        let count = pulled.frames;
+        let sent = link.sent(count, &mut core.alarm, core.now_ns, REST_NS);
+        result = result.and(sent);
         if count > 0 {
-            tap.sent_ns = core.now_ns;
-        } else if result.is_ok() {
-            let armed = tap.arm_if_quiet(&mut core.alarm, core.now_ns, REST_NS);
-            result = armed.map_err(|fault| fault.to_string());
+            result = self.dispatch(core, node, None, pulled).and(result);
         }
-        let mut leaving = std::mem::take(&mut core.scratch.leaving);
-        let mut packets = pulled.packets.drain(..);
-        for Run { tag, frames, has_packets } in pulled.runs.drain(..) {
-            let mine = packets.by_ref().take(if has_packets { frames } else { 0 });
-            let at = match (&result, tag.verdict, self.port_at(node, tag.vport)) {
-                (Ok(()), Verdict::Out, Some(at)) if !tag.last => at,
-                _ => {
-                    mine.for_each(|packet| core.packets.give(packet));
-                    result = result.and(Err(format!("a TAP helper sent {tag:?}")));
-                    continue;
-                }
-            };
-            let port = &mut self.ports[at];
-            port.counters.made += frames as u64;
-            if has_packets {
-                leaving.extend(mine.map(|packet| packet.at(at)));
-            } else {
-                port.counters.drop_all(Reason::TooBig, frames as u64);
-            }
-        }
-        drop(packets);
-        self.leave(core, &mut leaving);
-        core.scratch.leaving = leaving;
         if let Err(fault) = result {
             self.lose_tap(node, core, Some(fault));
         }
         count
     }
 
-    /// Takes up to `max` frames of what one guest may send now by one of its connections. Returns how
-    /// many.
+    /// Takes up to `max` frames of what one guest may send now by one of its lanes. Returns how many.
     fn take_from_guest(
         &mut self,
         node: usize,
@@ -249,34 +223,24 @@ impl Vnet {
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
+        let ports = self.nodes[node].ports();
         let Some(router) = &mut self.nodes[node].router else { return 0 };
         let Some(from) = router.guests.get_mut(guest) else { return 0 };
-        let completions = from.allowance(&router.order);
-        let attach = from.spec.attach;
-        let owes = !from.outstanding.is_empty();
+        // One more than it owes is a fault, which shows when it owes nothing.
+        let owes = from.outstanding.len();
+        let completions = from.allowance(&router.order).min(owes.max(1));
         let Some(Some(link)) = from.links.get_mut(link_at) else { return 0 };
         if completions == 0 || link.is_armed() {
             return 0;
         }
-        let mut result = match attach {
-            Attach::Runtime | Attach::Tap => {
-                link.pull_tagged(&mut core.packets, max, completions, pulled)
-            }
-            Attach::Memif => {
-                let tag =
-                    Tag { verdict: Verdict::Out, vport: link_at as u8, last: false, trace: 0 };
-                let result = link.pull(&mut core.packets, max, |it| pulled.add(tag, it));
-                result.map_err(|fault| fault.to_string())
-            }
-        };
-        let count = pulled.frames();
+        let mut result = link.lane.pull(ports, max, completions, &mut core.packets, pulled);
+        let count = pulled.frames;
+        // Who owes something is not taken for quiet.
+        let heard = if owes > 0 { count.max(1) } else { count };
+        result = result.and(link.sent(heard, &mut core.alarm, core.now_ns, REST_NS));
         if count > 0 {
-            link.sent_ns = core.now_ns;
             core.meter.lap(Stage::Dispatch, count);
-            result = self.dispatch(core, node, guest, attach, pulled).and(result);
-        } else if !owes && result.is_ok() {
-            let armed = link.arm_if_quiet(&mut core.alarm, core.now_ns, REST_NS);
-            result = armed.map_err(|fault| fault.to_string());
+            result = self.dispatch(core, node, Some(guest), pulled).and(result);
         }
         if let Err(fault) = result {
             self.lose_guest(node, guest, link_at, core, Some(fault));
@@ -284,107 +248,93 @@ impl Vnet {
         count
     }
 
-    /// Frames and completions of a guest. An error is the guest's fault; what follows it is
-    /// discarded. Empties `pulled`.
+    /// Frames and completions of a guest, or of a node's TAP helper. An error is the peer's fault; what it
+    /// sent with it is discarded. Empties `pulled`.
     fn dispatch(
         &mut self,
         core: &mut Core,
         node: usize,
-        guest: usize,
-        attach: Attach,
+        guest: Option<usize>,
         pulled: &mut Pulled,
-    ) -> Result<(), String> {
-        let mut leaving = std::mem::take(&mut core.scratch.leaving);
-        let (mut completed, mut from_guest) = (0, 0);
-        let mut result = Ok(());
-        let mut packets = pulled.packets.drain(..);
-        for run @ Run { tag, frames, has_packets } in pulled.runs.drain(..) {
-            let mine = packets.by_ref().take(if has_packets { frames } else { 0 });
-            if result.is_ok() {
-                result = self.verify(node, guest, attach, run);
-            }
-            let at = match self.port_at(node, tag.vport) {
-                Some(at) if result.is_ok() => at,
-                _ => {
-                    mine.for_each(|packet| core.packets.give(packet));
-                    continue;
-                }
-            };
-            let before = leaving.len();
-            leaving.extend(mine.map(|packet| packet.at(at)));
+    ) -> Result<(), Fault> {
+        if let Err(fault) = self.verify(node, guest, pulled) {
+            pulled.clear(&mut core.packets);
+            return Err(fault);
+        }
+        let mut keeps_order = false;
+        if let (Some(guest), Some(router)) = (guest, &mut self.nodes[node].router) {
+            let from = &mut router.guests[guest];
+            from.stats.completed += pulled.completed as u64;
+            from.stats.from_guest += pulled.sent() as u64;
+            router.order.completed(from.spec.number, pulled.completed);
+            keeps_order = router.distributor.is_ordered();
+        }
+        for index in 0..pulled.runs.len() {
+            let run @ Run { tag, frames, at } = pulled.runs[index];
+            let port = self.nodes[node].first + usize::from(tag.vport);
             if tag.trace != 0 {
-                self.follow(core, guest, at, run, &mut leaving[before..]);
+                self.follow(core, guest, port, run, pulled);
             }
-            let counters = &mut self.ports[at].counters;
-            if tag.last {
-                completed += frames;
-            } else {
+            let counters = &mut self.ports[port].counters;
+            if !tag.last {
                 counters.made += frames as u64;
             }
-            let is_frame = matches!(tag.verdict, Verdict::Out | Verdict::Punt(_));
-            from_guest += if is_frame { frames as u64 } else { 0 };
-            match tag.verdict {
-                Verdict::Out if has_packets => {}
-                Verdict::Punt(class) if has_packets => {
-                    for packet in leaving.drain(before..) {
-                        self.punt(core, Some(class), &packet);
-                        core.packets.give(packet);
+            match (tag.verdict, at) {
+                (Verdict::Out, Some(_)) => {}
+                (Verdict::Punt(class), Some(at)) => {
+                    for packet in &pulled.punted[at..at + frames] {
+                        self.punt(core, Some(class), packet);
                     }
                 }
-                Verdict::Out | Verdict::Punt(_) => {
+                (Verdict::Out | Verdict::Punt(_), None) => {
                     counters.drop_all(Reason::TooBig, frames as u64);
                 }
-                Verdict::Drop(reason) => counters.drop_all(reason.into(), frames as u64),
-                Verdict::Kept | Verdict::Deliver => counters.consumed += frames as u64,
+                (Verdict::Drop(reason), _) => counters.drop_all(reason.into(), frames as u64),
+                (Verdict::Kept | Verdict::Deliver, _) => counters.consumed += frames as u64,
             }
         }
-        drop(packets);
-        self.leave(core, &mut leaving);
-        core.scratch.leaving = leaving;
-        if let Some(router) = &mut self.nodes[node].router {
-            let from = &mut router.guests[guest];
-            from.stats.completed += completed as u64;
-            from.stats.from_guest += from_guest;
-            router.order.completed(from.spec.number, completed);
+        if !keeps_order {
+            let first = self.nodes[node].first;
+            core.scratch.groups.by_port(first, &mut pulled.packets);
         }
-        result
+        self.leave(core, &mut pulled.packets);
+        pulled.clear(&mut core.packets);
+        Ok(())
     }
 
-    /// Whether a guest may say this now; takes note of what is completed.
+    /// Whether a peer may say this now; takes note of what is completed.
     #[inline]
-    fn verify(
-        &mut self,
-        node: usize,
-        guest: usize,
-        attach: Attach,
-        Run { tag, frames, .. }: Run,
-    ) -> Result<(), String> {
-        if usize::from(tag.vport) >= self.nodes[node].count {
-            return Err(format!("vport {} does not exist", tag.vport));
+    fn verify(&mut self, node: usize, from: Option<usize>, pulled: &Pulled) -> Result<(), Fault> {
+        let guest = from.and_then(|guest| self.guest(node, guest));
+        let completes = guest.filter(|guest| guest.spec.attach == Attach::Runtime);
+        for Run { tag, .. } in &pulled.runs {
+            if tag.verdict == Verdict::Deliver {
+                return Err("a tag that is the mux's own".into());
+            }
+            if completes.is_none() && tag.verdict != Verdict::Out {
+                return Err(format!("{tag:?} from a peer without completions"));
+            }
         }
-        if tag.verdict == Verdict::Deliver {
-            return Err("a tag that is the mux's own".into());
-        }
-        if attach != Attach::Runtime && (tag.verdict != Verdict::Out || tag.last) {
-            return Err(format!("{tag:?} from a guest without completions"));
-        }
-        if tag.last && !self.guest(node, guest).is_some_and(|from| from.outstanding.pop(frames)) {
-            return Err("a completion without a frame that it completes".into());
-        }
-        Ok(())
+        let owed = match completes {
+            Some(from) => from.outstanding.pop(pulled.completed),
+            None => pulled.completed == 0,
+        };
+        if owed { Ok(()) } else { Err("a completion without a frame that it completes".into()) }
     }
 
     /// Traced frames: marks their packets, or ends their traces where there are none.
     fn follow(
         &mut self,
         core: &mut Core,
-        guest: usize,
-        at: usize,
-        Run { tag, frames, has_packets }: Run,
-        packets: &mut [Packet],
+        guest: Option<usize>,
+        port: usize,
+        Run { tag, frames, at }: Run,
+        pulled: &mut Pulled,
     ) {
         let mark = core.tracer.mark(self.slot, tag.trace);
-        let number = self.guest(self.ports[at].node, guest).map_or(0, |it| it.spec.number);
+        let node = self.ports[port].node;
+        let from = guest.and_then(|guest| self.guest(node, guest));
+        let number = from.map_or(0, |it| it.spec.number);
         for _ in 0..frames {
             if !tag.last {
                 core.tracer.copied(mark);
@@ -392,7 +342,7 @@ impl Vnet {
             core.tracer.note(mark, "dispatch", || {
                 format!("guest {number} says {:?}, vport {}", tag.verdict, tag.vport)
             });
-            if !has_packets {
+            if at.is_none() {
                 let (stage, detail) = match tag.verdict {
                     Verdict::Drop(reason) => ("drop", reason.name()),
                     Verdict::Kept => ("dispatch", "kept by the guest"),
@@ -401,16 +351,14 @@ impl Vnet {
                 core.tracer.end(mark, stage, || detail.into());
             }
         }
-        packets.iter_mut().for_each(|packet| packet.mark = mark);
+        let punted = matches!(tag.verdict, Verdict::Punt(_));
+        let packets = if punted { &mut pulled.punted } else { &mut pulled.packets };
+        if let Some(at) = at {
+            packets[at..at + frames].iter_mut().for_each(|packet| packet.mark = mark);
+        }
     }
 
     fn guest(&mut self, node: usize, guest: usize) -> Option<&mut crate::peer::Guest> {
         self.nodes[node].router.as_mut()?.guests.get_mut(guest)
-    }
-
-    /// The node's port `vport` among all ports of the vnet.
-    fn port_at(&self, node: usize, vport: u8) -> Option<usize> {
-        let node = &self.nodes[node];
-        (usize::from(vport) < node.count).then_some(node.first + usize::from(vport))
     }
 }

@@ -168,7 +168,7 @@ impl Distributor {
     pub fn pick_by_flow<'a>(
         &self,
         frames: impl Iterator<Item = &'a [u8]>,
-        picks: &mut Vec<u16>,
+        picks: &mut Vec<u8>,
     ) -> bool {
         let by_flow = self.policy == Policy::Flow && self.members.len() > 1;
         if by_flow {
@@ -179,9 +179,9 @@ impl Distributor {
     }
 
     #[inline]
-    fn guest_of_flow(&self, frame: &[u8]) -> u16 {
+    fn guest_of_flow(&self, frame: &[u8]) -> u8 {
         let slot = self.flow(frame) as usize & (self.slots.len() - 1);
-        self.slots[slot] % GUESTS_MAX as u16
+        (self.slots[slot] % GUESTS_MAX as u16) as u8
     }
 
     /// `frames` of those that the last pick allowed were given.

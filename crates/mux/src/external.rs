@@ -12,8 +12,9 @@ use rtrb::{Consumer, Producer};
 use crate::core::Connections;
 use crate::counters::{ExternalCounters, OuterReason, Reason};
 use crate::generator::Generator;
+use crate::lane::{Lane, Link, PULL_FRAMES};
+use crate::memif::Memif;
 use crate::packets::Packets;
-use crate::peer::{Link, PULL_FRAMES};
 use crate::sleep::Alarm;
 use crate::wake::Wake;
 
@@ -51,7 +52,7 @@ pub enum Outlet {
     /// A packet socket.
     Packet(Box<PacketSocket>),
     /// A memif connection, while there is one.
-    Memif(Option<Box<Link>>),
+    Memif(Option<Box<Link<Memif>>>),
     /// A generator.
     Generator(Box<Generator>),
 }
@@ -128,7 +129,7 @@ impl External {
                 }
                 Outlet::Memif(link) => {
                     if let Some(link) = link {
-                        connections.end(*link, "the external interface was removed", false);
+                        connections.end(link, "the external interface was removed", false);
                     }
                 }
                 Outlet::Generator(generator) => closed = Some(generator),
@@ -152,7 +153,7 @@ impl External {
     }
 
     /// Connections of programs, for sleeping.
-    pub fn links(&mut self) -> impl Iterator<Item = &mut Link> {
+    pub fn links(&mut self) -> impl Iterator<Item = &mut Link<Memif>> {
         self.queues.iter_mut().filter_map(|queue| match &mut queue.outlet {
             Outlet::Memif(link) => link.as_deref_mut(),
             Outlet::Xdp(_) | Outlet::Packet(_) | Outlet::Generator(_) => None,
@@ -175,7 +176,7 @@ impl External {
 
     /// Takes in the connection of a program, whose doorbell is watched already; false if none is
     /// expected, or one is there.
-    pub fn attach(&mut self, link: Link) -> bool {
+    pub fn attach(&mut self, link: Link<Memif>) -> bool {
         for queue in &mut self.queues {
             if let Outlet::Memif(place @ None) = &mut queue.outlet {
                 *place = Some(Box::new(link));
@@ -191,7 +192,7 @@ impl External {
             if let Outlet::Memif(place) = &mut queue.outlet
                 && let Some(link) = place.take_if(|link| link.epoch == epoch)
             {
-                connections.end(*link, "gone", false);
+                connections.end(link, "gone", false);
             }
         }
     }
@@ -239,7 +240,7 @@ impl External {
             Outlet::Memif(place) => {
                 let room = room.min(PULL_FRAMES).min(packets.free().saturating_sub(KEEP_FREE));
                 let pulled = place.as_mut().map(|link| {
-                    link.pull(packets, room, |packet| match packet {
+                    link.lane.take(packets, room, |packet| match packet {
                         Some(packet) => frames.push(packet),
                         None => unread.too_long += 1,
                     })
@@ -385,7 +386,7 @@ impl Outlet {
             Self::Packet(socket) => refused.extend(frames.filter_map(|it| socket.send(it).err())),
             Self::Memif(place) => {
                 for packet in frames {
-                    match place.as_mut().map(|link| link.push(0, packet.bytes())) {
+                    match place.as_mut().map(|link| link.lane.push_one(0, packet.bytes())) {
                         Some(Ok(true)) => {
                             sent += 1;
                             packets.give(packet);
@@ -415,7 +416,7 @@ impl Outlet {
         match self {
             Self::Xdp(socket) => socket.room() > 0,
             Self::Packet(socket) => socket.room() > 0,
-            Self::Memif(Some(link)) => link.tx.room().is_ok_and(|room| room > 0),
+            Self::Memif(Some(link)) => link.lane.room() > 0,
             Self::Memif(None) | Self::Generator(_) => true,
         }
     }
@@ -451,8 +452,8 @@ impl Outlet {
 }
 
 /// Ends the connection of a program that broke the rules.
-fn lose(place: &mut Option<Box<Link>>, connections: &Connections, fault: &pdp_memif::Fault) {
+fn lose(place: &mut Option<Box<Link<Memif>>>, connections: &Connections, fault: &str) {
     if let Some(link) = place.take() {
-        connections.end(*link, &fault.to_string(), true);
+        connections.end(link, fault, true);
     }
 }

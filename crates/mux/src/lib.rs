@@ -2,7 +2,7 @@
 //!
 //! A packet's way, in the order of the files: [`worker`] (the round, with all stages in one place), [`external`]
 //! (AF_XDP, memif, [`generator`]), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
-//! [`share`] ([`distribute`]), [`peer`] and [`sleep`] (who is at the other end, and awake), [`order`], [`dispatch`]
+//! [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
 //! (what guests and TAPs send), [`leave`] ([`shape`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
 //! memif connections), [`underlay`] (next hops), [`capture`], [`trace`], [`meter`] (cycles).
 //!
@@ -23,7 +23,10 @@ pub mod distribute;
 pub mod encapsulate;
 pub mod external;
 pub mod generator;
+pub mod group;
+pub mod lane;
 pub mod leave;
+pub mod memif;
 pub mod meter;
 pub mod order;
 pub mod packets;

@@ -1,14 +1,14 @@
-//! Frames to the forwarding guests of a vrouter, shared out among them, or to a node's TAP: they are copied there.
+//! Frames to the forwarding guests of a vrouter, shared out among them, or to a node's TAP.
 
 use pdp_afxdp::Packet;
 use pdp_proto::mux::Attach;
-use pdp_wire::tag::{PuntClass, Tag};
+use pdp_wire::tag::PuntClass;
 
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::peer::OUTSTANDING_MAX;
 use crate::trace;
-use crate::vnet::{Router, Vnet};
+use crate::vnet::{Node, Router, Vnet};
 
 impl Vnet {
     /// Frames that there is room for in the guests behind `port`.
@@ -18,9 +18,8 @@ impl Vnet {
         router.distributor.room(&mut router.guests[..])
     }
 
-    /// Frames to whoever is behind their ports.
-    pub(crate) fn share(&mut self, core: &mut Core, batch: &[Packet]) {
-        let mut batch = batch;
+    /// Frames to whoever is behind their ports. They may be in another order afterwards.
+    pub(crate) fn share(&mut self, core: &mut Core, mut batch: &mut [Packet]) {
         while let [first, ..] = batch {
             let Some(node) = self.ports.get(usize::from(first.port)).map(|port| port.node) else {
                 return;
@@ -28,7 +27,7 @@ impl Vnet {
             let here = &self.nodes[node];
             let ports = here.first..here.first + here.count;
             let same = |packet: &&Packet| ports.contains(&usize::from(packet.port));
-            let (run, behind) = batch.split_at(batch.iter().take_while(same).count());
+            let (run, behind) = batch.split_at_mut(batch.iter().take_while(same).count());
             if here.router.is_some() {
                 self.distribute(core, node, run);
             } else {
@@ -39,21 +38,23 @@ impl Vnet {
     }
 
     /// Frames to the guests of a node.
-    fn distribute(&mut self, core: &mut Core, node: usize, frames: &[Packet]) {
-        let mut picks = std::mem::take(&mut core.scratch.picks);
-        if let Some(Router { filters, distributor, guests, .. }) = &self.nodes[node].router
+    fn distribute(&mut self, core: &mut Core, node: usize, frames: &mut [Packet]) {
+        let mut groups = std::mem::take(&mut core.scratch.groups);
+        if let Some(Router { filters, distributor, .. }) = &self.nodes[node].router
             && filters.is_empty()
-            && distributor.pick_by_flow(frames.iter().map(Packet::bytes), &mut picks)
+            && distributor.pick_by_flow(frames.iter().map(Packet::bytes), &mut groups.ways)
         {
-            // Guest by guest, each once.
-            for guest in 0..guests.len() {
-                let theirs = frames.iter().zip(&picks).filter(|(_, pick)| **pick == guest as u16);
-                self.cross(core, node, guest, theirs.map(|(packet, _)| packet));
+            groups.sort(frames);
+            let mut frames = &frames[..];
+            for run in groups.ways.chunk_by(|a, b| a == b) {
+                let (theirs, behind) = frames.split_at(run.len());
+                self.cross(core, node, run[0].into(), theirs);
+                frames = behind;
             }
         } else {
             self.distribute_each(core, node, frames);
         }
-        core.scratch.picks = picks;
+        core.scratch.groups = groups;
     }
 
     /// The same where who gets a frame depends on what became of those before.
@@ -75,78 +76,67 @@ impl Vnet {
             };
             let count = if router.filters.is_empty() { count.min(frames.len()) } else { 1 };
             let (run, behind) = frames.split_at(count);
-            self.cross(core, node, guest, run.iter());
+            self.cross(core, node, guest, run);
             frames = behind;
         }
     }
 
-    /// Copies frames of a node's ports into the memory of a guest.
-    fn cross<'a>(
-        &mut self,
-        core: &mut Core,
-        node: usize,
-        guest: usize,
-        frames: impl Iterator<Item = &'a Packet>,
-    ) {
+    /// Gives frames of a node's ports to a guest.
+    fn cross(&mut self, core: &mut Core, node: usize, guest: usize, frames: &[Packet]) {
+        let Some(router) = &self.nodes[node].router else { return };
+        if router.guests[guest].spec.attach == Attach::Memif {
+            // A program without tags has a lane for each port.
+            for run in frames.chunk_by(|a, b| a.port == b.port) {
+                let lane = self.ports[usize::from(run[0].port)].index.into();
+                self.push(core, node, guest, lane, run);
+            }
+        } else {
+            self.push(core, node, guest, 0, frames);
+        }
+    }
+
+    /// The same by one of its lanes.
+    fn push(&mut self, core: &mut Core, node: usize, guest: usize, lane: usize, frames: &[Packet]) {
         let Self { nodes, ports, .. } = self;
+        let first = nodes[node].first as u16;
         let Some(router) = &mut nodes[node].router else { return };
         let to = &mut router.guests[guest];
         let completes = to.spec.attach == Attach::Runtime;
-        let has_tag = to.spec.attach != Attach::Memif;
-        let window = if completes { OUTSTANDING_MAX } else { usize::MAX };
-        let room = window.saturating_sub(to.outstanding.len());
-        let (mut given, mut lost) = (0, None);
-        let mut frames = frames.peekable();
-        while let Some(port) = frames.peek().map(|packet| packet.port) {
-            let here = &mut ports[usize::from(port)];
-            // A program without tags has a ring for each port.
-            let at = if has_tag { 0 } else { usize::from(here.index) };
-            let (before, mut stopped_by) = (given, None);
-            while let Some(packet) = frames.next_if(|packet| packet.port == port) {
-                let tag =
-                    if has_tag { Tag::deliver(here.index, packet.mark as u8).emit() } else { 0 };
-                let pushed = match &mut to.links[at] {
-                    _ if stopped_by.is_some() => Ok(false),
-                    _ if given >= room => {
-                        stopped_by = Some(Reason::GuestWindowFull);
-                        Ok(false)
-                    }
-                    None => {
-                        stopped_by = Some(Reason::NoGuest);
-                        Ok(false)
-                    }
-                    Some(_) if lost.is_some() => Ok(false),
-                    Some(link) => link.push(tag, packet.bytes()),
-                };
-                if let Ok(true) = pushed {
-                    given += 1;
-                    if packet.mark != 0 {
-                        note_given(core, packet.mark, to.spec.number, completes);
-                    }
-                    continue;
-                }
-                if let Err(fault) = pushed {
-                    lost = Some((at, fault.to_string()));
-                }
-                if lost.is_some() {
-                    stopped_by = Some(Reason::GuestGone);
-                }
-                let reason = *stopped_by.get_or_insert(Reason::GuestRingFull);
-                here.end(&mut core.tracer, reason, packet);
+        let window = if completes {
+            OUTSTANDING_MAX.saturating_sub(to.outstanding.len())
+        } else {
+            usize::MAX
+        };
+        let fit = &frames[..frames.len().min(window)];
+        let (given, stopped_by, fault) = match &mut to.links[lane] {
+            None => (0, Reason::NoGuest, None),
+            Some(link) => match link.lane.push(first, fit) {
+                Ok(given) if given < fit.len() => (given, Reason::GuestRingFull, None),
+                Ok(given) => (given, Reason::GuestWindowFull, None),
+                Err(fault) => (0, Reason::GuestGone, Some(fault)),
+            },
+        };
+        let (given, refused) = frames.split_at(given);
+        to.stats.to_guest += given.len() as u64;
+        if completes {
+            to.outstanding.push(first, given);
+            if router.distributor.is_ordered() {
+                router.order.note(to.spec.number, given.len());
             }
-            if completes && given > before {
-                to.outstanding.push(here.index, given - before);
-            } else if !completes {
-                here.counters.consumed += (given - before) as u64;
+        } else {
+            for packet in given {
+                ports[usize::from(packet.port)].counters.consumed += 1;
             }
         }
-        to.stats.to_guest += given as u64;
-        if completes && router.distributor.is_ordered() {
-            router.order.note(to.spec.number, given);
+        for packet in given.iter().filter(|packet| packet.mark != 0) {
+            note_given(core, packet.mark, to.spec.number, completes);
         }
-        router.distributor.gave(given);
-        if let Some((link, fault)) = lost {
-            self.lose_guest(node, guest, link, core, Some(fault));
+        router.distributor.gave(given.len());
+        for packet in refused {
+            ports[usize::from(packet.port)].end(&mut core.tracer, stopped_by, packet);
+        }
+        if fault.is_some() {
+            self.lose_guest(node, guest, lane, core, fault);
         }
     }
 
@@ -159,11 +149,12 @@ impl Vnet {
         {
             return here.end(&mut core.tracer, class.into(), packet);
         }
-        let Some(tap) = &mut self.nodes[node].tap else {
+        let Node { tap, first, .. } = &mut self.nodes[node];
+        let Some(tap) = tap else {
             return here.end(&mut core.tracer, Reason::NoTap, packet);
         };
-        match tap.push(Tag::deliver(here.index, 0).emit(), packet.bytes()) {
-            Ok(true) => {
+        match tap.lane.push(*first as u16, std::slice::from_ref(packet)) {
+            Ok(1) => {
                 here.counters.punted += 1;
                 core.tracer.end(packet.mark, "punt", || {
                     format!(
@@ -173,10 +164,10 @@ impl Vnet {
                     )
                 });
             }
-            Ok(false) => here.end(&mut core.tracer, Reason::TapRingFull, packet),
+            Ok(_) => here.end(&mut core.tracer, Reason::TapRingFull, packet),
             Err(fault) => {
                 here.end(&mut core.tracer, Reason::NoTap, packet);
-                self.lose_tap(node, core, Some(fault.to_string()));
+                self.lose_tap(node, core, Some(fault));
             }
         }
     }

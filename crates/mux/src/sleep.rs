@@ -118,7 +118,7 @@ impl State {
 
     /// Lets the peer see what was pushed, and has it rung when it is time, or at once.
     #[inline]
-    pub fn flush<P: Peer>(
+    pub fn flush<P: Peer + ?Sized>(
         &mut self,
         peer: &mut P,
         alarm: &mut Alarm,
@@ -143,7 +143,11 @@ impl State {
 
     /// Lets the peer ring from now on, and rings it for what it may not know of. False, and nothing is
     /// changed but that, if it has sent something.
-    pub fn arm<P: Peer>(&mut self, peer: &mut P, alarm: &mut Alarm) -> Result<bool, P::Fault> {
+    pub fn arm<P: Peer + ?Sized>(
+        &mut self,
+        peer: &mut P,
+        alarm: &mut Alarm,
+    ) -> Result<bool, P::Fault> {
         if self.is_armed() {
             return Ok(true);
         }
@@ -155,7 +159,7 @@ impl State {
     }
 
     /// It is looked at again, and does not ring any more.
-    pub fn disarm<P: Peer>(&mut self, peer: &mut P) {
+    pub fn disarm<P: Peer + ?Sized>(&mut self, peer: &mut P) {
         if self.is_armed() {
             peer.disarm();
             *self = Self::Polled;

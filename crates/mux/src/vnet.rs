@@ -5,6 +5,7 @@
 //! ([`Vnet::take_over`]).
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use pdp_afxdp::Packet;
 use pdp_proto::mux::{self, Attach, End, GuestStats, Match, Rate, VnetStats};
@@ -16,8 +17,9 @@ use crate::counters::{Counted, PortCounters, Reason};
 use crate::dispatch::{CHECK_NS, Source};
 use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
 use crate::encapsulate::Way;
+use crate::lane::{Lane, Link};
 use crate::order::Order;
-use crate::peer::{Guest, Link};
+use crate::peer::Guest;
 use crate::police::TokenBucket;
 use crate::shape::{LOCAL_RATE, Shaper};
 use crate::trace::Wish;
@@ -82,8 +84,15 @@ pub(crate) struct Node {
     /// Its first port among the vnet's.
     pub(crate) first: usize,
     pub(crate) count: usize,
-    pub(crate) tap: Option<Link>,
+    pub(crate) tap: Option<Box<Link>>,
     pub(crate) router: Option<Router>,
+}
+
+impl Node {
+    /// Its ports among the vnet's, which has no more than 65,536.
+    pub(crate) fn ports(&self) -> Range<u16> {
+        self.first as u16..(self.first + self.count) as u16
+    }
 }
 
 #[derive(Debug)]
@@ -286,15 +295,20 @@ impl Vnet {
 
     /// Takes a connection in, whose doorbell is watched already; false if nobody is expected there, or
     /// somebody is there.
-    pub fn attach(&mut self, node: &str, who: Who, interface: u32, mut link: Link) -> bool {
+    pub fn attach<L: Lane + 'static>(
+        &mut self,
+        node: &str,
+        who: Who,
+        interface: u32,
+        mut link: Link<L>,
+    ) -> bool {
         let Some((attach, place)) = self.place(node, who, interface) else { return false };
-        if attach != Attach::Memif {
-            link.rely();
-        }
         if place.is_some() {
             return false;
         }
-        *place = Some(link);
+        // No more interfaces than ports.
+        link.attach(attach, interface as u8);
+        *place = Some(Box::new(link));
         self.redistribute(node);
         true
     }
@@ -304,7 +318,7 @@ impl Vnet {
         node: &str,
         who: Who,
         interface: u32,
-    ) -> Option<(Attach, &mut Option<Link>)> {
+    ) -> Option<(Attach, &mut Option<Box<Link>>)> {
         let node = self.nodes.iter_mut().find(|known| known.name == node)?;
         match who {
             Who::Tap => (interface == 0).then_some((Attach::Tap, &mut node.tap)),
@@ -325,7 +339,8 @@ impl Vnet {
 
     /// Lets go of the connection with this number, whose peer hung up.
     pub fn detach(&mut self, epoch: u64, core: &mut Core) {
-        let is_it = |link: &Option<Link>| link.as_ref().is_some_and(|link| link.epoch == epoch);
+        let is_it =
+            |link: &Option<Box<Link>>| link.as_ref().is_some_and(|link| link.epoch == epoch);
         for at in 0..self.nodes.len() {
             let node = &mut self.nodes[at];
             if is_it(&node.tap) {
@@ -369,9 +384,9 @@ impl Vnet {
         if let Some(fault) = fault {
             guest.fault(fault);
         }
-        for (vport, frames) in guest.outstanding.drain() {
+        for vport in guest.outstanding.drain() {
             let port = &mut self.ports[node.first + usize::from(vport)];
-            port.counters.drop_all(Reason::GuestGone, frames.into());
+            port.counters.drop(Reason::GuestGone);
         }
         guest.silent = (0, 0);
         router.order.forget(guest.spec.number);
@@ -389,7 +404,7 @@ impl Vnet {
     }
 
     /// Every connection, for sleeping.
-    pub(crate) fn links(&mut self) -> impl Iterator<Item = &mut Link> {
+    pub(crate) fn links(&mut self) -> impl Iterator<Item = &mut Box<Link>> {
         self.nodes.iter_mut().flat_map(|node| {
             let guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
             node.tap.iter_mut().chain(guests.flat_map(|guest| guest.links.iter_mut().flatten()))
@@ -521,9 +536,9 @@ fn take_over_guests(
             guest.take_over(was);
             continue;
         }
-        for (vport, frames) in was.outstanding.drain() {
+        for vport in was.outstanding.drain() {
             let port = &mut ports[node.first + usize::from(vport)];
-            port.counters.drop_all(Reason::GuestGone, frames.into());
+            port.counters.drop(Reason::GuestGone);
         }
         if let Some(router) = &mut node.router {
             router.order.forget(was.spec.number);

@@ -23,6 +23,7 @@ use pdp_mux::classify::{PortRef, Table};
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, PATH_FRAMES, Path as SocketPath};
+use pdp_mux::lane::Lane;
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
 use pdp_mux::sort::HANDOVER_FRAMES;
@@ -354,7 +355,7 @@ impl World {
         let (peer, link, control) = pair(path, interface, 1 + self.inside.len() as u64);
         let slot = (vnet / WORKERS) as u16;
         let watch = &self.workers[vnet % WORKERS].core.connections.watch;
-        watch.add_bell(Some(slot), &link.rx).unwrap();
+        watch.add_bell(Some(slot), &link.lane.doorbell().unwrap()).unwrap();
         let attached = self.workers[vnet % WORKERS]
             .change(slot, |vnet, _| vnet.attach(node, who, interface, link));
         assert_eq!(attached, Some(true));

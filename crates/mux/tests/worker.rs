@@ -15,6 +15,7 @@ use pdp_mux::control::Mux;
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::external::{External as Card, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
+use pdp_mux::lane::Lane;
 use pdp_mux::leave::HELD_FRAMES_MAX;
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::{Ringers, RungFor};
@@ -146,7 +147,12 @@ impl Bench {
         let (tap, link, control) = pair(path, 0, 1);
         self._controls.push(control);
         let who = pdp_mux::vnet::Who::Tap;
-        self.workers[1].core.connections.watch.add_bell(Some(slot), &link.rx).unwrap();
+        self.workers[1]
+            .core
+            .connections
+            .watch
+            .add_bell(Some(slot), &link.lane.doorbell().unwrap())
+            .unwrap();
         let attached = self.workers[1].change(slot, |vnet, _| vnet.attach(node, who, 0, link));
         assert_eq!(attached, Some(true));
         tap
@@ -460,7 +466,7 @@ fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
 }
 
 /// Flushes, and rings as the mux's other threads do.
-fn flush(link: &mut pdp_mux::peer::Link, alarm: &mut Alarm) {
+fn flush(link: &mut pdp_mux::lane::Link, alarm: &mut Alarm) {
     alarm.owner = RungFor::External(0);
     link.flush(alarm, false).unwrap();
     alarm.bells.drain(..).for_each(|(_, bell)| bell.ring().unwrap());
@@ -472,7 +478,7 @@ fn flush(link: &mut pdp_mux::peer::Link, alarm: &mut Alarm) {
 fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
     let root = tempfile::tempdir().unwrap();
     let (mut peer, mut link, _control) = pair(&root.path().join("memif.sock"), 0, 1);
-    link.rely();
+    link.attach(Attach::Runtime, 0);
     let rings = |peer: &Peer| {
         let mut fds = [PollFd::new(&peer.client, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
@@ -493,7 +499,7 @@ fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
         taken += peer.receive_raw().len();
         assert!(peer.client.arm());
         assert!(!rings(&peer));
-        (0..frames).for_each(|_| assert!(link.push(0, &frame(60, 0)).unwrap()));
+        (0..frames).for_each(|_| assert!(link.lane.push_one(0, &frame(60, 0)).unwrap()));
         alarm.next(1_000_000, true);
         flush(&mut link, &mut alarm);
         alarm.next(1_000_000 + later_ns, busy);
@@ -502,7 +508,7 @@ fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
         if woken {
             // It was rung, and did not get the CPU yet.
             rustix::io::read(&peer.client, &mut [0; 8]).unwrap();
-            assert!(link.push(0, &frame(60, 0)).unwrap());
+            assert!(link.lane.push_one(0, &frame(60, 0)).unwrap());
             flush(&mut link, &mut Alarm::default());
             assert!(!rings(&peer), "{case}: rung again");
         }
@@ -518,19 +524,19 @@ fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
 fn a_sleeping_peer_that_is_quiet_is_not_rung_for_each_frame() {
     let root = tempfile::tempdir().unwrap();
     let (mut peer, mut link, _control) = pair(&root.path().join("memif.sock"), 0, 1);
-    link.rely();
+    link.attach(Attach::Runtime, 0);
     peer.client.disarm();
     assert!(peer.client.arm());
-    assert!(link.push(0, &frame(60, 0)).unwrap());
+    assert!(link.lane.push_one(0, &frame(60, 0)).unwrap());
     let mut alarm = Alarm::default();
     alarm.next(10_000_000, true);
     flush(&mut link, &mut alarm);
-    link.arm_if_quiet(&mut alarm, 10_000_000, 1_000_000).unwrap();
+    link.sent(0, &mut alarm, 10_000_000, 1_000_000).unwrap();
     assert!(alarm.bells.is_empty() && !link.is_armed());
     alarm.next(10_000_000 + WAKE_NS, true);
     link.flush(&mut alarm, false).unwrap();
     assert_eq!(alarm.bells.len(), 1);
-    link.arm_if_quiet(&mut alarm, 10_000_000 + WAKE_NS, 1_000_000).unwrap();
+    link.sent(0, &mut alarm, 10_000_000 + WAKE_NS, 1_000_000).unwrap();
     assert!(link.is_armed(), "it knows of all");
 }
 
@@ -543,10 +549,10 @@ fn sleepers_are_woken_at_a_bounded_rate() {
         (0..SLEEPERS).map(|number| pair(&root.path().join(number.to_string()), 0, 1)).collect();
     let mut alarm = Alarm::default();
     for (peer, link, _) in &mut pairs {
-        link.rely();
+        link.attach(Attach::Runtime, 0);
         peer.client.disarm();
         assert!(peer.client.arm());
-        assert!(link.push(0, &frame(60, 0)).unwrap());
+        assert!(link.lane.push_one(0, &frame(60, 0)).unwrap());
     }
     let mut woken = vec![];
     let begin_ns = 1_000_000;

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 use crate::control::plan::{Expected, Owner};
 use crate::control::workers::WorkerHandle;
 use crate::core::{Core, Dropped};
-use crate::peer::Link;
+use crate::lane::Link;
 use crate::police::TokenBucket;
 use crate::vnet::Who;
 use crate::wake::Wake;
@@ -295,7 +295,7 @@ impl Keeper {
             drop(places);
             // With nobody waiting for it.
             for Dropped { link, watch, .. } in gone {
-                watch.remove(&link.rx);
+                link.lane.doorbell().inspect(|bell| watch.remove(bell));
             }
             let left = left.map(|left| Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() });
             let mut events = [MaybeUninit::uninit(); EVENTS_MAX];

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pdp_memif::{Client, Link, Listener, Settings as MemifSettings};
 use pdp_mux::control::{Mux, Settings};
-use pdp_mux::peer::Link as MuxLink;
+use pdp_mux::memif::Memif;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{Tag, Verdict};
 
@@ -183,6 +183,9 @@ pub fn one_frame() -> OwnedFd {
     std::io::Write::write_all(&mut file, &frame).unwrap();
     file.into()
 }
+
+/// A connection, as the mux has it.
+pub type MuxLink = pdp_mux::lane::Link<Memif>;
 
 /// A memif client.
 pub struct Peer {

@@ -1,0 +1,196 @@
+//! A memif connection as a [`Lane`]: frames are copied into the peer's memory, and out of it.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use pdp_afxdp::Packet;
+use pdp_memif::{Frame, Receiver, Sender};
+use pdp_proto::mux::Attach;
+use pdp_wire::tag::{Tag, Verdict};
+
+use crate::lane::{Fault, Lane, Link, Pulled};
+use crate::packets::Packets;
+use crate::ringers::RungFor;
+use crate::sleep::{Alarm, Peer, WAKE_FRAMES};
+
+/// A connection that the handshake made.
+#[derive(Debug)]
+pub struct Memif {
+    tx: Sender,
+    rx: Receiver,
+    /// Of a peer without tags: which port of its node it is.
+    vport: Option<u8>,
+    /// Whether something was pushed and not shown.
+    dirty: bool,
+}
+
+impl Link<Memif> {
+    /// A connection that the handshake made, to a program without tags until it is attached.
+    pub fn new(tx: Sender, rx: Receiver, epoch: u64) -> Self {
+        Self::of(Memif { tx, rx, vport: Some(0), dirty: false }, epoch)
+    }
+}
+
+impl Memif {
+    /// Copies one frame, with a tag or zero, as [`Lane::push`]. False without room.
+    #[inline]
+    pub fn push_one(&mut self, tag: u32, frame: &[u8]) -> Result<bool, Fault> {
+        self.dirty = true;
+        self.tx.push(tag, frame).map_err(in_words)
+    }
+
+    /// Takes up to `max` frames without tags, as [`Lane::pull`]: `None` for one that is longer than a packet.
+    #[inline]
+    pub fn take(
+        &mut self,
+        packets: &mut Packets,
+        max: usize,
+        mut to: impl FnMut(Option<Packet>),
+    ) -> Result<(), Fault> {
+        self.each(max.min(packets.free()), |frame| {
+            to(copy_out(&frame, packets));
+            Ok(true)
+        })
+    }
+
+    /// Takes frames until `to` says that it was the last.
+    #[inline]
+    fn each(
+        &mut self,
+        max: usize,
+        mut to: impl FnMut(Frame<'_>) -> Result<bool, Fault>,
+    ) -> Result<(), Fault> {
+        self.rx.look().map_err(in_words)?;
+        let (mut taken, mut result) = (0, Ok(true));
+        while taken < max && result == Ok(true) {
+            result = match self.rx.take() {
+                Ok(Some(frame)) => to(frame),
+                Ok(None) => break,
+                Err(fault) => Err(in_words(fault)),
+            };
+            taken += 1;
+        }
+        self.rx.release();
+        result.map(|_| ())
+    }
+}
+
+impl Lane for Memif {
+    fn attach(&mut self, attach: Attach, vport: u8) {
+        self.vport = (attach == Attach::Memif).then_some(vport);
+        if attach != Attach::Memif {
+            self.tx.ring_once_a_sleep();
+        }
+    }
+
+    fn room(&mut self) -> usize {
+        self.tx.room().unwrap_or(0)
+    }
+
+    fn push(&mut self, first: u16, frames: &[Packet]) -> Result<usize, Fault> {
+        for (at, packet) in frames.iter().enumerate() {
+            let tag = match self.vport {
+                Some(_) => 0,
+                None => Tag::deliver((packet.port - first) as u8, packet.mark as u8).emit(),
+            };
+            if !self.push_one(tag, packet.bytes())? {
+                return Ok(at);
+            }
+        }
+        Ok(frames.len())
+    }
+
+    fn pull(
+        &mut self,
+        ports: Range<u16>,
+        max: usize,
+        completions: usize,
+        packets: &mut Packets,
+        pulled: &mut Pulled,
+    ) -> Result<(), Fault> {
+        let untagged =
+            self.vport.map(|vport| Tag { verdict: Verdict::Out, vport, last: false, trace: 0 });
+        self.each(max.min(packets.free()), |frame| {
+            let tag = match untagged {
+                Some(tag) => tag,
+                None => Tag::parse(frame.metadata())
+                    .map_err(|bad| format!("frame with a bad tag: {bad:x?}"))?,
+            };
+            if usize::from(tag.vport) >= ports.len() {
+                return Err(format!("vport {} does not exist", tag.vport));
+            }
+            let has_frame = matches!(tag.verdict, Verdict::Out | Verdict::Punt(_));
+            let packet = if has_frame { copy_out(&frame, packets) } else { None };
+            pulled.add(ports.start, tag, packet);
+            Ok(pulled.completed < completions)
+        })
+    }
+
+    fn has_sent(&mut self) -> bool {
+        self.rx.look().unwrap_or(false)
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.rx.as_fd())
+    }
+}
+
+impl Peer for Memif {
+    type Fault = Fault;
+
+    fn show(&mut self) -> Result<bool, Fault> {
+        let dirty = std::mem::take(&mut self.dirty);
+        if dirty {
+            self.tx.show().map_err(in_words)?;
+        }
+        Ok(dirty)
+    }
+
+    fn is_worth(&self) -> bool {
+        self.tx.unheard() >= WAKE_FRAMES.min(self.tx.slots() / 2)
+    }
+
+    fn awaits_room(&mut self) -> bool {
+        self.rx.awaits_room()
+    }
+
+    fn ring(&mut self, alarm: &mut Alarm) -> Result<(), Fault> {
+        if let Some(bell) = self.tx.sleeper().map_err(in_words)?
+            && bell.ask()
+        {
+            match alarm.owner {
+                // Its few descriptors make no more waiters than a ring of frames outlasts.
+                RungFor::Vnet(_) if bell.is_trusted() => bell.ring().map_err(in_words)?,
+                owner => alarm.bells.push((owner, bell.clone())),
+            }
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self) -> bool {
+        self.rx.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.rx.disarm();
+    }
+}
+
+#[cold]
+fn in_words(fault: pdp_memif::Fault) -> Fault {
+    fault.to_string()
+}
+
+/// `None` for a frame that is longer than a packet.
+#[inline]
+fn copy_out(frame: &Frame<'_>, packets: &mut Packets) -> Option<Packet> {
+    let mut packet = packets.take()?;
+    let room = packet.room_mut();
+    if frame.len() > room.len() {
+        packets.give(packet);
+        return None;
+    }
+    let bytes = frame.copy_to(room);
+    let _ = packet.set_len(bytes);
+    Some(packet)
+}
