@@ -13,7 +13,8 @@ use pdp_mux::capture::{channel, write};
 use pdp_mux::classify::{PortRef, Table};
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::external::{External, PATH_FRAMES, Path};
+use pdp_mux::exit::path::{PATH_FRAMES, Path};
+use pdp_mux::external::External;
 use pdp_mux::lane::{Lane, Link};
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
@@ -193,7 +194,7 @@ struct Bench {
     path: PathBuf,
     _directory: tempfile::TempDir,
     _commands: mpsc::SyncSender<pdp_mux::worker::Command>,
-    _dropped: mpsc::Receiver<pdp_mux::core::Dropped>,
+    _dropped: mpsc::Receiver<pdp_mux::connections::Dropped>,
 }
 
 impl Bench {
@@ -208,7 +209,7 @@ impl Bench {
         let mut worker = Worker::new(0, core, vec![None], obeyed, wake.clone()).expect("a worker");
         let (port, line) = RingBuffer::new(PATH_FRAMES);
         let mut card = External::new("A".into(), MAC, 1500);
-        card.add_path(Path::new(port, wake));
+        card.exits.add_path(Path::new(port, wake));
         worker.core.externals.push(Some(card));
         let mut table = Table::new(Some(MAC));
         let reference = PortRef { worker: 0, vnet: 0, port: 0, generation: 7 };

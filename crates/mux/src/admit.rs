@@ -7,6 +7,7 @@ use pdp_wire::ether;
 
 use crate::core::Core;
 use crate::counters::Reason;
+use crate::packets::Batch;
 use crate::trace::{self, Tracer};
 use crate::vnet::{Port, Vnet};
 
@@ -17,7 +18,7 @@ const FCS_BYTES: usize = 4;
 impl Vnet {
     /// Frames from outside, and those that vlinks inside of the node brought since, to the guests or TAPs
     /// behind their ports. Empties `batch`. Returns how many there were.
-    pub fn arrive(&mut self, core: &mut Core, batch: &mut Vec<Packet>) -> usize {
+    pub fn arrive(&mut self, core: &mut Core, batch: &mut Batch) -> usize {
         let count = batch.len() + self.local.len();
         for outside in [true, false] {
             if !outside {
@@ -35,7 +36,7 @@ impl Vnet {
     }
 
     /// Leaves those in `batch` that go on. Those from outside are policed.
-    fn admit(&mut self, core: &mut Core, batch: &mut Vec<Packet>, outside: bool) {
+    fn admit(&mut self, core: &mut Core, batch: &mut Batch, outside: bool) {
         let Self { ports, police, slot, .. } = self;
         let bucket = &mut police.bucket;
         let polices = outside && !bucket.is_unlimited();

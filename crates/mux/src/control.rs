@@ -2,14 +2,14 @@
 //!
 //! Each file uses those above it alone: `plan` (what is wanted and where it goes; pure) and `check`, the
 //! `workers` and how they are reached, `keeper` (sockets and handshakes of peers), `base` (all of these
-//! together), `outlets` of external interfaces, `apply` (what changes) and `report` (what is to be seen),
+//! together), `exits` of external interfaces, `apply` (what changes) and `report` (what is to be seen),
 //! `serve` (requests).
 
 mod apply;
 mod base;
 pub mod check;
+mod exits;
 mod keeper;
-mod outlets;
 mod plan;
 mod report;
 mod serve;

@@ -10,18 +10,10 @@ use crate::counters::Reason;
 use crate::lane::{Fault, Link, PULL_FRAMES, Pulled, Run};
 use crate::meter::Stage;
 use crate::sleep::Alarm;
-use crate::vnet::{REST_NS, Router, Vnet};
+use crate::vnet::{CHECK_NS, REST_NS, Router, SILENCE_NS_MAX, Source, Vnet};
 
 /// Frames that one vnet's peers may send in one round, so that no vnet keeps a worker busy.
 const ROUND_FRAMES: usize = 256;
-
-/// A guest that has frames and completes nothing for this long is taken for dead. One with a small share
-/// of a core has more time: see [`silence_max`].
-pub const SILENCE_NS_MAX: u64 = 2_000_000_000;
-
-/// Time between two looks whether guests complete anything, nanoseconds. Looks are counted, not time: a
-/// mux or a machine that stood still has not looked.
-pub const CHECK_NS: u64 = SILENCE_NS_MAX / 8;
 
 /// Looks at a guest of `weight` thousandths of a core in which it may complete nothing. The kernel may let
 /// it run for 10 ms at once, and then not for as long as these are at its share.
@@ -29,24 +21,6 @@ fn silence_max(weight: u32) -> u32 {
     const RUN_NS: u64 = 10_000_000;
     let looks = SILENCE_NS_MAX + RUN_NS * 1000 / u64::from(weight.max(1));
     looks.div_ceil(CHECK_NS) as u32
-}
-
-/// Whose frames are taken next: one connection after the other has its part, also if that takes several
-/// rounds.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Source {
-    node: usize,
-    /// Its TAP helper, or a guest.
-    guest: Option<usize>,
-    link: usize,
-    /// Frames left of the connection's part.
-    left: usize,
-}
-
-impl Default for Source {
-    fn default() -> Self {
-        Self { node: 0, guest: None, link: 0, left: PULL_FRAMES }
-    }
 }
 
 impl Vnet {

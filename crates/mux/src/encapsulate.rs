@@ -56,6 +56,14 @@ impl Way {
             Self::Outside(outside) => outside.find(),
         }
     }
+
+    /// Bytes that are put before a frame on it.
+    pub fn header_bytes(&self) -> usize {
+        match self {
+            Self::Outside(Outside { tunnel: Some(tunnel), .. }) => tunnel.template.len(),
+            Self::Port(_) | Self::Outside(_) => 0,
+        }
+    }
 }
 
 /// The outside end of a vlink.
@@ -104,11 +112,6 @@ impl Outside {
     /// Whether frames go out as they are.
     pub fn is_plain(&self) -> bool {
         self.tunnel.is_none()
-    }
-
-    /// Bytes that [`Outside::wrap`] puts before a frame.
-    pub fn header_bytes(&self) -> usize {
-        self.tunnel.as_ref().map_or(0, |tunnel| tunnel.template.len())
     }
 
     /// The tunnel's next hop, for [`Outside::wrap`]; `None` while it is not known. Where there is no

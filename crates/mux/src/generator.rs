@@ -4,17 +4,16 @@
 //! CPU but the mux's. A number in each tells what got lost, and what came out of order (RFC 4737
 //! section 3.3: a frame is reordered if one with a higher number came before it).
 
-use pdp_afxdp::{PACKET_BYTES, Packet};
+use pdp_afxdp::PACKET_BYTES;
 use pdp_proto::mux::{self, NUMBER_MARK, Rate};
 
-use crate::packets::Packets;
+use crate::counters::Reason;
+use crate::exit::{Exit, KEEP_FREE, RECEIVE_FRAMES, Tools};
+use crate::packets::{Batch, Packets};
 use crate::police::TokenBucket;
 
 /// Bytes of all frames that one generator repeats.
 pub const FRAMES_BYTES_MAX: usize = 64 << 20;
-
-/// Frames of one generator that are made in one round.
-const MAKE_FRAMES: usize = 256;
 
 /// What is repeated.
 #[derive(Debug, Default)]
@@ -93,7 +92,7 @@ impl Generator {
         now_ns: u64,
         room: usize,
         packets: &mut Packets,
-        to: &mut Vec<Packet>,
+        to: &mut Batch,
     ) -> Option<u64> {
         let Self { spec, frames, next, bucket, made, .. } = self;
         if frames.ends.is_empty() {
@@ -101,7 +100,7 @@ impl Generator {
         }
         let paced = spec.pps > 0;
         let left = if spec.frames == 0 { u64::MAX } else { spec.frames.saturating_sub(*made) };
-        let count = MAKE_FRAMES.min(if paced { usize::MAX } else { room });
+        let count = RECEIVE_FRAMES.min(if paced { usize::MAX } else { room });
         for _ in 0..(count as u64).min(left) {
             if paced && let Err(due_ns) = bucket.take(now_ns, 0) {
                 return Some(due_ns);
@@ -138,6 +137,31 @@ impl Generator {
     /// Frames that came with a number, and how many of these late.
     pub fn counted(&self) -> (u64, u64) {
         (self.numbered, self.late)
+    }
+}
+
+impl Exit for Generator {
+    fn receive(&mut self, room: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Option<u64> {
+        let before = frames.len();
+        let room = room.min(tools.packets.free().saturating_sub(KEEP_FREE));
+        let due_ns = self.make(tools.now_ns, room, tools.packets, frames);
+        tools.counters.received += (frames.len() - before) as u64;
+        due_ns
+    }
+
+    fn room(&mut self) -> usize {
+        usize::MAX
+    }
+
+    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+        tools.counters.sent += frames.len() as u64;
+        frames.iter_mut().for_each(|packet| self.absorb(packet.bytes_mut()));
+        tools.packets.give_all(frames);
+        Reason::ExternalRingFull
+    }
+
+    fn count(&self, stats: &mut mux::ExternalStats) {
+        (stats.numbered, stats.late) = self.counted();
     }
 }
 

@@ -4,6 +4,7 @@
 //! Frames of a tunnel whose next hop is not known yet wait for it: [`HELD_FRAMES_MAX`] of each vlink,
 //! and not longer than [`HELD_NS_MAX`].
 
+use std::mem;
 use std::ops::RangeInclusive;
 
 use pdp_afxdp::Packet;
@@ -12,6 +13,7 @@ use crate::core::Core;
 use crate::counters::Reason;
 use crate::encapsulate::Way;
 use crate::meter::Stage;
+use crate::packets::Batch;
 use crate::shape::Offered;
 use crate::underlay::Hop;
 use crate::vnet::{PortLink, Vnet};
@@ -51,68 +53,111 @@ impl Run {
     }
 }
 
+/// The exit that frames go out by: the slot of an external interface, and which one there.
+type To = (usize, usize);
+
 impl Vnet {
     /// Sends frames out of their ports, or lets them wait their turn. Empties `batch`.
-    pub(crate) fn leave(&mut self, core: &mut Core, batch: &mut Vec<Packet>) {
+    pub(crate) fn leave(&mut self, core: &mut Core, batch: &mut Batch) {
         let count = batch.len();
+        let Some(first) = Run::of(batch) else { return };
+        let to = if first.frames == count { self.straight(core, &first) } else { None };
+        if let Some((to, hop)) = to {
+            // Nothing has to be moved.
+            self.wrap(core, &first, hop, batch);
+            self.put_out(core, to, batch);
+        } else {
+            self.leave_by_run(core, batch);
+        }
+        core.meter.lap(Stage::Send, count);
+    }
+
+    /// The same for frames of several ports, or some that do not go straight out.
+    fn leave_by_run(&mut self, core: &mut Core, batch: &mut Batch) {
+        let mut out = mem::take(&mut core.scratch.out);
+        let mut last = None;
         let mut frames = batch.drain(..);
         while let Some(run) = Run::of(frames.as_slice()) {
-            let mut packets = frames.by_ref().take(run.frames);
-            if !self.send_run(core, run, &mut packets) {
-                for packet in packets {
-                    if let Some(packet) = self.queue(core, packet) {
-                        self.emit(core, packet);
-                    }
+            let straight = self.straight(core, &run);
+            let to = straight.map(|(to, _)| to);
+            if let Some(last) = last.filter(|_| last != to) {
+                self.put_out(core, last, &mut out);
+            }
+            last = to;
+            let packets = frames.by_ref().take(run.frames);
+            if let Some((_, hop)) = straight {
+                let at = out.len();
+                out.extend(packets);
+                self.wrap(core, &run, hop, &mut out[at..]);
+                continue;
+            }
+            for packet in packets {
+                if let Some(packet) = self.queue(core, packet) {
+                    self.emit(core, packet);
                 }
             }
         }
-        if count > 0 {
-            core.meter.lap(Stage::Send, count);
+        if let Some(last) = last {
+            self.put_out(core, last, &mut out);
+        }
+        drop(frames);
+        core.scratch.out = out;
+    }
+
+    /// Where frames of one port go, and by which next hop, if that is straight to the outside. `None` where
+    /// somebody watches, or something waits or may not fit.
+    #[inline]
+    fn straight(&self, core: &Core, run: &Run) -> Option<(To, Hop)> {
+        let here = self.ports.get(usize::from(run.port))?;
+        let PortLink { way: Way::Outside(outside), shaper, up: true, held, .. } =
+            here.link.as_ref()?
+        else {
+            return None;
+        };
+        let external = core.externals.get(outside.external)?.as_ref()?;
+        let hop = outside.find()?;
+        let watched = run.is_traced || here.is_watched();
+        let waits = !shaper.is_open() || !held.is_empty();
+        let fits = here.surely_fits(&run.bytes_each)
+            && outside.fits(*run.bytes_each.end(), external.mtu, hop);
+        let to = (outside.external, external.exits.at(outside.spread));
+        (fits && !watched && !waits).then_some((to, hop))
+    }
+
+    /// Wraps frames of one port that surely fit, and counts them as sent.
+    #[inline]
+    fn wrap(&mut self, core: &Core, run: &Run, hop: Hop, frames: &mut [Packet]) {
+        let here = &mut self.ports[usize::from(run.port)];
+        here.counters.sent += run.frames as u64;
+        here.counters.sent_bytes += run.bytes as u64;
+        let Some(PortLink { way: Way::Outside(outside), .. }) = &here.link else { return };
+        if !outside.is_plain()
+            && let Some(Some(external)) = core.externals.get(outside.external)
+        {
+            for packet in frames {
+                // It fits.
+                let _ = outside.wrap(packet, external.mac, external.mtu, hop);
+            }
         }
     }
 
-    /// Sends frames of one port that go straight to the outside. False, and nothing is done, where somebody
-    /// watches, or something waits or may not fit.
+    /// Gives wrapped frames, which count as sent, to their exit: the one place where frames of a vnet go out.
+    /// What the exit does not take ends at its port, and was not sent. Returns whether it took all.
     #[inline]
-    fn send_run(
-        &mut self,
-        core: &mut Core,
-        run: Run,
-        frames: &mut impl Iterator<Item = Packet>,
-    ) -> bool {
-        let Core { externals, packets, connections, scratch, .. } = core;
-        let here = &mut self.ports[usize::from(run.port)];
-        let fits = here.surely_fits(&run.bytes_each);
-        let watched = run.is_traced || here.is_watched();
-        let Some(PortLink { way: Way::Outside(outside), shaper, up: true, held, .. }) = &here.link
-        else {
-            return false;
+    fn put_out(&mut self, core: &mut Core, (external, exit): To, frames: &mut Batch) -> bool {
+        let why = match core.exits(external) {
+            Some((exits, mut tools)) => exits.send(exit, &mut tools, frames),
+            None => Reason::ExternalGone,
         };
-        let Some(Some(external)) = externals.get_mut(outside.external) else { return false };
-        let (mac, mtu) = (external.mac, external.mtu);
-        let Some(hop) = outside.find() else { return false };
-        let waits = !shaper.is_open() || !held.is_empty();
-        if !fits || watched || waits || !outside.fits(*run.bytes_each.end(), mtu, hop) {
-            return false;
+        let all = frames.is_empty();
+        for packet in frames.drain(..) {
+            let here = &mut self.ports[usize::from(packet.port)];
+            let header = here.link.as_ref().map_or(0, |link| link.way.header_bytes());
+            here.counters.sent -= 1;
+            here.counters.sent_bytes -= (packet.len() - header) as u64;
+            here.drop(core, why, packet);
         }
-        let refused = &mut scratch.back;
-        let why = if outside.is_plain() {
-            external.send(outside.spread, packets, connections, frames, refused)
-        } else {
-            let wrapped = frames.map(|mut packet| {
-                // It fits.
-                let _ = outside.wrap(&mut packet, mac, mtu, hop);
-                packet
-            });
-            external.send(outside.spread, packets, connections, wrapped, refused)
-        };
-        here.counters.sent += (run.frames - refused.len()) as u64;
-        let header = outside.header_bytes();
-        let lost: usize = refused.iter().map(|packet| packet.len() - header).sum();
-        here.counters.sent_bytes += (run.bytes - lost) as u64;
-        here.counters.drop_all(why, refused.len() as u64);
-        packets.give_all(refused);
-        true
+        all
     }
 
     /// Returns the frame if it may leave its port, and if the port's rate lets it go at once.
@@ -271,21 +316,22 @@ impl Vnet {
         let Some(Way::Outside(outside)) = here.link.as_ref().map(|link| &link.way) else {
             return core.packets.give(packet);
         };
-        let Core { externals, packets, connections, scratch, tracer, .. } = core;
-        let Some(Some(external)) = externals.get_mut(outside.external) else {
+        let Some(Some(external)) = core.externals.get(outside.external) else {
             return here.drop(core, Reason::ExternalGone, packet);
         };
-        let (mark, bytes) = (packet.mark, packet.len());
+        let (port, mark, bytes) = (usize::from(packet.port), packet.mark, packet.len());
+        let to = (outside.external, external.exits.at(outside.spread));
         if let Err(reason) = outside.wrap(&mut packet, external.mac, external.mtu, hop) {
             return here.drop(core, reason, packet);
         }
-        let (one, refused) = (std::iter::once(packet), &mut scratch.back);
-        let why = external.send(outside.spread, packets, connections, one, refused);
-        if let Some(packet) = refused.pop() {
-            return here.drop(core, why, packet);
-        }
         here.counters.sent += 1;
         here.counters.sent_bytes += bytes as u64;
-        tracer.end(mark, "send", || format!("out of {}, {bytes} bytes", here.name));
+        let mut one = mem::take(&mut core.scratch.one);
+        one.push(packet);
+        if self.put_out(core, to, &mut one) {
+            let name = &self.ports[port].name;
+            core.tracer.end(mark, "send", || format!("out of {name}, {bytes} bytes"));
+        }
+        core.scratch.one = one;
     }
 }

@@ -1,7 +1,7 @@
 //! The mux: PdP's data plane.
 //!
 //! A packet's way, in the order of the files: [`worker`] (the round, with all stages in one place), [`external`]
-//! (AF_XDP, memif, [`generator`]), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
+//! and [`exit`] (AF_XDP, memif, [`generator`]), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
 //! [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
 //! (what guests and TAPs send), [`leave`] ([`shape`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
 //! memif connections), [`underlay`] (next hops), [`capture`], [`trace`], [`meter`] (cycles).
@@ -15,12 +15,14 @@
 pub mod admit;
 pub mod capture;
 pub mod classify;
+pub mod connections;
 pub mod control;
 pub mod core;
 pub mod counters;
 pub mod dispatch;
 pub mod distribute;
 pub mod encapsulate;
+pub mod exit;
 pub mod external;
 pub mod generator;
 pub mod group;

@@ -6,6 +6,10 @@
 use pdp_afxdp::{Packet, Pool};
 use rtrb::{Consumer, Producer, RingBuffer};
 
+/// Frames as they are passed from stage to stage, and to and from exits. Each carries its length, its port
+/// and its mark. A stage takes out what it takes; what it leaves there it has no room for, or others take.
+pub type Batch = Vec<Packet>;
+
 /// Free packets of a worker, and the rings by which packets go home.
 #[derive(Debug)]
 pub struct Packets {
@@ -73,7 +77,7 @@ impl Packets {
     }
 
     /// Gives all of them back.
-    pub fn give_all(&mut self, packets: &mut Vec<Packet>) {
+    pub fn give_all(&mut self, packets: &mut Batch) {
         if self.homes.len() == 1 {
             self.free.append(packets);
         } else {

@@ -6,26 +6,16 @@ use pdp_wire::ecn;
 use crate::classify::{PortRef, Table};
 use crate::counters::{OuterReason, Reason};
 use crate::meter::Stage;
+use crate::packets::Batch;
 use crate::turns::Refused;
-use crate::worker::Worker;
-
-/// Frames on their way to another worker's vnets.
-pub const HANDOVER_FRAMES: usize = 1024;
+use crate::worker::{Handed, Worker};
 
 /// Frames taken from another worker in one round.
 const TAKEN_FRAMES: usize = 256;
 
-/// A frame for another worker's vnet, and the slot of the external interface that it came by.
-#[derive(Debug)]
-pub struct Handed {
-    packet: Packet,
-    port: PortRef,
-    external: usize,
-}
-
 impl Worker {
     /// Takes `frames` that arrived on the external interface in slot `external`. Empties it.
-    pub fn sort(&mut self, external: usize, frames: &mut Vec<Packet>) {
+    pub fn sort(&mut self, external: usize, frames: &mut Batch) {
         let count = frames.len();
         let classifier = self.classifier.clone();
         match classifier.get(external) {
@@ -55,7 +45,7 @@ impl Worker {
     }
 
     /// Frames of one port here.
-    fn give_all(&mut self, port: PortRef, external: usize, frames: &mut Vec<Packet>) {
+    fn give_all(&mut self, port: PortRef, external: usize, frames: &mut Batch) {
         frames.iter_mut().for_each(|packet| packet.port = port.port);
         self.turns.rouse(port.vnet);
         let (whose, free) = ((port.vnet, port.generation), self.core.packets.free());

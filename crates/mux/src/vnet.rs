@@ -14,11 +14,11 @@ use pdp_wire::tag::PuntClass;
 use crate::capture::Sink;
 use crate::core::Core;
 use crate::counters::{Counted, PortCounters, Reason};
-use crate::dispatch::{CHECK_NS, Source};
 use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
 use crate::encapsulate::Way;
-use crate::lane::{Lane, Link};
+use crate::lane::{Lane, Link, PULL_FRAMES};
 use crate::order::Order;
+use crate::packets::Batch;
 use crate::peer::Guest;
 use crate::police::TokenBucket;
 use crate::shape::{LOCAL_RATE, Shaper};
@@ -29,6 +29,32 @@ pub const REST_NS: u64 = 1_000_000;
 
 /// The weight of a vnet whose guests have less power in all, or that has none.
 pub const WEIGHT_MIN: u32 = 10;
+
+/// A guest that has frames and completes nothing for this long is taken for dead. One with a small share
+/// of a core has more time: see `silence_max` in [`crate::dispatch`].
+pub const SILENCE_NS_MAX: u64 = 2_000_000_000;
+
+/// Time between two looks whether guests complete anything, nanoseconds. Looks are counted, not time: a
+/// mux or a machine that stood still has not looked.
+pub const CHECK_NS: u64 = SILENCE_NS_MAX / 8;
+
+/// Whose frames are taken next: one connection after the other has its part, also if that takes several
+/// rounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub(crate) node: usize,
+    /// Its TAP helper, or a guest.
+    pub(crate) guest: Option<usize>,
+    pub(crate) link: usize,
+    /// Frames left of the connection's part.
+    pub(crate) left: usize,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self { node: 0, guest: None, link: 0, left: PULL_FRAMES }
+    }
+}
 
 /// A vnet.
 #[derive(Debug)]
@@ -43,7 +69,7 @@ pub struct Vnet {
     pub(crate) nodes: Vec<Node>,
     pub(crate) ports: Vec<Port>,
     /// Frames that vlinks inside the node brought.
-    pub(crate) local: Vec<Packet>,
+    pub(crate) local: Batch,
     /// Ports whose vlinks have frames waiting.
     pub(crate) shaping: Vec<u16>,
     /// Frames waiting in all vlinks.

@@ -15,22 +15,16 @@ use pdp_memif::Patience;
 use pdp_proto::mux::WorkerStats;
 use rtrb::{Consumer, Producer};
 
-use crate::classify::{Classifier, Table};
+use crate::classify::{Classifier, PortRef, Table};
+use crate::connections::UNSURE_SLEEP_NS;
 use crate::core::Core;
-use crate::external::External;
+use crate::exit::Exit;
 use crate::meter::Stage;
+use crate::packets::Batch;
 use crate::ringers::RungFor;
-use crate::sort::{HANDOVER_FRAMES, Handed};
 use crate::turns::Turns;
 use crate::vnet::Vnet;
 use crate::wake::Wake;
-
-/// Sleep while frames are on their way out, nanoseconds: their packets are to come back.
-const SENDING_SLEEP_NS: u64 = 1_000_000;
-
-/// Time after which a peer that may not ring is looked at, nanoseconds: DPDK's memif has no fence
-/// between its ring and its doorbell.
-const UNSURE_SLEEP_NS: u64 = 5_000_000;
 
 /// The longest sleep, nanoseconds.
 const SLEEP_NS_MAX: u64 = 1_000_000_000;
@@ -43,6 +37,17 @@ const BUSY_FRAMES: usize = 64;
 
 /// What the control thread wants done between two rounds.
 pub type Command = Box<dyn FnOnce(&mut Worker) + Send>;
+
+/// Frames on their way to another worker's vnets.
+pub const HANDOVER_FRAMES: usize = 1024;
+
+/// A frame for another worker's vnet, and the slot of the external interface that it came by.
+#[derive(Debug)]
+pub struct Handed {
+    pub(crate) packet: Packet,
+    pub(crate) port: PortRef,
+    pub(crate) external: usize,
+}
 
 /// The way to another worker.
 #[derive(Debug)]
@@ -74,7 +79,7 @@ pub struct Worker {
     rung: Vec<u16>,
     rung_ns: u64,
     /// The batch that is passed from stage to stage, kept so that nothing is allocated.
-    batch: Vec<Packet>,
+    batch: Batch,
     stats: WorkerStats,
     due_ns: Option<u64>,
     ended: bool,
@@ -132,9 +137,10 @@ impl Worker {
         let received = self.rx() + self.take_handed();
         self.core.alarm.next(self.core.now_ns, received >= BUSY_FRAMES);
         work += received;
-        let Core { externals, packets, scratch, .. } = &mut self.core;
-        for external in externals.iter_mut().flatten() {
-            external.refill(packets, &mut scratch.back);
+        for slot in 0..self.core.externals.len() {
+            if let Some((exits, mut tools)) = self.core.exits(slot) {
+                exits.refill(&mut tools);
+            }
         }
         self.turns.begin();
         while let Some(slot) = self.turns.next(self.core.now_ns, self.core.alarm.is_busy()) {
@@ -151,13 +157,11 @@ impl Worker {
         let mut count = 0;
         let mut batch = std::mem::take(&mut self.batch);
         for slot in 0..self.core.externals.len() {
-            let queues = self.core.externals[slot].as_ref().map_or(0, |e| e.queues().len());
-            for queue in 0..queues {
+            let exits = self.core.externals[slot].as_ref().map_or(0, |it| it.exits.all().len());
+            for at in 0..exits {
                 let room = self.room(slot);
-                let Core { now_ns, externals, packets, connections, .. } = &mut self.core;
-                if let Some(Some(external)) = externals.get_mut(slot) {
-                    let due_ns =
-                        external.receive(queue, *now_ns, room, packets, connections, &mut batch);
+                if let Some((exits, mut tools)) = self.core.exits(slot) {
+                    let due_ns = exits.all_mut()[at].receive(room, &mut tools, &mut batch);
                     self.due_ns = [self.due_ns, due_ns].into_iter().flatten().min();
                 }
                 count += batch.len();
@@ -292,18 +296,17 @@ impl Worker {
     /// other workers had for this one's interfaces.
     fn tx(&mut self) -> usize {
         let mut count = 0;
-        let Core { externals, packets, connections, scratch, alarm, ringers, now_ns, .. } =
-            &mut self.core;
-        for (slot, external) in externals.iter_mut().enumerate() {
-            let Some(external) = external else { continue };
-            alarm.owner = RungFor::External(slot);
-            count += external.flush(packets, connections, &mut scratch.back, alarm);
+        for slot in 0..self.core.externals.len() {
+            let Some((exits, mut tools)) = self.core.exits(slot) else { continue };
+            tools.alarm.owner = RungFor::External(slot);
+            count += exits.flush(&mut tools, &mut self.batch);
         }
         for neighbour in self.neighbours.iter().flatten() {
             if neighbour.to.slots() < HANDOVER_FRAMES {
                 neighbour.wake.ring();
             }
         }
+        let Core { ringers, alarm, now_ns, .. } = &mut self.core;
         ringers.ask(&mut alarm.bells, *now_ns);
         self.core.meter.lap(Stage::Send, 0);
         count
@@ -315,7 +318,7 @@ impl Worker {
         if !self.round() && self.arm() && !self.ended {
             self.stats.sleeps += 1;
             self.core.ringers.settle(&mut self.core.alarm.bells);
-            let sockets = self.core.externals.iter().flatten().flat_map(External::sockets);
+            let sockets = self.exits().filter_map(|exit| exit.socket());
             self.core.connections.sleep(self.sleep_ns(), sockets);
             self.core.connections.rung(&mut self.rung);
         }
@@ -329,8 +332,9 @@ impl Worker {
                     .for_each(|link| link.disarm(core.now_ns));
             }
         }
-        let externals = core.externals.iter_mut().flatten();
-        externals.flat_map(External::links).for_each(|link| link.disarm(core.now_ns));
+        for external in core.externals.iter_mut().flatten() {
+            external.exits.all_mut().iter_mut().for_each(|exit| exit.disarm(core.now_ns));
+        }
         core.meter.lap(Stage::Sleep, 0);
     }
 
@@ -344,24 +348,23 @@ impl Worker {
                 quiet &= vnet.arm(core);
             }
         }
-        let Core { externals, connections, alarm, .. } = core;
-        for (slot, external) in externals.iter_mut().enumerate() {
-            alarm.owner = RungFor::External(slot);
-            quiet &= external.as_mut().is_none_or(|external| external.arm(connections, alarm));
+        for slot in 0..core.externals.len() {
+            let Some((exits, mut tools)) = core.exits(slot) else { continue };
+            tools.alarm.owner = RungFor::External(slot);
+            exits.all_mut().iter_mut().for_each(|exit| quiet &= exit.arm(&mut tools));
         }
         quiet
     }
 
+    fn exits(&self) -> impl Iterator<Item = &dyn Exit> {
+        let externals = self.core.externals.iter().flatten();
+        externals.flat_map(|external| external.exits.all()).map(|exit| &**exit)
+    }
+
     fn sleep_ns(&self) -> u64 {
-        let mut longest = SLEEP_NS_MAX;
-        let unsure = |external: &External| external.has_unsure_peer();
-        if self.awake().any(Vnet::has_unsure_peer)
-            || self.core.externals.iter().flatten().any(unsure)
-        {
-            longest = UNSURE_SLEEP_NS;
-        }
-        if self.core.externals.iter().flatten().any(|external| external.is_sending()) {
-            longest = longest.min(SENDING_SLEEP_NS);
+        let mut longest = self.exits().map(Exit::sleep_ns).fold(SLEEP_NS_MAX, u64::min);
+        if self.awake().any(Vnet::has_unsure_peer) {
+            longest = longest.min(UNSURE_SLEEP_NS);
         }
         let due_ns = self.awake().filter_map(Vnet::due_ns).chain(self.due_ns).min();
         due_ns.map_or(longest, |due| longest.min(due.saturating_sub(self.core.now_ns)))

@@ -22,15 +22,15 @@ use pdp_afxdp::Packet;
 use pdp_mux::classify::{PortRef, Table};
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::external::{External as Card, PATH_FRAMES, Path as SocketPath};
+use pdp_mux::exit::path::{PATH_FRAMES, Path as SocketPath};
+use pdp_mux::external::External as Card;
 use pdp_mux::lane::Lane;
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
-use pdp_mux::sort::HANDOVER_FRAMES;
 use pdp_mux::underlay::NextHop;
 use pdp_mux::vnet::{Vnet as Live, Who};
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, Neighbour, Worker};
+use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 use pdp_proto::mux::*;
 use pdp_wire::tag::{Tag, Verdict};
 use pdp_wire::{outer, vxlan};
@@ -235,7 +235,7 @@ impl World {
             for (name, mac) in CARDS {
                 let (port, line) = RingBuffer::new(PATH_FRAMES);
                 let mut card = Card::new(name.into(), mac, 1500);
-                card.add_path(SocketPath::new(port, wakes[0].clone()));
+                card.exits.add_path(SocketPath::new(port, wakes[0].clone()));
                 worker.core.externals.push(Some(card));
                 out.push(line);
             }

@@ -8,11 +8,10 @@ use std::sync::mpsc;
 
 use common::*;
 use pdp_mux::core::Core;
-use pdp_mux::dispatch::{CHECK_NS, SILENCE_NS_MAX};
 use pdp_mux::lane::PULL_FRAMES;
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
-use pdp_mux::vnet::{Vnet as Live, Who};
+use pdp_mux::vnet::{CHECK_NS, SILENCE_NS_MAX, Vnet as Live, Who};
 use pdp_mux::wake::Wake;
 use pdp_mux::worker::{Command, Worker};
 use pdp_proto::mux::*;

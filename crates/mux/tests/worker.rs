@@ -14,17 +14,18 @@ use pdp_mux::classify::{PortRef, Table};
 use pdp_mux::control::Mux;
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::external::{External as Card, Outlet, PATH_FRAMES, Path as SocketPath, Queue};
+use pdp_mux::exit::path::{PATH_FRAMES, Path as SocketPath};
+use pdp_mux::exit::program::Program;
+use pdp_mux::external::External as Card;
 use pdp_mux::lane::Lane;
 use pdp_mux::leave::HELD_FRAMES_MAX;
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::{Ringers, RungFor};
 use pdp_mux::sleep::{Alarm, WAKE_EACH_NS, WAKE_FRAMES, WAKE_NS};
-use pdp_mux::sort::HANDOVER_FRAMES;
 use pdp_mux::underlay::{Hop, NextHop};
 use pdp_mux::vnet::Vnet as Live;
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, Neighbour, Worker};
+use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 use pdp_proto::mux::*;
 use rtrb::{Consumer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -86,7 +87,7 @@ impl Bench {
             worker.classifier = classifier.clone();
         }
         let card = workers[1].core.external(0).unwrap();
-        card.add_path(SocketPath::new(port, wakes[0].clone()));
+        card.exits.add_path(SocketPath::new(port, wakes[0].clone()));
         let hop = Arc::new(NextHop::default());
         let mut bench = Self { workers, line, hop, _commands: commands, _controls: vec![] };
         bench.reshape(spec);
@@ -245,7 +246,7 @@ fn every_way_out_can_be_blocked_and_says_how() {
     }
     let Worker { core, .. } = &mut bench.workers[1];
     if let Some(Some(card)) = core.externals.get_mut(0) {
-        card.close(&mut core.packets, &core.connections);
+        card.exits.take(&mut core.packets);
     }
     assert_eq!(blocked(&mut bench, "external-gone", 60, 2), 2);
     let h2 = bench.node("h2");
@@ -420,7 +421,7 @@ fn what_another_worker_can_not_send_is_counted() {
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
     let line = std::mem::replace(&mut bench.line, RingBuffer::new(1).1);
     let card = bench.workers[0].core.external(0).unwrap();
-    card.add_queue(Queue { outlet: Outlet::Memif(None), inboxes: vec![line] });
+    card.exits.add(Box::<Program>::default(), vec![line]);
     for _ in 0..5 {
         assert!(tap.out(0, &frame(60, 1)));
     }

@@ -14,14 +14,15 @@ use tracing::info;
 use crate::classify::Classifier;
 use crate::control::base::Control;
 use crate::control::check;
+use crate::control::exits::New;
 use crate::control::keeper::Refusal;
-use crate::control::outlets::{New, close_external};
 use crate::control::plan::{
     KnownExternal, KnownVnet, Owner, State, VNETS_MAX, expected, layout, outside_ends, port,
 };
 use crate::core::Core;
 use crate::encapsulate::{self, Outside, Way};
 use crate::external::External;
+use crate::generator::Generator;
 use crate::underlay::NextHop;
 use crate::vnet::Vnet;
 
@@ -32,11 +33,11 @@ impl Control {
         let slot = state.external_slot(&spec.name).or_else(|| state.free_external());
         let slot = slot.ok_or(format!("{EXTERNALS_MAX} external interfaces are the most"))?;
         let known = state.externals[slot].as_ref();
-        let new = self.outlets(known.map(|known| &known.spec), &spec, fds)?;
+        let new = self.exits(known.map(|known| &known.spec), &spec, fds)?;
         let index = |spec: &mux::External| spec.device().map(|device| device.ifindex);
         let moved = known.is_some_and(|known| index(&known.spec) != index(&spec));
         let count = match &new {
-            New::Outlets(outlets) => outlets.len(),
+            New::Exits(exits) => exits.len(),
             New::Nothing | New::Frames(_) => known.map_or(0, |known| known.outlets),
         };
         let worker = known.map_or(slot % self.workers.len(), |known| known.worker);
@@ -44,27 +45,24 @@ impl Control {
         let owner = Owner::External(spec.name.clone());
         let prepared = self.keeper.prepare(owner, external.expected(slot))?;
         state.externals[slot] = Some(external);
-        if matches!(new, New::Outlets(_)) {
-            self.close_paths(slot)?;
-        }
         for worker in self.workers.iter() {
-            let (spec, close) = (spec.clone(), matches!(new, New::Outlets(_)));
-            worker.call(move |worker| {
-                set_external(&mut worker.core, slot, &spec);
-                close.then(|| close_external(worker, slot))
-            })?;
+            let spec = spec.clone();
+            worker.call(move |worker| set_external(&mut worker.core, slot, &spec))?;
         }
         match new {
-            New::Outlets(outlets) => {
-                for (index, outlet) in outlets.into_iter().enumerate() {
-                    self.add_outlet(slot, (worker + index) % self.workers.len(), outlet)?;
+            New::Exits(exits) => {
+                self.close(self.take_exits(slot)?)?;
+                for (index, exit) in exits.into_iter().enumerate() {
+                    self.add_exit(slot, (worker + index) % self.workers.len(), exit)?;
                 }
             }
             New::Frames(frames) => {
                 if let mux::Outlet::Generator(spec) = spec.outlet.clone() {
                     self.workers[worker].call(move |worker| {
                         let external = worker.core.external(slot);
-                        if let Some(generator) = external.and_then(External::generator) {
+                        if let Some(generator) =
+                            external.and_then(|it| it.exits.find::<Generator>())
+                        {
                             generator.change(spec, frames);
                         }
                     })?;
@@ -85,7 +83,7 @@ impl Control {
                 self.install(&mut state, vnet)?;
             }
         }
-        info!("external {}: {count} outlets, {:?}", spec.name, spec.outlet);
+        info!("external {}: {count} exits, {:?}", spec.name, spec.outlet);
         Ok(Reply::Done)
     }
 
@@ -99,12 +97,9 @@ impl Control {
             return Err(format!("external {name} is used by vnet {}", vnet.spec.name).into());
         }
         state.externals[slot] = None;
-        self.close_paths(slot)?;
+        self.close(self.take_exits(slot)?)?;
         for worker in self.workers.iter() {
-            worker.call(move |worker| {
-                let generator = close_external(worker, slot);
-                (generator, worker.core.externals[slot].take())
-            })?;
+            worker.call(move |worker| worker.core.externals[slot].take())?;
         }
         let owner = Owner::External(name.to_string());
         self.keeper.commit(self.keeper.prepare(owner, HashMap::new())?);
@@ -237,5 +232,4 @@ fn set_external(core: &mut Core, slot: usize, spec: &mux::External) {
     let external = core.externals[slot].get_or_insert_with(made);
     external.mac = mac;
     external.mtu = spec.mtu;
-    external.is_virtual = spec.device().is_some_and(|device| device.is_virtual);
 }

@@ -22,9 +22,11 @@ use pdp_proto::mux::Rate;
 use rustix::event::{Timespec, epoll};
 use tracing::{info, warn};
 
+use crate::connections::Dropped;
 use crate::control::plan::{Expected, Owner};
 use crate::control::workers::WorkerHandle;
-use crate::core::{Core, Dropped};
+use crate::core::Core;
+use crate::exit::program::Program;
 use crate::lane::Link;
 use crate::police::TokenBucket;
 use crate::vnet::Who;
@@ -62,8 +64,9 @@ impl Expected {
                 return;
             }
             let Core { externals, connections, .. } = &mut worker.core;
-            if let Some(Some(external)) = externals.get_mut(usize::from(slot)) {
-                external.detach(epoch, connections);
+            let external = externals.get_mut(usize::from(slot)).and_then(Option::as_mut);
+            if let Some(program) = external.and_then(|it| it.exits.find::<Program>()) {
+                program.detach(epoch, connections);
             }
         });
     }
@@ -469,7 +472,8 @@ impl Place {
                 (Owner::External(name), None) => {
                     let external = worker.core.external(usize::from(slot));
                     let external = external.filter(|external| external.name == name);
-                    external.is_some_and(|external| external.attach(link))
+                    let program = external.and_then(|it| it.exits.find::<Program>());
+                    program.is_some_and(|program| program.attach(link))
                 }
                 _ => false,
             }

@@ -10,12 +10,12 @@ use pdp_memif::Bell;
 use rtrb::RingBuffer;
 use tracing::warn;
 
-use crate::core::{Core, Dropped, Watch};
+use crate::connections::{Dropped, Watch};
+use crate::core::Core;
 use crate::packets::Packets;
 use crate::ringers::Ringers;
-use crate::sort::HANDOVER_FRAMES;
 use crate::wake::Wake;
-use crate::worker::{Command, Neighbour, Worker};
+use crate::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 
 /// Commands that may wait for a worker.
 const COMMANDS_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! Outlets of external interfaces: made of what pdpd gives, and on which worker they are.
+//! Exits of external interfaces: made of what pdpd gives, and on which worker they are.
 
 use std::io::{Read, Seek};
 use std::mem::discriminant;
@@ -13,23 +13,28 @@ use crate::control::base::Control;
 use crate::control::keeper::Refusal;
 use crate::control::plan::{Owner, State};
 use crate::core::Core;
-use crate::external::{Outlet, PATH_FRAMES, Path, Queue};
+use crate::exit::Exit;
+use crate::exit::path::{PATH_FRAMES, Path};
+use crate::exit::program::Program;
+use crate::exit::socket::Xdp;
 use crate::generator::{FRAMES_BYTES_MAX, Frames, Generator};
-use crate::worker::Worker;
+
+/// Packets that a worker takes back between two rounds.
+const RETURNED_MAX: usize = 1024;
 
 /// What is new about an external interface.
 pub enum New {
     /// At most its addresses and sizes.
     Nothing,
-    /// All of its outlets.
-    Outlets(Vec<Outlet>),
+    /// All of its exits.
+    Exits(Vec<Box<dyn Exit>>),
     /// What a generator makes.
     Frames(Option<Frames>),
 }
 
 impl Control {
     /// What is new about an external interface that was as `known` says, with these descriptors.
-    pub fn outlets(
+    pub fn exits(
         &self,
         known: Option<&mux::External>,
         spec: &mux::External,
@@ -47,20 +52,16 @@ impl Control {
             {
                 Ok(New::Nothing)
             }
-            mux::Outlet::Xdp(_) => {
-                let sockets = fds.into_iter().map(|fd| Socket::new(fd, &self.pool));
-                let sockets: Result<Vec<_>, _> = sockets.collect();
-                let sockets = sockets.map_err(|error| of_no_use(&error))?;
-                Ok(New::Outlets(sockets.into_iter().map(Box::new).map(Outlet::Xdp).collect()))
-            }
+            mux::Outlet::Xdp(device) => exits(fds, |fd| {
+                let socket = Socket::new(fd, &self.pool).map_err(|error| of_no_use(&error))?;
+                Ok(Xdp { socket, is_virtual: device.is_virtual })
+            }),
             mux::Outlet::Packet(_) => {
-                let sockets: Result<Vec<_>, _> = fds.into_iter().map(PacketSocket::new).collect();
-                let sockets = sockets.map_err(|error| of_no_use(&error))?;
-                Ok(New::Outlets(sockets.into_iter().map(Box::new).map(Outlet::Packet).collect()))
+                exits(fds, |fd| PacketSocket::new(fd).map_err(|error| of_no_use(&error)))
             }
             mux::Outlet::Memif { .. } => {
                 let same = known.is_some_and(|known| known.outlet == spec.outlet);
-                Ok(if same { New::Nothing } else { New::Outlets(vec![Outlet::Memif(None)]) })
+                Ok(if same { New::Nothing } else { New::Exits(vec![Box::<Program>::default()]) })
             }
             mux::Outlet::Generator(generator) => {
                 let mut frames = None;
@@ -79,41 +80,60 @@ impl Control {
                     _ => {
                         let frames = frames.unwrap_or_default();
                         let generator = Generator::new(generator.clone(), frames);
-                        New::Outlets(vec![Outlet::Generator(Box::new(generator))])
+                        New::Exits(vec![Box::new(generator)])
                     }
                 })
             }
         }
     }
 
-    /// Has no worker send to the outlets of others any more; after that their owners close them.
-    pub fn close_paths(&self, slot: usize) -> Result<(), String> {
-        self.workers.iter().try_for_each(|worker| {
-            worker.call(move |worker| {
-                if let Some(external) = worker.core.external(slot) {
-                    external.close_paths();
+    /// Takes all exits of the external interface in `slot` away, and before them the ways of other workers there.
+    pub fn take_exits(&self, slot: usize) -> Result<Vec<Box<dyn Exit>>, String> {
+        for worker in self.workers.iter() {
+            worker.call(move |it| it.core.external(slot).map(|it| it.exits.close_paths()))?;
+        }
+        let mut taken = vec![];
+        for worker in self.workers.iter() {
+            taken.extend(worker.call(move |worker| {
+                let Core { externals, packets, connections, .. } = &mut worker.core;
+                let exits = &mut externals.get_mut(slot)?.as_mut()?.exits;
+                if let Some(program) = exits.find::<Program>() {
+                    program.end(connections, "the external interface was removed", false);
                 }
-            })
-        })
+                Some(exits.take(packets))
+            })?);
+        }
+        Ok(taken.into_iter().flatten().collect())
     }
 
-    /// Gives an outlet to `owner`, and the other workers ways to it.
-    pub fn add_outlet(&self, slot: usize, owner: usize, outlet: Outlet) -> Result<(), String> {
+    /// Closes exits with no worker waiting for it, and gives the packets that they held back.
+    pub fn close(&self, exits: Vec<Box<dyn Exit>>) -> Result<(), String> {
+        let mut packets: Vec<_> = exits.into_iter().flat_map(|exit| exit.close()).collect();
+        while !packets.is_empty() {
+            let mut some = packets.split_off(packets.len().saturating_sub(RETURNED_MAX));
+            self.workers[0].call(move |worker| {
+                worker.core.packets.give_all(&mut some);
+                some
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Gives an exit to `owner`, and the other workers ways to it.
+    pub fn add_exit(&self, slot: usize, owner: usize, exit: Box<dyn Exit>) -> Result<(), String> {
         let mut inboxes = Vec::new();
         for other in self.workers.iter().filter(|other| other.number != owner) {
             let (producer, consumer) = RingBuffer::new(PATH_FRAMES);
             inboxes.push(consumer);
             let wake = self.workers[owner].wake.clone();
             other.call(move |worker| {
-                if let Some(external) = worker.core.external(slot) {
-                    external.add_path(Path::new(producer, wake));
-                }
+                let external = worker.core.external(slot);
+                external.map(|it| it.exits.add_path(Path::new(producer, wake)));
             })?;
         }
         self.workers[owner].call(move |worker| {
-            if let Some(external) = worker.core.external(slot) {
-                external.add_queue(Queue { outlet, inboxes });
-            }
+            let external = worker.core.external(slot);
+            external.map(|it| it.exits.add(exit, inboxes));
         })
     }
 
@@ -122,22 +142,24 @@ impl Control {
     pub fn bring_home(&self, state: &mut State, classifier: &Classifier) -> Result<(), Refusal> {
         for (slot, worker) in state.astray(classifier) {
             let Some(known) = &mut state.externals[slot] else { continue };
-            let was = std::mem::replace(&mut known.worker, worker);
+            known.worker = worker;
             let owner = Owner::External(known.spec.name.clone());
             self.keeper.commit(self.keeper.prepare(owner, known.expected(slot))?);
-            self.close_paths(slot)?;
-            let generator = self.workers[was].call(move |it| close_external(it, slot))?;
-            let outlet = generator.map_or(Outlet::Memif(None), Outlet::Generator);
-            self.add_outlet(slot, worker, outlet)?;
+            for exit in self.take_exits(slot)? {
+                self.add_exit(slot, worker, exit)?;
+            }
         }
         Ok(())
     }
 }
 
-/// Ends a worker's outlets of an external interface, and its ways to others'. Returns its generator.
-pub fn close_external(worker: &mut Worker, slot: usize) -> Option<Box<Generator>> {
-    let Core { externals, packets, connections, .. } = &mut worker.core;
-    externals.get_mut(slot)?.as_mut()?.close(packets, connections)
+/// Exits of these descriptors.
+fn exits<E: Exit>(
+    fds: Vec<OwnedFd>,
+    make: impl FnMut(OwnedFd) -> Result<E, String>,
+) -> Result<New, String> {
+    let exits: Result<Vec<_>, _> = fds.into_iter().map(make).collect();
+    Ok(New::Exits(exits?.into_iter().map(|exit| Box::new(exit) as Box<dyn Exit>).collect()))
 }
 
 /// An error with its causes.

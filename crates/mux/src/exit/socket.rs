@@ -1,0 +1,125 @@
+//! Sockets of an interface: AF_XDP over the packet pool, and packet sockets.
+
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use pdp_afxdp::{PacketSocket, Socket, Unread};
+use pdp_proto::mux::ExternalStats;
+use pdp_wire::offload;
+
+use crate::counters::{OuterReason, Reason};
+use crate::exit::{Exit, KEEP_FREE, RECEIVE_FRAMES, Tools};
+use crate::packets::{Batch, Packets};
+
+/// Sleep while frames are on their way out, nanoseconds: their packets are to come back.
+const SENDING_SLEEP_NS: u64 = 1_000_000;
+
+/// An AF_XDP socket. What it sends is counted at the interface when the kernel says that it is out.
+#[derive(Debug)]
+pub struct Xdp {
+    /// The socket.
+    pub socket: Socket,
+    /// No hardware completes what senders left to their device.
+    pub is_virtual: bool,
+}
+
+impl Exit for Xdp {
+    fn receive(&mut self, _: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Option<u64> {
+        let before = frames.len();
+        tools.counters.received += self.socket.receive(frames, RECEIVE_FRAMES) as u64;
+        // AF_XDP does not say which checksums are to be completed, packet sockets do.
+        for packet in frames[before..].iter_mut().filter(|_| self.is_virtual) {
+            offload::complete(packet.bytes_mut());
+        }
+        None
+    }
+
+    fn fill(&mut self, packets: &mut Packets) {
+        self.socket.fill(packets.free_mut(), KEEP_FREE);
+    }
+
+    fn complete(&mut self, tools: &mut Tools<'_>) {
+        tools.counters.sent += self.socket.complete(tools.back) as u64;
+        tools.packets.give_all(tools.back);
+    }
+
+    fn room(&mut self) -> usize {
+        self.socket.room()
+    }
+
+    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+        tools.back.extend(frames.drain(..).filter_map(|it| self.socket.send(it).err()));
+        mem::swap(frames, tools.back);
+        Reason::ExternalRingFull
+    }
+
+    fn flush(&mut self, _: &mut Tools<'_>) {
+        if self.socket.sending() > 0 {
+            self.socket.flush();
+        }
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn sleep_ns(&self) -> u64 {
+        if self.socket.sending() > 0 { SENDING_SLEEP_NS } else { u64::MAX }
+    }
+
+    fn count(&self, stats: &mut ExternalStats) {
+        stats.kernel_dropped += self.socket.kernel_dropped();
+    }
+
+    fn close(self: Box<Self>) -> Batch {
+        self.socket.close()
+    }
+}
+
+impl Exit for PacketSocket {
+    fn receive(&mut self, _: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Option<u64> {
+        let before = frames.len();
+        let free = tools.packets.free_mut();
+        let Unread { too_long, not_cut } =
+            PacketSocket::receive(self, free, KEEP_FREE, RECEIVE_FRAMES, frames);
+        tools.counters.received += (frames.len() - before + too_long + not_cut) as u64;
+        tools.counters.drop_all(OuterReason::TooLong, too_long as u64);
+        tools.counters.drop_all(OuterReason::NotCut, not_cut as u64);
+        None
+    }
+
+    fn room(&mut self) -> usize {
+        PacketSocket::room(self)
+    }
+
+    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+        tools.back.extend(frames.drain(..).filter_map(|it| PacketSocket::send(self, it).err()));
+        mem::swap(frames, tools.back);
+        Reason::ExternalRingFull
+    }
+
+    fn flush(&mut self, tools: &mut Tools<'_>) {
+        if self.sending() > 0 {
+            let sent = PacketSocket::flush(self, tools.back);
+            tools.packets.give_all(tools.back);
+            tools.counters.sent += sent.taken as u64;
+            tools.counters.drop_all(OuterReason::Refused, sent.refused as u64);
+        }
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
+    }
+
+    fn sleep_ns(&self) -> u64 {
+        if self.sending() > 0 { SENDING_SLEEP_NS } else { u64::MAX }
+    }
+
+    fn count(&self, stats: &mut ExternalStats) {
+        stats.kernel_dropped += self.kernel_dropped();
+    }
+
+    fn close(self: Box<Self>) -> Batch {
+        PacketSocket::close(*self)
+    }
+}
