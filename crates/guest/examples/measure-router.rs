@@ -192,15 +192,15 @@ fn packets(name: &str, router: &Path, connection: &mut Connection, frames: &[Vec
                 }
                 connection.tx.flush().expect("a ring");
             }
-            let count = connection.rx.peek(4 * BATCH).expect("a ring");
-            for frame in 0..count {
-                match Tag::parse(connection.rx.metadata(frame)).map(|tag| tag.verdict) {
+            connection.rx.look().expect("a ring");
+            while let Some(frame) = connection.rx.take().expect("a ring") {
+                completed += 1;
+                match Tag::parse(frame.metadata()).map(|tag| tag.verdict) {
                     Ok(Verdict::Out) => out += 1,
                     _ => other += 1,
                 }
             }
-            connection.rx.release(count);
-            completed += count as u64;
+            connection.rx.release();
         }
         rates.push(completed as f64 / start.elapsed().as_secs_f64() / 1e6);
     }

@@ -135,18 +135,18 @@ impl Mux {
 }
 
 fn turn_around(connection: &mut Connection) {
-    let count = connection.rx.peek(64).unwrap();
-    for number in 0..count {
-        let mut bytes = vec![0; connection.rx.frame_len(number)];
-        connection.rx.copy_out(number, &mut bytes);
-        let tag = Tag::parse(connection.rx.metadata(number)).unwrap();
+    connection.rx.look().unwrap();
+    while let Some(frame) = connection.rx.take().unwrap() {
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        let tag = Tag::parse(frame.metadata()).unwrap();
         assert_eq!((tag.verdict, tag.last), (Verdict::Out, false));
         let deliver = Tag::deliver(1 - tag.vport, 0).emit();
         connection.tx.push(deliver, &bytes).unwrap();
         // Nobody serves vport 9, which must not matter to others.
         connection.tx.push(Tag::deliver(9, 0).emit(), &bytes).unwrap();
     }
-    connection.rx.release(count);
+    connection.rx.release();
     connection.tx.flush().unwrap();
 }
 

@@ -48,14 +48,16 @@ impl Mux {
 
     pub fn take(&mut self) -> Vec<(Tag, Vec<u8>)> {
         let rx = &mut self.connection.as_mut().unwrap().rx;
-        let count = rx.peek(64).unwrap();
-        let frames = (0..count).map(|frame| {
-            let mut bytes = vec![0; rx.frame_len(frame)];
-            rx.copy_out(frame, &mut bytes);
-            (Tag::parse(rx.metadata(frame)).unwrap(), bytes)
-        });
-        let frames = frames.collect();
-        rx.release(count);
+        let mut frames = Vec::new();
+        rx.look().unwrap();
+        while frames.len() < 64
+            && let Some(frame) = rx.take().unwrap()
+        {
+            let mut bytes = vec![0; frame.len()];
+            frame.copy_to(&mut bytes);
+            frames.push((Tag::parse(frame.metadata()).unwrap(), bytes));
+        }
+        rx.release();
         frames
     }
 }
