@@ -10,7 +10,7 @@ mod base;
 pub mod check;
 mod exits;
 mod keeper;
-mod plan;
+pub mod plan;
 mod report;
 mod serve;
 mod workers;

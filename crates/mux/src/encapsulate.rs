@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use pdp_afxdp::{HEADROOM_BYTES, Packet};
 use pdp_proto::mux::Encapsulation;
+use pdp_underlay::{Hop, NextHop};
 use pdp_wire::{ether, flow, outer, udp, vxlan};
 
 use crate::counters::Reason;
-use crate::underlay::{Hop, NextHop};
 
 /// First source port of VXLAN; as many follow, up to 65,535 (RFC 6335's dynamic ports).
 const SOURCE_PORT_FIRST: u16 = 49152;

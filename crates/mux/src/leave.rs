@@ -8,6 +8,7 @@ use std::mem;
 use std::ops::RangeInclusive;
 
 use pdp_afxdp::Packet;
+use pdp_underlay::Hop;
 
 use crate::core::Core;
 use crate::counters::Reason;
@@ -15,7 +16,6 @@ use crate::encapsulate::Way;
 use crate::meter::Stage;
 use crate::packets::Batch;
 use crate::shape::Offered;
-use crate::underlay::Hop;
 use crate::vnet::{PortLink, Vnet};
 
 /// Frames of a vlink that wait for the next hop of its tunnel. The oldest ends for one more.

@@ -4,7 +4,7 @@
 //! and [`exit`] (AF_XDP, memif, [`generator`]), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
 //! [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
 //! (what guests and TAPs send), [`leave`] ([`shape`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
-//! memif connections), [`underlay`] (next hops), [`capture`], [`trace`], [`meter`] (cycles).
+//! memif connections), [`capture`], [`trace`], [`meter`] (cycles).
 //!
 //! Promises: every frame that came in or was made is sent, handed to a TAP, consumed by a guest,
 //! or counted under one reason at one port. Nothing that a peer writes is trusted: it is copied,
@@ -41,7 +41,6 @@ pub mod sleep;
 pub mod sort;
 pub mod trace;
 pub mod turns;
-pub mod underlay;
 pub mod vnet;
 pub mod wake;
 pub mod worker;

@@ -5,6 +5,7 @@
 //! ([`Vnet::take_over`]).
 
 use std::collections::VecDeque;
+use std::mem;
 use std::ops::Range;
 
 use pdp_afxdp::Packet;
@@ -66,6 +67,8 @@ pub struct Vnet {
     /// Its name.
     pub name: String,
     pub(crate) police: Limit,
+    /// Where it takes over from a vnet with the same ports: those that are to be otherwise.
+    pub changed: Option<Vec<u16>>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) ports: Vec<Port>,
     /// Frames that vlinks inside the node brought.
@@ -154,6 +157,13 @@ pub(crate) struct Port {
     pub(crate) wish: Option<Wish>,
 }
 
+impl Port {
+    /// Frames that wait in its vlink.
+    fn waiting(&self) -> usize {
+        self.link.as_ref().map_or(0, PortLink::waiting)
+    }
+}
+
 /// A port's end of its vlink.
 #[derive(Debug)]
 pub(crate) struct PortLink {
@@ -227,6 +237,7 @@ impl Vnet {
             generation,
             name: spec.name.clone(),
             police: Limit::new(spec.police.unwrap_or(Rate { bps: 0, pps: 0 })),
+            changed: None,
             nodes,
             ports,
             local: vec![],
@@ -286,29 +297,51 @@ impl Vnet {
         while old.arrive(core, &mut vec![]) > 0 {}
         self.police.take_over(&old.police);
         self.checked_ns = old.checked_ns;
+        let changed = self.changed.take().filter(|_| self.ports.len() == old.ports.len());
+        let same_ports = changed.is_some();
+        if let Some(changed) = changed {
+            mem::swap(&mut self.ports, &mut old.ports);
+            for at in changed.into_iter().map(usize::from) {
+                mem::swap(&mut self.ports[at], &mut old.ports[at]);
+                take_over_port(&mut self.ports[at], &mut old.ports[at], core);
+            }
+        }
+        let mut next = 0;
         for was in &mut old.nodes {
             let ports = &mut old.ports[was.first..was.first + was.count];
             let names = ports.iter().map(|port| &port.name);
-            let is_it = |node: &&mut Node| {
+            let is_it = |at: &usize| {
+                let node = &self.nodes[*at];
                 let kept = self.ports[node.first..].iter().take(node.count);
                 node.name == was.name
                     && node.count >= was.count
                     && kept.zip(names.clone()).all(|(kept, name)| kept.name == *name)
             };
-            let Some(node) = self.nodes.iter_mut().find(is_it) else {
+            // Most are in the same order in both.
+            let found = match same_ports {
+                true => Some(next),
+                false => (next..self.nodes.len()).chain(0..next).find(is_it),
+            };
+            let Some(at) = found else {
                 end_node(was, ports, core);
                 continue;
             };
-            for (port, was) in self.ports[node.first..].iter_mut().zip(ports) {
-                take_over_port(port, was, core);
+            next = at + 1;
+            let node = &mut self.nodes[at];
+            if !same_ports {
+                let kept = self.ports[node.first..].iter_mut();
+                kept.zip(ports).for_each(|(port, was)| take_over_port(port, was, core));
             }
             node.tap = was.tap.take();
             take_over_guests(node, was.router.as_mut(), &mut self.ports, core);
         }
-        let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
-        self.waiting = self.ports.iter().map(waiting).sum();
-        let at = (0..).zip(&self.ports).filter(|(_, port)| waiting(port) > 0);
-        self.shaping = at.map(|(at, _)| at).collect();
+        let waiting = |at: &u16| self.ports[usize::from(*at)].waiting();
+        self.shaping = match same_ports {
+            true => mem::take(&mut old.shaping),
+            false => (0..self.ports.len() as u16).collect(),
+        };
+        self.shaping.retain(|at| waiting(at) > 0);
+        self.waiting = self.shaping.iter().map(waiting).sum();
     }
 
     /// Ends all of it; what is left is as in [`Vnet::take_over`].
@@ -478,7 +511,6 @@ impl Vnet {
     pub fn count(&self, node: usize) -> Option<Counted> {
         let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
-        let waiting = |port: &Port| port.link.as_ref().map_or(0, PortLink::waiting);
         let guests = node.router.iter().flat_map(|router| &router.guests);
         let outstanding: usize = guests.clone().map(|guest| guest.outstanding.len()).sum();
         let counted = guests.map(|guest| {
@@ -488,7 +520,7 @@ impl Vnet {
         });
         Some(Counted {
             guests: counted.collect(),
-            in_flight: (outstanding + ports.iter().map(waiting).sum::<usize>()) as u64,
+            in_flight: (outstanding + ports.iter().map(Port::waiting).sum::<usize>()) as u64,
             tap_connected: node.tap.is_some(),
             ports: ports.iter().map(|port| port.counters.clone()).collect(),
         })
@@ -520,8 +552,8 @@ fn new_router(spec: &mux::Router, ports: usize) -> Router {
 }
 
 fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
-    port.counters = std::mem::take(&mut was.counters);
-    port.captures = std::mem::take(&mut was.captures);
+    port.counters = mem::take(&mut was.counters);
+    port.captures = mem::take(&mut was.captures);
     port.wish = was.wish.take();
     for (limit, was) in port.punts.iter_mut().zip(&was.punts) {
         limit.take_over(was);
@@ -550,7 +582,7 @@ fn take_over_guests(
 ) {
     let Some(old) = old else { return };
     if let Some(router) = &mut node.router {
-        router.order = std::mem::take(&mut old.order);
+        router.order = mem::take(&mut old.order);
     }
     for was in &mut old.guests {
         let mut guests = node.router.iter_mut().flat_map(|router| &mut router.guests);

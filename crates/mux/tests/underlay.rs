@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use common::place::{Control, Place, Raw, wire_vnet, wires};
 use common::*;
-use pdp_mux::underlay::Underlay;
 use pdp_net::xdp::Take;
 use pdp_proto::channel::Channel;
 use pdp_proto::mux::*;
+use pdp_underlay::Underlay;
 use pdp_wire::ecn::Mark;
 use pdp_wire::{checksum, ecn, outer, vxlan};
 

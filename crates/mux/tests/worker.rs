@@ -12,6 +12,7 @@ use common::*;
 use pdp_afxdp::Packet;
 use pdp_mux::classify::{PortRef, Table};
 use pdp_mux::control::Mux;
+use pdp_mux::control::plan::changed;
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::exit::path::{PATH_FRAMES, Path as SocketPath};
@@ -22,11 +23,11 @@ use pdp_mux::leave::HELD_FRAMES_MAX;
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::{Ringers, RungFor};
 use pdp_mux::sleep::{Alarm, WAKE_EACH_NS, WAKE_FRAMES, WAKE_NS};
-use pdp_mux::underlay::{Hop, NextHop};
 use pdp_mux::vnet::Vnet as Live;
 use pdp_mux::wake::Wake;
 use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 use pdp_proto::mux::*;
+use pdp_underlay::{Hop, NextHop};
 use rtrb::{Consumer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -38,6 +39,7 @@ struct Bench {
     workers: [Worker; 2],
     line: Consumer<Packet>,
     hop: Arc<NextHop>,
+    spec: Option<Vnet>,
     _commands: Vec<SyncSender<Command>>,
     _controls: Vec<pdp_memif::Control>,
 }
@@ -89,7 +91,8 @@ impl Bench {
         let card = workers[1].core.external(0).unwrap();
         card.exits.add_path(SocketPath::new(port, wakes[0].clone()));
         let hop = Arc::new(NextHop::default());
-        let mut bench = Self { workers, line, hop, _commands: commands, _controls: vec![] };
+        let mut bench =
+            Self { workers, line, hop, spec: None, _commands: commands, _controls: vec![] };
         bench.reshape(spec);
         bench
     }
@@ -100,12 +103,14 @@ impl Bench {
     }
 
     fn reshape_as(&mut self, spec: &Vnet, generation: u32) {
-        let vnet = Live::new(spec, 0, generation, |number, end| match end {
+        let mut vnet = Live::new(spec, 0, generation, |number, end| match end {
             End::External { by, .. } => {
                 Outside::new(0, number, by, || self.hop.clone()).map(Way::Outside)
             }
             End::Port { .. } => None,
         });
+        vnet.changed = self.spec.as_ref().and_then(|before| changed(before, spec, None));
+        self.spec = Some(spec.clone());
         self.workers[1].replace(0, Some(vnet));
     }
 
@@ -288,6 +293,19 @@ fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
     // Without anything new as well, and a new shape of the vnet changes nothing.
     bench.hop.resolve(None);
     send(&mut bench, 0..3);
+    bench.reshape(&spec);
+    assert_eq!(bench.node("h2").in_flight, 3);
+    // Nor does one in which a port is otherwise, or in which there is one more.
+    let mtu = std::mem::replace(&mut spec.nodes[2].ports[0].mtu, 40);
+    bench.reshape(&spec);
+    send(&mut bench, 0..1);
+    assert_eq!(dropped(&bench.node("h2"), "too-big"), 1);
+    spec.nodes[2].ports[0].mtu = mtu;
+    bench.reshape(&spec);
+    let more = Node { name: "h0".into(), ..spec.nodes[1].clone() };
+    spec.nodes.insert(0, more);
+    bench.reshape(&spec);
+    spec.nodes.remove(0);
     bench.reshape(&spec);
     assert_eq!(bench.node("h2").in_flight, 3);
     bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use pdp_proto::limits::EXTERNALS_MAX;
 use pdp_proto::mux::{self, End, Reply};
+use pdp_underlay::NextHop;
 use tracing::info;
 
 use crate::classify::Classifier;
@@ -17,13 +18,13 @@ use crate::control::check;
 use crate::control::exits::New;
 use crate::control::keeper::Refusal;
 use crate::control::plan::{
-    KnownExternal, KnownVnet, Owner, State, VNETS_MAX, expected, layout, outside_ends, port,
+    KnownExternal, KnownVnet, Owner, State, VNETS_MAX, changed, expected, layout, outside_ends,
+    port,
 };
 use crate::core::Core;
 use crate::encapsulate::{self, Outside, Way};
 use crate::external::External;
 use crate::generator::Generator;
-use crate::underlay::NextHop;
 use crate::vnet::Vnet;
 
 impl Control {
@@ -80,7 +81,7 @@ impl Control {
             };
             let vnets: Vec<_> = state.vnets.values().filter(uses).cloned().collect();
             for vnet in vnets {
-                self.install(&mut state, vnet)?;
+                self.install(&mut state, vnet, Some(&spec.name))?;
             }
         }
         info!("external {}: {count} exits, {:?}", spec.name, spec.outlet);
@@ -125,22 +126,29 @@ impl Control {
                 KnownVnet { spec, worker, slot, generation: state.generation + 1 }
             }
         };
-        self.install(&mut state, vnet)?;
+        self.install(&mut state, vnet, None)?;
         Ok(Reply::Done)
     }
 
-    /// Makes `vnet` what it says, or changes nothing.
-    fn install(&self, state: &mut State, vnet: KnownVnet) -> Result<(), Refusal> {
+    /// Makes `vnet` what it says, or changes nothing. `moved` is an external interface that is another now.
+    fn install(
+        &self,
+        state: &mut State,
+        vnet: KnownVnet,
+        moved: Option<&str>,
+    ) -> Result<(), Refusal> {
         let name = vnet.spec.name.clone();
         let classifier = Arc::new(state.classifier(Some(&vnet), None)?);
         let mut refused = None;
-        let made = Vnet::new(&vnet.spec, vnet.slot, vnet.generation, |number, end| {
+        let mut made = Vnet::new(&vnet.spec, vnet.slot, vnet.generation, |number, end| {
             let way = self.way(state, &vnet.spec, number, end);
             way.map_err(|error| refused.get_or_insert(error).len()).ok()
         });
         if let Some(error) = refused {
             return Err(format!("vnet {name}: {error}").into());
         }
+        let before = state.vnets.get(&name);
+        made.changed = before.and_then(|before| changed(&before.spec, &vnet.spec, moved));
         let prepared = self.keeper.prepare(Owner::Vnet(name.clone()), expected(&vnet)?)?;
         self.replace(&vnet, Some(made), &classifier)?;
         self.bring_home(state, &classifier)?;

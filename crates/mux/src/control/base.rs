@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pdp_afxdp::Pool;
+use pdp_underlay::{Ends, Underlay};
 
 use crate::classify::Classifier;
 use crate::control::keeper::Keeper;
 use crate::control::plan::State;
 use crate::control::workers::{self, Settings, WorkerHandle};
-use crate::underlay::{Ends, Underlay};
 use crate::wake::Wake;
 
 /// All that there is, and what is wanted.

@@ -127,13 +127,15 @@ impl Control {
             inboxes.push(consumer);
             let wake = self.workers[owner].wake.clone();
             other.call(move |worker| {
-                let external = worker.core.external(slot);
-                external.map(|it| it.exits.add_path(Path::new(producer, wake)));
+                if let Some(external) = worker.core.external(slot) {
+                    external.exits.add_path(Path::new(producer, wake));
+                }
             })?;
         }
         self.workers[owner].call(move |worker| {
-            let external = worker.core.external(slot);
-            external.map(|it| it.exits.add(exit, inboxes));
+            if let Some(external) = worker.core.external(slot) {
+                external.exits.add(exit, inboxes);
+            }
         })
     }
 

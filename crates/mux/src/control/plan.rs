@@ -7,11 +7,12 @@ use std::path::PathBuf;
 
 use pdp_memif::REGIONS_MAX;
 use pdp_proto::limits::EXTERNALS_MAX;
-use pdp_proto::mux::{self, Attach, Encapsulation, End, PortName};
+use pdp_proto::mux::{self, Attach, Encapsulation, End, PortName, Rate};
+use pdp_underlay::Ends;
+use pdp_wire::tag::PuntClass;
 
 use crate::classify::{Classifier, PortRef, Table};
 use crate::encapsulate;
-use crate::underlay::Ends;
 use crate::vnet::Who;
 
 /// Vnets of one worker.
@@ -223,6 +224,41 @@ pub fn port<'a>(spec: &'a mux::Vnet, end: &End) -> Option<(&'a mux::Node, &'a mu
     let End::Port { node, port } = end else { return None };
     let node = spec.nodes.iter().find(|known| known.name == *node)?;
     Some((node, node.ports.get(usize::from(*port))?))
+}
+
+/// Ports, counted over all nodes, that are otherwise in `after` than in `before`, or whose vlinks are, or those by
+/// the external interface `moved`. `None` if these have not the same ports.
+pub fn changed(before: &mux::Vnet, after: &mux::Vnet, moved: Option<&str>) -> Option<Vec<u16>> {
+    let is_moved = |end: &End| match end {
+        End::External { interface, .. } => moved == Some(interface),
+        End::Port { .. } => false,
+    };
+    let same = |(before, after): &(_, PortSpec<'_>)| {
+        let stays = |it: &mux::Vlink| !is_moved(&it.a) && !is_moved(&it.b);
+        before == after && after.2.is_none_or(stays)
+    };
+    layout(before).eq(layout(after)).then(|| {
+        let ports = ports(before).zip(ports(after));
+        (0..).zip(ports).filter(|(_, ports)| !same(ports)).map(|(at, _)| at).collect()
+    })
+}
+
+/// All that is said of a port: of itself, of punts, and of its vlink.
+type PortSpec<'a> = (&'a mux::Port, Option<[Rate; PuntClass::ALL.len()]>, Option<&'a mux::Vlink>);
+
+fn ports(spec: &mux::Vnet) -> impl Iterator<Item = PortSpec<'_>> {
+    let ends = spec.vlinks.iter().flat_map(|it| [(&it.a, it), (&it.b, it)]);
+    let vlinks: HashMap<_, _> = ends
+        .filter_map(|(end, vlink)| match end {
+            End::Port { node, port } => Some(((node.as_str(), *port), vlink)),
+            End::External { .. } => None,
+        })
+        .collect();
+    let all = spec.nodes.iter().flat_map(|node| (0..).zip(&node.ports).map(move |it| (node, it)));
+    all.map(move |(node, (at, port))| {
+        let limits = node.router.as_ref().map(|router| router.punt_limits);
+        (port, limits, vlinks.get(&(node.name.as_str(), at)).copied())
+    })
 }
 
 /// Every vlink as seen from each end: the near one and the far one.

@@ -14,13 +14,15 @@
 //! nothing, and the other work has bounds: [`ASKS_MAX`] datagrams and questions a second, a tenth of
 //! a CPU for what concerns all tunnels.
 
+#![forbid(unsafe_code)]
+
 mod kernel;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr as InetAddress, SocketAddrV6, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,17 +30,15 @@ use std::time::{Duration, Instant};
 use netlink_packet_core::{NetlinkBuffer, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::Socket;
-use pdp_afxdp::PACKET_BYTES;
 use pdp_proto::mux::UnderlayProblem;
 use pdp_wire::{outer, udp};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
-use crate::underlay::kernel::{
+use crate::kernel::{
     ADDRESSES, LINKS_AND_NEIGHBOURS, Link, NEIGHBOURS, Neighbour, Neighbours, OTHERS, Query, Route,
     link, monitor, neighbour,
 };
-use crate::wake::Wake;
 
 /// Different pairs of outer addresses.
 pub const TUNNELS_MAX: usize = 16384;
@@ -82,8 +82,8 @@ const DISCARD_PORT: u16 = 9;
 const IPV6_BYTES_MIN: u32 = 1280;
 const IPV4_BYTES_MIN: u32 = 552;
 
-/// What datagrams carry.
-static NOTHING: [u8; PACKET_BYTES] = [0; PACKET_BYTES];
+/// What datagrams carry, the longest as well.
+static NOTHING: [u8; 1 << 16] = [0; 1 << 16];
 
 /// One tunnel's next hop, as workers see it.
 #[derive(Debug, Default)]
@@ -152,13 +152,16 @@ impl NextHop {
 #[derive(Debug)]
 struct Wishes {
     bits: Box<[AtomicU64]>,
-    wake: Wake,
+    bell: OwnedFd,
+    /// Whether the bell was rung since the follower last woke up.
+    rung: AtomicBool,
 }
 
 impl Wishes {
     fn new() -> io::Result<Self> {
         let bits = (0..TUNNELS_MAX.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { bits, wake: Wake::new()? })
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { bits, bell, rung: AtomicBool::new(false) })
     }
 
     fn add(&self, slot: usize) {
@@ -166,8 +169,22 @@ impl Wishes {
         if word.load(Ordering::Relaxed) & bit == 0
             && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
         {
-            self.wake.ring();
+            self.ring();
         }
+    }
+
+    /// Wakes the follower, after something was left for it.
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // Fails only if it was rung 2^64 times and not answered.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The follower is awake, and sees what was left until now.
+    fn awake(&self) {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        self.rung.swap(false, Ordering::AcqRel);
     }
 
     fn remove(&self, slot: usize) {
@@ -177,12 +194,6 @@ impl Wishes {
     /// All of them.
     fn all(&self) -> Vec<u64> {
         self.bits.iter().map(|word| word.load(Ordering::Relaxed)).collect()
-    }
-
-    /// Whether there is one that is not among `known`.
-    fn is_any_beside(&self, known: &[u64]) -> bool {
-        let words = self.bits.iter().zip(known);
-        words.into_iter().any(|(word, known)| word.load(Ordering::Relaxed) & !known != 0)
     }
 }
 
@@ -202,7 +213,7 @@ pub struct Underlay {
 }
 
 /// Interface index, local and remote address.
-pub(crate) type Ends = (u32, IpAddr, IpAddr);
+pub type Ends = (u32, IpAddr, IpAddr);
 
 /// All tunnels.
 #[derive(Debug, Default)]
@@ -275,14 +286,14 @@ impl Underlay {
         packet_bytes: u32,
     ) -> Option<Arc<NextHop>> {
         let hop = self.tunnels().take((ifindex, local, remote), packet_bytes, &self.wishes)?;
-        self.wishes.wake.ring();
+        self.wishes.ring();
         Some(hop)
     }
 
     /// Says how long the longest IP packets of tunnels are, bytes.
-    pub(crate) fn set_lengths(&self, lengths: &HashMap<Ends, u32>) {
+    pub fn set_lengths(&self, lengths: &HashMap<Ends, u32>) {
         self.tunnels().set_lengths(lengths);
-        self.wishes.wake.ring();
+        self.wishes.ring();
     }
 
     /// What is wrong with the way of such packets; `None` also for what nobody has asked for.
@@ -507,14 +518,14 @@ impl Follower {
                 next_look = now + LOOK_EVERY;
                 self.look(&mut tunnels);
             }
-            let (left, next_poke) = self.grant(&mut tunnels);
+            let next_poke = self.grant(&mut tunnels);
             drop(tunnels);
             if !self.asked.is_empty() {
                 next_answers.get_or_insert(now + ANSWER_AFTER);
             }
             let waits = heard.concerns_all().then_some(next_all);
             let others = [next_poke, next_answers, waits];
-            self.sleep(others.into_iter().flatten().fold(next_look, Instant::min), &left);
+            self.sleep(others.into_iter().flatten().fold(next_look, Instant::min));
             self.hear(&mut heard);
         }
     }
@@ -576,12 +587,12 @@ impl Follower {
         }
     }
 
-    /// Has the kernel look for those that frames wait for. Returns who waits on, and when to go on.
-    fn grant(&mut self, tunnels: &mut Tunnels) -> (Vec<u64>, Option<Instant>) {
+    /// Has the kernel look for those that frames wait for. Returns when to go on with those that
+    /// wait on.
+    fn grant(&mut self, tunnels: &mut Tunnels) -> Option<Instant> {
         let wishes = self.underlay.wishes.clone();
-        let mut left = wishes.all();
         let mut next: Option<Instant> = None;
-        for slot in slots(&left.clone()) {
+        for slot in slots(&wishes.all()) {
             let tunnel = tunnels.slots.get(slot).and_then(Option::as_ref);
             let open = tunnel.filter(|tunnel| !tunnel.hop.is_known());
             let poked = open
@@ -592,14 +603,13 @@ impl Follower {
             } else if open.is_some() && self.asks_left == 0 {
                 continue;
             } else {
-                left[slot / 64] &= !(1 << (slot % 64));
                 wishes.remove(slot);
                 if open.is_some() {
                     self.poke(tunnels, slot);
                 }
             }
         }
-        (left, next)
+        next
     }
 
     /// Sends a datagram along the way of a tunnel, as long as the longest of its packets: the kernel looks
@@ -646,22 +656,19 @@ impl Follower {
         }
     }
 
-    /// Sleeps until the kernel tells something, somebody wishes what is not among `left`, or it is time.
-    fn sleep(&self, until: Instant, left: &[u64]) {
-        let Wishes { wake, .. } = &*self.underlay.wishes;
-        wake.sleeping();
-        let quiet = !self.underlay.wishes.is_any_beside(left);
-        if quiet && self.underlay.tunnels().new.is_empty() {
+    /// Sleeps until the kernel tells something, somebody wishes something new, or it is time.
+    fn sleep(&self, until: Instant) {
+        if self.underlay.tunnels().new.is_empty() {
             let wait = until.saturating_duration_since(Instant::now());
             let timeout =
                 Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
             let [neighbours, others] = &self.monitors;
-            let mut fds = [neighbours.as_fd(), others.as_fd(), wake.as_fd()]
+            let mut fds = [neighbours.as_fd(), others.as_fd(), self.underlay.wishes.bell.as_fd()]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             // A signal ends it as well.
             let _ = poll(&mut fds, Some(&timeout));
         }
-        wake.awake();
+        self.underlay.wishes.awake();
         std::thread::sleep(SETTLE);
     }
 
