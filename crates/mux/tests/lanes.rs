@@ -1,4 +1,4 @@
-//! A vnet whose guests are lanes made for the test, in any order of what it and they can do: nobody sleeps
+//! A vnet whose guests and TAP helper are lanes made for the test, in any order of what it and they can do: nobody sleeps
 //! through a frame.
 
 mod common;
@@ -18,7 +18,7 @@ use pdp_mux::sleep::{Alarm, Peer as Sleeper, WAKE_NS};
 use pdp_mux::vnet::{REST_NS, Vnet as Live, Who};
 use pdp_mux::wake::Wake;
 use pdp_proto::mux::*;
-use pdp_wire::tag::Tag;
+use pdp_wire::tag::{PuntClass, Tag, Verdict};
 use proptest::prelude::*;
 
 const PACKETS: usize = 256;
@@ -39,6 +39,8 @@ struct Line {
     peer_armed: bool,
     peer_rung: bool,
     peer_sleeps: bool,
+    is_tap: bool,
+    taken: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -57,17 +59,32 @@ impl Fake {
             line.peer_armed &= line.peer_sleeps;
             return !line.peer_sleeps;
         }
-        if line.sent.len() < RING
+        if (line.sent.len() < RING || line.is_tap)
             && let Some(tag) = line.shown.pop_front()
         {
-            line.sent.push_back(out(1 - tag.vport, 0));
-            line.worker_rung |= line.worker_armed;
+            line.taken += 1;
+            if !line.is_tap {
+                let punts = line.taken % 3 == 0;
+                let verdict = if punts { Verdict::Punt(PuntClass::Local) } else { Verdict::Out };
+                line.sent.push_back(Tag { verdict, ..out(1 - tag.vport, 0) });
+                line.worker_rung |= line.worker_armed;
+            }
         } else if line.peer_armed {
             line.peer_sleeps = true;
         } else {
             line.peer_armed = true;
         }
         true
+    }
+
+    /// A frame of its own, for which it wakes by itself.
+    fn make(&self) {
+        let mut line = self.line();
+        (line.peer_sleeps, line.peer_armed) = (false, false);
+        if line.sent.len() < RING {
+            line.sent.push_back(Tag { last: false, ..out(0, 0) });
+            line.worker_rung |= line.worker_armed;
+        }
     }
 }
 
@@ -113,7 +130,7 @@ impl Sleeper for Fake {
 
 impl Lane for Fake {
     fn attach(&mut self, attach: Attach, _: u8) {
-        assert_eq!(attach, Attach::Runtime);
+        self.line().is_tap = attach == Attach::Tap;
     }
 
     fn room(&mut self) -> usize {
@@ -181,7 +198,9 @@ impl World {
             let link = Link::of(guest.clone(), number.into());
             assert!(vnet.attach("r1", Who::Guest(number), 0, link));
         }
-        Self { core, vnet, guests, rests: false }
+        let tap = Fake::default();
+        assert!(vnet.attach("r1", Who::Tap, 0, Link::of(tap.clone(), GUESTS.into())));
+        Self { core, vnet, guests: guests.into_iter().chain([tap]).collect(), rests: false }
     }
 
     /// A visit, as the worker makes it, with what arrived; not to a vnet that rests without a reason to.
@@ -230,7 +249,8 @@ proptest! {
                 0 => _ = world.visit(1 + detail % 6, detail & 8 != 0),
                 1 => _ = world.visit(0, detail & 8 != 0),
                 2 => world.core.now_ns += [WAKE_NS / 2, WAKE_NS, REST_NS, 2 * REST_NS][detail % 4],
-                _ => _ = world.guests[detail % 2].step(),
+                3 => world.guests[detail % 3].make(),
+                _ => _ = world.guests[detail % 3].step(),
             }
         }
         let mut rounds = 0;
@@ -243,6 +263,10 @@ proptest! {
             }
             rounds += 1;
             prop_assert!(rounds < 1000, "never at rest: {:?}", world.guests);
+        }
+        for guest in &world.guests {
+            let line = guest.line();
+            prop_assert!(line.shown.is_empty() && line.sent.is_empty(), "{:?}", line);
         }
         for (guest, stats) in world.guests.iter().zip(world.stats()) {
             prop_assert_eq!((stats.in_flight, stats.completed), (0, stats.to_guest), "{:?}", guest);
