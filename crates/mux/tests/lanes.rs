@@ -64,7 +64,7 @@ impl Fake {
         {
             line.taken += 1;
             if !line.is_tap {
-                let punts = line.taken % 3 == 0;
+                let punts = line.taken.is_multiple_of(3);
                 let verdict = if punts { Verdict::Punt(PuntClass::Local) } else { Verdict::Out };
                 line.sent.push_back(Tag { verdict, ..out(1 - tag.vport, 0) });
                 line.worker_rung |= line.worker_armed;
