@@ -272,6 +272,7 @@ impl Vnet {
         let count = pulled.frames();
         if count > 0 {
             link.sent_ns = core.now_ns;
+            from.taken += count as u64;
             core.meter.lap(Stage::Dispatch, count);
             result = self.dispatch(core, node, guest, attach, pulled).and(result);
         } else if !owes && result.is_ok() {

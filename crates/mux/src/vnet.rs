@@ -17,7 +17,7 @@ use crate::dispatch::{CHECK_NS, Source};
 use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
 use crate::encapsulate::Way;
 use crate::order::Order;
-use crate::peer::{Guest, Link};
+use crate::peer::{Guest, Link, Silence};
 use crate::police::TokenBucket;
 use crate::shape::{LOCAL_RATE, Shaper};
 use crate::trace::Wish;
@@ -373,7 +373,7 @@ impl Vnet {
             let port = &mut self.ports[node.first + usize::from(vport)];
             port.counters.drop_all(Reason::GuestGone, frames.into());
         }
-        guest.silent = (0, 0);
+        guest.silent = Silence::default();
         router.order.forget(guest.spec.number);
         router.redistribute();
     }
