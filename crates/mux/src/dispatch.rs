@@ -213,6 +213,7 @@ impl Vnet {
         let heard = if owes > 0 { count.max(1) } else { count };
         result = result.and(link.sent(heard, &mut core.alarm, core.now_ns, REST_NS));
         if count > 0 {
+            from.taken += count as u64;
             core.meter.lap(Stage::Dispatch, count);
             result = self.dispatch(core, node, Some(guest), pulled).and(result);
         }

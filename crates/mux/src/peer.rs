@@ -65,9 +65,19 @@ pub struct Guest {
     pub outstanding: Outstanding,
     /// Counters but for `connected` and `in_flight`.
     pub stats: GuestStats,
-    /// Completions when they were last looked at, and how many times in a row there were no more
-    /// although it had frames.
-    pub(crate) silent: (u64, u32),
+    /// Frames and completions that the mux has taken from it.
+    pub(crate) taken: u64,
+    pub(crate) silent: Silence,
+}
+
+/// For how long a guest has completed nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Silence {
+    /// What it had completed, and the mux had taken from it, at the last look.
+    completed: u64,
+    taken: u64,
+    /// Looks in a row at which it had completed no more although it had frames.
+    looks: u32,
 }
 
 impl Guest {
@@ -85,7 +95,8 @@ impl Guest {
             spec,
             links: (0..count).map(|_| None).collect(),
             stats: GuestStats::default(),
-            silent: (0, 0),
+            taken: 0,
+            silent: Silence::default(),
         }
     }
 
@@ -109,24 +120,24 @@ impl Guest {
         }
     }
 
-    /// For how many looks in a row it has completed nothing although it had frames; what it has
-    /// completed and the mux did not take yet is none of its silence.
+    /// For how many looks in a row it has completed nothing although it had frames. What the mux did not take
+    /// from it is none of its silence, but what it sends beside completions is no answer.
     pub fn silence(&mut self) -> u32 {
         let mut links = self.links.iter_mut().flatten();
         let has_sent = links.any(|link| link.lane.has_sent());
-        let owes = !self.outstanding.is_empty() && !has_sent;
-        let before = std::mem::replace(&mut self.silent, (self.stats.completed, 0));
-        if owes && before.0 == self.stats.completed {
-            self.silent.1 = before.1 + 1;
-        }
-        self.silent.1
+        let Silence { completed, taken, looks } = self.silent;
+        let waits = has_sent && taken == self.taken;
+        let owes = !self.outstanding.is_empty() && !waits;
+        let looks = if owes && completed == self.stats.completed { looks + 1 } else { 0 };
+        self.silent = Silence { completed: self.stats.completed, taken: self.taken, looks };
+        looks
     }
 
     /// Goes on where `old`, the same one, stopped.
     pub fn take_over(&mut self, old: &mut Self) {
         std::mem::swap(&mut self.outstanding, &mut old.outstanding);
         std::mem::swap(&mut self.stats, &mut old.stats);
-        self.silent = old.silent;
+        (self.taken, self.silent) = (old.taken, old.silent);
         self.links.iter_mut().zip(&mut old.links).for_each(|(place, link)| *place = link.take());
     }
 }

@@ -14,6 +14,8 @@
 //! be by a worker that is awake. How flag and index are stored and loaded is `pdp_memif`'s (its `idle.rs` is
 //! checked with loom); that nothing is forgotten beyond that, the test here goes through.
 
+use std::collections::HashMap;
+
 use crate::ringers::{Asked, RungFor};
 
 /// Frames that a sleeping peer is rung for while the worker has other things to do: to be woken costs a guest's
@@ -23,13 +25,15 @@ pub const WAKE_FRAMES: u16 = 128;
 /// Time after which it is rung for fewer, nanoseconds.
 pub const WAKE_NS: u64 = 100_000;
 
-/// Time that must be between such rings on average, nanoseconds: each costs the machine 2 to 8 µs.
+/// Time that must be between such rings on average, nanoseconds: each costs the machine 2 to 8 µs. Who has
+/// had the fewest of them of late is the next.
 pub const WAKE_EACH_NS: u64 = 40_000;
 
 /// Rings of them that may follow at once.
 const WAKE_BURST: u64 = 8;
 
-/// Time after which a peer is rung whatever the number of rings, nanoseconds.
+/// Time after which a peer is rung whatever the number of rings, nanoseconds; and for which it is counted who
+/// had how many.
 const WAKE_NS_MAX: u64 = 20_000_000;
 
 /// A peer that may wait to be rung is; see the table above.
@@ -72,6 +76,11 @@ pub struct Alarm {
     busy: bool,
     /// Up to when rings are used up at their rate, nanoseconds.
     rung_ns: u64,
+    /// Rings for few frames since `counted_ns`, of all who wanted any.
+    counts: HashMap<RungFor, u64>,
+    counted_ns: u64,
+    /// Who was refused one when it had had the fewest, how many, and when, nanoseconds.
+    first: Option<(RungFor, u64, u64)>,
     /// Whose peers are flushed.
     pub owner: RungFor,
     /// Bells that are to be rung.
@@ -97,8 +106,7 @@ impl Alarm {
             return true;
         }
         let waited_ns = self.now_ns.saturating_sub(since_ns);
-        let free = self.rung_ns <= self.now_ns || waited_ns >= WAKE_NS_MAX;
-        let rings = worth || waited_ns >= WAKE_NS && free;
+        let rings = worth || waited_ns >= WAKE_NS && self.has_ring(waited_ns);
         if rings {
             // Many rings that were worth it are no reason to leave others asleep for long after.
             let burst_ns = WAKE_BURST * WAKE_EACH_NS;
@@ -106,6 +114,28 @@ impl Alarm {
             self.rung_ns = rung_ns.min(self.now_ns + burst_ns);
         }
         rings
+    }
+
+    /// Whether the owner may ring for few frames, which counts then: if there are rings left, and nobody waits
+    /// for one who has had fewer.
+    fn has_ring(&mut self, waited_ns: u64) -> bool {
+        if self.now_ns.saturating_sub(self.counted_ns) >= WAKE_NS_MAX {
+            self.counted_ns = self.now_ns;
+            self.counts.clear();
+        }
+        let (owner, now_ns) = (self.owner, self.now_ns);
+        let count = self.counts.entry(owner).or_default();
+        let first =
+            self.first.filter(|(_, _, since_ns)| now_ns.saturating_sub(*since_ns) < WAKE_NS);
+        let waits = first.is_some_and(|(first, had, _)| first != owner && had < *count);
+        let has = self.rung_ns <= now_ns && !waits || waited_ns >= WAKE_NS_MAX;
+        if has {
+            self.first = first.filter(|(first, ..)| *first != owner);
+        } else if !waits {
+            self.first = Some((owner, *count, now_ns));
+        }
+        *count += u64::from(has);
+        has
     }
 }
 
@@ -358,6 +388,40 @@ mod tests {
         assert!(!alarm.rings(false, 1_000_000 - WAKE_NS), "not at once");
         alarm.next(1_000_000 + WAKE_BURST * WAKE_EACH_NS, true);
         assert!(alarm.rings(false, 1_000_000));
+    }
+
+    /// Beside vnets with more sleepers than there are rings, one with a few frames now and then is rung for them
+    /// soon; and there are no more rings in all.
+    #[test]
+    fn sleepers_of_one_vnet_delay_no_other() {
+        const ROUND_NS: u64 = 10_000;
+        const ROUNDS: u64 = 100_000;
+        let mut alarm = Alarm::default();
+        // When each began to wait: 300 of a vnet that always do, and one of another.
+        let (mut greedy, mut modest) = ([0; 300], None);
+        let (mut rings, mut slowest_ns) = (0, 0);
+        for round in 1..ROUNDS {
+            let now_ns = round * ROUND_NS;
+            alarm.next(now_ns, true);
+            alarm.owner = RungFor::Vnet(1);
+            for since_ns in &mut greedy {
+                if alarm.rings(false, *since_ns) {
+                    (*since_ns, rings) = (now_ns, rings + 1);
+                }
+            }
+            alarm.owner = RungFor::Vnet(2);
+            let since_ns = *modest.get_or_insert(now_ns);
+            if alarm.rings(false, since_ns) {
+                (modest, rings) = (None, rings + 1);
+                slowest_ns = slowest_ns.max(now_ns - since_ns);
+            }
+        }
+        // Up to [`WAKE_BURST`] rings of others were on time before.
+        assert!(slowest_ns <= 2 * (WAKE_NS + WAKE_BURST * WAKE_EACH_NS), "{slowest_ns}");
+        // Beside the rate, those who wait for [`WAKE_NS_MAX`].
+        let time_ns = ROUNDS * ROUND_NS;
+        let most = time_ns / WAKE_EACH_NS + greedy.len() as u64 * (time_ns / WAKE_NS_MAX);
+        assert!(rings <= most, "{rings} of {most}");
     }
 
     /// In every order of everything that the two can do: no frame waits for a wake-up that nobody owes.

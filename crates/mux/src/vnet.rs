@@ -20,7 +20,7 @@ use crate::encapsulate::Way;
 use crate::lane::{Lane, Link, PULL_FRAMES};
 use crate::order::Order;
 use crate::packets::Batch;
-use crate::peer::Guest;
+use crate::peer::{Guest, Silence};
 use crate::police::TokenBucket;
 use crate::shape::{LOCAL_RATE, Shaper};
 use crate::trace::Wish;
@@ -447,7 +447,7 @@ impl Vnet {
             let port = &mut self.ports[node.first + usize::from(vport)];
             port.counters.drop(Reason::GuestGone);
         }
-        guest.silent = (0, 0);
+        guest.silent = Silence::default();
         router.order.forget(guest.spec.number);
         router.redistribute();
     }

@@ -207,6 +207,31 @@ fn a_guest_that_completes_nothing_is_taken_for_dead() {
     }
 }
 
+/// Frames of its own are no answer, however many there are; who completes a frame among them is well.
+#[test]
+fn a_guest_that_only_makes_frames_is_taken_for_dead() {
+    let root = tempfile::tempdir().unwrap();
+    let mut bench = Bench::new(&routers(root.path(), &["r1"], 2, Policy::RoundRobin));
+    bench.give(0, 40);
+    let mut lost_ns = None;
+    for look in 1..=120 {
+        if look % 10 == 0 {
+            assert!(bench.peers[1].send(out(0, 0), &frame(60, 0)));
+        }
+        // More than the mux takes of them, and less.
+        for (peer, frames) in bench.peers.iter_mut().zip([300, 100]) {
+            (0..frames).for_each(|_| _ = peer.send(own(0), &frame(60, 0)));
+        }
+        bench.look(CHECK_NS / 10);
+        if !bench.guest("r1", 0).connected {
+            lost_ns.get_or_insert(look * CHECK_NS / 10);
+        }
+    }
+    let lost_ns = lost_ns.expect("it has completed nothing");
+    assert!((SILENCE_NS_MAX..=SILENCE_NS_MAX + 2 * CHECK_NS).contains(&lost_ns), "{lost_ns}");
+    assert!(bench.guest("r1", 1).connected);
+}
+
 /// Guests that wait for another's turn neither keep the worker awake nor wait longer than for it.
 #[test]
 fn guests_that_wait_for_another_are_quiet() {
