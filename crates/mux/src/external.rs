@@ -233,8 +233,8 @@ impl External {
                 }
             }
             Outlet::Packet(socket) => {
-                let free = packets.free_mut();
-                unread = socket.receive(free, KEEP_FREE, RECEIVE_FRAMES, frames);
+                let (free, keep) = packets.free_mut(KEEP_FREE);
+                unread = socket.receive(free, keep, RECEIVE_FRAMES, frames);
             }
             Outlet::Memif(place) => {
                 let room = room.min(PULL_FRAMES).min(packets.free().saturating_sub(KEEP_FREE));
@@ -260,19 +260,18 @@ impl External {
         due_ns
     }
 
-    /// Gives sockets packets to receive into, and takes those back whose frames are out. In this
-    /// order, and between arriving and leaving, so that packets that frames arrive in stay apart from
-    /// those that they leave in: each then is in the caches of whose CPU writes it.
+    /// Gives sockets packets to receive into, and takes those back whose frames are out.
     pub fn refill(&mut self, packets: &mut Packets, scratch: &mut Vec<Packet>) {
         for queue in &mut self.queues {
             if let Outlet::Xdp(socket) = &mut queue.outlet {
-                socket.fill(packets.free_mut(), KEEP_FREE);
+                let (free, keep) = packets.free_mut(KEEP_FREE);
+                socket.fill(free, keep);
             }
         }
         for queue in &mut self.queues {
             if let Outlet::Xdp(socket) = &mut queue.outlet {
                 self.counters.sent += socket.complete(scratch) as u64;
-                packets.give_all(scratch);
+                packets.give_sent(scratch);
             }
         }
     }
