@@ -73,6 +73,7 @@ impl Socket {
             if packet.set_contents(offset, entry.len as usize).is_none() {
                 packet.reset();
             }
+            packet.prefetch();
             packets.push(packet);
         }
         let count = packets.len() - before;

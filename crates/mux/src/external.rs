@@ -102,9 +102,7 @@ impl Exits {
         exits.filter_map(|exit| exit.downcast_mut()).next()
     }
 
-    /// Gives exits packets to receive into, and takes those back whose frames are out. In this
-    /// order, and between arriving and leaving, so that packets that frames arrive in stay apart from
-    /// those that they leave in: each then is in the caches of whose CPU writes it.
+    /// Gives exits packets to receive into, and takes those back whose frames are out.
     pub fn refill(&mut self, tools: &mut Tools<'_>) {
         self.all.iter_mut().for_each(|exit| exit.fill(tools.packets));
         self.all.iter_mut().for_each(|exit| exit.complete(tools));

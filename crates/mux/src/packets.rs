@@ -10,12 +10,18 @@ use rtrb::{Consumer, Producer, RingBuffer};
 /// and its mark. A stage takes out what it takes; what it leaves there it has no room for, or others take.
 pub type Batch = Vec<Packet>;
 
+/// Packets that are kept to send frames in again.
+pub const SENT_PACKETS: usize = 512;
+
 /// Free packets of a worker, and the rings by which packets go home.
 #[derive(Debug)]
 pub struct Packets {
     me: usize,
     share: usize,
     free: Vec<Packet>,
+    /// Free ones whose frames an AF_XDP socket has sent, taken before others: those that frames arrive in
+    /// stay apart from those that they leave in, and each is in the caches of whose CPU writes it.
+    sent: Vec<Packet>,
     /// To each worker; `None` to this one.
     homes: Vec<Option<Producer<Packet>>>,
     /// From each worker.
@@ -31,7 +37,7 @@ impl Packets {
                 let homes = (0..workers).map(|_| None).collect();
                 let returned = (0..workers).map(|_| None).collect();
                 let free = all.drain(..share).rev().collect();
-                Self { me, share, free, homes, returned }
+                Self { me, share, free, sent: vec![], homes, returned }
             })
             .collect();
         for from in 0..workers {
@@ -52,21 +58,27 @@ impl Packets {
     /// Packets that can be taken now.
     #[inline]
     pub fn free(&self) -> usize {
-        self.free.len()
+        self.free.len() + self.sent.len()
     }
 
     /// Takes an empty one.
     #[inline]
     pub fn take(&mut self) -> Option<Packet> {
-        let mut packet = self.free.pop()?;
+        let mut packet = self.sent.pop().or_else(|| self.free.pop())?;
         packet.reset();
         Some(packet)
+    }
+
+    /// The worker whose part it is of.
+    #[inline]
+    fn home(&self, packet: &Packet) -> usize {
+        if self.homes.len() == 1 { self.me } else { packet.number() / self.share }
     }
 
     /// Gives one back, to its home.
     #[inline]
     pub fn give(&mut self, packet: Packet) {
-        let home = if self.homes.len() == 1 { self.me } else { packet.number() / self.share };
+        let home = self.home(&packet);
         match self.homes.get_mut(home).and_then(Option::as_mut) {
             None => self.free.push(packet),
             Some(ring) => {
@@ -85,6 +97,17 @@ impl Packets {
         }
     }
 
+    /// Gives those back that an AF_XDP socket has sent. [`SENT_PACKETS`] at most are the next to be taken.
+    pub fn give_sent(&mut self, packets: &mut Batch) {
+        for packet in packets.drain(..) {
+            if self.sent.len() < SENT_PACKETS && self.home(&packet) == self.me {
+                self.sent.push(packet);
+            } else {
+                self.give(packet);
+            }
+        }
+    }
+
     /// Takes in what came home.
     pub fn collect(&mut self) {
         for ring in self.returned.iter_mut().flatten() {
@@ -94,9 +117,9 @@ impl Packets {
         }
     }
 
-    /// The free ones, to fill a socket from.
-    pub fn free_mut(&mut self) -> &mut Vec<Packet> {
-        &mut self.free
+    /// The free ones, to receive frames in, and how many of them are to be left if `keep` are to be of all.
+    pub fn free_mut(&mut self, keep: usize) -> (&mut Vec<Packet>, usize) {
+        (&mut self.free, keep.saturating_sub(self.sent.len()))
     }
 }
 
@@ -118,5 +141,23 @@ mod tests {
             assert_eq!(part.free(), 4);
             assert!(part.free.iter().all(|packet| packet.number() / 4 == me));
         }
+    }
+
+    #[test]
+    fn frames_leave_in_what_was_sent_last_and_sockets_have_the_rest() {
+        let (_pool, mut parts) = Packets::pool(2, 2 * SENT_PACKETS).unwrap();
+        let mut others: Vec<_> = parts[1].take().into_iter().collect();
+        let part = &mut parts[0];
+        let mut sent: Vec<_> = std::iter::from_fn(|| part.take()).take(SENT_PACKETS + 1).collect();
+        let last = sent[SENT_PACKETS - 1].number();
+        part.give_sent(&mut others);
+        part.give_sent(&mut sent);
+        assert_eq!((part.free(), part.sent.len()), (2 * SENT_PACKETS, SENT_PACKETS));
+        let (free, keep) = part.free_mut(SENT_PACKETS + 5);
+        assert_eq!((free.len(), keep), (SENT_PACKETS, 5), "no more than all that is kept");
+        assert_eq!(part.take().map(|packet| packet.number()), Some(last));
+        assert_eq!(std::iter::from_fn(|| part.take()).count(), 2 * SENT_PACKETS - 1);
+        parts[1].collect();
+        assert_eq!(parts[1].free(), 2 * SENT_PACKETS, "at home");
     }
 }

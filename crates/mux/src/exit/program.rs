@@ -3,9 +3,9 @@
 use crate::connections::{Connections, UNSURE_SLEEP_NS};
 use crate::counters::{OuterReason, Reason};
 use crate::exit::{Exit, KEEP_FREE, Tools};
-use crate::packets::Batch;
 use crate::lane::{Fault, Lane, Link, PULL_FRAMES};
 use crate::memif::Memif;
+use crate::packets::Batch;
 
 /// The program, while one is connected.
 #[derive(Debug, Default)]

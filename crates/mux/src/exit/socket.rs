@@ -35,12 +35,13 @@ impl Exit for Xdp {
     }
 
     fn fill(&mut self, packets: &mut Packets) {
-        self.socket.fill(packets.free_mut(), KEEP_FREE);
+        let (free, keep) = packets.free_mut(KEEP_FREE);
+        self.socket.fill(free, keep);
     }
 
     fn complete(&mut self, tools: &mut Tools<'_>) {
         tools.counters.sent += self.socket.complete(tools.back) as u64;
-        tools.packets.give_all(tools.back);
+        tools.packets.give_sent(tools.back);
     }
 
     fn room(&mut self) -> usize {
@@ -79,9 +80,9 @@ impl Exit for Xdp {
 impl Exit for PacketSocket {
     fn receive(&mut self, _: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Option<u64> {
         let before = frames.len();
-        let free = tools.packets.free_mut();
+        let (free, keep) = tools.packets.free_mut(KEEP_FREE);
         let Unread { too_long, not_cut } =
-            PacketSocket::receive(self, free, KEEP_FREE, RECEIVE_FRAMES, frames);
+            PacketSocket::receive(self, free, keep, RECEIVE_FRAMES, frames);
         tools.counters.received += (frames.len() - before + too_long + not_cut) as u64;
         tools.counters.drop_all(OuterReason::TooLong, too_long as u64);
         tools.counters.drop_all(OuterReason::NotCut, not_cut as u64);
