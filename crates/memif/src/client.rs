@@ -362,7 +362,7 @@ impl Client {
             mode: MODE_ETHERNET,
             name: self.name.clone(),
         };
-        let region = Message::AddRegion { index: 0, size: sizes.total as u64 };
+        let region = Message::AddRegion { index: 0, size: self.memory[0].bytes() as u64 };
         for (message, fd) in [
             (Message::Init(init), None),
             (region, Some(self.memfd.as_fd())),

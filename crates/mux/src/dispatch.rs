@@ -115,7 +115,9 @@ impl Vnet {
 
     /// Lets all peers see what was pushed to them, and has those that sleep rung when it is time.
     pub fn flush(&mut self, core: &mut Core) {
-        self.each_link(core, |link, _, alarm| link.flush(alarm, false).map(|()| true));
+        self.asks = !self.each_link(core, |link, _, alarm| {
+            link.flush(alarm, false).map(|()| !link.is_waiting())
+        });
     }
 
     /// Lets peers ring; false if something can be taken from one. Guests whose completions wait for another's

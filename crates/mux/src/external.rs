@@ -129,15 +129,20 @@ impl Exits {
         let mut taken = 0;
         for (at, inbox) in &mut self.inboxes {
             let exit = &mut self.all[*at];
-            // A full exit is pressure back on who fills the inbox.
-            let count = inbox.slots().min(exit.room());
-            if let Ok(chunk) = inbox.read_chunk(count) {
-                frames.extend(chunk);
+            // A full exit is pressure back on who fills the inbox. A frame may take several of its places, so that
+            // the last ones are asked for one by one.
+            let mut left = inbox.slots();
+            while left > 0 && exit.room() > 0 {
+                let count = exit.room().div_ceil(4).min(left);
+                left -= count;
+                taken += count;
+                if let Ok(chunk) = inbox.read_chunk(count) {
+                    frames.extend(chunk);
+                }
+                exit.send(tools, frames);
+                tools.counters.drop_all(OuterReason::Gone, frames.len() as u64);
+                tools.packets.give_all(frames);
             }
-            taken += count;
-            exit.send(tools, frames);
-            tools.counters.drop_all(OuterReason::Gone, frames.len() as u64);
-            tools.packets.give_all(frames);
         }
         self.all.iter_mut().for_each(|exit| exit.flush(tools));
         taken

@@ -86,6 +86,12 @@ impl<L: Lane + ?Sized> Link<L> {
         self.state.is_armed()
     }
 
+    /// Whether it may sleep through what it was shown, and is rung when it is time.
+    #[inline]
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Waiting { .. })
+    }
+
     /// Lets the peer see what was pushed, and has it rung for that when it is time, or `at_once`. One that
     /// waits for room is rung once half of its ring was taken: where it shares a CPU with the mux each
     /// ring is two switches between them.

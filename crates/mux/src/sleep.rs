@@ -107,7 +107,8 @@ impl Alarm {
         }
         let waited_ns = self.now_ns.saturating_sub(since_ns);
         let rings = worth || waited_ns >= WAKE_NS && self.has_ring(waited_ns);
-        if rings {
+        // Who waited for too long takes nobody's ring away.
+        if rings && (worth || waited_ns < WAKE_NS_MAX) {
             // Many rings that were worth it are no reason to leave others asleep for long after.
             let burst_ns = WAKE_BURST * WAKE_EACH_NS;
             let rung_ns = self.rung_ns.max(self.now_ns.saturating_sub(burst_ns)) + WAKE_EACH_NS;
@@ -397,8 +398,8 @@ mod tests {
         const ROUND_NS: u64 = 10_000;
         const ROUNDS: u64 = 100_000;
         let mut alarm = Alarm::default();
-        // When each began to wait: 300 of a vnet that always do, and one of another.
-        let (mut greedy, mut modest) = ([0; 300], None);
+        // When each began to wait: 600 of a vnet that always do, and one of another.
+        let (mut greedy, mut modest) = ([0; 600], None);
         let (mut rings, mut slowest_ns) = (0, 0);
         for round in 1..ROUNDS {
             let now_ns = round * ROUND_NS;

@@ -18,6 +18,7 @@ use crate::counters::{Counted, PortCounters, Reason};
 use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
 use crate::encapsulate::Way;
 use crate::lane::{Lane, Link, PULL_FRAMES};
+use crate::meter::Stage;
 use crate::order::Order;
 use crate::packets::Batch;
 use crate::peer::{Guest, Silence};
@@ -85,6 +86,8 @@ pub struct Vnet {
     pub(crate) due_ns: Option<u64>,
     /// When it last had work, nanoseconds.
     busy_ns: u64,
+    /// Whether a peer may sleep through what it was shown, so that it is to be asked again when it is time.
+    pub(crate) asks: bool,
 }
 
 /// A bucket and the rate that it was made for.
@@ -247,6 +250,7 @@ impl Vnet {
             checked_ns: 0,
             due_ns: None,
             busy_ns: 0,
+            asks: true,
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
             for (near, far) in [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)] {
@@ -473,6 +477,18 @@ impl Vnet {
     /// One of its peers has rung: all are looked at again.
     pub fn rung(&mut self, now_ns: u64) {
         self.links().for_each(|link| link.disarm(now_ns));
+    }
+
+    /// The way through it: what is in `batch`, which is emptied, to guests and TAPs, and what these have sent out of
+    /// its ports. Returns how many frames there were.
+    pub fn visit(&mut self, core: &mut Core, batch: &mut Batch) -> usize {
+        let arrived = self.arrive(core, batch);
+        core.meter.lap(Stage::Distribute, arrived);
+        let went = self.from_peers(core) + self.shape(core);
+        if went > 0 || self.asks {
+            self.flush(core);
+        }
+        arrived + went
     }
 
     /// Notes whether there was work in this round. True if there was none for [`REST_NS`] and nothing

@@ -194,14 +194,7 @@ impl Worker {
         core.alarm.owner = RungFor::Vnet(vnet.generation);
         let since = core.meter.now();
         turns.take(slot, batch);
-        let arrived = vnet.arrive(core, batch);
-        core.meter.lap(Stage::Distribute, arrived);
-        let came = vnet.from_peers(core);
-        let sent = vnet.shape(core);
-        if came + sent > 0 {
-            vnet.flush(core);
-        }
-        let done = arrived + came + sent;
+        let done = vnet.visit(core, batch);
         turns.charge(slot, core.meter.now() - since, done > 0);
         if vnet.is_tired(done > 0, core.now_ns) {
             if vnet.arm(core) {

@@ -221,8 +221,7 @@ impl World {
             packet
         });
         let mut batch: Vec<_> = frames.collect();
-        let work = vnet.arrive(core, &mut batch) + vnet.from_peers(core);
-        vnet.flush(core);
+        let work = vnet.visit(core, &mut batch);
         *rests = vnet.is_tired(work > 0, core.now_ns) && vnet.arm(core);
         true
     }

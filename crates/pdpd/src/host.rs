@@ -272,6 +272,22 @@ pub fn make_passable(root: &Path, path: &Path) -> Result<(), HostError> {
     }
 }
 
+/// Lets programs ask for huge pages in memory that they share (`MADV_HUGEPAGE` on a memfd), as forwarding guests do
+/// for their rings' buffers: Linux does not unless it is told. Nothing changes for who does not ask. Where the
+/// operator said otherwise than `never`, or the kernel has none, it stays as it is.
+pub fn allow_huge_pages() {
+    let path = Path::new("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    if fs::read_to_string(path).is_ok_and(|now| now.contains("[never]"))
+        && let Err(error) = fs::write(path, "advise")
+    {
+        tracing::warn!(
+            "forwarding guests get no huge pages, and many on a core are slower: {}: {error}; write \
+             `advise` there",
+            path.display()
+        );
+    }
+}
+
 /// The id of a group of this machine, by name or number.
 pub fn group_id(group: &str) -> Result<u32, HostError> {
     if let Ok(number) = group.parse() {

@@ -154,6 +154,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             state_directory.display()
         );
     }
+    pdpd::host::allow_huge_pages();
     let host = Arc::new(Host {
         mux: Mux { path: places.mux_control() },
         places,

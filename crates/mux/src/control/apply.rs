@@ -52,10 +52,12 @@ impl Control {
         }
         match new {
             New::Exits(exits) => {
-                self.close(self.take_exits(slot)?)?;
+                // None is to be without the other while the kernel lets go of the sockets of before.
+                let before = self.take_exits(slot)?;
                 for (index, exit) in exits.into_iter().enumerate() {
                     self.add_exit(slot, (worker + index) % self.workers.len(), exit)?;
                 }
+                self.close(before)?;
             }
             New::Frames(frames) => {
                 if let mux::Outlet::Generator(spec) = spec.outlet.clone() {

@@ -227,7 +227,7 @@ pub fn port<'a>(spec: &'a mux::Vnet, end: &End) -> Option<(&'a mux::Node, &'a mu
 }
 
 /// Ports, counted over all nodes, that are otherwise in `after` than in `before`, or whose vlinks are, or those by
-/// the external interface `moved`. `None` if these have not the same ports.
+/// the external interface `moved`. `None` if these have not the same nodes and ports.
 pub fn changed(before: &mux::Vnet, after: &mux::Vnet, moved: Option<&str>) -> Option<Vec<u16>> {
     let is_moved = |end: &End| match end {
         End::External { interface, .. } => moved == Some(interface),
@@ -237,7 +237,11 @@ pub fn changed(before: &mux::Vnet, after: &mux::Vnet, moved: Option<&str>) -> Op
         let stays = |it: &mux::Vlink| !is_moved(&it.a) && !is_moved(&it.b);
         before == after && after.2.is_none_or(stays)
     };
-    layout(before).eq(layout(after)).then(|| {
+    // Nodes without ports are in no layout.
+    let names = [before, after].map(|spec| spec.nodes.iter().map(|node| &node.name));
+    let [nodes_before, nodes_after] = names;
+    let same_ports = nodes_before.eq(nodes_after) && layout(before).eq(layout(after));
+    same_ports.then(|| {
         let ports = ports(before).zip(ports(after));
         (0..).zip(ports).filter(|(_, ports)| !same(ports)).map(|(at, _)| at).collect()
     })
