@@ -14,19 +14,13 @@ const SCTP: u8 = 132;
 /// of other frames. Never panics.
 pub fn ip(frame: &[u8]) -> u32 {
     let mut hash = Hash::default();
-    let mut at = ether::HEADER_BYTES;
-    while at < ether::HEADER_BYTES + 8
-        && matches!(word(frame, at - 2), ether::kind::VLAN | ether::kind::QINQ)
-    {
-        at += 4;
-    }
-    let kind = word(frame, at - 2);
+    let (kind, at) = ether::payload(frame);
     let packet = frame.get(at..).unwrap_or_default();
     let ports = match kind {
         ether::kind::IPV4 if packet.len() >= 20 => {
             hash.add(&packet[12..20]);
             hash.add(&packet[9..10]);
-            let whole = word(packet, 6) & 0x3fff == 0;
+            let whole = u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff == 0;
             (whole && has_ports(packet[9])).then_some(usize::from(packet[0] & 0xf) * 4)
         }
         ether::kind::IPV6 if packet.len() >= 40 => {
@@ -63,10 +57,6 @@ pub fn bytes<'a>(frame: &[u8], fields: impl IntoIterator<Item = (u16, &'a [u8])>
 
 fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
-}
-
-fn word(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..at + 2).map_or(0, |pair| u16::from_be_bytes([pair[0], pair[1]]))
 }
 
 /// Multiply and fold, eight bytes a step.
