@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 
 use pdp_proto::mux::Encapsulation;
-use pdp_wire::{ether, outer, vxlan};
+use pdp_wire::{ether, flow, outer, vxlan};
 
 use crate::counters::OuterReason;
 
@@ -50,8 +50,8 @@ pub struct Table {
     /// Where tunnels' frames are addressed to; not looked at if nobody else can be meant.
     mac: Option<[u8; 6]>,
     /// What kind of tunnels each local address and port has; true: VXLAN.
-    services: HashMap<Service, bool, BuildHasherDefault<KeyHasher>>,
-    tunnels: HashMap<Key, PortRef, BuildHasherDefault<KeyHasher>>,
+    services: HashMap<Service, bool, BuildHasherDefault<flow::Hash>>,
+    tunnels: HashMap<Key, PortRef, BuildHasherDefault<flow::Hash>>,
     interface: Option<PortRef>,
 }
 
@@ -220,25 +220,6 @@ fn bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u128::from(address.to_bits()),
         IpAddr::V6(address) => address.to_bits(),
-    }
-}
-
-/// Multiply and fold. Keys are configured, so nobody gains by choosing them to collide.
-#[derive(Clone, Copy, Debug, Default)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        let product = u128::from(self.0 ^ word ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
-        self.0 = (product >> 64) as u64 ^ product as u64;
     }
 }
 

@@ -19,7 +19,7 @@ use crate::wake::Wake;
 /// Room to collect packets in, taken while it is used; kept so that nothing is allocated.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// For those of them that go out by one exit.
+    /// For frames that go out by one exit.
     pub out: Batch,
     /// For one of them.
     pub one: Batch,

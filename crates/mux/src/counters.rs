@@ -7,28 +7,11 @@
 use std::collections::BTreeMap;
 
 use pdp_proto::mux;
+use pdp_wire::named;
 use pdp_wire::outer::NotUdp;
 use pdp_wire::tag::{GuestDrop, PuntClass};
 
-macro_rules! reasons {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($(#[$doc])* $variant,)* }
-
-        impl $name {
-            /// All, in order.
-            pub const ALL: &[Self] = &[$(Self::$variant,)*];
-
-            /// The name in counters and in the API.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-    };
-}
-
-reasons! {
+named! {
     /// Why a frame of a vnet was dropped; counted at one of its ports.
     Reason {
         /// The worker is behind with the vnet's frames, and keeps no more of them.
@@ -96,31 +79,17 @@ reasons! {
 
 impl From<GuestDrop> for Reason {
     fn from(reason: GuestDrop) -> Self {
-        match reason {
-            GuestDrop::Malformed => Self::GuestMalformed,
-            GuestDrop::NoRoute => Self::GuestNoRoute,
-            GuestDrop::Blackhole => Self::GuestBlackhole,
-            GuestDrop::PortDown => Self::GuestPortDown,
-            GuestDrop::NotForUs => Self::GuestNotForUs,
-            GuestDrop::Policy => Self::GuestPolicy,
-            GuestDrop::NoBuffer => Self::GuestNoBuffer,
-            GuestDrop::Unresolved => Self::GuestUnresolved,
-        }
+        Self::ALL[Self::GuestMalformed as usize + reason as usize]
     }
 }
 
 impl From<PuntClass> for Reason {
     fn from(class: PuntClass) -> Self {
-        match class {
-            PuntClass::Local => Self::PuntLimitLocal,
-            PuntClass::Neighbour => Self::PuntLimitNeighbour,
-            PuntClass::Exception => Self::PuntLimitException,
-            PuntClass::Hook => Self::PuntLimitHook,
-        }
+        Self::ALL[Self::PuntLimitLocal as usize + class as usize]
     }
 }
 
-reasons! {
+named! {
     /// Why a frame was dropped at an external interface: from outside before it was known whose it
     /// is, or on its way out.
     OuterReason {
@@ -213,7 +182,7 @@ impl PortCounters {
             sent_bytes: self.sent_bytes,
             punted: self.punted,
             consumed: self.consumed,
-            dropped: named(Reason::ALL.iter().map(|reason| reason.name()), &self.dropped),
+            dropped: occurred(&Reason::ALL.map(Reason::name), &self.dropped),
             capture_missed: self.capture_missed,
             underlay: None,
         }
@@ -264,14 +233,14 @@ impl ExternalCounters {
         mux::ExternalStats {
             received: self.received,
             sent: self.sent,
-            dropped: named(OuterReason::ALL.iter().map(|reason| reason.name()), &self.dropped),
+            dropped: occurred(&OuterReason::ALL.map(OuterReason::name), &self.dropped),
             ..mux::ExternalStats::default()
         }
     }
 }
 
-fn named<'a>(names: impl Iterator<Item = &'a str>, counts: &[u64]) -> BTreeMap<String, u64> {
-    let occurred = names.zip(counts).filter(|(_, count)| **count > 0);
+fn occurred(names: &[&str], counts: &[u64]) -> BTreeMap<String, u64> {
+    let occurred = names.iter().zip(counts).filter(|(_, count)| **count > 0);
     occurred.map(|(name, count)| (name.to_string(), *count)).collect()
 }
 

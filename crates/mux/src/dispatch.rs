@@ -10,7 +10,7 @@ use crate::counters::Reason;
 use crate::lane::{Fault, Link, PULL_FRAMES, Pulled, Run};
 use crate::meter::Stage;
 use crate::sleep::Alarm;
-use crate::vnet::{CHECK_NS, REST_NS, Router, SILENCE_NS_MAX, Source, Vnet};
+use crate::vnet::{CHECK_NS, Node, REST_NS, Router, SILENCE_NS_MAX, Seat, Source, Vnet};
 
 /// Frames that one vnet's peers may send in one round, so that no vnet keeps a worker busy.
 const ROUND_FRAMES: usize = 256;
@@ -32,17 +32,11 @@ impl Vnet {
         }
         let mut pulled = std::mem::take(&mut core.scratch.pulled);
         let mut left = ROUND_FRAMES;
-        let places = self.nodes.iter().map(|node| {
-            let guests = node.router.iter().flat_map(|router| &router.guests);
-            1 + guests.map(|guest| guest.links.len()).sum::<usize>()
-        });
+        let lanes = |node: &Node| node.guests().map(|guest| guest.links.len()).sum::<usize>();
+        let places = self.nodes.iter().map(|node| 1 + lanes(node));
         for _ in 0..places.sum() {
-            let Source { node, guest, link, left: part } = self.source;
-            let max = left.min(part);
-            let taken = match guest {
-                None => self.take_from_tap(node, max, core, &mut pulled),
-                Some(guest) => self.take_in_order(node, guest, link, max, core, &mut pulled),
-            };
+            let Source { node, seat, left: part } = self.source;
+            let taken = self.take_in_order(node, seat, left.min(part), core, &mut pulled);
             left -= taken;
             self.source.left -= taken;
             if left > 0 || self.source.left == 0 {
@@ -57,32 +51,34 @@ impl Vnet {
     }
 
     fn next_source(&mut self) {
-        let Source { node, guest, link, .. } = self.source;
+        let Source { node, seat, .. } = self.source;
         let guests = self.nodes[node].router.as_ref().map_or(&[][..], |router| &router.guests);
-        let next = guest.map_or(0, |guest| guest + 1);
-        let (node, guest, link) = match guest {
-            Some(at) if link + 1 < guests[at].links.len() => (node, guest, link + 1),
-            _ if next < guests.len() => (node, Some(next), 0),
-            _ => ((node + 1) % self.nodes.len(), None, 0),
+        let next = match seat {
+            Some((guest, lane)) if lane + 1 < guests[guest].links.len() => (guest, lane + 1),
+            _ => (seat.map_or(0, |(guest, _)| guest + 1), 0),
         };
-        self.source = Source { node, guest, link, left: PULL_FRAMES };
+        let (node, seat) = match next.0 < guests.len() {
+            true => (node, Some(next)),
+            false => ((node + 1) % self.nodes.len(), None),
+        };
+        self.source = Source { node, seat, left: PULL_FRAMES };
     }
 
-    /// From a guest, and, where others wait for one, from that one as long as it is awaited.
+    /// From one peer, and, where guests wait for one, from that one as long as it is awaited.
     fn take_in_order(
         &mut self,
         node: usize,
-        guest: usize,
-        link: usize,
+        seat: Seat,
         max: usize,
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
-        let mut taken = self.take_from_guest(node, guest, link, max, core, pulled);
-        while taken < max
+        let mut taken = self.take_from(node, seat, max, core, pulled);
+        while seat.is_some()
+            && taken < max
             && let Some(guest) = self.awaited(node)
         {
-            let more = self.take_from_guest(node, guest, 0, max - taken, core, pulled);
+            let more = self.take_from(node, Some((guest, 0)), max - taken, core, pulled);
             if more == 0 {
                 break;
             }
@@ -107,7 +103,7 @@ impl Vnet {
                 if silent.silence() > silence_max(silent.spec.weight) {
                     let seconds = SILENCE_NS_MAX / 1_000_000_000;
                     let fault = format!("completed nothing for {seconds} s");
-                    self.lose_guest(node, guest, 0, core, Some(fault));
+                    self.lose(node, Some((guest, 0)), core, Some(fault));
                 }
             }
         }
@@ -133,94 +129,75 @@ impl Vnet {
         core: &mut Core,
         mut work: impl FnMut(&mut Link, bool, &mut Alarm) -> Result<bool, Fault>,
     ) -> bool {
-        let mut all = true;
-        for node in 0..self.nodes.len() {
-            match self.nodes[node].tap.as_mut().map(|link| work(link, false, &mut core.alarm)) {
-                Some(Err(fault)) => self.lose_tap(node, core, Some(fault)),
-                Some(Ok(yes)) => all &= yes,
-                None => {}
+        let (mut all, mut faults) = (true, vec![]);
+        for (at, node) in self.nodes.iter_mut().enumerate() {
+            let mut done = |seat, worked| match worked {
+                Ok(yes) => all &= yes,
+                Err(fault) => faults.push((at, seat, fault)),
+            };
+            if let Some(tap) = &mut node.tap {
+                done(None, work(tap, false, &mut core.alarm));
             }
-            let guests = self.nodes[node].router.as_ref().map_or(0, |router| router.guests.len());
-            for guest in 0..guests {
-                let links = self.guest(node, guest).map_or(0, |guest| guest.links.len());
-                for at in 0..links {
-                    let Some(Router { guests, order, .. }) = &mut self.nodes[node].router else {
-                        break;
-                    };
-                    let waits = guests[guest].allowance(order) == 0;
-                    let link = guests[guest].links[at].as_mut();
-                    match link.map(|link| work(link, waits, &mut core.alarm)) {
-                        Some(Err(fault)) => {
-                            self.lose_guest(node, guest, at, core, Some(fault));
-                        }
-                        Some(Ok(yes)) => all &= yes,
-                        None => {}
+            let Some(Router { guests, order, .. }) = &mut node.router else { continue };
+            for (at, guest) in guests.iter_mut().enumerate() {
+                let waits = guest.allowance(order) == 0;
+                for (lane, link) in guest.links.iter_mut().enumerate() {
+                    if let Some(link) = link {
+                        done(Some((at, lane)), work(link, waits, &mut core.alarm));
                     }
                 }
             }
         }
+        // Others may wait no more for who is lost.
+        let all = all && faults.is_empty();
+        for (node, seat, fault) in faults {
+            self.lose(node, seat, core, Some(fault));
+        }
         all
     }
 
-    /// What a node's own stack sends leaves by the port it names, never back into distribution.
-    fn take_from_tap(
+    /// Takes up to `max` frames of what one peer may send now. Returns how many. What a node's own stack sends
+    /// leaves by the port it names, never back into distribution.
+    fn take_from(
         &mut self,
         node: usize,
+        seat: Seat,
         max: usize,
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
         let ports = self.nodes[node].ports();
-        let Some(link) = &mut self.nodes[node].tap else { return 0 };
-        if link.is_armed() {
-            return 0;
-        }
+        let Node { tap, router, .. } = &mut self.nodes[node];
+        let (mut owes, mut counted) = (0, None);
         // A TAP helper completes nothing, but for one that breaks the contract.
-        let mut result = link.lane.pull(ports, max, 1, &mut core.packets, pulled);
-        let count = pulled.frames;
-        let sent = link.sent(count, &mut core.alarm, core.now_ns, REST_NS);
-        result = result.and(sent);
-        if count > 0 {
-            result = self.dispatch(core, node, None, pulled).and(result);
-        }
-        if let Err(fault) = result {
-            self.lose_tap(node, core, Some(fault));
-        }
-        count
-    }
-
-    /// Takes up to `max` frames of what one guest may send now by one of its lanes. Returns how many.
-    fn take_from_guest(
-        &mut self,
-        node: usize,
-        guest: usize,
-        link_at: usize,
-        max: usize,
-        core: &mut Core,
-        pulled: &mut Pulled,
-    ) -> usize {
-        let ports = self.nodes[node].ports();
-        let Some(router) = &mut self.nodes[node].router else { return 0 };
-        let Some(from) = router.guests.get_mut(guest) else { return 0 };
-        // One more than it owes is a fault, which shows when it owes nothing.
-        let owes = from.outstanding.len();
-        let completions = from.allowance(&router.order).min(owes.max(1));
-        let Some(Some(link)) = from.links.get_mut(link_at) else { return 0 };
-        if completions == 0 || link.is_armed() {
-            return 0;
-        }
+        let (link, completions) = match seat {
+            None => (tap.as_mut(), 1),
+            Some((guest, lane)) => {
+                let Some(Router { guests, order, .. }) = router else { return 0 };
+                let Some(from) = guests.get_mut(guest) else { return 0 };
+                owes = from.outstanding.len();
+                // One more than it owes is a fault, which shows when it owes nothing.
+                let completions = from.allowance(order).min(owes.max(1));
+                counted = Some(&mut from.taken);
+                (from.links.get_mut(lane).and_then(Option::as_mut), completions)
+            }
+        };
+        let Some(link) = link.filter(|link| completions > 0 && !link.is_armed()) else { return 0 };
         let mut result = link.lane.pull(ports, max, completions, &mut core.packets, pulled);
         let count = pulled.frames;
         // Who owes something is not taken for quiet.
         let heard = if owes > 0 { count.max(1) } else { count };
         result = result.and(link.sent(heard, &mut core.alarm, core.now_ns, REST_NS));
         if count > 0 {
-            from.taken += count as u64;
+            if let Some(taken) = counted {
+                *taken += count as u64;
+            }
             core.meter.lap(Stage::Dispatch, count);
-            result = self.dispatch(core, node, Some(guest), pulled).and(result);
+            let guest = seat.map(|(guest, _)| guest);
+            result = self.dispatch(core, node, guest, pulled).and(result);
         }
         if let Err(fault) = result {
-            self.lose_guest(node, guest, link_at, core, Some(fault));
+            self.lose(node, seat, core, Some(fault));
         }
         count
     }

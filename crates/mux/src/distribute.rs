@@ -13,6 +13,8 @@
 //! weights as -w / ln(hash) (Schindelhauer and Schomaker, 2005); flowlets: Sinha, Kandula and
 //! Katabi, "Harnessing TCP's burstiness with flowlet switching" (2004).
 
+use std::hash::Hasher;
+
 use pdp_proto::limits::GUESTS_MAX;
 use pdp_proto::mux::{FlowKey, Policy};
 use pdp_wire::flow;
@@ -291,17 +293,10 @@ fn ranks(guests: &[Candidate], slots: usize) -> Vec<Vec<u16>> {
 
 /// The member with the highest score has the slot.
 fn score(guest: &Candidate, slot: usize) -> f64 {
-    let hash = mix(u64::from(guest.number) << 32 | slot as u64);
-    let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    let mut hash = flow::Hash::default();
+    [guest.number.into(), slot as u64, 0].into_iter().for_each(|word| hash.write_u64(word));
+    let uniform = ((hash.finish() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     -f64::from(guest.weight.max(1)) / uniform.ln()
-}
-
-/// The finalizer of SplitMix64.
-fn mix(mut word: u64) -> u64 {
-    word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 #[cfg(test)]

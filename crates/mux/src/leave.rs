@@ -28,7 +28,7 @@ pub const HELD_NS_MAX: u64 = 1_000_000_000;
 const HELD_LOOK_NS: u64 = 250_000;
 
 /// Frames of one port in a row.
-struct Run {
+struct Row {
     port: u16,
     frames: usize,
     bytes: usize,
@@ -37,7 +37,7 @@ struct Run {
     is_traced: bool,
 }
 
-impl Run {
+impl Row {
     /// Those that come first.
     #[inline]
     fn of(frames: &[Packet]) -> Option<Self> {
@@ -60,35 +60,35 @@ impl Vnet {
     /// Sends frames out of their ports, or lets them wait their turn. Empties `batch`.
     pub(crate) fn leave(&mut self, core: &mut Core, batch: &mut Batch) {
         let count = batch.len();
-        let Some(first) = Run::of(batch) else { return };
+        let Some(first) = Row::of(batch) else { return };
         let to = if first.frames == count { self.straight(core, &first) } else { None };
         if let Some((to, hop)) = to {
             // Nothing has to be moved.
             self.wrap(core, &first, hop, batch);
             self.put_out(core, to, batch);
         } else {
-            self.leave_by_run(core, batch);
+            self.leave_by_row(core, batch);
         }
         core.meter.lap(Stage::Send, count);
     }
 
     /// The same for frames of several ports, or some that do not go straight out.
-    fn leave_by_run(&mut self, core: &mut Core, batch: &mut Batch) {
+    fn leave_by_row(&mut self, core: &mut Core, batch: &mut Batch) {
         let mut out = mem::take(&mut core.scratch.out);
         let mut last = None;
         let mut frames = batch.drain(..);
-        while let Some(run) = Run::of(frames.as_slice()) {
-            let straight = self.straight(core, &run);
+        while let Some(row) = Row::of(frames.as_slice()) {
+            let straight = self.straight(core, &row);
             let to = straight.map(|(to, _)| to);
             if let Some(last) = last.filter(|_| last != to) {
                 self.put_out(core, last, &mut out);
             }
             last = to;
-            let packets = frames.by_ref().take(run.frames);
+            let packets = frames.by_ref().take(row.frames);
             if let Some((_, hop)) = straight {
                 let at = out.len();
                 out.extend(packets);
-                self.wrap(core, &run, hop, &mut out[at..]);
+                self.wrap(core, &row, hop, &mut out[at..]);
                 continue;
             }
             for packet in packets {
@@ -107,8 +107,8 @@ impl Vnet {
     /// Where frames of one port go, and by which next hop, if that is straight to the outside. `None` where
     /// somebody watches, or something waits or may not fit.
     #[inline]
-    fn straight(&self, core: &Core, run: &Run) -> Option<(To, Hop)> {
-        let here = self.ports.get(usize::from(run.port))?;
+    fn straight(&self, core: &Core, row: &Row) -> Option<(To, Hop)> {
+        let here = self.ports.get(usize::from(row.port))?;
         let PortLink { way: Way::Outside(outside), shaper, up: true, held, .. } =
             here.link.as_ref()?
         else {
@@ -116,20 +116,20 @@ impl Vnet {
         };
         let external = core.externals.get(outside.external)?.as_ref()?;
         let hop = outside.find()?;
-        let watched = run.is_traced || here.is_watched();
+        let watched = row.is_traced || here.is_watched();
         let waits = !shaper.is_open() || !held.is_empty();
-        let fits = here.surely_fits(&run.bytes_each)
-            && outside.fits(*run.bytes_each.end(), external.mtu, hop);
+        let fits = here.surely_fits(&row.bytes_each)
+            && outside.fits(*row.bytes_each.end(), external.mtu, hop);
         let to = (outside.external, external.exits.at(outside.spread));
         (fits && !watched && !waits).then_some((to, hop))
     }
 
     /// Wraps frames of one port that surely fit, and counts them as sent.
     #[inline]
-    fn wrap(&mut self, core: &Core, run: &Run, hop: Hop, frames: &mut [Packet]) {
-        let here = &mut self.ports[usize::from(run.port)];
-        here.counters.sent += run.frames as u64;
-        here.counters.sent_bytes += run.bytes as u64;
+    fn wrap(&mut self, core: &Core, row: &Row, hop: Hop, frames: &mut [Packet]) {
+        let here = &mut self.ports[usize::from(row.port)];
+        here.counters.sent += row.frames as u64;
+        here.counters.sent_bytes += row.bytes as u64;
         let Some(PortLink { way: Way::Outside(outside), .. }) = &here.link else { return };
         if !outside.is_plain()
             && let Some(Some(external)) = core.externals.get(outside.external)

@@ -3,32 +3,29 @@
 //! The counter is read between stages, not for each frame: some 20 cycles a batch and stage.
 
 use pdp_proto::mux::StageStats;
+use pdp_wire::named;
 use quanta::Clock;
 
-/// The stages of a round, in their order, and what is beside them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// From sockets, memif and generators into packets.
-    Receive,
-    /// Outer header to port.
-    Classify,
-    /// Police, check, pick a guest, copy into its memory.
-    Distribute,
-    /// Copy out of a guest's memory, read its tag.
-    Dispatch,
-    /// Shape, encapsulate, send.
-    Send,
-    /// Commands, time, packets that come home.
-    Control,
-    /// Rounds that found no work.
-    Idle,
-    /// Blocked, or about to.
-    Sleep,
-}
-
-impl Stage {
-    const NAMES: [&'static str; 8] =
-        ["receive", "classify", "distribute", "dispatch", "send", "control", "idle", "sleep"];
+named! {
+    /// The stages of a round, in their order, and what is beside them.
+    Stage {
+        /// From sockets, memif and generators into packets.
+        Receive = "receive",
+        /// Outer header to port.
+        Classify = "classify",
+        /// Police, check, pick a guest, copy into its memory.
+        Distribute = "distribute",
+        /// Copy out of a guest's memory, read its tag.
+        Dispatch = "dispatch",
+        /// Shape, encapsulate, send.
+        Send = "send",
+        /// Commands, time, packets that come home.
+        Control = "control",
+        /// Rounds that found no work.
+        Idle = "idle",
+        /// Blocked, or about to.
+        Sleep = "sleep",
+    }
 }
 
 /// Counts.
@@ -36,10 +33,10 @@ impl Stage {
 pub struct Meter {
     clock: Clock,
     last: u64,
-    cycles: [u64; Stage::NAMES.len()],
-    frames: [u64; Stage::NAMES.len()],
+    cycles: [u64; Stage::ALL.len()],
+    frames: [u64; Stage::ALL.len()],
     /// As of the beginning of the round.
-    before: [u64; Stage::NAMES.len()],
+    before: [u64; Stage::ALL.len()],
 }
 
 impl Default for Meter {
@@ -69,7 +66,7 @@ impl Meter {
     /// A round is over. Without work all of it was idle.
     pub fn round(&mut self, work: bool) {
         if !work {
-            let spent = |cycles: &[u64; Stage::NAMES.len()]| cycles.iter().sum::<u64>();
+            let spent = |cycles: &[u64; Stage::ALL.len()]| cycles.iter().sum::<u64>();
             let idle = spent(&self.cycles) - spent(&self.before);
             self.cycles = self.before;
             self.cycles[Stage::Idle as usize] += idle;
@@ -79,10 +76,13 @@ impl Meter {
 
     /// Counters, stages in their order.
     pub fn stats(&self) -> Vec<StageStats> {
-        let counted = Stage::NAMES.iter().zip(self.cycles).zip(self.frames);
-        counted
-            .map(|((name, cycles), frames)| StageStats { stage: name.to_string(), cycles, frames })
-            .collect()
+        let counted = Stage::ALL.iter().zip(self.cycles).zip(self.frames);
+        let stats = |((stage, cycles), frames): ((&Stage, _), _)| StageStats {
+            stage: stage.name().to_string(),
+            cycles,
+            frames,
+        };
+        counted.map(stats).collect()
     }
 }
 

@@ -136,7 +136,7 @@ impl Vnet {
             ports[usize::from(packet.port)].end(&mut core.tracer, stopped_by, packet);
         }
         if fault.is_some() {
-            self.lose_guest(node, guest, lane, core, fault);
+            self.lose(node, Some((guest, lane)), core, fault);
         }
     }
 
@@ -167,7 +167,7 @@ impl Vnet {
             Ok(_) => here.end(&mut core.tracer, Reason::TapRingFull, packet),
             Err(fault) => {
                 here.end(&mut core.tracer, Reason::NoTap, packet);
-                self.lose_tap(node, core, Some(fault));
+                self.lose(node, None, core, Some(fault));
             }
         }
     }

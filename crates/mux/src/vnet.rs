@@ -40,21 +40,22 @@ pub const SILENCE_NS_MAX: u64 = 2_000_000_000;
 /// mux or a machine that stood still has not looked.
 pub const CHECK_NS: u64 = SILENCE_NS_MAX / 8;
 
+/// Where a peer of a node is connected: as a guest, and by which of its lanes; or else as the TAP helper.
+pub(crate) type Seat = Option<(usize, usize)>;
+
 /// Whose frames are taken next: one connection after the other has its part, also if that takes several
 /// rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     pub(crate) node: usize,
-    /// Its TAP helper, or a guest.
-    pub(crate) guest: Option<usize>,
-    pub(crate) link: usize,
+    pub(crate) seat: Seat,
     /// Frames left of the connection's part.
     pub(crate) left: usize,
 }
 
 impl Default for Source {
     fn default() -> Self {
-        Self { node: 0, guest: None, link: 0, left: PULL_FRAMES }
+        Self { node: 0, seat: None, left: PULL_FRAMES }
     }
 }
 
@@ -124,6 +125,16 @@ impl Node {
     /// Its ports among the vnet's, which has no more than 65,536.
     pub(crate) fn ports(&self) -> Range<u16> {
         self.first as u16..(self.first + self.count) as u16
+    }
+
+    pub(crate) fn guests(&self) -> impl Iterator<Item = &Guest> {
+        self.router.iter().flat_map(|router| &router.guests)
+    }
+
+    /// The guest with this number.
+    fn guest(&mut self, number: u32) -> Option<&mut Guest> {
+        let mut guests = self.router.iter_mut().flat_map(|router| &mut router.guests);
+        guests.find(|guest| guest.spec.number == number)
     }
 }
 
@@ -290,9 +301,16 @@ impl Vnet {
     /// Its part of a worker's time beside others': the sum of its guests' shares, thousandths of a core,
     /// and at least [`WEIGHT_MIN`].
     pub fn weight(&self) -> u32 {
-        let routers = self.nodes.iter().filter_map(|node| node.router.as_ref());
-        let guests = routers.flat_map(|router| &router.guests);
-        guests.map(|guest| guest.spec.weight).fold(0, u32::saturating_add).max(WEIGHT_MIN)
+        let weights = self.guests().map(|guest| guest.spec.weight);
+        weights.fold(0, u32::saturating_add).max(WEIGHT_MIN)
+    }
+
+    fn guests(&self) -> impl Iterator<Item = &Guest> {
+        self.nodes.iter().flat_map(Node::guests)
+    }
+
+    fn node(&mut self, name: &str) -> Option<&mut Node> {
+        self.nodes.iter_mut().find(|known| known.name == name)
     }
 
     /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends; what is left of
@@ -365,91 +383,57 @@ impl Vnet {
         interface: u32,
         mut link: Link<L>,
     ) -> bool {
-        let Some((attach, place)) = self.place(node, who, interface) else { return false };
-        if place.is_some() {
-            return false;
-        }
+        let Some(node) = self.node(node) else { return false };
+        let (attach, place) = match who {
+            Who::Tap => (Attach::Tap, Some(&mut node.tap).filter(|_| interface == 0)),
+            Who::Guest(number) => {
+                let Some(guest) = node.guest(number) else { return false };
+                (guest.spec.attach, guest.links.get_mut(interface as usize))
+            }
+        };
+        let Some(place) = place.filter(|place| place.is_none()) else { return false };
         // No more interfaces than ports.
         link.attach(attach, interface as u8);
         *place = Some(Box::new(link));
-        self.redistribute(node);
+        node.router.iter_mut().for_each(Router::redistribute);
         true
-    }
-
-    fn place(
-        &mut self,
-        node: &str,
-        who: Who,
-        interface: u32,
-    ) -> Option<(Attach, &mut Option<Box<Link>>)> {
-        let node = self.nodes.iter_mut().find(|known| known.name == node)?;
-        match who {
-            Who::Tap => (interface == 0).then_some((Attach::Tap, &mut node.tap)),
-            Who::Guest(number) => {
-                let guests = &mut node.router.as_mut()?.guests;
-                let guest = guests.iter_mut().find(|guest| guest.spec.number == number)?;
-                Some((guest.spec.attach, guest.links.get_mut(interface as usize)?))
-            }
-        }
-    }
-
-    fn redistribute(&mut self, node: &str) {
-        let node = self.nodes.iter_mut().find(|known| known.name == node);
-        if let Some(router) = node.and_then(|node| node.router.as_mut()) {
-            router.redistribute();
-        }
     }
 
     /// Lets go of the connection with this number, whose peer hung up.
     pub fn detach(&mut self, epoch: u64, core: &mut Core) {
         let is_it =
             |link: &Option<Box<Link>>| link.as_ref().is_some_and(|link| link.epoch == epoch);
-        for at in 0..self.nodes.len() {
-            let node = &mut self.nodes[at];
-            if is_it(&node.tap) {
-                return self.lose_tap(at, core, None);
-            }
-            let guests = node.router.iter().flat_map(|router| router.guests.iter().enumerate());
-            let found = guests.flat_map(|(guest, g)| {
-                g.links.iter().enumerate().map(move |(at, link)| (guest, at, link))
-            });
-            let mut found = found.filter(|(_, _, link)| is_it(link));
-            if let Some((guest, link, _)) = found.next() {
-                return self.lose_guest(at, guest, link, core, None);
-            }
+        let lane = |(at, guest): (_, &Guest)| Some((at, guest.links.iter().position(is_it)?));
+        let mut nodes = self.nodes.iter().enumerate();
+        let found = nodes.find_map(|(at, node)| match node.guests().enumerate().find_map(lane) {
+            None => is_it(&node.tap).then_some((at, None)),
+            seat => Some((at, seat)),
+        });
+        if let Some((node, seat)) = found {
+            self.lose(node, seat, core, None);
         }
     }
 
-    /// The TAP helper of a node is gone, or is to go: `fault` says why.
-    pub(crate) fn lose_tap(&mut self, node: usize, core: &mut Core, fault: Option<String>) {
-        if let Some(link) = self.nodes[node].tap.take() {
-            let reason = fault.as_deref().unwrap_or("gone");
-            core.connections.end(link, reason, fault.is_some());
+    /// A connection is gone, or is to go: `fault` says why. What a guest had is lost.
+    pub(crate) fn lose(&mut self, node: usize, seat: Seat, core: &mut Core, fault: Option<String>) {
+        let Node { tap, router, first, .. } = &mut self.nodes[node];
+        let (link, lost) = match (seat, router) {
+            (None, _) => (tap.take(), None),
+            (Some((guest, lane)), Some(router)) => {
+                (router.guests[guest].links[lane].take(), Some((guest, router)))
+            }
+            (Some(_), None) => return,
+        };
+        if let Some(link) = link {
+            core.connections.end(link, fault.as_deref().unwrap_or("gone"), fault.is_some());
         }
-    }
-
-    /// A guest's connection is gone, or is to go: `fault` says why. What it had is lost.
-    pub(crate) fn lose_guest(
-        &mut self,
-        node: usize,
-        guest: usize,
-        link: usize,
-        core: &mut Core,
-        fault: Option<String>,
-    ) {
-        let node = &mut self.nodes[node];
-        let Some(router) = &mut node.router else { return };
+        let Some((guest, router)) = lost else { return };
         let guest = &mut router.guests[guest];
-        if let Some(link) = guest.links[link].take() {
-            let reason = fault.as_deref().unwrap_or("gone");
-            core.connections.end(link, reason, fault.is_some());
-        }
         if let Some(fault) = fault {
             guest.fault(fault);
         }
         for vport in guest.outstanding.drain() {
-            let port = &mut self.ports[node.first + usize::from(vport)];
-            port.counters.drop(Reason::GuestGone);
+            self.ports[*first + usize::from(vport)].counters.drop(Reason::GuestGone);
         }
         guest.silent = Silence::default();
         router.order.forget(guest.spec.number);
@@ -458,10 +442,7 @@ impl Vnet {
 
     /// A guest broke the contract before it was connected.
     pub(crate) fn note_fault(&mut self, node: &str, guest: u32, fault: String) {
-        let node = self.nodes.iter_mut().find(|known| known.name == node);
-        let guests = node.and_then(|node| node.router.as_mut()).map(|router| &mut router.guests);
-        let guest = guests.and_then(|all| all.iter_mut().find(|known| known.spec.number == guest));
-        if let Some(guest) = guest {
+        if let Some(guest) = self.node(node).and_then(|node| node.guest(guest)) {
             guest.fault(fault);
         }
     }
@@ -513,23 +494,20 @@ impl Vnet {
 
     /// Whether a guest has frames that it has not completed.
     pub fn is_owed(&self) -> bool {
-        let guests = self.nodes.iter().flat_map(|node| &node.router).flat_map(|r| &r.guests);
-        guests.into_iter().any(|guest| !guest.outstanding.is_empty())
+        self.guests().any(|guest| !guest.outstanding.is_empty())
     }
 
     /// Whether a peer is connected whose doorbell can't be relied on.
     pub(crate) fn has_unsure_peer(&self) -> bool {
-        let guests = self.nodes.iter().flat_map(|node| &node.router).flat_map(|r| &r.guests);
-        guests.into_iter().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
+        self.guests().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
     }
 
     /// Copies the counters of a node, all of this moment.
     pub fn count(&self, node: usize) -> Option<Counted> {
         let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
-        let guests = node.router.iter().flat_map(|router| &router.guests);
-        let outstanding: usize = guests.clone().map(|guest| guest.outstanding.len()).sum();
-        let counted = guests.map(|guest| {
+        let outstanding: usize = node.guests().map(|guest| guest.outstanding.len()).sum();
+        let counted = node.guests().map(|guest| {
             let (connected, in_flight) = (guest.is_connected(), guest.outstanding.len() as u64);
             let stats = GuestStats { connected, in_flight, ..guest.stats.clone() };
             (guest.spec.number, stats)

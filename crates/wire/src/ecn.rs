@@ -30,19 +30,11 @@ impl Mark {
 /// The IP packet of a frame, with how far left the mark is in its second byte.
 #[inline]
 fn packet(frame: &[u8]) -> Option<(usize, u32)> {
-    let mut at = ether::HEADER_BYTES;
-    loop {
-        let (kind, first) = (frame.get(at - 2..at)?, frame.get(at)? >> 4);
-        match (u16::from_be_bytes([kind[0], kind[1]]), first) {
-            (ether::kind::IPV4, 4) if frame.len() >= at + ipv4::HEADER_BYTES => {
-                return Some((at, 0));
-            }
-            (ether::kind::IPV6, 6) if frame.len() >= at + ipv6::HEADER_BYTES => {
-                return Some((at, 4));
-            }
-            (ether::kind::VLAN | ether::kind::QINQ, _) if at < ether::HEADER_BYTES + 8 => at += 4,
-            _ => return None,
-        }
+    let (kind, at) = ether::payload(frame);
+    match (kind, frame.get(at)? >> 4) {
+        (ether::kind::IPV4, 4) if frame.len() >= at + ipv4::HEADER_BYTES => Some((at, 0)),
+        (ether::kind::IPV6, 6) if frame.len() >= at + ipv6::HEADER_BYTES => Some((at, 4)),
+        _ => None,
     }
 }
 

@@ -48,16 +48,22 @@ impl Header {
     }
 }
 
+/// The type of what is behind up to two VLAN tags, and where it begins. The type is 0 beyond the end.
+#[inline]
+pub fn payload(frame: &[u8]) -> (u16, usize) {
+    let mut at = HEADER_BYTES;
+    loop {
+        let kind = frame.get(at - 2..at).map_or(0, |it| u16::from_be_bytes([it[0], it[1]]));
+        if !matches!(kind, kind::VLAN | kind::QINQ) || at == HEADER_BYTES + 8 {
+            return (kind, at);
+        }
+        at += 4;
+    }
+}
+
 /// Bytes of the payload, VLAN tags not counted: what an MTU bounds.
 pub fn payload_len(frame: &[u8]) -> usize {
-    let mut header = HEADER_BYTES;
-    while header < HEADER_BYTES + 8
-        && let Some(bytes) = frame.get(header - 2..header)
-        && matches!(u16::from_be_bytes([bytes[0], bytes[1]]), kind::VLAN | kind::QINQ)
-    {
-        header += 4;
-    }
-    frame.len().saturating_sub(header)
+    frame.len().saturating_sub(payload(frame).1)
 }
 
 #[cfg(test)]

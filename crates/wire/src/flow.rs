@@ -3,6 +3,8 @@
 //! [`ip`] knows IPv4, IPv6 and plain Ethernet; [`bytes`] takes the bits that a vnet defines and
 //! knows of no protocol. Hashes are the same on every machine and in every run.
 
+use std::hash::Hasher;
+
 use crate::ether;
 
 const TCP: u8 = 6;
@@ -14,35 +16,29 @@ const SCTP: u8 = 132;
 /// of other frames. Never panics.
 pub fn ip(frame: &[u8]) -> u32 {
     let mut hash = Hash::default();
-    let mut at = ether::HEADER_BYTES;
-    while at < ether::HEADER_BYTES + 8
-        && matches!(word(frame, at - 2), ether::kind::VLAN | ether::kind::QINQ)
-    {
-        at += 4;
-    }
-    let kind = word(frame, at - 2);
+    let (kind, at) = ether::payload(frame);
     let packet = frame.get(at..).unwrap_or_default();
     let ports = match kind {
         ether::kind::IPV4 if packet.len() >= 20 => {
-            hash.add(&packet[12..20]);
-            hash.add(&packet[9..10]);
-            let whole = word(packet, 6) & 0x3fff == 0;
+            hash.write(&packet[12..20]);
+            hash.write(&packet[9..10]);
+            let whole = u16::from_be_bytes([packet[6], packet[7]]) & 0x3fff == 0;
             (whole && has_ports(packet[9])).then_some(usize::from(packet[0] & 0xf) * 4)
         }
         ether::kind::IPV6 if packet.len() >= 40 => {
-            hash.add(&packet[8..40]);
-            hash.add(&packet[6..7]);
+            hash.write(&packet[8..40]);
+            hash.write(&packet[6..7]);
             has_ports(packet[6]).then_some(40)
         }
         _ => {
-            hash.add(frame.get(..ether::HEADER_BYTES).unwrap_or(frame));
+            hash.write(frame.get(..ether::HEADER_BYTES).unwrap_or(frame));
             None
         }
     };
     if let Some(ports) = ports.and_then(|at| packet.get(at..at + 4)) {
-        hash.add(ports);
+        hash.write(ports);
     }
-    hash.finish()
+    hash.of_flow()
 }
 
 /// Hash of the bytes of `frame` under the masks at their offsets; bytes beyond the end are zero.
@@ -55,46 +51,51 @@ pub fn bytes<'a>(frame: &[u8], fields: impl IntoIterator<Item = (u16, &'a [u8])>
             for (index, mask) in masks.iter().enumerate() {
                 masked[index] = field.get(at * 8 + index).copied().unwrap_or(0) & mask;
             }
-            hash.add(&masked);
+            hash.write(&masked);
         }
     }
-    hash.finish()
+    hash.of_flow()
 }
 
 fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
 }
 
-fn word(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..at + 2).map_or(0, |pair| u16::from_be_bytes([pair[0], pair[1]]))
-}
-
-/// Multiply and fold, eight bytes a step.
+/// Multiply and fold, eight bytes a step. Of what is configured nobody gains by having it collide.
 #[derive(Clone, Copy, Debug, Default)]
-struct Hash(u64);
+pub struct Hash(u64);
 
-impl Hash {
-    fn add(&mut self, bytes: &[u8]) {
+impl Hasher for Hash {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
-            self.mix(u64::from_le_bytes(*word));
+            self.write_u64(u64::from_le_bytes(*word));
         }
         if !rest.is_empty() {
             let mut last = [0; 8];
             last[..rest.len()].copy_from_slice(rest);
-            self.mix(u64::from_le_bytes(last));
+            self.write_u64(u64::from_le_bytes(last));
         }
     }
 
-    fn mix(&mut self, word: u64) {
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
         // 2^64 divided by the golden ratio, odd: spreads every bit over the product.
         let product = u128::from(self.0.rotate_left(23) ^ word ^ 0x9e37_79b9_7f4a_7c15)
             * 0xa076_1d64_78bd_642f_u128;
         self.0 = (product >> 64) as u64 ^ product as u64;
     }
 
-    fn finish(mut self) -> u32 {
-        self.mix(0);
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Hash {
+    fn of_flow(mut self) -> u32 {
+        self.write_u64(0);
         (self.0 >> 32) as u32
     }
 }

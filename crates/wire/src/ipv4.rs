@@ -12,8 +12,12 @@ pub struct Header {
     pub header_bytes: usize,
     /// Bytes of the packet, header included; no more than were given.
     pub packet_bytes: usize,
+    /// Whether it is a part of a packet.
+    pub is_fragment: bool,
     /// Time to live.
     pub ttl: u8,
+    /// Type of what follows the header.
+    pub protocol: u8,
     /// Source address.
     pub source: u32,
     /// Destination address.
@@ -26,6 +30,12 @@ impl Header {
     /// version 4, lengths that don't fit, wrong checksum.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
+        Self::read(bytes).filter(|header| header.checksum_ok(bytes))
+    }
+
+    /// The same, whatever the checksum.
+    #[inline]
+    pub fn read(bytes: &[u8]) -> Option<Self> {
         let fixed = bytes.first_chunk::<HEADER_BYTES>()?;
         let header_bytes = usize::from(fixed[0] & 0xf) * 4;
         let packet_bytes = usize::from(u16::from_be_bytes([fixed[2], fixed[3]]));
@@ -36,22 +46,25 @@ impl Header {
         {
             return None;
         }
-        // Most headers have no options, and a length that the compiler knows is summed up faster.
-        let sum = if header_bytes == HEADER_BYTES {
-            checksum::checksum(fixed)
-        } else {
-            checksum::checksum(&bytes[..header_bytes])
-        };
-        if sum != 0 {
-            return None;
-        }
         Some(Self {
             header_bytes,
             packet_bytes,
+            is_fragment: u16::from_be_bytes([fixed[6], fixed[7]]) & 0x3fff != 0,
             ttl: fixed[8],
+            protocol: fixed[9],
             source: u32::from_be_bytes([fixed[12], fixed[13], fixed[14], fixed[15]]),
             destination: u32::from_be_bytes([fixed[16], fixed[17], fixed[18], fixed[19]]),
         })
+    }
+
+    /// Whether the checksum of `bytes`, those that were read, is right.
+    #[inline]
+    pub fn checksum_ok(&self, bytes: &[u8]) -> bool {
+        // Most headers have no options, and a length that the compiler knows is summed up faster.
+        match bytes.first_chunk::<HEADER_BYTES>() {
+            Some(fixed) if self.header_bytes == HEADER_BYTES => checksum::checksum(fixed) == 0,
+            _ => bytes.get(..self.header_bytes).is_some_and(|all| checksum::checksum(all) == 0),
+        }
     }
 
     /// Whether there are options.
@@ -107,7 +120,9 @@ mod tests {
             let want = Header {
                 header_bytes: 20 + words * 4,
                 packet_bytes,
+                is_fragment: false,
                 ttl: fixed.2,
+                protocol: fixed.3,
                 source: u32::from_be_bytes(fixed.0),
                 destination: u32::from_be_bytes(fixed.1),
             };

@@ -6,6 +6,9 @@ pub const HEADER_BYTES: usize = 40;
 /// Next header: hop-by-hop options, which routers may have to look at.
 pub const HOP_BY_HOP: u8 = 0;
 
+/// Next header: a part of a packet.
+pub const FRAGMENT: u8 = 44;
+
 /// Next header: ICMPv6.
 pub const ICMPV6: u8 = 58;
 

@@ -270,27 +270,20 @@ impl Layers {
                 Some(Next::Network(word(at + 2)?, at + 4))
             }
             Next::Network(kind::IPV4, at) => {
-                let header = bytes(at)?.first_chunk::<{ ipv4::HEADER_BYTES }>()?;
-                let length = usize::from(header[0] & 0xf) * 4;
-                let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
+                let ip = ipv4::Header::read(bytes(at)?)?;
                 // Of a fragment nobody leaves anything to a device.
-                let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0;
-                if header[0] >> 4 != 4 || length < header.len() || fragment || total < length {
+                if ip.is_fragment {
                     return None;
                 }
-                *end = Some(at + total).filter(|all| all <= end)?;
+                *end = at + ip.packet_bytes;
                 self.push(What::Ipv4, at, *end)?;
-                Some(Next::Transport(header[9], at + length))
+                Some(Next::Transport(ip.protocol, at + ip.header_bytes))
             }
             Next::Network(kind::IPV6, at) => {
-                let header = bytes(at)?.first_chunk::<{ ipv6::HEADER_BYTES }>()?;
-                let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
-                if header[0] >> 4 != 6 {
-                    return None;
-                }
-                *end = Some(at + header.len() + length).filter(|all| all <= end)?;
+                let ip = ipv6::Header::parse(bytes(at)?)?;
+                *end = at + ip.packet_bytes;
                 self.push(What::Ipv6, at, *end)?;
-                Some(Next::Transport(header[6], at + header.len()))
+                Some(Next::Transport(ip.next_header, at + ipv6::HEADER_BYTES))
             }
             Next::Network(..) => None,
             Next::Transport(TCP, at) => {

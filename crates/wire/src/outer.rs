@@ -10,19 +10,16 @@
 //!
 //! Source: RFC 791, RFC 8200, RFC 768, RFC 6864 section 4.1 (identification 0 with DF), RFC 6935.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
-use crate::{checksum, ecn, ether, udp};
+use crate::{checksum, ecn, ether, ipv4, ipv6, udp};
 
 /// Time to live, or hop limit, of what we send.
 pub const TTL: u8 = 64;
 
-/// Bytes of an IPv4 header without options.
-pub const IPV4_BYTES: usize = 20;
-
-/// Bytes of an IPv6 header.
-pub const IPV6_BYTES: usize = 40;
+pub use crate::ipv4::HEADER_BYTES as IPV4_BYTES;
+pub use crate::ipv6::HEADER_BYTES as IPV6_BYTES;
 
 /// Bytes of the longest template.
 pub const TEMPLATE_BYTES_MAX: usize = ether::HEADER_BYTES + IPV6_BYTES + udp::HEADER_BYTES + 8;
@@ -61,11 +58,32 @@ pub enum NotUdp {
 pub fn parse(frame: &[u8]) -> Result<Outer, NotUdp> {
     let header = ether::Header::parse(frame).ok_or(NotUdp::Malformed)?;
     let packet = &frame[ether::HEADER_BYTES..];
-    let (remote, local, segment) = match header.kind {
-        ether::kind::IPV4 => parse_ipv4(packet)?,
-        ether::kind::IPV6 => parse_ipv6(packet)?,
+    let (remote, local, protocol, is_fragment, segment): (IpAddr, IpAddr, _, _, _);
+    match header.kind {
+        ether::kind::IPV4 => {
+            let ip = ipv4::Header::read(packet).ok_or(NotUdp::Malformed)?;
+            if !ip.checksum_ok(packet) {
+                return Err(NotUdp::HeaderChecksum);
+            }
+            remote = Ipv4Addr::from_bits(ip.source).into();
+            local = Ipv4Addr::from_bits(ip.destination).into();
+            (protocol, is_fragment) = (ip.protocol, ip.is_fragment);
+            segment = ip.header_bytes..ip.packet_bytes;
+        }
+        ether::kind::IPV6 => {
+            let ip = ipv6::Header::parse(packet).ok_or(NotUdp::Malformed)?;
+            remote = Ipv6Addr::from_bits(ip.source).into();
+            local = Ipv6Addr::from_bits(ip.destination).into();
+            (protocol, is_fragment) = (ip.next_header, ip.next_header == ipv6::FRAGMENT);
+            segment = IPV6_BYTES..ip.packet_bytes;
+        }
         _ => return Err(NotUdp::Other),
-    };
+    }
+    match (protocol, is_fragment) {
+        (udp::PROTOCOL, false) => {}
+        (udp::PROTOCOL | ipv6::FRAGMENT, true) => return Err(NotUdp::Fragment),
+        _ => return Err(NotUdp::Other),
+    }
     let header = udp::Header::parse(&packet[segment.clone()]).ok_or(NotUdp::Malformed)?;
     let start = ether::HEADER_BYTES + segment.start;
     Ok(Outer {
@@ -76,51 +94,6 @@ pub fn parse(frame: &[u8]) -> Result<Outer, NotUdp> {
         segment: start..start + usize::from(header.length),
         checksum: header.checksum,
     })
-}
-
-fn parse_ipv4(packet: &[u8]) -> Result<(IpAddr, IpAddr, Range<usize>), NotUdp> {
-    let fixed = packet.first_chunk::<IPV4_BYTES>().ok_or(NotUdp::Malformed)?;
-    let header_bytes = usize::from(fixed[0] & 0xf) * 4;
-    let total = usize::from(u16::from_be_bytes([fixed[2], fixed[3]]));
-    if fixed[0] >> 4 != 4
-        || header_bytes < IPV4_BYTES
-        || total < header_bytes
-        || total > packet.len()
-    {
-        return Err(NotUdp::Malformed);
-    }
-    if checksum::checksum(&packet[..header_bytes]) != 0 {
-        return Err(NotUdp::HeaderChecksum);
-    }
-    if fixed[9] != udp::PROTOCOL {
-        return Err(NotUdp::Other);
-    }
-    if u16::from_be_bytes([fixed[6], fixed[7]]) & 0x3fff != 0 {
-        return Err(NotUdp::Fragment);
-    }
-    let address =
-        |at: usize| IpAddr::from([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
-    Ok((address(12), address(16), header_bytes..total))
-}
-
-fn parse_ipv6(packet: &[u8]) -> Result<(IpAddr, IpAddr, Range<usize>), NotUdp> {
-    const FRAGMENT: u8 = 44;
-    let fixed = packet.first_chunk::<IPV6_BYTES>().ok_or(NotUdp::Malformed)?;
-    let end = IPV6_BYTES + usize::from(u16::from_be_bytes([fixed[4], fixed[5]]));
-    if fixed[0] >> 4 != 6 || end > packet.len() {
-        return Err(NotUdp::Malformed);
-    }
-    match fixed[6] {
-        udp::PROTOCOL => {}
-        FRAGMENT => return Err(NotUdp::Fragment),
-        _ => return Err(NotUdp::Other),
-    }
-    let address = |at: usize| {
-        let mut octets = [0; 16];
-        octets.copy_from_slice(&fixed[at..at + 16]);
-        IpAddr::from(octets)
-    };
-    Ok((address(8), address(24), IPV6_BYTES..end))
 }
 
 impl Outer {

@@ -26,92 +26,39 @@ pub const VERSION: u32 = 1;
 /// Vports of one node; indices are `0..VPORTS_MAX`.
 pub const VPORTS_MAX: usize = 256;
 
-/// Classes of punts; each has a limit of its own in the mux.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum PuntClass {
-    /// For the router itself: routing protocols, local delivery, link-local multicast.
-    Local = 0,
-    /// ARP and IPv6 neighbour discovery, or a next hop whose link address is not known.
-    Neighbour = 1,
-    /// What the fast path leaves to the kernel: TTL expired, options, too big, no route.
-    Exception = 2,
-    /// What the control guest's kernel may treat otherwise: policy rules, firewalls, VRFs, …
-    Hook = 3,
-}
-
-impl PuntClass {
-    /// All classes, in the order of their codes.
-    pub const ALL: [PuntClass; 4] = [Self::Local, Self::Neighbour, Self::Exception, Self::Hook];
-
-    /// The class with this code on the wire.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(code as usize).copied()
-    }
-
-    /// The name in counters and in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Local => "local",
-            Self::Neighbour => "neighbour",
-            Self::Exception => "exception",
-            Self::Hook => "hook",
-        }
+crate::named! {
+    /// Classes of punts; each has a limit of its own in the mux.
+    PuntClass {
+        /// For the router itself: routing protocols, local delivery, link-local multicast.
+        Local = "local",
+        /// ARP and IPv6 neighbour discovery, or a next hop whose link address is not known.
+        Neighbour = "neighbour",
+        /// What the fast path leaves to the kernel: TTL expired, options, too big, no route.
+        Exception = "exception",
+        /// What the control guest's kernel may treat otherwise: policy rules, firewalls, VRFs, …
+        Hook = "hook",
     }
 }
 
-/// Why a guest dropped a frame. Reasons of the mux itself are the mux's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum GuestDrop {
-    /// Not a frame of the program's protocol, or malformed.
-    Malformed = 0,
-    /// No route, where the control guest is not to be asked.
-    NoRoute = 1,
-    /// A route that says to drop (blackhole).
-    Blackhole = 2,
-    /// The route's vport is down or gone.
-    PortDown = 3,
-    /// Not for this router: another host's unicast address.
-    NotForUs = 4,
-    /// The program's own policy.
-    Policy = 5,
-    /// The program has no room for it.
-    NoBuffer = 6,
-    /// The neighbour's link address is not known, and too many others' are asked for already.
-    Unresolved = 7,
-}
-
-impl GuestDrop {
-    /// All reasons, in the order of their codes.
-    pub const ALL: [GuestDrop; 8] = [
-        Self::Malformed,
-        Self::NoRoute,
-        Self::Blackhole,
-        Self::PortDown,
-        Self::NotForUs,
-        Self::Policy,
-        Self::NoBuffer,
-        Self::Unresolved,
-    ];
-
-    /// The reason with this code on the wire.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(code as usize).copied()
-    }
-
-    /// The name in counters and in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Malformed => "guest-malformed",
-            Self::NoRoute => "guest-no-route",
-            Self::Blackhole => "guest-blackhole",
-            Self::PortDown => "guest-port-down",
-            Self::NotForUs => "guest-not-for-us",
-            Self::Policy => "guest-policy",
-            Self::NoBuffer => "guest-no-buffer",
-            Self::Unresolved => "guest-unresolved",
-        }
+crate::named! {
+    /// Why a guest dropped a frame. Reasons of the mux itself are the mux's.
+    GuestDrop {
+        /// Not a frame of the program's protocol, or malformed.
+        Malformed = "guest-malformed",
+        /// No route, where the control guest is not to be asked.
+        NoRoute = "guest-no-route",
+        /// A route that says to drop (blackhole).
+        Blackhole = "guest-blackhole",
+        /// The route's vport is down or gone.
+        PortDown = "guest-port-down",
+        /// Not for this router: another host's unicast address.
+        NotForUs = "guest-not-for-us",
+        /// The program's own policy.
+        Policy = "guest-policy",
+        /// The program has no room for it.
+        NoBuffer = "guest-no-buffer",
+        /// The neighbour's link address is not known, and too many others' are asked for already.
+        Unresolved = "guest-unresolved",
     }
 }
 
