@@ -64,6 +64,8 @@ impl Pool {
             return Err(Error::last("sealing of the pool"));
         }
         let region = Region { base: map(memfd.as_fd(), bytes)?, packets };
+        // SAFETY: inside the mapping, of which no byte changes. Where it fails, small pages do.
+        unsafe { libc::madvise(region.base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         // SAFETY: each number is taken once, and nobody else makes packets of this mapping.
         let all = (0..packets).map(|number| unsafe { region.packet(number) }).collect();
         Ok((Self { memfd, region }, all))

@@ -14,7 +14,7 @@ pub struct Groups {
     /// The way of each frame.
     pub ways: Vec<u8>,
     /// The place of each frame.
-    places: Vec<u16>,
+    places: Vec<u32>,
 }
 
 impl Groups {
@@ -29,11 +29,10 @@ impl Groups {
         }
     }
 
-    /// Sorts `frames` by their ways, which are sorted with them; those of one way keep their order. No more than
-    /// 65,536.
+    /// Sorts `frames` by their ways, which are sorted with them; those of one way keep their order.
     pub fn sort(&mut self, frames: &mut [Packet]) {
         let Self { ways, places } = self;
-        let mut next = [0u16; WAYS];
+        let mut next = [0u32; WAYS];
         ways.iter().for_each(|way| next[usize::from(*way)] += 1);
         let mut before = 0;
         for next in &mut next {
@@ -47,8 +46,8 @@ impl Groups {
         }));
         for at in 0..frames.len() {
             // Each exchange brings one frame to its place.
-            while usize::from(places[at]) != at {
-                let to = usize::from(places[at]);
+            while places[at] as usize != at {
+                let to = places[at] as usize;
                 frames.swap(at, to);
                 ways.swap(at, to);
                 places.swap(at, to);

@@ -122,7 +122,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Its ports among the vnet's, which has no more than 65,536.
+    /// Its ports among the vnet's, which has no more than 16,384.
     pub(crate) fn ports(&self) -> Range<u16> {
         self.first as u16..(self.first + self.count) as u16
     }

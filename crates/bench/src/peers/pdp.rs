@@ -28,7 +28,7 @@ const VNETS_AT_ONCE: usize = 64;
 const QUEUE: u32 = 1024;
 const QUEUE_CAPPED: u32 = 16384;
 /// Of one among many: packets of all of them together are in the caches, or not.
-const QUEUE_MANY: u32 = 256;
+const QUEUE_MANY: u32 = 512;
 
 /// What carries frames over an external interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
