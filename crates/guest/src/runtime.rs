@@ -29,6 +29,13 @@ const MEMIF: &str = "/run/pdp/memif/memif.sock";
 /// it looks: what they have waits, and its own gathers meanwhile. Alone it looks half a microsecond later.
 const YIELD_FRAMES: u64 = 64;
 
+/// A yield that took longer, nanoseconds, was to somebody who uses all of its time. Who sleeps is woken before that one's
+/// time is over, so that is what the guest does after that, for [`YIELD_AGAIN_NS`].
+const YIELD_NS_MAX: u64 = 500_000;
+
+/// See [`YIELD_NS_MAX`], nanoseconds.
+const YIELD_AGAIN_NS: u64 = 1_000_000_000;
+
 /// Between two calls of [`Program::tend`] while frames come, and from a sleep in which no descriptor of
 /// the program was ready to the next.
 const TEND_INTERVAL: Duration = Duration::from_micros(200);
@@ -279,15 +286,22 @@ impl<P: Program> Runtime<P> {
     /// Works until `stop` is set (and a signal or a second has gone by, if it sleeps).
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
         let (mut patience, start) = (Patience::default(), Instant::now());
-        let (mut rested, mut seen) = (false, self.counters.received);
+        let (mut rested, mut seen, mut yields_ns) = (false, self.counters.received, 0);
         while !stop.load(Ordering::Relaxed) {
             let work = self.round();
             let now_ns = || start.elapsed().as_nanos() as u64;
             rested &= !work;
             if !work && self.counters.received - seen >= YIELD_FRAMES {
                 seen = self.counters.received;
-                rustix::thread::sched_yield();
-                continue;
+                let before_ns = now_ns();
+                if before_ns >= yields_ns {
+                    rustix::thread::sched_yield();
+                    let after_ns = now_ns();
+                    if after_ns - before_ns > YIELD_NS_MAX {
+                        yields_ns = after_ns + YIELD_AGAIN_NS;
+                    }
+                    continue;
+                }
             }
             if !work && !rested && self.thrift.is_spent(now_ns(), cpu_ns) {
                 self.rest(now_ns());
