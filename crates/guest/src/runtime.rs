@@ -31,10 +31,10 @@ const YIELD_FRAMES: u64 = 64;
 
 /// A yield that took longer, nanoseconds, was to somebody who uses all of its time. Who sleeps is woken before that one's
 /// time is over, so that is what the guest does after that, for [`YIELD_AGAIN_NS`].
-const YIELD_NS_MAX: u64 = 500_000;
+const YIELD_NS_MAX: u64 = 1_000_000;
 
 /// See [`YIELD_NS_MAX`], nanoseconds.
-const YIELD_AGAIN_NS: u64 = 1_000_000_000;
+const YIELD_AGAIN_NS: u64 = 10_000_000;
 
 /// Between two calls of [`Program::tend`] while frames come, and from a sleep in which no descriptor of
 /// the program was ready to the next.
