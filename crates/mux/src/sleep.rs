@@ -399,7 +399,8 @@ mod tests {
         const ROUNDS: u64 = 100_000;
         let mut alarm = Alarm::default();
         // When each began to wait: 600 of a vnet that always do, and one of another.
-        let (mut greedy, mut modest) = ([0; 600], None);
+        let mut greedy: [u64; 600] = std::array::from_fn(|at| at as u64 * WAKE_NS_MAX / 600);
+        let mut modest = None;
         let (mut rings, mut slowest_ns) = (0, 0);
         for round in 1..ROUNDS {
             let now_ns = round * ROUND_NS;
