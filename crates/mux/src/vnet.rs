@@ -24,6 +24,7 @@ use crate::packets::Batch;
 use crate::peer::{Guest, Silence};
 use crate::police::TokenBucket;
 use crate::shape::{LOCAL_RATE, Shaper};
+use crate::timers::Timers;
 use crate::trace::Wish;
 
 /// A vnet without work for this long rests, nanoseconds.
@@ -75,16 +76,14 @@ pub struct Vnet {
     pub(crate) ports: Vec<Port>,
     /// Frames that vlinks inside the node brought.
     pub(crate) local: Batch,
-    /// Ports whose vlinks have frames waiting.
-    pub(crate) shaping: Vec<u16>,
+    /// When ports are looked at whose vlinks have frames waiting.
+    pub(crate) timers: Timers,
     /// Frames waiting in all vlinks.
     pub(crate) waiting: usize,
     /// Whose frames are taken next.
     pub(crate) source: Source,
     /// When it was last looked whether its guests complete anything, nanoseconds.
     pub(crate) checked_ns: u64,
-    /// When the next frame that waits in a vlink may go, nanoseconds; as of the last look.
-    pub(crate) due_ns: Option<u64>,
     /// When it last had work, nanoseconds.
     busy_ns: u64,
     /// Whether a peer may sleep through what it was shown, so that it is to be asked again when it is time.
@@ -255,11 +254,10 @@ impl Vnet {
             nodes,
             ports,
             local: vec![],
-            shaping: vec![],
+            timers: Timers::default(),
             waiting: 0,
             source: Source::default(),
             checked_ns: 0,
-            due_ns: None,
             busy_ns: 0,
             asks: true,
         };
@@ -357,13 +355,14 @@ impl Vnet {
             node.tap = was.tap.take();
             take_over_guests(node, was.router.as_mut(), &mut self.ports, core);
         }
-        let waiting = |at: &u16| self.ports[usize::from(*at)].waiting();
-        self.shaping = match same_ports {
-            true => mem::take(&mut old.shaping),
-            false => (0..self.ports.len() as u16).collect(),
-        };
-        self.shaping.retain(|at| waiting(at) > 0);
-        self.waiting = self.shaping.iter().map(waiting).sum();
+        if same_ports {
+            self.timers = mem::take(&mut old.timers);
+        } else {
+            let waits = self.ports.iter().zip(0..).filter(|(port, _)| port.waiting() > 0);
+            waits.for_each(|(_, at)| self.timers.set(at, core.now_ns));
+        }
+        let waiting = |at| self.ports[usize::from(at)].waiting();
+        self.waiting = self.timers.numbers().map(waiting).sum();
     }
 
     /// Ends all of it; what is left is as in [`Vnet::take_over`].
@@ -484,7 +483,7 @@ impl Vnet {
     /// When it is to be looked at again at the latest, nanoseconds.
     pub fn due_ns(&self) -> Option<u64> {
         let check_ns = self.is_owed().then_some(self.checked_ns + CHECK_NS);
-        [self.due_ns, check_ns].into_iter().flatten().min()
+        [self.timers.next_ns(), check_ns].into_iter().flatten().min()
     }
 
     /// Whether nothing is on its way in it, and every peer rings.
