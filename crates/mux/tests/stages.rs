@@ -343,6 +343,18 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     put(&mux, &used);
     let delete = Request::DeleteExternal { name: "A".into() };
     assert!(matches!(mux.handle(delete, vec![]), Reply::Failed { error } if error.contains("red")));
+    // An interface that moves to where a network can't follow says so until that one can.
+    let moves = |outlet| {
+        let external = External { name: "A".into(), mtu: 1500, outlet };
+        let ask = |request, fds| mux.handle(request, fds);
+        put_with_sockets(ask, Request::PutExternal(external))
+    };
+    for _ in 0..2 {
+        let moved = moves(Outlet::Memif { socket: root.path().join("a.sock") });
+        assert!(matches!(moved, Reply::Failed { error } if error.contains("no tunnels")));
+    }
+    let sink = Generator { pps: 1, frames: 1, number_at: None };
+    assert_eq!(moves(Outlet::Generator(sink)), Reply::Done);
 }
 
 #[test]
