@@ -373,29 +373,29 @@ impl Vnet {
         }
     }
 
-    /// Takes a connection in, whose doorbell is watched already; false if nobody is expected there, or
-    /// somebody is there.
+    /// Takes a connection in, whose doorbell is watched already. Gives it back if nobody is expected there, or
+    /// somebody is there: to let go of it may take as long as the peer wants.
     pub fn attach<L: Lane + 'static>(
         &mut self,
         node: &str,
         who: Who,
         interface: u32,
         mut link: Link<L>,
-    ) -> bool {
-        let Some(node) = self.node(node) else { return false };
+    ) -> Result<(), Link<L>> {
+        let Some(node) = self.node(node) else { return Err(link) };
         let (attach, place) = match who {
             Who::Tap => (Attach::Tap, Some(&mut node.tap).filter(|_| interface == 0)),
             Who::Guest(number) => {
-                let Some(guest) = node.guest(number) else { return false };
+                let Some(guest) = node.guest(number) else { return Err(link) };
                 (guest.spec.attach, guest.links.get_mut(interface as usize))
             }
         };
-        let Some(place) = place.filter(|place| place.is_none()) else { return false };
+        let Some(place) = place.filter(|place| place.is_none()) else { return Err(link) };
         // No more interfaces than ports.
         link.attach(attach, interface as u8);
         *place = Some(Box::new(link));
         node.router.iter_mut().for_each(Router::redistribute);
-        true
+        Ok(())
     }
 
     /// Lets go of the connection with this number, whose peer hung up.

@@ -3,9 +3,9 @@
 mod common;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -14,13 +14,15 @@ use pdp_mux::classify::{PortRef, Table};
 use pdp_mux::control::Mux;
 use pdp_mux::control::plan::changed;
 use pdp_mux::core::Core;
+use pdp_mux::counters::Reason;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::exit::path::{PATH_FRAMES, Path as SocketPath};
 use pdp_mux::exit::program::Program;
+use pdp_mux::exit::{Exit, Tools};
 use pdp_mux::external::External as Card;
 use pdp_mux::lane::Lane;
 use pdp_mux::leave::HELD_FRAMES_MAX;
-use pdp_mux::packets::Packets;
+use pdp_mux::packets::{Batch, Packets};
 use pdp_mux::ringers::{Ringers, RungFor};
 use pdp_mux::sleep::{Alarm, WAKE_EACH_NS, WAKE_FRAMES, WAKE_NS};
 use pdp_mux::vnet::Vnet as Live;
@@ -160,7 +162,7 @@ impl Bench {
             .add_bell(Some(slot), &link.lane.doorbell().unwrap())
             .unwrap();
         let attached = self.workers[1].change(slot, |vnet, _| vnet.attach(node, who, 0, link));
-        assert_eq!(attached, Some(true));
+        assert!(attached.unwrap().is_ok());
         tap
     }
     fn rests(&self) -> bool {
@@ -462,6 +464,53 @@ fn what_another_worker_can_not_send_is_counted() {
     bench.rounds();
     assert_eq!(bench.node("h2").ports["eth0"].sent, 5);
     assert_eq!(bench.outer_dropped(0, "gone"), 5);
+    assert_eq!(bench.free(), [SHARE, SHARE]);
+}
+
+/// An exit that takes frames while it is open.
+#[derive(Clone, Debug, Default)]
+struct Gate(Arc<Mutex<(bool, Vec<u64>)>>);
+
+impl Exit for Gate {
+    fn room(&mut self) -> usize {
+        // Of less than a frame, maybe.
+        3
+    }
+
+    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+        let (open, sent) = &mut *self.0.lock().unwrap();
+        let taken = if *open { frames.len().min(2) } else { 0 };
+        for packet in frames.drain(..taken) {
+            sent.push(mark(packet.bytes()));
+            tools.packets.give(packet);
+        }
+        Reason::ExternalRingFull
+    }
+}
+
+/// What another worker's exit has no room for waits there, in order, and goes home if the exit is taken away.
+#[test]
+fn what_another_worker_has_no_room_for_waits() {
+    let root = tempfile::tempdir().unwrap();
+    let mut spec = two_hosts(root.path(), "red", &[]);
+    let by = Encapsulation::Interface;
+    spec.vlinks[1].a = End::External { interface: "A".into(), by };
+    spec.vlinks.remove(0);
+    let mut bench = Bench::new(&spec);
+    let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
+    let line = std::mem::replace(&mut bench.line, RingBuffer::new(1).1);
+    let gate = Gate::default();
+    bench.workers[0].core.external(0).unwrap().exits.add(Box::new(gate.clone()), vec![line]);
+    (0..9).for_each(|number| assert!(tap.out(0, &frame(60, number))));
+    bench.rounds();
+    assert_eq!((bench.outer_dropped(0, "gone"), gate.0.lock().unwrap().1.len()), (0, 0));
+    gate.0.lock().unwrap().0 = true;
+    bench.workers[0].round();
+    bench.workers[0].round();
+    assert_eq!(gate.0.lock().unwrap().1, [0, 1, 2]);
+    let Worker { core, .. } = &mut bench.workers[0];
+    core.externals[0].as_mut().unwrap().exits.take(&mut core.packets);
+    bench.rounds();
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 
