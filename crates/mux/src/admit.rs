@@ -74,7 +74,7 @@ impl Vnet {
 
 impl Port {
     /// Whether its vlink is not down.
-    fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.link.as_ref().is_none_or(|link| link.up)
     }
 
@@ -109,6 +109,12 @@ impl Port {
     pub(crate) fn drop(&mut self, core: &mut Core, reason: Reason, packet: Packet) {
         self.end(&mut core.tracer, reason, &packet);
         core.packets.give(packet);
+    }
+
+    /// The same for all of `frames`, which it empties.
+    #[inline]
+    pub(crate) fn drop_all(&mut self, core: &mut Core, reason: Reason, frames: &mut Batch) {
+        frames.drain(..).for_each(|packet| self.drop(core, reason, packet));
     }
 
     /// Ends a frame, counted here under one reason.

@@ -19,16 +19,22 @@ use crate::wake::Wake;
 /// Room to collect packets in, taken while it is used; kept so that nothing is allocated.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// For frames that go out by one exit.
-    pub out: Batch,
-    /// For one of them.
-    pub one: Batch,
+    /// Empty batches, for whoever needs one for a while.
+    pub spare: Vec<Batch>,
     /// For packets that come back.
     pub back: Batch,
     /// For frames that are brought together by where they go.
     pub groups: Groups,
     /// For what peers sent.
     pub pulled: Pulled,
+}
+
+impl Scratch {
+    /// An empty batch, which goes back to those that are spare.
+    #[inline]
+    pub fn batch(&mut self) -> Batch {
+        self.spare.pop().unwrap_or_default()
+    }
 }
 
 /// Shared by all stages of one worker.

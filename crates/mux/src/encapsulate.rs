@@ -56,14 +56,6 @@ impl Way {
             Self::Outside(outside) => outside.find(),
         }
     }
-
-    /// Bytes that are put before a frame on it.
-    pub fn header_bytes(&self) -> usize {
-        match self {
-            Self::Outside(Outside { tunnel: Some(tunnel), .. }) => tunnel.template.len(),
-            Self::Port(_) | Self::Outside(_) => 0,
-        }
-    }
 }
 
 /// The outside end of a vlink.
@@ -112,6 +104,12 @@ impl Outside {
     /// Whether frames go out as they are.
     pub fn is_plain(&self) -> bool {
         self.tunnel.is_none()
+    }
+
+    /// Bytes that are put before a frame.
+    #[inline]
+    pub fn header_bytes(&self) -> usize {
+        self.tunnel.as_ref().map_or(0, |tunnel| tunnel.template.len())
     }
 
     /// The tunnel's next hop, for [`Outside::wrap`]; `None` while it is not known. Where there is no

@@ -30,10 +30,19 @@ pub struct External {
 #[derive(Debug, Default)]
 pub struct Exits {
     all: Vec<Box<dyn Exit>>,
-    /// Frames from other workers, and by which exit they go.
-    inboxes: Vec<(usize, Consumer<Packet>)>,
+    inboxes: Vec<Inbox>,
     /// How many of `all` are ways to another worker's.
     paths: usize,
+}
+
+/// Frames from another worker.
+#[derive(Debug)]
+struct Inbox {
+    /// By which exit they go.
+    exit: usize,
+    from: Consumer<Packet>,
+    /// Those that the exit had no room for.
+    left: Batch,
 }
 
 impl External {
@@ -55,7 +64,9 @@ impl Exits {
     pub fn add(&mut self, exit: Box<dyn Exit>, inboxes: Vec<Consumer<Packet>>) {
         // Who has an exit needs no way to another's.
         self.close_paths();
-        self.inboxes.extend(inboxes.into_iter().map(|inbox| (self.all.len(), inbox)));
+        let at = self.all.len();
+        let inboxes = inboxes.into_iter().map(|from| Inbox { exit: at, from, left: vec![] });
+        self.inboxes.extend(inboxes);
         self.all.push(exit);
     }
 
@@ -78,8 +89,9 @@ impl Exits {
     /// closed their paths before: what is put into an inbox that nobody empties any more is lost to the pool.
     pub fn take(&mut self, packets: &mut Packets) -> Vec<Box<dyn Exit>> {
         self.close_paths();
-        for (_, mut inbox) in self.inboxes.drain(..) {
-            while let Ok(packet) = inbox.pop() {
+        for Inbox { mut from, mut left, .. } in self.inboxes.drain(..) {
+            packets.give_all(&mut left);
+            while let Ok(packet) = from.pop() {
                 packets.give(packet);
             }
         }
@@ -111,7 +123,8 @@ impl Exits {
     /// Which one is for what is spread by this number.
     #[inline]
     pub fn at(&self, spread: usize) -> usize {
-        spread.checked_rem(self.all.len()).unwrap_or(0)
+        // A division takes longer than all else that is done with a row of a few frames.
+        if self.all.len() > 1 { spread % self.all.len() } else { 0 }
     }
 
     /// Sends frames by exit `at`. What does not go is left in `frames`, and the reason returned.
@@ -125,23 +138,22 @@ impl Exits {
 
     /// Has the kernel, programs and other workers take what was sent here and by other workers. Returns how many
     /// frames came from those.
-    pub fn flush(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> usize {
+    pub fn flush(&mut self, tools: &mut Tools<'_>) -> usize {
         let mut taken = 0;
-        for (at, inbox) in &mut self.inboxes {
-            let exit = &mut self.all[*at];
+        for Inbox { exit, from, left } in &mut self.inboxes {
+            let exit = &mut self.all[*exit];
             // A full exit is pressure back on who fills the inbox. A frame may take several of its places, so that
-            // the last ones are asked for one by one.
-            let mut left = inbox.slots();
-            while left > 0 && exit.room() > 0 {
-                let count = exit.room().div_ceil(4).min(left);
-                left -= count;
+            // some may be left.
+            if left.is_empty() {
+                let count = from.slots().min(exit.room());
                 taken += count;
-                if let Ok(chunk) = inbox.read_chunk(count) {
-                    frames.extend(chunk);
+                if let Ok(chunk) = from.read_chunk(count) {
+                    left.extend(chunk);
                 }
-                exit.send(tools, frames);
-                tools.counters.drop_all(OuterReason::Gone, frames.len() as u64);
-                tools.packets.give_all(frames);
+            }
+            if !left.is_empty() && exit.send(tools, left) == Reason::ExternalGone {
+                tools.counters.drop_all(OuterReason::Gone, left.len() as u64);
+                tools.packets.give_all(left);
             }
         }
         self.all.iter_mut().for_each(|exit| exit.flush(tools));

@@ -39,6 +39,7 @@ pub mod shape;
 pub mod share;
 pub mod sleep;
 pub mod sort;
+pub mod timers;
 pub mod trace;
 pub mod turns;
 pub mod vnet;

@@ -24,6 +24,7 @@ use crate::packets::Batch;
 use crate::peer::{Guest, Silence};
 use crate::police::TokenBucket;
 use crate::shape::{LOCAL_RATE, Shaper};
+use crate::timers::Timers;
 use crate::trace::Wish;
 
 /// A vnet without work for this long rests, nanoseconds.
@@ -75,16 +76,14 @@ pub struct Vnet {
     pub(crate) ports: Vec<Port>,
     /// Frames that vlinks inside the node brought.
     pub(crate) local: Batch,
-    /// Ports whose vlinks have frames waiting.
-    pub(crate) shaping: Vec<u16>,
+    /// When ports are looked at whose vlinks have frames waiting.
+    pub(crate) timers: Timers,
     /// Frames waiting in all vlinks.
     pub(crate) waiting: usize,
     /// Whose frames are taken next.
     pub(crate) source: Source,
     /// When it was last looked whether its guests complete anything, nanoseconds.
     pub(crate) checked_ns: u64,
-    /// When the next frame that waits in a vlink may go, nanoseconds; as of the last look.
-    pub(crate) due_ns: Option<u64>,
     /// When it last had work, nanoseconds.
     busy_ns: u64,
     /// Whether a peer may sleep through what it was shown, so that it is to be asked again when it is time.
@@ -255,11 +254,10 @@ impl Vnet {
             nodes,
             ports,
             local: vec![],
-            shaping: vec![],
+            timers: Timers::default(),
             waiting: 0,
             source: Source::default(),
             checked_ns: 0,
-            due_ns: None,
             busy_ns: 0,
             asks: true,
         };
@@ -357,13 +355,14 @@ impl Vnet {
             node.tap = was.tap.take();
             take_over_guests(node, was.router.as_mut(), &mut self.ports, core);
         }
-        let waiting = |at: &u16| self.ports[usize::from(*at)].waiting();
-        self.shaping = match same_ports {
-            true => mem::take(&mut old.shaping),
-            false => (0..self.ports.len() as u16).collect(),
-        };
-        self.shaping.retain(|at| waiting(at) > 0);
-        self.waiting = self.shaping.iter().map(waiting).sum();
+        if same_ports {
+            self.timers = mem::take(&mut old.timers);
+        } else {
+            let waits = self.ports.iter().zip(0..).filter(|(port, _)| port.waiting() > 0);
+            waits.for_each(|(_, at)| self.timers.set(at, core.now_ns));
+        }
+        let waiting = |at| self.ports[usize::from(at)].waiting();
+        self.waiting = self.timers.numbers().map(waiting).sum();
     }
 
     /// Ends all of it; what is left is as in [`Vnet::take_over`].
@@ -374,29 +373,29 @@ impl Vnet {
         }
     }
 
-    /// Takes a connection in, whose doorbell is watched already; false if nobody is expected there, or
-    /// somebody is there.
+    /// Takes a connection in, whose doorbell is watched already. Gives it back if nobody is expected there, or
+    /// somebody is there: to let go of it may take as long as the peer wants.
     pub fn attach<L: Lane + 'static>(
         &mut self,
         node: &str,
         who: Who,
         interface: u32,
         mut link: Link<L>,
-    ) -> bool {
-        let Some(node) = self.node(node) else { return false };
+    ) -> Result<(), Link<L>> {
+        let Some(node) = self.node(node) else { return Err(link) };
         let (attach, place) = match who {
             Who::Tap => (Attach::Tap, Some(&mut node.tap).filter(|_| interface == 0)),
             Who::Guest(number) => {
-                let Some(guest) = node.guest(number) else { return false };
+                let Some(guest) = node.guest(number) else { return Err(link) };
                 (guest.spec.attach, guest.links.get_mut(interface as usize))
             }
         };
-        let Some(place) = place.filter(|place| place.is_none()) else { return false };
+        let Some(place) = place.filter(|place| place.is_none()) else { return Err(link) };
         // No more interfaces than ports.
         link.attach(attach, interface as u8);
         *place = Some(Box::new(link));
         node.router.iter_mut().for_each(Router::redistribute);
-        true
+        Ok(())
     }
 
     /// Lets go of the connection with this number, whose peer hung up.
@@ -484,7 +483,7 @@ impl Vnet {
     /// When it is to be looked at again at the latest, nanoseconds.
     pub fn due_ns(&self) -> Option<u64> {
         let check_ns = self.is_owed().then_some(self.checked_ns + CHECK_NS);
-        [self.due_ns, check_ns].into_iter().flatten().min()
+        [self.timers.next_ns(), check_ns].into_iter().flatten().min()
     }
 
     /// Whether nothing is on its way in it, and every peer rings.

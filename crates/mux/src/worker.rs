@@ -292,7 +292,7 @@ impl Worker {
         for slot in 0..self.core.externals.len() {
             let Some((exits, mut tools)) = self.core.exits(slot) else { continue };
             tools.alarm.owner = RungFor::External(slot);
-            count += exits.flush(&mut tools, &mut self.batch);
+            count += exits.flush(&mut tools);
         }
         for neighbour in self.neighbours.iter().flatten() {
             if neighbour.to.slots() < HANDOVER_FRAMES {

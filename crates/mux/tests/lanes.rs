@@ -196,10 +196,10 @@ impl World {
         let guests: Vec<_> = guests.iter().map(|_| Fake::default()).collect();
         for (number, guest) in (0..).zip(&guests) {
             let link = Link::of(guest.clone(), number.into());
-            assert!(vnet.attach("r1", Who::Guest(number), 0, link));
+            assert!(vnet.attach("r1", Who::Guest(number), 0, link).is_ok());
         }
         let tap = Fake::default();
-        assert!(vnet.attach("r1", Who::Tap, 0, Link::of(tap.clone(), GUESTS.into())));
+        assert!(vnet.attach("r1", Who::Tap, 0, Link::of(tap.clone(), GUESTS.into())).is_ok());
         Self { core, vnet, guests: guests.into_iter().chain([tap]).collect(), rests: false }
     }
 
@@ -271,5 +271,23 @@ proptest! {
             prop_assert_eq!((stats.in_flight, stats.completed), (0, stats.to_guest), "{:?}", guest);
         }
         prop_assert_eq!(world.core.packets.free(), PACKETS);
+    }
+}
+
+/// To let go of a connection may take long, so that the worker does not even of one that it refuses.
+#[test]
+fn who_is_not_expected_is_given_back() {
+    let mut world = World::new(Ringers::start().unwrap(), Policy::Flow);
+    for (node, who, interface) in [
+        ("r1", Who::Guest(0), 0),
+        ("r1", Who::Tap, 0),
+        ("r1", Who::Guest(GUESTS), 0),
+        ("r1", Who::Guest(0), 9),
+        ("r9", Who::Tap, 0),
+    ] {
+        let fake = Fake::default();
+        let refused = world.vnet.attach(node, who, interface, Link::of(fake.clone(), 9));
+        assert_eq!(Arc::strong_count(&fake.0), 2, "{node} {who:?} {interface}");
+        assert_eq!(refused.map_err(|link| link.epoch), Err(9));
     }
 }

@@ -343,6 +343,18 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     put(&mux, &used);
     let delete = Request::DeleteExternal { name: "A".into() };
     assert!(matches!(mux.handle(delete, vec![]), Reply::Failed { error } if error.contains("red")));
+    // An interface that moves to where a network can't follow says so until that one can.
+    let moves = |outlet| {
+        let external = External { name: "A".into(), mtu: 1500, outlet };
+        let ask = |request, fds| mux.handle(request, fds);
+        put_with_sockets(ask, Request::PutExternal(external))
+    };
+    for _ in 0..2 {
+        let moved = moves(Outlet::Memif { socket: root.path().join("a.sock") });
+        assert!(matches!(moved, Reply::Failed { error } if error.contains("no tunnels")));
+    }
+    let sink = Generator { pps: 1, frames: 1, number_at: None };
+    assert_eq!(moves(Outlet::Generator(sink)), Reply::Done);
 }
 
 #[test]
@@ -484,16 +496,16 @@ fn captures_show_both_directions_and_traces_the_whole_way() {
         let mux = mux.clone();
         move || mux.handle(request, vec![])
     });
-    // Frame 2 goes through, the others go back where they came from.
+    // Frame 2 goes through, with others before and after it; the first goes back where it came from.
     let mut reply = None;
     eventually("a trace", || {
-        assert!(h1.out(0, &frame(70, 1)) && h1.out(0, &frame(70, 2)));
-        for (tag, bytes) in guest.expect(2) {
-            let vport = u8::from(mark(&bytes) == 2);
+        assert!([1, 3, 2, 3].iter().all(|number| h1.out(0, &frame(70, *number))));
+        for (tag, bytes) in guest.expect(4) {
+            let vport = u8::from(mark(&bytes) != 1);
             assert!(guest.send(out(vport, tag.trace), &bytes));
         }
         h1.expect(1);
-        h2.expect(1);
+        h2.expect(3);
         if tracing.is_finished() {
             reply = Some(())
         }
@@ -512,10 +524,10 @@ fn captures_show_both_directions_and_traces_the_whole_way() {
     while let Some(packet) = reader.next_packet() {
         marks.push(mark(&packet.unwrap().data));
     }
-    // In, in, and back: twice 1 and once 2 each time.
+    // All come in, and the first goes back.
     let count = |wanted| marks.iter().filter(|mark| **mark == wanted).count();
     assert_eq!(count(1), 2 * count(2));
-    assert_eq!(marks.len(), 3 * count(2));
+    assert_eq!(marks.len(), 5 * count(2));
     // Without a frame there is an answer all the same.
     let gone = Request::Trace { port: name("eth0"), filter: vec![], wait_ms: 10 };
     assert!(matches!(mux.handle(gone, vec![]), Reply::Failed { .. }));

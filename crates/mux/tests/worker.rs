@@ -3,9 +3,9 @@
 mod common;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -14,13 +14,15 @@ use pdp_mux::classify::{PortRef, Table};
 use pdp_mux::control::Mux;
 use pdp_mux::control::plan::changed;
 use pdp_mux::core::Core;
+use pdp_mux::counters::Reason;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::exit::path::{PATH_FRAMES, Path as SocketPath};
 use pdp_mux::exit::program::Program;
+use pdp_mux::exit::{Exit, Tools};
 use pdp_mux::external::External as Card;
 use pdp_mux::lane::Lane;
 use pdp_mux::leave::HELD_FRAMES_MAX;
-use pdp_mux::packets::Packets;
+use pdp_mux::packets::{Batch, Packets};
 use pdp_mux::ringers::{Ringers, RungFor};
 use pdp_mux::sleep::{Alarm, WAKE_EACH_NS, WAKE_FRAMES, WAKE_NS};
 use pdp_mux::vnet::Vnet as Live;
@@ -160,7 +162,7 @@ impl Bench {
             .add_bell(Some(slot), &link.lane.doorbell().unwrap())
             .unwrap();
         let attached = self.workers[1].change(slot, |vnet, _| vnet.attach(node, who, 0, link));
-        assert_eq!(attached, Some(true));
+        assert!(attached.unwrap().is_ok());
         tap
     }
     fn rests(&self) -> bool {
@@ -227,6 +229,19 @@ fn every_way_out_can_be_blocked_and_says_how() {
     spec.nodes[2].ports[0].mtu = 9000;
     let mut bench = Bench::new(&spec);
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
+    // One of several at a time that does not fit keeps none of the others back.
+    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));
+    for length in [60, 1465, 61, 1464] {
+        assert!(tap.out(0, &frame(length, 1)));
+    }
+    bench.rounds();
+    for length in [60, 61, 1464] {
+        let packet = bench.line.pop().unwrap();
+        assert_eq!(packet.len(), length + 50);
+        bench.workers[1].core.packets.give(packet);
+    }
+    let port = &bench.node("h2").ports["eth0"];
+    assert_eq!((port.sent, port.sent_bytes, port.made), (3, 60 + 61 + 1464, 4));
     let mut blocked = |bench: &mut Bench, reason: &str, length: usize, times: u64| {
         for _ in 0..times {
             assert!(tap.out(0, &frame(length, 1)));
@@ -238,10 +253,10 @@ fn every_way_out_can_be_blocked_and_says_how() {
     bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1499 }));
     assert_eq!(blocked(&mut bench, "underlay-path-too-big", 1464, 1), 1);
     bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));
-    assert_eq!(blocked(&mut bench, "underlay-too-big", 1465, 1), 1);
-    assert_eq!(blocked(&mut bench, "underlay-too-big", 1464, 1), 1);
+    assert_eq!(blocked(&mut bench, "underlay-too-big", 1465, 1), 2);
+    assert_eq!(blocked(&mut bench, "underlay-too-big", 1464, 1), 2);
     assert_eq!(blocked(&mut bench, "too-big", 1780, 0), 0);
-    assert_eq!(bench.node("h2").ports["eth0"].sent, 1);
+    assert_eq!(bench.node("h2").ports["eth0"].sent, 4);
     let rest = PATH_FRAMES as u64 - 1;
     assert_eq!(blocked(&mut bench, "external-ring-full", 60, rest), 0);
     assert_eq!(blocked(&mut bench, "external-ring-full", 60, 3), 3);
@@ -255,8 +270,8 @@ fn every_way_out_can_be_blocked_and_says_how() {
     }
     assert_eq!(blocked(&mut bench, "external-gone", 60, 2), 2);
     let h2 = bench.node("h2");
-    assert_eq!(h2.ports["eth0"].made, 3 + rest + 3 + 2);
-    assert_eq!(h2.ports["eth0"].sent, PATH_FRAMES as u64);
+    assert_eq!(h2.ports["eth0"].made, 7 + rest + 3 + 2);
+    assert_eq!(h2.ports["eth0"].sent, 3 + PATH_FRAMES as u64);
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 
@@ -449,6 +464,53 @@ fn what_another_worker_can_not_send_is_counted() {
     bench.rounds();
     assert_eq!(bench.node("h2").ports["eth0"].sent, 5);
     assert_eq!(bench.outer_dropped(0, "gone"), 5);
+    assert_eq!(bench.free(), [SHARE, SHARE]);
+}
+
+/// An exit that takes frames while it is open.
+#[derive(Clone, Debug, Default)]
+struct Gate(Arc<Mutex<(bool, Vec<u64>)>>);
+
+impl Exit for Gate {
+    fn room(&mut self) -> usize {
+        // Of less than a frame, maybe.
+        3
+    }
+
+    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+        let (open, sent) = &mut *self.0.lock().unwrap();
+        let taken = if *open { frames.len().min(2) } else { 0 };
+        for packet in frames.drain(..taken) {
+            sent.push(mark(packet.bytes()));
+            tools.packets.give(packet);
+        }
+        Reason::ExternalRingFull
+    }
+}
+
+/// What another worker's exit has no room for waits there, in order, and goes home if the exit is taken away.
+#[test]
+fn what_another_worker_has_no_room_for_waits() {
+    let root = tempfile::tempdir().unwrap();
+    let mut spec = two_hosts(root.path(), "red", &[]);
+    let by = Encapsulation::Interface;
+    spec.vlinks[1].a = End::External { interface: "A".into(), by };
+    spec.vlinks.remove(0);
+    let mut bench = Bench::new(&spec);
+    let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
+    let line = std::mem::replace(&mut bench.line, RingBuffer::new(1).1);
+    let gate = Gate::default();
+    bench.workers[0].core.external(0).unwrap().exits.add(Box::new(gate.clone()), vec![line]);
+    (0..9).for_each(|number| assert!(tap.out(0, &frame(60, number))));
+    bench.rounds();
+    assert_eq!((bench.outer_dropped(0, "gone"), gate.0.lock().unwrap().1.len()), (0, 0));
+    gate.0.lock().unwrap().0 = true;
+    bench.workers[0].round();
+    bench.workers[0].round();
+    assert_eq!(gate.0.lock().unwrap().1, [0, 1, 2]);
+    let Worker { core, .. } = &mut bench.workers[0];
+    core.externals[0].as_mut().unwrap().exits.take(&mut core.packets);
+    bench.rounds();
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 

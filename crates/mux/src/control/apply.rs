@@ -36,13 +36,13 @@ impl Control {
         let known = state.externals[slot].as_ref();
         let new = self.exits(known.map(|known| &known.spec), &spec, fds)?;
         let index = |spec: &mux::External| spec.device().map(|device| device.ifindex);
-        let moved = known.is_some_and(|known| index(&known.spec) != index(&spec));
+        let moved = known.is_some_and(|it| it.moved || index(&it.spec) != index(&spec));
         let count = match &new {
             New::Exits(exits) => exits.len(),
             New::Nothing | New::Frames(_) => known.map_or(0, |known| known.outlets),
         };
         let worker = known.map_or(slot % self.workers.len(), |known| known.worker);
-        let external = KnownExternal { spec: spec.clone(), outlets: count, worker };
+        let external = KnownExternal { spec: spec.clone(), outlets: count, worker, moved };
         let owner = Owner::External(spec.name.clone());
         let prepared = self.keeper.prepare(owner, external.expected(slot))?;
         state.externals[slot] = Some(external);
@@ -82,8 +82,13 @@ impl Control {
                 outside_ends(&vnet.spec).any(|(_, interface, _)| interface == spec.name)
             };
             let vnets: Vec<_> = state.vnets.values().filter(uses).cloned().collect();
-            for vnet in vnets {
-                self.install(&mut state, vnet, Some(&spec.name))?;
+            // One that it can't be had for keeps it from no other, and is tried again with the next of these calls.
+            let tried = vnets.into_iter().map(|it| self.install(&mut state, it, Some(&spec.name)));
+            if let Some(refused) = tried.filter_map(Result::err).reduce(|first, _| first) {
+                return Err(refused);
+            }
+            if let Some(external) = &mut state.externals[slot] {
+                external.moved = false;
             }
         }
         info!("external {}: {count} exits, {:?}", spec.name, spec.outlet);

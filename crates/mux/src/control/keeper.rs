@@ -27,7 +27,7 @@ use crate::control::plan::{Expected, Owner};
 use crate::control::workers::WorkerHandle;
 use crate::core::Core;
 use crate::exit::program::Program;
-use crate::lane::Link;
+use crate::lane::{Lane, Link};
 use crate::police::TokenBucket;
 use crate::vnet::Who;
 use crate::wake::Wake;
@@ -454,37 +454,44 @@ impl Place {
         let Connection { interface_id: interface, name, tx, rx, control, .. } = connection;
         let expected = self.expected.clone();
         let slot = expected.seat.is_some().then_some(expected.slot);
-        if let Err(error) = keeper.workers[expected.worker].watch.add_bell(slot, &rx) {
+        let worker = &keeper.workers[expected.worker];
+        if let Err(error) = worker.watch.add_bell(slot, &rx) {
             warn!("{expected}: its doorbell can't be watched: {error}");
             control.disconnect("doorbell can't be watched");
             return false;
         }
-        let attached = keeper.workers[expected.worker].call(move |worker| {
+        let attached = worker.call(move |worker| {
             let Expected { owner, slot, seat, .. } = expected;
-            let link = Link::new(tx, rx, number);
+            let mut refused = Some(Link::new(tx, rx, number));
             match (owner, seat) {
                 (Owner::Vnet(name), Some((node, who))) => {
-                    let attached = worker.change(slot, |vnet, _| {
-                        vnet.name == name && vnet.attach(&node, who, interface, link)
+                    worker.change(slot, |vnet, _| {
+                        if let Some(link) = refused.take_if(|_| vnet.name == name) {
+                            refused = vnet.attach(&node, who, interface, link).err();
+                        }
                     });
-                    attached.unwrap_or(false)
                 }
                 (Owner::External(name), None) => {
                     let external = worker.core.external(usize::from(slot));
                     let external = external.filter(|external| external.name == name);
-                    let program = external.and_then(|it| it.exits.find::<Program>());
-                    program.is_some_and(|program| program.attach(link))
+                    if let Some(program) = external.and_then(|it| it.exits.find::<Program>()) {
+                        refused = refused.take().and_then(|link| program.attach(link).err());
+                    }
                 }
-                _ => false,
+                _ => {}
             }
+            refused
         });
         match attached {
-            Ok(true) => {
+            Ok(None) => {
                 info!("{}, interface {interface}: {name:?} is connected", self.expected);
                 self.connected.insert(number, Connected { interface, control });
                 return true;
             }
-            Ok(false) => control.disconnect("not expected"),
+            Ok(Some(link)) => {
+                link.lane.doorbell().inspect(|bell| worker.watch.remove(bell));
+                control.disconnect("not expected");
+            }
             Err(error) => warn!("{error}"),
         }
         false

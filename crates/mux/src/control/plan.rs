@@ -91,6 +91,8 @@ pub struct KnownExternal {
     pub outlets: usize,
     /// The worker that has the first of them; those after it have the others.
     pub worker: usize,
+    /// Whether it is another device now than some of its vnets were told.
+    pub moved: bool,
 }
 
 impl KnownExternal {

@@ -12,13 +12,13 @@ use crate::packets::Batch;
 pub struct Program(Option<Box<Link<Memif>>>);
 
 impl Program {
-    /// Takes in the connection of a program, whose doorbell is watched already; false if one is there.
-    pub fn attach(&mut self, link: Link<Memif>) -> bool {
-        let free = self.0.is_none();
-        if free {
-            self.0 = Some(Box::new(link));
+    /// Takes in the connection of a program, whose doorbell is watched already; gives it back if one is there.
+    pub fn attach(&mut self, link: Link<Memif>) -> Result<(), Link<Memif>> {
+        if self.0.is_some() {
+            return Err(link);
         }
-        free
+        self.0 = Some(Box::new(link));
+        Ok(())
     }
 
     /// Lets go of the connection with this number.
