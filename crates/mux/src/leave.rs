@@ -60,8 +60,10 @@ impl Vnet {
     /// Sends frames out of their ports, or has them wait. Empties `batch`.
     pub(crate) fn leave(&mut self, core: &mut Core, batch: &mut Batch) {
         let count = batch.len();
-        self.by_row(core, batch, Self::leave_row);
-        core.meter.lap(Stage::Send, count);
+        if count > 0 {
+            self.by_row(core, batch, Self::leave_row);
+            core.meter.lap(Stage::Send, count);
+        }
     }
 
     /// Does `next` with the frames of one row after the other. Empties `batch`, as `next` does.
