@@ -276,8 +276,10 @@ impl Vnet {
         let Some(link) = &mut here.link else { return 0 };
         let (is_known, now_ns) = (link.way.find().is_some(), core.now_ns);
         let mut frames = core.scratch.batch();
-        let mut goes = |held: &mut (u64, Packet)| is_known || now_ns - held.0 >= HELD_NS_MAX;
-        while let Some((_, packet)) = link.held.pop_front_if(&mut goes) {
+        let goes = |held: &(u64, Packet)| is_known || now_ns - held.0 >= HELD_NS_MAX;
+        while link.held.front().is_some_and(goes)
+            && let Some((_, packet)) = link.held.pop_front()
+        {
             frames.push(packet);
         }
         let count = frames.len();
