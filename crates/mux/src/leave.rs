@@ -60,8 +60,10 @@ impl Vnet {
     /// Sends frames out of their ports, or has them wait. Empties `batch`.
     pub(crate) fn leave(&mut self, core: &mut Core, batch: &mut Batch) {
         let count = batch.len();
-        self.by_row(core, batch, Self::leave_row);
-        core.meter.lap(Stage::Send, count);
+        if count > 0 {
+            self.by_row(core, batch, Self::leave_row);
+            core.meter.lap(Stage::Send, count);
+        }
     }
 
     /// Does `next` with the frames of one row after the other. Empties `batch`, as `next` does.
@@ -274,8 +276,10 @@ impl Vnet {
         let Some(link) = &mut here.link else { return 0 };
         let (is_known, now_ns) = (link.way.find().is_some(), core.now_ns);
         let mut frames = core.scratch.batch();
-        let mut goes = |held: &mut (u64, Packet)| is_known || now_ns - held.0 >= HELD_NS_MAX;
-        while let Some((_, packet)) = link.held.pop_front_if(&mut goes) {
+        let goes = |held: &(u64, Packet)| is_known || now_ns - held.0 >= HELD_NS_MAX;
+        while link.held.front().is_some_and(goes)
+            && let Some((_, packet)) = link.held.pop_front()
+        {
             frames.push(packet);
         }
         let count = frames.len();

@@ -475,7 +475,8 @@ impl Place {
                     let external = worker.core.external(usize::from(slot));
                     let external = external.filter(|external| external.name == name);
                     if let Some(program) = external.and_then(|it| it.exits.find::<Program>()) {
-                        refused = refused.take().and_then(|link| program.attach(link).err());
+                        let link = refused.take().map(Box::new);
+                        refused = link.and_then(|it| program.attach(it).err()).map(|it| *it);
                     }
                 }
                 _ => {}

@@ -13,11 +13,11 @@ pub struct Program(Option<Box<Link<Memif>>>);
 
 impl Program {
     /// Takes in the connection of a program, whose doorbell is watched already; gives it back if one is there.
-    pub fn attach(&mut self, link: Link<Memif>) -> Result<(), Link<Memif>> {
+    pub fn attach(&mut self, link: Box<Link<Memif>>) -> Result<(), Box<Link<Memif>>> {
         if self.0.is_some() {
             return Err(link);
         }
-        self.0 = Some(Box::new(link));
+        self.0 = Some(link);
         Ok(())
     }
 
