@@ -1,6 +1,6 @@
 //! The privileged half: a bound AF_XDP socket over another process's pool.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,11 @@ const BUSY_MAX: Duration = Duration::from_secs(1);
 
 /// Pause before a busy queue is tried again.
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
+
+/// What a socket that is polled busily has: the time that a blocking call would poll for, microseconds (none is made, but
+/// 0 means not to poll), and frames that one call takes from the device.
+const BUSY_POLL_US: libc::c_int = 20;
+const BUSY_POLL_FRAMES: libc::c_int = 64;
 
 /// Makes a socket over the pool in `memfd` and binds it to receive queue `queue` of device
 /// `ifindex` in the calling thread's network namespace. Needs CAP_NET_RAW, and CAP_IPC_LOCK for
@@ -92,12 +97,26 @@ pub fn create_socket(memfd: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Result<
     }
 }
 
-fn set<T>(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T) -> Result<(), ()> {
+/// Has the device's queue polled by who uses the socket ([`crate::Socket::receive`]) rather than in interrupts. Needs
+/// CAP_NET_ADMIN.
+pub fn poll_busily(socket: BorrowedFd<'_>) -> Result<(), Error> {
+    let level = libc::SOL_SOCKET;
+    for (option, value, step) in [
+        (libc::SO_PREFER_BUSY_POLL, 1, "SO_PREFER_BUSY_POLL"),
+        (libc::SO_BUSY_POLL, BUSY_POLL_US, "SO_BUSY_POLL"),
+        (libc::SO_BUSY_POLL_BUDGET, BUSY_POLL_FRAMES, "SO_BUSY_POLL_BUDGET"),
+    ] {
+        set(&socket, level, option, &value).map_err(|()| Error::last(step))?;
+    }
+    Ok(())
+}
+
+fn set<T>(socket: &impl AsFd, level: libc::c_int, name: libc::c_int, value: &T) -> Result<(), ()> {
+    let socket = socket.as_fd().as_raw_fd();
     let bytes = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` is readable for its size.
-    let result = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), bytes)
-    };
+    let result =
+        unsafe { libc::setsockopt(socket, level, name, std::ptr::from_ref(value).cast(), bytes) };
     if result < 0 { Err(()) } else { Ok(()) }
 }
 

@@ -22,7 +22,7 @@ mod pool;
 mod ring;
 mod socket;
 
-pub use create::create_socket;
+pub use create::{create_socket, poll_busily};
 pub use packet_socket::{PacketSocket, Sent, Unread, WAITING_BYTES};
 pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, Packet, Pool};
 pub use socket::Socket;

@@ -22,13 +22,25 @@ pub struct Socket {
     /// Which packets the kernel holds, so that only those can come back.
     lent: Lent,
     sending: u32,
+    polled: Polled,
     fd: OwnedFd,
+}
+
+/// Who takes frames from the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Polled {
+    /// Interrupts: nothing else is asked for, or can be had.
+    Not,
+    /// The socket, once the kernel says which of its pollers it is: with the first frame, before Linux 6.13.
+    Later,
+    /// The socket, when it is asked for frames.
+    Busily,
 }
 
 impl Socket {
     /// Takes over a descriptor of [`crate::create_socket`] that was made over `pool`, unused yet.
     pub fn new(fd: OwnedFd, pool: &Pool) -> Result<Self, Error> {
-        let offsets: libc::xdp_mmap_offsets = option(&fd, libc::XDP_MMAP_OFFSETS)?;
+        let offsets: libc::xdp_mmap_offsets = option(&fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)?;
         let region = pool.region();
         let socket = fd.as_fd();
         // SAFETY: each page is mapped once with the entry type that the kernel documents for it.
@@ -40,6 +52,12 @@ impl Socket {
                 Ring::map(socket, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr)?,
             )
         };
+        let busily: libc::c_int = option(&fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL)?;
+        let polled = match busily {
+            0 => Polled::Not,
+            _ if has_poller(&fd) => Polled::Busily,
+            _ => Polled::Later,
+        };
         Ok(Self {
             receive,
             transmit,
@@ -48,6 +66,7 @@ impl Socket {
             region,
             lent: Lent(vec![0; region.packets().div_ceil(64)]),
             sending: 0,
+            polled,
             fd,
         })
     }
@@ -65,6 +84,10 @@ impl Socket {
 
     /// Appends up to `count_max` received frames to `packets` and returns how many.
     pub fn receive(&mut self, packets: &mut Vec<Packet>, count_max: usize) -> usize {
+        if self.polled == Polled::Busily {
+            // SAFETY: without a buffer, on a descriptor that we own. What it says does not matter: frames come or not.
+            unsafe { libc::recv(self.fd.as_raw_fd(), std::ptr::null_mut(), 0, libc::MSG_DONTWAIT) };
+        }
         let before = packets.len();
         for _ in 0..count_max {
             let Some(entry) = self.receive.read() else { break };
@@ -79,6 +102,9 @@ impl Socket {
         let count = packets.len() - before;
         if count > 0 {
             self.receive.release();
+            if self.polled == Polled::Later {
+                self.polled = if has_poller(&self.fd) { Polled::Busily } else { Polled::Not };
+            }
         }
         count
     }
@@ -156,7 +182,8 @@ impl Socket {
 
     /// Frames that the kernel had for this socket and dropped: no room or no packet to fill.
     pub fn kernel_dropped(&self) -> u64 {
-        let statistics: Result<libc::xdp_statistics, _> = option(&self.fd, libc::XDP_STATISTICS);
+        let statistics: Result<libc::xdp_statistics, _> =
+            option(&self.fd, libc::SOL_XDP, libc::XDP_STATISTICS);
         statistics.map_or(0, |s| s.rx_dropped + s.rx_ring_full)
     }
 
@@ -207,21 +234,21 @@ impl Lent {
     }
 }
 
-fn option<T: Copy>(fd: &OwnedFd, name: libc::c_int) -> Result<T, Error> {
-    // SAFETY: for the structures of SOL_XDP options all zeroes is valid, and the kernel writes no
+/// Whether the kernel knows by what a socket's queue is polled (NAPI).
+fn has_poller(fd: &OwnedFd) -> bool {
+    option(fd, libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID).is_ok_and(|id: libc::c_int| id != 0)
+}
+
+fn option<T: Copy>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int) -> Result<T, Error> {
+    // SAFETY: for numbers and the structures of SOL_XDP options all zeroes is valid, and the kernel writes no
     // more than the size that it is given.
     unsafe {
         let mut value = std::mem::zeroed::<T>();
         let mut bytes = size_of::<T>() as libc::socklen_t;
-        let result = libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_XDP,
-            name,
-            (&raw mut value).cast(),
-            &mut bytes,
-        );
+        let result =
+            libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &mut bytes);
         if result < 0 {
-            return Err(Error::last("getsockopt(SOL_XDP)"));
+            return Err(Error::last("getsockopt"));
         }
         Ok(value)
     }

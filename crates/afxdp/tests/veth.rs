@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pdp_afxdp::{Packet, Pool, RING_ENTRIES, Socket, create_socket};
+use pdp_afxdp::{Packet, Pool, RING_ENTRIES, Socket, create_socket, poll_busily};
 use pdp_net::xdp::Xdp;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -38,10 +38,17 @@ impl Place {
 
     /// A socket at an end, to which all its frames go.
     fn socket(&mut self, device: &str, pool: &Pool) -> Socket {
+        self.socket_polled(device, pool, false)
+    }
+
+    fn socket_polled(&mut self, device: &str, pool: &Pool, busily: bool) -> Socket {
         let name = std::ffi::CString::new(device).unwrap();
         // SAFETY: a C string.
         let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
         let fd = create_socket(pool.memfd(), ifindex, 0).unwrap();
+        if busily {
+            poll_busily(fd.as_fd()).unwrap();
+        }
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.name));
         self.programs.push(pins.clone());
         pdp_net::xdp::mount_bpf_fs().unwrap();
@@ -67,6 +74,16 @@ fn run(command: &str) {
     assert!(status.success(), "{command}");
 }
 
+fn option(socket: &impl AsFd, name: i32) -> i32 {
+    let (mut value, mut bytes) = (-1i32, 4);
+    let fd = socket.as_fd().as_raw_fd();
+    let at = (&raw mut value).cast();
+    // SAFETY: the kernel writes the four bytes that it is given.
+    let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, at, &mut bytes) };
+    assert_eq!(result, 0);
+    value
+}
+
 fn fill(packet: &mut Packet, number: u32) {
     let length = 60 + number as usize % 1440;
     packet.reset();
@@ -79,10 +96,22 @@ fn fill(packet: &mut Packet, number: u32) {
 
 #[test]
 fn every_frame_arrives_as_it_was_and_every_packet_comes_back() {
+    pass_frames(false);
+}
+
+#[test]
+fn sockets_that_poll_their_device_get_every_frame() {
+    pass_frames(true);
+}
+
+fn pass_frames(busily: bool) {
     const FRAMES: u32 = 20_000;
-    let mut place = Place::enter("all");
+    let mut place = Place::enter(if busily { "busily" } else { "all" });
     let (pool, mut free) = Pool::new(16384).unwrap();
-    let (mut a, mut b) = (place.socket("a", &pool), place.socket("b", &pool));
+    let mut a = place.socket_polled("a", &pool, busily);
+    let mut b = place.socket_polled("b", &pool, busily);
+    let options = [libc::SO_PREFER_BUSY_POLL, libc::SO_BUSY_POLL].map(|name| option(&b, name) > 0);
+    assert_eq!(options, [busily; 2]);
     let start = Instant::now();
     let (mut sent, mut got) = (0, 0);
     let mut arrived = Vec::new();

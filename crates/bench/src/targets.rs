@@ -145,7 +145,10 @@ pub fn all() -> Vec<Target> {
     }
     for (words, series) in [
         ("veth to veth, 2 routes, against Open vSwitch's AF_XDP datapath", "pdp, two cores"),
-        ("the same with busy polling", "pdp, busy polling"),
+        (
+            "the same with busy polling, which Linux does with a veth before 6.13",
+            "pdp, busy polling",
+        ),
     ] {
         let ratio = target(words, "1 times", ["veth", series, "rate"], FEW, AtLeast(1.0));
         all.push(beside(Over("ovs, AF_XDP"), ratio));

@@ -178,8 +178,37 @@ pub struct Counters {
     pub sleeps: u64,
     /// Of these, times that the mux rang.
     pub wakes: u64,
+    /// Times it let others on its CPU go first.
+    pub yields: u64,
     /// Connections to a mux.
     pub connections: u64,
+}
+
+/// When a guest that finds no more frames lets others on its CPU go first.
+#[derive(Debug, Default)]
+struct Courtesy {
+    /// Frames received when it last did, or slept.
+    seen: u64,
+    /// When it may do so again, nanoseconds.
+    again_ns: u64,
+}
+
+impl Courtesy {
+    /// Whether it is to, with so many frames received so far.
+    fn is_due(&mut self, received: u64, now_ns: impl FnOnce() -> u64) -> bool {
+        if received - self.seen < YIELD_FRAMES {
+            return false;
+        }
+        self.seen = received;
+        now_ns() >= self.again_ns
+    }
+
+    /// The others had this time.
+    fn yielded(&mut self, time_ns: std::ops::Range<u64>) {
+        if time_ns.end - time_ns.start > YIELD_NS_MAX {
+            self.again_ns = time_ns.end + YIELD_AGAIN_NS;
+        }
+    }
 }
 
 /// What ended a sleep.
@@ -286,22 +315,18 @@ impl<P: Program> Runtime<P> {
     /// Works until `stop` is set (and a signal or a second has gone by, if it sleeps).
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
         let (mut patience, start) = (Patience::default(), Instant::now());
-        let (mut rested, mut seen, mut yields_ns) = (false, self.counters.received, 0);
+        let mut courtesy = Courtesy { seen: self.counters.received, ..Courtesy::default() };
+        let mut rested = false;
         while !stop.load(Ordering::Relaxed) {
             let work = self.round();
             let now_ns = || start.elapsed().as_nanos() as u64;
             rested &= !work;
-            if !work && self.counters.received - seen >= YIELD_FRAMES {
-                seen = self.counters.received;
+            if !work && courtesy.is_due(self.counters.received, now_ns) {
                 let before_ns = now_ns();
-                if before_ns >= yields_ns {
-                    rustix::thread::sched_yield();
-                    let after_ns = now_ns();
-                    if after_ns - before_ns > YIELD_NS_MAX {
-                        yields_ns = after_ns + YIELD_AGAIN_NS;
-                    }
-                    continue;
-                }
+                rustix::thread::sched_yield();
+                courtesy.yielded(before_ns..now_ns());
+                self.counters.yields += 1;
+                continue;
             }
             if !work && !rested && self.thrift.is_spent(now_ns(), cpu_ns) {
                 self.rest(now_ns());
@@ -310,7 +335,7 @@ impl<P: Program> Runtime<P> {
             } else if patience.ends(work, || false, now_ns) || self.client.link() != Link::Up {
                 self.sleep()?;
                 patience.slept();
-                seen = self.counters.received;
+                courtesy.seen = self.counters.received;
             }
         }
         Ok(())
@@ -521,5 +546,31 @@ impl Frame {
 fn send(client: &mut Client, buf: Buf) {
     if let Err(buf) = client.send(buf) {
         client.free(buf);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_go_first_after_many_frames_unless_they_kept_the_cpu() {
+        let mut courtesy = Courtesy::default();
+        // Frames since the last time, when, and whether it is time; what it took then.
+        for (frames, now_ns, due, took_ns) in [
+            (63, 0, false, 0),
+            (64, 0, true, YIELD_NS_MAX),
+            (64, 63, false, 0),
+            (128, 70, true, YIELD_NS_MAX + 1),
+            (256, YIELD_NS_MAX + 71 + YIELD_AGAIN_NS - 1, false, 0),
+            // What came meanwhile is not counted twice.
+            (319, u64::MAX / 2, false, 0),
+            (320, YIELD_NS_MAX + 71 + YIELD_AGAIN_NS, true, 0),
+        ] {
+            assert_eq!(courtesy.is_due(frames, || now_ns), due, "{frames}");
+            if due {
+                courtesy.yielded(now_ns..now_ns + took_ns);
+            }
+        }
     }
 }

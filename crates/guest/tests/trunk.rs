@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Mux, PATIENCE, setup};
+use common::{Mux, PATIENCE, setup, until};
 use pdp_guest::{Batch, GuestDrop, Kept, Outbox, Program, PuntClass, Runtime, Tended};
 use pdp_wire::tag::{Tag, Verdict};
 use proptest::prelude::*;
@@ -280,7 +280,39 @@ fn sleeps_wakes_and_comes_back() {
     stop.store(true, Ordering::Relaxed);
     let (counters, batches) = guest.join().unwrap();
     assert_eq!((counters.received, counters.connections), (150, 3));
+    assert_eq!(counters.yields, 0, "it never had many");
     assert!(batches <= 150 && counters.sleeps >= 15, "{counters:?}");
     // The 15 pauses are long enough for the guest to fall asleep; each new mux rings once more.
     assert!(counters.wakes >= 10, "{counters:?}");
+}
+
+/// Who had many frames and finds no more lets others on its CPU go first.
+#[test]
+fn yields_after_many_frames() {
+    let (_directory, path, mut mux) = setup();
+    let stop = Arc::new(AtomicBool::new(false));
+    let guest = std::thread::spawn({
+        let stop = stop.clone();
+        move || {
+            let mut runtime = Runtime::new(&path, "test", Obedient::default()).unwrap();
+            runtime.run(&stop).unwrap();
+            runtime.counters()
+        }
+    });
+    mux.connect(|| std::thread::sleep(Duration::from_millis(1)));
+    for _ in 0..10 {
+        let mut left = 256;
+        // All at once: it does not sleep between them.
+        let tx = &mut mux.connection.as_mut().unwrap().tx;
+        let tag = Tag::deliver(1, 0).emit();
+        (0..left).for_each(|_| until("room", || tx.push(tag, &[0, 0]).unwrap()));
+        tx.flush().unwrap();
+        until("answer", || {
+            left -= mux.take().len();
+            left == 0
+        });
+    }
+    stop.store(true, Ordering::Relaxed);
+    let counters = guest.join().unwrap();
+    assert!(counters.received == 2560 && (1..=40).contains(&counters.yields), "{counters:?}");
 }

@@ -27,11 +27,14 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use pdp_proto::mirror::{HOOKS_MAX, HookPolicy, hook_words};
 use pdp_proto::routes::Hooked;
+use rustix::fs::{Mode, OFlags, openat};
 
 use crate::kernel::{
     CONF_ALL, Message, address, attributes, family, message, messages, text, u32_at,
@@ -158,6 +161,7 @@ pub struct Hooks {
     notifications: Vec<Netlink>,
     requests: Netlink,
     filter: Option<Netlink>,
+    sysctls: Sysctls,
     files: Files,
     policy: HookPolicy,
     found: Found,
@@ -188,6 +192,7 @@ impl Hooks {
         });
         let now = Instant::now();
         Ok(Self {
+            sysctls: Sysctls::open(),
             files: Files::default(),
             names: Names::of(&vports, &HashMap::new()),
             vports,
@@ -239,7 +244,7 @@ impl Hooks {
         }
         if now >= self.files_at {
             self.files_at = now + FILES_INTERVAL;
-            let files = Files::read(&self.names);
+            let files = Files::read(&self.sysctls, &self.names);
             self.dirty |= files != self.files;
             self.files = files;
         }
@@ -279,7 +284,7 @@ impl Hooks {
 
     /// Looks at everything.
     fn look(&mut self) -> io::Result<Found> {
-        let Self { vports, names, requests, filter, files, .. } = self;
+        let Self { vports, names, requests, filter, sysctls, files, .. } = self;
         let mut found = Found { vports: vec![Hooked::default(); vports.len()], ..Found::default() };
         let mut interfaces: HashMap<u32, Interface> = HashMap::new();
         dump(requests, libc::RTM_GETLINK, &[0; 16], |message| {
@@ -288,7 +293,7 @@ impl Hooks {
         let seen = Names::of(vports, &interfaces);
         if seen != *names {
             *names = seen;
-            *files = Files::read(names);
+            *files = Files::read(sysctls, names);
         }
         let names = &*names;
         masters(&mut found, names, &interfaces);
@@ -658,22 +663,41 @@ struct Files {
     redirects: Vec<(String, usize)>,
 }
 
+/// Directories of a network namespace's sysctls: IPv4's and IPv6's, where the kernel has it. Below `/proc/sys/net` the
+/// kernel goes through those of all namespaces to find one by its name, so that it is done once.
+#[derive(Debug)]
+struct Sysctls([Option<OwnedFd>; 2]);
+
+impl Sysctls {
+    /// Those of the namespace that the process is in.
+    fn open() -> Self {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |path| rustix::fs::open(path, flags, Mode::empty()).ok();
+        Self(["/proc/sys/net/ipv4", "/proc/sys/net/ipv6"].map(open))
+    }
+
+    fn read(&self, v6: bool, name: &str) -> String {
+        let directory = self.0[usize::from(v6)].as_ref();
+        let open = |it| openat(it, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+        let file = directory.and_then(open);
+        words(file.map_or(Ok(String::new()), |file| io::read_to_string(File::from(file))))
+    }
+}
+
+/// What a file has, its words by single spaces.
+fn words(text: io::Result<String>) -> String {
+    text.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 impl Files {
-    fn read(names: &Names) -> Self {
-        let read = |path: &str| {
-            std::fs::read_to_string(path)
-                .unwrap_or_default()
-                .split_whitespace()
-                .collect::<Vec<_>>()
-                .join(" ")
-        };
-        let redirects =
-            |of: &str| read(&format!("/proc/sys/net/ipv4/conf/{of}/send_redirects")) == "1";
+    fn read(sysctls: &Sysctls, names: &Names) -> Self {
+        let redirects = |of: &str| sysctls.read(false, &format!("conf/{of}/send_redirects")) == "1";
         Self {
-            hash_policy: ["ipv4", "ipv6"]
-                .map(|family| read(&format!("/proc/sys/net/{family}/fib_multipath_hash_policy"))),
-            use_neigh: read("/proc/sys/net/ipv4/fib_multipath_use_neigh"),
-            x_tables: ["ip", "ip6"].map(|family| read(&format!("/proc/net/{family}_tables_names"))),
+            hash_policy: [false, true].map(|v6| sysctls.read(v6, "fib_multipath_hash_policy")),
+            use_neigh: sysctls.read(false, "fib_multipath_use_neigh"),
+            x_tables: ["ip", "ip6"].map(|family| {
+                words(std::fs::read_to_string(format!("/proc/net/{family}_tables_names")))
+            }),
             redirects_all: redirects("all"),
             redirects: names.0.iter().filter(|(name, _)| redirects(name)).cloned().collect(),
         }

@@ -272,11 +272,13 @@ pub fn make_passable(root: &Path, path: &Path) -> Result<(), HostError> {
     }
 }
 
+/// Who gets huge pages in memory that programs share.
+pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
 /// Lets programs ask for huge pages in memory that they share (`MADV_HUGEPAGE` on a memfd), as forwarding guests do
 /// for their rings' buffers: Linux does not unless it is told. Nothing changes for who does not ask. Where the
-/// operator said otherwise than `never`, or the kernel has none, it stays as it is.
-pub fn allow_huge_pages() {
-    let path = Path::new("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+/// operator said otherwise than `never`, or the kernel has none, it stays as it is. `path`: [`SHARED_HUGE_PAGES`].
+pub fn allow_huge_pages(path: &Path) {
     if fs::read_to_string(path).is_ok_and(|now| now.contains("[never]"))
         && let Err(error) = fs::write(path, "advise")
     {
@@ -359,6 +361,25 @@ mod tests {
     use pdp_proto::channel::Channel;
 
     use super::*;
+
+    #[test]
+    fn huge_pages_are_allowed_where_nobody_said_otherwise() {
+        let setting = tempfile::NamedTempFile::new().unwrap();
+        for (before, after) in [
+            ("always within_size advise [never] deny force\n", "advise"),
+            ("always within_size [advise] never deny force\n", ""),
+            ("always within_size advise never [deny] force\n", ""),
+            ("[always] within_size advise never deny force\n", ""),
+        ] {
+            fs::write(setting.path(), before).unwrap();
+            allow_huge_pages(setting.path());
+            let is = fs::read_to_string(setting.path()).unwrap();
+            assert_eq!(is, if after.is_empty() { before } else { after });
+        }
+        let none = setting.path().with_extension("none");
+        allow_huge_pages(&none);
+        assert!(!none.exists());
+    }
 
     /// A mux that lacks the planned socket, many times over, and others that are nobody's, whatever it is given.
     #[test]

@@ -154,7 +154,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             state_directory.display()
         );
     }
-    pdpd::host::allow_huge_pages();
+    pdpd::host::allow_huge_pages(Path::new(pdpd::host::SHARED_HUGE_PAGES));
     let host = Arc::new(Host {
         mux: Mux { path: places.mux_control() },
         places,

@@ -178,6 +178,9 @@ pub enum DeviceAttach {
     /// to its device are completed, and long frames cut (docs/outside.md).
     #[default]
     AfXdp,
+    /// By AF_XDP, with the mux polling the device's queues instead of interrupts (docs/outside.md): for
+    /// hardware whose driver can do it, when the mux has a CPU of its own.
+    AfXdpBusyPoll,
     /// By packet sockets, for drivers on which AF_XDP can't be had: what is PdP's is taken after the
     /// kernel made a packet of it. Where the whole interface is PdP's, receive aggregation (GRO) is turned off on it.
     Packet,

@@ -13,7 +13,7 @@ use super::rtt;
 use super::{Experiment, Subject};
 use crate::bed::Bed;
 use crate::peers::kernel;
-use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
+use crate::peers::pdp::{Design, Pdp, site_interfaces};
 use crate::run::{Reading, Run};
 use crate::site::{self, Prefix, Site};
 
@@ -172,7 +172,7 @@ fn tcp(run: &mut Run) -> Result<()> {
             sites.extend(run.attempt(policy, |_| {
                 let mut site = Site::make("tcp");
                 site.node.start_pdpd();
-                Pdp::start(&site.node, &design, SITE_INTERFACES)?;
+                Pdp::start(&site.node, &design, &site_interfaces("af-xdp"))?;
                 listen(&site).map(|server| (policy, count, site, server))
             }));
         }

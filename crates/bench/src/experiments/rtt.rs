@@ -16,7 +16,7 @@ use pdp_net::netns::within;
 
 use super::{Experiment, Subject};
 use crate::peers::kernel;
-use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
+use crate::peers::pdp::{Design, Pdp, site_interfaces};
 use crate::run::{Reading, Run};
 use crate::site::Site;
 use crate::statistics::quantile;
@@ -24,7 +24,7 @@ use crate::statistics::quantile;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "rtt",
     about: "round-trip time of a UDP echo at idle, guest included, against the kernel's forwarding",
-    seconds: 30,
+    seconds: 40,
     subject: Subject::Pdp,
     run,
 };
@@ -57,13 +57,14 @@ pub(super) fn table(run: &mut Run) -> Result<()> {
 fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
     let [mux, guest] = run.cores();
     let mut sites = Vec::new();
-    let makers: [Maker<'_>; 3] = [
+    let makers: [Maker<'_>; 4] = [
         ("kernel", &|site| {
             kernel::start(site);
             Ok(())
         }),
-        ("pdp, two cores", &|site| pdp(site, &Design::plain(mux, guest))),
-        ("pdp, one core", &|site| pdp(site, &Design::plain(mux, mux))),
+        ("pdp, two cores", &|site| pdp(site, &Design::plain(mux, guest), "af-xdp")),
+        ("pdp, busy polling", &|site| pdp(site, &Design::plain(mux, guest), "af-xdp-busy-poll")),
+        ("pdp, one core", &|site| pdp(site, &Design::plain(mux, mux), "af-xdp")),
     ];
     for (series, make) in makers {
         if !run.wants_series(series) {
@@ -91,9 +92,9 @@ fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
     })
 }
 
-fn pdp(site: &mut Site, design: &Design) -> Result<()> {
+fn pdp(site: &mut Site, design: &Design, attach: &str) -> Result<()> {
     site.node.start_pdpd();
-    Pdp::start(&site.node, design, SITE_INTERFACES).map(|_| ())
+    Pdp::start(&site.node, design, &site_interfaces(attach)).map(|_| ())
 }
 
 /// A socket in machine A whose datagrams machine B sends back.

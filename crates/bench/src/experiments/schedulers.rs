@@ -22,7 +22,7 @@ use pdp_e2e::meter::{self, Clock};
 use super::rtt::Echo;
 use super::{Experiment, Subject};
 use crate::live::Load;
-use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
+use crate::peers::pdp::{Design, Pdp, site_interfaces};
 use crate::run::{Reading, Run};
 use crate::site::{self, Site};
 use crate::statistics::quantile;
@@ -127,11 +127,11 @@ impl Bed {
         site.add_hosts();
         site.node.start_pdpd();
         let design = Design { guests: vec![HALF], ..Design::plain(other, shared) };
-        let pdp = Pdp::start(&site.node, &design, SITE_INTERFACES)?;
+        let pdp = Pdp::start(&site.node, &design, &site_interfaces("af-xdp"))?;
         pdp.add_routes(&site.node, &site::few())?;
         // A second engine on the same CPU.
         let both = Design { guests: vec![HALF; 2], ..design };
-        site.node.apply(&format!("{}---\n{HOG}", both.substrate(SITE_INTERFACES)));
+        site.node.apply(&format!("{}---\n{HOG}", both.substrate(&site_interfaces("af-xdp"))));
         let cgroups = Cgroups::new(&site.node.cgroup())?;
         let mut hog = Vec::new();
         eventually("the hog runs", || {

@@ -9,14 +9,14 @@ use super::{Experiment, Subject};
 use crate::live::Load;
 use crate::peers::kernel;
 use crate::peers::ovs::{Device, Ovs};
-use crate::peers::pdp::{Design, Pdp, SITE_INTERFACES};
+use crate::peers::pdp::{Design, Pdp, site_interfaces};
 use crate::run::{Reading, Run};
 use crate::site::{self, Prefix, Site};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "veth",
     about: "veth to veth at saturation, 64-byte packets, 2 routes and the full table",
-    seconds: 190,
+    seconds: 220,
     subject: Subject::Pdp,
     run,
 };
@@ -25,7 +25,7 @@ pub(super) const LOAD: Experiment = Experiment {
     name: "veth-load",
     about: "veth to veth, 2 routes: what comes out of what is offered; the generator keeps its core \
             busy, which receiving ends in interrupts and the guest of PdP on two cores share with it",
-    seconds: 250,
+    seconds: 290,
     subject: Subject::Pdp,
     run: load,
 };
@@ -85,18 +85,16 @@ impl Contender {
     }
 }
 
-fn pdp(site: &mut Site, design: &Design) -> Result<Peer> {
+fn pdp(site: &mut Site, design: &Design, attach: &str) -> Result<Peer> {
     site.node.start_pdpd();
-    Ok(Peer::Pdp(Pdp::start(&site.node, design, SITE_INTERFACES)?))
+    Ok(Peer::Pdp(Pdp::start(&site.node, design, &site_interfaces(attach))?))
 }
 
 fn pdp_by_packet_sockets(site: &mut Site, design: &Design) -> Result<Peer> {
-    site.node.start_pdpd();
-    let interfaces = SITE_INTERFACES.replace('}', ", attach: packet}");
-    let pdp = Pdp::start(&site.node, design, &interfaces)?;
+    let pdp = pdp(site, design, "packet")?;
     // Turned off for packet sockets; frames of the generator are taken with it alone.
     site.node.namespace().run("ethtool -K extA gro on");
-    Ok(Peer::Pdp(pdp))
+    Ok(pdp)
 }
 
 /// Every contender that this machine can run, with two routes. What is measured works on the first
@@ -104,7 +102,7 @@ fn pdp_by_packet_sockets(site: &mut Site, design: &Design) -> Result<Peer> {
 fn contenders(run: &mut Run) -> Vec<Contender> {
     let [core, generator_core] = run.cores();
     let mut contenders = Vec::new();
-    let makers: [Maker<'_>; 7] = [
+    let makers: [Maker<'_>; 8] = [
         ("kernel, in interrupts", &|site| {
             kernel::start(site);
             Ok(Peer::Kernel { own_core: None })
@@ -115,11 +113,14 @@ fn contenders(run: &mut Run) -> Vec<Contender> {
         }),
         ("ovs, packet sockets", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Packet, core)?))),
         ("ovs, AF_XDP", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Xdp, core)?))),
-        ("pdp, two cores", &|site| pdp(site, &Design::plain(core, generator_core))),
+        ("pdp, two cores", &|site| pdp(site, &Design::plain(core, generator_core), "af-xdp")),
+        ("pdp, busy polling", &|site| {
+            pdp(site, &Design::plain(core, generator_core), "af-xdp-busy-poll")
+        }),
         ("pdp, packet sockets", &|site| {
             pdp_by_packet_sockets(site, &Design::plain(core, generator_core))
         }),
-        ("pdp, one core", &|site| pdp(site, &Design::plain(core, core))),
+        ("pdp, one core", &|site| pdp(site, &Design::plain(core, core), "af-xdp")),
     ];
     for (series, make) in makers {
         if !run.wants_series(series) {

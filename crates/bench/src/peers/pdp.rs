@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -293,13 +294,13 @@ impl Pdp {
         };
         let mut neighbours = neighbour("10.0.1.2", MAC_A, "eth0");
         neighbours.extend(design.ports().map(|p| neighbour(&p.neighbour, MAC_B, &p.device)));
+        let cgroups = Cgroups::new(&node.cgroup())?;
         for vnet in 0..design.vnets {
-            batch(node, vnet, &neighbours)?;
+            batch(&cgroups, vnet, &neighbours)?;
         }
         let substrate = node.json(&["inspect", "substrate"]);
         let mux = substrate["status"]["mux"]["pid"].as_u64().context("the mux's process")?;
         let mut processes = vec![u32::try_from(mux)?];
-        let cgroups = Cgroups::new(&node.cgroup())?;
         for cgroup in guest_cgroups(design) {
             let mut found = Vec::new();
             eventually("the guest runs", || {
@@ -323,11 +324,14 @@ impl Pdp {
     /// Gives the routers routes, and waits until their guests have them.
     pub fn add_routes(&self, node: &Node, prefixes: &[Prefix]) -> Result<()> {
         let ways: Vec<_> = self.design.ports().map(|port| (port.neighbour, port.device)).collect();
+        // Guests get theirs while others are given some.
+        for vnet in 0..self.design.vnets {
+            for some in prefixes.chunks(kernel::ROUTES_AT_ONCE) {
+                batch(&self.cgroups, vnet, &kernel::routes(some, &ways))?;
+            }
+        }
         for vnet in 0..self.design.vnets {
             let end = Instant::now() + TABLE_MAX;
-            for some in prefixes.chunks(kernel::ROUTES_AT_ONCE) {
-                batch(node, vnet, &kernel::routes(some, &ways))?;
-            }
             for guest in (0..self.design.guests.len()).map(|guest| guest.to_string()) {
                 loop {
                     let router = format!("bench{vnet}/r1");
@@ -365,15 +369,20 @@ fn keep_on(cpu: usize, process: u32) -> Result<()> {
     Ok(())
 }
 
-/// Gives `ip -batch` in a router these lines.
-fn batch(node: &Node, vnet: usize, lines: &str) -> Result<()> {
-    let router = format!("bench{vnet}/r1");
-    let mut command = node.pdp_command(&["exec", &router, "--", "ip", "-batch", "-"]);
+/// Gives `ip -batch` in a router's network namespace these lines. `pdp exec` would start a container's process for it.
+fn batch(cgroups: &Cgroups, vnet: usize, lines: &str) -> Result<()> {
+    let router = cgroups.processes(&format!("vnets/_bench{vnet}/_r1/guest"))?;
+    let router = router.first().with_context(|| format!("bench{vnet}/r1 does not run"))?;
+    let mut command = Command::new("nsenter");
+    command.args([&format!("--net=/proc/{router}/ns/net"), "ip", "-batch", "-"]);
     let output = pdp_e2e::run(&mut command, lines);
     let (errors, status) = (String::from_utf8_lossy(&output.stderr), output.status);
-    ensure!(status.success(), "ip -batch in {router}: {status} {errors}");
+    ensure!(status.success(), "ip -batch in bench{vnet}/r1: {status} {errors}");
     Ok(())
 }
 
-/// The interfaces of a [`crate::site::Site`].
-pub const SITE_INTERFACES: &str = "    A0: {device: extA}\n    B0: {device: extB}\n";
+/// The interfaces of a [`crate::site::Site`], whose frames are had so.
+pub fn site_interfaces(attach: &str) -> String {
+    let interface = |side| format!("    {side}0: {{device: ext{side}, attach: {attach}}}\n");
+    ["A", "B"].map(interface).concat()
+}

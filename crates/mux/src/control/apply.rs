@@ -248,3 +248,56 @@ fn set_external(core: &mut Core, slot: usize, spec: &mux::External) {
     external.mac = mac;
     external.mtu = spec.mtu;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use pdp_proto::mux::Outlet;
+
+    use super::*;
+    use crate::control::workers::{Settings, WorkerHandle};
+    use crate::counters::Reason;
+    use crate::exit::{Exit, Tools};
+    use crate::packets::Batch;
+
+    /// Tells, when it is closed, how many are in its place.
+    #[derive(Debug)]
+    struct Replaced(WorkerHandle, Sender<usize>);
+
+    impl Exit for Replaced {
+        fn room(&mut self) -> usize {
+            0
+        }
+
+        fn send(&mut self, _: &mut Tools<'_>, _: &mut Batch) -> Reason {
+            Reason::ExternalGone
+        }
+
+        fn close(self: Box<Self>) -> Batch {
+            let count = |worker: &mut crate::worker::Worker| {
+                worker.core.external(0).map_or(0, |it| it.exits.all().len())
+            };
+            self.1.send(self.0.call(count).unwrap()).unwrap();
+            vec![]
+        }
+    }
+
+    /// The kernel takes its time to close a socket: the interface has the next one before that.
+    #[test]
+    fn a_replaced_interface_does_not_wait_for_what_is_closed() {
+        let settings = Settings { workers: 1, cpus: vec![], pool_packets: 8192 };
+        let control = Control::start(&settings).unwrap();
+        let put = |outlet| {
+            let external = mux::External { name: "A".into(), mtu: 1500, outlet };
+            assert_eq!(control.put_external(external, vec![]).unwrap(), Reply::Done);
+        };
+        let device = mux::Device { device: "a".into(), ifindex: 1, mac: [0; 6], is_virtual: true };
+        put(Outlet::Packet(device));
+        let (told, tells) = channel();
+        let exit = Replaced(control.workers[0].clone(), told);
+        control.add_exit(0, 0, Box::new(exit)).unwrap();
+        put(Outlet::Generator(mux::Generator { pps: 0, frames: 0, number_at: None }));
+        assert_eq!(tells.try_recv(), Ok(1));
+    }
+}

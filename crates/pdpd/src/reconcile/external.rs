@@ -16,6 +16,7 @@ use pdp_spec::DeviceAttach;
 use pdp_spec::limits::MTU_MAX;
 
 use super::{Doing, Next, Reconciler, lock};
+use crate::control::MuxHello;
 use crate::host::{self, HostError};
 use crate::key::Key;
 use crate::plan::{DevicePlan, Directory, ExternalPlan, GeneratorPlan, MemifPlan, Plan, VnetPlan};
@@ -171,7 +172,9 @@ impl Reconciler {
     ) -> Result<(), HostError> {
         match wanted {
             ExternalPlan::Device(device) => match device.attach {
-                DeviceAttach::AfXdp => self.xdp_device(name, device, attached),
+                DeviceAttach::AfXdp | DeviceAttach::AfXdpBusyPoll => {
+                    self.xdp_device(name, device, attached)
+                }
                 DeviceAttach::Packet => self.packet_device(name, device, attached),
             },
             ExternalPlan::Memif(memif) => self.memif(name, memif, attached),
@@ -227,7 +230,9 @@ impl Reconciler {
         let machine = &self.machine;
         let device = device(wanted, attached)?;
         let tell = device_told(name, &device, mux::Outlet::Xdp);
-        let made_for = format!("{} {}", wanted.device, device.index);
+        let busily = wanted.attach == DeviceAttach::AfXdpBusyPoll;
+        let how = if busily { "busy-poll " } else { "" };
+        let made_for = format!("{how}{} {}", wanted.device, device.index);
         let pins = wanted.pins.to_string_lossy();
         let step = self.begin(name, &made_for, &pins, attached)?;
         let xdp = match step {
@@ -245,15 +250,20 @@ impl Reconciler {
             // The mux's sockets are in the map already.
             machine.put_external(tell.clone(), &[])?;
         } else {
-            let pool = machine.mux()?.pool;
+            let MuxHello { pool, externals, .. } = machine.mux()?;
+            if externals.iter().any(|known| known == name) {
+                // The kernel lets a queue have one AF_XDP socket, so that those of before go first.
+                machine.put_external(device_told(name, &device, mux::Outlet::Packet), &[])?;
+            }
             let mut sockets = Vec::new();
             for queue in 0..device.receive_queues.max(1) {
+                let failed =
+                    |source| HostError::Socket { device: wanted.device.clone(), queue, source };
                 let socket = pdp_afxdp::create_socket(pool.as_fd(), device.index, queue);
-                let socket = socket.map_err(|source| HostError::Socket {
-                    device: wanted.device.clone(),
-                    queue,
-                    source,
-                })?;
+                let socket = socket.map_err(failed)?;
+                if busily {
+                    pdp_afxdp::poll_busily(socket.as_fd()).map_err(failed)?;
+                }
                 sockets.push((queue, socket));
             }
             let descriptors: Vec<_> = sockets.iter().map(|(_, socket)| socket.as_fd()).collect();
