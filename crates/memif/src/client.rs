@@ -201,22 +201,24 @@ impl Lane {
     #[inline]
     fn take(&mut self) -> (u32, Descriptor) {
         let descriptor = self.ring.descriptor(self.tail);
-        (self.take_buffer(), descriptor)
-    }
-
-    /// Takes the buffer of the oldest slot back.
-    #[inline]
-    fn take_buffer(&mut self) -> u32 {
         let buffer = self.buffers[self.ring.slot(self.tail)];
         self.tail = self.tail.wrapping_add(1);
-        buffer
+        (buffer, descriptor)
+    }
+
+    /// Takes the buffers of the oldest slots back, which are so many.
+    fn take_buffers(&mut self, count: u16, free: &mut Vec<u32>) {
+        let start = self.ring.slot(self.tail);
+        let (wrapped, on) = self.buffers.split_at(start);
+        let count_on = on.len().min(count.into());
+        free.extend_from_slice(&on[..count_on]);
+        free.extend_from_slice(&wrapped[..usize::from(count) - count_on]);
+        self.tail = self.tail.wrapping_add(count);
     }
 
     /// Takes everything back, and makes the ring new.
     fn reset(&mut self, flags: u16, free: &mut Vec<u32>) {
-        while self.tail != self.head {
-            free.push(self.take_buffer());
-        }
+        self.take_buffers(self.head.wrapping_sub(self.tail), free);
         (self.head, self.tail, self.shown) = (0, 0, 0);
         self.ring.reset(flags);
     }
@@ -244,8 +246,8 @@ pub struct Client {
     bell: OwnedFd,
     /// Rung for the server.
     server_bell: OwnedFd,
-    /// Whether the server is to be rung.
-    rings: bool,
+    /// Whether it was shown something since [`Client::ring`].
+    unheard: bool,
     link: Link,
     socket: Option<OwnedFd>,
     since: Instant,
@@ -283,7 +285,7 @@ impl Client {
             to_server,
             bell: bell::eventfd()?,
             server_bell: bell::eventfd()?,
-            rings: false,
+            unheard: false,
             link: Link::Down,
             socket: None,
             since: Instant::now(),
@@ -496,11 +498,7 @@ impl Client {
             return;
         }
         match self.to_server.done() {
-            Some(done) => {
-                for _ in 0..done {
-                    self.free.push(self.to_server.take_buffer());
-                }
-            }
+            Some(done) => self.to_server.take_buffers(done, &mut self.free),
             None => self.go_down("server index out of bounds".into()),
         }
     }
@@ -554,7 +552,10 @@ impl Client {
     /// As [`Self::flush`], but what is to be rung is left for [`Self::ring`]: call that at the latest
     /// when nothing more is to be sent. Makes no system call.
     pub fn show(&mut self) {
-        self.reclaim();
+        // No sooner than needed: to look takes a line of the cache away from the server.
+        if self.free.len() < self.from_server.room().into() {
+            self.reclaim();
+        }
         if self.link != Link::Up {
             return;
         }
@@ -563,14 +564,16 @@ impl Client {
         let lane = &mut self.to_server;
         if lane.shown != lane.head {
             lane.shown = lane.head;
-            self.rings |= idle::publish(lane.ring.head(), lane.head, lane.ring.flags());
+            lane.ring.head().store(lane.head, Ordering::Release);
+            self.unheard = true;
         }
     }
 
-    /// Rings if the server wants it for what it was shown.
+    /// Rings if the server sleeps and was shown something since the last call. To look whether it sleeps takes
+    /// until all that was written can be seen, which is too long for each batch.
     #[inline]
     pub fn ring(&mut self) {
-        if std::mem::take(&mut self.rings) {
+        if std::mem::take(&mut self.unheard) && idle::is_asleep(self.to_server.ring.flags()) {
             bell::ring_own(self.server_bell.as_fd());
         }
     }

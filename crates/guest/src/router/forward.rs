@@ -200,24 +200,8 @@ impl Forwarder {
         }
         v4.look_up(|destinations, values| fib.lookup_v4(destinations, values));
         v6.look_up(|destinations, values| fib.lookup_v6(destinations, values));
-        for (packet, destination, value) in v4.iter() {
-            let frame = packet.frame as usize;
-            let destination = || IpAddr::V4(Ipv4Addr::from(destination));
-            let decision = send(fib, frames, packet, destination, value, false);
-            if let Decision::Out(_) = decision {
-                ipv4::decrement_ttl(&mut frames.bytes_mut(frame)[ether::HEADER_BYTES..]);
-            }
-            frames.decide(frame, decision);
-        }
-        for (packet, destination, value) in v6.iter() {
-            let frame = packet.frame as usize;
-            let destination = || IpAddr::V6(Ipv6Addr::from(destination));
-            let decision = send(fib, frames, packet, destination, value, true);
-            if let Decision::Out(_) = decision {
-                ipv6::decrement_hop_limit(&mut frames.bytes_mut(frame)[ether::HEADER_BYTES..]);
-            }
-            frames.decide(frame, decision);
-        }
+        leave(fib, frames, v4, |to| Ipv4Addr::from(to).into(), ipv4::decrement_ttl, false);
+        leave(fib, frames, v6, |to| Ipv6Addr::from(to).into(), ipv6::decrement_hop_limit, true);
     }
 }
 
@@ -306,55 +290,109 @@ fn classify_v6(
     }
 }
 
-/// The rules from the route on. A frame that goes out gets its link header and its length; TTL
-/// and hop limit are the caller's.
+/// Where a packet goes.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    vport: u16,
+    /// Destination and source of the link header.
+    addresses: [u8; 12],
+    /// Largest packet.
+    packet_bytes_max: u32,
+    /// Whether all packets of its route go there that are no larger.
+    all: bool,
+}
+
+/// The rules from the route on, for the packets of one family. Those that go out get their link header, their
+/// length, and a smaller TTL or hop limit.
 #[inline]
-fn send(
+fn leave<A: Copy>(
     fib: &mut Fib,
     frames: &mut impl Frames,
+    packets: &Family<A>,
+    address: impl Fn(A) -> IpAddr,
+    decrement: impl Fn(&mut [u8]),
+    v6: bool,
+) {
+    // Most have the route of the one before.
+    let mut last: Option<(u32, Found)> = None;
+    for (packet, destination, value) in packets.iter() {
+        let frame = packet.frame as usize;
+        let found = match last {
+            Some((route, found))
+                if route == value
+                    && packet.punt.is_none()
+                    && packet.packet_bytes <= found.packet_bytes_max =>
+            {
+                Ok(found)
+            }
+            _ => find(fib, frames, packet, || address(destination), value, v6),
+        };
+        match found {
+            Ok(found) => {
+                if found.all {
+                    last = Some((value, found));
+                }
+                let bytes = frames.bytes_mut(frame);
+                if let Some((header, rest)) =
+                    bytes.split_first_chunk_mut::<{ ether::HEADER_BYTES }>()
+                {
+                    header[..12].copy_from_slice(&found.addresses);
+                    decrement(rest);
+                }
+                // Behind the packet there is Ethernet's padding, or nothing.
+                frames.cut(frame, ether::HEADER_BYTES + packet.packet_bytes as usize);
+                frames.decide(frame, Decision::Out(found.vport));
+            }
+            Err(decision) => frames.decide(frame, decision),
+        }
+    }
+}
+
+/// The rules from the route on, for one packet.
+#[inline(never)]
+fn find(
+    fib: &mut Fib,
+    frames: &impl Frames,
     packet: Routed,
     destination: impl Fn() -> IpAddr,
     value: u32,
     v6: bool,
-) -> Decision {
-    let (frame, packet_bytes) = (packet.frame as usize, packet.packet_bytes);
+) -> Result<Found, Decision> {
     let mut punt = packet.punt.map(Decision::Punt);
+    let or = |punt: Option<Decision>, other| Err(punt.unwrap_or(other));
     let group = match Fib::route(value) {
         Route::Group(group) => group,
-        Route::Drop => return punt.unwrap_or(Decision::Drop(GuestDrop::Blackhole)),
-        Route::Punt | Route::None => return punt.unwrap_or(EXCEPTION),
+        Route::Drop => return or(punt, Decision::Drop(GuestDrop::Blackhole)),
+        Route::Punt | Route::None => return or(punt, EXCEPTION),
     };
+    let frame = packet.frame as usize;
     let Some(way) = fib.way(group, || flow::ip(frames.bytes(frame)) ^ fib.seed()) else {
-        return punt.unwrap_or(EXCEPTION);
+        return or(punt, EXCEPTION);
     };
     if way.chosen && !fib.chooses(v6) {
         punt = punt.or(Some(HOOK));
     }
     let Some(egress) = fib.vport(way.vport).filter(|egress| egress.up) else {
-        return punt.unwrap_or(EXCEPTION);
+        return or(punt, EXCEPTION);
     };
-    if packet_bytes > egress.mtu.min(way.mtu) {
+    let packet_bytes_max = egress.mtu.min(way.mtu);
+    if packet.packet_bytes > packet_bytes_max {
         punt = punt.or(Some(EXCEPTION));
     }
     let back = if v6 { egress.hooked.back_v6 } else { egress.hooked.back_v4 };
     if egress.hooked.out || back && way.vport == frames.vport(frame) {
         punt = punt.or(Some(HOOK));
     }
-    let source = egress.mac;
+    let mut addresses = [0; 12];
+    addresses[6..].copy_from_slice(&egress.mac);
     let Some(mac) = fib.link_address(&way, &destination) else {
         // Whatever it goes to the kernel for, that asks for the station.
         return match fib.may_ask(&way, destination) {
-            true => punt.unwrap_or(NEIGHBOUR),
-            false => Decision::Drop(GuestDrop::Unresolved),
+            true => or(punt, NEIGHBOUR),
+            false => Err(Decision::Drop(GuestDrop::Unresolved)),
         };
     };
-    if let Some(punt) = punt {
-        return punt;
-    }
-    let bytes = frames.bytes_mut(frame);
-    bytes[..6].copy_from_slice(&mac);
-    bytes[6..12].copy_from_slice(&source);
-    // Behind the packet there is Ethernet's padding, or nothing.
-    frames.cut(frame, ether::HEADER_BYTES + packet_bytes as usize);
-    Decision::Out(way.vport)
+    addresses[..6].copy_from_slice(&mac);
+    let all = way.gateway.is_some() && !way.chosen && !back;
+    punt.map_or(Ok(Found { vport: way.vport, addresses, packet_bytes_max, all }), Err)
 }

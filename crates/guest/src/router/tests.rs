@@ -552,6 +552,35 @@ fn gateways_of_the_other_family_and_none() {
     assert_eq!(check(&world, frames), want);
 }
 
+/// That the frame before had the same route says nothing about where it came by, its length and its options.
+#[test]
+fn frames_of_one_route_are_decided_on_each_by_itself() {
+    for back in [false, true] {
+        let mut world = plain();
+        world.vports[1].hooked.back_v4 = back;
+        world.groups[0].1 = 60;
+        let frame = |came_by, options: &[u8], bytes| {
+            let mut header =
+                etherparse::Ipv4Header::new(bytes, 64, 17u8.into(), [10, 9, 9, 9], [10, 1, 1, 1])
+                    .unwrap();
+            header.options = options.try_into().unwrap();
+            let mut frame = Vec::new();
+            PacketBuilder::ethernet2([2, 7, 7, 7, 7, 7], mac_of(came_by))
+                .ip(etherparse::IpHeaders::Ipv4(header, Default::default()))
+                .write(&mut frame, 17u8.into(), &vec![0; bytes.into()])
+                .unwrap();
+            (came_by, frame)
+        };
+        let fits = || frame(0, &[], 40);
+        let frames =
+            vec![fits(), frame(0, &[], 41), frame(0, &[1; 4], 8), frame(1, &[], 8), fits()];
+        let exception = Decision::Punt(PuntClass::Exception);
+        let returns = if back { Decision::Punt(PuntClass::Hook) } else { Decision::Out(1) };
+        let want = [Decision::Out(1), exception, exception, returns, Decision::Out(1)];
+        assert_eq!(check(&world, frames), want);
+    }
+}
+
 #[test]
 fn routing_protocols_reach_the_control_guest() {
     let world = plain();
