@@ -59,8 +59,8 @@ impl Bench {
         let (peer, link, control) = pair(&guest.socket, 0, self.links);
         self._controls.push(control);
         let who = Who::Guest(guest.number);
-        let attached = self.worker.change(0, |vnet, _| vnet.attach(node, who, 0, link));
-        assert!(attached.unwrap().is_ok());
+        let attached = self.worker.change(0, |vnet, _| vnet.attach(node, who, 0, link).is_ok());
+        assert_eq!(attached, Some(true));
         peer
     }
 

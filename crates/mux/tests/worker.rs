@@ -161,8 +161,9 @@ impl Bench {
             .watch
             .add_bell(Some(slot), &link.lane.doorbell().unwrap())
             .unwrap();
-        let attached = self.workers[1].change(slot, |vnet, _| vnet.attach(node, who, 0, link));
-        assert!(attached.unwrap().is_ok());
+        let attached =
+            self.workers[1].change(slot, |vnet, _| vnet.attach(node, who, 0, link).is_ok());
+        assert_eq!(attached, Some(true));
         tap
     }
     fn rests(&self) -> bool {
