@@ -75,6 +75,11 @@ pub fn link(vnet: &str, link: &str) -> String {
     format!("{VNETS}/{}/links/{}", segment(vnet), segment(link))
 }
 
+/// `GET`: what a segment has learned, [`Fdb`](crate::Fdb). `DELETE`: it forgets all. The link is named as in [`link`].
+pub fn fdb(vnet: &str, link: &str) -> String {
+    format!("{}/fdb", self::link(vnet, link))
+}
+
 /// `POST` [`ExecRequest`](crate::exec::ExecRequest): upgrade to [`crate::exec::UPGRADE`].
 pub fn exec(vnet: &str, node: &str) -> String {
     format!("{}/exec", self::node(vnet, node))

@@ -221,19 +221,19 @@ pub struct PortStatus {
 pub struct LinkStatus {
     /// Its name.
     pub name: String,
-    /// Its two ends: `r1:eth0`, or `A (vxlan 10.9.0.1 > 10.9.0.2 vni 7)` for the outside.
+    /// Its ends: `r1:eth0`, or `A (vxlan 10.9.0.1 > 10.9.0.2 vni 7)` for the outside.
     pub endpoints: Vec<String>,
     /// Set up by its user (see `link down`).
     pub up: bool,
     /// Of one that is down: its ends keep their carrier.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub silent: bool,
-    /// Whether its ends have carrier: up, or down silently, and both ends are there.
+    /// Whether its ends have carrier: up, or down silently, and, of two, both are there.
     pub carrier: bool,
     /// Why it does not carry frames, and what to do; of a tunnel also what is wrong with its way outside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Rate in each direction, bits a second; absent for no limit.
+    /// Rate of what leaves by each end, bits a second; absent for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bps: Option<u64>,
 }

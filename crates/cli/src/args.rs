@@ -66,6 +66,7 @@ pub enum Command {
     Shell(Shell),
     Logs(Logs),
     Link(Link),
+    Fdb(Fdb),
     Scale(Scale),
     Stats(Stats),
     Routes(Routes),
@@ -282,6 +283,23 @@ pub struct Link {
     /// Of `down`: without a loss of carrier.
     #[arg(long)]
     pub silent: bool,
+}
+
+/// Show which link addresses an Ethernet segment (a link of more than two ends) has learned.
+///
+/// Each with the end that it was last heard at, and how many seconds ago; after 300 s without a frame from it an
+/// address is forgotten.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp fdb red/lan\n         pdp fdb red/lan --clear")]
+pub struct Fdb {
+    /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
+    #[arg(value_name = "LINK")]
+    pub name: LinkName,
+    /// Have it forget them.
+    #[arg(long)]
+    pub clear: bool,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

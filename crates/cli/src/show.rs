@@ -10,7 +10,7 @@ use pdp_api::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::args::{Doctor, Format, Get, Inspect, Version};
+use crate::args::{Doctor, Fdb, Format, Get, Inspect, Version};
 use crate::daemon;
 use crate::failure::Failure;
 use crate::output::{self, or_dash, print, section, table};
@@ -36,6 +36,20 @@ pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
         let header =
             ["VNET", "STATE", "ROUTERS", "HOSTS", "LINKS", "GUESTS", "POWER", "FES", "NOTE"];
         table(header, vnets.iter().map(summary).collect())
+    })
+}
+
+pub async fn fdb(client: &Client, args: Fdb) -> Result<ExitCode, Failure> {
+    let name = &args.name;
+    if args.clear {
+        client.clear_fdb(&name.vnet, &name.link).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(args.format, &client.fdb(&name.vnet, &name.link).await?, |entries| {
+        let rows = entries
+            .iter()
+            .map(|entry| [entry.endpoint.clone(), entry.mac.clone(), format!("{} s", entry.age_s)]);
+        table(["END", "MAC", "HEARD"], rows.collect())
     })
 }
 

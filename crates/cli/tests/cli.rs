@@ -419,6 +419,9 @@ fn changes_reach_the_daemon() {
     out(&server, &["link", "down", "red/r1:eth0"]);
     out(&server, &["link", "down", "red/r1:eth0", "--silent"]);
     out(&server, &["link", "up", "red/r1-h1"]);
+    let learned = out(&server, &["fdb", "red/r1-h1"]);
+    assert!(learned.contains("h1:eth0  02:00:00:00:00:01  7 s"), "{learned}");
+    out(&server, &["fdb", "red/r1-h1", "--clear"]);
     out(&server, &["delete", "-f", path]);
     out(&server, &["up", "-f", path]);
     out(&server, &["down", "--purge"]);
@@ -427,6 +430,7 @@ fn changes_reach_the_daemon() {
         "link r1:eth0 false",
         "link r1:eth0 false silent",
         "link r1-h1 true",
+        "fdb r1-h1 cleared",
         "deleted red",
         "up",
         "applied red",

@@ -268,11 +268,14 @@ fn vnet() -> Vnet {
         }],
         vlinks: vec![Vlink {
             name: "l".into(),
-            a: End::Port { node: "r1".into(), port: 0 },
-            b: End::Port { node: "r1".into(), port: 1 },
+            ends: vec![
+                End::Port { node: "r1".into(), port: 0 },
+                End::Port { node: "r1".into(), port: 1 },
+            ],
             rate_bps: Some(1_000_000),
             queue_frames: 8,
             up: true,
+            segment: None,
         }],
     }
 }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, LinkRequest, NodeProcess,
-    Problem, Report, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace,
-    TraceRequest, Version, Vnet, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkRequest,
+    NodeProcess, Problem, Report, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
+    TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -108,6 +108,10 @@ impl Daemon for Nothing {
     }
 
     fn stats(&self, _: &Scope, _: StatsQuery) -> Result<Stats, Problem> {
+        nothing()
+    }
+
+    fn fdb(&self, _: &str, _: &str, _: bool) -> Result<Vec<FdbEntry>, Problem> {
         nothing()
     }
 

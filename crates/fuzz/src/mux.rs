@@ -316,11 +316,11 @@ fn vnet() -> Vnet {
     let end = |node: &str, port| End::Port { node: node.into(), port };
     let vlink = |name: &str, a, b| Vlink {
         name: name.into(),
-        a,
-        b,
+        ends: vec![a, b],
         rate_bps: None,
         queue_frames: 8,
         up: true,
+        segment: None,
     };
     Vnet {
         name: "red".into(),
@@ -332,7 +332,7 @@ fn vnet() -> Vnet {
         vlinks: vec![
             vlink(
                 "left",
-                End::External { interface: "A".into(), by: vxlan_tunnel(5) },
+                End::External { name: "out".into(), interface: "A".into(), by: vxlan_tunnel(5) },
                 end("r1", 0),
             ),
             vlink("right", end("r1", 1), end("h1", 0)),

@@ -171,11 +171,14 @@ fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> 
     };
     let vlink = |number: u16, interface: &str| Vlink {
         name: interface.into(),
-        a: End::Port { node: "r1".into(), port: number },
-        b: End::External { interface: interface.into(), by: by.clone() },
+        ends: vec![
+            End::Port { node: "r1".into(), port: number },
+            End::External { name: interface.into(), interface: interface.into(), by: by.clone() },
+        ],
         rate_bps: None,
         queue_frames: 0,
         up: true,
+        segment: None,
     };
     Vnet {
         name: "v".into(),

@@ -44,7 +44,13 @@ named! {
         NoTap = "no-tap",
         /// The TAP helper's ring is full.
         TapRingFull = "tap-ring-full",
-        /// Sent out of a port without a vlink.
+        /// More frames of its end than may go to all ends of its segment.
+    FloodLimit = "flood-limit",
+    /// No packet for its copy, which was to go here.
+    FloodNoPacket = "flood-no-packet",
+    /// The segment has its address where it came from, or behind another tunnel than that which it came by.
+    NoOtherEnd = "no-other-end",
+    /// Sent out of a port without a vlink.
         Unconnected = "unconnected",
         /// No room in the vlink's queue.
         QueueFull = "queue-full",
@@ -152,13 +158,25 @@ pub struct PortCounters {
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
+    /// Copies of frames that went to many.
+    pub copied: u64,
     /// Frames handed to the TAP.
     pub punted: u64,
     /// Frames that ended in a guest.
     pub consumed: u64,
     /// Frames that a capture did not get.
     pub capture_missed: u64,
-    dropped: [u64; Reason::ALL.len()],
+    dropped: ByReason,
+}
+
+/// A counter for each reason.
+#[derive(Clone, Debug)]
+struct ByReason([u64; Reason::ALL.len()]);
+
+impl Default for ByReason {
+    fn default() -> Self {
+        Self([0; Reason::ALL.len()])
+    }
 }
 
 impl PortCounters {
@@ -169,7 +187,7 @@ impl PortCounters {
 
     /// Counts dropped frames.
     pub fn drop_all(&mut self, reason: Reason, frames: u64) {
-        self.dropped[reason as usize] += frames;
+        self.dropped.0[reason as usize] += frames;
     }
 
     /// For the API: reasons that never occurred are left out.
@@ -180,9 +198,10 @@ impl PortCounters {
             made: self.made,
             sent: self.sent,
             sent_bytes: self.sent_bytes,
+            copied: self.copied,
             punted: self.punted,
             consumed: self.consumed,
-            dropped: occurred(&Reason::ALL.map(Reason::name), &self.dropped),
+            dropped: occurred(&Reason::ALL.map(Reason::name), &self.dropped.0),
             capture_missed: self.capture_missed,
             underlay: None,
         }

@@ -46,13 +46,15 @@ pub enum Way {
     Port(u16),
     /// Out of an external interface.
     Outside(Outside),
+    /// Into this one of the vnet's segments, by this end of it.
+    Segment(u16, u8),
 }
 
 impl Way {
     /// As [`Outside::find`].
     pub fn find(&self) -> Option<Hop> {
         match self {
-            Self::Port(_) => None,
+            Self::Port(_) | Self::Segment(..) => None,
             Self::Outside(outside) => outside.find(),
         }
     }

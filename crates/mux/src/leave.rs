@@ -180,11 +180,15 @@ impl Vnet {
         let Some(link) = &here.link else {
             return here.drop_all(core, Reason::Unconnected, frames);
         };
-        let Way::Port(to) = link.way else {
-            if !link.held.is_empty() {
-                self.retry(core, row.port);
+        let to = match link.way {
+            Way::Port(to) => to,
+            Way::Segment(at, end) => return self.enter_all(core, (at, end), frames),
+            Way::Outside(_) => {
+                if !link.held.is_empty() {
+                    self.retry(core, row.port);
+                }
+                return self.put_out(core, row, frames);
             }
-            return self.put_out(core, row, frames);
         };
         here.counters.sent += row.frames as u64;
         here.counters.sent_bytes += row.bytes as u64;

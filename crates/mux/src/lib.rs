@@ -2,7 +2,7 @@
 //!
 //! A packet's way, in the order of the files: [`worker`] (the round, with all stages in one place), [`external`]
 //! and [`exit`] (AF_XDP, memif, [`generator`]), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
-//! [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
+//! [`onward`] (along vlinks that are more than a wire; [`segment`]), [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
 //! (what guests and TAPs send), [`leave`] ([`shape`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
 //! memif connections), [`capture`], [`trace`], [`meter`] (cycles).
 //!
@@ -30,11 +30,13 @@ pub mod lane;
 pub mod leave;
 pub mod memif;
 pub mod meter;
+pub mod onward;
 pub mod order;
 pub mod packets;
 pub mod peer;
 pub mod police;
 pub mod ringers;
+pub mod segment;
 pub mod shape;
 pub mod share;
 pub mod sleep;

@@ -16,13 +16,14 @@ use crate::capture::Sink;
 use crate::core::Core;
 use crate::counters::{Counted, PortCounters, Reason};
 use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
-use crate::encapsulate::Way;
+use crate::encapsulate::{self, Way};
 use crate::lane::{Lane, Link, PULL_FRAMES};
 use crate::meter::Stage;
 use crate::order::Order;
 use crate::packets::Batch;
 use crate::peer::{Guest, Silence};
 use crate::police::TokenBucket;
+use crate::segment::Segment;
 use crate::shape::{LOCAL_RATE, Shaper};
 use crate::timers::Timers;
 use crate::trace::Wish;
@@ -40,6 +41,13 @@ pub const SILENCE_NS_MAX: u64 = 2_000_000_000;
 /// Time between two looks whether guests complete anything, nanoseconds. Looks are counted, not time: a
 /// mux or a machine that stood still has not looked.
 pub const CHECK_NS: u64 = SILENCE_NS_MAX / 8;
+
+const PUNT_CLASSES: usize = PuntClass::ALL.len();
+
+const NO_LIMITS: [Rate; PUNT_CLASSES] = [Rate { bps: 0, pps: 0 }; PUNT_CLASSES];
+
+/// Of an end outside: what it carries is looked at where a frame is wrapped.
+const OWN_MTU: u32 = u16::MAX as u32;
 
 /// Where a peer of a node is connected: as a guest, and by which of its lanes; or else as the TAP helper.
 pub(crate) type Seat = Option<(usize, usize)>;
@@ -74,6 +82,9 @@ pub struct Vnet {
     pub changed: Option<Vec<u16>>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) ports: Vec<Port>,
+    /// Those of them that are ends outside by themselves.
+    pub(crate) own_ports: Range<usize>,
+    pub(crate) segments: Vec<Segment>,
     /// Frames that vlinks inside the node brought.
     pub(crate) local: Batch,
     /// When ports are looked at whose vlinks have frames waiting.
@@ -160,17 +171,43 @@ impl Router {
 pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) node: usize,
-    /// The vport: its place in the node.
+    /// The vport: its place in the node, of which no more than 256 are used.
     pub(crate) index: u8,
     pub(crate) mtu: u32,
     pub(crate) counters: PortCounters,
-    pub(crate) punts: [Limit; PuntClass::ALL.len()],
+    pub(crate) punts: [Limit; PUNT_CLASSES],
     pub(crate) link: Option<PortLink>,
     pub(crate) captures: Vec<Sink>,
     pub(crate) wish: Option<Wish>,
+    /// Of an end outside: where its frames go on to.
+    pub(crate) onward: Option<Onward>,
+}
+
+/// Where a vlink takes what comes by an end outside that is a port of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Onward {
+    /// Out of this port.
+    Out(u16),
+    /// Into this one of the vnet's segments, by this end of it.
+    Segment(u16, u8),
 }
 
 impl Port {
+    fn new(name: &str, node: usize, index: usize, mtu: u32, punts: [Rate; PUNT_CLASSES]) -> Self {
+        Self {
+            name: name.into(),
+            node,
+            index: index as u8,
+            mtu,
+            counters: PortCounters::default(),
+            punts: punts.map(Limit::new),
+            link: None,
+            captures: vec![],
+            wish: None,
+            onward: None,
+        }
+    }
+
     /// Frames that wait in its vlink.
     fn waiting(&self) -> usize {
         self.link.as_ref().map_or(0, PortLink::waiting)
@@ -190,6 +227,18 @@ pub(crate) struct PortLink {
 }
 
 impl PortLink {
+    /// Towards `far`, by `way`, at `default` if the vlink has no rate.
+    fn new(vlink: &mux::Vlink, far: &End, way: Way, default: Rate) -> Self {
+        let rate = vlink.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
+        Self {
+            up: vlink.up,
+            way,
+            shaper: Shaper::new(rate, vlink.queue_frames),
+            held: VecDeque::new(),
+            identity: (vlink.name.clone(), far.clone()),
+        }
+    }
+
     /// Frames that wait for its rate or for its tunnel's next hop.
     pub(crate) fn waiting(&self) -> usize {
         self.shaper.waiting() + self.held.len()
@@ -222,20 +271,9 @@ impl Vnet {
         let mut nodes = Vec::new();
         let mut ports = Vec::new();
         for node in &spec.nodes {
-            let limits = node.router.as_ref().map(|router| router.punt_limits);
-            let none = Rate { bps: 0, pps: 0 };
+            let limits = node.router.as_ref().map_or(NO_LIMITS, |router| router.punt_limits);
             for (index, port) in node.ports.iter().enumerate() {
-                ports.push(Port {
-                    name: port.name.clone(),
-                    node: nodes.len(),
-                    index: index as u8,
-                    mtu: port.mtu,
-                    counters: PortCounters::default(),
-                    punts: limits.unwrap_or([none; PuntClass::ALL.len()]).map(Limit::new),
-                    link: None,
-                    captures: vec![],
-                    wish: None,
-                });
+                ports.push(Port::new(&port.name, nodes.len(), index, port.mtu, limits));
             }
             nodes.push(Node {
                 name: node.name.clone(),
@@ -245,6 +283,15 @@ impl Vnet {
                 router: node.router.as_ref().map(|router| new_router(router, node.ports.len())),
             });
         }
+        let own = spec.own_ends();
+        let own_ports = ports.len()..ports.len() + own.len();
+        if !own.is_empty() {
+            for (index, end) in own.iter().enumerate() {
+                ports.push(Port::new(end.name, nodes.len(), index, OWN_MTU, NO_LIMITS));
+            }
+            let (name, first, count) = (mux::OUTSIDE.into(), own_ports.start, own.len());
+            nodes.push(Node { name, first, count, tap: None, router: None });
+        }
         let mut vnet = Self {
             slot,
             generation,
@@ -253,6 +300,8 @@ impl Vnet {
             changed: None,
             nodes,
             ports,
+            own_ports: own_ports.clone(),
+            segments: vec![],
             local: vec![],
             timers: Timers::default(),
             waiting: 0,
@@ -262,7 +311,8 @@ impl Vnet {
             asks: true,
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
-            for (near, far) in [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)] {
+            let ([a, b], true) = (vlink.ends.as_slice(), vlink.is_wire()) else { continue };
+            for (near, far) in [(a, b), (b, a)] {
                 let Some(at) = vnet.port_of(near) else { continue };
                 let way = match vnet.port_of(far) {
                     Some(far) => Some(Way::Port(far as u16)),
@@ -273,17 +323,53 @@ impl Vnet {
                 } else {
                     Rate { bps: 0, pps: 0 }
                 };
-                let rate = vlink.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
-                vnet.ports[at].link = way.map(|way| PortLink {
-                    up: vlink.up,
-                    way,
-                    shaper: Shaper::new(rate, vlink.queue_frames),
-                    held: VecDeque::new(),
-                    identity: (vlink.name.clone(), far.clone()),
-                });
+                vnet.ports[at].link = way.map(|way| PortLink::new(vlink, far, way, default));
             }
         }
+        let none = Rate { bps: 0, pps: 0 };
+        let mut firsts: Vec<Option<usize>> = vec![None; spec.vlinks.len()];
+        for (at, end) in own_ports.clone().zip(&own) {
+            let vlink = &spec.vlinks[end.vlink];
+            let way = outside(end.vlink, end.end);
+            vnet.ports[at].link = way.map(|way| PortLink::new(vlink, end.end, way, none));
+            if vlink.segment.is_none()
+                && let Some(other) = firsts[end.vlink].replace(at)
+            {
+                vnet.ports[at].onward = Some(Onward::Out(other as u16));
+                vnet.ports[other].onward = Some(Onward::Out(at as u16));
+            }
+        }
+        for vlink in &spec.vlinks {
+            vnet.add_segment(vlink);
+        }
         vnet
+    }
+
+    /// Has the ports at the ends of a segment, each with its place there.
+    fn add_segment(&mut self, vlink: &mux::Vlink) {
+        let Some(spec) = vlink.segment else { return };
+        let ports: Vec<_> = vlink.ends.iter().filter_map(|end| self.port_of(end)).collect();
+        let tunnel = |end: &End| match end {
+            End::Port { .. } => false,
+            End::External { by, .. } => encapsulate::ends(by).is_some(),
+        };
+        let ends = ports.iter().map(|at| *at as u16).zip(vlink.ends.iter().map(tunnel));
+        let flood = Rate { bps: 0, pps: spec.flood_pps };
+        let at = self.segments.len() as u16;
+        for (place, (port, end)) in (0..=u8::MAX).zip(ports.iter().zip(&vlink.ends)) {
+            match end {
+                End::External { .. } => {
+                    self.ports[*port].onward = Some(Onward::Segment(at, place));
+                }
+                End::Port { .. } => {
+                    let way = Way::Segment(at, place);
+                    let link = PortLink::new(vlink, end, way, LOCAL_RATE);
+                    self.ports[*port].link = Some(link);
+                }
+            }
+        }
+        let addresses = spec.addresses as usize;
+        self.segments.push(Segment::new(vlink.name.clone(), addresses, flood, ends));
     }
 
     fn port_of(&self, end: &End) -> Option<usize> {
@@ -292,7 +378,11 @@ impl Vnet {
                 let node = self.nodes.iter().find(|known| known.name == *node)?;
                 Some(node.first + usize::from(*port)).filter(|_| usize::from(*port) < node.count)
             }
-            End::External { .. } => None,
+            End::External { name, .. } => {
+                let own = &self.ports[self.own_ports.clone()];
+                let at = own.binary_search_by(|port| port.name.cmp(name)).ok()?;
+                Some(self.own_ports.start + at)
+            }
         }
     }
 
@@ -326,6 +416,7 @@ impl Vnet {
                 take_over_port(&mut self.ports[at], &mut old.ports[at], core);
             }
         }
+        self.take_over_segments(old, same_ports, core.now_ns);
         let mut next = 0;
         for was in &mut old.nodes {
             let ports = &mut old.ports[was.first..was.first + was.count];
@@ -342,6 +433,17 @@ impl Vnet {
                 true => Some(next),
                 false => (next..self.nodes.len()).chain(0..next).find(is_it),
             };
+            if was.name == mux::OUTSIDE && !same_ports {
+                // By itself each, in the order of their names.
+                let own = &mut self.ports[self.own_ports.clone()];
+                for was in ports.iter_mut() {
+                    if let Ok(at) = own.binary_search_by(|port| port.name.cmp(&was.name)) {
+                        take_over_port(&mut own[at], was, core);
+                    }
+                }
+                end_node(was, ports, core);
+                continue;
+            }
             let Some(at) = found else {
                 end_node(was, ports, core);
                 continue;
@@ -363,6 +465,37 @@ impl Vnet {
         }
         let waiting = |at| self.ports[usize::from(at)].waiting();
         self.waiting = self.timers.numbers().map(waiting).sum();
+    }
+
+    /// The same for what segments have learned. Of most, and of most of their ends, the order is the same in both.
+    fn take_over_segments(&mut self, old: &mut Vnet, same_ports: bool, now_ns: u64) {
+        let Self { segments, nodes, ports, .. } = self;
+        let mut next = 0;
+        for was in &mut old.segments {
+            let mut all = (next..segments.len()).chain(0..next);
+            let Some(at) = all.find(|at| segments[*at].name == was.name) else { continue };
+            next = at + 1;
+            let now: Vec<_> = segments[at].ports().collect();
+            let is = |before: u16, after: u16| match same_ports {
+                true => before == after,
+                false => {
+                    let before = &old.ports[usize::from(before)];
+                    let after = &ports[usize::from(after)];
+                    let names = (&old.nodes[before.node].name, &nodes[after.node].name);
+                    before.name == after.name && names.0 == names.1
+                }
+            };
+            let mut end = 0;
+            let places: Vec<_> = was
+                .ports()
+                .map(|before| {
+                    let found = (end..now.len()).chain(0..end).find(|at| is(before, now[*at]));
+                    end = found.map_or(end, |found| found + 1);
+                    found.map(|found| found as u8)
+                })
+                .collect();
+            segments[at].take_over(was, &places, now_ns);
+        }
     }
 
     /// Ends all of it; what is left is as in [`Vnet::take_over`].

@@ -263,7 +263,7 @@ fn frames_into_tunnels_are_all_accounted_for() {
     }
     let hosts: Vec<_> = (0..tunnels.len()).map(|at| format!("h{at}")).collect();
     let vlinks = hosts.iter().zip(&tunnels).map(|(name, by)| {
-        let outside = End::External { interface: "A".into(), by: by.clone() };
+        let outside = outside("out", "A", by.clone());
         vlink(name, port(name, 0), outside)
     });
     let vnet = Vnet {
@@ -339,7 +339,7 @@ fn frames_into_memif_and_trunks_are_all_accounted_for() {
         assert_eq!(put_with_sockets(ask, Request::PutExternal(external_m)), Reply::Done);
         let mut vnet = two_hosts(root.path(), "red", &[(0, Attach::Runtime)]);
         let by = Encapsulation::Interface;
-        vnet.vlinks[0].a = End::External { interface: "M".into(), by };
+        vnet.vlinks[0].ends[0] = outside("out", "M", by);
         put(&mux, &vnet);
         let (mut program, mut h2) = (Peer::connect(&socket, 0), Peer::tap_of(&vnet.nodes[2]));
         let (mut tap, mut guest) =

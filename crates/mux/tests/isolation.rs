@@ -307,17 +307,17 @@ impl World {
             }
             let _ = tables[card].insert(&seen, reference);
             let (name, _) = CARDS[end.0];
-            let outside = End::External { interface: name.into(), by: end.1.clone() };
+            let outside = outside(&format!("x{port}"), name, end.1.clone());
             match port {
-                0 => spec.vlinks[0].a = outside,
-                _ => spec.vlinks[1].b = outside,
+                0 => spec.vlinks[0].ends[0] = outside,
+                _ => spec.vlinks[1].ends[1] = outside,
             }
             self.owners.push(Owner { end, vnet, port });
         }
         let cards = |name: &str| CARDS.iter().position(|(card, _)| *card == name).unwrap();
         let hop = Arc::new(NextHop::known(NEIGHBOUR));
         let live = Live::new(&spec, slot, 7, |number, end| match end {
-            End::External { by, interface } => {
+            End::External { by, interface, .. } => {
                 Outside::new(cards(interface), number, by, || hop.clone()).map(Way::Outside)
             }
             End::Port { .. } => None,

@@ -298,11 +298,13 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         change(&mut bad);
         refused(&mux, &bad)
     };
-    let outside = |by| End::External { interface: "A".into(), by };
+    let outside = |by| outside("out", "A", by);
     assert!(refuse(&|v| v.nodes.push(v.nodes[1].clone())).contains("node h1"));
-    assert!(refuse(&|v| v.vlinks[0].a = port("h1", 1)).contains("no port 1"));
-    assert!(refuse(&|v| v.vlinks[1].a = port("r1", 0)).contains("already"));
-    assert!(refuse(&|v| v.vlinks[1].b = outside(Encapsulation::Interface)).contains("external A"));
+    assert!(refuse(&|v| v.vlinks[0].ends[0] = port("h1", 1)).contains("no port 1"));
+    assert!(refuse(&|v| v.vlinks[1].ends[0] = port("r1", 0)).contains("already"));
+    assert!(
+        refuse(&|v| v.vlinks[1].ends[1] = outside(Encapsulation::Interface)).contains("external A")
+    );
     assert!(refuse(&|v| v.vlinks[0].queue_frames = 1 << 20).contains("4096"));
     // Where it has nobody's socket it says so, and once it has some they are no one else's.
     let mut elsewhere = good.clone();
@@ -329,17 +331,17 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         let (local, remote) = ("10.0.0.1".parse().unwrap(), remote.parse().unwrap());
         outside(Encapsulation::Vxlan { local, remote, port: 4789, vni })
     };
-    assert!(refuse(&|v| v.vlinks[1].b = tunnel(1 << 24, "10.0.0.2")).contains("24 bits"));
-    assert!(refuse(&|v| v.vlinks[1].b = tunnel(1, "::1")).contains("families"));
+    assert!(refuse(&|v| v.vlinks[1].ends[1] = tunnel(1 << 24, "10.0.0.2")).contains("24 bits"));
+    assert!(refuse(&|v| v.vlinks[1].ends[1] = tunnel(1, "::1")).contains("families"));
     let twice = refuse(&|v| {
-        v.vlinks[0].a = tunnel(1, "10.0.0.2");
-        v.vlinks[1].b = tunnel(1, "10.0.0.2");
+        v.vlinks[0].ends[0] = tunnel(1, "10.0.0.2");
+        v.vlinks[1].ends[1] = tunnel(1, "10.0.0.2");
     });
     assert!(twice.contains("taken"), "{twice}");
     put(&mux, &good);
     assert_eq!(stats(&mux).vnets.len(), 1);
     let mut used = good.clone();
-    used.vlinks[1].b = tunnel(1, "10.0.0.2");
+    used.vlinks[1].ends[1] = tunnel(1, "10.0.0.2");
     put(&mux, &used);
     let delete = Request::DeleteExternal { name: "A".into() };
     assert!(matches!(mux.handle(delete, vec![]), Reply::Failed { error } if error.contains("red")));
@@ -596,12 +598,9 @@ fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
     assert_eq!(ask(making(1), vec![one_frame()]), Reply::Done);
     let mut program = Peer::connect(&socket, 0);
     let mut red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
-    let outside = |interface: &str| End::External {
-        interface: interface.into(),
-        by: Encapsulation::Interface,
-    };
-    red.vlinks[0].a = outside("M");
-    red.vlinks[1].b = outside("G");
+    let outside = |interface: &str| outside(interface, interface, Encapsulation::Interface);
+    red.vlinks[0].ends[0] = outside("M");
+    red.vlinks[1].ends[1] = outside("G");
     put(&mux, &red);
     let mut guest = Peer::guest_of(&red.nodes[0], 0);
     eventually("the program is back", || program.is_up());

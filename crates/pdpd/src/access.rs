@@ -164,6 +164,8 @@ const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/down", Right::ChangeNode),
     ("POST", "/v1/apply", Right::Apply),
     ("GET", "/v1/vnets/{vnet}", Right::ReadVnet),
+    ("GET", "/v1/vnets/{vnet}/links/{link}/fdb", Right::ReadVnet),
+    ("DELETE", "/v1/vnets/{vnet}/links/{link}/fdb", Right::ChangeVnet),
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/routes", Right::ReadVnet),
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/logs/{process}", Right::ReadVnet),
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture", Right::EnterVnet),

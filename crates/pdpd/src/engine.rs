@@ -378,19 +378,7 @@ impl Engine {
         let named = BTreeSet::from([vnet.to_string()]);
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
             let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
-            let vlinks = &plan.mux.vlinks;
-            let index = vlinks.iter().position(|known| known.name == link).or_else(|| {
-                let is_end = |end: &pdp_spec::units::Endpoint| end.to_string() == link;
-                plan.links.iter().position(|ends| ends.iter().any(is_end))
-            });
-            let Some(index) = index else {
-                let names: Vec<&str> = vlinks.iter().map(|link| link.name.as_str()).collect();
-                let hint =
-                    format!("its links are {}; or name an end like r1:eth0", names.join(", "));
-                let problem = Problem::not_found(format!("vnet {vnet}: no link {link:?}"));
-                return Err(problem.hint(hint));
-            };
-            let link = &vlinks[index].name;
+            let link = &link_of(vnet, plan, link)?.name;
             let mut after = Model::clone(before);
             after.ledger.set_link(vnet, link, up, silent);
             after.replan(before, [vnet], &self.host.places, &self.cpus).map_err(invalid)?;
@@ -615,6 +603,24 @@ fn scoped<'a>(scope: &'a Scope, progress: ProgressFn<'a>) -> impl FnMut(Progress
             }
         }
     }
+}
+
+/// A link of a vnet, by its name or one of its ends.
+pub(crate) fn link_of<'a>(
+    vnet: &str,
+    plan: &'a crate::plan::VnetPlan,
+    link: &str,
+) -> Result<&'a pdp_proto::mux::Vlink, Problem> {
+    let vlinks = &plan.mux.vlinks;
+    let index = vlinks.iter().position(|known| known.name == link).or_else(|| {
+        let is_end = |end: &pdp_spec::units::Endpoint| end.to_string() == link;
+        plan.links.iter().position(|ends| ends.iter().any(is_end))
+    });
+    index.map(|index| &vlinks[index]).ok_or_else(|| {
+        let names: Vec<&str> = vlinks.iter().map(|link| link.name.as_str()).collect();
+        let hint = format!("its links are {}; or name an end like r1:eth0", names.join(", "));
+        Problem::not_found(format!("vnet {vnet}: no link {link:?}")).hint(hint)
+    })
 }
 
 #[cfg(test)]

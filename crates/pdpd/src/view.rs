@@ -200,7 +200,7 @@ impl View<'_> {
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
         let link_status = |link: &mux::Vlink| {
-            let missing = [&link.a, &link.b].into_iter().find_map(|end| self.missing(end, &up));
+            let missing = link.ends.iter().find_map(|end| self.missing(end, &up));
             let silent = plan.silent.contains(&link.name);
             let set = match (link.up, silent) {
                 (true, _) => None,
@@ -209,10 +209,10 @@ impl View<'_> {
             };
             LinkStatus {
                 name: link.name.clone(),
-                endpoints: vec![end_words(&link.a, plan), end_words(&link.b, plan)],
+                endpoints: link.ends.iter().map(|end| end_words(end, plan)).collect(),
                 up: link.up,
                 silent,
-                carrier: plan.has_carrier(link) && missing.is_none(),
+                carrier: plan.has_carrier(link) && (missing.is_none() || link.segment.is_some()),
                 message: set.or(missing).or_else(|| self.underlay(name, link, plan)),
                 rate_bps: link.rate_bps,
             }
@@ -238,11 +238,20 @@ impl View<'_> {
             return None;
         }
         let counters = self.mux.as_ref()?.vnets.get(vnet)?;
-        [(&link.a, &link.b), (&link.b, &link.a)].into_iter().find_map(|(near, far)| {
-            let mux::End::Port { node, port } = near else { return None };
-            let mux::End::External { interface, by } = far else { return None };
-            let tap = plan.nodes.get(node)?.taps.get(usize::from(*port))?;
-            let problem = counters.nodes.get(node)?.ports.get(&tap.name)?.underlay?;
+        let ports: Vec<_> = link
+            .ports()
+            .filter_map(|(node, port)| {
+                let tap = plan.nodes.get(node)?.taps.get(usize::from(port))?;
+                Some((node, tap.name.as_str(), tap.mtu))
+            })
+            .collect();
+        link.ends.iter().find_map(|end| {
+            let mux::End::External { name, interface, by } = end else { return None };
+            let (node, port) = match link.is_wire() {
+                true => ports.first().map(|(node, port, _)| (*node, *port))?,
+                false => (mux::OUTSIDE, name.as_str()),
+            };
+            let problem = counters.nodes.get(node)?.ports.get(port)?.underlay?;
             let device = match self.model.plan.externals.get(interface).map(|plan| &**plan) {
                 Some(ExternalPlan::Device(device)) => &device.device,
                 _ => interface,
@@ -252,13 +261,13 @@ impl View<'_> {
                 mux::Encapsulation::Vxlan { local, remote, .. }
                 | mux::Encapsulation::Udp { local, remote, .. } => (*local, *remote),
             };
-            Some(underlay_words(problem, (local, remote), device, &end_words(near, plan), tap.mtu))
+            Some(underlay_words(problem, (local, remote), device, &ports))
         })
     }
 
     /// Why a link's end outside has no carrier.
     fn cut_off_outside(&self, link: &mux::Vlink) -> Option<String> {
-        [&link.a, &link.b].into_iter().find_map(|end| match end {
+        link.ends.iter().find_map(|end| match end {
             mux::End::Port { .. } => None,
             mux::End::External { interface, .. } => {
                 self.cut_off(interface).map(|why| external_words(interface, &why))
@@ -381,7 +390,7 @@ impl View<'_> {
             let link = vnet.link_of(node, index as u16);
             let mac: Vec<String> = tap.mac.iter().map(|byte| format!("{byte:02x}")).collect();
             let is_cut_off =
-                |link| VnetPlan::outside(link).any(|name| self.cut_off(name).is_some());
+                |link| VnetPlan::cut_off_by(link).any(|name| self.cut_off(name).is_some());
             ports.push(PortStatus {
                 name: tap.name.clone(),
                 mac: mac.join(":"),
@@ -554,8 +563,7 @@ fn underlay_words(
     problem: mux::UnderlayProblem,
     (local, remote): (IpAddr, IpAddr),
     device: &str,
-    port: &str,
-    mtu: u32,
+    ports: &[(&str, &str, u32)],
 ) -> String {
     use mux::UnderlayProblem as Problem;
     let asked = if remote.is_ipv4() { "ARP" } else { "neighbour discovery" };
@@ -578,10 +586,17 @@ fn underlay_words(
              `ip route get {remote}`"
         ),
         Problem::PathMtu { path_bytes, packet_bytes } => {
+            let mtu = ports.iter().map(|(_, _, mtu)| *mtu).max().unwrap_or(0);
             let fits = mtu.saturating_sub(packet_bytes.saturating_sub(path_bytes));
+            let names: Vec<_> =
+                ports.iter().map(|(node, port, _)| format!("{node}:{port}")).collect();
+            let to_do = match names.is_empty() {
+                true => "longer ones are dropped".to_owned(),
+                false => format!("set the mtu of {} to at most {fits}", names.join(", ")),
+            };
             format!(
                 "the way to {remote} carries packets of {path_bytes} bytes, and those of this link \
-                 have up to {packet_bytes}: set the mtu of {port} to at most {fits}"
+                 have up to {packet_bytes}: {to_do}"
             )
         }
     }
@@ -594,13 +609,21 @@ fn hook_words(hooks: &[String]) -> String {
     hooks.collect::<Vec<_>>().join("; ")
 }
 
-fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
+/// An end of a link as specs have it.
+pub fn endpoint(end: &mux::End, plan: &VnetPlan) -> String {
     match end {
         mux::End::Port { node, port } => {
             let tap = plan.nodes.get(node).and_then(|plan| plan.taps.get(usize::from(*port)));
             format!("{node}:{}", tap.map_or("?", |tap| tap.name.as_str()))
         }
-        mux::End::External { interface, by } => match by {
+        mux::End::External { name, .. } => format!("{}:{name}", mux::OUTSIDE),
+    }
+}
+
+fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
+    match end {
+        mux::End::Port { .. } => endpoint(end, plan),
+        mux::End::External { interface, by, .. } => match by {
             mux::Encapsulation::Interface => interface.clone(),
             mux::Encapsulation::Vxlan { local, remote, vni, .. } => {
                 format!("{interface} (vxlan {local} > {remote} vni {vni})")

@@ -7,6 +7,18 @@ pub const EXTERNALS_MAX: usize = 64;
 /// Ports of all nodes of a vnet.
 pub const PORTS_MAX: usize = 16_384;
 
+/// Ends of a vlink.
+pub const ENDS_MAX: usize = 256;
+
+/// Addresses that one segment learns.
+pub const ADDRESSES_MAX: u32 = 65_536;
+
+/// Addresses that all segments of a vnet may learn. Each takes 24 bytes of the mux.
+pub const VNET_ADDRESSES_MAX: u64 = 1 << 18;
+
+/// Frames that each end of a segment may flood in a second.
+pub const FLOOD_PPS_MAX: u64 = 1_000_000;
+
 /// Forwarding guests of one vrouter.
 pub const GUESTS_MAX: usize = 64;
 

@@ -14,7 +14,11 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of this protocol, in [`Reply::Hello`].
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
+
+/// The node that ends outside which are ports of their own count at ([`Vnet::own_ends`]). No node of a vnet has this
+/// name.
+pub const OUTSIDE: &str = "external";
 
 /// From pdpd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +62,16 @@ pub enum Request {
         /// Bytes of each frame, 0 for all.
         snap_bytes: u32,
     },
+    /// Which addresses a segment has learned, or with `clear` that it is to forget them. Answer: [`Reply::Fdb`], or
+    /// [`Reply::Done`].
+    Fdb {
+        /// The vnet.
+        vnet: String,
+        /// The vlink.
+        vlink: String,
+        /// Forget them.
+        clear: bool,
+    },
     /// Follow the next frame that arrives at a port, to its end. Answer: [`Reply::Traced`], or
     /// [`Reply::Failed`] after `wait_ms`.
     Trace {
@@ -91,6 +105,11 @@ pub enum Reply {
     },
     /// Counters.
     Stats(Box<Stats>),
+    /// Addresses that a segment has learned, in no order.
+    Fdb {
+        /// The addresses.
+        heard: Vec<Heard>,
+    },
     /// What became of a frame.
     Traced {
         /// Its stages, in order.
@@ -101,6 +120,17 @@ pub enum Reply {
         /// What, and what to do.
         error: String,
     },
+}
+
+/// An address that a segment has learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// The address.
+    pub mac: [u8; 6],
+    /// At which end of the vlink.
+    pub end: u16,
+    /// How long ago it was heard, seconds.
+    pub age_s: u32,
 }
 
 /// A port: a vport of a vrouter or an interface of a host.
@@ -213,6 +243,32 @@ impl Vnet {
             guests.map(|guest| &*guest.socket).chain([&*node.tap_socket])
         })
     }
+
+    /// Ends outside that are ports of their own, in the order of their names: those of vlinks that are no wires. They
+    /// are numbered behind the ports of all nodes. Each with the place of its vlink.
+    pub fn own_ends(&self) -> Vec<OwnEnd<'_>> {
+        let vlinks = self.vlinks.iter().enumerate().filter(|(_, vlink)| !vlink.is_wire());
+        let ends = vlinks.flat_map(|(vlink, it)| {
+            it.ends.iter().filter_map(move |end| match end {
+                End::Port { .. } => None,
+                End::External { name, .. } => Some(OwnEnd { vlink, name, end }),
+            })
+        });
+        let mut ends: Vec<_> = ends.collect();
+        ends.sort_by_key(|own| own.name);
+        ends
+    }
+}
+
+/// An end outside that is a port of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnEnd<'a> {
+    /// The place of its vlink.
+    pub vlink: usize,
+    /// Its name.
+    pub name: &'a str,
+    /// The end.
+    pub end: &'a End,
 }
 
 /// A rate with the burst that it allows.
@@ -353,16 +409,50 @@ pub struct PuntFilter {
 pub struct Vlink {
     /// Its name, unique in the vnet.
     pub name: String,
-    /// One end.
-    pub a: End,
-    /// The other.
-    pub b: End,
-    /// Rate in each direction, bits a second; frames beyond it wait, up to `queue_frames`.
+    /// Its ends. Of two, one or both ports: each gets what leaves by the other. Two outside, which makes it a
+    /// transit: what arrives by one leaves by the other. More make it a segment.
+    pub ends: Vec<End>,
+    /// Rate of what leaves by each end, bits a second; frames beyond it wait, up to `queue_frames`.
     pub rate_bps: Option<u64>,
-    /// Frames that may wait in each direction.
+    /// Frames that may wait at each end.
     pub queue_frames: u32,
     /// Whether it carries frames.
     pub up: bool,
+    /// Of more than two ends: an Ethernet segment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<Segment>,
+}
+
+/// What an Ethernet segment may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Addresses that it learns.
+    pub addresses: u32,
+    /// Frames a second that go to all ends, for each end that they come by.
+    pub flood_pps: u64,
+}
+
+impl Vlink {
+    /// Whether it has two ends, and frames that come from outside arrive at a port of a node.
+    pub fn is_wire(&self) -> bool {
+        self.ends.len() == 2 && self.ports().next().is_some()
+    }
+
+    /// Its ends that are ports: node, and index of the port.
+    pub fn ports(&self) -> impl Iterator<Item = (&str, u16)> {
+        self.ends.iter().filter_map(|end| match end {
+            End::Port { node, port } => Some((node.as_str(), *port)),
+            End::External { .. } => None,
+        })
+    }
+
+    /// External interfaces that it ends at.
+    pub fn interfaces(&self) -> impl Iterator<Item = &str> {
+        self.ends.iter().filter_map(|end| match end {
+            End::Port { .. } => None,
+            End::External { interface, .. } => Some(interface.as_str()),
+        })
+    }
 }
 
 /// An end of a vlink.
@@ -377,6 +467,8 @@ pub enum End {
     },
     /// The outside.
     External {
+        /// Its name, unique in the vnet.
+        name: String,
         /// Name of the external interface.
         interface: String,
         /// How the vlink's frames are told apart there.
@@ -480,7 +572,7 @@ pub struct ExternalStats {
 /// Counters of a vnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VnetStats {
-    /// Nodes by name.
+    /// Nodes by name; as [`OUTSIDE`] the ends outside that are ports of their own.
     pub nodes: BTreeMap<String, NodeStats>,
 }
 
@@ -502,21 +594,26 @@ pub struct NodeStats {
 /// Counters of a port. Bytes are those of the inner frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortStats {
-    /// Frames that arrived at the port by its vlink.
+    /// Frames that arrived at the port by its vlink; at an end outside: from there.
     pub received: u64,
     /// Their bytes.
     pub received_bytes: u64,
-    /// Frames that began here: from the node's TAP, or made by a guest beyond one for one.
+    /// Frames that began here: from the node's TAP, or made by a guest beyond one for one; at an end outside: from
+    /// its vlink.
     pub made: u64,
-    /// Frames that left by the port's vlink.
+    /// Frames that left by the port's vlink; by an end outside.
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
+    /// Copies of them beyond one for one, where they went to many ends of a segment; at an end outside: of those that
+    /// arrived. Where each is to go it counts as received (or made), and perhaps as dropped.
+    #[serde(default)]
+    pub copied: u64,
     /// Frames handed to the node's TAP.
     pub punted: u64,
     /// Frames that ended in a guest: those given to a guest that says nothing of their fate
     /// ([`Attach::Memif`], [`Attach::Tap`]), and those that a runtime guest kept. What such a guest
-    /// sends is `made`.
+    /// sends is `made`. At an end outside: what its vlink took.
     #[serde(default)]
     pub consumed: u64,
     /// Frames dropped, by reason.

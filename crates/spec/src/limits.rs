@@ -18,6 +18,14 @@ pub const VNETS_MAX: usize = 1024;
 pub const NODES_MAX: usize = 256;
 /// Links of one virtual network.
 pub const LINKS_MAX: usize = 4096;
+/// Ends of one link; the mux's bound.
+pub const ENDS_MAX: usize = mux::ENDS_MAX;
+/// Addresses that one segment learns; the mux's bound.
+pub const ADDRESSES_LEARNED_MAX: u32 = mux::ADDRESSES_MAX;
+/// Addresses that all segments of one virtual network learn; the mux's bound.
+pub const VNET_ADDRESSES_MAX: u64 = mux::VNET_ADDRESSES_MAX;
+/// Frames a second that each end of a segment may flood; the mux's bound.
+pub const FLOOD_PPS_MAX: u64 = mux::FLOOD_PPS_MAX;
 /// External endpoints of one virtual network.
 pub const EXTERNALS_MAX: usize = 4096;
 /// Interfaces of one node; the tag's bound.

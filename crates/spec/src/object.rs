@@ -993,7 +993,7 @@ pub struct Udp {
     pub remote_port: u16,
 }
 
-/// A link between two endpoints.
+/// A link between two endpoints, or an Ethernet segment with more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Link {
@@ -1001,17 +1001,51 @@ pub struct Link {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
     pub name: Option<String>,
-    /// The two ends: `NODE:INTERFACE`, one of them may be `external:NAME`.
-    #[schemars(length(equal = 2))]
+    /// Its ends, each `NODE:INTERFACE` or `external:NAME`. Two externals make it a transit: what comes by one leaves
+    /// by the other. More than two ends make it an Ethernet segment.
+    #[schemars(length(min = 2, max = ENDS_MAX))]
     pub endpoints: Vec<Endpoint>,
-    /// Rate in each direction. Not given: as fast as the mux is; where both ends are of this
-    /// virtual network: 1 Gbps.
+    /// Rate of what leaves by each end: into the link from an interface of a node, to the outside at an external. Not
+    /// given: as fast as the mux is; where several ends are interfaces of nodes: 1 Gbps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<BitRate>,
-    /// Frames that may wait in each direction.
+    /// Frames that may wait at each end for its rate.
     #[serde(default = "queue_frames")]
     #[schemars(range(min = 1, max = QUEUE_FRAMES_MAX))]
     pub queue: u32,
+    /// Bounds of a link of more than two ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<Segment>,
+}
+
+/// Bounds of an Ethernet segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Segment {
+    /// Link addresses that it learns, for 300 s each. Frames for others go to all ends. All segments of a virtual
+    /// network have at most 262,144.
+    #[serde(default = "segment_addresses")]
+    #[schemars(range(min = 1, max = ADDRESSES_LEARNED_MAX))]
+    pub addresses: u32,
+    /// Frames a second that each end may send to all others: broadcasts, multicasts, and those for addresses that are
+    /// not known. A quarter of a second of them, and at least 32, may come at once.
+    #[serde(default = "flood_pps")]
+    #[schemars(range(min = 1, max = FLOOD_PPS_MAX))]
+    pub flood_pps: u64,
+}
+
+impl Default for Segment {
+    fn default() -> Self {
+        Self { addresses: segment_addresses(), flood_pps: flood_pps() }
+    }
+}
+
+fn segment_addresses() -> u32 {
+    16_384
+}
+
+fn flood_pps() -> u64 {
+    1000
 }
 
 fn queue_frames() -> u32 {

@@ -160,7 +160,7 @@ fn endpoints() {
     says(
         "[\"r1:eth2\", \"external:to-y\"]",
         "[\"r1:eth2\"]",
-        "fig1.yaml:50:7: link red/link3: endpoints has 1 entries, not 2",
+        "fig1.yaml:50:7: link red/link3: endpoints has 1 entries, not within 2 to 256",
     );
 }
 
@@ -831,4 +831,86 @@ fn a_file_without_an_object() {
         let refused = apply_to(text, &machine()).unwrap_err();
         assert!(refused.starts_with("fig1.yaml:1:1: there is no object in it"), "{refused}");
     }
+}
+
+/// Three hosts, an outside machine and two tunnels.
+const LINKS: &str = "apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: \"0\", power: 0.5}
+  interfaces: {A: {device: ext-a}, B: {device: ext-b}}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    h1: {kind: host, interfaces: {eth0: {addresses: [10.0.0.1/24]}}}
+    h2: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24]}, eth1: {}}}
+  externals:
+    v: {interface: A, vxlan: {vni: 1, local: 192.0.2.1, remote: 192.0.2.2}}
+    w: {interface: A, vxlan: {vni: 2, local: 192.0.2.1, remote: 192.0.2.2}}
+    u: {interface: B, udp: {local: fd00::1, remote: fd00::2, localPort: 1, remotePort: 1}}
+  links:
+    - {endpoints: [ENDS]}
+";
+
+#[test]
+fn segments_and_transits() {
+    // With keys behind the list, where it ends in the text.
+    let closed = |ends: &str| if ends.contains(']') { ends.into() } else { format!("{ends}]") };
+    let with = |ends: &str| apply_to(&LINKS.replace("ENDS]", &closed(ends)), &machine());
+    let link = |ends: &str| with(ends).unwrap().vnets["red"].spec.links[0].clone();
+    let lan = link("\"h1:eth0\", \"h2:eth0\", \"external:v\", \"external:u\"");
+    let segment = lan.segment.expect("bounds");
+    assert_eq!((segment.addresses, segment.flood_pps), (16_384, 1000));
+    assert_eq!(lan.rate.map(|rate| rate.0), Some(1_000_000_000), "as between two hosts");
+    let all = with("\"h1:eth0\", \"h2:eth0\", \"external:v\", \"external:u\"").unwrap();
+    let host = &all.vnets["red"].spec.nodes["h1"];
+    assert_eq!(host.interfaces["eth0"].mtu, Some(1438), "of the tunnel that carries least");
+    let transit = link("\"external:v\", \"external:u\"");
+    assert_eq!((transit.segment, transit.rate), (None, None));
+    let says = |ends: &str, expected: &str| {
+        let words = with(ends).unwrap_err();
+        assert!(words.contains(expected), "{words}");
+    };
+    says(
+        "\"external:v\", \"external:w\", \"external:u\"",
+        "link red/link1: all ends are tunnels, between which a segment sends nothing (join two of \
+         them by a link, or add an interface)",
+    );
+    says(
+        "\"h1:eth0\", \"h2:eth0\"], segment: {addresses: 7}",
+        "link red/link1: a link of two ends is no segment (remove segment, or add an endpoint)",
+    );
+    says("\"external:v\", \"external:v\"", "endpoint external:v is used by link1 already");
+    says(
+        "\"h1:eth0\", \"h2:eth0\", \"h2:eth1\"], segment: {floodPps: 0}",
+        "floodPps 0 is not within 1 to 1000000",
+    );
+    // What leaves by each end counts at its interface.
+    let ends = "\"external:v\", \"external:w\"], rate: \"60M\", queue: 1";
+    let small = LINKS.replace("{device: ext-a}", "{device: ext-a, capacity: 100M}");
+    let words = apply_to(&small.replace("ENDS]", ends), &machine()).unwrap_err();
+    let expected =
+        "link red/link1: rate 60Mbps exceeds the 40Mbps that other links leave of interface A";
+    assert!(words.contains(expected), "{words}");
+    let many: String = (0..17)
+        .map(|n| format!("\"h1:e{n}\", \"h2:e{n}\", \"h3:e{n}\"]}}\n    - {{endpoints: ["))
+        .collect();
+    let ports: String = (0..18).map(|n| format!("e{n}: {{}}, ")).collect();
+    let spec = LINKS
+        .replace("eth0: {addresses: [10.0.0.1/24]}", &ports)
+        .replace("eth0: {addresses: [10.0.0.2/24]}, eth1: {}", &ports)
+        .replace(
+            "  externals:",
+            &format!("    h3: {{kind: host, interfaces: {{{ports}}}}}\n  externals:"),
+        )
+        .replace("ENDS", &format!("{many}\"h1:e17\", \"external:v\""));
+    assert_eq!(
+        apply_to(&spec, &machine()).unwrap_err().lines().last().unwrap(),
+        "fig1.yaml:20:3: vnet red: its segments learn 278528 addresses, 262144 at most (give each \
+         segment fewer addresses)"
+    );
 }

@@ -19,7 +19,6 @@ use crate::control::exits::New;
 use crate::control::keeper::Refusal;
 use crate::control::plan::{
     KnownExternal, KnownVnet, Owner, State, VNETS_MAX, changed, expected, layout, outside_ends,
-    port,
 };
 use crate::core::Core;
 use crate::encapsulate::{self, Outside, Way};
@@ -78,9 +77,8 @@ impl Control {
         self.bring_home(&mut state, &classifier)?;
         self.publish(&classifier)?;
         if moved {
-            let uses = |vnet: &&KnownVnet| {
-                outside_ends(&vnet.spec).any(|(_, interface, _)| interface == spec.name)
-            };
+            let uses =
+                |vnet: &&KnownVnet| outside_ends(&vnet.spec).any(|end| end.interface == spec.name);
             let vnets: Vec<_> = state.vnets.values().filter(uses).cloned().collect();
             // One that it can't be had for keeps it from no other, and is tried again with the next of these calls.
             let tried = vnets.into_iter().map(|it| self.install(&mut state, it, Some(&spec.name)));
@@ -99,8 +97,7 @@ impl Control {
     pub fn delete_external(&self, name: &str) -> Result<Reply, Refusal> {
         let mut state = self.state();
         let slot = state.external_slot(name).ok_or(format!("there is no external {name}"))?;
-        let uses =
-            |vnet: &&KnownVnet| outside_ends(&vnet.spec).any(|(_, interface, _)| interface == name);
+        let uses = |vnet: &&KnownVnet| outside_ends(&vnet.spec).any(|end| end.interface == name);
         if let Some(vnet) = state.vnets.values().find(uses) {
             return Err(format!("external {name} is used by vnet {}", vnet.spec.name).into());
         }
@@ -195,7 +192,7 @@ impl Control {
         number: usize,
         end: &End,
     ) -> Result<Way, String> {
-        let End::External { interface, by } = end else { return Err("no such port".into()) };
+        let End::External { interface, by, .. } = end else { return Err("no such port".into()) };
         let slot = state.external_slot(interface);
         let known = slot.and_then(|slot| state.externals[slot].as_ref());
         let (Some(slot), Some(known)) = (slot, known) else {
@@ -205,9 +202,7 @@ impl Control {
             None => Arc::default(),
             Some((local, remote)) => match &known.spec.outlet {
                 mux::Outlet::Xdp(device) | mux::Outlet::Packet(device) => {
-                    let vlink = &vnet.vlinks[number];
-                    let near = [&vlink.a, &vlink.b].into_iter().find_map(|end| port(vnet, end));
-                    let mtu = near.map_or(0, |(_, port)| port.mtu);
+                    let mtu = state.mtu(vnet, &vnet.vlinks[number]);
                     let bytes = encapsulate::packet_bytes(by, mtu);
                     let hop = self.underlay.next_hop(device.ifindex, local, remote, bytes);
                     hop.ok_or("too many tunnels")?

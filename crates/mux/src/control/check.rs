@@ -3,19 +3,25 @@
 use std::collections::HashSet;
 
 use pdp_proto::limits::{
-    GUESTS_MAX, PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX,
+    ADDRESSES_MAX, ENDS_MAX, FLOOD_PPS_MAX, GUESTS_MAX, PATTERN_BYTES_MAX, PORTS_MAX,
+    PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX, VNET_ADDRESSES_MAX,
 };
-use pdp_proto::mux::{End, FlowKey, Match, Vnet};
+use pdp_proto::mux::{FlowKey, Match, OUTSIDE, Vlink, Vnet};
 use pdp_wire::tag::{PuntClass, VPORTS_MAX};
 
 /// Checks all that needs no other vnet to be known. The error names object, value and bound.
 pub fn check(vnet: &Vnet) -> Result<(), String> {
-    let total: usize = vnet.nodes.iter().map(|node| node.ports.len()).sum();
+    let own = vnet.own_ends();
+    let total: usize = vnet.nodes.iter().map(|node| node.ports.len()).sum::<usize>() + own.len();
     bound(&format!("vnet {}", vnet.name), "ports", total, PORTS_MAX)?;
+    unique("external", own.iter().map(|own| own.name))?;
     unique("node", vnet.nodes.iter().map(|node| node.name.as_str()))?;
     unique("vlink", vnet.vlinks.iter().map(|vlink| vlink.name.as_str()))?;
     for node in &vnet.nodes {
         let name = format!("node {}/{}", vnet.name, node.name);
+        if node.name == OUTSIDE {
+            return Err(format!("{name} has the name of the outside"));
+        }
         bound(&name, "ports", node.ports.len(), VPORTS_MAX)?;
         unique("port", node.ports.iter().map(|port| port.name.as_str()))?;
         let Some(router) = &node.router else { continue };
@@ -58,6 +64,7 @@ pub fn check_matches(name: &str, matches: &[Match]) -> Result<(), String> {
 
 fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
     let mut taken = HashSet::new();
+    let mut addresses = 0;
     for vlink in &vnet.vlinks {
         let name = format!("vlink {}/{}", vnet.name, vlink.name);
         bound(
@@ -69,23 +76,39 @@ fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
         if vlink.rate_bps == Some(0) {
             return Err(format!("{name} has a rate of 0; leave it out for no limit"));
         }
-        let mut ports = 0;
-        for end in [&vlink.a, &vlink.b] {
-            let End::Port { node, port } = end else { continue };
-            ports += 1;
-            let known = vnet.nodes.iter().find(|known| known.name == *node);
-            if known.is_none_or(|known| usize::from(*port) >= known.ports.len()) {
+        check_ends(&name, vlink)?;
+        addresses += vlink.segment.map_or(0, |segment| u64::from(segment.addresses));
+        for (node, port) in vlink.ports() {
+            let known = vnet.nodes.iter().find(|known| known.name == node);
+            if known.is_none_or(|known| usize::from(port) >= known.ports.len()) {
                 return Err(format!("{name}: there is no port {port} at node {node}"));
             }
             if !taken.insert((node, port)) {
                 return Err(format!("{name}: port {port} of node {node} has a vlink already"));
             }
         }
-        if ports == 0 {
-            return Err(format!("{name} joins no port of the vnet"));
+    }
+    let (name, most) = (format!("vnet {}", vnet.name), VNET_ADDRESSES_MAX as usize);
+    bound(&name, "addresses in all segments", addresses as usize, most)
+}
+
+fn check_ends(name: &str, vlink: &Vlink) -> Result<(), String> {
+    let (count, most) = (vlink.ends.len(), ADDRESSES_MAX as usize);
+    match &vlink.segment {
+        None if count == 2 => Ok(()),
+        None => Err(format!("{name} has {count} ends and is no segment, which has other than 2")),
+        Some(_) if count <= 2 => Err(format!("{name} is a segment with {count} ends")),
+        Some(segment) => {
+            bound(name, "ends", count, ENDS_MAX)?;
+            bound(name, "addresses", segment.addresses as usize, most)?;
+            bound(
+                name,
+                "flooded frames a second",
+                segment.flood_pps as usize,
+                FLOOD_PPS_MAX as usize,
+            )
         }
     }
-    Ok(())
 }
 
 fn bound(name: &str, what: &str, count: usize, most: usize) -> Result<(), String> {

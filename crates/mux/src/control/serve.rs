@@ -83,6 +83,9 @@ impl Mux {
             Request::PutVnet(spec) => self.control.put_vnet(*spec),
             Request::DeleteVnet { name } => self.control.delete_vnet(&name),
             Request::Stats { vnet } => self.control.stats(vnet.as_deref()).map_err(Refusal::Failed),
+            Request::Fdb { vnet, vlink, clear } => {
+                self.control.fdb(&vnet, &vlink, clear).map_err(Refusal::Failed)
+            }
             Request::Capture { port, snap_bytes } => {
                 self.control.capture(&port, snap_bytes, descriptors).map_err(Refusal::Failed)
             }

@@ -145,7 +145,18 @@ pub fn port(node: &str, port: u16) -> End {
 }
 
 pub fn vlink(name: &str, a: End, b: End) -> Vlink {
-    Vlink { name: name.into(), a, b, rate_bps: None, queue_frames: 256, up: true }
+    vlink_of(name, vec![a, b])
+}
+
+/// With more than two ends, a segment.
+pub fn vlink_of(name: &str, ends: Vec<End>) -> Vlink {
+    let segment = (ends.len() > 2).then_some(Segment { addresses: 16_384, flood_pps: 1000 });
+    Vlink { name: name.into(), ends, rate_bps: None, queue_frames: 256, up: true, segment }
+}
+
+/// An end outside, by the name of its external.
+pub fn outside(name: &str, interface: &str, by: Encapsulation) -> End {
+    End::External { name: name.into(), interface: interface.into(), by }
 }
 
 /// r1 with two ports and these guests between the hosts h1 and h2.

@@ -272,6 +272,7 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(look::vnets))
         .routes(routes!(look::vnet, change::delete_vnet))
         .routes(routes!(look::stats))
+        .routes(routes!(look::fdb, look::clear_fdb))
         .routes(routes!(look::trace))
         .routes(routes!(change::apply))
         .routes(routes!(change::up))

@@ -359,7 +359,7 @@ pub struct VnetPlan {
     /// What the mux is told. Its nodes are in the order of [`VnetPlan::nodes`].
     pub mux: mux::Vnet,
     /// Links as written: name and the two ends, in the order of `mux.vlinks`.
-    pub links: Vec<[Endpoint; 2]>,
+    pub links: Vec<Vec<Endpoint>>,
     /// Names of links that are down and whose ends keep their carrier.
     pub silent: BTreeSet<String>,
     /// What it takes of external interfaces.
@@ -628,19 +628,22 @@ impl VnetPlanner<'_> {
         let mut links = Vec::new();
         let mut vlinks = Vec::new();
         for (index, link) in self.spec.links.iter().enumerate() {
-            let [a, b] = link.endpoints.as_slice() else { continue };
-            let (Some(end_a), Some(end_b)) = (self.end(a), self.end(b)) else { continue };
+            let ends: Option<Vec<_>> = link.endpoints.iter().map(|end| self.end(end)).collect();
+            let Some(ends) = ends else { continue };
             let name = link.name.clone().unwrap_or_else(|| format!("link{}", index + 1));
             let down = self.holding.links_down.contains(&name);
             vlinks.push(mux::Vlink {
                 name,
-                a: end_a,
-                b: end_b,
+                ends,
                 rate_bps: link.rate.map(|rate| rate.0),
                 queue_frames: link.queue,
                 up: !down,
+                segment: link.segment.map(|segment| mux::Segment {
+                    addresses: segment.addresses,
+                    flood_pps: segment.flood_pps,
+                }),
             });
-            links.push([a.clone(), b.clone()]);
+            links.push(link.endpoints.clone());
         }
         let mux = mux::Vnet {
             name: self.name.into(),
@@ -677,6 +680,7 @@ impl VnetPlanner<'_> {
             Endpoint::External(name) => {
                 let outside = self.spec.externals.get(name)?;
                 mux::End::External {
+                    name: name.clone(),
                     interface: outside.interface.clone(),
                     by: encapsulation(outside),
                 }
@@ -707,19 +711,14 @@ fn neighbours(nodes: &BTreeMap<String, NodePlan>) -> u64 {
 impl VnetPlan {
     /// External interfaces that its links use.
     pub fn externals(&self) -> impl Iterator<Item = &str> {
-        self.mux.vlinks.iter().flat_map(Self::outside)
+        self.mux.vlinks.iter().flat_map(mux::Vlink::interfaces)
     }
 
     /// Nodes with a port whose link ends at an external interface.
     pub fn nodes_at(&self, vnet: &str, external: &str) -> Vec<Key> {
         let links = self.mux.vlinks.iter();
-        let there = links.filter(|link| Self::outside(link).any(|name| name == external));
-        let ends = there.flat_map(|link| [&link.a, &link.b]);
-        ends.filter_map(|end| match end {
-            mux::End::Port { node, .. } => Some(Key::node(vnet, node)),
-            mux::End::External { .. } => None,
-        })
-        .collect()
+        let there = links.filter(|link| link.interfaces().any(|name| name == external));
+        there.flat_map(mux::Vlink::ports).map(|(node, _)| Key::node(vnet, node)).collect()
     }
 
     /// It and its parts.
@@ -732,26 +731,19 @@ impl VnetPlan {
         keys
     }
 
+    /// External interfaces without which the ports of a link have no carrier: that of the only other end.
+    pub fn cut_off_by(link: &mux::Vlink) -> impl Iterator<Item = &str> {
+        link.interfaces().filter(|_| link.is_wire())
+    }
+
     /// Whether a link gives its ends carrier: it is up, or down silently.
     pub fn has_carrier(&self, link: &mux::Vlink) -> bool {
         link.up || self.silent.contains(&link.name)
     }
 
-    /// External interfaces that a link ends at.
-    pub fn outside(link: &mux::Vlink) -> impl Iterator<Item = &str> {
-        [&link.a, &link.b].into_iter().filter_map(|end| match end {
-            mux::End::External { interface, .. } => Some(interface.as_str()),
-            mux::End::Port { .. } => None,
-        })
-    }
-
     /// The vlink of a port.
     pub fn link_of(&self, node: &str, port: u16) -> Option<&mux::Vlink> {
-        let is_port = |end: &mux::End| match end {
-            mux::End::Port { node: of, port: index } => of == node && *index == port,
-            mux::End::External { .. } => false,
-        };
-        self.mux.vlinks.iter().find(|link| is_port(&link.a) || is_port(&link.b))
+        self.mux.vlinks.iter().find(|link| link.ports().any(|end| end == (node, port)))
     }
 }
 

@@ -435,11 +435,7 @@ fn device(wanted: &DevicePlan, attached: &mut Option<Attached>) -> Result<Interf
 }
 
 fn uses(told: &mux::Vnet, external: &str) -> bool {
-    let is_end = |end: &mux::End| match end {
-        mux::End::External { interface, .. } => interface == external,
-        mux::End::Port { .. } => false,
-    };
-    told.vlinks.iter().any(|link| is_end(&link.a) || is_end(&link.b))
+    told.vlinks.iter().flat_map(mux::Vlink::interfaces).any(|interface| interface == external)
 }
 
 /// Has the program take what is PdP's.

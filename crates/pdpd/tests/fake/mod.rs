@@ -441,6 +441,16 @@ impl Daemon for Fake {
         Ok(Report { changes, ..Default::default() })
     }
 
+    fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem> {
+        self.known(vnet)?;
+        if clear {
+            self.note(format!("fdb {link} cleared"));
+            return Ok(vec![]);
+        }
+        let (endpoint, mac) = ("h1:eth0".into(), "02:00:00:00:00:01".into());
+        Ok(vec![FdbEntry { endpoint, mac, age_s: 7 }])
+    }
+
     fn set_link(
         &self,
         _: &Scope,

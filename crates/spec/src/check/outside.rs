@@ -70,12 +70,15 @@ pub(super) struct Outside {
 pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, Outside> {
     let mut all: BTreeMap<String, Outside> = BTreeMap::new();
     for link in &vnet.spec.links {
-        let Some((node, interface, external)) = outside_end(vnet, link) else { continue };
-        let outside = all.entry(external.interface.clone()).or_default();
-        outside.rate_bps = outside.rate_bps.saturating_add(link.rate.map_or(0, |rate| rate.0));
-        let port = vnet.spec.nodes.get(node).and_then(|node| node.interfaces.get(interface));
-        let packet = port.and_then(|port| port.mtu).map_or(0, |mtu| mtu + overhead(external));
-        outside.packet_bytes = outside.packet_bytes.max(packet);
+        let nodes = &vnet.spec.nodes;
+        let mtu = ports(link).filter_map(|(node, name)| nodes.get(node)?.interfaces.get(name)?.mtu);
+        let mtu = mtu.max();
+        for external in externals(vnet, link) {
+            let outside = all.entry(external.interface.clone()).or_default();
+            outside.rate_bps = outside.rate_bps.saturating_add(link.rate.map_or(0, |rate| rate.0));
+            let packet = mtu.map_or(0, |mtu| mtu + overhead(external));
+            outside.packet_bytes = outside.packet_bytes.max(packet);
+        }
     }
     all
 }
@@ -228,18 +231,20 @@ fn interface_known(
     reporter.vnet(vnet, &["spec", "externals", name, "interface"], message, hint);
 }
 
-/// The node and interface that a link joins to an external, and the external.
-fn outside_end<'a>(
-    vnet: &'a VirtualNetwork,
-    link: &'a Link,
-) -> Option<(&'a str, &'a str, &'a External)> {
-    let [a, b] = link.endpoints.as_slice() else { return None };
-    let (node, interface, external) = match (a, b) {
-        (Endpoint::Port { node, interface }, Endpoint::External(name))
-        | (Endpoint::External(name), Endpoint::Port { node, interface }) => (node, interface, name),
-        _ => return None,
-    };
-    Some((node, interface, vnet.spec.externals.get(external)?))
+/// The externals that a link ends at.
+fn externals<'a>(vnet: &'a VirtualNetwork, link: &'a Link) -> impl Iterator<Item = &'a External> {
+    link.endpoints.iter().filter_map(|end| match end {
+        Endpoint::Port { .. } => None,
+        Endpoint::External(name) => vnet.spec.externals.get(name),
+    })
+}
+
+/// The interfaces of nodes that a link ends at.
+fn ports(link: &Link) -> impl Iterator<Item = (&String, &String)> {
+    link.endpoints.iter().filter_map(|end| match end {
+        Endpoint::Port { node, interface } => Some((node, interface)),
+        Endpoint::External(_) => None,
+    })
 }
 
 /// Bytes that an external puts before the inner IP packet.
@@ -262,10 +267,11 @@ fn mtus(
 ) {
     let mut bounds: BTreeMap<(String, String), u32> = BTreeMap::new();
     for link in &vnet.spec.links {
-        let Some((node, interface, external)) = outside_end(vnet, link) else { continue };
-        let Some(underlay) = mtu_of(&external.interface) else { continue };
-        let bound = underlay.saturating_sub(overhead(external));
-        bounds.insert((node.into(), interface.into()), bound);
+        let bound = externals(vnet, link).filter_map(|external| {
+            Some(mtu_of(&external.interface)?.saturating_sub(overhead(external)))
+        });
+        let Some(bound) = bound.min() else { continue };
+        bounds.extend(ports(link).map(|(node, name)| ((node.clone(), name.clone()), bound)));
     }
     for (node_name, node) in &mut vnet.spec.nodes {
         for (interface_name, interface) in &mut node.interfaces {
@@ -313,23 +319,23 @@ fn rates(wanted: &Wanted<'_>, kept: BTreeMap<&str, Outside>, reporter: &mut Repo
     let kept = wanted.kept().map(|(name, vnet)| (name, &***vnet));
     for (name, vnet) in kept.chain(&wanted.changed) {
         for (index, link) in vnet.spec.links.iter().enumerate() {
-            let Some((_, _, external)) = outside_end(vnet, link) else { continue };
-            let (Some(rate), Some(left)) = (link.rate, left.get_mut(external.interface.as_str()))
-            else {
-                continue;
-            };
-            match left.checked_sub(rate.0) {
-                Some(rest) => *left = rest,
-                None => {
-                    let interface = &external.interface;
-                    let all = format!(
-                        "rate {rate} exceeds the {} that other links leave of interface {interface}",
-                        BitRate(*left),
-                    );
-                    let little = format!("interface {interface} has no room for a rate of {rate}");
-                    let message = reporter.of_all(all, &little);
-                    let path = ["spec", "links", &index.to_string(), "rate"];
-                    reporter.vnet(name, &path, message, "lower the rate of a link over it");
+            let Some(rate) = link.rate else { continue };
+            for External { interface, .. } in externals(vnet, link) {
+                let Some(left) = left.get_mut(interface.as_str()) else { continue };
+                match left.checked_sub(rate.0) {
+                    Some(rest) => *left = rest,
+                    None => {
+                        let left = BitRate(*left);
+                        let all = format!(
+                            "rate {rate} exceeds the {left} that other links leave of interface \
+                             {interface}"
+                        );
+                        let little =
+                            format!("interface {interface} has no room for a rate of {rate}");
+                        let message = reporter.of_all(all, &little);
+                        let path = ["spec", "links", &index.to_string(), "rate"];
+                        reporter.vnet(name, &path, message, "lower the rate of a link over it");
+                    }
                 }
             }
         }

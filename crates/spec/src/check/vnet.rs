@@ -487,19 +487,14 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
         if let Some(value) = link.rate {
             rate(vnet, &["spec", "links", &at, "rate"], value, reporter);
         }
-        let [a, b] = link.endpoints.as_slice() else { continue };
-        let (a, b) = (a.clone(), b.clone());
-        let outside = |end: &Endpoint| matches!(end, Endpoint::External(_));
-        if outside(&a) && outside(&b) {
-            let hint = "a link needs an interface of a node at one end";
-            let path = ["spec", "links", &at, "endpoints"];
-            reporter.vnet(vnet, &path, format!("both ends, {a} and {b}, are outside"), hint);
-        }
-        if !outside(&a) && !outside(&b) {
+        let ends = link.endpoints.clone();
+        let ports = ends.iter().filter(|end| matches!(end, Endpoint::Port { .. })).count();
+        if ports >= 2 {
             link.rate.get_or_insert(BitRate(INNER_RATE_BPS));
         }
-        for (end, which) in [(&a, "0"), (&b, "1")] {
-            let path = ["spec", "links", &at, "endpoints", which];
+        segment(vnet, index, spec, reporter);
+        for (which, end) in ends.iter().enumerate() {
+            let path = ["spec", "links", &at, "endpoints", &which.to_string()];
             if let Some(hint) = unknown(spec, end) {
                 reporter.vnet(vnet, &path, format!("endpoint {end} does not exist"), hint);
             } else if let Some(other) = used.insert(end.clone(), index) {
@@ -508,7 +503,51 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
                 reporter.vnet(vnet, &path, message, "an endpoint has one link");
             }
         }
-        ends_fit(vnet, spec, &a, &b, reporter);
+        match ends.as_slice() {
+            [a, b] => {
+                ends_differ(vnet, spec, a, b, reporter);
+                ends_fit(vnet, spec, a, b, reporter);
+            }
+            ends => {
+                for (at, b) in ends.iter().enumerate() {
+                    ends[..at].iter().for_each(|a| ends_differ(vnet, spec, a, b, reporter));
+                }
+            }
+        }
+    }
+    let segments = spec.links.iter().filter_map(|link| link.segment);
+    let addresses: u64 = segments.map(|segment| u64::from(segment.addresses)).sum();
+    if addresses > VNET_ADDRESSES_MAX {
+        let message =
+            format!("its segments learn {addresses} addresses, {VNET_ADDRESSES_MAX} at most");
+        let hint = "give each segment fewer addresses";
+        reporter.vnet(vnet, &["spec", "links"], message, hint);
+    }
+}
+
+/// Of the link at `index`: whether it is a segment and can be one; fills in its bounds.
+fn segment(vnet: &str, index: usize, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
+    let (at, link) = (index.to_string(), &mut spec.links[index]);
+    if link.endpoints.len() == 2 {
+        if link.segment.is_some() {
+            let path = ["spec", "links", &at, "segment"];
+            let hint = "remove segment, or add an endpoint";
+            reporter.vnet(vnet, &path, "a link of two ends is no segment", hint);
+        }
+        return;
+    }
+    link.segment.get_or_insert_default();
+    let is_tunnel = |end: &Endpoint| match end {
+        Endpoint::Port { .. } => false,
+        Endpoint::External(name) => {
+            spec.externals.get(name).is_some_and(|it| it.vxlan.is_some() || it.udp.is_some())
+        }
+    };
+    if link.endpoints.iter().all(is_tunnel) {
+        let path = ["spec", "links", &at, "endpoints"];
+        let message = "all ends are tunnels, between which a segment sends nothing";
+        let hint = "join two of them by a link, or add an interface";
+        reporter.vnet(vnet, &path, message, hint);
     }
 }
 
@@ -540,28 +579,30 @@ fn unknown(spec: &VirtualNetworkSpec, end: &Endpoint) -> Option<String> {
     }
 }
 
-/// Whether the interfaces at the two ends of a link can talk: different link addresses, different
-/// IP addresses, and in one subnet where both have addresses of a family.
-fn ends_fit(
+/// The interfaces at two ends of a link, if both are of nodes.
+fn interfaces<'a>(
+    spec: &'a VirtualNetworkSpec,
+    a: &Endpoint,
+    b: &Endpoint,
+) -> Option<[&'a Interface; 2]> {
+    let interface = |end: &Endpoint| match end {
+        Endpoint::Port { node, interface } => spec.nodes.get(node)?.interfaces.get(interface),
+        Endpoint::External(_) => None,
+    };
+    if a == b { None } else { Some([interface(a)?, interface(b)?]) }
+}
+
+/// Whether two ends of a link have different link addresses and different IP addresses.
+fn ends_differ(
     vnet: &str,
     spec: &VirtualNetworkSpec,
     a: &Endpoint,
     b: &Endpoint,
     reporter: &mut Reporter,
 ) {
-    let (
-        Endpoint::Port { node: a_node, interface: a_name },
-        Endpoint::Port { node: b_node, interface: b_name },
-    ) = (a, b)
-    else {
-        return;
-    };
-    let port = |node: &str, name: &str| spec.nodes.get(node)?.interfaces.get(name);
-    let (Some(a_port), Some(b_port)) = (port(a_node, a_name), port(b_node, b_name)) else { return };
-    if a == b {
-        return;
-    }
-    let path = ["spec", "nodes", b_node.as_str(), "interfaces", b_name.as_str()];
+    let Some([a_port, b_port]) = interfaces(spec, a, b) else { return };
+    let Endpoint::Port { node, interface } = b else { return };
+    let path = ["spec", "nodes", node.as_str(), "interfaces", interface.as_str()];
     if let (Some(a_mac), Some(b_mac)) = (a_port.mac, b_port.mac)
         && a_mac == b_mac
     {
@@ -576,6 +617,19 @@ fn ends_fit(
             reporter.vnet(vnet, &path, message, "change one");
         }
     }
+}
+
+/// Whether the interfaces at the two ends of a link are in one subnet, where both have addresses of a family.
+fn ends_fit(
+    vnet: &str,
+    spec: &VirtualNetworkSpec,
+    a: &Endpoint,
+    b: &Endpoint,
+    reporter: &mut Reporter,
+) {
+    let Some([a_port, b_port]) = interfaces(spec, a, b) else { return };
+    let Endpoint::Port { node, interface } = b else { return };
+    let path = ["spec", "nodes", node.as_str(), "interfaces", interface.as_str()];
     for v4 in [true, false] {
         // A host's prefix says nothing of a subnet: routing software borrows such addresses.
         let of_family = |interface: &Interface| -> Vec<(usize, IpNet)> {

@@ -18,6 +18,7 @@ mod keeper;
 mod limits;
 mod memif_interfaces;
 mod node;
+mod segments;
 mod shared;
 mod steps;
 mod stock_debian;
