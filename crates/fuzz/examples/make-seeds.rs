@@ -15,7 +15,8 @@ use pdp_proto::routes::{
 };
 use pdp_proto::{channel, mirror, tap};
 use pdp_wire::tag::Tag;
-use pdp_wire::{ether, outer, vxlan};
+use pdp_wire::tunnel::Encapsulation;
+use pdp_wire::{ether, outer, udp, vxlan};
 
 /// Longest frame that becomes an entry.
 const FRAME_BYTES_MAX: usize = 400;
@@ -76,16 +77,20 @@ fn frames() -> Result<Vec<Vec<u8>>> {
 }
 
 /// The frame in a VXLAN tunnel, in its UDP datagram.
-fn tunnelled(frame: &[u8], six: bool, udp: bool) -> Vec<u8> {
+fn tunnelled(frame: &[u8], six: bool, in_udp: bool) -> Vec<u8> {
     let (from, to) = if six { ("fd00::2", "fd00::1") } else { ("10.0.0.2", "10.0.0.1") };
     let (from, to) = (from.parse().expect("an address"), to.parse().expect("an address"));
-    let header = vxlan::emit(5);
-    let (ports, before): (_, &[u8]) =
-        if udp { ([7000, 7001], &[]) } else { ([50_000, 4789], &header) };
-    let template = outer::Template::new(from, to, ports, before).expect("one family");
+    let (local, remote) = (from, to);
+    let by = match in_udp {
+        true => {
+            Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7000, remote_port: 7001 })
+        }
+        false => Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 }),
+    };
+    let template = outer::Template::new(&by).expect("one family");
     let mut bytes = vec![0; template.len()];
     bytes.extend(frame);
-    template.write(&mut bytes, [2, 0, 0, 0, 0, 1], [9; 6], None).expect("room");
+    template.write(&mut bytes, [2, 0, 0, 0, 0, 1], [9; 6]).expect("room");
     bytes
 }
 

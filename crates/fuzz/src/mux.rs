@@ -24,7 +24,7 @@ use pdp_mux::worker::Worker;
 use pdp_proto::mux::*;
 use pdp_underlay::{Hop, NextHop};
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
-use pdp_wire::{outer, vxlan};
+use pdp_wire::{outer, udp, vxlan};
 use rtrb::{Consumer, RingBuffer};
 
 use crate::input::Input;
@@ -43,18 +43,20 @@ const PEER: Settings =
 
 fn vxlan_tunnel(vni: u32) -> Encapsulation {
     let (local, remote) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-    Encapsulation::Vxlan { local, remote, port: 4789, vni }
+    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
 }
 
 fn tunnels() -> Vec<Encapsulation> {
     let six = |last| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]);
     let four = |last| IpAddr::from([10, 0, 0, last]);
-    let udp =
-        |local, remote| Encapsulation::Udp { local, remote, local_port: 7001, remote_port: 7000 };
+    let udp = |local, remote| {
+        Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7001, remote_port: 7000 })
+    };
+    let (local, remote) = (six(1), six(2));
     vec![
         vxlan_tunnel(5),
         vxlan_tunnel(6),
-        Encapsulation::Vxlan { local: six(1), remote: six(2), port: 4789, vni: 5 },
+        Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 }),
         udp(four(1), four(2)),
         udp(six(1), six(2)),
     ]
@@ -62,16 +64,7 @@ fn tunnels() -> Vec<Encapsulation> {
 
 /// The headers that the other end of a tunnel sends.
 fn headers(by: &Encapsulation) -> outer::Template {
-    match *by {
-        Encapsulation::Vxlan { local, remote, port, vni } => {
-            outer::Template::new(remote, local, [50_000, port], &vxlan::emit(vni))
-        }
-        Encapsulation::Udp { local, remote, local_port, remote_port } => {
-            outer::Template::new(remote, local, [remote_port, local_port], &[])
-        }
-        Encapsulation::Interface => None,
-    }
-    .expect("a tunnel")
+    outer::Template::new(&by.reversed()).expect("a tunnel")
 }
 
 /// Makes a frame's IPv4 header checksum right: noise hardly ever has it so.
@@ -115,19 +108,21 @@ pub(crate) fn classify(bytes: &[u8]) {
     }
     // What the tunnel's other end writes before this inner frame, but for what is free: link
     // addresses, source port, lengths, options, hop limits, reserved bits.
-    let (local, remote, port, key) = match tunnels[usize::from(port.port)] {
-        Encapsulation::Vxlan { local, remote, port, vni } => (local, remote, port, Err(vni)),
-        Encapsulation::Udp { local, remote, local_port, remote_port } => {
-            (local, remote, local_port, Ok(remote_port))
+    let by = &tunnels[usize::from(port.port)];
+    match by {
+        Encapsulation::Vxlan(tunnel) => {
+            let udp = inner.start - 16;
+            assert_eq!(frame[udp + 2..udp + 4], tunnel.port.to_be_bytes());
+            assert_eq!(frame[udp + 12..udp + 15], tunnel.vni.to_be_bytes()[1..]);
+        }
+        Encapsulation::Udp(tunnel) => {
+            let udp = inner.start - 8;
+            assert_eq!(frame[udp..udp + 2], tunnel.remote_port.to_be_bytes());
+            assert_eq!(frame[udp + 2..udp + 4], tunnel.local_port.to_be_bytes());
         }
         Encapsulation::Interface => unreachable!("not among the tunnels"),
-    };
-    let udp = inner.start - if key.is_err() { 16 } else { 8 };
-    assert_eq!(frame[udp + 2..udp + 4], port.to_be_bytes());
-    match key {
-        Ok(remote_port) => assert_eq!(frame[udp..udp + 2], remote_port.to_be_bytes()),
-        Err(vni) => assert_eq!(frame[udp + 12..udp + 15], vni.to_be_bytes()[1..]),
     }
+    let Some((local, remote)) = by.ends() else { return };
     match (local, remote) {
         (IpAddr::V4(local), IpAddr::V4(remote)) => {
             assert_eq!(frame[26..34], [remote.octets(), local.octets()].concat());
@@ -432,7 +427,7 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
             1 => {
                 let mut frame = vec![0; template.len()];
                 frame.extend(input.counted());
-                if template.write(&mut frame, MAC, [9; 6], None).is_some() {
+                if template.write(&mut frame, MAC, [9; 6]).is_some() {
                     fed += u64::from(bench.arrive(&frame));
                 }
             }

@@ -59,12 +59,10 @@ fn main() -> Result<()> {
     };
     let by = match arguments.get(5).map_or("plain", String::as_str) {
         "plain" => Encapsulation::Interface,
-        "tunnel" => Encapsulation::Vxlan {
-            local: LOCAL.into(),
-            remote: REMOTE.into(),
-            port: 4789,
-            vni: VNI,
-        },
+        "tunnel" => {
+            let (local, remote) = (LOCAL.into(), REMOTE.into());
+            Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: VNI })
+        }
         other => bail!("no way {other}"),
     };
     let directory = tempfile::tempdir()?;
@@ -126,11 +124,9 @@ fn headers(by: &Encapsulation) -> Result<Vec<u8>> {
     if *by == Encapsulation::Interface {
         return Ok(vec![]);
     }
-    let (from, to) = (REMOTE.into(), LOCAL.into());
-    let template = outer::Template::new(from, to, [50_000, 4789], &vxlan::emit(VNI));
-    let template = template.context("one family")?;
+    let template = outer::Template::new(&by.reversed()).context("one family")?;
     let mut frame = vec![0; template.len() + FRAME_BYTES];
-    template.write(&mut frame, [2; 6], [4; 6], None).context("room")?;
+    template.write(&mut frame, [2; 6], [4; 6]).context("room")?;
     frame.truncate(template.len());
     Ok(frame)
 }

@@ -1,18 +1,18 @@
 //! Maps an arriving frame to its vnet and port.
 //!
 //! Never rewrites the frame: says where the inner frame is. Never panics, whatever the bytes. One
-//! hash look-up a frame of VXLAN and three at most, however many addresses, ports and tunnels there
-//! are. What an interface's tunnels do not take goes to the vlink that takes the whole interface, if
+//! hash look-up a frame of VXLAN, two of Ethernet in UDP and three at most, however many addresses, ports
+//! and tunnels there are. What an interface's tunnels do not take goes to the vlink that takes the whole interface, if
 //! there is one.
 //! Source: RFC 7348 sections 4 and 5, RFC 6935; docs/ARCHITECTURE.md.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, Hasher};
-use std::net::IpAddr;
+use std::hash::BuildHasherDefault;
 use std::ops::Range;
 
 use pdp_proto::mux::Encapsulation;
+use pdp_wire::outer::{Carried, Outer};
+use pdp_wire::tunnel::{Key, Kind, Take};
 use pdp_wire::{ether, flow, outer, vxlan};
 
 use crate::counters::OuterReason;
@@ -36,9 +36,9 @@ pub enum Taken {
     /// Another vlink has it.
     #[error("is taken by another vlink")]
     Taken,
-    /// VXLAN and Ethernet in UDP can't share a port.
-    #[error("uses UDP port {0} of {1}, which another vlink uses for the other kind of tunnel")]
-    Mixed(u16, IpAddr),
+    /// Kinds of tunnels can't share a port.
+    #[error("uses {0}, which another vlink uses for {1}")]
+    Mixed(Take, &'static str),
     /// Something is out of range.
     #[error("{0}")]
     Range(&'static str),
@@ -49,10 +49,24 @@ pub enum Taken {
 pub struct Table {
     /// Where tunnels' frames are addressed to; not looked at if nobody else can be meant.
     mac: Option<[u8; 6]>,
-    /// What kind of tunnels each local address and port has; true: VXLAN.
-    services: HashMap<Service, bool, BuildHasherDefault<flow::Hash>>,
-    tunnels: HashMap<Key, PortRef, BuildHasherDefault<flow::Hash>>,
+    /// Of what kind the tunnels are that share what is taken off the interface.
+    services: HashMap<Take, &'static Kind, BuildHasherDefault<flow::Hash>>,
+    tunnels: HashMap<Key, Entry, BuildHasherDefault<flow::Hash>>,
     interface: Option<PortRef>,
+}
+
+/// A tunnel that was found by its key.
+#[derive(Clone, Debug)]
+struct Entry {
+    port: PortRef,
+    check: Check,
+}
+
+/// What of a kind's own header has to be looked at once the tunnel is known.
+#[derive(Clone, Debug)]
+enum Check {
+    Vxlan,
+    Udp,
 }
 
 /// The tables of all external interfaces, by slot.
@@ -67,40 +81,27 @@ impl Table {
 
     /// Gives what `by` says to `port`.
     pub fn insert(&mut self, by: &Encapsulation, port: PortRef) -> Result<(), Taken> {
-        let (local, remote, kind) = match *by {
+        let check = match by {
             Encapsulation::Interface => {
                 return match self.interface.replace(port) {
                     None => Ok(()),
                     Some(_) => Err(Taken::Taken),
                 };
             }
-            Encapsulation::Vxlan { vni: vxlan::VNI_END.., .. } => {
-                return Err(Taken::Range("has a VNI of more than 24 bits"));
-            }
-            Encapsulation::Vxlan { local, remote, port, vni } => {
-                (local, remote, Kind::Vxlan { port, vni })
-            }
-            Encapsulation::Udp { local, remote, local_port, remote_port } => {
-                (local, remote, Kind::Udp { local_port, remote_port })
-            }
+            Encapsulation::Vxlan(_) => Check::Vxlan,
+            Encapsulation::Udp(_) => Check::Udp,
         };
-        if local.is_ipv4() != remote.is_ipv4() {
-            return Err(Taken::Range("has addresses of different families"));
+        if let Some(fault) = by.fault() {
+            return Err(Taken::Range(fault));
         }
-        let (number, is_vxlan) = match kind {
-            Kind::Vxlan { port, .. } => (port, true),
-            Kind::Udp { local_port, .. } => (local_port, false),
-        };
-        match self.services.entry(Service::new(local, number)) {
-            Entry::Occupied(known) if *known.get() != is_vxlan => {
-                return Err(Taken::Mixed(number, local));
-            }
-            Entry::Occupied(_) => {}
-            Entry::Vacant(free) => {
-                free.insert(is_vxlan);
+        if let Some(tunnel) = by.tunnel() {
+            let (take, kind) = (tunnel.takes(), tunnel.kind());
+            let other = self.services.entry(take).or_insert(kind);
+            if *other != kind {
+                return Err(Taken::Mixed(take, other.name));
             }
         }
-        match self.tunnels.insert(Key::new(local, remote, kind), port) {
+        match self.tunnels.insert(by.key(), Entry { port, check }) {
             None => Ok(()),
             Some(_) => Err(Taken::Taken),
         }
@@ -122,110 +123,57 @@ impl Table {
             Err(not) => return otherwise(not.into()),
         };
         let mut inner = outer.payload();
-        let tunnel = |kind| self.tunnels.get(&Key::new(outer.local, outer.remote, kind));
-        let vni = vxlan::parse(&frame[inner.clone()]);
-        let vxlan = vni.and_then(|vni| tunnel(Kind::Vxlan { port: outer.local_port, vni }));
-        let port = match vxlan {
-            Some(port) => {
-                inner.start += vxlan::HEADER_BYTES;
-                port
-            }
-            // An address and port has one kind of tunnels.
-            None => match self.services.get(&Service::new(outer.local, outer.local_port)) {
-                Some(true) if vni.is_none() => return otherwise(OuterReason::VxlanHeader),
-                Some(true) | None => return otherwise(OuterReason::UnknownTunnel),
-                Some(false) => {
-                    let (local_port, remote_port) = (outer.local_port, outer.remote_port);
-                    match tunnel(Kind::Udp { local_port, remote_port }) {
-                        Some(port) => port,
-                        None => return otherwise(OuterReason::UnknownTunnel),
-                    }
-                }
-            },
+        let entry = match self.find(&outer, &frame[inner.clone()]) {
+            Ok(entry) => entry,
+            Err(reason) => return otherwise(reason),
         };
+        match entry.check {
+            Check::Vxlan => match vxlan::parse(&frame[inner.clone()]) {
+                Some(_) => inner.start += vxlan::HEADER_BYTES,
+                None => return otherwise(OuterReason::VxlanHeader),
+            },
+            Check::Udp => {}
+        }
         if let Some(mac) = self.mac
             && ether::Header::parse(frame).is_none_or(|header| header.destination != mac)
         {
             return otherwise(OuterReason::OtherMac);
         }
-        if !outer.checksum_ok(frame, vxlan.is_some()) {
+        if !outer.checksum_ok(frame, matches!(entry.check, Check::Vxlan)) {
             return Err(OuterReason::UdpChecksum);
         }
-        Ok((*port, inner))
+        Ok((entry.port, inner))
     }
-}
 
-/// Where tunnels' frames arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Service {
-    local: u128,
-    /// The port, and [`V4`].
-    rest: u64,
-}
-
-impl Service {
-    fn new(local: IpAddr, port: u16) -> Self {
-        let family = if local.is_ipv4() { V4 } else { 0 };
-        Self { local: bits(local), rest: family | u64::from(port) }
-    }
-}
-
-impl std::hash::Hash for Service {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64((self.local >> 64) as u64 ^ self.local as u64);
-        state.write_u64(self.rest);
-    }
-}
-
-enum Kind {
-    Vxlan { port: u16, vni: u32 },
-    Udp { local_port: u16, remote_port: u16 },
-}
-
-/// Addresses, and what tells tunnels between them apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
-    local: u128,
-    remote: u128,
-    rest: u64,
-}
-
-const V4: u64 = 1 << 63;
-const VXLAN: u64 = 1 << 62;
-
-impl Key {
-    fn new(local: IpAddr, remote: IpAddr, kind: Kind) -> Self {
-        let family = if local.is_ipv4() { V4 } else { 0 };
-        let rest = match kind {
-            Kind::Vxlan { port, vni } => VXLAN | u64::from(port) << 32 | u64::from(vni),
-            Kind::Udp { local_port, remote_port } => {
-                u64::from(local_port) << 16 | u64::from(remote_port)
-            }
-        };
-        Self { local: bits(local), remote: bits(remote), rest: family | rest }
-    }
-}
-
-impl std::hash::Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        if self.rest & V4 == 0 {
-            state.write_u64((self.local >> 64) as u64 ^ (self.remote >> 64) as u64);
+    /// The tunnel that a frame with these outer headers and this `payload` behind them is of.
+    #[inline]
+    fn find(&self, outer: &Outer, payload: &[u8]) -> Result<&Entry, OuterReason> {
+        let found = |key| self.tunnels.get(&Key::of(outer, key));
+        let Carried::Udp { remote_port, local_port, .. } = outer.carried;
+        let vni = payload.first_chunk().map(|header: &[u8; 8]| vxlan::vni(header));
+        if let Some(entry) = vni.and_then(|vni| found(Key::vni(local_port, vni))) {
+            return Ok(entry);
         }
-        state.write_u64((self.local as u64).rotate_left(32) ^ self.remote as u64);
-        state.write_u64(self.rest);
-    }
-}
-
-fn bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => u128::from(address.to_bits()),
-        IpAddr::V6(address) => address.to_bits(),
+        if let Some(entry) = found(Key::ports(local_port, remote_port)) {
+            return Ok(entry);
+        }
+        // An address and port has one kind of tunnels.
+        let kind = self.services.get(&Take::Udp { local: outer.local, port: local_port });
+        match kind {
+            Some(kind) if **kind == vxlan::KIND && vxlan::parse(payload).is_none() => {
+                Err(OuterReason::VxlanHeader)
+            }
+            _ => Err(OuterReason::UnknownTunnel),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
+    use pdp_wire::udp;
     use proptest::prelude::*;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -244,31 +192,29 @@ mod tests {
 
     /// The frame that the other end of `by` sends.
     fn arriving(by: &Encapsulation, mac: [u8; 6]) -> Vec<u8> {
-        let (local, remote, ports, inner) = match *by {
-            Encapsulation::Interface => return vec![0; 60],
-            Encapsulation::Vxlan { local, remote, port, vni } => {
-                (local, remote, [50_000, port], vxlan::emit(vni).to_vec())
-            }
-            Encapsulation::Udp { local, remote, local_port, remote_port } => {
-                (local, remote, [remote_port, local_port], vec![])
-            }
-        };
-        let template = outer::Template::new(remote, local, ports, &inner).unwrap();
+        let Some(template) = outer::Template::new(&by.reversed()) else { return vec![0; 60] };
         let mut frame = vec![0; template.len()];
         frame.extend(b"inner");
-        template.write(&mut frame, mac, [9; 6], None).unwrap();
+        template.write(&mut frame, mac, [9; 6]).unwrap();
         frame
+    }
+
+    fn vxlan_of(local: IpAddr, remote: IpAddr, port: u16, vni: u32) -> Encapsulation {
+        Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port, vni })
+    }
+
+    fn udp_of(local: IpAddr, remote: IpAddr, local_port: u16, remote_port: u16) -> Encapsulation {
+        Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
     }
 
     fn encapsulation() -> impl Strategy<Value = Encapsulation> {
         let ends = (any::<bool>(), 1u8..4, 4u8..7);
         prop_oneof![
             (ends.clone(), 4789u16..4791, 0u32..4).prop_map(|((six, l, r), port, vni)| {
-                Encapsulation::Vxlan { local: address(six, l), remote: address(six, r), port, vni }
+                vxlan_of(address(six, l), address(six, r), port, vni)
             }),
             (ends, 4790u16..4793, 7u16..9).prop_map(|((six, l, r), local_port, remote_port)| {
-                let (local, remote) = (address(six, l), address(six, r));
-                Encapsulation::Udp { local, remote, local_port, remote_port }
+                udp_of(address(six, l), address(six, r), local_port, remote_port)
             }),
         ]
     }
@@ -286,16 +232,10 @@ mod tests {
             if whole {
                 table.insert(&Encapsulation::Interface, reference(999)).unwrap();
             }
-            let service = |by: &Encapsulation| match *by {
-                Encapsulation::Vxlan { local, port, .. } => (local, port, true),
-                Encapsulation::Udp { local, local_port, .. } => (local, local_port, false),
-                Encapsulation::Interface => unreachable!(),
-            };
             for (port, by) in wanted.iter().enumerate() {
-                let (address, number, vxlan) = service(by);
                 let mixed = accepted.iter().any(|(other, _)| {
-                    let other = service(other);
-                    (other.0, other.1) == (address, number) && other.2 != vxlan
+                    let kind = |by: &Encapsulation| by.tunnel().unwrap().kind();
+                    other.takes() == by.takes() && kind(other) != kind(by)
                 });
                 let taken = accepted.iter().any(|(other, _)| other == by);
                 let result = table.clone().insert(by, reference(port as u16));
@@ -337,7 +277,7 @@ mod tests {
     fn reasons_are_told_apart() {
         for six in [false, true] {
             let (local, remote) = (address(six, 1), address(six, 2));
-            let by = Encapsulation::Vxlan { local, remote, port: 4789, vni: 7 };
+            let by = vxlan_of(local, remote, 4789, 7);
             let mut table = Table::new(Some(MAC));
             table.insert(&by, reference(1)).unwrap();
             assert_eq!(table.insert(&by, reference(2)), Err(Taken::Taken));
@@ -356,12 +296,12 @@ mod tests {
             assert_eq!(table.classify(&frame).unwrap_err(), OuterReason::UdpChecksum);
             frame[udp + 6..udp + 8].fill(0);
             assert!(table.classify(&frame).is_ok());
-            let unknown = Encapsulation::Vxlan { local, remote, port: 4789, vni: 8 };
+            let unknown = vxlan_of(local, remote, 4789, 8);
             let unknown = table.classify(&arriving(&unknown, MAC));
             assert_eq!(unknown.unwrap_err(), OuterReason::UnknownTunnel);
         }
         let (local, remote) = (address(true, 1), address(true, 2));
-        let by = Encapsulation::Udp { local, remote, local_port: 5, remote_port: 6 };
+        let by = udp_of(local, remote, 5, 6);
         let mut table = Table::new(Some(MAC));
         table.insert(&by, reference(1)).unwrap();
         let mut frame = arriving(&by, MAC);

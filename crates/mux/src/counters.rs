@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use pdp_proto::mux;
 use pdp_wire::named;
-use pdp_wire::outer::NotUdp;
+use pdp_wire::outer::NotATunnel;
 use pdp_wire::tag::{GuestDrop, PuntClass};
 
 named! {
@@ -134,13 +134,13 @@ named! {
     }
 }
 
-impl From<NotUdp> for OuterReason {
-    fn from(reason: NotUdp) -> Self {
+impl From<NotATunnel> for OuterReason {
+    fn from(reason: NotATunnel) -> Self {
         match reason {
-            NotUdp::Other => Self::NotATunnel,
-            NotUdp::Malformed => Self::Malformed,
-            NotUdp::HeaderChecksum => Self::HeaderChecksum,
-            NotUdp::Fragment => Self::Fragment,
+            NotATunnel::Other => Self::NotATunnel,
+            NotATunnel::Malformed => Self::Malformed,
+            NotATunnel::HeaderChecksum => Self::HeaderChecksum,
+            NotATunnel::Fragment => Self::Fragment,
         }
     }
 }

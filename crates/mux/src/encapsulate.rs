@@ -1,43 +1,16 @@
 //! What a vlink's frames look like outside, and where they go.
 //!
 //! The outer header is written here, from what was configured and from the host's neighbours, so
-//! that no tenant can forge it. UDP source ports of VXLAN come from the inner flow, so that the
-//! underlay can spread flows (RFC 7348 section 5).
+//! that no tenant can forge it.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use pdp_afxdp::{HEADROOM_BYTES, Packet};
 use pdp_proto::mux::Encapsulation;
 use pdp_underlay::{Hop, NextHop};
-use pdp_wire::{ether, flow, outer, udp, vxlan};
+use pdp_wire::{ether, outer};
 
 use crate::counters::Reason;
-
-/// First source port of VXLAN; as many follow, up to 65,535 (RFC 6335's dynamic ports).
-const SOURCE_PORT_FIRST: u16 = 49152;
-
-/// Local and remote outer address of a tunnel.
-pub fn ends(by: &Encapsulation) -> Option<(IpAddr, IpAddr)> {
-    match by {
-        Encapsulation::Interface => None,
-        Encapsulation::Vxlan { local, remote, .. } | Encapsulation::Udp { local, remote, .. } => {
-            Some((*local, *remote))
-        }
-    }
-}
-
-/// Bytes of the longest outer IP packet of a tunnel whose inner ones have up to `mtu`.
-pub fn packet_bytes(by: &Encapsulation, mtu: u32) -> u32 {
-    let ip = match ends(by) {
-        None => return mtu,
-        Some((IpAddr::V4(_), _)) => outer::IPV4_BYTES,
-        Some((IpAddr::V6(_), _)) => outer::IPV6_BYTES,
-    };
-    let is_vxlan = matches!(by, Encapsulation::Vxlan { .. });
-    let key = if is_vxlan { vxlan::HEADER_BYTES } else { 0 };
-    mtu + (ip + udp::HEADER_BYTES + key + ether::HEADER_BYTES) as u32
-}
 
 /// The far side of a port's vlink.
 #[derive(Debug)]
@@ -74,7 +47,6 @@ pub struct Outside {
 struct Tunnel {
     template: outer::Template,
     next_hop: Arc<NextHop>,
-    vxlan: bool,
 }
 
 impl Outside {
@@ -86,21 +58,11 @@ impl Outside {
         by: &Encapsulation,
         next_hop: impl FnOnce() -> Arc<NextHop>,
     ) -> Option<Self> {
-        let (template, vxlan) = match *by {
-            Encapsulation::Interface => return Some(Self { external, spread, tunnel: None }),
-            Encapsulation::Vxlan { local, remote, port, vni } => {
-                let ports = [SOURCE_PORT_FIRST, port];
-                (outer::Template::new(local, remote, ports, &vxlan::emit(vni))?, true)
-            }
-            Encapsulation::Udp { local, remote, local_port, remote_port } => {
-                (outer::Template::new(local, remote, [local_port, remote_port], &[])?, false)
-            }
+        let tunnel = match by {
+            Encapsulation::Interface => None,
+            by => Some(Tunnel { template: outer::Template::new(by)?, next_hop: next_hop() }),
         };
-        Some(Self {
-            external,
-            spread,
-            tunnel: Some(Tunnel { template, next_hop: next_hop(), vxlan }),
-        })
+        Some(Self { external, spread, tunnel })
     }
 
     /// Whether frames go out as they are.
@@ -158,11 +120,8 @@ impl Outside {
         if bytes > usize::from(hop.mtu) {
             return Err(Reason::PathTooBig);
         }
-        let source_port = tunnel.vxlan.then(|| {
-            SOURCE_PORT_FIRST | (flow::ip(packet.bytes()) as u16 & (u16::MAX - SOURCE_PORT_FIRST))
-        });
         packet.prepend(template.len()).ok_or(Reason::UnderlayTooBig)?;
-        let written = template.write(packet.bytes_mut(), hop.mac, mac, source_port);
+        let written = template.write(packet.bytes_mut(), hop.mac, mac);
         if written.is_none() {
             let _ = packet.advance(template.len());
         }
@@ -174,6 +133,12 @@ impl Outside {
 mod tests {
     use super::*;
     use pdp_afxdp::Pool;
+    use pdp_wire::{udp, vxlan};
+
+    fn source_port(outer: &outer::Outer) -> u16 {
+        let outer::Carried::Udp { remote_port, .. } = outer.carried;
+        remote_port
+    }
 
     #[test]
     fn what_is_too_big_for_the_wire_or_the_way_stays_whole() {
@@ -182,7 +147,7 @@ mod tests {
         packet.set_len(1000).unwrap();
         packet.bytes_mut().fill(7);
         let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-        let by = Encapsulation::Vxlan { local, remote, port: 4789, vni: 5 };
+        let by = Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 });
         let next_hop = Arc::new(NextHop::default());
         let outside = Outside::new(0, 0, &by, || next_hop.clone()).unwrap();
         assert_eq!(outside.find(), None);
@@ -193,11 +158,11 @@ mod tests {
         let hop = Hop { mtu: 1036, ..hop };
         assert_eq!(packet.bytes(), [7; 1000]);
         assert_eq!(outside.wrap(packet, [1; 6], 1036, hop), Ok(()));
-        assert_eq!(packet_bytes(&by, 1000 - 14), 1036);
+        assert_eq!(by.overhead(), 1036 - (1000 - 14));
         assert_eq!(packet.len(), 1050);
         assert_eq!(packet.bytes()[..12], [6, 6, 6, 6, 6, 6, 1, 1, 1, 1, 1, 1]);
         let outer = outer::parse(packet.bytes()).unwrap();
-        assert!(outer.remote_port >= SOURCE_PORT_FIRST);
+        assert!(source_port(&outer) >= udp::SPREAD_FIRST);
         assert_eq!(packet.bytes()[outer.payload()][8..], [7; 1000]);
     }
 
@@ -205,7 +170,7 @@ mod tests {
     fn flows_have_source_ports_of_their_own() {
         let (_pool, mut packets) = Pool::new(64).unwrap();
         let (local, remote) = ("::1".parse().unwrap(), "::2".parse().unwrap());
-        let by = Encapsulation::Vxlan { local, remote, port: 4789, vni: 5 };
+        let by = Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 });
         let outside = Outside::new(0, 0, &by, || Arc::new(NextHop::known([6; 6]))).unwrap();
         let hop = outside.find().unwrap();
         let ports: std::collections::HashSet<u16> = packets
@@ -215,7 +180,7 @@ mod tests {
                 let number = packet.number() as u64;
                 packet.bytes_mut()[..8].copy_from_slice(&number.to_be_bytes());
                 outside.wrap(packet, [1; 6], 1500, hop).unwrap();
-                outer::parse(packet.bytes()).unwrap().remote_port
+                source_port(&outer::parse(packet.bytes()).unwrap())
             })
             .collect();
         assert!(ports.len() > 55);

@@ -13,10 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::place::{Place, Raw, wire_vnet, wires};
 use common::*;
 use pdp_mux::control::Mux;
-use pdp_net::xdp::Take;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{Tag, Verdict};
-use pdp_wire::{outer, vxlan};
+use pdp_wire::{outer, udp, vxlan};
 
 /// Of each so many frames, one is cut at every length.
 const CUT_EVERY: usize = 32;
@@ -221,27 +220,20 @@ fn tunnels() -> Vec<Encapsulation> {
     let address = |text: &str| text.parse().unwrap();
     let four = || (address("10.9.1.1"), address("10.9.1.2"));
     let six = || (address("fd00:1::1"), address("fd00:1::2"));
-    let vxlan = |(local, remote)| Encapsulation::Vxlan { local, remote, port: 4789, vni: 5 };
-    let udp =
-        |(local, remote)| Encapsulation::Udp { local, remote, local_port: 7001, remote_port: 7000 };
+    let vxlan =
+        |(local, remote)| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 });
+    let udp = |(local, remote)| {
+        Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7001, remote_port: 7000 })
+    };
     vec![vxlan(four()), vxlan(six()), udp(four()), udp(six())]
 }
 
 /// The frame as the other end of a tunnel sends it.
 fn tunnelled(by: &Encapsulation, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
-    let template = match *by {
-        Encapsulation::Vxlan { local, remote, port, vni } => {
-            outer::Template::new(remote, local, [50_000, port], &vxlan::emit(vni))
-        }
-        Encapsulation::Udp { local, remote, local_port, remote_port } => {
-            outer::Template::new(remote, local, [remote_port, local_port], &[])
-        }
-        Encapsulation::Interface => None,
-    };
-    let template = template.unwrap();
+    let template = outer::Template::new(&by.reversed()).unwrap();
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
-    template.write(&mut frame, mac, [9; 6], None).unwrap();
+    template.write(&mut frame, mac, [9; 6]).unwrap();
     frame
 }
 
@@ -253,10 +245,8 @@ fn frames_into_tunnels_are_all_accounted_for() {
     let root = tempfile::tempdir().unwrap();
     let mut mux = start(1);
     let tunnels = tunnels();
-    let takes = ["10.9.1.1", "fd00:1::1"]
-        .into_iter()
-        .flat_map(|local| [4789, 7001].map(|port| Take { local: local.parse().unwrap(), port }));
-    place.external(&mut mux, "a", &takes.collect::<Vec<_>>());
+    let takes: Vec<_> = tunnels.iter().filter_map(Encapsulation::takes).collect();
+    place.external(&mut mux, "a", &takes);
     for address in ["10.9.1.2", "fd00:1::2"] {
         let lladdr = "02:00:00:00:00:99";
         place.exec("node", &format!("ip neigh replace {address} lladdr {lladdr} dev a"));

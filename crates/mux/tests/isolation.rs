@@ -33,11 +33,13 @@ use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 use pdp_proto::mux::*;
 use pdp_underlay::NextHop;
 use pdp_wire::tag::{Tag, Verdict};
-use pdp_wire::{outer, vxlan};
+use pdp_wire::tunnel::KINDS;
+use pdp_wire::{outer, udp, vxlan};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rtrb::{Consumer, RingBuffer};
+use serde_json::{Map, Value, json};
 
 /// Cases of the property; the seed of case N is N.
 const CASES: u64 = 40;
@@ -58,7 +60,7 @@ const LOCALS: [&str; 3] = ["10.0.0.1", "10.0.0.3", "2001:db8::1"];
 const REMOTES: [&str; 3] = ["10.0.0.2", "10.0.0.4", "2001:db8::2"];
 const VXLAN_PORTS: [u16; 2] = [4789, 4790];
 const UDP_PORTS: [u16; 2] = [5000, 5001];
-const VNIS: [u32; 3] = [5, 6, 5 << 8];
+const VNIS: [u16; 3] = [5, 6, 5 << 8];
 
 /// What tells networks' frames from those of nobody.
 const MARK: u32 = 0x5044_5000;
@@ -78,38 +80,46 @@ fn vnet_of(frame: &[u8]) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
     None,
-    Key,
-    Remote,
-    Local,
+    /// A part of the key of a kind, as messages call both.
+    Part(&'static str, &'static str),
     Card,
+}
+
+/// Every part of every kind's key.
+const PARTS: [(&str, &[&str]); KINDS.len()] = [
+    ("Vxlan", &["local", "remote", "port", "vni"]),
+    ("Udp", &["local", "remote", "local_port", "remote_port"]),
+];
+
+/// A tunnel's kind and the parts of its key.
+fn parts(by: &Encapsulation) -> (String, Map<String, Value>) {
+    let Value::Object(of_kind) = serde_json::to_value(by).unwrap() else {
+        return (String::new(), Map::new());
+    };
+    let (kind, parts) = of_kind.into_iter().next().unwrap();
+    (kind, serde_json::from_value(parts).unwrap())
 }
 
 impl Mutant {
     /// What a classifier sees that ignores this: the same for all.
     fn blind(self, (card, by): (usize, Encapsulation)) -> (usize, Encapsulation) {
-        let family = |address: std::net::IpAddr, four: &str, six: &str| {
-            if address.is_ipv4() { four } else { six }.parse().unwrap()
-        };
-        let by = match by {
-            Encapsulation::Vxlan { local, remote, port, vni } => {
-                let vni = if self == Self::Key { VNIS[0] } else { vni };
-                let remote = match self {
-                    Self::Remote => family(remote, REMOTES[0], REMOTES[2]),
-                    _ => remote,
+        match self {
+            Self::None => (card, by),
+            Self::Card => (0, by),
+            Self::Part(kind, part) => {
+                let (of, mut parts) = parts(&by);
+                if of != kind {
+                    return (card, by);
+                }
+                let six = by.ends().is_some_and(|(local, _)| local.is_ipv6());
+                parts[part] = match part {
+                    "local" => LOCALS[if six { 2 } else { 0 }].into(),
+                    "remote" => REMOTES[if six { 2 } else { 0 }].into(),
+                    _ => 5.into(),
                 };
-                let local = match self {
-                    Self::Local => family(local, LOCALS[0], LOCALS[2]),
-                    _ => local,
-                };
-                Encapsulation::Vxlan { local, remote, port, vni }
+                (card, serde_json::from_value(json!({kind: parts})).unwrap())
             }
-            Encapsulation::Udp { local, remote, local_port, remote_port } => {
-                let remote_port = if self == Self::Key { UDP_PORTS[0] } else { remote_port };
-                Encapsulation::Udp { local, remote, local_port, remote_port }
-            }
-            Encapsulation::Interface => by,
-        };
-        (if self == Self::Card { 0 } else { card }, by)
+        }
     }
 }
 
@@ -118,50 +128,27 @@ fn address(text: &str) -> std::net::IpAddr {
 }
 
 fn tunnel(random: &mut SmallRng) -> Encapsulation {
-    let six = random.random_ratio(1, 4);
-    let at = if six { 2 } else { random.random_range(0..2) };
+    let at = if random.random_ratio(1, 4) { 2 } else { random.random_range(0..2) };
     let local = address(LOCALS[at]);
-    let remote = address(REMOTES[if six { 2 } else { random.random_range(0..2) }]);
+    let remote = address(REMOTES[if at == 2 { 2 } else { random.random_range(0..2) }]);
     let mut number = |from: &[u16]| *from.choose(random).unwrap();
-    if number(&[0, 1]) == 0 {
-        let (local_port, remote_port) = (number(&UDP_PORTS), number(&UDP_PORTS));
-        Encapsulation::Udp { local, remote, local_port, remote_port }
-    } else {
-        let port = number(&VXLAN_PORTS);
-        Encapsulation::Vxlan { local, remote, port, vni: *VNIS.choose(random).unwrap() }
+    match number(&[0, 1]) {
+        0 => {
+            let (local_port, remote_port) = (number(&UDP_PORTS), number(&UDP_PORTS));
+            Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
+        }
+        _ => {
+            let (port, vni) = (number(&VXLAN_PORTS), number(&VNIS).into());
+            Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port, vni })
+        }
     }
 }
 
 /// In how many things two ends differ; `None` if they are of different kinds.
 fn differences(a: &(usize, Encapsulation), b: &(usize, Encapsulation)) -> Option<usize> {
-    use Encapsulation::*;
-    let card = usize::from(a.0 != b.0);
-    match (&a.1, &b.1) {
-        (
-            Vxlan { local, remote, port, vni },
-            Vxlan { local: local_b, remote: remote_b, port: port_b, vni: vni_b },
-        ) => Some(
-            card + usize::from(local != local_b)
-                + usize::from(remote != remote_b)
-                + usize::from(port != port_b)
-                + usize::from(vni != vni_b),
-        ),
-        (
-            Udp { local, remote, local_port, remote_port },
-            Udp {
-                local: local_b,
-                remote: remote_b,
-                local_port: local_port_b,
-                remote_port: remote_port_b,
-            },
-        ) => Some(
-            card + usize::from(local != local_b)
-                + usize::from(remote != remote_b)
-                + usize::from(local_port != local_port_b)
-                + usize::from(remote_port != remote_port_b),
-        ),
-        _ => None,
-    }
+    let ((kind_a, parts_a), (kind_b, parts_b)) = (parts(&a.1), parts(&b.1));
+    let differ = parts_a.iter().filter(|(part, value)| parts_b.get(*part) != Some(value)).count();
+    (kind_a == kind_b).then_some(usize::from(a.0 != b.0) + differ)
 }
 
 /// One thing of another network's end changed.
@@ -528,36 +515,19 @@ impl World {
 
 /// The frame that the other end sends.
 fn wrapped((card, by): &(usize, Encapsulation), inner: &[u8]) -> Vec<u8> {
-    let (local, remote, ports, header) = match *by {
-        Encapsulation::Interface => return inner.to_vec(),
-        Encapsulation::Vxlan { local, remote, port, vni } => {
-            (local, remote, [50_000, port], vxlan::emit(vni).to_vec())
-        }
-        Encapsulation::Udp { local, remote, local_port, remote_port } => {
-            (local, remote, [remote_port, local_port], vec![])
-        }
-    };
-    let template = outer::Template::new(remote, local, ports, &header).unwrap();
+    let Some(template) = outer::Template::new(&by.reversed()) else { return inner.to_vec() };
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
-    template.write(&mut frame, CARDS[*card].1, NEIGHBOUR, None).unwrap();
+    template.write(&mut frame, CARDS[*card].1, NEIGHBOUR).unwrap();
     frame
 }
 
-/// Whether a frame that left is one of this end. Who has a whole interface may send anything.
+/// Whether a frame that left is one of this end, as its other end sees it. Who has a whole interface may send
+/// anything.
 fn is_of(frame: &[u8], by: &Encapsulation) -> bool {
-    let Ok(outer) = outer::parse(frame) else { return *by == Encapsulation::Interface };
-    let ends = (outer.remote, outer.local, outer.remote_port, outer.local_port);
-    match *by {
-        Encapsulation::Interface => true,
-        Encapsulation::Vxlan { local, remote, port, vni } => {
-            (ends.0, ends.1, ends.3) == (local, remote, port)
-                && vxlan::parse(&frame[outer.payload()]) == Some(vni)
-        }
-        Encapsulation::Udp { local, remote, local_port, remote_port } => {
-            ends == (local, remote, local_port, remote_port)
-        }
-    }
+    let mut there = Table::new(None);
+    there.insert(&by.reversed(), PortRef { worker: 0, vnet: 0, port: 0, generation: 0 }).unwrap();
+    there.classify(frame).is_ok()
 }
 
 struct Outcome {
@@ -590,7 +560,8 @@ fn nothing_of_one_vnet_shows_in_another() {
 
 #[test]
 fn a_classifier_that_ignores_anything_is_found() {
-    for mutant in [Mutant::Key, Mutant::Remote, Mutant::Local, Mutant::Card] {
+    let parts = PARTS.iter().flat_map(|(kind, parts)| parts.iter().map(|part| (*kind, *part)));
+    for mutant in parts.map(|(kind, part)| Mutant::Part(kind, part)).chain([Mutant::Card]) {
         let found = (0..MUTANT_CASES).find(|seed| !case(*seed, mutant).wrong.is_empty());
         assert!(found.is_some(), "{mutant:?} was not found in {MUTANT_CASES} cases");
         println!("{mutant:?}: found by case {}", found.unwrap_or_default());

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+use pdp_wire::vxlan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -329,9 +330,12 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert_eq!(mux.handle(Request::PutExternal(external), vec![]), Reply::Done);
     let tunnel = |vni, remote: &str| {
         let (local, remote) = ("10.0.0.1".parse().unwrap(), remote.parse().unwrap());
-        outside(Encapsulation::Vxlan { local, remote, port: 4789, vni })
+        outside(Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni }))
     };
-    assert!(refuse(&|v| v.vlinks[1].ends[1] = tunnel(1 << 24, "10.0.0.2")).contains("24 bits"));
+    assert!(
+        refuse(&|v| v.vlinks[1].ends[1] = tunnel(1 << 24, "10.0.0.2"))
+            .contains("beyond those of its kind")
+    );
     assert!(refuse(&|v| v.vlinks[1].ends[1] = tunnel(1, "::1")).contains("families"));
     let twice = refuse(&|v| {
         v.vlinks[0].ends[0] = tunnel(1, "10.0.0.2");

@@ -30,6 +30,7 @@ use pdp_mux::wake::Wake;
 use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 use pdp_proto::mux::*;
 use pdp_underlay::{Hop, NextHop};
+use pdp_wire::{outer, vxlan};
 use rtrb::{Consumer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -48,7 +49,7 @@ struct Bench {
 
 fn tunnel(vni: u32) -> Encapsulation {
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-    Encapsulation::Vxlan { local, remote, port: 4789, vni }
+    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
 }
 
 fn spec(root: &Path, police: Option<Rate>) -> Vnet {
@@ -118,19 +119,13 @@ impl Bench {
 
     /// Frames of the tunnel arrive at the first worker.
     fn arrive(&mut self, count: usize) {
-        let headers = pdp_wire::outer::Template::new(
-            "10.0.0.2".parse().unwrap(),
-            "10.0.0.1".parse().unwrap(),
-            [50000, 4789],
-            &pdp_wire::vxlan::emit(5),
-        )
-        .unwrap();
+        let headers = outer::Template::new(&tunnel(5).reversed()).unwrap();
         let mut frames = Vec::new();
         for _ in 0..count {
             let mut packet = self.workers[0].core.packets.take().unwrap();
             packet.set_len(headers.len() + 60).unwrap();
             packet.bytes_mut().fill(0);
-            headers.write(packet.bytes_mut(), MAC, [9; 6], None).unwrap();
+            headers.write(packet.bytes_mut(), MAC, [9; 6]).unwrap();
             frames.push(packet);
         }
         self.workers[0].sort(0, &mut frames);

@@ -17,6 +17,7 @@ use pdp_net::interface::{Carrier, Condition, Interface, Watch};
 use pdp_net::tap::{self, TapSpec};
 use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
 use pdp_net::{Error, ethtool, packet, sysctl};
+use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{checksum, outer, vxlan};
 
 const EVENTUALLY: Duration = Duration::from_secs(30);
@@ -165,7 +166,8 @@ fn only_frames_of_pdp_are_taken() {
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
         assert_eq!(xdp.mode(), Mode::Native);
         assert!(run("ip link show ext").contains(" xdp "), "xdpgeneric: not in the driver");
-        let take = |address: &str, port| Take { local: address.parse::<IpAddr>().unwrap(), port };
+        let take =
+            |address: &str, port| Take::Udp { local: address.parse::<IpAddr>().unwrap(), port };
         xdp.set_takes(&[take("10.1.1.1", 4789), take("fd00::1", 4789)]).unwrap();
         let (v4, v6) = (udp("10.1.1.1:4789"), udp("[fd00::1]:4789"));
         let other = udp("10.1.1.1:4790");
@@ -234,7 +236,7 @@ fn pins_outlive_the_process_and_are_adopted() {
         let (peer, pins) = (veth(), Pins::new());
         let index = Interface::by_name("ext").unwrap().index;
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
-        xdp.set_takes(&[Take { local: [10, 1, 1, 1].into(), port: 4789 }]).unwrap();
+        xdp.set_takes(&[Take::Udp { local: [10, 1, 1, 1].into(), port: 4789 }]).unwrap();
         let mut receiver = Receiver::new(index);
         xdp.set_sockets(&[(0, receiver.fd.as_fd())]).unwrap();
         drop(xdp);
@@ -535,7 +537,8 @@ fn packet_sockets_and_the_kernel_share_what_comes() {
         let filters = || run("tc filter show dev ext ingress");
         let (mut xdp, program) = Xdp::attach_behind_sockets("ext", &pins.dir()).unwrap();
         assert_eq!(xdp.mode(), Mode::Packet);
-        let take = |address: &str, port| Take { local: address.parse::<IpAddr>().unwrap(), port };
+        let take =
+            |address: &str, port| Take::Udp { local: address.parse::<IpAddr>().unwrap(), port };
         xdp.set_takes(&[take("10.1.1.1", 4789), take("fd00::1", 4789)]).unwrap();
         let sockets = packet::open("ext", index, 3, program.as_fd()).unwrap();
         let (v4, v6) = (udp("10.1.1.1:4789"), udp("[fd00::1]:4789"));
@@ -615,7 +618,8 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
         let (_peer, pins) = (veth(), Pins::new());
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
         let locals = ["10.1.1.1", "fd00::1"].map(|local| local.parse::<IpAddr>().unwrap());
-        let takes: Vec<_> = locals.iter().map(|local| Take { local: *local, port: 4789 }).collect();
+        let takes: Vec<_> =
+            locals.iter().map(|local| Take::Udp { local: *local, port: 4789 }).collect();
         xdp.set_takes(&takes).unwrap();
         // The peer's kernel says something by itself now and then, which would be counted too.
         run("ip link set ext down");
@@ -634,10 +638,11 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
         for (at, capture) in captures().into_iter().enumerate() {
             let (local, remote) = [(locals[0], "10.1.1.2"), (locals[1], "fd00::2")][at % 2];
             let remote = remote.parse().unwrap();
-            let template = outer::Template::new(remote, local, [5, 4789], &vxlan::emit(1)).unwrap();
+            let by = vxlan::Tunnel { local: remote, remote: local, port: 4789, vni: 1 };
+            let template = outer::Template::new(&Encapsulation::Vxlan(by)).unwrap();
             let mut tunnelled = vec![0; template.len()];
             tunnelled.extend(&capture[..capture.len().min(100)]);
-            template.write(&mut tunnelled, [2; 6], [4; 6], None).unwrap();
+            template.write(&mut tunnelled, [2; 6], [4; 6]).unwrap();
             let header = tunnelled[..template.len()].to_vec();
             // Each byte of the headers changed, and each length.
             for changed in (0..header.len()).skip(at % 8).step_by(8) {
@@ -657,11 +662,14 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
         for frame in frames.iter().filter(|frame| frame.len() >= 14) {
             let parsed = outer::parse(frame);
             let ours = |outer: &outer::Outer| {
-                takes.iter().any(|take| (take.local, take.port) == (outer.local, outer.local_port))
+                let outer::Carried::Udp { local_port, .. } = outer.carried;
+                takes.contains(&Take::Udp { local: outer.local, port: local_port })
             };
             match (taken(frame), &parsed) {
                 (true, Ok(outer)) if ours(outer) => both += 1,
-                (true, Err(outer::NotUdp::Malformed | outer::NotUdp::HeaderChecksum)) => sums += 1,
+                (true, Err(outer::NotATunnel::Malformed | outer::NotATunnel::HeaderChecksum)) => {
+                    sums += 1
+                }
                 (false, Ok(outer)) if !ours(outer) => {}
                 (false, Err(_)) => {}
                 (taken, parsed) => panic!("{taken}, {parsed:?}: {frame:02x?}"),

@@ -256,12 +256,7 @@ impl View<'_> {
                 Some(ExternalPlan::Device(device)) => &device.device,
                 _ => interface,
             };
-            let (local, remote) = match by {
-                mux::Encapsulation::Interface => return None,
-                mux::Encapsulation::Vxlan { local, remote, .. }
-                | mux::Encapsulation::Udp { local, remote, .. } => (*local, *remote),
-            };
-            Some(underlay_words(problem, (local, remote), device, &ports))
+            Some(underlay_words(problem, by.ends()?, device, &ports))
         })
     }
 
@@ -623,15 +618,10 @@ pub fn endpoint(end: &mux::End, plan: &VnetPlan) -> String {
 fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
     match end {
         mux::End::Port { .. } => endpoint(end, plan),
-        mux::End::External { interface, by, .. } => match by {
-            mux::Encapsulation::Interface => interface.clone(),
-            mux::Encapsulation::Vxlan { local, remote, vni, .. } => {
-                format!("{interface} (vxlan {local} > {remote} vni {vni})")
-            }
-            mux::Encapsulation::Udp { local, remote, local_port, remote_port } => {
-                format!("{interface} (udp {local} port {local_port} > {remote} port {remote_port})")
-            }
-        },
+        mux::End::External { interface, by: mux::Encapsulation::Interface, .. } => {
+            interface.clone()
+        }
+        mux::End::External { interface, by, .. } => format!("{interface} ({by})"),
     }
 }
 

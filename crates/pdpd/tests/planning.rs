@@ -11,6 +11,7 @@ use pdp_proto::mux;
 use pdp_spec::limits::{FILE_PLACES, FILE_PLACES_IMAGE};
 use pdp_spec::units::Base64;
 use pdp_spec::{DeviceAttach, SourceFile};
+use pdp_wire::tunnel::Take;
 use pdpd::key::Key;
 use pdpd::model::Model;
 use pdpd::plan::{ExternalPlan, MemifPlan, Places, Plan, VnetPlan};
@@ -243,7 +244,7 @@ fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let ExternalPlan::Device(external) = &*model.plan.externals["A"] else { panic!("a device") };
     let takes: Vec<_> = external.takes.tunnels.iter().copied().collect();
-    assert_eq!(takes, [("192.0.2.1".parse().unwrap(), 4789)]);
+    assert_eq!(takes, [Take::Udp { local: "192.0.2.1".parse().unwrap(), port: 4789 }]);
     assert!(!external.takes.all);
 }
 

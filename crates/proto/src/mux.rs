@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+pub use pdp_wire::tunnel::Encapsulation;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -473,36 +473,6 @@ pub enum End {
         interface: String,
         /// How the vlink's frames are told apart there.
         by: Encapsulation,
-    },
-}
-
-/// How a vlink's frames are told apart on an external interface.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Encapsulation {
-    /// All of the interface's frames that no tunnel takes, as they are.
-    Interface,
-    /// VXLAN (RFC 7348).
-    Vxlan {
-        /// Outer address of this side.
-        local: IpAddr,
-        /// Outer address of the other side.
-        remote: IpAddr,
-        /// UDP destination port, usually 4789.
-        port: u16,
-        /// VXLAN network identifier, 24 bits.
-        vni: u32,
-    },
-    /// An Ethernet frame in a UDP datagram without any header between, told apart by port (as
-    /// the PdP paper's tunnels).
-    Udp {
-        /// Outer address of this side.
-        local: IpAddr,
-        /// Outer address of the other side.
-        remote: IpAddr,
-        /// UDP port of this side.
-        local_port: u16,
-        /// UDP port of the other side.
-        remote_port: u16,
     },
 }
 

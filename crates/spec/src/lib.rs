@@ -20,6 +20,7 @@ pub mod reference;
 pub mod schema;
 mod shape;
 mod tree;
+mod tunnel;
 pub mod units;
 mod usage;
 
@@ -30,4 +31,5 @@ pub use check::{
 pub use diagnostic::{Diagnostic, render};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};
+pub use tunnel::{External, Grant, Udp, Vxlan};
 pub use usage::Usage;

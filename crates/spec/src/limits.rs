@@ -130,10 +130,6 @@ pub const TENANT_SESSIONS_DEFAULT: u32 = 16;
 pub const TENANT_AUDIT_DEFAULT: u32 = 10_000;
 /// Ranges of one set of tunnel keys.
 pub const KEY_RANGES_MAX: usize = 64;
-/// UDP destination port of VXLAN (RFC 7348 section 5).
-pub const VXLAN_PORT: u16 = 4789;
-/// VXLAN network identifiers have 24 bits (RFC 7348 section 5).
-pub const VNI_MAX: u32 = (1 << 24) - 1;
 /// Smallest memory limit of a guest, bytes.
 pub const MEMORY_BYTES_MIN: u64 = 4 << 20;
 /// Largest memory limit, bytes.

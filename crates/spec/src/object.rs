@@ -11,7 +11,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::*;
-use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, KeySet, Mac};
+use crate::tunnel::{External, Grant};
+use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, Mac};
 
 /// One document of a spec.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -384,24 +385,6 @@ pub struct Quota {
     /// refused. Not given: 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit: Option<u32>,
-}
-
-/// What a tenant may use of an external interface. What one tenant may use, no other and no
-/// operator's virtual network can.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Grant {
-    /// VXLAN network identifiers, on UDP port 4789. Not given: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vxlan: Option<KeySet>,
-    /// UDP ports of this side for Ethernet in UDP; 4789 is VXLAN's. Not given: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub udp: Option<KeySet>,
-    /// The whole interface: all of its frames that no tunnel takes.
-    pub whole: bool,
-    /// Outer addresses that its tunnels may have on this side. Not given: any.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub locals: Vec<IpAddr>,
 }
 
 /// One virtual network.
@@ -939,58 +922,6 @@ impl Default for PuntLimits {
             hook: pps(100_000),
         }
     }
-}
-
-/// An end outside. Without `vxlan` and `udp`: the whole interface, all of its frames that no
-/// tunnel takes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct External {
-    /// Name of the substrate's external interface.
-    pub interface: String,
-    /// A VXLAN tunnel (RFC 7348).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vxlan: Option<Vxlan>,
-    /// A tunnel of Ethernet frames in UDP datagrams with no header between.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub udp: Option<Udp>,
-}
-
-/// A VXLAN tunnel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Vxlan {
-    /// Network identifier.
-    #[schemars(range(max = VNI_MAX))]
-    pub vni: u32,
-    /// Outer address of this side.
-    pub local: IpAddr,
-    /// Outer address of the other side.
-    pub remote: IpAddr,
-    /// UDP destination port.
-    #[serde(default = "vxlan_port")]
-    #[schemars(range(min = 1))]
-    pub port: u16,
-}
-
-fn vxlan_port() -> u16 {
-    VXLAN_PORT
-}
-
-/// A tunnel of Ethernet frames in UDP datagrams.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Udp {
-    /// Outer address of this side.
-    pub local: IpAddr,
-    /// Outer address of the other side.
-    pub remote: IpAddr,
-    /// UDP port of this side.
-    #[schemars(range(min = 1))]
-    pub local_port: u16,
-    /// UDP port of the other side.
-    #[schemars(range(min = 1))]
-    pub remote_port: u16,
 }
 
 /// A link between two endpoints, or an Ethernet segment with more.

@@ -256,14 +256,14 @@ fn tunnel_keys() {
     says(
         "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}",
         "vxlan: {vni: 42, local: 192.0.2.1, remote: 192.0.2.7}",
-        "fig1.yaml:44:39: external red/to-y: vni 42 from 192.0.2.1 to 192.0.2.7 port 4789 on \
+        "fig1.yaml:44:39: external red/to-y: vxlan 192.0.2.1 > 192.0.2.7 vni 42 port 4789 on \
          interface A is taken by red/to-x (take another key or interface)",
     );
     says(
         "localPort: 5000",
         "localPort: 4789",
         "fig1.yaml:44:80: external red/to-y: UDP port 4789 of 192.0.2.1 is taken by red/to-x for \
-         VXLAN (take another port)",
+         vxlan (take another port)",
     );
     says(
         "interface: A, udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}",
@@ -297,7 +297,7 @@ spec:
 ";
     assert_eq!(
         apply_to(blue, &existing).unwrap_err(),
-        "fig1.yaml:6:46: external blue/x: vni 42 from 192.0.2.1 to 192.0.2.7 port 4789 on interface \
+        "fig1.yaml:6:46: external blue/x: vxlan 192.0.2.1 > 192.0.2.7 vni 42 port 4789 on interface \
          A is taken by red/to-x (take another key or interface)"
     );
     let other = blue.replace("vni: 42", "vni: 43");
@@ -627,7 +627,7 @@ fn memifs_have_one_external() {
             assert_eq!(
                 result.unwrap_err(),
                 "fig1.yaml:43:26: external red/to-x: interface B is a memif, which has no \
-                 tunnels (remove vxlan and udp, or take an interface with a device)"
+                 tunnels (remove vxlan, or take an interface with a device)"
             );
             "add an interface: a memif has one external"
         } else {

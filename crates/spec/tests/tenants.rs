@@ -248,7 +248,7 @@ fn grants_of_two_tenants_do_not_meet() {
         ("{interfaces: {A: {vxlan: \"1-99,299\"}}}", "vxlan 299 on interface A is tenant zeta's"),
         ("{interfaces: {A: {udp: 6009}}}", "udp 6009 on interface A is tenant acme's"),
         ("{interfaces: {B: {whole: true}}}", "the whole interface B is tenant zeta's"),
-        ("{interfaces: {A: {udp: \"4000-5000\"}}}", "which is VXLAN's"),
+        ("{interfaces: {A: {udp: \"4000-5000\"}}}", "which is vxlan's"),
         ("{interfaces: {A: {vxlan: \"16777216\"}}}", "is not within 0 to 16777215"),
         ("{interfaces: {A: {vxlan: \"9-3\"}}}", "ends before it begins"),
         ("{unixUsers: [alice]}", "unix user \"alice\" is of tenant acme"),

@@ -40,5 +40,6 @@ pub mod ipv6;
 pub mod offload;
 pub mod outer;
 pub mod tag;
+pub mod tunnel;
 pub mod udp;
 pub mod vxlan;

@@ -21,7 +21,7 @@ use crate::control::plan::{
     KnownExternal, KnownVnet, Owner, State, VNETS_MAX, changed, expected, layout, outside_ends,
 };
 use crate::core::Core;
-use crate::encapsulate::{self, Outside, Way};
+use crate::encapsulate::{Outside, Way};
 use crate::external::External;
 use crate::generator::Generator;
 use crate::vnet::Vnet;
@@ -198,12 +198,12 @@ impl Control {
         let (Some(slot), Some(known)) = (slot, known) else {
             return Err(format!("there is no external {interface}"));
         };
-        let hop = match encapsulate::ends(by) {
+        let hop = match by.ends() {
             None => Arc::default(),
             Some((local, remote)) => match &known.spec.outlet {
                 mux::Outlet::Xdp(device) | mux::Outlet::Packet(device) => {
                     let mtu = state.mtu(vnet, &vnet.vlinks[number]);
-                    let bytes = encapsulate::packet_bytes(by, mtu);
+                    let bytes = mtu + by.overhead();
                     let hop = self.underlay.next_hop(device.ifindex, local, remote, bytes);
                     hop.ok_or("too many tunnels")?
                 }

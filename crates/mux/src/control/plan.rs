@@ -12,7 +12,6 @@ use pdp_underlay::Ends;
 use pdp_wire::tag::PuntClass;
 
 use crate::classify::{Classifier, PortRef, Table};
-use crate::encapsulate;
 use crate::vnet::Who;
 
 /// Vnets of one worker.
@@ -129,10 +128,10 @@ impl State {
 
     /// The tunnel at an end of a vlink, and how long its packets are, bytes.
     pub fn tunnel(&self, vnet: &mux::Vnet, at: &OutsideEnd<'_>) -> Option<(Ends, u32)> {
-        let (local, remote) = encapsulate::ends(at.by)?;
+        let (local, remote) = at.by.ends()?;
         let device = self.external(at.interface)?.device()?;
         let mtu = self.mtu(vnet, at.vlink);
-        Some(((device.ifindex, local, remote), encapsulate::packet_bytes(at.by, mtu)))
+        Some(((device.ifindex, local, remote), mtu + at.by.overhead()))
     }
 
     /// All of a vnet.
@@ -145,7 +144,7 @@ impl State {
         let ports = vlink.ends.iter().filter_map(|end| Some(port(vnet, end)?.1.mtu));
         let carried = vlink.ends.iter().filter_map(|end| {
             let End::External { interface, by, .. } = end else { return None };
-            Some(self.external(interface)?.mtu.saturating_sub(encapsulate::packet_bytes(by, 0)))
+            Some(self.external(interface)?.mtu.saturating_sub(by.overhead()))
         });
         ports.max().or(carried.min()).unwrap_or(0)
     }

@@ -12,7 +12,6 @@ mod node;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,7 +29,7 @@ use crate::key::Key;
 use crate::ledger::{Holding, Ledger, Placement, UID_BASE, vnet_uid_base};
 use crate::shared::{self, Shared, differing};
 use node::NodePlanner;
-use words::{encapsulation, rate};
+use words::rate;
 
 /// Directories and names of one pdpd.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -318,15 +317,8 @@ pub struct DevicePlan {
 pub struct Takes {
     /// Every frame.
     pub all: bool,
-    /// Frames of tunnels that arrive here: address and UDP port.
-    pub tunnels: BTreeSet<(IpAddr, u16)>,
-}
-
-impl DevicePlan {
-    /// What the XDP program takes.
-    pub fn takes(&self) -> Vec<Take> {
-        self.takes.tunnels.iter().map(|&(local, port)| Take { local, port }).collect()
-    }
+    /// Frames of tunnels.
+    pub tunnels: BTreeSet<Take>,
 }
 
 /// A program that speaks memif.
@@ -660,12 +652,9 @@ impl VnetPlanner<'_> {
         let mut all: BTreeMap<String, Takes> = BTreeMap::new();
         for outside in self.spec.externals.values() {
             let takes = all.entry(outside.interface.clone()).or_default();
-            match encapsulation(outside) {
-                mux::Encapsulation::Interface => takes.all = true,
-                mux::Encapsulation::Vxlan { local, port, .. }
-                | mux::Encapsulation::Udp { local, local_port: port, .. } => {
-                    takes.tunnels.insert((local, port));
-                }
+            match outside.encapsulation().takes() {
+                None => takes.all = true,
+                Some(take) => _ = takes.tunnels.insert(take),
             }
         }
         all
@@ -682,7 +671,7 @@ impl VnetPlanner<'_> {
                 mux::End::External {
                     name: name.clone(),
                     interface: outside.interface.clone(),
-                    by: encapsulation(outside),
+                    by: outside.encapsulation(),
                 }
             }
         })

@@ -440,7 +440,7 @@ fn uses(told: &mux::Vnet, external: &str) -> bool {
 
 /// Has the program take what is PdP's.
 fn take(xdp: &mut Xdp, wanted: &DevicePlan) -> Result<(), HostError> {
-    xdp.set_takes(&wanted.takes())?;
+    xdp.set_takes(&wanted.takes.tunnels)?;
     xdp.take_all(wanted.takes.all)?;
     if wanted.attach == DeviceAttach::Packet && wanted.takes.all {
         pdp_net::ethtool::aggregation_off(&wanted.device)?;

@@ -2,60 +2,15 @@
 //! no tunnel key is taken twice, that packets fit, that rates do.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+
+use pdp_wire::tunnel::{Key, Kind, Take, Tunnel};
 
 use super::{Existing, Reporter, Wanted};
 use crate::limits::{MTU_DEFAULT, MTU_MAX};
-use crate::object::{External, Link, Outlet, VirtualNetwork};
+use crate::object::{Link, Outlet, VirtualNetwork};
 use crate::shape::nearest;
+use crate::tunnel::External;
 use crate::units::{BitRate, Endpoint};
-
-/// Bytes that a tunnel puts before the inner IP packet: inner Ethernet, UDP, and outer IP header.
-const UDP_OVERHEAD_V4: u32 = 14 + 8 + 20;
-/// The same over IPv6.
-const UDP_OVERHEAD_V6: u32 = 14 + 8 + 40;
-/// The VXLAN header (RFC 7348 section 5).
-const VXLAN_HEADER: u32 = 8;
-
-/// What tells a link's frames apart on an interface.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    Whole,
-    Vxlan(IpAddr, IpAddr, u16, u32),
-    Udp(IpAddr, IpAddr, u16, u16),
-}
-
-impl Key {
-    fn of(external: &External) -> Self {
-        match (&external.vxlan, &external.udp) {
-            (Some(v), _) => Self::Vxlan(v.local, v.remote, v.port, v.vni),
-            (None, Some(u)) => Self::Udp(u.local, u.remote, u.local_port, u.remote_port),
-            (None, None) => Self::Whole,
-        }
-    }
-
-    /// What people call it, and where it stands in an external.
-    fn text(&self) -> (String, &'static [&'static str]) {
-        match self {
-            Self::Whole => ("the whole interface".into(), &["interface"]),
-            Self::Vxlan(local, remote, port, vni) => {
-                (format!("vni {vni} from {local} to {remote} port {port}"), &["vxlan", "vni"])
-            }
-            Self::Udp(local, remote, here, there) => (
-                format!("udp from {local} port {here} to {remote} port {there}"),
-                &["udp", "localPort"],
-            ),
-        }
-    }
-
-    /// The address and UDP port that its frames arrive at.
-    fn arrives_at(&self) -> Option<(IpAddr, u16)> {
-        match *self {
-            Self::Whole => None,
-            Self::Vxlan(local, _, port, _) | Self::Udp(local, _, port, _) => Some((local, port)),
-        }
-    }
-}
 
 /// What a virtual network has of an external interface.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,7 +31,7 @@ pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, Outside> {
         for external in externals(vnet, link) {
             let outside = all.entry(external.interface.clone()).or_default();
             outside.rate_bps = outside.rate_bps.saturating_add(link.rate.map_or(0, |rate| rate.0));
-            let packet = mtu.map_or(0, |mtu| mtu + overhead(external));
+            let packet = mtu.map_or(0, |mtu| mtu + external.encapsulation().overhead());
             outside.packet_bytes = outside.packet_bytes.max(packet);
         }
     }
@@ -125,17 +80,16 @@ fn add<'a>(all: &mut BTreeMap<&'a str, Outside>, interface: &'a str, more: &Outs
 fn tunnels(wanted: &Wanted<'_>, reporter: &mut Reporter) {
     // What was there first keeps its key; who comes with the change is at fault.
     let mut taken: BTreeMap<(&str, Key), String> = BTreeMap::new();
-    let mut ports: BTreeMap<(&str, IpAddr, u16), (bool, String)> = BTreeMap::new();
+    let mut takes: BTreeMap<(&str, Take), (&Kind, String)> = BTreeMap::new();
     let mut new_keys: BTreeSet<(&str, Key)> = BTreeSet::new();
-    let mut new_ports: BTreeSet<(&str, IpAddr, u16)> = BTreeSet::new();
+    let mut new_takes: BTreeSet<(&str, Take)> = BTreeSet::new();
     for (vnet, changed) in &wanted.changed {
         let before = wanted.before.get(vnet);
         for (name, external) in &changed.spec.externals {
             if before.and_then(|vnet| vnet.spec.externals.get(name)) != Some(external) {
-                let key = Key::of(external);
-                let at = key.arrives_at();
-                new_ports.extend(at.map(|(local, port)| (&*external.interface, local, port)));
-                new_keys.insert((&external.interface, key));
+                let by = external.encapsulation();
+                new_takes.extend(by.takes().map(|take| (&*external.interface, take)));
+                new_keys.insert((&external.interface, by.key()));
             }
         }
     }
@@ -147,40 +101,38 @@ fn tunnels(wanted: &Wanted<'_>, reporter: &mut Reporter) {
     for (vnet, spec, whole) in kept.chain(changed) {
         for (name, external) in &spec.spec.externals {
             let interface = external.interface.as_str();
-            let key = Key::of(external);
-            let at = key.arrives_at().map(|(local, port)| (interface, local, port));
+            let by = external.encapsulation();
+            let (key, take) = ((interface, by.key()), by.takes().map(|take| (interface, take)));
             if !whole
-                && !new_keys.contains(&(interface, key))
-                && !at.is_some_and(|at| new_ports.contains(&at))
+                && !new_keys.contains(&key)
+                && !take.is_some_and(|take| new_takes.contains(&take))
             {
                 continue;
             }
             interface_known(wanted, vnet, name, external, reporter);
-            let (text, place) = key.text();
-            let path = [&["spec", "externals", name], place].concat();
+            let tunnel = by.tunnel().map(Tunnel::kind);
+            let place = tunnel.map_or(vec!["interface"], |kind| vec![kind.name, kind.key]);
+            let path = [&["spec", "externals", name], &place[..]].concat();
             let owner = format!("{vnet}/{name}");
             let kind = kind_without_tunnels(wanted, interface);
-            if let (Some(kind), true) = (kind, key != Key::Whole) {
+            if let (Some(kind), Some(tunnel)) = (kind, tunnel) {
                 let message = format!("interface {interface} is a {kind}, which has no tunnels");
-                let hint = "remove vxlan and udp, or take an interface with a device";
-                reporter.vnet(vnet, &["spec", "externals", name, place[0]], message, hint);
-            } else if let Some(other) = taken.insert((interface, key), owner.clone()) {
-                let by = taken_by(reporter, &other);
-                let message = format!("{text} on interface {interface} {by}");
+                let hint = format!("remove {}, or take an interface with a device", tunnel.name);
+                reporter.vnet(vnet, &path[..4], message, hint);
+            } else if let Some(other) = taken.insert(key, owner.clone()) {
+                let by_whom = taken_by(reporter, &other);
+                let message = format!("{by} on interface {interface} {by_whom}");
                 let hint = match kind {
                     Some(kind) => format!("add an interface: a {kind} has one external"),
                     None => "take another key or interface".into(),
                 };
                 reporter.vnet(vnet, &path, message, hint);
             }
-            let Some(at) = at else { continue };
-            let (_, local, port) = at;
-            let vxlan = matches!(key, Key::Vxlan(..));
-            let (other_vxlan, other) = ports.entry(at).or_insert_with(|| (vxlan, owner)).clone();
-            if other_vxlan != vxlan {
-                let kind = if other_vxlan { "VXLAN" } else { "Ethernet in UDP" };
-                let by = taken_by(reporter, &other);
-                let message = format!("UDP port {port} of {local} {by} for {kind}");
+            let (Some(at), Some(tunnel)) = (take, tunnel) else { continue };
+            let (kind, other) = takes.entry(at).or_insert_with(|| (tunnel, owner)).clone();
+            if kind != tunnel {
+                let by_whom = taken_by(reporter, &other);
+                let message = format!("{} {by_whom} for {}", at.1, kind.name);
                 reporter.vnet(vnet, &path, message, "take another port");
             }
         }
@@ -247,16 +199,6 @@ fn ports(link: &Link) -> impl Iterator<Item = (&String, &String)> {
     })
 }
 
-/// Bytes that an external puts before the inner IP packet.
-fn overhead(external: &External) -> u32 {
-    let udp = |local: IpAddr| if local.is_ipv4() { UDP_OVERHEAD_V4 } else { UDP_OVERHEAD_V6 };
-    match Key::of(external) {
-        Key::Whole => 0,
-        Key::Vxlan(local, ..) => udp(local) + VXLAN_HEADER,
-        Key::Udp(local, ..) => udp(local),
-    }
-}
-
 /// Checks MTUs against the underlay's, and fills in those that are not given.
 fn mtus(
     name: &str,
@@ -268,7 +210,8 @@ fn mtus(
     let mut bounds: BTreeMap<(String, String), u32> = BTreeMap::new();
     for link in &vnet.spec.links {
         let bound = externals(vnet, link).filter_map(|external| {
-            Some(mtu_of(&external.interface)?.saturating_sub(overhead(external)))
+            let overhead = external.encapsulation().overhead();
+            Some(mtu_of(&external.interface)?.saturating_sub(overhead))
         });
         let Some(bound) = bound.min() else { continue };
         bounds.extend(ports(link).map(|(node, name)| ((node.clone(), name.clone()), bound)));

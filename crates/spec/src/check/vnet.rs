@@ -9,6 +9,7 @@ use super::{NAME_HINT, Reporter, bad_name};
 use crate::limits::*;
 use crate::object::*;
 use crate::shape::nearest;
+use crate::tunnel::External;
 use crate::units::{BitRate, Bytes, Cores, EXTERNAL, Endpoint, Mac};
 
 /// Rate of a link inside a virtual network where none is given, bits a second. Finite, so that a
@@ -441,17 +442,15 @@ fn default_mac(vnet: &str, node: &str, interface: &str) -> Mac {
 }
 
 fn tunnel(vnet: &str, name: &str, external: &External, reporter: &mut Reporter) {
-    let path = |key| ["spec", "externals", name, key];
-    let (kind, local, remote) = match (&external.vxlan, &external.udp) {
-        (Some(_), Some(_)) => {
-            let hint = "give one of them, or neither for the whole interface";
-            reporter.vnet(vnet, &path("udp"), "external has vxlan and udp", hint);
-            return;
-        }
-        (Some(vxlan), None) => ("vxlan", vxlan.local, vxlan.remote),
-        (None, Some(udp)) => ("udp", udp.local, udp.remote),
-        (None, None) => return,
-    };
+    let all = external.tunnels();
+    let kinds: Vec<_> = all.iter().filter_map(|by| Some(by.tunnel()?.kind().name)).collect();
+    if let [one, two, ..] = kinds[..] {
+        let hint = "give one of them, or none for the whole interface";
+        let message = format!("external has {one} and {two}");
+        return reporter.vnet(vnet, &["spec", "externals", name, two], message, hint);
+    }
+    let ends = external.encapsulation().ends();
+    let (Some(kind), Some((local, remote))) = (kinds.first(), ends) else { return };
     for (key, address) in [("local", local), ("remote", remote)] {
         if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
             let message = format!("{key} {address} is no address of a tunnel's end");
@@ -540,7 +539,7 @@ fn segment(vnet: &str, index: usize, spec: &mut VirtualNetworkSpec, reporter: &m
     let is_tunnel = |end: &Endpoint| match end {
         Endpoint::Port { .. } => false,
         Endpoint::External(name) => {
-            spec.externals.get(name).is_some_and(|it| it.vxlan.is_some() || it.udp.is_some())
+            spec.externals.get(name).is_some_and(|it| it.encapsulation().ends().is_some())
         }
     };
     if link.endpoints.iter().all(is_tunnel) {
