@@ -16,7 +16,7 @@ use pdp_proto::routes::{
 use pdp_proto::{channel, mirror, tap};
 use pdp_wire::tag::Tag;
 use pdp_wire::tunnel::Encapsulation;
-use pdp_wire::{ether, outer, udp, vxlan};
+use pdp_wire::{ether, geneve, gre, outer, udp, vlan, vxlan};
 
 /// Longest frame that becomes an entry.
 const FRAME_BYTES_MAX: usize = 400;
@@ -76,21 +76,25 @@ fn frames() -> Result<Vec<Vec<u8>>> {
     Ok(few.map(<[u8]>::to_vec).collect())
 }
 
-/// The frame in a VXLAN tunnel, in its UDP datagram.
-fn tunnelled(frame: &[u8], six: bool, in_udp: bool) -> Vec<u8> {
+/// The frame in a tunnel of one kind or another.
+fn tunnelled(frame: &[u8], which: usize) -> Vec<u8> {
+    let six = which % 2 == 1;
     let (from, to) = if six { ("fd00::2", "fd00::1") } else { ("10.0.0.2", "10.0.0.1") };
-    let (from, to) = (from.parse().expect("an address"), to.parse().expect("an address"));
-    let (local, remote) = (from, to);
-    let by = match in_udp {
-        true => {
-            Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7000, remote_port: 7001 })
+    let (local, remote) = (from.parse().expect("an address"), to.parse().expect("an address"));
+    let by = match which / 2 % 5 {
+        0 => Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7000, remote_port: 7001 }),
+        1 => Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 5 }),
+        2 => {
+            let key = six.then_some(5);
+            Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum: six, sequence: false })
         }
-        false => Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 }),
+        3 => Encapsulation::Vlan(vlan::Tunnel { id: 5 }),
+        _ => Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 }),
     };
     let template = outer::Template::new(&by).expect("one family");
     let mut bytes = vec![0; template.len()];
     bytes.extend(frame);
-    template.write(&mut bytes, [2, 0, 0, 0, 0, 1], [9; 6]).expect("room");
+    let _ = template.write(&mut bytes, [2, 0, 0, 0, 0, 1], [9; 6]);
     bytes
 }
 
@@ -112,7 +116,7 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
         seeds.add("checksum", frame.clone());
     }
     for (at, frame) in frames.iter().enumerate() {
-        let frame = tunnelled(frame, at % 2 == 1, at % 4 > 1);
+        let frame = tunnelled(frame, at);
         seeds.add("classify", [&[0], &frame[..]].concat());
         if at % 8 == 0 {
             seeds.add("outer", frame);

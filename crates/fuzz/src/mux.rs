@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use pdp_afxdp::Packet;
 use pdp_memif::{Client, Connection, Control, Listener, Settings};
 use pdp_mux::capture::{channel, write};
-use pdp_mux::classify::{PortRef, Table};
+use pdp_mux::classify::{Inner, PortRef, Table};
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::exit::path::{PATH_FRAMES, Path};
@@ -24,7 +24,7 @@ use pdp_mux::worker::Worker;
 use pdp_proto::mux::*;
 use pdp_underlay::{Hop, NextHop};
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
-use pdp_wire::{outer, udp, vxlan};
+use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 use rtrb::{Consumer, RingBuffer};
 
 use crate::input::Input;
@@ -52,6 +52,10 @@ fn tunnels() -> Vec<Encapsulation> {
     let udp = |local, remote| {
         Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7001, remote_port: 7000 })
     };
+    let gre = |local, remote, key: Option<u32>| {
+        let checksum = key.is_some();
+        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence: false })
+    };
     let (local, remote) = (six(1), six(2));
     vec![
         vxlan_tunnel(5),
@@ -59,6 +63,10 @@ fn tunnels() -> Vec<Encapsulation> {
         Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 }),
         udp(four(1), four(2)),
         udp(six(1), six(2)),
+        Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 5 }),
+        gre(four(1), four(2), None),
+        gre(six(1), six(2), Some(5)),
+        Encapsulation::Vlan(vlan::Tunnel { id: 5 }),
     ]
 }
 
@@ -102,10 +110,22 @@ pub(crate) fn classify(bytes: &[u8]) {
     let found = table.classify(&frame);
     assert_eq!(table.classify(&frame), found);
     let Ok((port, inner)) = found else { return };
-    assert!(inner.start <= inner.end && inner.end <= frame.len());
     if port.port == whole {
-        return assert_eq!(inner, 0..frame.len());
+        return assert_eq!(inner, Inner::Whole);
     }
+    let inner = match inner {
+        Inner::Whole => unreachable!("not the interface's"),
+        Inner::Untagged => {
+            assert_eq!(
+                tunnels[usize::from(port.port)],
+                Encapsulation::Vlan(vlan::Tunnel { id: 5 })
+            );
+            assert!(frame.len() >= 18 && frame[12..14] == [0x81, 0]);
+            return assert_eq!([frame[14] & 0xf, frame[15]], [0, 5]);
+        }
+        Inner::Behind(inner) => inner,
+    };
+    assert!(inner.start <= inner.end && inner.end <= frame.len());
     // What the tunnel's other end writes before this inner frame, but for what is free: link
     // addresses, source port, lengths, options, hop limits, reserved bits.
     let by = &tunnels[usize::from(port.port)];
@@ -120,7 +140,30 @@ pub(crate) fn classify(bytes: &[u8]) {
             assert_eq!(frame[udp..udp + 2], tunnel.remote_port.to_be_bytes());
             assert_eq!(frame[udp + 2..udp + 4], tunnel.local_port.to_be_bytes());
         }
-        Encapsulation::Interface => unreachable!("not among the tunnels"),
+        Encapsulation::Geneve(tunnel) => {
+            let udp =
+                if frame[12..14] == [8, 0] { 14 + usize::from(frame[14] & 0xf) * 4 } else { 54 };
+            assert_eq!(frame[udp + 2..udp + 4], tunnel.port.to_be_bytes());
+            assert_eq!(inner.start, udp + 16 + 4 * usize::from(frame[udp + 8]));
+            assert_eq!(frame[udp + 9] & 0xc0, 0);
+            assert_eq!(frame[udp + 10..udp + 12], [0x65, 0x58]);
+            assert_eq!(frame[udp + 12..udp + 15], tunnel.vni.to_be_bytes()[1..]);
+        }
+        Encapsulation::Gre(tunnel) => {
+            // With a key and a checksum, or neither; a number may be there.
+            let key = tunnel.key.map_or(0, |_| 8);
+            let numbered = |start: usize| frame[start] & 0x10 != 0;
+            let header = [4 + key, 8 + key].into_iter().find(|bytes| {
+                let start = inner.start - bytes;
+                numbered(start) == (*bytes > 4 + key) && frame[start + 2..start + 4] == [0x65, 0x58]
+            });
+            let start = inner.start - header.expect("a header of GRE");
+            if let Some(key) = tunnel.key {
+                assert_eq!(frame[start] & 0xa0, 0xa0);
+                assert_eq!(frame[start + 8..start + 12], key.to_be_bytes());
+            }
+        }
+        Encapsulation::Vlan(_) | Encapsulation::Interface => unreachable!("has no outer headers"),
     }
     let Some((local, remote)) = by.ends() else { return };
     match (local, remote) {

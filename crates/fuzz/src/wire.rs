@@ -7,7 +7,7 @@ use pdp_wire::checksum::{self as sums, Sum};
 use pdp_wire::outer::Carried;
 use pdp_wire::tag::Tag;
 use pdp_wire::tunnel::Encapsulation;
-use pdp_wire::{ether, flow as flows, outer as outers, udp as udps, vxlan as vxlans};
+use pdp_wire::{ether, flow as flows, geneve, gre, outer as outers, udp as udps, vxlan as vxlans};
 
 use crate::input::Input;
 
@@ -156,6 +156,13 @@ pub(crate) fn outer(bytes: &[u8]) {
             assert_eq!(remote_port.to_be_bytes(), bytes[ports..ports + 2]);
             assert_eq!(local_port.to_be_bytes(), bytes[ports + 2..ports + 4]);
         }
+        Carried::Gre(header) => {
+            let start = payload.start - header.bytes;
+            assert_eq!(bytes[start + 2..start + 4], [0x65, 0x58]);
+            let parts = bytes[start] & 0xb0;
+            assert_eq!(header.bytes, 4 + 4 * parts.count_ones() as usize);
+            assert_eq!(header.key.is_some(), parts & 0x20 != 0);
+        }
     }
     assert!(!outer.checksum_ok(bytes, false) || outer.checksum_ok(bytes, true));
     // What is behind the packet, such as Ethernet's padding, changes nothing.
@@ -172,8 +179,16 @@ pub(crate) fn encapsulate(bytes: &[u8]) {
     } else {
         (IpAddr::from([1u16; 8]), IpAddr::from([2u16; 8]))
     };
-    let by = match what >> 1 & 1 {
+    let by = match what >> 1 & 3 {
         0 => Encapsulation::Vxlan(vxlans::Tunnel { local, remote, port: ports[1], vni }),
+        1 => Encapsulation::Geneve(geneve::Tunnel { local, remote, port: ports[1], vni }),
+        2 => Encapsulation::Gre(gre::Tunnel {
+            local,
+            remote,
+            key: (what & 8 == 0).then_some(vni),
+            checksum: what & 16 == 0,
+            sequence: what & 32 == 0,
+        }),
         _ => {
             let [local_port, remote_port] = ports;
             Encapsulation::Udp(udps::Tunnel { local, remote, local_port, remote_port })
@@ -188,7 +203,7 @@ pub(crate) fn encapsulate(bytes: &[u8]) {
     assert_eq!((outer.local, outer.remote), (remote, local));
     assert!(frame[outer.payload()].ends_with(inner));
     assert!(outer.checksum_ok(&frame, false) && outer.checksum_ok(&frame, true));
-    assert_eq!(frame.len(), ether::HEADER_BYTES + template.packet_bytes(inner.len()));
+    assert_eq!(Some(frame.len() - ether::HEADER_BYTES), template.packet_bytes(inner.len()));
     let overhead = by.overhead() as usize;
     assert_eq!(template.len() - ether::HEADER_BYTES, overhead - ether::HEADER_BYTES);
 }

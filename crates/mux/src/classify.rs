@@ -1,19 +1,22 @@
 //! Maps an arriving frame to its vnet and port.
 //!
 //! Never rewrites the frame: says where the inner frame is. Never panics, whatever the bytes. One
-//! hash look-up a frame of VXLAN, two of Ethernet in UDP and three at most, however many addresses, ports
+//! hash look-up a frame of VXLAN, Geneve, GRE or a VLAN, two of Ethernet in UDP and four at most, however many addresses, ports
 //! and tunnels there are. What an interface's tunnels do not take goes to the vlink that takes the whole interface, if
 //! there is one.
-//! Source: RFC 7348 sections 4 and 5, RFC 6935; docs/ARCHITECTURE.md.
+//! Of GRE with numbers, those that are late are dropped; a table that replaces another begins anew with that.
+//! Source: RFC 7348 sections 4 and 5, RFC 6935, RFC 2890, RFC 8926; docs/ARCHITECTURE.md.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pdp_proto::mux::Encapsulation;
-use pdp_wire::outer::{Carried, Outer};
+use pdp_wire::outer::{Carried, NotATunnel, Outer};
 use pdp_wire::tunnel::{Key, Kind, Take};
-use pdp_wire::{ether, flow, outer, vxlan};
+use pdp_wire::{ether, flow, geneve, outer, udp, vlan, vxlan};
 
 use crate::counters::OuterReason;
 
@@ -52,6 +55,8 @@ pub struct Table {
     /// Of what kind the tunnels are that share what is taken off the interface.
     services: HashMap<Take, &'static Kind, BuildHasherDefault<flow::Hash>>,
     tunnels: HashMap<Key, Entry, BuildHasherDefault<flow::Hash>>,
+    /// All keys, whoever is at the other end.
+    keys: HashSet<Key, BuildHasherDefault<flow::Hash>>,
     interface: Option<PortRef>,
 }
 
@@ -67,6 +72,35 @@ struct Entry {
 enum Check {
     Vxlan,
     Udp,
+    Geneve,
+    Gre { checksum: bool, sequence: Option<Arc<Sequence>> },
+    Vlan,
+}
+
+/// The number that the next frame of a tunnel has at least; 0: any will do (Linux's ip_tunnel_rcv).
+#[derive(Debug, Default)]
+struct Sequence(AtomicU32);
+
+impl Sequence {
+    /// Whether a frame with this number is in order; then it is the last that was.
+    fn accept(&self, number: u32) -> bool {
+        let in_order = |next: u32| {
+            let is_late = next != 0 && (number.wrapping_sub(next) as i32) < 0;
+            (!is_late).then_some(number.wrapping_add(1))
+        };
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, in_order).is_ok()
+    }
+}
+
+/// Where the inner frame is in one that was classified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inner {
+    /// It is the frame itself.
+    Whole,
+    /// Behind outer headers.
+    Behind(Range<usize>),
+    /// The frame without its outermost tag.
+    Untagged,
 }
 
 /// The tables of all external interfaces, by slot.
@@ -90,6 +124,12 @@ impl Table {
             }
             Encapsulation::Vxlan(_) => Check::Vxlan,
             Encapsulation::Udp(_) => Check::Udp,
+            Encapsulation::Geneve(_) => Check::Geneve,
+            Encapsulation::Gre(tunnel) => Check::Gre {
+                checksum: tunnel.checksum,
+                sequence: tunnel.sequence.then(Arc::default),
+            },
+            Encapsulation::Vlan(_) => Check::Vlan,
         };
         if let Some(fault) = by.fault() {
             return Err(Taken::Range(fault));
@@ -101,8 +141,12 @@ impl Table {
                 return Err(Taken::Mixed(take, other.name));
             }
         }
-        match self.tunnels.insert(by.key(), Entry { port, check }) {
-            None => Ok(()),
+        let key = by.key();
+        match self.tunnels.insert(key, Entry { port, check }) {
+            None => {
+                self.keys.insert(key.of_anybody());
+                Ok(())
+            }
             Some(_) => Err(Taken::Taken),
         }
     }
@@ -113,13 +157,18 @@ impl Table {
     }
 
     /// Whose `frame` is, and where the inner frame is in it.
-    pub fn classify(&self, frame: &[u8]) -> Result<(PortRef, Range<usize>), OuterReason> {
+    #[inline]
+    pub fn classify(&self, frame: &[u8]) -> Result<(PortRef, Inner), OuterReason> {
         let otherwise = |reason| match self.interface {
-            Some(port) => Ok((port, 0..frame.len())),
+            Some(port) => Ok((port, Inner::Whole)),
             None => Err(reason),
         };
         let outer = match outer::parse(frame) {
             Ok(outer) => outer,
+            Err(NotATunnel::Other) => match self.of_vlan(frame) {
+                Ok(port) => return Ok((port, Inner::Untagged)),
+                Err(reason) => return otherwise(reason),
+            },
             Err(not) => return otherwise(not.into()),
         };
         let mut inner = outer.payload();
@@ -132,24 +181,59 @@ impl Table {
                 Some(_) => inner.start += vxlan::HEADER_BYTES,
                 None => return otherwise(OuterReason::VxlanHeader),
             },
-            Check::Udp => {}
+            Check::Geneve => match geneve::parse(&frame[inner.clone()]) {
+                Ok(bytes) => inner.start += bytes,
+                Err(fault) => return otherwise(fault.into()),
+            },
+            Check::Udp | Check::Gre { .. } | Check::Vlan => {}
         }
         if let Some(mac) = self.mac
             && ether::Header::parse(frame).is_none_or(|header| header.destination != mac)
         {
             return otherwise(OuterReason::OtherMac);
         }
-        if !outer.checksum_ok(frame, matches!(entry.check, Check::Vxlan)) {
-            return Err(OuterReason::UdpChecksum);
+        let none_allowed = matches!(entry.check, Check::Vxlan | Check::Geneve);
+        match (outer.carried, &entry.check) {
+            (Carried::Gre(header), Check::Gre { checksum, sequence }) => {
+                if header.has_checksum != *checksum || !outer.checksum_ok(frame, false) {
+                    return Err(OuterReason::GreChecksum);
+                }
+                let is_late = |sequence: &Arc<Sequence>| {
+                    header.sequence.is_none_or(|number| !sequence.accept(number))
+                };
+                if sequence.as_ref().is_some_and(is_late) {
+                    return Err(OuterReason::GreSequence);
+                }
+            }
+            _ if !outer.checksum_ok(frame, none_allowed) => return Err(OuterReason::UdpChecksum),
+            _ => {}
         }
-        Ok((entry.port, inner))
+        Ok((entry.port, Inner::Behind(inner)))
+    }
+
+    /// The port of the VLAN that a frame is in.
+    #[cold]
+    fn of_vlan(&self, frame: &[u8]) -> Result<PortRef, OuterReason> {
+        let id = vlan::id(frame).filter(|id| *id != 0).ok_or(OuterReason::NotATunnel)?;
+        let entry = self.tunnels.get(&Key::without_ends(Key::vlan(id)));
+        entry.map(|entry| entry.port).ok_or(OuterReason::UnknownTunnel)
     }
 
     /// The tunnel that a frame with these outer headers and this `payload` behind them is of.
     #[inline]
     fn find(&self, outer: &Outer, payload: &[u8]) -> Result<&Entry, OuterReason> {
         let found = |key| self.tunnels.get(&Key::of(outer, key));
-        let Carried::Udp { remote_port, local_port, .. } = outer.carried;
+        let unknown = |key| match self.keys.contains(&Key::of(outer, key).of_anybody()) {
+            true => OuterReason::UnknownPeer,
+            false => OuterReason::UnknownTunnel,
+        };
+        let (remote_port, local_port) = match outer.carried {
+            Carried::Udp { remote_port, local_port, .. } => (remote_port, local_port),
+            Carried::Gre(header) => {
+                let key = Key::gre(header.key);
+                return found(key).ok_or_else(|| unknown(key));
+            }
+        };
         let vni = payload.first_chunk().map(|header: &[u8; 8]| vxlan::vni(header));
         if let Some(entry) = vni.and_then(|vni| found(Key::vni(local_port, vni))) {
             return Ok(entry);
@@ -158,13 +242,19 @@ impl Table {
             return Ok(entry);
         }
         // An address and port has one kind of tunnels.
-        let kind = self.services.get(&Take::Udp { local: outer.local, port: local_port });
-        match kind {
-            Some(kind) if **kind == vxlan::KIND && vxlan::parse(payload).is_none() => {
-                Err(OuterReason::VxlanHeader)
+        let kind = self.services.get(&outer.take());
+        Err(match kind.map(|kind| kind.name) {
+            Some(name) if name == vxlan::KIND.name && vxlan::parse(payload).is_none() => {
+                OuterReason::VxlanHeader
             }
-            _ => Err(OuterReason::UnknownTunnel),
-        }
+            Some(name) if name == geneve::KIND.name => match geneve::parse(payload) {
+                Err(fault) => fault.into(),
+                Ok(_) => unknown(Key::vni(local_port, vni.unwrap_or_default())),
+            },
+            Some(name) if name == udp::KIND.name => unknown(Key::ports(local_port, remote_port)),
+            Some(_) => unknown(Key::vni(local_port, vni.unwrap_or_default())),
+            None => OuterReason::UnknownTunnel,
+        })
     }
 }
 
@@ -173,10 +263,24 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use pdp_wire::udp;
+    use pdp_wire::gre;
     use proptest::prelude::*;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+    const INNER: &[u8] = b"a frame with a header";
+
+    fn taken_out(frame: &[u8], inner: Inner) -> Vec<u8> {
+        match inner {
+            Inner::Whole => frame.to_vec(),
+            Inner::Behind(inner) => frame[inner].to_vec(),
+            Inner::Untagged => {
+                let mut frame = frame.to_vec();
+                vlan::take_off(&mut frame);
+                frame.split_off(vlan::TAG_BYTES)
+            }
+        }
+    }
 
     fn reference(port: u16) -> PortRef {
         PortRef { worker: 0, vnet: 0, port, generation: 1 }
@@ -194,7 +298,7 @@ mod tests {
     fn arriving(by: &Encapsulation, mac: [u8; 6]) -> Vec<u8> {
         let Some(template) = outer::Template::new(&by.reversed()) else { return vec![0; 60] };
         let mut frame = vec![0; template.len()];
-        frame.extend(b"inner");
+        frame.extend(INNER);
         template.write(&mut frame, mac, [9; 6]).unwrap();
         frame
     }
@@ -207,12 +311,29 @@ mod tests {
         Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
     }
 
+    /// With a checksum where the key is odd.
+    fn gre_of(local: IpAddr, remote: IpAddr, key: Option<u32>, sequence: bool) -> Encapsulation {
+        let checksum = key.is_some_and(|key| key % 2 == 1);
+        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence })
+    }
+
     fn encapsulation() -> impl Strategy<Value = Encapsulation> {
         let ends = (any::<bool>(), 1u8..4, 4u8..7);
         prop_oneof![
             (ends.clone(), 4789u16..4791, 0u32..4).prop_map(|((six, l, r), port, vni)| {
                 vxlan_of(address(six, l), address(six, r), port, vni)
             }),
+            (ends.clone(), 4790u16..4793, 0u32..4).prop_map(|((six, l, r), port, vni)| {
+                let (local, remote) = (address(six, l), address(six, r));
+                Encapsulation::Geneve(geneve::Tunnel { local, remote, port, vni })
+            }),
+            (ends.clone(), prop::option::of(0u32..4)).prop_map(|((six, l, r), key)| gre_of(
+                address(six, l),
+                address(six, r),
+                key,
+                false
+            )),
+            (1u16..4).prop_map(|id| Encapsulation::Vlan(vlan::Tunnel { id })),
             (ends, 4790u16..4793, 7u16..9).prop_map(|((six, l, r), local_port, remote_port)| {
                 udp_of(address(six, l), address(six, r), local_port, remote_port)
             }),
@@ -237,7 +358,7 @@ mod tests {
                     let kind = |by: &Encapsulation| by.tunnel().unwrap().kind();
                     other.takes() == by.takes() && kind(other) != kind(by)
                 });
-                let taken = accepted.iter().any(|(other, _)| other == by);
+                let taken = accepted.iter().any(|(other, _)| other.key() == by.key());
                 let result = table.clone().insert(by, reference(port as u16));
                 prop_assert_eq!(result.is_ok(), !mixed && !taken);
                 if result.is_ok() {
@@ -252,9 +373,9 @@ mod tests {
                     Some((_, port)) => {
                         let (found, inner) = found.unwrap();
                         prop_assert_eq!(found.port, *port);
-                        prop_assert_eq!(&frame[inner], b"inner");
+                        prop_assert_eq!(taken_out(&frame, inner), INNER);
                     }
-                    None if whole => prop_assert_eq!(found, Ok((reference(999), 0..frame.len()))),
+                    None if whole => prop_assert_eq!(found, Ok((reference(999), Inner::Whole))),
                     None => prop_assert!(found.is_err()),
                 }
             }
@@ -307,5 +428,125 @@ mod tests {
         let mut frame = arriving(&by, MAC);
         frame[60..62].fill(0);
         assert_eq!(table.classify(&frame).unwrap_err(), OuterReason::UdpChecksum);
+    }
+
+    #[test]
+    fn every_fault_of_gre_geneve_and_vlans_has_its_reason() {
+        use OuterReason::*;
+        let reference = reference(1);
+        for six in [false, true] {
+            let (local, remote) = (address(six, 1), address(six, 2));
+            let at = if six { 54 } else { 34 };
+            let vni =
+                |vni| Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni });
+            let mut table = Table::new(Some(MAC));
+            for by in [gre_of(local, remote, Some(7), false), gre_of(local, remote, Some(8), false)]
+            {
+                table.insert(&by, reference).unwrap();
+            }
+            table.insert(&vni(5), reference).unwrap();
+            table.insert(&Encapsulation::Vlan(vlan::Tunnel { id: 10 }), reference).unwrap();
+            let reason = |frame: &[u8]| table.classify(frame).map(|_| ()).unwrap_err();
+            let other_end = |by: &Encapsulation, change: &dyn Fn(&mut Vec<u8>)| {
+                let mut frame = arriving(by, MAC);
+                change(&mut frame);
+                table.classify(&frame).map(|(_, inner)| taken_out(&frame, inner))
+            };
+            // With a checksum (7) and without (8).
+            let [sealed, plain] = [7, 8].map(|key| gre_of(local, remote, Some(key), false));
+            for by in [&sealed, &plain, &vni(5)] {
+                assert_eq!(other_end(by, &|_| {}), Ok(INNER.to_vec()));
+                assert_eq!(reason(&arriving(by, [9; 6])), OtherMac);
+            }
+            let mut elsewhere = arriving(&plain, MAC);
+            elsewhere[at + 7] = 9;
+            assert_eq!(reason(&elsewhere), UnknownTunnel, "another key");
+            assert_eq!(reason(&arriving(&gre_of(local, remote, None, false), MAC)), UnknownTunnel);
+            let elsewhere = gre_of(local, address(six, 3), Some(8), false);
+            assert_eq!(reason(&arriving(&elsewhere, MAC)), UnknownPeer);
+            let peer = geneve::Tunnel { local, remote: address(six, 3), port: 6081, vni: 5 };
+            assert_eq!(reason(&arriving(&Encapsulation::Geneve(peer), MAC)), UnknownPeer);
+            assert_eq!(reason(&arriving(&vni(6), MAC)), UnknownTunnel);
+            let with = |by: &Encapsulation, place: usize, bits: u8| {
+                other_end(by, &|frame| frame[at + place] ^= bits).unwrap_err()
+            };
+            assert_eq!(with(&plain, 0, 0x40), GreHeader);
+            assert_eq!(with(&plain, 1, 1), GreHeader);
+            assert_eq!(with(&plain, 3, 1), NotATunnel, "IP in GRE");
+            assert_eq!(with(&sealed, 14, 1), GreChecksum);
+            // As Linux: a checksum is there if and only if it is configured.
+            let unsealed =
+                gre::Tunnel { local, remote, key: Some(7), checksum: false, sequence: false };
+            assert_eq!(reason(&arriving(&Encapsulation::Gre(unsealed), MAC)), GreChecksum);
+            let sealed =
+                gre::Tunnel { local, remote, key: Some(8), checksum: true, sequence: false };
+            assert_eq!(reason(&arriving(&Encapsulation::Gre(sealed), MAC)), GreChecksum);
+            assert_eq!(with(&vni(5), 8, 0x40), GeneveHeader);
+            assert_eq!(with(&vni(5), 8, 0x3f), GeneveHeader);
+            assert_eq!(with(&vni(5), 10, 1), GeneveHeader);
+            // The checksum of UDP is looked at after the header.
+            assert_eq!(with(&vni(5), 9, 0x80), GeneveControl);
+            assert_eq!(with(&vni(5), 9, 0x40), GeneveCritical);
+            assert_eq!(with(&vni(5), 7, 1), UdpChecksum);
+        }
+        let mut table = Table::new(Some(MAC));
+        table.insert(&Encapsulation::Vlan(vlan::Tunnel { id: 10 }), reference).unwrap();
+        let tagged = |tags: &[u8]| {
+            let frame = [&INNER[..12], tags, &INNER[12..]].concat();
+            table.classify(&frame).map(|(_, inner)| taken_out(&frame, inner))
+        };
+        // Whatever the priority, and to whomever.
+        assert_eq!(tagged(&[0x81, 0, 0xf0, 10]), Ok(INNER.to_vec()));
+        let two = [&INNER[..12], &[0x81, 0, 0, 11], &INNER[12..]].concat();
+        assert_eq!(tagged(&[0x81, 0, 0, 10, 0x81, 0, 0, 11]), Ok(two), "the inner tag is its own");
+        assert_eq!(tagged(&[0x81, 0, 0, 11, 0x81, 0, 0, 10]), Err(UnknownTunnel));
+        assert_eq!(tagged(&[0x88, 0xa8, 0, 10]), Err(NotATunnel));
+        assert_eq!(tagged(&[0x88, 0xa8, 0, 11, 0x81, 0, 0, 10]), Err(NotATunnel));
+        assert_eq!(tagged(&[0x81, 0, 0xe0, 0]), Err(NotATunnel), "for its priority alone");
+        assert_eq!(tagged(&[]), Err(NotATunnel));
+        let short = [&INNER[..12], &[0x81, 0, 0, 10]].concat();
+        assert_eq!(table.classify(&short), Err(NotATunnel));
+        table.insert(&Encapsulation::Interface, PortRef { port: 2, ..reference }).unwrap();
+        assert_eq!(table.classify(&short).unwrap().1, Inner::Whole);
+        for id in [0, 4095] {
+            let range = table.insert(&Encapsulation::Vlan(vlan::Tunnel { id }), reference);
+            assert!(matches!(range, Err(Taken::Range(_))));
+        }
+    }
+
+    /// As Linux's ip_tunnel_rcv has it.
+    #[test]
+    fn late_frames_of_a_tunnel_with_numbers_are_dropped() {
+        let by = gre_of(address(false, 1), address(false, 2), Some(7), true);
+        let mut table = Table::new(None);
+        table.insert(&by, reference(1)).unwrap();
+        let arrive = |number: u32, sound: bool| {
+            let template = outer::Template::new(&by.reversed()).unwrap().from_number(number);
+            let mut frame = vec![0; template.len()];
+            frame.extend(INNER);
+            template.write(&mut frame, MAC, [9; 6]).unwrap();
+            frame[60] ^= u8::from(!sound);
+            table.classify(&frame).map(|_| ()).err()
+        };
+        let late = Some(OuterReason::GreSequence);
+        assert_eq!(arrive(5, true), None, "the first may be any");
+        assert_eq!(
+            [4, 5, 6, 9, 8, 7].map(|number| arrive(number, true)),
+            [late, late, None, None, late, late]
+        );
+        assert_eq!(arrive(1 << 30, false), Some(OuterReason::GreChecksum), "counts for nothing");
+        assert_eq!(arrive(10, true), None);
+        assert_eq!(arrive((1 << 31) + 20, true), late, "half of all numbers are behind");
+        assert_eq!([(1 << 31) + 10, u32::MAX].map(|number| arrive(number, true)), [None; 2]);
+        assert_eq!(arrive(3, true), None, "they begin again");
+        let without = gre::Tunnel {
+            local: address(false, 1),
+            remote: address(false, 2),
+            key: Some(7),
+            checksum: true,
+            sequence: false,
+        };
+        let without = arriving(&Encapsulation::Gre(without), MAC);
+        assert_eq!(table.classify(&without).map(|_| ()).err(), late);
     }
 }

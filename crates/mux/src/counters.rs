@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use pdp_proto::mux;
+use pdp_wire::geneve;
 use pdp_wire::named;
 use pdp_wire::outer::NotATunnel;
 use pdp_wire::tag::{GuestDrop, PuntClass};
@@ -105,16 +106,30 @@ named! {
         HeaderChecksum = "header-checksum",
         /// An outer fragment.
         Fragment = "fragment",
-        /// Not UDP, and no vlink takes the whole interface.
+        /// Nothing that carries tunnels, and no vlink takes the whole interface.
         NotATunnel = "not-a-tunnel",
-        /// UDP that no vlink takes.
+        /// A key that no vlink has.
         UnknownTunnel = "unknown-tunnel",
+        /// A vlink's key, from another than its other end.
+        UnknownPeer = "unknown-peer",
         /// A link address that is not ours.
         OtherMac = "other-mac",
         /// The outer UDP checksum is wrong, or missing where it must be.
         UdpChecksum = "udp-checksum",
         /// No VXLAN header, or without a valid identifier.
         VxlanHeader = "vxlan-header",
+        /// GRE of another version, or with routing.
+        GreHeader = "gre-header",
+        /// The checksum of GRE is wrong, missing where the tunnel has one, or there where it has none.
+        GreChecksum = "gre-checksum",
+        /// Late by the sequence of GRE, or without a number where the tunnel has them.
+        GreSequence = "gre-sequence",
+        /// No Geneve header of an Ethernet frame, or one that is longer than the datagram.
+        GeneveHeader = "geneve-header",
+        /// Geneve for the tunnel's ends themselves, of which none is known.
+        GeneveControl = "geneve-control",
+        /// Geneve with options that must be understood, of which none is.
+        GeneveCritical = "geneve-critical",
         /// Met congestion in the underlay, and what is inside can't be marked (RFC 6040 section 4.2).
         CeOnNotEct = "ce-on-not-ect",
         /// The worker that owns the vnet is too far behind.
@@ -141,6 +156,17 @@ impl From<NotATunnel> for OuterReason {
             NotATunnel::Malformed => Self::Malformed,
             NotATunnel::HeaderChecksum => Self::HeaderChecksum,
             NotATunnel::Fragment => Self::Fragment,
+            NotATunnel::GreHeader => Self::GreHeader,
+        }
+    }
+}
+
+impl From<geneve::Fault> for OuterReason {
+    fn from(fault: geneve::Fault) -> Self {
+        match fault {
+            geneve::Fault::Header => Self::GeneveHeader,
+            geneve::Fault::Control => Self::GeneveControl,
+            geneve::Fault::Critical => Self::GeneveCritical,
         }
     }
 }

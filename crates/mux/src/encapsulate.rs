@@ -4,6 +4,7 @@
 //! that no tenant can forge it.
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use pdp_afxdp::{HEADROOM_BYTES, Packet};
 use pdp_proto::mux::Encapsulation;
@@ -33,6 +34,16 @@ impl Way {
     }
 }
 
+/// The number of a tunnel's first frame, where frames have one. Who counts on takes none that is lower than the last
+/// that it saw, so one that begins anew goes on where a thousand frames a second since 1970 would have come to.
+fn first_number() -> u32 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_millis() as u32
+}
+
+// Packets have room for the headers of any kind.
+const _: () = assert!(outer::TEMPLATE_BYTES_MAX <= HEADROOM_BYTES);
+
 /// The outside end of a vlink.
 #[derive(Debug)]
 pub struct Outside {
@@ -46,7 +57,8 @@ pub struct Outside {
 #[derive(Debug)]
 struct Tunnel {
     template: outer::Template,
-    next_hop: Arc<NextHop>,
+    /// `None`: frames go to whom they say, without IP around them.
+    next_hop: Option<Arc<NextHop>>,
 }
 
 impl Outside {
@@ -60,7 +72,10 @@ impl Outside {
     ) -> Option<Self> {
         let tunnel = match by {
             Encapsulation::Interface => None,
-            by => Some(Tunnel { template: outer::Template::new(by)?, next_hop: next_hop() }),
+            by => {
+                let template = outer::Template::new(by)?.from_number(first_number());
+                Some(Tunnel { template, next_hop: by.ends().map(|_| next_hop()) })
+            }
         };
         Some(Self { external, spread, tunnel })
     }
@@ -79,21 +94,18 @@ impl Outside {
     /// The tunnel's next hop, for [`Outside::wrap`]; `None` while it is not known. Where there is no
     /// tunnel, anything.
     pub fn find(&self) -> Option<Hop> {
-        match &self.tunnel {
+        match self.tunnel.as_ref().and_then(|tunnel| tunnel.next_hop.as_ref()) {
             None => Some(Hop { mac: [0; 6], mtu: u16::MAX }),
-            Some(tunnel) => tunnel.next_hop.find(),
+            Some(next_hop) => next_hop.find(),
         }
     }
 
     /// Whether frames of up to `bytes` surely can be wrapped.
     #[inline]
     pub fn fits(&self, bytes: usize, mtu: u32, hop: Hop) -> bool {
-        match &self.tunnel {
+        match self.tunnel.as_ref().and_then(|tunnel| tunnel.template.packet_bytes(bytes)) {
             None => bytes <= ether::HEADER_BYTES + mtu as usize,
-            Some(Tunnel { template, .. }) => {
-                template.packet_bytes(bytes) <= usize::from(hop.mtu).min(mtu as usize)
-                    && template.len() <= HEADROOM_BYTES
-            }
+            Some(bytes) => bytes <= usize::from(hop.mtu).min(mtu as usize),
         }
     }
 
@@ -107,19 +119,18 @@ impl Outside {
         mtu: u32,
         hop: Hop,
     ) -> Result<(), Reason> {
-        let Some(tunnel) = &self.tunnel else {
-            let fits = packet.len() <= ether::HEADER_BYTES + mtu as usize
-                || ether::payload_len(packet.bytes()) <= mtu as usize;
-            return if fits { Ok(()) } else { Err(Reason::UnderlayTooBig) };
-        };
-        let template = &tunnel.template;
-        let bytes = template.packet_bytes(packet.len());
-        if bytes > mtu as usize {
-            return Err(Reason::UnderlayTooBig);
+        let template = self.tunnel.as_ref().map(|tunnel| &tunnel.template);
+        match template.and_then(|template| template.packet_bytes(packet.len())) {
+            Some(bytes) if bytes > mtu as usize => return Err(Reason::UnderlayTooBig),
+            Some(bytes) if bytes > usize::from(hop.mtu) => return Err(Reason::PathTooBig),
+            None if packet.len() > ether::HEADER_BYTES + mtu as usize
+                && ether::payload_len(packet.bytes()) > mtu as usize =>
+            {
+                return Err(Reason::UnderlayTooBig);
+            }
+            _ => {}
         }
-        if bytes > usize::from(hop.mtu) {
-            return Err(Reason::PathTooBig);
-        }
+        let Some(template) = template else { return Ok(()) };
         packet.prepend(template.len()).ok_or(Reason::UnderlayTooBig)?;
         let written = template.write(packet.bytes_mut(), hop.mac, mac);
         if written.is_none() {
@@ -136,7 +147,7 @@ mod tests {
     use pdp_wire::{udp, vxlan};
 
     fn source_port(outer: &outer::Outer) -> u16 {
-        let outer::Carried::Udp { remote_port, .. } = outer.carried;
+        let outer::Carried::Udp { remote_port, .. } = outer.carried else { panic!("no UDP") };
         remote_port
     }
 

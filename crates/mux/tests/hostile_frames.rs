@@ -15,7 +15,7 @@ use common::*;
 use pdp_mux::control::Mux;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{Tag, Verdict};
-use pdp_wire::{outer, udp, vxlan};
+use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 
 /// Of each so many frames, one is cut at every length.
 const CUT_EVERY: usize = 32;
@@ -225,7 +225,18 @@ fn tunnels() -> Vec<Encapsulation> {
     let udp = |(local, remote)| {
         Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7001, remote_port: 7000 })
     };
-    vec![vxlan(four()), vxlan(six()), udp(four()), udp(six())]
+    let geneve = |(local, remote)| {
+        Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 5 })
+    };
+    let gre = |(local, remote), checksum: bool| {
+        let key = checksum.then_some(5);
+        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence: false })
+    };
+    let mut all = vec![Encapsulation::Vlan(vlan::Tunnel { id: 5 })];
+    for ends in [four(), six()] {
+        all.extend([vxlan(ends), udp(ends), geneve(ends), gre(ends, false), gre(ends, true)]);
+    }
+    all
 }
 
 /// The frame as the other end of a tunnel sends it.
@@ -233,12 +244,13 @@ fn tunnelled(by: &Encapsulation, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
     let template = outer::Template::new(&by.reversed()).unwrap();
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
-    template.write(&mut frame, mac, [9; 6]).unwrap();
+    // What has no addresses can't have a tag behind them.
+    let _ = template.write(&mut frame, mac, [9; 6]);
     frame
 }
 
 /// Hostile headers around frames, right headers around hostile frames, and hostile frames the other
-/// way, for VXLAN and Ethernet in UDP over IPv4 and IPv6.
+/// way, for every kind of tunnel over IPv4 and IPv6.
 #[test]
 fn frames_into_tunnels_are_all_accounted_for() {
     let mut place = Place::enter("hostile-tunnels");
@@ -308,8 +320,19 @@ fn frames_into_tunnels_are_all_accounted_for() {
         let eth0 = &node.ports["eth0"];
         assert!(eth0.received > 100 && eth0.sent > 100 && eth0.punted > 100, "{node:#?}");
     }
-    for reason in ["malformed", "header-checksum", "udp-checksum", "unknown-tunnel", "vxlan-header"]
-    {
+    for reason in [
+        "malformed",
+        "header-checksum",
+        "udp-checksum",
+        "unknown-tunnel",
+        "unknown-peer",
+        "vxlan-header",
+        "gre-header",
+        "gre-checksum",
+        "geneve-header",
+        "geneve-control",
+        "geneve-critical",
+    ] {
         assert!(a.dropped.contains_key(reason), "no {reason}: {:?}", a.dropped);
     }
     assert_whole(&mux, &["A"]);

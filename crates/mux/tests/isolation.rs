@@ -34,7 +34,7 @@ use pdp_proto::mux::*;
 use pdp_underlay::NextHop;
 use pdp_wire::tag::{Tag, Verdict};
 use pdp_wire::tunnel::KINDS;
-use pdp_wire::{outer, udp, vxlan};
+use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -59,6 +59,7 @@ const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 10, 9];
 const LOCALS: [&str; 3] = ["10.0.0.1", "10.0.0.3", "2001:db8::1"];
 const REMOTES: [&str; 3] = ["10.0.0.2", "10.0.0.4", "2001:db8::2"];
 const VXLAN_PORTS: [u16; 2] = [4789, 4790];
+const GENEVE_PORTS: [u16; 2] = [6081, 4790];
 const UDP_PORTS: [u16; 2] = [5000, 5001];
 const VNIS: [u16; 3] = [5, 6, 5 << 8];
 
@@ -89,6 +90,9 @@ enum Mutant {
 const PARTS: [(&str, &[&str]); KINDS.len()] = [
     ("Vxlan", &["local", "remote", "port", "vni"]),
     ("Udp", &["local", "remote", "local_port", "remote_port"]),
+    ("Gre", &["local", "remote", "key"]),
+    ("Geneve", &["local", "remote", "port", "vni"]),
+    ("Vlan", &["id"]),
 ];
 
 /// A tunnel's kind and the parts of its key.
@@ -127,16 +131,29 @@ fn address(text: &str) -> std::net::IpAddr {
     text.parse().unwrap()
 }
 
-fn tunnel(random: &mut SmallRng) -> Encapsulation {
+/// A tunnel, most often of one kind: so that many are alike in all things but one.
+fn tunnel(often: usize, random: &mut SmallRng) -> Encapsulation {
+    let rarely = random.random_ratio(1, 4);
+    let kind = if rarely { random.random_range(0..KINDS.len()) } else { often };
     let at = if random.random_ratio(1, 4) { 2 } else { random.random_range(0..2) };
     let local = address(LOCALS[at]);
     let remote = address(REMOTES[if at == 2 { 2 } else { random.random_range(0..2) }]);
     let mut number = |from: &[u16]| *from.choose(random).unwrap();
-    match number(&[0, 1]) {
-        0 => {
+    match KINDS[kind].name {
+        "udp" => {
             let (local_port, remote_port) = (number(&UDP_PORTS), number(&UDP_PORTS));
             Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
         }
+        "gre" => {
+            let key = number(&VNIS);
+            let key = (key != VNIS[1]).then_some(key.into());
+            Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum: false, sequence: false })
+        }
+        "geneve" => {
+            let (port, vni) = (number(&GENEVE_PORTS), number(&VNIS).into());
+            Encapsulation::Geneve(geneve::Tunnel { local, remote, port, vni })
+        }
+        "vlan" => Encapsulation::Vlan(vlan::Tunnel { id: number(&VNIS) }),
         _ => {
             let (port, vni) = (number(&VXLAN_PORTS), number(&VNIS).into());
             Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port, vni })
@@ -152,9 +169,13 @@ fn differences(a: &(usize, Encapsulation), b: &(usize, Encapsulation)) -> Option
 }
 
 /// One thing of another network's end changed.
-fn neighbour_of(end: &(usize, Encapsulation), random: &mut SmallRng) -> (usize, Encapsulation) {
+fn neighbour_of(
+    end: &(usize, Encapsulation),
+    often: usize,
+    random: &mut SmallRng,
+) -> (usize, Encapsulation) {
     for _ in 0..1000 {
-        let other = (random.random_range(0..CARDS.len()), tunnel(random));
+        let other = (random.random_range(0..CARDS.len()), tunnel(often, random));
         if differences(end, &other) == Some(1) {
             return other;
         }
@@ -180,6 +201,8 @@ struct Inside {
 
 struct World {
     random: SmallRng,
+    /// The kind that most tunnels are of.
+    often: usize,
     mutant: Mutant,
     workers: Vec<Worker>,
     /// What leaves, by worker and card.
@@ -232,6 +255,7 @@ impl World {
         let count = random.random_range(VNETS);
         let mut world = Self {
             random,
+            often: seed as usize % KINDS.len(),
             mutant,
             workers,
             lines,
@@ -261,12 +285,12 @@ impl World {
         let tunnels: Vec<_> = self.owners.iter().filter(|owner| !whole(owner)).collect();
         match tunnels.choose(&mut self.random) {
             Some(other) if self.random.random_ratio(2, 3) => {
-                neighbour_of(&other.end.clone(), &mut self.random)
+                neighbour_of(&other.end.clone(), self.often, &mut self.random)
             }
             _ if !self.owners.iter().any(whole) && self.random.random_ratio(1, 6) => {
                 (1, Encapsulation::Interface)
             }
-            _ => (self.random.random_range(0..CARDS.len()), tunnel(&mut self.random)),
+            _ => (self.random.random_range(0..CARDS.len()), tunnel(self.often, &mut self.random)),
         }
     }
 
@@ -373,7 +397,9 @@ impl World {
         let Some(owner) = self.owners.choose(&mut self.random).cloned() else { return };
         let stray = self.random.random_ratio(1, 4);
         let end = match stray {
-            true => (self.random.random_range(0..CARDS.len()), tunnel(&mut self.random)),
+            true => {
+                (self.random.random_range(0..CARDS.len()), tunnel(self.often, &mut self.random))
+            }
             false => owner.end,
         };
         let exact = self.owners.iter().find(|owner| owner.end == end);

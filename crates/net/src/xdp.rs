@@ -59,21 +59,30 @@ const MAPS: [&str; 4] = ["sockets", "takes", "settings", "counters"];
 /// What is taken as `struct take` of the program.
 fn key_of(take: &Take) -> [u8; 20] {
     let mut key = [0; 20];
-    let Take::Udp { local, port } = take;
-    let family: u16 = match local {
-        IpAddr::V4(address) => {
+    let (local, number, carrier) = match *take {
+        Take::Udp { local, port } => (Some(local), port, 0),
+        Take::Gre { local } => (Some(local), 0, TAKE_GRE),
+        Take::Vlan { id } => (None, id, TAKE_VLAN),
+    };
+    let family = match local {
+        None => 0,
+        Some(IpAddr::V4(address)) => {
             key[..4].copy_from_slice(&address.octets());
             4
         }
-        IpAddr::V6(address) => {
+        Some(IpAddr::V6(address)) => {
             key[..16].copy_from_slice(&address.octets());
             6
         }
     };
-    key[16..18].copy_from_slice(&port.to_be_bytes());
-    key[18..].copy_from_slice(&family.to_ne_bytes());
+    key[16..18].copy_from_slice(&number.to_be_bytes());
+    key[18..].copy_from_slice(&(carrier | family).to_ne_bytes());
     key
 }
+
+/// In the kind of what the program takes, beside the family: 0 is UDP.
+const TAKE_GRE: u16 = 0x100;
+const TAKE_VLAN: u16 = 0x200;
 
 /// How the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,5 +31,5 @@ pub use check::{
 pub use diagnostic::{Diagnostic, render};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};
-pub use tunnel::{External, Grant, Udp, Vxlan};
+pub use tunnel::{External, Geneve, Grant, Gre, Udp, Vlan, Vxlan};
 pub use usage::Usage;

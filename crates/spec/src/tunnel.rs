@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use pdp_wire::tunnel::{Encapsulation, KINDS, Kind};
-use pdp_wire::{udp, vxlan};
+use pdp_wire::{geneve, gre, udp, vlan, vxlan};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,15 @@ pub struct External {
     /// A tunnel of Ethernet frames in UDP datagrams with no header between.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp: Option<Udp>,
+    /// A tunnel of Ethernet frames over GRE (RFC 2784, RFC 2890), as Linux's gretap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gre: Option<Gre>,
+    /// A Geneve tunnel (RFC 8926).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub geneve: Option<Geneve>,
+    /// A VLAN (802.1Q) of the interface.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<Vlan>,
 }
 
 /// A VXLAN tunnel.
@@ -62,6 +71,55 @@ pub struct Udp {
     pub remote_port: u16,
 }
 
+/// A tunnel of Ethernet frames over GRE.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Gre {
+    /// Outer address of this side.
+    pub local: IpAddr,
+    /// Outer address of the other side.
+    pub remote: IpAddr,
+    /// What tells it from others between the same addresses. Not given: frames have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<u32>,
+    /// Whether frames have a checksum, in both directions.
+    #[serde(default)]
+    pub checksum: bool,
+    /// Whether frames have numbers, in both directions; those that come late are dropped.
+    #[serde(default)]
+    pub sequence: bool,
+}
+
+/// A Geneve tunnel. Options are skipped; frames with options that must be understood are dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Geneve {
+    /// Network identifier.
+    #[schemars(range(max = vxlan::VNI_END - 1))]
+    pub vni: u32,
+    /// Outer address of this side.
+    pub local: IpAddr,
+    /// Outer address of the other side.
+    pub remote: IpAddr,
+    /// UDP destination port.
+    #[serde(default = "geneve_port")]
+    #[schemars(range(min = 1))]
+    pub port: u16,
+}
+
+fn geneve_port() -> u16 {
+    geneve::PORT
+}
+
+/// A VLAN of an interface. A tag inside of it is the frame's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Vlan {
+    /// Its identifier.
+    #[schemars(range(min = 1, max = 4094))]
+    pub id: u16,
+}
+
 impl External {
     /// The tunnels that are given, of which there may be one.
     pub fn tunnels(&self) -> Vec<Encapsulation> {
@@ -73,7 +131,16 @@ impl External {
             let Udp { local, remote, local_port, remote_port } = *it;
             Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
         });
-        [vxlan, udp].into_iter().flatten().collect()
+        let gre = self.gre.as_ref().map(|it| {
+            let Gre { local, remote, key, checksum, sequence } = *it;
+            Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence })
+        });
+        let geneve = self.geneve.as_ref().map(|it| {
+            let Geneve { vni, local, remote, port } = *it;
+            Encapsulation::Geneve(geneve::Tunnel { local, remote, port, vni })
+        });
+        let vlan = self.vlan.as_ref().map(|it| Encapsulation::Vlan(vlan::Tunnel { id: it.id }));
+        [vxlan, udp, gre, geneve, vlan].into_iter().flatten().collect()
     }
 
     /// How its frames are told apart on its interface.
@@ -93,6 +160,15 @@ pub struct Grant {
     /// UDP ports of this side for Ethernet in UDP, without those of other kinds. Not given: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub udp: Option<KeySet>,
+    /// Keys of GRE. Not given: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gre: Option<KeySet>,
+    /// Geneve network identifiers, on UDP port 6081. Not given: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub geneve: Option<KeySet>,
+    /// VLANs. Not given: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<KeySet>,
     /// The whole interface: all of its frames that no tunnel takes.
     pub whole: bool,
     /// Outer addresses that its tunnels may have on this side. Not given: any.
@@ -103,7 +179,13 @@ pub struct Grant {
 impl Grant {
     /// Each kind with the keys of it that are given.
     pub fn keys(&self) -> [(&'static Kind, Option<&KeySet>); KINDS.len()] {
-        [(&vxlan::KIND, self.vxlan.as_ref()), (&udp::KIND, self.udp.as_ref())]
+        [
+            (&vxlan::KIND, self.vxlan.as_ref()),
+            (&udp::KIND, self.udp.as_ref()),
+            (&gre::KIND, self.gre.as_ref()),
+            (&geneve::KIND, self.geneve.as_ref()),
+            (&vlan::KIND, self.vlan.as_ref()),
+        ]
     }
 
     /// Whether a key of a kind is given.

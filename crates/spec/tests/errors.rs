@@ -283,6 +283,68 @@ fn tunnel_keys() {
     );
 }
 
+/// An external of each kind in the place of one that is there.
+#[test]
+fn every_kind_of_tunnel() {
+    let was = "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}";
+    let ends = "local: 192.0.2.1, remote: 192.0.2.7";
+    let with = |tunnel: &str| apply_to(&GOOD.replace(was, tunnel), &machine());
+    // What fits into 1,500 bytes beside each kind's headers.
+    for (tunnel, mtu) in [
+        (format!("vxlan: {{vni: 7, {ends}}}"), 1450),
+        (format!("geneve: {{vni: 42, {ends}}}"), 1450),
+        (format!("gre: {{{ends}}}"), 1462),
+        (format!("gre: {{key: 4294967295, {ends}}}"), 1458),
+        (format!("gre: {{key: 0, checksum: true, sequence: true, {ends}}}"), 1450),
+        ("gre: {key: 1, local: fd00::1, remote: fd00::7}".into(), 1438),
+        ("geneve: {vni: 1, local: fd00::1, remote: fd00::7}".into(), 1430),
+        ("vlan: {id: 4094}".into(), 1500),
+    ] {
+        let intent = with(&tunnel).unwrap_or_else(|refused| panic!("{refused}"));
+        let eth2 = &intent.vnets["red"].spec.nodes["r1"].interfaces["eth2"];
+        assert_eq!(eth2.mtu, Some(mtu), "{tunnel}");
+    }
+    for (tunnel, said) in [
+        (format!("geneve: {{vni: 16777216, {ends}}}"), "vni 16777216 is not within 0 to 16777215"),
+        (format!("geneve: {{vni: 1, port: 4789, {ends}}}"), "taken by red/to-x for vxlan"),
+        (format!("gre: {{key: 4294967296, {ends}}}"), "4294967296"),
+        ("gre: {local: 192.0.2.1, remote: fd00::7}".into(), "another family"),
+        ("gre: {local: 192.0.2.1, remote: 192.0.2.1}".into(), "is local too"),
+        ("vlan: {id: 0}".into(), "id 0 is not within 1 to 4094"),
+        ("vlan: {id: 4095}".into(), "id 4095 is not within 1 to 4094"),
+        (format!("vlan: {{id: 1}}, gre: {{{ends}}}"), "external has gre and vlan"),
+    ] {
+        let refused = with(&tunnel).expect_err(&tunnel);
+        assert!(refused.contains(said), "{refused}");
+    }
+    // Two on one interface, and where there is none.
+    let both = |one: &str, two: &str| {
+        let text = GOOD.replace(was, one);
+        let was = "vxlan: {vni: 42, local: 192.0.2.1, remote: 192.0.2.7}";
+        assert_eq!(text.matches(was).count(), 1);
+        apply_to(&text.replace(was, two), &machine())
+    };
+    let gre = |key: &str| format!("gre: {{{key}{ends}}}");
+    both(&gre(""), &gre("key: 0, ")).unwrap();
+    both("vlan: {id: 1}", "vlan: {id: 2}").unwrap();
+    let refused = both(&gre("key: 7, "), &gre("key: 7, checksum: true, ")).unwrap_err();
+    assert!(
+        refused.contains("gre 192.0.2.1 > 192.0.2.7 key 7 on interface A is taken"),
+        "{refused}"
+    );
+    let refused = both("vlan: {id: 1}", "vlan: {id: 1}").unwrap_err();
+    assert!(refused.contains("vlan id 1 on interface A is taken"), "{refused}");
+}
+
+#[test]
+fn an_underlay_that_is_too_short_for_a_tunnel() {
+    let mut short = machine();
+    short.devices.as_mut().unwrap().insert("ext-a".into(), InterfaceFacts { mtu: 109 });
+    let refused = apply_to(GOOD, &short).unwrap_err();
+    let said = "no mtu fits: the tunnel takes 50 bytes of the underlay's 109, and 68 are the least";
+    assert!(refused.contains(said), "{refused}");
+}
+
 #[test]
 fn tunnel_key_of_another_vnet() {
     let intent = apply_to(GOOD, &machine()).unwrap();

@@ -10,11 +10,12 @@
 //!
 //! Source: RFC 791, RFC 8200, RFC 768, RFC 6864 section 4.1 (identification 0 with DF), RFC 6935.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
-use crate::tunnel::{Encapsulation, Fix};
-use crate::{checksum, ecn, ether, flow, ipv4, ipv6, udp};
+use crate::tunnel::{Encapsulation, Fix, Take};
+use crate::{checksum, ecn, ether, flow, gre, ipv4, ipv6, udp, vlan};
 
 /// Time to live, or hop limit, of what we send.
 pub const TTL: u8 = 64;
@@ -23,7 +24,7 @@ pub use crate::ipv4::HEADER_BYTES as IPV4_BYTES;
 pub use crate::ipv6::HEADER_BYTES as IPV6_BYTES;
 
 /// Bytes of the longest template.
-pub const TEMPLATE_BYTES_MAX: usize = ether::HEADER_BYTES + IPV6_BYTES + 16;
+pub const TEMPLATE_BYTES_MAX: usize = ether::HEADER_BYTES + IPV6_BYTES + gre::HEADER_BYTES_MAX;
 
 /// The outer headers of a received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub enum Carried {
         /// Checksum as on the wire; 0: none.
         checksum: u16,
     },
+    /// An Ethernet frame in GRE.
+    Gre(gre::Header),
 }
 
 /// Why a frame has no outer headers that can be looked behind.
@@ -63,6 +66,8 @@ pub enum NotATunnel {
     HeaderChecksum,
     /// A fragment: tunnels set Don't Fragment.
     Fragment,
+    /// GRE of another version, or with routing.
+    GreHeader,
 }
 
 /// Reads the headers of `frame`. Never panics.
@@ -86,32 +91,59 @@ pub fn parse(frame: &[u8]) -> Result<Outer, NotATunnel> {
             let ip = ipv6::Header::parse(packet).ok_or(NotATunnel::Malformed)?;
             remote = Ipv6Addr::from_bits(ip.source).into();
             local = Ipv6Addr::from_bits(ip.destination).into();
-            (protocol, is_fragment) = (ip.next_header, ip.next_header == ipv6::FRAGMENT);
-            segment = IPV6_BYTES..ip.packet_bytes;
+            let behind = &packet[IPV6_BYTES..ip.packet_bytes];
+            let mut start = IPV6_BYTES;
+            protocol = match (ip.next_header, behind) {
+                (ipv6::DESTINATION_OPTIONS, [gre::PROTOCOL, 0, ..]) => {
+                    ipv6::skip_options(behind).ok_or(NotATunnel::Malformed)?;
+                    start += ipv6::OPTIONS_BYTES;
+                    gre::PROTOCOL
+                }
+                (other, _) => other,
+            };
+            segment = start..ip.packet_bytes;
+            is_fragment = ip.next_header == ipv6::FRAGMENT;
         }
         _ => return Err(NotATunnel::Other),
     }
-    match (protocol, is_fragment) {
-        (udp::PROTOCOL, false) => {}
-        (udp::PROTOCOL | ipv6::FRAGMENT, true) => return Err(NotATunnel::Fragment),
-        _ => return Err(NotATunnel::Other),
-    }
-    let header = udp::Header::parse(&packet[segment.clone()]).ok_or(NotATunnel::Malformed)?;
     let start = ether::HEADER_BYTES + segment.start;
-    let carried = Carried::Udp {
-        remote_port: header.source_port,
-        local_port: header.destination_port,
-        checksum: header.checksum,
+    let (carried, bytes) = match (protocol, is_fragment) {
+        (udp::PROTOCOL, false) => {
+            let header = udp::Header::parse(&packet[segment]).ok_or(NotATunnel::Malformed)?;
+            let carried = Carried::Udp {
+                remote_port: header.source_port,
+                local_port: header.destination_port,
+                checksum: header.checksum,
+            };
+            (carried, usize::from(header.length))
+        }
+        (gre::PROTOCOL, false) => {
+            (Carried::Gre(gre::Header::parse(&packet[segment.clone()])?), segment.len())
+        }
+        (udp::PROTOCOL | gre::PROTOCOL | ipv6::FRAGMENT, true) => {
+            return Err(NotATunnel::Fragment);
+        }
+        _ => return Err(NotATunnel::Other),
     };
-    Ok(Outer { remote, local, carried, segment: start..start + usize::from(header.length) })
+    Ok(Outer { remote, local, carried, segment: start..start + bytes })
 }
 
 impl Outer {
+    /// What is taken off an interface for its like.
+    #[inline]
+    pub fn take(&self) -> Take {
+        match self.carried {
+            Carried::Udp { local_port, .. } => Take::Udp { local: self.local, port: local_port },
+            Carried::Gre(_) => Take::Gre { local: self.local },
+        }
+    }
+
     /// Where the payload behind the header is in the frame.
     #[inline]
     pub fn payload(&self) -> Range<usize> {
         let header = match self.carried {
             Carried::Udp { .. } => udp::HEADER_BYTES,
+            Carried::Gre(header) => header.bytes,
         };
         self.segment.start + header..self.segment.end
     }
@@ -126,6 +158,8 @@ impl Outer {
             Carried::Udp { .. } => {
                 segment.is_some_and(|segment| udp::verify(self.remote, self.local, segment))
             }
+            Carried::Gre(gre::Header { has_checksum: false, .. }) => true,
+            Carried::Gre(_) => segment.is_some_and(|segment| checksum::checksum(segment) == 0),
         }
     }
 }
@@ -135,9 +169,11 @@ impl Outer {
 pub struct Template {
     bytes: [u8; TEMPLATE_BYTES_MAX],
     length: usize,
-    local: IpAddr,
-    remote: IpAddr,
+    /// Outer addresses; `None`: there is no IP around a frame.
+    ends: Option<(IpAddr, IpAddr)>,
     fix: Fix,
+    /// The number of the next frame, where frames have one.
+    sequence: Cell<u32>,
     /// The IPv4 header's checksum with a total length and an ECN mark of 0.
     ipv4_sum: checksum::Sum,
 }
@@ -147,11 +183,17 @@ impl Template {
     /// no tunnel, or its addresses are of different families.
     pub fn new(by: &Encapsulation) -> Option<Self> {
         let tunnel = by.tunnel()?;
-        let ((local, remote), header) = (tunnel.ends()?, tunnel.header());
+        let (ends, header) = (tunnel.ends(), tunnel.header());
         let mut bytes = [0; TEMPLATE_BYTES_MAX];
         let ip = ether::HEADER_BYTES;
-        let (kind, ip_bytes) = match (local, remote) {
-            (IpAddr::V4(local), IpAddr::V4(remote)) => {
+        let (kind, ip_bytes) = match ends {
+            None => {
+                let length = header.bytes.len();
+                bytes.get_mut(..length)?.copy_from_slice(&header.bytes);
+                let (fix, ipv4_sum) = (header.fix, checksum::Sum::default());
+                return Some(Self { bytes, length, ends, fix, sequence: Cell::new(0), ipv4_sum });
+            }
+            Some((IpAddr::V4(local), IpAddr::V4(remote))) => {
                 bytes[ip] = 0x45;
                 bytes[ip + 6] = 0x40; // Don't Fragment
                 bytes[ip + 8] = TTL;
@@ -160,7 +202,7 @@ impl Template {
                 bytes[ip + 16..ip + 20].copy_from_slice(&remote.octets());
                 (ether::kind::IPV4, IPV4_BYTES)
             }
-            (IpAddr::V6(local), IpAddr::V6(remote)) => {
+            Some((IpAddr::V6(local), IpAddr::V6(remote))) => {
                 bytes[ip] = 0x60;
                 bytes[ip + 6] = header.protocol;
                 bytes[ip + 7] = TTL;
@@ -174,7 +216,14 @@ impl Template {
         let length = ip + ip_bytes + header.bytes.len();
         bytes.get_mut(ip + ip_bytes..length)?.copy_from_slice(&header.bytes);
         let ipv4_sum = checksum::Sum::default().with(&bytes[ip..ip + IPV4_BYTES]);
-        Some(Self { bytes, length, local, remote, fix: header.fix, ipv4_sum })
+        Some(Self { bytes, length, ends, fix: header.fix, sequence: Cell::new(0), ipv4_sum })
+    }
+
+    /// Has the next frame have this number, if frames have one.
+    #[must_use]
+    pub fn from_number(self, first: u32) -> Self {
+        self.sequence.set(first);
+        self
     }
 
     /// Bytes of the headers.
@@ -182,14 +231,15 @@ impl Template {
         self.length
     }
 
-    /// Never: there is always an Ethernet header.
+    /// Never: there is always a header.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Bytes of the outer IP packet around a frame of `frame_bytes`.
-    pub fn packet_bytes(&self, frame_bytes: usize) -> usize {
-        self.length - ether::HEADER_BYTES + frame_bytes
+    /// Bytes of the outer IP packet around a frame of `frame_bytes`; `None` if there is none.
+    #[inline]
+    pub fn packet_bytes(&self, frame_bytes: usize) -> Option<usize> {
+        self.ends.map(|_| self.length - ether::HEADER_BYTES + frame_bytes)
     }
 
     /// Writes the headers into the first [`Template::len`] bytes of `frame`, around the frame that
@@ -197,18 +247,21 @@ impl Template {
     /// longer than IP can say.
     #[inline]
     pub fn write(&self, frame: &mut [u8], destination: [u8; 6], source: [u8; 6]) -> Option<()> {
+        let Some((local, remote)) = self.ends else {
+            return vlan::put(frame, &self.bytes[..self.length]);
+        };
         let ip = ether::HEADER_BYTES;
         let packet_bytes = u16::try_from(frame.len().checked_sub(ip)?).ok()?;
         let inner = frame.get(self.length..)?;
         let mark = ecn::of(inner) as u8;
         let source_port = match self.fix {
             Fix::Udp { spread: true } => Some(udp::spread(flow::ip(inner))),
-            Fix::Udp { spread: false } => None,
+            _ => None,
         };
         frame.get_mut(..self.length)?.copy_from_slice(&self.bytes[..self.length]);
         frame[..6].copy_from_slice(&destination);
         frame[6..12].copy_from_slice(&source);
-        let v4 = self.local.is_ipv4();
+        let v4 = local.is_ipv4();
         let at = ip + if v4 { IPV4_BYTES } else { IPV6_BYTES };
         let segment_bytes = (frame.len() - at) as u16;
         if v4 {
@@ -227,10 +280,22 @@ impl Template {
                 }
                 frame[at + 4..at + 6].copy_from_slice(&segment_bytes.to_be_bytes());
                 if !v4 {
-                    let sum = udp::checksum(self.local, self.remote, &frame[at..]);
+                    let sum = udp::checksum(local, remote, &frame[at..]);
                     frame[at + 6..at + 8].copy_from_slice(&sum.to_be_bytes());
                 }
             }
+            Fix::Gre => {
+                let (checksum_at, sequence_at) = gre::places(&frame[at..]);
+                if let Some(place) = sequence_at {
+                    let number = self.sequence.replace(self.sequence.get().wrapping_add(1));
+                    frame[at + place..at + place + 4].copy_from_slice(&number.to_be_bytes());
+                }
+                if let Some(place) = checksum_at {
+                    let sum = checksum::checksum(&frame[at..]);
+                    frame[at + place..at + place + 2].copy_from_slice(&sum.to_be_bytes());
+                }
+            }
+            Fix::Tag => {}
         }
         Some(())
     }
@@ -269,7 +334,7 @@ mod tests {
             let frame = frame(&vxlan_of(from, to), b"payload");
             let outer = parse(&frame).unwrap();
             assert_eq!((outer.remote, outer.local), (from.parse().unwrap(), to.parse().unwrap()));
-            let Carried::Udp { remote_port, local_port, .. } = outer.carried;
+            let Carried::Udp { remote_port, local_port, .. } = outer.carried else { panic!() };
             assert!(remote_port >= udp::SPREAD_FIRST && local_port == 4789);
             assert_eq!(&frame[outer.payload()][8..], b"payload");
             assert!(outer.checksum_ok(&frame, false));
@@ -348,14 +413,75 @@ mod tests {
         assert_eq!(parse(&six), Err(NotATunnel::Fragment));
     }
 
+    fn gre_of(from: &str, to: &str, checksum: bool) -> Encapsulation {
+        let (local, remote) = (from.parse().unwrap(), to.parse().unwrap());
+        let sequence = !checksum;
+        Encapsulation::Gre(gre::Tunnel { local, remote, key: Some(7), checksum, sequence })
+    }
+
     #[test]
     fn every_truncation_is_refused() {
         for (from, to) in PAIRS {
-            let frame = frame(&udp_of(from, to), b"payload");
+            for by in [udp_of(from, to), gre_of(from, to, true), gre_of(from, to, false)] {
+                let frame = frame(&by, b"payload");
+                for length in 0..frame.len() {
+                    assert!(parse(&frame[..length]).is_err());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn gre_is_read_as_it_is_written() {
+        for (from, to) in PAIRS {
+            let sealed = frame(&gre_of(from, to, true), b"payload");
+            let outer = parse(&sealed).unwrap();
+            let Carried::Gre(header) = outer.carried else { panic!("{outer:?}") };
+            assert_eq!((header.key, header.has_checksum, header.sequence), (Some(7), true, None));
+            assert_eq!(&sealed[outer.payload()], b"payload");
+            assert!(outer.checksum_ok(&sealed, false));
+            for at in outer.segment.clone() {
+                let mut broken = sealed.clone();
+                broken[at] ^= 1;
+                let ok = parse(&broken).is_ok_and(|outer| {
+                    outer.carried == Carried::Gre(header) && outer.checksum_ok(&broken, false)
+                });
+                assert!(!ok, "byte {at}");
+            }
+            let template = Template::new(&gre_of(from, to, false)).unwrap().from_number(u32::MAX);
+            let mut frame = vec![0; template.len() + 20];
+            for number in [u32::MAX, 0, 1] {
+                template.write(&mut frame, [2; 6], [4; 6]).unwrap();
+                let Carried::Gre(header) = parse(&frame).unwrap().carried else { panic!() };
+                assert_eq!((header.sequence, header.has_checksum), (Some(number), false));
+            }
+            let ip = etherparse::IpHeaders::from_slice(&frame[14..]).unwrap().0;
+            assert_eq!(ip.next_header().unwrap().0, gre::PROTOCOL);
+        }
+    }
+
+    /// Linux's ip6gretap puts the tunnel encapsulation limit before GRE unless it is told not to.
+    #[test]
+    fn an_encapsulation_limit_before_gre_is_skipped() {
+        let plain = frame(&gre_of(PAIRS[1].0, PAIRS[1].1, true), b"payload");
+        let with = |options: [u8; 8]| {
+            let mut frame = plain.clone();
+            frame[20] = ipv6::DESTINATION_OPTIONS;
+            let bytes = u16::from_be_bytes([frame[18], frame[19]]) + 8;
+            frame[18..20].copy_from_slice(&bytes.to_be_bytes());
+            frame.splice(54..54, options);
             for length in 0..frame.len() {
                 assert!(parse(&frame[..length]).is_err());
             }
-        }
+            parse(&frame).map(|outer| frame[outer.payload()].to_vec())
+        };
+        assert_eq!(with([47, 0, 4, 1, 4, 1, 1, 0]), Ok(b"payload".to_vec()));
+        assert_eq!(with([47, 0, 0, 0, 0, 0, 0, 0]), Ok(b"payload".to_vec()));
+        let (other, malformed) = (Err(NotATunnel::Other), Err(NotATunnel::Malformed));
+        assert_eq!(with([17, 0, 4, 1, 4, 1, 1, 0]), other, "not before UDP");
+        assert_eq!(with([47, 1, 4, 1, 4, 1, 1, 0]), other, "longer");
+        assert_eq!(with([47, 0, 4, 9, 4, 1, 1, 0]), malformed, "beyond the end");
+        assert_eq!(with([47, 0, 0x44, 1, 4, 1, 1, 0]), malformed, "has to be known");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use crate::outer::{self, Outer};
-use crate::{ether, udp, vxlan};
+use crate::{ether, geneve, gre, udp, vlan, vxlan};
 
 /// How a vlink's frames are told apart on an external interface.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -25,10 +25,16 @@ pub enum Encapsulation {
     Vxlan(vxlan::Tunnel),
     /// An Ethernet frame in a UDP datagram without any header between (as the PdP paper's tunnels).
     Udp(udp::Tunnel),
+    /// Ethernet over GRE (RFC 2784, RFC 2890).
+    Gre(gre::Tunnel),
+    /// Geneve (RFC 8926).
+    Geneve(geneve::Tunnel),
+    /// A VLAN (802.1Q) of the interface.
+    Vlan(vlan::Tunnel),
 }
 
 /// All kinds, by name.
-pub const KINDS: [&Kind; 2] = [&vxlan::KIND, &udp::KIND];
+pub const KINDS: [&Kind; 5] = [&vxlan::KIND, &udp::KIND, &gre::KIND, &geneve::KIND, &vlan::KIND];
 
 /// What all tunnels of a kind have in common.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,7 +54,7 @@ pub trait Tunnel {
     /// Its kind.
     fn kind(&self) -> &'static Kind;
 
-    /// Outer addresses, of this side and of the other.
+    /// Outer addresses, of this side and of the other. `None`: there is no IP around its frames.
     fn ends(&self) -> Option<(IpAddr, IpAddr)>;
 
     /// Its key, within [`Kind::keys`].
@@ -89,6 +95,10 @@ pub enum Fix {
         /// The source port too, by the inner flow, so that the underlay can spread flows.
         spread: bool,
     },
+    /// Checksum and number of GRE, where its header has them.
+    Gre,
+    /// There is no IP header: the frame has this tag behind its link addresses.
+    Tag,
 }
 
 impl Encapsulation {
@@ -99,6 +109,9 @@ impl Encapsulation {
             Self::Interface => None,
             Self::Vxlan(tunnel) => Some(tunnel),
             Self::Udp(tunnel) => Some(tunnel),
+            Self::Gre(tunnel) => Some(tunnel),
+            Self::Geneve(tunnel) => Some(tunnel),
+            Self::Vlan(tunnel) => Some(tunnel),
         }
     }
 
@@ -168,6 +181,16 @@ pub enum Take {
         /// Destination port.
         port: u16,
     },
+    /// Ethernet in GRE to here.
+    Gre {
+        /// Outer destination address.
+        local: IpAddr,
+    },
+    /// A VLAN, whoever its frames are for.
+    Vlan {
+        /// Its identifier.
+        id: u16,
+    },
 }
 
 impl Take {
@@ -175,7 +198,13 @@ impl Take {
     pub fn udp_port(&self) -> Option<u16> {
         match self {
             Self::Udp { port, .. } => Some(*port),
+            Self::Gre { .. } | Self::Vlan { .. } => None,
         }
+    }
+
+    /// Whether frames come that are not for the interface's own link address, as of a whole interface.
+    pub fn is_anybodys(&self) -> bool {
+        matches!(self, Self::Vlan { .. })
     }
 }
 
@@ -183,6 +212,8 @@ impl fmt::Display for Take {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Udp { local, port } => write!(f, "UDP port {port} of {local}"),
+            Self::Gre { local } => write!(f, "GRE to {local}"),
+            Self::Vlan { id } => write!(f, "VLAN {id}"),
         }
     }
 }
@@ -214,6 +245,27 @@ impl Key {
     #[inline]
     pub fn ports(local: u16, remote: u16) -> u64 {
         2 << 60 | u64::from(local) << 16 | u64::from(remote)
+    }
+
+    /// Of a key of GRE, or of having none.
+    #[inline]
+    pub fn gre(key: Option<u32>) -> u64 {
+        3 << 60 | key.map_or(0, |key| 1 << 32 | u64::from(key))
+    }
+
+    /// Of a VLAN.
+    pub fn vlan(id: u16) -> u64 {
+        4 << 60 | u64::from(id)
+    }
+
+    /// Of a frame without outer addresses.
+    pub fn without_ends(key: u64) -> Self {
+        Self::new(None, key)
+    }
+
+    /// The same from anybody.
+    pub fn of_anybody(self) -> Self {
+        Self { remote: 0, ..self }
     }
 
     #[inline]
@@ -258,6 +310,15 @@ mod tests {
             Encapsulation::Interface,
             Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 7 }),
             Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 5, remote_port: 6 }),
+            Encapsulation::Gre(gre::Tunnel {
+                local,
+                remote,
+                key: Some(9),
+                checksum: true,
+                sequence: false,
+            }),
+            Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 8 }),
+            Encapsulation::Vlan(vlan::Tunnel { id: 10 }),
         ]
     }
 
@@ -280,6 +341,9 @@ mod tests {
                 "the whole interface",
                 "vxlan 192.0.2.1 > 192.0.2.2 vni 7 port 4789",
                 "udp 192.0.2.1 > 192.0.2.2 port 5 > 6",
+                "gre 192.0.2.1 > 192.0.2.2 key 9",
+                "geneve 192.0.2.1 > 192.0.2.2 vni 8 port 6081",
+                "vlan id 10",
             ]
         );
         for by in one_of_each() {
@@ -288,6 +352,9 @@ mod tests {
             assert_eq!(by.reversed().reversed(), by);
             assert_eq!(by.fault(), None);
         }
+        // Over an MTU of 1,500: 1450, 1458, 1454 with key and checksum, 1450, and all of it.
+        let overheads = one_of_each().map(|by| by.overhead());
+        assert_eq!(overheads, [0, 50, 42, 46, 50, 0]);
         let vxlan = serde_json::to_string(&one_of_each()[1]).unwrap();
         let was = r#"{"Vxlan":{"local":"192.0.2.1","remote":"192.0.2.2","port":4789,"vni":7}}"#;
         assert_eq!(vxlan, was);

@@ -321,6 +321,13 @@ pub struct Takes {
     pub tunnels: BTreeSet<Take>,
 }
 
+impl Takes {
+    /// Whether frames come that are not for the device's own link address.
+    pub fn anybodys(&self) -> bool {
+        self.all || self.tunnels.iter().any(Take::is_anybodys)
+    }
+}
+
 /// A program that speaks memif.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemifPlan {

@@ -442,19 +442,19 @@ fn uses(told: &mux::Vnet, external: &str) -> bool {
 fn take(xdp: &mut Xdp, wanted: &DevicePlan) -> Result<(), HostError> {
     xdp.set_takes(&wanted.takes.tunnels)?;
     xdp.take_all(wanted.takes.all)?;
-    if wanted.attach == DeviceAttach::Packet && wanted.takes.all {
+    if wanted.attach == DeviceAttach::Packet && wanted.takes.anybodys() {
         pdp_net::ethtool::aggregation_off(&wanted.device)?;
     }
     Ok(())
 }
 
-/// Sees to it that all frames of a whole interface come, with their VLAN tags. What can't be had is told,
+/// Sees to it that all frames of a whole interface or of its VLANs come, with their tags. What can't be had is told,
 /// and stops nothing.
 fn whole_frames(wanted: &DevicePlan, device: &Interface) -> Result<(), HostError> {
-    if wanted.takes.all {
+    if wanted.takes.anybodys() {
         pdp_net::interface::receive_all(&wanted.device)?;
     }
-    if wanted.takes.all && !pdp_net::ethtool::tags_in_frames(device)? {
+    if wanted.takes.anybodys() && !pdp_net::ethtool::tags_in_frames(device)? {
         return Err(HostError::Tags(wanted.device.clone()));
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pdp_wire::tunnel::{Key, Kind, Take, Tunnel};
 
 use super::{Existing, Reporter, Wanted};
-use crate::limits::{MTU_DEFAULT, MTU_MAX};
+use crate::limits::{MTU_DEFAULT, MTU_MAX, MTU_MIN};
 use crate::object::{Link, Outlet, VirtualNetwork};
 use crate::shape::nearest;
 use crate::tunnel::External;
@@ -207,19 +207,30 @@ fn mtus(
     mtu_of: impl Fn(&str) -> Option<u32>,
     reporter: &mut Reporter,
 ) {
-    let mut bounds: BTreeMap<(String, String), u32> = BTreeMap::new();
+    let mut bounds: BTreeMap<(String, String), (u32, u32)> = BTreeMap::new();
     for link in &vnet.spec.links {
-        let bound = externals(vnet, link).filter_map(|external| {
-            let overhead = external.encapsulation().overhead();
-            Some(mtu_of(&external.interface)?.saturating_sub(overhead))
+        let outside = externals(vnet, link).filter_map(|external| {
+            Some((mtu_of(&external.interface)?, external.encapsulation().overhead()))
         });
-        let Some(bound) = bound.min() else { continue };
-        bounds.extend(ports(link).map(|(node, name)| ((node.clone(), name.clone()), bound)));
+        let carried = |(mtu, overhead): &(u32, u32)| mtu.saturating_sub(*overhead);
+        let Some(least) = outside.min_by_key(carried) else { continue };
+        bounds.extend(ports(link).map(|(node, name)| ((node.clone(), name.clone()), least)));
     }
     for (node_name, node) in &mut vnet.spec.nodes {
         for (interface_name, interface) in &mut node.interfaces {
-            let bound = bounds.get(&(node_name.clone(), interface_name.clone())).copied();
+            let outside = bounds.get(&(node_name.clone(), interface_name.clone())).copied();
+            let bound = outside.map(|(underlay, overhead)| underlay.saturating_sub(overhead));
             let path = ["spec", "nodes", node_name, "interfaces", interface_name, "mtu"];
+            if let Some((underlay, overhead)) = outside
+                && underlay < overhead + MTU_MIN
+            {
+                let message = format!(
+                    "no mtu fits: the tunnel takes {overhead} bytes of the underlay's {underlay}, and \
+                     {MTU_MIN} are the least"
+                );
+                reporter.vnet(name, &path[..5], message, "take an interface with a longer mtu");
+                continue;
+            }
             match (interface.mtu, bound) {
                 (Some(mtu), Some(bound)) if mtu > bound => {
                     let message = format!("mtu {mtu} exceeds the underlay's {bound}");

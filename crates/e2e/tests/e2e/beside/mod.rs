@@ -15,6 +15,7 @@ mod images;
 mod install;
 mod isolation;
 mod keeper;
+mod kinds;
 mod limits;
 mod memif_interfaces;
 mod node;
