@@ -94,6 +94,15 @@ pub struct PortStats {
     /// Copies of its frames beyond one for one, where they went to many ends of a segment.
     #[serde(default)]
     pub copied: u64,
+    /// Frames that its link's `duplicate` had go twice; they count twice as sent.
+    #[serde(default)]
+    pub duplicated: u64,
+    /// Frames in which its link's `corrupt` turned a bit.
+    #[serde(default)]
+    pub corrupted: u64,
+    /// Frames that its link's `reorder` had overtake others.
+    #[serde(default)]
+    pub reordered: u64,
     /// Frames handed to the node's own stack.
     pub punted: u64,
     /// Frames that ended in a guest: given to one that says nothing of their fate, or kept. At an end outside: what

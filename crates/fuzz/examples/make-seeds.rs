@@ -281,8 +281,14 @@ fn vnet() -> Vnet {
                 End::Port { node: "r1".into(), port: 0 },
                 End::Port { node: "r1".into(), port: 1 },
             ],
-            rate_bps: Some(1_000_000),
-            queue_frames: 8,
+            leaving: vec![
+                Leaving {
+                    rate_bps: Some(1_000_000),
+                    queue_frames: 8,
+                    ..Leaving::default()
+                };
+                2
+            ],
             up: true,
             segment: None,
         }],

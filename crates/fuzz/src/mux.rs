@@ -355,8 +355,7 @@ fn vnet() -> Vnet {
     let vlink = |name: &str, a, b| Vlink {
         name: name.into(),
         ends: vec![a, b],
-        rate_bps: None,
-        queue_frames: 8,
+        leaving: vec![Leaving { queue_frames: 8, ..Leaving::default() }; 2],
         up: true,
         segment: None,
     };

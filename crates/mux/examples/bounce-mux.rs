@@ -151,7 +151,7 @@ fn put_generator(mux: &Mux, name: &str, frames: Vec<u8>, number_at: u16) -> Resu
     file.write_all(&frames)?;
     let generator = Generator { pps: 0, frames: 0, number_at: Some(number_at) };
     let outlet = Outlet::Generator(generator);
-    let external = External { name: name.into(), mtu: 1500, outlet };
+    let external = External::new(name, 1500, outlet);
     done(mux.handle(Request::PutExternal(external), vec![OwnedFd::from(file)]))
 }
 
@@ -171,8 +171,7 @@ fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> 
             End::Port { node: "r1".into(), port: number },
             End::External { name: interface.into(), interface: interface.into(), by: by.clone() },
         ],
-        rate_bps: None,
-        queue_frames: 0,
+        leaving: vec![],
         up: true,
         segment: None,
     };

@@ -53,8 +53,7 @@ fn main() -> Result<()> {
     let vlink = Vlink {
         name: "link".into(),
         ends: (0..ends).map(end).collect(),
-        rate_bps: None,
-        queue_frames: 256,
+        leaving: vec![Leaving { queue_frames: 256, ..Leaving::default() }; ends.into()],
         up: true,
         segment: (ends > 2).then_some(segment),
     };
@@ -110,7 +109,7 @@ fn put_generator(mux: &Mux, end: usize, frames: &[u8], count: u64) -> Result<()>
     let mut file: File = tempfile::tempfile()?;
     file.write_all(frames)?;
     let outlet = Outlet::Generator(Generator { pps: 0, frames: count, number_at: None });
-    let external = External { name: format!("e{end}"), mtu: 1500, outlet };
+    let external = External::new(format!("e{end}"), 1500, outlet);
     done(mux.handle(Request::PutExternal(external), vec![OwnedFd::from(file)]))
 }
 

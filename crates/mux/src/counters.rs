@@ -46,12 +46,16 @@ named! {
         /// The TAP helper's ring is full.
         TapRingFull = "tap-ring-full",
         /// More frames of its end than may go to all ends of its segment.
-    FloodLimit = "flood-limit",
-    /// No packet for its copy, which was to go here.
-    FloodNoPacket = "flood-no-packet",
-    /// The segment has its address where it came from, or behind another tunnel than that which it came by.
-    NoOtherEnd = "no-other-end",
-    /// Sent out of a port without a vlink.
+        FloodLimit = "flood-limit",
+        /// No packet for its copy, which was to go here.
+        NoPacket = "no-packet",
+        /// The segment has its address where it came from, or behind another tunnel than that which it came by.
+        NoOtherEnd = "no-other-end",
+        /// Lost on purpose: the vlink's `loss`.
+        Loss = "loss",
+        /// More frames wait for the vlink's delay than its rate lets come.
+        DelayFull = "delay-full",
+        /// Sent out of a port without a vlink.
         Unconnected = "unconnected",
         /// No room in the vlink's queue.
         QueueFull = "queue-full",
@@ -186,6 +190,12 @@ pub struct PortCounters {
     pub sent_bytes: u64,
     /// Copies of frames that went to many.
     pub copied: u64,
+    /// Frames that went twice on purpose.
+    pub duplicated: u64,
+    /// Frames in which a bit was turned on purpose.
+    pub corrupted: u64,
+    /// Frames that overtook others on purpose.
+    pub reordered: u64,
     /// Frames handed to the TAP.
     pub punted: u64,
     /// Frames that ended in a guest.
@@ -225,6 +235,9 @@ impl PortCounters {
             sent: self.sent,
             sent_bytes: self.sent_bytes,
             copied: self.copied,
+            duplicated: self.duplicated,
+            corrupted: self.corrupted,
+            reordered: self.reordered,
             punted: self.punted,
             consumed: self.consumed,
             dropped: occurred(&Reason::ALL.map(Reason::name), &self.dropped.0),

@@ -1,5 +1,6 @@
 //! Frames on their way out of a port. In this order: which may leave, and which wait for the vlink's rate
-//! ([`Vnet::leave`]); then to another port, or to the outside (`Vnet::go`); and there they wait until the tunnel's
+//! ([`Vnet::leave`]); what is done to them on purpose, and which wait for that (`Vnet::go`, `Vnet::impair`); then to
+//! another port, or to the outside (`Vnet::carry`); and there they wait until the tunnel's
 //! next hop is known, are wrapped, and count as sent if an exit takes them (`Vnet::put_out`). Each step takes a row of
 //! frames of one port, be it of one frame.
 //!
@@ -27,6 +28,9 @@ pub const HELD_NS_MAX: u64 = 1_000_000_000;
 
 /// Time between two looks whether it is known, nanoseconds; later a quarter of the time waited.
 const HELD_LOOK_NS: u64 = 250_000;
+
+/// When a frame that has waited for its delay is looked at again for which there is no packet, nanoseconds.
+const LATE_NS: u64 = 100_000;
 
 /// Frames of one port in a row. One that is traced is a row of its own.
 struct Row {
@@ -141,7 +145,8 @@ impl Vnet {
     pub fn shape(&mut self, core: &mut Core) -> usize {
         let mut sent = 0;
         while let Some(port) = self.timers.pop(core.now_ns) {
-            sent += self.retry(core, port) + self.release(core, port);
+            sent +=
+                self.retry(core, port) + self.arrive_late(core, port) + self.release(core, port);
         }
         sent
     }
@@ -177,6 +182,104 @@ impl Vnet {
             let wall_ns = core.wall_ns();
             frames.iter().for_each(|packet| here.capture(wall_ns, packet));
         }
+        if here
+            .link
+            .as_ref()
+            .and_then(|link| link.line.as_ref())
+            .is_some_and(|line| !line.is_open())
+        {
+            return self.impair(core, row.port, frames);
+        }
+        self.carry(core, row, frames);
+    }
+
+    /// Does to a port's frames what its vlink is to do. What need not wait for that goes on.
+    #[cold]
+    fn impair(&mut self, core: &mut Core, port: u16, frames: &mut Batch) {
+        let mut on = core.scratch.batch();
+        let here = &mut self.ports[usize::from(port)];
+        let (counters, mut lost, mut full) = (&mut here.counters, 0, 0);
+        let Some(line) = here.link.as_mut().and_then(|link| link.line.as_mut()) else { return };
+        let before = line.waiting();
+        for mut packet in frames.drain(..) {
+            let fate = line.draw(core.now_ns, packet.len());
+            if fate.lost {
+                lost += 1;
+                core.tracer.end(packet.mark, "drop", || Reason::Loss.name().into());
+                core.packets.give(packet);
+                continue;
+            }
+            if let Some(bit) = fate.corrupt {
+                packet.bytes_mut()[bit / 8] ^= 1 << (bit % 8);
+                counters.corrupted += 1;
+            }
+            if fate.twice {
+                counters.duplicated += 1;
+                core.tracer.copied(packet.mark);
+            }
+            let Some(at_ns) = fate.at_ns else {
+                counters.reordered += u64::from(line.waiting() > 0);
+                if fate.twice {
+                    match core.packets.copy_of(packet.bytes(), packet.mark) {
+                        Some(copy) => on.push(copy.at(port.into())),
+                        None => {
+                            counters.drop(Reason::NoPacket);
+                            core.tracer.end(packet.mark, "drop", || Reason::NoPacket.name().into());
+                        }
+                    }
+                }
+                on.push(packet);
+                continue;
+            };
+            core.tracer
+                .note(packet.mark, "delay", || format!("for {} us", (at_ns - core.now_ns) / 1000));
+            for _ in 0..=u8::from(fate.twice) {
+                if !line.put(at_ns, packet.mark, packet.bytes()) {
+                    full += 1;
+                    core.tracer.end(packet.mark, "drop", || Reason::DelayFull.name().into());
+                }
+            }
+            core.packets.give(packet);
+        }
+        counters.drop_all(Reason::Loss, lost);
+        counters.drop_all(Reason::DelayFull, full);
+        if before == 0
+            && let Some(first) = line.first()
+        {
+            self.timers.set(port, first.at_ns);
+        }
+        self.by_row(core, &mut on, Self::carry);
+        core.scratch.spare.push(on);
+    }
+
+    /// Sends on what has waited for its vlink's delay, and sees when to come again. Returns how many frames.
+    fn arrive_late(&mut self, core: &mut Core, port: u16) -> usize {
+        let link = self.ports[usize::from(port)].link.as_mut();
+        let Some(line) = link.and_then(|link| link.line.as_mut()) else { return 0 };
+        let mut frames = core.scratch.batch();
+        while let Some(first) = line.first() {
+            if first.at_ns > core.now_ns {
+                self.timers.set(port, first.at_ns);
+                break;
+            }
+            let Some(mut packet) = core.packets.copy_of(line.bytes(&first), first.mark) else {
+                self.timers.set(port, core.now_ns + LATE_NS);
+                break;
+            };
+            packet.port = port;
+            frames.push(packet);
+            line.end_first();
+        }
+        let count = frames.len();
+        self.by_row(core, &mut frames, Self::carry);
+        core.scratch.spare.push(frames);
+        count
+    }
+
+    /// Frames along their port's vlink.
+    #[inline]
+    fn carry(&mut self, core: &mut Core, row: Row, frames: &mut Batch) {
+        let here = &mut self.ports[usize::from(row.port)];
         let Some(link) = &here.link else {
             return here.drop_all(core, Reason::Unconnected, frames);
         };

@@ -3,7 +3,7 @@
 //! A packet's way, in the order of the files: [`worker`] (the round, with all stages in one place), [`external`]
 //! and [`exit`] (AF_XDP, memif, [`generator`]), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
 //! [`onward`] (along vlinks that are more than a wire; [`segment`]), [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
-//! (what guests and TAPs send), [`leave`] ([`shape`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
+//! (what guests and TAPs send), [`leave`] ([`shape`], [`line`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
 //! memif connections), [`capture`], [`trace`], [`meter`] (cycles).
 //!
 //! Promises: every frame that came in or was made is sent, handed to a TAP, consumed by a guest,
@@ -28,6 +28,7 @@ pub mod generator;
 pub mod group;
 pub mod lane;
 pub mod leave;
+pub mod line;
 pub mod memif;
 pub mod meter;
 pub mod onward;

@@ -5,7 +5,7 @@ use pdp_afxdp::Packet;
 
 use crate::core::Core;
 use crate::counters::Reason;
-use crate::packets::{Batch, Packets};
+use crate::packets::Batch;
 use crate::segment::To;
 use crate::vnet::{Onward, Vnet};
 
@@ -120,13 +120,13 @@ impl Vnet {
             // As for frames that wait for a rate.
             let waits = local.len() + out.len();
             let room = waits < FLOOD_FRAMES_MAX && *waiting + waits < core.packets.free();
-            let copy = if room { copy_of(&mut core.packets, packet) } else { None };
+            let copy = if room { core.packets.copy_of(packet.bytes(), packet.mark) } else { None };
             let Some(copy) = copy else {
                 if !is_own {
                     there.counters.received += 1;
                     there.counters.received_bytes += packet.len() as u64;
                 }
-                there.end(&mut core.tracer, Reason::FloodNoPacket, packet);
+                there.end(&mut core.tracer, Reason::NoPacket, packet);
                 continue;
             };
             let queue = if is_own { &mut *out } else { &mut *local };
@@ -134,15 +134,4 @@ impl Vnet {
         }
         ports[usize::from(packet.port)].counters.copied += copied;
     }
-}
-
-fn copy_of(packets: &mut Packets, packet: &Packet) -> Option<Packet> {
-    let mut copy = packets.take()?;
-    if copy.set_len(packet.len()).is_none() {
-        packets.give(copy);
-        return None;
-    }
-    copy.bytes_mut().copy_from_slice(packet.bytes());
-    copy.mark = packet.mark;
-    Some(copy)
 }

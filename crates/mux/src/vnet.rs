@@ -16,8 +16,9 @@ use crate::capture::Sink;
 use crate::core::Core;
 use crate::counters::{Counted, PortCounters, Reason};
 use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
-use crate::encapsulate::{self, Way};
+use crate::encapsulate::Way;
 use crate::lane::{Lane, Link, PULL_FRAMES};
+use crate::line::Line;
 use crate::meter::Stage;
 use crate::order::Order;
 use crate::packets::Batch;
@@ -208,9 +209,14 @@ impl Port {
         }
     }
 
-    /// Frames that wait in its vlink.
+    /// Packets that wait in its vlink.
     fn waiting(&self) -> usize {
         self.link.as_ref().map_or(0, PortLink::waiting)
+    }
+
+    /// Frames that do.
+    fn in_flight(&self) -> usize {
+        self.waiting() + self.link.as_ref().map_or(0, PortLink::delayed)
     }
 }
 
@@ -220,6 +226,8 @@ pub(crate) struct PortLink {
     pub(crate) up: bool,
     pub(crate) way: Way,
     pub(crate) shaper: Shaper,
+    /// What is done to frames on purpose, and those that wait for that.
+    pub(crate) line: Option<Box<Line>>,
     /// Frames that wait for the next hop of the tunnel, and since when, nanoseconds.
     pub(crate) held: VecDeque<(u64, Packet)>,
     /// Name of the vlink and its other end, to know it again.
@@ -227,24 +235,30 @@ pub(crate) struct PortLink {
 }
 
 impl PortLink {
-    /// Towards `far`, by `way`, at `default` if the vlink has no rate.
-    fn new(vlink: &mux::Vlink, far: &End, way: Way, default: Rate) -> Self {
-        let rate = vlink.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
+    /// Of end `at` of a vlink towards `far`, by `way`, at `default` if it has no rate.
+    fn new(vlink: &mux::Vlink, at: usize, far: &End, way: Way, default: Rate) -> Self {
+        let leaving = vlink.leaving(at);
         Self {
             up: vlink.up,
             way,
-            shaper: Shaper::new(rate, vlink.queue_frames),
+            line: Line::of(&leaving),
+            shaper: Shaper::new(&leaving, default),
             held: VecDeque::new(),
             identity: (vlink.name.clone(), far.clone()),
         }
     }
 
-    /// Frames that wait for its rate or for its tunnel's next hop.
+    /// Packets that wait for its rate or for its tunnel's next hop.
     pub(crate) fn waiting(&self) -> usize {
         self.shaper.waiting() + self.held.len()
     }
 
-    /// Takes what waits.
+    /// Frames that wait for its delay.
+    fn delayed(&self) -> usize {
+        self.line.as_ref().map_or(0, |line| line.waiting())
+    }
+
+    /// Takes what waits in packets.
     fn drain(&mut self) -> impl Iterator<Item = Packet> {
         self.held.drain(..).map(|(_, packet)| packet).chain(self.shaper.drain())
     }
@@ -312,7 +326,7 @@ impl Vnet {
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
             let ([a, b], true) = (vlink.ends.as_slice(), vlink.is_wire()) else { continue };
-            for (near, far) in [(a, b), (b, a)] {
+            for (end, near, far) in [(0, a, b), (1, b, a)] {
                 let Some(at) = vnet.port_of(near) else { continue };
                 let way = match vnet.port_of(far) {
                     Some(far) => Some(Way::Port(far as u16)),
@@ -323,7 +337,7 @@ impl Vnet {
                 } else {
                     Rate { bps: 0, pps: 0 }
                 };
-                vnet.ports[at].link = way.map(|way| PortLink::new(vlink, far, way, default));
+                vnet.ports[at].link = way.map(|way| PortLink::new(vlink, end, far, way, default));
             }
         }
         let none = Rate { bps: 0, pps: 0 };
@@ -331,7 +345,7 @@ impl Vnet {
         for (at, end) in own_ports.clone().zip(&own) {
             let vlink = &spec.vlinks[end.vlink];
             let way = outside(end.vlink, end.end);
-            vnet.ports[at].link = way.map(|way| PortLink::new(vlink, end.end, way, none));
+            vnet.ports[at].link = way.map(|way| PortLink::new(vlink, end.at, end.end, way, none));
             if vlink.segment.is_none()
                 && let Some(other) = firsts[end.vlink].replace(at)
             {
@@ -363,7 +377,7 @@ impl Vnet {
                 }
                 End::Port { .. } => {
                     let way = Way::Segment(at, place);
-                    let link = PortLink::new(vlink, end, way, LOCAL_RATE);
+                    let link = PortLink::new(vlink, place.into(), end, way, LOCAL_RATE);
                     self.ports[*port].link = Some(link);
                 }
             }
@@ -460,7 +474,7 @@ impl Vnet {
         if same_ports {
             self.timers = mem::take(&mut old.timers);
         } else {
-            let waits = self.ports.iter().zip(0..).filter(|(port, _)| port.waiting() > 0);
+            let waits = self.ports.iter().zip(0..).filter(|(port, _)| port.in_flight() > 0);
             waits.for_each(|(_, at)| self.timers.set(at, core.now_ns));
         }
         let waiting = |at| self.ports[usize::from(at)].waiting();
@@ -621,7 +635,10 @@ impl Vnet {
 
     /// Whether nothing is on its way in it, and every peer rings.
     fn is_idle(&self) -> bool {
-        self.local.is_empty() && self.waiting == 0 && !self.is_owed() && !self.has_unsure_peer()
+        self.local.is_empty()
+            && self.timers.next_ns().is_none()
+            && !self.is_owed()
+            && !self.has_unsure_peer()
     }
 
     /// Whether a guest has frames that it has not completed.
@@ -646,7 +663,7 @@ impl Vnet {
         });
         Some(Counted {
             guests: counted.collect(),
-            in_flight: (outstanding + ports.iter().map(Port::waiting).sum::<usize>()) as u64,
+            in_flight: (outstanding + ports.iter().map(Port::in_flight).sum::<usize>()) as u64,
             tap_connected: node.tap.is_some(),
             ports: ports.iter().map(|port| port.counters.clone()).collect(),
         })
@@ -684,14 +701,19 @@ fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
     for (limit, was) in port.punts.iter_mut().zip(&was.punts) {
         limit.take_over(was);
     }
-    let Some(mut was) = was.link.take() else { return };
+    // What has memory of its own is left there, for whoever drops it.
+    let Some(was) = &mut was.link else { return };
     let mut lost: Vec<Packet> = Vec::new();
     match &mut port.link {
         Some(link) if link.up && link.identity == was.identity => {
-            link.held = was.held;
-            lost.extend(link.shaper.take_over(was.shaper));
+            link.held = mem::take(&mut was.held);
+            lost.extend(link.shaper.take_over(&mut was.shaper));
+            link.line = Line::goes_on(link.line.take(), &mut was.line);
         }
-        _ => lost.extend(was.drain()),
+        _ => {
+            port.counters.drop_all(Reason::LinkDown, was.delayed() as u64);
+            lost.extend(was.drain());
+        }
     }
     for packet in lost {
         port.counters.drop(Reason::LinkDown);
@@ -737,7 +759,7 @@ fn take_over_guests(
 }
 
 fn end_node(node: &mut Node, ports: &mut [Port], core: &mut Core) {
-    for mut link in ports.iter_mut().filter_map(|port| port.link.take()) {
+    for link in ports.iter_mut().filter_map(|port| port.link.as_mut()) {
         for packet in link.drain() {
             core.tracer.end(packet.mark, "drop", || "the node was removed".into());
             core.packets.give(packet);

@@ -119,8 +119,8 @@ proptest! {
                     let router = vnet.nodes[0].router.as_mut().unwrap();
                     router.policy = policy;
                     router.punt_limits = [Rate { bps: 0, pps }; 4];
-                    vnet.vlinks[0].rate_bps = rate;
-                    vnet.vlinks[0].queue_frames = queue;
+                    vnet.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = rate);
+                    vnet.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = queue);
                     vnet.vlinks[1].up = up;
                     put(&mux, &vnet);
                 }
@@ -128,7 +128,7 @@ proptest! {
             assert_adds_up(&stats(&mux));
         }
         drop(guests);
-        vnet.vlinks[0].rate_bps = None;
+        vnet.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = None);
         put(&mux, &vnet);
         eventually("nothing on its way", || {
             hosts.iter_mut().for_each(|host| { host.receive(); });

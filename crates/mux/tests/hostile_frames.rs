@@ -347,7 +347,7 @@ fn frames_into_memif_and_trunks_are_all_accounted_for() {
         let mux = start(workers);
         let socket = directory(root.path(), "M").join("memif.sock");
         let outlet = Outlet::Memif { socket: socket.clone() };
-        let external_m = External { name: "M".into(), mtu: 1500, outlet };
+        let external_m = External::new("M", 1500, outlet);
         let ask = |request, fds| mux.handle(request, fds);
         assert_eq!(put_with_sockets(ask, Request::PutExternal(external_m)), Reply::Done);
         let mut vnet = two_hosts(root.path(), "red", &[(0, Attach::Runtime)]);

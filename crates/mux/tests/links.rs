@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::*;
 use pdp_afxdp::Packet;
-use pdp_mux::classify::{PortRef, Table};
+use pdp_mux::classify::{Inner, PortRef, Table};
 use pdp_mux::control::check::check;
 use pdp_mux::control::plan::{changed, outside_ends};
 use pdp_mux::core::Core;
@@ -24,7 +24,7 @@ use pdp_mux::wake::Wake;
 use pdp_mux::worker::{Command, Worker};
 use pdp_proto::mux::*;
 use pdp_underlay::NextHop;
-use pdp_wire::{outer, vxlan};
+use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 use proptest::prelude::*;
 use rtrb::{Consumer, RingBuffer};
 
@@ -40,6 +40,8 @@ struct Lab {
     lines: Vec<Consumer<Packet>>,
     spec: Vnet,
     hop: Arc<NextHop>,
+    /// The number of the last frame that arrived by a tunnel.
+    number: u32,
     _wake: Arc<Wake>,
     _commands: SyncSender<Command>,
 }
@@ -50,12 +52,13 @@ fn card(name: &str) -> usize {
 
 fn vxlan_end(name: &str, card: &str, vni: u32) -> End {
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-    outside(name, card, Encapsulation::Vxlan { local, remote, port: 4789, vni })
+    outside(name, card, Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni }))
 }
 
 fn udp_end(name: &str, card: &str, local_port: u16) -> End {
     let (local, remote) = ("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap());
-    outside(name, card, Encapsulation::Udp { local, remote, local_port, remote_port: 6000 })
+    let tunnel = udp::Tunnel { local, remote, local_port, remote_port: 6000 };
+    outside(name, card, Encapsulation::Udp(tunnel))
 }
 
 impl Lab {
@@ -77,7 +80,7 @@ impl Lab {
         }
         let hop = Arc::new(NextHop::known(NEIGHBOUR));
         let (spec, generation) = (spec.clone(), 0);
-        let mut lab = Self { worker, lines, spec, hop, _wake: wake, _commands: commands };
+        let mut lab = Self { worker, lines, spec, hop, number: 0, _wake: wake, _commands: commands };
         lab.install(generation, None);
         lab
     }
@@ -117,7 +120,8 @@ impl Lab {
         let End::External { interface, by, .. } = self.end(end) else { unreachable!() };
         let mut batch = vec![];
         for frame in frames {
-            let bytes = wrapped(&by, &frame);
+            self.number += 1;
+            let bytes = wrapped(&by, &frame, self.number);
             let mut packet = self.worker.core.packets.take().unwrap();
             packet.set_len(bytes.len()).unwrap();
             packet.bytes_mut().copy_from_slice(&bytes);
@@ -168,38 +172,28 @@ impl Lab {
     }
 }
 
-/// The frame that the other end sends.
-fn wrapped(by: &Encapsulation, inner: &[u8]) -> Vec<u8> {
-    let (local, remote, ports, header) = match *by {
-        Encapsulation::Interface => return inner.to_vec(),
-        Encapsulation::Vxlan { local, remote, port, vni } => {
-            (local, remote, [50_000, port], vxlan::emit(vni).to_vec())
-        }
-        Encapsulation::Udp { local, remote, local_port, remote_port } => {
-            (local, remote, [remote_port, local_port], vec![])
-        }
-    };
-    let template = outer::Template::new(remote, local, ports, &header).unwrap();
+/// The frame that the other end sends, with this number where its frames have one.
+fn wrapped(by: &Encapsulation, inner: &[u8], number: u32) -> Vec<u8> {
+    let Some(template) = outer::Template::new(&by.reversed()) else { return inner.to_vec() };
+    let template = template.from_number(number);
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
-    template.write(&mut frame, MAC, NEIGHBOUR, None).unwrap();
+    template.write(&mut frame, MAC, NEIGHBOUR).unwrap();
     frame
 }
 
-/// What is inside, if it is of this end.
+/// What is inside for the other end, if it is of this end.
 fn unwrapped(by: &Encapsulation, frame: &[u8]) -> Option<Vec<u8>> {
-    let outer = outer::parse(frame);
-    let payload = |outer: outer::Outer| frame[outer.payload()].to_vec();
-    match *by {
-        Encapsulation::Interface => Some(frame.to_vec()),
-        Encapsulation::Vxlan { vni, .. } => {
-            let payload = payload(outer.ok()?);
-            (vxlan::parse(&payload) == Some(vni)).then(|| payload[vxlan::HEADER_BYTES..].to_vec())
-        }
-        Encapsulation::Udp { local_port, remote_port, .. } => {
-            let outer = outer.ok()?;
-            let ports = (outer.remote_port, outer.local_port);
-            (ports == (local_port, remote_port)).then(|| payload(outer))
+    let mut there = Table::new(None);
+    let to = PortRef { worker: 0, vnet: 0, port: 0, generation: 0 };
+    there.insert(&by.reversed(), to).unwrap();
+    match there.classify(frame).ok()?.1 {
+        Inner::Whole => Some(frame.to_vec()),
+        Inner::Behind(inner) => Some(frame[inner].to_vec()),
+        Inner::Untagged => {
+            let mut frame = frame.to_vec();
+            vlan::take_off(&mut frame);
+            Some(frame.split_off(vlan::TAG_BYTES))
         }
     }
 }
@@ -242,8 +236,8 @@ fn a_transit_joins_two_ends_outside_and_both_count() {
     assert_eq!(lab.left().len(), 0);
     assert_eq!(dropped(&lab.node(OUTSIDE), "underlay-too-big"), 1);
     // At its rate, with as many waiting as may.
-    spec.vlinks[0].rate_bps = Some(80_000);
-    spec.vlinks[0].queue_frames = 8;
+    spec.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = Some(80_000));
+    spec.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = 8);
     lab.reshape(&spec);
     lab.arrive("west", (0..100).map(|mark| frame(1000, mark)));
     let left = lab.left().len() as u64;
@@ -470,15 +464,37 @@ fn copies_take_no_more_packets_than_waiting_frames_may() {
     let others =
         || stats.nodes.iter().filter(|(name, _)| *name != "h1").map(|it| &it.1.ports["eth0"]);
     assert_eq!(others().map(|port| port.received).sum::<u64>(), 30 * 199);
-    let missed: u64 = others().filter_map(|port| port.dropped.get("flood-no-packet")).sum();
+    let missed: u64 = others().filter_map(|port| port.dropped.get("no-packet")).sum();
     let made = 30 * 198 - missed;
     assert!((SHARE as u64 / 2 - 200..=SHARE as u64 / 2).contains(&made), "{made}");
     lab.assert_adds_up(true);
 }
 
+/// A tunnel of each kind over IPv4 or IPv6, all to one machine; of GRE with a checksum and a number, or neither.
+fn any_tunnel(which: u32) -> Encapsulation {
+    let text = if which % 2 == 0 { ["10.0.0.1", "10.0.0.2"] } else { ["fd00::1", "fd00::2"] };
+    let [local, remote] = text.map(|text| text.parse().unwrap());
+    // What those of one kind and family differ by.
+    let id = which / 10 + 5;
+    match which / 2 % 5 {
+        0 => Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: id }),
+        1 => {
+            let (local_port, remote_port) = (5000 + id as u16, 6000);
+            Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
+        }
+        2 => {
+            let sealed = which % 4 < 2;
+            let (checksum, sequence) = (sealed, sealed);
+            Encapsulation::Gre(gre::Tunnel { local, remote, key: Some(id), checksum, sequence })
+        }
+        3 => Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: id }),
+        _ => Encapsulation::Vlan(vlan::Tunnel { id: which as u16 + 5 }),
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Step {
-    /// Frames from a host (of four) or an end outside (of three), between stations; the last is all.
+    /// Frames from a host (of four) or an end outside (of five), between stations; the last is all.
     Send { by: usize, to: u32, from: u32, count: u8 },
     /// What pdpd wants changes.
     Change { rate: Option<u64>, queue: u32, up: bool, flood_pps: u64 },
@@ -487,7 +503,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let rate = prop_oneof![Just(None), (100_000u64..100_000_000).prop_map(Some)];
     prop_oneof![
-        6 => (0usize..7, 0u32..6, 0u32..5, 1u8..40)
+        6 => (0usize..9, 0u32..6, 0u32..5, 1u8..40)
             .prop_map(|(by, to, from, count)| Step::Send { by, to, from, count }),
         1 => (rate, 0u32..50, prop::bool::weighted(0.8), 1u64..2000).prop_map(
             |(rate, queue, up, flood_pps)| Step::Change { rate, queue, up, flood_pps }
@@ -501,9 +517,19 @@ proptest! {
     #[test]
     fn what_goes_into_a_segment_comes_out_whatever_happens(
         steps in prop::collection::vec(step(), 1..40),
+        kinds in prop::sample::subsequence((0..20).collect::<Vec<u32>>(), 4).prop_shuffle(),
     ) {
         let root = tempfile::tempdir().unwrap();
         let mut spec = lan(root.path());
+        // Two tunnels and a wire on the segment, and a transit; all of any kind.
+        let ends = spec.vlinks[0].ends.iter().filter(|end| matches!(end, End::Port { .. }));
+        let tunnel = |at: usize| {
+            let name = ["west", "east", "north", "south"][at];
+            outside(name, CARDS[at / 2], any_tunnel(kinds[at]))
+        };
+        let wire = outside("wire", "B", Encapsulation::Interface);
+        let ends = ends.cloned().chain([tunnel(0), tunnel(1), wire]).collect();
+        spec.vlinks = vec![vlink_of("lan", ends), vlink("through", tunnel(2), tunnel(3))];
         let mut lan = Lan::new(root.path(), &spec);
         for step in steps {
             match step {
@@ -512,12 +538,15 @@ proptest! {
                     let frames = (0..count).map(|number| between(to, from, number.into()));
                     match by.checked_sub(4) {
                         None => lan.send(by, frames),
-                        Some(end) => lan.lab.arrive(["west", "east", "wire"][end], frames),
+                        Some(end) => {
+                            let ends = ["west", "east", "wire", "north", "south"];
+                            lan.lab.arrive(ends[end], frames);
+                        }
                     }
                 }
                 Step::Change { rate, queue, up, flood_pps } => {
-                    spec.vlinks[0].rate_bps = rate;
-                    spec.vlinks[0].queue_frames = queue;
+                    spec.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = rate);
+                    spec.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = queue);
                     spec.vlinks[0].up = up;
                     spec.vlinks[0].segment = Some(Segment { addresses: 8, flood_pps });
                     lan.lab.reshape(&spec);
@@ -526,7 +555,7 @@ proptest! {
             lan.lab.assert_adds_up(false);
             lan.got();
         }
-        spec.vlinks[0].rate_bps = None;
+        spec.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = None);
         lan.lab.reshape(&spec);
         eventually("nothing on its way", || {
             lan.got();

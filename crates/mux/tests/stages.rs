@@ -255,7 +255,7 @@ fn a_change_of_one_thing_disturbs_nothing_else() {
     router.policy = Policy::Weighted;
     router.guests[1].weight = 3000;
     vnet.nodes[0].ports = ports(3);
-    vnet.vlinks[0].rate_bps = Some(1_000_000_000);
+    vnet.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = Some(1_000_000_000));
     vnet.nodes.push(host(&directory(root.path(), "red"), "h3"));
     vnet.vlinks.push(vlink("more", port("r1", 2), port("h3", 0)));
     put(&mux, &vnet);
@@ -306,7 +306,10 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert!(
         refuse(&|v| v.vlinks[1].ends[1] = outside(Encapsulation::Interface)).contains("external A")
     );
-    assert!(refuse(&|v| v.vlinks[0].queue_frames = 1 << 20).contains("4096"));
+    assert!(
+        refuse(&|v| v.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = 1 << 20))
+            .contains("4096")
+    );
     // Where it has nobody's socket it says so, and once it has some they are no one else's.
     let mut elsewhere = good.clone();
     elsewhere.nodes[1].tap_socket = "/nonexistent/x".into();
@@ -317,16 +320,9 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert!(matches!(lacks(), Reply::Lacks { .. }));
     assert!(refuse(&|v| v.nodes[1].tap_socket = v.nodes[2].tap_socket.clone()).contains("twice"));
     assert!(refuse(&|v| v.name = "blue".into()).contains("taken by vnet red"));
-    let external = External {
-        name: "A".into(),
-        mtu: 1500,
-        outlet: Outlet::Xdp(Device {
-            device: "none".into(),
-            ifindex: 1,
-            mac: [2; 6],
-            is_virtual: false,
-        }),
-    };
+    let (device, mac) = ("none".into(), [2; 6]);
+    let outlet = Outlet::Xdp(Device { device, ifindex: 1, mac, is_virtual: false });
+    let external = External::new("A", 1500, outlet);
     assert_eq!(mux.handle(Request::PutExternal(external), vec![]), Reply::Done);
     let tunnel = |vni, remote: &str| {
         let (local, remote) = ("10.0.0.1".parse().unwrap(), remote.parse().unwrap());
@@ -351,7 +347,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert!(matches!(mux.handle(delete, vec![]), Reply::Failed { error } if error.contains("red")));
     // An interface that moves to where a network can't follow says so until that one can.
     let moves = |outlet| {
-        let external = External { name: "A".into(), mtu: 1500, outlet };
+        let external = External::new("A", 1500, outlet);
         let ask = |request, fds| mux.handle(request, fds);
         put_with_sockets(ask, Request::PutExternal(external))
     };
@@ -431,7 +427,7 @@ fn a_trace_never_speaks_of_anothers_frame() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let mut red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
-    red.vlinks[1].rate_bps = Some(16_000);
+    red.vlinks[1].leaving.iter_mut().for_each(|it| it.rate_bps = Some(16_000));
     let blue = two_hosts(root.path(), "blue", &[(0, RUNTIME)]);
     let mut peers = [&red, &blue].map(|vnet| {
         put(&mux, vnet);
@@ -590,9 +586,7 @@ fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
     let mux = start(2);
     put(&mux, &two_hosts(root.path(), "first", &[]));
     let ask = |request, fds| mux.handle(request, fds);
-    let external = |name: &str, outlet| {
-        Request::PutExternal(External { name: name.into(), mtu: 1500, outlet })
-    };
+    let external = |name: &str, outlet| Request::PutExternal(External::new(name, 1500, outlet));
     let making =
         |frames| external("G", Outlet::Generator(Generator { pps: 0, frames, number_at: None }));
     let socket = root.path().join("memif.sock");

@@ -21,7 +21,7 @@ const NUMBERS: usize = 1000;
 const PPS: u64 = 100_000;
 
 fn external(name: &str, outlet: Outlet) -> Request {
-    Request::PutExternal(External { name: name.into(), mtu: 1500, outlet })
+    Request::PutExternal(External::new(name, 1500, outlet))
 }
 
 fn outside(interface: &str) -> End {

@@ -406,7 +406,7 @@ fn replaced_outlets_take_no_packet_along() {
             }
             _ => pdp_proto::mux::Outlet::Memif { socket: root.path().join("memif.sock") },
         };
-        Request::PutExternal(External { name: "A".into(), mtu: 1500, outlet })
+        Request::PutExternal(External::new("A", 1500, outlet))
     };
     assert_eq!(mux.handle(sink(0), vec![]), Reply::Done);
     // The first vnet is the first worker's, as the interface is; the second one the other's, and stays so,

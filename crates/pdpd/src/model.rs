@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pdp_api::{Action, Change as Changed};
+use pdp_proto::mux;
 use pdp_spec::{Existing, Intent, Object, Placed, Substrate, Tenant, VirtualNetwork, Vnets};
 
 use crate::ledger::{FreeNumbers, Ledger, Placement, VNETS_MAX};
@@ -361,8 +362,7 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
                     (true, false) => "down",
                     (false, true) => "up",
                     (false, false) if was_silent(name) && !is_silent(name) => "down",
-                    _ if old.rate_bps != new.rate_bps => "rate",
-                    _ => "",
+                    _ => &leaving_changes(&old.leaving, &new.leaving),
                 };
                 changes.push(changed(link, Action::Change, detail));
             }
@@ -373,6 +373,26 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
         changes.push(changed(object.to_string(), Action::Change, "police"));
     }
     changes
+}
+
+/// What is otherwise in how frames leave by any of the ends.
+fn leaving_changes(was: &[mux::Leaving], is: &[mux::Leaving]) -> String {
+    let differs = |same: fn(&mux::Leaving, &mux::Leaving) -> bool| {
+        was.len() != is.len() || was.iter().zip(is).any(|(was, is)| !same(was, is))
+    };
+    let parts: [(&str, fn(&mux::Leaving, &mux::Leaving) -> bool); 4] = [
+        ("rate", |was, is| {
+            (was.rate_bps, was.burst_bytes, was.overhead_bytes)
+                == (is.rate_bps, is.burst_bytes, is.overhead_bytes)
+        }),
+        ("queue", |was, is| {
+            (was.queue_frames, was.queue_bytes) == (is.queue_frames, is.queue_bytes)
+        }),
+        ("part", |was, is| (was.guarantee_bps, was.weight) == (is.guarantee_bps, is.weight)),
+        ("impairments", |was, is| was.impairments == is.impairments),
+    ];
+    let differing = parts.iter().filter(|(_, same)| differs(*same)).map(|(what, _)| *what);
+    differing.collect::<Vec<_>>().join(", ")
 }
 
 fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {

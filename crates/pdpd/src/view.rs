@@ -214,7 +214,7 @@ impl View<'_> {
                 silent,
                 carrier: plan.has_carrier(link) && (missing.is_none() || link.segment.is_some()),
                 message: set.or(missing).or_else(|| self.underlay(name, link, plan)),
-                rate_bps: link.rate_bps,
+                rate_bps: link.leaving.iter().filter_map(|leaving| leaving.rate_bps).max(),
             }
         };
         let links = plan.mux.vlinks.iter().map(link_status).collect();

@@ -212,7 +212,7 @@ fn rates_and_policies_reach_the_mux_alone() {
     let after = apply(&before, Wish { rate_mbps: 5, policy: "weighted", ..red }.yaml());
     assert_eq!(differing(&before, &after), [""; 0]);
     assert_ne!(before.plan.vnets["red"].mux, after.plan.vnets["red"].mux);
-    assert_eq!(after.plan.vnets["red"].mux.vlinks[0].rate_bps, Some(5_000_000));
+    assert_eq!(after.plan.vnets["red"].mux.vlinks[0].leaving[0].rate_bps, Some(5_000_000));
 }
 
 #[test]

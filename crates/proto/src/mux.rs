@@ -151,11 +151,20 @@ pub struct External {
     pub name: String,
     /// Largest IP packet on it, bytes.
     pub mtu: u32,
+    /// What vlinks over it may send in all, bits a second: they share it by their guarantees and weights. `None`: they
+    /// do not wait for each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_bps: Option<u64>,
     /// What is behind it.
     pub outlet: Outlet,
 }
 
 impl External {
+    /// Without a bound to what it sends in all.
+    pub fn new(name: impl Into<String>, mtu: u32, outlet: Outlet) -> Self {
+        Self { name: name.into(), mtu, capacity_bps: None, outlet }
+    }
+
     /// Its network device, if that is what is behind it.
     pub fn device(&self) -> Option<&Device> {
         match &self.outlet {
@@ -249,9 +258,9 @@ impl Vnet {
     pub fn own_ends(&self) -> Vec<OwnEnd<'_>> {
         let vlinks = self.vlinks.iter().enumerate().filter(|(_, vlink)| !vlink.is_wire());
         let ends = vlinks.flat_map(|(vlink, it)| {
-            it.ends.iter().filter_map(move |end| match end {
+            it.ends.iter().enumerate().filter_map(move |(at, end)| match end {
                 End::Port { .. } => None,
-                End::External { name, .. } => Some(OwnEnd { vlink, name, end }),
+                End::External { name, .. } => Some(OwnEnd { vlink, at, name, end }),
             })
         });
         let mut ends: Vec<_> = ends.collect();
@@ -265,6 +274,8 @@ impl Vnet {
 pub struct OwnEnd<'a> {
     /// The place of its vlink.
     pub vlink: usize,
+    /// Its place there.
+    pub at: usize,
     /// Its name.
     pub name: &'a str,
     /// The end.
@@ -412,16 +423,112 @@ pub struct Vlink {
     /// Its ends. Of two, one or both ports: each gets what leaves by the other. Two outside, which makes it a
     /// transit: what arrives by one leaves by the other. More make it a segment.
     pub ends: Vec<End>,
-    /// Rate of what leaves by each end, bits a second; frames beyond it wait, up to `queue_frames`.
-    pub rate_bps: Option<u64>,
-    /// Frames that may wait at each end.
-    pub queue_frames: u32,
+    /// How frames leave by each of these ends. Not used of an end outside that a port is joined to by itself, which
+    /// has nothing to send.
+    pub leaving: Vec<Leaving>,
     /// Whether it carries frames.
     pub up: bool,
     /// Of more than two ends: an Ethernet segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment: Option<Segment>,
 }
+
+/// How frames leave by one end of a vlink: into it from a port, and to the outside at an end there. First comes the
+/// rate, then what is done to them on purpose, then the external interface's capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Leaving {
+    /// Rate, bits a second; frames beyond it wait.
+    pub rate_bps: Option<u64>,
+    /// Bytes that may go at once after a rest. 0: what goes at the rate in 2 ms, and two full frames at least.
+    pub burst_bytes: u64,
+    /// Bytes that each frame counts beyond its own.
+    pub overhead_bytes: u32,
+    /// Frames that may wait for the rate or for the interface's capacity.
+    pub queue_frames: u32,
+    /// Bytes that may, as they count; 0: as many as these frames have.
+    pub queue_bytes: u64,
+    /// Its part of the external interface's capacity whatever others send, bits a second.
+    pub guarantee_bps: u64,
+    /// Its part of what is unused of that beside others, 1 to [`crate::limits::WEIGHT_MAX`]; 0 is 1.
+    pub weight: u32,
+    /// What is done to frames on purpose.
+    pub impairments: Impairments,
+}
+
+impl Leaving {
+    /// Bytes of memory that frames can take which wait for the delay.
+    pub fn line_bytes(&self) -> u64 {
+        let bps = self.rate_bps.unwrap_or(LINE_BPS);
+        // As the burst where it is not told.
+        let burst = (bps / 8 / 500).max(2 * 2048).max(self.burst_bytes);
+        self.impairments.line_bytes(bps, burst)
+    }
+}
+
+/// What is reckoned with where there is no rate, bits a second.
+const LINE_BPS: u64 = 10_000_000_000;
+
+/// What is done to frames on purpose. All of 0: nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Impairments {
+    /// How long each frame waits, nanoseconds, at most [`crate::limits::DELAY_NS_MAX`].
+    pub delay_ns: u64,
+    /// How much longer or shorter a frame may wait than that, evenly spread, nanoseconds; at most `delay_ns`.
+    pub jitter_ns: u64,
+    /// Frames that are lost.
+    pub loss: Share,
+    /// Frames that do not wait at all, of those that would.
+    pub reorder: Share,
+    /// Frames of which one bit is turned.
+    pub corrupt: Share,
+    /// Frames that go twice.
+    pub duplicate: Share,
+    /// What all that is drawn follows from.
+    pub seed: u64,
+}
+
+/// A part of all frames: thousand millionths, at most [`Share::ALL`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Share(pub u32);
+
+impl Share {
+    /// All of them.
+    pub const ALL: Self = Self(1_000_000_000);
+}
+
+impl Impairments {
+    /// Whether frames pass as they are.
+    pub fn are_none(&self) -> bool {
+        Self { seed: 0, ..*self } == Self::default()
+    }
+
+    /// Bytes of memory that frames can take which wait for the delay, where they come at `bps` with bursts of
+    /// `burst_bytes`, however short they are. 0 without a delay.
+    fn line_bytes(&self, bps: u64, burst_bytes: u64) -> u64 {
+        if self.delay_ns == 0 {
+            return 0;
+        }
+        let longest_ns = self.delay_ns + self.jitter_ns.min(self.delay_ns);
+        let waiting = u128::from(bps) * u128::from(longest_ns) / 8_000_000_000;
+        let copies = if self.duplicate == Share::default() { 1 } else { 2 };
+        let waiting = (waiting + u128::from(burst_bytes)) * copies;
+        // The shortest frames need most: each has a record of its own.
+        let each = u128::from(LINE_FRAME_BYTES_MIN.next_multiple_of(8) + LINE_RECORD_BYTES);
+        let bytes = waiting * each / u128::from(LINE_FRAME_BYTES_MIN) + LINE_BYTES_MIN;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+/// Bytes beside each frame that waits for a delay: when it goes, how long it is, its mark.
+pub const LINE_RECORD_BYTES: u64 = 16;
+
+/// Shortest frame that is reckoned with, bytes.
+const LINE_FRAME_BYTES_MIN: u64 = 60;
+
+/// Room for one more of the longest, and as much where the ring begins again.
+const LINE_BYTES_MIN: u128 = 2 * (2048 + LINE_RECORD_BYTES as u128);
 
 /// What an Ethernet segment may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -436,6 +543,11 @@ impl Vlink {
     /// Whether it has two ends, and frames that come from outside arrive at a port of a node.
     pub fn is_wire(&self) -> bool {
         self.ends.len() == 2 && self.ports().next().is_some()
+    }
+
+    /// How frames leave by end `at`.
+    pub fn leaving(&self, at: usize) -> Leaving {
+        self.leaving.get(at).copied().unwrap_or_default()
     }
 
     /// Its ends that are ports: node, and index of the port.
@@ -579,6 +691,15 @@ pub struct PortStats {
     /// arrived. Where each is to go it counts as received (or made), and perhaps as dropped.
     #[serde(default)]
     pub copied: u64,
+    /// Frames that went twice on purpose: as `sent` (or `dropped` later) they count twice.
+    #[serde(default)]
+    pub duplicated: u64,
+    /// Frames in which a bit was turned on purpose.
+    #[serde(default)]
+    pub corrupted: u64,
+    /// Frames that overtook others on purpose.
+    #[serde(default)]
+    pub reordered: u64,
     /// Frames handed to the node's TAP.
     pub punted: u64,
     /// Frames that ended in a guest: those given to a guest that says nothing of their fate

@@ -14,6 +14,7 @@ mod check;
 mod diagnostic;
 pub mod frames;
 pub mod limits;
+mod link;
 mod object;
 mod parse;
 pub mod reference;
@@ -29,6 +30,7 @@ pub use check::{
     tenant_of,
 };
 pub use diagnostic::{Diagnostic, render};
+pub use link::{Leaving, Link, Segment};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};
 pub use tunnel::{External, Geneve, Grant, Gre, Udp, Vlan, Vxlan};

@@ -78,6 +78,20 @@ pub const MTU_MAX: u32 = 1700;
 pub const MTU_DEFAULT: u32 = 1500;
 /// Frames that may wait in a link's direction; the mux's bound.
 pub const QUEUE_FRAMES_MAX: u32 = mux::QUEUE_FRAMES_MAX;
+/// Longest span of time of anything, nanoseconds: a day.
+pub const SPAN_NS_MAX: u64 = 86_400_000_000_000;
+/// Longest delay of a link, nanoseconds; the mux's bound.
+pub const DELAY_NS_MAX: u64 = mux::DELAY_NS_MAX;
+/// Most weight of a link on an interface; the mux's bound.
+pub const WEIGHT_MAX: u32 = mux::WEIGHT_MAX;
+/// Most bytes that a frame counts beyond its own; the mux's bound.
+pub const OVERHEAD_BYTES_MAX: u32 = mux::OVERHEAD_BYTES_MAX;
+/// Smallest burst of a link, bytes: the longest frame.
+pub const BURST_BYTES_MIN: u64 = 2048;
+/// Largest burst of a link, bytes.
+pub const BURST_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of frames of one virtual network that wait for delays; the mux's bound.
+pub const VNET_LINES_BYTES_MAX: u64 = mux::VNET_LINES_BYTES_MAX;
 /// Lowest rate of a link, bits a second: one frame of the largest size in about two seconds.
 pub const RATE_BPS_MIN: u64 = 8_000;
 /// Highest rate of anything, bits a second.

@@ -11,8 +11,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::*;
+use crate::link::Link;
 use crate::tunnel::{External, Grant};
-use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, Mac};
+use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Hex, Mac};
 
 /// One document of a spec.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -143,7 +144,8 @@ pub struct ExternalInterface {
     /// A source and sink of frames inside the mux, for measurements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generator: Option<Generator>,
-    /// Rates of the links over it may add up to this. Not given: they are not added up.
+    /// What links over it send in all, headers and all: they share it by their `guarantee` and `weight`. Not given:
+    /// they do not wait for each other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<BitRate>,
 }
@@ -922,63 +924,4 @@ impl Default for PuntLimits {
             hook: pps(100_000),
         }
     }
-}
-
-/// A link between two endpoints, or an Ethernet segment with more.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Link {
-    /// Name, unique in the virtual network. Not given: `link1`, `link2`, … by place in the list.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
-    pub name: Option<String>,
-    /// Its ends, each `NODE:INTERFACE` or `external:NAME`. Two externals make it a transit: what comes by one leaves
-    /// by the other. More than two ends make it an Ethernet segment.
-    #[schemars(length(min = 2, max = ENDS_MAX))]
-    pub endpoints: Vec<Endpoint>,
-    /// Rate of what leaves by each end: into the link from an interface of a node, to the outside at an external. Not
-    /// given: as fast as the mux is; where several ends are interfaces of nodes: 1 Gbps.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rate: Option<BitRate>,
-    /// Frames that may wait at each end for its rate.
-    #[serde(default = "queue_frames")]
-    #[schemars(range(min = 1, max = QUEUE_FRAMES_MAX))]
-    pub queue: u32,
-    /// Bounds of a link of more than two ends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub segment: Option<Segment>,
-}
-
-/// Bounds of an Ethernet segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Segment {
-    /// Link addresses that it learns, for 300 s each. Frames for others go to all ends. All segments of a virtual
-    /// network have at most 262,144.
-    #[serde(default = "segment_addresses")]
-    #[schemars(range(min = 1, max = ADDRESSES_LEARNED_MAX))]
-    pub addresses: u32,
-    /// Frames a second that each end may send to all others: broadcasts, multicasts, and those for addresses that are
-    /// not known. A quarter of a second of them, and at least 32, may come at once.
-    #[serde(default = "flood_pps")]
-    #[schemars(range(min = 1, max = FLOOD_PPS_MAX))]
-    pub flood_pps: u64,
-}
-
-impl Default for Segment {
-    fn default() -> Self {
-        Self { addresses: segment_addresses(), flood_pps: flood_pps() }
-    }
-}
-
-fn segment_addresses() -> u32 {
-    16_384
-}
-
-fn flood_pps() -> u64 {
-    1000
-}
-
-fn queue_frames() -> u32 {
-    256
 }

@@ -284,7 +284,7 @@ mod tests {
         let settings = Settings { workers: 1, cpus: vec![], pool_packets: 8192 };
         let control = Control::start(&settings).unwrap();
         let put = |outlet| {
-            let external = mux::External { name: "A".into(), mtu: 1500, outlet };
+            let external = mux::External::new("A", 1500, outlet);
             assert_eq!(control.put_external(external, vec![]).unwrap(), Reply::Done);
         };
         let device = mux::Device { device: "a".into(), ifindex: 1, mac: [0; 6], is_virtual: true };

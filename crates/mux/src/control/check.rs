@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 
 use pdp_proto::limits::{
-    ADDRESSES_MAX, ENDS_MAX, FLOOD_PPS_MAX, GUESTS_MAX, PATTERN_BYTES_MAX, PORTS_MAX,
-    PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX, VNET_ADDRESSES_MAX,
+    ADDRESSES_MAX, DELAY_NS_MAX, ENDS_MAX, FLOOD_PPS_MAX, GUESTS_MAX, OVERHEAD_BYTES_MAX,
+    PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX, VNET_ADDRESSES_MAX,
+    VNET_LINES_BYTES_MAX, WEIGHT_MAX,
 };
-use pdp_proto::mux::{FlowKey, Match, OUTSIDE, Vlink, Vnet};
+use pdp_proto::mux::{FlowKey, Impairments, Leaving, Match, OUTSIDE, Share, Vlink, Vnet};
 use pdp_wire::tag::{PuntClass, VPORTS_MAX};
 
 /// Checks all that needs no other vnet to be known. The error names object, value and bound.
@@ -64,19 +65,13 @@ pub fn check_matches(name: &str, matches: &[Match]) -> Result<(), String> {
 
 fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
     let mut taken = HashSet::new();
-    let mut addresses = 0;
+    let (mut addresses, mut line_bytes) = (0, 0);
     for vlink in &vnet.vlinks {
         let name = format!("vlink {}/{}", vnet.name, vlink.name);
-        bound(
-            &name,
-            "frames in its queue",
-            vlink.queue_frames as usize,
-            QUEUE_FRAMES_MAX as usize,
-        )?;
-        if vlink.rate_bps == Some(0) {
-            return Err(format!("{name} has a rate of 0; leave it out for no limit"));
-        }
         check_ends(&name, vlink)?;
+        vlink.leaving.iter().try_for_each(|leaving| check_leaving(&name, leaving))?;
+        let lines = vlink.leaving.iter().map(Leaving::line_bytes);
+        line_bytes = lines.fold(line_bytes, u64::saturating_add);
         addresses += vlink.segment.map_or(0, |segment| u64::from(segment.addresses));
         for (node, port) in vlink.ports() {
             let known = vnet.nodes.iter().find(|known| known.name == node);
@@ -88,8 +83,27 @@ fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
             }
         }
     }
-    let (name, most) = (format!("vnet {}", vnet.name), VNET_ADDRESSES_MAX as usize);
+    let name = format!("vnet {}", vnet.name);
+    let most = VNET_LINES_BYTES_MAX as usize;
+    bound(&name, "bytes of frames that wait for delays", line_bytes as usize, most)?;
+    let most = VNET_ADDRESSES_MAX as usize;
     bound(&name, "addresses in all segments", addresses as usize, most)
+}
+
+fn check_leaving(name: &str, leaving: &Leaving) -> Result<(), String> {
+    if leaving.rate_bps == Some(0) {
+        return Err(format!("{name} has a rate of 0; leave it out for no limit"));
+    }
+    let bound = |what, count: u64, most: u64| bound(name, what, count as usize, most as usize);
+    bound("frames in its queue", leaving.queue_frames.into(), QUEUE_FRAMES_MAX.into())?;
+    bound("bytes of overhead", leaving.overhead_bytes.into(), OVERHEAD_BYTES_MAX.into())?;
+    bound("of weight", leaving.weight.into(), WEIGHT_MAX.into())?;
+    let Impairments { delay_ns, jitter_ns, loss, reorder, corrupt, duplicate, .. } =
+        leaving.impairments;
+    bound("nanoseconds of delay", delay_ns, DELAY_NS_MAX)?;
+    bound("nanoseconds of jitter", jitter_ns, delay_ns)?;
+    let most = [loss, reorder, corrupt, duplicate].into_iter().max().unwrap_or_default();
+    bound("thousand millionths as a share", most.0.into(), Share::ALL.0.into())
 }
 
 fn check_ends(name: &str, vlink: &Vlink) -> Result<(), String> {

@@ -85,7 +85,8 @@ pub fn assert_adds_up(stats: &Stats) {
     for (vnet, counters) in &stats.vnets {
         for (name, node) in &counters.nodes {
             let ports = node.ports.values();
-            let came: u64 = ports.clone().map(|port| port.received + port.made).sum();
+            let came: u64 =
+                ports.clone().map(|port| port.received + port.made + port.duplicated).sum();
             let ended: u64 = ports
                 .map(|p| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>())
                 .sum();
@@ -151,7 +152,8 @@ pub fn vlink(name: &str, a: End, b: End) -> Vlink {
 /// With more than two ends, a segment.
 pub fn vlink_of(name: &str, ends: Vec<End>) -> Vlink {
     let segment = (ends.len() > 2).then_some(Segment { addresses: 16_384, flood_pps: 1000 });
-    Vlink { name: name.into(), ends, rate_bps: None, queue_frames: 256, up: true, segment }
+    let leaving = vec![Leaving { queue_frames: 256, ..Leaving::default() }; ends.len()];
+    Vlink { name: name.into(), ends, leaving, up: true, segment }
 }
 
 /// An end outside, by the name of its external.

@@ -107,7 +107,7 @@ impl Place {
         let Interface { name: device, index: ifindex, mac, mtu, .. } = facts;
         let name = device.to_uppercase();
         let outlet = outlet(Device { device, ifindex, mac, is_virtual: true });
-        let external = External { name, mtu, outlet };
+        let external = External::new(name, mtu, outlet);
         assert_eq!(mux.ask(Request::PutExternal(external), fds), Reply::Done);
         self.programs.push(program);
     }

@@ -21,7 +21,7 @@ use pdp_net::xdp::Take;
 use pdp_proto::limits::{ANSWERED_MAX, ASKED_MAX};
 use pdp_proto::{mirror, mux, tap};
 use pdp_spec::units::{Base64, Endpoint};
-use pdp_spec::{DeviceAttach, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
+use pdp_spec::{DeviceAttach, Leaving, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -605,6 +605,14 @@ fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
     MuxPlan { hash: hash(&(mux::VERSION, &process)), process, limits }
 }
 
+/// What sets the chances of an end of a link apart from those of others with the same seed (FNV-1a).
+fn stream(link: &str, end: usize) -> u64 {
+    let bytes = link.bytes().chain((end as u64).to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
 struct VnetPlanner<'a> {
     places: &'a Places,
     substrate: &'a SubstrateSpec,
@@ -631,11 +639,20 @@ impl VnetPlanner<'_> {
             let Some(ends) = ends else { continue };
             let name = link.name.clone().unwrap_or_else(|| format!("link{}", index + 1));
             let down = self.holding.links_down.contains(&name);
+            let leaving = link.endpoints.iter().enumerate().map(|(at, end)| {
+                if !link.has_leaving(end) {
+                    return Leaving::default().told();
+                }
+                let mut leaving = link.leaving(end).told();
+                if !leaving.impairments.are_none() {
+                    leaving.impairments.seed ^= stream(&name, at);
+                }
+                leaving
+            });
             vlinks.push(mux::Vlink {
+                leaving: leaving.collect(),
                 name,
                 ends,
-                rate_bps: link.rate.map(|rate| rate.0),
-                queue_frames: link.queue,
                 up: !down,
                 segment: link.segment.map(|segment| mux::Segment {
                     addresses: segment.addresses,

@@ -331,11 +331,7 @@ impl Reconciler {
         let directory = Directory { path, gid, writable: true };
         let machine = &self.machine;
         let socket = wanted.socket.clone();
-        let tell = mux::External {
-            name: name.into(),
-            mtu: wanted.mtu,
-            outlet: mux::Outlet::Memif { socket },
-        };
+        let tell = mux::External::new(name, wanted.mtu, mux::Outlet::Memif { socket });
         self.simple(name, tell, format!("memif {gid}"), attached, || {
             machine.make_directory(&directory).map(|()| None)
         })
@@ -348,7 +344,7 @@ impl Reconciler {
         attached: &mut Option<Attached>,
     ) -> Result<(), HostError> {
         let outlet = mux::Outlet::Generator(wanted.told.clone());
-        let tell = mux::External { name: name.into(), mtu: MTU_MAX, outlet };
+        let tell = mux::External::new(name, MTU_MAX, outlet);
         let made_for = format!("generator {}", wanted.hash);
         self.simple(name, tell, made_for, attached, || frames_memfd(wanted).map(Some))
     }
@@ -479,7 +475,7 @@ fn device_told(
         mac: device.mac,
         is_virtual: device.is_virtual,
     };
-    mux::External { name: name.into(), mtu: device.mtu, outlet: outlet(told) }
+    mux::External::new(name, device.mtu, outlet(told))
 }
 
 /// A generator's frames as the mux wants them; no bytes for a sink.

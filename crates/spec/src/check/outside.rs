@@ -7,7 +7,8 @@ use pdp_wire::tunnel::{Key, Kind, Take, Tunnel};
 
 use super::{Existing, Reporter, Wanted};
 use crate::limits::{MTU_DEFAULT, MTU_MAX, MTU_MIN};
-use crate::object::{Link, Outlet, VirtualNetwork};
+use crate::link::Link;
+use crate::object::{Outlet, VirtualNetwork};
 use crate::shape::nearest;
 use crate::tunnel::External;
 use crate::units::{BitRate, Endpoint};
@@ -16,7 +17,7 @@ use crate::units::{BitRate, Endpoint};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Outside {
     /// Rates of its links, bits a second.
-    rate_bps: u64,
+    guarantee_bps: u64,
     /// Largest packet, with what a tunnel puts before it, bytes.
     packet_bytes: u32,
 }
@@ -28,9 +29,10 @@ pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, Outside> {
         let nodes = &vnet.spec.nodes;
         let mtu = ports(link).filter_map(|(node, name)| nodes.get(node)?.interfaces.get(name)?.mtu);
         let mtu = mtu.max();
-        for external in externals(vnet, link) {
+        for (end, external) in externals(vnet, link) {
             let outside = all.entry(external.interface.clone()).or_default();
-            outside.rate_bps = outside.rate_bps.saturating_add(link.rate.map_or(0, |rate| rate.0));
+            let guarantee_bps = guarantee_bps(link, end);
+            outside.guarantee_bps = outside.guarantee_bps.saturating_add(guarantee_bps);
             let packet = mtu.map_or(0, |mtu| mtu + external.encapsulation().overhead());
             outside.packet_bytes = outside.packet_bytes.max(packet);
         }
@@ -66,13 +68,13 @@ pub(super) fn check(wanted: &mut Wanted<'_>, existing: &Existing, reporter: &mut
     for (name, vnet) in &mut wanted.changed {
         mtus(name, vnet, true, mtu_of, reporter);
     }
-    rates(wanted, kept, reporter);
+    guarantees(wanted, kept, reporter);
 }
 
 /// Counts in what is used of an interface.
 fn add<'a>(all: &mut BTreeMap<&'a str, Outside>, interface: &'a str, more: &Outside) {
     let outside = all.entry(interface).or_default();
-    outside.rate_bps = outside.rate_bps.saturating_add(more.rate_bps);
+    outside.guarantee_bps = outside.guarantee_bps.saturating_add(more.guarantee_bps);
     outside.packet_bytes = outside.packet_bytes.max(more.packet_bytes);
 }
 
@@ -183,11 +185,14 @@ fn interface_known(
     reporter.vnet(vnet, &["spec", "externals", name, "interface"], message, hint);
 }
 
-/// The externals that a link ends at.
-fn externals<'a>(vnet: &'a VirtualNetwork, link: &'a Link) -> impl Iterator<Item = &'a External> {
+/// The externals that a link ends at, each with its end.
+fn externals<'a>(
+    vnet: &'a VirtualNetwork,
+    link: &'a Link,
+) -> impl Iterator<Item = (&'a Endpoint, &'a External)> {
     link.endpoints.iter().filter_map(|end| match end {
         Endpoint::Port { .. } => None,
-        Endpoint::External(name) => vnet.spec.externals.get(name),
+        Endpoint::External(name) => Some((end, vnet.spec.externals.get(name)?)),
     })
 }
 
@@ -209,7 +214,7 @@ fn mtus(
 ) {
     let mut bounds: BTreeMap<(String, String), (u32, u32)> = BTreeMap::new();
     for link in &vnet.spec.links {
-        let outside = externals(vnet, link).filter_map(|external| {
+        let outside = externals(vnet, link).filter_map(|(_, external)| {
             Some((mtu_of(&external.interface)?, external.encapsulation().overhead()))
         });
         let carried = |(mtu, overhead): &(u32, u32)| mtu.saturating_sub(*overhead);
@@ -250,45 +255,70 @@ fn mtus(
     }
 }
 
-/// Checks that the rates of links over an interface add up to no more than its capacity.
-fn rates(wanted: &Wanted<'_>, kept: BTreeMap<&str, Outside>, reporter: &mut Reporter) {
+/// What leaves to the outside at an end of a link is guaranteed, bits a second: of a link that joins a node's interface
+/// to it, by that interface.
+fn guarantee_bps(link: &Link, external: &Endpoint) -> u64 {
+    let by = match link.has_leaving(external) {
+        true => Some(external),
+        false => link.endpoints.iter().find(|end| *end != external),
+    };
+    by.and_then(|end| link.leaving(end).guarantee).unwrap_or_default().0
+}
+
+/// Checks that the guarantees of links over an interface add up to no more than its capacity, and that it has one where
+/// there are any.
+fn guarantees(wanted: &Wanted<'_>, kept: BTreeMap<&str, Outside>, reporter: &mut Reporter) {
     let Some(substrate) = &wanted.substrate else { return };
     let mut left: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, interface) in &substrate.spec.interfaces {
         left.extend(interface.capacity.map(|capacity| (name.as_str(), capacity.0)));
-    }
-    if left.is_empty() {
-        return;
     }
     // Who comes with the change is at fault. Link by link it is looked at only where all is too much.
     let changed: Vec<_> = wanted.changed.values().map(of).collect();
     let mut all = kept;
     changed.iter().flatten().for_each(|(interface, more)| add(&mut all, interface, more));
     let fits = |(interface, left): (&&str, &u64)| {
-        all.get(interface).is_none_or(|outside| outside.rate_bps <= *left)
+        all.get(interface).is_none_or(|outside| outside.guarantee_bps <= *left)
     };
-    if left.iter().all(fits) {
+    let has_capacity = |(interface, outside): (&&str, &Outside)| {
+        outside.guarantee_bps == 0 || left.contains_key(interface)
+    };
+    if left.iter().all(fits) && all.iter().all(has_capacity) {
         return;
     }
     let kept = wanted.kept().map(|(name, vnet)| (name, &***vnet));
     for (name, vnet) in kept.chain(&wanted.changed) {
         for (index, link) in vnet.spec.links.iter().enumerate() {
-            let Some(rate) = link.rate else { continue };
-            for External { interface, .. } in externals(vnet, link) {
-                let Some(left) = left.get_mut(interface.as_str()) else { continue };
-                match left.checked_sub(rate.0) {
+            for (end, External { interface, .. }) in externals(vnet, link) {
+                let guarantee = BitRate(guarantee_bps(link, end));
+                if guarantee.0 == 0 {
+                    continue;
+                }
+                let path = ["spec", "links", &index.to_string(), "guarantee"];
+                let Some(left) = left.get_mut(interface.as_str()) else {
+                    let message = format!("interface {interface} has no capacity to guarantee of");
+                    let hint = "give the interface of the substrate a capacity";
+                    reporter.vnet(name, &path, message, hint);
+                    continue;
+                };
+                match left.checked_sub(guarantee.0) {
                     Some(rest) => *left = rest,
                     None => {
                         let left = BitRate(*left);
                         let all = format!(
-                            "rate {rate} exceeds the {left} that other links leave of interface \
-                             {interface}"
+                            "guarantee {guarantee} exceeds the {left} that other links leave of \
+                             interface {interface}"
                         );
-                        let little =
-                            format!("interface {interface} has no room for a rate of {rate}");
+                        let little = format!(
+                            "interface {interface} has no room for a guarantee of {guarantee}"
+                        );
                         let message = reporter.of_all(all, &little);
-                        let path = ["spec", "links", &index.to_string(), "rate"];
-                        reporter.vnet(name, &path, message, "lower the rate of a link over it");
+                        reporter.vnet(
+                            name,
+                            &path,
+                            message,
+                            "lower the guarantee of a link over it",
+                        );
                     }
                 }
             }

@@ -488,7 +488,7 @@ pub(super) fn quotas(
 fn unlimited(wanted: &Wanted<'_>, tenant: &str, reporter: &mut Reporter) {
     let without_rate = |vnet: &VirtualNetwork| {
         let links = vnet.spec.links.iter().enumerate();
-        let without = links.filter(|(_, link)| link.rate.is_none());
+        let without = links.filter(|(_, link)| link.rate_bps_max().is_none());
         let named = without.map(|(index, link)| {
             (index, link.name.clone().unwrap_or_else(|| format!("link{}", index + 1)))
         });

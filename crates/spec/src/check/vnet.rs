@@ -5,16 +5,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{NAME_HINT, Reporter, bad_name};
+use super::{NAME_HINT, Reporter, bad_name, leaving};
 use crate::limits::*;
 use crate::object::*;
 use crate::shape::nearest;
 use crate::tunnel::External;
 use crate::units::{BitRate, Bytes, Cores, EXTERNAL, Endpoint, Mac};
-
-/// Rate of a link inside a virtual network where none is given, bits a second. Finite, so that a
-/// loop of frames that never die burns no more than this.
-const INNER_RATE_BPS: u64 = 1_000_000_000;
 
 pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     let name = vnet.metadata.name.clone();
@@ -483,14 +479,8 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
             let message = format!("name {name} is that of link {} already", other + 1);
             reporter.vnet(vnet, &["spec", "links", &at, "name"], message, "rename one");
         }
-        if let Some(value) = link.rate {
-            rate(vnet, &["spec", "links", &at, "rate"], value, reporter);
-        }
+        leaving::check(vnet, index, link, reporter);
         let ends = link.endpoints.clone();
-        let ports = ends.iter().filter(|end| matches!(end, Endpoint::Port { .. })).count();
-        if ports >= 2 {
-            link.rate.get_or_insert(BitRate(INNER_RATE_BPS));
-        }
         segment(vnet, index, spec, reporter);
         for (which, end) in ends.iter().enumerate() {
             let path = ["spec", "links", &at, "endpoints", &which.to_string()];
@@ -514,6 +504,7 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
             }
         }
     }
+    leaving::lines(vnet, spec, reporter);
     let segments = spec.links.iter().filter_map(|link| link.segment);
     let addresses: u64 = segments.map(|segment| u64::from(segment.addresses)).sum();
     if addresses > VNET_ADDRESSES_MAX {
