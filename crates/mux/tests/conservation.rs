@@ -22,7 +22,7 @@ enum Step {
     /// The TAP helper of the router dies, or a new one comes.
     ToggleTap,
     /// What pdpd wants changes.
-    Change { policy: Policy, rate: Option<u64>, up: bool, queue: u32, pps: u64 },
+    Change { policy: Policy, rate: Option<u64>, up: bool, queue: u32, pps: u64, what: Impairments },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -36,10 +36,23 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u8..2).prop_map(|vport| Step::Tap { vport }),
         2 => (0usize..3).prop_map(|guest| Step::Toggle { guest }),
         1 => Just(Step::ToggleTap),
-        2 => (policy, rate, prop::bool::weighted(0.8), 0u32..200, 0u64..2000).prop_map(
-            |(policy, rate, up, queue, pps)| Step::Change { policy, rate, up, queue, pps }
+        2 => (policy, rate, prop::bool::weighted(0.8), 0u32..200, 0u64..2000, impairments()).prop_map(
+            |(policy, rate, up, queue, pps, what)| {
+                Step::Change { policy, rate, up, queue, pps, what }
+            }
         ),
     ]
+}
+
+fn impairments() -> impl Strategy<Value = Impairments> {
+    let share = || prop_oneof![Just(0), 0..Share::ALL.0 / 4].prop_map(Share);
+    let delay = prop_oneof![Just(0), 0u64..20_000_000];
+    let shares = (share(), share(), share(), share());
+    (delay, 0u64..=100, shares, any::<u64>()).prop_map(|(delay_ns, jitter, shares, seed)| {
+        let (loss, reorder, corrupt, duplicate) = shares;
+        let jitter_ns = delay_ns * jitter / 100;
+        Impairments { delay_ns, jitter_ns, loss, reorder, corrupt, duplicate, seed }
+    })
 }
 
 const POLICIES: &[Policy] =
@@ -115,12 +128,13 @@ proptest! {
                     Some(dead) => drop(dead),
                     None => tap = Some(Peer::tap_of(&vnet.nodes[0])),
                 },
-                Step::Change { policy, rate, up, queue, pps } => {
+                Step::Change { policy, rate, up, queue, pps, what } => {
                     let router = vnet.nodes[0].router.as_mut().unwrap();
                     router.policy = policy;
                     router.punt_limits = [Rate { bps: 0, pps }; 4];
-                    vnet.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = rate);
-                    vnet.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = queue);
+                    let more = Leaving::default();
+                    let leaving = Leaving { rate_bps: rate, queue_frames: queue, impairments: what, ..more };
+                    vnet.vlinks[0].leaving.fill(leaving);
                     vnet.vlinks[1].up = up;
                     put(&mux, &vnet);
                 }

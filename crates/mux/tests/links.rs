@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use pdp_afxdp::Packet;
@@ -80,7 +80,8 @@ impl Lab {
         }
         let hop = Arc::new(NextHop::known(NEIGHBOUR));
         let (spec, generation) = (spec.clone(), 0);
-        let mut lab = Self { worker, lines, spec, hop, number: 0, _wake: wake, _commands: commands };
+        let mut lab =
+            Self { worker, lines, spec, hop, number: 0, _wake: wake, _commands: commands };
         lab.install(generation, None);
         lab
     }
@@ -564,4 +565,171 @@ proptest! {
         });
         lan.assert_adds_up();
     }
+}
+
+impl Lab {
+    /// What leaves by `end` until nothing is on its way.
+    fn all_left(&mut self, end: &str) -> Vec<Vec<u8>> {
+        let mut all = vec![];
+        let since = Instant::now();
+        loop {
+            self.rounds();
+            all.extend(self.left().into_iter().filter(|(name, _)| name == end).map(|(_, it)| it));
+            if self.node(OUTSIDE).in_flight == 0 {
+                return all;
+            }
+            assert!(since.elapsed() < Duration::from_secs(10), "still on its way");
+        }
+    }
+}
+
+/// The transit with this at its eastern end.
+fn impaired(spec: &Vnet, impairments: Impairments) -> Vnet {
+    let mut spec = spec.clone();
+    spec.vlinks[0].leaving[1].impairments = impairments;
+    spec
+}
+
+const MS: u64 = 1_000_000;
+
+#[test]
+fn impairments_do_what_they_say_and_each_is_counted() {
+    let root = tempfile::tempdir().unwrap();
+    let spec = transit(root.path());
+    let share = Share(Share::ALL.0 / 10);
+    let all = Impairments {
+        delay_ns: 3 * MS,
+        jitter_ns: 2 * MS,
+        loss: share,
+        reorder: Share::default(),
+        corrupt: share,
+        duplicate: share,
+        seed: 1,
+    };
+    let frames = || (0..400).map(|mark| frame(1000, mark));
+    let mut fates = vec![];
+    for what in
+        [all, all, Impairments { seed: 2, ..all }, Impairments { delay_ns: 0, jitter_ns: 0, ..all }]
+    {
+        let mut lab = Lab::new(&impaired(&spec, what));
+        let since = Instant::now();
+        frames().for_each(|frame| lab.arrive("west", [frame]));
+        let left = lab.all_left("east");
+        if what.delay_ns > 0 {
+            assert!(since.elapsed() > Duration::from_millis(1), "none waited");
+        }
+        let ends = lab.node(OUTSIDE).ports;
+        let (west, east) = (&ends["west"], &ends["east"]);
+        let lost = east.dropped["loss"];
+        assert_eq!((west.consumed, east.made, east.reordered), (400, 400, 0));
+        assert_eq!(east.sent, 400 + east.duplicated - lost, "{east:?}");
+        assert_eq!(left.len() as u64, east.sent);
+        for count in [lost, east.duplicated, east.corrupted] {
+            // Of 400 a tenth, 6 deviations away at most.
+            assert!((4..=76).contains(&count), "{east:?}");
+        }
+        let original: Vec<_> = frames().collect();
+        let turned = |frame: &[u8]| {
+            let bits = |one: &[u8]| -> u32 {
+                one.iter().zip(frame).map(|(a, b)| (a ^ b).count_ones()).sum()
+            };
+            let (at, bits) =
+                original.iter().map(|it| bits(it)).enumerate().min_by_key(|it| it.1).unwrap();
+            (at, bits)
+        };
+        let fate: Vec<_> = left.iter().map(|frame| turned(frame)).collect();
+        assert!(fate.iter().all(|(_, bits)| *bits <= 1), "one bit at most");
+        let twice = fate.windows(2).filter(|two| two[0].0 == two[1].0).count() as u64;
+        assert_eq!(twice, east.duplicated);
+        assert!(fate.windows(2).all(|two| two[0].0 <= two[1].0), "in order");
+        fates.push(fate);
+        lab.assert_adds_up(true);
+    }
+    assert_eq!(fates[0], fates[1], "the same seed");
+    assert_ne!(fates[0], fates[2], "another one");
+    assert_eq!(fates[0], fates[3], "without a delay as with one");
+}
+
+#[test]
+fn what_waits_for_a_delay_is_not_lost_or_overtaken_when_that_changes() {
+    let root = tempfile::tempdir().unwrap();
+    let spec = transit(root.path());
+    let delay = |ms| Impairments { delay_ns: ms * MS, ..Impairments::default() };
+    let mut lab = Lab::new(&impaired(&spec, delay(60)));
+    let mut next = 0;
+    let send = |lab: &mut Lab, from: u64| {
+        lab.arrive("west", (from..from + 20).map(|mark| frame(100, mark)));
+        from + 20
+    };
+    next = send(&mut lab, next);
+    // Shorter, longer, none, with another seed, with another vlink beside it gone.
+    let mut without = impaired(&spec, delay(5));
+    without.vlinks.remove(1);
+    let shapes = [
+        impaired(&spec, delay(1)),
+        impaired(&spec, delay(20)),
+        spec.clone(),
+        impaired(&spec, Impairments { seed: 9, ..delay(7) }),
+        without,
+    ];
+    for shape in shapes {
+        lab.reshape(&shape);
+        assert_eq!(lab.left().len(), 0, "60 ms are not over");
+        next = send(&mut lab, next);
+        assert_eq!(lab.node(OUTSIDE).in_flight, next);
+        lab.assert_adds_up(false);
+    }
+    let since = Instant::now();
+    let left = lab.all_left("east");
+    assert!(since.elapsed() < Duration::from_millis(500));
+    assert_eq!(
+        left.iter().map(|frame| mark(frame)).collect::<Vec<_>>(),
+        (0..next).collect::<Vec<_>>()
+    );
+    lab.assert_adds_up(true);
+    // Some overtake, and only those; what waits for a link that goes down ends there.
+    lab.reshape(&impaired(&spec, Impairments { reorder: Share(Share::ALL.0 / 4), ..delay(30) }));
+    lab.arrive("west", (0..100).map(|mark| frame(100, mark)));
+    let early = marks(&lab.left(), "east");
+    let ends = lab.node(OUTSIDE);
+    let reordered = ends.ports["east"].reordered;
+    // The first may have nobody to overtake.
+    assert!(
+        reordered > 5 && (reordered..=reordered + 4).contains(&(early.len() as u64)),
+        "{ends:?}"
+    );
+    assert_eq!(ends.in_flight, 100 - early.len() as u64);
+    let mut down = impaired(&spec, delay(30));
+    down.vlinks[0].up = false;
+    lab.reshape(&down);
+    let ends = lab.node(OUTSIDE);
+    assert_eq!(ends.ports["east"].dropped["link-down"], 100 - early.len() as u64);
+    lab.assert_adds_up(true);
+}
+
+#[test]
+fn a_line_holds_what_its_rate_and_delay_ask_for_and_no_more() {
+    let root = tempfile::tempdir().unwrap();
+    let mut spec = impaired(
+        &transit(root.path()),
+        Impairments { delay_ns: 50 * MS, ..Impairments::default() },
+    );
+    spec.vlinks[0].leaving[1].rate_bps = Some(1_000_000);
+    spec.vlinks[0].leaving[1].queue_frames = 4;
+    let mut lab = Lab::new(&spec);
+    let packets = lab.worker.core.packets.free();
+    for _ in 0..300 {
+        lab.arrive("west", (0..4).map(|mark| frame(60, mark)));
+        lab.left();
+    }
+    let ends = lab.node(OUTSIDE);
+    assert!(!ends.ports["east"].dropped.contains_key("delay-full"), "{ends:?}");
+    assert!(ends.in_flight > 60, "{ends:?}");
+    assert!(packets - lab.worker.core.packets.free() <= 4, "those that wait hold no packets");
+    lab.all_left("east");
+    lab.assert_adds_up(true);
+    // More than may be is refused.
+    let leaving = &mut spec.vlinks[0].leaving[1];
+    (leaving.rate_bps, leaving.impairments.delay_ns) = (Some(1_000_000_000_000), 10_000 * MS);
+    assert!(check(&spec).unwrap_err().contains("bytes of frames that wait for delays"));
 }

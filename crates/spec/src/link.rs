@@ -118,6 +118,7 @@ with_leaving! {
 
 with_leaving! {
     /// How frames leave by an end of a link: those that a node sends there, and those that go outside there.
+    /// What is not given is as for the link.
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct Leaving {}
 }

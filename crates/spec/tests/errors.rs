@@ -432,11 +432,27 @@ fn devices() {
 
 #[test]
 fn rates() {
-    says(
-        "rate: 600Mbps",
-        "rate: 601Mbps",
-        "fig1.yaml:51:13: link red/last: rate 400Mbps exceeds the 399Mbps that other links leave of \
-         interface A (lower the rate of a link over it)",
+    let guaranteed = |one: &str, two: &str| {
+        GOOD.replace("rate: 600Mbps", &format!("rate: 600Mbps\n      guarantee: {one}"))
+            .replace("rate: 400Mbps", &format!("rate: 400Mbps\n      guarantee: {two}"))
+    };
+    let all = guaranteed("600Mbps", "400Mbps");
+    apply_to(&all, &machine()).unwrap();
+    let refused = |text: &str| apply_to(text, &machine()).unwrap_err();
+    assert_eq!(
+        refused(&all.replace("capacity: 1Gbps", "capacity: 999Mbps")),
+        "fig1.yaml:53:18: link red/last: guarantee 400Mbps exceeds the 399Mbps that other links \
+         leave of interface A (lower the guarantee of a link over it)"
+    );
+    assert_eq!(
+        refused(&all.replace(", capacity: 1Gbps", "")).lines().next().unwrap(),
+        "fig1.yaml:50:18: link red/link2: interface A has no capacity to guarantee of (give the \
+         interface of the substrate a capacity)"
+    );
+    assert_eq!(
+        refused(&guaranteed("601Mbps", "1Mbps")),
+        "fig1.yaml:50:18: link red/link2: guarantee 601Mbps exceeds the rate 600Mbps (lower it, or \
+         raise the rate)"
     );
     says(
         "rate: 100Mbps",
@@ -538,7 +554,8 @@ fn bounds_are_the_muxs() {
     says(
         "      name: last",
         "      name: last\n      queue: 4097",
-        "fig1.yaml:53:14: link red/link3: queue 4097 is not within 1 to 4096",
+        "fig1.yaml:53:14: link red/link3: queue \"4097\" is not 1 to 4096 frames (write frames as a \
+         number, or the time that they take at the rate like 50ms)",
     );
     let fields = |bytes: usize| {
         let field = |at: usize| format!("{{offset: {at}, mask: \"{}\"}}", "ff".repeat(bytes));
@@ -952,11 +969,11 @@ fn segments_and_transits() {
         "floodPps 0 is not within 1 to 1000000",
     );
     // What leaves by each end counts at its interface.
-    let ends = "\"external:v\", \"external:w\"], rate: \"60M\", queue: 1";
+    let ends = "\"external:v\", \"external:w\"], guarantee: \"60M\", queue: 1";
     let small = LINKS.replace("{device: ext-a}", "{device: ext-a, capacity: 100M}");
     let words = apply_to(&small.replace("ENDS]", ends), &machine()).unwrap_err();
     let expected =
-        "link red/link1: rate 60Mbps exceeds the 40Mbps that other links leave of interface A";
+        "link red/link1: guarantee 60Mbps exceeds the 40Mbps that other links leave of interface A";
     assert!(words.contains(expected), "{words}");
     let many: String = (0..17)
         .map(|n| format!("\"h1:e{n}\", \"h2:e{n}\", \"h3:e{n}\"]}}\n    - {{endpoints: ["))
@@ -975,4 +992,66 @@ fn segments_and_transits() {
         "fig1.yaml:20:3: vnet red: its segments learn 278528 addresses, 262144 at most (give each \
          segment fewer addresses)"
     );
+}
+
+/// How frames leave by the ends of a link.
+#[test]
+fn what_is_done_to_frames() {
+    let link = |more: &str| {
+        let spec = GOOD.replace("      rate: 100Mbps", &format!("      rate: 100Mbps\n{more}"));
+        apply_to(&spec, &machine())
+    };
+    for (more, expected) in [
+        ("      delay: 11s", "48:14: link red/link1: delay 11s exceeds 10s (lower it)"),
+        ("      delay: 5", ""),
+        (
+            "      delay: 5ms\n      jitter: 6",
+            "49:15: link red/link1: jitter 6ms exceeds the delay 5ms",
+        ),
+        ("      reorder: 1%", "48:16: link red/link1: nothing is reordered without a delay"),
+        ("      loss: 100.1", "48:13: link red/link1: loss \"100.1\" is above 100%"),
+        ("      loss: 0.0000001%", ""),
+        (
+            "      loss: 0.00000001%",
+            "loss \"0.00000001%\" is no percentage of up to seven decimals",
+        ),
+        ("      burst: 1000", "48:14: link red/link1: burst 1000 is not 2Ki to 64Mi bytes"),
+        ("      weight: 0", "48:15: link red/link1: weight 0 is not within 1 to 1000"),
+        ("      overhead: 257", "overhead 257 is not within 0 to 256"),
+        ("      queue: 0", "queue \"0\" is not 1 to 4096 frames"),
+        ("      queue: 50ms", ""),
+        ("      queue: 0ms", "queue \"0ms\" is no time to wait"),
+        (
+            "      at: {\"r1:eth1\": {delay: 1ms}}",
+            "48:12: link red/link1: r1:eth1 is no end of the link",
+        ),
+        ("      at: {\"h1:eth0\": {rate: 1}}", "48:30: link red/link1: rate 1bps is below 8kbps"),
+        ("      at: {\"h1:eth0\": {delay: 20ms}}", ""),
+    ] {
+        match link(more) {
+            Ok(_) => assert_eq!(expected, "", "{more}"),
+            Err(words) => {
+                assert!(!expected.is_empty() && words.contains(expected), "{more}: {words}")
+            }
+        }
+    }
+    let intent =
+        link("      queue: 50ms\n      at: {\"h1:eth0\": {delay: 20ms, rate: 1Gbps, seed: 3}}");
+    let intent = intent.unwrap();
+    let link = &intent.vnets["red"].spec.links[0];
+    let told: Vec<_> = link.all_leaving().map(|(_, leaving)| leaving.told()).collect();
+    assert_eq!((told[0].rate_bps, told[0].queue_bytes), (Some(100_000_000), 625_000));
+    assert_eq!((told[1].rate_bps, told[1].queue_bytes), (Some(1_000_000_000), 6_250_000));
+    assert_eq!((told[0].impairments.delay_ns, told[1].impairments.delay_ns), (0, 20_000_000));
+    assert_eq!(link.rate_bps_max(), Some(1_000_000_000));
+    // 2.5 MB on their way at 1 Gbps and 20 ms, with what frames of 60 bytes need beside them.
+    assert!((2_500_000..4_200_000).contains(&link.line_bytes()), "{}", link.line_bytes());
+    // Frames leave by a node's interface to what is outside there; an external by itself sends nothing.
+    let end = "rate: 600Mbps\n      at: {\"external:to-x\": {delay: 1ms}}";
+    let words = apply_to(&GOOD.replace("rate: 600Mbps", end), &machine()).unwrap_err();
+    assert!(words.contains("no frames leave by external:to-x"), "{words}");
+    // Memory is the product of rate and delay, and is somebody's.
+    let much = GOOD.replace("rate: 600Mbps", "rate: 10Gbps\n      delay: 10s");
+    let words = apply_to(&much, &machine()).unwrap_err();
+    assert!(words.contains("frames that wait for delays take"), "{words}");
 }

@@ -196,14 +196,15 @@ fn what_was_not_given_is_refused_in_the_same_words_whoever_has_it() {
 fn what_is_full_is_told_without_who_has_it() {
     let node = after(&[
         &NODE.replace("4Gi", "1Gi").replace("quota: {", "quota: {} # {"),
-        &vnet("zeta.lab", &vxlan(200), "0.7").replace("100M}\n", "800M}\n"),
+        &vnet("zeta.lab", &vxlan(200), "0.7").replace("100M}\n", "800M, guarantee: 800M}\n"),
     ]);
     let acme = as_tenant(&node, "acme");
     for (text, said) in [
         (vnet("acme.lab", &vxlan(100), "0.4"), "power 0.4: the forwarding engines have no room"),
         (
-            vnet("acme.lab", &vxlan(100), "0.1").replace("rate: 100M", "rate: 300M"),
-            "interface A has no room for a rate of 300Mbps",
+            vnet("acme.lab", &vxlan(100), "0.1")
+                .replace("rate: 100M", "rate: 300M, guarantee: 300M"),
+            "interface A has no room for a guarantee of 300Mbps",
         ),
         (
             vnet("acme.lab", &vxlan(100), "0.1")

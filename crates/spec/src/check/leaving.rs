@@ -5,7 +5,7 @@ use crate::limits::{
     BURST_BYTES_MAX, BURST_BYTES_MIN, DELAY_NS_MAX, OVERHEAD_BYTES_MAX, RATE_BPS_MIN,
     VNET_LINES_BYTES_MAX, WEIGHT_MAX,
 };
-use crate::link::{Leaving, Link};
+use crate::link::{Leaving, Link, QUEUE_FRAMES_DEFAULT};
 use crate::object::VirtualNetworkSpec;
 use crate::units::{BitRate, Bytes, Endpoint, Queue, Span};
 
@@ -21,6 +21,7 @@ pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Re
     if ports >= 2 || is_late {
         link.rate.get_or_insert(BitRate(INNER_RATE_BPS));
     }
+    link.queue.get_or_insert(Queue::Frames(QUEUE_FRAMES_DEFAULT));
     for end in link.at.keys() {
         let path = ["spec", "links", &at, "at", &end.to_string()];
         if !link.endpoints.contains(end) {
