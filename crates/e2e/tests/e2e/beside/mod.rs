@@ -17,6 +17,7 @@ mod isolation;
 mod keeper;
 mod kinds;
 mod limits;
+mod links;
 mod memif_interfaces;
 mod node;
 mod segments;
