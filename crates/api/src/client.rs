@@ -25,9 +25,9 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::exec::ExecRequest;
 use crate::{
     ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DownRequest, Event, FdbEntry,
-    GuestProcess, LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress, Report,
-    RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo,
-    Token, TokenRequest, Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
+    GuestProcess, LinkChange, LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress,
+    Report, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
+    TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -278,6 +278,16 @@ impl Client {
     /// Sets a link's administrative state; see [`paths::link`] for its name.
     pub async fn set_link(&self, vnet: &str, link: &str, request: LinkRequest) -> Result<Report> {
         self.change(Method::PUT, &paths::link(vnet, link), Some(&request), |_| ()).await
+    }
+
+    /// Changes how frames leave by a link's ends; see [`paths::link`] for its name.
+    pub async fn change_link(
+        &self,
+        vnet: &str,
+        link: &str,
+        request: &LinkChange,
+    ) -> Result<Report> {
+        self.change(Method::PATCH, &paths::link(vnet, link), Some(request), |_| ()).await
     }
 
     /// What a segment has learned; see [`paths::link`] for its name.

@@ -233,9 +233,30 @@ pub struct LinkStatus {
     /// Why it does not carry frames, and what to do; of a tunnel also what is wrong with its way outside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Rate of what leaves by each end, bits a second; absent for no limit.
+    /// Rate of what leaves by each end now, bits a second; absent for no limit. Where ends differ, the highest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bps: Option<u64>,
+    /// What it does to frames on purpose now, as its spec has it: `delay 20ms, loss 1%`; by end where they differ.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub impairments: String,
+    /// How far its schedule is, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleStatus>,
+}
+
+/// How far a schedule is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ScheduleStatus {
+    /// Since it began, milliseconds.
+    pub elapsed_ms: u64,
+    /// Its steps.
+    pub steps: usize,
+    /// Of these, those that are done.
+    pub done: usize,
+    /// When the next one is to be done, milliseconds from its beginning; absent if all are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_ms: Option<u64>,
 }
 
 /// The substrate: what is wanted and what is.

@@ -291,6 +291,7 @@ fn vnet() -> Vnet {
             ],
             up: true,
             segment: None,
+            schedule: None,
         }],
     }
 }

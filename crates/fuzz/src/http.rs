@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkRequest,
-    NodeProcess, Problem, Report, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
-    TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
+    LinkRequest, NodeProcess, Problem, Report, RoutesQuery, ScaleRequest, Stats, StatsQuery,
+    Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -104,6 +104,10 @@ impl Daemon for Nothing {
     }
 
     fn set_link(&self, _: &Scope, _: &str, _: &str, _: LinkRequest) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn change_link(&self, _: &Scope, _: &str, _: &str, _: &LinkChange) -> Result<Report, Problem> {
         nothing()
     }
 

@@ -358,6 +358,7 @@ fn vnet() -> Vnet {
         leaving: vec![Leaving { queue_frames: 8, ..Leaving::default() }; 2],
         up: true,
         segment: None,
+        schedule: None,
     };
     Vnet {
         name: "red".into(),

@@ -174,6 +174,7 @@ fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> 
         leaving: vec![],
         up: true,
         segment: None,
+        schedule: None,
     };
     Vnet {
         name: "v".into(),

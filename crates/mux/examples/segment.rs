@@ -56,6 +56,7 @@ fn main() -> Result<()> {
         leaving: vec![Leaving { queue_frames: 256, ..Leaving::default() }; ends.into()],
         up: true,
         segment: (ends > 2).then_some(segment),
+        schedule: None,
     };
     let (name, vlinks) = ("v".to_string(), vec![vlink]);
     let vnet = Vnet { name, police: None, nodes: vec![], vlinks };

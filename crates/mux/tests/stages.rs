@@ -5,10 +5,13 @@ mod common;
 #[allow(dead_code)]
 mod raw;
 
+use std::collections::HashMap;
 use std::io::Read;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::*;
+use pdp_mux::control::schedule::now_ns;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
 use pdp_wire::vxlan;
@@ -422,6 +425,90 @@ fn plain_memif_has_an_interface_for_each_vport() {
 }
 
 /// A frame waits longer than its trace, and leaves while one of another vnet is followed.
+/// Whoever put it, and whether it is put again meanwhile.
+#[test]
+fn a_schedule_is_followed_and_caught_up_with() {
+    let root = tempfile::tempdir().unwrap();
+    let mut wires = wires(root.path());
+    let began_ns = now_ns();
+    let step = |ms: u64, up, delay_ms: u64| {
+        let delay_ns = delay_ms * 1_000_000;
+        let impairments = Impairments { delay_ns, ..Impairments::default() };
+        let leaving = Leaving { queue_frames: 256, impairments, ..Leaving::default() };
+        Step { at_ns: ms * 1_000_000, up, leaving: vec![leaving; 2] }
+    };
+    let steps = vec![step(300, false, 0), step(600, true, 40), step(900, true, 0)];
+    wires.vlinks[0].schedule = Some(Schedule { began_ns, steps });
+    let mux = start(1);
+    put(&mux, &wires);
+    let mut hosts = [Peer::tap_of(&wires.nodes[0]), Peer::tap_of(&wires.nodes[1])];
+    let elapsed_ms = || (now_ns() - began_ns) / 1_000_000;
+    // A frame each millisecond; when each came, if it did.
+    let (mut sent, mut came) = (vec![], HashMap::new());
+    let mut again = false;
+    while elapsed_ms() < 1100 {
+        let number = sent.len() as u64;
+        sent.push(elapsed_ms());
+        assert!(hosts[0].out(0, &frame(100, number)));
+        std::thread::sleep(Duration::from_millis(1));
+        for (_, bytes) in hosts[1].receive() {
+            came.insert(mark(&bytes), elapsed_ms());
+        }
+        if elapsed_ms() > 450 && !again {
+            put(&mux, &wires);
+            again = true;
+        }
+    }
+    let lost = |from: u64, to: u64| {
+        let within = (0..).zip(&sent).filter(|(_, at)| (from..to).contains(*at));
+        let (mut all, mut lost) = (0, 0);
+        for (number, _) in within {
+            all += 1;
+            lost += u64::from(!came.contains_key(&number));
+        }
+        (all > 20, lost * 100 / all.max(1))
+    };
+    // How late a step is done is not what is measured here.
+    assert_eq!(lost(20, 280), (true, 0), "up at first");
+    assert_eq!(lost(380, 590), (true, 100), "down");
+    assert_eq!(lost(680, 880), (true, 0), "up again");
+    let delays = (0..).zip(&sent).filter(|(_, at)| (680..850).contains(*at));
+    let least = delays.map(|(number, at)| came[&number] - at).min().unwrap();
+    assert!(least >= 39, "{least} ms");
+    assert_eq!(dropped(&node_stats(&mux, "red", "h1"), "link-down"), lost_in_all(&sent, &came));
+    // One that begins when half of it is over is where it would be.
+    wires.vlinks[0].schedule.as_mut().unwrap().steps.push(step(60_000, false, 0));
+    drop((hosts, mux));
+    let root = tempfile::tempdir().unwrap();
+    for node in &mut wires.nodes {
+        node.tap_socket = root.path().join(format!("{}.sock", node.name));
+    }
+    wires.vlinks[0].schedule.as_mut().unwrap().began_ns = now_ns() - 450_000_000;
+    let mux = start(1);
+    put(&mux, &wires);
+    let mut host = Peer::tap_of(&wires.nodes[0]);
+    assert!(host.out(0, &frame(100, 1)));
+    eventually("the link is down", || dropped(&node_stats(&mux, "red", "h1"), "link-down") == 1);
+    // What makes no sense is refused.
+    let schedule = wires.vlinks[0].schedule.as_mut().unwrap();
+    schedule.steps.reverse();
+    let reply = mux.handle(Request::PutVnet(Box::new(wires.clone())), vec![]);
+    assert!(matches!(&reply, Reply::Failed { error } if error.contains("order")), "{reply:?}");
+}
+
+fn lost_in_all(sent: &[u64], came: &HashMap<u64, u64>) -> u64 {
+    // The last ones may be on their way.
+    let numbers = (0..).zip(sent).filter(|(_, at)| **at < 700).map(|(number, _)| number);
+    numbers.filter(|number| !came.contains_key(number)).count() as u64
+}
+
+/// Two hosts and a wire between them.
+fn wires(root: &Path) -> Vnet {
+    let nodes = ["h1", "h2"].map(|name| host(root, name)).into();
+    let vlinks = vec![vlink("wire", port("h1", 0), port("h2", 0))];
+    Vnet { name: "red".into(), police: None, nodes, vlinks }
+}
+
 #[test]
 fn a_trace_never_speaks_of_anothers_frame() {
     let root = tempfile::tempdir().unwrap();

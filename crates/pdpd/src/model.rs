@@ -10,8 +10,8 @@ use pdp_api::{Action, Change as Changed};
 use pdp_proto::mux;
 use pdp_spec::{Existing, Intent, Object, Placed, Substrate, Tenant, VirtualNetwork, Vnets};
 
-use crate::ledger::{FreeNumbers, Ledger, Placement, VNETS_MAX};
-use crate::plan::{NodePlan, Places, Plan, PlanError, VnetPlan, plan};
+use crate::ledger::{Began, FreeNumbers, Ledger, Moment, Placement, VNETS_MAX};
+use crate::plan::{self, NodePlan, Places, Plan, PlanError, VnetPlan, plan};
 use crate::shared::{self, differing};
 use crate::state::{Change, Document};
 
@@ -196,7 +196,7 @@ impl Model {
     /// Gives vnets that changed their numbers and those of their guests: a guest keeps its number while it
     /// stays on its engine.
     fn give(&mut self, changed: &[&str]) -> Result<(), PlanError> {
-        let mut free = FreeNumbers::default();
+        let (mut free, now) = (FreeNumbers::default(), Moment::now());
         for &name in changed {
             let Some(vnet) = self.vnets.get(name) else { continue };
             let mut holding = self
@@ -212,6 +212,16 @@ impl Model {
             let is_link = |down: &String| links.iter().any(|link| link.name.as_ref() == Some(down));
             holding.links_down.retain(is_link);
             holding.links_silent.retain(is_link);
+            let scheduled = links.iter().filter(|link| !link.schedule.is_empty());
+            let begins = scheduled.filter_map(|link| {
+                let (name, hash) =
+                    (link.name.clone()?, plan::hash(&(&link.schedule, &link.endpoints)));
+                let known = holding.schedules.get(&name);
+                let goes_on = known.filter(|it| it.hash == hash && it.boot == now.boot).cloned();
+                let anew = || Began { hash, boot: now.boot.clone(), at_ns: now.at_ns };
+                Some((name, goes_on.unwrap_or_else(anew)))
+            });
+            holding.schedules = begins.collect();
             // In the order of the guests, as they are when they are read back.
             let shares = holding.shares();
             if shares != *vnet.shares() {

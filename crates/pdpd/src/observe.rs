@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, GuestStats,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, GuestStats, LinkChange,
     LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats,
     RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats,
     StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats,
@@ -123,7 +123,17 @@ impl Daemon for Engine {
         link: &str,
         request: LinkRequest,
     ) -> Result<Report, Problem> {
-        self.change_link(scope, vnet, link, request)
+        self.set_link_state(scope, vnet, link, request)
+    }
+
+    fn change_link(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        link: &str,
+        request: &LinkChange,
+    ) -> Result<Report, Problem> {
+        self.change_leaving(scope, vnet, link, request)
     }
 
     fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem> {

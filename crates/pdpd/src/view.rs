@@ -6,13 +6,14 @@ use std::path::Path;
 
 use pdp_api::{
     Condition, ConditionKind, ExternalStatus, FeGuest, FeStatus, ForwardingGuest, LinkStatus,
-    NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus, Substrate, SubstrateStatus, TenantInfo,
-    Vnet, VnetStatus, VnetSummary,
+    NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus, ScheduleStatus, Substrate,
+    SubstrateStatus, TenantInfo, Vnet, VnetStatus, VnetSummary,
 };
 use pdp_container::State as GuestState;
 use pdp_net::interface::Interface;
 use pdp_proto::{mirror, mux};
 use pdp_spec::limits::MTU_MAX;
+use pdp_spec::units::{Percent, Span};
 use pdp_spec::{Outlet, VirtualNetwork};
 
 use crate::access::Scope;
@@ -21,6 +22,7 @@ use crate::control::Mirror;
 use crate::engine::Engine;
 use crate::keeper::Health;
 use crate::key::Key;
+use crate::ledger::Moment;
 use crate::model::Model;
 use crate::plan::{ExternalPlan, MirrorPlan, NodePlan, VnetPlan};
 
@@ -199,7 +201,10 @@ impl View<'_> {
         };
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
+        let now_ns = Moment::now().at_ns;
         let link_status = |link: &mux::Vlink| {
+            let schedule = link.schedule.as_ref().map(|it| schedule_status(it, now_ns));
+            let now = link.at(now_ns);
             let missing = link.ends.iter().find_map(|end| self.missing(end, &up));
             let silent = plan.silent.contains(&link.name);
             let set = match (link.up, silent) {
@@ -207,14 +212,20 @@ impl View<'_> {
                 (false, false) => Some("set down".to_owned()),
                 (false, true) => Some("set down, silently: its ends keep their carrier".to_owned()),
             };
+            let by_schedule = (link.up && !now.up).then(|| "down by its schedule".to_owned());
             LinkStatus {
                 name: link.name.clone(),
                 endpoints: link.ends.iter().map(|end| end_words(end, plan)).collect(),
                 up: link.up,
                 silent,
                 carrier: plan.has_carrier(link) && (missing.is_none() || link.segment.is_some()),
-                message: set.or(missing).or_else(|| self.underlay(name, link, plan)),
-                rate_bps: link.leaving.iter().filter_map(|leaving| leaving.rate_bps).max(),
+                message: set
+                    .or(by_schedule)
+                    .or(missing)
+                    .or_else(|| self.underlay(name, link, plan)),
+                rate_bps: now.leaving.iter().filter_map(|leaving| leaving.rate_bps).max(),
+                impairments: impairments(&now, plan),
+                schedule,
             }
         };
         let links = plan.mux.vlinks.iter().map(link_status).collect();
@@ -613,6 +624,42 @@ pub fn endpoint(end: &mux::End, plan: &VnetPlan) -> String {
         }
         mux::End::External { name, .. } => format!("{}:{name}", mux::OUTSIDE),
     }
+}
+
+fn schedule_status(schedule: &mux::Schedule, now_ns: u64) -> ScheduleStatus {
+    let next = schedule.steps.get(schedule.done(now_ns));
+    ScheduleStatus {
+        elapsed_ms: now_ns.saturating_sub(schedule.began_ns) / 1_000_000,
+        steps: schedule.steps.len(),
+        done: schedule.done(now_ns),
+        next_ms: next.map(|step| step.at_ns / 1_000_000),
+    }
+}
+
+/// What a link does to frames on purpose: of all ends alike, or of each that does something.
+fn impairments(link: &mux::Vlink, plan: &VnetPlan) -> String {
+    let each: Vec<_> = link.leaving.iter().map(|it| impairment_words(&it.impairments)).collect();
+    if each.windows(2).all(|two| two[0] == two[1]) {
+        return each.into_iter().next().unwrap_or_default();
+    }
+    let ends = link.ends.iter().zip(each).filter(|(_, words)| !words.is_empty());
+    let words = ends.map(|(end, words)| format!("{}: {words}", endpoint(end, plan)));
+    words.collect::<Vec<_>>().join("; ")
+}
+
+fn impairment_words(what: &mux::Impairments) -> String {
+    let spans = [("delay", what.delay_ns), ("jitter", what.jitter_ns)];
+    let shares = [
+        ("loss", what.loss),
+        ("reorder", what.reorder),
+        ("corrupt", what.corrupt),
+        ("duplicate", what.duplicate),
+    ];
+    let spans = spans.iter().filter(|(_, ns)| *ns > 0);
+    let shares = shares.iter().filter(|(_, share)| share.0 > 0);
+    let words = spans.map(|(name, ns)| format!("{name} {}", Span(*ns)));
+    let words = words.chain(shares.map(|(name, share)| format!("{name} {}", Percent(share.0))));
+    words.collect::<Vec<_>>().join(", ")
 }
 
 fn end_words(end: &mux::End, plan: &VnetPlan) -> String {

@@ -152,6 +152,28 @@ fn a_change_of_a_file_reaches_its_node_alone() {
     assert_eq!(told, [("vnet/red", Action::Change), ("vnet/red/node/r1", Action::Restart)]);
 }
 
+/// From when it was first there, whatever else changes; another one begins anew.
+#[test]
+fn a_schedule_begins_once() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let with = |wish: &Wish, schedule: &str| {
+        wish.yaml().replace(", rate: ", &format!(", schedule: [{schedule}], rate: "))
+    };
+    let before = both(&red, &blue);
+    let schedule = |model: &Model| model.plan.vnets["red"].mux.vlinks[0].schedule.clone();
+    assert_eq!(schedule(&before), None);
+    let one = apply(&before, with(&red, "{at: 10s, up: false}"));
+    let began = schedule(&one).unwrap();
+    assert_eq!((began.steps.len(), began.steps[0].at_ns), (1, 10_000_000_000));
+    std::thread::sleep(std::time::Duration::from_millis(2));
+    let other = Wish { power_millicores: 300, ..red.clone() };
+    let same = apply(&one, with(&other, "{at: 10s, up: false}"));
+    assert_eq!(schedule(&same).unwrap(), began);
+    let another = schedule(&apply(&same, with(&red, "{at: 11s, up: false}"))).unwrap();
+    assert!(another.began_ns > began.began_ns);
+    assert_eq!(schedule(&apply(&one, red.yaml())), None);
+}
+
 #[test]
 fn a_change_of_power_restarts_nothing() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));

@@ -25,6 +25,9 @@ pub const DELAY_NS_MAX: u64 = 10_000_000_000;
 /// Bytes of the mux that frames of a vnet take which wait for delays.
 pub const VNET_LINES_BYTES_MAX: u64 = 4 << 30;
 
+/// Steps of the schedules of all vlinks of a vnet.
+pub const SCHEDULE_STEPS_MAX: usize = 1024;
+
 /// Most weight of a vlink on an external interface.
 pub const WEIGHT_MAX: u32 = 1000;
 

@@ -431,6 +431,43 @@ pub struct Vlink {
     /// Of more than two ends: an Ethernet segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment: Option<Segment>,
+    /// What it is to be later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
+}
+
+/// What a vlink is to be at which time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Schedule {
+    /// When it began: CLOCK_BOOTTIME, nanoseconds, which nobody sets.
+    pub began_ns: u64,
+    /// In the order of their times, at most [`crate::limits::SCHEDULE_STEPS_MAX`] of all vlinks of a vnet.
+    pub steps: Vec<Step>,
+}
+
+/// All of what a vlink is from some time on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// When, from the schedule's beginning, nanoseconds.
+    pub at_ns: u64,
+    /// Whether it carries frames, unless it is down in any case.
+    pub up: bool,
+    /// How frames leave by each of its ends.
+    pub leaving: Vec<Leaving>,
+}
+
+impl Schedule {
+    /// Steps that are done at this moment.
+    pub fn done(&self, now_ns: u64) -> usize {
+        let elapsed_ns = now_ns.saturating_sub(self.began_ns);
+        self.steps.partition_point(|step| step.at_ns <= elapsed_ns)
+    }
+
+    /// When the next one is to be done.
+    pub fn next_ns(&self, now_ns: u64) -> Option<u64> {
+        let next = self.steps.get(self.done(now_ns))?;
+        Some(self.began_ns.saturating_add(next.at_ns))
+    }
 }
 
 /// How frames leave by one end of a vlink: into it from a port, and to the outside at an end there. First comes the
@@ -543,6 +580,26 @@ impl Vlink {
     /// Whether it has two ends, and frames that come from outside arrive at a port of a node.
     pub fn is_wire(&self) -> bool {
         self.ends.len() == 2 && self.ports().next().is_some()
+    }
+
+    /// As it is at a moment of its schedule's clock.
+    pub fn at(&self, now_ns: u64) -> Self {
+        let mut it = self.clone();
+        let Some(schedule) = it.schedule.take() else { return it };
+        if let Some(step) = schedule.done(now_ns).checked_sub(1).map(|at| &schedule.steps[at]) {
+            it.up &= step.up;
+            it.leaving.clone_from(&step.leaving);
+        }
+        it
+    }
+
+    /// Bytes of memory that frames can take which wait for its delays, at whatever time.
+    pub fn line_bytes_max(&self) -> u64 {
+        let bytes = |leaving: &Vec<Leaving>| {
+            leaving.iter().map(Leaving::line_bytes).fold(0, u64::saturating_add)
+        };
+        let steps = self.schedule.iter().flat_map(|schedule| &schedule.steps);
+        steps.map(|step| bytes(&step.leaving)).fold(bytes(&self.leaving), u64::max)
     }
 
     /// How frames leave by end `at`.

@@ -30,7 +30,7 @@ pub use check::{
     tenant_of,
 };
 pub use diagnostic::{Diagnostic, render};
-pub use link::{Leaving, Link, Segment};
+pub use link::{Leaving, Link, Segment, Step};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};
 pub use tunnel::{External, Geneve, Grant, Gre, Udp, Vlan, Vxlan};

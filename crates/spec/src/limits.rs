@@ -82,6 +82,8 @@ pub const QUEUE_FRAMES_MAX: u32 = mux::QUEUE_FRAMES_MAX;
 pub const SPAN_NS_MAX: u64 = 86_400_000_000_000;
 /// Longest delay of a link, nanoseconds; the mux's bound.
 pub const DELAY_NS_MAX: u64 = mux::DELAY_NS_MAX;
+/// Steps of the schedules of all links of one virtual network; the mux's bound.
+pub const SCHEDULE_STEPS_MAX: usize = mux::SCHEDULE_STEPS_MAX;
 /// Most weight of a link on an interface; the mux's bound.
 pub const WEIGHT_MAX: u32 = mux::WEIGHT_MAX;
 /// Most bytes that a frame counts beyond its own; the mux's bound.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{
     ADDRESSES_LEARNED_MAX, ENDS_MAX, FLOOD_PPS_MAX, NAME_CHARS_MAX, OVERHEAD_BYTES_MAX,
-    QUEUE_FRAMES_MAX, WEIGHT_MAX,
+    QUEUE_FRAMES_MAX, SCHEDULE_STEPS_MAX, WEIGHT_MAX,
 };
 use crate::units::{BitRate, Bytes, Endpoint, Percent, Queue, Span};
 
@@ -113,6 +113,23 @@ with_leaving! {
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         #[schemars(with = "BTreeMap<String, Leaving>")]
         pub at: BTreeMap<Endpoint, Leaving>,
+        /// What it is to be later, from when a schedule like this was first applied. What a step does not say stays
+        /// as it was.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        #[schemars(length(max = SCHEDULE_STEPS_MAX))]
+        pub schedule: Vec<Step>,
+    }
+}
+
+with_leaving! {
+    /// A step of a schedule: what a link is from some time on.
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Step {
+        /// When, from the schedule's beginning.
+        pub at: Span,
+        /// Whether it carries frames. One that goes down so is silent: its ends keep their carrier.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub up: Option<bool>,
     }
 }
 
@@ -150,14 +167,94 @@ impl Link {
 
     /// The highest rate of its ends, bits a second; `None` if one of them has none.
     pub fn rate_bps_max(&self) -> Option<u64> {
+        let later = self.schedule.iter().filter_map(|step| step.rate).map(|rate| rate.0).max();
         let rates = self.all_leaving().map(|(_, leaving)| Some(leaving.rate?.0));
-        rates.reduce(|one, two| Some(one?.max(two?))).flatten()
+        let now = rates.reduce(|one, two| Some(one?.max(two?))).flatten()?;
+        Some(now.max(later.unwrap_or(0)))
     }
 
-    /// Bytes of the mux that frames can take which wait for its delays.
+    /// What of `leaving` is given, and nothing else, holds for all ends that `at` has nothing of.
+    fn set_leaving(&mut self, leaving: Leaving) {
+        let Leaving {
+            rate,
+            burst,
+            overhead,
+            queue,
+            guarantee,
+            weight,
+            delay,
+            jitter,
+            loss,
+            reorder,
+            corrupt,
+            duplicate,
+            seed,
+        } = leaving;
+        (self.rate, self.burst, self.overhead, self.queue) = (rate, burst, overhead, queue);
+        (self.guarantee, self.weight) = (guarantee, weight);
+        (self.delay, self.jitter, self.loss, self.reorder) = (delay, jitter, loss, reorder);
+        (self.corrupt, self.duplicate, self.seed) = (corrupt, duplicate, seed);
+    }
+
+    /// Sets keys that say how frames leave, each as it is written in a spec; `None`: as where it is not given. At one
+    /// end, or at all, where what `at` has otherwise stays. The error says what can't be.
+    pub fn set(
+        &mut self,
+        at: Option<&str>,
+        keys: &BTreeMap<String, Option<String>>,
+    ) -> Result<(), String> {
+        let end = at.map(str::parse::<Endpoint>).transpose().map_err(|bad| bad.to_string())?;
+        let has = |end: &Endpoint| self.endpoints.contains(end) && self.has_leaving(end);
+        if let Some(end) = end.as_ref().filter(|end| !has(end)) {
+            return Err(format!("no frames leave by {end}"));
+        }
+        let leaving = match &end {
+            None => self.leaving_of_all(),
+            Some(end) => self.at.get(end).cloned().unwrap_or_default(),
+        };
+        // Plain data with string keys: it is always JSON.
+        let mut object = serde_json::to_value(leaving).unwrap_or_default();
+        for (key, value) in keys {
+            match value {
+                None => object.as_object_mut().map(|object| object.remove(key)),
+                Some(text) => {
+                    // What is a number in a spec is one here.
+                    let number = text.parse::<u64>().map(serde_json::Value::from);
+                    let value = number.unwrap_or_else(|_| text.clone().into());
+                    object.as_object_mut().map(|object| object.insert(key.clone(), value))
+                }
+            };
+        }
+        let leaving: Leaving = serde_json::from_value(object).map_err(|error| error.to_string())?;
+        match end {
+            None => self.set_leaving(leaving),
+            Some(end) if leaving == Leaving::default() => _ = self.at.remove(&end),
+            Some(end) => _ = self.at.insert(end, leaving),
+        }
+        Ok(())
+    }
+
+    /// What it is to be later, each step whole: how frames leave by each end, and whether it carries frames.
+    pub fn steps(&self) -> Vec<(Span, bool, Vec<Leaving>)> {
+        let mut leaving: Vec<_> = self.endpoints.iter().map(|end| self.leaving(end)).collect();
+        let mut up = true;
+        let steps = self.schedule.iter().map(|step| {
+            leaving.iter_mut().for_each(|at| *at = step.leaving_or(at));
+            up = step.up.unwrap_or(up);
+            (step.at, up, leaving.clone())
+        });
+        steps.collect()
+    }
+
+    /// Bytes of the mux that frames can take which wait for its delays, at whatever time.
     pub fn line_bytes(&self) -> u64 {
-        let each = self.all_leaving().map(|(_, leaving)| leaving.told().line_bytes());
-        each.fold(0, u64::saturating_add)
+        let told = |leaving: &[Leaving]| {
+            let ends = self.endpoints.iter().zip(leaving).filter(|(end, _)| self.has_leaving(end));
+            let each = ends.map(|(_, leaving)| leaving.told().line_bytes());
+            each.fold(0, u64::saturating_add)
+        };
+        let now: Vec<_> = self.endpoints.iter().map(|end| self.leaving(end)).collect();
+        self.steps().iter().map(|(_, _, leaving)| told(leaving)).fold(told(&now), u64::max)
     }
 }
 

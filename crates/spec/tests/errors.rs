@@ -1027,6 +1027,15 @@ fn what_is_done_to_frames() {
         ),
         ("      at: {\"h1:eth0\": {rate: 1}}", "48:30: link red/link1: rate 1bps is below 8kbps"),
         ("      at: {\"h1:eth0\": {delay: 20ms}}", ""),
+        ("      schedule: [{at: 10s, up: false}, {at: 34s, up: true, delay: 80ms}]", ""),
+        ("      schedule: [{at: 10s}, {at: 10s}]", "48:34: link red/link1: at 10s comes after 10s"),
+        ("      schedule: [{at: 10s}, {at: 9999ms}]", "link red/link1: at 9999ms comes after 10s"),
+        (
+            "      schedule: [{at: 1s, jitter: 5ms}]",
+            "48:35: link red/link1: jitter 5ms exceeds the delay",
+        ),
+        ("      schedule: [{at: 25h}]", "at \"25h\" is no span of time"),
+        ("      schedule: [{at: 1500m}]", "at \"1500m\" is above 86400 s"),
     ] {
         match link(more) {
             Ok(_) => assert_eq!(expected, "", "{more}"),
@@ -1046,6 +1055,46 @@ fn what_is_done_to_frames() {
     assert_eq!(link.rate_bps_max(), Some(1_000_000_000));
     // 2.5 MB on their way at 1 Gbps and 20 ms, with what frames of 60 bytes need beside them.
     assert!((2_500_000..4_200_000).contains(&link.line_bytes()), "{}", link.line_bytes());
+    // Each step is whole: what it does not say stays.
+    let spec = "rate: 100Mbps\n      delay: 5ms\n      schedule:\n        - {at: 1s, up: false}\n        \
+                - {at: 2s, loss: 1%}\n        - {at: 3s, up: true, delay: 0}";
+    let intent = apply_to(&GOOD.replace("rate: 100Mbps", spec), &machine()).unwrap();
+    let mut link = intent.vnets["red"].spec.links[0].clone();
+    let steps: Vec<_> = link
+        .steps()
+        .into_iter()
+        .map(|(at, up, leaving)| {
+            let what = leaving[1].told().impairments;
+            (at.0 / 1_000_000_000, up, what.delay_ns, what.loss.0)
+        })
+        .collect();
+    assert_eq!(
+        steps,
+        [(1, false, 5_000_000, 0), (2, false, 5_000_000, 10_000_000), (3, true, 0, 10_000_000)]
+    );
+    // Keys one by one, as `pdp link set` has them.
+    let set = |key: &str, value: &str| {
+        let value = Some(value.to_owned()).filter(|value| !value.is_empty());
+        [(key.to_owned(), value)].into()
+    };
+    link.set(None, &set("loss", "0.5%")).unwrap();
+    link.set(None, &set("delay", "")).unwrap();
+    link.set(Some("h1:eth0"), &set("weight", "7")).unwrap();
+    let all = link.leaving_of_all();
+    assert_eq!((all.loss.unwrap().0, all.delay, all.weight), (5_000_000, None, None));
+    assert_eq!(link.at.values().next().unwrap().weight, Some(7));
+    link.set(Some("h1:eth0"), &set("weight", "")).unwrap();
+    assert!(link.at.is_empty());
+    for (at, key, value, expected) in [
+        (None, "delay", "soon", "is no span of time"),
+        (None, "los", "1", "unknown field `los`"),
+        (None, "name", "other", "unknown field `name`"),
+        (Some("h1:eth9"), "loss", "1", "no frames leave by h1:eth9"),
+        (Some("h1"), "loss", "1", "h1"),
+    ] {
+        let error = link.set(at, &set(key, value)).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
     // Frames leave by a node's interface to what is outside there; an external by itself sends nothing.
     let end = "rate: 600Mbps\n      at: {\"external:to-x\": {delay: 1ms}}";
     let words = apply_to(&GOOD.replace("rate: 600Mbps", end), &machine()).unwrap_err();

@@ -14,12 +14,12 @@ use tracing::info;
 
 use crate::classify::Classifier;
 use crate::control::base::Control;
-use crate::control::check;
 use crate::control::exits::New;
 use crate::control::keeper::Refusal;
 use crate::control::plan::{
     KnownExternal, KnownVnet, Owner, State, VNETS_MAX, changed, expected, layout, outside_ends,
 };
+use crate::control::{check, schedule};
 use crate::core::Core;
 use crate::encapsulate::{Outside, Way};
 use crate::external::External;
@@ -115,27 +115,29 @@ impl Control {
     pub fn put_vnet(&self, spec: mux::Vnet) -> Result<Reply, Refusal> {
         check::check(&spec)?;
         let mut state = self.state();
+        let (wanted, spec) = (spec.clone(), schedule::at(&spec, schedule::now_ns()));
         let vnet = match state.vnets.get(&spec.name) {
-            Some(known) if known.spec == spec => return Ok(Reply::Done),
+            Some(known) if known.wanted == wanted => return Ok(Reply::Done),
             Some(known) => {
                 let moved = !layout(&known.spec).eq(layout(&spec));
                 let generation = if moved { state.generation + 1 } else { known.generation };
-                KnownVnet { spec, generation, ..known.clone() }
+                KnownVnet { wanted, spec, generation, ..known.clone() }
             }
             None => {
                 let (worker, slot) = state.free_vnet(self.workers.len()).ok_or(format!(
                     "vnet {}: {VNETS_MAX} vnets a worker are the most",
                     spec.name
                 ))?;
-                KnownVnet { spec, worker, slot, generation: state.generation + 1 }
+                KnownVnet { wanted, spec, worker, slot, generation: state.generation + 1 }
             }
         };
         self.install(&mut state, vnet, None)?;
+        self.look_at_schedules();
         Ok(Reply::Done)
     }
 
     /// Makes `vnet` what it says, or changes nothing. `moved` is an external interface that is another now.
-    fn install(
+    pub(super) fn install(
         &self,
         state: &mut State,
         vnet: KnownVnet,

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use pdp_proto::limits::{
     ADDRESSES_MAX, DELAY_NS_MAX, ENDS_MAX, FLOOD_PPS_MAX, GUESTS_MAX, OVERHEAD_BYTES_MAX,
-    PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX, VNET_ADDRESSES_MAX,
-    VNET_LINES_BYTES_MAX, WEIGHT_MAX,
+    PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX, SCHEDULE_STEPS_MAX,
+    VNET_ADDRESSES_MAX, VNET_LINES_BYTES_MAX, WEIGHT_MAX,
 };
 use pdp_proto::mux::{FlowKey, Impairments, Leaving, Match, OUTSIDE, Share, Vlink, Vnet};
 use pdp_wire::tag::{PuntClass, VPORTS_MAX};
@@ -65,13 +65,20 @@ pub fn check_matches(name: &str, matches: &[Match]) -> Result<(), String> {
 
 fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
     let mut taken = HashSet::new();
-    let (mut addresses, mut line_bytes) = (0, 0);
+    let (mut addresses, mut line_bytes, mut steps) = (0, 0u64, 0);
     for vlink in &vnet.vlinks {
         let name = format!("vlink {}/{}", vnet.name, vlink.name);
         check_ends(&name, vlink)?;
-        vlink.leaving.iter().try_for_each(|leaving| check_leaving(&name, leaving))?;
-        let lines = vlink.leaving.iter().map(Leaving::line_bytes);
-        line_bytes = lines.fold(line_bytes, u64::saturating_add);
+        let scheduled = vlink.schedule.iter().flat_map(|schedule| &schedule.steps);
+        let of_steps = scheduled.clone().map(|step| &step.leaving);
+        for leaving in of_steps.chain([&vlink.leaving]) {
+            leaving.iter().try_for_each(|leaving| check_leaving(&name, leaving))?;
+        }
+        if !scheduled.clone().is_sorted_by_key(|step| step.at_ns) {
+            return Err(format!("{name} has a schedule that is not in the order of its times"));
+        }
+        steps += scheduled.count();
+        line_bytes = line_bytes.saturating_add(vlink.line_bytes_max());
         addresses += vlink.segment.map_or(0, |segment| u64::from(segment.addresses));
         for (node, port) in vlink.ports() {
             let known = vnet.nodes.iter().find(|known| known.name == node);
@@ -86,6 +93,7 @@ fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
     let name = format!("vnet {}", vnet.name);
     let most = VNET_LINES_BYTES_MAX as usize;
     bound(&name, "bytes of frames that wait for delays", line_bytes as usize, most)?;
+    bound(&name, "steps in all schedules", steps, SCHEDULE_STEPS_MAX)?;
     let most = VNET_ADDRESSES_MAX as usize;
     bound(&name, "addresses in all segments", addresses as usize, most)
 }

@@ -108,6 +108,8 @@ impl KnownExternal {
 #[derive(Clone)]
 pub struct KnownVnet {
     /// As put.
+    pub wanted: mux::Vnet,
+    /// The same as it is now, by its schedules.
     pub spec: mux::Vnet,
     /// Its worker.
     pub worker: usize,

@@ -33,6 +33,7 @@ impl Mux {
     pub fn start(settings: &Settings) -> anyhow::Result<Self> {
         pdp_memif::sigbus::install()?;
         let control = Arc::new(Control::start(settings)?);
+        Control::keep_time(&control)?;
         Ok(Self { control, connections: Arc::default() })
     }
 

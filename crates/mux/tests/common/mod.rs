@@ -153,7 +153,7 @@ pub fn vlink(name: &str, a: End, b: End) -> Vlink {
 pub fn vlink_of(name: &str, ends: Vec<End>) -> Vlink {
     let segment = (ends.len() > 2).then_some(Segment { addresses: 16_384, flood_pps: 1000 });
     let leaving = vec![Leaving { queue_frames: 256, ..Leaving::default() }; ends.len()];
-    Vlink { name: name.into(), ends, leaving, up: true, segment }
+    Vlink { name: name.into(), ends, leaving, up: true, segment, schedule: None }
 }
 
 /// An end outside, by the name of its external.

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkRequest,
-    NodeProcess, Problem, Progress, Report, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery,
-    Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
+    LinkRequest, NodeProcess, Problem, Progress, Report, RouteRow, RoutesQuery, ScaleRequest,
+    Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -99,6 +99,15 @@ pub trait Daemon: Send + Sync + 'static {
         vnet: &str,
         link: &str,
         request: LinkRequest,
+    ) -> Result<Report, Problem>;
+
+    /// Changes how frames leave by a link's ends, as an applied spec with that would; `link` is as above.
+    fn change_link(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        link: &str,
+        request: &LinkChange,
     ) -> Result<Report, Problem>;
 
     /// Counters now.

@@ -277,7 +277,7 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(change::apply))
         .routes(routes!(change::up))
         .routes(routes!(change::down))
-        .routes(routes!(change::set_link))
+        .routes(routes!(change::set_link, change::change_link))
         .routes(routes!(change::scale))
         .routes(routes!(stream::routes))
         .routes(routes!(stream::capture))

@@ -605,6 +605,15 @@ fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
     MuxPlan { hash: hash(&(mux::VERSION, &process)), process, limits }
 }
 
+/// How frames leave by an end of a link, for the mux.
+fn told(link: &str, end: usize, leaving: &Leaving) -> mux::Leaving {
+    let mut told = leaving.told();
+    if !told.impairments.are_none() {
+        told.impairments.seed ^= stream(link, end);
+    }
+    told
+}
+
 /// What sets the chances of an end of a link apart from those of others with the same seed (FNV-1a).
 fn stream(link: &str, end: usize) -> u64 {
     let bytes = link.bytes().chain((end as u64).to_le_bytes());
@@ -643,14 +652,19 @@ impl VnetPlanner<'_> {
                 if !link.has_leaving(end) {
                     return Leaving::default().told();
                 }
-                let mut leaving = link.leaving(end).told();
-                if !leaving.impairments.are_none() {
-                    leaving.impairments.seed ^= stream(&name, at);
-                }
-                leaving
+                told(&name, at, &link.leaving(end))
             });
+            let steps = link.steps().into_iter().map(|(at, up, leaving)| mux::Step {
+                at_ns: at.0,
+                up,
+                leaving: leaving.iter().enumerate().map(|(at, it)| told(&name, at, it)).collect(),
+            });
+            let began = self.holding.schedules.get(&name);
+            let schedule =
+                began.map(|it| mux::Schedule { began_ns: it.at_ns, steps: steps.collect() });
             vlinks.push(mux::Vlink {
                 leaving: leaving.collect(),
+                schedule,
                 name,
                 ends,
                 up: !down,
@@ -776,7 +790,7 @@ impl NodePlan {
 }
 
 /// Hexadecimal SHA-256 of the JSON of a value. Types of plans always have one.
-fn hash(value: &impl Serialize) -> String {
+pub(crate) fn hash(value: &impl Serialize) -> String {
     let bytes = serde_json::to_vec(value).unwrap_or_default();
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -225,6 +225,8 @@ fn red() -> Vnet {
         silent: false,
         message: None,
         rate_bps: Some(10_000_000),
+        impairments: String::new(),
+        schedule: None,
     };
     Vnet {
         name: "red".into(),
@@ -464,6 +466,21 @@ impl Daemon for Fake {
         let object = format!("vnet/{vnet}/link/{link}");
         let detail = if up { "up" } else { "down" };
         Ok(Report { changes: vec![change(&object, Action::Change, detail)], ..Default::default() })
+    }
+
+    fn change_link(
+        &self,
+        _: &Scope,
+        vnet: &str,
+        link: &str,
+        request: &LinkChange,
+    ) -> Result<Report, Problem> {
+        self.known(vnet)?;
+        let at = request.at.as_deref().unwrap_or("all");
+        self.note(format!("link {link} at {at}: {:?}", request.set));
+        let object = format!("vnet/{vnet}/link/{link}");
+        let changes = vec![change(&object, Action::Change, "impairments")];
+        Ok(Report { changes, ..Default::default() })
     }
 
     fn stats(&self, _: &Scope, query: StatsQuery) -> Result<Stats, Problem> {

@@ -3,7 +3,7 @@
 use crate::check::Reporter;
 use crate::limits::{
     BURST_BYTES_MAX, BURST_BYTES_MIN, DELAY_NS_MAX, OVERHEAD_BYTES_MAX, RATE_BPS_MIN,
-    VNET_LINES_BYTES_MAX, WEIGHT_MAX,
+    SCHEDULE_STEPS_MAX, VNET_LINES_BYTES_MAX, WEIGHT_MAX,
 };
 use crate::link::{Leaving, Link, QUEUE_FRAMES_DEFAULT};
 use crate::object::VirtualNetworkSpec;
@@ -17,7 +17,9 @@ pub(super) const INNER_RATE_BPS: u64 = 1_000_000_000;
 pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Reporter) {
     let at = index.to_string();
     let ports = link.endpoints.iter().filter(|end| matches!(end, Endpoint::Port { .. })).count();
-    let is_late = link.delay.is_some() || link.at.values().any(|at| at.delay.is_some());
+    let is_late = link.delay.is_some()
+        || link.at.values().any(|at| at.delay.is_some())
+        || link.schedule.iter().any(|step| step.delay.is_some());
     if ports >= 2 || is_late {
         link.rate.get_or_insert(BitRate(INNER_RATE_BPS));
     }
@@ -40,6 +42,30 @@ pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Re
         let path = ["spec", "links", &at, "at", &end.to_string()];
         one(vnet, &path, &link.leaving(&end), reporter);
     }
+    for (number, (step, two)) in (1..).zip(link.schedule.iter().zip(link.schedule.iter().skip(1))) {
+        if two.at <= step.at {
+            let path = ["spec", "links", &at, "schedule", &number.to_string(), "at"];
+            let message = format!("at {} comes after {}", two.at, step.at);
+            let hint = "write steps in the order of their times, all for one moment as one";
+            reporter.vnet(vnet, &path, message, hint);
+        }
+    }
+    for (number, (_, _, ends)) in link.steps().into_iter().enumerate() {
+        let path = ["spec", "links", &at, "schedule", &number.to_string()];
+        let mut told: Vec<Leaving> = vec![];
+        for leaving in ends {
+            if !told.contains(&leaving) {
+                one(vnet, &path, &leaving, reporter);
+                told.push(leaving);
+            }
+        }
+    }
+}
+
+/// Whether all schedules have room.
+pub(super) fn schedules(vnet: &str, spec: &VirtualNetworkSpec, reporter: &mut Reporter) {
+    let steps = spec.links.iter().map(|link| link.schedule.len()).sum();
+    reporter.too_many(vnet, &["spec", "links"], "steps of schedules", steps, SCHEDULE_STEPS_MAX);
 }
 
 fn words(ends: &[Endpoint]) -> String {

@@ -262,7 +262,12 @@ fn guarantee_bps(link: &Link, external: &Endpoint) -> u64 {
         true => Some(external),
         false => link.endpoints.iter().find(|end| *end != external),
     };
-    by.and_then(|end| link.leaving(end).guarantee).unwrap_or_default().0
+    let Some(at) = by.and_then(|by| link.endpoints.iter().position(|end| end == by)) else {
+        return 0;
+    };
+    let now = link.leaving(&link.endpoints[at]).guarantee;
+    let later = link.steps().into_iter().map(|(_, _, leaving)| leaving[at].guarantee);
+    later.chain([now]).flatten().max().unwrap_or_default().0
 }
 
 /// Checks that the guarantees of links over an interface add up to no more than its capacity, and that it has one where
