@@ -174,6 +174,7 @@ const RULES: &[(&str, &str, Right)] = &[
     ("DELETE", "/v1/vnets/{vnet}", Right::ChangeVnet),
     ("PUT", "/v1/vnets/{vnet}/nodes/{node}/guests", Right::ChangeVnet),
     ("PUT", "/v1/vnets/{vnet}/links/{link}", Right::ChangeVnet),
+    ("PATCH", "/v1/vnets/{vnet}/links/{link}", Right::ChangeVnet),
 ];
 
 /// What a request takes, by its method and the path as the API describes it.

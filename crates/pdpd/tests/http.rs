@@ -174,6 +174,12 @@ fn answers_are_as_described() {
             "/v1/vnets/red/links/r1-h1".into(),
             r#"{"up": true}"#,
         ),
+        (
+            "patch",
+            "/v1/vnets/{vnet}/links/{link}",
+            "/v1/vnets/red/links/r1-h1".into(),
+            r#"{"set": {"delay": "20ms"}}"#,
+        ),
         ("get", "/v1/vnets/{vnet}/links/{link}/fdb", "/v1/vnets/red/links/r1-h1/fdb".into(), ""),
         ("delete", "/v1/vnets/{vnet}/links/{link}/fdb", "/v1/vnets/red/links/r1-h1/fdb".into(), ""),
         (
