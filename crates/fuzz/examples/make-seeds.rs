@@ -122,7 +122,7 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
             seeds.add("outer", frame);
         }
     }
-    for chunk in frames.chunks(8) {
+    for (number, chunk) in frames.chunks(8).enumerate() {
         let mut router = Vec::new();
         for (vport, frame) in (0..).zip(chunk) {
             router.push(vport);
@@ -142,8 +142,9 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
         seeds.add("guest-runtime", runtime);
         let mut worker = vec![];
         for (at, frame) in chunk.iter().enumerate() {
-            // From outside, from outside in the tunnel, from the host's TAP, and from the guest.
-            worker.push([0, 1, 2, 3][at % 4]);
+            // From outside, from outside in a tunnel, from the host's TAP, and from the guest.
+            let tunnel = (number * 2 + at / 4) as u8 % 16;
+            worker.push([0, 1 | tunnel << 3, 2, 3][at % 4]);
             if at % 4 >= 2 {
                 worker.push(0);
             }

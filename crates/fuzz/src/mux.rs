@@ -11,6 +11,7 @@ use pdp_afxdp::Packet;
 use pdp_memif::{Client, Connection, Control, Listener, Settings};
 use pdp_mux::capture::{channel, write};
 use pdp_mux::classify::{Inner, PortRef, Table};
+use pdp_mux::control::plan::outside_ends;
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::exit::path::{PATH_FRAMES, Path};
@@ -250,8 +251,10 @@ impl Bench {
         card.exits.add_path(Path::new(port, wake));
         worker.core.externals.push(Some(card));
         let mut table = Table::new(Some(MAC));
-        let reference = PortRef { worker: 0, vnet: 0, port: 0, generation: 7 };
-        table.insert(&vxlan_tunnel(5), reference).expect("free");
+        for end in outside_ends(&vnet()) {
+            let reference = PortRef { worker: 0, vnet: 0, port: end.port, generation: 7 };
+            table.insert(end.by, reference).expect("free");
+        }
         worker.classifier = Arc::new(vec![table]);
         let hop = Arc::new(NextHop::default());
         hop.resolve(Some(Hop { mac: [9; 6], mtu: u16::MAX }));
@@ -315,8 +318,10 @@ impl Bench {
     fn left(&mut self) -> u64 {
         let mut count = 0;
         while let Ok(packet) = self.line.pop() {
-            assert!(packet.bytes().len() <= 14 + 1500);
-            assert_eq!(packet.bytes()[..12], [[9; 6], MAC].concat());
+            // A VLAN has no link addresses of its own.
+            let is_tagged = packet.bytes()[12..14] == [0x81, 0];
+            assert!(packet.bytes().len() <= 14 + 1500 + if is_tagged { 4 } else { 0 });
+            assert!(is_tagged || packet.bytes()[..12] == [[9; 6], MAC].concat());
             self.worker.core.packets.give(packet);
             count += 1;
         }
@@ -324,7 +329,8 @@ impl Bench {
     }
 }
 
-/// The router r1 between a tunnel and the host h1, with one guest on the runtime.
+/// The router r1 between a tunnel and a segment of the host h1 and tunnels, with one guest on the runtime; and two
+/// transits.
 fn vnet() -> Vnet {
     let port = |index| Port { name: format!("eth{index}"), mac: [2, 0, 0, 0, 1, index], mtu: 1500 };
     let none = Rate { bps: 0, pps: 0 };
@@ -352,14 +358,20 @@ fn vnet() -> Vnet {
         router,
     };
     let end = |node: &str, port| End::Port { node: node.into(), port };
-    let vlink = |name: &str, a, b| Vlink {
+    let outside = |at: usize| End::External {
+        name: format!("t{at}"),
+        interface: "A".into(),
+        by: tunnels().swap_remove(at),
+    };
+    let vlink = |name: &str, ends: Vec<End>| Vlink {
         name: name.into(),
-        ends: vec![a, b],
-        leaving: vec![Leaving { queue_frames: 8, ..Leaving::default() }; 2],
+        segment: (ends.len() > 2).then_some(Segment { addresses: 16, flood_pps: 1000 }),
+        leaving: vec![Leaving { queue_frames: 8, ..Leaving::default() }; ends.len()],
+        ends,
         up: true,
-        segment: None,
         schedule: None,
     };
+    let on_segment = [2, 3, 5, 7].map(outside);
     Vnet {
         name: "red".into(),
         police: None,
@@ -368,12 +380,10 @@ fn vnet() -> Vnet {
             node("h1", vec![port(0)], None),
         ],
         vlinks: vec![
-            vlink(
-                "left",
-                End::External { name: "out".into(), interface: "A".into(), by: vxlan_tunnel(5) },
-                end("r1", 0),
-            ),
-            vlink("right", end("r1", 1), end("h1", 0)),
+            vlink("left", vec![outside(0), end("r1", 0)]),
+            vlink("right", [end("r1", 1), end("h1", 0)].into_iter().chain(on_segment).collect()),
+            vlink("through", vec![outside(1), outside(8)]),
+            vlink("across", vec![outside(4), outside(6)]),
         ],
     }
 }
@@ -456,7 +466,7 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
         bench.attach("r1", Who::Guest(0)),
         bench.attach("r1", Who::Tap),
     ];
-    let template = headers(&vxlan_tunnel(5));
+    let templates: Vec<_> = tunnels().iter().map(headers).collect();
     let refused = bench.refused();
     let (mut fed, mut left) = (0, 0);
     for _ in 0..STEPS_MAX {
@@ -468,6 +478,7 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
         match what & 7 {
             0 => fed += u64::from(bench.arrive(input.counted())),
             1 => {
+                let template = &templates[usize::from(what >> 3 & 0xf) % templates.len()];
                 let mut frame = vec![0; template.len()];
                 frame.extend(input.counted());
                 if template.write(&mut frame, MAC, [9; 6]).is_some() {
@@ -505,11 +516,21 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
     }
     let stats = bench.worker.vnets[0].as_ref().expect("it is there").stats();
     assert_adds_up(&stats);
-    let eth0 = &stats.nodes["r1"].ports["eth0"];
-    assert_eq!(fed, eth0.received + bench.refused() - refused, "frames from outside");
-    assert_eq!(left, eth0.sent, "frames to outside");
-    let (near, far) = (&stats.nodes["r1"].ports["eth1"], &stats.nodes["h1"].ports["eth0"]);
-    assert_eq!((near.sent, near.received), (far.received, far.sent));
+    let own =
+        |of: fn(&PortStats) -> u64| -> u64 { stats.nodes[OUTSIDE].ports.values().map(of).sum() };
+    let wire = &stats.nodes["r1"].ports["eth0"];
+    let refused = bench.refused() - refused;
+    assert_eq!(fed, wire.received + own(|port| port.received) + refused, "frames from outside");
+    assert_eq!(left, wire.sent + own(|port| port.sent), "frames to outside");
+    // What went into the segment and the transits came out.
+    let near = [&stats.nodes["r1"].ports["eth1"], &stats.nodes["h1"].ports["eth0"]];
+    let went: u64 = near.iter().map(|port| port.sent + port.copied).sum();
+    let came: u64 = near.iter().map(|port| port.received).sum();
+    assert_eq!(
+        went + own(|port| port.consumed + port.copied),
+        came + own(|port| port.made),
+        "{stats:#?}"
+    );
     drop(peers);
     bench.worker.replace(0, None);
     bench.left();

@@ -392,7 +392,8 @@ mod tests {
         let mut segment = segment(COUNT as usize, 1000, &[false; 3]);
         // As they come, in order and as the drivers of virtual machines draw them.
         let address = |n: u64| {
-            0x0200_0000_0000 | if n % 2 == 0 { n } else { n * 0x9e37_79b1 & 0xff_ffff_ffff }
+            0x0200_0000_0000
+                | if n.is_multiple_of(2) { n } else { (n * 0x9e37_79b1) & 0xff_ffff_ffff }
         };
         for n in 0..COUNT {
             let _ = segment.forward((n % 2) as u8, &frame(address(n), address(n)), 0);
@@ -401,7 +402,7 @@ mod tests {
         assert!(known.len() as u64 > COUNT - COUNT / 1000, "{} of {COUNT}", known.len());
         // Somebody with a new address for each frame.
         for n in 0..100_000u64 {
-            let strange = 0x0600_0000_0000 | n * 0x9e37;
+            let strange = 0x0600_0000_0000 | (n * 0x9e37);
             let _ = segment.forward(2, &frame(address(2), strange), SECOND * n / 100_000);
         }
         let after = all(&segment, SECOND);

@@ -365,7 +365,7 @@ impl Vnet {
         let ports: Vec<_> = vlink.ends.iter().filter_map(|end| self.port_of(end)).collect();
         let tunnel = |end: &End| match end {
             End::Port { .. } => false,
-            End::External { by, .. } => by.ends().is_some(),
+            End::External { by, .. } => by.tunnel().is_some(),
         };
         let ends = ports.iter().map(|at| *at as u16).zip(vlink.ends.iter().map(tunnel));
         let flood = Rate { bps: 0, pps: spec.flood_pps };

@@ -215,33 +215,43 @@ fn frames_into_a_packet_socket_are_all_accounted_for() {
     from_wire_to_wire("hostile-packet", |place, mux, device| place.packet_external(mux, device));
 }
 
-/// The host of each tunnel's other end, and its tunnel.
-fn tunnels() -> Vec<Encapsulation> {
+/// Of each kind and over IPv4 and IPv6, with this key.
+fn tunnels(key: u16) -> Vec<Encapsulation> {
     let address = |text: &str| text.parse().unwrap();
     let four = || (address("10.9.1.1"), address("10.9.1.2"));
     let six = || (address("fd00:1::1"), address("fd00:1::2"));
+    let vni = u32::from(key);
     let vxlan =
-        |(local, remote)| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 });
+        |(local, remote)| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni });
     let udp = |(local, remote)| {
-        Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7001, remote_port: 7000 })
+        let (local_port, remote_port) = (7001 + key, 7000);
+        Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
     };
-    let geneve = |(local, remote)| {
-        Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 5 })
+    let geneve =
+        |(local, remote)| Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni });
+    let gre = |(local, remote), key, checksum, sequence| {
+        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence })
     };
-    let gre = |(local, remote), checksum: bool| {
-        let key = checksum.then_some(5);
-        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence: false })
-    };
-    let mut all = vec![Encapsulation::Vlan(vlan::Tunnel { id: 5 })];
+    let mut all = vec![Encapsulation::Vlan(vlan::Tunnel { id: key })];
     for ends in [four(), six()] {
-        all.extend([vxlan(ends), udp(ends), geneve(ends), gre(ends, false), gre(ends, true)]);
+        all.extend([
+            vxlan(ends),
+            udp(ends),
+            geneve(ends),
+            gre(ends, (key != FIRST).then_some(vni << 8), false, false),
+            gre(ends, Some(vni), true, false),
+            gre(ends, Some(vni << 16), true, true),
+        ]);
     }
     all
 }
 
-/// The frame as the other end of a tunnel sends it.
-fn tunnelled(by: &Encapsulation, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
-    let template = outer::Template::new(&by.reversed()).unwrap();
+/// The key of the first of [`tunnels`].
+const FIRST: u16 = 5;
+
+/// The frame as the other end of a tunnel sends it, with this number where its frames have one.
+fn tunnelled(by: &Encapsulation, number: usize, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
+    let template = outer::Template::new(&by.reversed()).unwrap().from_number(number as u32);
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
     // What has no addresses can't have a tag behind them.
@@ -249,39 +259,51 @@ fn tunnelled(by: &Encapsulation, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
     frame
 }
 
+/// A wire from each of the first tunnels to a host; of the others four are two transits' ends, and the rest are on
+/// a segment with two hosts.
+fn tunnelled_vnet(root: &Path, tunnels: &[Encapsulation]) -> Vnet {
+    let ends = tunnels.iter().enumerate();
+    let ends: Vec<_> = ends.map(|(at, by)| outside(&format!("t{at}"), "A", by.clone())).collect();
+    let (wires, others) = ends.split_at(tunnels.len() / 2);
+    let mut nodes: Vec<_> = (0..wires.len()).map(|at| host(root, &format!("h{at}"))).collect();
+    let wires =
+        nodes.iter().zip(wires).map(|(h, end)| vlink(&h.name, port(&h.name, 0), end.clone()));
+    let mut vlinks: Vec<_> = wires.collect();
+    let (transits, tunnels) = others.split_at(4);
+    for (name, ends) in ["through", "across"].iter().zip(transits.chunks(2)) {
+        vlinks.push(vlink(name, ends[0].clone(), ends[1].clone()));
+    }
+    let hosts = ["s0", "s1"];
+    nodes.extend(hosts.map(|name| host(root, name)));
+    let ends = hosts.map(|name| port(name, 0)).into_iter().chain(tunnels.to_vec());
+    vlinks.push(vlink_of("lan", ends.collect()));
+    Vnet { name: "red".into(), police: None, nodes, vlinks }
+}
+
 /// Hostile headers around frames, right headers around hostile frames, and hostile frames the other
-/// way, for every kind of tunnel over IPv4 and IPv6.
+/// way, for every kind of tunnel over IPv4 and IPv6, at wires, transits and a segment.
 #[test]
 fn frames_into_tunnels_are_all_accounted_for() {
     let mut place = Place::enter("hostile-tunnels");
     let root = tempfile::tempdir().unwrap();
     let mut mux = start(1);
-    let tunnels = tunnels();
+    let tunnels = [tunnels(FIRST), tunnels(FIRST + 1)].concat();
     let takes: Vec<_> = tunnels.iter().filter_map(Encapsulation::takes).collect();
     place.external(&mut mux, "a", &takes);
     for address in ["10.9.1.2", "fd00:1::2"] {
         let lladdr = "02:00:00:00:00:99";
         place.exec("node", &format!("ip neigh replace {address} lladdr {lladdr} dev a"));
     }
-    let hosts: Vec<_> = (0..tunnels.len()).map(|at| format!("h{at}")).collect();
-    let vlinks = hosts.iter().zip(&tunnels).map(|(name, by)| {
-        let outside = outside("out", "A", by.clone());
-        vlink(name, port(name, 0), outside)
-    });
-    let vnet = Vnet {
-        name: "red".into(),
-        police: None,
-        nodes: hosts.iter().map(|name| host(root.path(), name)).collect(),
-        vlinks: vlinks.collect(),
-    };
+    let vnet = tunnelled_vnet(root.path(), &tunnels);
     put(&mux, &vnet);
     let mut taps: Vec<_> = vnet.nodes.iter().map(Peer::tap_of).collect();
     let near = place.raw("out1");
     let mac = pdp_net::interface::Interface::by_name("a").unwrap().mac;
     let tunnel = |at: usize| &tunnels[at % tunnels.len()];
-    let mut frames = hostile(|at, frame| tunnelled(tunnel(at), mac, frame));
+    let mut frames = hostile(|at, frame| tunnelled(tunnel(at), at, mac, frame));
     let inner = hostile(as_they_are).into_iter().enumerate();
-    frames.extend(inner.map(|(at, frame)| tunnelled(tunnel(at), mac, &frame)));
+    let first = frames.len();
+    frames.extend(inner.map(|(at, frame)| tunnelled(tunnel(at), first + at, mac, &frame)));
     let mut taken_by_taps = 0;
     let program = &place.programs[0];
     flood(
@@ -289,6 +311,7 @@ fn frames_into_tunnels_are_all_accounted_for() {
         |frame| near.send(frame),
         |sent| {
             taken_by_taps += taps.iter_mut().map(|tap| tap.receive().len() as u64).sum::<u64>();
+            near.receive();
             let (seen, a) = (program.counters().unwrap(), external(&mux, "A"));
             assert_eq!((a.kernel_dropped, seen.no_socket), (0, 0));
             // The node's neighbours say something by themselves, too.
@@ -300,25 +323,39 @@ fn frames_into_tunnels_are_all_accounted_for() {
         let tap = at % taps.len();
         eventually("room in the trunk", || taps[tap].out(0, frame) || frame.len() > 1900);
     }
-    let sum = |of: fn(&PortStats) -> u64| {
+    let of_nodes = |whose: fn(&str) -> bool, of: fn(&PortStats) -> u64| {
         let end = stats(&mux);
-        end.vnets["red"].nodes.values().map(|node| of(&node.ports["eth0"])).sum::<u64>()
+        let nodes = end.vnets["red"].nodes.iter().filter(|(name, _)| whose(name));
+        nodes.flat_map(|(_, node)| node.ports.values().map(of)).sum::<u64>()
     };
+    // What goes out, and what came from there: at ends of wires, and at those that are ports of their own.
+    let outer = |of| of_nodes(|name| !name.starts_with('s'), of);
+    let inner = |of| of_nodes(|name| name != OUTSIDE, of);
     eventually("all is taken", || {
         taken_by_taps += taps.iter_mut().map(|tap| tap.receive().len() as u64).sum::<u64>();
         near.receive();
         let a = external(&mux, "A");
-        taken_by_taps == sum(|port| port.punted)
-            && sum(|port| port.sent) == a.sent + a.dropped.get("refused").unwrap_or(&0)
-            && sum(|port| port.made) >= hostile(as_they_are).len() as u64
+        taken_by_taps == inner(|port| port.punted)
+            && outer(|port| port.sent) == a.sent + a.dropped.get("refused").unwrap_or(&0)
+            && inner(|port| port.made) >= hostile(as_they_are).len() as u64
     });
     let end = stats(&mux);
     assert_adds_up(&end);
     let a = &end.externals["A"];
-    assert_eq!(a.received, refused_in(a) + sum(|port| port.received));
-    for node in end.vnets["red"].nodes.values() {
-        let eth0 = &node.ports["eth0"];
-        assert!(eth0.received > 100 && eth0.sent > 100 && eth0.punted > 100, "{node:#?}");
+    assert_eq!(a.received, refused_in(a) + outer(|port| port.received));
+    // What went into the segment and the transits came out.
+    let on_segment = |of| of_nodes(|name| name.starts_with('s'), of);
+    let own = |of| of_nodes(|name| name == OUTSIDE, of);
+    assert_eq!(
+        on_segment(|port| port.sent + port.copied) + own(|port| port.consumed + port.copied),
+        on_segment(|port| port.received) + own(|port| port.made)
+    );
+    for (name, node) in &end.vnets["red"].nodes {
+        for (port, counted) in &node.ports {
+            let enough = counted.received > 100 && counted.sent > 100;
+            let taken = counted.punted > 100 || name == OUTSIDE;
+            assert!(enough && taken, "{name}:{port} {counted:#?}");
+        }
     }
     for reason in [
         "malformed",
@@ -329,6 +366,7 @@ fn frames_into_tunnels_are_all_accounted_for() {
         "vxlan-header",
         "gre-header",
         "gre-checksum",
+        "gre-sequence",
         "geneve-header",
         "geneve-control",
         "geneve-critical",

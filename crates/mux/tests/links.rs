@@ -473,7 +473,8 @@ fn copies_take_no_more_packets_than_waiting_frames_may() {
 
 /// A tunnel of each kind over IPv4 or IPv6, all to one machine; of GRE with a checksum and a number, or neither.
 fn any_tunnel(which: u32) -> Encapsulation {
-    let text = if which % 2 == 0 { ["10.0.0.1", "10.0.0.2"] } else { ["fd00::1", "fd00::2"] };
+    let text =
+        if which.is_multiple_of(2) { ["10.0.0.1", "10.0.0.2"] } else { ["fd00::1", "fd00::2"] };
     let [local, remote] = text.map(|text| text.parse().unwrap());
     // What those of one kind and family differ by.
     let id = which / 10 + 5;

@@ -531,7 +531,7 @@ fn segment(vnet: &str, index: usize, spec: &mut VirtualNetworkSpec, reporter: &m
     let is_tunnel = |end: &Endpoint| match end {
         Endpoint::Port { .. } => false,
         Endpoint::External(name) => {
-            spec.externals.get(name).is_some_and(|it| it.encapsulation().ends().is_some())
+            spec.externals.get(name).is_some_and(|it| it.encapsulation().tunnel().is_some())
         }
     };
     if link.endpoints.iter().all(is_tunnel) {
