@@ -80,7 +80,8 @@ impl Lab {
         }
         let hop = Arc::new(NextHop::known(NEIGHBOUR));
         let (spec, generation) = (spec.clone(), 0);
-        let mut lab = Self { worker, lines, spec, hop, number: 0, _wake: wake, _commands: commands };
+        let mut lab =
+            Self { worker, lines, spec, hop, number: 0, _wake: wake, _commands: commands };
         lab.install(generation, None);
         lab
     }
