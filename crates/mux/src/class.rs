@@ -20,8 +20,8 @@ pub const AHEAD_NS: u64 = 1_000_000;
 /// How many frames may be there in any case, and at the most.
 const FRAMES: (u64, u64) = (2, 256);
 
-/// The longest time between two looks of a port whether there is room again, nanoseconds.
-const LOOK_NS_MAX: u64 = 2_000_000;
+/// The time between two looks of a port whether there is room again, nanoseconds: the shortest and the longest.
+const LOOK_NS: (u64, u64) = (10_000, 2_000_000);
 
 /// Says that a packet's mark is the number of a class; no trace has a mark so high.
 const IS_CLASS: u32 = 1 << 31;
@@ -139,7 +139,7 @@ impl Class {
     pub fn look_ns(&self) -> u64 {
         let bps = self.capacity.bps.load(Ordering::Relaxed).max(1);
         let half_ns = u128::from(self.there().1) * 4_000_000_000 / u128::from(bps);
-        half_ns.min(LOOK_NS_MAX.into()) as u64
+        half_ns.clamp(LOOK_NS.0.into(), LOOK_NS.1.into()) as u64
     }
 }
 

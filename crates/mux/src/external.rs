@@ -170,11 +170,12 @@ impl Exits {
         if schedule.is_empty() { all[at].send(tools, frames) } else { Reason::ExternalRingFull }
     }
 
-    /// Has no class with this number any more, whose port sends no more. What is on its way from there is taken in
+    /// Has no classes with these numbers any more, whose ports send no more. What is on its way from there is taken in
     /// before.
-    pub fn remove_class(&mut self, number: usize, tools: &mut Tools<'_>) -> Option<Arc<Class>> {
+    pub fn remove_classes(&mut self, numbers: &[usize], tools: &mut Tools<'_>) -> Vec<Arc<Class>> {
         self.flush(tools);
-        self.schedule.as_mut()?.remove(number, tools.now_ns)
+        let Some(schedule) = &mut self.schedule else { return vec![] };
+        numbers.iter().filter_map(|number| schedule.remove(*number, tools.now_ns)).collect()
     }
 
     /// When a frame's turn is, nanoseconds, if one waits for it.

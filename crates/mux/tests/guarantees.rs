@@ -424,6 +424,20 @@ fn parts_and_capacity_change_with_nothing_lost_that_waits() {
     lab.rest();
 }
 
+/// Frames at the scheduler count as those that wait for a rate do: no vnet has more packets than are free.
+#[test]
+fn a_flood_of_many_links_leaves_half_of_the_packets() {
+    let mut lab = Lab::new(1, &[Sends { bps: 0, ..Sends::flood(1, 60) }; 64]);
+    lab.set_capacity(Some(100 * CAPACITY_BPS));
+    for _ in 0..300 {
+        (0..64).for_each(|link| lab.send(link, 60));
+    }
+    let free = lab.workers[0].core.packets.free();
+    assert!((SHARE / 2 - 1..SHARE / 2 + 2).contains(&free), "{free}");
+    assert_eq!(lab.all_dropped(), 64 * 300 - (SHARE - free) as u64);
+    lab.rest();
+}
+
 /// The frame of a generator, numbered behind its Ethernet header.
 const NUMBER_AT: u16 = 14;
 

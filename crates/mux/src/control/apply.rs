@@ -216,16 +216,20 @@ impl Control {
         before: &Classes,
         after: &Classes,
     ) -> Result<(), String> {
-        for ((slot, name), (class, _)) in before {
-            let key = (*slot, name.clone());
-            let stays = after.get(&key).is_some_and(|(other, _)| Arc::ptr_eq(class, other));
-            let Some(known) = state.externals[*slot].as_ref().filter(|_| !stays) else { continue };
-            let (slot, number) = (*slot, class.number());
-            // The last one is let go of here, and not between two rounds.
+        for (slot, known) in state.externals.iter().enumerate() {
+            let Some(known) = known else { continue };
+            let stays = |key, class| after.get(key).is_some_and(|it| Arc::ptr_eq(class, &it.0));
+            let here = before.range((slot, String::new())..(slot + 1, String::new()));
+            let gone = here.filter(|(key, (class, _))| !stays(key, class));
+            let gone: Vec<_> = gone.map(|(_, (class, _))| class.number()).collect();
+            if gone.is_empty() {
+                continue;
+            }
+            // The last of each is let go of here, and not between two rounds.
             self.workers[known.worker].call(move |worker| {
                 let (exits, mut tools) = worker.core.exits(slot)?;
                 tools.alarm.owner = RungFor::External(slot);
-                exits.remove_class(number, &mut tools)
+                Some(exits.remove_classes(&gone, &mut tools))
             })?;
         }
         Ok(())
