@@ -11,6 +11,7 @@ use pdp_proto::mux::Encapsulation;
 use pdp_underlay::{Hop, NextHop};
 use pdp_wire::{ether, outer};
 
+use crate::class::Class;
 use crate::counters::Reason;
 
 /// The far side of a port's vlink.
@@ -32,6 +33,14 @@ impl Way {
             Self::Outside(outside) => outside.find(),
         }
     }
+
+    /// What its frames have of the capacity of an interface, if it has one.
+    pub fn class(&self) -> Option<&Class> {
+        match self {
+            Self::Port(_) | Self::Segment(..) => None,
+            Self::Outside(outside) => outside.class.as_deref(),
+        }
+    }
 }
 
 /// The number of a tunnel's first frame, where frames have one. Who counts on takes none that is lower than the last
@@ -51,6 +60,8 @@ pub struct Outside {
     pub external: usize,
     /// Spreads vlinks over the interface's queues; frames of one vlink keep their order.
     pub spread: usize,
+    /// Where the interface has a capacity: what its frames have of that.
+    pub class: Option<Arc<Class>>,
     tunnel: Option<Tunnel>,
 }
 
@@ -77,7 +88,7 @@ impl Outside {
                 Some(Tunnel { template, next_hop: by.ends().map(|_| next_hop()) })
             }
         };
-        Some(Self { external, spread, tunnel })
+        Some(Self { external, spread, class: None, tunnel })
     }
 
     /// Whether frames go out as they are.

@@ -1,4 +1,5 @@
-//! A vlink's rate in one direction: frames beyond it wait in a queue of bounded length.
+//! A vlink's rate in one direction: frames beyond it wait in a queue of bounded length; and where those wait that
+//! their tunnel has to wait for.
 
 use std::collections::VecDeque;
 
@@ -134,10 +135,66 @@ impl Shaper {
         })
     }
 
+    /// Whether a frame may wait in `held`, which has as much room as its queue.
+    pub fn may_hold(&self, held: &Held, packet: &Packet) -> bool {
+        let frames = held.len() + 1;
+        let bytes = held.bytes + (packet.len() + frames * self.overhead_bytes) as u64;
+        frames <= self.queue_max && (frames == 1 || bytes <= self.bytes_max)
+    }
+
     /// Takes what waits.
     pub fn drain(&mut self) -> impl Iterator<Item = Packet> {
         self.bytes = 0;
         self.queue.drain(..)
+    }
+}
+
+/// Frames behind a shaper that wait for their tunnel: for its next hop, or for the interface's capacity.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// Each, and since when, nanoseconds.
+    frames: VecDeque<(u64, Packet)>,
+    bytes: u64,
+}
+
+impl Held {
+    /// Frames that wait.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether none does.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// The one that has waited longest, and since when, nanoseconds.
+    pub fn first(&self) -> Option<&(u64, Packet)> {
+        self.frames.front()
+    }
+
+    /// Since when the last one waits, nanoseconds.
+    pub fn last_ns(&self) -> Option<u64> {
+        self.frames.back().map(|last| last.0)
+    }
+
+    /// Their lengths, bytes.
+    pub fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.frames.iter().map(|(_, packet)| packet.len())
+    }
+
+    /// One more waits, since `now_ns`.
+    pub fn push(&mut self, now_ns: u64, packet: Packet) {
+        self.bytes += packet.len() as u64;
+        self.frames.push_back((now_ns, packet));
+    }
+
+    /// Takes the one that has waited longest.
+    pub fn pop(&mut self) -> Option<Packet> {
+        let (_, packet) = self.frames.pop_front()?;
+        self.bytes -= packet.len() as u64;
+        Some(packet)
     }
 }
 

@@ -4,7 +4,6 @@
 //! everything that lives (connections, queues, counters) from the one it had
 //! ([`Vnet::take_over`]).
 
-use std::collections::VecDeque;
 use std::mem;
 use std::ops::Range;
 
@@ -25,7 +24,7 @@ use crate::packets::Batch;
 use crate::peer::{Guest, Silence};
 use crate::police::TokenBucket;
 use crate::segment::Segment;
-use crate::shape::{LOCAL_RATE, Shaper};
+use crate::shape::{Held, LOCAL_RATE, Shaper};
 use crate::timers::Timers;
 use crate::trace::Wish;
 
@@ -228,8 +227,8 @@ pub(crate) struct PortLink {
     pub(crate) shaper: Shaper,
     /// What is done to frames on purpose, and those that wait for that.
     pub(crate) line: Option<Box<Line>>,
-    /// Frames that wait for the next hop of the tunnel, and since when, nanoseconds.
-    pub(crate) held: VecDeque<(u64, Packet)>,
+    /// Frames that wait for the next hop of the tunnel or for the interface's capacity.
+    pub(crate) held: Held,
     /// Name of the vlink and its other end, to know it again.
     identity: (String, End),
 }
@@ -243,12 +242,12 @@ impl PortLink {
             way,
             line: Line::of(&leaving),
             shaper: Shaper::new(&leaving, default),
-            held: VecDeque::new(),
+            held: Held::default(),
             identity: (vlink.name.clone(), far.clone()),
         }
     }
 
-    /// Packets that wait for its rate or for its tunnel's next hop.
+    /// Packets that wait for its rate or for its tunnel.
     pub(crate) fn waiting(&self) -> usize {
         self.shaper.waiting() + self.held.len()
     }
@@ -260,7 +259,7 @@ impl PortLink {
 
     /// Takes what waits in packets.
     fn drain(&mut self) -> impl Iterator<Item = Packet> {
-        self.held.drain(..).map(|(_, packet)| packet).chain(self.shaper.drain())
+        std::iter::from_fn(|| self.held.pop()).chain(self.shaper.drain())
     }
 }
 

@@ -24,7 +24,7 @@ use crate::keeper::Health;
 use crate::key::Key;
 use crate::ledger::Moment;
 use crate::model::Model;
-use crate::plan::{ExternalPlan, MirrorPlan, NodePlan, VnetPlan};
+use crate::plan::{MirrorPlan, NodePlan, VnetPlan};
 
 /// What it is told from.
 struct View<'a> {
@@ -263,10 +263,8 @@ impl View<'_> {
                 false => (mux::OUTSIDE, name.as_str()),
             };
             let problem = counters.nodes.get(node)?.ports.get(port)?.underlay?;
-            let device = match self.model.plan.externals.get(interface).map(|plan| &**plan) {
-                Some(ExternalPlan::Device(device)) => &device.device,
-                _ => interface,
-            };
+            let external = self.model.plan.externals.get(interface);
+            let device = external.and_then(|plan| plan.device()).unwrap_or(interface);
             Some(underlay_words(problem, by.ends()?, device, &ports))
         })
     }

@@ -14,7 +14,7 @@ use pdp_spec::{DeviceAttach, SourceFile};
 use pdp_wire::tunnel::Take;
 use pdpd::key::Key;
 use pdpd::model::Model;
-use pdpd::plan::{ExternalPlan, MemifPlan, Places, Plan, VnetPlan};
+use pdpd::plan::{MemifPlan, OutletPlan, Places, Plan, VnetPlan};
 use proptest::prelude::*;
 
 const SUBSTRATE: &str = r#"
@@ -264,7 +264,9 @@ fn vnets_with_equal_names_and_addresses_share_nothing() {
 #[test]
 fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
-    let ExternalPlan::Device(external) = &*model.plan.externals["A"] else { panic!("a device") };
+    let OutletPlan::Device(external) = &model.plan.externals["A"].outlet else {
+        panic!("a device")
+    };
     let takes: Vec<_> = external.takes.tunnels.iter().copied().collect();
     assert_eq!(takes, [Take::Udp { local: "192.0.2.1".parse().unwrap(), port: 4789 }]);
     assert!(!external.takes.all);
@@ -274,7 +276,7 @@ fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
 fn memifs_and_generators_are_planned_without_devices() {
     let outlets = "M: {memif: {mtu: 1400, group: staff}}
     G: {generator: {pps: 5, count: 7, numberAt: 56, pcap: PCAP}}
-    S: {generator: {}}
+    S: {generator: {}, capacity: 5Mbps}
     P: {device: extP, attach: packet}
     A:";
     // One frame of 68 bytes.
@@ -285,20 +287,22 @@ fn memifs_and_generators_are_planned_without_devices() {
     let outlets = outlets.replace("PCAP", &pcap.to_string());
     let substrate = SUBSTRATE.replace("A:", &outlets);
     let model = apply(&Model::default(), format!("{substrate}---{}", Wish::of("red", 1).yaml()));
-    let external = |name: &str| ExternalPlan::clone(&model.plan.externals[name]);
+    let external = |name: &str| model.plan.externals[name].outlet.clone();
     let memif = MemifPlan {
         socket: "/run/pdp/externals/M/memif.sock".into(),
         mtu: 1400,
         group: Some("staff".into()),
     };
-    assert_eq!(external("M"), ExternalPlan::Memif(memif));
-    let ExternalPlan::Generator(generator) = external("G") else { panic!("a generator") };
+    assert_eq!(external("M"), OutletPlan::Memif(memif));
+    let OutletPlan::Generator(generator) = external("G") else { panic!("a generator") };
     let told = mux::Generator { pps: 5, frames: 7, number_at: Some(56) };
     assert_eq!((generator.told, generator.pcap), (told, Some(pcap)));
-    let ExternalPlan::Generator(sink) = external("S") else { panic!("a generator") };
+    let OutletPlan::Generator(sink) = external("S") else { panic!("a generator") };
     assert_eq!(sink.told, mux::Generator { pps: 0, frames: 0, number_at: None });
     assert_ne!(sink.hash, generator.hash);
-    let ExternalPlan::Device(device) = external("P") else { panic!("a device") };
+    let capacity_bps = |name: &str| model.plan.externals[name].capacity_bps;
+    assert_eq!((capacity_bps("S"), capacity_bps("G")), (Some(5_000_000), None));
+    let OutletPlan::Device(device) = external("P") else { panic!("a device") };
     assert_eq!(device.attach, DeviceAttach::Packet);
     // As stored, too.
     let documents = model.change_from(&Model::default()).put;

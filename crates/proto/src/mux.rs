@@ -151,8 +151,8 @@ pub struct External {
     pub name: String,
     /// Largest IP packet on it, bytes.
     pub mtu: u32,
-    /// What vlinks over it may send in all, bits a second: they share it by their guarantees and weights. `None`: they
-    /// do not wait for each other.
+    /// What vlinks over it may send in all, bits a second of wrapped frames with preamble, checksum and gap: they share
+    /// it by their guarantees and weights. `None`: they do not wait for each other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_bps: Option<u64>,
     /// What is behind it.
@@ -481,7 +481,7 @@ pub struct Leaving {
     pub burst_bytes: u64,
     /// Bytes that each frame counts beyond its own.
     pub overhead_bytes: u32,
-    /// Frames that may wait for the rate or for the interface's capacity.
+    /// Frames that may wait for the rate, and as many for the interface's capacity.
     pub queue_frames: u32,
     /// Bytes that may, as they count; 0: as many as these frames have.
     pub queue_bytes: u64,

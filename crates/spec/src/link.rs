@@ -35,11 +35,12 @@ macro_rules! with_leaving {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schemars(range(max = OVERHEAD_BYTES_MAX))]
             pub overhead: Option<u32>,
-            /// What may wait at each end for the rate and for the interface's capacity: frames, or the time that they
-            /// take at the rate, at most 4,096 frames in any case. Not given: 256 frames.
+            /// What may wait at each end for the rate, and as much for the interface's capacity: frames, or the time
+            /// that they take at the rate, at most 4,096 frames in any case. Not given: 256 frames.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub queue: Option<Queue>,
-            /// What it gets of an external interface's `capacity` whatever others send. Not given: nothing.
+            /// What it gets of an external interface's `capacity` whatever others send, counted as that is. Not given:
+            /// nothing.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub guarantee: Option<BitRate>,
             /// Its part of what is unused of that `capacity`, beside others that want it. Not given: 1.

@@ -144,8 +144,9 @@ pub struct ExternalInterface {
     /// A source and sink of frames inside the mux, for measurements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generator: Option<Generator>,
-    /// What links over it send in all, headers and all: they share it by their `guarantee` and `weight`. Not given:
-    /// they do not wait for each other.
+    /// What links over it send in all, with all headers and the 24 bytes that Ethernet takes for each frame beyond
+    /// it (preamble, checksum, gap): they share it by their `guarantee` and `weight`. Not given: they do not wait for
+    /// each other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<BitRate>,
 }

@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use pdp_memif::REGIONS_MAX;
 use pdp_proto::limits::EXTERNALS_MAX;
@@ -11,7 +13,9 @@ use pdp_proto::mux::{self, Attach, Encapsulation, End, OUTSIDE, PortName, Rate};
 use pdp_underlay::Ends;
 use pdp_wire::tag::PuntClass;
 
+use crate::class::{Capacity, Class};
 use crate::classify::{Classifier, PortRef, Table};
+use crate::fair::Part;
 use crate::vnet::Who;
 
 /// Vnets of one worker.
@@ -90,11 +94,22 @@ pub struct KnownExternal {
     pub outlets: usize,
     /// The worker that has the first of them; those after it have the others.
     pub worker: usize,
-    /// Whether it is another device now than some of its vnets were told.
+    /// Whether it is another device now than some of its vnets were told, or has a capacity where it had none, or the
+    /// other way.
     pub moved: bool,
+    /// Its capacity, if it has or had one.
+    pub capacity: Option<Arc<Capacity>>,
 }
 
 impl KnownExternal {
+    /// The worker that has its outlet `index`. Where there is a capacity one has all of them.
+    pub fn owner(&self, index: usize, workers: usize) -> usize {
+        match self.spec.capacity_bps {
+            None => (self.worker + index) % workers,
+            Some(_) => self.worker,
+        }
+    }
+
     /// Who may connect for it, in `slot`, and where.
     pub fn expected(&self, slot: usize) -> HashMap<PathBuf, Expected> {
         let owner = Owner::External(self.spec.name.clone());
@@ -117,7 +132,14 @@ pub struct KnownVnet {
     pub slot: u16,
     /// See [`PortRef`].
     pub generation: u32,
+    /// Classes of its ends at interfaces with a capacity, by the slots of these and the names of its externals.
+    pub classes: Classes,
+    /// Its frames at the schedulers of these.
+    pub scheduled: Arc<AtomicUsize>,
 }
+
+/// Classes of a vnet, by slots of external interfaces and names of its externals.
+pub type Classes = BTreeMap<(usize, String), (Arc<Class>, Part)>;
 
 impl State {
     /// The slot of the external interface with this name.
@@ -195,6 +217,22 @@ impl State {
         let here = self.vnets.values().filter(|it| it.worker == worker);
         let taken: HashSet<_> = here.map(|it| it.slot).collect();
         (0..VNETS_MAX as u16).find(|slot| !taken.contains(slot)).map(|slot| (worker, slot))
+    }
+
+    /// The classes of a vnet as it is to be: those that it has, and new ones.
+    pub fn classes(&self, vnet: &KnownVnet) -> Classes {
+        let ends = outside_ends(&vnet.spec).filter_map(|end| {
+            let slot = self.external_slot(end.interface)?;
+            let known = self.externals[slot].as_ref()?;
+            let capacity = known.capacity.as_ref().filter(|_| known.spec.capacity_bps.is_some())?;
+            let key = (slot, end.external.to_owned());
+            let has = vnet.classes.get(&key).map(|it| &it.0).filter(|it| it.is_of(capacity));
+            let new = || Arc::new(Class::new(capacity, &vnet.scheduled));
+            let class = has.cloned().unwrap_or_else(new);
+            let guarantee_bps = end.leaving.guarantee_bps;
+            Some((key, (class, Part { guarantee_bps, weight: end.leaving.weight.max(1) })))
+        });
+        ends.collect()
     }
 
     /// Whose frames are whose, with `changed` as it is to be and without the vnet `without`.
@@ -313,6 +351,10 @@ pub struct OutsideEnd<'a> {
     pub name: (&'a str, &'a str),
     /// Its vlink.
     pub vlink: &'a mux::Vlink,
+    /// How frames leave by it.
+    pub leaving: mux::Leaving,
+    /// Its name.
+    pub external: &'a str,
     /// The external interface.
     pub interface: &'a str,
     /// How its frames are told apart there.
@@ -327,14 +369,17 @@ pub fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = OutsideEnd<'_>> {
         let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
         let name = spec.nodes[at].ports.get(usize::from(port))?.name.as_str();
         let end = vlink.ends.iter().find(|end| matches!(end, End::External { .. }))?;
-        Some((first as u16 + port, (node, name), vlink, end))
+        let near = vlink.ends.iter().position(|end| matches!(end, End::Port { .. }))?;
+        Some((first as u16 + port, (node, name), vlink, near, end))
     });
     let first: usize = spec.nodes.iter().map(|node| node.ports.len()).sum();
     let own = (first as u16..).zip(spec.own_ends());
-    let own = own.map(|(port, own)| (port, (OUTSIDE, own.name), &spec.vlinks[own.vlink], own.end));
-    wires.chain(own).filter_map(|(port, name, vlink, end)| {
-        let End::External { interface, by, .. } = end else { return None };
-        Some(OutsideEnd { port, name, vlink, interface, by })
+    let own = own
+        .map(|(port, own)| (port, (OUTSIDE, own.name), &spec.vlinks[own.vlink], own.at, own.end));
+    wires.chain(own).filter_map(|(port, name, vlink, near, end)| {
+        let End::External { name: external, interface, by } = end else { return None };
+        let leaving = vlink.leaving(near);
+        Some(OutsideEnd { port, name, vlink, leaving, external, interface, by })
     })
 }
 

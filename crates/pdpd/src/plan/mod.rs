@@ -276,9 +276,18 @@ pub struct MuxPlan {
     pub hash: String,
 }
 
-/// An external interface, by what is behind it.
+/// An external interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExternalPlan {
+pub struct ExternalPlan {
+    /// What links over it may send in all, bits a second.
+    pub capacity_bps: Option<u64>,
+    /// What is behind it.
+    pub outlet: OutletPlan,
+}
+
+/// What is behind an external interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OutletPlan {
     /// A network device.
     Device(DevicePlan),
     /// A program that speaks memif.
@@ -290,9 +299,9 @@ pub enum ExternalPlan {
 impl ExternalPlan {
     /// Name of the device behind it.
     pub fn device(&self) -> Option<&str> {
-        match self {
-            Self::Device(device) => Some(&device.device),
-            Self::Memif(_) | Self::Generator(_) => None,
+        match &self.outlet {
+            OutletPlan::Device(device) => Some(&device.device),
+            OutletPlan::Memif(_) | OutletPlan::Generator(_) => None,
         }
     }
 }
@@ -521,14 +530,16 @@ pub fn plan(
     for (name, interface) in &substrate.interfaces {
         // The check of specs has seen to it that there is one.
         let Some(outlet) = interface.outlet() else { continue };
-        let external = external_plan(places, substrate, name, outlet);
-        if let ExternalPlan::Memif(memif) = &external {
+        let outlet = outlet_plan(places, substrate, name, outlet);
+        if let OutletPlan::Memif(memif) = &outlet {
             check_socket(&memif.socket)?;
         }
-        externals.insert(name.clone(), external);
+        let capacity_bps = interface.capacity.map(|capacity| capacity.0);
+        externals.insert(name.clone(), ExternalPlan { capacity_bps, outlet });
     }
     for (interface, takes) in planned.values().flat_map(|vnet| &vnet.takes) {
-        if let Some(ExternalPlan::Device(device)) = externals.get_mut(interface) {
+        let external = externals.get_mut(interface).map(|external| &mut external.outlet);
+        if let Some(OutletPlan::Device(device)) = external {
             device.takes.all |= takes.all;
             device.takes.tunnels.extend(&takes.tunnels);
         }
@@ -542,26 +553,26 @@ pub fn plan(
     })
 }
 
-fn external_plan(
+fn outlet_plan(
     places: &Places,
     substrate: &SubstrateSpec,
     name: &str,
     outlet: Outlet<'_>,
-) -> ExternalPlan {
+) -> OutletPlan {
     match outlet {
-        Outlet::Device(device, attach) => ExternalPlan::Device(DevicePlan {
+        Outlet::Device(device, attach) => OutletPlan::Device(DevicePlan {
             device: device.into(),
             attach,
             workers: substrate.mux.workers,
             takes: Takes::default(),
             pins: places.pins.join(name),
         }),
-        Outlet::Memif(memif) => ExternalPlan::Memif(MemifPlan {
+        Outlet::Memif(memif) => OutletPlan::Memif(MemifPlan {
             socket: places.external_memif(name),
             mtu: memif.mtu,
             group: memif.group.clone(),
         }),
-        Outlet::Generator(generator) => ExternalPlan::Generator(GeneratorPlan {
+        Outlet::Generator(generator) => OutletPlan::Generator(GeneratorPlan {
             told: mux::Generator {
                 pps: generator.pps.unwrap_or(0),
                 frames: generator.count.unwrap_or(0),
