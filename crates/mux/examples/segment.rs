@@ -53,7 +53,7 @@ fn main() -> Result<()> {
     let vlink = Vlink {
         name: "link".into(),
         ends: (0..ends).map(end).collect(),
-        leaving: vec![Leaving { queue_frames: 256, ..Leaving::default() }; ends.into()],
+        leaving: vec![Leaving { queue_frames: 256, ..Leaving::default() }; ends],
         up: true,
         segment: (ends > 2).then_some(segment),
         schedule: None,

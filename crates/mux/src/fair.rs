@@ -443,8 +443,8 @@ mod tests {
                         prop_assert!(free <= bound, "frame {number} of {class}: {free} after {bound}");
                         fluid.until(now as f64 + takes);
                         let most = 8.0 * BYTES_MAX as f64 * (parts.len() as f64 + 2.0);
-                        for at in 0..parts.len() {
-                            let far = bits[at] as f64 - fluid.served[at];
+                        for (at, (bits, served)) in bits.iter().zip(&fluid.served).enumerate() {
+                            let far = *bits as f64 - served;
                             prop_assert!(far.abs() <= most, "class {at} is {far} bits from the ideal; {most}");
                         }
                     }

@@ -385,12 +385,14 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
     changes
 }
 
+/// Whether both are alike in something.
+type Same = fn(&mux::Leaving, &mux::Leaving) -> bool;
+
 /// What is otherwise in how frames leave by any of the ends.
 fn leaving_changes(was: &[mux::Leaving], is: &[mux::Leaving]) -> String {
-    let differs = |same: fn(&mux::Leaving, &mux::Leaving) -> bool| {
-        was.len() != is.len() || was.iter().zip(is).any(|(was, is)| !same(was, is))
-    };
-    let parts: [(&str, fn(&mux::Leaving, &mux::Leaving) -> bool); 4] = [
+    let differs =
+        |same: Same| was.len() != is.len() || was.iter().zip(is).any(|(was, is)| !same(was, is));
+    let parts: [(&str, Same); 4] = [
         ("rate", |was, is| {
             (was.rate_bps, was.burst_bytes, was.overhead_bytes)
                 == (is.rate_bps, is.burst_bytes, is.overhead_bytes)
