@@ -400,6 +400,22 @@ mod tests {
             assert_eq!(exits(), [(2, true), (0, false)]);
         }
         assert!(put(Some(0)).is_err());
+        // What waits for its turn stays when sockets are made anew.
+        let send = |worker: &mut crate::worker::Worker| {
+            let Core { externals, packets, now_ns, .. } = &mut worker.core;
+            let schedule = externals[0].as_mut().unwrap().exits.schedule.as_mut().unwrap();
+            (0..3).for_each(|_| schedule.put(0, 0, packets.take().unwrap(), *now_ns));
+        };
+        control.workers[0].call(send).unwrap();
+        let Taken { exits: taken, schedule } = control.take_exits(0).unwrap();
+        let known = control.state().externals[0].take().unwrap();
+        control.add_exits(0, &known, schedule, taken).unwrap();
+        control.state().externals[0] = Some(known);
+        let waits = |worker: &mut crate::worker::Worker| {
+            let schedule = &worker.core.external(0).unwrap().exits.schedule;
+            schedule.as_ref().is_some_and(|schedule| !schedule.is_empty())
+        };
+        assert!(control.workers[0].call(waits).unwrap());
         assert_eq!(put(None).unwrap(), Reply::Done);
         assert_eq!(exits(), [(1, true), (1, false)]);
     }

@@ -2,8 +2,9 @@
 //! of two kinds.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use pdp_e2e::{Node, all_answered, eventually};
+use pdp_e2e::{Machine, Node, all_answered, eventually};
 use serde_json::Value;
 
 const HOSTS: usize = 8;
@@ -63,6 +64,30 @@ fn fdb(node: &Node) -> BTreeMap<String, Vec<String>> {
         ends.entry(text(entry, "endpoint")).or_default().push(text(entry, "mac"));
     }
     ends
+}
+
+/// An interface gets a capacity, another one, and none again, with its sockets left as they are: nothing is lost
+/// meanwhile. With one, links over it have no more.
+fn capacities_change(node: &Node, a: &Machine) {
+    let ping = a.spawn("ping -c200 -i0.01 -w60 10.2.0.2");
+    let guaranteed = "100Mbps, at: {\"external:b\": {guarantee: 1Mbps}}";
+    let guaranteed = spec().replace("100Mbps", guaranteed);
+    let with = |mbps: u64| {
+        let interface = format!("B: {{device: extB, capacity: {mbps}Mbps}}");
+        node.apply(&guaranteed.replace("B: {device: extB}", &interface));
+    };
+    with(4);
+    with(2);
+    node.apply(&spec());
+    assert!(all_answered(&ping.finish(), 200));
+    with(1);
+    // 603,200 bits on the interface, which ping sends in 0.1 s if nothing waits.
+    let start = Instant::now();
+    let words = a.run("ping -c50 -i0.002 -s 1400 -w60 10.2.0.2");
+    assert!(all_answered(&words, 50), "{words}");
+    assert!(start.elapsed() > Duration::from_millis(550), "{words}");
+    let error = node.try_apply(&guaranteed).expect_err("no capacity to guarantee of");
+    assert!(error.contains("interface B has no capacity to guarantee of"), "{error}");
 }
 
 #[test]
@@ -156,6 +181,7 @@ fn a_segment_of_hosts_and_machines_and_a_transit_between_kinds_of_tunnels() {
         assert_eq!(came, count(&stats, "via", "external", from, "consumed"));
         assert_eq!(came, count(&stats, "via", "external", to, "sent"));
     }
+    capacities_change(&node, &a);
     node.pdp(&["down", "--purge"]);
     node.wait_pdpd();
     assert_eq!(node.leftovers(), [""; 0]);
