@@ -403,17 +403,17 @@ mod tests {
         // What waits for its turn stays when sockets are made anew.
         let send = |worker: &mut crate::worker::Worker| {
             let Core { externals, packets, now_ns, .. } = &mut worker.core;
-            let schedule = externals[0].as_mut().unwrap().exits.schedule.as_mut().unwrap();
-            (0..3).for_each(|_| schedule.put(0, 0, packets.take().unwrap(), *now_ns));
+            let scheduler = externals[0].as_mut().unwrap().exits.scheduler.as_mut().unwrap();
+            (0..3).for_each(|_| scheduler.put(0, 0, packets.take().unwrap(), *now_ns));
         };
         control.workers[0].call(send).unwrap();
-        let Taken { exits: taken, schedule } = control.take_exits(0).unwrap();
+        let Taken { exits: taken, scheduler } = control.take_exits(0).unwrap();
         let known = control.state().externals[0].take().unwrap();
-        control.add_exits(0, &known, schedule, taken).unwrap();
+        control.add_exits(0, &known, scheduler, taken).unwrap();
         control.state().externals[0] = Some(known);
         let waits = |worker: &mut crate::worker::Worker| {
-            let schedule = &worker.core.external(0).unwrap().exits.schedule;
-            schedule.as_ref().is_some_and(|schedule| !schedule.is_empty())
+            let scheduler = &worker.core.external(0).unwrap().exits.scheduler;
+            scheduler.as_ref().is_some_and(|scheduler| !scheduler.is_empty())
         };
         assert!(control.workers[0].call(waits).unwrap());
         assert_eq!(put(None).unwrap(), Reply::Done);
