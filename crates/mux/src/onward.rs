@@ -36,6 +36,7 @@ impl Vnet {
                 None => {}
             }
         }
+        core.scratch.groups.by_port(self.own_ports.start, &mut out);
         self.leave(core, &mut out);
         core.scratch.spare.extend([onward, out]);
     }
@@ -44,6 +45,7 @@ impl Vnet {
     pub(crate) fn enter_all(&mut self, core: &mut Core, place: (u16, u8), frames: &mut Batch) {
         let mut out = core.scratch.batch();
         frames.drain(..).for_each(|packet| self.enter(core, place, packet, &mut out));
+        core.scratch.groups.by_port(self.own_ports.start, &mut out);
         self.leave(core, &mut out);
         core.scratch.spare.push(out);
     }
