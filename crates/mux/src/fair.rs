@@ -462,6 +462,19 @@ mod tests {
         }
     }
 
+    /// Of those that are owed a frame the one with most of the capacity waits for none of the others but the one that
+    /// is under way, though all of them came before it.
+    #[test]
+    fn whose_time_is_up_first_goes_first() {
+        let part = |percent: u64| Part { guarantee_bps: percent * 10_000_000, weight: 1 };
+        let parts: Vec<_> = (0..11).map(|class| part(if class == 0 { 80 } else { 2 })).collect();
+        let mut fair = fair(1_000_000_000, &parts, 0);
+        (1..11).for_each(|class| fair.put(class, (), 2000, 0));
+        assert_eq!(fair.next(0), Next::Go(1, ()));
+        fair.put(0, (), 2000, 1);
+        assert_eq!((fair.next(1), fair.next(16_000)), (Next::At(16_000), Next::Go(0, ())));
+    }
+
     /// What waits goes on in order with other parts, another capacity, and without one; what a class that is removed
     /// had is given back, and who has its number then has nothing of its.
     #[test]
