@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use pdp_spec::SourceFile;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -35,6 +37,18 @@ pub struct LinkRequest {
     /// dropped all the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub silent: bool,
+}
+
+/// What is to be otherwise in how frames leave by a link's ends, as an applied spec with that would have it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LinkChange {
+    /// By keys of a link in the spec (`rate`, `delay`, `loss`, …), each as it is written there; `null`: as where it is
+    /// not given.
+    pub set: BTreeMap<String, Option<String>>,
+    /// At this end alone, `r1:eth0` or `external:NAME`; absent: at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
 }
 
 /// How many forwarding guests a router is to have.

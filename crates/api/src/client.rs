@@ -24,10 +24,10 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::exec::ExecRequest;
 use crate::{
-    ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DownRequest, Event, GuestProcess,
-    LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress, Report, RouteLine, RouteRow,
-    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Token, TokenRequest,
-    Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
+    ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DownRequest, Event, FdbEntry,
+    GuestProcess, LinkChange, LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress,
+    Report, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
+    TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -278,6 +278,26 @@ impl Client {
     /// Sets a link's administrative state; see [`paths::link`] for its name.
     pub async fn set_link(&self, vnet: &str, link: &str, request: LinkRequest) -> Result<Report> {
         self.change(Method::PUT, &paths::link(vnet, link), Some(&request), |_| ()).await
+    }
+
+    /// Changes how frames leave by a link's ends; see [`paths::link`] for its name.
+    pub async fn change_link(
+        &self,
+        vnet: &str,
+        link: &str,
+        request: &LinkChange,
+    ) -> Result<Report> {
+        self.change(Method::PATCH, &paths::link(vnet, link), Some(request), |_| ()).await
+    }
+
+    /// What a segment has learned; see [`paths::link`] for its name.
+    pub async fn fdb(&self, vnet: &str, link: &str) -> Result<Vec<FdbEntry>> {
+        self.get(&paths::fdb(vnet, link)).await
+    }
+
+    /// Has a segment forget what it has learned.
+    pub async fn clear_fdb(&self, vnet: &str, link: &str) -> Result<()> {
+        whole(self.send(Method::DELETE, &paths::fdb(vnet, link), None::<&()>).await?).await
     }
 
     /// Routes of a router, one by one to `row`; returns their count.

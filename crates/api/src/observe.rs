@@ -17,6 +17,20 @@ pub struct LogQuery {
     pub follow: bool,
 }
 
+/// A link address that a segment has learned.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct FdbEntry {
+    /// The end of the link that it was last heard at: `h1:eth0`, or `external:NAME`.
+    pub endpoint: String,
+    /// The address, `02:…`.
+    pub mac: String,
+    /// How long ago that was, seconds.
+    pub age_s: u32,
+}
+
 /// Processes of the node itself that have a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

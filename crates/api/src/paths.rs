@@ -69,10 +69,16 @@ pub fn guests(vnet: &str, node: &str) -> String {
     format!("{VNETS}/{}/nodes/{}/guests", segment(vnet), segment(node))
 }
 
-/// `PUT` [`LinkRequest`](crate::LinkRequest): [`Event`](crate::Event)s. The link is named by its
+/// `PUT` [`LinkRequest`](crate::LinkRequest), `PATCH` [`LinkChange`](crate::LinkChange):
+/// [`Event`](crate::Event)s. The link is named by its
 /// name or by one of its ends, `r1:eth0`.
 pub fn link(vnet: &str, link: &str) -> String {
     format!("{VNETS}/{}/links/{}", segment(vnet), segment(link))
+}
+
+/// `GET`: what a segment has learned, [`Fdb`](crate::Fdb). `DELETE`: it forgets all. The link is named as in [`link`].
+pub fn fdb(vnet: &str, link: &str) -> String {
+    format!("{}/fdb", self::link(vnet, link))
 }
 
 /// `POST` [`ExecRequest`](crate::exec::ExecRequest): upgrade to [`crate::exec::UPGRADE`].

@@ -53,7 +53,7 @@ pub struct ExternalStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VnetStats {
-    /// Nodes by name.
+    /// Nodes by name; as `external` the ends outside of links where no node is between.
     pub nodes: BTreeMap<String, NodeStats>,
 }
 
@@ -81,19 +81,32 @@ pub struct NodeStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PortStats {
-    /// Frames that arrived by the port's link.
+    /// Frames that arrived by the port's link; at an end outside, from there.
     pub received: u64,
     /// Their bytes.
     pub received_bytes: u64,
-    /// Frames that began here: from the node's own stack, or made by a guest.
+    /// Frames that began here: from the node's own stack, or made by a guest; at an end outside: from its link.
     pub made: u64,
-    /// Frames that left by the port's link.
+    /// Frames that left by the port's link; by an end outside.
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
+    /// Copies of its frames beyond one for one, where they went to many ends of a segment.
+    #[serde(default)]
+    pub copied: u64,
+    /// Frames that its link's `duplicate` had go twice; they count twice as sent.
+    #[serde(default)]
+    pub duplicated: u64,
+    /// Frames in which its link's `corrupt` turned a bit.
+    #[serde(default)]
+    pub corrupted: u64,
+    /// Frames that its link's `reorder` had overtake others.
+    #[serde(default)]
+    pub reordered: u64,
     /// Frames handed to the node's own stack.
     pub punted: u64,
-    /// Frames that ended in a guest: given to one that says nothing of their fate, or kept.
+    /// Frames that ended in a guest: given to one that says nothing of their fate, or kept. At an end outside: what
+    /// its link took.
     #[serde(default)]
     pub consumed: u64,
     /// Frames dropped, by reason.

@@ -221,21 +221,42 @@ pub struct PortStatus {
 pub struct LinkStatus {
     /// Its name.
     pub name: String,
-    /// Its two ends: `r1:eth0`, or `A (vxlan 10.9.0.1 > 10.9.0.2 vni 7)` for the outside.
+    /// Its ends: `r1:eth0`, or `A (vxlan 10.9.0.1 > 10.9.0.2 vni 7)` for the outside.
     pub endpoints: Vec<String>,
     /// Set up by its user (see `link down`).
     pub up: bool,
     /// Of one that is down: its ends keep their carrier.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub silent: bool,
-    /// Whether its ends have carrier: up, or down silently, and both ends are there.
+    /// Whether its ends have carrier: up, or down silently, and, of two, both are there.
     pub carrier: bool,
     /// Why it does not carry frames, and what to do; of a tunnel also what is wrong with its way outside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Rate in each direction, bits a second; absent for no limit.
+    /// Rate of what leaves by each end now, bits a second; absent for no limit. Where ends differ, the highest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bps: Option<u64>,
+    /// What it does to frames on purpose now, as its spec has it: `delay 20ms, loss 1%`; by end where they differ.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub impairments: String,
+    /// How far its schedule is, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleStatus>,
+}
+
+/// How far a schedule is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ScheduleStatus {
+    /// Since it began, milliseconds.
+    pub elapsed_ms: u64,
+    /// Its steps.
+    pub steps: usize,
+    /// Of these, those that are done.
+    pub done: usize,
+    /// When the next one is to be done, milliseconds from its beginning; absent if all are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_ms: Option<u64>,
 }
 
 /// The substrate: what is wanted and what is.

@@ -80,7 +80,7 @@ impl Stream {
             if !tunnels.is_empty() {
                 let tunnel = &tunnels[number % tunnels.len()];
                 sent.splice(..0, vec![0; tunnel.len()]);
-                tunnel.write(&mut sent, self.to_mac, self.from_mac, None).context("tunnel")?;
+                tunnel.write(&mut sent, self.to_mac, self.from_mac).context("tunnel")?;
             }
             let length = u32::try_from(sent.len())?;
             for word in [0, 0, length, length] {

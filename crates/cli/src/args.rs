@@ -66,6 +66,7 @@ pub enum Command {
     Shell(Shell),
     Logs(Logs),
     Link(Link),
+    Fdb(Fdb),
     Scale(Scale),
     Stats(Stats),
     Routes(Routes),
@@ -265,29 +266,61 @@ pub enum Helper {
     Mirror,
 }
 
-/// Take a link down, or up again; carrier follows at both ends.
+/// Take a link down or up, or change its rate, queue, delay, loss and so on while frames are under way.
 ///
-/// A link that is down drops all frames, counted as `link-down`. With --silent both ends keep their
+/// Carrier follows at both ends. A link that is down drops all frames, counted as `link-down`. With --silent both ends keep their
 /// carrier, as when a switch in between fails: only who speaks over the link (BFD, hellos of a routing
-/// protocol) finds out.
+/// protocol) finds out. `set` changes the stored spec, as an apply of it would; no frame that waits is lost or overtaken.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp link down red/r1-r2\n         \
-                        pdp link down red/r1-r2 --silent\n         pdp link up red/r1:eth0")]
+                        pdp link down red/r1-r2 --silent\n         pdp link up red/r1:eth0\n         \
+                        pdp link set red/r1-r2 delay=80ms jitter=5ms loss=0.1%\n         \
+                        pdp link set red/r1-r2 --at r1:eth0 rate=10Mbps loss=")]
 pub struct Link {
     #[arg(value_enum)]
     pub state: LinkState,
     /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
     #[arg(value_name = "LINK")]
     pub name: LinkName,
+    /// Of `set`: keys and values as in a link's spec; without a value: as where it is not given.
+    #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
+    pub keys: Vec<(String, Option<String>)>,
+    /// Of `set`: at this end alone.
+    #[arg(long, value_name = "NODE:PORT|external:NAME")]
+    pub at: Option<String>,
     /// Of `down`: without a loss of carrier.
     #[arg(long)]
     pub silent: bool,
+}
+
+/// Show which link addresses an Ethernet segment (a link of more than two ends) has learned.
+///
+/// Each with the end that it was last heard at, and how many seconds ago; after 300 s without a frame from it an
+/// address is forgotten.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp fdb red/lan\n         pdp fdb red/lan --clear")]
+pub struct Fdb {
+    /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
+    #[arg(value_name = "LINK")]
+    pub name: LinkName,
+    /// Have it forget them.
+    #[arg(long)]
+    pub clear: bool,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LinkState {
     Down,
     Up,
+    Set,
+}
+
+/// `KEY=VALUE`, or `KEY=`.
+fn key_value(text: &str) -> Result<(String, Option<String>), String> {
+    let (key, value) = text.split_once('=').ok_or("write it as KEY=VALUE, like delay=20ms")?;
+    Ok((key.into(), (!value.is_empty()).then(|| value.into())))
 }
 
 /// Change the number of forwarding guests of a router while it runs, without loss.

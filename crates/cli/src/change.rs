@@ -3,11 +3,14 @@
 use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
-use pdp_api::{ApplyRequest, DaemonName, DownRequest, LinkRequest, Report, ScaleRequest};
+use pdp_api::{
+    ApplyRequest, DaemonName, DownRequest, LinkChange, LinkRequest, Report, ScaleRequest,
+};
 
 use crate::args::{Apply, Delete, Down, Link, LinkState, Scale, Up};
 use crate::failure::Failure;
 use crate::files::Named;
+use crate::name::LinkName;
 use crate::output::{self, Shown};
 use crate::{daemon, files};
 
@@ -82,8 +85,20 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
 }
 
 pub async fn link(client: &Client, args: Link) -> Result<ExitCode, Failure> {
-    let request = LinkRequest { up: args.state == LinkState::Up, silent: args.silent };
-    let report = client.set_link(&args.name.vnet, &args.name.link, request).await?;
+    let LinkName { vnet, link } = &args.name;
+    let is_set = args.state == LinkState::Set;
+    if is_set == args.keys.is_empty() || !is_set && args.at.is_some() || is_set && args.silent {
+        let problem =
+            "`link set` takes KEY=VALUE and --at, `link down` --silent, and no other does";
+        return Err(Failure::Usage(problem.into()));
+    }
+    let report = if is_set {
+        let request = LinkChange { set: args.keys.into_iter().collect(), at: args.at };
+        client.change_link(vnet, link, &request).await?
+    } else {
+        let request = LinkRequest { up: args.state == LinkState::Up, silent: args.silent };
+        client.set_link(vnet, link, request).await?
+    };
     output::report(Default::default(), &report)
 }
 

@@ -77,6 +77,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Apply(apply) => change::apply(&client, apply).await,
         Command::Delete(delete) => change::delete(&client, delete).await,
         Command::Link(link) => change::link(&client, link).await,
+        Command::Fdb(fdb) => show::fdb(&client, fdb).await,
         Command::Scale(scale) => change::scale(&client, scale).await,
         Command::Get(get) => show::get(&client, get).await,
         Command::Inspect(inspect) => show::inspect(&client, inspect).await,

@@ -4,13 +4,13 @@ use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::{
-    Check, CheckState, Condition, NodeKind, NodeStatus, Phase, ProcessStatus, Substrate, Vnet,
-    VnetSummary,
+    Check, CheckState, Condition, LinkStatus, NodeKind, NodeStatus, Phase, ProcessStatus,
+    ScheduleStatus, Substrate, Vnet, VnetSummary,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::args::{Doctor, Format, Get, Inspect, Version};
+use crate::args::{Doctor, Fdb, Format, Get, Inspect, Version};
 use crate::daemon;
 use crate::failure::Failure;
 use crate::output::{self, or_dash, print, section, table};
@@ -36,6 +36,20 @@ pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
         let header =
             ["VNET", "STATE", "ROUTERS", "HOSTS", "LINKS", "GUESTS", "POWER", "FES", "NOTE"];
         table(header, vnets.iter().map(summary).collect())
+    })
+}
+
+pub async fn fdb(client: &Client, args: Fdb) -> Result<ExitCode, Failure> {
+    let name = &args.name;
+    if args.clear {
+        client.clear_fdb(&name.vnet, &name.link).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(args.format, &client.fdb(&name.vnet, &name.link).await?, |entries| {
+        let rows = entries
+            .iter()
+            .map(|entry| [entry.endpoint.clone(), entry.mac.clone(), format!("{} s", entry.age_s)]);
+        table(["END", "MAC", "HEARD"], rows.collect())
     })
 }
 
@@ -118,7 +132,7 @@ fn vnet(vnet: &Vnet) -> String {
             },
             yes(link.carrier),
             link.rate_bps.map_or("-".into(), bits),
-            link.message.clone().unwrap_or_default(),
+            link_note(link),
         ]
     });
     let links = table(["LINK", "ENDS", "SET", "CARRIER", "RATE", "NOTE"], links.collect());
@@ -128,6 +142,21 @@ fn vnet(vnet: &Vnet) -> String {
         + &section("Processes", &processes(&status.nodes))
         + &section("Ports", &ports(&status.nodes))
         + &section("Links", if status.links.is_empty() { "" } else { &links })
+}
+
+/// What is wrong with a link, what it does to frames on purpose, and how far its schedule is.
+fn link_note(link: &LinkStatus) -> String {
+    let schedule = link.schedule.as_ref().map(|it| format!("schedule: {}", schedule(it)));
+    let impairments = Some(link.impairments.clone()).filter(|words| !words.is_empty());
+    let all = [link.message.clone(), impairments, schedule].into_iter().flatten();
+    all.collect::<Vec<_>>().join("; ")
+}
+
+fn schedule(schedule: &ScheduleStatus) -> String {
+    let seconds = |ms: u64| format!("{}.{} s", ms / 1000, ms % 1000 / 100);
+    let ScheduleStatus { elapsed_ms, steps, done, next_ms } = schedule;
+    let next = next_ms.map_or_else(String::new, |ms| format!(", next at {}", seconds(ms)));
+    format!("{done} of {steps} at {}{next}", seconds(*elapsed_ms))
 }
 
 fn conditions(nodes: &[NodeStatus]) -> String {

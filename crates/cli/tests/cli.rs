@@ -419,6 +419,19 @@ fn changes_reach_the_daemon() {
     out(&server, &["link", "down", "red/r1:eth0"]);
     out(&server, &["link", "down", "red/r1:eth0", "--silent"]);
     out(&server, &["link", "up", "red/r1-h1"]);
+    out(&server, &["link", "set", "red/r1-h1", "--at", "r1:eth0", "delay=20ms", "loss="]);
+    for wrong in [
+        &["link", "set", "red/r1-h1"][..],
+        &["link", "up", "red/r1-h1", "delay=1"],
+        &["link", "down", "red/r1-h1", "--at", "r1:eth0"],
+        &["link", "set", "red/r1-h1", "delay=1", "--silent"],
+        &["link", "set", "red/r1-h1", "delay"],
+    ] {
+        assert_eq!(fails(&server, wrong).0, 2, "{wrong:?}");
+    }
+    let learned = out(&server, &["fdb", "red/r1-h1"]);
+    assert!(learned.contains("h1:eth0  02:00:00:00:00:01  7 s"), "{learned}");
+    out(&server, &["fdb", "red/r1-h1", "--clear"]);
     out(&server, &["delete", "-f", path]);
     out(&server, &["up", "-f", path]);
     out(&server, &["down", "--purge"]);
@@ -427,6 +440,8 @@ fn changes_reach_the_daemon() {
         "link r1:eth0 false",
         "link r1:eth0 false silent",
         "link r1-h1 true",
+        "link r1-h1 at r1:eth0: {\"delay\": Some(\"20ms\"), \"loss\": None}",
+        "fdb r1-h1 cleared",
         "deleted red",
         "up",
         "applied red",

@@ -35,6 +35,7 @@
 pub mod counters;
 pub mod frame;
 pub mod meter;
+pub mod ovs;
 pub mod routing;
 pub mod specs;
 pub mod turn;

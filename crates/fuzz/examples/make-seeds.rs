@@ -15,7 +15,8 @@ use pdp_proto::routes::{
 };
 use pdp_proto::{channel, mirror, tap};
 use pdp_wire::tag::Tag;
-use pdp_wire::{ether, outer, vxlan};
+use pdp_wire::tunnel::Encapsulation;
+use pdp_wire::{ether, geneve, gre, outer, udp, vlan, vxlan};
 
 /// Longest frame that becomes an entry.
 const FRAME_BYTES_MAX: usize = 400;
@@ -75,17 +76,25 @@ fn frames() -> Result<Vec<Vec<u8>>> {
     Ok(few.map(<[u8]>::to_vec).collect())
 }
 
-/// The frame in a VXLAN tunnel, in its UDP datagram.
-fn tunnelled(frame: &[u8], six: bool, udp: bool) -> Vec<u8> {
+/// The frame in a tunnel of one kind or another.
+fn tunnelled(frame: &[u8], which: usize) -> Vec<u8> {
+    let six = which % 2 == 1;
     let (from, to) = if six { ("fd00::2", "fd00::1") } else { ("10.0.0.2", "10.0.0.1") };
-    let (from, to) = (from.parse().expect("an address"), to.parse().expect("an address"));
-    let header = vxlan::emit(5);
-    let (ports, before): (_, &[u8]) =
-        if udp { ([7000, 7001], &[]) } else { ([50_000, 4789], &header) };
-    let template = outer::Template::new(from, to, ports, before).expect("one family");
+    let (local, remote) = (from.parse().expect("an address"), to.parse().expect("an address"));
+    let by = match which / 2 % 5 {
+        0 => Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7000, remote_port: 7001 }),
+        1 => Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 5 }),
+        2 => {
+            let key = six.then_some(5);
+            Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum: six, sequence: false })
+        }
+        3 => Encapsulation::Vlan(vlan::Tunnel { id: 5 }),
+        _ => Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 }),
+    };
+    let template = outer::Template::new(&by).expect("one family");
     let mut bytes = vec![0; template.len()];
     bytes.extend(frame);
-    template.write(&mut bytes, [2, 0, 0, 0, 0, 1], [9; 6], None).expect("room");
+    let _ = template.write(&mut bytes, [2, 0, 0, 0, 0, 1], [9; 6]);
     bytes
 }
 
@@ -107,13 +116,13 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
         seeds.add("checksum", frame.clone());
     }
     for (at, frame) in frames.iter().enumerate() {
-        let frame = tunnelled(frame, at % 2 == 1, at % 4 > 1);
+        let frame = tunnelled(frame, at);
         seeds.add("classify", [&[0], &frame[..]].concat());
         if at % 8 == 0 {
             seeds.add("outer", frame);
         }
     }
-    for chunk in frames.chunks(8) {
+    for (number, chunk) in frames.chunks(8).enumerate() {
         let mut router = Vec::new();
         for (vport, frame) in (0..).zip(chunk) {
             router.push(vport);
@@ -133,8 +142,9 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
         seeds.add("guest-runtime", runtime);
         let mut worker = vec![];
         for (at, frame) in chunk.iter().enumerate() {
-            // From outside, from outside in the tunnel, from the host's TAP, and from the guest.
-            worker.push([0, 1, 2, 3][at % 4]);
+            // From outside, from outside in a tunnel, from the host's TAP, and from the guest.
+            let tunnel = (number * 2 + at / 4) as u8 % 16;
+            worker.push([0, 1 | tunnel << 3, 2, 3][at % 4]);
             if at % 4 >= 2 {
                 worker.push(0);
             }
@@ -268,11 +278,21 @@ fn vnet() -> Vnet {
         }],
         vlinks: vec![Vlink {
             name: "l".into(),
-            a: End::Port { node: "r1".into(), port: 0 },
-            b: End::Port { node: "r1".into(), port: 1 },
-            rate_bps: Some(1_000_000),
-            queue_frames: 8,
+            ends: vec![
+                End::Port { node: "r1".into(), port: 0 },
+                End::Port { node: "r1".into(), port: 1 },
+            ],
+            leaving: vec![
+                Leaving {
+                    rate_bps: Some(1_000_000),
+                    queue_frames: 8,
+                    ..Leaving::default()
+                };
+                2
+            ],
             up: true,
+            segment: None,
+            schedule: None,
         }],
     }
 }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, LinkRequest, NodeProcess,
-    Problem, Report, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace,
-    TraceRequest, Version, Vnet, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
+    LinkRequest, NodeProcess, Problem, Report, RoutesQuery, ScaleRequest, Stats, StatsQuery,
+    Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -107,7 +107,15 @@ impl Daemon for Nothing {
         nothing()
     }
 
+    fn change_link(&self, _: &Scope, _: &str, _: &str, _: &LinkChange) -> Result<Report, Problem> {
+        nothing()
+    }
+
     fn stats(&self, _: &Scope, _: StatsQuery) -> Result<Stats, Problem> {
+        nothing()
+    }
+
+    fn fdb(&self, _: &str, _: &str, _: bool) -> Result<Vec<FdbEntry>, Problem> {
         nothing()
     }
 

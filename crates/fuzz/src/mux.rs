@@ -10,7 +10,8 @@ use std::sync::{Arc, mpsc};
 use pdp_afxdp::Packet;
 use pdp_memif::{Client, Connection, Control, Listener, Settings};
 use pdp_mux::capture::{channel, write};
-use pdp_mux::classify::{PortRef, Table};
+use pdp_mux::classify::{Inner, PortRef, Table};
+use pdp_mux::control::plan::outside_ends;
 use pdp_mux::core::Core;
 use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::exit::path::{PATH_FRAMES, Path};
@@ -24,7 +25,7 @@ use pdp_mux::worker::Worker;
 use pdp_proto::mux::*;
 use pdp_underlay::{Hop, NextHop};
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
-use pdp_wire::{outer, vxlan};
+use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 use rtrb::{Consumer, RingBuffer};
 
 use crate::input::Input;
@@ -43,35 +44,36 @@ const PEER: Settings =
 
 fn vxlan_tunnel(vni: u32) -> Encapsulation {
     let (local, remote) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-    Encapsulation::Vxlan { local, remote, port: 4789, vni }
+    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
 }
 
 fn tunnels() -> Vec<Encapsulation> {
     let six = |last| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]);
     let four = |last| IpAddr::from([10, 0, 0, last]);
-    let udp =
-        |local, remote| Encapsulation::Udp { local, remote, local_port: 7001, remote_port: 7000 };
+    let udp = |local, remote| {
+        Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7001, remote_port: 7000 })
+    };
+    let gre = |local, remote, key: Option<u32>| {
+        let checksum = key.is_some();
+        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence: false })
+    };
+    let (local, remote) = (six(1), six(2));
     vec![
         vxlan_tunnel(5),
         vxlan_tunnel(6),
-        Encapsulation::Vxlan { local: six(1), remote: six(2), port: 4789, vni: 5 },
+        Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 }),
         udp(four(1), four(2)),
         udp(six(1), six(2)),
+        Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 5 }),
+        gre(four(1), four(2), None),
+        gre(six(1), six(2), Some(5)),
+        Encapsulation::Vlan(vlan::Tunnel { id: 5 }),
     ]
 }
 
 /// The headers that the other end of a tunnel sends.
 fn headers(by: &Encapsulation) -> outer::Template {
-    match *by {
-        Encapsulation::Vxlan { local, remote, port, vni } => {
-            outer::Template::new(remote, local, [50_000, port], &vxlan::emit(vni))
-        }
-        Encapsulation::Udp { local, remote, local_port, remote_port } => {
-            outer::Template::new(remote, local, [remote_port, local_port], &[])
-        }
-        Encapsulation::Interface => None,
-    }
-    .expect("a tunnel")
+    outer::Template::new(&by.reversed()).expect("a tunnel")
 }
 
 /// Makes a frame's IPv4 header checksum right: noise hardly ever has it so.
@@ -109,25 +111,62 @@ pub(crate) fn classify(bytes: &[u8]) {
     let found = table.classify(&frame);
     assert_eq!(table.classify(&frame), found);
     let Ok((port, inner)) = found else { return };
-    assert!(inner.start <= inner.end && inner.end <= frame.len());
     if port.port == whole {
-        return assert_eq!(inner, 0..frame.len());
+        return assert_eq!(inner, Inner::Whole);
     }
+    let inner = match inner {
+        Inner::Whole => unreachable!("not the interface's"),
+        Inner::Untagged => {
+            assert_eq!(
+                tunnels[usize::from(port.port)],
+                Encapsulation::Vlan(vlan::Tunnel { id: 5 })
+            );
+            assert!(frame.len() >= 18 && frame[12..14] == [0x81, 0]);
+            return assert_eq!([frame[14] & 0xf, frame[15]], [0, 5]);
+        }
+        Inner::Behind(inner) => inner,
+    };
+    assert!(inner.start <= inner.end && inner.end <= frame.len());
     // What the tunnel's other end writes before this inner frame, but for what is free: link
     // addresses, source port, lengths, options, hop limits, reserved bits.
-    let (local, remote, port, key) = match tunnels[usize::from(port.port)] {
-        Encapsulation::Vxlan { local, remote, port, vni } => (local, remote, port, Err(vni)),
-        Encapsulation::Udp { local, remote, local_port, remote_port } => {
-            (local, remote, local_port, Ok(remote_port))
+    let by = &tunnels[usize::from(port.port)];
+    match by {
+        Encapsulation::Vxlan(tunnel) => {
+            let udp = inner.start - 16;
+            assert_eq!(frame[udp + 2..udp + 4], tunnel.port.to_be_bytes());
+            assert_eq!(frame[udp + 12..udp + 15], tunnel.vni.to_be_bytes()[1..]);
         }
-        Encapsulation::Interface => unreachable!("not among the tunnels"),
-    };
-    let udp = inner.start - if key.is_err() { 16 } else { 8 };
-    assert_eq!(frame[udp + 2..udp + 4], port.to_be_bytes());
-    match key {
-        Ok(remote_port) => assert_eq!(frame[udp..udp + 2], remote_port.to_be_bytes()),
-        Err(vni) => assert_eq!(frame[udp + 12..udp + 15], vni.to_be_bytes()[1..]),
+        Encapsulation::Udp(tunnel) => {
+            let udp = inner.start - 8;
+            assert_eq!(frame[udp..udp + 2], tunnel.remote_port.to_be_bytes());
+            assert_eq!(frame[udp + 2..udp + 4], tunnel.local_port.to_be_bytes());
+        }
+        Encapsulation::Geneve(tunnel) => {
+            let udp =
+                if frame[12..14] == [8, 0] { 14 + usize::from(frame[14] & 0xf) * 4 } else { 54 };
+            assert_eq!(frame[udp + 2..udp + 4], tunnel.port.to_be_bytes());
+            assert_eq!(inner.start, udp + 16 + 4 * usize::from(frame[udp + 8]));
+            assert_eq!(frame[udp + 9] & 0xc0, 0);
+            assert_eq!(frame[udp + 10..udp + 12], [0x65, 0x58]);
+            assert_eq!(frame[udp + 12..udp + 15], tunnel.vni.to_be_bytes()[1..]);
+        }
+        Encapsulation::Gre(tunnel) => {
+            // With a key and a checksum, or neither; a number may be there.
+            let key = tunnel.key.map_or(0, |_| 8);
+            let numbered = |start: usize| frame[start] & 0x10 != 0;
+            let header = [4 + key, 8 + key].into_iter().find(|bytes| {
+                let start = inner.start - bytes;
+                numbered(start) == (*bytes > 4 + key) && frame[start + 2..start + 4] == [0x65, 0x58]
+            });
+            let start = inner.start - header.expect("a header of GRE");
+            if let Some(key) = tunnel.key {
+                assert_eq!(frame[start] & 0xa0, 0xa0);
+                assert_eq!(frame[start + 8..start + 12], key.to_be_bytes());
+            }
+        }
+        Encapsulation::Vlan(_) | Encapsulation::Interface => unreachable!("has no outer headers"),
     }
+    let Some((local, remote)) = by.ends() else { return };
     match (local, remote) {
         (IpAddr::V4(local), IpAddr::V4(remote)) => {
             assert_eq!(frame[26..34], [remote.octets(), local.octets()].concat());
@@ -212,8 +251,10 @@ impl Bench {
         card.exits.add_path(Path::new(port, wake));
         worker.core.externals.push(Some(card));
         let mut table = Table::new(Some(MAC));
-        let reference = PortRef { worker: 0, vnet: 0, port: 0, generation: 7 };
-        table.insert(&vxlan_tunnel(5), reference).expect("free");
+        for end in outside_ends(&vnet()) {
+            let reference = PortRef { worker: 0, vnet: 0, port: end.port, generation: 7 };
+            table.insert(end.by, reference).expect("free");
+        }
         worker.classifier = Arc::new(vec![table]);
         let hop = Arc::new(NextHop::default());
         hop.resolve(Some(Hop { mac: [9; 6], mtu: u16::MAX }));
@@ -277,8 +318,10 @@ impl Bench {
     fn left(&mut self) -> u64 {
         let mut count = 0;
         while let Ok(packet) = self.line.pop() {
-            assert!(packet.bytes().len() <= 14 + 1500);
-            assert_eq!(packet.bytes()[..12], [[9; 6], MAC].concat());
+            // A VLAN has no link addresses of its own.
+            let is_tagged = packet.bytes()[12..14] == [0x81, 0];
+            assert!(packet.bytes().len() <= 14 + 1500 + if is_tagged { 4 } else { 0 });
+            assert!(is_tagged || packet.bytes()[..12] == [[9; 6], MAC].concat());
             self.worker.core.packets.give(packet);
             count += 1;
         }
@@ -286,7 +329,8 @@ impl Bench {
     }
 }
 
-/// The router r1 between a tunnel and the host h1, with one guest on the runtime.
+/// The router r1 between a tunnel and a segment of the host h1 and tunnels, with one guest on the runtime; and two
+/// transits.
 fn vnet() -> Vnet {
     let port = |index| Port { name: format!("eth{index}"), mac: [2, 0, 0, 0, 1, index], mtu: 1500 };
     let none = Rate { bps: 0, pps: 0 };
@@ -314,14 +358,20 @@ fn vnet() -> Vnet {
         router,
     };
     let end = |node: &str, port| End::Port { node: node.into(), port };
-    let vlink = |name: &str, a, b| Vlink {
-        name: name.into(),
-        a,
-        b,
-        rate_bps: None,
-        queue_frames: 8,
-        up: true,
+    let outside = |at: usize| End::External {
+        name: format!("t{at}"),
+        interface: "A".into(),
+        by: tunnels().swap_remove(at),
     };
+    let vlink = |name: &str, ends: Vec<End>| Vlink {
+        name: name.into(),
+        segment: (ends.len() > 2).then_some(Segment { addresses: 16, flood_pps: 1000 }),
+        leaving: vec![Leaving { queue_frames: 8, ..Leaving::default() }; ends.len()],
+        ends,
+        up: true,
+        schedule: None,
+    };
+    let on_segment = [2, 3, 5, 7].map(outside);
     Vnet {
         name: "red".into(),
         police: None,
@@ -330,12 +380,10 @@ fn vnet() -> Vnet {
             node("h1", vec![port(0)], None),
         ],
         vlinks: vec![
-            vlink(
-                "left",
-                End::External { interface: "A".into(), by: vxlan_tunnel(5) },
-                end("r1", 0),
-            ),
-            vlink("right", end("r1", 1), end("h1", 0)),
+            vlink("left", vec![outside(0), end("r1", 0)]),
+            vlink("right", [end("r1", 1), end("h1", 0)].into_iter().chain(on_segment).collect()),
+            vlink("through", vec![outside(1), outside(8)]),
+            vlink("across", vec![outside(4), outside(6)]),
         ],
     }
 }
@@ -418,7 +466,7 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
         bench.attach("r1", Who::Guest(0)),
         bench.attach("r1", Who::Tap),
     ];
-    let template = headers(&vxlan_tunnel(5));
+    let templates: Vec<_> = tunnels().iter().map(headers).collect();
     let refused = bench.refused();
     let (mut fed, mut left) = (0, 0);
     for _ in 0..STEPS_MAX {
@@ -430,9 +478,10 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
         match what & 7 {
             0 => fed += u64::from(bench.arrive(input.counted())),
             1 => {
+                let template = &templates[usize::from(what >> 3 & 0xf) % templates.len()];
                 let mut frame = vec![0; template.len()];
                 frame.extend(input.counted());
-                if template.write(&mut frame, MAC, [9; 6], None).is_some() {
+                if template.write(&mut frame, MAC, [9; 6]).is_some() {
                     fed += u64::from(bench.arrive(&frame));
                 }
             }
@@ -467,11 +516,21 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
     }
     let stats = bench.worker.vnets[0].as_ref().expect("it is there").stats();
     assert_adds_up(&stats);
-    let eth0 = &stats.nodes["r1"].ports["eth0"];
-    assert_eq!(fed, eth0.received + bench.refused() - refused, "frames from outside");
-    assert_eq!(left, eth0.sent, "frames to outside");
-    let (near, far) = (&stats.nodes["r1"].ports["eth1"], &stats.nodes["h1"].ports["eth0"]);
-    assert_eq!((near.sent, near.received), (far.received, far.sent));
+    let own =
+        |of: fn(&PortStats) -> u64| -> u64 { stats.nodes[OUTSIDE].ports.values().map(of).sum() };
+    let wire = &stats.nodes["r1"].ports["eth0"];
+    let refused = bench.refused() - refused;
+    assert_eq!(fed, wire.received + own(|port| port.received) + refused, "frames from outside");
+    assert_eq!(left, wire.sent + own(|port| port.sent), "frames to outside");
+    // What went into the segment and the transits came out.
+    let near = [&stats.nodes["r1"].ports["eth1"], &stats.nodes["h1"].ports["eth0"]];
+    let went: u64 = near.iter().map(|port| port.sent + port.copied).sum();
+    let came: u64 = near.iter().map(|port| port.received).sum();
+    assert_eq!(
+        went + own(|port| port.consumed + port.copied),
+        came + own(|port| port.made),
+        "{stats:#?}"
+    );
     drop(peers);
     bench.worker.replace(0, None);
     bench.left();

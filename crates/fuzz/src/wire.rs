@@ -4,8 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice};
 use pdp_wire::checksum::{self as sums, Sum};
+use pdp_wire::outer::Carried;
 use pdp_wire::tag::Tag;
-use pdp_wire::{ether, flow as flows, outer as outers, udp as udps, vxlan as vxlans};
+use pdp_wire::tunnel::Encapsulation;
+use pdp_wire::{ether, flow as flows, geneve, gre, outer as outers, udp as udps, vxlan as vxlans};
 
 use crate::input::Input;
 
@@ -148,9 +150,20 @@ pub(crate) fn outer(bytes: &[u8]) {
     let payload = outer.payload();
     assert!(payload.start <= payload.end && payload.end <= bytes.len());
     assert_eq!(outer.local.is_ipv4(), outer.remote.is_ipv4());
-    let ports = payload.start - 8;
-    assert_eq!(outer.remote_port.to_be_bytes(), bytes[ports..ports + 2]);
-    assert_eq!(outer.local_port.to_be_bytes(), bytes[ports + 2..ports + 4]);
+    match outer.carried {
+        Carried::Udp { remote_port, local_port, .. } => {
+            let ports = payload.start - 8;
+            assert_eq!(remote_port.to_be_bytes(), bytes[ports..ports + 2]);
+            assert_eq!(local_port.to_be_bytes(), bytes[ports + 2..ports + 4]);
+        }
+        Carried::Gre(header) => {
+            let start = payload.start - header.bytes;
+            assert_eq!(bytes[start + 2..start + 4], [0x65, 0x58]);
+            let parts = bytes[start] & 0xb0;
+            assert_eq!(header.bytes, 4 + 4 * parts.count_ones() as usize);
+            assert_eq!(header.key.is_some(), parts & 0x20 != 0);
+        }
+    }
     assert!(!outer.checksum_ok(bytes, false) || outer.checksum_ok(bytes, true));
     // What is behind the packet, such as Ethernet's padding, changes nothing.
     let padded = [bytes, &[0x5a; 9]].concat();
@@ -160,23 +173,37 @@ pub(crate) fn outer(bytes: &[u8]) {
 
 pub(crate) fn encapsulate(bytes: &[u8]) {
     let mut input = Input(bytes);
-    let (kind, ports, vni) = (input.byte(), [input.word(), input.word()], input.long());
-    let (local, remote) = if kind & 1 == 0 {
+    let (what, ports, vni) = (input.byte(), [input.word(), input.word()], input.long());
+    let (local, remote) = if what & 1 == 0 {
         (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]))
     } else {
         (IpAddr::from([1u16; 8]), IpAddr::from([2u16; 8]))
     };
-    let header = vxlans::emit(vni);
-    let before: &[u8] = if kind & 2 == 0 { &header } else { &[] };
-    let template = outers::Template::new(local, remote, ports, before).expect("one family");
+    let by = match what >> 1 & 3 {
+        0 => Encapsulation::Vxlan(vxlans::Tunnel { local, remote, port: ports[1], vni }),
+        1 => Encapsulation::Geneve(geneve::Tunnel { local, remote, port: ports[1], vni }),
+        2 => Encapsulation::Gre(gre::Tunnel {
+            local,
+            remote,
+            key: (what & 8 == 0).then_some(vni),
+            checksum: what & 16 == 0,
+            sequence: what & 32 == 0,
+        }),
+        _ => {
+            let [local_port, remote_port] = ports;
+            Encapsulation::Udp(udps::Tunnel { local, remote, local_port, remote_port })
+        }
+    };
+    let template = outers::Template::new(&by).expect("one family");
     let inner = input.0;
     let mut frame = vec![0x77; template.len()];
     frame.extend(inner);
-    template.write(&mut frame, [1; 6], [2; 6], None).expect("room");
+    template.write(&mut frame, [1; 6], [2; 6]).expect("room");
     let outer = outers::parse(&frame).expect("what is written reads back");
     assert_eq!((outer.local, outer.remote), (remote, local));
-    assert_eq!([outer.remote_port, outer.local_port], ports);
-    assert_eq!(frame[outer.payload()], [before, inner].concat());
+    assert!(frame[outer.payload()].ends_with(inner));
     assert!(outer.checksum_ok(&frame, false) && outer.checksum_ok(&frame, true));
-    assert_eq!(frame.len(), ether::HEADER_BYTES + template.packet_bytes(inner.len()));
+    assert_eq!(Some(frame.len() - ether::HEADER_BYTES), template.packet_bytes(inner.len()));
+    let overhead = by.overhead() as usize;
+    assert_eq!(template.len() - ether::HEADER_BYTES, overhead - ether::HEADER_BYTES);
 }

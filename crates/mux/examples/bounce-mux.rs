@@ -59,12 +59,10 @@ fn main() -> Result<()> {
     };
     let by = match arguments.get(5).map_or("plain", String::as_str) {
         "plain" => Encapsulation::Interface,
-        "tunnel" => Encapsulation::Vxlan {
-            local: LOCAL.into(),
-            remote: REMOTE.into(),
-            port: 4789,
-            vni: VNI,
-        },
+        "tunnel" => {
+            let (local, remote) = (LOCAL.into(), REMOTE.into());
+            Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: VNI })
+        }
         other => bail!("no way {other}"),
     };
     let directory = tempfile::tempdir()?;
@@ -126,11 +124,9 @@ fn headers(by: &Encapsulation) -> Result<Vec<u8>> {
     if *by == Encapsulation::Interface {
         return Ok(vec![]);
     }
-    let (from, to) = (REMOTE.into(), LOCAL.into());
-    let template = outer::Template::new(from, to, [50_000, 4789], &vxlan::emit(VNI));
-    let template = template.context("one family")?;
+    let template = outer::Template::new(&by.reversed()).context("one family")?;
     let mut frame = vec![0; template.len() + FRAME_BYTES];
-    template.write(&mut frame, [2; 6], [4; 6], None).context("room")?;
+    template.write(&mut frame, [2; 6], [4; 6]).context("room")?;
     frame.truncate(template.len());
     Ok(frame)
 }
@@ -155,7 +151,7 @@ fn put_generator(mux: &Mux, name: &str, frames: Vec<u8>, number_at: u16) -> Resu
     file.write_all(&frames)?;
     let generator = Generator { pps: 0, frames: 0, number_at: Some(number_at) };
     let outlet = Outlet::Generator(generator);
-    let external = External { name: name.into(), mtu: 1500, outlet };
+    let external = External::new(name, 1500, outlet);
     done(mux.handle(Request::PutExternal(external), vec![OwnedFd::from(file)]))
 }
 
@@ -171,11 +167,14 @@ fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> 
     };
     let vlink = |number: u16, interface: &str| Vlink {
         name: interface.into(),
-        a: End::Port { node: "r1".into(), port: number },
-        b: End::External { interface: interface.into(), by: by.clone() },
-        rate_bps: None,
-        queue_frames: 0,
+        ends: vec![
+            End::Port { node: "r1".into(), port: number },
+            End::External { name: interface.into(), interface: interface.into(), by: by.clone() },
+        ],
+        leaving: vec![],
         up: true,
+        segment: None,
+        schedule: None,
     };
     Vnet {
         name: "v".into(),

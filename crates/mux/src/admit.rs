@@ -26,6 +26,9 @@ impl Vnet {
                 std::mem::swap(&mut self.local, batch);
             }
             self.admit(core, batch, outside);
+            if !self.own_ports.is_empty() {
+                self.pass_on(core, batch);
+            }
             self.share(core, batch);
             core.packets.give_all(batch);
         }

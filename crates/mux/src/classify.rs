@@ -1,19 +1,22 @@
 //! Maps an arriving frame to its vnet and port.
 //!
 //! Never rewrites the frame: says where the inner frame is. Never panics, whatever the bytes. One
-//! hash look-up a frame of VXLAN and three at most, however many addresses, ports and tunnels there
-//! are. What an interface's tunnels do not take goes to the vlink that takes the whole interface, if
+//! hash look-up a frame of VXLAN, Geneve, GRE or a VLAN, two of Ethernet in UDP and four at most, however many addresses, ports
+//! and tunnels there are. What an interface's tunnels do not take goes to the vlink that takes the whole interface, if
 //! there is one.
-//! Source: RFC 7348 sections 4 and 5, RFC 6935; docs/ARCHITECTURE.md.
+//! Of GRE with numbers, those that are late are dropped; a table that replaces another begins anew with that.
+//! Source: RFC 7348 sections 4 and 5, RFC 6935, RFC 2890, RFC 8926; docs/ARCHITECTURE.md.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, Hasher};
-use std::net::IpAddr;
+use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasherDefault;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pdp_proto::mux::Encapsulation;
-use pdp_wire::{ether, flow, outer, vxlan};
+use pdp_wire::outer::{Carried, NotATunnel, Outer};
+use pdp_wire::tunnel::{Key, Kind, Take};
+use pdp_wire::{ether, flow, geneve, outer, udp, vlan, vxlan};
 
 use crate::counters::OuterReason;
 
@@ -36,9 +39,9 @@ pub enum Taken {
     /// Another vlink has it.
     #[error("is taken by another vlink")]
     Taken,
-    /// VXLAN and Ethernet in UDP can't share a port.
-    #[error("uses UDP port {0} of {1}, which another vlink uses for the other kind of tunnel")]
-    Mixed(u16, IpAddr),
+    /// Kinds of tunnels can't share a port.
+    #[error("uses {0}, which another vlink uses for {1}")]
+    Mixed(Take, &'static str),
     /// Something is out of range.
     #[error("{0}")]
     Range(&'static str),
@@ -49,10 +52,55 @@ pub enum Taken {
 pub struct Table {
     /// Where tunnels' frames are addressed to; not looked at if nobody else can be meant.
     mac: Option<[u8; 6]>,
-    /// What kind of tunnels each local address and port has; true: VXLAN.
-    services: HashMap<Service, bool, BuildHasherDefault<flow::Hash>>,
-    tunnels: HashMap<Key, PortRef, BuildHasherDefault<flow::Hash>>,
+    /// Of what kind the tunnels are that share what is taken off the interface.
+    services: HashMap<Take, &'static Kind, BuildHasherDefault<flow::Hash>>,
+    tunnels: HashMap<Key, Entry, BuildHasherDefault<flow::Hash>>,
+    /// All keys, whoever is at the other end.
+    keys: HashSet<Key, BuildHasherDefault<flow::Hash>>,
     interface: Option<PortRef>,
+}
+
+/// A tunnel that was found by its key.
+#[derive(Clone, Debug)]
+struct Entry {
+    port: PortRef,
+    check: Check,
+}
+
+/// What of a kind's own header has to be looked at once the tunnel is known.
+#[derive(Clone, Debug)]
+enum Check {
+    Vxlan,
+    Udp,
+    Geneve,
+    Gre { checksum: bool, sequence: Option<Arc<Sequence>> },
+    Vlan,
+}
+
+/// The number that the next frame of a tunnel has at least; 0: any will do (Linux's ip_tunnel_rcv).
+#[derive(Debug, Default)]
+struct Sequence(AtomicU32);
+
+impl Sequence {
+    /// Whether a frame with this number is in order; then it is the last that was.
+    fn accept(&self, number: u32) -> bool {
+        let in_order = |next: u32| {
+            let is_late = next != 0 && (number.wrapping_sub(next) as i32) < 0;
+            (!is_late).then_some(number.wrapping_add(1))
+        };
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, in_order).is_ok()
+    }
+}
+
+/// Where the inner frame is in one that was classified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inner {
+    /// It is the frame itself.
+    Whole,
+    /// Behind outer headers.
+    Behind(Range<usize>),
+    /// The frame without its outermost tag.
+    Untagged,
 }
 
 /// The tables of all external interfaces, by slot.
@@ -67,41 +115,38 @@ impl Table {
 
     /// Gives what `by` says to `port`.
     pub fn insert(&mut self, by: &Encapsulation, port: PortRef) -> Result<(), Taken> {
-        let (local, remote, kind) = match *by {
+        let check = match by {
             Encapsulation::Interface => {
                 return match self.interface.replace(port) {
                     None => Ok(()),
                     Some(_) => Err(Taken::Taken),
                 };
             }
-            Encapsulation::Vxlan { vni: vxlan::VNI_END.., .. } => {
-                return Err(Taken::Range("has a VNI of more than 24 bits"));
-            }
-            Encapsulation::Vxlan { local, remote, port, vni } => {
-                (local, remote, Kind::Vxlan { port, vni })
-            }
-            Encapsulation::Udp { local, remote, local_port, remote_port } => {
-                (local, remote, Kind::Udp { local_port, remote_port })
-            }
+            Encapsulation::Vxlan(_) => Check::Vxlan,
+            Encapsulation::Udp(_) => Check::Udp,
+            Encapsulation::Geneve(_) => Check::Geneve,
+            Encapsulation::Gre(tunnel) => Check::Gre {
+                checksum: tunnel.checksum,
+                sequence: tunnel.sequence.then(Arc::default),
+            },
+            Encapsulation::Vlan(_) => Check::Vlan,
         };
-        if local.is_ipv4() != remote.is_ipv4() {
-            return Err(Taken::Range("has addresses of different families"));
+        if let Some(fault) = by.fault() {
+            return Err(Taken::Range(fault));
         }
-        let (number, is_vxlan) = match kind {
-            Kind::Vxlan { port, .. } => (port, true),
-            Kind::Udp { local_port, .. } => (local_port, false),
-        };
-        match self.services.entry(Service::new(local, number)) {
-            Entry::Occupied(known) if *known.get() != is_vxlan => {
-                return Err(Taken::Mixed(number, local));
-            }
-            Entry::Occupied(_) => {}
-            Entry::Vacant(free) => {
-                free.insert(is_vxlan);
+        if let Some(tunnel) = by.tunnel() {
+            let (take, kind) = (tunnel.takes(), tunnel.kind());
+            let other = self.services.entry(take).or_insert(kind);
+            if *other != kind {
+                return Err(Taken::Mixed(take, other.name));
             }
         }
-        match self.tunnels.insert(Key::new(local, remote, kind), port) {
-            None => Ok(()),
+        let key = by.key();
+        match self.tunnels.insert(key, Entry { port, check }) {
+            None => {
+                self.keys.insert(key.of_anybody());
+                Ok(())
+            }
             Some(_) => Err(Taken::Taken),
         }
     }
@@ -112,123 +157,130 @@ impl Table {
     }
 
     /// Whose `frame` is, and where the inner frame is in it.
-    pub fn classify(&self, frame: &[u8]) -> Result<(PortRef, Range<usize>), OuterReason> {
+    #[inline]
+    pub fn classify(&self, frame: &[u8]) -> Result<(PortRef, Inner), OuterReason> {
         let otherwise = |reason| match self.interface {
-            Some(port) => Ok((port, 0..frame.len())),
+            Some(port) => Ok((port, Inner::Whole)),
             None => Err(reason),
         };
         let outer = match outer::parse(frame) {
             Ok(outer) => outer,
+            Err(NotATunnel::Other) => match self.of_vlan(frame) {
+                Ok(port) => return Ok((port, Inner::Untagged)),
+                Err(reason) => return otherwise(reason),
+            },
             Err(not) => return otherwise(not.into()),
         };
         let mut inner = outer.payload();
-        let tunnel = |kind| self.tunnels.get(&Key::new(outer.local, outer.remote, kind));
-        let vni = vxlan::parse(&frame[inner.clone()]);
-        let vxlan = vni.and_then(|vni| tunnel(Kind::Vxlan { port: outer.local_port, vni }));
-        let port = match vxlan {
-            Some(port) => {
-                inner.start += vxlan::HEADER_BYTES;
-                port
-            }
-            // An address and port has one kind of tunnels.
-            None => match self.services.get(&Service::new(outer.local, outer.local_port)) {
-                Some(true) if vni.is_none() => return otherwise(OuterReason::VxlanHeader),
-                Some(true) | None => return otherwise(OuterReason::UnknownTunnel),
-                Some(false) => {
-                    let (local_port, remote_port) = (outer.local_port, outer.remote_port);
-                    match tunnel(Kind::Udp { local_port, remote_port }) {
-                        Some(port) => port,
-                        None => return otherwise(OuterReason::UnknownTunnel),
-                    }
-                }
-            },
+        let entry = match self.find(&outer, &frame[inner.clone()]) {
+            Ok(entry) => entry,
+            Err(reason) => return otherwise(reason),
         };
+        match entry.check {
+            Check::Vxlan => match vxlan::parse(&frame[inner.clone()]) {
+                Some(_) => inner.start += vxlan::HEADER_BYTES,
+                None => return otherwise(OuterReason::VxlanHeader),
+            },
+            Check::Geneve => match geneve::parse(&frame[inner.clone()]) {
+                Ok(bytes) => inner.start += bytes,
+                Err(fault) => return otherwise(fault.into()),
+            },
+            Check::Udp | Check::Gre { .. } | Check::Vlan => {}
+        }
         if let Some(mac) = self.mac
             && ether::Header::parse(frame).is_none_or(|header| header.destination != mac)
         {
             return otherwise(OuterReason::OtherMac);
         }
-        if !outer.checksum_ok(frame, vxlan.is_some()) {
-            return Err(OuterReason::UdpChecksum);
+        let none_allowed = matches!(entry.check, Check::Vxlan | Check::Geneve);
+        match (outer.carried, &entry.check) {
+            (Carried::Gre(header), Check::Gre { checksum, sequence }) => {
+                if header.has_checksum != *checksum || !outer.checksum_ok(frame, false) {
+                    return Err(OuterReason::GreChecksum);
+                }
+                let is_late = |sequence: &Arc<Sequence>| {
+                    header.sequence.is_none_or(|number| !sequence.accept(number))
+                };
+                if sequence.as_ref().is_some_and(is_late) {
+                    return Err(OuterReason::GreSequence);
+                }
+            }
+            _ if !outer.checksum_ok(frame, none_allowed) => return Err(OuterReason::UdpChecksum),
+            _ => {}
         }
-        Ok((*port, inner))
+        Ok((entry.port, Inner::Behind(inner)))
     }
-}
 
-/// Where tunnels' frames arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Service {
-    local: u128,
-    /// The port, and [`V4`].
-    rest: u64,
-}
-
-impl Service {
-    fn new(local: IpAddr, port: u16) -> Self {
-        let family = if local.is_ipv4() { V4 } else { 0 };
-        Self { local: bits(local), rest: family | u64::from(port) }
+    /// The port of the VLAN that a frame is in.
+    #[cold]
+    fn of_vlan(&self, frame: &[u8]) -> Result<PortRef, OuterReason> {
+        let id = vlan::id(frame).filter(|id| *id != 0).ok_or(OuterReason::NotATunnel)?;
+        let entry = self.tunnels.get(&Key::without_ends(Key::vlan(id)));
+        entry.map(|entry| entry.port).ok_or(OuterReason::UnknownTunnel)
     }
-}
 
-impl std::hash::Hash for Service {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64((self.local >> 64) as u64 ^ self.local as u64);
-        state.write_u64(self.rest);
-    }
-}
-
-enum Kind {
-    Vxlan { port: u16, vni: u32 },
-    Udp { local_port: u16, remote_port: u16 },
-}
-
-/// Addresses, and what tells tunnels between them apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
-    local: u128,
-    remote: u128,
-    rest: u64,
-}
-
-const V4: u64 = 1 << 63;
-const VXLAN: u64 = 1 << 62;
-
-impl Key {
-    fn new(local: IpAddr, remote: IpAddr, kind: Kind) -> Self {
-        let family = if local.is_ipv4() { V4 } else { 0 };
-        let rest = match kind {
-            Kind::Vxlan { port, vni } => VXLAN | u64::from(port) << 32 | u64::from(vni),
-            Kind::Udp { local_port, remote_port } => {
-                u64::from(local_port) << 16 | u64::from(remote_port)
+    /// The tunnel that a frame with these outer headers and this `payload` behind them is of.
+    #[inline]
+    fn find(&self, outer: &Outer, payload: &[u8]) -> Result<&Entry, OuterReason> {
+        let found = |key| self.tunnels.get(&Key::of(outer, key));
+        let unknown = |key| match self.keys.contains(&Key::of(outer, key).of_anybody()) {
+            true => OuterReason::UnknownPeer,
+            false => OuterReason::UnknownTunnel,
+        };
+        let (remote_port, local_port) = match outer.carried {
+            Carried::Udp { remote_port, local_port, .. } => (remote_port, local_port),
+            Carried::Gre(header) => {
+                let key = Key::gre(header.key);
+                return found(key).ok_or_else(|| unknown(key));
             }
         };
-        Self { local: bits(local), remote: bits(remote), rest: family | rest }
-    }
-}
-
-impl std::hash::Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        if self.rest & V4 == 0 {
-            state.write_u64((self.local >> 64) as u64 ^ (self.remote >> 64) as u64);
+        let vni = payload.first_chunk().map(|header: &[u8; 8]| vxlan::vni(header));
+        if let Some(entry) = vni.and_then(|vni| found(Key::vni(local_port, vni))) {
+            return Ok(entry);
         }
-        state.write_u64((self.local as u64).rotate_left(32) ^ self.remote as u64);
-        state.write_u64(self.rest);
-    }
-}
-
-fn bits(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => u128::from(address.to_bits()),
-        IpAddr::V6(address) => address.to_bits(),
+        if let Some(entry) = found(Key::ports(local_port, remote_port)) {
+            return Ok(entry);
+        }
+        // An address and port has one kind of tunnels.
+        let kind = self.services.get(&outer.take());
+        Err(match kind.map(|kind| kind.name) {
+            Some(name) if name == vxlan::KIND.name && vxlan::parse(payload).is_none() => {
+                OuterReason::VxlanHeader
+            }
+            Some(name) if name == geneve::KIND.name => match geneve::parse(payload) {
+                Err(fault) => fault.into(),
+                Ok(_) => unknown(Key::vni(local_port, vni.unwrap_or_default())),
+            },
+            Some(name) if name == udp::KIND.name => unknown(Key::ports(local_port, remote_port)),
+            Some(_) => unknown(Key::vni(local_port, vni.unwrap_or_default())),
+            None => OuterReason::UnknownTunnel,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
+    use pdp_wire::gre;
     use proptest::prelude::*;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+    const INNER: &[u8] = b"a frame with a header";
+
+    fn taken_out(frame: &[u8], inner: Inner) -> Vec<u8> {
+        match inner {
+            Inner::Whole => frame.to_vec(),
+            Inner::Behind(inner) => frame[inner].to_vec(),
+            Inner::Untagged => {
+                let mut frame = frame.to_vec();
+                vlan::take_off(&mut frame);
+                frame.split_off(vlan::TAG_BYTES)
+            }
+        }
+    }
 
     fn reference(port: u16) -> PortRef {
         PortRef { worker: 0, vnet: 0, port, generation: 1 }
@@ -244,31 +296,46 @@ mod tests {
 
     /// The frame that the other end of `by` sends.
     fn arriving(by: &Encapsulation, mac: [u8; 6]) -> Vec<u8> {
-        let (local, remote, ports, inner) = match *by {
-            Encapsulation::Interface => return vec![0; 60],
-            Encapsulation::Vxlan { local, remote, port, vni } => {
-                (local, remote, [50_000, port], vxlan::emit(vni).to_vec())
-            }
-            Encapsulation::Udp { local, remote, local_port, remote_port } => {
-                (local, remote, [remote_port, local_port], vec![])
-            }
-        };
-        let template = outer::Template::new(remote, local, ports, &inner).unwrap();
+        let Some(template) = outer::Template::new(&by.reversed()) else { return vec![0; 60] };
         let mut frame = vec![0; template.len()];
-        frame.extend(b"inner");
-        template.write(&mut frame, mac, [9; 6], None).unwrap();
+        frame.extend(INNER);
+        template.write(&mut frame, mac, [9; 6]).unwrap();
         frame
+    }
+
+    fn vxlan_of(local: IpAddr, remote: IpAddr, port: u16, vni: u32) -> Encapsulation {
+        Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port, vni })
+    }
+
+    fn udp_of(local: IpAddr, remote: IpAddr, local_port: u16, remote_port: u16) -> Encapsulation {
+        Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
+    }
+
+    /// With a checksum where the key is odd.
+    fn gre_of(local: IpAddr, remote: IpAddr, key: Option<u32>, sequence: bool) -> Encapsulation {
+        let checksum = key.is_some_and(|key| key % 2 == 1);
+        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence })
     }
 
     fn encapsulation() -> impl Strategy<Value = Encapsulation> {
         let ends = (any::<bool>(), 1u8..4, 4u8..7);
         prop_oneof![
             (ends.clone(), 4789u16..4791, 0u32..4).prop_map(|((six, l, r), port, vni)| {
-                Encapsulation::Vxlan { local: address(six, l), remote: address(six, r), port, vni }
+                vxlan_of(address(six, l), address(six, r), port, vni)
             }),
-            (ends, 4790u16..4793, 7u16..9).prop_map(|((six, l, r), local_port, remote_port)| {
+            (ends.clone(), 4790u16..4793, 0u32..4).prop_map(|((six, l, r), port, vni)| {
                 let (local, remote) = (address(six, l), address(six, r));
-                Encapsulation::Udp { local, remote, local_port, remote_port }
+                Encapsulation::Geneve(geneve::Tunnel { local, remote, port, vni })
+            }),
+            (ends.clone(), prop::option::of(0u32..4)).prop_map(|((six, l, r), key)| gre_of(
+                address(six, l),
+                address(six, r),
+                key,
+                false
+            )),
+            (1u16..4).prop_map(|id| Encapsulation::Vlan(vlan::Tunnel { id })),
+            (ends, 4790u16..4793, 7u16..9).prop_map(|((six, l, r), local_port, remote_port)| {
+                udp_of(address(six, l), address(six, r), local_port, remote_port)
             }),
         ]
     }
@@ -286,18 +353,12 @@ mod tests {
             if whole {
                 table.insert(&Encapsulation::Interface, reference(999)).unwrap();
             }
-            let service = |by: &Encapsulation| match *by {
-                Encapsulation::Vxlan { local, port, .. } => (local, port, true),
-                Encapsulation::Udp { local, local_port, .. } => (local, local_port, false),
-                Encapsulation::Interface => unreachable!(),
-            };
             for (port, by) in wanted.iter().enumerate() {
-                let (address, number, vxlan) = service(by);
                 let mixed = accepted.iter().any(|(other, _)| {
-                    let other = service(other);
-                    (other.0, other.1) == (address, number) && other.2 != vxlan
+                    let kind = |by: &Encapsulation| by.tunnel().unwrap().kind();
+                    other.takes() == by.takes() && kind(other) != kind(by)
                 });
-                let taken = accepted.iter().any(|(other, _)| other == by);
+                let taken = accepted.iter().any(|(other, _)| other.key() == by.key());
                 let result = table.clone().insert(by, reference(port as u16));
                 prop_assert_eq!(result.is_ok(), !mixed && !taken);
                 if result.is_ok() {
@@ -312,9 +373,9 @@ mod tests {
                     Some((_, port)) => {
                         let (found, inner) = found.unwrap();
                         prop_assert_eq!(found.port, *port);
-                        prop_assert_eq!(&frame[inner], b"inner");
+                        prop_assert_eq!(taken_out(&frame, inner), INNER);
                     }
-                    None if whole => prop_assert_eq!(found, Ok((reference(999), 0..frame.len()))),
+                    None if whole => prop_assert_eq!(found, Ok((reference(999), Inner::Whole))),
                     None => prop_assert!(found.is_err()),
                 }
             }
@@ -337,7 +398,7 @@ mod tests {
     fn reasons_are_told_apart() {
         for six in [false, true] {
             let (local, remote) = (address(six, 1), address(six, 2));
-            let by = Encapsulation::Vxlan { local, remote, port: 4789, vni: 7 };
+            let by = vxlan_of(local, remote, 4789, 7);
             let mut table = Table::new(Some(MAC));
             table.insert(&by, reference(1)).unwrap();
             assert_eq!(table.insert(&by, reference(2)), Err(Taken::Taken));
@@ -356,16 +417,136 @@ mod tests {
             assert_eq!(table.classify(&frame).unwrap_err(), OuterReason::UdpChecksum);
             frame[udp + 6..udp + 8].fill(0);
             assert!(table.classify(&frame).is_ok());
-            let unknown = Encapsulation::Vxlan { local, remote, port: 4789, vni: 8 };
+            let unknown = vxlan_of(local, remote, 4789, 8);
             let unknown = table.classify(&arriving(&unknown, MAC));
             assert_eq!(unknown.unwrap_err(), OuterReason::UnknownTunnel);
         }
         let (local, remote) = (address(true, 1), address(true, 2));
-        let by = Encapsulation::Udp { local, remote, local_port: 5, remote_port: 6 };
+        let by = udp_of(local, remote, 5, 6);
         let mut table = Table::new(Some(MAC));
         table.insert(&by, reference(1)).unwrap();
         let mut frame = arriving(&by, MAC);
         frame[60..62].fill(0);
         assert_eq!(table.classify(&frame).unwrap_err(), OuterReason::UdpChecksum);
+    }
+
+    #[test]
+    fn every_fault_of_gre_geneve_and_vlans_has_its_reason() {
+        use OuterReason::*;
+        let reference = reference(1);
+        for six in [false, true] {
+            let (local, remote) = (address(six, 1), address(six, 2));
+            let at = if six { 54 } else { 34 };
+            let vni =
+                |vni| Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni });
+            let mut table = Table::new(Some(MAC));
+            for by in [gre_of(local, remote, Some(7), false), gre_of(local, remote, Some(8), false)]
+            {
+                table.insert(&by, reference).unwrap();
+            }
+            table.insert(&vni(5), reference).unwrap();
+            table.insert(&Encapsulation::Vlan(vlan::Tunnel { id: 10 }), reference).unwrap();
+            let reason = |frame: &[u8]| table.classify(frame).map(|_| ()).unwrap_err();
+            let other_end = |by: &Encapsulation, change: &dyn Fn(&mut Vec<u8>)| {
+                let mut frame = arriving(by, MAC);
+                change(&mut frame);
+                table.classify(&frame).map(|(_, inner)| taken_out(&frame, inner))
+            };
+            // With a checksum (7) and without (8).
+            let [sealed, plain] = [7, 8].map(|key| gre_of(local, remote, Some(key), false));
+            for by in [&sealed, &plain, &vni(5)] {
+                assert_eq!(other_end(by, &|_| {}), Ok(INNER.to_vec()));
+                assert_eq!(reason(&arriving(by, [9; 6])), OtherMac);
+            }
+            let mut elsewhere = arriving(&plain, MAC);
+            elsewhere[at + 7] = 9;
+            assert_eq!(reason(&elsewhere), UnknownTunnel, "another key");
+            assert_eq!(reason(&arriving(&gre_of(local, remote, None, false), MAC)), UnknownTunnel);
+            let elsewhere = gre_of(local, address(six, 3), Some(8), false);
+            assert_eq!(reason(&arriving(&elsewhere, MAC)), UnknownPeer);
+            let peer = geneve::Tunnel { local, remote: address(six, 3), port: 6081, vni: 5 };
+            assert_eq!(reason(&arriving(&Encapsulation::Geneve(peer), MAC)), UnknownPeer);
+            assert_eq!(reason(&arriving(&vni(6), MAC)), UnknownTunnel);
+            let with = |by: &Encapsulation, place: usize, bits: u8| {
+                other_end(by, &|frame| frame[at + place] ^= bits).unwrap_err()
+            };
+            assert_eq!(with(&plain, 0, 0x40), GreHeader);
+            assert_eq!(with(&plain, 1, 1), GreHeader);
+            assert_eq!(with(&plain, 3, 1), NotATunnel, "IP in GRE");
+            assert_eq!(with(&sealed, 14, 1), GreChecksum);
+            // As Linux: a checksum is there if and only if it is configured.
+            let unsealed =
+                gre::Tunnel { local, remote, key: Some(7), checksum: false, sequence: false };
+            assert_eq!(reason(&arriving(&Encapsulation::Gre(unsealed), MAC)), GreChecksum);
+            let sealed =
+                gre::Tunnel { local, remote, key: Some(8), checksum: true, sequence: false };
+            assert_eq!(reason(&arriving(&Encapsulation::Gre(sealed), MAC)), GreChecksum);
+            assert_eq!(with(&vni(5), 8, 0x40), GeneveHeader);
+            assert_eq!(with(&vni(5), 8, 0x3f), GeneveHeader);
+            assert_eq!(with(&vni(5), 10, 1), GeneveHeader);
+            // The checksum of UDP is looked at after the header.
+            assert_eq!(with(&vni(5), 9, 0x80), GeneveControl);
+            assert_eq!(with(&vni(5), 9, 0x40), GeneveCritical);
+            assert_eq!(with(&vni(5), 7, 1), UdpChecksum);
+        }
+        let mut table = Table::new(Some(MAC));
+        table.insert(&Encapsulation::Vlan(vlan::Tunnel { id: 10 }), reference).unwrap();
+        let tagged = |tags: &[u8]| {
+            let frame = [&INNER[..12], tags, &INNER[12..]].concat();
+            table.classify(&frame).map(|(_, inner)| taken_out(&frame, inner))
+        };
+        // Whatever the priority, and to whomever.
+        assert_eq!(tagged(&[0x81, 0, 0xf0, 10]), Ok(INNER.to_vec()));
+        let two = [&INNER[..12], &[0x81, 0, 0, 11], &INNER[12..]].concat();
+        assert_eq!(tagged(&[0x81, 0, 0, 10, 0x81, 0, 0, 11]), Ok(two), "the inner tag is its own");
+        assert_eq!(tagged(&[0x81, 0, 0, 11, 0x81, 0, 0, 10]), Err(UnknownTunnel));
+        assert_eq!(tagged(&[0x88, 0xa8, 0, 10]), Err(NotATunnel));
+        assert_eq!(tagged(&[0x88, 0xa8, 0, 11, 0x81, 0, 0, 10]), Err(NotATunnel));
+        assert_eq!(tagged(&[0x81, 0, 0xe0, 0]), Err(NotATunnel), "for its priority alone");
+        assert_eq!(tagged(&[]), Err(NotATunnel));
+        let short = [&INNER[..12], &[0x81, 0, 0, 10]].concat();
+        assert_eq!(table.classify(&short), Err(NotATunnel));
+        table.insert(&Encapsulation::Interface, PortRef { port: 2, ..reference }).unwrap();
+        assert_eq!(table.classify(&short).unwrap().1, Inner::Whole);
+        for id in [0, 4095] {
+            let range = table.insert(&Encapsulation::Vlan(vlan::Tunnel { id }), reference);
+            assert!(matches!(range, Err(Taken::Range(_))));
+        }
+    }
+
+    /// As Linux's ip_tunnel_rcv has it.
+    #[test]
+    fn late_frames_of_a_tunnel_with_numbers_are_dropped() {
+        let by = gre_of(address(false, 1), address(false, 2), Some(7), true);
+        let mut table = Table::new(None);
+        table.insert(&by, reference(1)).unwrap();
+        let arrive = |number: u32, sound: bool| {
+            let template = outer::Template::new(&by.reversed()).unwrap().from_number(number);
+            let mut frame = vec![0; template.len()];
+            frame.extend(INNER);
+            template.write(&mut frame, MAC, [9; 6]).unwrap();
+            frame[60] ^= u8::from(!sound);
+            table.classify(&frame).map(|_| ()).err()
+        };
+        let late = Some(OuterReason::GreSequence);
+        assert_eq!(arrive(5, true), None, "the first may be any");
+        assert_eq!(
+            [4, 5, 6, 9, 8, 7].map(|number| arrive(number, true)),
+            [late, late, None, None, late, late]
+        );
+        assert_eq!(arrive(1 << 30, false), Some(OuterReason::GreChecksum), "counts for nothing");
+        assert_eq!(arrive(10, true), None);
+        assert_eq!(arrive((1 << 31) + 20, true), late, "half of all numbers are behind");
+        assert_eq!([(1 << 31) + 10, u32::MAX].map(|number| arrive(number, true)), [None; 2]);
+        assert_eq!(arrive(3, true), None, "they begin again");
+        let without = gre::Tunnel {
+            local: address(false, 1),
+            remote: address(false, 2),
+            key: Some(7),
+            checksum: true,
+            sequence: false,
+        };
+        let without = arriving(&Encapsulation::Gre(without), MAC);
+        assert_eq!(table.classify(&without).map(|_| ()).err(), late);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Each file uses those above it alone: `plan` (what is wanted and where it goes; pure) and `check`, the
 //! `workers` and how they are reached, `keeper` (sockets and handshakes of peers), `base` (all of these
-//! together), `exits` of external interfaces, `apply` (what changes) and `report` (what is to be seen),
-//! `serve` (requests).
+//! together), `exits` of external interfaces, `apply` (what changes) with `schedule` (what time
+//! changes), `report` (what is to be seen), `serve` (requests).
 
 mod apply;
 mod base;
@@ -12,6 +12,7 @@ mod exits;
 mod keeper;
 pub mod plan;
 mod report;
+pub mod schedule;
 mod serve;
 mod workers;
 

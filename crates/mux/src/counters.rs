@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 
 use pdp_proto::mux;
+use pdp_wire::geneve;
 use pdp_wire::named;
-use pdp_wire::outer::NotUdp;
+use pdp_wire::outer::NotATunnel;
 use pdp_wire::tag::{GuestDrop, PuntClass};
 
 named! {
@@ -44,6 +45,16 @@ named! {
         NoTap = "no-tap",
         /// The TAP helper's ring is full.
         TapRingFull = "tap-ring-full",
+        /// More frames of its end than may go to all ends of its segment.
+        FloodLimit = "flood-limit",
+        /// No packet for its copy, which was to go here.
+        NoPacket = "no-packet",
+        /// The segment has its address where it came from, or behind another tunnel than that which it came by.
+        NoOtherEnd = "no-other-end",
+        /// Lost on purpose: the vlink's `loss`.
+        Loss = "loss",
+        /// More frames wait for the vlink's delay than its rate lets come.
+        DelayFull = "delay-full",
         /// Sent out of a port without a vlink.
         Unconnected = "unconnected",
         /// No room in the vlink's queue.
@@ -99,16 +110,30 @@ named! {
         HeaderChecksum = "header-checksum",
         /// An outer fragment.
         Fragment = "fragment",
-        /// Not UDP, and no vlink takes the whole interface.
+        /// Nothing that carries tunnels, and no vlink takes the whole interface.
         NotATunnel = "not-a-tunnel",
-        /// UDP that no vlink takes.
+        /// A key that no vlink has.
         UnknownTunnel = "unknown-tunnel",
+        /// A vlink's key, from another than its other end.
+        UnknownPeer = "unknown-peer",
         /// A link address that is not ours.
         OtherMac = "other-mac",
         /// The outer UDP checksum is wrong, or missing where it must be.
         UdpChecksum = "udp-checksum",
         /// No VXLAN header, or without a valid identifier.
         VxlanHeader = "vxlan-header",
+        /// GRE of another version, or with routing.
+        GreHeader = "gre-header",
+        /// The checksum of GRE is wrong, missing where the tunnel has one, or there where it has none.
+        GreChecksum = "gre-checksum",
+        /// Late by the sequence of GRE, or without a number where the tunnel has them.
+        GreSequence = "gre-sequence",
+        /// No Geneve header of an Ethernet frame, or one that is longer than the datagram.
+        GeneveHeader = "geneve-header",
+        /// Geneve for the tunnel's ends themselves, of which none is known.
+        GeneveControl = "geneve-control",
+        /// Geneve with options that must be understood, of which none is.
+        GeneveCritical = "geneve-critical",
         /// Met congestion in the underlay, and what is inside can't be marked (RFC 6040 section 4.2).
         CeOnNotEct = "ce-on-not-ect",
         /// The worker that owns the vnet is too far behind.
@@ -128,13 +153,24 @@ named! {
     }
 }
 
-impl From<NotUdp> for OuterReason {
-    fn from(reason: NotUdp) -> Self {
+impl From<NotATunnel> for OuterReason {
+    fn from(reason: NotATunnel) -> Self {
         match reason {
-            NotUdp::Other => Self::NotATunnel,
-            NotUdp::Malformed => Self::Malformed,
-            NotUdp::HeaderChecksum => Self::HeaderChecksum,
-            NotUdp::Fragment => Self::Fragment,
+            NotATunnel::Other => Self::NotATunnel,
+            NotATunnel::Malformed => Self::Malformed,
+            NotATunnel::HeaderChecksum => Self::HeaderChecksum,
+            NotATunnel::Fragment => Self::Fragment,
+            NotATunnel::GreHeader => Self::GreHeader,
+        }
+    }
+}
+
+impl From<geneve::Fault> for OuterReason {
+    fn from(fault: geneve::Fault) -> Self {
+        match fault {
+            geneve::Fault::Header => Self::GeneveHeader,
+            geneve::Fault::Control => Self::GeneveControl,
+            geneve::Fault::Critical => Self::GeneveCritical,
         }
     }
 }
@@ -152,13 +188,31 @@ pub struct PortCounters {
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
+    /// Copies of frames that went to many.
+    pub copied: u64,
+    /// Frames that went twice on purpose.
+    pub duplicated: u64,
+    /// Frames in which a bit was turned on purpose.
+    pub corrupted: u64,
+    /// Frames that overtook others on purpose.
+    pub reordered: u64,
     /// Frames handed to the TAP.
     pub punted: u64,
     /// Frames that ended in a guest.
     pub consumed: u64,
     /// Frames that a capture did not get.
     pub capture_missed: u64,
-    dropped: [u64; Reason::ALL.len()],
+    dropped: ByReason,
+}
+
+/// A counter for each reason.
+#[derive(Clone, Debug)]
+struct ByReason([u64; Reason::ALL.len()]);
+
+impl Default for ByReason {
+    fn default() -> Self {
+        Self([0; Reason::ALL.len()])
+    }
 }
 
 impl PortCounters {
@@ -169,7 +223,7 @@ impl PortCounters {
 
     /// Counts dropped frames.
     pub fn drop_all(&mut self, reason: Reason, frames: u64) {
-        self.dropped[reason as usize] += frames;
+        self.dropped.0[reason as usize] += frames;
     }
 
     /// For the API: reasons that never occurred are left out.
@@ -180,9 +234,13 @@ impl PortCounters {
             made: self.made,
             sent: self.sent,
             sent_bytes: self.sent_bytes,
+            copied: self.copied,
+            duplicated: self.duplicated,
+            corrupted: self.corrupted,
+            reordered: self.reordered,
             punted: self.punted,
             consumed: self.consumed,
-            dropped: occurred(&Reason::ALL.map(Reason::name), &self.dropped),
+            dropped: occurred(&Reason::ALL.map(Reason::name), &self.dropped.0),
             capture_missed: self.capture_missed,
             underlay: None,
         }

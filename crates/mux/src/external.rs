@@ -1,15 +1,18 @@
 //! An external interface, as one worker has it: its own exits, or else ways to those of other workers.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use pdp_afxdp::Packet;
 use pdp_proto::mux;
 use rtrb::Consumer;
 
+use crate::class::Class;
 use crate::counters::{ExternalCounters, OuterReason, Reason};
 use crate::exit::path::Path;
 use crate::exit::{Exit, Tools};
 use crate::packets::{Batch, Packets};
+use crate::scheduler::Scheduler;
 
 /// An external interface.
 #[derive(Debug)]
@@ -33,6 +36,8 @@ pub struct Exits {
     inboxes: Vec<Inbox>,
     /// How many of `all` are ways to another worker's.
     paths: usize,
+    /// Whose frame is next, where the interface has had a capacity; it is where the exits are.
+    pub scheduler: Option<Box<Scheduler>>,
 }
 
 /// Frames from another worker.
@@ -127,34 +132,91 @@ impl Exits {
         if self.all.len() > 1 { spread % self.all.len() } else { 0 }
     }
 
-    /// Sends frames by exit `at`. What does not go is left in `frames`, and the reason returned.
+    /// Frames that exit `at` takes now.
+    pub fn room(&mut self, at: usize) -> usize {
+        match self.all.get_mut(at) {
+            Some(exit) if self.scheduler.is_none() => exit.room(),
+            _ => usize::MAX,
+        }
+    }
+
+    /// Sends frames of one port by exit `at`, or has them wait for their turn. What does not go is left in `frames`,
+    /// and the reason returned.
     #[inline]
     pub fn send(&mut self, at: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+        if self.scheduler.is_some() {
+            return self.send_in_turn(at, tools, frames);
+        }
         match self.all.get_mut(at) {
             Some(exit) => exit.send(tools, frames),
             None => Reason::ExternalGone,
         }
     }
 
+    /// The same where there is a scheduler.
+    fn send_in_turn(&mut self, at: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+        let Self { scheduler: Some(scheduler), all, .. } = self else {
+            return Reason::ExternalGone;
+        };
+        let Some(first) = frames.first().filter(|_| at < all.len()) else {
+            return Reason::ExternalGone;
+        };
+        if let Some(number) = Class::of(first.mark) {
+            frames.drain(..).for_each(|packet| scheduler.put(number, at, packet, tools.now_ns));
+            return Reason::ExternalRingFull;
+        }
+        // A port that knows of no capacity, yet or any more: what waits was before it.
+        if !scheduler.is_empty() {
+            scheduler.run(all, tools);
+        }
+        if scheduler.is_empty() { all[at].send(tools, frames) } else { Reason::ExternalRingFull }
+    }
+
+    /// Has no classes with these numbers any more, whose ports send no more. What is on its way from there is taken in
+    /// before.
+    pub fn remove_classes(&mut self, numbers: &[usize], tools: &mut Tools<'_>) -> Vec<Arc<Class>> {
+        self.flush(tools);
+        let Some(scheduler) = &mut self.scheduler else { return vec![] };
+        numbers.iter().filter_map(|number| scheduler.remove(*number, tools.now_ns)).collect()
+    }
+
+    /// When a frame's turn is, nanoseconds, if one waits for it.
+    pub fn due_ns(&self) -> Option<u64> {
+        self.scheduler.as_ref()?.due_ns()
+    }
+
     /// Has the kernel, programs and other workers take what was sent here and by other workers. Returns how many
     /// frames came from those.
     pub fn flush(&mut self, tools: &mut Tools<'_>) -> usize {
         let mut taken = 0;
-        for Inbox { exit, from, left } in &mut self.inboxes {
-            let exit = &mut self.all[*exit];
+        for Inbox { exit: at, from, left } in &mut self.inboxes {
+            let exit = &mut self.all[*at];
             // A full exit is pressure back on who fills the inbox. A frame may take several of its places, so that
-            // some may be left.
+            // some may be left. What has a class waits for its turn, and its port sends no more than there is room for.
             if left.is_empty() {
-                let count = from.slots().min(exit.room());
+                let room = if self.scheduler.is_some() { usize::MAX } else { exit.room() };
+                let count = from.slots().min(room);
                 taken += count;
-                if let Ok(chunk) = from.read_chunk(count) {
-                    left.extend(chunk);
+                match (from.read_chunk(count), &mut self.scheduler) {
+                    (Ok(chunk), None) => left.extend(chunk),
+                    (Ok(chunk), Some(scheduler)) => {
+                        for packet in chunk {
+                            match Class::of(packet.mark) {
+                                Some(number) => scheduler.put(number, *at, packet, tools.now_ns),
+                                None => left.push(packet),
+                            }
+                        }
+                    }
+                    (Err(_), _) => {}
                 }
             }
             if !left.is_empty() && exit.send(tools, left) == Reason::ExternalGone {
                 tools.counters.drop_all(OuterReason::Gone, left.len() as u64);
                 tools.packets.give_all(left);
             }
+        }
+        if let Some(scheduler) = &mut self.scheduler {
+            taken += scheduler.run(&mut self.all, tools);
         }
         self.all.iter_mut().for_each(|exit| exit.flush(tools));
         taken

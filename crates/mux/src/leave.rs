@@ -1,16 +1,18 @@
 //! Frames on their way out of a port. In this order: which may leave, and which wait for the vlink's rate
-//! ([`Vnet::leave`]); then to another port, or to the outside (`Vnet::go`); and there they wait until the tunnel's
-//! next hop is known, are wrapped, and count as sent if an exit takes them (`Vnet::put_out`). Each step takes a row of
-//! frames of one port, be it of one frame.
+//! ([`Vnet::leave`]); what is done to them on purpose, and which wait for that (`Vnet::go`, `Vnet::impair`); then to
+//! another port, or to the outside (`Vnet::carry`); and there they wait until the tunnel's
+//! next hop is known and the interface's capacity has room for them, are wrapped, and count as sent if an exit takes them
+//! (`Vnet::put_out`). Each step takes a row of frames of one port, be it of one frame.
 //!
 //! Frames of a tunnel whose next hop is not known yet wait for it: [`HELD_FRAMES_MAX`] of each vlink,
-//! and not longer than [`HELD_NS_MAX`].
+//! and not longer than [`HELD_NS_MAX`]. For the capacity as many wait as for the vlink's rate.
 
 use std::mem;
 use std::ops::RangeInclusive;
 
 use pdp_afxdp::Packet;
 
+use crate::class::on_wire;
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::encapsulate::Way;
@@ -27,6 +29,9 @@ pub const HELD_NS_MAX: u64 = 1_000_000_000;
 
 /// Time between two looks whether it is known, nanoseconds; later a quarter of the time waited.
 const HELD_LOOK_NS: u64 = 250_000;
+
+/// When a frame that has waited for its delay is looked at again for which there is no packet, nanoseconds.
+const LATE_NS: u64 = 100_000;
 
 /// Frames of one port in a row. One that is traced is a row of its own.
 struct Row {
@@ -53,6 +58,48 @@ impl Row {
             (least, most) = (least.min(length), most.max(length));
         }
         Some(Self { port, mark, frames: count, bytes, bytes_each: least..=most })
+    }
+}
+
+/// Bytes that wrapped frames take on an interface.
+fn wire_bytes(frames: &[Packet]) -> u64 {
+    frames.iter().map(|packet| u64::from(on_wire(packet.len()))).sum()
+}
+
+impl PortLink {
+    /// Whether what is held waits for the capacity of an interface, and for nothing else.
+    fn is_in_turn(&self) -> bool {
+        self.way.class().is_some() && self.way.find().is_some()
+    }
+
+    /// Frames of its vnet at schedulers, as far as it sends there.
+    fn of_vnet(&self) -> usize {
+        self.way.class().map_or(0, |class| class.of_vnet())
+    }
+
+    /// When what is held is looked at again, nanoseconds, if anything is.
+    fn look_ns(&self, now_ns: u64) -> Option<u64> {
+        let since_ns = self.held.last_ns()?;
+        let class = self.way.class().filter(|_| self.is_in_turn());
+        let next_hop_ns = || HELD_LOOK_NS.max((now_ns - since_ns) / 4);
+        Some(now_ns + class.map_or_else(next_hop_ns, |class| class.look_ns()))
+    }
+
+    /// How many frames of these lengths, from the first on, the interface has room for. Where it has no capacity, all.
+    fn room(&self, core: &mut Core, lengths: impl Iterator<Item = usize>) -> usize {
+        let Way::Outside(outside) = &self.way else { return usize::MAX };
+        let Some(class) = &outside.class else { return usize::MAX };
+        let external = core.external(outside.external);
+        let most = external.map_or(usize::MAX, |it| it.exits.room(it.exits.at(outside.spread)));
+        let (mut count, mut bytes) = (0, 0);
+        for length in lengths {
+            bytes += u64::from(on_wire(length + outside.header_bytes()));
+            if count >= most || !class.has_room(count + 1, bytes) {
+                break;
+            }
+            count += 1;
+        }
+        count
     }
 }
 
@@ -141,7 +188,8 @@ impl Vnet {
     pub fn shape(&mut self, core: &mut Core) -> usize {
         let mut sent = 0;
         while let Some(port) = self.timers.pop(core.now_ns) {
-            sent += self.retry(core, port) + self.release(core, port);
+            sent +=
+                self.retry(core, port) + self.arrive_late(core, port) + self.release(core, port);
         }
         sent
     }
@@ -157,10 +205,7 @@ impl Vnet {
                 None => break None,
             }
         };
-        let held_ns = link
-            .held
-            .back()
-            .map(|(since_ns, _)| core.now_ns + HELD_LOOK_NS.max((core.now_ns - since_ns) / 4));
+        let held_ns = link.look_ns(core.now_ns);
         due_ns.into_iter().chain(held_ns).for_each(|at_ns| self.timers.set(port, at_ns));
         let sent = frames.len();
         self.waiting -= sent;
@@ -177,14 +222,120 @@ impl Vnet {
             let wall_ns = core.wall_ns();
             frames.iter().for_each(|packet| here.capture(wall_ns, packet));
         }
+        if here
+            .link
+            .as_ref()
+            .and_then(|link| link.line.as_ref())
+            .is_some_and(|line| !line.is_open())
+        {
+            return self.impair(core, row.port, frames);
+        }
+        self.carry(core, row, frames);
+    }
+
+    /// Does to a port's frames what its vlink is to do. What need not wait for that goes on.
+    #[cold]
+    fn impair(&mut self, core: &mut Core, port: u16, frames: &mut Batch) {
+        let mut on = core.scratch.batch();
+        let here = &mut self.ports[usize::from(port)];
+        let (counters, mut lost, mut full) = (&mut here.counters, 0, 0);
+        let Some(line) = here.link.as_mut().and_then(|link| link.line.as_mut()) else { return };
+        let before = line.waiting();
+        for mut packet in frames.drain(..) {
+            let fate = line.draw(core.now_ns, packet.len());
+            if fate.lost {
+                lost += 1;
+                core.tracer.end(packet.mark, "drop", || Reason::Loss.name().into());
+                core.packets.give(packet);
+                continue;
+            }
+            if let Some(bit) = fate.corrupt {
+                packet.bytes_mut()[bit / 8] ^= 1 << (bit % 8);
+                counters.corrupted += 1;
+            }
+            if fate.twice {
+                counters.duplicated += 1;
+                core.tracer.copied(packet.mark);
+            }
+            let Some(at_ns) = fate.at_ns else {
+                counters.reordered += u64::from(line.waiting() > 0);
+                if fate.twice {
+                    match core.packets.copy_of(packet.bytes(), packet.mark) {
+                        Some(copy) => on.push(copy.at(port.into())),
+                        None => {
+                            counters.drop(Reason::NoPacket);
+                            core.tracer.end(packet.mark, "drop", || Reason::NoPacket.name().into());
+                        }
+                    }
+                }
+                on.push(packet);
+                continue;
+            };
+            core.tracer
+                .note(packet.mark, "delay", || format!("for {} us", (at_ns - core.now_ns) / 1000));
+            for _ in 0..=u8::from(fate.twice) {
+                if !line.put(at_ns, packet.mark, packet.bytes()) {
+                    full += 1;
+                    core.tracer.end(packet.mark, "drop", || Reason::DelayFull.name().into());
+                }
+            }
+            core.packets.give(packet);
+        }
+        counters.drop_all(Reason::Loss, lost);
+        counters.drop_all(Reason::DelayFull, full);
+        if before == 0
+            && let Some(first) = line.first()
+        {
+            self.timers.set(port, first.at_ns);
+        }
+        self.by_row(core, &mut on, Self::carry);
+        core.scratch.spare.push(on);
+    }
+
+    /// Sends on what has waited for its vlink's delay, and sees when to come again. Returns how many frames.
+    fn arrive_late(&mut self, core: &mut Core, port: u16) -> usize {
+        let link = self.ports[usize::from(port)].link.as_mut();
+        let Some(line) = link.and_then(|link| link.line.as_mut()) else { return 0 };
+        let mut frames = core.scratch.batch();
+        while let Some(first) = line.first() {
+            if first.at_ns > core.now_ns {
+                self.timers.set(port, first.at_ns);
+                break;
+            }
+            let Some(mut packet) = core.packets.copy_of(line.bytes(&first), first.mark) else {
+                self.timers.set(port, core.now_ns + LATE_NS);
+                break;
+            };
+            packet.port = port;
+            frames.push(packet);
+            line.end_first();
+        }
+        let count = frames.len();
+        self.by_row(core, &mut frames, Self::carry);
+        core.scratch.spare.push(frames);
+        count
+    }
+
+    /// Frames along their port's vlink.
+    #[inline]
+    fn carry(&mut self, core: &mut Core, row: Row, frames: &mut Batch) {
+        let here = &mut self.ports[usize::from(row.port)];
         let Some(link) = &here.link else {
             return here.drop_all(core, Reason::Unconnected, frames);
         };
-        let Way::Port(to) = link.way else {
-            if !link.held.is_empty() {
-                self.retry(core, row.port);
+        let to = match link.way {
+            Way::Port(to) => to,
+            Way::Segment(at, end) => return self.enter_all(core, (at, end), frames),
+            Way::Outside(_) => {
+                let has_class = link.way.class().is_some();
+                if !link.held.is_empty() {
+                    self.retry(core, row.port);
+                }
+                if has_class {
+                    return self.put_out_in_turn(core, row, frames);
+                }
+                return self.put_out(core, row, frames);
             }
-            return self.put_out(core, row, frames);
         };
         here.counters.sent += row.frames as u64;
         here.counters.sent_bytes += row.bytes as u64;
@@ -193,6 +344,24 @@ impl Vnet {
         core.tracer.note(row.mark, "send", || format!("by the vlink to {node}:{}", there.name));
         frames.iter_mut().for_each(|packet| packet.port = to);
         self.local.append(frames);
+    }
+
+    /// Frames to an interface with a capacity: those that find no room at its scheduler wait.
+    fn put_out_in_turn(&mut self, core: &mut Core, row: Row, frames: &mut Batch) {
+        let Some(link) = &self.ports[usize::from(row.port)].link else { return };
+        let (goes_first, of_vnet) = (link.held.is_empty(), link.of_vnet());
+        let count = match goes_first && self.waiting + of_vnet < core.packets.free() {
+            true => link.room(core, frames.iter().map(Packet::len)),
+            false => 0,
+        };
+        if count >= frames.len() {
+            return self.put_out(core, row, frames);
+        }
+        let mut go = core.scratch.batch();
+        go.extend(frames.drain(..count));
+        self.by_row(core, &mut go, Self::put_out);
+        core.scratch.spare.push(go);
+        self.hold(core, row.port, frames);
     }
 
     /// Frames to the outside: the one place where they are wrapped, given to an exit, and counted as sent if it takes
@@ -219,10 +388,19 @@ impl Vnet {
                 return here.drop_all(core, why, frames);
             }
         }
+        let class = outside.class.as_deref();
+        if let Some(class) = class {
+            frames.iter_mut().for_each(|packet| packet.mark = class.mark());
+            class.add(frames.len(), wire_bytes(frames));
+        }
         let why = match core.exits(slot) {
             Some((exits, mut tools)) => exits.send(exit, &mut tools, frames),
             None => Reason::ExternalGone,
         };
+        if let Some(class) = class.filter(|_| !frames.is_empty()) {
+            frames.iter_mut().for_each(|packet| packet.mark = row.mark);
+            class.sub(frames.len(), wire_bytes(frames));
+        }
         let left_bytes: usize = frames.iter().map(|packet| packet.len() - header_bytes).sum();
         let sent = row.frames - frames.len();
         here.counters.sent += sent as u64;
@@ -245,7 +423,7 @@ impl Vnet {
         core.scratch.spare.push(one);
     }
 
-    /// Has frames wait for the next hop of their port's tunnel.
+    /// Has frames wait for their port's tunnel: for its next hop, or for the interface's capacity.
     #[cold]
     fn hold(&mut self, core: &mut Core, port: u16, frames: &mut Batch) {
         let here = &mut self.ports[usize::from(port)];
@@ -254,14 +432,24 @@ impl Vnet {
                 here.drop(core, Reason::Unconnected, packet);
                 continue;
             };
-            let detail = || format!("waits for the next hop of the tunnel of {}", here.name);
+            let in_turn = link.is_in_turn();
+            let room = self.waiting + link.of_vnet() < core.packets.free();
+            if in_turn && !(room && link.shaper.may_hold(&link.held, &packet)) {
+                here.drop(core, Reason::QueueFull, packet);
+                continue;
+            }
+            let what = if in_turn { "capacity of the interface" } else { "next hop of the tunnel" };
+            let detail = || format!("waits for the {what} of {}", here.name);
             core.tracer.note(packet.mark, "send", detail);
-            link.held.push_back((core.now_ns, packet));
+            link.held.push(core.now_ns, packet);
             self.waiting += 1;
-            self.timers.set(port, core.now_ns + HELD_LOOK_NS);
+            if let Some(at_ns) = link.look_ns(core.now_ns) {
+                self.timers.set(port, at_ns);
+            }
             // As for frames that wait for a rate.
-            if (link.held.len() > HELD_FRAMES_MAX || self.waiting > core.packets.free())
-                && let Some((_, oldest)) = link.held.pop_front()
+            if !in_turn
+                && (link.held.len() > HELD_FRAMES_MAX || self.waiting > core.packets.free())
+                && let Some(oldest) = link.held.pop()
             {
                 self.waiting -= 1;
                 here.drop(core, Reason::UnderlayUnresolved, oldest);
@@ -269,16 +457,18 @@ impl Vnet {
         }
     }
 
-    /// Sends what waits for the next hop of the port's tunnel if that is known by now, and ends what has waited too
-    /// long. Returns how many frames.
+    /// Sends what waits for the port's tunnel as far as its next hop is known by now and the capacity has room, and ends
+    /// what has waited for the next hop too long. Returns how many frames.
     fn retry(&mut self, core: &mut Core, port: u16) -> usize {
         let here = &mut self.ports[usize::from(port)];
         let Some(link) = &mut here.link else { return 0 };
         let (is_known, now_ns) = (link.way.find().is_some(), core.now_ns);
         let mut frames = core.scratch.batch();
+        let room = if is_known { link.room(core, link.held.lengths()) } else { usize::MAX };
         let goes = |held: &(u64, Packet)| is_known || now_ns - held.0 >= HELD_NS_MAX;
-        while link.held.front().is_some_and(goes)
-            && let Some((_, packet)) = link.held.pop_front()
+        while frames.len() < room
+            && link.held.first().is_some_and(goes)
+            && let Some(packet) = link.held.pop()
         {
             frames.push(packet);
         }

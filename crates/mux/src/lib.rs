@@ -1,9 +1,10 @@
 //! The mux: PdP's data plane.
 //!
 //! A packet's way, in the order of the files: [`worker`] (the round, with all stages in one place), [`external`]
-//! and [`exit`] (AF_XDP, memif, [`generator`]), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
-//! [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
-//! (what guests and TAPs send), [`leave`] ([`shape`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
+//! and [`exit`] (AF_XDP, memif, [`generator`]; [`scheduler`], [`fair`], [`class`]: whose frame is next where there is a
+//! capacity), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
+//! [`onward`] (along vlinks that are more than a wire; [`segment`]), [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
+//! (what guests and TAPs send), [`leave`] ([`shape`], [`line`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
 //! memif connections), [`capture`], [`trace`], [`meter`] (cycles).
 //!
 //! Promises: every frame that came in or was made is sent, handed to a TAP, consumed by a guest,
@@ -14,6 +15,7 @@
 
 pub mod admit;
 pub mod capture;
+pub mod class;
 pub mod classify;
 pub mod connections;
 pub mod control;
@@ -24,17 +26,22 @@ pub mod distribute;
 pub mod encapsulate;
 pub mod exit;
 pub mod external;
+pub mod fair;
 pub mod generator;
 pub mod group;
 pub mod lane;
 pub mod leave;
+pub mod line;
 pub mod memif;
 pub mod meter;
+pub mod onward;
 pub mod order;
 pub mod packets;
 pub mod peer;
 pub mod police;
 pub mod ringers;
+pub mod scheduler;
+pub mod segment;
 pub mod shape;
 pub mod share;
 pub mod sleep;

@@ -69,6 +69,18 @@ impl Packets {
         Some(packet)
     }
 
+    /// Takes one with these bytes.
+    pub fn copy_of(&mut self, bytes: &[u8], mark: u32) -> Option<Packet> {
+        let mut copy = self.take()?;
+        if copy.set_len(bytes.len()).is_none() {
+            self.give(copy);
+            return None;
+        }
+        copy.bytes_mut().copy_from_slice(bytes);
+        copy.mark = mark;
+        Some(copy)
+    }
+
     /// The worker whose part it is of.
     #[inline]
     fn home(&self, packet: &Packet) -> usize {

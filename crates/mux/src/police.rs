@@ -69,6 +69,11 @@ impl TokenBucket {
         }
     }
 
+    /// Starts full: `burst_bytes` at `bps`, bits a second above 0.
+    pub fn with_burst(bps: u64, burst_bytes: u64) -> Self {
+        Self { bytes: Bucket::new((bps / 8).max(1), 0, burst_bytes), packets: None }
+    }
+
     /// Whether it lets everything through.
     #[inline]
     pub fn is_unlimited(&self) -> bool {

@@ -1,17 +1,21 @@
-//! A vlink's rate in one direction: frames beyond it wait in a queue of bounded length.
+//! A vlink's rate in one direction: frames beyond it wait in a queue of bounded length; and where those wait that
+//! their tunnel has to wait for.
 
 use std::collections::VecDeque;
 
 use pdp_afxdp::Packet;
-use pdp_proto::mux::Rate;
+use pdp_proto::mux::{Leaving, Rate};
 
 use crate::police::TokenBucket;
 
 /// How far a shaper may run ahead, as time at its rate: what a worker may sleep too long.
 pub const SHAPER_BURST_NS: u64 = 2_000_000;
 
-/// Full frames that a shaper may run ahead, at least.
+/// Full frames that a shaper may run ahead where it is not told, at least.
 const SHAPER_BURST_FRAMES_MIN: u64 = 2;
+
+/// The same where it is told, bytes: else the longest frame would never go.
+const SHAPER_BURST_BYTES_MIN: u64 = 2048;
 
 /// Rate of a vlink between two ports of this node that was given none: finite, so that a loop that
 /// no protocol breaks burns its own vnet only.
@@ -32,32 +36,67 @@ pub enum Offered {
 #[derive(Debug)]
 pub struct Shaper {
     rate: Rate,
+    burst_bytes: u64,
+    /// What each frame counts beyond its bytes.
+    overhead_bytes: usize,
     bucket: TokenBucket,
     queue: VecDeque<Packet>,
     queue_max: usize,
+    /// Bytes that wait, as they count, and how many may.
+    bytes: u64,
+    bytes_max: u64,
 }
 
 impl Shaper {
-    /// At `rate`, with at most `queue_frames` waiting.
-    pub fn new(rate: Rate, queue_frames: u32) -> Self {
-        let queue_max = if rate == (Rate { bps: 0, pps: 0 }) { 0 } else { queue_frames as usize };
+    /// At the rate that it has, or else at `default`.
+    pub fn new(leaving: &Leaving, default: Rate) -> Self {
+        let rate = leaving.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
+        let bucket = match leaving.burst_bytes {
+            0 => TokenBucket::new(rate, SHAPER_BURST_NS, SHAPER_BURST_FRAMES_MIN),
+            bytes => TokenBucket::with_burst(rate.bps, bytes.max(SHAPER_BURST_BYTES_MIN)),
+        };
         Self {
             rate,
-            bucket: TokenBucket::new(rate, SHAPER_BURST_NS, SHAPER_BURST_FRAMES_MIN),
+            burst_bytes: leaving.burst_bytes,
+            overhead_bytes: leaving.overhead_bytes as usize,
+            bucket,
             // Grows as frames come to wait: a vnet may have thousands of vlinks where none ever does.
             queue: VecDeque::new(),
-            queue_max,
+            queue_max: leaving.queue_frames as usize,
+            bytes: 0,
+            bytes_max: if leaving.queue_bytes == 0 { u64::MAX } else { leaving.queue_bytes },
         }
     }
 
     /// Goes on where `old` stopped, at the new rate. Returns what has no room any more.
-    pub fn take_over(&mut self, mut old: Self) -> impl Iterator<Item = Packet> {
-        if old.rate == self.rate {
+    pub fn take_over(&mut self, old: &mut Self) -> impl Iterator<Item = Packet> {
+        if (old.rate, old.burst_bytes) == (self.rate, self.burst_bytes) {
             self.bucket = old.bucket;
         }
-        let keep = old.queue.len().min(self.queue_max);
-        self.queue.extend(old.queue.drain(..keep));
-        old.queue.into_iter()
+        while let Some(packet) = old.queue.pop_front() {
+            if !self.has_room(&packet) {
+                old.queue.push_front(packet);
+                break;
+            }
+            self.push(packet);
+        }
+        old.drain()
+    }
+
+    fn count(&self, packet: &Packet) -> usize {
+        packet.len() + self.overhead_bytes
+    }
+
+    /// Whether a frame may wait: always one, and as many as have room.
+    fn has_room(&self, packet: &Packet) -> bool {
+        let fits =
+            self.queue.is_empty() || self.bytes + self.count(packet) as u64 <= self.bytes_max;
+        self.queue.len() < self.queue_max && fits
+    }
+
+    fn push(&mut self, packet: Packet) {
+        self.bytes += self.count(&packet) as u64;
+        self.queue.push_back(packet);
     }
 
     /// Frames that wait.
@@ -73,10 +112,11 @@ impl Shaper {
 
     /// Sends or keeps a frame. `room` is whether the packet pool can spare one more.
     pub fn offer(&mut self, packet: Packet, now_ns: u64, room: bool) -> Offered {
-        if self.queue.is_empty() && self.bucket.take(now_ns, packet.len()).is_ok() {
+        let bytes = self.count(&packet);
+        if self.queue.is_empty() && self.bucket.take(now_ns, bytes).is_ok() {
             Offered::Go(packet)
-        } else if self.queue.len() < self.queue_max && room {
-            self.queue.push_back(packet);
+        } else if room && self.has_room(&packet) {
+            self.push(packet);
             Offered::Waits
         } else {
             Offered::Full(packet)
@@ -85,16 +125,76 @@ impl Shaper {
 
     /// The next frame whose time has come, or when that is; `None` if nothing waits.
     pub fn next(&mut self, now_ns: u64) -> Option<Result<Packet, u64>> {
-        let first = self.queue.front()?;
-        Some(match self.bucket.take(now_ns, first.len()) {
+        let bytes = self.count(self.queue.front()?);
+        Some(match self.bucket.take(now_ns, bytes) {
             Err(at_ns) => Err(at_ns),
-            Ok(()) => Ok(self.queue.pop_front()?),
+            Ok(()) => {
+                self.bytes -= bytes as u64;
+                Ok(self.queue.pop_front()?)
+            }
         })
+    }
+
+    /// Whether a frame may wait in `held`, which has as much room as its queue.
+    pub fn may_hold(&self, held: &Held, packet: &Packet) -> bool {
+        let frames = held.len() + 1;
+        let bytes = held.bytes + (packet.len() + frames * self.overhead_bytes) as u64;
+        frames <= self.queue_max && (frames == 1 || bytes <= self.bytes_max)
     }
 
     /// Takes what waits.
     pub fn drain(&mut self) -> impl Iterator<Item = Packet> {
+        self.bytes = 0;
         self.queue.drain(..)
+    }
+}
+
+/// Frames behind a shaper that wait for their tunnel: for its next hop, or for the interface's capacity.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// Each, and since when, nanoseconds.
+    frames: VecDeque<(u64, Packet)>,
+    bytes: u64,
+}
+
+impl Held {
+    /// Frames that wait.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether none does.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// The one that has waited longest, and since when, nanoseconds.
+    pub fn first(&self) -> Option<&(u64, Packet)> {
+        self.frames.front()
+    }
+
+    /// Since when the last one waits, nanoseconds.
+    pub fn last_ns(&self) -> Option<u64> {
+        self.frames.back().map(|last| last.0)
+    }
+
+    /// Their lengths, bytes.
+    pub fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.frames.iter().map(|(_, packet)| packet.len())
+    }
+
+    /// One more waits, since `now_ns`.
+    pub fn push(&mut self, now_ns: u64, packet: Packet) {
+        self.bytes += packet.len() as u64;
+        self.frames.push_back((now_ns, packet));
+    }
+
+    /// Takes the one that has waited longest.
+    pub fn pop(&mut self) -> Option<Packet> {
+        let (_, packet) = self.frames.pop_front()?;
+        self.bytes -= packet.len() as u64;
+        Some(packet)
     }
 }
 
@@ -110,16 +210,27 @@ mod tests {
         #[test]
         fn a_queue_at_a_rate(
             bps in 1_000_000u64..10_000_000_000, queue_frames in 0u32..50,
+            queue_bytes in prop_oneof![Just(0), 1_000u64..40_000], overhead_bytes in 0u32..64,
+            burst_bytes in prop_oneof![Just(0), 2048u64..100_000],
             gaps in prop::collection::vec((0u64..200_000, 60usize..1514), 1..200),
         ) {
             let (_pool, mut free) = Pool::new(gaps.len()).unwrap();
-            let mut shaper = Shaper::new(Rate { bps, pps: 0 }, queue_frames);
+            let leaving = Leaving {
+                rate_bps: Some(bps), burst_bytes, overhead_bytes, queue_frames, queue_bytes, ..Leaving::default()
+            };
+            let mut shaper = Shaper::new(&leaving, Rate { bps: 1, pps: 1 });
             let (mut now, mut order, mut accepted, mut sent) = (0u64, 0u32, vec![], vec![]);
-            let mut sent_bits = 0u64;
+            let overhead = overhead_bytes as usize;
+            let (mut sent_bits, mut waiting_bytes) = (0u64, 0);
+            let burst = match burst_bytes {
+                0 => (bps as f64 * 0.002).max(2.0 * 1514.0 * 8.0),
+                bytes => bytes as f64 * 8.0,
+            };
             for (gap, size) in gaps {
                 now += gap;
                 while let Some(Ok(packet)) = shaper.next(now) {
-                    sent_bits += packet.len() as u64 * 8;
+                    sent_bits += (packet.len() + overhead) as u64 * 8;
+                    waiting_bytes -= packet.len() + overhead;
                     sent.push(packet.mark);
                 }
                 let mut packet = free.pop().unwrap();
@@ -128,15 +239,23 @@ mod tests {
                 packet.mark = order;
                 match shaper.offer(packet, now, true) {
                     Offered::Go(packet) => {
-                        sent_bits += packet.len() as u64 * 8;
+                        sent_bits += (packet.len() + overhead) as u64 * 8;
                         accepted.push(packet.mark);
                         sent.push(packet.mark);
                     }
-                    Offered::Waits => accepted.push(order),
-                    Offered::Full(_) => prop_assert_eq!(shaper.waiting(), queue_frames as usize),
+                    Offered::Waits => {
+                        accepted.push(order);
+                        waiting_bytes += size + overhead;
+                    }
+                    Offered::Full(packet) => {
+                        let bytes = waiting_bytes + packet.len() + overhead;
+                        let is_full = shaper.waiting() == queue_frames as usize;
+                        prop_assert!(is_full || queue_bytes > 0 && bytes > queue_bytes as usize);
+                    }
                 }
                 prop_assert!(shaper.waiting() <= queue_frames as usize);
-                let burst = (bps as f64 * 0.002).max(2.0 * 1514.0 * 8.0);
+                let fits = queue_bytes == 0 || waiting_bytes <= queue_bytes as usize;
+                prop_assert!(fits || shaper.waiting() == 1);
                 prop_assert!(sent_bits as f64 <= bps as f64 * (now as f64 + 10.0) / 1e9 + burst + 8.0);
             }
             while let Some(next) = shaper.next(now) {

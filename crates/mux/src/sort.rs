@@ -1,9 +1,9 @@
 //! Frames from outside, sorted by vnet: classified, then to the vnets here or to the worker that has them.
 
 use pdp_afxdp::Packet;
-use pdp_wire::ecn;
+use pdp_wire::{ecn, vlan};
 
-use crate::classify::{PortRef, Table};
+use crate::classify::{Inner, PortRef, Table};
 use crate::counters::{OuterReason, Reason};
 use crate::meter::Stage;
 use crate::packets::Batch;
@@ -35,11 +35,20 @@ impl Worker {
             Ok(found) => found,
             Err(reason) => return self.refuse(external, reason, packet),
         };
-        let (length, outer) = (inner.len(), ecn::of(packet.bytes()));
-        let _ = packet.advance(inner.start);
-        let _ = packet.set_len(length);
-        if inner.start > 0 && !ecn::decapsulate(packet.bytes_mut(), outer) {
-            return self.refuse(external, OuterReason::CeOnNotEct, packet);
+        match inner {
+            Inner::Whole => {}
+            Inner::Behind(inner) => {
+                let (length, outer) = (inner.len(), ecn::of(packet.bytes()));
+                let _ = packet.advance(inner.start);
+                let _ = packet.set_len(length);
+                if !ecn::decapsulate(packet.bytes_mut(), outer) {
+                    return self.refuse(external, OuterReason::CeOnNotEct, packet);
+                }
+            }
+            Inner::Untagged => {
+                vlan::take_off(packet.bytes_mut());
+                let _ = packet.advance(vlan::TAG_BYTES);
+            }
         }
         self.give(port, external, packet);
     }

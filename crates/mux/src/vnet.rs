@@ -4,7 +4,6 @@
 //! everything that lives (connections, queues, counters) from the one it had
 //! ([`Vnet::take_over`]).
 
-use std::collections::VecDeque;
 use std::mem;
 use std::ops::Range;
 
@@ -18,12 +17,14 @@ use crate::counters::{Counted, PortCounters, Reason};
 use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
 use crate::encapsulate::Way;
 use crate::lane::{Lane, Link, PULL_FRAMES};
+use crate::line::Line;
 use crate::meter::Stage;
 use crate::order::Order;
 use crate::packets::Batch;
 use crate::peer::{Guest, Silence};
 use crate::police::TokenBucket;
-use crate::shape::{LOCAL_RATE, Shaper};
+use crate::segment::Segment;
+use crate::shape::{Held, LOCAL_RATE, Shaper};
 use crate::timers::Timers;
 use crate::trace::Wish;
 
@@ -40,6 +41,13 @@ pub const SILENCE_NS_MAX: u64 = 2_000_000_000;
 /// Time between two looks whether guests complete anything, nanoseconds. Looks are counted, not time: a
 /// mux or a machine that stood still has not looked.
 pub const CHECK_NS: u64 = SILENCE_NS_MAX / 8;
+
+const PUNT_CLASSES: usize = PuntClass::ALL.len();
+
+const NO_LIMITS: [Rate; PUNT_CLASSES] = [Rate { bps: 0, pps: 0 }; PUNT_CLASSES];
+
+/// Of an end outside: what it carries is looked at where a frame is wrapped.
+const OWN_MTU: u32 = u16::MAX as u32;
 
 /// Where a peer of a node is connected: as a guest, and by which of its lanes; or else as the TAP helper.
 pub(crate) type Seat = Option<(usize, usize)>;
@@ -74,6 +82,9 @@ pub struct Vnet {
     pub changed: Option<Vec<u16>>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) ports: Vec<Port>,
+    /// Those of them that are ends outside by themselves.
+    pub(crate) own_ports: Range<usize>,
+    pub(crate) segments: Vec<Segment>,
     /// Frames that vlinks inside the node brought.
     pub(crate) local: Batch,
     /// When ports are looked at whose vlinks have frames waiting.
@@ -160,20 +171,51 @@ impl Router {
 pub(crate) struct Port {
     pub(crate) name: String,
     pub(crate) node: usize,
-    /// The vport: its place in the node.
+    /// The vport: its place in the node, of which no more than 256 are used.
     pub(crate) index: u8,
     pub(crate) mtu: u32,
     pub(crate) counters: PortCounters,
-    pub(crate) punts: [Limit; PuntClass::ALL.len()],
+    pub(crate) punts: [Limit; PUNT_CLASSES],
     pub(crate) link: Option<PortLink>,
     pub(crate) captures: Vec<Sink>,
     pub(crate) wish: Option<Wish>,
+    /// Of an end outside: where its frames go on to.
+    pub(crate) onward: Option<Onward>,
+}
+
+/// Where a vlink takes what comes by an end outside that is a port of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Onward {
+    /// Out of this port.
+    Out(u16),
+    /// Into this one of the vnet's segments, by this end of it.
+    Segment(u16, u8),
 }
 
 impl Port {
-    /// Frames that wait in its vlink.
+    fn new(name: &str, node: usize, index: usize, mtu: u32, punts: [Rate; PUNT_CLASSES]) -> Self {
+        Self {
+            name: name.into(),
+            node,
+            index: index as u8,
+            mtu,
+            counters: PortCounters::default(),
+            punts: punts.map(Limit::new),
+            link: None,
+            captures: vec![],
+            wish: None,
+            onward: None,
+        }
+    }
+
+    /// Packets that wait in its vlink.
     fn waiting(&self) -> usize {
         self.link.as_ref().map_or(0, PortLink::waiting)
+    }
+
+    /// Frames that do.
+    fn in_flight(&self) -> usize {
+        self.waiting() + self.link.as_ref().map_or(0, PortLink::delayed)
     }
 }
 
@@ -183,21 +225,41 @@ pub(crate) struct PortLink {
     pub(crate) up: bool,
     pub(crate) way: Way,
     pub(crate) shaper: Shaper,
-    /// Frames that wait for the next hop of the tunnel, and since when, nanoseconds.
-    pub(crate) held: VecDeque<(u64, Packet)>,
+    /// What is done to frames on purpose, and those that wait for that.
+    pub(crate) line: Option<Box<Line>>,
+    /// Frames that wait for the next hop of the tunnel or for the interface's capacity.
+    pub(crate) held: Held,
     /// Name of the vlink and its other end, to know it again.
     identity: (String, End),
 }
 
 impl PortLink {
-    /// Frames that wait for its rate or for its tunnel's next hop.
+    /// Of end `at` of a vlink towards `far`, by `way`, at `default` if it has no rate.
+    fn new(vlink: &mux::Vlink, at: usize, far: &End, way: Way, default: Rate) -> Self {
+        let leaving = vlink.leaving(at);
+        Self {
+            up: vlink.up,
+            way,
+            line: Line::of(&leaving),
+            shaper: Shaper::new(&leaving, default),
+            held: Held::default(),
+            identity: (vlink.name.clone(), far.clone()),
+        }
+    }
+
+    /// Packets that wait for its rate or for its tunnel.
     pub(crate) fn waiting(&self) -> usize {
         self.shaper.waiting() + self.held.len()
     }
 
-    /// Takes what waits.
+    /// Frames that wait for its delay.
+    fn delayed(&self) -> usize {
+        self.line.as_ref().map_or(0, |line| line.waiting())
+    }
+
+    /// Takes what waits in packets.
     fn drain(&mut self) -> impl Iterator<Item = Packet> {
-        self.held.drain(..).map(|(_, packet)| packet).chain(self.shaper.drain())
+        std::iter::from_fn(|| self.held.pop()).chain(self.shaper.drain())
     }
 }
 
@@ -222,20 +284,9 @@ impl Vnet {
         let mut nodes = Vec::new();
         let mut ports = Vec::new();
         for node in &spec.nodes {
-            let limits = node.router.as_ref().map(|router| router.punt_limits);
-            let none = Rate { bps: 0, pps: 0 };
+            let limits = node.router.as_ref().map_or(NO_LIMITS, |router| router.punt_limits);
             for (index, port) in node.ports.iter().enumerate() {
-                ports.push(Port {
-                    name: port.name.clone(),
-                    node: nodes.len(),
-                    index: index as u8,
-                    mtu: port.mtu,
-                    counters: PortCounters::default(),
-                    punts: limits.unwrap_or([none; PuntClass::ALL.len()]).map(Limit::new),
-                    link: None,
-                    captures: vec![],
-                    wish: None,
-                });
+                ports.push(Port::new(&port.name, nodes.len(), index, port.mtu, limits));
             }
             nodes.push(Node {
                 name: node.name.clone(),
@@ -245,6 +296,15 @@ impl Vnet {
                 router: node.router.as_ref().map(|router| new_router(router, node.ports.len())),
             });
         }
+        let own = spec.own_ends();
+        let own_ports = ports.len()..ports.len() + own.len();
+        if !own.is_empty() {
+            for (index, end) in own.iter().enumerate() {
+                ports.push(Port::new(end.name, nodes.len(), index, OWN_MTU, NO_LIMITS));
+            }
+            let (name, first, count) = (mux::OUTSIDE.into(), own_ports.start, own.len());
+            nodes.push(Node { name, first, count, tap: None, router: None });
+        }
         let mut vnet = Self {
             slot,
             generation,
@@ -253,6 +313,8 @@ impl Vnet {
             changed: None,
             nodes,
             ports,
+            own_ports: own_ports.clone(),
+            segments: vec![],
             local: vec![],
             timers: Timers::default(),
             waiting: 0,
@@ -262,7 +324,8 @@ impl Vnet {
             asks: true,
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
-            for (near, far) in [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)] {
+            let ([a, b], true) = (vlink.ends.as_slice(), vlink.is_wire()) else { continue };
+            for (end, near, far) in [(0, a, b), (1, b, a)] {
                 let Some(at) = vnet.port_of(near) else { continue };
                 let way = match vnet.port_of(far) {
                     Some(far) => Some(Way::Port(far as u16)),
@@ -273,17 +336,53 @@ impl Vnet {
                 } else {
                     Rate { bps: 0, pps: 0 }
                 };
-                let rate = vlink.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
-                vnet.ports[at].link = way.map(|way| PortLink {
-                    up: vlink.up,
-                    way,
-                    shaper: Shaper::new(rate, vlink.queue_frames),
-                    held: VecDeque::new(),
-                    identity: (vlink.name.clone(), far.clone()),
-                });
+                vnet.ports[at].link = way.map(|way| PortLink::new(vlink, end, far, way, default));
             }
         }
+        let none = Rate { bps: 0, pps: 0 };
+        let mut firsts: Vec<Option<usize>> = vec![None; spec.vlinks.len()];
+        for (at, end) in own_ports.clone().zip(&own) {
+            let vlink = &spec.vlinks[end.vlink];
+            let way = outside(end.vlink, end.end);
+            vnet.ports[at].link = way.map(|way| PortLink::new(vlink, end.at, end.end, way, none));
+            if vlink.segment.is_none()
+                && let Some(other) = firsts[end.vlink].replace(at)
+            {
+                vnet.ports[at].onward = Some(Onward::Out(other as u16));
+                vnet.ports[other].onward = Some(Onward::Out(at as u16));
+            }
+        }
+        for vlink in &spec.vlinks {
+            vnet.add_segment(vlink);
+        }
         vnet
+    }
+
+    /// Has the ports at the ends of a segment, each with its place there.
+    fn add_segment(&mut self, vlink: &mux::Vlink) {
+        let Some(spec) = vlink.segment else { return };
+        let ports: Vec<_> = vlink.ends.iter().filter_map(|end| self.port_of(end)).collect();
+        let tunnel = |end: &End| match end {
+            End::Port { .. } => false,
+            End::External { by, .. } => by.tunnel().is_some(),
+        };
+        let ends = ports.iter().map(|at| *at as u16).zip(vlink.ends.iter().map(tunnel));
+        let flood = Rate { bps: 0, pps: spec.flood_pps };
+        let at = self.segments.len() as u16;
+        for (place, (port, end)) in (0..=u8::MAX).zip(ports.iter().zip(&vlink.ends)) {
+            match end {
+                End::External { .. } => {
+                    self.ports[*port].onward = Some(Onward::Segment(at, place));
+                }
+                End::Port { .. } => {
+                    let way = Way::Segment(at, place);
+                    let link = PortLink::new(vlink, place.into(), end, way, LOCAL_RATE);
+                    self.ports[*port].link = Some(link);
+                }
+            }
+        }
+        let addresses = spec.addresses as usize;
+        self.segments.push(Segment::new(vlink.name.clone(), addresses, flood, ends));
     }
 
     fn port_of(&self, end: &End) -> Option<usize> {
@@ -292,7 +391,11 @@ impl Vnet {
                 let node = self.nodes.iter().find(|known| known.name == *node)?;
                 Some(node.first + usize::from(*port)).filter(|_| usize::from(*port) < node.count)
             }
-            End::External { .. } => None,
+            End::External { name, .. } => {
+                let own = &self.ports[self.own_ports.clone()];
+                let at = own.binary_search_by(|port| port.name.cmp(name)).ok()?;
+                Some(self.own_ports.start + at)
+            }
         }
     }
 
@@ -326,6 +429,7 @@ impl Vnet {
                 take_over_port(&mut self.ports[at], &mut old.ports[at], core);
             }
         }
+        self.take_over_segments(old, same_ports, core.now_ns);
         let mut next = 0;
         for was in &mut old.nodes {
             let ports = &mut old.ports[was.first..was.first + was.count];
@@ -342,6 +446,17 @@ impl Vnet {
                 true => Some(next),
                 false => (next..self.nodes.len()).chain(0..next).find(is_it),
             };
+            if was.name == mux::OUTSIDE && !same_ports {
+                // By itself each, in the order of their names.
+                let own = &mut self.ports[self.own_ports.clone()];
+                for was in ports.iter_mut() {
+                    if let Ok(at) = own.binary_search_by(|port| port.name.cmp(&was.name)) {
+                        take_over_port(&mut own[at], was, core);
+                    }
+                }
+                end_node(was, ports, core);
+                continue;
+            }
             let Some(at) = found else {
                 end_node(was, ports, core);
                 continue;
@@ -358,11 +473,42 @@ impl Vnet {
         if same_ports {
             self.timers = mem::take(&mut old.timers);
         } else {
-            let waits = self.ports.iter().zip(0..).filter(|(port, _)| port.waiting() > 0);
+            let waits = self.ports.iter().zip(0..).filter(|(port, _)| port.in_flight() > 0);
             waits.for_each(|(_, at)| self.timers.set(at, core.now_ns));
         }
         let waiting = |at| self.ports[usize::from(at)].waiting();
         self.waiting = self.timers.numbers().map(waiting).sum();
+    }
+
+    /// The same for what segments have learned. Of most, and of most of their ends, the order is the same in both.
+    fn take_over_segments(&mut self, old: &mut Vnet, same_ports: bool, now_ns: u64) {
+        let Self { segments, nodes, ports, .. } = self;
+        let mut next = 0;
+        for was in &mut old.segments {
+            let mut all = (next..segments.len()).chain(0..next);
+            let Some(at) = all.find(|at| segments[*at].name == was.name) else { continue };
+            next = at + 1;
+            let now: Vec<_> = segments[at].ports().collect();
+            let is = |before: u16, after: u16| match same_ports {
+                true => before == after,
+                false => {
+                    let before = &old.ports[usize::from(before)];
+                    let after = &ports[usize::from(after)];
+                    let names = (&old.nodes[before.node].name, &nodes[after.node].name);
+                    before.name == after.name && names.0 == names.1
+                }
+            };
+            let mut end = 0;
+            let places: Vec<_> = was
+                .ports()
+                .map(|before| {
+                    let found = (end..now.len()).chain(0..end).find(|at| is(before, now[*at]));
+                    end = found.map_or(end, |found| found + 1);
+                    found.map(|found| found as u8)
+                })
+                .collect();
+            segments[at].take_over(was, &places, now_ns);
+        }
     }
 
     /// Ends all of it; what is left is as in [`Vnet::take_over`].
@@ -488,7 +634,10 @@ impl Vnet {
 
     /// Whether nothing is on its way in it, and every peer rings.
     fn is_idle(&self) -> bool {
-        self.local.is_empty() && self.waiting == 0 && !self.is_owed() && !self.has_unsure_peer()
+        self.local.is_empty()
+            && self.timers.next_ns().is_none()
+            && !self.is_owed()
+            && !self.has_unsure_peer()
     }
 
     /// Whether a guest has frames that it has not completed.
@@ -513,7 +662,7 @@ impl Vnet {
         });
         Some(Counted {
             guests: counted.collect(),
-            in_flight: (outstanding + ports.iter().map(Port::waiting).sum::<usize>()) as u64,
+            in_flight: (outstanding + ports.iter().map(Port::in_flight).sum::<usize>()) as u64,
             tap_connected: node.tap.is_some(),
             ports: ports.iter().map(|port| port.counters.clone()).collect(),
         })
@@ -551,14 +700,19 @@ fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
     for (limit, was) in port.punts.iter_mut().zip(&was.punts) {
         limit.take_over(was);
     }
-    let Some(mut was) = was.link.take() else { return };
+    // What has memory of its own is left there, for whoever drops it.
+    let Some(was) = &mut was.link else { return };
     let mut lost: Vec<Packet> = Vec::new();
     match &mut port.link {
         Some(link) if link.up && link.identity == was.identity => {
-            link.held = was.held;
-            lost.extend(link.shaper.take_over(was.shaper));
+            link.held = mem::take(&mut was.held);
+            lost.extend(link.shaper.take_over(&mut was.shaper));
+            link.line = Line::goes_on(link.line.take(), &mut was.line);
         }
-        _ => lost.extend(was.drain()),
+        _ => {
+            port.counters.drop_all(Reason::LinkDown, was.delayed() as u64);
+            lost.extend(was.drain());
+        }
     }
     for packet in lost {
         port.counters.drop(Reason::LinkDown);
@@ -604,7 +758,7 @@ fn take_over_guests(
 }
 
 fn end_node(node: &mut Node, ports: &mut [Port], core: &mut Core) {
-    for mut link in ports.iter_mut().filter_map(|port| port.link.take()) {
+    for link in ports.iter_mut().filter_map(|port| port.link.as_mut()) {
         for packet in link.drain() {
             core.tracer.end(packet.mark, "drop", || "the node was removed".into());
             core.packets.give(packet);

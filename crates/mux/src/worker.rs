@@ -359,7 +359,8 @@ impl Worker {
         if self.awake().any(Vnet::has_unsure_peer) {
             longest = longest.min(UNSURE_SLEEP_NS);
         }
-        let due_ns = self.awake().filter_map(Vnet::due_ns).chain(self.due_ns).min();
+        let exits = self.core.externals.iter().flatten().filter_map(|it| it.exits.due_ns());
+        let due_ns = self.awake().filter_map(Vnet::due_ns).chain(self.due_ns).chain(exits).min();
         due_ns.map_or(longest, |due| longest.min(due.saturating_sub(self.core.now_ns)))
     }
 

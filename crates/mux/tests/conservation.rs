@@ -1,10 +1,14 @@
-//! Whatever happens, in whatever order: every frame is accounted for, and no packet is lost.
+//! Whatever happens, in whatever order: every frame is accounted for, and no packet is lost. On a wire, on a segment
+//! and on a transit; the outside is a program behind a memif interface. Tunnels with next hops are in links.rs.
 
 mod common;
+
+use std::path::Path;
 
 use common::*;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+use pdp_wire::vlan;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -15,6 +19,8 @@ enum Step {
     Serve { guest: usize, seed: u8 },
     /// A guest makes frames.
     Make { guest: usize, vport: u8 },
+    /// Frames from outside: by the segment's VLAN, by an end of the transit, or by the segment's wire.
+    Arrive { by: usize, count: u8 },
     /// The control guest sends.
     Tap { vport: u8 },
     /// A guest dies, or a new one comes.
@@ -22,7 +28,7 @@ enum Step {
     /// The TAP helper of the router dies, or a new one comes.
     ToggleTap,
     /// What pdpd wants changes.
-    Change { policy: Policy, rate: Option<u64>, up: bool, queue: u32, pps: u64 },
+    Change { policy: Policy, rate: Option<u64>, up: bool, queue: u32, pps: u64, what: Impairments },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -33,19 +39,59 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(host, count, length)| Step::Send { host, count, length }),
         6 => (0usize..3, any::<u8>()).prop_map(|(guest, seed)| Step::Serve { guest, seed }),
         1 => (0usize..3, 0u8..2).prop_map(|(guest, vport)| Step::Make { guest, vport }),
+        3 => (0usize..4, 1u8..60).prop_map(|(by, count)| Step::Arrive { by, count }),
         1 => (0u8..2).prop_map(|vport| Step::Tap { vport }),
         2 => (0usize..3).prop_map(|guest| Step::Toggle { guest }),
         1 => Just(Step::ToggleTap),
-        2 => (policy, rate, prop::bool::weighted(0.8), 0u32..200, 0u64..2000).prop_map(
-            |(policy, rate, up, queue, pps)| Step::Change { policy, rate, up, queue, pps }
+        2 => (policy, rate, prop::bool::weighted(0.8), 0u32..200, 0u64..2000, impairments()).prop_map(
+            |(policy, rate, up, queue, pps, what)| {
+                Step::Change { policy, rate, up, queue, pps, what }
+            }
         ),
     ]
+}
+
+fn impairments() -> impl Strategy<Value = Impairments> {
+    let share = || prop_oneof![Just(0), 0..Share::ALL.0 / 4].prop_map(Share);
+    let delay = prop_oneof![Just(0), 0u64..20_000_000];
+    let shares = (share(), share(), share(), share());
+    (delay, 0u64..=100, shares, any::<u64>()).prop_map(|(delay_ns, jitter, shares, seed)| {
+        let (loss, reorder, corrupt, duplicate) = shares;
+        let jitter_ns = delay_ns * jitter / 100;
+        Impairments { delay_ns, jitter_ns, loss, reorder, corrupt, duplicate, seed }
+    })
 }
 
 const POLICIES: &[Policy] =
     &[Policy::RoundRobin, Policy::Weighted, Policy::Flow, Policy::Flowlet, Policy::Ordered];
 
 const KINDS: [Attach; 3] = [Attach::Runtime, Attach::Runtime, Attach::Tap];
+
+/// VLANs of the outside: the segment's, and the transit's.
+const VLANS: [u16; 3] = [5, 6, 7];
+
+/// The host h1 and the router on a wire; the router and h2 on a segment with a VLAN and the rest of the outside; and a
+/// transit.
+fn vnet(root: &Path, guests: &[(u32, Attach)]) -> Vnet {
+    let mut vnet = two_hosts(root, "red", guests);
+    let vlan = |id| outside(&format!("v{id}"), "M", Encapsulation::Vlan(vlan::Tunnel { id }));
+    let [on_segment, one, other] = VLANS.map(vlan);
+    let rest = outside("rest", "M", Encapsulation::Interface);
+    let ends = vnet.vlinks[1].ends.drain(..).chain([on_segment, rest]).collect();
+    vnet.vlinks[1] = vlink_of("right", ends);
+    vnet.vlinks.push(vlink("through", one, other));
+    vnet
+}
+
+/// As the program sends it.
+fn arriving(by: usize) -> Vec<u8> {
+    let mut bytes = frame(60, 0);
+    if let Some(id) = VLANS.get(by) {
+        let [high, low] = id.to_be_bytes();
+        bytes.splice(12..12, [0x81, 0, high, low]);
+    }
+    bytes
+}
 
 fn serve(guest: &mut Peer, completes: bool, seed: u8) {
     for (at, (tag, bytes)) in guest.receive().into_iter().enumerate() {
@@ -76,9 +122,16 @@ proptest! {
     fn every_frame_is_accounted_for(steps in prop::collection::vec(step(), 1..60), workers in 1usize..3) {
         let root = tempfile::tempdir().unwrap();
         let mux = start(workers);
+        let socket = directory(root.path(), "M").join("memif.sock");
+        let outlet = Outlet::Memif { socket: socket.clone() };
+        let external = External::new("M", 1500, outlet);
+        let ask = |request, fds| mux.handle(request, fds);
+        assert_eq!(put_with_sockets(ask, Request::PutExternal(external)), Reply::Done);
         let kinds: Vec<_> = (0..).zip(KINDS).collect();
-        let mut vnet = two_hosts(root.path(), "red", &kinds);
+        let mut vnet = vnet(root.path(), &kinds);
         put(&mux, &vnet);
+        let mut program = Peer::connect(&socket, 0);
+        let (mut into_m, mut out_of_m) = (0, 0);
         let mut hosts = [Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[2])];
         let mut guests: [Option<Peer>; 3] = [None, None, None];
         let mut tap = None;
@@ -101,6 +154,10 @@ proptest! {
                         guest.send(Tag { last: false, ..out(vport, 0) }, &frame(60, 1));
                     }
                 }
+                Step::Arrive { by, count } => {
+                    let bytes = arriving(by);
+                    into_m += (0..count).filter(|_| program.send_raw(0, &bytes)).count() as u64;
+                }
                 Step::Tap { vport } => {
                     if let Some(tap) = &mut tap {
                         Peer::out(tap, vport, &frame(60, 1));
@@ -115,34 +172,50 @@ proptest! {
                     Some(dead) => drop(dead),
                     None => tap = Some(Peer::tap_of(&vnet.nodes[0])),
                 },
-                Step::Change { policy, rate, up, queue, pps } => {
+                Step::Change { policy, rate, up, queue, pps, what } => {
                     let router = vnet.nodes[0].router.as_mut().unwrap();
                     router.policy = policy;
                     router.punt_limits = [Rate { bps: 0, pps }; 4];
-                    vnet.vlinks[0].rate_bps = rate;
-                    vnet.vlinks[0].queue_frames = queue;
+                    let more = Leaving::default();
+                    let leaving = Leaving { rate_bps: rate, queue_frames: queue, impairments: what, ..more };
+                    vnet.vlinks[0].leaving.fill(leaving);
                     vnet.vlinks[1].up = up;
                     put(&mux, &vnet);
                 }
             }
+            out_of_m += program.receive_raw().len() as u64;
             assert_adds_up(&stats(&mux));
         }
         drop(guests);
-        vnet.vlinks[0].rate_bps = None;
+        vnet.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = None);
         put(&mux, &vnet);
         eventually("nothing on its way", || {
             hosts.iter_mut().for_each(|host| { host.receive(); });
-            stats(&mux).vnets["red"].nodes.values().all(|node| node.in_flight == 0)
+            out_of_m += program.receive_raw().len() as u64;
+            let now = stats(&mux);
+            let m = &now.externals["M"];
+            now.vnets["red"].nodes.values().all(|node| node.in_flight == 0)
+                && (m.received, m.sent) == (into_m, out_of_m)
         });
         let end = stats(&mux);
         assert_adds_up(&end);
-        // What left a port arrived at the other end of its vlink.
         let nodes = &end.vnets["red"].nodes;
-        for (a, port_a, b, port_b) in [("h1", "eth0", "r1", "eth0"), ("r1", "eth1", "h2", "eth0")] {
-            let (a, b) = (&nodes[a].ports[port_a], &nodes[b].ports[port_b]);
-            prop_assert_eq!((a.sent, b.sent), (b.received, a.received));
-            prop_assert_eq!(a.sent_bytes, b.received_bytes);
-        }
+        // What left a port arrived at the other end of its vlink.
+        let [h1, r1] = ["h1", "r1"].map(|node| &nodes[node].ports["eth0"]);
+        prop_assert_eq!((h1.sent, r1.sent), (r1.received, h1.received));
+        prop_assert_eq!(h1.sent_bytes, r1.received_bytes);
+        // What went into the segment and the transit came out, copies counted.
+        let near = [&nodes["r1"].ports["eth1"], &nodes["h2"].ports["eth0"]];
+        let own = |of: fn(&PortStats) -> u64| -> u64 { nodes[OUTSIDE].ports.values().map(of).sum() };
+        let went: u64 = near.iter().map(|port| port.sent + port.copied).sum();
+        let came: u64 = near.iter().map(|port| port.received).sum();
+        prop_assert_eq!(
+            went + own(|port| port.consumed + port.copied),
+            came + own(|port| port.made)
+        );
+        // And the outside has what left.
+        let refused: u64 = end.externals["M"].dropped.values().sum();
+        prop_assert_eq!((into_m, out_of_m), (own(|port| port.received) + refused, own(|port| port.sent)));
         let free: u64 = end.workers.iter().map(|worker| worker.free_packets).sum();
         prop_assert_eq!(free, 8192 * workers as u64);
     }

@@ -13,10 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::place::{Place, Raw, wire_vnet, wires};
 use common::*;
 use pdp_mux::control::Mux;
-use pdp_net::xdp::Take;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{Tag, Verdict};
-use pdp_wire::{outer, vxlan};
+use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 
 /// Of each so many frames, one is cut at every length.
 const CUT_EVERY: usize = 32;
@@ -216,70 +215,95 @@ fn frames_into_a_packet_socket_are_all_accounted_for() {
     from_wire_to_wire("hostile-packet", |place, mux, device| place.packet_external(mux, device));
 }
 
-/// The host of each tunnel's other end, and its tunnel.
-fn tunnels() -> Vec<Encapsulation> {
+/// Of each kind and over IPv4 and IPv6, with this key.
+fn tunnels(key: u16) -> Vec<Encapsulation> {
     let address = |text: &str| text.parse().unwrap();
     let four = || (address("10.9.1.1"), address("10.9.1.2"));
     let six = || (address("fd00:1::1"), address("fd00:1::2"));
-    let vxlan = |(local, remote)| Encapsulation::Vxlan { local, remote, port: 4789, vni: 5 };
-    let udp =
-        |(local, remote)| Encapsulation::Udp { local, remote, local_port: 7001, remote_port: 7000 };
-    vec![vxlan(four()), vxlan(six()), udp(four()), udp(six())]
+    let vni = u32::from(key);
+    let vxlan =
+        |(local, remote)| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni });
+    let udp = |(local, remote)| {
+        let (local_port, remote_port) = (7001 + key, 7000);
+        Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
+    };
+    let geneve =
+        |(local, remote)| Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni });
+    let gre = |(local, remote), key, checksum, sequence| {
+        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence })
+    };
+    let mut all = vec![Encapsulation::Vlan(vlan::Tunnel { id: key })];
+    for ends in [four(), six()] {
+        all.extend([
+            vxlan(ends),
+            udp(ends),
+            geneve(ends),
+            gre(ends, (key != FIRST).then_some(vni << 8), false, false),
+            gre(ends, Some(vni), true, false),
+            gre(ends, Some(vni << 16), true, true),
+        ]);
+    }
+    all
 }
 
-/// The frame as the other end of a tunnel sends it.
-fn tunnelled(by: &Encapsulation, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
-    let template = match *by {
-        Encapsulation::Vxlan { local, remote, port, vni } => {
-            outer::Template::new(remote, local, [50_000, port], &vxlan::emit(vni))
-        }
-        Encapsulation::Udp { local, remote, local_port, remote_port } => {
-            outer::Template::new(remote, local, [remote_port, local_port], &[])
-        }
-        Encapsulation::Interface => None,
-    };
-    let template = template.unwrap();
+/// The key of the first of [`tunnels`].
+const FIRST: u16 = 5;
+
+/// The frame as the other end of a tunnel sends it, with this number where its frames have one.
+fn tunnelled(by: &Encapsulation, number: usize, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
+    let template = outer::Template::new(&by.reversed()).unwrap().from_number(number as u32);
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
-    template.write(&mut frame, mac, [9; 6], None).unwrap();
+    // What has no addresses can't have a tag behind them.
+    let _ = template.write(&mut frame, mac, [9; 6]);
     frame
 }
 
+/// A wire from each of the first tunnels to a host; of the others four are two transits' ends, and the rest are on
+/// a segment with two hosts.
+fn tunnelled_vnet(root: &Path, tunnels: &[Encapsulation]) -> Vnet {
+    let ends = tunnels.iter().enumerate();
+    let ends: Vec<_> = ends.map(|(at, by)| outside(&format!("t{at}"), "A", by.clone())).collect();
+    let (wires, others) = ends.split_at(tunnels.len() / 2);
+    let mut nodes: Vec<_> = (0..wires.len()).map(|at| host(root, &format!("h{at}"))).collect();
+    let wires =
+        nodes.iter().zip(wires).map(|(h, end)| vlink(&h.name, port(&h.name, 0), end.clone()));
+    let mut vlinks: Vec<_> = wires.collect();
+    let (transits, tunnels) = others.split_at(4);
+    for (name, ends) in ["through", "across"].iter().zip(transits.chunks(2)) {
+        vlinks.push(vlink(name, ends[0].clone(), ends[1].clone()));
+    }
+    let hosts = ["s0", "s1"];
+    nodes.extend(hosts.map(|name| host(root, name)));
+    let ends = hosts.map(|name| port(name, 0)).into_iter().chain(tunnels.to_vec());
+    vlinks.push(vlink_of("lan", ends.collect()));
+    Vnet { name: "red".into(), police: None, nodes, vlinks }
+}
+
 /// Hostile headers around frames, right headers around hostile frames, and hostile frames the other
-/// way, for VXLAN and Ethernet in UDP over IPv4 and IPv6.
+/// way, for every kind of tunnel over IPv4 and IPv6, at wires, transits and a segment.
 #[test]
 fn frames_into_tunnels_are_all_accounted_for() {
     let mut place = Place::enter("hostile-tunnels");
     let root = tempfile::tempdir().unwrap();
     let mut mux = start(1);
-    let tunnels = tunnels();
-    let takes = ["10.9.1.1", "fd00:1::1"]
-        .into_iter()
-        .flat_map(|local| [4789, 7001].map(|port| Take { local: local.parse().unwrap(), port }));
-    place.external(&mut mux, "a", &takes.collect::<Vec<_>>());
+    let tunnels = [tunnels(FIRST), tunnels(FIRST + 1)].concat();
+    let takes: Vec<_> = tunnels.iter().filter_map(Encapsulation::takes).collect();
+    place.external(&mut mux, "a", &takes);
     for address in ["10.9.1.2", "fd00:1::2"] {
         let lladdr = "02:00:00:00:00:99";
         place.exec("node", &format!("ip neigh replace {address} lladdr {lladdr} dev a"));
     }
-    let hosts: Vec<_> = (0..tunnels.len()).map(|at| format!("h{at}")).collect();
-    let vlinks = hosts.iter().zip(&tunnels).map(|(name, by)| {
-        let outside = End::External { interface: "A".into(), by: by.clone() };
-        vlink(name, port(name, 0), outside)
-    });
-    let vnet = Vnet {
-        name: "red".into(),
-        police: None,
-        nodes: hosts.iter().map(|name| host(root.path(), name)).collect(),
-        vlinks: vlinks.collect(),
-    };
+    let vnet = tunnelled_vnet(root.path(), &tunnels);
     put(&mux, &vnet);
     let mut taps: Vec<_> = vnet.nodes.iter().map(Peer::tap_of).collect();
     let near = place.raw("out1");
     let mac = pdp_net::interface::Interface::by_name("a").unwrap().mac;
     let tunnel = |at: usize| &tunnels[at % tunnels.len()];
-    let mut frames = hostile(|at, frame| tunnelled(tunnel(at), mac, frame));
+    let mut frames = hostile(|at, frame| tunnelled(tunnel(at), at, mac, frame));
     let inner = hostile(as_they_are).into_iter().enumerate();
-    frames.extend(inner.map(|(at, frame)| tunnelled(tunnel(at), mac, &frame)));
+    let first = frames.len();
+    frames.extend(inner.map(|(at, frame)| tunnelled(tunnel(at), first + at, mac, &frame)));
     let mut taken_by_taps = 0;
     let program = &place.programs[0];
     flood(
@@ -287,6 +311,7 @@ fn frames_into_tunnels_are_all_accounted_for() {
         |frame| near.send(frame),
         |sent| {
             taken_by_taps += taps.iter_mut().map(|tap| tap.receive().len() as u64).sum::<u64>();
+            near.receive();
             let (seen, a) = (program.counters().unwrap(), external(&mux, "A"));
             assert_eq!((a.kernel_dropped, seen.no_socket), (0, 0));
             // The node's neighbours say something by themselves, too.
@@ -298,28 +323,54 @@ fn frames_into_tunnels_are_all_accounted_for() {
         let tap = at % taps.len();
         eventually("room in the trunk", || taps[tap].out(0, frame) || frame.len() > 1900);
     }
-    let sum = |of: fn(&PortStats) -> u64| {
+    let of_nodes = |whose: fn(&str) -> bool, of: fn(&PortStats) -> u64| {
         let end = stats(&mux);
-        end.vnets["red"].nodes.values().map(|node| of(&node.ports["eth0"])).sum::<u64>()
+        let nodes = end.vnets["red"].nodes.iter().filter(|(name, _)| whose(name));
+        nodes.flat_map(|(_, node)| node.ports.values().map(of)).sum::<u64>()
     };
+    // What goes out, and what came from there: at ends of wires, and at those that are ports of their own.
+    let outer = |of| of_nodes(|name| !name.starts_with('s'), of);
+    let inner = |of| of_nodes(|name| name != OUTSIDE, of);
     eventually("all is taken", || {
         taken_by_taps += taps.iter_mut().map(|tap| tap.receive().len() as u64).sum::<u64>();
         near.receive();
         let a = external(&mux, "A");
-        taken_by_taps == sum(|port| port.punted)
-            && sum(|port| port.sent) == a.sent + a.dropped.get("refused").unwrap_or(&0)
-            && sum(|port| port.made) >= hostile(as_they_are).len() as u64
+        taken_by_taps == inner(|port| port.punted)
+            && outer(|port| port.sent) == a.sent + a.dropped.get("refused").unwrap_or(&0)
+            && inner(|port| port.made) >= hostile(as_they_are).len() as u64
     });
     let end = stats(&mux);
     assert_adds_up(&end);
     let a = &end.externals["A"];
-    assert_eq!(a.received, refused_in(a) + sum(|port| port.received));
-    for node in end.vnets["red"].nodes.values() {
-        let eth0 = &node.ports["eth0"];
-        assert!(eth0.received > 100 && eth0.sent > 100 && eth0.punted > 100, "{node:#?}");
+    assert_eq!(a.received, refused_in(a) + outer(|port| port.received));
+    // What went into the segment and the transits came out.
+    let on_segment = |of| of_nodes(|name| name.starts_with('s'), of);
+    let own = |of| of_nodes(|name| name == OUTSIDE, of);
+    assert_eq!(
+        on_segment(|port| port.sent + port.copied) + own(|port| port.consumed + port.copied),
+        on_segment(|port| port.received) + own(|port| port.made)
+    );
+    for (name, node) in &end.vnets["red"].nodes {
+        for (port, counted) in &node.ports {
+            let enough = counted.received > 100 && counted.sent > 100;
+            let taken = counted.punted > 100 || name == OUTSIDE;
+            assert!(enough && taken, "{name}:{port} {counted:#?}");
+        }
     }
-    for reason in ["malformed", "header-checksum", "udp-checksum", "unknown-tunnel", "vxlan-header"]
-    {
+    for reason in [
+        "malformed",
+        "header-checksum",
+        "udp-checksum",
+        "unknown-tunnel",
+        "unknown-peer",
+        "vxlan-header",
+        "gre-header",
+        "gre-checksum",
+        "gre-sequence",
+        "geneve-header",
+        "geneve-control",
+        "geneve-critical",
+    ] {
         assert!(a.dropped.contains_key(reason), "no {reason}: {:?}", a.dropped);
     }
     assert_whole(&mux, &["A"]);
@@ -334,12 +385,12 @@ fn frames_into_memif_and_trunks_are_all_accounted_for() {
         let mux = start(workers);
         let socket = directory(root.path(), "M").join("memif.sock");
         let outlet = Outlet::Memif { socket: socket.clone() };
-        let external_m = External { name: "M".into(), mtu: 1500, outlet };
+        let external_m = External::new("M", 1500, outlet);
         let ask = |request, fds| mux.handle(request, fds);
         assert_eq!(put_with_sockets(ask, Request::PutExternal(external_m)), Reply::Done);
         let mut vnet = two_hosts(root.path(), "red", &[(0, Attach::Runtime)]);
         let by = Encapsulation::Interface;
-        vnet.vlinks[0].a = End::External { interface: "M".into(), by };
+        vnet.vlinks[0].ends[0] = outside("out", "M", by);
         put(&mux, &vnet);
         let (mut program, mut h2) = (Peer::connect(&socket, 0), Peer::tap_of(&vnet.nodes[2]));
         let (mut tap, mut guest) =

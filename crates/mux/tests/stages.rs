@@ -5,12 +5,16 @@ mod common;
 #[allow(dead_code)]
 mod raw;
 
+use std::collections::HashMap;
 use std::io::Read;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::*;
+use pdp_mux::control::schedule::now_ns;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+use pdp_wire::vxlan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -254,7 +258,7 @@ fn a_change_of_one_thing_disturbs_nothing_else() {
     router.policy = Policy::Weighted;
     router.guests[1].weight = 3000;
     vnet.nodes[0].ports = ports(3);
-    vnet.vlinks[0].rate_bps = Some(1_000_000_000);
+    vnet.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = Some(1_000_000_000));
     vnet.nodes.push(host(&directory(root.path(), "red"), "h3"));
     vnet.vlinks.push(vlink("more", port("r1", 2), port("h3", 0)));
     put(&mux, &vnet);
@@ -298,12 +302,17 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         change(&mut bad);
         refused(&mux, &bad)
     };
-    let outside = |by| End::External { interface: "A".into(), by };
+    let outside = |by| outside("out", "A", by);
     assert!(refuse(&|v| v.nodes.push(v.nodes[1].clone())).contains("node h1"));
-    assert!(refuse(&|v| v.vlinks[0].a = port("h1", 1)).contains("no port 1"));
-    assert!(refuse(&|v| v.vlinks[1].a = port("r1", 0)).contains("already"));
-    assert!(refuse(&|v| v.vlinks[1].b = outside(Encapsulation::Interface)).contains("external A"));
-    assert!(refuse(&|v| v.vlinks[0].queue_frames = 1 << 20).contains("4096"));
+    assert!(refuse(&|v| v.vlinks[0].ends[0] = port("h1", 1)).contains("no port 1"));
+    assert!(refuse(&|v| v.vlinks[1].ends[0] = port("r1", 0)).contains("already"));
+    assert!(
+        refuse(&|v| v.vlinks[1].ends[1] = outside(Encapsulation::Interface)).contains("external A")
+    );
+    assert!(
+        refuse(&|v| v.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = 1 << 20))
+            .contains("4096")
+    );
     // Where it has nobody's socket it says so, and once it has some they are no one else's.
     let mut elsewhere = good.clone();
     elsewhere.nodes[1].tap_socket = "/nonexistent/x".into();
@@ -314,38 +323,34 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     assert!(matches!(lacks(), Reply::Lacks { .. }));
     assert!(refuse(&|v| v.nodes[1].tap_socket = v.nodes[2].tap_socket.clone()).contains("twice"));
     assert!(refuse(&|v| v.name = "blue".into()).contains("taken by vnet red"));
-    let external = External {
-        name: "A".into(),
-        mtu: 1500,
-        outlet: Outlet::Xdp(Device {
-            device: "none".into(),
-            ifindex: 1,
-            mac: [2; 6],
-            is_virtual: false,
-        }),
-    };
+    let (device, mac) = ("none".into(), [2; 6]);
+    let outlet = Outlet::Xdp(Device { device, ifindex: 1, mac, is_virtual: false });
+    let external = External::new("A", 1500, outlet);
     assert_eq!(mux.handle(Request::PutExternal(external), vec![]), Reply::Done);
     let tunnel = |vni, remote: &str| {
         let (local, remote) = ("10.0.0.1".parse().unwrap(), remote.parse().unwrap());
-        outside(Encapsulation::Vxlan { local, remote, port: 4789, vni })
+        outside(Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni }))
     };
-    assert!(refuse(&|v| v.vlinks[1].b = tunnel(1 << 24, "10.0.0.2")).contains("24 bits"));
-    assert!(refuse(&|v| v.vlinks[1].b = tunnel(1, "::1")).contains("families"));
+    assert!(
+        refuse(&|v| v.vlinks[1].ends[1] = tunnel(1 << 24, "10.0.0.2"))
+            .contains("beyond those of its kind")
+    );
+    assert!(refuse(&|v| v.vlinks[1].ends[1] = tunnel(1, "::1")).contains("families"));
     let twice = refuse(&|v| {
-        v.vlinks[0].a = tunnel(1, "10.0.0.2");
-        v.vlinks[1].b = tunnel(1, "10.0.0.2");
+        v.vlinks[0].ends[0] = tunnel(1, "10.0.0.2");
+        v.vlinks[1].ends[1] = tunnel(1, "10.0.0.2");
     });
     assert!(twice.contains("taken"), "{twice}");
     put(&mux, &good);
     assert_eq!(stats(&mux).vnets.len(), 1);
     let mut used = good.clone();
-    used.vlinks[1].b = tunnel(1, "10.0.0.2");
+    used.vlinks[1].ends[1] = tunnel(1, "10.0.0.2");
     put(&mux, &used);
     let delete = Request::DeleteExternal { name: "A".into() };
     assert!(matches!(mux.handle(delete, vec![]), Reply::Failed { error } if error.contains("red")));
     // An interface that moves to where a network can't follow says so until that one can.
     let moves = |outlet| {
-        let external = External { name: "A".into(), mtu: 1500, outlet };
+        let external = External::new("A", 1500, outlet);
         let ask = |request, fds| mux.handle(request, fds);
         put_with_sockets(ask, Request::PutExternal(external))
     };
@@ -420,12 +425,96 @@ fn plain_memif_has_an_interface_for_each_vport() {
 }
 
 /// A frame waits longer than its trace, and leaves while one of another vnet is followed.
+/// Whoever put it, and whether it is put again meanwhile.
+#[test]
+fn a_schedule_is_followed_and_caught_up_with() {
+    let root = tempfile::tempdir().unwrap();
+    let mut wires = wires(root.path());
+    let began_ns = now_ns();
+    let step = |ms: u64, up, delay_ms: u64| {
+        let delay_ns = delay_ms * 1_000_000;
+        let impairments = Impairments { delay_ns, ..Impairments::default() };
+        let leaving = Leaving { queue_frames: 256, impairments, ..Leaving::default() };
+        Step { at_ns: ms * 1_000_000, up, leaving: vec![leaving; 2] }
+    };
+    let steps = vec![step(300, false, 0), step(600, true, 40), step(900, true, 0)];
+    wires.vlinks[0].schedule = Some(Schedule { began_ns, steps });
+    let mux = start(1);
+    put(&mux, &wires);
+    let mut hosts = [Peer::tap_of(&wires.nodes[0]), Peer::tap_of(&wires.nodes[1])];
+    let elapsed_ms = || (now_ns() - began_ns) / 1_000_000;
+    // A frame each millisecond; when each came, if it did.
+    let (mut sent, mut came) = (vec![], HashMap::new());
+    let mut again = false;
+    while elapsed_ms() < 1100 {
+        let number = sent.len() as u64;
+        sent.push(elapsed_ms());
+        assert!(hosts[0].out(0, &frame(100, number)));
+        std::thread::sleep(Duration::from_millis(1));
+        for (_, bytes) in hosts[1].receive() {
+            came.insert(mark(&bytes), elapsed_ms());
+        }
+        if elapsed_ms() > 450 && !again {
+            put(&mux, &wires);
+            again = true;
+        }
+    }
+    let lost = |from: u64, to: u64| {
+        let within = (0..).zip(&sent).filter(|(_, at)| (from..to).contains(*at));
+        let (mut all, mut lost) = (0, 0);
+        for (number, _) in within {
+            all += 1;
+            lost += u64::from(!came.contains_key(&number));
+        }
+        (all > 20, lost * 100 / all.max(1))
+    };
+    // How late a step is done is not what is measured here.
+    assert_eq!(lost(20, 280), (true, 0), "up at first");
+    assert_eq!(lost(380, 590), (true, 100), "down");
+    assert_eq!(lost(680, 880), (true, 0), "up again");
+    let delays = (0..).zip(&sent).filter(|(_, at)| (680..850).contains(*at));
+    let least = delays.map(|(number, at)| came[&number] - at).min().unwrap();
+    assert!(least >= 39, "{least} ms");
+    assert_eq!(dropped(&node_stats(&mux, "red", "h1"), "link-down"), lost_in_all(&sent, &came));
+    // One that begins when half of it is over is where it would be.
+    wires.vlinks[0].schedule.as_mut().unwrap().steps.push(step(60_000, false, 0));
+    drop((hosts, mux));
+    let root = tempfile::tempdir().unwrap();
+    for node in &mut wires.nodes {
+        node.tap_socket = root.path().join(format!("{}.sock", node.name));
+    }
+    wires.vlinks[0].schedule.as_mut().unwrap().began_ns = now_ns() - 450_000_000;
+    let mux = start(1);
+    put(&mux, &wires);
+    let mut host = Peer::tap_of(&wires.nodes[0]);
+    assert!(host.out(0, &frame(100, 1)));
+    eventually("the link is down", || dropped(&node_stats(&mux, "red", "h1"), "link-down") == 1);
+    // What makes no sense is refused.
+    let schedule = wires.vlinks[0].schedule.as_mut().unwrap();
+    schedule.steps.reverse();
+    let reply = mux.handle(Request::PutVnet(Box::new(wires.clone())), vec![]);
+    assert!(matches!(&reply, Reply::Failed { error } if error.contains("order")), "{reply:?}");
+}
+
+fn lost_in_all(sent: &[u64], came: &HashMap<u64, u64>) -> u64 {
+    // The last ones may be on their way.
+    let numbers = (0..).zip(sent).filter(|(_, at)| **at < 700).map(|(number, _)| number);
+    numbers.filter(|number| !came.contains_key(number)).count() as u64
+}
+
+/// Two hosts and a wire between them.
+fn wires(root: &Path) -> Vnet {
+    let nodes = ["h1", "h2"].map(|name| host(root, name)).into();
+    let vlinks = vec![vlink("wire", port("h1", 0), port("h2", 0))];
+    Vnet { name: "red".into(), police: None, nodes, vlinks }
+}
+
 #[test]
 fn a_trace_never_speaks_of_anothers_frame() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let mut red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
-    red.vlinks[1].rate_bps = Some(16_000);
+    red.vlinks[1].leaving.iter_mut().for_each(|it| it.rate_bps = Some(16_000));
     let blue = two_hosts(root.path(), "blue", &[(0, RUNTIME)]);
     let mut peers = [&red, &blue].map(|vnet| {
         put(&mux, vnet);
@@ -584,9 +673,7 @@ fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
     let mux = start(2);
     put(&mux, &two_hosts(root.path(), "first", &[]));
     let ask = |request, fds| mux.handle(request, fds);
-    let external = |name: &str, outlet| {
-        Request::PutExternal(External { name: name.into(), mtu: 1500, outlet })
-    };
+    let external = |name: &str, outlet| Request::PutExternal(External::new(name, 1500, outlet));
     let making =
         |frames| external("G", Outlet::Generator(Generator { pps: 0, frames, number_at: None }));
     let socket = root.path().join("memif.sock");
@@ -596,12 +683,9 @@ fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
     assert_eq!(ask(making(1), vec![one_frame()]), Reply::Done);
     let mut program = Peer::connect(&socket, 0);
     let mut red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
-    let outside = |interface: &str| End::External {
-        interface: interface.into(),
-        by: Encapsulation::Interface,
-    };
-    red.vlinks[0].a = outside("M");
-    red.vlinks[1].b = outside("G");
+    let outside = |interface: &str| outside(interface, interface, Encapsulation::Interface);
+    red.vlinks[0].ends[0] = outside("M");
+    red.vlinks[1].ends[1] = outside("G");
     put(&mux, &red);
     let mut guest = Peer::guest_of(&red.nodes[0], 0);
     eventually("the program is back", || program.is_up());

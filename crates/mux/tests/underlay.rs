@@ -20,7 +20,7 @@ use pdp_proto::channel::Channel;
 use pdp_proto::mux::*;
 use pdp_underlay::Underlay;
 use pdp_wire::ecn::Mark;
-use pdp_wire::{checksum, ecn, outer, vxlan};
+use pdp_wire::{checksum, ecn, outer, udp, vxlan};
 
 /// A user without any right.
 const NOBODY: u32 = 65534;
@@ -74,13 +74,13 @@ impl Drop for Process {
 }
 
 fn take(local: &str) -> Take {
-    Take { local: local.parse().unwrap(), port: 4789 }
+    Take::Udp { local: local.parse().unwrap(), port: 4789 }
 }
 
 /// By VXLAN.
 fn tunnel(local: &str, remote: &str, vni: u32) -> Encapsulation {
     let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
-    Encapsulation::Vxlan { local, remote, port: 4789, vni }
+    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
 }
 
 /// A machine's end of a tunnel.
@@ -95,7 +95,7 @@ fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
     let mut place = Place::enter("tunnels");
     let root = tempfile::tempdir().unwrap();
     let mut mux = start(2);
-    let take = |local: &str, port| Take { local: local.parse().unwrap(), port };
+    let take = |local: &str, port| Take::Udp { local: local.parse().unwrap(), port };
     place.external(
         &mut mux,
         "a",
@@ -107,11 +107,9 @@ fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
         &[take("fd00:2::1", 4789), take("fd00:2::1", 7001), take("10.9.2.1", 4789)],
     );
     let vxlan = tunnel;
-    let udp = |local: &str, remote: &str| Encapsulation::Udp {
-        local: local.parse().unwrap(),
-        remote: remote.parse().unwrap(),
-        local_port: 7001,
-        remote_port: 7000,
+    let udp = |local: &str, remote: &str| {
+        let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
+        Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7001, remote_port: 7000 })
     };
     let red = wire_vnet(
         root.path(),
@@ -401,12 +399,11 @@ fn marked(six: bool, mark: Mark, number: u64) -> Vec<u8> {
 
 /// The same in a tunnel with a mark of its own.
 fn in_tunnel(by: &Encapsulation, to: [u8; 6], mark: Mark, inner: &[u8]) -> Vec<u8> {
-    let Encapsulation::Vxlan { local, remote, port, vni } = *by else { unreachable!() };
-    let template = outer::Template::new(local, remote, [50_000, port], &vxlan::emit(vni)).unwrap();
+    let template = outer::Template::new(by).unwrap();
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
-    template.write(&mut frame, to, MARKED, None).unwrap();
-    if local.is_ipv4() {
+    template.write(&mut frame, to, MARKED).unwrap();
+    if by.ends().unwrap().0.is_ipv4() {
         frame[15] = mark as u8;
         frame[24..26].fill(0);
         let sum = checksum::checksum(&frame[14..34]);
@@ -469,13 +466,7 @@ fn marks_of_congestion_are_what_linux_makes_of_them() {
         }
         marks_inside
     };
-    let reverse = |by: &Encapsulation| match *by {
-        Encapsulation::Vxlan { local, remote, port, vni } => {
-            Encapsulation::Vxlan { local: remote, remote: local, port, vni }
-        }
-        _ => unreachable!(),
-    };
-    let to_us = [reverse(&ours[0]), reverse(&ours[1])];
+    let to_us = ours.each_ref().map(Encapsulation::reversed);
     let mine = result(&place.raw("out1"), &to_us, node);
     let refused = stats(&mux).externals["A"].dropped["ce-on-not-ect"];
     let mut left = 0;

@@ -21,11 +21,11 @@ const NUMBERS: usize = 1000;
 const PPS: u64 = 100_000;
 
 fn external(name: &str, outlet: Outlet) -> Request {
-    Request::PutExternal(External { name: name.into(), mtu: 1500, outlet })
+    Request::PutExternal(External::new(name, 1500, outlet))
 }
 
 fn outside(interface: &str) -> End {
-    End::External { interface: interface.into(), by: Encapsulation::Interface }
+    common::outside(interface, interface, Encapsulation::Interface)
 }
 
 fn wait_for(bell: &impl AsFd) -> Vec<OwnedFd> {
@@ -53,7 +53,7 @@ fn a_doorbell_with_many_waiters_stalls_nobody_else() {
     let made = mux.handle(external("G", Outlet::Generator(generator)), vec![one_frame()]);
     assert_eq!(made, Reply::Done);
     let mut red = two_hosts(root.path(), "red", &[(0, Attach::Runtime)]);
-    red.vlinks[0].a = outside("G");
+    red.vlinks[0].ends[0] = outside("G");
     put(&mux, &red);
     // Blue: what its host sends goes to the program.
     let socket = root.path().join("memif.sock");
@@ -61,7 +61,7 @@ fn a_doorbell_with_many_waiters_stalls_nobody_else() {
     let ask = |request, fds| mux.handle(request, fds);
     assert_eq!(put_with_sockets(ask, external("M", program)), Reply::Done);
     let mut blue = two_hosts(root.path(), "blue", &[]);
-    blue.vlinks[1].a = outside("M");
+    blue.vlinks[1].ends[0] = outside("M");
     blue.vlinks.remove(0);
     put(&mux, &blue);
     let stop = Arc::new(AtomicBool::new(false));

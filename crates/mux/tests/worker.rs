@@ -30,6 +30,7 @@ use pdp_mux::wake::Wake;
 use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
 use pdp_proto::mux::*;
 use pdp_underlay::{Hop, NextHop};
+use pdp_wire::{outer, vxlan};
 use rtrb::{Consumer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -48,14 +49,14 @@ struct Bench {
 
 fn tunnel(vni: u32) -> Encapsulation {
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-    Encapsulation::Vxlan { local, remote, port: 4789, vni }
+    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
 }
 
 fn spec(root: &Path, police: Option<Rate>) -> Vnet {
-    let outside = End::External { interface: "A".into(), by: tunnel(5) };
+    let outside = outside("out", "A", tunnel(5));
     let mut vnet = two_hosts(root, "red", &[]);
     vnet.police = police;
-    vnet.vlinks[0].a = outside;
+    vnet.vlinks[0].ends[0] = outside;
     vnet
 }
 
@@ -118,19 +119,13 @@ impl Bench {
 
     /// Frames of the tunnel arrive at the first worker.
     fn arrive(&mut self, count: usize) {
-        let headers = pdp_wire::outer::Template::new(
-            "10.0.0.2".parse().unwrap(),
-            "10.0.0.1".parse().unwrap(),
-            [50000, 4789],
-            &pdp_wire::vxlan::emit(5),
-        )
-        .unwrap();
+        let headers = outer::Template::new(&tunnel(5).reversed()).unwrap();
         let mut frames = Vec::new();
         for _ in 0..count {
             let mut packet = self.workers[0].core.packets.take().unwrap();
             packet.set_len(headers.len() + 60).unwrap();
             packet.bytes_mut().fill(0);
-            headers.write(packet.bytes_mut(), MAC, [9; 6], None).unwrap();
+            headers.write(packet.bytes_mut(), MAC, [9; 6]).unwrap();
             frames.push(packet);
         }
         self.workers[0].sort(0, &mut frames);
@@ -225,7 +220,7 @@ fn every_way_out_can_be_blocked_and_says_how() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = spec(root.path(), None);
     // h2's port goes outside, so that what it makes leaves by the tunnel.
-    spec.vlinks[1].a = spec.vlinks[0].a.clone();
+    spec.vlinks[1].ends[0] = spec.vlinks[0].ends[0].clone();
     spec.vlinks.remove(0);
     spec.nodes[2].ports[0].mtu = 9000;
     let mut bench = Bench::new(&spec);
@@ -281,7 +276,7 @@ fn every_way_out_can_be_blocked_and_says_how() {
 fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = spec(root.path(), None);
-    spec.vlinks[1].a = spec.vlinks[0].a.clone();
+    spec.vlinks[1].ends[0] = spec.vlinks[0].ends[0].clone();
     spec.vlinks.remove(0);
     let mut bench = Bench::new(&spec);
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
@@ -353,7 +348,7 @@ fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
 fn frames_whose_next_hop_is_lost_again_are_looked_at_again() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = spec(root.path(), None);
-    spec.vlinks[1].a = spec.vlinks[0].a.clone();
+    spec.vlinks[1].ends[0] = spec.vlinks[0].ends[0].clone();
     spec.vlinks.remove(0);
     let mut bench = Bench::new(&spec);
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
@@ -411,14 +406,14 @@ fn replaced_outlets_take_no_packet_along() {
             }
             _ => pdp_proto::mux::Outlet::Memif { socket: root.path().join("memif.sock") },
         };
-        Request::PutExternal(External { name: "A".into(), mtu: 1500, outlet })
+        Request::PutExternal(External::new("A", 1500, outlet))
     };
     assert_eq!(mux.handle(sink(0), vec![]), Reply::Done);
     // The first vnet is the first worker's, as the interface is; the second one the other's, and stays so,
     // as it has a tunnel and not the whole interface.
     put(&mux, &two_hosts(root.path(), "red", &[]));
     let mut blue = two_hosts(root.path(), "blue", &[]);
-    blue.vlinks[1].a = End::External { interface: "A".into(), by: tunnel(5) };
+    blue.vlinks[1].ends[0] = outside("out", "A", tunnel(5));
     blue.vlinks.remove(0);
     put(&mux, &blue);
     let (stop, path) = (Arc::new(AtomicBool::new(false)), blue.nodes[2].tap_socket.clone());
@@ -452,7 +447,7 @@ fn what_another_worker_can_not_send_is_counted() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = two_hosts(root.path(), "red", &[]);
     let by = Encapsulation::Interface;
-    spec.vlinks[1].a = End::External { interface: "A".into(), by };
+    spec.vlinks[1].ends[0] = outside("out", "A", by);
     spec.vlinks.remove(0);
     let mut bench = Bench::new(&spec);
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
@@ -495,7 +490,7 @@ fn what_another_worker_has_no_room_for_waits() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = two_hosts(root.path(), "red", &[]);
     let by = Encapsulation::Interface;
-    spec.vlinks[1].a = End::External { interface: "A".into(), by };
+    spec.vlinks[1].ends[0] = outside("out", "A", by);
     spec.vlinks.remove(0);
     let mut bench = Bench::new(&spec);
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
@@ -520,7 +515,7 @@ fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = spec(root.path(), None);
     // h2's port goes outside, so that what it makes leaves by the tunnel.
-    spec.vlinks[1].a = spec.vlinks[0].a.clone();
+    spec.vlinks[1].ends[0] = spec.vlinks[0].ends[0].clone();
     spec.vlinks.remove(0);
     let mut bench = Bench::new(&spec);
     bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: u16::MAX }));
@@ -676,7 +671,7 @@ fn a_worker_is_idle_when_all_vnets_were_looked_at() {
     for slot in 0..VNETS {
         let mut spec = two_hosts(root.path(), &format!("v{slot}"), &[]);
         // Straight from one host to the other.
-        spec.vlinks[0].b = spec.vlinks[1].b.clone();
+        spec.vlinks[0].ends[1] = spec.vlinks[1].ends[1].clone();
         spec.vlinks.pop();
         let vnet = Live::new(&spec, slot, 0, |_, _| None);
         bench.workers[1].replace(slot, Some(vnet));

@@ -5,9 +5,11 @@
  * programs do the same: one says which frames a socket gets, the other, which runs after packet
  * sockets have seen a frame, ends those for the kernel.
  *
- * Taken are: everything, if the settings say so; else UDP to an address and port in `takes`, over
- * IPv4 or IPv6 without VLAN tags. Fragments are left to the kernel, whose reassembly sees all of a
- * datagram or nothing of it; so are IPv6 datagrams with extension headers.
+ * Taken are: everything, if the settings say so; else what is in `takes`: UDP to an address and port and
+ * Ethernet in GRE to an address, over IPv4 or IPv6 without VLAN tags, and VLANs (802.1Q, the outermost
+ * tag). Fragments are left to the kernel, whose reassembly sees all of a datagram or nothing of it; so are
+ * IPv6 packets with extension headers, but for 8 bytes of destination options before GRE, which Linux's
+ * ip6gretap sends.
  *
  * Names and layouts of the maps: src/xdp.rs.
  */
@@ -23,13 +25,29 @@
 
 #define QUEUES_MAX 64
 #define TAKES_MAX 65536
-#define HEADERS_BYTES 82 /* Ethernet, IPv4 with all options, UDP; IPv6 is shorter */
+#define HEADERS_BYTES 82 /* Ethernet, IPv4 with all options, UDP; all others are shorter */
 #define IPV4_FRAGMENT 0x3fff /* more fragments, or an offset (RFC 791 section 3.1) */
 
 struct take {
 	__u8 address[16]; /* IPv4: the first four bytes, the others zero */
-	__be16 port;
-	__u16 family; /* 4 or 6 */
+	__be16 number; /* UDP port, or VLAN */
+	__u16 kind; /* 4 or 6, the version of IP; and one of these, or neither: UDP */
+};
+
+#define TAKE_GRE 0x100
+#define TAKE_VLAN 0x200
+
+#define OPTIONS_BYTES 8
+#define VLAN_ID 0x0fff
+
+struct tag {
+	__be16 control;
+	__be16 type; /* of what follows */
+};
+
+struct gre {
+	__be16 flags;
+	__be16 type;
 };
 
 struct settings {
@@ -76,41 +94,75 @@ static __always_inline int count(__u32 counter, int action)
 	return action;
 }
 
-/* Whether the frame is UDP to a destination in `takes`. */
+static __always_inline int is_vlan_taken(__u16 control)
+{
+	struct take key = {.number = bpf_htons(control & VLAN_ID), .kind = TAKE_VLAN};
+
+	return bpf_map_lookup_elem(&takes, &key) != 0;
+}
+
+/* Whether the frame is in `takes`. */
 static __always_inline int is_taken(void *data, void *end)
 {
 	struct take key = {};
 	struct ethhdr *ethernet = data;
-	struct udphdr *udp;
+	__u8 protocol;
+	void *carried;
 
 	if ((void *)(ethernet + 1) > end)
 		return 0;
-	if (ethernet->h_proto == bpf_htons(ETH_P_IP)) {
+	if (ethernet->h_proto == bpf_htons(ETH_P_8021Q)) {
+		struct tag *tag = (void *)(ethernet + 1);
+		if ((void *)(tag + 1) > end)
+			return 0;
+		return is_vlan_taken(bpf_ntohs(tag->control));
+	} else if (ethernet->h_proto == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = (void *)(ethernet + 1);
 		if ((void *)(ip + 1) > end)
 			return 0;
-		if (ip->version != 4 || ip->ihl < 5 || ip->protocol != IPPROTO_UDP)
+		if (ip->version != 4 || ip->ihl < 5)
 			return 0;
 		if (ip->frag_off & bpf_htons(IPV4_FRAGMENT))
 			return 0;
-		udp = (void *)ip + ip->ihl * 4;
+		protocol = ip->protocol;
+		carried = (void *)ip + ip->ihl * 4;
 		__builtin_memcpy(key.address, &ip->daddr, 4);
-		key.family = 4;
+		key.kind = 4;
 	} else if (ethernet->h_proto == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip = (void *)(ethernet + 1);
 		if ((void *)(ip + 1) > end)
 			return 0;
-		if (ip->version != 6 || ip->nexthdr != IPPROTO_UDP)
+		if (ip->version != 6)
 			return 0;
-		udp = (void *)(ip + 1);
+		protocol = ip->nexthdr;
+		carried = (void *)(ip + 1);
+		if (protocol == IPPROTO_DSTOPTS) {
+			struct ipv6_opt_hdr *options = carried;
+			carried += OPTIONS_BYTES;
+			if (carried > end || options->hdrlen != 0)
+				return 0;
+			if (options->nexthdr != IPPROTO_GRE)
+				return 0;
+			protocol = IPPROTO_GRE;
+		}
 		__builtin_memcpy(key.address, &ip->daddr, 16);
-		key.family = 6;
+		key.kind = 6;
 	} else {
 		return 0;
 	}
-	if ((void *)(udp + 1) > end)
+	if (protocol == IPPROTO_UDP) {
+		struct udphdr *udp = carried;
+		if ((void *)(udp + 1) > end)
+			return 0;
+		key.number = udp->dest;
+	} else if (protocol == IPPROTO_GRE) {
+		struct gre *gre = carried;
+		if ((void *)(gre + 1) > end || gre->type != bpf_htons(ETH_P_TEB))
+			return 0;
+		key.kind |= TAKE_GRE;
+	} else {
 		return 0;
-	key.port = udp->dest;
+	}
 	return bpf_map_lookup_elem(&takes, &key) != 0;
 }
 
@@ -136,14 +188,17 @@ static __always_inline int is_ours(struct __sk_buff *frame)
 	/* Two bytes, so that what is behind an Ethernet header is aligned. */
 	__u8 aligned[2 + HEADERS_BYTES] __attribute__((aligned(8))) = {};
 	__u8 *headers = aligned + 2;
-	__u32 zero = 0, bytes = frame->len;
+	__u64 bytes = frame->len; /* in one register, whose bounds the verifier knows */
+	__u32 zero = 0;
 	struct settings *now = bpf_map_lookup_elem(&settings, &zero);
 
 	if (now && now->take_all)
 		return 1;
 	if (bytes > HEADERS_BYTES)
 		bytes = HEADERS_BYTES;
-	if (frame->vlan_present || bytes < sizeof(struct ethhdr))
+	if (frame->vlan_present)
+		return frame->vlan_proto == bpf_htons(ETH_P_8021Q) && is_vlan_taken(frame->vlan_tci);
+	if (bytes < sizeof(struct ethhdr))
 		return 0;
 	if (bpf_skb_load_bytes(frame, 0, headers, bytes))
 		return 0;

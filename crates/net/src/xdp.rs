@@ -24,6 +24,8 @@ use libbpf_rs::{
     XdpFlags,
 };
 
+pub use pdp_wire::tunnel::Take;
+
 use crate::error::{Context, Error, Result};
 use crate::interface::Interface;
 
@@ -54,34 +56,33 @@ const LINK: &str = "link";
 
 const MAPS: [&str; 4] = ["sockets", "takes", "settings", "counters"];
 
-/// UDP to here is taken: VXLAN and UDP tunnels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Take {
-    /// Outer destination address.
-    pub local: IpAddr,
-    /// UDP destination port.
-    pub port: u16,
+/// What is taken as `struct take` of the program.
+fn key_of(take: &Take) -> [u8; 20] {
+    let mut key = [0; 20];
+    let (local, number, carrier) = match *take {
+        Take::Udp { local, port } => (Some(local), port, 0),
+        Take::Gre { local } => (Some(local), 0, TAKE_GRE),
+        Take::Vlan { id } => (None, id, TAKE_VLAN),
+    };
+    let family = match local {
+        None => 0,
+        Some(IpAddr::V4(address)) => {
+            key[..4].copy_from_slice(&address.octets());
+            4
+        }
+        Some(IpAddr::V6(address)) => {
+            key[..16].copy_from_slice(&address.octets());
+            6
+        }
+    };
+    key[16..18].copy_from_slice(&number.to_be_bytes());
+    key[18..].copy_from_slice(&(carrier | family).to_ne_bytes());
+    key
 }
 
-impl Take {
-    /// As `struct take` of the program.
-    fn key(self) -> [u8; 20] {
-        let mut key = [0; 20];
-        let family: u16 = match self.local {
-            IpAddr::V4(address) => {
-                key[..4].copy_from_slice(&address.octets());
-                4
-            }
-            IpAddr::V6(address) => {
-                key[..16].copy_from_slice(&address.octets());
-                6
-            }
-        };
-        key[16..18].copy_from_slice(&self.port.to_be_bytes());
-        key[18..].copy_from_slice(&family.to_ne_bytes());
-        key
-    }
-}
+/// In the kind of what the program takes, beside the family: 0 is UDP.
+const TAKE_GRE: u16 = 0x100;
+const TAKE_VLAN: u16 = 0x200;
 
 /// How the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,10 +188,10 @@ impl Xdp {
     }
 
     /// Replaces what is taken. Those in both old and new never stop being taken.
-    pub fn set_takes(&mut self, takes: &[Take]) -> Result<()> {
-        let wanted: BTreeSet<_> = takes.iter().map(|take| take.key().to_vec()).collect();
+    pub fn set_takes<'a>(&mut self, takes: impl IntoIterator<Item = &'a Take>) -> Result<()> {
+        let wanted: BTreeSet<_> = takes.into_iter().map(|take| key_of(take).to_vec()).collect();
         if wanted.len() > TAKES_MAX {
-            let text = format!("{} addresses and ports, {TAKES_MAX} at most", wanted.len());
+            let text = format!("{} tunnels' ends, {TAKES_MAX} at most", wanted.len());
             return Err(Error::Invalid { object: self.pins.display().to_string(), text });
         }
         let [_, map, ..] = &self.maps;

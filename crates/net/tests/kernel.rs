@@ -17,7 +17,9 @@ use pdp_net::interface::{Carrier, Condition, Interface, Watch};
 use pdp_net::tap::{self, TapSpec};
 use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
 use pdp_net::{Error, ethtool, packet, sysctl};
-use pdp_wire::{checksum, outer, vxlan};
+use pdp_wire::outer::NotATunnel;
+use pdp_wire::tunnel::Encapsulation;
+use pdp_wire::{checksum, geneve, gre, outer, udp, vlan, vxlan};
 
 const EVENTUALLY: Duration = Duration::from_secs(30);
 
@@ -165,7 +167,8 @@ fn only_frames_of_pdp_are_taken() {
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
         assert_eq!(xdp.mode(), Mode::Native);
         assert!(run("ip link show ext").contains(" xdp "), "xdpgeneric: not in the driver");
-        let take = |address: &str, port| Take { local: address.parse::<IpAddr>().unwrap(), port };
+        let take =
+            |address: &str, port| Take::Udp { local: address.parse::<IpAddr>().unwrap(), port };
         xdp.set_takes(&[take("10.1.1.1", 4789), take("fd00::1", 4789)]).unwrap();
         let (v4, v6) = (udp("10.1.1.1:4789"), udp("[fd00::1]:4789"));
         let other = udp("10.1.1.1:4790");
@@ -234,7 +237,7 @@ fn pins_outlive_the_process_and_are_adopted() {
         let (peer, pins) = (veth(), Pins::new());
         let index = Interface::by_name("ext").unwrap().index;
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
-        xdp.set_takes(&[Take { local: [10, 1, 1, 1].into(), port: 4789 }]).unwrap();
+        xdp.set_takes(&[Take::Udp { local: [10, 1, 1, 1].into(), port: 4789 }]).unwrap();
         let mut receiver = Receiver::new(index);
         xdp.set_sockets(&[(0, receiver.fd.as_fd())]).unwrap();
         drop(xdp);
@@ -535,7 +538,8 @@ fn packet_sockets_and_the_kernel_share_what_comes() {
         let filters = || run("tc filter show dev ext ingress");
         let (mut xdp, program) = Xdp::attach_behind_sockets("ext", &pins.dir()).unwrap();
         assert_eq!(xdp.mode(), Mode::Packet);
-        let take = |address: &str, port| Take { local: address.parse::<IpAddr>().unwrap(), port };
+        let take =
+            |address: &str, port| Take::Udp { local: address.parse::<IpAddr>().unwrap(), port };
         xdp.set_takes(&[take("10.1.1.1", 4789), take("fd00::1", 4789)]).unwrap();
         let sockets = packet::open("ext", index, 3, program.as_fd()).unwrap();
         let (v4, v6) = (udp("10.1.1.1:4789"), udp("[fd00::1]:4789"));
@@ -614,8 +618,27 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
     isolated(|| {
         let (_peer, pins) = (veth(), Pins::new());
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
-        let locals = ["10.1.1.1", "fd00::1"].map(|local| local.parse::<IpAddr>().unwrap());
-        let takes: Vec<_> = locals.iter().map(|local| Take { local: *local, port: 4789 }).collect();
+        let ends = |four| match four {
+            true => ("10.1.1.1".parse().unwrap(), "10.1.1.2".parse().unwrap()),
+            false => ("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap()),
+        };
+        let mut tunnels = vec![Encapsulation::Vlan(vlan::Tunnel { id: 5 })];
+        for (local, remote) in [ends(true), ends(false)] {
+            let key = Some(7);
+            tunnels.extend([
+                Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 1 }),
+                Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 1 }),
+                Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 9, remote_port: 8 }),
+                Encapsulation::Gre(gre::Tunnel {
+                    local,
+                    remote,
+                    key,
+                    checksum: true,
+                    sequence: false,
+                }),
+            ]);
+        }
+        let takes: Vec<_> = tunnels.iter().filter_map(Encapsulation::takes).collect();
         xdp.set_takes(&takes).unwrap();
         // The peer's kernel says something by itself now and then, which would be counted too.
         run("ip link set ext down");
@@ -632,39 +655,56 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
         };
         let mut frames = Vec::new();
         for (at, capture) in captures().into_iter().enumerate() {
-            let (local, remote) = [(locals[0], "10.1.1.2"), (locals[1], "fd00::2")][at % 2];
-            let remote = remote.parse().unwrap();
-            let template = outer::Template::new(remote, local, [5, 4789], &vxlan::emit(1)).unwrap();
+            let by = &tunnels[at % tunnels.len()];
+            let template = outer::Template::new(&by.reversed()).unwrap();
             let mut tunnelled = vec![0; template.len()];
             tunnelled.extend(&capture[..capture.len().min(100)]);
-            template.write(&mut tunnelled, [2; 6], [4; 6], None).unwrap();
-            let header = tunnelled[..template.len()].to_vec();
+            template.write(&mut tunnelled, [2; 6], [4; 6]).unwrap();
+            let header = tunnelled[..template.len().max(18)].to_vec();
+            if matches!(by, Encapsulation::Gre(_)) && tunnelled[12] == 0x86 {
+                // With the tunnel encapsulation limit of Linux's ip6gretap.
+                let mut limited = tunnelled.clone();
+                limited[20] = 60;
+                limited[19] += 8;
+                limited.splice(54..54, [47, 0, 4, 1, 4, 1, 1, 0]);
+                for changed in 54..62 {
+                    let mut frame = limited.clone();
+                    frame[changed] ^= 1 << (at % 7);
+                    frames.push(frame);
+                }
+                frames.push(limited);
+            }
             // Each byte of the headers changed, and each length.
             for changed in (0..header.len()).skip(at % 8).step_by(8) {
                 let mut frame = tunnelled.clone();
                 frame[changed] ^= 1 << (at % 7);
                 frames.push(frame.clone());
                 // With a right sum again.
-                frame[24..26].fill(0);
-                let sum = checksum::checksum(&frame[14..34]);
-                frame[24..26].copy_from_slice(&sum.to_be_bytes());
-                frames.push(frame);
+                if frame.len() >= 34 {
+                    frame[24..26].fill(0);
+                    let sum = checksum::checksum(&frame[14..34]);
+                    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+                    frames.push(frame);
+                }
             }
             frames.push(tunnelled[..14 + at % (tunnelled.len() - 14)].to_vec());
             frames.extend([tunnelled, capture]);
         }
         let (mut both, mut sums) = (0, 0);
         for frame in frames.iter().filter(|frame| frame.len() >= 14) {
-            let parsed = outer::parse(frame);
-            let ours = |outer: &outer::Outer| {
-                takes.iter().any(|take| (take.local, take.port) == (outer.local, outer.local_port))
+            let take = match outer::parse(frame) {
+                Ok(outer) => Ok(Some(outer.take())),
+                Err(NotATunnel::Other) => Ok(vlan::id(frame).map(|id| Take::Vlan { id })),
+                Err(not) => Err(not),
             };
-            match (taken(frame), &parsed) {
-                (true, Ok(outer)) if ours(outer) => both += 1,
-                (true, Err(outer::NotUdp::Malformed | outer::NotUdp::HeaderChecksum)) => sums += 1,
-                (false, Ok(outer)) if !ours(outer) => {}
+            let ours = |take: &Option<Take>| take.is_some_and(|take| takes.contains(&take));
+            match (taken(frame), &take) {
+                (true, Ok(take)) if ours(take) => both += 1,
+                (true, Err(NotATunnel::Fragment)) => panic!("{frame:02x?}"),
+                (true, Err(_)) => sums += 1,
+                (false, Ok(take)) if !ours(take) => {}
                 (false, Err(_)) => {}
-                (taken, parsed) => panic!("{taken}, {parsed:?}: {frame:02x?}"),
+                (taken, take) => panic!("{taken}, {take:?}: {frame:02x?}"),
             }
         }
         assert!(both > 500 && sums > 100, "{both} {sums}");

@@ -164,6 +164,8 @@ const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/down", Right::ChangeNode),
     ("POST", "/v1/apply", Right::Apply),
     ("GET", "/v1/vnets/{vnet}", Right::ReadVnet),
+    ("GET", "/v1/vnets/{vnet}/links/{link}/fdb", Right::ReadVnet),
+    ("DELETE", "/v1/vnets/{vnet}/links/{link}/fdb", Right::ChangeVnet),
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/routes", Right::ReadVnet),
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/logs/{process}", Right::ReadVnet),
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture", Right::EnterVnet),
@@ -172,6 +174,7 @@ const RULES: &[(&str, &str, Right)] = &[
     ("DELETE", "/v1/vnets/{vnet}", Right::ChangeVnet),
     ("PUT", "/v1/vnets/{vnet}/nodes/{node}/guests", Right::ChangeVnet),
     ("PUT", "/v1/vnets/{vnet}/links/{link}", Right::ChangeVnet),
+    ("PATCH", "/v1/vnets/{vnet}/links/{link}", Right::ChangeVnet),
 ];
 
 /// What a request takes, by its method and the path as the API describes it.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pdp_proto::channel::{Channel, FRAME_BYTES_MAX};
-use pdp_proto::limits::PORTS_MAX;
+use pdp_proto::limits::{ADDRESSES_MAX, PORTS_MAX};
 use pdp_proto::{mirror, mux, tap};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +22,9 @@ const MUX_ANSWER_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of the counters of one vnet: 1 KiB for each port that it may have.
 const VNET_STATS_BYTES_MAX: usize = PORTS_MAX << 10;
+
+/// Bytes of what a segment has learned: 128 for each address, of which it may have half as many again as it is to.
+const FDB_BYTES_MAX: usize = (ADDRESSES_MAX as usize) * 3 / 2 * 128;
 
 /// Bytes of an answer of a TAP helper, or of a mirror's status.
 const HELPER_ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -222,6 +225,23 @@ impl Mux {
                 call.refused("the memory of its packets did not come with its answer".into())
             }
             (mux::Reply::Failed { error }, _) => call.refused(error),
+            _ => call.unexpected(),
+        }
+    }
+
+    /// What a segment has learned; with `clear` it forgets all, and nothing is returned.
+    pub fn fdb(
+        &self,
+        vnet: &str,
+        vlink: &str,
+        clear: bool,
+    ) -> Result<Vec<mux::Heard>, ControlError> {
+        let request = mux::Request::Fdb { vnet: vnet.into(), vlink: vlink.into(), clear };
+        let call = Call { answer_bytes_max: FDB_BYTES_MAX, ..self.call("fdb") };
+        match call.make(&request, &[], CALL_MAX)?.0 {
+            mux::Reply::Fdb { heard } => Ok(heard),
+            mux::Reply::Done => Ok(vec![]),
+            mux::Reply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
         }
     }

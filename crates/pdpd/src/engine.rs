@@ -13,8 +13,8 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use pdp_api::{
-    Action, ApplyRequest, Change as Changed, DownRequest, LinkRequest, Problem, ProblemKind,
-    Progress, Report, ScaleRequest,
+    Action, ApplyRequest, Change as Changed, DownRequest, LinkChange, LinkRequest, Problem,
+    ProblemKind, Progress, Report, ScaleRequest,
 };
 use pdp_net::interface::Interface;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
@@ -27,7 +27,9 @@ use crate::host::{Host, find_image, words};
 use crate::http::ProgressFn;
 use crate::keeper::{Keeper, News};
 use crate::key::Key;
+use crate::ledger::Moment;
 use crate::model::Model;
+use crate::state::Change;
 
 /// How often a change is checked beside others before it is checked with nobody else storing one.
 const TRIES_MAX: u32 = 3;
@@ -80,7 +82,12 @@ impl Engine {
         exit: impl ExitFn + 'static,
     ) -> anyhow::Result<Self> {
         let documents = host.state.documents()?;
-        let ledger = host.state.ledger()?;
+        let mut ledger = host.state.ledger()?;
+        let stopped = ledger.stopped;
+        let held = ledger.begin_schedules(&Moment::now());
+        if !held.is_empty() {
+            host.state.commit(&Change { held, stopped, ..Change::default() })?;
+        }
         let model = Model::load(&host.places, &cpus, &documents, ledger)?;
         let plan = model.wanted();
         let keeper = Keeper::new(host.clone(), host.state.clone(), host.places.clone(), plan)?;
@@ -360,7 +367,7 @@ impl Engine {
     }
 
     /// Sets a link's administrative state.
-    pub(crate) fn change_link(
+    pub(crate) fn set_link_state(
         &self,
         scope: &Scope,
         vnet: &str,
@@ -378,19 +385,7 @@ impl Engine {
         let named = BTreeSet::from([vnet.to_string()]);
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
             let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
-            let vlinks = &plan.mux.vlinks;
-            let index = vlinks.iter().position(|known| known.name == link).or_else(|| {
-                let is_end = |end: &pdp_spec::units::Endpoint| end.to_string() == link;
-                plan.links.iter().position(|ends| ends.iter().any(is_end))
-            });
-            let Some(index) = index else {
-                let names: Vec<&str> = vlinks.iter().map(|link| link.name.as_str()).collect();
-                let hint =
-                    format!("its links are {}; or name an end like r1:eth0", names.join(", "));
-                let problem = Problem::not_found(format!("vnet {vnet}: no link {link:?}"));
-                return Err(problem.hint(hint));
-            };
-            let link = &vlinks[index].name;
+            let link = &link_of(vnet, plan, link)?.name;
             let mut after = Model::clone(before);
             after.ledger.set_link(vnet, link, up, silent);
             after.replan(before, [vnet], &self.host.places, &self.cpus).map_err(invalid)?;
@@ -404,6 +399,37 @@ impl Engine {
                 });
             }
             Ok((after, changes))
+        })?;
+        settle(news, &mut |_| {})?;
+        self.report(scope, changes, &named)
+    }
+
+    /// Changes how frames leave by a link's ends, as an applied spec with that would.
+    pub(crate) fn change_leaving(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        link: &str,
+        request: &LinkChange,
+    ) -> Result<Report, Problem> {
+        let named = BTreeSet::from([vnet.to_string()]);
+        let (changes, news) = self.revise(&retries(scope, &named), |before| {
+            let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
+            let name = &link_of(vnet, plan, link)?.name;
+            let mut wanted = match before.vnets.get(vnet) {
+                Some(wanted) => VirtualNetwork::clone(wanted),
+                None => return Err(no_vnet(vnet)),
+            };
+            let links = &mut wanted.spec.links;
+            if let Some(link) = links.iter_mut().find(|it| it.name.as_ref() == Some(name)) {
+                let set = link.set(request.at.as_deref(), &request.set);
+                set.map_err(|why| {
+                    let problem = format!("vnet {vnet}: link {name}: {why}");
+                    let problem = Problem::new(ProblemKind::Invalid, problem);
+                    problem.hint("write keys and values as in the spec of a link: docs/links.md")
+                })?;
+            }
+            self.respecified(scope, before, wanted, &named)
         })?;
         settle(news, &mut |_| {})?;
         self.report(scope, changes, &named)
@@ -458,6 +484,17 @@ impl Engine {
         let power = request.power_millicores.map_or(power, u64::from);
         plane.guests = Some(request.guests);
         plane.power = Cores(u32::try_from(power).unwrap_or(u32::MAX).min(MILLICORES_MAX));
+        self.respecified(scope, before, wanted, named)
+    }
+
+    /// What is wanted once a vnet has another spec, and what that changes.
+    fn respecified(
+        &self,
+        scope: &Scope,
+        before: &Model,
+        wanted: VirtualNetwork,
+        named: &BTreeSet<String>,
+    ) -> Result<(Model, Vec<Changed>), Problem> {
         let document = pdp_spec::Document::made(Object::VirtualNetwork(wanted));
         let mut existing = self.existing(before, false);
         existing.asker = scope.tenant().map(str::to_owned);
@@ -615,6 +652,24 @@ fn scoped<'a>(scope: &'a Scope, progress: ProgressFn<'a>) -> impl FnMut(Progress
             }
         }
     }
+}
+
+/// A link of a vnet, by its name or one of its ends.
+pub(crate) fn link_of<'a>(
+    vnet: &str,
+    plan: &'a crate::plan::VnetPlan,
+    link: &str,
+) -> Result<&'a pdp_proto::mux::Vlink, Problem> {
+    let vlinks = &plan.mux.vlinks;
+    let index = vlinks.iter().position(|known| known.name == link).or_else(|| {
+        let is_end = |end: &pdp_spec::units::Endpoint| end.to_string() == link;
+        plan.links.iter().position(|ends| ends.iter().any(is_end))
+    });
+    index.map(|index| &vlinks[index]).ok_or_else(|| {
+        let names: Vec<&str> = vlinks.iter().map(|link| link.name.as_str()).collect();
+        let hint = format!("its links are {}; or name an end like r1:eth0", names.join(", "));
+        Problem::not_found(format!("vnet {vnet}: no link {link:?}")).hint(hint)
+    })
 }
 
 #[cfg(test)]

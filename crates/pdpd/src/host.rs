@@ -427,7 +427,7 @@ mod tests {
             }
         });
         let outlet = mux::Outlet::Memif { socket: planned.clone() };
-        let external = mux::External { name: "M".into(), mtu: 1500, outlet };
+        let external = mux::External::new("M", 1500, outlet);
         let error = host.put_external(external, &[]).unwrap_err();
         assert!(error.to_string().contains("asks for sockets"), "{error}");
         assert!(host.mux.hello().is_err(), "it ends");

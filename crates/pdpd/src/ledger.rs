@@ -4,6 +4,7 @@
 //! Pure: a change is planned on a copy, and what differs is stored with the specs it belongs to.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use pdp_alloc::Share;
 use pdp_spec::Shares;
@@ -44,6 +45,38 @@ pub struct Holding {
     pub links_down: BTreeSet<String>,
     /// Of these, those whose ends keep their carrier.
     pub links_silent: BTreeSet<String>,
+    /// When schedules of vlinks began.
+    pub schedules: BTreeMap<String, Began>,
+}
+
+/// When a schedule began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Began {
+    /// What it is: another one begins anew.
+    pub hash: String,
+    /// The boot of the machine whose clock counts.
+    pub boot: String,
+    /// By CLOCK_BOOTTIME, nanoseconds.
+    pub at_ns: u64,
+}
+
+/// Now, as [`Began`] has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The boot of the machine.
+    pub boot: String,
+    /// CLOCK_BOOTTIME, nanoseconds.
+    pub at_ns: u64,
+}
+
+impl Moment {
+    /// By the machine's clock.
+    pub fn now() -> Self {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let at_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        Self { boot: boot.trim().into(), at_ns }
+    }
 }
 
 impl Holding {
@@ -92,6 +125,25 @@ impl Ledger {
         self.set(vnet, number.map(|number| Holding { number, ..Holding::default() }));
     }
 
+    /// Has schedules begin anew that began before the machine was booted, whose clock is another. Returns what vnets
+    /// hold that held something else before.
+    pub fn begin_schedules(&mut self, now: &Moment) -> BTreeMap<String, Option<Arc<Holding>>> {
+        let is_old = |began: &Began| began.boot != now.boot;
+        let old = self.vnets.iter().filter(|(_, it)| it.schedules.values().any(is_old));
+        let mut held = BTreeMap::new();
+        for (vnet, holding) in old {
+            let mut holding = Holding::clone(holding);
+            for began in holding.schedules.values_mut().filter(|it| is_old(it)) {
+                (began.boot, began.at_ns) = (now.boot.clone(), now.at_ns);
+            }
+            held.insert(vnet.clone(), Some(Arc::new(holding)));
+        }
+        for (vnet, holding) in &held {
+            self.set(vnet, holding.as_deref().cloned());
+        }
+        held
+    }
+
     /// Takes a vlink down, with the carrier of its ends or `silent`ly without, or up.
     pub fn set_link(&mut self, vnet: &str, link: &str, up: bool, silent: bool) {
         let Some(holding) = self.vnets.get(vnet) else { return };
@@ -129,6 +181,22 @@ pub fn vnet_uid_base(vnet: u32) -> u32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn schedules_go_on_until_the_machine_is_booted() {
+        let moment = |boot: &str, at_ns| Moment { boot: boot.into(), at_ns };
+        let began = |boot: &str, at_ns| Began { hash: "1".into(), boot: boot.into(), at_ns };
+        let holding =
+            |began| Holding { schedules: [("l".into(), began)].into(), ..Holding::default() };
+        let mut ledger = Ledger::default();
+        ledger.set("red", Some(holding(began("a", 5))));
+        ledger.set("blue", Some(Holding { number: 1, ..Holding::default() }));
+        assert!(ledger.begin_schedules(&moment("a", 9)).is_empty());
+        let held = ledger.begin_schedules(&moment("b", 2));
+        let anew = holding(began("b", 2));
+        assert_eq!(held.keys().collect::<Vec<_>>(), ["red"]);
+        assert_eq!((held["red"].as_deref(), &*ledger.vnets["red"]), (Some(&anew), &anew));
+    }
 
     proptest! {
         #[test]

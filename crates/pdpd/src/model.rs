@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pdp_api::{Action, Change as Changed};
+use pdp_proto::mux;
 use pdp_spec::{Existing, Intent, Object, Placed, Substrate, Tenant, VirtualNetwork, Vnets};
 
-use crate::ledger::{FreeNumbers, Ledger, Placement, VNETS_MAX};
-use crate::plan::{NodePlan, Places, Plan, PlanError, VnetPlan, plan};
+use crate::ledger::{Began, FreeNumbers, Ledger, Moment, Placement, VNETS_MAX};
+use crate::plan::{self, NodePlan, Places, Plan, PlanError, VnetPlan, plan};
 use crate::shared::{self, differing};
 use crate::state::{Change, Document};
 
@@ -195,7 +196,7 @@ impl Model {
     /// Gives vnets that changed their numbers and those of their guests: a guest keeps its number while it
     /// stays on its engine.
     fn give(&mut self, changed: &[&str]) -> Result<(), PlanError> {
-        let mut free = FreeNumbers::default();
+        let (mut free, now) = (FreeNumbers::default(), Moment::now());
         for &name in changed {
             let Some(vnet) = self.vnets.get(name) else { continue };
             let mut holding = self
@@ -211,6 +212,16 @@ impl Model {
             let is_link = |down: &String| links.iter().any(|link| link.name.as_ref() == Some(down));
             holding.links_down.retain(is_link);
             holding.links_silent.retain(is_link);
+            let scheduled = links.iter().filter(|link| !link.schedule.is_empty());
+            let begins = scheduled.filter_map(|link| {
+                let (name, hash) =
+                    (link.name.clone()?, plan::hash(&(&link.schedule, &link.endpoints)));
+                let known = holding.schedules.get(&name);
+                let goes_on = known.filter(|it| it.hash == hash && it.boot == now.boot).cloned();
+                let anew = || Began { hash, boot: now.boot.clone(), at_ns: now.at_ns };
+                Some((name, goes_on.unwrap_or_else(anew)))
+            });
+            holding.schedules = begins.collect();
             // In the order of the guests, as they are when they are read back.
             let shares = holding.shares();
             if shares != *vnet.shares() {
@@ -361,8 +372,7 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
                     (true, false) => "down",
                     (false, true) => "up",
                     (false, false) if was_silent(name) && !is_silent(name) => "down",
-                    _ if old.rate_bps != new.rate_bps => "rate",
-                    _ => "",
+                    _ => &leaving_changes(&old.leaving, &new.leaving),
                 };
                 changes.push(changed(link, Action::Change, detail));
             }
@@ -373,6 +383,28 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
         changes.push(changed(object.to_string(), Action::Change, "police"));
     }
     changes
+}
+
+/// Whether both are alike in something.
+type Same = fn(&mux::Leaving, &mux::Leaving) -> bool;
+
+/// What is otherwise in how frames leave by any of the ends.
+fn leaving_changes(was: &[mux::Leaving], is: &[mux::Leaving]) -> String {
+    let differs =
+        |same: Same| was.len() != is.len() || was.iter().zip(is).any(|(was, is)| !same(was, is));
+    let parts: [(&str, Same); 4] = [
+        ("rate", |was, is| {
+            (was.rate_bps, was.burst_bytes, was.overhead_bytes)
+                == (is.rate_bps, is.burst_bytes, is.overhead_bytes)
+        }),
+        ("queue", |was, is| {
+            (was.queue_frames, was.queue_bytes) == (is.queue_frames, is.queue_bytes)
+        }),
+        ("part", |was, is| (was.guarantee_bps, was.weight) == (is.guarantee_bps, is.weight)),
+        ("impairments", |was, is| was.impairments == is.impairments),
+    ];
+    let differing = parts.iter().filter(|(_, same)| differs(*same)).map(|(what, _)| *what);
+    differing.collect::<Vec<_>>().join(", ")
 }
 
 fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, GuestStats, LinkRequest,
-    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats, RouteHop,
-    RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery,
-    Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, GuestStats, LinkChange,
+    LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats,
+    RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats,
+    StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats,
+    VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_proto::mirror::{self, Source};
@@ -24,7 +25,7 @@ use pdp_spec::Tenant;
 use crate::access::{Scope, no_vnet};
 use crate::ask::{Answer, Question};
 use crate::control::{ControlError, Mirror, TapHelper};
-use crate::engine::Engine;
+use crate::engine::{Engine, link_of};
 use crate::host::words;
 use crate::http::{Daemon, ProgressFn, RouteFn};
 use crate::plan::{NodePlan, Part};
@@ -122,7 +123,17 @@ impl Daemon for Engine {
         link: &str,
         request: LinkRequest,
     ) -> Result<Report, Problem> {
-        self.change_link(scope, vnet, link, request)
+        self.set_link_state(scope, vnet, link, request)
+    }
+
+    fn change_link(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        link: &str,
+        request: &LinkChange,
+    ) -> Result<Report, Problem> {
+        self.change_leaving(scope, vnet, link, request)
     }
 
     fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem> {
@@ -169,14 +180,16 @@ impl Daemon for Engine {
             let plan = model.plan.vnets.get(&vnet).filter(|_| scope.sees(&vnet));
             let Some(plan) = plan else { continue };
             for (node, counters) in stats.nodes {
-                if let Some(plan) = plan.nodes.get(&node) {
-                    nodes.push((vnet.clone(), node, plan, counters));
+                let found = plan.nodes.get(&node);
+                if found.is_some() || node == mux::OUTSIDE {
+                    nodes.push((vnet.clone(), node, found, counters));
                 }
             }
             all.vnets.insert(vnet, VnetStats::default());
         }
         let mut questions = Vec::new();
         for (index, (vnet, _, plan, _)) in nodes.iter().enumerate() {
+            let Some(plan) = plan else { continue };
             let helper = plan.tap_helper.as_ref().map(|helper| Helper::Tap(&helper.control));
             let mirror = plan.mirror.as_ref();
             let mirror = mirror.map(|mirror| Helper::Mirror(&mirror.config.control_socket));
@@ -196,6 +209,27 @@ impl Daemon for Engine {
             all.vnets.entry(vnet).or_default().nodes.insert(node, stats);
         }
         Ok(all)
+    }
+
+    fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem> {
+        let model = self.model();
+        let Some(plan) = model.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
+        let link = link_of(vnet, plan, link)?;
+        if link.segment.is_none() {
+            let problem = format!("vnet {vnet}: link {} has two ends, and no addresses", link.name);
+            return Err(Problem::new(ProblemKind::Invalid, problem)
+                .hint("only a link of more ends learns them"));
+        }
+        let ends: Vec<_> = link.ends.iter().map(|end| crate::view::endpoint(end, plan)).collect();
+        let heard = self.host.mux.fdb(vnet, &link.name, clear).map_err(unavailable)?;
+        let entry = |it: mux::Heard| {
+            let mac = it.mac.map(|byte| format!("{byte:02x}")).join(":");
+            let endpoint = ends.get(usize::from(it.end)).cloned().unwrap_or_default();
+            FdbEntry { endpoint, mac, age_s: it.age_s }
+        };
+        let mut entries: Vec<_> = heard.into_iter().map(entry).collect();
+        entries.sort();
+        Ok(entries)
     }
 
     fn routes(
@@ -350,9 +384,15 @@ impl Engine {
     }
 
     fn port(&self, vnet: &str, node: &str, port: &str) -> Result<mux::PortName, Problem> {
-        let plan = self.node(vnet, node)?;
-        if !plan.taps.iter().any(|tap| tap.name == port) {
-            let names: Vec<&str> = plan.taps.iter().map(|tap| tap.name.as_str()).collect();
+        let model = self.model();
+        let names: Vec<String> = match model.plan.vnets.get(vnet).filter(|_| node == mux::OUTSIDE) {
+            Some(plan) => plan.mux.own_ends().iter().map(|own| own.name.into()).collect(),
+            None => {
+                let plan = self.node(vnet, node)?;
+                plan.taps.iter().map(|tap| tap.name.clone()).collect()
+            }
+        };
+        if !names.iter().any(|name| name == port) {
             return Err(Problem::not_found(format!("node {vnet}/{node}: no port {port:?}"))
                 .hint(format!("its ports are {}", names.join(", "))));
         }
@@ -421,7 +461,7 @@ impl Helper<'_> {
 }
 
 fn node_stats(
-    plan: &NodePlan,
+    plan: Option<&NodePlan>,
     counters: mux::NodeStats,
     helpers: Vec<(&Helper<'_>, Answer<Said>)>,
 ) -> NodeStats {
@@ -435,6 +475,10 @@ fn node_stats(
                 made: port.made,
                 sent: port.sent,
                 sent_bytes: port.sent_bytes,
+                copied: port.copied,
+                duplicated: port.duplicated,
+                corrupted: port.corrupted,
+                reordered: port.reordered,
                 punted: port.punted,
                 consumed: port.consumed,
                 dropped: port.dropped,
@@ -446,7 +490,9 @@ fn node_stats(
     let (mut routes, mut late) = (None, Vec::new());
     for (helper, answer) in helpers {
         match answer {
-            Answer::Said(Said::Taps(taps)) => tap_stats(plan, &mut ports, taps),
+            Answer::Said(Said::Taps(taps)) => {
+                plan.inspect(|plan| tap_stats(plan, &mut ports, taps));
+            }
             Answer::Said(Said::Routes(status)) => routes = Some(route_stats(*status)),
             Answer::Late => late.push(helper.name().to_owned()),
             Answer::None => {}
@@ -454,7 +500,8 @@ fn node_stats(
     }
     let mut guests = BTreeMap::new();
     for (number, guest) in counters.guests {
-        let placement = plan.guests.get(&number).map(|guest| &guest.placement);
+        let guest_plan = plan.and_then(|plan| plan.guests.get(&number));
+        let placement = guest_plan.map(|guest| &guest.placement);
         guests.insert(
             number,
             GuestStats {

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use pdp_spec::Object;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
-use crate::ledger::{Holding, Ledger, Placement};
+use crate::ledger::{Began, Holding, Ledger, Placement};
 use crate::shared::Shared;
 use trail::Trail;
 
@@ -54,6 +54,9 @@ CREATE TABLE IF NOT EXISTS links_down (
     vnet TEXT NOT NULL, link TEXT NOT NULL, PRIMARY KEY (vnet, link)) STRICT;
 CREATE TABLE IF NOT EXISTS links_silent (
     vnet TEXT NOT NULL, link TEXT NOT NULL, PRIMARY KEY (vnet, link)) STRICT;
+CREATE TABLE IF NOT EXISTS schedules (
+    vnet TEXT NOT NULL, link TEXT NOT NULL, hash TEXT NOT NULL, boot TEXT NOT NULL,
+    at_ns INTEGER NOT NULL, PRIMARY KEY (vnet, link)) STRICT;
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS things (
     key TEXT PRIMARY KEY, hash TEXT, detail TEXT NOT NULL) STRICT;
@@ -282,6 +285,15 @@ impl State {
                     };
                 }
             }
+            let mut schedules =
+                db.prepare("SELECT vnet, link, hash, boot, at_ns FROM schedules")?;
+            let mut rows = schedules.query([])?;
+            while let Some(row) = rows.next()? {
+                let began = Began { hash: row.get(2)?, boot: row.get(3)?, at_ns: row.get(4)? };
+                if let Some(holding) = vnets.get_mut(&row.get::<_, String>(0)?) {
+                    holding.schedules.insert(row.get(1)?, began);
+                }
+            }
             let vnets = vnets.into_iter().map(|(name, holding)| (name, Arc::new(holding)));
             let vnets: Shared<Holding> = Arc::new(vnets.collect());
             let stopped = "SELECT value FROM settings WHERE name='stopped'";
@@ -321,6 +333,7 @@ impl State {
                 tx.execute("DELETE FROM placements WHERE vnet=?1", [vnet])?;
                 tx.execute("DELETE FROM links_down WHERE vnet=?1", [vnet])?;
                 tx.execute("DELETE FROM links_silent WHERE vnet=?1", [vnet])?;
+                tx.execute("DELETE FROM schedules WHERE vnet=?1", [vnet])?;
             }
             for (vnet, holding) in &change.held {
                 holding.iter().try_for_each(|holding| put_holding(tx, vnet, holding))?;
@@ -408,7 +421,7 @@ impl State {
 }
 
 fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite::Result<()> {
-    let Holding { number, guests, links_down, links_silent } = holding;
+    let Holding { number, guests, links_down, links_silent, schedules } = holding;
     tx.execute("INSERT INTO numbers VALUES (?1, ?2, ?3)", params![SCOPE, vnet, number])?;
     for (node, guests) in guests {
         for (guest, placement) in guests {
@@ -423,6 +436,10 @@ fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite:
     }
     for link in links_silent {
         tx.execute("INSERT INTO links_silent VALUES (?1, ?2)", [vnet, link])?;
+    }
+    for (link, Began { hash, boot, at_ns }) in schedules {
+        let began = params![vnet, link, hash, boot, at_ns];
+        tx.execute("INSERT INTO schedules VALUES (?1, ?2, ?3, ?4, ?5)", began)?;
     }
     Ok(())
 }
@@ -448,6 +465,11 @@ mod tests {
             guests: [("r1".into(), [(0, placement)].into())].into(),
             links_down: ["r1:eth0--h1:eth0".into(), "far".into()].into(),
             links_silent: ["far".into()].into(),
+            schedules: [(
+                "far".into(),
+                Began { hash: "1f".into(), boot: "b".into(), at_ns: 1 << 60 },
+            )]
+            .into(),
         };
         let numbered = |number| Holding { number, ..Holding::default() };
         let mut change = Change {

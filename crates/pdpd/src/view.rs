@@ -6,13 +6,14 @@ use std::path::Path;
 
 use pdp_api::{
     Condition, ConditionKind, ExternalStatus, FeGuest, FeStatus, ForwardingGuest, LinkStatus,
-    NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus, Substrate, SubstrateStatus, TenantInfo,
-    Vnet, VnetStatus, VnetSummary,
+    NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus, ScheduleStatus, Substrate,
+    SubstrateStatus, TenantInfo, Vnet, VnetStatus, VnetSummary,
 };
 use pdp_container::State as GuestState;
 use pdp_net::interface::Interface;
 use pdp_proto::{mirror, mux};
 use pdp_spec::limits::MTU_MAX;
+use pdp_spec::units::{Percent, Span};
 use pdp_spec::{Outlet, VirtualNetwork};
 
 use crate::access::Scope;
@@ -21,8 +22,9 @@ use crate::control::Mirror;
 use crate::engine::Engine;
 use crate::keeper::Health;
 use crate::key::Key;
+use crate::ledger::Moment;
 use crate::model::Model;
-use crate::plan::{ExternalPlan, MirrorPlan, NodePlan, VnetPlan};
+use crate::plan::{MirrorPlan, NodePlan, VnetPlan};
 
 /// What it is told from.
 struct View<'a> {
@@ -199,22 +201,31 @@ impl View<'_> {
         };
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
+        let now_ns = Moment::now().at_ns;
         let link_status = |link: &mux::Vlink| {
-            let missing = [&link.a, &link.b].into_iter().find_map(|end| self.missing(end, &up));
+            let schedule = link.schedule.as_ref().map(|it| schedule_status(it, now_ns));
+            let now = link.at(now_ns);
+            let missing = link.ends.iter().find_map(|end| self.missing(end, &up));
             let silent = plan.silent.contains(&link.name);
             let set = match (link.up, silent) {
                 (true, _) => None,
                 (false, false) => Some("set down".to_owned()),
                 (false, true) => Some("set down, silently: its ends keep their carrier".to_owned()),
             };
+            let by_schedule = (link.up && !now.up).then(|| "down by its schedule".to_owned());
             LinkStatus {
                 name: link.name.clone(),
-                endpoints: vec![end_words(&link.a, plan), end_words(&link.b, plan)],
+                endpoints: link.ends.iter().map(|end| end_words(end, plan)).collect(),
                 up: link.up,
                 silent,
-                carrier: plan.has_carrier(link) && missing.is_none(),
-                message: set.or(missing).or_else(|| self.underlay(name, link, plan)),
-                rate_bps: link.rate_bps,
+                carrier: plan.has_carrier(link) && (missing.is_none() || link.segment.is_some()),
+                message: set
+                    .or(by_schedule)
+                    .or(missing)
+                    .or_else(|| self.underlay(name, link, plan)),
+                rate_bps: now.leaving.iter().filter_map(|leaving| leaving.rate_bps).max(),
+                impairments: impairments(&now, plan),
+                schedule,
             }
         };
         let links = plan.mux.vlinks.iter().map(link_status).collect();
@@ -238,27 +249,29 @@ impl View<'_> {
             return None;
         }
         let counters = self.mux.as_ref()?.vnets.get(vnet)?;
-        [(&link.a, &link.b), (&link.b, &link.a)].into_iter().find_map(|(near, far)| {
-            let mux::End::Port { node, port } = near else { return None };
-            let mux::End::External { interface, by } = far else { return None };
-            let tap = plan.nodes.get(node)?.taps.get(usize::from(*port))?;
-            let problem = counters.nodes.get(node)?.ports.get(&tap.name)?.underlay?;
-            let device = match self.model.plan.externals.get(interface).map(|plan| &**plan) {
-                Some(ExternalPlan::Device(device)) => &device.device,
-                _ => interface,
+        let ports: Vec<_> = link
+            .ports()
+            .filter_map(|(node, port)| {
+                let tap = plan.nodes.get(node)?.taps.get(usize::from(port))?;
+                Some((node, tap.name.as_str(), tap.mtu))
+            })
+            .collect();
+        link.ends.iter().find_map(|end| {
+            let mux::End::External { name, interface, by } = end else { return None };
+            let (node, port) = match link.is_wire() {
+                true => ports.first().map(|(node, port, _)| (*node, *port))?,
+                false => (mux::OUTSIDE, name.as_str()),
             };
-            let (local, remote) = match by {
-                mux::Encapsulation::Interface => return None,
-                mux::Encapsulation::Vxlan { local, remote, .. }
-                | mux::Encapsulation::Udp { local, remote, .. } => (*local, *remote),
-            };
-            Some(underlay_words(problem, (local, remote), device, &end_words(near, plan), tap.mtu))
+            let problem = counters.nodes.get(node)?.ports.get(port)?.underlay?;
+            let external = self.model.plan.externals.get(interface);
+            let device = external.and_then(|plan| plan.device()).unwrap_or(interface);
+            Some(underlay_words(problem, by.ends()?, device, &ports))
         })
     }
 
     /// Why a link's end outside has no carrier.
     fn cut_off_outside(&self, link: &mux::Vlink) -> Option<String> {
-        [&link.a, &link.b].into_iter().find_map(|end| match end {
+        link.ends.iter().find_map(|end| match end {
             mux::End::Port { .. } => None,
             mux::End::External { interface, .. } => {
                 self.cut_off(interface).map(|why| external_words(interface, &why))
@@ -381,7 +394,7 @@ impl View<'_> {
             let link = vnet.link_of(node, index as u16);
             let mac: Vec<String> = tap.mac.iter().map(|byte| format!("{byte:02x}")).collect();
             let is_cut_off =
-                |link| VnetPlan::outside(link).any(|name| self.cut_off(name).is_some());
+                |link| VnetPlan::cut_off_by(link).any(|name| self.cut_off(name).is_some());
             ports.push(PortStatus {
                 name: tap.name.clone(),
                 mac: mac.join(":"),
@@ -554,8 +567,7 @@ fn underlay_words(
     problem: mux::UnderlayProblem,
     (local, remote): (IpAddr, IpAddr),
     device: &str,
-    port: &str,
-    mtu: u32,
+    ports: &[(&str, &str, u32)],
 ) -> String {
     use mux::UnderlayProblem as Problem;
     let asked = if remote.is_ipv4() { "ARP" } else { "neighbour discovery" };
@@ -578,10 +590,17 @@ fn underlay_words(
              `ip route get {remote}`"
         ),
         Problem::PathMtu { path_bytes, packet_bytes } => {
+            let mtu = ports.iter().map(|(_, _, mtu)| *mtu).max().unwrap_or(0);
             let fits = mtu.saturating_sub(packet_bytes.saturating_sub(path_bytes));
+            let names: Vec<_> =
+                ports.iter().map(|(node, port, _)| format!("{node}:{port}")).collect();
+            let to_do = match names.is_empty() {
+                true => "longer ones are dropped".to_owned(),
+                false => format!("set the mtu of {} to at most {fits}", names.join(", ")),
+            };
             format!(
                 "the way to {remote} carries packets of {path_bytes} bytes, and those of this link \
-                 have up to {packet_bytes}: set the mtu of {port} to at most {fits}"
+                 have up to {packet_bytes}: {to_do}"
             )
         }
     }
@@ -594,21 +613,60 @@ fn hook_words(hooks: &[String]) -> String {
     hooks.collect::<Vec<_>>().join("; ")
 }
 
-fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
+/// An end of a link as specs have it.
+pub fn endpoint(end: &mux::End, plan: &VnetPlan) -> String {
     match end {
         mux::End::Port { node, port } => {
             let tap = plan.nodes.get(node).and_then(|plan| plan.taps.get(usize::from(*port)));
             format!("{node}:{}", tap.map_or("?", |tap| tap.name.as_str()))
         }
-        mux::End::External { interface, by } => match by {
-            mux::Encapsulation::Interface => interface.clone(),
-            mux::Encapsulation::Vxlan { local, remote, vni, .. } => {
-                format!("{interface} (vxlan {local} > {remote} vni {vni})")
-            }
-            mux::Encapsulation::Udp { local, remote, local_port, remote_port } => {
-                format!("{interface} (udp {local} port {local_port} > {remote} port {remote_port})")
-            }
-        },
+        mux::End::External { name, .. } => format!("{}:{name}", mux::OUTSIDE),
+    }
+}
+
+fn schedule_status(schedule: &mux::Schedule, now_ns: u64) -> ScheduleStatus {
+    let next = schedule.steps.get(schedule.done(now_ns));
+    ScheduleStatus {
+        elapsed_ms: now_ns.saturating_sub(schedule.began_ns) / 1_000_000,
+        steps: schedule.steps.len(),
+        done: schedule.done(now_ns),
+        next_ms: next.map(|step| step.at_ns / 1_000_000),
+    }
+}
+
+/// What a link does to frames on purpose: of all ends alike, or of each that does something.
+fn impairments(link: &mux::Vlink, plan: &VnetPlan) -> String {
+    let each: Vec<_> = link.leaving.iter().map(|it| impairment_words(&it.impairments)).collect();
+    if each.windows(2).all(|two| two[0] == two[1]) {
+        return each.into_iter().next().unwrap_or_default();
+    }
+    let ends = link.ends.iter().zip(each).filter(|(_, words)| !words.is_empty());
+    let words = ends.map(|(end, words)| format!("{}: {words}", endpoint(end, plan)));
+    words.collect::<Vec<_>>().join("; ")
+}
+
+fn impairment_words(what: &mux::Impairments) -> String {
+    let spans = [("delay", what.delay_ns), ("jitter", what.jitter_ns)];
+    let shares = [
+        ("loss", what.loss),
+        ("reorder", what.reorder),
+        ("corrupt", what.corrupt),
+        ("duplicate", what.duplicate),
+    ];
+    let spans = spans.iter().filter(|(_, ns)| *ns > 0);
+    let shares = shares.iter().filter(|(_, share)| share.0 > 0);
+    let words = spans.map(|(name, ns)| format!("{name} {}", Span(*ns)));
+    let words = words.chain(shares.map(|(name, share)| format!("{name} {}", Percent(share.0))));
+    words.collect::<Vec<_>>().join(", ")
+}
+
+fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
+    match end {
+        mux::End::Port { .. } => endpoint(end, plan),
+        mux::End::External { interface, by: mux::Encapsulation::Interface, .. } => {
+            interface.clone()
+        }
+        mux::End::External { interface, by, .. } => format!("{interface} ({by})"),
     }
 }
 

@@ -79,6 +79,7 @@ fn the_description_names_every_path_and_only_types_that_it_describes() {
         paths::AUDIT,
         "/v1/logs/{process}",
         "/v1/vnets/{vnet}/links/{link}",
+        "/v1/vnets/{vnet}/links/{link}/fdb",
         "/v1/vnets/{vnet}/nodes/{node}/exec",
         "/v1/vnets/{vnet}/nodes/{node}/routes",
         "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture",
@@ -173,6 +174,14 @@ fn answers_are_as_described() {
             "/v1/vnets/red/links/r1-h1".into(),
             r#"{"up": true}"#,
         ),
+        (
+            "patch",
+            "/v1/vnets/{vnet}/links/{link}",
+            "/v1/vnets/red/links/r1-h1".into(),
+            r#"{"set": {"delay": "20ms"}}"#,
+        ),
+        ("get", "/v1/vnets/{vnet}/links/{link}/fdb", "/v1/vnets/red/links/r1-h1/fdb".into(), ""),
+        ("delete", "/v1/vnets/{vnet}/links/{link}/fdb", "/v1/vnets/red/links/r1-h1/fdb".into(), ""),
         (
             "put",
             "/v1/vnets/{vnet}/nodes/{node}/guests",

@@ -11,9 +11,10 @@ use pdp_proto::mux;
 use pdp_spec::limits::{FILE_PLACES, FILE_PLACES_IMAGE};
 use pdp_spec::units::Base64;
 use pdp_spec::{DeviceAttach, SourceFile};
+use pdp_wire::tunnel::Take;
 use pdpd::key::Key;
 use pdpd::model::Model;
-use pdpd::plan::{ExternalPlan, MemifPlan, Places, Plan, VnetPlan};
+use pdpd::plan::{MemifPlan, OutletPlan, Places, Plan, VnetPlan};
 use proptest::prelude::*;
 
 const SUBSTRATE: &str = r#"
@@ -151,6 +152,28 @@ fn a_change_of_a_file_reaches_its_node_alone() {
     assert_eq!(told, [("vnet/red", Action::Change), ("vnet/red/node/r1", Action::Restart)]);
 }
 
+/// From when it was first there, whatever else changes; another one begins anew.
+#[test]
+fn a_schedule_begins_once() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let with = |wish: &Wish, schedule: &str| {
+        wish.yaml().replace(", rate: ", &format!(", schedule: [{schedule}], rate: "))
+    };
+    let before = both(&red, &blue);
+    let schedule = |model: &Model| model.plan.vnets["red"].mux.vlinks[0].schedule.clone();
+    assert_eq!(schedule(&before), None);
+    let one = apply(&before, with(&red, "{at: 10s, up: false}"));
+    let began = schedule(&one).unwrap();
+    assert_eq!((began.steps.len(), began.steps[0].at_ns), (1, 10_000_000_000));
+    std::thread::sleep(std::time::Duration::from_millis(2));
+    let other = Wish { power_millicores: 300, ..red.clone() };
+    let same = apply(&one, with(&other, "{at: 10s, up: false}"));
+    assert_eq!(schedule(&same).unwrap(), began);
+    let another = schedule(&apply(&same, with(&red, "{at: 11s, up: false}"))).unwrap();
+    assert!(another.began_ns > began.began_ns);
+    assert_eq!(schedule(&apply(&one, red.yaml())), None);
+}
+
 #[test]
 fn a_change_of_power_restarts_nothing() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
@@ -211,7 +234,7 @@ fn rates_and_policies_reach_the_mux_alone() {
     let after = apply(&before, Wish { rate_mbps: 5, policy: "weighted", ..red }.yaml());
     assert_eq!(differing(&before, &after), [""; 0]);
     assert_ne!(before.plan.vnets["red"].mux, after.plan.vnets["red"].mux);
-    assert_eq!(after.plan.vnets["red"].mux.vlinks[0].rate_bps, Some(5_000_000));
+    assert_eq!(after.plan.vnets["red"].mux.vlinks[0].leaving[0].rate_bps, Some(5_000_000));
 }
 
 #[test]
@@ -241,9 +264,11 @@ fn vnets_with_equal_names_and_addresses_share_nothing() {
 #[test]
 fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
-    let ExternalPlan::Device(external) = &*model.plan.externals["A"] else { panic!("a device") };
+    let OutletPlan::Device(external) = &model.plan.externals["A"].outlet else {
+        panic!("a device")
+    };
     let takes: Vec<_> = external.takes.tunnels.iter().copied().collect();
-    assert_eq!(takes, [("192.0.2.1".parse().unwrap(), 4789)]);
+    assert_eq!(takes, [Take::Udp { local: "192.0.2.1".parse().unwrap(), port: 4789 }]);
     assert!(!external.takes.all);
 }
 
@@ -251,7 +276,7 @@ fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
 fn memifs_and_generators_are_planned_without_devices() {
     let outlets = "M: {memif: {mtu: 1400, group: staff}}
     G: {generator: {pps: 5, count: 7, numberAt: 56, pcap: PCAP}}
-    S: {generator: {}}
+    S: {generator: {}, capacity: 5Mbps}
     P: {device: extP, attach: packet}
     A:";
     // One frame of 68 bytes.
@@ -262,20 +287,22 @@ fn memifs_and_generators_are_planned_without_devices() {
     let outlets = outlets.replace("PCAP", &pcap.to_string());
     let substrate = SUBSTRATE.replace("A:", &outlets);
     let model = apply(&Model::default(), format!("{substrate}---{}", Wish::of("red", 1).yaml()));
-    let external = |name: &str| ExternalPlan::clone(&model.plan.externals[name]);
+    let external = |name: &str| model.plan.externals[name].outlet.clone();
     let memif = MemifPlan {
         socket: "/run/pdp/externals/M/memif.sock".into(),
         mtu: 1400,
         group: Some("staff".into()),
     };
-    assert_eq!(external("M"), ExternalPlan::Memif(memif));
-    let ExternalPlan::Generator(generator) = external("G") else { panic!("a generator") };
+    assert_eq!(external("M"), OutletPlan::Memif(memif));
+    let OutletPlan::Generator(generator) = external("G") else { panic!("a generator") };
     let told = mux::Generator { pps: 5, frames: 7, number_at: Some(56) };
     assert_eq!((generator.told, generator.pcap), (told, Some(pcap)));
-    let ExternalPlan::Generator(sink) = external("S") else { panic!("a generator") };
+    let OutletPlan::Generator(sink) = external("S") else { panic!("a generator") };
     assert_eq!(sink.told, mux::Generator { pps: 0, frames: 0, number_at: None });
     assert_ne!(sink.hash, generator.hash);
-    let ExternalPlan::Device(device) = external("P") else { panic!("a device") };
+    let capacity_bps = |name: &str| model.plan.externals[name].capacity_bps;
+    assert_eq!((capacity_bps("S"), capacity_bps("G")), (Some(5_000_000), None));
+    let OutletPlan::Device(device) = external("P") else { panic!("a device") };
     assert_eq!(device.attach, DeviceAttach::Packet);
     // As stored, too.
     let documents = model.change_from(&Model::default()).put;

@@ -7,6 +7,33 @@ pub const EXTERNALS_MAX: usize = 64;
 /// Ports of all nodes of a vnet.
 pub const PORTS_MAX: usize = 16_384;
 
+/// Ends of a vlink.
+pub const ENDS_MAX: usize = 256;
+
+/// Addresses that one segment learns.
+pub const ADDRESSES_MAX: u32 = 65_536;
+
+/// Addresses that all segments of a vnet may learn. Each takes 24 bytes of the mux.
+pub const VNET_ADDRESSES_MAX: u64 = 1 << 18;
+
+/// Frames that each end of a segment may flood in a second.
+pub const FLOOD_PPS_MAX: u64 = 1_000_000;
+
+/// Longest delay of a vlink, nanoseconds; jitter may double it.
+pub const DELAY_NS_MAX: u64 = 10_000_000_000;
+
+/// Bytes of the mux that frames of a vnet take which wait for delays.
+pub const VNET_LINES_BYTES_MAX: u64 = 4 << 30;
+
+/// Steps of the schedules of all vlinks of a vnet.
+pub const SCHEDULE_STEPS_MAX: usize = 1024;
+
+/// Most weight of a vlink on an external interface.
+pub const WEIGHT_MAX: u32 = 1000;
+
+/// Most bytes that each frame of a vlink counts beyond its own.
+pub const OVERHEAD_BYTES_MAX: u32 = 256;
+
 /// Forwarding guests of one vrouter.
 pub const GUESTS_MAX: usize = 64;
 

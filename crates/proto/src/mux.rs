@@ -7,14 +7,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+pub use pdp_wire::tunnel::Encapsulation;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of this protocol, in [`Reply::Hello`].
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
+
+/// The node that ends outside which are ports of their own count at ([`Vnet::own_ends`]). No node of a vnet has this
+/// name.
+pub const OUTSIDE: &str = "external";
 
 /// From pdpd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +62,16 @@ pub enum Request {
         /// Bytes of each frame, 0 for all.
         snap_bytes: u32,
     },
+    /// Which addresses a segment has learned, or with `clear` that it is to forget them. Answer: [`Reply::Fdb`], or
+    /// [`Reply::Done`].
+    Fdb {
+        /// The vnet.
+        vnet: String,
+        /// The vlink.
+        vlink: String,
+        /// Forget them.
+        clear: bool,
+    },
     /// Follow the next frame that arrives at a port, to its end. Answer: [`Reply::Traced`], or
     /// [`Reply::Failed`] after `wait_ms`.
     Trace {
@@ -91,6 +105,11 @@ pub enum Reply {
     },
     /// Counters.
     Stats(Box<Stats>),
+    /// Addresses that a segment has learned, in no order.
+    Fdb {
+        /// The addresses.
+        heard: Vec<Heard>,
+    },
     /// What became of a frame.
     Traced {
         /// Its stages, in order.
@@ -101,6 +120,17 @@ pub enum Reply {
         /// What, and what to do.
         error: String,
     },
+}
+
+/// An address that a segment has learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// The address.
+    pub mac: [u8; 6],
+    /// At which end of the vlink.
+    pub end: u16,
+    /// How long ago it was heard, seconds.
+    pub age_s: u32,
 }
 
 /// A port: a vport of a vrouter or an interface of a host.
@@ -121,11 +151,20 @@ pub struct External {
     pub name: String,
     /// Largest IP packet on it, bytes.
     pub mtu: u32,
+    /// What vlinks over it may send in all, bits a second of wrapped frames with preamble, checksum and gap: they share
+    /// it by their guarantees and weights. `None`: they do not wait for each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_bps: Option<u64>,
     /// What is behind it.
     pub outlet: Outlet,
 }
 
 impl External {
+    /// Without a bound to what it sends in all.
+    pub fn new(name: impl Into<String>, mtu: u32, outlet: Outlet) -> Self {
+        Self { name: name.into(), mtu, capacity_bps: None, outlet }
+    }
+
     /// Its network device, if that is what is behind it.
     pub fn device(&self) -> Option<&Device> {
         match &self.outlet {
@@ -213,6 +252,34 @@ impl Vnet {
             guests.map(|guest| &*guest.socket).chain([&*node.tap_socket])
         })
     }
+
+    /// Ends outside that are ports of their own, in the order of their names: those of vlinks that are no wires. They
+    /// are numbered behind the ports of all nodes. Each with the place of its vlink.
+    pub fn own_ends(&self) -> Vec<OwnEnd<'_>> {
+        let vlinks = self.vlinks.iter().enumerate().filter(|(_, vlink)| !vlink.is_wire());
+        let ends = vlinks.flat_map(|(vlink, it)| {
+            it.ends.iter().enumerate().filter_map(move |(at, end)| match end {
+                End::Port { .. } => None,
+                End::External { name, .. } => Some(OwnEnd { vlink, at, name, end }),
+            })
+        });
+        let mut ends: Vec<_> = ends.collect();
+        ends.sort_by_key(|own| own.name);
+        ends
+    }
+}
+
+/// An end outside that is a port of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnEnd<'a> {
+    /// The place of its vlink.
+    pub vlink: usize,
+    /// Its place there.
+    pub at: usize,
+    /// Its name.
+    pub name: &'a str,
+    /// The end.
+    pub end: &'a End,
 }
 
 /// A rate with the burst that it allows.
@@ -353,16 +420,208 @@ pub struct PuntFilter {
 pub struct Vlink {
     /// Its name, unique in the vnet.
     pub name: String,
-    /// One end.
-    pub a: End,
-    /// The other.
-    pub b: End,
-    /// Rate in each direction, bits a second; frames beyond it wait, up to `queue_frames`.
-    pub rate_bps: Option<u64>,
-    /// Frames that may wait in each direction.
-    pub queue_frames: u32,
+    /// Its ends. Of two, one or both ports: each gets what leaves by the other. Two outside, which makes it a
+    /// transit: what arrives by one leaves by the other. More make it a segment.
+    pub ends: Vec<End>,
+    /// How frames leave by each of these ends. Not used of an end outside that a port is joined to by itself, which
+    /// has nothing to send.
+    pub leaving: Vec<Leaving>,
     /// Whether it carries frames.
     pub up: bool,
+    /// Of more than two ends: an Ethernet segment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<Segment>,
+    /// What it is to be later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
+}
+
+/// What a vlink is to be at which time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Schedule {
+    /// When it began: CLOCK_BOOTTIME, nanoseconds, which nobody sets.
+    pub began_ns: u64,
+    /// In the order of their times, at most [`crate::limits::SCHEDULE_STEPS_MAX`] of all vlinks of a vnet.
+    pub steps: Vec<Step>,
+}
+
+/// All of what a vlink is from some time on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// When, from the schedule's beginning, nanoseconds.
+    pub at_ns: u64,
+    /// Whether it carries frames, unless it is down in any case.
+    pub up: bool,
+    /// How frames leave by each of its ends.
+    pub leaving: Vec<Leaving>,
+}
+
+impl Schedule {
+    /// Steps that are done at this moment.
+    pub fn done(&self, now_ns: u64) -> usize {
+        let elapsed_ns = now_ns.saturating_sub(self.began_ns);
+        self.steps.partition_point(|step| step.at_ns <= elapsed_ns)
+    }
+
+    /// When the next one is to be done.
+    pub fn next_ns(&self, now_ns: u64) -> Option<u64> {
+        let next = self.steps.get(self.done(now_ns))?;
+        Some(self.began_ns.saturating_add(next.at_ns))
+    }
+}
+
+/// How frames leave by one end of a vlink: into it from a port, and to the outside at an end there. First comes the
+/// rate, then what is done to them on purpose, then the external interface's capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Leaving {
+    /// Rate, bits a second; frames beyond it wait.
+    pub rate_bps: Option<u64>,
+    /// Bytes that may go at once after a rest. 0: what goes at the rate in 2 ms, and two full frames at least.
+    pub burst_bytes: u64,
+    /// Bytes that each frame counts beyond its own.
+    pub overhead_bytes: u32,
+    /// Frames that may wait for the rate, and as many for the interface's capacity.
+    pub queue_frames: u32,
+    /// Bytes that may, as they count; 0: as many as these frames have.
+    pub queue_bytes: u64,
+    /// Its part of the external interface's capacity whatever others send, bits a second.
+    pub guarantee_bps: u64,
+    /// Its part of what is unused of that beside others, 1 to [`crate::limits::WEIGHT_MAX`]; 0 is 1.
+    pub weight: u32,
+    /// What is done to frames on purpose.
+    pub impairments: Impairments,
+}
+
+impl Leaving {
+    /// Bytes of memory that frames can take which wait for the delay.
+    pub fn line_bytes(&self) -> u64 {
+        let bps = self.rate_bps.unwrap_or(LINE_BPS);
+        // As the burst where it is not told.
+        let burst = (bps / 8 / 500).max(2 * 2048).max(self.burst_bytes);
+        self.impairments.line_bytes(bps, burst)
+    }
+}
+
+/// What is reckoned with where there is no rate, bits a second.
+const LINE_BPS: u64 = 10_000_000_000;
+
+/// What is done to frames on purpose. All of 0: nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Impairments {
+    /// How long each frame waits, nanoseconds, at most [`crate::limits::DELAY_NS_MAX`].
+    pub delay_ns: u64,
+    /// How much longer or shorter a frame may wait than that, evenly spread, nanoseconds; at most `delay_ns`.
+    pub jitter_ns: u64,
+    /// Frames that are lost.
+    pub loss: Share,
+    /// Frames that do not wait at all, of those that would.
+    pub reorder: Share,
+    /// Frames of which one bit is turned.
+    pub corrupt: Share,
+    /// Frames that go twice.
+    pub duplicate: Share,
+    /// What all that is drawn follows from.
+    pub seed: u64,
+}
+
+/// A part of all frames: thousand millionths, at most [`Share::ALL`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Share(pub u32);
+
+impl Share {
+    /// All of them.
+    pub const ALL: Self = Self(1_000_000_000);
+}
+
+impl Impairments {
+    /// Whether frames pass as they are.
+    pub fn are_none(&self) -> bool {
+        Self { seed: 0, ..*self } == Self::default()
+    }
+
+    /// Bytes of memory that frames can take which wait for the delay, where they come at `bps` with bursts of
+    /// `burst_bytes`, however short they are. 0 without a delay.
+    fn line_bytes(&self, bps: u64, burst_bytes: u64) -> u64 {
+        if self.delay_ns == 0 {
+            return 0;
+        }
+        let longest_ns = self.delay_ns + self.jitter_ns.min(self.delay_ns);
+        let waiting = u128::from(bps) * u128::from(longest_ns) / 8_000_000_000;
+        let copies = if self.duplicate == Share::default() { 1 } else { 2 };
+        let waiting = (waiting + u128::from(burst_bytes)) * copies;
+        // The shortest frames need most: each has a record of its own.
+        let each = u128::from(LINE_FRAME_BYTES_MIN.next_multiple_of(8) + LINE_RECORD_BYTES);
+        let bytes = waiting * each / u128::from(LINE_FRAME_BYTES_MIN) + LINE_BYTES_MIN;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+/// Bytes beside each frame that waits for a delay: when it goes, how long it is, its mark.
+pub const LINE_RECORD_BYTES: u64 = 16;
+
+/// Shortest frame that is reckoned with, bytes.
+const LINE_FRAME_BYTES_MIN: u64 = 60;
+
+/// Room for one more of the longest, and as much where the ring begins again.
+const LINE_BYTES_MIN: u128 = 2 * (2048 + LINE_RECORD_BYTES as u128);
+
+/// What an Ethernet segment may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Addresses that it learns.
+    pub addresses: u32,
+    /// Frames a second that go to all ends, for each end that they come by.
+    pub flood_pps: u64,
+}
+
+impl Vlink {
+    /// Whether it has two ends, and frames that come from outside arrive at a port of a node.
+    pub fn is_wire(&self) -> bool {
+        self.ends.len() == 2 && self.ports().next().is_some()
+    }
+
+    /// As it is at a moment of its schedule's clock.
+    pub fn at(&self, now_ns: u64) -> Self {
+        let mut it = self.clone();
+        let Some(schedule) = it.schedule.take() else { return it };
+        if let Some(step) = schedule.done(now_ns).checked_sub(1).map(|at| &schedule.steps[at]) {
+            it.up &= step.up;
+            it.leaving.clone_from(&step.leaving);
+        }
+        it
+    }
+
+    /// Bytes of memory that frames can take which wait for its delays, at whatever time.
+    pub fn line_bytes_max(&self) -> u64 {
+        let bytes = |leaving: &Vec<Leaving>| {
+            leaving.iter().map(Leaving::line_bytes).fold(0, u64::saturating_add)
+        };
+        let steps = self.schedule.iter().flat_map(|schedule| &schedule.steps);
+        steps.map(|step| bytes(&step.leaving)).fold(bytes(&self.leaving), u64::max)
+    }
+
+    /// How frames leave by end `at`.
+    pub fn leaving(&self, at: usize) -> Leaving {
+        self.leaving.get(at).copied().unwrap_or_default()
+    }
+
+    /// Its ends that are ports: node, and index of the port.
+    pub fn ports(&self) -> impl Iterator<Item = (&str, u16)> {
+        self.ends.iter().filter_map(|end| match end {
+            End::Port { node, port } => Some((node.as_str(), *port)),
+            End::External { .. } => None,
+        })
+    }
+
+    /// External interfaces that it ends at.
+    pub fn interfaces(&self) -> impl Iterator<Item = &str> {
+        self.ends.iter().filter_map(|end| match end {
+            End::Port { .. } => None,
+            End::External { interface, .. } => Some(interface.as_str()),
+        })
+    }
 }
 
 /// An end of a vlink.
@@ -377,40 +636,12 @@ pub enum End {
     },
     /// The outside.
     External {
+        /// Its name, unique in the vnet.
+        name: String,
         /// Name of the external interface.
         interface: String,
         /// How the vlink's frames are told apart there.
         by: Encapsulation,
-    },
-}
-
-/// How a vlink's frames are told apart on an external interface.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Encapsulation {
-    /// All of the interface's frames that no tunnel takes, as they are.
-    Interface,
-    /// VXLAN (RFC 7348).
-    Vxlan {
-        /// Outer address of this side.
-        local: IpAddr,
-        /// Outer address of the other side.
-        remote: IpAddr,
-        /// UDP destination port, usually 4789.
-        port: u16,
-        /// VXLAN network identifier, 24 bits.
-        vni: u32,
-    },
-    /// An Ethernet frame in a UDP datagram without any header between, told apart by port (as
-    /// the PdP paper's tunnels).
-    Udp {
-        /// Outer address of this side.
-        local: IpAddr,
-        /// Outer address of the other side.
-        remote: IpAddr,
-        /// UDP port of this side.
-        local_port: u16,
-        /// UDP port of the other side.
-        remote_port: u16,
     },
 }
 
@@ -480,7 +711,7 @@ pub struct ExternalStats {
 /// Counters of a vnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VnetStats {
-    /// Nodes by name.
+    /// Nodes by name; as [`OUTSIDE`] the ends outside that are ports of their own.
     pub nodes: BTreeMap<String, NodeStats>,
 }
 
@@ -502,21 +733,35 @@ pub struct NodeStats {
 /// Counters of a port. Bytes are those of the inner frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortStats {
-    /// Frames that arrived at the port by its vlink.
+    /// Frames that arrived at the port by its vlink; at an end outside: from there.
     pub received: u64,
     /// Their bytes.
     pub received_bytes: u64,
-    /// Frames that began here: from the node's TAP, or made by a guest beyond one for one.
+    /// Frames that began here: from the node's TAP, or made by a guest beyond one for one; at an end outside: from
+    /// its vlink.
     pub made: u64,
-    /// Frames that left by the port's vlink.
+    /// Frames that left by the port's vlink; by an end outside.
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
+    /// Copies of them beyond one for one, where they went to many ends of a segment; at an end outside: of those that
+    /// arrived. Where each is to go it counts as received (or made), and perhaps as dropped.
+    #[serde(default)]
+    pub copied: u64,
+    /// Frames that went twice on purpose: as `sent` (or `dropped` later) they count twice.
+    #[serde(default)]
+    pub duplicated: u64,
+    /// Frames in which a bit was turned on purpose.
+    #[serde(default)]
+    pub corrupted: u64,
+    /// Frames that overtook others on purpose.
+    #[serde(default)]
+    pub reordered: u64,
     /// Frames handed to the node's TAP.
     pub punted: u64,
     /// Frames that ended in a guest: those given to a guest that says nothing of their fate
     /// ([`Attach::Memif`], [`Attach::Tap`]), and those that a runtime guest kept. What such a guest
-    /// sends is `made`.
+    /// sends is `made`. At an end outside: what its vlink took.
     #[serde(default)]
     pub consumed: u64,
     /// Frames dropped, by reason.

@@ -14,12 +14,14 @@ mod check;
 mod diagnostic;
 pub mod frames;
 pub mod limits;
+mod link;
 mod object;
 mod parse;
 pub mod reference;
 pub mod schema;
 mod shape;
 mod tree;
+mod tunnel;
 pub mod units;
 mod usage;
 
@@ -28,6 +30,8 @@ pub use check::{
     tenant_of,
 };
 pub use diagnostic::{Diagnostic, render};
+pub use link::{Leaving, Link, Segment, Step};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};
+pub use tunnel::{External, Geneve, Grant, Gre, Udp, Vlan, Vxlan};
 pub use usage::Usage;

@@ -18,6 +18,14 @@ pub const VNETS_MAX: usize = 1024;
 pub const NODES_MAX: usize = 256;
 /// Links of one virtual network.
 pub const LINKS_MAX: usize = 4096;
+/// Ends of one link; the mux's bound.
+pub const ENDS_MAX: usize = mux::ENDS_MAX;
+/// Addresses that one segment learns; the mux's bound.
+pub const ADDRESSES_LEARNED_MAX: u32 = mux::ADDRESSES_MAX;
+/// Addresses that all segments of one virtual network learn; the mux's bound.
+pub const VNET_ADDRESSES_MAX: u64 = mux::VNET_ADDRESSES_MAX;
+/// Frames a second that each end of a segment may flood; the mux's bound.
+pub const FLOOD_PPS_MAX: u64 = mux::FLOOD_PPS_MAX;
 /// External endpoints of one virtual network.
 pub const EXTERNALS_MAX: usize = 4096;
 /// Interfaces of one node; the tag's bound.
@@ -70,6 +78,22 @@ pub const MTU_MAX: u32 = 1700;
 pub const MTU_DEFAULT: u32 = 1500;
 /// Frames that may wait in a link's direction; the mux's bound.
 pub const QUEUE_FRAMES_MAX: u32 = mux::QUEUE_FRAMES_MAX;
+/// Longest span of time of anything, nanoseconds: a day.
+pub const SPAN_NS_MAX: u64 = 86_400_000_000_000;
+/// Longest delay of a link, nanoseconds; the mux's bound.
+pub const DELAY_NS_MAX: u64 = mux::DELAY_NS_MAX;
+/// Steps of the schedules of all links of one virtual network; the mux's bound.
+pub const SCHEDULE_STEPS_MAX: usize = mux::SCHEDULE_STEPS_MAX;
+/// Most weight of a link on an interface; the mux's bound.
+pub const WEIGHT_MAX: u32 = mux::WEIGHT_MAX;
+/// Most bytes that a frame counts beyond its own; the mux's bound.
+pub const OVERHEAD_BYTES_MAX: u32 = mux::OVERHEAD_BYTES_MAX;
+/// Smallest burst of a link, bytes: the longest frame.
+pub const BURST_BYTES_MIN: u64 = 2048;
+/// Largest burst of a link, bytes.
+pub const BURST_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of frames of one virtual network that wait for delays; the mux's bound.
+pub const VNET_LINES_BYTES_MAX: u64 = mux::VNET_LINES_BYTES_MAX;
 /// Lowest rate of a link, bits a second: one frame of the largest size in about two seconds.
 pub const RATE_BPS_MIN: u64 = 8_000;
 /// Highest rate of anything, bits a second.
@@ -122,10 +146,6 @@ pub const TENANT_SESSIONS_DEFAULT: u32 = 16;
 pub const TENANT_AUDIT_DEFAULT: u32 = 10_000;
 /// Ranges of one set of tunnel keys.
 pub const KEY_RANGES_MAX: usize = 64;
-/// UDP destination port of VXLAN (RFC 7348 section 5).
-pub const VXLAN_PORT: u16 = 4789;
-/// VXLAN network identifiers have 24 bits (RFC 7348 section 5).
-pub const VNI_MAX: u32 = (1 << 24) - 1;
 /// Smallest memory limit of a guest, bytes.
 pub const MEMORY_BYTES_MIN: u64 = 4 << 20;
 /// Largest memory limit, bytes.

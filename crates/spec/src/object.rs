@@ -11,7 +11,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::*;
-use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Endpoint, Hex, KeySet, Mac};
+use crate::link::Link;
+use crate::tunnel::{External, Grant};
+use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Hex, Mac};
 
 /// One document of a spec.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -142,7 +144,9 @@ pub struct ExternalInterface {
     /// A source and sink of frames inside the mux, for measurements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generator: Option<Generator>,
-    /// Rates of the links over it may add up to this. Not given: they are not added up.
+    /// What links over it send in all, with all headers and the 24 bytes that Ethernet takes for each frame beyond
+    /// it (preamble, checksum, gap): they share it by their `guarantee` and `weight`. Not given: they do not wait for
+    /// each other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<BitRate>,
 }
@@ -384,24 +388,6 @@ pub struct Quota {
     /// refused. Not given: 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit: Option<u32>,
-}
-
-/// What a tenant may use of an external interface. What one tenant may use, no other and no
-/// operator's virtual network can.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Grant {
-    /// VXLAN network identifiers, on UDP port 4789. Not given: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vxlan: Option<KeySet>,
-    /// UDP ports of this side for Ethernet in UDP; 4789 is VXLAN's. Not given: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub udp: Option<KeySet>,
-    /// The whole interface: all of its frames that no tunnel takes.
-    pub whole: bool,
-    /// Outer addresses that its tunnels may have on this side. Not given: any.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub locals: Vec<IpAddr>,
 }
 
 /// One virtual network.
@@ -939,81 +925,4 @@ impl Default for PuntLimits {
             hook: pps(100_000),
         }
     }
-}
-
-/// An end outside. Without `vxlan` and `udp`: the whole interface, all of its frames that no
-/// tunnel takes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct External {
-    /// Name of the substrate's external interface.
-    pub interface: String,
-    /// A VXLAN tunnel (RFC 7348).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vxlan: Option<Vxlan>,
-    /// A tunnel of Ethernet frames in UDP datagrams with no header between.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub udp: Option<Udp>,
-}
-
-/// A VXLAN tunnel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Vxlan {
-    /// Network identifier.
-    #[schemars(range(max = VNI_MAX))]
-    pub vni: u32,
-    /// Outer address of this side.
-    pub local: IpAddr,
-    /// Outer address of the other side.
-    pub remote: IpAddr,
-    /// UDP destination port.
-    #[serde(default = "vxlan_port")]
-    #[schemars(range(min = 1))]
-    pub port: u16,
-}
-
-fn vxlan_port() -> u16 {
-    VXLAN_PORT
-}
-
-/// A tunnel of Ethernet frames in UDP datagrams.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Udp {
-    /// Outer address of this side.
-    pub local: IpAddr,
-    /// Outer address of the other side.
-    pub remote: IpAddr,
-    /// UDP port of this side.
-    #[schemars(range(min = 1))]
-    pub local_port: u16,
-    /// UDP port of the other side.
-    #[schemars(range(min = 1))]
-    pub remote_port: u16,
-}
-
-/// A link between two endpoints.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Link {
-    /// Name, unique in the virtual network. Not given: `link1`, `link2`, … by place in the list.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
-    pub name: Option<String>,
-    /// The two ends: `NODE:INTERFACE`, one of them may be `external:NAME`.
-    #[schemars(length(equal = 2))]
-    pub endpoints: Vec<Endpoint>,
-    /// Rate in each direction. Not given: as fast as the mux is; where both ends are of this
-    /// virtual network: 1 Gbps.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rate: Option<BitRate>,
-    /// Frames that may wait in each direction.
-    #[serde(default = "queue_frames")]
-    #[schemars(range(min = 1, max = QUEUE_FRAMES_MAX))]
-    pub queue: u32,
-}
-
-fn queue_frames() -> u32 {
-    256
 }

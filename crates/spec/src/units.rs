@@ -18,8 +18,14 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::limits::{
-    CPUS_MAX, FIELD_BYTES_MAX, KEY_RANGES_MAX, MILLICORES_MAX, PCAP_BYTES_MAX, RATE_BPS_MAX,
+    CPUS_MAX, FIELD_BYTES_MAX, KEY_RANGES_MAX, MILLICORES_MAX, PCAP_BYTES_MAX, QUEUE_FRAMES_MAX,
+    RATE_BPS_MAX, SPAN_NS_MAX,
 };
+
+/// Nanoseconds of a second.
+const SECOND_NS: u64 = 1_000_000_000;
+/// Thousand millionths of a percent.
+const PERCENT: u64 = 10_000_000;
 
 /// Why a text is not such a value: what is wrong with it and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +55,23 @@ pub struct Bytes(pub u64);
 /// Bits a second. Written as a number or with `k`, `M`, `G`, `T`, with or without `bps`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BitRate(pub u64);
+
+/// A span of time in nanoseconds. Written with `ns`, `us`, `ms`, `s` or `m`, or as a number of milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(pub u64);
+
+/// A part of all, in thousand millionths. Written in percent: `0.1%` or `0.1`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Percent(pub u32);
+
+/// How much may wait. Written as a number of frames or as a span of time with its unit: `256`, `50ms`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Queue {
+    /// So many frames.
+    Frames(u32),
+    /// What goes at the rate in this time.
+    Time(Span),
+}
 
 /// A link address. Written `02:00:00:00:00:01`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,6 +137,10 @@ pub const EXTERNAL: &str = "external";
 const CORES_HINT: &str = "write cores as 0.5 or thousandths as 500m, with at most three decimals";
 const BYTES_HINT: &str = "write bytes as a number or like 256Mi or 1G";
 const RATE_HINT: &str = "write bits a second as a number or like 100Mbps or 1G";
+const SPAN_HINT: &str = "write a time like 20ms, 1.5s or 250us";
+const PERCENT_HINT: &str = "write a percentage like 0.1% or 5";
+const QUEUE_HINT: &str =
+    "write frames as a number, or the time that they take at the rate like 50ms";
 const MAC_HINT: &str = "write six bytes like 02:00:00:00:00:01";
 const HEX_HINT: &str = "write two hexadecimal digits a byte, in quotes, like \"0806\"";
 const BASE64_HINT: &str = "write the output of `base64 -w0 FILE`, or name the file in frames";
@@ -228,6 +255,83 @@ impl fmt::Display for BitRate {
         match units.iter().find(fits) {
             Some((unit, scale)) => write!(f, "{}{unit}bps", self.0 / scale),
             None => write!(f, "{}bps", self.0),
+        }
+    }
+}
+
+impl FromStr for Span {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let units = [("ns", 1), ("us", 1_000), ("µs", 1_000), ("ms", 1_000_000), ("s", SECOND_NS)];
+        let (number, scale) = units
+            .iter()
+            .chain(&[("m", 60 * SECOND_NS)])
+            .find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, *scale)))
+            .unwrap_or((text, 1_000_000));
+        match scaled(number.trim_end(), scale) {
+            Some(value) if value <= SPAN_NS_MAX => Ok(Self(value)),
+            Some(_) => Err(bad(text, format!("is above {} s", SPAN_NS_MAX / SECOND_NS), SPAN_HINT)),
+            None => Err(bad(text, "is no span of time", SPAN_HINT)),
+        }
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [("s", SECOND_NS), ("ms", 1_000_000), ("us", 1_000)];
+        let fits = |&&(_, scale): &&(&str, u64)| self.0.is_multiple_of(scale);
+        match units.iter().find(fits) {
+            Some((unit, scale)) => write!(f, "{}{unit}", self.0 / scale),
+            None => write!(f, "{}ns", self.0),
+        }
+    }
+}
+
+impl FromStr for Percent {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+        match scaled(number, PERCENT).map(u32::try_from) {
+            Some(Ok(value)) if u64::from(value) <= 100 * PERCENT => Ok(Self(value)),
+            Some(_) => Err(bad(text, "is above 100%", PERCENT_HINT)),
+            None => Err(bad(text, "is no percentage of up to seven decimals", PERCENT_HINT)),
+        }
+    }
+}
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (u64::from(self.0) / PERCENT, u64::from(self.0) % PERCENT);
+        let digits = format!("{whole}.{rest:07}");
+        write!(f, "{}%", digits.trim_end_matches('0').trim_end_matches('.'))
+    }
+}
+
+impl FromStr for Queue {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        if text.ends_with(|last: char| last.is_ascii_alphabetic()) {
+            return match text.parse()? {
+                Span(0) => Err(bad(text, "is no time to wait", QUEUE_HINT)),
+                span => Ok(Self::Time(span)),
+            };
+        }
+        match text.parse() {
+            Ok(frames @ 1..=QUEUE_FRAMES_MAX) => Ok(Self::Frames(frames)),
+            Ok(_) => Err(bad(text, format!("is not 1 to {QUEUE_FRAMES_MAX} frames"), QUEUE_HINT)),
+            Err(_) => Err(bad(text, "is no number of frames or span of time", QUEUE_HINT)),
+        }
+    }
+}
+
+impl fmt::Display for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Frames(frames) => frames.fmt(f),
+            Self::Time(span) => span.fmt(f),
         }
     }
 }
@@ -532,6 +636,20 @@ value!(
     "Bits a second: `100000000` or `100Mbps`.",
     |v, s| s.serialize_u64(v.0)
 );
+value!(Span, "span", ["number", "string"], "Time: `20ms`, or in milliseconds: `20`.", |v, s| s
+    .collect_str(v));
+value!(Percent, "percent", ["number", "string"], "Percentage: `0.1` or `0.1%`.", |v, s| s
+    .collect_str(v));
+value!(
+    Queue,
+    "queue",
+    ["integer", "string"],
+    "Frames, or what goes at the rate in a time: `256` or `50ms`.",
+    |v, s| match v {
+        Queue::Frames(frames) => s.serialize_u32(*frames),
+        Queue::Time(span) => s.collect_str(span),
+    }
+);
 value!(Mac, "mac", "string", "Link address: `02:00:00:00:00:01`.", |v, s| s.collect_str(v));
 value!(Hex, "hex", ["integer", "string"], "Bytes in hexadecimal: `\"0806\"`.", |v, s| s
     .collect_str(v));
@@ -561,6 +679,9 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
         "cores" => text.parse::<Cores>().map(drop),
         "bytes" => text.parse::<Bytes>().map(drop),
         "bit-rate" => text.parse::<BitRate>().map(drop),
+        "span" => text.parse::<Span>().map(drop),
+        "percent" => text.parse::<Percent>().map(drop),
+        "queue" => text.parse::<Queue>().map(drop),
         "mac" => text.parse::<Mac>().map(drop),
         "hex" => text.parse::<Hex>().map(drop),
         "base64" => text.parse::<Base64>().map(drop),

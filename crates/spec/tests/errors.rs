@@ -160,7 +160,7 @@ fn endpoints() {
     says(
         "[\"r1:eth2\", \"external:to-y\"]",
         "[\"r1:eth2\"]",
-        "fig1.yaml:50:7: link red/link3: endpoints has 1 entries, not 2",
+        "fig1.yaml:50:7: link red/link3: endpoints has 1 entries, not within 2 to 256",
     );
 }
 
@@ -256,14 +256,14 @@ fn tunnel_keys() {
     says(
         "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}",
         "vxlan: {vni: 42, local: 192.0.2.1, remote: 192.0.2.7}",
-        "fig1.yaml:44:39: external red/to-y: vni 42 from 192.0.2.1 to 192.0.2.7 port 4789 on \
+        "fig1.yaml:44:39: external red/to-y: vxlan 192.0.2.1 > 192.0.2.7 vni 42 port 4789 on \
          interface A is taken by red/to-x (take another key or interface)",
     );
     says(
         "localPort: 5000",
         "localPort: 4789",
         "fig1.yaml:44:80: external red/to-y: UDP port 4789 of 192.0.2.1 is taken by red/to-x for \
-         VXLAN (take another port)",
+         vxlan (take another port)",
     );
     says(
         "interface: A, udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}",
@@ -283,6 +283,68 @@ fn tunnel_keys() {
     );
 }
 
+/// An external of each kind in the place of one that is there.
+#[test]
+fn every_kind_of_tunnel() {
+    let was = "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}";
+    let ends = "local: 192.0.2.1, remote: 192.0.2.7";
+    let with = |tunnel: &str| apply_to(&GOOD.replace(was, tunnel), &machine());
+    // What fits into 1,500 bytes beside each kind's headers.
+    for (tunnel, mtu) in [
+        (format!("vxlan: {{vni: 7, {ends}}}"), 1450),
+        (format!("geneve: {{vni: 42, {ends}}}"), 1450),
+        (format!("gre: {{{ends}}}"), 1462),
+        (format!("gre: {{key: 4294967295, {ends}}}"), 1458),
+        (format!("gre: {{key: 0, checksum: true, sequence: true, {ends}}}"), 1450),
+        ("gre: {key: 1, local: fd00::1, remote: fd00::7}".into(), 1438),
+        ("geneve: {vni: 1, local: fd00::1, remote: fd00::7}".into(), 1430),
+        ("vlan: {id: 4094}".into(), 1500),
+    ] {
+        let intent = with(&tunnel).unwrap_or_else(|refused| panic!("{refused}"));
+        let eth2 = &intent.vnets["red"].spec.nodes["r1"].interfaces["eth2"];
+        assert_eq!(eth2.mtu, Some(mtu), "{tunnel}");
+    }
+    for (tunnel, said) in [
+        (format!("geneve: {{vni: 16777216, {ends}}}"), "vni 16777216 is not within 0 to 16777215"),
+        (format!("geneve: {{vni: 1, port: 4789, {ends}}}"), "taken by red/to-x for vxlan"),
+        (format!("gre: {{key: 4294967296, {ends}}}"), "4294967296"),
+        ("gre: {local: 192.0.2.1, remote: fd00::7}".into(), "another family"),
+        ("gre: {local: 192.0.2.1, remote: 192.0.2.1}".into(), "is local too"),
+        ("vlan: {id: 0}".into(), "id 0 is not within 1 to 4094"),
+        ("vlan: {id: 4095}".into(), "id 4095 is not within 1 to 4094"),
+        (format!("vlan: {{id: 1}}, gre: {{{ends}}}"), "external has gre and vlan"),
+    ] {
+        let refused = with(&tunnel).expect_err(&tunnel);
+        assert!(refused.contains(said), "{refused}");
+    }
+    // Two on one interface, and where there is none.
+    let both = |one: &str, two: &str| {
+        let text = GOOD.replace(was, one);
+        let was = "vxlan: {vni: 42, local: 192.0.2.1, remote: 192.0.2.7}";
+        assert_eq!(text.matches(was).count(), 1);
+        apply_to(&text.replace(was, two), &machine())
+    };
+    let gre = |key: &str| format!("gre: {{{key}{ends}}}");
+    both(&gre(""), &gre("key: 0, ")).unwrap();
+    both("vlan: {id: 1}", "vlan: {id: 2}").unwrap();
+    let refused = both(&gre("key: 7, "), &gre("key: 7, checksum: true, ")).unwrap_err();
+    assert!(
+        refused.contains("gre 192.0.2.1 > 192.0.2.7 key 7 on interface A is taken"),
+        "{refused}"
+    );
+    let refused = both("vlan: {id: 1}", "vlan: {id: 1}").unwrap_err();
+    assert!(refused.contains("vlan id 1 on interface A is taken"), "{refused}");
+}
+
+#[test]
+fn an_underlay_that_is_too_short_for_a_tunnel() {
+    let mut short = machine();
+    short.devices.as_mut().unwrap().insert("ext-a".into(), InterfaceFacts { mtu: 109 });
+    let refused = apply_to(GOOD, &short).unwrap_err();
+    let said = "no mtu fits: the tunnel takes 50 bytes of the underlay's 109, and 68 are the least";
+    assert!(refused.contains(said), "{refused}");
+}
+
 #[test]
 fn tunnel_key_of_another_vnet() {
     let intent = apply_to(GOOD, &machine()).unwrap();
@@ -297,7 +359,7 @@ spec:
 ";
     assert_eq!(
         apply_to(blue, &existing).unwrap_err(),
-        "fig1.yaml:6:46: external blue/x: vni 42 from 192.0.2.1 to 192.0.2.7 port 4789 on interface \
+        "fig1.yaml:6:46: external blue/x: vxlan 192.0.2.1 > 192.0.2.7 vni 42 port 4789 on interface \
          A is taken by red/to-x (take another key or interface)"
     );
     let other = blue.replace("vni: 42", "vni: 43");
@@ -370,11 +432,27 @@ fn devices() {
 
 #[test]
 fn rates() {
-    says(
-        "rate: 600Mbps",
-        "rate: 601Mbps",
-        "fig1.yaml:51:13: link red/last: rate 400Mbps exceeds the 399Mbps that other links leave of \
-         interface A (lower the rate of a link over it)",
+    let guaranteed = |one: &str, two: &str| {
+        GOOD.replace("rate: 600Mbps", &format!("rate: 600Mbps\n      guarantee: {one}"))
+            .replace("rate: 400Mbps", &format!("rate: 400Mbps\n      guarantee: {two}"))
+    };
+    let all = guaranteed("600Mbps", "400Mbps");
+    apply_to(&all, &machine()).unwrap();
+    let refused = |text: &str| apply_to(text, &machine()).unwrap_err();
+    assert_eq!(
+        refused(&all.replace("capacity: 1Gbps", "capacity: 999Mbps")),
+        "fig1.yaml:53:18: link red/last: guarantee 400Mbps exceeds the 399Mbps that other links \
+         leave of interface A (lower the guarantee of a link over it)"
+    );
+    assert_eq!(
+        refused(&all.replace(", capacity: 1Gbps", "")).lines().next().unwrap(),
+        "fig1.yaml:50:18: link red/link2: interface A has no capacity to guarantee of (give the \
+         interface of the substrate a capacity)"
+    );
+    assert_eq!(
+        refused(&guaranteed("601Mbps", "1Mbps")),
+        "fig1.yaml:50:18: link red/link2: guarantee 601Mbps exceeds the rate 600Mbps (lower it, or \
+         raise the rate)"
     );
     says(
         "rate: 100Mbps",
@@ -476,7 +554,8 @@ fn bounds_are_the_muxs() {
     says(
         "      name: last",
         "      name: last\n      queue: 4097",
-        "fig1.yaml:53:14: link red/link3: queue 4097 is not within 1 to 4096",
+        "fig1.yaml:53:14: link red/link3: queue \"4097\" is not 1 to 4096 frames (write frames as a \
+         number, or the time that they take at the rate like 50ms)",
     );
     let fields = |bytes: usize| {
         let field = |at: usize| format!("{{offset: {at}, mask: \"{}\"}}", "ff".repeat(bytes));
@@ -627,7 +706,7 @@ fn memifs_have_one_external() {
             assert_eq!(
                 result.unwrap_err(),
                 "fig1.yaml:43:26: external red/to-x: interface B is a memif, which has no \
-                 tunnels (remove vxlan and udp, or take an interface with a device)"
+                 tunnels (remove vxlan, or take an interface with a device)"
             );
             "add an interface: a memif has one external"
         } else {
@@ -831,4 +910,197 @@ fn a_file_without_an_object() {
         let refused = apply_to(text, &machine()).unwrap_err();
         assert!(refused.starts_with("fig1.yaml:1:1: there is no object in it"), "{refused}");
     }
+}
+
+/// Three hosts, an outside machine and two tunnels.
+const LINKS: &str = "apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: \"0\", power: 0.5}
+  interfaces: {A: {device: ext-a}, B: {device: ext-b}}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    h1: {kind: host, interfaces: {eth0: {addresses: [10.0.0.1/24]}}}
+    h2: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24]}, eth1: {}}}
+  externals:
+    v: {interface: A, vxlan: {vni: 1, local: 192.0.2.1, remote: 192.0.2.2}}
+    w: {interface: A, vxlan: {vni: 2, local: 192.0.2.1, remote: 192.0.2.2}}
+    u: {interface: B, udp: {local: fd00::1, remote: fd00::2, localPort: 1, remotePort: 1}}
+  links:
+    - {endpoints: [ENDS]}
+";
+
+#[test]
+fn segments_and_transits() {
+    // With keys behind the list, where it ends in the text.
+    let closed = |ends: &str| if ends.contains(']') { ends.into() } else { format!("{ends}]") };
+    let with = |ends: &str| apply_to(&LINKS.replace("ENDS]", &closed(ends)), &machine());
+    let link = |ends: &str| with(ends).unwrap().vnets["red"].spec.links[0].clone();
+    let lan = link("\"h1:eth0\", \"h2:eth0\", \"external:v\", \"external:u\"");
+    let segment = lan.segment.expect("bounds");
+    assert_eq!((segment.addresses, segment.flood_pps), (16_384, 1000));
+    assert_eq!(lan.rate.map(|rate| rate.0), Some(1_000_000_000), "as between two hosts");
+    let all = with("\"h1:eth0\", \"h2:eth0\", \"external:v\", \"external:u\"").unwrap();
+    let host = &all.vnets["red"].spec.nodes["h1"];
+    assert_eq!(host.interfaces["eth0"].mtu, Some(1438), "of the tunnel that carries least");
+    let transit = link("\"external:v\", \"external:u\"");
+    assert_eq!((transit.segment, transit.rate), (None, None));
+    let says = |ends: &str, expected: &str| {
+        let words = with(ends).unwrap_err();
+        assert!(words.contains(expected), "{words}");
+    };
+    says(
+        "\"external:v\", \"external:w\", \"external:u\"",
+        "link red/link1: all ends are tunnels, between which a segment sends nothing (join two of \
+         them by a link, or add an interface)",
+    );
+    says(
+        "\"h1:eth0\", \"h2:eth0\"], segment: {addresses: 7}",
+        "link red/link1: a link of two ends is no segment (remove segment, or add an endpoint)",
+    );
+    says("\"external:v\", \"external:v\"", "endpoint external:v is used by link1 already");
+    says(
+        "\"h1:eth0\", \"h2:eth0\", \"h2:eth1\"], segment: {floodPps: 0}",
+        "floodPps 0 is not within 1 to 1000000",
+    );
+    // What leaves by each end counts at its interface.
+    let ends = "\"external:v\", \"external:w\"], guarantee: \"60M\", queue: 1";
+    let small = LINKS.replace("{device: ext-a}", "{device: ext-a, capacity: 100M}");
+    let words = apply_to(&small.replace("ENDS]", ends), &machine()).unwrap_err();
+    let expected =
+        "link red/link1: guarantee 60Mbps exceeds the 40Mbps that other links leave of interface A";
+    assert!(words.contains(expected), "{words}");
+    let many: String = (0..17)
+        .map(|n| format!("\"h1:e{n}\", \"h2:e{n}\", \"h3:e{n}\"]}}\n    - {{endpoints: ["))
+        .collect();
+    let ports: String = (0..18).map(|n| format!("e{n}: {{}}, ")).collect();
+    let spec = LINKS
+        .replace("eth0: {addresses: [10.0.0.1/24]}", &ports)
+        .replace("eth0: {addresses: [10.0.0.2/24]}, eth1: {}", &ports)
+        .replace(
+            "  externals:",
+            &format!("    h3: {{kind: host, interfaces: {{{ports}}}}}\n  externals:"),
+        )
+        .replace("ENDS", &format!("{many}\"h1:e17\", \"external:v\""));
+    assert_eq!(
+        apply_to(&spec, &machine()).unwrap_err().lines().last().unwrap(),
+        "fig1.yaml:20:3: vnet red: its segments learn 278528 addresses, 262144 at most (give each \
+         segment fewer addresses)"
+    );
+}
+
+/// How frames leave by the ends of a link.
+#[test]
+fn what_is_done_to_frames() {
+    let link = |more: &str| {
+        let spec = GOOD.replace("      rate: 100Mbps", &format!("      rate: 100Mbps\n{more}"));
+        apply_to(&spec, &machine())
+    };
+    for (more, expected) in [
+        ("      delay: 11s", "48:14: link red/link1: delay 11s exceeds 10s (lower it)"),
+        ("      delay: 5", ""),
+        (
+            "      delay: 5ms\n      jitter: 6",
+            "49:15: link red/link1: jitter 6ms exceeds the delay 5ms",
+        ),
+        ("      reorder: 1%", "48:16: link red/link1: nothing is reordered without a delay"),
+        ("      loss: 100.1", "48:13: link red/link1: loss \"100.1\" is above 100%"),
+        ("      loss: 0.0000001%", ""),
+        (
+            "      loss: 0.00000001%",
+            "loss \"0.00000001%\" is no percentage of up to seven decimals",
+        ),
+        ("      burst: 1000", "48:14: link red/link1: burst 1000 is not 2Ki to 64Mi bytes"),
+        ("      weight: 0", "48:15: link red/link1: weight 0 is not within 1 to 1000"),
+        ("      overhead: 257", "overhead 257 is not within 0 to 256"),
+        ("      queue: 0", "queue \"0\" is not 1 to 4096 frames"),
+        ("      queue: 50ms", ""),
+        ("      queue: 0ms", "queue \"0ms\" is no time to wait"),
+        (
+            "      at: {\"r1:eth1\": {delay: 1ms}}",
+            "48:12: link red/link1: r1:eth1 is no end of the link",
+        ),
+        ("      at: {\"h1:eth0\": {rate: 1}}", "48:30: link red/link1: rate 1bps is below 8kbps"),
+        ("      at: {\"h1:eth0\": {delay: 20ms}}", ""),
+        ("      schedule: [{at: 10s, up: false}, {at: 34s, up: true, delay: 80ms}]", ""),
+        ("      schedule: [{at: 10s}, {at: 10s}]", "48:34: link red/link1: at 10s comes after 10s"),
+        ("      schedule: [{at: 10s}, {at: 9999ms}]", "link red/link1: at 9999ms comes after 10s"),
+        (
+            "      schedule: [{at: 1s, jitter: 5ms}]",
+            "48:35: link red/link1: jitter 5ms exceeds the delay",
+        ),
+        ("      schedule: [{at: 25h}]", "at \"25h\" is no span of time"),
+        ("      schedule: [{at: 1500m}]", "at \"1500m\" is above 86400 s"),
+    ] {
+        match link(more) {
+            Ok(_) => assert_eq!(expected, "", "{more}"),
+            Err(words) => {
+                assert!(!expected.is_empty() && words.contains(expected), "{more}: {words}")
+            }
+        }
+    }
+    let intent =
+        link("      queue: 50ms\n      at: {\"h1:eth0\": {delay: 20ms, rate: 1Gbps, seed: 3}}");
+    let intent = intent.unwrap();
+    let link = &intent.vnets["red"].spec.links[0];
+    let told: Vec<_> = link.all_leaving().map(|(_, leaving)| leaving.told()).collect();
+    assert_eq!((told[0].rate_bps, told[0].queue_bytes), (Some(100_000_000), 625_000));
+    assert_eq!((told[1].rate_bps, told[1].queue_bytes), (Some(1_000_000_000), 6_250_000));
+    assert_eq!((told[0].impairments.delay_ns, told[1].impairments.delay_ns), (0, 20_000_000));
+    assert_eq!(link.rate_bps_max(), Some(1_000_000_000));
+    // 2.5 MB on their way at 1 Gbps and 20 ms, with what frames of 60 bytes need beside them.
+    assert!((2_500_000..4_200_000).contains(&link.line_bytes()), "{}", link.line_bytes());
+    // Each step is whole: what it does not say stays.
+    let spec = "rate: 100Mbps\n      delay: 5ms\n      schedule:\n        - {at: 1s, up: false}\n        \
+                - {at: 2s, loss: 1%}\n        - {at: 3s, up: true, delay: 0}";
+    let intent = apply_to(&GOOD.replace("rate: 100Mbps", spec), &machine()).unwrap();
+    let mut link = intent.vnets["red"].spec.links[0].clone();
+    let steps: Vec<_> = link
+        .steps()
+        .into_iter()
+        .map(|(at, up, leaving)| {
+            let what = leaving[1].told().impairments;
+            (at.0 / 1_000_000_000, up, what.delay_ns, what.loss.0)
+        })
+        .collect();
+    assert_eq!(
+        steps,
+        [(1, false, 5_000_000, 0), (2, false, 5_000_000, 10_000_000), (3, true, 0, 10_000_000)]
+    );
+    // Keys one by one, as `pdp link set` has them.
+    let set = |key: &str, value: &str| {
+        let value = Some(value.to_owned()).filter(|value| !value.is_empty());
+        [(key.to_owned(), value)].into()
+    };
+    link.set(None, &set("loss", "0.5%")).unwrap();
+    link.set(None, &set("delay", "")).unwrap();
+    link.set(Some("h1:eth0"), &set("weight", "7")).unwrap();
+    let all = link.leaving_of_all();
+    assert_eq!((all.loss.unwrap().0, all.delay, all.weight), (5_000_000, None, None));
+    assert_eq!(link.at.values().next().unwrap().weight, Some(7));
+    link.set(Some("h1:eth0"), &set("weight", "")).unwrap();
+    assert!(link.at.is_empty());
+    for (at, key, value, expected) in [
+        (None, "delay", "soon", "is no span of time"),
+        (None, "los", "1", "unknown field `los`"),
+        (None, "name", "other", "unknown field `name`"),
+        (Some("h1:eth9"), "loss", "1", "no frames leave by h1:eth9"),
+        (Some("h1"), "loss", "1", "h1"),
+    ] {
+        let error = link.set(at, &set(key, value)).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    // Frames leave by a node's interface to what is outside there; an external by itself sends nothing.
+    let end = "rate: 600Mbps\n      at: {\"external:to-x\": {delay: 1ms}}";
+    let words = apply_to(&GOOD.replace("rate: 600Mbps", end), &machine()).unwrap_err();
+    assert!(words.contains("no frames leave by external:to-x"), "{words}");
+    // Memory is the product of rate and delay, and is somebody's.
+    let much = GOOD.replace("rate: 600Mbps", "rate: 10Gbps\n      delay: 10s");
+    let words = apply_to(&much, &machine()).unwrap_err();
+    assert!(words.contains("frames that wait for delays take"), "{words}");
 }

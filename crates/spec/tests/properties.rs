@@ -161,7 +161,7 @@ impl Wish {
             format!(
                 "
   externals: {{x: {{interface: A, {outside}}}}}
-  links: [{{endpoints: [\"n:eth0\", \"external:x\"], rate: {rate_mbps}M}}]"
+  links: [{{endpoints: [\"n:eth0\", \"external:x\"], guarantee: {rate_mbps}M}}]"
             )
         });
         vnet(name, &node, &outside.unwrap_or_default())

@@ -196,14 +196,15 @@ fn what_was_not_given_is_refused_in_the_same_words_whoever_has_it() {
 fn what_is_full_is_told_without_who_has_it() {
     let node = after(&[
         &NODE.replace("4Gi", "1Gi").replace("quota: {", "quota: {} # {"),
-        &vnet("zeta.lab", &vxlan(200), "0.7").replace("100M}\n", "800M}\n"),
+        &vnet("zeta.lab", &vxlan(200), "0.7").replace("100M}\n", "800M, guarantee: 800M}\n"),
     ]);
     let acme = as_tenant(&node, "acme");
     for (text, said) in [
         (vnet("acme.lab", &vxlan(100), "0.4"), "power 0.4: the forwarding engines have no room"),
         (
-            vnet("acme.lab", &vxlan(100), "0.1").replace("rate: 100M", "rate: 300M"),
-            "interface A has no room for a rate of 300Mbps",
+            vnet("acme.lab", &vxlan(100), "0.1")
+                .replace("rate: 100M", "rate: 300M, guarantee: 300M"),
+            "interface A has no room for a guarantee of 300Mbps",
         ),
         (
             vnet("acme.lab", &vxlan(100), "0.1")
@@ -237,6 +238,72 @@ fn keys_within_a_grant_are_the_tenants_alone() {
     assert!(words.contains("vnet ops has an external x"), "{words}");
 }
 
+/// Keys of every kind are given, kept from others, and none but those.
+#[test]
+fn grants_name_keys_of_every_kind() {
+    let ends = "local: 192.0.2.1, remote: 192.0.2.9";
+    let tunnel = |kind: &str, key: &str| match kind {
+        "vlan" => format!("{{interface: D, vlan: {{{key}}}}}"),
+        _ => format!("{{interface: D, {kind}: {{{key}, {ends}}}}}"),
+    };
+    let keys = [
+        ("vxlan", "vni: 5", "vni: 6"),
+        ("udp", "localPort: 5, remotePort: 1", "localPort: 6, remotePort: 1"),
+        ("gre", "key: 5", "key: 6"),
+        ("geneve", "vni: 5", "vni: 6"),
+        ("vlan", "id: 5", "id: 6"),
+    ];
+    let tenant = |name: &str, keys: &str| {
+        format!(
+            "{{apiVersion: pdp/v1, kind: Tenant, metadata: {{name: {name}}}, \
+             spec: {{interfaces: {{D: {{{keys}, locals: [192.0.2.1]}}}}}}}}"
+        )
+    };
+    let node = NODE.replacen("interfaces:", "interfaces:\n    D: {generator: {}}", 1);
+    for (kind, own, others) in keys {
+        let given = after(&[&node, &tenant("third", &format!("{kind}: 5"))]);
+        let third = as_tenant(&given, "third");
+        let mine = vnet("third.lab", &tunnel(kind, own), "0.1");
+        try_apply(&mine, &third).unwrap_or_else(|refused| panic!("{kind}: {}", words(&refused)));
+        for other in [
+            tunnel(kind, others),
+            tunnel(kind, own).replace("192.0.2.1,", "192.0.2.2,"),
+            tunnel(kind, own).replace("vni: 5", "vni: 5, port: 99"),
+            tunnel(kind, own).replace("key: 5,", ""),
+        ] {
+            if other == tunnel(kind, own) {
+                continue;
+            }
+            let words = refused(&vnet("third.lab", &other, "0.1"), &third);
+            assert!(words.contains("is not tenant third's"), "{kind} {other}: {words}");
+        }
+        for (kind_b, own_b, _) in keys.iter().filter(|(other, ..)| *other != kind) {
+            let words = refused(&vnet("third.lab", &tunnel(kind_b, own_b), "0.1"), &third);
+            assert!(words.contains("is not tenant third's"), "{words}");
+        }
+        // Neither an operator's nor another tenant's.
+        let words = refused(&vnet("ops", &tunnel(kind, own), "0.1"), &given);
+        assert!(words.contains("is tenant third's"), "{words}");
+        try_apply(&vnet("ops", &tunnel(kind, others), "0.1"), &given).unwrap();
+        let words = refused(&tenant("fourth", &format!("{kind}: \"1-9\"")), &given);
+        assert!(words.contains(&format!("{kind} 5 on interface D is tenant third's")), "{words}");
+    }
+    // The UDP port that a kind needs is not to be had as one of Ethernet in UDP, nor for another kind.
+    let given = after(&[&node, &tenant("third", "geneve: 5")]);
+    let udp = tunnel("udp", "localPort: 6081, remotePort: 1");
+    let vxlan = tunnel("vxlan", "vni: 1, port: 6081");
+    for external in [udp, vxlan] {
+        let words = refused(&vnet("ops", &external, "0.1"), &given);
+        assert!(words.contains("is tenant third's"), "{words}");
+    }
+    let words = refused(&tenant("third", "udp: 6081"), &after(&[&node]));
+    assert!(words.contains("udp has port 6081, which is geneve's"), "{words}");
+    for (keys, said) in [("vlan: 4095", "vlan 4095-4095"), ("geneve: 16777216", "16777215")] {
+        let words = refused(&tenant("third", keys), &after(&[&node]));
+        assert!(words.contains(said), "{words}");
+    }
+}
+
 #[test]
 fn grants_of_two_tenants_do_not_meet() {
     let node = after(&[NODE]);
@@ -248,7 +315,7 @@ fn grants_of_two_tenants_do_not_meet() {
         ("{interfaces: {A: {vxlan: \"1-99,299\"}}}", "vxlan 299 on interface A is tenant zeta's"),
         ("{interfaces: {A: {udp: 6009}}}", "udp 6009 on interface A is tenant acme's"),
         ("{interfaces: {B: {whole: true}}}", "the whole interface B is tenant zeta's"),
-        ("{interfaces: {A: {udp: \"4000-5000\"}}}", "which is VXLAN's"),
+        ("{interfaces: {A: {udp: \"4000-5000\"}}}", "which is vxlan's"),
         ("{interfaces: {A: {vxlan: \"16777216\"}}}", "is not within 0 to 16777215"),
         ("{interfaces: {A: {vxlan: \"9-3\"}}}", "ends before it begins"),
         ("{unixUsers: [alice]}", "unix user \"alice\" is of tenant acme"),

@@ -6,6 +6,9 @@ pub const HEADER_BYTES: usize = 40;
 /// Next header: hop-by-hop options, which routers may have to look at.
 pub const HOP_BY_HOP: u8 = 0;
 
+/// Next header: options for the destination.
+pub const DESTINATION_OPTIONS: u8 = 60;
+
 /// Next header: a part of a packet.
 pub const FRAGMENT: u8 = 44;
 
@@ -50,6 +53,26 @@ impl Header {
             destination: address(24),
         })
     }
+}
+
+/// Bytes of options that [`skip_options`] skips.
+pub const OPTIONS_BYTES: usize = 8;
+
+/// Whether none of the destination options at the start of `bytes` has to be known: as of the tunnel
+/// encapsulation limit (RFC 2473 section 4.1.1), which Linux's ip6gretap puts there. `None` if one has to, or
+/// they are no options of [`OPTIONS_BYTES`].
+pub fn skip_options(bytes: &[u8]) -> Option<()> {
+    let [_, 0, options @ ..] = bytes.first_chunk::<OPTIONS_BYTES>()? else { return None };
+    let mut rest = &options[..];
+    while let [kind, after @ ..] = rest {
+        rest = match (kind, after) {
+            (0, _) => after, // Pad1
+            // The two highest bits say what to do with one that is not known (RFC 8200 section 4.2).
+            (kind, [length, value @ ..]) if kind >> 6 == 0 => value.get(usize::from(*length)..)?,
+            _ => return None,
+        };
+    }
+    Some(())
 }
 
 /// Takes one off the hop limit, which must not be 0. Does nothing to fewer than 40 bytes.

@@ -1,7 +1,7 @@
-//! Outer headers of tunnels: Ethernet, IPv4 or IPv6, UDP.
+//! Outer headers of tunnels: Ethernet, IPv4 or IPv6, and what a tunnel's kind puts behind them.
 //!
-//! [`parse`] checks what must hold before anything inside is looked at, but for the UDP checksum:
-//! that costs a pass over all bytes, so it is [`Outer::checksum_ok`], for frames that are known to
+//! [`parse`] checks what must hold before anything inside is looked at, but for checksums over what is
+//! inside: those cost a pass over all bytes, so they are [`Outer::checksum_ok`], for frames that are known to
 //! be a tunnel's. [`Template`] writes them: Don't Fragment set, hop limit [`TTL`], no UDP checksum
 //! over IPv4 (RFC 7348 section 5) and a real one over IPv6, which receivers demand by default
 //! (RFC 8200 section 8.1). Of the inner packet's TOS or traffic class the outer one has the ECN mark
@@ -10,10 +10,12 @@
 //!
 //! Source: RFC 791, RFC 8200, RFC 768, RFC 6864 section 4.1 (identification 0 with DF), RFC 6935.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
-use crate::{checksum, ecn, ether, ipv4, ipv6, udp};
+use crate::tunnel::{Encapsulation, Fix, Take};
+use crate::{checksum, ecn, ether, flow, gre, ipv4, ipv6, udp, vlan};
 
 /// Time to live, or hop limit, of what we send.
 pub const TTL: u8 = 64;
@@ -22,29 +24,41 @@ pub use crate::ipv4::HEADER_BYTES as IPV4_BYTES;
 pub use crate::ipv6::HEADER_BYTES as IPV6_BYTES;
 
 /// Bytes of the longest template.
-pub const TEMPLATE_BYTES_MAX: usize = ether::HEADER_BYTES + IPV6_BYTES + udp::HEADER_BYTES + 8;
+pub const TEMPLATE_BYTES_MAX: usize = ether::HEADER_BYTES + IPV6_BYTES + gre::HEADER_BYTES_MAX;
 
-/// A received UDP datagram in its frame.
+/// The outer headers of a received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outer {
     /// Sender.
     pub remote: IpAddr,
     /// Receiver: this side.
     pub local: IpAddr,
-    /// UDP source port.
-    pub remote_port: u16,
-    /// UDP destination port.
-    pub local_port: u16,
-    /// Where the UDP header and its payload are in the frame.
+    /// What the IP packet carries.
+    pub carried: Carried,
+    /// Where that header and its payload are in the frame.
     segment: Range<usize>,
-    /// UDP checksum as on the wire; 0: none.
-    checksum: u16,
 }
 
-/// Why a frame is no UDP datagram that can be looked into.
+/// What an outer IP packet carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotUdp {
-    /// Not IPv4 or IPv6, or another protocol than UDP in it.
+pub enum Carried {
+    /// A UDP datagram.
+    Udp {
+        /// Source port.
+        remote_port: u16,
+        /// Destination port.
+        local_port: u16,
+        /// Checksum as on the wire; 0: none.
+        checksum: u16,
+    },
+    /// An Ethernet frame in GRE.
+    Gre(gre::Header),
+}
+
+/// Why a frame has no outer headers that can be looked behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotATunnel {
+    /// Not IPv4 or IPv6, or nothing in it that carries tunnels.
     Other,
     /// Lengths or versions that contradict each other or the frame.
     Malformed,
@@ -52,18 +66,21 @@ pub enum NotUdp {
     HeaderChecksum,
     /// A fragment: tunnels set Don't Fragment.
     Fragment,
+    /// GRE of another version, or with routing.
+    GreHeader,
 }
 
 /// Reads the headers of `frame`. Never panics.
-pub fn parse(frame: &[u8]) -> Result<Outer, NotUdp> {
-    let header = ether::Header::parse(frame).ok_or(NotUdp::Malformed)?;
+#[inline]
+pub fn parse(frame: &[u8]) -> Result<Outer, NotATunnel> {
+    let header = ether::Header::parse(frame).ok_or(NotATunnel::Malformed)?;
     let packet = &frame[ether::HEADER_BYTES..];
     let (remote, local, protocol, is_fragment, segment): (IpAddr, IpAddr, _, _, _);
     match header.kind {
         ether::kind::IPV4 => {
-            let ip = ipv4::Header::read(packet).ok_or(NotUdp::Malformed)?;
+            let ip = ipv4::Header::read(packet).ok_or(NotATunnel::Malformed)?;
             if !ip.checksum_ok(packet) {
-                return Err(NotUdp::HeaderChecksum);
+                return Err(NotATunnel::HeaderChecksum);
             }
             remote = Ipv4Addr::from_bits(ip.source).into();
             local = Ipv4Addr::from_bits(ip.destination).into();
@@ -71,80 +88,123 @@ pub fn parse(frame: &[u8]) -> Result<Outer, NotUdp> {
             segment = ip.header_bytes..ip.packet_bytes;
         }
         ether::kind::IPV6 => {
-            let ip = ipv6::Header::parse(packet).ok_or(NotUdp::Malformed)?;
+            let ip = ipv6::Header::parse(packet).ok_or(NotATunnel::Malformed)?;
             remote = Ipv6Addr::from_bits(ip.source).into();
             local = Ipv6Addr::from_bits(ip.destination).into();
-            (protocol, is_fragment) = (ip.next_header, ip.next_header == ipv6::FRAGMENT);
-            segment = IPV6_BYTES..ip.packet_bytes;
+            let behind = &packet[IPV6_BYTES..ip.packet_bytes];
+            let mut start = IPV6_BYTES;
+            protocol = match (ip.next_header, behind) {
+                (ipv6::DESTINATION_OPTIONS, [gre::PROTOCOL, 0, ..]) => {
+                    ipv6::skip_options(behind).ok_or(NotATunnel::Malformed)?;
+                    start += ipv6::OPTIONS_BYTES;
+                    gre::PROTOCOL
+                }
+                (other, _) => other,
+            };
+            segment = start..ip.packet_bytes;
+            is_fragment = ip.next_header == ipv6::FRAGMENT;
         }
-        _ => return Err(NotUdp::Other),
+        _ => return Err(NotATunnel::Other),
     }
-    match (protocol, is_fragment) {
-        (udp::PROTOCOL, false) => {}
-        (udp::PROTOCOL | ipv6::FRAGMENT, true) => return Err(NotUdp::Fragment),
-        _ => return Err(NotUdp::Other),
-    }
-    let header = udp::Header::parse(&packet[segment.clone()]).ok_or(NotUdp::Malformed)?;
     let start = ether::HEADER_BYTES + segment.start;
-    Ok(Outer {
-        remote,
-        local,
-        remote_port: header.source_port,
-        local_port: header.destination_port,
-        segment: start..start + usize::from(header.length),
-        checksum: header.checksum,
-    })
+    let (carried, bytes) = match (protocol, is_fragment) {
+        (udp::PROTOCOL, false) => {
+            let header = udp::Header::parse(&packet[segment]).ok_or(NotATunnel::Malformed)?;
+            let carried = Carried::Udp {
+                remote_port: header.source_port,
+                local_port: header.destination_port,
+                checksum: header.checksum,
+            };
+            (carried, usize::from(header.length))
+        }
+        (gre::PROTOCOL, false) => {
+            (Carried::Gre(gre::Header::parse(&packet[segment.clone()])?), segment.len())
+        }
+        (udp::PROTOCOL | gre::PROTOCOL | ipv6::FRAGMENT, true) => {
+            return Err(NotATunnel::Fragment);
+        }
+        _ => return Err(NotATunnel::Other),
+    };
+    Ok(Outer { remote, local, carried, segment: start..start + bytes })
 }
 
 impl Outer {
-    /// Where the UDP payload is in the frame.
-    pub fn payload(&self) -> Range<usize> {
-        self.segment.start + udp::HEADER_BYTES..self.segment.end
+    /// What is taken off an interface for its like.
+    #[inline]
+    pub fn take(&self) -> Take {
+        match self.carried {
+            Carried::Udp { local_port, .. } => Take::Udp { local: self.local, port: local_port },
+            Carried::Gre(_) => Take::Gre { local: self.local },
+        }
     }
 
-    /// Whether the UDP checksum of `frame`, the one that was parsed, is right. None at all is
-    /// right over IPv4, and over IPv6 where `none_allowed` (tunnels, RFC 6935).
+    /// Where the payload behind the header is in the frame.
+    #[inline]
+    pub fn payload(&self) -> Range<usize> {
+        let header = match self.carried {
+            Carried::Udp { .. } => udp::HEADER_BYTES,
+            Carried::Gre(header) => header.bytes,
+        };
+        self.segment.start + header..self.segment.end
+    }
+
+    /// Whether the checksum over the payload of `frame`, the one that was parsed, is right. None at all
+    /// is right over IPv4, and over IPv6 where `none_allowed` (tunnels, RFC 6935).
+    #[inline]
     pub fn checksum_ok(&self, frame: &[u8], none_allowed: bool) -> bool {
-        if self.checksum == 0 {
-            return self.local.is_ipv4() || none_allowed;
-        }
         let segment = frame.get(self.segment.clone());
-        segment.is_some_and(|segment| udp::verify(self.remote, self.local, segment))
+        match self.carried {
+            Carried::Udp { checksum: 0, .. } => self.local.is_ipv4() || none_allowed,
+            Carried::Udp { .. } => {
+                segment.is_some_and(|segment| udp::verify(self.remote, self.local, segment))
+            }
+            Carried::Gre(gre::Header { has_checksum: false, .. }) => true,
+            Carried::Gre(_) => segment.is_some_and(|segment| checksum::checksum(segment) == 0),
+        }
     }
 }
 
-/// The headers before each frame of a tunnel, ready but for lengths, source port, ECN mark and
-/// checksums.
+/// The headers before each frame of a tunnel, ready but for what each frame changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     bytes: [u8; TEMPLATE_BYTES_MAX],
     length: usize,
-    local: IpAddr,
-    remote: IpAddr,
+    /// Outer addresses; `None`: there is no IP around a frame.
+    ends: Option<(IpAddr, IpAddr)>,
+    fix: Fix,
+    /// The number of the next frame, where frames have one.
+    sequence: Cell<u32>,
     /// The IPv4 header's checksum with a total length and an ECN mark of 0.
     ipv4_sum: checksum::Sum,
 }
 
 impl Template {
-    /// Headers from `local` to `remote`, with `inner` (at most 8 bytes: a VXLAN header) behind the
-    /// UDP header. Link addresses are set by [`Template::write`]. `None` if the addresses are of
-    /// different families or `inner` is too long.
-    pub fn new(local: IpAddr, remote: IpAddr, ports: [u16; 2], inner: &[u8]) -> Option<Self> {
+    /// Headers of what is sent by a tunnel. Link addresses are set by [`Template::write`]. `None` if it is
+    /// no tunnel, or its addresses are of different families.
+    pub fn new(by: &Encapsulation) -> Option<Self> {
+        let tunnel = by.tunnel()?;
+        let (ends, header) = (tunnel.ends(), tunnel.header());
         let mut bytes = [0; TEMPLATE_BYTES_MAX];
         let ip = ether::HEADER_BYTES;
-        let (kind, ip_bytes) = match (local, remote) {
-            (IpAddr::V4(local), IpAddr::V4(remote)) => {
+        let (kind, ip_bytes) = match ends {
+            None => {
+                let length = header.bytes.len();
+                bytes.get_mut(..length)?.copy_from_slice(&header.bytes);
+                let (fix, ipv4_sum) = (header.fix, checksum::Sum::default());
+                return Some(Self { bytes, length, ends, fix, sequence: Cell::new(0), ipv4_sum });
+            }
+            Some((IpAddr::V4(local), IpAddr::V4(remote))) => {
                 bytes[ip] = 0x45;
                 bytes[ip + 6] = 0x40; // Don't Fragment
                 bytes[ip + 8] = TTL;
-                bytes[ip + 9] = udp::PROTOCOL;
+                bytes[ip + 9] = header.protocol;
                 bytes[ip + 12..ip + 16].copy_from_slice(&local.octets());
                 bytes[ip + 16..ip + 20].copy_from_slice(&remote.octets());
                 (ether::kind::IPV4, IPV4_BYTES)
             }
-            (IpAddr::V6(local), IpAddr::V6(remote)) => {
+            Some((IpAddr::V6(local), IpAddr::V6(remote))) => {
                 bytes[ip] = 0x60;
-                bytes[ip + 6] = udp::PROTOCOL;
+                bytes[ip + 6] = header.protocol;
                 bytes[ip + 7] = TTL;
                 bytes[ip + 8..ip + 24].copy_from_slice(&local.octets());
                 bytes[ip + 24..ip + 40].copy_from_slice(&remote.octets());
@@ -153,13 +213,17 @@ impl Template {
             _ => return None,
         };
         bytes[12..14].copy_from_slice(&kind.to_be_bytes());
-        let udp = ip + ip_bytes;
-        bytes[udp..udp + 2].copy_from_slice(&ports[0].to_be_bytes());
-        bytes[udp + 2..udp + 4].copy_from_slice(&ports[1].to_be_bytes());
-        let length = udp + udp::HEADER_BYTES + inner.len();
-        bytes.get_mut(length - inner.len()..length)?.copy_from_slice(inner);
+        let length = ip + ip_bytes + header.bytes.len();
+        bytes.get_mut(ip + ip_bytes..length)?.copy_from_slice(&header.bytes);
         let ipv4_sum = checksum::Sum::default().with(&bytes[ip..ip + IPV4_BYTES]);
-        Some(Self { bytes, length, local, remote, ipv4_sum })
+        Some(Self { bytes, length, ends, fix: header.fix, sequence: Cell::new(0), ipv4_sum })
+    }
+
+    /// Has the next frame have this number, if frames have one.
+    #[must_use]
+    pub fn from_number(self, first: u32) -> Self {
+        self.sequence.set(first);
+        self
     }
 
     /// Bytes of the headers.
@@ -167,39 +231,39 @@ impl Template {
         self.length
     }
 
-    /// Never: there is always an Ethernet header.
+    /// Never: there is always a header.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Bytes of the outer IP packet around a frame of `frame_bytes`.
-    pub fn packet_bytes(&self, frame_bytes: usize) -> usize {
-        self.length - ether::HEADER_BYTES + frame_bytes
+    /// Bytes of the outer IP packet around a frame of `frame_bytes`; `None` if there is none.
+    #[inline]
+    pub fn packet_bytes(&self, frame_bytes: usize) -> Option<usize> {
+        self.ends.map(|_| self.length - ether::HEADER_BYTES + frame_bytes)
     }
 
     /// Writes the headers into the first [`Template::len`] bytes of `frame`, around the frame that
-    /// follows them there. `source_port` replaces the template's. `None`, with nothing written, if
-    /// there is not room or the packet would be longer than IP can say.
-    pub fn write(
-        &self,
-        frame: &mut [u8],
-        destination: [u8; 6],
-        source: [u8; 6],
-        source_port: Option<u16>,
-    ) -> Option<()> {
+    /// follows them there. `None`, with nothing written, if there is not room or the packet would be
+    /// longer than IP can say.
+    #[inline]
+    pub fn write(&self, frame: &mut [u8], destination: [u8; 6], source: [u8; 6]) -> Option<()> {
+        let Some((local, remote)) = self.ends else {
+            return vlan::put(frame, &self.bytes[..self.length]);
+        };
         let ip = ether::HEADER_BYTES;
         let packet_bytes = u16::try_from(frame.len().checked_sub(ip)?).ok()?;
-        let mark = ecn::of(frame.get(self.length..)?) as u8;
+        let inner = frame.get(self.length..)?;
+        let mark = ecn::of(inner) as u8;
+        let source_port = match self.fix {
+            Fix::Udp { spread: true } => Some(udp::spread(flow::ip(inner))),
+            _ => None,
+        };
         frame.get_mut(..self.length)?.copy_from_slice(&self.bytes[..self.length]);
         frame[..6].copy_from_slice(&destination);
         frame[6..12].copy_from_slice(&source);
-        let v4 = self.local.is_ipv4();
-        let udp = ip + if v4 { IPV4_BYTES } else { IPV6_BYTES };
-        let udp_bytes = (frame.len() - udp) as u16;
-        if let Some(port) = source_port {
-            frame[udp..udp + 2].copy_from_slice(&port.to_be_bytes());
-        }
-        frame[udp + 4..udp + 6].copy_from_slice(&udp_bytes.to_be_bytes());
+        let v4 = local.is_ipv4();
+        let at = ip + if v4 { IPV4_BYTES } else { IPV6_BYTES };
+        let segment_bytes = (frame.len() - at) as u16;
         if v4 {
             frame[ip + 1] = mark;
             frame[ip + 2..ip + 4].copy_from_slice(&packet_bytes.to_be_bytes());
@@ -207,9 +271,31 @@ impl Template {
             frame[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
         } else {
             frame[ip + 1] = mark << 4;
-            frame[ip + 4..ip + 6].copy_from_slice(&udp_bytes.to_be_bytes());
-            let sum = udp::checksum(self.local, self.remote, &frame[udp..]);
-            frame[udp + 6..udp + 8].copy_from_slice(&sum.to_be_bytes());
+            frame[ip + 4..ip + 6].copy_from_slice(&segment_bytes.to_be_bytes());
+        }
+        match self.fix {
+            Fix::Udp { .. } => {
+                if let Some(port) = source_port {
+                    frame[at..at + 2].copy_from_slice(&port.to_be_bytes());
+                }
+                frame[at + 4..at + 6].copy_from_slice(&segment_bytes.to_be_bytes());
+                if !v4 {
+                    let sum = udp::checksum(local, remote, &frame[at..]);
+                    frame[at + 6..at + 8].copy_from_slice(&sum.to_be_bytes());
+                }
+            }
+            Fix::Gre => {
+                let (checksum_at, sequence_at) = gre::places(&frame[at..]);
+                if let Some(place) = sequence_at {
+                    let number = self.sequence.replace(self.sequence.get().wrapping_add(1));
+                    frame[at + place..at + place + 4].copy_from_slice(&number.to_be_bytes());
+                }
+                if let Some(place) = checksum_at {
+                    let sum = checksum::checksum(&frame[at..]);
+                    frame[at + place..at + place + 2].copy_from_slice(&sum.to_be_bytes());
+                }
+            }
+            Fix::Tag => {}
         }
         Some(())
     }
@@ -218,15 +304,25 @@ impl Template {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vxlan;
     use etherparse::{NetSlice, SlicedPacket, TransportSlice};
     use proptest::prelude::*;
 
-    fn frame(local: &str, remote: &str, inner: &[u8], payload: &[u8]) -> Vec<u8> {
+    fn vxlan_of(local: &str, remote: &str) -> Encapsulation {
         let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
-        let template = Template::new(local, remote, [1000, 4789], inner).unwrap();
+        Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 9 })
+    }
+
+    fn udp_of(local: &str, remote: &str) -> Encapsulation {
+        let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
+        Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 50000, remote_port: 4789 })
+    }
+
+    fn frame(by: &Encapsulation, payload: &[u8]) -> Vec<u8> {
+        let template = Template::new(by).unwrap();
         let mut frame = vec![0; template.len()];
         frame.extend(payload);
-        template.write(&mut frame, [2; 6], [4; 6], Some(50000)).unwrap();
+        template.write(&mut frame, [2; 6], [4; 6]).unwrap();
         frame
     }
 
@@ -235,15 +331,16 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_means_the_same_to_etherparse() {
         for (from, to) in PAIRS {
-            let frame = frame(from, to, &[8, 0, 0, 0, 0, 0, 9, 0], b"payload");
+            let frame = frame(&vxlan_of(from, to), b"payload");
             let outer = parse(&frame).unwrap();
             assert_eq!((outer.remote, outer.local), (from.parse().unwrap(), to.parse().unwrap()));
-            assert_eq!((outer.remote_port, outer.local_port), (50000, 4789));
+            let Carried::Udp { remote_port, local_port, .. } = outer.carried else { panic!() };
+            assert!(remote_port >= udp::SPREAD_FIRST && local_port == 4789);
             assert_eq!(&frame[outer.payload()][8..], b"payload");
             assert!(outer.checksum_ok(&frame, false));
             let theirs = SlicedPacket::from_ethernet(&frame).unwrap();
             let Some(TransportSlice::Udp(udp)) = &theirs.transport else { panic!("no UDP") };
-            assert_eq!((udp.source_port(), udp.destination_port()), (50000, 4789));
+            assert_eq!((udp.source_port(), udp.destination_port()), (remote_port, 4789));
             match theirs.net.unwrap() {
                 NetSlice::Ipv4(ip) => {
                     let header = ip.header().to_header();
@@ -268,7 +365,7 @@ mod tests {
                 let four = [&[1; 12][..], &[8, 0, 0x45, class], &[0; 18]];
                 let six = [&[1; 12][..], &[0x86, 0xdd, 0x60 | class >> 4, class << 4], &[0; 38]];
                 for inner in [four.concat(), six.concat()] {
-                    let frame = frame(from, to, &[8, 0, 0, 0, 0, 0, 9, 0], &inner);
+                    let frame = frame(&vxlan_of(from, to), &inner);
                     assert_eq!(ecn::of(&frame) as u8, class & 3);
                     let outer = parse(&frame).expect("its checksum is right");
                     assert!(outer.checksum_ok(&frame, false));
@@ -285,7 +382,7 @@ mod tests {
 
     #[test]
     fn broken_headers_are_told_apart() {
-        let good = frame(PAIRS[0].0, PAIRS[0].1, &[], b"x");
+        let good = frame(&udp_of(PAIRS[0].0, PAIRS[0].1), b"x");
         let broken = |at: usize, value: u8, mend: bool| {
             let mut frame = good.clone();
             frame[at] = value;
@@ -296,16 +393,16 @@ mod tests {
             }
             parse(&frame).map(|_| ())
         };
-        assert_eq!(broken(22, 63, false), Err(NotUdp::HeaderChecksum));
-        assert_eq!(broken(20, 0x20, true), Err(NotUdp::Fragment));
-        assert_eq!(broken(21, 1, true), Err(NotUdp::Fragment));
-        assert_eq!(broken(23, 6, true), Err(NotUdp::Other));
-        assert_eq!(broken(14, 0x55, true), Err(NotUdp::Malformed));
-        assert_eq!(broken(14, 0x44, true), Err(NotUdp::Malformed));
-        assert_eq!(broken(17, 200, true), Err(NotUdp::Malformed));
-        assert_eq!(broken(39, 200, true), Err(NotUdp::Malformed));
-        assert_eq!(broken(12, 9, false), Err(NotUdp::Other));
-        let mut six = frame(PAIRS[1].0, PAIRS[1].1, &[], b"x");
+        assert_eq!(broken(22, 63, false), Err(NotATunnel::HeaderChecksum));
+        assert_eq!(broken(20, 0x20, true), Err(NotATunnel::Fragment));
+        assert_eq!(broken(21, 1, true), Err(NotATunnel::Fragment));
+        assert_eq!(broken(23, 6, true), Err(NotATunnel::Other));
+        assert_eq!(broken(14, 0x55, true), Err(NotATunnel::Malformed));
+        assert_eq!(broken(14, 0x44, true), Err(NotATunnel::Malformed));
+        assert_eq!(broken(17, 200, true), Err(NotATunnel::Malformed));
+        assert_eq!(broken(39, 200, true), Err(NotATunnel::Malformed));
+        assert_eq!(broken(12, 9, false), Err(NotATunnel::Other));
+        let mut six = frame(&udp_of(PAIRS[1].0, PAIRS[1].1), b"x");
         let last = six.len() - 1;
         six[last] ^= 1;
         assert!(!parse(&six).unwrap().checksum_ok(&six, true));
@@ -313,24 +410,84 @@ mod tests {
         assert!(parse(&six).unwrap().checksum_ok(&six, true));
         assert!(!parse(&six).unwrap().checksum_ok(&six, false));
         six[20] = 44;
-        assert_eq!(parse(&six), Err(NotUdp::Fragment));
+        assert_eq!(parse(&six), Err(NotATunnel::Fragment));
+    }
+
+    fn gre_of(from: &str, to: &str, checksum: bool) -> Encapsulation {
+        let (local, remote) = (from.parse().unwrap(), to.parse().unwrap());
+        let sequence = !checksum;
+        Encapsulation::Gre(gre::Tunnel { local, remote, key: Some(7), checksum, sequence })
     }
 
     #[test]
     fn every_truncation_is_refused() {
         for (from, to) in PAIRS {
-            let frame = frame(from, to, &[], b"payload");
-            for length in 0..frame.len() {
-                assert!(parse(&frame[..length]).is_err());
+            for by in [udp_of(from, to), gre_of(from, to, true), gre_of(from, to, false)] {
+                let frame = frame(&by, b"payload");
+                for length in 0..frame.len() {
+                    assert!(parse(&frame[..length]).is_err());
+                }
             }
         }
     }
 
     #[test]
+    fn gre_is_read_as_it_is_written() {
+        for (from, to) in PAIRS {
+            let sealed = frame(&gre_of(from, to, true), b"payload");
+            let outer = parse(&sealed).unwrap();
+            let Carried::Gre(header) = outer.carried else { panic!("{outer:?}") };
+            assert_eq!((header.key, header.has_checksum, header.sequence), (Some(7), true, None));
+            assert_eq!(&sealed[outer.payload()], b"payload");
+            assert!(outer.checksum_ok(&sealed, false));
+            for at in outer.segment.clone() {
+                let mut broken = sealed.clone();
+                broken[at] ^= 1;
+                let ok = parse(&broken).is_ok_and(|outer| {
+                    outer.carried == Carried::Gre(header) && outer.checksum_ok(&broken, false)
+                });
+                assert!(!ok, "byte {at}");
+            }
+            let template = Template::new(&gre_of(from, to, false)).unwrap().from_number(u32::MAX);
+            let mut frame = vec![0; template.len() + 20];
+            for number in [u32::MAX, 0, 1] {
+                template.write(&mut frame, [2; 6], [4; 6]).unwrap();
+                let Carried::Gre(header) = parse(&frame).unwrap().carried else { panic!() };
+                assert_eq!((header.sequence, header.has_checksum), (Some(number), false));
+            }
+            let ip = etherparse::IpHeaders::from_slice(&frame[14..]).unwrap().0;
+            assert_eq!(ip.next_header().unwrap().0, gre::PROTOCOL);
+        }
+    }
+
+    /// Linux's ip6gretap puts the tunnel encapsulation limit before GRE unless it is told not to.
+    #[test]
+    fn an_encapsulation_limit_before_gre_is_skipped() {
+        let plain = frame(&gre_of(PAIRS[1].0, PAIRS[1].1, true), b"payload");
+        let with = |options: [u8; 8]| {
+            let mut frame = plain.clone();
+            frame[20] = ipv6::DESTINATION_OPTIONS;
+            let bytes = u16::from_be_bytes([frame[18], frame[19]]) + 8;
+            frame[18..20].copy_from_slice(&bytes.to_be_bytes());
+            frame.splice(54..54, options);
+            for length in 0..frame.len() {
+                assert!(parse(&frame[..length]).is_err());
+            }
+            parse(&frame).map(|outer| frame[outer.payload()].to_vec())
+        };
+        assert_eq!(with([47, 0, 4, 1, 4, 1, 1, 0]), Ok(b"payload".to_vec()));
+        assert_eq!(with([47, 0, 0, 0, 0, 0, 0, 0]), Ok(b"payload".to_vec()));
+        let (other, malformed) = (Err(NotATunnel::Other), Err(NotATunnel::Malformed));
+        assert_eq!(with([17, 0, 4, 1, 4, 1, 1, 0]), other, "not before UDP");
+        assert_eq!(with([47, 1, 4, 1, 4, 1, 1, 0]), other, "longer");
+        assert_eq!(with([47, 0, 4, 9, 4, 1, 1, 0]), malformed, "beyond the end");
+        assert_eq!(with([47, 0, 0x44, 1, 4, 1, 1, 0]), malformed, "has to be known");
+    }
+
+    #[test]
     fn families_do_not_mix() {
-        let (v4, v6) = (PAIRS[0].0.parse().unwrap(), PAIRS[1].0.parse().unwrap());
-        assert_eq!(Template::new(v4, v6, [1, 2], &[]), None);
-        assert_eq!(Template::new(v4, v4, [1, 2], &[0; 40]), None);
+        assert_eq!(Template::new(&udp_of(PAIRS[0].0, PAIRS[1].0)), None);
+        assert_eq!(Template::new(&Encapsulation::Interface), None);
     }
 
     proptest! {

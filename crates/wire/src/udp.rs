@@ -1,8 +1,83 @@
-//! UDP headers (RFC 768, RFC 8200 section 8.1).
+//! UDP headers (RFC 768, RFC 8200 section 8.1), and Ethernet frames behind them with no header between.
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::checksum::Sum;
+use crate::tunnel::{self, Encapsulation, Fix, Key, Kind, Take};
+
+/// The kind: keys are ports of this side.
+pub const KIND: Kind = Kind { name: "udp", key: "localPort", keys: 1..=0xffff, port: None };
+
+/// A tunnel of Ethernet frames in UDP.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tunnel {
+    /// Outer address of this side.
+    pub local: IpAddr,
+    /// Outer address of the other side.
+    pub remote: IpAddr,
+    /// UDP port of this side.
+    pub local_port: u16,
+    /// UDP port of the other side.
+    pub remote_port: u16,
+}
+
+impl tunnel::Tunnel for Tunnel {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn ends(&self) -> Option<(IpAddr, IpAddr)> {
+        Some((self.local, self.remote))
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.local_port.into())
+    }
+
+    fn key(&self) -> u64 {
+        Key::ports(self.local_port, self.remote_port)
+    }
+
+    fn takes(&self) -> Take {
+        Take::Udp { local: self.local, port: self.local_port }
+    }
+
+    fn header(&self) -> tunnel::Header {
+        let bytes = ports(self.local_port, self.remote_port).to_vec();
+        tunnel::Header { protocol: PROTOCOL, bytes, fix: Fix::Udp { spread: false } }
+    }
+
+    fn reversed(&self) -> Encapsulation {
+        let Self { local, remote, local_port, remote_port } = *self;
+        Encapsulation::Udp(Self {
+            local: remote,
+            remote: local,
+            local_port: remote_port,
+            remote_port: local_port,
+        })
+    }
+
+    fn key_text(&self) -> String {
+        format!("port {} > {}", self.local_port, self.remote_port)
+    }
+}
+
+/// First of the source ports that spread flows over an underlay; as many follow, up to 65,535
+/// (RFC 7348 section 5, RFC 6335's dynamic ports).
+pub const SPREAD_FIRST: u16 = 49152;
+
+/// The source port of a flow with this hash.
+#[inline]
+pub fn spread(hash: u32) -> u16 {
+    SPREAD_FIRST | (hash as u16 & (u16::MAX - SPREAD_FIRST))
+}
+
+/// The header of a datagram, without length and checksum.
+pub(crate) fn ports(source_port: u16, destination_port: u16) -> [u8; HEADER_BYTES] {
+    Header { source_port, destination_port, length: 0, checksum: 0 }.emit()
+}
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 8;

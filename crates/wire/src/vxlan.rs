@@ -1,4 +1,66 @@
-//! VXLAN headers (RFC 7348 section 5).
+//! VXLAN: an Ethernet frame behind a header of 8 bytes in UDP (RFC 7348 section 5).
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::tunnel::{self, Encapsulation, Fix, Header, Key, Kind, Take};
+use crate::udp;
+
+/// The kind.
+pub const KIND: Kind = Kind { name: "vxlan", key: "vni", keys: 0..=VNI_END - 1, port: Some(PORT) };
+
+/// UDP destination port (RFC 7348 section 5).
+pub const PORT: u16 = 4789;
+
+/// A tunnel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tunnel {
+    /// Outer address of this side.
+    pub local: IpAddr,
+    /// Outer address of the other side.
+    pub remote: IpAddr,
+    /// UDP destination port, usually [`PORT`].
+    pub port: u16,
+    /// Network identifier, 24 bits.
+    pub vni: u32,
+}
+
+impl tunnel::Tunnel for Tunnel {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn ends(&self) -> Option<(IpAddr, IpAddr)> {
+        Some((self.local, self.remote))
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.vni)
+    }
+
+    fn key(&self) -> u64 {
+        Key::vni(self.port, self.vni)
+    }
+
+    fn takes(&self) -> Take {
+        Take::Udp { local: self.local, port: self.port }
+    }
+
+    fn header(&self) -> Header {
+        let bytes = [udp::ports(udp::SPREAD_FIRST, self.port), emit(self.vni)].concat();
+        Header { protocol: udp::PROTOCOL, bytes, fix: Fix::Udp { spread: true } }
+    }
+
+    fn reversed(&self) -> Encapsulation {
+        let (local, remote) = (self.remote, self.local);
+        Encapsulation::Vxlan(Self { local, remote, ..*self })
+    }
+
+    fn key_text(&self) -> String {
+        format!("vni {} port {}", self.vni, self.port)
+    }
+}
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 8;
@@ -12,8 +74,14 @@ const I_FLAG: u8 = 0x08;
 /// The network identifier in the header at the start of `bytes`; `None` if it is too short or the
 /// I flag is not set. Reserved bits are ignored on receipt, as the RFC demands.
 pub fn parse(bytes: &[u8]) -> Option<u32> {
-    let &[flags, _, _, _, high, middle, low, _] = bytes.first_chunk::<HEADER_BYTES>()?;
-    (flags & I_FLAG != 0).then_some(u32::from_be_bytes([0, high, middle, low]))
+    let header = bytes.first_chunk()?;
+    (header[0] & I_FLAG != 0).then(|| vni(header))
+}
+
+/// What stands where the identifier is in a header, valid or not.
+#[inline]
+pub fn vni(header: &[u8; HEADER_BYTES]) -> u32 {
+    u32::from_be_bytes([0, header[4], header[5], header[6]])
 }
 
 /// The header for `vni`, of which the low 24 bits count.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pdp_container::cgroup::Cgroups;
 use pdp_e2e::{Node, eventually};
+use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{ether, outer, udp, vxlan};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
@@ -97,9 +98,6 @@ pub struct Design {
     pub carriers: [Carrier; 2],
 }
 
-/// UDP ports of frames that come through tunnels: of who sends them, and VXLAN's.
-const TUNNEL_PORTS: [u16; 2] = [50_000, 4789];
-
 impl Design {
     /// One guest with a core of its own, or half of the mux's.
     pub fn plain(mux: usize, guest: usize) -> Self {
@@ -147,7 +145,8 @@ impl Design {
         let Some([here, there]) = self.carriers[0].ends() else { return Ok(Vec::new()) };
         let tunnel = |number: usize| {
             let vni = u32::try_from(number * self.vnets / vnets)?;
-            outer::Template::new(there, here, TUNNEL_PORTS, &vxlan::emit(vni)).context("VXLAN")
+            let tunnel = vxlan::Tunnel { local: there, remote: here, port: vxlan::PORT, vni };
+            outer::Template::new(&Encapsulation::Vxlan(tunnel)).context("VXLAN")
         };
         (0..vnets).map(tunnel).collect()
     }

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
 
 use pdp_afxdp::Pool;
 use pdp_underlay::{Ends, Underlay};
@@ -23,6 +24,14 @@ pub struct Control {
     /// Traces until now.
     pub(super) tickets: AtomicU64,
     pub(super) captures: Arc<AtomicUsize>,
+    /// The thread that does what schedules say.
+    pub(super) clock: OnceLock<Thread>,
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.clock.get().inspect(|thread| thread.unpark());
+    }
 }
 
 impl Control {
@@ -38,6 +47,7 @@ impl Control {
             state: Mutex::default(),
             tickets: AtomicU64::new(0),
             captures: Arc::default(),
+            clock: OnceLock::new(),
         })
     }
 

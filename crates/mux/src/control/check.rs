@@ -3,19 +3,26 @@
 use std::collections::HashSet;
 
 use pdp_proto::limits::{
-    GUESTS_MAX, PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX,
+    ADDRESSES_MAX, DELAY_NS_MAX, ENDS_MAX, FLOOD_PPS_MAX, GUESTS_MAX, OVERHEAD_BYTES_MAX,
+    PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX, SCHEDULE_STEPS_MAX,
+    VNET_ADDRESSES_MAX, VNET_LINES_BYTES_MAX, WEIGHT_MAX,
 };
-use pdp_proto::mux::{End, FlowKey, Match, Vnet};
+use pdp_proto::mux::{FlowKey, Impairments, Leaving, Match, OUTSIDE, Share, Vlink, Vnet};
 use pdp_wire::tag::{PuntClass, VPORTS_MAX};
 
 /// Checks all that needs no other vnet to be known. The error names object, value and bound.
 pub fn check(vnet: &Vnet) -> Result<(), String> {
-    let total: usize = vnet.nodes.iter().map(|node| node.ports.len()).sum();
+    let own = vnet.own_ends();
+    let total: usize = vnet.nodes.iter().map(|node| node.ports.len()).sum::<usize>() + own.len();
     bound(&format!("vnet {}", vnet.name), "ports", total, PORTS_MAX)?;
+    unique("external", own.iter().map(|own| own.name))?;
     unique("node", vnet.nodes.iter().map(|node| node.name.as_str()))?;
     unique("vlink", vnet.vlinks.iter().map(|vlink| vlink.name.as_str()))?;
     for node in &vnet.nodes {
         let name = format!("node {}/{}", vnet.name, node.name);
+        if node.name == OUTSIDE {
+            return Err(format!("{name} has the name of the outside"));
+        }
         bound(&name, "ports", node.ports.len(), VPORTS_MAX)?;
         unique("port", node.ports.iter().map(|port| port.name.as_str()))?;
         let Some(router) = &node.router else { continue };
@@ -58,34 +65,72 @@ pub fn check_matches(name: &str, matches: &[Match]) -> Result<(), String> {
 
 fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
     let mut taken = HashSet::new();
+    let (mut addresses, mut line_bytes, mut steps) = (0, 0u64, 0);
     for vlink in &vnet.vlinks {
         let name = format!("vlink {}/{}", vnet.name, vlink.name);
-        bound(
-            &name,
-            "frames in its queue",
-            vlink.queue_frames as usize,
-            QUEUE_FRAMES_MAX as usize,
-        )?;
-        if vlink.rate_bps == Some(0) {
-            return Err(format!("{name} has a rate of 0; leave it out for no limit"));
+        check_ends(&name, vlink)?;
+        let scheduled = vlink.schedule.iter().flat_map(|schedule| &schedule.steps);
+        let of_steps = scheduled.clone().map(|step| &step.leaving);
+        for leaving in of_steps.chain([&vlink.leaving]) {
+            leaving.iter().try_for_each(|leaving| check_leaving(&name, leaving))?;
         }
-        let mut ports = 0;
-        for end in [&vlink.a, &vlink.b] {
-            let End::Port { node, port } = end else { continue };
-            ports += 1;
-            let known = vnet.nodes.iter().find(|known| known.name == *node);
-            if known.is_none_or(|known| usize::from(*port) >= known.ports.len()) {
+        if !scheduled.clone().is_sorted_by_key(|step| step.at_ns) {
+            return Err(format!("{name} has a schedule that is not in the order of its times"));
+        }
+        steps += scheduled.count();
+        line_bytes = line_bytes.saturating_add(vlink.line_bytes_max());
+        addresses += vlink.segment.map_or(0, |segment| u64::from(segment.addresses));
+        for (node, port) in vlink.ports() {
+            let known = vnet.nodes.iter().find(|known| known.name == node);
+            if known.is_none_or(|known| usize::from(port) >= known.ports.len()) {
                 return Err(format!("{name}: there is no port {port} at node {node}"));
             }
             if !taken.insert((node, port)) {
                 return Err(format!("{name}: port {port} of node {node} has a vlink already"));
             }
         }
-        if ports == 0 {
-            return Err(format!("{name} joins no port of the vnet"));
+    }
+    let name = format!("vnet {}", vnet.name);
+    let most = VNET_LINES_BYTES_MAX as usize;
+    bound(&name, "bytes of frames that wait for delays", line_bytes as usize, most)?;
+    bound(&name, "steps in all schedules", steps, SCHEDULE_STEPS_MAX)?;
+    let most = VNET_ADDRESSES_MAX as usize;
+    bound(&name, "addresses in all segments", addresses as usize, most)
+}
+
+fn check_leaving(name: &str, leaving: &Leaving) -> Result<(), String> {
+    if leaving.rate_bps == Some(0) {
+        return Err(format!("{name} has a rate of 0; leave it out for no limit"));
+    }
+    let bound = |what, count: u64, most: u64| bound(name, what, count as usize, most as usize);
+    bound("frames in its queue", leaving.queue_frames.into(), QUEUE_FRAMES_MAX.into())?;
+    bound("bytes of overhead", leaving.overhead_bytes.into(), OVERHEAD_BYTES_MAX.into())?;
+    bound("of weight", leaving.weight.into(), WEIGHT_MAX.into())?;
+    let Impairments { delay_ns, jitter_ns, loss, reorder, corrupt, duplicate, .. } =
+        leaving.impairments;
+    bound("nanoseconds of delay", delay_ns, DELAY_NS_MAX)?;
+    bound("nanoseconds of jitter", jitter_ns, delay_ns)?;
+    let most = [loss, reorder, corrupt, duplicate].into_iter().max().unwrap_or_default();
+    bound("thousand millionths as a share", most.0.into(), Share::ALL.0.into())
+}
+
+fn check_ends(name: &str, vlink: &Vlink) -> Result<(), String> {
+    let (count, most) = (vlink.ends.len(), ADDRESSES_MAX as usize);
+    match &vlink.segment {
+        None if count == 2 => Ok(()),
+        None => Err(format!("{name} has {count} ends and is no segment, which has other than 2")),
+        Some(_) if count <= 2 => Err(format!("{name} is a segment with {count} ends")),
+        Some(segment) => {
+            bound(name, "ends", count, ENDS_MAX)?;
+            bound(name, "addresses", segment.addresses as usize, most)?;
+            bound(
+                name,
+                "flooded frames a second",
+                segment.flood_pps as usize,
+                FLOOD_PPS_MAX as usize,
+            )
         }
     }
-    Ok(())
 }
 
 fn bound(name: &str, what: &str, count: usize, most: usize) -> Result<(), String> {

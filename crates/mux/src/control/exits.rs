@@ -11,13 +11,16 @@ use rtrb::RingBuffer;
 use crate::classify::Classifier;
 use crate::control::base::Control;
 use crate::control::keeper::Refusal;
-use crate::control::plan::{Owner, State};
+use crate::control::plan::{KnownExternal, Owner, State};
 use crate::core::Core;
 use crate::exit::Exit;
 use crate::exit::path::{PATH_FRAMES, Path};
 use crate::exit::program::Program;
 use crate::exit::socket::Xdp;
 use crate::generator::{FRAMES_BYTES_MAX, Frames, Generator};
+use crate::packets::Batch;
+use crate::ringers::RungFor;
+use crate::scheduler::Scheduler;
 
 /// Packets that a worker takes back between two rounds.
 const RETURNED_MAX: usize = 1024;
@@ -30,6 +33,14 @@ pub enum New {
     Exits(Vec<Box<dyn Exit>>),
     /// What a generator makes.
     Frames(Option<Frames>),
+}
+
+/// What an external interface had.
+pub struct Taken {
+    /// All of its exits.
+    pub exits: Vec<Box<dyn Exit>>,
+    /// Its scheduler, with what waits there.
+    pub scheduler: Option<Box<Scheduler>>,
 }
 
 impl Control {
@@ -87,28 +98,81 @@ impl Control {
         }
     }
 
-    /// Takes all exits of the external interface in `slot` away, and before them the ways of other workers there.
-    pub fn take_exits(&self, slot: usize) -> Result<Vec<Box<dyn Exit>>, String> {
+    /// Takes all exits of the external interface in `slot` away, and before them the ways of other workers there. What
+    /// these had sent there goes out first, as far as there is room.
+    pub fn take_exits(&self, slot: usize) -> Result<Taken, String> {
         for worker in self.workers.iter() {
             worker.call(move |it| it.core.external(slot).map(|it| it.exits.close_paths()))?;
         }
-        let mut taken = vec![];
+        let mut taken = Taken { exits: vec![], scheduler: None };
         for worker in self.workers.iter() {
-            taken.extend(worker.call(move |worker| {
+            let of_worker = worker.call(move |worker| {
+                if let Some((exits, mut tools)) = worker.core.exits(slot) {
+                    tools.alarm.owner = RungFor::External(slot);
+                    exits.flush(&mut tools);
+                }
                 let Core { externals, packets, connections, .. } = &mut worker.core;
                 let exits = &mut externals.get_mut(slot)?.as_mut()?.exits;
                 if let Some(program) = exits.find::<Program>() {
                     program.end(connections, "the external interface was removed", false);
                 }
-                Some(exits.take(packets))
-            })?);
+                Some((exits.take(packets), exits.scheduler.take()))
+            })?;
+            let Some((exits, scheduler)) = of_worker else { continue };
+            taken.exits.extend(exits);
+            taken.scheduler = taken.scheduler.or(scheduler);
         }
-        Ok(taken.into_iter().flatten().collect())
+        Ok(taken)
+    }
+
+    /// Gives the external interface in `slot` its scheduler, if it has or had a capacity, and exits, each where it
+    /// belongs.
+    pub fn add_exits(
+        &self,
+        slot: usize,
+        known: &KnownExternal,
+        scheduler: Option<Box<Scheduler>>,
+        exits: Vec<Box<dyn Exit>>,
+    ) -> Result<(), String> {
+        self.workers[known.worker].call(move |worker| {
+            if let Some(external) = worker.core.external(slot) {
+                external.exits.scheduler = scheduler;
+            }
+        })?;
+        for (index, exit) in exits.into_iter().enumerate() {
+            self.add_exit(slot, known.owner(index, self.workers.len()), exit)?;
+        }
+        Ok(())
+    }
+
+    /// Has exits where they belong now, if they are many.
+    pub fn spread_exits(&self, slot: usize, known: &KnownExternal) -> Result<(), String> {
+        if known.outlets < 2 || self.workers.len() < 2 {
+            return Ok(());
+        }
+        let Taken { exits, scheduler } = self.take_exits(slot)?;
+        self.add_exits(slot, known, scheduler, exits)
+    }
+
+    /// Has the scheduler of an external interface go by the capacity that it has now.
+    pub fn set_capacity(&self, slot: usize, known: &KnownExternal) -> Result<(), String> {
+        let Some(capacity) = &known.capacity else { return Ok(()) };
+        let bps = known.spec.capacity_bps;
+        capacity.set(bps);
+        self.workers[known.worker].call(move |worker| {
+            if let Some(external) = worker.core.external(slot) {
+                external.exits.scheduler.get_or_insert_default().set_capacity(bps);
+            }
+        })
     }
 
     /// Closes exits with no worker waiting for it, and gives the packets that they held back.
     pub fn close(&self, exits: Vec<Box<dyn Exit>>) -> Result<(), String> {
-        let mut packets: Vec<_> = exits.into_iter().flat_map(|exit| exit.close()).collect();
+        self.give_back(exits.into_iter().flat_map(|exit| exit.close()).collect())
+    }
+
+    /// Gives packets back.
+    pub fn give_back(&self, mut packets: Batch) -> Result<(), String> {
         while !packets.is_empty() {
             let mut some = packets.split_off(packets.len().saturating_sub(RETURNED_MAX));
             self.workers[0].call(move |worker| {
@@ -147,9 +211,8 @@ impl Control {
             known.worker = worker;
             let owner = Owner::External(known.spec.name.clone());
             self.keeper.commit(self.keeper.prepare(owner, known.expected(slot))?);
-            for exit in self.take_exits(slot)? {
-                self.add_exit(slot, worker, exit)?;
-            }
+            let Taken { exits, scheduler } = self.take_exits(slot)?;
+            self.add_exits(slot, known, scheduler, exits)?;
         }
         Ok(())
     }

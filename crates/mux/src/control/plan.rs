@@ -4,15 +4,18 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use pdp_memif::REGIONS_MAX;
 use pdp_proto::limits::EXTERNALS_MAX;
-use pdp_proto::mux::{self, Attach, Encapsulation, End, PortName, Rate};
+use pdp_proto::mux::{self, Attach, Encapsulation, End, OUTSIDE, PortName, Rate};
 use pdp_underlay::Ends;
 use pdp_wire::tag::PuntClass;
 
+use crate::class::{Capacity, Class};
 use crate::classify::{Classifier, PortRef, Table};
-use crate::encapsulate;
+use crate::fair::Part;
 use crate::vnet::Who;
 
 /// Vnets of one worker.
@@ -91,11 +94,22 @@ pub struct KnownExternal {
     pub outlets: usize,
     /// The worker that has the first of them; those after it have the others.
     pub worker: usize,
-    /// Whether it is another device now than some of its vnets were told.
+    /// Whether it is another device now than some of its vnets were told, or has a capacity where it had none, or the
+    /// other way.
     pub moved: bool,
+    /// Its capacity, if it has or had one.
+    pub capacity: Option<Arc<Capacity>>,
 }
 
 impl KnownExternal {
+    /// The worker that has its outlet `index`. Where there is a capacity one has all of them.
+    pub fn owner(&self, index: usize, workers: usize) -> usize {
+        match self.spec.capacity_bps {
+            None => (self.worker + index) % workers,
+            Some(_) => self.worker,
+        }
+    }
+
     /// Who may connect for it, in `slot`, and where.
     pub fn expected(&self, slot: usize) -> HashMap<PathBuf, Expected> {
         let owner = Owner::External(self.spec.name.clone());
@@ -109,6 +123,8 @@ impl KnownExternal {
 #[derive(Clone)]
 pub struct KnownVnet {
     /// As put.
+    pub wanted: mux::Vnet,
+    /// The same as it is now, by its schedules.
     pub spec: mux::Vnet,
     /// Its worker.
     pub worker: usize,
@@ -116,7 +132,14 @@ pub struct KnownVnet {
     pub slot: u16,
     /// See [`PortRef`].
     pub generation: u32,
+    /// Classes of its ends at interfaces with a capacity, by the slots of these and the names of its externals.
+    pub classes: Classes,
+    /// Its frames at the schedulers of these.
+    pub scheduled: Arc<AtomicUsize>,
 }
+
+/// Classes of a vnet, by slots of external interfaces and names of its externals.
+pub type Classes = BTreeMap<(usize, String), (Arc<Class>, Part)>;
 
 impl State {
     /// The slot of the external interface with this name.
@@ -127,17 +150,32 @@ impl State {
         self.externals.iter().position(is_it)
     }
 
-    /// The tunnel at an end of a vlink from a port of this MTU, bytes, and how long its packets are.
-    pub fn tunnel(&self, mtu: u32, far: &End) -> Option<(Ends, u32)> {
-        let End::External { interface, by } = far else { return None };
-        let (local, remote) = encapsulate::ends(by)?;
-        let device = self.externals[self.external_slot(interface)?].as_ref()?.spec.device()?;
-        Some(((device.ifindex, local, remote), encapsulate::packet_bytes(by, mtu)))
+    /// The tunnel at an end of a vlink, and how long its packets are, bytes.
+    pub fn tunnel(&self, vnet: &mux::Vnet, at: &OutsideEnd<'_>) -> Option<(Ends, u32)> {
+        let (local, remote) = at.by.ends()?;
+        let device = self.external(at.interface)?.device()?;
+        let mtu = self.mtu(vnet, at.vlink);
+        Some(((device.ifindex, local, remote), mtu + at.by.overhead()))
     }
 
     /// All of a vnet.
     pub fn tunnels(&self, vnet: &mux::Vnet) -> impl Iterator<Item = (Ends, u32)> {
-        ends(vnet).filter_map(move |(near, far)| self.tunnel(port(vnet, near)?.1.mtu, far))
+        outside_ends(vnet).filter_map(move |at| self.tunnel(vnet, &at))
+    }
+
+    /// The longest IP packet on a vlink, bytes: its ports', or what all of its ends carry.
+    pub fn mtu(&self, vnet: &mux::Vnet, vlink: &mux::Vlink) -> u32 {
+        let ports = vlink.ends.iter().filter_map(|end| Some(port(vnet, end)?.1.mtu));
+        let carried = vlink.ends.iter().filter_map(|end| {
+            let End::External { interface, by, .. } = end else { return None };
+            Some(self.external(interface)?.mtu.saturating_sub(by.overhead()))
+        });
+        ports.max().or(carried.min()).unwrap_or(0)
+    }
+
+    /// The external interface with this name.
+    fn external(&self, name: &str) -> Option<&mux::External> {
+        Some(&self.externals[self.external_slot(name)?].as_ref()?.spec)
     }
 
     /// The vnet of a port, and the port, counted over all nodes.
@@ -181,6 +219,22 @@ impl State {
         (0..VNETS_MAX as u16).find(|slot| !taken.contains(slot)).map(|slot| (worker, slot))
     }
 
+    /// The classes of a vnet as it is to be: those that it has, and new ones.
+    pub fn classes(&self, vnet: &KnownVnet) -> Classes {
+        let ends = outside_ends(&vnet.spec).filter_map(|end| {
+            let slot = self.external_slot(end.interface)?;
+            let known = self.externals[slot].as_ref()?;
+            let capacity = known.capacity.as_ref().filter(|_| known.spec.capacity_bps.is_some())?;
+            let key = (slot, end.external.to_owned());
+            let has = vnet.classes.get(&key).map(|it| &it.0).filter(|it| it.is_of(capacity));
+            let new = || Arc::new(Class::new(capacity, &vnet.scheduled));
+            let class = has.cloned().unwrap_or_else(new);
+            let guarantee_bps = end.leaving.guarantee_bps;
+            Some((key, (class, Part { guarantee_bps, weight: end.leaving.weight.max(1) })))
+        });
+        ends.collect()
+    }
+
     /// Whose frames are whose, with `changed` as it is to be and without the vnet `without`.
     pub fn classifier(
         &self,
@@ -197,7 +251,7 @@ impl State {
             Some(vnet.spec.name.as_str()) != name && Some(vnet.spec.name.as_str()) != without
         });
         for vnet in others.chain(changed) {
-            for (port, interface, by) in outside_ends(&vnet.spec) {
+            for OutsideEnd { port, interface, by, .. } in outside_ends(&vnet.spec) {
                 let slot = self.external_slot(interface);
                 let slot = slot.ok_or_else(|| format!("there is no external {interface}"))?;
                 let port = PortRef {
@@ -214,11 +268,32 @@ impl State {
     }
 }
 
+/// A node that is counted: one of the vnet's, or behind them, if there are any, the ends outside that are ports of
+/// their own.
+pub struct CountedNode<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Names of its ports.
+    pub ports: Vec<&'a str>,
+    /// Count of its guests.
+    pub guests: usize,
+}
+
+/// All of a vnet.
+pub fn nodes(spec: &mux::Vnet) -> impl Iterator<Item = CountedNode<'_>> {
+    let nodes = spec.nodes.iter().map(|node| CountedNode {
+        name: &node.name,
+        ports: node.ports.iter().map(|port| &*port.name).collect(),
+        guests: node.router.as_ref().map_or(0, |router| router.guests.len()),
+    });
+    let ports: Vec<_> = spec.own_ends().into_iter().map(|own| own.name).collect();
+    let own = CountedNode { name: OUTSIDE, ports, guests: 0 };
+    nodes.chain(Some(own).filter(|own| !own.ports.is_empty()))
+}
+
 /// Names of nodes and ports, in order: what port numbers hang on.
 pub fn layout(spec: &mux::Vnet) -> impl Iterator<Item = (&str, &str)> {
-    spec.nodes
-        .iter()
-        .flat_map(|node| node.ports.iter().map(|port| (node.name.as_str(), port.name.as_str())))
+    nodes(spec).flat_map(|node| node.ports.into_iter().map(move |port| (node.name, port)))
 }
 
 /// The port at an end of a vlink, and its node.
@@ -231,13 +306,9 @@ pub fn port<'a>(spec: &'a mux::Vnet, end: &End) -> Option<(&'a mux::Node, &'a mu
 /// Ports, counted over all nodes, that are otherwise in `after` than in `before`, or whose vlinks are, or those by
 /// the external interface `moved`. `None` if these have not the same nodes and ports.
 pub fn changed(before: &mux::Vnet, after: &mux::Vnet, moved: Option<&str>) -> Option<Vec<u16>> {
-    let is_moved = |end: &End| match end {
-        End::External { interface, .. } => moved == Some(interface),
-        End::Port { .. } => false,
-    };
     let same = |(before, after): &(_, PortSpec<'_>)| {
-        let stays = |it: &mux::Vlink| !is_moved(&it.a) && !is_moved(&it.b);
-        before == after && after.2.is_none_or(stays)
+        let stays = |it: &mux::Vlink| it.interfaces().all(|name| moved != Some(name));
+        before == after && after.2.is_none_or(|(_, vlink)| stays(vlink))
     };
     // Nodes without ports are in no layout.
     let names = [before, after].map(|spec| spec.nodes.iter().map(|node| &node.name));
@@ -249,36 +320,66 @@ pub fn changed(before: &mux::Vnet, after: &mux::Vnet, moved: Option<&str>) -> Op
     })
 }
 
-/// All that is said of a port: of itself, of punts, and of its vlink.
-type PortSpec<'a> = (&'a mux::Port, Option<[Rate; PuntClass::ALL.len()]>, Option<&'a mux::Vlink>);
+/// All that is said of a port: of itself if it is a node's, of punts, and of its vlink, with its number if that is a
+/// segment.
+type PortSpec<'a> = (
+    Option<&'a mux::Port>,
+    Option<[Rate; PuntClass::ALL.len()]>,
+    Option<(Option<usize>, &'a mux::Vlink)>,
+);
 
 fn ports(spec: &mux::Vnet) -> impl Iterator<Item = PortSpec<'_>> {
-    let ends = spec.vlinks.iter().flat_map(|it| [(&it.a, it), (&it.b, it)]);
-    let vlinks: HashMap<_, _> = ends
-        .filter_map(|(end, vlink)| match end {
-            End::Port { node, port } => Some(((node.as_str(), *port), vlink)),
-            End::External { .. } => None,
-        })
-        .collect();
+    let mut segments = 0..;
+    let mut number = |it: &mux::Vlink| it.segment.and_then(|_| segments.next());
+    let numbered: Vec<_> = spec.vlinks.iter().map(|it| (number(it), it)).collect();
+    let ends = numbered.iter().flat_map(|it| it.1.ports().map(move |port| (port, *it)));
+    let vlinks: HashMap<_, _> = ends.collect();
     let all = spec.nodes.iter().flat_map(|node| (0..).zip(&node.ports).map(move |it| (node, it)));
-    all.map(move |(node, (at, port))| {
+    let of_nodes = all.map(move |(node, (at, port))| {
         let limits = node.router.as_ref().map(|router| router.punt_limits);
-        (port, limits, vlinks.get(&(node.name.as_str(), at)).copied())
-    })
+        (Some(port), limits, vlinks.get(&(node.name.as_str(), at)).copied())
+    });
+    let own = spec.own_ends().into_iter();
+    of_nodes.chain(own.map(move |own| (None, None, Some(numbered[own.vlink]))))
 }
 
-/// Every vlink as seen from each end: the near one and the far one.
-pub fn ends(spec: &mux::Vnet) -> impl Iterator<Item = (&End, &End)> {
-    spec.vlinks.iter().flat_map(|vlink| [(&vlink.a, &vlink.b), (&vlink.b, &vlink.a)])
+/// An end outside.
+pub struct OutsideEnd<'a> {
+    /// The port that its frames arrive at, counted over all nodes.
+    pub port: u16,
+    /// Names of that port's node and of the port.
+    pub name: (&'a str, &'a str),
+    /// Its vlink.
+    pub vlink: &'a mux::Vlink,
+    /// How frames leave by it.
+    pub leaving: mux::Leaving,
+    /// Its name.
+    pub external: &'a str,
+    /// The external interface.
+    pub interface: &'a str,
+    /// How its frames are told apart there.
+    pub by: &'a Encapsulation,
 }
 
-/// Every vlink to the outside: its port, counted over all nodes, the interface and how.
-pub fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = (u16, &str, &Encapsulation)> {
-    ends(spec).filter_map(move |ends| {
-        let (End::Port { node, port }, End::External { interface, by }) = ends else { return None };
-        let at = spec.nodes.iter().position(|known| known.name == *node)?;
+/// Every end outside of a vnet.
+pub fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = OutsideEnd<'_>> {
+    let wires = spec.vlinks.iter().filter(|vlink| vlink.is_wire()).filter_map(move |vlink| {
+        let (node, port) = vlink.ports().next()?;
+        let at = spec.nodes.iter().position(|known| known.name == node)?;
         let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
-        Some((first as u16 + port, interface.as_str(), by))
+        let name = spec.nodes[at].ports.get(usize::from(port))?.name.as_str();
+        let end = vlink.ends.iter().find(|end| matches!(end, End::External { .. }))?;
+        let near = vlink.ends.iter().position(|end| matches!(end, End::Port { .. }))?;
+        Some((first as u16 + port, (node, name), vlink, near, end))
+    });
+    let first: usize = spec.nodes.iter().map(|node| node.ports.len()).sum();
+    let own = (first as u16..).zip(spec.own_ends());
+    let own = own
+        .map(|(port, own)| (port, (OUTSIDE, own.name), &spec.vlinks[own.vlink], own.at, own.end));
+    wires.chain(own).filter_map(|(port, name, vlink, near, end)| {
+        let End::External { name: external, interface, by } = end else { return None };
+        let leaving = vlink.leaving(near);
+        Some(OutsideEnd { port, name, vlink, leaving, external, interface, by })
     })
 }
 

@@ -12,7 +12,7 @@ use tracing::info;
 use crate::capture::{self, CAPTURES_MAX};
 use crate::control::base::Control;
 use crate::control::check;
-use crate::control::plan::{State, ends, port};
+use crate::control::plan::{State, nodes, outside_ends};
 use crate::control::workers::WorkerHandle;
 use crate::trace::Wish;
 use crate::vnet::Port;
@@ -39,14 +39,14 @@ impl Control {
         for (number, worker) in self.workers.iter().enumerate() {
             let here = wanted.clone().filter(|vnet| vnet.worker == number);
             let mut nodes = here
-                .flat_map(|vnet| (0..).zip(&vnet.spec.nodes).map(move |it| (vnet, it)))
+                .flat_map(|vnet| (0..).zip(nodes(&vnet.spec)).map(move |it| (vnet, it)))
                 .peekable();
             while nodes.peek().is_some() {
                 let mut left = COUNTED_MAX;
                 let part: Vec<_> = std::iter::from_fn(|| {
-                    let next @ (_, (_, node)) = nodes.next_if(|_| left > 0)?;
-                    let guests = node.router.as_ref().map_or(0, |router| router.guests.len());
-                    left = left.saturating_sub(1 + node.ports.len() + guests);
+                    let next = nodes.next_if(|_| left > 0)?;
+                    let (_, (_, node)) = &next;
+                    left = left.saturating_sub(1 + node.ports.len() + node.guests);
                     Some(next)
                 })
                 .collect();
@@ -58,9 +58,8 @@ impl Control {
                 })?;
                 for ((vnet, (_, node)), counted) in part.into_iter().zip(counted) {
                     let Some(counted) = counted else { continue };
-                    let names = node.ports.iter().map(|port| &*port.name);
                     let known = stats.vnets.entry(vnet.spec.name.clone()).or_default();
-                    known.nodes.insert(node.name.clone(), counted.stats(names));
+                    known.nodes.insert(node.name.into(), counted.stats(node.ports.into_iter()));
                 }
             }
             stats.workers.push(worker.call(|worker| worker.stats())?);
@@ -78,13 +77,42 @@ impl Control {
         Ok(Reply::Stats(Box::new(stats)))
     }
 
+    /// What a segment has learned, part by part between rounds of its worker; or has it forget all.
+    pub fn fdb(&self, vnet: &str, vlink: &str, clear: bool) -> Result<Reply, String> {
+        let state = self.state();
+        let known = state.vnets.get(vnet).ok_or_else(|| format!("there is no vnet {vnet}"))?;
+        let mut segments = known.spec.vlinks.iter().filter(|it| it.segment.is_some());
+        let at = segments
+            .position(|it| it.name == vlink)
+            .ok_or_else(|| format!("vnet {vnet} has no segment {vlink}"))?;
+        let (worker, slot) = (&self.workers[known.worker], usize::from(known.slot));
+        let (mut heard, mut next) = (vec![], 0);
+        loop {
+            let part = worker.call(move |worker| {
+                let now_ns = worker.core.now_ns;
+                let segment = worker.vnets[slot].as_mut().map(|vnet| &mut vnet.segments[at])?;
+                if clear {
+                    segment.clear();
+                    return None;
+                }
+                Some((segment.heard(&mut next, now_ns), next))
+            })?;
+            let Some((part, rest)) = part else { return Ok(Reply::Done) };
+            heard.extend(part);
+            if rest == 0 {
+                return Ok(Reply::Fdb { heard });
+            }
+            next = rest;
+        }
+    }
+
     /// Adds what is wrong with the ways of a vnet's tunnels.
     fn add_problems(&self, state: &State, vnet: &mux::Vnet, stats: &mut mux::VnetStats) {
-        for (near, far) in ends(vnet) {
-            let Some((node, port)) = port(vnet, near) else { continue };
-            let counters = stats.nodes.get_mut(&node.name);
-            if let Some(((ifindex, local, remote), bytes)) = state.tunnel(port.mtu, far)
-                && let Some(counters) = counters.and_then(|it| it.ports.get_mut(&port.name))
+        for end in outside_ends(vnet) {
+            let (node, port) = end.name;
+            let counters = stats.nodes.get_mut(node);
+            if let Some(((ifindex, local, remote), bytes)) = state.tunnel(vnet, &end)
+                && let Some(counters) = counters.and_then(|it| it.ports.get_mut(port))
             {
                 counters.underlay = self.underlay.problem(ifindex, local, remote, bytes);
             }

@@ -33,6 +33,7 @@ impl Mux {
     pub fn start(settings: &Settings) -> anyhow::Result<Self> {
         pdp_memif::sigbus::install()?;
         let control = Arc::new(Control::start(settings)?);
+        Control::keep_time(&control)?;
         Ok(Self { control, connections: Arc::default() })
     }
 
@@ -83,6 +84,9 @@ impl Mux {
             Request::PutVnet(spec) => self.control.put_vnet(*spec),
             Request::DeleteVnet { name } => self.control.delete_vnet(&name),
             Request::Stats { vnet } => self.control.stats(vnet.as_deref()).map_err(Refusal::Failed),
+            Request::Fdb { vnet, vlink, clear } => {
+                self.control.fdb(&vnet, &vlink, clear).map_err(Refusal::Failed)
+            }
             Request::Capture { port, snap_bytes } => {
                 self.control.capture(&port, snap_bytes, descriptors).map_err(Refusal::Failed)
             }

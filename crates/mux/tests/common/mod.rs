@@ -85,7 +85,8 @@ pub fn assert_adds_up(stats: &Stats) {
     for (vnet, counters) in &stats.vnets {
         for (name, node) in &counters.nodes {
             let ports = node.ports.values();
-            let came: u64 = ports.clone().map(|port| port.received + port.made).sum();
+            let came: u64 =
+                ports.clone().map(|port| port.received + port.made + port.duplicated).sum();
             let ended: u64 = ports
                 .map(|p| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>())
                 .sum();
@@ -145,7 +146,19 @@ pub fn port(node: &str, port: u16) -> End {
 }
 
 pub fn vlink(name: &str, a: End, b: End) -> Vlink {
-    Vlink { name: name.into(), a, b, rate_bps: None, queue_frames: 256, up: true }
+    vlink_of(name, vec![a, b])
+}
+
+/// With more than two ends, a segment.
+pub fn vlink_of(name: &str, ends: Vec<End>) -> Vlink {
+    let segment = (ends.len() > 2).then_some(Segment { addresses: 16_384, flood_pps: 1000 });
+    let leaving = vec![Leaving { queue_frames: 256, ..Leaving::default() }; ends.len()];
+    Vlink { name: name.into(), ends, leaving, up: true, segment, schedule: None }
+}
+
+/// An end outside, by the name of its external.
+pub fn outside(name: &str, interface: &str, by: Encapsulation) -> End {
+    End::External { name: name.into(), interface: interface.into(), by }
 }
 
 /// r1 with two ports and these guests between the hosts h1 and h2.

@@ -14,7 +14,7 @@ use pdp_net::interface::Interface;
 use pdp_net::xdp::{Take, Xdp};
 use pdp_proto::mux::*;
 
-use super::{Peer, directory, out, port, router, vlink};
+use super::{Peer, directory, out, outside, port, router, vlink};
 
 /// A mux, in this process or in one of its own.
 pub trait Control {
@@ -107,7 +107,7 @@ impl Place {
         let Interface { name: device, index: ifindex, mac, mtu, .. } = facts;
         let name = device.to_uppercase();
         let outlet = outlet(Device { device, ifindex, mac, is_virtual: true });
-        let external = External { name, mtu, outlet };
+        let external = External::new(name, mtu, outlet);
         assert_eq!(mux.ask(Request::PutExternal(external), fds), Reply::Done);
         self.programs.push(program);
     }
@@ -246,14 +246,13 @@ pub fn run(command: &str) {
 /// A router between two outside ends, whose guest is a wire.
 pub fn wire_vnet(root: &Path, name: &str, a: Encapsulation, b: Encapsulation) -> Vnet {
     let root = directory(root, name);
-    let outside = |interface: &str, by| End::External { interface: interface.into(), by };
     Vnet {
         name: name.into(),
         police: None,
         nodes: vec![router(&root, "r1", 2, &[(0, Attach::Runtime)])],
         vlinks: vec![
-            vlink("left", port("r1", 0), outside("A", a)),
-            vlink("right", outside("B", b), port("r1", 1)),
+            vlink("left", port("r1", 0), outside("a", "A", a)),
+            vlink("right", outside("b", "B", b), port("r1", 1)),
         ],
     }
 }

@@ -4,8 +4,8 @@ use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use hyper::StatusCode;
 use pdp_api::{
-    ApplyRequest, DownRequest, Event, FILES_MAX, LinkRequest, Problem, ProblemKind, Progress,
-    Report, ScaleRequest,
+    ApplyRequest, DownRequest, Event, FILES_MAX, LinkChange, LinkRequest, Problem, ProblemKind,
+    Progress, Report, ScaleRequest,
 };
 use tokio::sync::mpsc;
 
@@ -108,6 +108,23 @@ pub async fn set_link(
     Body(request): Body<LinkRequest>,
 ) -> Result<Response, Failure> {
     change(&api, move |daemon, scope, _| daemon.set_link(scope, &vnet, &link, request)).await
+}
+
+/// Changes how frames leave by a link's ends: rate, queue, delay, loss and so on. The stored spec has it from then
+/// on; frames that wait are neither lost nor overtaken.
+#[utoipa::path(patch, path = "/v1/vnets/{vnet}/links/{link}", tag = "vnets",
+    params(
+        ("vnet" = String, Path, description = "The vnet"),
+        ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
+    request_body = LinkChange, responses(
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
+pub async fn change_link(
+    api: Asked,
+    Names((vnet, link)): Names<(String, String)>,
+    Body(request): Body<LinkChange>,
+) -> Result<Response, Failure> {
+    change(&api, move |daemon, scope, _| daemon.change_link(scope, &vnet, &link, &request)).await
 }
 
 /// Makes a change on a thread of its own, to its end whatever the client does. One that fails

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, GuestProcess, LinkRequest, NodeProcess,
-    Problem, Progress, Report, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
-    TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
+    LinkRequest, NodeProcess, Problem, Progress, Report, RouteRow, RoutesQuery, ScaleRequest,
+    Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -101,8 +101,20 @@ pub trait Daemon: Send + Sync + 'static {
         request: LinkRequest,
     ) -> Result<Report, Problem>;
 
+    /// Changes how frames leave by a link's ends, as an applied spec with that would; `link` is as above.
+    fn change_link(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        link: &str,
+        request: &LinkChange,
+    ) -> Result<Report, Problem>;
+
     /// Counters now.
     fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem>;
+
+    /// What a segment has learned, by ends; with `clear` it forgets all, and nothing is returned.
+    fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem>;
 
     /// Routes of a router, each to `row`.
     fn routes(

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use pdp_api::{
-    Check, Problem, ProblemKind, Stats, StatsQuery, Substrate, TRACE_WAIT_MS_MAX, Trace,
+    Check, FdbEntry, Problem, ProblemKind, Stats, StatsQuery, Substrate, TRACE_WAIT_MS_MAX, Trace,
     TraceRequest, Version, Vnet, VnetSummary,
 };
 
@@ -57,6 +57,32 @@ pub async fn stats(api: Asked, Params(query): Params<StatsQuery>) -> Result<Json
         return Err(no_vnet(vnet).into());
     }
     api.call(move |daemon, scope| daemon.stats(scope, query)).await.map(Json)
+}
+
+/// What an Ethernet segment (a link of more than two ends) has learned.
+#[utoipa::path(get, path = "/v1/vnets/{vnet}/links/{link}/fdb", tag = "observe",
+    params(
+        ("vnet" = String, Path, description = "The vnet"),
+        ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
+    responses((status = OK, body = Vec<FdbEntry>, description = "By ends and addresses")))]
+pub async fn fdb(
+    api: Asked,
+    Names((vnet, link)): Names<(String, String)>,
+) -> Result<Json<Vec<FdbEntry>>, Failure> {
+    api.call(move |daemon, _| daemon.fdb(&vnet, &link, false)).await.map(Json)
+}
+
+/// Has an Ethernet segment forget what it has learned.
+#[utoipa::path(delete, path = "/v1/vnets/{vnet}/links/{link}/fdb", tag = "observe",
+    params(
+        ("vnet" = String, Path, description = "The vnet"),
+        ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
+    responses((status = OK, description = "It has")))]
+pub async fn clear_fdb(
+    api: Asked,
+    Names((vnet, link)): Names<(String, String)>,
+) -> Result<Json<()>, Failure> {
+    api.call(move |daemon, _| daemon.fdb(&vnet, &link, true).map(drop)).await.map(Json)
 }
 
 /// Follows the next frame that arrives at a port.

@@ -12,7 +12,6 @@ mod node;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,7 +21,7 @@ use pdp_net::xdp::Take;
 use pdp_proto::limits::{ANSWERED_MAX, ASKED_MAX};
 use pdp_proto::{mirror, mux, tap};
 use pdp_spec::units::{Base64, Endpoint};
-use pdp_spec::{DeviceAttach, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
+use pdp_spec::{DeviceAttach, Leaving, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -30,7 +29,7 @@ use crate::key::Key;
 use crate::ledger::{Holding, Ledger, Placement, UID_BASE, vnet_uid_base};
 use crate::shared::{self, Shared, differing};
 use node::NodePlanner;
-use words::{encapsulation, rate};
+use words::rate;
 
 /// Directories and names of one pdpd.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -277,9 +276,18 @@ pub struct MuxPlan {
     pub hash: String,
 }
 
-/// An external interface, by what is behind it.
+/// An external interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ExternalPlan {
+pub struct ExternalPlan {
+    /// What links over it may send in all, bits a second.
+    pub capacity_bps: Option<u64>,
+    /// What is behind it.
+    pub outlet: OutletPlan,
+}
+
+/// What is behind an external interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OutletPlan {
     /// A network device.
     Device(DevicePlan),
     /// A program that speaks memif.
@@ -291,9 +299,9 @@ pub enum ExternalPlan {
 impl ExternalPlan {
     /// Name of the device behind it.
     pub fn device(&self) -> Option<&str> {
-        match self {
-            Self::Device(device) => Some(&device.device),
-            Self::Memif(_) | Self::Generator(_) => None,
+        match &self.outlet {
+            OutletPlan::Device(device) => Some(&device.device),
+            OutletPlan::Memif(_) | OutletPlan::Generator(_) => None,
         }
     }
 }
@@ -318,14 +326,14 @@ pub struct DevicePlan {
 pub struct Takes {
     /// Every frame.
     pub all: bool,
-    /// Frames of tunnels that arrive here: address and UDP port.
-    pub tunnels: BTreeSet<(IpAddr, u16)>,
+    /// Frames of tunnels.
+    pub tunnels: BTreeSet<Take>,
 }
 
-impl DevicePlan {
-    /// What the XDP program takes.
-    pub fn takes(&self) -> Vec<Take> {
-        self.takes.tunnels.iter().map(|&(local, port)| Take { local, port }).collect()
+impl Takes {
+    /// Whether frames come that are not for the device's own link address.
+    pub fn anybodys(&self) -> bool {
+        self.all || self.tunnels.iter().any(Take::is_anybodys)
     }
 }
 
@@ -359,7 +367,7 @@ pub struct VnetPlan {
     /// What the mux is told. Its nodes are in the order of [`VnetPlan::nodes`].
     pub mux: mux::Vnet,
     /// Links as written: name and the two ends, in the order of `mux.vlinks`.
-    pub links: Vec<[Endpoint; 2]>,
+    pub links: Vec<Vec<Endpoint>>,
     /// Names of links that are down and whose ends keep their carrier.
     pub silent: BTreeSet<String>,
     /// What it takes of external interfaces.
@@ -522,14 +530,16 @@ pub fn plan(
     for (name, interface) in &substrate.interfaces {
         // The check of specs has seen to it that there is one.
         let Some(outlet) = interface.outlet() else { continue };
-        let external = external_plan(places, substrate, name, outlet);
-        if let ExternalPlan::Memif(memif) = &external {
+        let outlet = outlet_plan(places, substrate, name, outlet);
+        if let OutletPlan::Memif(memif) = &outlet {
             check_socket(&memif.socket)?;
         }
-        externals.insert(name.clone(), external);
+        let capacity_bps = interface.capacity.map(|capacity| capacity.0);
+        externals.insert(name.clone(), ExternalPlan { capacity_bps, outlet });
     }
     for (interface, takes) in planned.values().flat_map(|vnet| &vnet.takes) {
-        if let Some(ExternalPlan::Device(device)) = externals.get_mut(interface) {
+        let external = externals.get_mut(interface).map(|external| &mut external.outlet);
+        if let Some(OutletPlan::Device(device)) = external {
             device.takes.all |= takes.all;
             device.takes.tunnels.extend(&takes.tunnels);
         }
@@ -543,26 +553,26 @@ pub fn plan(
     })
 }
 
-fn external_plan(
+fn outlet_plan(
     places: &Places,
     substrate: &SubstrateSpec,
     name: &str,
     outlet: Outlet<'_>,
-) -> ExternalPlan {
+) -> OutletPlan {
     match outlet {
-        Outlet::Device(device, attach) => ExternalPlan::Device(DevicePlan {
+        Outlet::Device(device, attach) => OutletPlan::Device(DevicePlan {
             device: device.into(),
             attach,
             workers: substrate.mux.workers,
             takes: Takes::default(),
             pins: places.pins.join(name),
         }),
-        Outlet::Memif(memif) => ExternalPlan::Memif(MemifPlan {
+        Outlet::Memif(memif) => OutletPlan::Memif(MemifPlan {
             socket: places.external_memif(name),
             mtu: memif.mtu,
             group: memif.group.clone(),
         }),
-        Outlet::Generator(generator) => ExternalPlan::Generator(GeneratorPlan {
+        Outlet::Generator(generator) => OutletPlan::Generator(GeneratorPlan {
             told: mux::Generator {
                 pps: generator.pps.unwrap_or(0),
                 frames: generator.count.unwrap_or(0),
@@ -606,6 +616,23 @@ fn mux_plan(places: &Places, substrate: &SubstrateSpec) -> MuxPlan {
     MuxPlan { hash: hash(&(mux::VERSION, &process)), process, limits }
 }
 
+/// How frames leave by an end of a link, for the mux.
+fn told(link: &str, end: usize, leaving: &Leaving) -> mux::Leaving {
+    let mut told = leaving.told();
+    if !told.impairments.are_none() {
+        told.impairments.seed ^= stream(link, end);
+    }
+    told
+}
+
+/// What sets the chances of an end of a link apart from those of others with the same seed (FNV-1a).
+fn stream(link: &str, end: usize) -> u64 {
+    let bytes = link.bytes().chain((end as u64).to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
 struct VnetPlanner<'a> {
     places: &'a Places,
     substrate: &'a SubstrateSpec,
@@ -628,19 +655,36 @@ impl VnetPlanner<'_> {
         let mut links = Vec::new();
         let mut vlinks = Vec::new();
         for (index, link) in self.spec.links.iter().enumerate() {
-            let [a, b] = link.endpoints.as_slice() else { continue };
-            let (Some(end_a), Some(end_b)) = (self.end(a), self.end(b)) else { continue };
+            let ends: Option<Vec<_>> = link.endpoints.iter().map(|end| self.end(end)).collect();
+            let Some(ends) = ends else { continue };
             let name = link.name.clone().unwrap_or_else(|| format!("link{}", index + 1));
             let down = self.holding.links_down.contains(&name);
-            vlinks.push(mux::Vlink {
-                name,
-                a: end_a,
-                b: end_b,
-                rate_bps: link.rate.map(|rate| rate.0),
-                queue_frames: link.queue,
-                up: !down,
+            let leaving = link.endpoints.iter().enumerate().map(|(at, end)| {
+                if !link.has_leaving(end) {
+                    return Leaving::default().told();
+                }
+                told(&name, at, &link.leaving(end))
             });
-            links.push([a.clone(), b.clone()]);
+            let steps = link.steps().into_iter().map(|(at, up, leaving)| mux::Step {
+                at_ns: at.0,
+                up,
+                leaving: leaving.iter().enumerate().map(|(at, it)| told(&name, at, it)).collect(),
+            });
+            let began = self.holding.schedules.get(&name);
+            let schedule =
+                began.map(|it| mux::Schedule { began_ns: it.at_ns, steps: steps.collect() });
+            vlinks.push(mux::Vlink {
+                leaving: leaving.collect(),
+                schedule,
+                name,
+                ends,
+                up: !down,
+                segment: link.segment.map(|segment| mux::Segment {
+                    addresses: segment.addresses,
+                    flood_pps: segment.flood_pps,
+                }),
+            });
+            links.push(link.endpoints.clone());
         }
         let mux = mux::Vnet {
             name: self.name.into(),
@@ -657,12 +701,9 @@ impl VnetPlanner<'_> {
         let mut all: BTreeMap<String, Takes> = BTreeMap::new();
         for outside in self.spec.externals.values() {
             let takes = all.entry(outside.interface.clone()).or_default();
-            match encapsulation(outside) {
-                mux::Encapsulation::Interface => takes.all = true,
-                mux::Encapsulation::Vxlan { local, port, .. }
-                | mux::Encapsulation::Udp { local, local_port: port, .. } => {
-                    takes.tunnels.insert((local, port));
-                }
+            match outside.encapsulation().takes() {
+                None => takes.all = true,
+                Some(take) => _ = takes.tunnels.insert(take),
             }
         }
         all
@@ -677,8 +718,9 @@ impl VnetPlanner<'_> {
             Endpoint::External(name) => {
                 let outside = self.spec.externals.get(name)?;
                 mux::End::External {
+                    name: name.clone(),
                     interface: outside.interface.clone(),
-                    by: encapsulation(outside),
+                    by: outside.encapsulation(),
                 }
             }
         })
@@ -707,19 +749,14 @@ fn neighbours(nodes: &BTreeMap<String, NodePlan>) -> u64 {
 impl VnetPlan {
     /// External interfaces that its links use.
     pub fn externals(&self) -> impl Iterator<Item = &str> {
-        self.mux.vlinks.iter().flat_map(Self::outside)
+        self.mux.vlinks.iter().flat_map(mux::Vlink::interfaces)
     }
 
     /// Nodes with a port whose link ends at an external interface.
     pub fn nodes_at(&self, vnet: &str, external: &str) -> Vec<Key> {
         let links = self.mux.vlinks.iter();
-        let there = links.filter(|link| Self::outside(link).any(|name| name == external));
-        let ends = there.flat_map(|link| [&link.a, &link.b]);
-        ends.filter_map(|end| match end {
-            mux::End::Port { node, .. } => Some(Key::node(vnet, node)),
-            mux::End::External { .. } => None,
-        })
-        .collect()
+        let there = links.filter(|link| link.interfaces().any(|name| name == external));
+        there.flat_map(mux::Vlink::ports).map(|(node, _)| Key::node(vnet, node)).collect()
     }
 
     /// It and its parts.
@@ -732,26 +769,19 @@ impl VnetPlan {
         keys
     }
 
+    /// External interfaces without which the ports of a link have no carrier: that of the only other end.
+    pub fn cut_off_by(link: &mux::Vlink) -> impl Iterator<Item = &str> {
+        link.interfaces().filter(|_| link.is_wire())
+    }
+
     /// Whether a link gives its ends carrier: it is up, or down silently.
     pub fn has_carrier(&self, link: &mux::Vlink) -> bool {
         link.up || self.silent.contains(&link.name)
     }
 
-    /// External interfaces that a link ends at.
-    pub fn outside(link: &mux::Vlink) -> impl Iterator<Item = &str> {
-        [&link.a, &link.b].into_iter().filter_map(|end| match end {
-            mux::End::External { interface, .. } => Some(interface.as_str()),
-            mux::End::Port { .. } => None,
-        })
-    }
-
     /// The vlink of a port.
     pub fn link_of(&self, node: &str, port: u16) -> Option<&mux::Vlink> {
-        let is_port = |end: &mux::End| match end {
-            mux::End::Port { node: of, port: index } => of == node && *index == port,
-            mux::End::External { .. } => false,
-        };
-        self.mux.vlinks.iter().find(|link| is_port(&link.a) || is_port(&link.b))
+        self.mux.vlinks.iter().find(|link| link.ports().any(|end| end == (node, port)))
     }
 }
 
@@ -771,7 +801,7 @@ impl NodePlan {
 }
 
 /// Hexadecimal SHA-256 of the JSON of a value. Types of plans always have one.
-fn hash(value: &impl Serialize) -> String {
+pub(crate) fn hash(value: &impl Serialize) -> String {
     let bytes = serde_json::to_vec(value).unwrap_or_default();
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

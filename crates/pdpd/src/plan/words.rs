@@ -2,7 +2,7 @@
 
 use pdp_container::{Owned, Root};
 use pdp_proto::mux;
-use pdp_spec::{External as OutsideEnd, Image, ImageSource, Limit};
+use pdp_spec::{Image, ImageSource, Limit};
 
 pub(super) fn root(image: &Image) -> Root {
     match image.source() {
@@ -46,23 +46,5 @@ pub(super) fn punt_filter(filter: &pdp_spec::PuntFilter) -> mux::PuntFilter {
             pdp_spec::PuntClass::Exception => 2,
             pdp_spec::PuntClass::Hook => 3,
         },
-    }
-}
-
-pub(super) fn encapsulation(outside: &OutsideEnd) -> mux::Encapsulation {
-    match (&outside.vxlan, &outside.udp) {
-        (Some(vxlan), _) => mux::Encapsulation::Vxlan {
-            local: vxlan.local,
-            remote: vxlan.remote,
-            port: vxlan.port,
-            vni: vxlan.vni,
-        },
-        (None, Some(udp)) => mux::Encapsulation::Udp {
-            local: udp.local,
-            remote: udp.remote,
-            local_port: udp.local_port,
-            remote_port: udp.remote_port,
-        },
-        (None, None) => mux::Encapsulation::Interface,
     }
 }

@@ -19,7 +19,9 @@ use super::{Doing, Next, Reconciler, lock};
 use crate::control::MuxHello;
 use crate::host::{self, HostError};
 use crate::key::Key;
-use crate::plan::{DevicePlan, Directory, ExternalPlan, GeneratorPlan, MemifPlan, Plan, VnetPlan};
+use crate::plan::{
+    DevicePlan, Directory, ExternalPlan, GeneratorPlan, MemifPlan, OutletPlan, Plan, VnetPlan,
+};
 
 /// What is to be done about an external interface.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -170,15 +172,16 @@ impl Reconciler {
         wanted: &ExternalPlan,
         attached: &mut Option<Attached>,
     ) -> Result<(), HostError> {
-        match wanted {
-            ExternalPlan::Device(device) => match device.attach {
+        let bps = wanted.capacity_bps;
+        match &wanted.outlet {
+            OutletPlan::Device(device) => match device.attach {
                 DeviceAttach::AfXdp | DeviceAttach::AfXdpBusyPoll => {
-                    self.xdp_device(name, device, attached)
+                    self.xdp_device(name, bps, device, attached)
                 }
-                DeviceAttach::Packet => self.packet_device(name, device, attached),
+                DeviceAttach::Packet => self.packet_device(name, bps, device, attached),
             },
-            ExternalPlan::Memif(memif) => self.memif(name, memif, attached),
-            ExternalPlan::Generator(generator) => self.generator(name, generator, attached),
+            OutletPlan::Memif(memif) => self.memif(name, bps, memif, attached),
+            OutletPlan::Generator(generator) => self.generator(name, bps, generator, attached),
         }
     }
 
@@ -224,12 +227,13 @@ impl Reconciler {
     fn xdp_device(
         &self,
         name: &str,
+        capacity_bps: Option<u64>,
         wanted: &DevicePlan,
         attached: &mut Option<Attached>,
     ) -> Result<(), HostError> {
         let machine = &self.machine;
         let device = device(wanted, attached)?;
-        let tell = device_told(name, &device, mux::Outlet::Xdp);
+        let tell = device_told(name, capacity_bps, &device, mux::Outlet::Xdp);
         let busily = wanted.attach == DeviceAttach::AfXdpBusyPoll;
         let how = if busily { "busy-poll " } else { "" };
         let made_for = format!("{how}{} {}", wanted.device, device.index);
@@ -253,7 +257,10 @@ impl Reconciler {
             let MuxHello { pool, externals, .. } = machine.mux()?;
             if externals.iter().any(|known| known == name) {
                 // The kernel lets a queue have one AF_XDP socket, so that those of before go first.
-                machine.put_external(device_told(name, &device, mux::Outlet::Packet), &[])?;
+                machine.put_external(
+                    device_told(name, capacity_bps, &device, mux::Outlet::Packet),
+                    &[],
+                )?;
             }
             let mut sockets = Vec::new();
             for queue in 0..device.receive_queues.max(1) {
@@ -280,11 +287,12 @@ impl Reconciler {
     fn packet_device(
         &self,
         name: &str,
+        capacity_bps: Option<u64>,
         wanted: &DevicePlan,
         attached: &mut Option<Attached>,
     ) -> Result<(), HostError> {
         let device = device(wanted, attached)?;
-        let tell = device_told(name, &device, mux::Outlet::Packet);
+        let tell = device_told(name, capacity_bps, &device, mux::Outlet::Packet);
         let made_for = format!("packet {} {} {}", wanted.device, device.index, wanted.workers);
         let pins = wanted.pins.to_string_lossy();
         let step = self.begin(name, &made_for, &pins, attached)?;
@@ -322,6 +330,7 @@ impl Reconciler {
     fn memif(
         &self,
         name: &str,
+        capacity_bps: Option<u64>,
         wanted: &MemifPlan,
         attached: &mut Option<Attached>,
     ) -> Result<(), HostError> {
@@ -331,11 +340,8 @@ impl Reconciler {
         let directory = Directory { path, gid, writable: true };
         let machine = &self.machine;
         let socket = wanted.socket.clone();
-        let tell = mux::External {
-            name: name.into(),
-            mtu: wanted.mtu,
-            outlet: mux::Outlet::Memif { socket },
-        };
+        let tell = mux::External::new(name, wanted.mtu, mux::Outlet::Memif { socket });
+        let tell = mux::External { capacity_bps, ..tell };
         self.simple(name, tell, format!("memif {gid}"), attached, || {
             machine.make_directory(&directory).map(|()| None)
         })
@@ -344,11 +350,12 @@ impl Reconciler {
     fn generator(
         &self,
         name: &str,
+        capacity_bps: Option<u64>,
         wanted: &GeneratorPlan,
         attached: &mut Option<Attached>,
     ) -> Result<(), HostError> {
         let outlet = mux::Outlet::Generator(wanted.told.clone());
-        let tell = mux::External { name: name.into(), mtu: MTU_MAX, outlet };
+        let tell = mux::External { capacity_bps, ..mux::External::new(name, MTU_MAX, outlet) };
         let made_for = format!("generator {}", wanted.hash);
         self.simple(name, tell, made_for, attached, || frames_memfd(wanted).map(Some))
     }
@@ -435,30 +442,26 @@ fn device(wanted: &DevicePlan, attached: &mut Option<Attached>) -> Result<Interf
 }
 
 fn uses(told: &mux::Vnet, external: &str) -> bool {
-    let is_end = |end: &mux::End| match end {
-        mux::End::External { interface, .. } => interface == external,
-        mux::End::Port { .. } => false,
-    };
-    told.vlinks.iter().any(|link| is_end(&link.a) || is_end(&link.b))
+    told.vlinks.iter().flat_map(mux::Vlink::interfaces).any(|interface| interface == external)
 }
 
 /// Has the program take what is PdP's.
 fn take(xdp: &mut Xdp, wanted: &DevicePlan) -> Result<(), HostError> {
-    xdp.set_takes(&wanted.takes())?;
+    xdp.set_takes(&wanted.takes.tunnels)?;
     xdp.take_all(wanted.takes.all)?;
-    if wanted.attach == DeviceAttach::Packet && wanted.takes.all {
+    if wanted.attach == DeviceAttach::Packet && wanted.takes.anybodys() {
         pdp_net::ethtool::aggregation_off(&wanted.device)?;
     }
     Ok(())
 }
 
-/// Sees to it that all frames of a whole interface come, with their VLAN tags. What can't be had is told,
+/// Sees to it that all frames of a whole interface or of its VLANs come, with their tags. What can't be had is told,
 /// and stops nothing.
 fn whole_frames(wanted: &DevicePlan, device: &Interface) -> Result<(), HostError> {
-    if wanted.takes.all {
+    if wanted.takes.anybodys() {
         pdp_net::interface::receive_all(&wanted.device)?;
     }
-    if wanted.takes.all && !pdp_net::ethtool::tags_in_frames(device)? {
+    if wanted.takes.anybodys() && !pdp_net::ethtool::tags_in_frames(device)? {
         return Err(HostError::Tags(wanted.device.clone()));
     }
     Ok(())
@@ -474,6 +477,7 @@ fn prepare_pins(pins: &Path) -> Result<(), HostError> {
 
 fn device_told(
     name: &str,
+    capacity_bps: Option<u64>,
     device: &Interface,
     outlet: impl FnOnce(mux::Device) -> mux::Outlet,
 ) -> mux::External {
@@ -483,7 +487,7 @@ fn device_told(
         mac: device.mac,
         is_virtual: device.is_virtual,
     };
-    mux::External { name: name.into(), mtu: device.mtu, outlet: outlet(told) }
+    mux::External { capacity_bps, ..mux::External::new(name, device.mtu, outlet(told)) }
 }
 
 /// A generator's frames as the mux wants them; no bytes for a sink.

@@ -160,7 +160,7 @@ impl Reconciler {
             let link = vnet.link_of(key.node_name(), index as u16);
             let up = link.is_some_and(|link| {
                 vnet.has_carrier(link)
-                    && VnetPlan::outside(link).all(|name| self.cut_off(name).is_none())
+                    && VnetPlan::cut_off_by(link).all(|name| self.cut_off(name).is_none())
             });
             self.machine.set_carrier(tap.as_fd(), up)?;
         }

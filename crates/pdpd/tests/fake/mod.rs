@@ -225,6 +225,8 @@ fn red() -> Vnet {
         silent: false,
         message: None,
         rate_bps: Some(10_000_000),
+        impairments: String::new(),
+        schedule: None,
     };
     Vnet {
         name: "red".into(),
@@ -441,6 +443,16 @@ impl Daemon for Fake {
         Ok(Report { changes, ..Default::default() })
     }
 
+    fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem> {
+        self.known(vnet)?;
+        if clear {
+            self.note(format!("fdb {link} cleared"));
+            return Ok(vec![]);
+        }
+        let (endpoint, mac) = ("h1:eth0".into(), "02:00:00:00:00:01".into());
+        Ok(vec![FdbEntry { endpoint, mac, age_s: 7 }])
+    }
+
     fn set_link(
         &self,
         _: &Scope,
@@ -454,6 +466,21 @@ impl Daemon for Fake {
         let object = format!("vnet/{vnet}/link/{link}");
         let detail = if up { "up" } else { "down" };
         Ok(Report { changes: vec![change(&object, Action::Change, detail)], ..Default::default() })
+    }
+
+    fn change_link(
+        &self,
+        _: &Scope,
+        vnet: &str,
+        link: &str,
+        request: &LinkChange,
+    ) -> Result<Report, Problem> {
+        self.known(vnet)?;
+        let at = request.at.as_deref().unwrap_or("all");
+        self.note(format!("link {link} at {at}: {:?}", request.set));
+        let object = format!("vnet/{vnet}/link/{link}");
+        let changes = vec![change(&object, Action::Change, "impairments")];
+        Ok(Report { changes, ..Default::default() })
     }
 
     fn stats(&self, _: &Scope, query: StatsQuery) -> Result<Stats, Problem> {

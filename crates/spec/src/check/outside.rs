@@ -2,66 +2,22 @@
 //! no tunnel key is taken twice, that packets fit, that rates do.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+
+use pdp_wire::tunnel::{Key, Kind, Take, Tunnel};
 
 use super::{Existing, Reporter, Wanted};
-use crate::limits::{MTU_DEFAULT, MTU_MAX};
-use crate::object::{External, Link, Outlet, VirtualNetwork};
+use crate::limits::{MTU_DEFAULT, MTU_MAX, MTU_MIN};
+use crate::link::Link;
+use crate::object::{Outlet, VirtualNetwork};
 use crate::shape::nearest;
+use crate::tunnel::External;
 use crate::units::{BitRate, Endpoint};
-
-/// Bytes that a tunnel puts before the inner IP packet: inner Ethernet, UDP, and outer IP header.
-const UDP_OVERHEAD_V4: u32 = 14 + 8 + 20;
-/// The same over IPv6.
-const UDP_OVERHEAD_V6: u32 = 14 + 8 + 40;
-/// The VXLAN header (RFC 7348 section 5).
-const VXLAN_HEADER: u32 = 8;
-
-/// What tells a link's frames apart on an interface.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    Whole,
-    Vxlan(IpAddr, IpAddr, u16, u32),
-    Udp(IpAddr, IpAddr, u16, u16),
-}
-
-impl Key {
-    fn of(external: &External) -> Self {
-        match (&external.vxlan, &external.udp) {
-            (Some(v), _) => Self::Vxlan(v.local, v.remote, v.port, v.vni),
-            (None, Some(u)) => Self::Udp(u.local, u.remote, u.local_port, u.remote_port),
-            (None, None) => Self::Whole,
-        }
-    }
-
-    /// What people call it, and where it stands in an external.
-    fn text(&self) -> (String, &'static [&'static str]) {
-        match self {
-            Self::Whole => ("the whole interface".into(), &["interface"]),
-            Self::Vxlan(local, remote, port, vni) => {
-                (format!("vni {vni} from {local} to {remote} port {port}"), &["vxlan", "vni"])
-            }
-            Self::Udp(local, remote, here, there) => (
-                format!("udp from {local} port {here} to {remote} port {there}"),
-                &["udp", "localPort"],
-            ),
-        }
-    }
-
-    /// The address and UDP port that its frames arrive at.
-    fn arrives_at(&self) -> Option<(IpAddr, u16)> {
-        match *self {
-            Self::Whole => None,
-            Self::Vxlan(local, _, port, _) | Self::Udp(local, _, port, _) => Some((local, port)),
-        }
-    }
-}
 
 /// What a virtual network has of an external interface.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Outside {
     /// Rates of its links, bits a second.
-    rate_bps: u64,
+    guarantee_bps: u64,
     /// Largest packet, with what a tunnel puts before it, bytes.
     packet_bytes: u32,
 }
@@ -70,12 +26,16 @@ pub(super) struct Outside {
 pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, Outside> {
     let mut all: BTreeMap<String, Outside> = BTreeMap::new();
     for link in &vnet.spec.links {
-        let Some((node, interface, external)) = outside_end(vnet, link) else { continue };
-        let outside = all.entry(external.interface.clone()).or_default();
-        outside.rate_bps = outside.rate_bps.saturating_add(link.rate.map_or(0, |rate| rate.0));
-        let port = vnet.spec.nodes.get(node).and_then(|node| node.interfaces.get(interface));
-        let packet = port.and_then(|port| port.mtu).map_or(0, |mtu| mtu + overhead(external));
-        outside.packet_bytes = outside.packet_bytes.max(packet);
+        let nodes = &vnet.spec.nodes;
+        let mtu = ports(link).filter_map(|(node, name)| nodes.get(node)?.interfaces.get(name)?.mtu);
+        let mtu = mtu.max();
+        for (end, external) in externals(vnet, link) {
+            let outside = all.entry(external.interface.clone()).or_default();
+            let guarantee_bps = guarantee_bps(link, end);
+            outside.guarantee_bps = outside.guarantee_bps.saturating_add(guarantee_bps);
+            let packet = mtu.map_or(0, |mtu| mtu + external.encapsulation().overhead());
+            outside.packet_bytes = outside.packet_bytes.max(packet);
+        }
     }
     all
 }
@@ -108,13 +68,13 @@ pub(super) fn check(wanted: &mut Wanted<'_>, existing: &Existing, reporter: &mut
     for (name, vnet) in &mut wanted.changed {
         mtus(name, vnet, true, mtu_of, reporter);
     }
-    rates(wanted, kept, reporter);
+    guarantees(wanted, kept, reporter);
 }
 
 /// Counts in what is used of an interface.
 fn add<'a>(all: &mut BTreeMap<&'a str, Outside>, interface: &'a str, more: &Outside) {
     let outside = all.entry(interface).or_default();
-    outside.rate_bps = outside.rate_bps.saturating_add(more.rate_bps);
+    outside.guarantee_bps = outside.guarantee_bps.saturating_add(more.guarantee_bps);
     outside.packet_bytes = outside.packet_bytes.max(more.packet_bytes);
 }
 
@@ -122,17 +82,16 @@ fn add<'a>(all: &mut BTreeMap<&'a str, Outside>, interface: &'a str, more: &Outs
 fn tunnels(wanted: &Wanted<'_>, reporter: &mut Reporter) {
     // What was there first keeps its key; who comes with the change is at fault.
     let mut taken: BTreeMap<(&str, Key), String> = BTreeMap::new();
-    let mut ports: BTreeMap<(&str, IpAddr, u16), (bool, String)> = BTreeMap::new();
+    let mut takes: BTreeMap<(&str, Take), (&Kind, String)> = BTreeMap::new();
     let mut new_keys: BTreeSet<(&str, Key)> = BTreeSet::new();
-    let mut new_ports: BTreeSet<(&str, IpAddr, u16)> = BTreeSet::new();
+    let mut new_takes: BTreeSet<(&str, Take)> = BTreeSet::new();
     for (vnet, changed) in &wanted.changed {
         let before = wanted.before.get(vnet);
         for (name, external) in &changed.spec.externals {
             if before.and_then(|vnet| vnet.spec.externals.get(name)) != Some(external) {
-                let key = Key::of(external);
-                let at = key.arrives_at();
-                new_ports.extend(at.map(|(local, port)| (&*external.interface, local, port)));
-                new_keys.insert((&external.interface, key));
+                let by = external.encapsulation();
+                new_takes.extend(by.takes().map(|take| (&*external.interface, take)));
+                new_keys.insert((&external.interface, by.key()));
             }
         }
     }
@@ -144,40 +103,38 @@ fn tunnels(wanted: &Wanted<'_>, reporter: &mut Reporter) {
     for (vnet, spec, whole) in kept.chain(changed) {
         for (name, external) in &spec.spec.externals {
             let interface = external.interface.as_str();
-            let key = Key::of(external);
-            let at = key.arrives_at().map(|(local, port)| (interface, local, port));
+            let by = external.encapsulation();
+            let (key, take) = ((interface, by.key()), by.takes().map(|take| (interface, take)));
             if !whole
-                && !new_keys.contains(&(interface, key))
-                && !at.is_some_and(|at| new_ports.contains(&at))
+                && !new_keys.contains(&key)
+                && !take.is_some_and(|take| new_takes.contains(&take))
             {
                 continue;
             }
             interface_known(wanted, vnet, name, external, reporter);
-            let (text, place) = key.text();
-            let path = [&["spec", "externals", name], place].concat();
+            let tunnel = by.tunnel().map(Tunnel::kind);
+            let place = tunnel.map_or(vec!["interface"], |kind| vec![kind.name, kind.key]);
+            let path = [&["spec", "externals", name], &place[..]].concat();
             let owner = format!("{vnet}/{name}");
             let kind = kind_without_tunnels(wanted, interface);
-            if let (Some(kind), true) = (kind, key != Key::Whole) {
+            if let (Some(kind), Some(tunnel)) = (kind, tunnel) {
                 let message = format!("interface {interface} is a {kind}, which has no tunnels");
-                let hint = "remove vxlan and udp, or take an interface with a device";
-                reporter.vnet(vnet, &["spec", "externals", name, place[0]], message, hint);
-            } else if let Some(other) = taken.insert((interface, key), owner.clone()) {
-                let by = taken_by(reporter, &other);
-                let message = format!("{text} on interface {interface} {by}");
+                let hint = format!("remove {}, or take an interface with a device", tunnel.name);
+                reporter.vnet(vnet, &path[..4], message, hint);
+            } else if let Some(other) = taken.insert(key, owner.clone()) {
+                let by_whom = taken_by(reporter, &other);
+                let message = format!("{by} on interface {interface} {by_whom}");
                 let hint = match kind {
                     Some(kind) => format!("add an interface: a {kind} has one external"),
                     None => "take another key or interface".into(),
                 };
                 reporter.vnet(vnet, &path, message, hint);
             }
-            let Some(at) = at else { continue };
-            let (_, local, port) = at;
-            let vxlan = matches!(key, Key::Vxlan(..));
-            let (other_vxlan, other) = ports.entry(at).or_insert_with(|| (vxlan, owner)).clone();
-            if other_vxlan != vxlan {
-                let kind = if other_vxlan { "VXLAN" } else { "Ethernet in UDP" };
-                let by = taken_by(reporter, &other);
-                let message = format!("UDP port {port} of {local} {by} for {kind}");
+            let (Some(at), Some(tunnel)) = (take, tunnel) else { continue };
+            let (kind, other) = takes.entry(at).or_insert_with(|| (tunnel, owner)).clone();
+            if kind != tunnel {
+                let by_whom = taken_by(reporter, &other);
+                let message = format!("{} {by_whom} for {}", at.1, kind.name);
                 reporter.vnet(vnet, &path, message, "take another port");
             }
         }
@@ -228,28 +185,23 @@ fn interface_known(
     reporter.vnet(vnet, &["spec", "externals", name, "interface"], message, hint);
 }
 
-/// The node and interface that a link joins to an external, and the external.
-fn outside_end<'a>(
+/// The externals that a link ends at, each with its end.
+fn externals<'a>(
     vnet: &'a VirtualNetwork,
     link: &'a Link,
-) -> Option<(&'a str, &'a str, &'a External)> {
-    let [a, b] = link.endpoints.as_slice() else { return None };
-    let (node, interface, external) = match (a, b) {
-        (Endpoint::Port { node, interface }, Endpoint::External(name))
-        | (Endpoint::External(name), Endpoint::Port { node, interface }) => (node, interface, name),
-        _ => return None,
-    };
-    Some((node, interface, vnet.spec.externals.get(external)?))
+) -> impl Iterator<Item = (&'a Endpoint, &'a External)> {
+    link.endpoints.iter().filter_map(|end| match end {
+        Endpoint::Port { .. } => None,
+        Endpoint::External(name) => Some((end, vnet.spec.externals.get(name)?)),
+    })
 }
 
-/// Bytes that an external puts before the inner IP packet.
-fn overhead(external: &External) -> u32 {
-    let udp = |local: IpAddr| if local.is_ipv4() { UDP_OVERHEAD_V4 } else { UDP_OVERHEAD_V6 };
-    match Key::of(external) {
-        Key::Whole => 0,
-        Key::Vxlan(local, ..) => udp(local) + VXLAN_HEADER,
-        Key::Udp(local, ..) => udp(local),
-    }
+/// The interfaces of nodes that a link ends at.
+fn ports(link: &Link) -> impl Iterator<Item = (&String, &String)> {
+    link.endpoints.iter().filter_map(|end| match end {
+        Endpoint::Port { node, interface } => Some((node, interface)),
+        Endpoint::External(_) => None,
+    })
 }
 
 /// Checks MTUs against the underlay's, and fills in those that are not given.
@@ -260,17 +212,30 @@ fn mtus(
     mtu_of: impl Fn(&str) -> Option<u32>,
     reporter: &mut Reporter,
 ) {
-    let mut bounds: BTreeMap<(String, String), u32> = BTreeMap::new();
+    let mut bounds: BTreeMap<(String, String), (u32, u32)> = BTreeMap::new();
     for link in &vnet.spec.links {
-        let Some((node, interface, external)) = outside_end(vnet, link) else { continue };
-        let Some(underlay) = mtu_of(&external.interface) else { continue };
-        let bound = underlay.saturating_sub(overhead(external));
-        bounds.insert((node.into(), interface.into()), bound);
+        let outside = externals(vnet, link).filter_map(|(_, external)| {
+            Some((mtu_of(&external.interface)?, external.encapsulation().overhead()))
+        });
+        let carried = |(mtu, overhead): &(u32, u32)| mtu.saturating_sub(*overhead);
+        let Some(least) = outside.min_by_key(carried) else { continue };
+        bounds.extend(ports(link).map(|(node, name)| ((node.clone(), name.clone()), least)));
     }
     for (node_name, node) in &mut vnet.spec.nodes {
         for (interface_name, interface) in &mut node.interfaces {
-            let bound = bounds.get(&(node_name.clone(), interface_name.clone())).copied();
+            let outside = bounds.get(&(node_name.clone(), interface_name.clone())).copied();
+            let bound = outside.map(|(underlay, overhead)| underlay.saturating_sub(overhead));
             let path = ["spec", "nodes", node_name, "interfaces", interface_name, "mtu"];
+            if let Some((underlay, overhead)) = outside
+                && underlay < overhead + MTU_MIN
+            {
+                let message = format!(
+                    "no mtu fits: the tunnel takes {overhead} bytes of the underlay's {underlay}, and \
+                     {MTU_MIN} are the least"
+                );
+                reporter.vnet(name, &path[..5], message, "take an interface with a longer mtu");
+                continue;
+            }
             match (interface.mtu, bound) {
                 (Some(mtu), Some(bound)) if mtu > bound => {
                     let message = format!("mtu {mtu} exceeds the underlay's {bound}");
@@ -290,46 +255,76 @@ fn mtus(
     }
 }
 
-/// Checks that the rates of links over an interface add up to no more than its capacity.
-fn rates(wanted: &Wanted<'_>, kept: BTreeMap<&str, Outside>, reporter: &mut Reporter) {
+/// What leaves to the outside at an end of a link is guaranteed, bits a second: of a link that joins a node's interface
+/// to it, by that interface.
+fn guarantee_bps(link: &Link, external: &Endpoint) -> u64 {
+    let by = match link.has_leaving(external) {
+        true => Some(external),
+        false => link.endpoints.iter().find(|end| *end != external),
+    };
+    let Some(at) = by.and_then(|by| link.endpoints.iter().position(|end| end == by)) else {
+        return 0;
+    };
+    let now = link.leaving(&link.endpoints[at]).guarantee;
+    let later = link.steps().into_iter().map(|(_, _, leaving)| leaving[at].guarantee);
+    later.chain([now]).flatten().max().unwrap_or_default().0
+}
+
+/// Checks that the guarantees of links over an interface add up to no more than its capacity, and that it has one where
+/// there are any.
+fn guarantees(wanted: &Wanted<'_>, kept: BTreeMap<&str, Outside>, reporter: &mut Reporter) {
     let Some(substrate) = &wanted.substrate else { return };
     let mut left: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, interface) in &substrate.spec.interfaces {
         left.extend(interface.capacity.map(|capacity| (name.as_str(), capacity.0)));
-    }
-    if left.is_empty() {
-        return;
     }
     // Who comes with the change is at fault. Link by link it is looked at only where all is too much.
     let changed: Vec<_> = wanted.changed.values().map(of).collect();
     let mut all = kept;
     changed.iter().flatten().for_each(|(interface, more)| add(&mut all, interface, more));
     let fits = |(interface, left): (&&str, &u64)| {
-        all.get(interface).is_none_or(|outside| outside.rate_bps <= *left)
+        all.get(interface).is_none_or(|outside| outside.guarantee_bps <= *left)
     };
-    if left.iter().all(fits) {
+    let has_capacity = |(interface, outside): (&&str, &Outside)| {
+        outside.guarantee_bps == 0 || left.contains_key(interface)
+    };
+    if left.iter().all(fits) && all.iter().all(has_capacity) {
         return;
     }
     let kept = wanted.kept().map(|(name, vnet)| (name, &***vnet));
     for (name, vnet) in kept.chain(&wanted.changed) {
         for (index, link) in vnet.spec.links.iter().enumerate() {
-            let Some((_, _, external)) = outside_end(vnet, link) else { continue };
-            let (Some(rate), Some(left)) = (link.rate, left.get_mut(external.interface.as_str()))
-            else {
-                continue;
-            };
-            match left.checked_sub(rate.0) {
-                Some(rest) => *left = rest,
-                None => {
-                    let interface = &external.interface;
-                    let all = format!(
-                        "rate {rate} exceeds the {} that other links leave of interface {interface}",
-                        BitRate(*left),
-                    );
-                    let little = format!("interface {interface} has no room for a rate of {rate}");
-                    let message = reporter.of_all(all, &little);
-                    let path = ["spec", "links", &index.to_string(), "rate"];
-                    reporter.vnet(name, &path, message, "lower the rate of a link over it");
+            for (end, External { interface, .. }) in externals(vnet, link) {
+                let guarantee = BitRate(guarantee_bps(link, end));
+                if guarantee.0 == 0 {
+                    continue;
+                }
+                let path = ["spec", "links", &index.to_string(), "guarantee"];
+                let Some(left) = left.get_mut(interface.as_str()) else {
+                    let message = format!("interface {interface} has no capacity to guarantee of");
+                    let hint = "give the interface of the substrate a capacity";
+                    reporter.vnet(name, &path, message, hint);
+                    continue;
+                };
+                match left.checked_sub(guarantee.0) {
+                    Some(rest) => *left = rest,
+                    None => {
+                        let left = BitRate(*left);
+                        let all = format!(
+                            "guarantee {guarantee} exceeds the {left} that other links leave of \
+                             interface {interface}"
+                        );
+                        let little = format!(
+                            "interface {interface} has no room for a guarantee of {guarantee}"
+                        );
+                        let message = reporter.of_all(all, &little);
+                        reporter.vnet(
+                            name,
+                            &path,
+                            message,
+                            "lower the guarantee of a link over it",
+                        );
+                    }
                 }
             }
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pdp_alloc::{Given, Share};
 
 use super::outside::{self, Outside};
+use crate::link::Link;
 use crate::object::{Node, NodeKind, VirtualNetwork};
 use crate::usage::Usage;
 
@@ -81,14 +82,16 @@ impl Sums {
         let mut sums = Self {
             // Plain data with string keys: it is always JSON.
             spec_bytes: serde_json::to_string(vnet).map_or(u64::MAX, |text| text.len() as u64),
-            rated: vnet.spec.links.iter().all(|link| link.rate.is_some()),
+            rated: vnet.spec.links.iter().all(|link| link.rate_bps_max().is_some()),
             placed: true,
             outside: outside::of(vnet),
             ..Self::default()
         };
         for link in &vnet.spec.links {
-            sums.rate_bps = sums.rate_bps.saturating_add(link.rate.map_or(0, |rate| rate.0));
+            sums.rate_bps = sums.rate_bps.saturating_add(link.rate_bps_max().unwrap_or(0));
         }
+        sums.usage.memory_bytes =
+            vnet.spec.links.iter().map(Link::line_bytes).fold(0, u64::saturating_add);
         for (name, node) in &vnet.spec.nodes {
             let shares = shares.get(name).map_or(&[][..], Vec::as_slice);
             sums.usage += node.usage(shares.iter().map(|share| share.millicores));

@@ -6,12 +6,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
+use pdp_wire::tunnel::{KINDS, Kind};
+use pdp_wire::udp;
+
 use super::placed::Sums;
 use super::{Existing, NAME_HINT, Reporter, Wanted, bad_name};
 use crate::limits::*;
-use crate::object::{External, Grant, Image, ImageSource, Object, Program, Quota, VirtualNetwork};
+use crate::object::{Image, ImageSource, Object, Program, Quota, VirtualNetwork};
 use crate::parse::Document;
-use crate::units::{BitRate, Bytes, Cores, KeySet};
+use crate::tunnel::{External, Grant};
+use crate::units::{BitRate, Bytes, Cores};
 use crate::usage::Usage;
 
 /// The tenant whose a virtual network of this name is; `None`: the operators'.
@@ -92,16 +96,17 @@ fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
             let message = format!("name {interface:?} {why}");
             reporter.tenant(name, &path("")[..3], message, NAME_HINT);
         }
-        let bounds = [("vxlan", &grant.vxlan, 0, VNI_MAX), ("udp", &grant.udp, 1, u16::MAX.into())];
-        for (key, keys, min, max) in bounds {
-            let ranges = keys.iter().flat_map(|keys| &keys.0);
-            for (first, last) in ranges.filter(|range| range.0 < min || range.1 > max) {
-                let message = format!("{key} {first}-{last} is not within {min} to {max}");
-                reporter.tenant(name, &path(key), message, "lower it");
+        for (kind, keys) in grant.keys() {
+            let (min, max) = (kind.keys.start(), kind.keys.end());
+            let ranges = keys.into_iter().flat_map(|keys| &keys.0);
+            for (first, last) in ranges.filter(|range| range.0 < *min || range.1 > *max) {
+                let message = format!("{} {first}-{last} is not within {min} to {max}", kind.name);
+                reporter.tenant(name, &path(kind.name), message, "lower it");
             }
         }
-        if grant.udp.as_ref().is_some_and(|udp| udp.has(VXLAN_PORT.into())) {
-            let message = format!("udp has port {VXLAN_PORT}, which is VXLAN's");
+        let ports = KINDS.iter().filter_map(|kind| Some((kind.name, kind.port?)));
+        for (kind, port) in ports.filter(|(_, port)| grant.has(&udp::KIND, (*port).into())) {
+            let message = format!("udp has port {port}, which is {kind}'s");
             reporter.tenant(name, &path("udp"), message, "leave it out");
         }
     }
@@ -116,13 +121,9 @@ fn against(wanted: &Wanted<'_>, name: &str, other: &str, reporter: &mut Reporter
     }
     for (interface, grant) in &mine.interfaces {
         let Some(given) = theirs.interfaces.get(interface) else { continue };
-        let common = |mine: &Option<KeySet>, theirs: &Option<KeySet>| {
-            mine.as_ref()?.common(theirs.as_ref()?)
-        };
-        for (key, mine, theirs) in
-            [("vxlan", &grant.vxlan, &given.vxlan), ("udp", &grant.udp, &given.udp)]
-        {
-            if let Some(common) = common(mine, theirs) {
+        for ((kind, mine), (_, theirs)) in grant.keys().into_iter().zip(given.keys()) {
+            let key = kind.name;
+            if let Some(common) = mine.zip(theirs).and_then(|(mine, theirs)| mine.common(theirs)) {
                 let message =
                     format!("{key} {common} on interface {interface} is tenant {other}'s");
                 let hint = "give tenants ranges that do not meet";
@@ -139,20 +140,22 @@ fn against(wanted: &Wanted<'_>, name: &str, other: &str, reporter: &mut Reporter
 
 /// Whether an external is what a grant allows.
 fn allowed(grant: &Grant, external: &External) -> bool {
-    let has = |keys: &Option<KeySet>, key| keys.as_ref().is_some_and(|keys| keys.has(key));
-    let local = |local| grant.locals.is_empty() || grant.locals.contains(local);
-    match (&external.vxlan, &external.udp) {
-        (Some(v), _) => has(&grant.vxlan, v.vni) && v.port == VXLAN_PORT && local(&v.local),
-        (None, Some(u)) => has(&grant.udp, u.local_port.into()) && local(&u.local),
-        (None, None) => grant.whole,
-    }
+    let by = external.encapsulation();
+    let Some(tunnel) = by.tunnel() else { return grant.whole };
+    let kind = tunnel.kind();
+    let from_there = |(local, _)| grant.locals.is_empty() || grant.locals.contains(&local);
+    tunnel.number().is_some_and(|key| grant.has(kind, key))
+        && (kind.port.is_none() || tunnel.takes().udp_port() == kind.port)
+        && tunnel.ends().is_none_or(from_there)
 }
 
 /// What people call what a grant allows.
 fn grant_words(grant: &Grant) -> String {
     let mut words = Vec::new();
-    words.extend(grant.vxlan.iter().map(|keys| format!("vni {keys} on port {VXLAN_PORT}")));
-    words.extend(grant.udp.iter().map(|keys| format!("udp localPort {keys}")));
+    for (kind, keys) in grant.keys() {
+        let port = kind.port.map_or(String::new(), |port| format!(" on port {port}"));
+        words.extend(keys.map(|keys| format!("{} {} {keys}{port}", kind.name, kind.key)));
+    }
     words.extend(grant.whole.then(|| "the whole interface".to_owned()));
     if words.is_empty() {
         return "nothing".into();
@@ -263,15 +266,15 @@ fn operators(wanted: &Wanted<'_>, name: &str, vnet: &VirtualNetwork, reporter: &
 
 /// Whether an external takes what a grant gives, or the UDP port that it needs.
 fn meets(grant: &Grant, external: &External) -> bool {
-    let has = |keys: &Option<KeySet>, key| keys.as_ref().is_some_and(|keys| keys.has(key));
-    match (&external.vxlan, &external.udp) {
-        (Some(v), _) => has(&grant.vxlan, v.vni) || has(&grant.udp, v.port.into()),
-        (None, Some(u)) => {
-            has(&grant.udp, u.local_port.into())
-                || (grant.vxlan.is_some() && u.local_port == VXLAN_PORT)
-        }
-        (None, None) => grant.whole,
-    }
+    let by = external.encapsulation();
+    let Some(tunnel) = by.tunnel() else { return grant.whole };
+    let port = tunnel.takes().udp_port();
+    let needs = |(kind, keys): (&Kind, Option<_>)| {
+        keys.is_some() && kind != tunnel.kind() && kind.port.is_some() && kind.port == port
+    };
+    tunnel.number().is_some_and(|key| grant.has(tunnel.kind(), key))
+        || port.is_some_and(|port| grant.has(&udp::KIND, port.into()))
+        || grant.keys().into_iter().any(needs)
 }
 
 /// What virtual networks of a tenant have of what quotas bound.
@@ -485,7 +488,7 @@ pub(super) fn quotas(
 fn unlimited(wanted: &Wanted<'_>, tenant: &str, reporter: &mut Reporter) {
     let without_rate = |vnet: &VirtualNetwork| {
         let links = vnet.spec.links.iter().enumerate();
-        let without = links.filter(|(_, link)| link.rate.is_none());
+        let without = links.filter(|(_, link)| link.rate_bps_max().is_none());
         let named = without.map(|(index, link)| {
             (index, link.name.clone().unwrap_or_else(|| format!("link{}", index + 1)))
         });

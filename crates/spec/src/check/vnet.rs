@@ -5,15 +5,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{NAME_HINT, Reporter, bad_name};
+use super::{NAME_HINT, Reporter, bad_name, leaving};
 use crate::limits::*;
 use crate::object::*;
 use crate::shape::nearest;
+use crate::tunnel::External;
 use crate::units::{BitRate, Bytes, Cores, EXTERNAL, Endpoint, Mac};
-
-/// Rate of a link inside a virtual network where none is given, bits a second. Finite, so that a
-/// loop of frames that never die burns no more than this.
-const INNER_RATE_BPS: u64 = 1_000_000_000;
 
 pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     let name = vnet.metadata.name.clone();
@@ -441,17 +438,15 @@ fn default_mac(vnet: &str, node: &str, interface: &str) -> Mac {
 }
 
 fn tunnel(vnet: &str, name: &str, external: &External, reporter: &mut Reporter) {
-    let path = |key| ["spec", "externals", name, key];
-    let (kind, local, remote) = match (&external.vxlan, &external.udp) {
-        (Some(_), Some(_)) => {
-            let hint = "give one of them, or neither for the whole interface";
-            reporter.vnet(vnet, &path("udp"), "external has vxlan and udp", hint);
-            return;
-        }
-        (Some(vxlan), None) => ("vxlan", vxlan.local, vxlan.remote),
-        (None, Some(udp)) => ("udp", udp.local, udp.remote),
-        (None, None) => return,
-    };
+    let all = external.tunnels();
+    let kinds: Vec<_> = all.iter().filter_map(|by| Some(by.tunnel()?.kind().name)).collect();
+    if let [one, two, ..] = kinds[..] {
+        let hint = "give one of them, or none for the whole interface";
+        let message = format!("external has {one} and {two}");
+        return reporter.vnet(vnet, &["spec", "externals", name, two], message, hint);
+    }
+    let ends = external.encapsulation().ends();
+    let (Some(kind), Some((local, remote))) = (kinds.first(), ends) else { return };
     for (key, address) in [("local", local), ("remote", remote)] {
         if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
             let message = format!("{key} {address} is no address of a tunnel's end");
@@ -484,22 +479,11 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
             let message = format!("name {name} is that of link {} already", other + 1);
             reporter.vnet(vnet, &["spec", "links", &at, "name"], message, "rename one");
         }
-        if let Some(value) = link.rate {
-            rate(vnet, &["spec", "links", &at, "rate"], value, reporter);
-        }
-        let [a, b] = link.endpoints.as_slice() else { continue };
-        let (a, b) = (a.clone(), b.clone());
-        let outside = |end: &Endpoint| matches!(end, Endpoint::External(_));
-        if outside(&a) && outside(&b) {
-            let hint = "a link needs an interface of a node at one end";
-            let path = ["spec", "links", &at, "endpoints"];
-            reporter.vnet(vnet, &path, format!("both ends, {a} and {b}, are outside"), hint);
-        }
-        if !outside(&a) && !outside(&b) {
-            link.rate.get_or_insert(BitRate(INNER_RATE_BPS));
-        }
-        for (end, which) in [(&a, "0"), (&b, "1")] {
-            let path = ["spec", "links", &at, "endpoints", which];
+        leaving::check(vnet, index, link, reporter);
+        let ends = link.endpoints.clone();
+        segment(vnet, index, spec, reporter);
+        for (which, end) in ends.iter().enumerate() {
+            let path = ["spec", "links", &at, "endpoints", &which.to_string()];
             if let Some(hint) = unknown(spec, end) {
                 reporter.vnet(vnet, &path, format!("endpoint {end} does not exist"), hint);
             } else if let Some(other) = used.insert(end.clone(), index) {
@@ -508,7 +492,53 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
                 reporter.vnet(vnet, &path, message, "an endpoint has one link");
             }
         }
-        ends_fit(vnet, spec, &a, &b, reporter);
+        match ends.as_slice() {
+            [a, b] => {
+                ends_differ(vnet, spec, a, b, reporter);
+                ends_fit(vnet, spec, a, b, reporter);
+            }
+            ends => {
+                for (at, b) in ends.iter().enumerate() {
+                    ends[..at].iter().for_each(|a| ends_differ(vnet, spec, a, b, reporter));
+                }
+            }
+        }
+    }
+    leaving::lines(vnet, spec, reporter);
+    leaving::schedules(vnet, spec, reporter);
+    let segments = spec.links.iter().filter_map(|link| link.segment);
+    let addresses: u64 = segments.map(|segment| u64::from(segment.addresses)).sum();
+    if addresses > VNET_ADDRESSES_MAX {
+        let message =
+            format!("its segments learn {addresses} addresses, {VNET_ADDRESSES_MAX} at most");
+        let hint = "give each segment fewer addresses";
+        reporter.vnet(vnet, &["spec", "links"], message, hint);
+    }
+}
+
+/// Of the link at `index`: whether it is a segment and can be one; fills in its bounds.
+fn segment(vnet: &str, index: usize, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
+    let (at, link) = (index.to_string(), &mut spec.links[index]);
+    if link.endpoints.len() == 2 {
+        if link.segment.is_some() {
+            let path = ["spec", "links", &at, "segment"];
+            let hint = "remove segment, or add an endpoint";
+            reporter.vnet(vnet, &path, "a link of two ends is no segment", hint);
+        }
+        return;
+    }
+    link.segment.get_or_insert_default();
+    let is_tunnel = |end: &Endpoint| match end {
+        Endpoint::Port { .. } => false,
+        Endpoint::External(name) => {
+            spec.externals.get(name).is_some_and(|it| it.encapsulation().tunnel().is_some())
+        }
+    };
+    if link.endpoints.iter().all(is_tunnel) {
+        let path = ["spec", "links", &at, "endpoints"];
+        let message = "all ends are tunnels, between which a segment sends nothing";
+        let hint = "join two of them by a link, or add an interface";
+        reporter.vnet(vnet, &path, message, hint);
     }
 }
 
@@ -540,28 +570,30 @@ fn unknown(spec: &VirtualNetworkSpec, end: &Endpoint) -> Option<String> {
     }
 }
 
-/// Whether the interfaces at the two ends of a link can talk: different link addresses, different
-/// IP addresses, and in one subnet where both have addresses of a family.
-fn ends_fit(
+/// The interfaces at two ends of a link, if both are of nodes.
+fn interfaces<'a>(
+    spec: &'a VirtualNetworkSpec,
+    a: &Endpoint,
+    b: &Endpoint,
+) -> Option<[&'a Interface; 2]> {
+    let interface = |end: &Endpoint| match end {
+        Endpoint::Port { node, interface } => spec.nodes.get(node)?.interfaces.get(interface),
+        Endpoint::External(_) => None,
+    };
+    if a == b { None } else { Some([interface(a)?, interface(b)?]) }
+}
+
+/// Whether two ends of a link have different link addresses and different IP addresses.
+fn ends_differ(
     vnet: &str,
     spec: &VirtualNetworkSpec,
     a: &Endpoint,
     b: &Endpoint,
     reporter: &mut Reporter,
 ) {
-    let (
-        Endpoint::Port { node: a_node, interface: a_name },
-        Endpoint::Port { node: b_node, interface: b_name },
-    ) = (a, b)
-    else {
-        return;
-    };
-    let port = |node: &str, name: &str| spec.nodes.get(node)?.interfaces.get(name);
-    let (Some(a_port), Some(b_port)) = (port(a_node, a_name), port(b_node, b_name)) else { return };
-    if a == b {
-        return;
-    }
-    let path = ["spec", "nodes", b_node.as_str(), "interfaces", b_name.as_str()];
+    let Some([a_port, b_port]) = interfaces(spec, a, b) else { return };
+    let Endpoint::Port { node, interface } = b else { return };
+    let path = ["spec", "nodes", node.as_str(), "interfaces", interface.as_str()];
     if let (Some(a_mac), Some(b_mac)) = (a_port.mac, b_port.mac)
         && a_mac == b_mac
     {
@@ -576,6 +608,19 @@ fn ends_fit(
             reporter.vnet(vnet, &path, message, "change one");
         }
     }
+}
+
+/// Whether the interfaces at the two ends of a link are in one subnet, where both have addresses of a family.
+fn ends_fit(
+    vnet: &str,
+    spec: &VirtualNetworkSpec,
+    a: &Endpoint,
+    b: &Endpoint,
+    reporter: &mut Reporter,
+) {
+    let Some([a_port, b_port]) = interfaces(spec, a, b) else { return };
+    let Endpoint::Port { node, interface } = b else { return };
+    let path = ["spec", "nodes", node.as_str(), "interfaces", interface.as_str()];
     for v4 in [true, false] {
         // A host's prefix says nothing of a subnet: routing software borrows such addresses.
         let of_family = |interface: &Interface| -> Vec<(usize, IpNet)> {

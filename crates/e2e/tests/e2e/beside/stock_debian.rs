@@ -4,11 +4,15 @@
 //! The machine is emulated (QEMU, TCG: no virtualisation needed). Its disk is made from Debian
 //! packages by mmdebstrap once and kept below `target/vm`; what `make install` installs is put on
 //! top for each run. vm/inside.sh runs in it and says on the console what it saw.
+//! Another one with the same disk is at the other ends of [`tunnels`].
+
+mod tunnels;
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::beside;
@@ -30,8 +34,17 @@ fn run(command: &mut Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
-/// Debian with PdP installed, below `work/root`, and on `work/disk.img`.
-fn make_disk(work: &Path) -> PathBuf {
+/// Where all of this is, with a disk for each machine.
+static WORK: LazyLock<PathBuf> = LazyLock::new(make_disks);
+
+/// The disks, with the same on them.
+const DISK: &str = "disk.img";
+const PEER_DISK: &str = "peer.img";
+
+/// Debian with PdP installed, below `target/vm/root`, and on the disks.
+fn make_disks() -> PathBuf {
+    let work = repository().join("target/vm");
+    fs::create_dir_all(&work).expect("mkdir");
     let base = work.join("debian.tar");
     if !base.exists() {
         let partial = work.join("partial.tar");
@@ -55,7 +68,9 @@ fn make_disk(work: &Path) -> PathBuf {
         .arg(format!("DESTDIR={}", root.display()))
         .arg(format!("BUILD={}", binaries().display())));
     let vm = repository().join("crates/e2e/vm");
-    fs::copy(vm.join("inside.sh"), root.join("root/inside.sh")).expect("copy");
+    for script in ["inside.sh", "peer.sh"] {
+        fs::copy(vm.join(script), root.join("root").join(script)).expect("copy");
+    }
     fs::copy(repository().join("examples/ospf.yaml"), root.join("root/ospf.yaml")).expect("copy");
     let units = root.join("etc/systemd/system");
     fs::copy(vm.join("vm-test.service"), units.join("vm-test.service")).expect("copy");
@@ -64,10 +79,11 @@ fn make_disk(work: &Path) -> PathBuf {
         symlink(format!("/etc/systemd/system/{unit}"), wants.join(unit)).expect("enable");
     }
     fs::remove_file(wants.join("frr.service")).expect("Debian enables FRR of the host");
-    let disk = work.join("disk.img");
+    let disk = work.join(DISK);
     File::create(&disk).and_then(|file| file.set_len(DISK_BYTES)).expect("disk");
     run(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-d"]).arg(&root).arg(&disk));
-    disk
+    run(Command::new("cp").arg("--sparse=always").arg(&disk).arg(work.join(PEER_DISK)));
+    work
 }
 
 /// Where this build's binaries are: beside the test's own.
@@ -86,20 +102,28 @@ fn only_match(directory: &Path, prefix: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("no {prefix} in {}", directory.display()))
 }
 
+/// Arguments of the emulator for a machine with this disk, and words for its kernel.
+fn machine(disk: &str, words: &str) -> Vec<String> {
+    let boot = WORK.join("root/boot");
+    let file = |prefix| only_match(&boot, prefix).display().to_string();
+    let disk = WORK.join(disk);
+    let fixed = ["-accel", "tcg,thread=multi", "-cpu", "max", "-no-reboot"].map(str::to_owned);
+    let chosen = [
+        ["-kernel".into(), file("vmlinuz-")],
+        ["-initrd".into(), file("initrd.img-")],
+        ["-append".into(), format!("root=/dev/vda rw console=ttyS0 panic=-1 {words}")],
+        ["-drive".into(), format!("file={},format=raw,if=virtio", disk.display())],
+    ];
+    fixed.into_iter().chain(chosen.into_iter().flatten()).collect()
+}
+
 /// One boot until the machine resets; returns what it said.
-fn boot(work: &Path, disk: &Path, number: usize) -> Vec<String> {
-    let console = work.join(format!("console-{number}.log"));
+fn boot(number: usize) -> Vec<String> {
+    let console = WORK.join(format!("console-{number}.log"));
     let log = File::create(&console).expect("console log");
     let mut machine = Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"])
-        .args(["-nographic", "-no-reboot", "-nic", "none"])
-        .arg("-kernel")
-        .arg(only_match(&work.join("root/boot"), "vmlinuz-"))
-        .arg("-initrd")
-        .arg(only_match(&work.join("root/boot"), "initrd.img-"))
-        .args(["-append", "root=/dev/vda rw console=ttyS0 panic=-1"])
-        .arg("-drive")
-        .arg(format!("file={},format=raw,if=virtio", disk.display()))
+        .args(machine(DISK, ""))
+        .args(["-smp", "2", "-m", "2048", "-nographic", "-nic", "none"])
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("dup"))
         .stderr(log)
@@ -151,15 +175,12 @@ fn check_limit(lines: &[String]) {
 #[test]
 fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
     let _turn = beside();
-    let work = repository().join("target/vm");
-    fs::create_dir_all(&work).expect("mkdir");
-    let disk = make_disk(&work);
-    let first = boot(&work, &disk, 1);
+    let first = boot(1);
     assert_eq!(said(&first, "apply").split(' ').next(), Some("0"), "{first:#?}");
     check(&first);
     check_limit(&first);
     assert_eq!(said(&first, "vrf"), "eth0 is in VRF blue, 0 received", "{first:#?}");
-    let second = boot(&work, &disk, 2);
+    let second = boot(2);
     assert_ne!(said(&first, "boot"), said(&second, "boot"));
     assert!(!second.iter().any(|line| line.starts_with("apply")), "nothing is applied twice");
     check(&second);

@@ -1,0 +1,107 @@
+//! What links do to frames on purpose is what the spec says, and changes while frames are on their way.
+
+use pdp_e2e::{Node, all_answered, eventually, kill};
+
+const SPEC: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    h1: {kind: host, interfaces: {eth0: {addresses: [10.0.0.1/24]}, eth1: {addresses: [10.0.1.1/24]}, eth2: {addresses: [10.0.2.1/24]}}}
+    h2: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24]}, eth1: {addresses: [10.0.1.2/24]}, eth2: {addresses: [10.0.2.2/24]}}}
+  links:
+    - {name: far, endpoints: ["h1:eth0", "h2:eth0"], rate: 100Mbps, queue: 50ms, delay: 20ms}
+    - name: lossy
+      endpoints: ["h1:eth1", "h2:eth1"]
+      at: {"h2:eth1": {loss: 30%, seed: 3}}
+    - {name: timed, endpoints: ["h1:eth2", "h2:eth2"], schedule: [{at: 6s, up: false}, {at: 12s, up: true, delay: 30ms}]}
+"#;
+
+/// Least and mean round trip in what `ping` said, milliseconds.
+fn round_trip_ms(words: &str) -> [f64; 2] {
+    let (_, times) = words.split_once("min/avg/max/mdev = ").expect("round trips");
+    let mut times = times.split('/').map(|time| time.parse().expect("a time"));
+    [times.next().expect("the least"), times.next().expect("the mean")]
+}
+
+fn counter(node: &Node, host: &str, port: &str, what: &[&str]) -> u64 {
+    let stats = node.json(&["stats", "red"]);
+    let port = &stats["vnets"]["red"]["nodes"][host]["ports"][port];
+    what.iter().fold(port, |value, key| &value[key]).as_u64().unwrap_or(0)
+}
+
+#[test]
+fn delays_and_losses_are_as_written_and_change_without_a_frame_lost() {
+    let mut node = Node::start("links");
+    node.apply(SPEC);
+    // Answers come from 6 s on no more, and from 12 s on after 60 ms, though neither daemon nor mux live that long.
+    let in_background = |line: &str, file: &str| {
+        let line = format!("({line}; echo over) < /dev/null > /run/{file} 2>&1 &");
+        node.pdp(&["exec", "red/h1", "--", "sh", "-c", &line]);
+    };
+    in_background("ping -D -i0.1 -w15 10.0.2.2", "timed.txt");
+    // 20 ms each way, and what the way takes without.
+    let words = node.exec("red/h1", "ping -c10 -i0.05 -w60 10.0.0.2");
+    assert!(all_answered(&words, 10), "{words}");
+    let [least, mean] = round_trip_ms(&words);
+    assert!(least >= 40.0 && mean < 60.0, "{words}");
+
+    // One way only: what is lost there is what no answer came to.
+    let over = |file: &str| {
+        let line = format!("cat /run/{file}");
+        eventually("all of them", || node.exec("red/h1", &line).contains("over"));
+        node.exec("red/h1", &line)
+    };
+    let line = "ping -c100 -i0.01 -W1 10.0.1.2 || true";
+    let words = node.pdp(&["exec", "red/h1", "--", "sh", "-c", line]);
+    let lost = counter(&node, "h2", "eth1", &["dropped", "loss"]);
+    let sent = counter(&node, "h2", "eth1", &["sent"]);
+    assert!((10..60).contains(&lost) && sent + lost >= 100, "{lost} of {sent}: {words}");
+    assert_eq!(counter(&node, "h1", "eth1", &["dropped", "loss"]), 0);
+    let answers = 100 - words.matches("bytes from").count() as u64;
+    // Neighbour discovery loses some, too.
+    assert!(answers <= lost && lost - answers < 10, "{answers} missing of {lost}: {words}");
+
+    // Longer, shorter and none, while a hundred a second are on their way.
+    in_background("ping -c250 -i0.01 -w60 10.0.0.2", "ping.txt");
+    for delay in ["delay: 60ms", "delay: 5ms, jitter: 2ms"] {
+        node.apply(&SPEC.replace("delay: 20ms", delay));
+    }
+    node.pdp(&["link", "set", "red/far", "jitter=", "delay="]);
+    let words = over("ping.txt");
+    assert!(all_answered(&words, 250) && !words.contains("DUP"), "{words}");
+    let words = node.exec("red/h1", "ping -c5 -i0.05 -w60 10.0.0.2");
+    assert!(round_trip_ms(&words)[0] < 20.0, "{words}");
+    assert_eq!(counter(&node, "h1", "eth0", &["dropped", "delay-full"]), 0);
+
+    let link = |node: &Node| node.json(&["inspect", "red"])["status"]["links"][2].clone();
+    let mux = node.json(&["inspect", "substrate"])["status"]["mux"]["pid"].as_u64().expect("a mux");
+    eventually("the link is down by its schedule", || link(&node)["schedule"]["done"] == 1);
+    node.kill_pdpd();
+    kill(mux as u32);
+    node.start_pdpd();
+    let timed = || node.try_exec("red/h1", "cat /run/timed.txt").unwrap_or_default();
+    eventually("what was pinged is over", || timed().contains("over"));
+    let words = timed();
+    let answers: Vec<(f64, f64)> = words.lines().filter_map(answer).collect();
+    let gaps = answers.windows(2).map(|two| two[1].0 - two[0].0);
+    let longest = gaps.fold(0.0, f64::max);
+    assert!((5.0..8.0).contains(&longest), "{longest} s: {words}");
+    assert!(answers[0].1 < 30.0 && answers.last().expect("answers").1 >= 60.0, "{words}");
+    let link = link(&node);
+    assert_eq!(
+        (&link["impairments"], &link["schedule"]["done"]),
+        (&"delay 30ms".into(), &2.into())
+    );
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+}
+
+/// When an answer came and after how many milliseconds, of a line of `ping -D`.
+fn answer(line: &str) -> Option<(f64, f64)> {
+    let (at, rest) = line.strip_prefix('[')?.split_once(']')?;
+    let (time, _) = rest.split_once("time=")?.1.split_once(" ms")?;
+    Some((at.parse().ok()?, time.parse().ok()?))
+}

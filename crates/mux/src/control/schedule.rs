@@ -1,0 +1,88 @@
+//! What vlinks are to be at which time: done here, whether pdpd is there or not.
+//!
+//! A vnet whose time has come is made anew from what was put, as if it had been put so. Whatever time a step was
+//! missed by, what it is by now is done at once.
+
+use std::io;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use pdp_proto::mux;
+use rustix::time::{ClockId, clock_gettime};
+use tracing::{info, warn};
+
+use crate::control::base::Control;
+use crate::control::plan::KnownVnet;
+
+/// Time between two looks at the clock of schedules while one goes on: how late a step may be that a machine slept
+/// through, and when one that could not be done is tried again.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The clock of schedules, nanoseconds: CLOCK_BOOTTIME.
+pub fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// A vnet as it is at a moment.
+pub fn at(wanted: &mux::Vnet, now_ns: u64) -> mux::Vnet {
+    let vlinks = wanted.vlinks.iter().map(|vlink| vlink.at(now_ns)).collect();
+    mux::Vnet { vlinks, ..wanted.clone() }
+}
+
+impl Control {
+    /// Starts the thread that does what schedules say, which ends with `control`.
+    pub fn keep_time(control: &Arc<Self>) -> io::Result<()> {
+        let weak = Arc::downgrade(control);
+        let thread = thread::Builder::new().name("schedule".into()).spawn(move || run(&weak))?;
+        control.clock.get_or_init(|| thread.thread().clone());
+        Ok(())
+    }
+
+    /// Has that thread look at what is next.
+    pub(super) fn look_at_schedules(&self) {
+        self.clock.get().inspect(|thread| thread.unpark());
+    }
+
+    /// Does what schedules say now. Returns how long to wait; `None`: until somebody says so.
+    fn follow_schedules(&self) -> Option<Duration> {
+        let mut state = self.state();
+        let now_ns = now_ns();
+        let next_ns = |vnet: &KnownVnet| {
+            let schedules = vnet.wanted.vlinks.iter().filter_map(|vlink| vlink.schedule.as_ref());
+            schedules.map(|schedule| schedule.next_ns(now_ns).unwrap_or(u64::MAX)).min()
+        };
+        let scheduled = state.vnets.values().filter(|it| next_ns(it).is_some());
+        let scheduled: Vec<_> = scheduled.cloned().collect();
+        let next_ns = scheduled.iter().filter_map(next_ns).min()?;
+        let mut wait = LOOK.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)));
+        for known in scheduled {
+            let spec = at(&known.wanted, now_ns);
+            if spec == known.spec {
+                continue;
+            }
+            let name = spec.name.clone();
+            match self.install(&mut state, KnownVnet { spec, ..known }, None) {
+                Ok(()) => info!("vnet {name}: a step of its schedule is done"),
+                Err(error) => {
+                    warn!("vnet {name}: a step of its schedule can't be done: {error:?}");
+                    wait = LOOK;
+                }
+            }
+        }
+        Some(wait)
+    }
+}
+
+fn run(control: &Weak<Control>) {
+    loop {
+        let Some(wait) = control.upgrade().map(|control| control.follow_schedules()) else {
+            return;
+        };
+        match wait {
+            Some(wait) => thread::park_timeout(wait),
+            None => thread::park(),
+        }
+    }
+}

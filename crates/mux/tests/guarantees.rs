@@ -1,0 +1,568 @@
+//! What links get of an interface's capacity: workers driven by hand, whose time is told, so that every figure is exact.
+
+mod common;
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::time::{Duration, Instant};
+
+use common::*;
+use pdp_mux::class::{Capacity, Class, WIRE_BYTES};
+use pdp_mux::control::Mux;
+use pdp_mux::control::plan::{changed, outside_ends};
+use pdp_mux::core::Core;
+use pdp_mux::counters::Reason;
+use pdp_mux::encapsulate::{Outside, Way};
+use pdp_mux::exit::path::{PATH_FRAMES, Path};
+use pdp_mux::exit::{Exit, Tools};
+use pdp_mux::external::External as Card;
+use pdp_mux::fair::{BYTES_MAX, Part};
+use pdp_mux::packets::{Batch, Packets};
+use pdp_mux::ringers::Ringers;
+use pdp_mux::vnet::Vnet as Live;
+use pdp_mux::wake::Wake;
+use pdp_mux::worker::{Command, Worker};
+use pdp_proto::mux::*;
+use pdp_underlay::NextHop;
+use pdp_wire::vxlan;
+use rtrb::RingBuffer;
+
+const SHARE: usize = 8192;
+const MAC: [u8; 6] = [2, 0, 0, 0, 10, 1];
+const CAPACITY_BPS: u64 = 100_000_000;
+
+/// Bytes of VXLAN over IPv4 before a frame.
+const HEADER_BYTES: usize = 50;
+
+/// Time between two looks of a worker, nanoseconds.
+const STEP_NS: u64 = 20_000;
+
+/// A frame that left: when, of which link, which one of it, and its bytes on the interface.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    at_ns: u64,
+    link: usize,
+    number: u64,
+    bytes: u64,
+}
+
+/// Tells of what leaves.
+#[derive(Debug)]
+struct Wire(Sender<Left>);
+
+impl Exit for Wire {
+    fn room(&mut self) -> usize {
+        usize::MAX
+    }
+
+    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+        for packet in frames.drain(..) {
+            let mark = mark(&packet.bytes()[HEADER_BYTES..]);
+            let (link, number) = ((mark >> 32) as usize, mark & 0xffff_ffff);
+            let bytes = (packet.len() + WIRE_BYTES) as u64;
+            self.0.send(Left { at_ns: tools.now_ns, link, number, bytes }).unwrap();
+            tools.packets.give(packet);
+        }
+        Reason::ExternalRingFull
+    }
+}
+
+/// What a link sends, and what it is to get.
+#[derive(Clone, Copy)]
+struct Sends {
+    guarantee_bps: u64,
+    weight: u32,
+    /// Bytes of each of its frames.
+    bytes: usize,
+    /// On the interface, bits a second.
+    bps: u64,
+}
+
+impl Sends {
+    fn flood(weight: u32, bytes: usize) -> Self {
+        Self { guarantee_bps: 0, weight, bytes, bps: CAPACITY_BPS }
+    }
+
+    fn wire_bytes(&self) -> u64 {
+        (self.bytes + HEADER_BYTES + WIRE_BYTES) as u64
+    }
+}
+
+struct Lab {
+    workers: Vec<Worker>,
+    specs: Vec<Vnet>,
+    links: Vec<Sends>,
+    capacity: Arc<Capacity>,
+    classes: Vec<Arc<Class>>,
+    /// Frames that each link has sent, and bytes on the interface that it may.
+    sent: Vec<(u64, f64)>,
+    now_ns: u64,
+    wire: Receiver<Left>,
+    /// All that has left.
+    all: Vec<Left>,
+    _kept: (Arc<Wake>, Vec<SyncSender<Command>>),
+}
+
+impl Lab {
+    /// Link N, a transit, is at worker N of `count`, round and round; the interface at the first.
+    fn new(count: usize, links: &[Sends]) -> Self {
+        let (_pool, parts) = Packets::pool(count, SHARE).unwrap();
+        let wake = Arc::new(Wake::new().unwrap());
+        let (wire_to, wire) = mpsc::channel();
+        let mut commands = vec![];
+        let mut workers: Vec<_> = parts
+            .into_iter()
+            .zip(0..)
+            .map(|(packets, number)| {
+                let (dropped, _) = mpsc::channel();
+                let ringers = Ringers::start().unwrap();
+                let mut core = Core::new(packets, dropped, wake.clone(), ringers).unwrap();
+                core.externals.push(Some(Card::new("A".into(), MAC, 1600)));
+                let (command, obeyed) = mpsc::sync_channel(1);
+                commands.push(command);
+                let neighbours = (0..count).map(|_| None).collect();
+                Worker::new(number, core, neighbours, obeyed, wake.clone()).unwrap()
+            })
+            .collect();
+        let mut inboxes = vec![];
+        for worker in &mut workers[1..] {
+            let (to, from) = RingBuffer::new(PATH_FRAMES);
+            inboxes.push(from);
+            let exits = &mut worker.core.externals[0].as_mut().unwrap().exits;
+            exits.add_path(Path::new(to, wake.clone()));
+        }
+        let exits = &mut workers[0].core.externals[0].as_mut().unwrap().exits;
+        exits.add(Box::new(Wire(wire_to)), inboxes);
+        let mut lab = Self {
+            workers,
+            specs: vec![],
+            links: links.to_vec(),
+            capacity: Arc::default(),
+            classes: vec![],
+            sent: vec![(0, 0.0); links.len()],
+            now_ns: 1,
+            wire,
+            all: vec![],
+            _kept: (wake, commands),
+        };
+        let of_vnet: Vec<_> = (0..count).map(|_| Arc::new(AtomicUsize::new(0))).collect();
+        let class = |at: usize| Arc::new(Class::new(&lab.capacity, &of_vnet[at % count]));
+        lab.classes = (0..links.len()).map(class).collect();
+        lab.set_capacity(Some(CAPACITY_BPS));
+        lab.install(true);
+        lab
+    }
+
+    fn set_capacity(&mut self, bps: Option<u64>) {
+        self.capacity.set(bps);
+        let exits = &mut self.workers[0].core.externals[0].as_mut().unwrap().exits;
+        exits.scheduler.get_or_insert_default().set_capacity(bps);
+    }
+
+    /// Gives the vnets the shape that the links say; `classed` if the interface has a capacity.
+    fn install(&mut self, classed: bool) {
+        let exits = &mut self.workers[0].core.externals[0].as_mut().unwrap().exits;
+        let scheduler = exits.scheduler.as_mut().unwrap();
+        for (class, link) in self.classes.iter().zip(&self.links) {
+            let part = Part { guarantee_bps: link.guarantee_bps, weight: link.weight };
+            scheduler.set(class.clone(), part, self.now_ns);
+        }
+        let before = std::mem::take(&mut self.specs);
+        for at in 0..self.workers.len() {
+            let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+            let vxlan =
+                |vni| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni });
+            let here = (at..self.links.len()).step_by(self.workers.len());
+            let vlinks = here.map(|link| {
+                let number = link as u32;
+                let near = outside(&format!("in{link:02}"), "B", vxlan(1000 + number));
+                let mut vlink = vlink(
+                    &format!("l{link}"),
+                    near,
+                    outside(&format!("out{link:02}"), "A", vxlan(number)),
+                );
+                vlink.leaving[1].weight = self.links[link].weight;
+                vlink.leaving[1].guarantee_bps = self.links[link].guarantee_bps;
+                vlink
+            });
+            let vlinks = vlinks.collect();
+            let spec = Vnet { name: format!("v{at}"), police: None, nodes: vec![], vlinks };
+            let mut live = Live::new(&spec, 0, 0, |number, end| {
+                let End::External { name, by, .. } = end else { return None };
+                let hop = || Arc::new(NextHop::known(MAC));
+                let mut way = Outside::new(0, number, by, hop)?;
+                let link = name.strip_prefix("out").and_then(|link| link.parse::<usize>().ok());
+                way.class = link.filter(|_| classed).map(|link| self.classes[link].clone());
+                Some(Way::Outside(way))
+            });
+            // All of them, as where the interface is otherwise.
+            live.changed = before.get(at).and_then(|was| changed(was, &spec, Some("A")));
+            self.workers[at].replace(0, Some(live));
+            self.specs.push(spec);
+        }
+    }
+
+    /// Time passes, in which links send what they do. Returns what has left.
+    fn run(&mut self, span_ns: u64) -> Vec<Left> {
+        let end_ns = self.now_ns + span_ns;
+        while self.now_ns < end_ns {
+            self.now_ns += STEP_NS;
+            for at in 0..self.links.len() {
+                let Sends { bytes, bps, .. } = self.links[at];
+                let each = self.links[at].wire_bytes() as f64;
+                self.sent[at].1 += bps as f64 / 8e9 * STEP_NS as f64;
+                while self.sent[at].1 >= each {
+                    self.sent[at].1 -= each;
+                    self.send(at, bytes);
+                }
+            }
+            self.look();
+        }
+        let left: Vec<_> = self.wire.try_iter().collect();
+        self.all.extend(&left);
+        left
+    }
+
+    /// A link sends one more frame.
+    fn send(&mut self, link: usize, bytes: usize) {
+        let at = link % self.workers.len();
+        let number = self.sent[link].0;
+        self.sent[link].0 += 1;
+        let name = format!("in{link:02}");
+        let port = {
+            let mut ends = outside_ends(&self.specs[at]);
+            ends.find(|end| end.external == name).unwrap().port
+        };
+        let core = &mut self.workers[at].core;
+        core.packets.collect();
+        let frame = frame(bytes, (link as u64) << 32 | number);
+        let packet = core.packets.copy_of(&frame, 0).unwrap();
+        self.visit(at, vec![packet.at(port.into())]);
+    }
+
+    fn visit(&mut self, at: usize, mut frames: Batch) {
+        self.workers[at].core.now_ns = self.now_ns;
+        self.workers[at].change(0, |vnet, core| vnet.visit(core, &mut frames));
+    }
+
+    /// What a round does for what waits.
+    fn look(&mut self) {
+        for at in (0..self.workers.len()).rev() {
+            self.visit(at, vec![]);
+            let core = &mut self.workers[at].core;
+            core.packets.collect();
+            let (exits, mut tools) = core.exits(0).unwrap();
+            exits.flush(&mut tools);
+        }
+    }
+
+    /// What has dropped at a link's two ends, all reasons together.
+    fn dropped(&self, link: usize) -> u64 {
+        let vnet = self.workers[link % self.workers.len()].vnets[0].as_ref().unwrap();
+        let ends = &vnet.stats().nodes[OUTSIDE].ports;
+        let of = |name: String| ends[&name].dropped.values().sum::<u64>();
+        of(format!("in{link:02}")) + of(format!("out{link:02}"))
+    }
+
+    fn assert_adds_up(&self) {
+        let mut stats = Stats::default();
+        for (at, worker) in self.workers.iter().enumerate() {
+            stats.vnets.insert(format!("v{at}"), worker.vnets[0].as_ref().unwrap().stats());
+        }
+        assert_adds_up(&stats);
+    }
+
+    /// Nobody sends any more: what waits leaves, in order. Everything is accounted for, and no packet is away.
+    fn rest(&mut self) {
+        self.links.iter_mut().for_each(|link| link.bps = 0);
+        self.run(1_000_000_000);
+        self.assert_adds_up();
+        assert!(self.workers.iter().all(|worker| worker.core.packets.free() == SHARE));
+        let sent: u64 = self.sent.iter().map(|sent| sent.0).sum();
+        assert_eq!(self.all.len() as u64 + self.all_dropped(), sent);
+        let mut last = vec![None; self.links.len()];
+        for it in &self.all {
+            assert!(last[it.link] < Some(it.number), "{it:?} after {:?}", last[it.link]);
+            last[it.link] = Some(it.number);
+        }
+    }
+
+    fn all_dropped(&self) -> u64 {
+        (0..self.links.len()).map(|link| self.dropped(link)).sum()
+    }
+}
+
+fn bytes(left: &[Left], link: usize) -> f64 {
+    left.iter().filter(|left| left.link == link).map(|left| left.bytes as f64).sum()
+}
+
+fn assert_shares(left: &[Left], wanted: &[f64], within: f64) {
+    let sum: f64 = left.iter().map(|left| left.bytes as f64).sum();
+    for (link, wanted) in wanted.iter().enumerate() {
+        let share = bytes(left, link) / sum;
+        assert!((share - wanted).abs() < within, "link {link} has {share}, not {wanted}");
+    }
+}
+
+#[test]
+fn links_share_the_capacity_as_they_are_told_to_whatever_they_send() {
+    let percents = [30, 25, 20, 15, 10];
+    let sizes = [1500, 60, 300, 1000, 700];
+    let mut links: Vec<_> =
+        percents.iter().zip(sizes).map(|(weight, bytes)| Sends::flood(*weight, bytes)).collect();
+    let wanted = percents.map(|percent| f64::from(percent) / 100.0);
+    for workers in [1, 2] {
+        let mut lab = Lab::new(workers, &links);
+        lab.run(50_000_000);
+        let left = lab.run(1_000_000_000);
+        assert_shares(&left, &wanted, 0.005 / 2.0);
+        let bits: u64 = left.iter().map(|left| left.bytes * 8).sum();
+        assert!(bits.abs_diff(CAPACITY_BPS) < CAPACITY_BPS / 500, "{bits}");
+        lab.assert_adds_up();
+        lab.rest();
+    }
+    // The same by guarantees, of which nothing is left to share.
+    for (link, percent) in links.iter_mut().zip(percents) {
+        (link.guarantee_bps, link.weight) = (u64::from(percent) * CAPACITY_BPS / 100, 1);
+    }
+    let mut lab = Lab::new(2, &links);
+    lab.run(50_000_000);
+    assert_shares(&lab.run(1_000_000_000), &wanted, 0.005 / 2.0);
+    // What one does not want others have, by weight.
+    lab.links[0].bps = 0;
+    lab.run(200_000_000);
+    let quarter = 0.3 / 4.0;
+    let wanted = [0.0, 0.25 + quarter, 0.2 + quarter, 0.15 + quarter, 0.1 + quarter];
+    assert_shares(&lab.run(500_000_000), &wanted, 0.0025);
+}
+
+#[test]
+fn sixty_four_links_share_and_one_of_them_has_its_guarantee() {
+    let mut links = vec![Sends { bps: CAPACITY_BPS / 16, ..Sends::flood(1, 500) }; 64];
+    links[5] = Sends { guarantee_bps: CAPACITY_BPS / 2, ..Sends::flood(1, 1200) };
+    let mut lab = Lab::new(2, &links);
+    lab.run(100_000_000);
+    let each = 0.5 / 64.0;
+    let mut wanted = [each; 64];
+    wanted[5] = 0.5 + each;
+    assert_shares(&lab.run(1_000_000_000), &wanted, 0.0025);
+}
+
+/// docs/links.md derives the bound.
+#[test]
+fn a_guaranteed_link_loses_nothing_and_is_in_time_while_others_send_ten_times_the_capacity() {
+    let guarantee_bps = CAPACITY_BPS / 10;
+    let mine = Sends { guarantee_bps, weight: 1, bytes: 400, bps: guarantee_bps / 10 * 9 };
+    let other = |at: usize| Sends::flood(1000, [60, 1500][at % 2]);
+    let links: Vec<_> = (0..10).map(|at| if at == 0 { mine } else { other(at) }).collect();
+    for workers in [1, 2] {
+        let mut lab = Lab::new(workers, &links);
+        let mut came = vec![];
+        let mut delays = vec![];
+        for _ in 0..25_000 {
+            let left = lab.run(STEP_NS);
+            came.resize(lab.sent[0].0 as usize, lab.now_ns);
+            let mine = left.iter().filter(|left| left.link == 0);
+            delays.extend(mine.map(|left| left.at_ns - came[left.number as usize]));
+        }
+        assert_eq!(lab.dropped(0), 0);
+        assert!((1..10).all(|link| lab.dropped(link) > 100));
+        assert!(
+            came.len() > 1000 && came.len() - delays.len() < 4,
+            "{} {}",
+            came.len(),
+            delays.len()
+        );
+        delays.sort();
+        let bits = BYTES_MAX * 8_000_000_000;
+        let bound_ns = bits / guarantee_bps + bits / CAPACITY_BPS + STEP_NS;
+        assert!(*delays.last().unwrap() <= bound_ns, "{delays:?}, {bound_ns} at the most");
+    }
+}
+
+#[test]
+fn parts_and_capacity_change_with_nothing_lost_that_waits() {
+    let links = [Sends::flood(1, 1000), Sends::flood(1, 1000), Sends::flood(1, 1000)];
+    let mut lab = Lab::new(2, &links);
+    lab.run(100_000_000);
+    let step = |lab: &mut Lab, wanted: [f64; 3], bps: u64| {
+        // All queues are full.
+        let before = lab.all_dropped();
+        lab.install(true);
+        assert_eq!(lab.all_dropped(), before);
+        lab.run(20_000_000);
+        let left = lab.run(300_000_000);
+        assert_shares(&left, &wanted, 0.01);
+        let bits: u64 = left.iter().map(|left| left.bytes * 8).sum();
+        assert!(bits.abs_diff(bps * 3 / 10) < bps / 100, "{bits}");
+    };
+    lab.links[0].weight = 2;
+    step(&mut lab, [0.5, 0.25, 0.25], CAPACITY_BPS);
+    lab.links[1].guarantee_bps = CAPACITY_BPS / 5 * 3;
+    step(&mut lab, [0.2, 0.7, 0.1], CAPACITY_BPS);
+    lab.set_capacity(Some(CAPACITY_BPS * 2));
+    step(&mut lab, [0.35, 0.475, 0.175], CAPACITY_BPS * 2);
+    lab.set_capacity(Some(CAPACITY_BPS));
+    lab.links[1].guarantee_bps = 0;
+    lab.links[0].weight = 1;
+    step(&mut lab, [1.0 / 3.0; 3], CAPACITY_BPS);
+    // Without a capacity all goes, and with one again it waits.
+    lab.links.iter_mut().for_each(|link| link.bps = 0);
+    let before = lab.all_dropped();
+    lab.set_capacity(None);
+    lab.install(false);
+    let at_once = lab.run(3_000_000);
+    assert!(at_once.len() > 600, "{}", at_once.len());
+    lab.links.iter_mut().for_each(|link| link.bps = CAPACITY_BPS);
+    let left = lab.run(50_000_000);
+    assert!(left.len() as u64 > CAPACITY_BPS / 20 / 8 / links[0].wire_bytes() * 29 / 10);
+    assert_eq!(lab.all_dropped(), before);
+    lab.set_capacity(Some(CAPACITY_BPS));
+    step(&mut lab, [1.0 / 3.0; 3], CAPACITY_BPS);
+    lab.rest();
+    // Short frames may have room where a long one has none, and stay behind it.
+    (0..100).for_each(|number| lab.send(0, [1500, 60][number % 2]));
+    lab.rest();
+}
+
+/// Frames at the scheduler count as those that wait for a rate do: no vnet has more packets than are free.
+#[test]
+fn a_flood_of_many_links_leaves_half_of_the_packets() {
+    let mut lab = Lab::new(1, &[Sends { bps: 0, ..Sends::flood(1, 60) }; 64]);
+    lab.set_capacity(Some(100 * CAPACITY_BPS));
+    for _ in 0..300 {
+        (0..64).for_each(|link| lab.send(link, 60));
+    }
+    let free = lab.workers[0].core.packets.free();
+    assert!((SHARE / 2 - 1..SHARE / 2 + 2).contains(&free), "{free}");
+    assert_eq!(lab.all_dropped(), 64 * 300 - (SHARE - free) as u64);
+    lab.rest();
+}
+
+/// The frame of a generator, numbered behind its Ethernet header.
+const NUMBER_AT: u16 = 14;
+
+fn generator(
+    mux: &Mux,
+    name: &str,
+    pps: u64,
+    number_at: u16,
+    capacity_bps: Option<u64>,
+    bytes: usize,
+) {
+    let fd = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut file = std::fs::File::from(fd);
+    let number_at = Some(number_at);
+    if bytes > 0 {
+        file.write_all(&(bytes as u16).to_le_bytes()).unwrap();
+        file.write_all(&frame(bytes, 0)).unwrap();
+    }
+    let outlet = Outlet::Generator(Generator { pps, frames: 0, number_at });
+    let external = External { capacity_bps, ..External::new(name, 1600, outlet) };
+    assert_eq!(mux.handle(Request::PutExternal(external), vec![file.into()]), Reply::Done);
+}
+
+/// A mux of two workers, with sources and a sink in it: the interface gets a capacity, another one, other weights and
+/// none again, while frames pass. Each source's vnet is at one worker or the other.
+#[test]
+fn a_capacity_comes_changes_and_goes_while_frames_pass() {
+    let mux = start(2);
+    let percents = [40, 30, 20, 10];
+    let capacity_bps = 20_000_000;
+    let sink = |capacity_bps| {
+        generator(&mux, "S", 0, NUMBER_AT + HEADER_BYTES as u16, capacity_bps, 0);
+    };
+    sink(None);
+    let put_vnet = |at: usize, weight: u32| {
+        let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let by = vxlan::Tunnel { local, remote, port: 4789, vni: at as u32 };
+        let near = outside("in", &format!("G{at}"), Encapsulation::Interface);
+        let far = outside("out", "S", Encapsulation::Vxlan(by));
+        let mut vlink = vlink("through", near, far);
+        vlink.leaving[1].weight = weight;
+        let (name, vlinks) = (format!("v{at}"), vec![vlink]);
+        put(&mux, &Vnet { name, police: None, nodes: vec![], vlinks });
+    };
+    let bytes = 1000;
+    // Each sends the capacity; what is not numbered is not looked at by the sink.
+    let pps = capacity_bps / 8 / (bytes + HEADER_BYTES + WIRE_BYTES) as u64;
+    for (at, percent) in percents.into_iter().enumerate() {
+        generator(
+            &mux,
+            &format!("G{at}"),
+            pps,
+            if at == 0 { NUMBER_AT } else { 2000 },
+            None,
+            bytes,
+        );
+        put_vnet(at, percent);
+    }
+    let out = |at: usize| {
+        let stats = node_stats(&mux, &format!("v{at}"), OUTSIDE);
+        let port = &stats.ports["out"];
+        (port.made, port.sent, stats.in_flight)
+    };
+    let all_sent = || (0..4).map(|at| out(at).1).sum::<u64>();
+    eventually("frames pass", || (0..4).all(|at| out(at).1 > 100));
+    let total =
+        |node: &NodeStats| node.ports.values().flat_map(|it| it.dropped.values()).sum::<u64>();
+    let drops =
+        || (0..4).map(|at| total(&node_stats(&mux, &format!("v{at}"), OUTSIDE))).sum::<u64>();
+    assert_eq!(drops(), 0);
+    sink(Some(capacity_bps));
+    eventually("queues are full", || (0..4).all(|at| out(at).2 > 200));
+    let shares = |span_ms| {
+        let (before, since): (Vec<_>, _) = ((0..4).map(|at| out(at).1).collect(), Instant::now());
+        std::thread::sleep(Duration::from_millis(span_ms));
+        let sent: Vec<_> = (0..4).map(|at| out(at).1 - before[at]).collect();
+        let sum: u64 = sent.iter().sum();
+        let most = pps as f64 * (since.elapsed().as_secs_f64() + 0.05);
+        assert!(sum as f64 <= most, "{sum}, {most} at the most");
+        sent.into_iter().map(|sent| sent as f64 / sum as f64).collect::<Vec<_>>()
+    };
+    // Where the machine does not run a worker for long its links lose their turns.
+    let about = |wanted: [f64; 4]| {
+        eventually("shares", || {
+            let shares = shares(300);
+            shares.iter().zip(wanted).all(|(share, wanted)| (share - wanted).abs() < 0.05)
+        });
+    };
+    about([0.4, 0.3, 0.2, 0.1]);
+    (0..4).for_each(|at| put_vnet(at, percents[3 - at]));
+    about([0.1, 0.2, 0.3, 0.4]);
+    sink(Some(capacity_bps / 2));
+    (0..4).for_each(|at| put_vnet(at, 1));
+    about([0.25; 4]);
+    let waiting: u64 = (0..4).map(|at| out(at).2).sum();
+    assert!(waiting > 500);
+    sink(None);
+    eventually("nothing waits", || (0..4).all(|at| out(at).2 == 0));
+    let before = drops();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(drops(), before);
+    // Every frame of the numbered ones that left is where it was to go, in order.
+    sink(Some(capacity_bps / 2));
+    (0..4).for_each(|at| generator(&mux, &format!("G{at}"), 1, 2000, None, 0));
+    eventually("all is out", || {
+        let sink = &stats(&mux).externals["S"];
+        let free: u64 = stats(&mux).workers.iter().map(|worker| worker.free_packets).sum();
+        (sink.sent, sink.late, free) == (all_sent(), 0, 2 * 8192)
+    });
+    assert!(stats(&mux).externals["S"].numbered > 500);
+    assert_adds_up(&stats(&mux));
+    // What waits when vnets and interface go is given back.
+    (0..4).for_each(|at| generator(&mux, &format!("G{at}"), pps, 2000, None, bytes));
+    eventually("queues are full", || (0..4).all(|at| out(at).2 > 200));
+    for at in 0..4 {
+        let (name, source) = (format!("v{at}"), format!("G{at}"));
+        assert_eq!(mux.handle(Request::DeleteVnet { name }, vec![]), Reply::Done);
+        assert_eq!(mux.handle(Request::DeleteExternal { name: source }, vec![]), Reply::Done);
+    }
+    let gone = mux.handle(Request::DeleteExternal { name: "S".into() }, vec![]);
+    assert_eq!(gone, Reply::Done);
+    eventually("packets are back", || {
+        stats(&mux).workers.iter().map(|worker| worker.free_packets).sum::<u64>() == 2 * 8192
+    });
+}

@@ -1,0 +1,200 @@
+//! Ethernet over GRE (RFC 2784, RFC 2890; the Trellis paper's EGRE), as Linux's gretap and ip6gretap take
+//! and make it.
+//!
+//! A key, a checksum and a sequence are there or not as is configured. A frame with a key is none of a
+//! tunnel without, and the other way round.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::outer::NotATunnel;
+use crate::tunnel::{self, Encapsulation, Fix, Key, Kind, Take};
+
+/// The kind. A tunnel without a key is in no range.
+pub const KIND: Kind = Kind { name: "gre", key: "key", keys: 0..=u32::MAX, port: None };
+
+/// Number of GRE in IP headers.
+pub const PROTOCOL: u8 = 47;
+
+/// Type of a whole Ethernet frame behind the header.
+pub const ETHERNET: u16 = 0x6558;
+
+/// Bytes of the longest header: with checksum, key and sequence.
+pub const HEADER_BYTES_MAX: usize = 16;
+
+const CHECKSUM: u16 = 0x8000;
+const KEY: u16 = 0x2000;
+const SEQUENCE: u16 = 0x1000;
+
+/// Routing, strict source route and recursion of RFC 1701, which RFC 2784 section 2.2 has dropped; and the
+/// version.
+const REFUSED: u16 = 0x4000 | 0x0c00 | 0x0007;
+
+/// A tunnel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tunnel {
+    /// Outer address of this side.
+    pub local: IpAddr,
+    /// Outer address of the other side.
+    pub remote: IpAddr,
+    /// What tells it from others between the same addresses; there is one without.
+    pub key: Option<u32>,
+    /// Whether all frames have a checksum.
+    pub checksum: bool,
+    /// Whether all frames have a number, and those that are late are dropped.
+    pub sequence: bool,
+}
+
+impl tunnel::Tunnel for Tunnel {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn ends(&self) -> Option<(IpAddr, IpAddr)> {
+        Some((self.local, self.remote))
+    }
+
+    fn number(&self) -> Option<u32> {
+        self.key
+    }
+
+    fn key(&self) -> u64 {
+        Key::gre(self.key)
+    }
+
+    fn takes(&self) -> Take {
+        Take::Gre { local: self.local }
+    }
+
+    fn header(&self) -> tunnel::Header {
+        let key = self.key.map(u32::to_be_bytes);
+        let parts: [(bool, u16, [u8; 4]); 3] = [
+            (self.checksum, CHECKSUM, [0; 4]),
+            (key.is_some(), KEY, key.unwrap_or_default()),
+            (self.sequence, SEQUENCE, [0; 4]),
+        ];
+        let parts = parts.iter().filter(|(is_there, ..)| *is_there);
+        let flags = parts.clone().fold(0, |flags, (_, flag, _)| flags | flag);
+        let mut bytes = [flags.to_be_bytes(), ETHERNET.to_be_bytes()].concat();
+        parts.for_each(|(_, _, part)| bytes.extend(part));
+        tunnel::Header { protocol: PROTOCOL, bytes, fix: Fix::Gre }
+    }
+
+    fn reversed(&self) -> Encapsulation {
+        let (local, remote) = (self.remote, self.local);
+        Encapsulation::Gre(Self { local, remote, ..*self })
+    }
+
+    fn key_text(&self) -> String {
+        self.key.map_or("without key".into(), |key| format!("key {key}"))
+    }
+}
+
+/// A header that stands before an Ethernet frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Whether it has a checksum.
+    pub has_checksum: bool,
+    /// Its key.
+    pub key: Option<u32>,
+    /// Its number.
+    pub sequence: Option<u32>,
+    /// Bytes of the header.
+    pub bytes: usize,
+}
+
+impl Header {
+    /// Reads the header at the start of `packet`. Bits that RFC 2784 reserves and has receivers ignore are
+    /// ignored.
+    pub fn parse(packet: &[u8]) -> Result<Self, NotATunnel> {
+        let &[a, b, c, d] = packet.first_chunk().ok_or(NotATunnel::Malformed)?;
+        let flags = u16::from_be_bytes([a, b]);
+        if u16::from_be_bytes([c, d]) != ETHERNET {
+            return Err(NotATunnel::Other);
+        }
+        if flags & REFUSED != 0 {
+            return Err(NotATunnel::GreHeader);
+        }
+        let mut bytes = 4;
+        let mut part = |flag| {
+            let at = bytes;
+            bytes += if flags & flag == 0 { 0 } else { 4 };
+            let word = packet.get(at..bytes).ok_or(NotATunnel::Malformed)?;
+            Ok(word.first_chunk().map(|word| u32::from_be_bytes(*word)))
+        };
+        let (checksum, key, sequence) = (part(CHECKSUM)?, part(KEY)?, part(SEQUENCE)?);
+        Ok(Self { has_checksum: checksum.is_some(), key, sequence, bytes })
+    }
+}
+
+/// Where in a header with these first bytes its checksum and its number are.
+pub(crate) fn places(header: &[u8]) -> (Option<usize>, Option<usize>) {
+    let flags = header.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags));
+    let has = |flag| usize::from(flags & flag != 0);
+    let sequence = 4 + 4 * has(CHECKSUM) + 4 * has(KEY);
+    ((has(CHECKSUM) > 0).then_some(4), (has(SEQUENCE) > 0).then_some(sequence))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tunnel::Tunnel as _;
+    use proptest::prelude::*;
+
+    fn tunnel(key: Option<u32>, checksum: bool, sequence: bool) -> Tunnel {
+        let (local, remote) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        Tunnel { local, remote, key, checksum, sequence }
+    }
+
+    #[test]
+    fn headers_are_those_of_the_rfcs() {
+        let header = |key, checksum, sequence| tunnel(key, checksum, sequence).header().bytes;
+        assert_eq!(header(None, false, false), [0, 0, 0x65, 0x58]);
+        assert_eq!(header(Some(7), false, false), [0x20, 0, 0x65, 0x58, 0, 0, 0, 7]);
+        let all = header(Some(7), true, true);
+        assert_eq!(all, [0xb0, 0, 0x65, 0x58, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0]);
+        assert_eq!(all.len(), HEADER_BYTES_MAX);
+        assert_eq!(places(&all), (Some(4), Some(12)));
+        assert_eq!(places(&header(None, false, true)), (None, Some(4)));
+    }
+
+    #[test]
+    fn what_is_no_header_is_told_apart() {
+        let with = |at: usize, bits: u8| {
+            let mut bytes = tunnel(Some(7), false, false).header().bytes;
+            bytes[at] |= bits;
+            Header::parse(&bytes).map(|header| header.key)
+        };
+        assert_eq!(with(0, 0), Ok(Some(7)));
+        for (at, bits) in [(0, 0x40), (0, 0x08), (0, 0x04), (1, 1), (1, 2), (1, 4)] {
+            assert_eq!(with(at, bits), Err(NotATunnel::GreHeader), "{at} {bits:#x}");
+        }
+        // Reserved, and to be ignored.
+        for (at, bits) in [(0, 0x03), (1, 0xf8)] {
+            assert_eq!(with(at, bits), Ok(Some(7)), "{at} {bits:#x}");
+        }
+        assert_eq!(with(3, 1), Err(NotATunnel::Other));
+        // A checksum, a number: longer than there are bytes.
+        assert_eq!(with(0, 0x80), Err(NotATunnel::Malformed));
+        assert_eq!(with(0, 0x10), Err(NotATunnel::Malformed));
+    }
+
+    proptest! {
+        #[test]
+        fn comes_back_and_no_truncation(key: Option<u32>, checksum: bool, sequence: bool) {
+            let bytes = tunnel(key, checksum, sequence).header().bytes;
+            let header = Header::parse(&bytes).unwrap();
+            prop_assert_eq!((header.key, header.has_checksum), (key, checksum));
+            prop_assert_eq!((header.sequence.is_some(), header.bytes), (sequence, bytes.len()));
+            for length in 0..bytes.len() {
+                prop_assert!(Header::parse(&bytes[..length]).is_err());
+            }
+        }
+
+        #[test]
+        fn noise_never_panics(bytes: Vec<u8>) {
+            let _ = (Header::parse(&bytes), places(&bytes));
+        }
+    }
+}
