@@ -114,10 +114,10 @@ fn seconds(now_ns: u64) -> u32 {
     (now_ns / 1_000_000_000) as u32
 }
 
-/// An address as a number.
+/// An address, and two bytes behind it, as a number of the address.
 #[inline]
-fn number(mac: &[u8]) -> u64 {
-    mac.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+fn number(mac: [u8; 8]) -> u64 {
+    u64::from_be_bytes(mac) >> 16
 }
 
 fn is_group(mac: u64) -> bool {
@@ -149,10 +149,12 @@ impl Segment {
     /// Learns where the source of a frame is that came by the end `from`, and says where it goes.
     #[inline]
     pub fn forward(&mut self, from: u8, frame: &[u8], now_ns: u64) -> To {
-        let Some([to @ .., _, _, _, _, _, _]) = frame.first_chunk::<12>() else {
+        let (Some(to), Some(source)) =
+            (frame.first_chunk(), frame.get(6..).and_then(<[u8]>::first_chunk))
+        else {
             return To::Nobody;
         };
-        let (to, source) = (number(to), number(&frame[6..12]));
+        let (to, source) = (number(*to), number(*source));
         let now_s = seconds(now_ns);
         if source != 0 && !is_group(source) {
             self.learn(source, from, now_s, now_ns);
@@ -189,15 +191,20 @@ impl Segment {
         let count = self.buckets.len() as u64;
         let first = ((hash & 0xffff_ffff) * count) >> 32;
         // Another one than the first.
-        let second = (first + 1 + (((hash >> 32) * (count - 1)) >> 32)) % count;
-        [first as usize, second as usize]
+        let second = first + 1 + (((hash >> 32) * (count - 1)) >> 32);
+        [first as usize, (if second < count { second } else { second - count }) as usize]
     }
 
     #[inline]
     fn find(&self, mac: u64, now_s: u32) -> Option<u8> {
-        let places = self.places(mac).into_iter().flat_map(|at| &self.buckets[at].0);
-        let mut known = places.filter(|place| place.is_of(mac) && !place.is_free(now_s));
-        known.next().map(Place::end)
+        for at in self.places(mac) {
+            for place in &self.buckets[at].0 {
+                if place.is_of(mac) && !place.is_free(now_s) {
+                    return Some(place.end());
+                }
+            }
+        }
+        None
     }
 
     #[inline]
