@@ -30,6 +30,10 @@ pub const HELD_NS_MAX: u64 = 1_000_000_000;
 /// Time between two looks whether it is known, nanoseconds; later a quarter of the time waited.
 const HELD_LOOK_NS: u64 = 250_000;
 
+/// Frames of a port that have waited for their delay and go on in one visit: more may be due where the worker comes
+/// late, and others are not to lack packets for them.
+pub const LATE_FRAMES: usize = 256;
+
 /// When a frame that has waited for its delay is looked at again for which there is no packet, nanoseconds.
 const LATE_NS: u64 = 100_000;
 
@@ -302,8 +306,12 @@ impl Vnet {
                 self.timers.set(port, first.at_ns);
                 break;
             }
-            let Some(mut packet) = core.packets.copy_of(line.bytes(&first), first.mark) else {
-                self.timers.set(port, core.now_ns + LATE_NS);
+            let taken = self.waiting + self.local.len() + frames.len();
+            let room = frames.len() < LATE_FRAMES && taken < core.packets.free();
+            let copy = room.then(|| core.packets.copy_of(line.bytes(&first), first.mark));
+            let Some(mut packet) = copy.flatten() else {
+                let pause_ns = if frames.is_empty() { LATE_NS } else { 1 };
+                self.timers.set(port, core.now_ns + pause_ns);
                 break;
             };
             packet.port = port;

@@ -17,6 +17,7 @@ use pdp_mux::encapsulate::{Outside, Way};
 use pdp_mux::exit::path::{PATH_FRAMES, Path as SocketPath};
 use pdp_mux::external::External as Card;
 use pdp_mux::lane::Lane;
+use pdp_mux::leave::LATE_FRAMES;
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
 use pdp_mux::vnet::{Vnet as Live, Who};
@@ -707,6 +708,29 @@ fn what_waits_for_a_delay_is_not_lost_or_overtaken_when_that_changes() {
     lab.reshape(&down);
     let ends = lab.node(OUTSIDE);
     assert_eq!(ends.ports["east"].dropped["link-down"], 100 - early.len() as u64);
+    lab.assert_adds_up(true);
+}
+
+/// However much is due when the worker comes: others need packets, too.
+#[test]
+fn what_is_late_goes_on_in_parts() {
+    const SENT: u64 = 3000;
+    let root = tempfile::tempdir().unwrap();
+    let delayed = Impairments { delay_ns: 300 * MS, ..Impairments::default() };
+    let mut lab = Lab::new(&impaired(&transit(root.path()), delayed));
+    for part in 0..SENT / 100 {
+        lab.arrive("west", (part * 100..(part + 1) * 100).map(|mark| frame(60, mark)));
+    }
+    assert_eq!(lab.node(OUTSIDE).in_flight, SENT, "300 ms are not over");
+    std::thread::sleep(Duration::from_millis(400));
+    let mut came = vec![];
+    while lab.node(OUTSIDE).in_flight > 0 {
+        lab.worker.round();
+        let part = marks(&lab.left(), "east");
+        assert!(part.len() <= LATE_FRAMES, "{}", part.len());
+        came.extend(part);
+    }
+    assert_eq!(came, (0..SENT).collect::<Vec<_>>());
     lab.assert_adds_up(true);
 }
 
