@@ -268,12 +268,12 @@ fn what_guests_really_call_is_in_their_lists() {
     node.apply(&two_hosts("dpdk", &own("memif", TESTPMD.into())));
     node.apply(&two_hosts("taps", &own("tap", json!(["python3", "-c", ON_TAPS]))));
     node.apply(&two_hosts("py", &own("runtime", json!(["python3", "-c", GUEST, "silent"]))));
-    eventually("h1 reaches h2", || node.try_exec("net/h1", "ping -c1 -W1 10.2.0.2").is_ok());
     eventually("the routers are neighbours", || {
         let ospf = shell(&node, "net/frr", "vtysh -c 'show ip ospf neighbor'");
         let bgp = shell(&node, "net/bird", "birdc show protocols");
         ospf.contains("Full/") && bgp.contains("Established")
     });
+    eventually("h1 reaches h2", || node.try_exec("net/h1", "ping -c1 -W1 10.2.0.2").is_ok());
     shell(
         &node,
         "net/frr",
