@@ -23,9 +23,18 @@ const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// No vnet has this slot.
 const NOBODY: u64 = u64::MAX;
 
-/// A connection that a worker gave up, for the thread that keeps the control sockets.
+/// What a worker gave up, for the thread that keeps the control sockets: to let go of it may take long.
 #[derive(Debug)]
-pub struct Dropped {
+pub enum Dropped {
+    /// A connection.
+    Connection(Ended),
+    /// Memory that nothing is in any more.
+    Memory(Box<[u8]>),
+}
+
+/// A connection that a worker gave up.
+#[derive(Debug)]
+pub struct Ended {
     /// The connection's number.
     pub epoch: u64,
     /// Why, for the peer.
@@ -110,8 +119,17 @@ impl Connections {
     /// closes its control socket.
     pub fn end(&self, link: Box<Link>, reason: &str, fault: bool) {
         let (epoch, reason, watch) = (link.epoch, reason.to_string(), self.watch.clone());
+        self.give_up(Dropped::Connection(Ended { epoch, reason, fault, link, watch }));
+    }
+
+    /// Has another thread free memory, which takes long where there is much.
+    pub fn free(&self, memory: Box<[u8]>) {
+        self.give_up(Dropped::Memory(memory));
+    }
+
+    fn give_up(&self, dropped: Dropped) {
         // The keeper ends with the process only.
-        let _ = self.dropped.send(Dropped { epoch, reason, fault, link, watch });
+        let _ = self.dropped.send(dropped);
         self.keeper.ring();
     }
 }

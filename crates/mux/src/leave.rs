@@ -318,6 +318,9 @@ impl Vnet {
             frames.push(packet);
             line.end_first();
         }
+        while let Some(memory) = line.spent() {
+            core.connections.free(memory);
+        }
         let count = frames.len();
         self.by_row(core, &mut frames, Self::carry);
         core.scratch.spare.push(frames);

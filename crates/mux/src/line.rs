@@ -45,9 +45,9 @@ pub struct Line {
     what: Impairments,
     random: Pcg64Mcg,
     /// Frames are put into the last one, and taken from the first that has any. There are several where a change
-    /// asked for a longer one while frames were waiting.
+    /// asked for another length while frames were waiting: those that have to wait behind these are put beside them.
     rings: Vec<Ring>,
-    /// Which one frames are taken from: those before are empty, and go when somebody else than a worker frees them.
+    /// Which one frames are taken from: those before are empty ([`Line::spent`]).
     at: usize,
     frames: usize,
     /// When the youngest goes.
@@ -110,6 +110,9 @@ impl Line {
             self.random = old.random.clone();
         }
         (self.frames, self.last_ns) = (old.frames, old.last_ns);
+        if old.frames == 0 {
+            return;
+        }
         let mut rings: Vec<_> = old.rings.drain(old.at..).collect();
         let length = |rings: &[Ring]| rings.last().map(|ring| ring.bytes.len());
         if length(&rings) != length(&self.rings) && rings.len() < RINGS_MAX {
@@ -156,8 +159,15 @@ impl Line {
 
     /// Has a frame wait. False if there is no room for it.
     pub fn put(&mut self, at_ns: u64, mark: u32, frame: &[u8]) -> bool {
+        // Who is held up by those of a longer delay has no room in a ring for a shorter one.
+        let is_held_up = at_ns <= self.last_ns;
         let at_ns = at_ns.max(self.last_ns);
-        let put = self.rings.last_mut().is_some_and(|ring| ring.put(at_ns, mark, frame));
+        let beside = self.rings.iter().rposition(|ring| is_held_up && !ring.is_empty());
+        let ring = match beside {
+            Some(beside) => self.rings.get_mut(beside),
+            None => self.rings.last_mut(),
+        };
+        let put = ring.is_some_and(|ring| ring.put(at_ns, mark, frame));
         if put {
             (self.last_ns, self.frames) = (at_ns, self.frames + 1);
         }
@@ -175,6 +185,16 @@ impl Line {
             }
             self.at += 1;
         }
+    }
+
+    /// Memory that is not needed any more, if there is some.
+    pub fn spent(&mut self) -> Option<Box<[u8]>> {
+        if self.is_open() {
+            self.at = 0;
+            return self.rings.pop().map(|ring| ring.bytes);
+        }
+        self.at = self.at.checked_sub(1)?;
+        Some(self.rings.remove(0).bytes)
     }
 
     /// Its bytes.
@@ -196,6 +216,10 @@ impl Ring {
     fn new(bytes: usize) -> Self {
         let bytes = vec![0; bytes.next_multiple_of(ALIGN)].into_boxed_slice();
         Self { bytes, ..Self::default() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.head == self.tail
     }
 
     fn put(&mut self, at_ns: u64, mark: u32, frame: &[u8]) -> bool {
@@ -231,7 +255,7 @@ impl Ring {
     }
 
     fn first(&mut self) -> Option<Waiting> {
-        if self.head == self.tail {
+        if self.is_empty() {
             return None;
         }
         let size = self.bytes.len() as u64;
@@ -365,6 +389,42 @@ mod tests {
                     prop_assert!(line.put(fate.at_ns.unwrap(), 0, &vec![0; *length]));
                 }
             }
+        }
+
+        /// Nor when it is made shorter or is ended, while those of before wait; whose memory is given back then.
+        #[test]
+        fn one_that_gets_shorter_is_never_full_and_gives_its_memory_back(
+            delay_ns in 1u64..20_000_000, shorter_ns in 0u64..1_000_000, bps in 1_000_000u64..200_000_000,
+            lengths in prop::collection::vec(60usize..1514, 1..40), change in 0usize..400,
+        ) {
+            let delayed = |delay_ns| Impairments { delay_ns, ..Impairments::default() };
+            let line_of = |what| Line::of(&Leaving { rate_bps: Some(bps), impairments: what, ..Leaving::default() });
+            let mut line = line_of(delayed(delay_ns)).unwrap();
+            let length = line.rings[0].bytes.len();
+            let mut now = 0;
+            for (number, length) in lengths.iter().cycle().take(800).enumerate() {
+                if number == change {
+                    let mut old = Some(line);
+                    match Line::goes_on(line_of(delayed(shorter_ns)), &mut old) {
+                        Some(new) => line = new,
+                        None => return Ok(()),
+                    }
+                }
+                now += (*length as u64 * 8_000_000_000).div_ceil(bps);
+                while line.first().is_some_and(|first| first.at_ns <= now) {
+                    line.end_first();
+                }
+                if let Some(at_ns) = line.draw(now, *length).at_ns {
+                    prop_assert!(line.put(at_ns, 0, &vec![0; *length]), "full at {number}");
+                }
+            }
+            while line.first().is_some() {
+                line.end_first();
+            }
+            let spent: usize = std::iter::from_fn(|| line.spent()).map(|it| it.len()).sum();
+            let left: usize = line.rings.iter().map(|ring| ring.bytes.len()).sum();
+            let needed = line_of(delayed(shorter_ns)).map_or(0, |line| line.rings[0].bytes.len());
+            prop_assert_eq!(left, needed, "{} of {} are spent", spent, length);
         }
 
         #[test]

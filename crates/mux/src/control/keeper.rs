@@ -22,7 +22,7 @@ use pdp_proto::mux::Rate;
 use rustix::event::{Timespec, epoll};
 use tracing::{info, warn};
 
-use crate::connections::Dropped;
+use crate::connections::{Dropped, Ended};
 use crate::control::plan::{Expected, Owner};
 use crate::control::workers::WorkerHandle;
 use crate::core::Core;
@@ -286,7 +286,11 @@ impl Keeper {
             wake.sleeping();
             let mut places = self.lock();
             let gone: Vec<_> = dropped.try_iter().collect();
-            gone.iter().for_each(|dropped| places.give_up(dropped));
+            for dropped in &gone {
+                if let Dropped::Connection(ended) = dropped {
+                    places.give_up(ended);
+                }
+            }
             let now = Instant::now();
             let now_ns = now.duration_since(began).as_nanos() as u64;
             came.drain(..).for_each(|number| self.look(&mut places, number, now_ns));
@@ -297,8 +301,10 @@ impl Keeper {
             let left = (!places.due.is_empty()).then(|| LOOK.saturating_sub(looked.elapsed()));
             drop(places);
             // With nobody waiting for it.
-            for Dropped { link, watch, .. } in gone {
-                link.lane.doorbell().inspect(|bell| watch.remove(bell));
+            for dropped in gone {
+                if let Dropped::Connection(Ended { link, watch, .. }) = dropped {
+                    link.lane.doorbell().inspect(|bell| watch.remove(bell));
+                }
             }
             let left = left.map(|left| Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() });
             let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
@@ -354,7 +360,7 @@ impl Keeper {
 
 impl Places {
     /// A worker let go of a connection.
-    fn give_up(&mut self, Dropped { epoch, reason, fault, .. }: &Dropped) {
+    fn give_up(&mut self, Ended { epoch, reason, fault, .. }: &Ended) {
         let place = self.paths.get(epoch).and_then(|path| self.all.get_mut(path));
         let Some(place) = place else { return };
         let Some(connected) = place.connected.remove(epoch) else { return };
