@@ -214,13 +214,19 @@ impl Reconciler {
         let _used = self.places_used.read().unwrap_or_else(PoisonError::into_inner);
         let mux = self.mux_process();
         let result = self.step_of(key, plan, doing);
-        if let Err(HostError::Control(error)) = &result {
-            if error.is_nonsense_of_mux() {
+        match &result {
+            // One came or is to come since the step looked for it.
+            Err(HostError::NoMux) if !self.mux_failed() => return Ok(Next::After(Key::Mux)),
+            Err(HostError::Control(error)) if error.is_nonsense_of_mux() => {
                 self.distrust_mux(mux, doing);
-            } else if *key != Key::Mux && error.is_mux_gone() && self.is_gone(mux) {
-                // The next one wakes all that it has to be told of.
+            }
+            // The next one wakes all that it has to be told of.
+            Err(HostError::Control(error))
+                if *key != Key::Mux && error.is_mux_gone() && self.is_gone(mux) =>
+            {
                 return Ok(Next::After(Key::Mux));
             }
+            _ => {}
         }
         result
     }

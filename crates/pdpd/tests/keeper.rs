@@ -42,6 +42,10 @@ struct Inside {
     last_pid: u32,
     /// Directories whose path has this hang while they are made.
     hangs: Option<String>,
+    /// The cgroup of this path hangs while it is given its weight.
+    holds: Option<String>,
+    /// Calls that hang.
+    hanging: u32,
     /// Of this path can't be removed.
     refuses: Option<PathBuf>,
     /// Mirrors whose path has this never say that a guest has its routes.
@@ -63,11 +67,17 @@ impl Pretend {
         self.inside.lock().unwrap()
     }
 
-    fn begin(&self, dir: &Path) -> Process {
+    fn hang_while(&self, hangs: impl Fn(&Inside) -> bool) -> std::sync::MutexGuard<'_, Inside> {
         let mut inside = self.lock();
-        while inside.hangs.as_ref().is_some_and(|part| dir.to_string_lossy().contains(part)) {
-            inside = self.changed.wait(inside).unwrap();
-        }
+        inside.hanging += 1;
+        inside = self.changed.wait_while(inside, |inside| hangs(inside)).unwrap();
+        inside.hanging -= 1;
+        inside
+    }
+
+    fn begin(&self, dir: &Path) -> Process {
+        let has = |part: &String| dir.to_string_lossy().contains(part);
+        let mut inside = self.hang_while(|inside| inside.hangs.as_ref().is_some_and(has));
         inside.last_pid += 1;
         let process = Process { pid: inside.last_pid, start_time: 1 };
         let before = inside.processes.insert(dir.into(), (process, eventfd()));
@@ -201,7 +211,8 @@ impl Machine for Pretend {
         Ok(())
     }
 
-    fn weigh(&self, _: &str, _: u32) -> Result<(), HostError> {
+    fn weigh(&self, cgroup: &str, _: u32) -> Result<(), HostError> {
+        drop(self.hang_while(|inside| inside.holds.as_deref() == Some(cgroup)));
         Ok(())
     }
 
@@ -415,7 +426,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.machine.set(|inside| inside.hangs = None);
+        self.machine.set(|inside| (inside.hangs, inside.holds) = (None, None));
         self.stop();
     }
 }
@@ -584,6 +595,26 @@ fn a_mux_that_answers_nonsense_is_replaced() {
     eventually("the last one knows all", || {
         ["v0", "v1", "one", "two"].iter().all(|vnet| knows(&kept, vnet))
     });
+}
+
+#[test]
+fn a_vnet_whose_step_meets_two_muxes_waits_for_the_second() {
+    let mut kept = Kept::with_vnets(1);
+    let mux = places().records().join("mux");
+    let hanging =
+        |kept: &Kept, count| eventually("they hang", || kept.machine.lock().hanging == count);
+    kept.machine.set(|inside| inside.holds = Some(Places::vnet_cgroup("v0")));
+    let news = kept.apply(vnet("v0", 2));
+    hanging(&kept, 1);
+    kept.machine.set(|inside| inside.hangs = Some("mux".into()));
+    kept.machine.kill(&mux);
+    hanging(&kept, 2);
+    kept.machine.set(|inside| inside.holds = None);
+    kept.quiet();
+    assert_eq!(kept.keeper.problems(|_| true), []);
+    kept.machine.set(|inside| inside.hangs = None);
+    wait(&news);
+    assert_eq!(kept.keeper.problems(|_| true), []);
 }
 
 #[test]

@@ -29,6 +29,11 @@ impl Reconciler {
         mux.process.is_none() && !mux.failed
     }
 
+    /// Whether the last attempt to have one failed.
+    pub(super) fn mux_failed(&self) -> bool {
+        lock(&self.mux).failed
+    }
+
     /// Whether the mux that a step began with has ended, or is being replaced.
     pub(super) fn is_gone(&self, mux: Option<Process>) -> bool {
         let is_alive = |mux| self.machine.is_alive(mux);
