@@ -174,13 +174,12 @@ pub struct Delete {
     pub format: Format,
 }
 
-/// List vnets, or tenants.
+/// List vnets, their links as they are now, or tenants.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example: pdp get\n         pdp get tenants\n         pdp get red blue --format json"
-)]
+#[command(after_help = "Example: pdp get\n         pdp get red blue --format json\n         \
+                  pdp get links\n         pdp get links red\n         pdp get tenants")]
 pub struct Get {
-    /// Only these vnets; `tenants` for the tenants.
+    /// Only these vnets; `links` for their links, `tenants` for the tenants.
     #[arg(value_name = "VNET")]
     pub names: Vec<String>,
     #[arg(long, value_enum, default_value_t)]

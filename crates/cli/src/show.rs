@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::{
-    Check, CheckState, Condition, LinkStatus, NodeKind, NodeStatus, Phase, ProcessStatus,
-    ScheduleStatus, Substrate, Vnet, VnetSummary,
+    Check, CheckState, Condition, LinkStatus, NodeKind, NodeStatus, Phase, ProblemKind,
+    ProcessStatus, ScheduleStatus, Substrate, Vnet, VnetSummary,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -20,15 +20,12 @@ pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
     if args.names == ["tenants"] {
         return who::tenants(client, args.format).await;
     }
-    let mut vnets = client.vnets().await?;
-    if !args.names.is_empty() {
-        for name in &args.names {
-            if !vnets.iter().any(|vnet| vnet.name == *name) {
-                return Err(Failure::Other(format!("no vnet {name}; `pdp get` lists them")));
-            }
-        }
-        vnets.retain(|vnet| args.names.contains(&vnet.name));
+    if let Some((first, names)) = args.names.split_first()
+        && first == "links"
+    {
+        return links(client, names, args.format).await;
     }
+    let vnets = vnets(client, &args.names).await?;
     print(args.format, &vnets, |vnets| {
         if vnets.is_empty() {
             return "no vnets; `pdp apply -f FILE` makes some\n".into();
@@ -36,6 +33,48 @@ pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
         let header =
             ["VNET", "STATE", "ROUTERS", "HOSTS", "LINKS", "GUESTS", "POWER", "FES", "NOTE"];
         table(header, vnets.iter().map(summary).collect())
+    })
+}
+
+/// Those of these names, or all.
+async fn vnets(client: &Client, names: &[String]) -> Result<Vec<VnetSummary>, Failure> {
+    let mut vnets = client.vnets().await?;
+    for name in names {
+        if !vnets.iter().any(|vnet| vnet.name == *name) {
+            return Err(Failure::Other(format!("no vnet {name}; `pdp get` lists them")));
+        }
+    }
+    vnets.retain(|vnet| names.is_empty() || names.contains(&vnet.name));
+    Ok(vnets)
+}
+
+/// A link, and whose it is.
+#[derive(Serialize)]
+struct LinkOf {
+    vnet: String,
+    #[serde(flatten)]
+    link: LinkStatus,
+}
+
+async fn links(client: &Client, names: &[String], format: Format) -> Result<ExitCode, Failure> {
+    let mut links = Vec::new();
+    for VnetSummary { name, .. } in vnets(client, names).await? {
+        // One that went meanwhile has none.
+        match client.vnet(&name).await {
+            Ok(vnet) => {
+                let of = |link| LinkOf { vnet: name.clone(), link };
+                links.extend(vnet.status.links.into_iter().map(of));
+            }
+            Err(Error::Problem(problem)) if problem.kind == ProblemKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    print(format, &links, |links| {
+        if links.is_empty() {
+            return "no links; a vnet has them in `spec.links`\n".into();
+        }
+        let row = |of: &LinkOf| link_row(format!("{}/{}", of.vnet, of.link.name), &of.link);
+        table(LINK_HEADER, links.iter().map(row).collect())
     })
 }
 
@@ -121,27 +160,32 @@ pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure
 
 fn vnet(vnet: &Vnet) -> String {
     let status = &vnet.status;
-    let links = status.links.iter().map(|link| {
-        [
-            link.name.clone(),
-            link.endpoints.join(" <-> "),
-            match (link.up, link.silent) {
-                (true, _) => "up".into(),
-                (false, false) => "down".into(),
-                (false, true) => "silent".into(),
-            },
-            yes(link.carrier),
-            link.rate_bps.map_or("-".into(), bits),
-            link_note(link),
-        ]
-    });
-    let links = table(["LINK", "ENDS", "SET", "CARRIER", "RATE", "NOTE"], links.collect());
+    let links = status.links.iter().map(|link| link_row(link.name.clone(), link));
+    let links = table(LINK_HEADER, links.collect());
     format!("{}: {}\n", vnet.name, state(status.phase, status.message.as_deref()))
         + &section("Conditions", &conditions(&status.nodes))
         + &section("Nodes", &node_table(&status.nodes))
         + &section("Processes", &processes(&status.nodes))
         + &section("Ports", &ports(&status.nodes))
         + &section("Links", if status.links.is_empty() { "" } else { &links })
+}
+
+const LINK_HEADER: [&str; 6] = ["LINK", "ENDS", "SET", "CARRIER", "RATE", "NOTE"];
+
+fn link_row(name: String, link: &LinkStatus) -> [String; 6] {
+    let set = match (link.up, link.silent) {
+        (true, _) => "up",
+        (false, false) => "down",
+        (false, true) => "silent",
+    };
+    [
+        name,
+        link.endpoints.join(" <-> "),
+        set.into(),
+        yes(link.carrier),
+        link.rate_bps.map_or("-".into(), bits),
+        link_note(link),
+    ]
 }
 
 /// What is wrong with a link, what it does to frames on purpose, and how far its schedule is.

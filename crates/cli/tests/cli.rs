@@ -109,9 +109,18 @@ h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
 
 Links
 LINK   ENDS                 SET  CARRIER  RATE      NOTE
-r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s
+r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s  delay 20ms; schedule: 1 of 3 at 12.3 s, next at 60.0 s
 ",
     );
+    let links = out(&server, &["get", "links"]);
+    assert!(
+        links.starts_with("LINK       ENDS") && links.contains("\nred/r1-h1  r1:eth0"),
+        "{links}"
+    );
+    let links = out(&server, &["get", "links", "red", "--format", "json"]);
+    let links: Value = serde_json::from_str(&links).unwrap();
+    assert_eq!((&links[0]["vnet"], &links[0]["name"]), (&"red".into(), &"r1-h1".into()));
+    assert!(fails(&server, &["get", "links", "green"]).1.contains("no vnet green"));
     let whole: Value =
         serde_json::from_str(&out(&server, &["inspect", "red", "--format", "json"])).unwrap();
     assert_eq!(whole["kind"], "VirtualNetwork");

@@ -447,6 +447,7 @@ impl Keeper {
                 held: false,
                 started: Started::default(),
                 wake: Vec::new(),
+                again: None,
                 newest: &|| self.plan(),
             };
             let first = self.reconciler.step(&Key::Leftovers, &self.plan(), &mut doing);
@@ -495,12 +496,16 @@ impl Keeper {
             held,
             started: Started::default(),
             wake: Vec::new(),
+            again: None,
             newest: &|| self.plan(),
         };
         let result = self.reconciler.step(&key, &plan, &mut doing);
-        let (started, wake) = (doing.started, doing.wake);
-        let all_run = self.watch(&key, &plan, &result);
-        self.end(&key, began, result, started, wake, all_run);
+        let Doing { started, wake, again, .. } = doing;
+        let pause = match self.watch(&key, &plan, &result) {
+            true => again.unwrap_or(RESYNC_PAUSE).clamp(LOOK_PAUSE_MIN, RESYNC_PAUSE),
+            false => SETTLE_PAUSE,
+        };
+        self.end(&key, began, result, started, wake, pause);
         true
     }
 
@@ -511,7 +516,7 @@ impl Keeper {
         result: Result<Next, HostError>,
         started: Started,
         wake: Vec<Key>,
-        all_run: bool,
+        pause_done: Duration,
     ) {
         let wanted = self.plan().has(key);
         let mut table = lock(&self.table);
@@ -569,7 +574,7 @@ impl Keeper {
                 object.how = How::Done;
                 object.waiting = None;
                 object.health().problem = None;
-                at = Some(now + if all_run { RESYNC_PAUSE } else { SETTLE_PAUSE });
+                at = Some(now + pause_done);
                 table.wake_dependents(key);
             }
             Ok(Next::Held) => {

@@ -72,11 +72,15 @@ pub struct Moment {
 impl Moment {
     /// By the machine's clock.
     pub fn now() -> Self {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let at_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-        Self { boot: boot.trim().into(), at_ns }
+        Self { boot: boot.trim().into(), at_ns: now_ns() }
     }
+}
+
+/// The clock of schedules, nanoseconds: CLOCK_BOOTTIME.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 impl Holding {

@@ -110,6 +110,8 @@ pub struct Doing<'a> {
     pub started: Started,
     /// Objects that this step gave something to do.
     pub wake: Vec<Key>,
+    /// When it is to be looked at again, though nothing happened.
+    pub again: Option<Duration>,
     /// What is wanted now, which may be newer than what the step is made for.
     pub newest: &'a (dyn Fn() -> Arc<Plan> + Sync),
 }

@@ -22,7 +22,7 @@ use crate::control::Mirror;
 use crate::engine::Engine;
 use crate::keeper::Health;
 use crate::key::Key;
-use crate::ledger::Moment;
+use crate::ledger;
 use crate::model::Model;
 use crate::plan::{MirrorPlan, NodePlan, VnetPlan};
 
@@ -201,7 +201,7 @@ impl View<'_> {
         };
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
-        let now_ns = Moment::now().at_ns;
+        let now_ns = ledger::now_ns();
         let link_status = |link: &mux::Vlink| {
             let schedule = link.schedule.as_ref().map(|it| schedule_status(it, now_ns));
             let now = link.at(now_ns);
@@ -218,7 +218,8 @@ impl View<'_> {
                 endpoints: link.ends.iter().map(|end| end_words(end, plan)).collect(),
                 up: link.up,
                 silent,
-                carrier: plan.has_carrier(link) && (missing.is_none() || link.segment.is_some()),
+                carrier: plan.has_carrier(link, now_ns)
+                    && (missing.is_none() || link.segment.is_some()),
                 message: set
                     .or(by_schedule)
                     .or(missing)
@@ -389,7 +390,7 @@ impl View<'_> {
     }
 
     fn ports(&self, node: &str, plan: &NodePlan, vnet: &VnetPlan, runs: bool) -> Vec<PortStatus> {
-        let mut ports = Vec::new();
+        let (mut ports, now_ns) = (Vec::new(), ledger::now_ns());
         for (index, tap) in plan.taps.iter().enumerate() {
             let link = vnet.link_of(node, index as u16);
             let mac: Vec<String> = tap.mac.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -402,7 +403,7 @@ impl View<'_> {
                 addresses: tap.addresses.iter().map(ToString::to_string).collect(),
                 link: link.map(|link| link.name.clone()),
                 carrier: runs
-                    && link.is_some_and(|link| vnet.has_carrier(link) && !is_cut_off(link)),
+                    && link.is_some_and(|link| vnet.has_carrier(link, now_ns) && !is_cut_off(link)),
             });
         }
         ports

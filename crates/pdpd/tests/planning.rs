@@ -401,7 +401,7 @@ fn what_is_stored_reads_back_to_the_same_plan() {
 fn a_link_that_is_down_takes_both_carriers() {
     let mut model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let carrier = |vnet: &VnetPlan, node: &str, port| {
-        vnet.link_of(node, port).is_some_and(|link| vnet.has_carrier(link))
+        vnet.link_of(node, port).is_some_and(|link| vnet.has_carrier(link, 0))
     };
     assert!(carrier(&model.plan.vnets["red"], "r1", 0));
     let before = model.clone();

@@ -463,6 +463,11 @@ impl Schedule {
         self.steps.partition_point(|step| step.at_ns <= elapsed_ns)
     }
 
+    /// The last of these.
+    fn last(&self, now_ns: u64) -> Option<&Step> {
+        self.steps[..self.done(now_ns)].last()
+    }
+
     /// When the next one is to be done.
     pub fn next_ns(&self, now_ns: u64) -> Option<u64> {
         let next = self.steps.get(self.done(now_ns))?;
@@ -584,13 +589,24 @@ impl Vlink {
 
     /// As it is at a moment of its schedule's clock.
     pub fn at(&self, now_ns: u64) -> Self {
-        let mut it = self.clone();
-        let Some(schedule) = it.schedule.take() else { return it };
-        if let Some(step) = schedule.done(now_ns).checked_sub(1).map(|at| &schedule.steps[at]) {
-            it.up &= step.up;
-            it.leaving.clone_from(&step.leaving);
-        }
-        it
+        let step = self.schedule.as_ref().and_then(|schedule| schedule.last(now_ns));
+        let leaving = step.map_or(&self.leaving, |step| &step.leaving).clone();
+        let (name, ends, segment) = (self.name.clone(), self.ends.clone(), self.segment);
+        Self { name, ends, leaving, up: self.is_up(now_ns), segment, schedule: None }
+    }
+
+    /// Whether it carries frames at a moment of its schedule's clock.
+    pub fn is_up(&self, now_ns: u64) -> bool {
+        let step = self.schedule.as_ref().and_then(|schedule| schedule.last(now_ns));
+        self.up && step.is_none_or(|step| step.up)
+    }
+
+    /// When it is next to go down or up by its schedule.
+    pub fn turns_ns(&self, now_ns: u64) -> Option<u64> {
+        let (schedule, is_up) = (self.schedule.as_ref()?, self.is_up(now_ns));
+        let mut later = schedule.steps.iter().skip(schedule.done(now_ns));
+        let step = later.find(|step| self.up && step.up != is_up)?;
+        Some(schedule.began_ns.saturating_add(step.at_ns))
     }
 
     /// Bytes of memory that frames can take which wait for its delays, at whatever time.

@@ -774,9 +774,9 @@ impl VnetPlan {
         link.interfaces().filter(|_| link.is_wire())
     }
 
-    /// Whether a link gives its ends carrier: it is up, or down silently.
-    pub fn has_carrier(&self, link: &mux::Vlink) -> bool {
-        link.up || self.silent.contains(&link.name)
+    /// Whether a link gives its ends carrier at a moment of its schedule's clock: it is up, or down silently.
+    pub fn has_carrier(&self, link: &mux::Vlink, now_ns: u64) -> bool {
+        link.is_up(now_ns) || self.silent.contains(&link.name)
     }
 
     /// The vlink of a port.

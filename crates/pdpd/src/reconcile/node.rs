@@ -1,6 +1,7 @@
 //! The control side of a node: control guest or host, TAPs, TAP helper, route mirror.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use pdp_container::Process;
 use pdp_proto::routes;
@@ -9,6 +10,7 @@ use super::{Doing, Helper, Look, Next, Reconciler, Side, Socket};
 use crate::control::ControlError;
 use crate::host::{self, HostError};
 use crate::key::Key;
+use crate::ledger;
 use crate::plan::{MirrorPlan, NodePlan, Places, VnetPlan};
 
 impl Reconciler {
@@ -99,7 +101,7 @@ impl Reconciler {
         if held {
             return Ok(Next::Held);
         }
-        self.set_carriers(key, wanted, vnet, side)?;
+        self.set_carriers(key, wanted, vnet, side, doing)?;
         if side.made.is_some() {
             machine.start(directory)?;
             side.made = None;
@@ -148,18 +150,23 @@ impl Reconciler {
     }
 
     /// A port has carrier where its link is up and, of one to the outside, the device there has; one
-    /// without a link has none.
+    /// without a link has none. Another look is due when a link turns by its schedule.
     fn set_carriers(
         &self,
         key: &Key,
         plan: &NodePlan,
         vnet: &VnetPlan,
         side: &Side,
+        doing: &mut Doing<'_>,
     ) -> Result<(), HostError> {
+        let now_ns = ledger::now_ns();
         for (index, tap) in side.taps.iter().flatten().enumerate().take(plan.taps.len()) {
             let link = vnet.link_of(key.node_name(), index as u16);
+            let turns_ns = link.and_then(|link| link.turns_ns(now_ns));
+            let turns = turns_ns.map(|at_ns| Duration::from_nanos(at_ns - now_ns));
+            doing.again = [doing.again, turns].into_iter().flatten().min();
             let up = link.is_some_and(|link| {
-                vnet.has_carrier(link)
+                vnet.has_carrier(link, now_ns)
                     && VnetPlan::cut_off_by(link).all(|name| self.cut_off(name).is_none())
             });
             self.machine.set_carrier(tap.as_fd(), up)?;

@@ -225,8 +225,13 @@ fn red() -> Vnet {
         silent: false,
         message: None,
         rate_bps: Some(10_000_000),
-        impairments: String::new(),
-        schedule: None,
+        impairments: "delay 20ms".into(),
+        schedule: Some(ScheduleStatus {
+            elapsed_ms: 12_345,
+            steps: 3,
+            done: 1,
+            next_ms: Some(60_000),
+        }),
     };
     Vnet {
         name: "red".into(),

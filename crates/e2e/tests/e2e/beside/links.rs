@@ -40,7 +40,7 @@ fn delays_and_losses_are_as_written_and_change_without_a_frame_lost() {
         let line = format!("({line}; echo over) < /dev/null > /run/{file} 2>&1 &");
         node.pdp(&["exec", "red/h1", "--", "sh", "-c", &line]);
     };
-    in_background("ping -D -i0.1 -w15 10.0.2.2", "timed.txt");
+    in_background("ping -D -i0.1 -c130 10.0.2.2", "timed.txt");
     // 20 ms each way, and what the way takes without.
     let words = node.exec("red/h1", "ping -c10 -i0.05 -w60 10.0.0.2");
     assert!(all_answered(&words, 10), "{words}");
@@ -77,7 +77,9 @@ fn delays_and_losses_are_as_written_and_change_without_a_frame_lost() {
 
     let link = |node: &Node| node.json(&["inspect", "red"])["status"]["links"][2].clone();
     let mux = node.json(&["inspect", "substrate"])["status"]["mux"]["pid"].as_u64().expect("a mux");
+    let carrier = |node: &Node| node.exec("red/h1", "cat /sys/class/net/eth2/carrier");
     eventually("the link is down by its schedule", || link(&node)["schedule"]["done"] == 1);
+    eventually("its ends see that", || carrier(&node).trim() == "0");
     node.kill_pdpd();
     kill(mux as u32);
     node.start_pdpd();
@@ -89,7 +91,10 @@ fn delays_and_losses_are_as_written_and_change_without_a_frame_lost() {
     let longest = gaps.fold(0.0, f64::max);
     assert!((5.0..8.0).contains(&longest), "{longest} s: {words}");
     assert!(answers[0].1 < 30.0 && answers.last().expect("answers").1 >= 60.0, "{words}");
-    let link = link(&node);
+    eventually("its ends see that it is up", || carrier(&node).trim() == "1");
+    let links = node.json(&["get", "links", "red"]);
+    let link = &links[2];
+    assert_eq!((&link["vnet"], &link["name"]), (&"red".into(), &"timed".into()));
     assert_eq!(
         (&link["impairments"], &link["schedule"]["done"]),
         (&"delay 30ms".into(), &2.into())
