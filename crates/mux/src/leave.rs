@@ -81,6 +81,14 @@ impl PortLink {
         self.way.class().map_or(0, |class| class.of_vnet())
     }
 
+    /// Whether one more frame may wait in a queue of its vnet's, which has `taken` packets already. No vnet may hold more
+    /// of them than it leaves free for all: n greedy ones have 1/(n+1) of the pool each, and as much stays free. And no
+    /// link may hold more than its vnet could still have: else those that are filled first leave none to the others
+    /// (Choudhury and Hahne, 1998).
+    fn may_wait(&self, taken: usize, free: usize) -> bool {
+        taken + self.waiting() < free
+    }
+
     /// When what is held is looked at again, nanoseconds, if anything is.
     fn look_ns(&self, now_ns: u64) -> Option<u64> {
         let since_ns = self.held.last_ns()?;
@@ -167,9 +175,7 @@ impl Vnet {
                     continue;
                 }
             };
-            // No vnet may hold more packets in queues than it leaves free for all: n greedy ones
-            // have 1/(n+1) of the pool each, and as much stays free (Choudhury and Hahne, 1998).
-            let room = self.waiting < core.packets.free();
+            let room = link.may_wait(self.waiting, core.packets.free());
             let mark = packet.mark;
             match link.shaper.offer(packet, core.now_ns, room) {
                 Offered::Go(packet) => go.push(packet),
@@ -444,7 +450,7 @@ impl Vnet {
                 continue;
             };
             let in_turn = link.is_in_turn();
-            let room = self.waiting + link.of_vnet() < core.packets.free();
+            let room = link.may_wait(self.waiting + link.of_vnet(), core.packets.free());
             if in_turn && !(room && link.shaper.may_hold(&link.held, &packet)) {
                 here.drop(core, Reason::QueueFull, packet);
                 continue;
