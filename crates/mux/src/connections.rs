@@ -18,6 +18,10 @@ pub const UNSURE_SLEEP_NS: u64 = 5_000_000;
 /// Doorbells that are taken note of at a time; those beyond have their turn the next time.
 const RUNG_MAX: usize = 64;
 
+/// The part of a sleep that the kernel may add to it: `select_estimate_accuracy` in its fs/select.c. So the sleep is
+/// asked to end earlier by as much, and what is left is another one.
+const LATE_PART: u64 = 1000;
+
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// No vnet has this slot.
@@ -91,11 +95,13 @@ impl Connections {
         Ok(Self { watch, dropped, keeper })
     }
 
-    /// Blocks until something that is watched or one of `sockets` is readable, at most `nanoseconds`.
+    /// Blocks until something that is watched or one of `sockets` is readable, at most `nanoseconds` where the thread's
+    /// timer slack is nothing, and may end before that.
     ///
     /// Sockets are not watched all the time: of one that is, the kernel tells the watch at each frame
     /// that it has sent.
     pub fn sleep<'a>(&'a self, nanoseconds: u64, sockets: impl Iterator<Item = BorrowedFd<'a>>) {
+        let nanoseconds = nanoseconds - nanoseconds / LATE_PART;
         let timeout = Timespec {
             tv_sec: (nanoseconds / 1_000_000_000) as i64,
             tv_nsec: (nanoseconds % 1_000_000_000) as i64,

@@ -708,3 +708,43 @@ fn a_worker_is_idle_when_all_vnets_were_looked_at() {
         shown == 20
     });
 }
+
+/// Neither a thread's timer slack nor what poll(2) adds to a long sleep.
+#[test]
+fn the_kernel_adds_nothing_to_the_time_that_workers_sleep() {
+    let _mux = start(1);
+    let slacks = || -> Vec<String> {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|it| it.unwrap().path());
+        let is_worker = |it: &std::path::PathBuf| {
+            let name = std::fs::read_to_string(it.join("comm"));
+            name.is_ok_and(|name| name == "worker0\n")
+        };
+        let of = |thread: std::path::PathBuf| {
+            let number = thread.file_name()?.to_str()?.to_owned();
+            std::fs::read_to_string(format!("/proc/{number}/timerslack_ns")).ok()
+        };
+        threads.filter(is_worker).filter_map(of).collect()
+    };
+    eventually("workers have none", || {
+        let slacks = slacks();
+        !slacks.is_empty() && slacks.iter().all(|slack| slack == "1\n")
+    });
+
+    // The machine may have other things to do: of eight, one is in time.
+    let late = || {
+        rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)).unwrap();
+        let (_pool, mut parts) = Packets::pool(1, 64).unwrap();
+        let wake = Arc::new(Wake::new().unwrap());
+        let ringers = Ringers::start().unwrap();
+        let core = Core::new(parts.remove(0), mpsc::channel().0, wake, ringers).unwrap();
+        let (asked, start) = (Duration::from_secs(1), Instant::now());
+        let left_ns = || asked.saturating_sub(start.elapsed()).as_nanos() as u64;
+        while left_ns() > 0 {
+            core.connections.sleep(left_ns(), std::iter::empty());
+        }
+        start.elapsed() - asked
+    };
+    let sleepers: Vec<_> = (0..8).map(|_| std::thread::spawn(late)).collect();
+    let late = sleepers.into_iter().map(|sleeper| sleeper.join().unwrap()).min().unwrap();
+    assert!(late < Duration::from_micros(250), "{late:?}");
+}
