@@ -1,5 +1,5 @@
 //! The files of examples/, and docs/guests.md: what they say is done as they say it, and what
-//! is shown in the documentation is what was run. `figure1/` is run by alone/figure1.rs.
+//! is shown in the documentation is what was run. `figure1/` is run by alone/figure1.rs, `links.yaml` by lab.rs.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,19 +13,19 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e").to_path_buf()
 }
 
-fn read(path: &str) -> String {
+pub(super) fn read(path: &str) -> String {
     fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// A shell in the repository whose `pdp` speaks to a node under test.
-struct Shell<'a> {
+pub(super) struct Shell<'a> {
     node: &'a Node,
     /// Paths as they are written for users, and what stands for them here.
     instead: Vec<(&'static str, PathBuf)>,
 }
 
 impl<'a> Shell<'a> {
-    fn new(node: &'a Node) -> Self {
+    pub(super) fn new(node: &'a Node) -> Self {
         let path = node.directory.join("bin");
         fs::create_dir_all(&path).expect("a directory");
         symlink(bin("pdp"), path.join("pdp")).expect("a link");
@@ -52,7 +52,7 @@ impl<'a> Shell<'a> {
     }
 
     #[track_caller]
-    fn run(&self, lines: &str) -> String {
+    pub(super) fn run(&self, lines: &str) -> String {
         let output = self.try_run(lines);
         let words = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -62,7 +62,7 @@ impl<'a> Shell<'a> {
 }
 
 /// The commands of an example's comment, after `Try:`.
-fn commands(example: &str) -> Vec<String> {
+pub(super) fn commands(example: &str) -> Vec<String> {
     let text = read(example);
     let (_, tries) = text.split_once("# Try: ").expect("what to try");
     let lines = tries.lines().take_while(|line| !line.starts_with("apiVersion"));
@@ -214,7 +214,7 @@ fn what_the_documentation_shows_is_what_is_run() {
     found.sort();
     assert_eq!(
         found,
-        ["figure1", "label.yaml", "ospf.yaml", "taps.yaml", "testpmd.yaml"],
+        ["figure1", "label.yaml", "links.yaml", "ospf.yaml", "taps.yaml", "testpmd.yaml"],
         "every example is run here"
     );
     let shown = blocks(&docs, "rust").into_iter().chain(blocks(&docs, "yaml"));

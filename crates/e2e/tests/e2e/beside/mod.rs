@@ -16,6 +16,7 @@ mod install;
 mod isolation;
 mod keeper;
 mod kinds;
+mod lab;
 mod limits;
 mod links;
 mod memif_interfaces;
