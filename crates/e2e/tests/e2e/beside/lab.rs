@@ -109,7 +109,7 @@ fn segment_is_one(node: &Node) {
 }
 
 /// 8.8 of 10 guaranteed Mbit/s, with all headers, come while another link wants three times the cable's capacity with
-/// ten times the weight. Without a guarantee a fifth of it would.
+/// ten times the weight. Without a guarantee a third of it does.
 fn guarantee_holds(node: &Node) {
     for server in ["links/s2", "links/s3"] {
         node.exec(server, "iperf3 -s -D");
