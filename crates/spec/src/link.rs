@@ -128,7 +128,7 @@ with_leaving! {
     pub struct Step {
         /// When, from the schedule's beginning.
         pub at: Span,
-        /// Whether it carries frames. One that goes down so is silent: its ends keep their carrier.
+        /// Whether it carries frames, and its ends have a carrier.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub up: Option<bool>,
     }
