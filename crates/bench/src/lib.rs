@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod against;
+pub mod alone;
 pub mod bed;
 pub mod experiments;
 pub mod live;

@@ -21,13 +21,15 @@ use crate::steal::{REPEATS_MAX, STOLEN_MAX};
 use crate::targets::{self, Standing, Target};
 
 /// What is plotted: an experiment and a kind of its figures.
-const PLOTS: [(&str, &str); 6] = [
+const PLOTS: [(&str, &str); 8] = [
     ("vnets", "of one"),
     ("ports", "of one"),
     ("veth", "rate"),
     ("veth-load", "rate"),
     ("overload", "of peak"),
     ("scaling", "of linear"),
+    ("links", "rate off"),
+    ("links", "delay off"),
 ];
 
 /// What PdP is compared with its peers by: an experiment, a kind of its figures, and the parameters.

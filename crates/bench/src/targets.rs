@@ -257,6 +257,123 @@ pub fn all() -> Vec<Target> {
             AtMost(0.0),
         ),
     ]);
+    all.extend(links());
+    all
+}
+
+/// What links are to do.
+fn links() -> Vec<Target> {
+    use Bound::{AtLeast, AtMost, Told};
+    let target = |words, goal, series, what, x, bound| Target {
+        words,
+        goal,
+        figure: ["links", series, what],
+        x,
+        state: None,
+        bound,
+        beside: Beside::Nothing,
+    };
+    let (alone, own, hog) = ("pdp, mux alone", "pdp, mux on its own core", "pdp, beside a hog");
+    let part = "pdp, 10 of 100 Mbit/s guaranteed";
+    let fast = "pdp, 1 Gbit/s and 100 ms";
+    let mut all = Vec::new();
+    for (words, mbps) in [
+        ("a link of 1 Mbit/s, off its rate", 1),
+        ("of 10 Mbit/s", 10),
+        ("of 100 Mbit/s", 100),
+        ("of 1 Gbit/s", 1000),
+        ("of 5 Gbit/s", 5000),
+    ] {
+        all.push(target(words, "0.5%", alone, "rate off", mbps..=mbps, AtMost(0.5)));
+    }
+    all.extend([
+        target(
+            "a link of 64 kbit/s, off its rate",
+            "a frame",
+            "pdp, a slow link",
+            "frames off",
+            ANY,
+            AtMost(1.0),
+        ),
+        target(
+            "1,000 links at once, the worst off its rate",
+            "0.5%",
+            "pdp, at once",
+            "rate off, worst",
+            ANY,
+            AtMost(0.5),
+        ),
+    ]);
+    for (words, ms) in
+        [("a delay of 1 ms, off it, mux on its own core", 1), ("of 10 ms", 10), ("of 100 ms", 100)]
+    {
+        let x = ms..=ms;
+        all.push(target(words, "100 µs", own, "delay off", x, AtMost(100.0)));
+    }
+    for (words, ms) in [("the same of 1 ms beside a hog", 1), ("of 10 ms", 10), ("of 100 ms", 100)]
+    {
+        all.push(target(words, "", hog, "delay off", ms..=ms, Told));
+    }
+    all.extend([
+        target(
+            "1 Gbit/s with 100 ms in frames of 1,500 bytes, of the rate",
+            "99.5%",
+            fast,
+            "carried of the rate",
+            ANY,
+            AtLeast(99.5),
+        ),
+        target("frames lost there", "none", fast, "frames lost", ANY, AtMost(0.0)),
+        target(
+            "one TCP connection over 100 Mbit/s and 50 ms each way",
+            "90 Mbit/s",
+            "pdp, 50 ms each way",
+            "TCP",
+            ANY,
+            AtLeast(90.0),
+        ),
+        target(
+            "guarantees of 30, 25, 20, 15 and 10%, the worst off its part",
+            "0.5%",
+            "pdp, by guarantees",
+            "share off, worst",
+            ANY,
+            AtMost(0.5),
+        ),
+        target(
+            "64 links by weights, the worst off its part",
+            "0.5%",
+            "pdp, by weights",
+            "share off, worst",
+            ANY,
+            AtMost(0.5),
+        ),
+        target(
+            "a link at 90% of its guarantee while others send ten times the capacity: delay, median",
+            "",
+            part,
+            "guaranteed: delay, median",
+            ANY,
+            Told,
+        ),
+        target(
+            "the same, p99",
+            "1.8 ms and how late the worker is",
+            part,
+            "guaranteed: delay, p99",
+            ANY,
+            Told,
+        ),
+        target("frames lost there", "none", part, "guaranteed: frames lost", ANY, AtMost(0.0)),
+        target(
+            "frames through a segment of 16 ends and 10,000 addresses, of those of two ends",
+            "50%",
+            "pdp, segment",
+            "of two ends",
+            ANY,
+            AtLeast(50.0),
+        ),
+    ]);
     all
 }
 

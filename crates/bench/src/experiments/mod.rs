@@ -2,6 +2,7 @@
 
 mod churn;
 mod core_latency;
+mod links;
 mod lookup;
 mod many;
 mod memif;
@@ -71,6 +72,7 @@ pub const ALL: &[Experiment] = &[
     memif::MEMIF,
     churn::EXPERIMENT,
     schedulers::EXPERIMENT,
+    links::EXPERIMENT,
     many::VNETS,
     veth::LOAD,
     paper::EXPERIMENT,

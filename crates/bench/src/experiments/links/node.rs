@@ -1,0 +1,256 @@
+//! What needs a whole node: a guaranteed link on a device that others overload, and TCP.
+
+use std::fs::File;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pdp_e2e::{Machine, Node, eventually, meter};
+use pdp_memif::{Client, Link, Settings};
+use pdp_net::netns::within;
+use pdp_wire::vxlan;
+
+use super::{FROM, NUMBER_AT, TO, WARM_UP};
+use crate::alone::{frame, tagged};
+use crate::run::{Reading, Run};
+use crate::statistics::quantile;
+
+/// Links on the interface; the first is guaranteed a tenth of it.
+const LINKS: u16 = 10;
+const CAPACITY_BPS: u64 = 100_000_000;
+
+/// Frames of the guaranteed link and of others, and what each has more on the interface: VXLAN over IPv4, preamble,
+/// checksum and gap.
+const OWN_BYTES: usize = 400;
+const OTHER_BYTES: usize = 1000;
+const MORE_BYTES: usize = 50 + 24;
+
+/// Of its part the guaranteed link sends this.
+const OWN_SHARE: f64 = 0.9;
+
+/// How many times the capacity the others send.
+const OVERLOAD: u64 = 10;
+
+/// A frame that has not come by then is lost.
+const LATE: Duration = Duration::from_millis(200);
+
+/// The link of the TCP connection.
+const TCP: &str = r#"apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: tcp}
+spec:
+  nodes:
+    h1: {kind: host, interfaces: {eth0: {addresses: [10.0.0.1/24]}}}
+    h2: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24]}}}
+  links:
+    - {endpoints: ["h1:eth0", "h2:eth0"], rate: 100Mbps, queue: 100ms, delay: 50ms}
+"#;
+const TCP_MBPS: f64 = 100.0;
+
+pub(super) fn tcp(run: &mut Run) -> Result<()> {
+    // While it grows its window it does not count.
+    let (time, omitted) = if run.quick() { (2, 3) } else { (6, 5) };
+    let bed = run.attempt("TCP", |_| {
+        let node = Node::start("tcp");
+        node.apply(TCP);
+        eventually("h1 reaches h2", || node.try_exec("tcp/h1", "ping -c1 -W1 10.0.0.2").is_ok());
+        Ok(node)
+    });
+    let Some(node) = bed else { return Ok(()) };
+    run.rounds(|run| {
+        run.take("pdp, 50 ms each way", TCP_MBPS, "Mbit/s asked", || {
+            let mut server = node.pdp_command(&["exec", "tcp/h2", "--", "iperf3", "-s", "-1"]);
+            let mut server = server.stdout(std::process::Stdio::null()).spawn()?;
+            eventually("iperf3 listens", || {
+                node.try_exec("tcp/h2", "ss -Hltn sport = :5201")
+                    .is_ok_and(|lines| !lines.trim().is_empty())
+            });
+            let line = format!("iperf3 -J -c 10.0.0.2 -O {omitted} -t {time}");
+            let words = node.exec("tcp/h1", &line);
+            server.wait()?;
+            let said: serde_json::Value = serde_json::from_str(&words)?;
+            let bps = said["end"]["sum_received"]["bits_per_second"].as_f64();
+            Ok(vec![Reading::new("TCP", bps.context("iperf3's rate")? / 1e6, "Mbit/s")])
+        });
+        Ok(())
+    })
+}
+
+pub(super) fn guaranteed(run: &mut Run) -> Result<()> {
+    let (cores, time) = (run.cores(), run.time());
+    let Some(mut bed) = run.attempt("guaranteed", |_| Bed::start(cores[0])) else { return Ok(()) };
+    run.rounds(|run| {
+        run.take("pdp, 10 of 100 Mbit/s guaranteed", OVERLOAD as f64, "times the capacity", || {
+            bed.load(true);
+            thread::sleep(WARM_UP);
+            let measured = thread::scope(|scope| {
+                let measured = scope.spawn(|| {
+                    meter::pin(cores[1]);
+                    bed.delays(time)
+                });
+                measured.join().ok().context("the thread that sends")
+            });
+            bed.load(false);
+            let (delays, lost) = measured??;
+            let of = |share| quantile(&delays, share);
+            Ok(vec![
+                Reading::new("guaranteed: delay, median", of(0.5), "ms"),
+                Reading::new("guaranteed: delay, p99", of(0.99), "ms"),
+                Reading::new("guaranteed: frames lost", lost as f64, "frames"),
+            ])
+        });
+        Ok(())
+    })
+}
+
+/// A node with ten transits to a machine behind a device: the first from this program, the others from a generator.
+struct Bed {
+    node: Node,
+    _machine: Machine,
+    mux: usize,
+    from: Client,
+    to: UdpSocket,
+}
+
+impl Bed {
+    fn start(mux: usize) -> Result<Self> {
+        let mut node = Node::prepare("links");
+        let machine = node.machine("mB", "extB");
+        machine.run("ip addr add 192.0.2.2/24 dev eth0");
+        node.namespace().run("ip addr add 192.0.2.1/24 dev extB");
+        node.start_pdpd();
+        let path = format!("/run/netns/{}", machine.netns);
+        let netns = File::open(&path).context(path)?;
+        let to = within(netns.as_fd(), || Ok(UdpSocket::bind(("0.0.0.0", vxlan::PORT))))??;
+        to.set_nonblocking(true)?;
+        write_pcap(&node)?;
+        node.apply(&(substrate(&node, mux, false) + "---\n" + &vnet()));
+        let socket = node.run_dir().join("externals/A0/memif.sock");
+        let mut from = Client::new(&socket, 0, "bench", Settings::default())?;
+        eventually("memif", || from.poll() == Link::Up);
+        let mut bed = Self { node, _machine: machine, mux, from, to };
+        let end = Instant::now() + pdp_e2e::EVENTUALLY_MAX;
+        while bed.delays(Duration::from_millis(50)).is_err() {
+            ensure!(Instant::now() < end, "no frame gets to the machine");
+        }
+        Ok(bed)
+    }
+
+    /// Has the others send, or not.
+    fn load(&self, on: bool) {
+        self.node.apply(&substrate(&self.node, self.mux, on));
+    }
+
+    /// How long frames of the guaranteed link took, milliseconds, sorted, and how many did not come.
+    fn delays(&mut self, time: Duration) -> Result<(Vec<f64>, usize)> {
+        let own_bps = (CAPACITY_BPS / u64::from(LINKS)) as f64 * OWN_SHARE;
+        let pause = Duration::from_secs_f64((OWN_BYTES + MORE_BYTES) as f64 * 8.0 / own_bps);
+        let mut own = frame(TO, FROM, OWN_BYTES);
+        let (mut sent, mut took, mut datagram) = (Vec::new(), Vec::new(), [0; 2048]);
+        let start = Instant::now();
+        let mut next = start;
+        while start.elapsed() < time + LATE {
+            let now = Instant::now();
+            if now < start + time && now >= next {
+                // Nobody makes good for time that this thread was not run.
+                next = now.max(next + pause);
+                own[NUMBER_AT..NUMBER_AT + 4].copy_from_slice(&(sent.len() as u32).to_le_bytes());
+                let mut buf = self.from.alloc().context("a buffer")?;
+                ensure!(buf.set_len(own.len()), "a buffer is too short");
+                self.from.bytes_mut(&mut buf).copy_from_slice(&own);
+                sent.push(Instant::now());
+                if let Err(buf) = self.from.send(buf) {
+                    self.from.free(buf);
+                }
+                self.from.flush();
+            }
+            let Ok(count) = self.to.recv(&mut datagram) else { continue };
+            let (now, at) = (Instant::now(), vxlan::HEADER_BYTES);
+            let is_own = count == at + OWN_BYTES && datagram[at..at + 6] == TO;
+            let number = datagram[at + NUMBER_AT..][..4].try_into().map(u32::from_le_bytes)?;
+            if let Some(then) = sent.get(number as usize).filter(|_| is_own) {
+                took.push(now.duration_since(*then).as_secs_f64() * 1e3);
+            }
+        }
+        ensure!(took.len() > sent.len() / 2, "of {} frames {} came", sent.len(), took.len());
+        took.sort_by(f64::total_cmp);
+        let lost = sent.len().saturating_sub(took.len());
+        Ok((took, lost))
+    }
+}
+
+fn pcap(node: &Node) -> std::path::PathBuf {
+    node.directory.join("others.pcap")
+}
+
+/// A frame for each of the other links.
+fn write_pcap(node: &Node) -> Result<()> {
+    let mut bytes = Vec::new();
+    // draft-ietf-opsawg-pcap section 4: version 2.4, frames of 65,535 bytes at most, Ethernet.
+    for word in [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1] {
+        bytes.extend(word.to_le_bytes());
+    }
+    for id in 2..=LINKS {
+        let frame = tagged(frame(TO, FROM, OTHER_BYTES), id);
+        let length = u32::try_from(frame.len())?;
+        for word in [0, 0, length, length] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(frame);
+    }
+    std::fs::write(pcap(node), bytes).context("others.pcap")
+}
+
+fn substrate(node: &Node, mux: usize, loaded: bool) -> String {
+    let pps = OVERLOAD * CAPACITY_BPS / 8 / (OTHER_BYTES + MORE_BYTES) as u64;
+    let frames = format!("frames: {}, pps: {pps}", pcap(node).display());
+    let frames = if loaded { frames } else { String::new() };
+    format!(
+        "apiVersion: pdp/v1
+kind: Substrate
+metadata: {{name: node}}
+spec:
+  mux: {{cpus: \"{mux}\", power: 1000m}}
+  interfaces:
+    A0: {{memif: {{}}}}
+    B0: {{device: extB, capacity: {CAPACITY_BPS}bps}}
+    G0: {{generator: {{{frames}}}}}
+"
+    )
+}
+
+fn vnet() -> String {
+    let (mut externals, mut links) = (String::new(), String::new());
+    for id in 1..=LINKS {
+        let source = match id {
+            1 => "interface: A0".to_owned(),
+            _ => format!("interface: G0, vlan: {{id: {id}}}"),
+        };
+        let part = match id {
+            1 => {
+                let bps = CAPACITY_BPS / u64::from(LINKS);
+                format!("at: {{\"external:b1\": {{guarantee: {bps}bps}}}}")
+            }
+            _ => "weight: 100".to_owned(),
+        };
+        externals += &format!(
+            "    a{id}: {{{source}}}
+    b{id}: {{interface: B0, vxlan: {{vni: {id}, local: 192.0.2.1, remote: 192.0.2.2}}}}
+"
+        );
+        links +=
+            &format!("    - {{endpoints: [\"external:a{id}\", \"external:b{id}\"], {part}}}\n");
+    }
+    format!(
+        "apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: bench}}
+spec:
+  nodes: {{}}
+  externals:
+{externals}  links:
+{links}"
+    )
+}
