@@ -32,7 +32,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// What other targets are for: the mux alone, in this series.
+/// Rates of single links are of this series.
 const ALONE: &str = "pdp, mux alone";
 
 /// Time before what counts.
@@ -88,6 +88,8 @@ const SHARERS: usize = 64;
 const ENDS: usize = 16;
 const ADDRESSES: usize = 10_000;
 const SEGMENT_BYTES: usize = 64;
+/// Times that it and a link of two ends are measured in turn.
+const SEGMENT_TURNS: u32 = 2;
 
 fn run(run: &mut Run) -> Result<()> {
     let cores = run.cores();
@@ -401,26 +403,27 @@ fn share(bed: &Alone, links: &[Leaving], parts: &[f64], time: Duration) -> Resul
 }
 
 fn segments(run: &mut Run, bed: &Alone) -> Result<()> {
-    let time = run.time();
+    let time = run.time() / SEGMENT_TURNS;
     run.rounds(|run| {
-        let mut of_two = None;
-        for (series, ends) in [("pdp, transit", 2), ("pdp, segment", ENDS)] {
-            run.take_as(
-                series,
-                ends as f64,
-                "ends",
-                || passed(bed, ends, time),
-                |(pps, cycles)| {
-                    let mut readings =
-                        vec![Reading::new("frames through", pps / 1e6, "Mpps").cycles(cycles)];
-                    let of = pps / *of_two.get_or_insert(pps) * 100.0;
-                    if ends > 2 {
-                        readings.push(Reading::new("of two ends", of, "%"));
-                    }
-                    readings
-                },
-            );
-        }
+        // In turn, and of one sample: a core that becomes slow meanwhile is slow for both.
+        run.take("pdp, segment", ENDS as f64, "ends", || {
+            let mut sums = [(0.0, 0.0); 2];
+            for _ in 0..SEGMENT_TURNS {
+                for (ends, (pps, cycles)) in [2, ENDS].into_iter().zip(&mut sums) {
+                    let passed = passed(bed, ends, time)?;
+                    *pps += passed.0 / f64::from(SEGMENT_TURNS);
+                    *cycles += passed.1 / f64::from(SEGMENT_TURNS);
+                }
+            }
+            let [(two_pps, two_cycles), (pps, cycles)] = sums;
+            Ok(vec![
+                Reading::new("segment", pps / 1e6, "Mpps"),
+                Reading::new("a frame there", cycles, "cycles"),
+                Reading::new("two ends", two_pps / 1e6, "Mpps"),
+                Reading::new("a frame of two ends", two_cycles, "cycles"),
+                Reading::new("of two ends", pps / two_pps * 100.0, "%"),
+            ])
+        });
         Ok(())
     })
 }
