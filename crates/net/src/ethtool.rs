@@ -3,6 +3,7 @@
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use std::os::fd::AsRawFd;
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Context, Result};
 use crate::interface::Interface;
@@ -44,6 +45,9 @@ const SET_FLAGS: u32 = 0x26;
 const SEND_TAGS: u32 = 1 << 7;
 const RECEIVE_TAGS: u32 = 1 << 8;
 
+/// All flags of a device are set at once: who changes one must know the others until it has.
+static FLAGS: Mutex<()> = Mutex::new(());
+
 /// ETHTOOL_STXCSUM, STSO, SGSO, SGRO of linux/ethtool.h.
 const OFFLOADS: [u32; 4] = [0x17, 0x1f, 0x24, SET_AGGREGATION];
 
@@ -81,6 +85,7 @@ pub(crate) fn has_link(device: &str) -> Result<bool> {
 
 /// Whether the flag is off afterwards.
 fn flag_off(device: &str, flag: u32) -> Result<bool> {
+    let _flags = FLAGS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut flags = Value { command: GET_FLAGS, data: 0 };
     match ethtool(device, &mut flags)? {
         Err(Errno::EOPNOTSUPP) => return Ok(true),

@@ -466,6 +466,28 @@ fn offloads_are_turned_off() {
 }
 
 #[test]
+fn both_ends_of_a_veth_keep_their_tags_in_frames_at_once() {
+    isolated(|| {
+        run("ip link add end0 type veth peer name end1");
+        let ends = ["end0", "end1"].map(|name| Interface::by_name(name).unwrap());
+        for _ in 0..200 {
+            std::thread::scope(|scope| {
+                for end in &ends {
+                    scope.spawn(|| assert!(ethtool::tags_in_frames(end).unwrap(), "{}", end.name));
+                }
+            });
+            for end in ["end0", "end1"] {
+                let shown = run(&format!("ethtool -k {end}"));
+                for tags in ["rx-vlan-offload: off", "tx-vlan-offload: off"] {
+                    assert!(shown.contains(tags), "{shown}");
+                }
+            }
+            run("for end in end0 end1; do ethtool -K $end rxvlan on txvlan on; done");
+        }
+    });
+}
+
+#[test]
 fn sysctls_are_those_of_the_namespace() {
     isolated(|| {
         let peer = Peer::new();
