@@ -95,7 +95,7 @@ pub struct Turns<F> {
     waiting: usize,
     /// Packets of the worker.
     packets: usize,
-    /// Turns since there was work.
+    /// Turns since there was work, or one was passed over that may have some.
     in_vain: usize,
     /// Whose turn, the next, is the one that it has had part of.
     goes_on: Option<u16>,
@@ -260,8 +260,9 @@ impl<F> Turns<F> {
         self.waiting -= frames.len();
     }
 
-    /// Gives the vnet in `slot` a place in the rotation; false if it has one.
+    /// Gives the vnet in `slot`, which may have work, a place in the rotation; false if it has one.
     pub fn rouse(&mut self, slot: u16) -> bool {
+        self.in_vain = 0;
         let Some(account) = self.account(slot) else { return false };
         let rested = !std::mem::replace(&mut account.awake, true);
         if rested {
@@ -315,6 +316,7 @@ impl<F> Turns<F> {
             if busy && soon && account.frames.len() < GATHER_FRAMES {
                 self.left[2] -= 1;
                 self.left[1] -= 1;
+                self.in_vain = 0;
                 continue;
             }
             let turn = TURN_CYCLES * count * i64::from(account.weight) / weight;
@@ -329,6 +331,7 @@ impl<F> Turns<F> {
                 return Some(slot);
             }
             self.left[2] -= 1;
+            self.in_vain = 0;
         }
         None
     }
@@ -436,6 +439,51 @@ mod tests {
         let got = run(&[hog(1000), hog(500), hog(250), hog(250)], 40_000);
         for ((part, _), want) in got.iter().zip([0.5, 0.25, 0.125, 0.125]) {
             assert!((part / want - 1.0).abs() < 0.15, "{got:?}");
+        }
+    }
+
+    /// One that owes time, one that was visited just before while there was much to do, one that is roused: before all
+    /// of them were looked at, the worker does not take itself for idle.
+    #[test]
+    fn who_was_not_visited_may_have_work() {
+        type Case = fn(&mut Turns<u32>);
+        let cases: [(&str, Case); 3] = [
+            ("owes", |turns| turns.charge(0, DEBT_MAX as u64, true)),
+            ("was visited just before", |turns| {
+                turns.begin();
+                assert_eq!(turns.next(1_000_000, true), Some(1));
+            }),
+            ("is roused", |turns| {
+                turns.rest(0);
+                visit_all(turns);
+                turns.rouse(0);
+            }),
+        ];
+        /// Two rounds that find nothing; who was visited.
+        fn visit_all(turns: &mut Turns<u32>) -> Vec<u16> {
+            let mut visited = vec![];
+            for _ in 0..2 {
+                turns.begin();
+                // Some at a time, as where there are many.
+                turns.left[1] = 2;
+                while let Some(slot) = turns.next(1_000_000, false) {
+                    turns.charge(slot, 1, false);
+                    visited.push(slot);
+                }
+            }
+            visited
+        }
+        for (what, case) in cases {
+            let mut turns: Turns<u32> = Turns::new(256);
+            (0..3).for_each(|slot| turns.put(slot, 1, 1));
+            turns.begin();
+            assert_eq!(turns.next(1_000_000, false), Some(0));
+            case(&mut turns);
+            let mut seen = vec![];
+            while turns.may_have_work() {
+                seen.extend(visit_all(&mut turns));
+            }
+            assert!((0..3).all(|slot| seen.contains(&slot)), "{what}: {seen:?}");
         }
     }
 
