@@ -868,6 +868,7 @@ fn commands_are_restarted_and_a_forwarding_guest_ends_with_its_last() {
     fixture.run(&spec);
     eventually("it was restarted", || log(&spec.dir).matches(" again\n").count() >= 3);
     eventually("all were tried", || log(&spec.dir).contains("can't be started"));
+    eventually("all have spoken", || log(&spec.dir).contains(" once\n"));
     let text = log(&spec.dir);
     assert_eq!(text.matches(" once\n").count(), 1);
     assert!(text.contains("/no/such/program can't be started"), "{text}");
