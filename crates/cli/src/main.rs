@@ -17,6 +17,7 @@ mod output;
 mod routes;
 mod show;
 mod stats;
+mod tip;
 mod watch;
 mod who;
 
@@ -31,7 +32,13 @@ use args::{Args, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => match tip::tip(&error) {
+            Some(tip) => return Failure::Usage(tip).report(),
+            None => error.exit(),
+        },
+    };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Failure::from(error).report(),

@@ -291,7 +291,15 @@ vnet/piped  create  new
 ",
     );
     assert!(server.fake.noted("applied piped"));
-    let dry = out(&server, &["apply", "--dry-run", "-f", one.to_str().unwrap()]);
+    let one = one.to_str().unwrap();
+    for files in [&[one, dir.to_str().unwrap()][..], &[one, "-f", dir.to_str().unwrap()]] {
+        for verb in ["apply", "up"] {
+            let table = out(&server, &[&[verb], files].concat());
+            let all = ["green", "a", "b"].map(|name| format!("\nvnet/{name} "));
+            assert!(all.iter().all(|line| table.contains(line)), "{table}");
+        }
+    }
+    let dry = out(&server, &["apply", "--dry-run", "-f", one]);
     assert!(dry.ends_with("1 would change, 1 unchanged\n"), "{dry}");
     let (code, error) = fails(&server, &["apply", "-f", "/no/such.yaml"]);
     assert_eq!(code, 1);
@@ -469,6 +477,7 @@ fn exit_codes_tell_usage_from_failure_from_no_daemon() {
     let server = Server::start();
     for usage in [
         &["frobnicate"][..],
+        &["destroy", "red"],
         &["apply"],
         &["exec", "red", "--", "true"],
         &["exec", "red/r1"],
@@ -482,6 +491,15 @@ fn exit_codes_tell_usage_from_failure_from_no_daemon() {
     ] {
         assert_eq!(fails(&server, usage).0, 2, "{usage:?}");
     }
+    for (words, tip) in [
+        (&["destroy", "lab"][..], "pdp delete VNET forgets a vnet, pdp down stops all"),
+        (&["--ca", "x", "ps", "-a"], "pdp get lists vnets, pdp inspect VNET shows one"),
+    ] {
+        let word = if words.contains(&"ps") { "ps" } else { words[0] };
+        let error = fails(&server, words).1;
+        assert_text(&error, &format!("error: no such command: {word:?}; {tip}\n"));
+    }
+    assert!(fails(&server, &["aply"]).1.contains("'apply'"));
     assert_eq!(fails(&server, &["inspect", "none"]).0, 1);
     let nobody = server.path("nobody/pdpd.sock");
     for verb in [&["get"][..], &["down"], &["stats"], &["exec", "red/r1", "--", "true"]] {
@@ -568,6 +586,16 @@ fn a_command_passes_streams_and_exit_code_through() {
         .unwrap();
     child.stdin.take().unwrap().write_all(b"kept").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"kept");
+}
+
+#[test]
+fn a_command_needs_no_dashes_before_it_and_keeps_its_own() {
+    let server = Server::start();
+    let words = ["red/r1", "--guest", "1", "printf", "%s ", "-n", "--guest", "--", "-x"];
+    assert_text(&out(&server, &[&["exec"], &words[..]].concat()), "-n --guest -- -x ");
+    assert_text(&out(&server, &["exec", "red/r1", "--", "echo", "--", "-n"]), "-- -n\n");
+    let (code, error) = fails(&server, &["exec", "red/r1", "--gest", "1", "true"]);
+    assert!(code == 2 && error.contains("--gest"), "{error}");
 }
 
 #[test]
