@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use pdp_api::{DaemonName, FrameMatch};
 use pdp_spec::units::Cores;
 
-use crate::name::{LinkName, NodeName, PortName};
+use crate::name::{LinkName, NodeName, Place, PortName};
 
 /// Where Debian has the certificates of authorities.
 const CA_DEFAULT: &str = "/etc/ssl/certs/ca-certificates.crt";
@@ -63,6 +64,7 @@ pub enum Command {
     Get(Get),
     Inspect(Inspect),
     Exec(Exec),
+    Cp(Cp),
     Shell(Shell),
     Logs(Logs),
     Link(Link),
@@ -242,6 +244,25 @@ pub struct Exec {
     /// Program and arguments.
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// Copy one file into a node or out of it, with its mode.
+///
+/// The file has its name once all of it is there; what was there under that name stays until then. With sh and cat of
+/// the node, as its root.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp cp frr.conf red/r1:/tmp\n         \
+                        pdp cp red/h1:/tmp/trace.pcap .\n         \
+                        generate | pdp cp - red/h1:/tmp/input\n         \
+                        pdp cp red/h1:/var/log/daemon.log - | less\n\n\
+                        Directories: tar c DIR | pdp exec red/h1 tar x -C /tmp")]
+pub struct Cp {
+    /// VNET/NODE:PATH, a file here (with ./ before a name that looks like one in a node), or - for standard input.
+    #[arg(value_name = "FROM", value_parser = OsStringValueParser::new().map(Place::of))]
+    pub from: Place,
+    /// The same, or a directory; - for standard output.
+    #[arg(value_name = "TO", value_parser = OsStringValueParser::new().map(Place::of))]
+    pub to: Place,
 }
 
 /// Open a shell in a node.

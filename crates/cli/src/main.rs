@@ -7,6 +7,7 @@
 
 mod args;
 mod change;
+mod cp;
 mod daemon;
 mod exec;
 mod experiment;
@@ -89,6 +90,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Get(get) => show::get(&client, get).await,
         Command::Inspect(inspect) => show::inspect(&client, inspect).await,
         Command::Exec(exec) => exec::exec(&client, exec).await,
+        Command::Cp(cp) => cp::cp(&client, cp).await,
         Command::Shell(shell) => exec::shell(&client, shell).await,
         Command::Logs(logs) => watch::logs(&client, logs).await,
         Command::Capture(capture) => watch::capture(&client, capture).await,
