@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use pdp_api::{DaemonName, FrameMatch};
 use pdp_spec::units::Cores;
 
-use crate::name::{LinkName, NodeName, PortName};
+use crate::name::{LinkName, NodeName, Place, PortName};
 
 /// Where Debian has the certificates of authorities.
 const CA_DEFAULT: &str = "/etc/ssl/certs/ca-certificates.crt";
@@ -23,7 +24,7 @@ const CA_DEFAULT: &str = "/etc/ssl/certs/ca-certificates.crt";
     propagate_version = false,
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers; exec and \
                   shell pass the command's on.\n\n\
-                  Example: pdp up -f examples/ospf.yaml && pdp inspect ospf"
+                  Example: pdp up examples/ospf.yaml && pdp inspect ospf"
 )]
 pub struct Args {
     /// Socket of the daemon [default: /run/pdp/pdpd.sock].
@@ -63,6 +64,7 @@ pub enum Command {
     Get(Get),
     Inspect(Inspect),
     Exec(Exec),
+    Cp(Cp),
     Shell(Shell),
     Logs(Logs),
     Link(Link),
@@ -84,6 +86,28 @@ pub enum Command {
         shell: clap_complete::Shell,
     },
     Version(Version),
+}
+
+/// Spec files, named with -f or without.
+#[derive(Debug, clap::Args)]
+pub struct Files {
+    /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The same.
+    #[arg(short = 'f', long = "file", value_name = "FILE", num_args = 1..)]
+    more: Vec<PathBuf>,
+}
+
+impl Files {
+    /// That there is at least one.
+    fn some() -> ArgGroup {
+        ArgGroup::new("specs").args(["files", "more"]).multiple(true).required(true)
+    }
+
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.files.iter().chain(&self.more).cloned().collect()
+    }
 }
 
 /// What specs may name.
@@ -108,13 +132,12 @@ pub enum Format {
 ///
 /// The daemon is pdpd beside this command or in PATH; PDP_DAEMON names another.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp up -f examples/ospf.yaml\n         \
+#[command(after_help = "Example: pdp up examples/ospf.yaml\n         \
                         pdp up --daemon-args '--state-dir /srv/pdp'\n         \
                         pdp --name lab2 up                    # a second daemon")]
 pub struct Up {
-    /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
-    #[arg(short, long = "file", value_name = "FILE", num_args = 1..)]
-    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub files: Files,
     #[command(flatten)]
     pub outside: Outside,
     /// More arguments for a daemon that has to be started, split at spaces.
@@ -141,12 +164,11 @@ pub struct Down {
 
 /// Create or change what files describe. Only what differs is touched.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp apply -f substrate.yaml -f vnets/ --dry-run\n         \
-                        generate | pdp apply -f -")]
+#[command(group = Files::some(), after_help = "Example: pdp apply substrate.yaml vnets/ --dry-run\n         \
+                        generate | pdp apply -")]
 pub struct Apply {
-    /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
-    #[arg(short, long = "file", value_name = "FILE", required = true, num_args = 1..)]
-    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub files: Files,
     #[command(flatten)]
     pub outside: Outside,
     /// Only say what would change.
@@ -201,8 +223,10 @@ pub struct Inspect {
 }
 
 /// Run a command in a node; its exit code is passed on.
+///
+/// Options after the command's first word are the command's own.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp exec red/h1 -- ping -c 3 10.2.0.2\n         \
+#[command(after_help = "Example: pdp exec red/h1 ping -c 3 10.2.0.2\n         \
                         pdp exec red/r1 -- vtysh -c 'show ip ospf neighbor'")]
 pub struct Exec {
     /// VNET/NODE.
@@ -218,8 +242,27 @@ pub struct Exec {
     #[arg(short, long)]
     pub no_stdin: bool,
     /// Program and arguments.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// Copy one file into a node or out of it, with its mode.
+///
+/// The file has its name once all of it is there; what was there under that name stays until then. With sh and cat of
+/// the node, as its root.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp cp frr.conf red/r1:/tmp\n         \
+                        pdp cp red/h1:/tmp/trace.pcap .\n         \
+                        generate | pdp cp - red/h1:/tmp/input\n         \
+                        pdp cp red/h1:/var/log/daemon.log - | less\n\n\
+                        Directories: tar c DIR | pdp exec red/h1 tar x -C /tmp")]
+pub struct Cp {
+    /// VNET/NODE:PATH, a file here (with ./ before a name that looks like one in a node), or - for standard input.
+    #[arg(value_name = "FROM", value_parser = OsStringValueParser::new().map(Place::of))]
+    pub from: Place,
+    /// The same, or a directory; - for standard output.
+    #[arg(value_name = "TO", value_parser = OsStringValueParser::new().map(Place::of))]
+    pub to: Place,
 }
 
 /// Open a shell in a node.
@@ -430,14 +473,10 @@ pub struct Trace {
 /// interfaces and tenants that they name are taken as there. `pdp apply --dry-run` checks against the
 /// node as it is, and that images are there.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp validate examples/ospf.yaml")]
+#[command(group = Files::some(), after_help = "Example: pdp validate examples/ospf.yaml")]
 pub struct Validate {
-    /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
-    #[arg(value_name = "FILE", required_unless_present = "more")]
-    pub files: Vec<PathBuf>,
-    /// The same.
-    #[arg(short = 'f', long = "file", value_name = "FILE", num_args = 1..)]
-    pub more: Vec<PathBuf>,
+    #[command(flatten)]
+    pub files: Files,
     #[command(flatten)]
     pub outside: Outside,
 }

@@ -16,7 +16,8 @@ use crate::{daemon, files};
 
 pub async fn apply(client: &Client, args: Apply) -> Result<ExitCode, Failure> {
     let named = Named::by(args.outside.allow_files_outside);
-    let report = apply_files(client, files::read(&args.files, named)?, args.dry_run).await?;
+    let report =
+        apply_files(client, files::read(&args.files.paths(), named)?, args.dry_run).await?;
     output::report(args.format, &report)
 }
 
@@ -33,7 +34,7 @@ async fn apply_files(
 
 pub async fn up(client: &Client, name: Option<&DaemonName>, args: Up) -> Result<ExitCode, Failure> {
     // Files are read before anything is started.
-    let files = files::read(&args.files, Named::by(args.outside.allow_files_outside))?;
+    let files = files::read(&args.files.paths(), Named::by(args.outside.allow_files_outside))?;
     match client.version().await {
         Ok(_) => {}
         Err(Error::NoDaemon { .. }) => daemon::start(client, name, &args.daemon_args).await?,

@@ -133,7 +133,7 @@ fn write(frame: &Frame, out: &mut impl Write, err: &mut impl Write) -> io::Resul
 }
 
 /// What the OCI runtime says of a command that it can't start, and the exit code that a shell has for that.
-fn not_started(bytes: &[u8]) -> Option<(String, i32)> {
+pub fn not_started(bytes: &[u8]) -> Option<(String, i32)> {
     let text = String::from_utf8_lossy(bytes);
     let (_, why) = text.split_once("exec failed: unable to start container process: ")?;
     let why = why.trim_end().trim_end_matches('"').replace("\\\"", "");

@@ -126,8 +126,7 @@ pub fn objects(files: &[SourceFile]) -> Result<Vec<String>, Failure> {
 }
 
 pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
-    let paths: Vec<PathBuf> = args.files.into_iter().chain(args.more).collect();
-    let files = read(&paths, Named::by(args.outside.allow_files_outside))?;
+    let files = read(&args.files.paths(), Named::by(args.outside.allow_files_outside))?;
     let documents = parse(&files).map_err(|faults| Failure::Files(faults, files.clone()))?;
     let whole = documents.iter().any(|document| matches!(document.object, Object::Substrate(_)));
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());

@@ -7,6 +7,7 @@
 
 mod args;
 mod change;
+mod cp;
 mod daemon;
 mod exec;
 mod experiment;
@@ -17,6 +18,7 @@ mod output;
 mod routes;
 mod show;
 mod stats;
+mod tip;
 mod watch;
 mod who;
 
@@ -31,7 +33,13 @@ use args::{Args, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => match tip::tip(&error) {
+            Some(tip) => return Failure::Usage(tip).report(),
+            None => error.exit(),
+        },
+    };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Failure::from(error).report(),
@@ -82,6 +90,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Get(get) => show::get(&client, get).await,
         Command::Inspect(inspect) => show::inspect(&client, inspect).await,
         Command::Exec(exec) => exec::exec(&client, exec).await,
+        Command::Cp(cp) => cp::cp(&client, cp).await,
         Command::Shell(shell) => exec::shell(&client, shell).await,
         Command::Logs(logs) => watch::logs(&client, logs).await,
         Command::Capture(capture) => watch::capture(&client, capture).await,

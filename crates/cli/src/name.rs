@@ -1,5 +1,7 @@
-//! Names on the command line: `VNET/NODE`, `VNET/NODE:PORT`, `VNET/LINK`.
+//! Names on the command line: `VNET/NODE`, `VNET/NODE:PORT`, `VNET/NODE:PATH`, `VNET/LINK`.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// A node of a vnet.
@@ -22,6 +24,33 @@ pub struct PortName {
 pub struct LinkName {
     pub vnet: String,
     pub link: String,
+}
+
+/// Where a file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Standard input or output.
+    Stream,
+    /// A file of this machine.
+    Here(PathBuf),
+    /// A path in a node.
+    Node(NodeName, String),
+}
+
+impl Place {
+    /// `-`, `VNET/NODE:PATH`, and all else is a file here; `./a:b` and `/tmp:b` too, as no vnet is called so.
+    pub fn of(text: OsString) -> Self {
+        let in_node = |text: &str| {
+            let (node, path) = text.split_once(':')?;
+            let name = node.parse().ok().filter(|name: &NodeName| !name.vnet.starts_with('.'))?;
+            Some(Self::Node(name, path.into()))
+        };
+        match text.to_str() {
+            Some("-") => Self::Stream,
+            Some(text) => in_node(text).unwrap_or_else(|| Self::Here(text.into())),
+            None => Self::Here(text.into()),
+        }
+    }
 }
 
 /// A text that is no such name.
@@ -82,6 +111,18 @@ mod tests {
         assert_eq!((port.node.as_str(), port.port.as_str()), ("r1", "eth0.5"));
         let link: LinkName = "red/r1:eth0".parse().unwrap();
         assert_eq!(link.link, "r1:eth0");
+    }
+
+    #[test]
+    fn files_are_here_or_in_a_node() {
+        let of = |text: &str| Place::of(text.into());
+        let node: NodeName = "acme.red/r1".parse().unwrap();
+        assert_eq!(of("acme.red/r1:/a:b c"), Place::Node(node.clone(), "/a:b c".into()));
+        assert_eq!(of("acme.red/r1:"), Place::Node(node, String::new()));
+        assert_eq!(of("-"), Place::Stream);
+        for here in ["a", "a:b", "./a:b", "../a:b", "/tmp:b", "/tmp/a:b", "a/b/c:d", "./-", ""] {
+            assert_eq!(of(here), Place::Here(here.into()), "{here}");
+        }
     }
 
     #[test]

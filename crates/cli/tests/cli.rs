@@ -291,7 +291,15 @@ vnet/piped  create  new
 ",
     );
     assert!(server.fake.noted("applied piped"));
-    let dry = out(&server, &["apply", "--dry-run", "-f", one.to_str().unwrap()]);
+    let one = one.to_str().unwrap();
+    for files in [&[one, dir.to_str().unwrap()][..], &[one, "-f", dir.to_str().unwrap()]] {
+        for verb in ["apply", "up"] {
+            let table = out(&server, &[&[verb], files].concat());
+            let all = ["green", "a", "b"].map(|name| format!("\nvnet/{name} "));
+            assert!(all.iter().all(|line| table.contains(line)), "{table}");
+        }
+    }
+    let dry = out(&server, &["apply", "--dry-run", "-f", one]);
     assert!(dry.ends_with("1 would change, 1 unchanged\n"), "{dry}");
     let (code, error) = fails(&server, &["apply", "-f", "/no/such.yaml"]);
     assert_eq!(code, 1);
@@ -469,6 +477,7 @@ fn exit_codes_tell_usage_from_failure_from_no_daemon() {
     let server = Server::start();
     for usage in [
         &["frobnicate"][..],
+        &["destroy", "red"],
         &["apply"],
         &["exec", "red", "--", "true"],
         &["exec", "red/r1"],
@@ -482,6 +491,15 @@ fn exit_codes_tell_usage_from_failure_from_no_daemon() {
     ] {
         assert_eq!(fails(&server, usage).0, 2, "{usage:?}");
     }
+    for (words, tip) in [
+        (&["destroy", "lab"][..], "pdp delete VNET forgets a vnet, pdp down stops all"),
+        (&["--ca", "x", "ps", "-a"], "pdp get lists vnets, pdp inspect VNET shows one"),
+    ] {
+        let word = if words.contains(&"ps") { "ps" } else { words[0] };
+        let error = fails(&server, words).1;
+        assert_text(&error, &format!("error: no such command: {word:?}; {tip}\n"));
+    }
+    assert!(fails(&server, &["aply"]).1.contains("'apply'"));
     assert_eq!(fails(&server, &["inspect", "none"]).0, 1);
     let nobody = server.path("nobody/pdpd.sock");
     for verb in [&["get"][..], &["down"], &["stats"], &["exec", "red/r1", "--", "true"]] {
@@ -568,6 +586,153 @@ fn a_command_passes_streams_and_exit_code_through() {
         .unwrap();
     child.stdin.take().unwrap().write_all(b"kept").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"kept");
+}
+
+#[test]
+fn a_command_needs_no_dashes_before_it_and_keeps_its_own() {
+    let server = Server::start();
+    let words = ["red/r1", "--guest", "1", "printf", "%s ", "-n", "--guest", "--", "-x"];
+    assert_text(&out(&server, &[&["exec"], &words[..]].concat()), "-n --guest -- -x ");
+    assert_text(&out(&server, &["exec", "red/r1", "--", "echo", "--", "-n"]), "-- -n\n");
+    let (code, error) = fails(&server, &["exec", "red/r1", "--gest", "1", "true"]);
+    assert!(code == 2 && error.contains("--gest"), "{error}");
+}
+
+/// All bytes, in no order, and not a whole number of frames.
+fn noise() -> Vec<u8> {
+    (0..1_500_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Parts of files that were not copied to their end.
+fn parts(dir: &Path) -> usize {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name.to_string_lossy().ends_with(".part")).count()
+}
+
+/// The node of the fake has the files of this machine.
+#[test]
+fn a_file_is_copied_into_a_node_and_out_of_it() {
+    let server = Server::start();
+    let (here, node) = (server.path("here"), server.path("node"));
+    fs::create_dir(&here).unwrap();
+    fs::create_dir(&node).unwrap();
+    let in_node = |path: &str| format!("red/r1:{}/{path}", node.display());
+    let path = |name: &str| here.join(name).display().to_string();
+    let bytes = noise();
+    fs::write(here.join("a b"), &bytes).unwrap();
+    set_mode(&here.join("a b"), 0o4751);
+
+    // To a name, below a directory, over what is there, through a link, relative.
+    fs::write(node.join("old"), "old").unwrap();
+    std::os::unix::fs::symlink("old", node.join("link")).unwrap();
+    for (to, at) in [("new", "new"), ("", "a b"), ("link", "old")] {
+        assert_eq!(out(&server, &["cp", &path("a b"), &in_node(to)]), "");
+        assert!(fs::read(node.join(at)).unwrap() == bytes, "{at}");
+        assert_eq!(mode(&node.join(at)), 0o751, "{at}");
+    }
+    assert!(node.join("link").is_symlink());
+    out(&server, &["cp", &path("a b"), "red/r1:-x"]);
+    assert!(fs::read(server.path("-x")).unwrap() == bytes);
+
+    // And back.
+    for (from, to, at) in [("new", "copy", "copy"), ("a b", "", "a b"), ("link", "copy", "copy")] {
+        out(&server, &["cp", &in_node(from), &path(to)]);
+        assert!(fs::read(here.join(at)).unwrap() == bytes, "{at}");
+        assert_eq!(mode(&here.join(at)) & 0o700, 0o700, "{at}");
+    }
+
+    // Standard input keeps the permissions that are there; standard output; nothing at all.
+    let mut child = pdp(&server.socket())
+        .args(["cp", "-", &in_node("new")])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"\x00\xffnew").unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(mode(&node.join("new")), 0o751);
+    let output = run(&server, &["cp", &in_node("new"), "-"]);
+    assert!(output.status.success() && output.stdout == b"\x00\xffnew", "{output:?}");
+    out(&server, &["cp", "-", &in_node("empty")]);
+    assert_eq!(mode(&node.join("empty")), 0o644);
+    out(&server, &["cp", &in_node("empty"), &path("copy")]);
+    assert_eq!(fs::metadata(here.join("copy")).unwrap().len(), 0);
+    assert_eq!(parts(&here) + parts(&node), 0);
+}
+
+#[test]
+fn what_can_not_be_copied_is_told_and_leaves_nothing() {
+    let server = Server::start();
+    let (here, node) = (server.path("here"), server.path("node"));
+    fs::create_dir(&here).unwrap();
+    fs::create_dir(&node).unwrap();
+    let in_node = |path: &str| format!("red/r1:{}/{path}", node.display());
+    let path = |name: &str| here.join(name).display().to_string();
+    fs::write(here.join("file"), "new").unwrap();
+    fs::write(node.join("file"), "old").unwrap();
+    fs::create_dir(node.join("dir")).unwrap();
+    // No device of the machine, which a copy that is wrong would take away.
+    nix::unistd::mkfifo(&node.join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    fs::create_dir_all(node.join("sub/file")).unwrap();
+    for (from, to, code, words) in [
+        (path("file"), in_node("no/file"), 1, "node/no/file: there is no such directory"),
+        (path("file"), in_node("sub"), 1, "node/sub/file: is a directory"),
+        (path("file"), in_node("fifo"), 1, "node/fifo: is no regular file"),
+        (path("file"), "red/r1:".into(), 2, "no path in the node"),
+        (path("file"), "none/r1:/x".into(), 1, "no vnet \"none\""),
+        (path("file"), path("other"), 2, "FROM or TO is a file in a node"),
+        (path("none"), in_node("x"), 1, "here/none: No such file"),
+        (path(""), in_node("x"), 1, "is a directory; directories go by `tar"),
+        ("-".into(), in_node("dir"), 1, "node/dir: is a directory"),
+        (in_node("none"), path("x"), 1, "error: red/r1: "),
+        (in_node("none"), path("x"), 1, "node/none: there is no such file"),
+        (in_node("dir"), path("x"), 1, "node/dir: is a directory"),
+        ("red/r1:/dev/zero".into(), path("x"), 1, "/dev/zero: is no regular file"),
+        (format!("red/r1:/proc/{}/mem", std::process::id()), path("file"), 1, "put error"),
+        (in_node("file"), path("../node/fifo"), 1, "is no regular file; use -"),
+        (in_node("file"), path("no/file"), 1, "here/no/file: No such file"),
+        (in_node("file"), in_node("other"), 2, "| pdp cp -"),
+    ] {
+        let (is, error) = fails(&server, &["cp", &from, &to]);
+        assert!(is == code && error.contains(words), "{from} to {to}: {is}: {error}");
+    }
+    assert_eq!(fs::read(here.join("file")).unwrap(), b"new");
+    assert_eq!(fs::read(node.join("file")).unwrap(), b"old");
+    for (dir, count) in [(&here, 1), (&node, 4)] {
+        assert_eq!(fs::read_dir(dir).unwrap().count(), count, "{}", dir.display());
+    }
+}
+
+#[test]
+fn a_copy_that_is_broken_off_leaves_what_was_there() {
+    let server = Server::start();
+    let node = server.path("node");
+    fs::create_dir(&node).unwrap();
+    fs::write(node.join("file"), "old").unwrap();
+    let to = format!("red/r1:{}/file", node.display());
+    for (signal, tidy) in
+        [(Signal::SIGINT, true), (Signal::SIGTERM, true), (Signal::SIGKILL, false)]
+    {
+        let mut child =
+            pdp(&server.socket()).args(["cp", "-", &to]).stdin(Stdio::piped()).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(b"half").unwrap();
+        eventually("it is under way", || parts(&node) == 1);
+        kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), tidy.then_some(1), "{signal}");
+        assert!(!tidy || parts(&node) == 0, "{signal}");
+        let pattern = format!("{}/file", node.display());
+        eventually("its command is gone", || processes_with(&pattern) == 0);
+        assert_eq!(fs::read(node.join("file")).unwrap(), b"old", "{signal}");
+    }
 }
 
 #[test]
@@ -753,6 +918,7 @@ fn every_verb_explains_itself() {
         "get",
         "inspect",
         "exec",
+        "cp",
         "shell",
         "logs",
         "link",

@@ -481,6 +481,43 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     assert_eq!(sh(&words).trim(), "capture");
 }
 
+#[test]
+fn files_go_into_a_node_and_out_of_it() {
+    let node = Node::start("files");
+    node.apply(
+        "{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {name: red}, spec: {nodes: {h1: {kind: host}}}}",
+    );
+    eventually("h1 runs", || node.try_exec("red/h1", "true").is_ok());
+    let path = |name: &str| node.directory.join(name).display().to_string();
+    let bytes: Vec<u8> =
+        (0..3_000_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    fs::write(path("program"), &bytes).expect("a file");
+    fs::set_permissions(path("program"), fs::Permissions::from_mode(0o750)).expect("its mode");
+    node.pdp(&["cp", &path("program"), "red/h1:/tmp"]);
+    assert_eq!(node.exec("red/h1", "stat -c %a:%u:%s /tmp/program").trim(), "750:0:3000001");
+    node.pdp(&["cp", "red/h1:/tmp/program", &path("back")]);
+    assert!(fs::read(path("back")).expect("a file") == bytes);
+    assert_eq!(fs::metadata(path("back")).expect("a file").permissions().mode() & 0o777, 0o750);
+
+    // A link in the node leads within the node alone, in both directions.
+    fs::write(path("secret"), "of the machine").expect("a file");
+    node.exec("red/h1", &format!("ln -s {} /tmp/link", path("secret")));
+    let error = node.try_pdp(&["cp", "red/h1:/tmp/link", "-"]).expect_err("not in the node");
+    assert!(error.contains("/tmp/link: there is no such file"), "{error}");
+    let error = node.try_pdp(&["cp", &path("program"), "red/h1:/tmp/link"]).expect_err("the same");
+    assert!(error.contains("/tmp/link: a link that leads nowhere"), "{error}");
+    assert_eq!(fs::read_to_string(path("secret")).expect("a file"), "of the machine");
+
+    // More than there is space for is told, and what was there stays.
+    let error =
+        node.try_pdp(&["cp", "/dev/zero", "red/h1:/dev/shm/program"]).expect_err("no space");
+    assert!(error.contains("red/h1: ") && error.contains("No space left on device"), "{error}");
+    node.pdp(&["cp", "/etc/hostname", "red/h1:/dev/shm"]);
+    assert_eq!(node.exec("red/h1", "ls -A /dev/shm").trim(), "hostname");
+    let left = node.pdp(&["exec", "red/h1", "ls", "-A", "/tmp"]);
+    assert!(left.contains("program\n") && !left.contains(".part"), "{left}");
+}
+
 /// Where no container can be made, the reason is told once, and by the doctor before anything is applied.
 #[test]
 fn why_no_container_starts_is_told_once() {

@@ -1,0 +1,366 @@
+//! One file into a node or out of it, by commands in the node: nobody outside of it follows a path of its own.
+//!
+//! The bytes go under another name beside the wanted one, which they get once they are whole. Neither side holds
+//! more of them than a few frames.
+
+use std::ffi::OsStr;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::process::ExitCode;
+
+use pdp_api::client::{Client, Error};
+use pdp_api::exec::{ExecRequest, Frame, PAYLOAD_BYTES_MAX, read_frame, write_frame};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::Cp;
+use crate::exec::not_started;
+use crate::failure::Failure;
+use crate::name::{NodeName, Place};
+
+/// Bytes kept of what a node says of a copy that failed.
+const WORDS_BYTES_MAX: usize = 2000;
+
+/// Permissions that are copied: not those that make a program run as another user.
+const MODE: u32 = 0o777;
+
+/// Permissions, in octal digits, with the end of their line.
+const MODE_LINE_BYTES_MAX: usize = 8;
+
+/// Where the file is to be ($1, or below it the name $2), and where its bytes go first.
+const INTO: &str = r#"
+fail() { echo "$1" >&2; exit 1; }
+to=$1
+case $to in /*) ;; *) to=./$to ;; esac
+if [ -d "$to" ]; then
+    [ -n "$2" ] || fail "$1: is a directory"
+    to=${to%/}/$2
+fi
+if [ -L "$to" ]; then to=$(readlink -f "$to") || fail "$1: a link that leads nowhere"; fi
+part=$to.$3
+"#;
+
+/// Standard input to the part.
+const WRITE: &str = r#"
+[ ! -d "$to" ] || fail "$to: is a directory"
+[ ! -e "$to" ] || [ -f "$to" ] || fail "$to: is no regular file"
+[ -d "${to%/*}/" ] || fail "$to: there is no such directory"
+umask 077
+set -C
+exec 3> "$part" || exit 1
+exec cat >&3
+"#;
+
+/// The part gets its name, with the permissions $4; without, with those of the file there.
+const NAME: &str = r#"
+mode=${4:-$(stat -c %a "$to" 2>/dev/null || echo 644)}
+chmod "$mode" "$part"
+exec mv -f "$part" "$to"
+"#;
+
+/// A part that isn't whole goes.
+const UNDO: &str = r#"exec rm -f "$part""#;
+
+/// The permissions of the file $1, a line, and then its bytes.
+const FETCH: &str = r#"
+fail() { echo "$1" >&2; exit 1; }
+from=$1
+case $from in /*) ;; *) from=./$from ;; esac
+[ ! -d "$from" ] || fail "$1: is a directory"
+[ -e "$from" ] || fail "$1: there is no such file"
+[ -f "$from" ] || fail "$1: is no regular file"
+exec < "$from" || exit 1
+stat -L -c %a "$from" 2>/dev/null || echo 644
+exec cat
+"#;
+
+pub async fn cp(client: &Client, args: Cp) -> Result<ExitCode, Failure> {
+    let ends = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+    let [mut interrupt, mut terminate, mut hangup] =
+        [signal(ends[0])?, signal(ends[1])?, signal(ends[2])?];
+    let interrupted = async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    };
+    match (&args.from, &args.to) {
+        (Place::Node(..), Place::Node(..)) => Err(usage(
+            "from a node to a node goes in two: pdp cp VNET/NODE:PATH - | pdp cp - VNET/NODE:PATH",
+        )),
+        (Place::Node(name, path), to) => tokio::select! {
+            ended = fetch(client, name, path, to) => ended,
+            () = interrupted => Err(broken_off()),
+        },
+        (from, Place::Node(name, path)) => put(client, from, name, path, interrupted).await,
+        _ => Err(usage("FROM or TO is a file in a node, VNET/NODE:PATH, like red/r1:/tmp/x")),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn usage(text: &str) -> Failure {
+    Failure::Usage(text.into())
+}
+
+fn broken_off() -> Failure {
+    Failure::Other("broken off; no file was changed".into())
+}
+
+fn at(path: &Path) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::Other(format!("{}: {error}", path.display()))
+}
+
+fn is_directory(path: &Path) -> Failure {
+    let hint = "directories go by `tar c DIR | pdp exec VNET/NODE tar x -C /tmp`";
+    Failure::Other(format!("{}: is a directory; {hint}", path.display()))
+}
+
+/// `sh` with a script and its arguments.
+fn script(script: String, arguments: &[&str]) -> ExecRequest {
+    let words = ["sh", "-c", &script, "sh"].into_iter().chain(arguments.iter().copied());
+    ExecRequest { command: words.map(Into::into).collect(), ..Default::default() }
+}
+
+async fn put(
+    client: &Client,
+    from: &Place,
+    name: &NodeName,
+    path: &str,
+    interrupted: impl Future<Output = ()>,
+) -> Result<(), Failure> {
+    if path.is_empty() {
+        return Err(usage("no path in the node; give one, like red/r1:/tmp"));
+    }
+    let mut mode = String::new();
+    let mut file_name = "";
+    let source: Box<dyn AsyncRead + Unpin> = match from {
+        Place::Here(here) => {
+            let file = fs::File::open(here).map_err(at(here))?;
+            let metadata = file.metadata().map_err(at(here))?;
+            if metadata.is_dir() {
+                return Err(is_directory(here));
+            }
+            if metadata.is_file() {
+                mode = format!("{:o}", metadata.permissions().mode() & MODE);
+            }
+            file_name = here.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            Box::new(tokio::fs::File::from_std(file))
+        }
+        _ => Box::new(tokio::io::stdin()),
+    };
+    let part = part();
+    let arguments = [path, file_name, &part, &mode];
+    let start = async |step: &str| {
+        let request = script(INTO.to_owned() + step, &arguments);
+        client.exec(&name.vnet, &name.node, &request).await.map(tokio::io::split)
+    };
+    let (from_node, to_node) = start(WRITE).await?;
+    let mut written = {
+        let mut interrupted = pin!(interrupted);
+        let mut sending = pin!(send(to_node, source, from));
+        let mut ending = pin!(end(from_node, name, |_| Ok(())));
+        tokio::select! {
+            ended = &mut ending => ended,
+            sent = &mut sending => match sent {
+                Ok(()) => tokio::select! {
+                    ended = &mut ending => ended,
+                    () = &mut interrupted => Err(broken_off()),
+                },
+                Err(failure) => Err(failure),
+            },
+            () = &mut interrupted => Err(broken_off()),
+        }
+    };
+    // A command of its own: the end of the input of one may come of a daemon that is killed, too.
+    if written.is_ok() {
+        written = match start(NAME).await {
+            Ok((from_node, _to_node)) => end(from_node, name, |_| Ok(())).await,
+            Err(error) => Err(error.into()),
+        };
+    }
+    if written.is_err()
+        && let Ok((from_node, _to_node)) = start(UNDO).await
+    {
+        let _ = end(from_node, name, |_| Ok(())).await;
+    }
+    written
+}
+
+/// A name that nothing has, for the end of another.
+fn part() -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let nanoseconds = now.map_or(0, |since| since.subsec_nanos());
+    format!("{}-{nanoseconds}.part", std::process::id())
+}
+
+/// Sends all of a source; an error is the source's own.
+async fn send(
+    mut to: impl AsyncWrite + Unpin,
+    mut source: impl AsyncRead + Unpin,
+    from: &Place,
+) -> Result<(), Failure> {
+    let mut bytes = vec![0; PAYLOAD_BYTES_MAX];
+    loop {
+        let count = source.read(&mut bytes).await.map_err(|error| match from {
+            Place::Here(here) => at(here)(error),
+            _ => Failure::Other(format!("standard input: {error}")),
+        })?;
+        let frame = match count {
+            0 => Frame::StdinEnd,
+            _ => Frame::Stdin(bytes[..count].to_vec()),
+        };
+        if write_frame(&mut to, &frame).await.is_err() || count == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Passes on what the command in the node writes until it ends, and fails with its words if it does.
+async fn end(
+    mut from: impl AsyncRead + Unpin,
+    name: &NodeName,
+    mut take: impl FnMut(Vec<u8>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut words = Vec::new();
+    while let Some(frame) = read_frame(&mut from).await? {
+        match frame {
+            // To see whether the client is there.
+            Frame::Stdout(bytes) if bytes.is_empty() => {}
+            Frame::Stdout(bytes) => take(bytes)?,
+            Frame::Stderr(bytes) => {
+                words.extend(bytes);
+                words.truncate(WORDS_BYTES_MAX);
+            }
+            Frame::Exit(0) => return Ok(()),
+            Frame::Exit(code) => return Err(failed(name, &words, code)),
+            Frame::Stdin(_) | Frame::StdinEnd | Frame::Resize(_) => {
+                return Err(Error::Answer("frame of a client".into()).into());
+            }
+        }
+    }
+    Err(Error::Answer("the command's connection ended before it; see `pdp logs`".into()).into())
+}
+
+/// What a node said, on one line and without what a terminal would obey.
+fn failed(name: &NodeName, words: &[u8], code: i32) -> Failure {
+    let words = match not_started(words) {
+        Some((words, _)) => words,
+        None => String::from_utf8_lossy(words).trim_end().replace('\n', "; "),
+    };
+    let words: String = words.chars().filter(|letter| !letter.is_control()).collect();
+    let words = if words.is_empty() { format!("ended with exit code {code}") } else { words };
+    Failure::Other(format!("{}/{}: {words}", name.vnet, name.node))
+}
+
+async fn fetch(client: &Client, name: &NodeName, path: &str, to: &Place) -> Result<(), Failure> {
+    if path.is_empty() {
+        return Err(usage("no path in the node; give one, like red/r1:/tmp/x"));
+    }
+    let mut goal = match to {
+        Place::Here(here) => Goal::of(here, path)?,
+        _ => Goal::Stream,
+    };
+    let request = script(FETCH.into(), &[path]);
+    let connection = client.exec(&name.vnet, &name.node, &request).await?;
+    let mut head = Some(Vec::new());
+    end(connection, name, |bytes| {
+        let Some(line) = &mut head else { return goal.write(&bytes) };
+        line.extend(bytes);
+        let Some(end) = line.iter().take(MODE_LINE_BYTES_MAX).position(|byte| *byte == b'\n')
+        else {
+            return if line.len() < MODE_LINE_BYTES_MAX { Ok(()) } else { Err(no_mode()) };
+        };
+        let digits = std::str::from_utf8(&line[..end]).map_err(|_| no_mode())?;
+        goal.begin(u32::from_str_radix(digits, 8).map_err(|_| no_mode())? & MODE)?;
+        let rest = line.split_off(end + 1);
+        head = None;
+        goal.write(&rest)
+    })
+    .await?;
+    if head.is_some() { Err(no_mode()) } else { goal.finish() }
+}
+
+fn no_mode() -> Failure {
+    Failure::Other("the node's sh or stat doesn't say which permissions the file has".into())
+}
+
+/// Where a node's file goes.
+enum Goal {
+    Stream,
+    /// To this name, not begun yet.
+    Named(PathBuf),
+    Begun(Part, PathBuf),
+}
+
+/// A file that is not whole yet. Removed when dropped.
+struct Part {
+    path: PathBuf,
+    file: fs::File,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Not there any more under this name once it is whole.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Goal {
+    /// At `here`, or below it with the name that it has in the node; where a link leads.
+    fn of(here: &Path, path: &str) -> Result<Self, Failure> {
+        let mut here = here.to_owned();
+        if here.is_dir() {
+            let name = Path::new(path).file_name();
+            here.push(name.ok_or_else(|| usage("the path in the node ends in no name of a file"))?);
+        }
+        match fs::canonicalize(&here) {
+            Ok(real) => here = real,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(at(&here)(error)),
+        }
+        match fs::symlink_metadata(&here) {
+            Ok(metadata) if metadata.is_dir() => Err(is_directory(&here)),
+            Ok(metadata) if !metadata.is_file() => Err(Failure::Other(format!(
+                "{}: is no regular file; use - for standard output",
+                here.display()
+            ))),
+            Ok(_) => Ok(Self::Named(here)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::Named(here)),
+            Err(error) => Err(at(&here)(error)),
+        }
+    }
+
+    fn begin(&mut self, mode: u32) -> Result<(), Failure> {
+        if let Self::Named(to) = self {
+            let mut path = to.clone().into_os_string();
+            path.push(".");
+            path.push(part());
+            let path = PathBuf::from(path);
+            let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path);
+            let file = file.map_err(at(to))?;
+            *self = Self::Begun(Part { path, file }, to.clone());
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        match self {
+            Self::Begun(part, to) => part.file.write_all(bytes).map_err(at(to)),
+            _ => {
+                let mut out = io::stdout();
+                Ok(out.write_all(bytes).and_then(|()| out.flush())?)
+            }
+        }
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        match self {
+            Self::Begun(part, to) => fs::rename(&part.path, &to).map_err(at(&to)),
+            _ => Ok(()),
+        }
+    }
+}

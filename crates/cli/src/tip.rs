@@ -1,0 +1,77 @@
+//! What other tools call things, and the verb of `pdp` for it.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Words of other tools, and what to use here.
+const TIPS: [(&[&str], &str); 12] = [
+    (&["status", "ps", "ls", "show"], "pdp get lists vnets, pdp inspect VNET shows one"),
+    (&["describe", "info"], "pdp inspect VNET shows a vnet, pdp inspect VNET/NODE a node"),
+    (&["destroy", "remove", "rm", "del"], "pdp delete VNET forgets a vnet, pdp down stops all"),
+    (
+        &["deploy", "create", "add", "run"],
+        "pdp up FILE starts the daemon if none answers and applies a file, pdp apply FILE applies it",
+    ),
+    (&["start"], "pdp up starts the daemon and all that is stored, pdp up FILE applies a file too"),
+    (&["stop", "kill", "halt"], "pdp down stops all, pdp delete VNET forgets a vnet"),
+    (
+        &["restart", "reload"],
+        "pdp apply FILE restarts what a change needs, pdp down and then pdp up all",
+    ),
+    (&["update", "configure", "set"], "pdp apply FILE changes what differs, pdp link set a link"),
+    (&["ssh", "attach", "console", "connect"], "pdp shell VNET/NODE opens a shell in a node"),
+    (&["copy", "scp"], "pdp cp FILE VNET/NODE:PATH copies a file into a node"),
+    (&["tcpdump", "sniff", "dump"], "pdp capture VNET/NODE:PORT -w FILE writes frames as pcap"),
+    (&["top", "monitor"], "pdp stats --watch prints counters and rates again and again"),
+];
+
+/// What to say of a command line whose verb is another tool's; `None` if clap knows better.
+pub fn tip(error: &clap::Error) -> Option<String> {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::StyledStr(text)) => Some(text.to_string()),
+        _ => None,
+    };
+    let word = context(ContextKind::InvalidSubcommand)?;
+    // Not of a verb that has verbs of its own.
+    let top = context(ContextKind::Usage)?.contains("pdp [OPTIONS]");
+    let known = error.kind() == ErrorKind::InvalidSubcommand && top;
+    let (_, tip) = TIPS.iter().find(|(words, _)| known && words.contains(&word.as_str()))?;
+    Some(format!("no such command: {word:?}; {tip}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+    use crate::args::Args;
+
+    #[test]
+    fn no_tip_hides_a_verb_and_each_names_verbs_that_are_there() {
+        let command = Args::command();
+        let verbs: BTreeSet<&str> = command
+            .get_subcommands()
+            .flat_map(|v| v.get_all_aliases().chain([v.get_name()]))
+            .collect();
+        for (words, tip) in TIPS {
+            for word in words {
+                assert!(!verbs.contains(word), "{word}");
+                let error = Args::try_parse_from(["pdp", word]).unwrap_err();
+                assert!(super::tip(&error).is_some_and(|said| said.ends_with(tip)), "{word}");
+            }
+            for part in tip.split("pdp ").skip(1) {
+                assert!(verbs.contains(part.split(' ').next().unwrap()), "{tip}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_near_a_verb_or_below_one_is_left_to_clap() {
+        for words in [&["pdp", "aply"][..], &["pdp", "token", "ls"], &["pdp", "apply", "ls", "-x"]]
+        {
+            assert_eq!(tip(&Args::try_parse_from(words).unwrap_err()), None, "{words:?}");
+        }
+    }
+}
