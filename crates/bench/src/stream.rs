@@ -63,15 +63,10 @@ impl Stream {
     /// Writes a frame for each of the first `count` destinations as a pcap file: through each of
     /// these tunnels in turn, if there are any.
     pub fn write_pcap(&self, path: &Path, count: usize, tunnels: &[outer::Template]) -> Result<()> {
-        let file = File::create(path).with_context(|| path.display().to_string())?;
-        let mut file = BufWriter::new(file);
-        // draft-ietf-opsawg-pcap section 4: version 2.4, frames of 65,535 bytes at most, Ethernet.
-        for word in [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1] {
-            file.write_all(&word.to_le_bytes())?;
-        }
         let mut frame = self.headers()?.to_vec();
         frame.resize(self.bytes, 0);
-        for (number, destination) in self.destinations.iter().cycle().take(count).enumerate() {
+        let destinations = self.destinations.iter().cycle().take(count).enumerate();
+        let frames = destinations.map(|(number, destination)| {
             frame[CHECKSUM_AT..CHECKSUM_AT + 2].fill(0);
             frame[DESTINATION_AT..DESTINATION_AT + 4].copy_from_slice(destination);
             let sum = checksum(&frame[ether::HEADER_BYTES..][..ipv4::HEADER_BYTES]);
@@ -82,12 +77,27 @@ impl Stream {
                 sent.splice(..0, vec![0; tunnel.len()]);
                 tunnel.write(&mut sent, self.to_mac, self.from_mac).context("tunnel")?;
             }
-            let length = u32::try_from(sent.len())?;
-            for word in [0, 0, length, length] {
-                file.write_all(&word.to_le_bytes())?;
-            }
-            file.write_all(&sent)?;
-        }
-        file.flush().with_context(|| path.display().to_string())
+            Ok(sent)
+        });
+        write_pcap(path, frames)
     }
+}
+
+/// Writes frames as a pcap file.
+pub fn write_pcap(path: &Path, frames: impl Iterator<Item = Result<Vec<u8>>>) -> Result<()> {
+    let file = File::create(path).with_context(|| path.display().to_string())?;
+    let mut file = BufWriter::new(file);
+    // draft-ietf-opsawg-pcap section 4: version 2.4, frames of 65,535 bytes at most, Ethernet.
+    for word in [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1] {
+        file.write_all(&word.to_le_bytes())?;
+    }
+    for frame in frames {
+        let frame = frame?;
+        let length = u32::try_from(frame.len())?;
+        for word in [0, 0, length, length] {
+            file.write_all(&word.to_le_bytes())?;
+        }
+        file.write_all(&frame)?;
+    }
+    file.flush().with_context(|| path.display().to_string())
 }

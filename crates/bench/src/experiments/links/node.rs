@@ -16,6 +16,7 @@ use super::{FROM, NUMBER_AT, TO, WARM_UP};
 use crate::alone::{frame, tagged};
 use crate::run::{Reading, Run};
 use crate::statistics::quantile;
+use crate::stream::write_pcap;
 
 /// Links on the interface; the first is guaranteed a tenth of it.
 const LINKS: u16 = 10;
@@ -125,7 +126,9 @@ impl Bed {
         let netns = File::open(&path).context(path)?;
         let to = within(netns.as_fd(), || Ok(UdpSocket::bind(("0.0.0.0", vxlan::PORT))))??;
         to.set_nonblocking(true)?;
-        write_pcap(&node)?;
+        // A frame for each of the other links.
+        let others = (2..=LINKS).map(|id| Ok(tagged(frame(TO, FROM, OTHER_BYTES), id)));
+        write_pcap(&pcap(&node), others)?;
         node.apply(&(substrate(&node, mux, false) + "---\n" + &vnet()));
         let socket = node.run_dir().join("externals/A0/memif.sock");
         let mut from = Client::new(&socket, 0, "bench", Settings::default())?;
@@ -183,24 +186,6 @@ impl Bed {
 
 fn pcap(node: &Node) -> std::path::PathBuf {
     node.directory.join("others.pcap")
-}
-
-/// A frame for each of the other links.
-fn write_pcap(node: &Node) -> Result<()> {
-    let mut bytes = Vec::new();
-    // draft-ietf-opsawg-pcap section 4: version 2.4, frames of 65,535 bytes at most, Ethernet.
-    for word in [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1] {
-        bytes.extend(word.to_le_bytes());
-    }
-    for id in 2..=LINKS {
-        let frame = tagged(frame(TO, FROM, OTHER_BYTES), id);
-        let length = u32::try_from(frame.len())?;
-        for word in [0, 0, length, length] {
-            bytes.extend(word.to_le_bytes());
-        }
-        bytes.extend(frame);
-    }
-    std::fs::write(pcap(node), bytes).context("others.pcap")
 }
 
 fn substrate(node: &Node, mux: usize, loaded: bool) -> String {
