@@ -31,10 +31,22 @@ impl Place {
             ));
             run(&format!("ip -n {} link set dev {end} up", place.0));
         }
+        let start = Instant::now();
+        while !["a", "b"].iter().all(|end| place.is_up(end)) {
+            assert!(start.elapsed() < PATIENCE, "the veth has no carrier");
+        }
         let netns = File::open(format!("/run/netns/{}", place.0)).unwrap();
         // SAFETY: changes this thread only, which is the test's own.
         assert_eq!(unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
         place
+    }
+
+    /// Whether the kernel sends what it is given for a device: it finds its carrier some time after the other
+    /// end is up (net/core/link_watch.c), and until then drops frames without telling who sends them.
+    fn is_up(&self, device: &str) -> bool {
+        let words = ["-n", &self.0, "link", "show", "dev", device];
+        let output = Command::new("ip").args(words).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).contains("state UP")
     }
 }
 
