@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::ExitCode;
 
-use pdp_api::client::{Client, Error};
-use pdp_api::exec::{ExecRequest, Frame, PAYLOAD_BYTES_MAX, read_frame, write_frame};
+use pdp_api::client::Client;
+use pdp_api::exec::{ExecRequest, Frame, PAYLOAD_BYTES_MAX, write_frame};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Cp;
-use crate::exec::not_started;
+use crate::exec::{not_started, until_end};
 use crate::failure::Failure;
 use crate::name::{NodeName, Place};
 
@@ -226,23 +226,19 @@ async fn end(
     mut take: impl FnMut(Vec<u8>) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut words = Vec::new();
-    while let Some(frame) = read_frame(&mut from).await? {
-        match frame {
-            // To see whether the client is there.
-            Frame::Stdout(bytes) if bytes.is_empty() => {}
-            Frame::Stdout(bytes) => take(bytes)?,
-            Frame::Stderr(bytes) => {
-                words.extend(bytes);
-                words.truncate(WORDS_BYTES_MAX);
-            }
-            Frame::Exit(0) => return Ok(()),
-            Frame::Exit(code) => return Err(failed(name, &words, code)),
-            Frame::Stdin(_) | Frame::StdinEnd | Frame::Resize(_) => {
-                return Err(Error::Answer("frame of a client".into()).into());
-            }
+    let code = until_end(&mut from, |frame| match frame {
+        Frame::Stdout(bytes) => take(bytes),
+        Frame::Stderr(bytes) => {
+            words.extend(bytes);
+            words.truncate(WORDS_BYTES_MAX);
+            Ok(())
         }
+        _ => Ok(()),
+    });
+    match code.await? {
+        0 => Ok(()),
+        code => Err(failed(name, &words, code)),
     }
-    Err(Error::Answer("the command's connection ended before it; see `pdp logs`".into()).into())
 }
 
 /// What a node said, on one line and without what a terminal would obey.

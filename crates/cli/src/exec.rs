@@ -8,7 +8,7 @@ use pdp_api::GuestProcess;
 use pdp_api::client::{Client, Error};
 use pdp_api::exec::{ExecRequest, Frame, FrameError, WindowSize, read_frame, write_frame};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
-use tokio::io::{AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -74,9 +74,28 @@ async fn run(
     code.map(|code| ExitCode::from(code as u8))
 }
 
+/// Hands on what a command writes, until it ends; returns its exit code.
+pub async fn until_end(
+    from: &mut (impl AsyncRead + Unpin),
+    mut take: impl FnMut(Frame) -> Result<(), Failure>,
+) -> Result<i32, Failure> {
+    while let Some(frame) = read_frame(from).await? {
+        match frame {
+            // To see whether the client is there.
+            Frame::Stdout(bytes) if bytes.is_empty() => {}
+            Frame::Stdout(_) | Frame::Stderr(_) => take(frame)?,
+            Frame::Exit(code) => return Ok(code),
+            Frame::Stdin(_) | Frame::StdinEnd | Frame::Resize(_) => {
+                return Err(Error::Answer("frame of a client".into()).into());
+            }
+        }
+    }
+    Err(Error::Answer("the command's connection ended before it; see `pdp logs`".into()).into())
+}
+
 /// Writes out what the command writes, until its exit code comes.
 async fn output(
-    from: &mut (impl tokio::io::AsyncRead + Unpin),
+    from: &mut (impl AsyncRead + Unpin),
     name: &NodeName,
     out: &mut impl Write,
     err: &mut impl Write,
@@ -84,43 +103,33 @@ async fn output(
     // The first words, if they may be the OCI runtime's, until it shows whether they are the last.
     let mut held: Option<Frame> = None;
     let mut written = false;
-    while let Some(frame) = read_frame(from).await? {
-        match frame {
-            // To see whether the client is there.
-            Frame::Stdout(bytes) if bytes.is_empty() => {}
-            Frame::Stdout(ref bytes) | Frame::Stderr(ref bytes)
-                if !written && held.is_none() && not_started(bytes).is_some() =>
-            {
-                held = Some(frame);
-            }
-            Frame::Stdout(_) | Frame::Stderr(_) => {
-                for frame in held.take().iter().chain([&frame]) {
-                    write(frame, out, err)?;
-                }
-                written = true;
-            }
-            Frame::Exit(code) => {
-                if let Some(held) = held {
-                    if code == RUNTIME_FAILED
-                        && let Frame::Stdout(bytes) | Frame::Stderr(bytes) = &held
-                        && let Some((words, code)) = not_started(bytes)
-                    {
-                        writeln!(err, "error: {}/{}: {words}", name.vnet, name.node)?;
-                        return Ok(code);
-                    }
-                    write(&held, out, err)?;
-                }
-                return Ok(code);
-            }
-            Frame::Stdin(_) | Frame::StdinEnd | Frame::Resize(_) => {
-                return Err(Error::Answer("frame of a client".into()).into());
-            }
+    let ended = until_end(from, |frame| {
+        if !written && held.is_none() && runtime_words(&frame).is_some() {
+            held = Some(frame);
+            return Ok(());
         }
+        for frame in held.take().iter().chain([&frame]) {
+            write(frame, out, err)?;
+        }
+        written = true;
+        Ok(())
+    });
+    let ended = ended.await;
+    let Some(held) = held else { return ended };
+    if let (Ok(RUNTIME_FAILED), Some((words, code))) = (&ended, runtime_words(&held)) {
+        writeln!(err, "error: {}/{}: {words}", name.vnet, name.node)?;
+        return Ok(code);
     }
-    if let Some(held) = held {
-        write(&held, out, err)?;
+    write(&held, out, err)?;
+    ended
+}
+
+/// What a frame has of [`not_started`].
+fn runtime_words(frame: &Frame) -> Option<(String, i32)> {
+    match frame {
+        Frame::Stdout(bytes) | Frame::Stderr(bytes) => not_started(bytes),
+        _ => None,
     }
-    Err(Error::Answer("the command's connection ended before it; see `pdp logs`".into()).into())
 }
 
 /// Writes a frame to its own stream.
