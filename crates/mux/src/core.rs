@@ -12,6 +12,7 @@ use crate::lane::Pulled;
 use crate::meter::Meter;
 use crate::packets::{Batch, Packets};
 use crate::ringers::Ringers;
+use crate::segment::To;
 use crate::sleep::Alarm;
 use crate::trace::Tracer;
 use crate::wake::Wake;
@@ -25,6 +26,8 @@ pub struct Scratch {
     pub back: Batch,
     /// For frames that are brought together by where they go.
     pub groups: Groups,
+    /// Where a segment says that frames go.
+    pub fates: Vec<To>,
     /// For what peers sent.
     pub pulled: Pulled,
 }

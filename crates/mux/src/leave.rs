@@ -38,11 +38,11 @@ pub const LATE_FRAMES: usize = 256;
 const LATE_NS: u64 = 100_000;
 
 /// Frames of one port in a row. One that is traced is a row of its own.
-struct Row {
-    port: u16,
-    mark: u32,
-    frames: usize,
-    bytes: usize,
+pub(crate) struct Row {
+    pub(crate) port: u16,
+    pub(crate) mark: u32,
+    pub(crate) frames: usize,
+    pub(crate) bytes: usize,
     /// From the shortest to the longest.
     bytes_each: RangeInclusive<usize>,
 }
@@ -127,11 +127,11 @@ impl Vnet {
 
     /// Does `next` with the frames of one row after the other. Empties `batch`, as `next` does.
     #[inline]
-    fn by_row(
+    pub(crate) fn by_row(
         &mut self,
         core: &mut Core,
         batch: &mut Batch,
-        next: impl Fn(&mut Self, &mut Core, Row, &mut Batch),
+        mut next: impl FnMut(&mut Self, &mut Core, Row, &mut Batch),
     ) {
         let Some(row) = Row::of(batch) else { return };
         if row.frames == batch.len() {
@@ -342,7 +342,7 @@ impl Vnet {
         };
         let to = match link.way {
             Way::Port(to) => to,
-            Way::Segment(at, end) => return self.enter_all(core, (at, end), frames),
+            Way::Segment(at, end) => return self.enter_all(core, (at, end), row, frames),
             Way::Outside(_) => {
                 let has_class = link.way.class().is_some();
                 if !link.held.is_empty() {

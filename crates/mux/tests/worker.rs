@@ -730,7 +730,7 @@ fn the_kernel_adds_nothing_to_the_time_that_workers_sleep() {
         !slacks.is_empty() && slacks.iter().all(|slack| slack == "1\n")
     });
 
-    // The machine may have other things to do: of eight, one is in time.
+    // The machine may have other things to do: at some time one of eight is in time.
     let late = || {
         rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)).unwrap();
         let (_pool, mut parts) = Packets::pool(1, 64).unwrap();
@@ -744,7 +744,9 @@ fn the_kernel_adds_nothing_to_the_time_that_workers_sleep() {
         }
         start.elapsed() - asked
     };
-    let sleepers: Vec<_> = (0..8).map(|_| std::thread::spawn(late)).collect();
-    let late = sleepers.into_iter().map(|sleeper| sleeper.join().unwrap()).min().unwrap();
-    assert!(late < Duration::from_micros(250), "{late:?}");
+    eventually("a sleep of a second ends within 250 us", || {
+        let sleepers: Vec<_> = (0..8).map(|_| std::thread::spawn(late)).collect();
+        let late = sleepers.into_iter().map(|sleeper| sleeper.join().unwrap()).min();
+        late.is_some_and(|late| late < Duration::from_micros(250))
+    });
 }
