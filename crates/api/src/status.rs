@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -135,6 +137,9 @@ pub struct NodeStatus {
     pub name: String,
     /// What it is.
     pub kind: NodeKind,
+    /// Its labels.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// How it is.
     pub phase: Phase,
     /// What is wrong.

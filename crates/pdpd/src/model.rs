@@ -300,7 +300,12 @@ impl Model {
                 }
                 (Some(_), None) => changes.push(changed(object, Action::Delete, "")),
                 (Some(was), Some(is)) => {
-                    let inner = vnet_changes(&object, was, is);
+                    let mut inner = vnet_changes(&object, was, is);
+                    inner.extend(label_changes(
+                        &object,
+                        before.vnets.get(name),
+                        self.vnets.get(name),
+                    ));
                     if !inner.is_empty() {
                         changes.push(changed(object, Action::Change, ""));
                         changes.extend(inner);
@@ -381,6 +386,22 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
     }
     if changes.is_empty() && was.mux.police != is.mux.police {
         changes.push(changed(object.to_string(), Action::Change, "police"));
+    }
+    changes
+}
+
+/// Nodes whose labels are otherwise, which nothing that runs knows of.
+fn label_changes(
+    object: &str,
+    was: Option<&Arc<Placed>>,
+    is: Option<&Arc<Placed>>,
+) -> Vec<Changed> {
+    let (Some(was), Some(is)) = (was, is) else { return Vec::new() };
+    let mut changes = Vec::new();
+    for (name, node) in &is.spec.nodes {
+        if was.spec.nodes.get(name).is_some_and(|was| was.labels != node.labels) {
+            changes.push(changed(format!("{object}/node/{name}"), Action::Change, "labels"));
+        }
     }
     changes
 }

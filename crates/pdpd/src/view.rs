@@ -364,6 +364,7 @@ impl View<'_> {
         let mut node = NodeStatus {
             name: name.into(),
             kind: if plan.mirror.is_some() { NodeKind::Router } else { NodeKind::Host },
+            labels: self.labels(vnet, name),
             phase: Phase::Failed,
             message: None,
             conditions: self.hooks(name, plan).into_iter().collect(),
@@ -387,6 +388,11 @@ impl View<'_> {
             (false, other) => other,
         };
         NodeStatus { message, ..node }
+    }
+
+    fn labels(&self, vnet: &str, node: &str) -> BTreeMap<String, String> {
+        let node = self.model.vnets.get(vnet).and_then(|vnet| vnet.spec.nodes.get(node));
+        node.map(|node| node.labels.clone()).unwrap_or_default()
     }
 
     fn ports(&self, node: &str, plan: &NodePlan, vnet: &VnetPlan, runs: bool) -> Vec<PortStatus> {

@@ -352,6 +352,24 @@ fn packet_rings_are_not_for_tenants() {
 }
 
 #[test]
+fn a_change_of_labels_is_told_and_stored_and_restarts_nothing() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let before = both(&red, &blue);
+    let labelled = red.yaml().replacen(
+        "      kind: router\n",
+        "      kind: router\n      labels: {role: edge}\n",
+        1,
+    );
+    assert_ne!(labelled, red.yaml());
+    let after = apply(&before, labelled);
+    assert!(Arc::ptr_eq(&before.plan.vnets["red"], &after.plan.vnets["red"]));
+    let changes = after.changes_from(&before, &BTreeSet::from(["red".to_string()]), false);
+    let told: Vec<_> = changes.iter().map(|c| (c.object.as_str(), c.detail.as_str())).collect();
+    assert_eq!(told, [("vnet/red", ""), ("vnet/red/node/r1", "labels")]);
+    assert_eq!(after.change_from(&before).put.len(), 1);
+}
+
+#[test]
 fn what_is_applied_twice_is_one_change() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let once = both(&red, &blue);

@@ -44,8 +44,12 @@ pub const COMMANDS_MAX: usize = 64;
 pub const WORDS_MAX: usize = 256;
 /// Environment variables of one node.
 pub const ENV_MAX: usize = 256;
-/// Labels of one object.
+/// Labels of one object or one node.
 pub const LABELS_MAX: usize = 64;
+/// Characters of the name in a node's label, and of its value.
+pub const LABEL_CHARS_MAX: usize = 63;
+/// Characters of the domain before the name in a node's label.
+pub const LABEL_PREFIX_CHARS_MAX: usize = 253;
 /// External interfaces of a substrate; the mux's bound.
 pub const INTERFACES_MAX: usize = mux::EXTERNALS_MAX;
 /// Forwarding engines of a substrate.

@@ -452,6 +452,10 @@ pub enum NodeKind {
 pub struct Node {
     /// What it is.
     pub kind: NodeKind,
+    /// What `-l` of `pdp` selects nodes by, as in Kubernetes: at most 64, keys `NAME` or `DOMAIN/NAME`, names and
+    /// values of at most 63 letters, digits, `-`, `_` and `.`. A change of them restarts nothing.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// Root file system. Not given: made of the machine's own programs.
     #[serde(default)]
     pub image: Image,

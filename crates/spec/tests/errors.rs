@@ -101,6 +101,24 @@ fn wrong_type() {
 }
 
 #[test]
+fn labels() {
+    let router = |labels: &str| format!("kind: router\n      labels: {{{labels}}}");
+    let good = GOOD.replace("kind: router", &router("a.b/role: spine, rack: \"\""));
+    assert!(apply_to(&good, &machine()).is_ok());
+    says(
+        "kind: router",
+        &router("a b: spine, role: a/b"),
+        "fig1.yaml:22:21: node red/r1: label \"a b\" has characters that a label can't have there (use letters, digits, \
+         -, _ and ., with a letter or digit first and last; before it may stand a domain and /, as in example.org/role)\n\
+         fig1.yaml:22:34: node red/r1: value \"a/b\" of label role has characters that a label can't have there (use \
+         letters, digits, -, _ and ., with a letter or digit first and last, or nothing)",
+    );
+    let many: Vec<String> = (0..65).map(|number| format!("l{number}: x")).collect();
+    let refused = apply_to(&GOOD.replace("kind: router", &router(&many.join(", "))), &machine());
+    assert!(refused.unwrap_err().contains("node red/r1: 65 labels exceed 64 (remove some)"));
+}
+
+#[test]
 fn missing_key() {
     says("vni: 42, ", "", "fig1.yaml:43:26: external red/to-x: vni is missing (add vni)");
 }

@@ -198,6 +198,7 @@ fn red() -> Vnet {
     let r1 = NodeStatus {
         name: "r1".into(),
         kind: NodeKind::Router,
+        labels: [("role".to_owned(), "edge".to_owned())].into(),
         phase: Phase::Degraded,
         message: Some("g1 is not connected".into()),
         conditions: vec![condition()],
@@ -236,7 +237,9 @@ fn red() -> Vnet {
     Vnet {
         name: "red".into(),
         spec: json!({"apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": "red"},
-            "spec": {"nodes": {"h1": {"kind": "host"}}}}),
+            "spec": {"nodes": {"h1": {"kind": "host"}},
+                "externals": {"to-x": {"interface": "A", "vxlan": {"vni": 7,
+                    "local": "192.0.2.1", "remote": "192.0.2.2"}}}}}),
         status: VnetStatus {
             phase: Phase::Degraded,
             message: Some("1 of 2 nodes is degraded".into()),

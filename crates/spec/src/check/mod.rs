@@ -8,6 +8,7 @@
 //! keys are held against what changes, but for a new substrate or tenant, against which all is checked.
 
 mod image;
+mod label;
 mod leaving;
 mod outside;
 mod placed;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{NAME_HINT, Reporter, bad_name, leaving};
+use super::{NAME_HINT, Reporter, bad_name, label, leaving};
 use crate::limits::*;
 use crate::object::*;
 use crate::shape::nearest;
@@ -91,6 +91,7 @@ impl NodeCheck<'_, '_, '_> {
     }
 
     fn check(&mut self, node: &mut Node) {
+        self.labels(&node.labels);
         self.image(&["image"], &node.image);
         self.interfaces(node);
         self.files(node);
@@ -107,6 +108,19 @@ impl NodeCheck<'_, '_, '_> {
             (NodeKind::Router, plane) => {
                 let plane = plane.get_or_insert_default();
                 self.data_plane(plane);
+            }
+        }
+    }
+
+    fn labels(&mut self, labels: &BTreeMap<String, String>) {
+        self.too_many(&["labels"], labels.len(), LABELS_MAX);
+        for (key, value) in labels {
+            if let Some(why) = label::bad_key(key) {
+                self.fault(&["labels", key], format!("label {key:?} {why}"), label::KEY_HINT);
+            }
+            if let Some(why) = label::bad_value(value) {
+                let message = format!("value {value:?} of label {key} {why}");
+                self.fault(&["labels", key], message, label::VALUE_HINT);
             }
         }
     }
