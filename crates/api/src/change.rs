@@ -63,6 +63,18 @@ pub struct ScaleRequest {
     pub power_millicores: Option<u32>,
 }
 
+/// What of a vnet is to be ended and started anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RestartRequest {
+    /// Of these nodes, at least one.
+    pub nodes: Vec<String>,
+    /// The forwarding guest of this number, of each of them. Absent: the control guest or the host; forwarding guests
+    /// stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<u32>,
+}
+
 /// One line of the answer to a change: any number of `progress`, then one `result` or `problem`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

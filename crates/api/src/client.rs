@@ -26,8 +26,9 @@ use crate::exec::ExecRequest;
 use crate::{
     ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DownRequest, Event, FdbEntry,
     GuestProcess, LinkChange, LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress,
-    Report, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
-    TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet, VnetSummary, paths,
+    Report, RestartRequest, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery,
+    Substrate, TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet, VnetSummary,
+    paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -273,6 +274,16 @@ impl Client {
         progress: impl FnMut(Progress),
     ) -> Result<Report> {
         self.change(Method::PUT, &paths::guests(vnet, node), Some(request), progress).await
+    }
+
+    /// Ends and starts anew what runs of nodes.
+    pub async fn restart(
+        &self,
+        vnet: &str,
+        request: &RestartRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Report> {
+        self.change(Method::POST, &paths::restart(vnet), Some(request), progress).await
     }
 
     /// Sets a link's administrative state; see [`paths::link`] for its name.

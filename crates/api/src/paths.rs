@@ -69,6 +69,11 @@ pub fn guests(vnet: &str, node: &str) -> String {
     format!("{VNETS}/{}/nodes/{}/guests", segment(vnet), segment(node))
 }
 
+/// `POST` [`RestartRequest`](crate::RestartRequest): [`Event`](crate::Event)s.
+pub fn restart(vnet: &str) -> String {
+    format!("{}/restart", self::vnet(vnet))
+}
+
 /// `PUT` [`LinkRequest`](crate::LinkRequest), `PATCH` [`LinkChange`](crate::LinkChange):
 /// [`Event`](crate::Event)s. The link is named by its
 /// name or by one of its ends, `r1:eth0`.

@@ -10,8 +10,8 @@ use std::time::Duration;
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
-    LinkRequest, NodeProcess, Problem, Report, RoutesQuery, ScaleRequest, Stats, StatsQuery,
-    Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
+    LinkRequest, NodeProcess, Problem, Report, RestartRequest, RoutesQuery, ScaleRequest, Stats,
+    StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -98,6 +98,16 @@ impl Daemon for Nothing {
         _: &str,
         _: &str,
         _: ScaleRequest,
+        _: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn restart(
+        &self,
+        _: &Scope,
+        _: &str,
+        _: &RestartRequest,
         _: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
         nothing()

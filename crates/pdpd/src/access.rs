@@ -172,6 +172,7 @@ const RULES: &[(&str, &str, Right)] = &[
     ("POST", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/trace", Right::EnterVnet),
     ("POST", "/v1/vnets/{vnet}/nodes/{node}/exec", Right::EnterVnet),
     ("DELETE", "/v1/vnets/{vnet}", Right::ChangeVnet),
+    ("POST", "/v1/vnets/{vnet}/restart", Right::ChangeVnet),
     ("PUT", "/v1/vnets/{vnet}/nodes/{node}/guests", Right::ChangeVnet),
     ("PUT", "/v1/vnets/{vnet}/links/{link}", Right::ChangeVnet),
     ("PATCH", "/v1/vnets/{vnet}/links/{link}", Right::ChangeVnet),

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use pdp_api::{
     Action, ApplyRequest, Change as Changed, DownRequest, LinkChange, LinkRequest, Problem,
-    ProblemKind, Progress, Report, ScaleRequest,
+    ProblemKind, Progress, Report, RestartRequest, ScaleRequest,
 };
 use pdp_net::interface::Interface;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
@@ -453,6 +453,51 @@ impl Engine {
         self.report(scope, changes, &named)
     }
 
+    /// Ends and starts anew what runs of nodes.
+    pub(crate) fn start_anew(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        request: &RestartRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        let model = self.model();
+        let Some(plan) = model.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
+        if model.ledger.stopped {
+            return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
+                .hint("start it by `pdp up` first"));
+        }
+        if request.nodes.is_empty() {
+            return Err(Problem::new(
+                ProblemKind::Invalid,
+                format!("vnet {vnet}: no nodes to restart"),
+            ));
+        }
+        let (mut keys, mut changes) = (BTreeSet::new(), Vec::new());
+        for name in &request.nodes {
+            let hint = format!("`pdp inspect {vnet}` lists its nodes with their guests");
+            let Some(node) = plan.nodes.get(name) else {
+                let problem = Problem::not_found(format!("vnet {vnet}: no node {name:?}"));
+                return Err(problem.hint(hint));
+            };
+            let (key, detail) = match request.guest {
+                Some(guest) if !node.guests.contains_key(&guest) => {
+                    let problem =
+                        format!("vnet {vnet}: node {name} has no forwarding guest {guest}");
+                    return Err(Problem::not_found(problem).hint(hint));
+                }
+                Some(guest) => (Key::guest(vnet, name, guest), format!("guest {guest}")),
+                None => (Key::node(vnet, name), String::new()),
+            };
+            if keys.insert(key) {
+                let object = format!("vnet/{vnet}/node/{name}");
+                changes.push(Changed { object, action: Action::Restart, detail });
+            }
+        }
+        settle(Some(self.keeper.restart(keys.clone())), &mut scoped(scope, progress))?;
+        self.told(changes, |key| keys.contains(key))
+    }
+
     /// What is wanted once a router has other guests, and what that changes.
     fn scaled(
         &self,
@@ -565,6 +610,15 @@ impl Engine {
             Key::Leftovers => false,
             _ => concerns(key),
         };
+        self.told(changes, concerns)
+    }
+
+    /// The report, or what is wrong now with what it concerns.
+    fn told(
+        &self,
+        changes: Vec<Changed>,
+        concerns: impl Fn(&Key) -> bool,
+    ) -> Result<Report, Problem> {
         let problems = self.keeper.problems(concerns).into_iter();
         let wrong: Vec<String> =
             problems.map(|(key, problem)| format!("{key}: {problem}")).collect();

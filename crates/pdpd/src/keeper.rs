@@ -142,6 +142,8 @@ struct Object {
     end: u64,
     /// Directories of processes that ended.
     ended: Vec<PathBuf>,
+    /// What runs of it is to be ended and started anew, as somebody wants it.
+    renew: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -169,10 +171,16 @@ impl Object {
         self.health.get_or_insert_default()
     }
 
-    /// Counts what was started.
-    fn count(&mut self, now: Instant) {
+    /// Counts what was started, but for what was to be started anew: that is neither a failure nor a sign of one.
+    fn count(&mut self, now: Instant, renewed: bool) {
         let started = std::mem::take(&mut self.started);
         if started == Started::default() {
+            return;
+        }
+        if renewed && started.itself {
+            self.renew = false;
+            self.backoff = Backoff::default();
+            self.backoff.started(now);
             return;
         }
         self.backoff.started(now);
@@ -373,6 +381,29 @@ impl Keeper {
         news
     }
 
+    /// Has what runs of objects ended and started anew, without a pause. What is told then ends with [`News::Done`].
+    /// Those that are not to be are left alone.
+    pub fn restart(&self, mut keys: BTreeSet<Key>) -> Receiver<News> {
+        let (sender, news) = mpsc::channel();
+        let mut table = lock(&self.table);
+        let plan = self.plan();
+        keys.retain(|key| plan.has(key));
+        if keys.is_empty() {
+            let _ = sender.send(News::Done);
+            return news;
+        }
+        for key in &keys {
+            let object = table.objects.entry(key.clone()).or_default();
+            object.backoff.forgive();
+            object.renew = true;
+            table.enqueue(key);
+        }
+        table.tickets.push(Ticket { left: keys.clone(), keys, news: sender });
+        drop(table);
+        self.work.notify_one();
+        news
+    }
+
     /// How an object is; `None` before the first step that came to something, and once it is gone.
     pub fn health(&self, key: &Key) -> Option<Health> {
         lock(&self.table).objects.get(key)?.health.clone()
@@ -445,6 +476,7 @@ impl Keeper {
                 told: &|what| tracing::info!("{what}"),
                 inner: None,
                 held: false,
+                renew: false,
                 started: Started::default(),
                 wake: Vec::new(),
                 again: None,
@@ -484,16 +516,22 @@ impl Keeper {
         table.open.insert(key.clone());
         let object = table.objects.entry(key.clone()).or_default();
         let held = object.backoff.waits(Instant::now());
+        let renew = object.renew;
         let ended = std::mem::take(&mut object.ended);
         drop(table);
         for directory in ended {
-            tracing::info!("{} ended {}", directory.display(), self.machine.ending(&directory));
+            let how = match renew {
+                true => "as was asked".to_owned(),
+                false => self.machine.ending(&directory),
+            };
+            tracing::info!("{} ended {how}", directory.display());
         }
         let plan = self.plan();
         let mut doing = Doing {
             told: &|what| lock(&self.table).tell(&key, what),
             inner,
             held,
+            renew,
             started: Started::default(),
             wake: Vec::new(),
             again: None,
@@ -505,7 +543,7 @@ impl Keeper {
             true => again.unwrap_or(RESYNC_PAUSE).clamp(LOOK_PAUSE_MIN, RESYNC_PAUSE),
             false => SETTLE_PAUSE,
         };
-        self.end(&key, began, result, started, wake, pause);
+        self.end(&key, began, result, (started, renew), wake, pause);
         true
     }
 
@@ -514,7 +552,7 @@ impl Keeper {
         key: &Key,
         began: u64,
         result: Result<Next, HostError>,
-        started: Started,
+        (started, renewed): (Started, bool),
         wake: Vec<Key>,
         pause_done: Duration,
     ) {
@@ -559,7 +597,7 @@ impl Keeper {
             object.told.clear();
         }
         if object.started.itself || !matches!(result, Ok(Next::Wait(_))) {
-            object.count(now);
+            object.count(now, renewed);
         }
         match result {
             Ok(Next::Wait(waiting)) => {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, GuestStats, LinkChange,
-    LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RouteGuestStats,
+    LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RestartRequest, RouteGuestStats,
     RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats,
     StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats,
     VnetSummary,
@@ -114,6 +114,16 @@ impl Daemon for Engine {
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
         self.change_guests(scope, vnet, node, request, progress)
+    }
+
+    fn restart(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        request: &RestartRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        self.start_anew(scope, vnet, request, progress)
     }
 
     fn set_link(

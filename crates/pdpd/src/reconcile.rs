@@ -106,6 +106,8 @@ pub struct Doing<'a> {
     pub inner: Option<Key>,
     /// Nothing is to be started before the back-off ends.
     pub held: bool,
+    /// What runs of it is to be ended and started anew.
+    pub renew: bool,
     /// Processes that were started.
     pub started: Started,
     /// Objects that this step gave something to do.
@@ -114,6 +116,13 @@ pub struct Doing<'a> {
     pub again: Option<Duration>,
     /// What is wanted now, which may be newer than what the step is made for.
     pub newest: &'a (dyn Fn() -> Arc<Plan> + Sync),
+}
+
+impl Doing<'_> {
+    /// What is done to an object that is made.
+    fn verb(&self) -> &'static str {
+        if self.renew { "restarting" } else { "starting" }
+    }
 }
 
 /// Makes steps. What it holds can be made anew from what runs.

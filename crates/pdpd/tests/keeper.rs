@@ -665,6 +665,38 @@ fn a_guest_that_never_has_its_routes_holds_up_nobody() {
     eventually("all are let in", || (0..64).all(|number| gets("v0", number)));
 }
 
+/// It is no failure, however often: no pause, no count, and what ends by itself after it is started at once.
+#[test]
+fn what_is_restarted_is_another_and_waits_for_nothing() {
+    let kept = Kept::with_vnets(2);
+    let (node, guest) = (Key::node("v0", "r1"), Key::guest("v0", "r1", 0));
+    let control = places().record("v0", "r1", Part::Control);
+    let pids = |kept: &Kept| {
+        let dirs = [&control, &kept.guest("v0", 0), &kept.guest("v1", 0)];
+        dirs.map(|dir| kept.machine.pid(dir).expect("it runs"))
+    };
+    let began = Instant::now();
+    let mut before = pids(&kept);
+    for _ in 0..6 {
+        wait(&kept.keeper.restart([node.clone()].into()));
+        let now = pids(&kept);
+        assert!(now[0] != before[0] && now[1..] == before[1..], "{before:?} {now:?}");
+        wait(&kept.keeper.restart([guest.clone()].into()));
+        before = pids(&kept);
+        assert!(before[1] != now[1] && [before[0], before[2]] == [now[0], now[2]]);
+    }
+    // With a back-off the sixth alone would have waited for 3.2 s.
+    println!("twelve restarts: {:?}", began.elapsed());
+    for key in [&node, &guest] {
+        assert_eq!(kept.keeper.health(key).unwrap().restarts, 0, "{key}");
+    }
+    kept.replaced("v0");
+    assert_eq!(kept.keeper.health(&guest).unwrap().restarts, 1);
+    // One that is not there is none afterwards, either.
+    wait(&kept.keeper.restart([Key::node("v9", "r1")].into()));
+    assert!(!kept.keeper.knows("v9") && kept.keeper.health(&Key::node("v9", "r1")).is_none());
+}
+
 #[test]
 fn all_goes_when_nothing_is_wanted_and_comes_again() {
     let kept = Kept::with_vnets(5);

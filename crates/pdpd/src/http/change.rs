@@ -5,7 +5,7 @@ use futures::{StreamExt, stream};
 use hyper::StatusCode;
 use pdp_api::{
     ApplyRequest, DownRequest, Event, FILES_MAX, LinkChange, LinkRequest, Problem, ProblemKind,
-    Progress, Report, ScaleRequest,
+    Progress, Report, RestartRequest, ScaleRequest,
 };
 use tokio::sync::mpsc;
 
@@ -90,6 +90,23 @@ pub async fn scale(
 ) -> Result<Response, Failure> {
     let make = move |daemon: &dyn Daemon, scope: &Scope, progress: ProgressFn<'_>| {
         daemon.scale(scope, &vnet, &node, request, progress)
+    };
+    change(&api, make).await
+}
+
+/// Ends and starts anew what runs of nodes, whether it runs well or not.
+#[utoipa::path(post, path = "/v1/vnets/{vnet}/restart", tag = "vnets",
+    params(("vnet" = String, Path, description = "The vnet")),
+    request_body = RestartRequest, responses(
+    (status = OK, body = [Event], content_type = "application/x-ndjson",
+        description = "A line for each step, and at last one for the result or the problem")))]
+pub async fn restart(
+    api: Asked,
+    Names(vnet): Names<String>,
+    Body(request): Body<RestartRequest>,
+) -> Result<Response, Failure> {
+    let make = move |daemon: &dyn Daemon, scope: &Scope, progress: ProgressFn<'_>| {
+        daemon.restart(scope, &vnet, &request, progress)
     };
     change(&api, make).await
 }

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
-    LinkRequest, NodeProcess, Problem, Progress, Report, RouteRow, RoutesQuery, ScaleRequest,
-    Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
+    LinkRequest, NodeProcess, Problem, Progress, Report, RestartRequest, RouteRow, RoutesQuery,
+    ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet,
+    VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -89,6 +90,15 @@ pub trait Daemon: Send + Sync + 'static {
         vnet: &str,
         node: &str,
         request: ScaleRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem>;
+
+    /// Ends and starts anew what runs of nodes.
+    fn restart(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        request: &RestartRequest,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem>;
 

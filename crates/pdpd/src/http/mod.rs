@@ -279,6 +279,7 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(change::down))
         .routes(routes!(change::set_link, change::change_link))
         .routes(routes!(change::scale))
+        .routes(routes!(change::restart))
         .routes(routes!(stream::routes))
         .routes(routes!(stream::capture))
         .routes(routes!(stream::logs))

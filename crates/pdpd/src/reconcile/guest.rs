@@ -26,6 +26,7 @@ impl Reconciler {
             None => true,
         };
         if let Some(before) = made
+            && !doing.renew
             && machine.running(directory).is_some()
             && helper_runs
         {
@@ -51,7 +52,7 @@ impl Reconciler {
             if !self.end(key)? {
                 return Ok(Next::wait_for_end(format!("the end of what was {key}")));
             }
-            (doing.told)(&format!("starting {key}"));
+            (doing.told)(&format!("{} {key}", doing.verb()));
             self.state.intend(&key.to_string(), &limits)?;
             self.begin_arrival(vnet, network, name);
             for directory in &node.directories {

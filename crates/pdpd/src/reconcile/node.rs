@@ -36,7 +36,9 @@ impl Reconciler {
                 side.made = None;
                 let made = self.made_from(key, &wanted.hash)?;
                 match (running, made) {
-                    (Some(guest), Some(before)) if self.take_back_taps(wanted, side)? => {
+                    (Some(guest), Some(before))
+                        if !doing.renew && self.take_back_taps(wanted, side)? =>
+                    {
                         if before != limits {
                             machine.update_limits(directory, &wanted.control.limits)?;
                             if !before.ends_with(&routes) && side.mirror == Helper::Serves {
@@ -53,7 +55,7 @@ impl Reconciler {
                         if !self.end(key)? {
                             return Ok(Next::wait_for_end(format!("the end of what was {key}")));
                         }
-                        (doing.told)(&format!("starting {key}"));
+                        (doing.told)(&format!("{} {key}", doing.verb()));
                         self.state.intend(&journal, &limits)?;
                         let guest = machine.create(&wanted.control)?;
                         side.made = Some(guest);

@@ -451,6 +451,22 @@ impl Daemon for Fake {
         Ok(Report { changes, ..Default::default() })
     }
 
+    fn restart(
+        &self,
+        _: &Scope,
+        vnet: &str,
+        request: &RestartRequest,
+        _: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        self.known(vnet)?;
+        let guest = request.guest.map_or(String::new(), |guest| format!(" g{guest}"));
+        self.note(format!("restarted {vnet}/{}{guest}", request.nodes.join(",")));
+        let object = |node: &String| format!("vnet/{vnet}/node/{node}");
+        let changes =
+            request.nodes.iter().map(|node| change(&object(node), Action::Restart, &guest));
+        Ok(Report { changes: changes.collect(), ..Default::default() })
+    }
+
     fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem> {
         self.known(vnet)?;
         if clear {
