@@ -11,6 +11,8 @@ use pdp_api::{DaemonName, FrameMatch};
 use pdp_spec::units::Cores;
 
 use crate::name::{LinkName, NodeName, Place, PortName};
+use crate::nodes::{Choice, Nodes};
+use crate::shape::Shape;
 
 /// Where Debian has the certificates of authorities.
 const CA_DEFAULT: &str = "/etc/ssl/certs/ca-certificates.crt";
@@ -61,7 +63,7 @@ pub enum Command {
     Apply(Apply),
     Delete(Delete),
     #[command(visible_alias = "list")]
-    Get(Get),
+    Get(crate::get::Get),
     Inspect(Inspect),
     Exec(Exec),
     Cp(Cp),
@@ -70,6 +72,7 @@ pub enum Command {
     Link(Link),
     Fdb(Fdb),
     Scale(Scale),
+    Restart(crate::restart::Restart),
     Stats(Stats),
     Routes(Routes),
     Capture(Capture),
@@ -196,42 +199,36 @@ pub struct Delete {
     pub format: Format,
 }
 
-/// List vnets, their links as they are now, or tenants.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp get\n         pdp get red blue --format json\n         \
-                  pdp get links\n         pdp get links red\n         pdp get tenants")]
-pub struct Get {
-    /// Only these vnets; `links` for their links, `tenants` for the tenants.
-    #[arg(value_name = "VNET")]
-    pub names: Vec<String>,
-    #[arg(long, value_enum, default_value_t)]
-    pub format: Format,
-}
-
 /// Show a vnet, one of its nodes, a tenant, or the substrate: what is wanted and what is.
 ///
 /// As JSON or YAML it is the object as it was applied with its status, and can be applied again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp inspect red\n         pdp inspect red/r1\n         \
-                        pdp inspect substrate --format yaml")]
+                        pdp inspect red/r1 -o jsonpath={.phase}")]
 pub struct Inspect {
     /// VNET, VNET/NODE, `tenant/NAME`, or `substrate`.
     #[arg(value_name = "NAME")]
     pub name: String,
-    #[arg(long, value_enum, default_value_t)]
-    pub format: Format,
+    #[command(flatten)]
+    pub shape: Shape,
 }
 
-/// Run a command in a node; its exit code is passed on.
+/// Run a command in a node, or in several at a time; its exit code is passed on, of several the highest.
 ///
-/// Options after the command's first word are the command's own.
+/// Options after the command's first word are the command's own. Of several nodes each line has the node's name before
+/// it, and no command has standard input.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp exec red/h1 ping -c 3 10.2.0.2\n         \
-                        pdp exec red/r1 -- vtysh -c 'show ip ospf neighbor'")]
+                        pdp exec red/r1 -- vtysh -c 'show ip ospf neighbor'\n         \
+                        pdp exec red/r1,r2 ip route\n         \
+                        pdp exec red -l role=spine vtysh -c 'show bgp summary'\n         \
+                        pdp exec red --all uptime")]
 pub struct Exec {
-    /// VNET/NODE.
-    #[arg(value_name = "NODE")]
-    pub name: NodeName,
+    /// VNET/NODE, VNET/NODE,NODE..., or VNET with -l or --all.
+    #[arg(value_name = "NODES")]
+    pub nodes: Nodes,
+    #[command(flatten)]
+    pub choice: Choice,
     /// In this forwarding guest instead of the control guest.
     #[arg(long, value_name = "N")]
     pub guest: Option<u32>,

@@ -14,7 +14,9 @@ use tokio::sync::mpsc;
 
 use crate::args::{Exec, Shell};
 use crate::failure::Failure;
+use crate::many;
 use crate::name::NodeName;
+use crate::nodes::Nodes;
 
 /// Size of a terminal that does not say.
 const SIZE_DEFAULT: WindowSize = WindowSize { rows: 24, columns: 80 };
@@ -33,7 +35,15 @@ pub async fn exec(client: &Client, args: Exec) -> Result<ExitCode, Failure> {
     let command =
         command.map_err(|word| Failure::Usage(format!("{}: not UTF-8", word.to_string_lossy())))?;
     let request = request(command, args.guest, args.tty);
-    run(client, &args.name, &request, !args.no_stdin).await
+    let Nodes { vnet, .. } = &args.nodes;
+    if let Some(node) = args.nodes.one(&args.choice) {
+        let name = NodeName { vnet: vnet.clone(), node: node.into() };
+        return run(client, &name, &request, !args.no_stdin).await;
+    }
+    if args.tty {
+        return Err(Failure::Usage("a terminal is for one node".into()));
+    }
+    many::run(client, vnet, args.nodes.chosen(client, &args.choice).await?, request).await
 }
 
 pub async fn shell(client: &Client, args: Shell) -> Result<ExitCode, Failure> {
@@ -94,7 +104,7 @@ pub async fn until_end(
 }
 
 /// Writes out what the command writes, until its exit code comes.
-async fn output(
+pub async fn output(
     from: &mut (impl AsyncRead + Unpin),
     name: &NodeName,
     out: &mut impl Write,

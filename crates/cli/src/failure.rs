@@ -69,7 +69,8 @@ impl Failure {
         }
     }
 
-    fn text(&self) -> (String, u8) {
+    /// The words, and the exit code.
+    pub fn text(&self) -> (String, u8) {
         match self {
             Self::Api(Error::NoDaemon { place, source }) => {
                 let denied = source.kind() == io::ErrorKind::PermissionDenied;

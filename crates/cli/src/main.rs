@@ -13,9 +13,15 @@ mod exec;
 mod experiment;
 mod failure;
 mod files;
+mod get;
+mod many;
 mod name;
+mod nodes;
 mod output;
+mod restart;
 mod routes;
+mod selector;
+mod shape;
 mod show;
 mod stats;
 mod tip;
@@ -86,8 +92,9 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Delete(delete) => change::delete(&client, delete).await,
         Command::Link(link) => change::link(&client, link).await,
         Command::Fdb(fdb) => show::fdb(&client, fdb).await,
+        Command::Restart(wanted) => restart::restart(&client, wanted).await,
         Command::Scale(scale) => change::scale(&client, scale).await,
-        Command::Get(get) => show::get(&client, get).await,
+        Command::Get(get) => get::get(&client, get).await,
         Command::Inspect(inspect) => show::inspect(&client, inspect).await,
         Command::Exec(exec) => exec::exec(&client, exec).await,
         Command::Cp(cp) => cp::cp(&client, cp).await,

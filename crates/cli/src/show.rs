@@ -4,79 +4,18 @@ use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::{
-    Check, CheckState, Condition, LinkStatus, NodeKind, NodeStatus, Phase, ProblemKind,
-    ProcessStatus, ScheduleStatus, Substrate, Vnet, VnetSummary,
+    Check, CheckState, Condition, LinkStatus, NodeKind, NodeStatus, Phase, ProcessStatus,
+    ScheduleStatus, Substrate, Vnet,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::args::{Doctor, Fdb, Format, Get, Inspect, Version};
+use crate::args::{Doctor, Fdb, Inspect, Version};
 use crate::daemon;
 use crate::failure::Failure;
 use crate::output::{self, or_dash, print, section, table};
+use crate::shape::Shape;
 use crate::who;
-
-pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
-    if args.names == ["tenants"] {
-        return who::tenants(client, args.format).await;
-    }
-    if let Some((first, names)) = args.names.split_first()
-        && first == "links"
-    {
-        return links(client, names, args.format).await;
-    }
-    let vnets = vnets(client, &args.names).await?;
-    print(args.format, &vnets, |vnets| {
-        if vnets.is_empty() {
-            return "no vnets; `pdp apply -f FILE` makes some\n".into();
-        }
-        let header =
-            ["VNET", "STATE", "ROUTERS", "HOSTS", "LINKS", "GUESTS", "POWER", "FES", "NOTE"];
-        table(header, vnets.iter().map(summary).collect())
-    })
-}
-
-/// Those of these names, or all.
-async fn vnets(client: &Client, names: &[String]) -> Result<Vec<VnetSummary>, Failure> {
-    let mut vnets = client.vnets().await?;
-    for name in names {
-        if !vnets.iter().any(|vnet| vnet.name == *name) {
-            return Err(Failure::Other(format!("no vnet {name}; `pdp get` lists them")));
-        }
-    }
-    vnets.retain(|vnet| names.is_empty() || names.contains(&vnet.name));
-    Ok(vnets)
-}
-
-/// A link, and whose it is.
-#[derive(Serialize)]
-struct LinkOf {
-    vnet: String,
-    #[serde(flatten)]
-    link: LinkStatus,
-}
-
-async fn links(client: &Client, names: &[String], format: Format) -> Result<ExitCode, Failure> {
-    let mut links = Vec::new();
-    for VnetSummary { name, .. } in vnets(client, names).await? {
-        // One that went meanwhile has none.
-        match client.vnet(&name).await {
-            Ok(vnet) => {
-                let of = |link| LinkOf { vnet: name.clone(), link };
-                links.extend(vnet.status.links.into_iter().map(of));
-            }
-            Err(Error::Problem(problem)) if problem.kind == ProblemKind::NotFound => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    print(format, &links, |links| {
-        if links.is_empty() {
-            return "no links; a vnet has them in `spec.links`\n".into();
-        }
-        let row = |of: &LinkOf| link_row(format!("{}/{}", of.vnet, of.link.name), &of.link);
-        table(LINK_HEADER, links.iter().map(row).collect())
-    })
-}
 
 pub async fn fdb(client: &Client, args: Fdb) -> Result<ExitCode, Failure> {
     let name = &args.name;
@@ -92,49 +31,40 @@ pub async fn fdb(client: &Client, args: Fdb) -> Result<ExitCode, Failure> {
     })
 }
 
-fn summary(vnet: &VnetSummary) -> [String; 9] {
-    [
-        vnet.name.clone(),
-        vnet.phase.name().into(),
-        vnet.routers.to_string(),
-        vnet.hosts.to_string(),
-        vnet.links.to_string(),
-        format!("{}/{}", vnet.guests_connected, vnet.guests),
-        cores(vnet.power_millicores),
-        or_dash(vnet.fes.join(",")),
-        note(&vnet.message, &vnet.conditions),
-    ]
-}
-
 /// What is wrong, and what else its user should know.
-fn note(message: &Option<String>, conditions: &[Condition]) -> String {
+pub fn note(message: &Option<String>, conditions: &[Condition]) -> String {
     let conditions = conditions.iter().map(|about| format!("{}: {}", about.node, about.message));
     message.iter().cloned().chain(conditions).collect::<Vec<_>>().join("; ")
 }
 
-/// Prints an object: as JSON or YAML the document as it was applied, with its status, so that it can be
-/// applied again; before one was applied, the status alone.
+/// Prints an object: but for the table the document as it was applied, with its status; before one was applied,
+/// the status alone.
 pub fn object<T>(
-    format: Format,
+    shape: &Shape,
     (document, status): (Option<&Value>, &impl Serialize),
     value: &T,
     table: impl FnOnce(&T) -> String,
 ) -> Result<ExitCode, Failure> {
-    if format == Format::Table {
+    if shape.is_table() {
         return output::write(table(value).as_bytes());
     }
     let mut object = document.cloned().unwrap_or_else(|| json!({}));
     object["status"] = serde_json::to_value(status).map_err(std::io::Error::other)?;
-    print(format, &object, |_| String::new())
+    shape.print(&object, |_, _| String::new())
+}
+
+pub async fn substrate_shown(client: &Client, shape: &Shape) -> Result<ExitCode, Failure> {
+    let found = client.substrate().await?;
+    object(shape, (found.spec.as_ref(), &found.status), &found, substrate)
 }
 
 pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure> {
+    let shape = &args.shape;
     if args.name == "substrate" {
-        let found = client.substrate().await?;
-        return object(args.format, (found.spec.as_ref(), &found.status), &found, substrate);
+        return substrate_shown(client, shape).await;
     }
     if let Some(tenant) = args.name.strip_prefix("tenant/") {
-        return who::tenant(client, tenant, args.format).await;
+        return who::tenant(client, tenant, shape).await;
     }
     let (name, node) = match args.name.split_once('/') {
         Some((vnet, node)) => (vnet, Some(node)),
@@ -142,14 +72,14 @@ pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure
     };
     let vnet = client.vnet(name).await?;
     let Some(node) = node else {
-        return object(args.format, (Some(&vnet.spec), &vnet.status), &vnet, self::vnet);
+        return object(shape, (Some(&vnet.spec), &vnet.status), &vnet, self::vnet);
     };
     let Some(status) = vnet.status.nodes.iter().find(|status| status.name == node) else {
         return Err(Failure::Other(format!(
             "no node {node} in vnet {name}; `pdp inspect {name}` lists them"
         )));
     };
-    print(args.format, status, |status| {
+    shape.print(status, |status, _| {
         let nodes = std::slice::from_ref(status);
         node_table(nodes)
             + &section("Conditions", &conditions(nodes))
@@ -170,9 +100,9 @@ fn vnet(vnet: &Vnet) -> String {
         + &section("Links", if status.links.is_empty() { "" } else { &links })
 }
 
-const LINK_HEADER: [&str; 6] = ["LINK", "ENDS", "SET", "CARRIER", "RATE", "NOTE"];
+pub const LINK_HEADER: [&str; 6] = ["LINK", "ENDS", "SET", "CARRIER", "RATE", "NOTE"];
 
-fn link_row(name: String, link: &LinkStatus) -> [String; 6] {
+pub fn link_row(name: String, link: &LinkStatus) -> [String; 6] {
     let set = match (link.up, link.silent) {
         (true, _) => "up",
         (false, false) => "down",
@@ -374,12 +304,12 @@ fn state(phase: Phase, message: Option<&str>) -> String {
     }
 }
 
-fn yes(it_is: bool) -> String {
+pub fn yes(it_is: bool) -> String {
     if it_is { "yes" } else { "no" }.into()
 }
 
 /// Power in cores, as specs write it.
-fn cores(millicores: u64) -> String {
+pub fn cores(millicores: u64) -> String {
     (millicores as f64 / 1000.0).to_string()
 }
 

@@ -13,10 +13,7 @@ const TIPS: [(&[&str], &str); 12] = [
     ),
     (&["start"], "pdp up starts the daemon and all that is stored, pdp up FILE applies a file too"),
     (&["stop", "kill", "halt"], "pdp down stops all, pdp delete VNET forgets a vnet"),
-    (
-        &["restart", "reload"],
-        "pdp apply FILE restarts what a change needs, pdp down and then pdp up all",
-    ),
+    (&["reload"], "pdp restart VNET/NODE starts a node anew, pdp apply FILE what a change needs"),
     (&["update", "configure", "set"], "pdp apply FILE changes what differs, pdp link set a link"),
     (&["ssh", "attach", "console", "connect"], "pdp shell VNET/NODE opens a shell in a node"),
     (&["copy", "scp"], "pdp cp FILE VNET/NODE:PATH copies a file into a node"),

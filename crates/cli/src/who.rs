@@ -13,10 +13,11 @@ use time::format_description::well_known::Rfc3339;
 use crate::args::{self, Format, RoleName, TokenAction};
 use crate::failure::Failure;
 use crate::output::{or_dash, print, section, table, write};
+use crate::shape::Shape;
 use crate::show::object;
 
-pub async fn tenants(client: &Client, format: Format) -> Result<ExitCode, Failure> {
-    print(format, &client.tenants().await?, |tenants| {
+pub async fn tenants(client: &Client, shape: &Shape) -> Result<ExitCode, Failure> {
+    shape.print(&client.tenants().await?, |tenants, _| {
         if tenants.is_empty() {
             return "no tenants; `pdp apply` one (`kind: Tenant`)\n".into();
         }
@@ -35,13 +36,13 @@ pub async fn tenants(client: &Client, format: Format) -> Result<ExitCode, Failur
     })
 }
 
-pub async fn tenant(client: &Client, name: &str, format: Format) -> Result<ExitCode, Failure> {
+pub async fn tenant(client: &Client, name: &str, shape: &Shape) -> Result<ExitCode, Failure> {
     let all = client.tenants().await?;
     let Some(tenant) = all.into_iter().find(|tenant| tenant.name == name) else {
         return Err(Failure::Other(format!("no tenant {name}; `pdp get tenants` lists them")));
     };
     let status = json!({"vnets": tenant.vnets});
-    object(format, (Some(&tenant.spec), &status), &tenant, |tenant: &TenantInfo| {
+    object(shape, (Some(&tenant.spec), &status), &tenant, |tenant: &TenantInfo| {
         let spec = &tenant.spec["spec"];
         let grants = spec["interfaces"].as_object().into_iter().flatten().map(|(name, grant)| {
             let keys = |key: &str| or_dash(grant[key].as_str().unwrap_or_default());

@@ -132,6 +132,108 @@ r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s  delay 20ms; schedule: 1 of 3
 }
 
 #[test]
+fn nodes_are_listed_and_selected_by_their_labels() {
+    let server = Server::start();
+    assert_text(
+        &out(&server, &["get", "nodes", "red"]),
+        "\
+NODE    KIND    STATE     POWER  RESTARTS  NOTE
+red/r1  router  degraded  0.5    0         g1 is not connected; r1: nft chain inet filter forward: the kernel forwards
+red/h1  host    running   -      0
+",
+    );
+    assert_text(
+        &out(&server, &["get", "nodes", "red", "-l", "role notin (edge)", "-o", "wide"]),
+        "\
+NODE    KIND  STATE    POWER  RESTARTS  PID  ADDRESSES    LABELS  NOTE
+red/h1  host  running  -      0         110  10.0.0.2/24  -
+",
+    );
+    let edge = ["get", "node", "red", "-l", "role=edge"];
+    let json: Value =
+        serde_json::from_str(&out(&server, &[&edge[..], &["-o", "json"]].concat())).unwrap();
+    assert_eq!((&json[0]["vnet"], &json[0]["labels"]["role"]), (&"red".into(), &"edge".into()));
+    assert_eq!(json.as_array().unwrap().len(), 1);
+    let template = r#"jsonpath={[*].name} is {[*].control.pid}{"\n"}."#;
+    assert_eq!(out(&server, &[&edge[..], &["-o", template]].concat()), "r1 is 100\n.\n");
+    assert_eq!(out(&server, &["get", "nodes", "red", "-l", "none"]), "no nodes with none\n");
+    assert!(out(&server, &["get", "nodes", "red", "-o", "yaml"]).contains("- vnet: red\n"));
+    let (code, error) = fails(&server, &["get", "red", "-l", "role=edge"]);
+    assert!(code == 2 && error.contains("pdp get nodes -l"), "{error}");
+    assert_eq!(fails(&server, &["get", "nodes", "-l", "a>1"]).0, 2);
+    assert_eq!(fails(&server, &["get", "nodes", "-o", "jsonpath={"]).0, 2);
+    assert!(fails(&server, &["get", "nodes", "green"]).1.contains("no vnet green"));
+}
+
+#[test]
+fn externals_and_the_substrate_are_listed() {
+    let server = Server::start();
+    assert_text(
+        &out(&server, &["get", "externals", "red"]),
+        "\
+EXTERNAL  BY         LINK  CARRIER  NOTE
+red/to-x  A (vxlan)  -     -
+",
+    );
+    assert_eq!(out(&server, &["get", "substrate"]), out(&server, &["inspect", "substrate"]));
+    assert_eq!(fails(&server, &["get", "substrate", "red"]).0, 2);
+    assert_eq!(out(&server, &["get", "vnets"]), out(&server, &["get"]));
+    assert_eq!(out(&server, &["inspect", "red/r1", "-o", "jsonpath=.ports[0].name"]), "eth0\n");
+    let path = "jsonpath={.kind} {.status.phase}";
+    assert_eq!(out(&server, &["inspect", "red", "-o", path]), "VirtualNetwork degraded\n");
+}
+
+#[test]
+fn commands_run_in_several_nodes_and_the_worst_code_is_passed_on() {
+    let server = Server::start();
+    let script =
+        ["sh", "-c", "echo $PDP_NODE; cat; [ $PDP_NODE = r1 ] || { echo bad >&2; exit 7; }"];
+    let on = |choice: &[&str]| run(&server, &[&["exec"], choice, &script].concat());
+    let output = on(&["red", "--all"]);
+    let text = |bytes: &[u8]| {
+        let mut lines: Vec<_> = String::from_utf8_lossy(bytes).lines().map(str::to_owned).collect();
+        lines.sort();
+        lines.join("\n")
+    };
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(text(&output.stdout), "h1 | h1\nr1 | r1");
+    assert_eq!(text(&output.stderr), "h1 | bad");
+    let output = on(&["red", "-l", "role=edge"]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), "r1 | r1".to_owned()));
+    let output = on(&["red/h1,r1,h1"]);
+    assert_eq!(
+        (output.status.code(), text(&output.stdout)),
+        (Some(7), "h1 | h1\nr1 | r1".to_owned())
+    );
+    let (code, error) = fails(&server, &["exec", "red", "true"]);
+    assert_eq!(code, 2);
+    assert_eq!(
+        error,
+        "error: red is a vnet: name a node, red/NODE, or choose some with -l or --all\n"
+    );
+    let (code, error) = fails(&server, &["exec", "red", "-l", "role=none", "true"]);
+    assert!(code == 1 && error.contains("no node of red has role=none"), "{error}");
+    assert_eq!(fails(&server, &["exec", "red/r1", "--all", "true"]).0, 2);
+    assert_eq!(fails(&server, &["exec", "red", "--all", "-t", "true"]).0, 2);
+    let (code, error) = fails(&server, &["exec", "green/a,b", "true"]);
+    assert!(code == 1 && error.contains("a | error: no vnet \"green\""), "{error}");
+}
+
+#[test]
+fn nodes_are_restarted() {
+    let server = Server::start();
+    let text = out(&server, &["restart", "red/r1"]);
+    assert!(text.contains("vnet/red/node/r1  restart") && text.contains("\n1 changed"), "{text}");
+    out(&server, &["restart", "red", "-l", "!role"]);
+    out(&server, &["restart", "red/r1,h1", "--guest", "1"]);
+    for done in ["restarted red/r1", "restarted red/h1", "restarted red/r1,h1 g1"] {
+        assert!(server.fake.noted(done), "{done}");
+    }
+    assert_eq!(fails(&server, &["restart", "red"]).0, 2);
+    assert_eq!(fails(&server, &["restart", "green/r1"]).0, 1);
+}
+
+#[test]
 fn the_substrate_is_shown() {
     let server = Server::start();
     assert_text(

@@ -11,10 +11,10 @@ use std::time::Duration;
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, GuestStats, LinkChange,
-    LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RestartRequest, RouteGuestStats,
-    RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats,
-    StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats,
-    VnetSummary,
+    LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RestartRequest,
+    RouteGuestStats, RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage,
+    Stats, StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet,
+    VnetStats, VnetSummary,
 };
 use pdp_container::cgroup::Session;
 use pdp_proto::mirror::{self, Source};

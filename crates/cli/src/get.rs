@@ -1,0 +1,279 @@
+//! `pdp get`: lists of vnets, and of what they have.
+
+use std::process::ExitCode;
+
+use pdp_api::client::{Client, Error};
+use pdp_api::{LinkStatus, NodeKind, NodeStatus, ProblemKind, Vnet, VnetSummary};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::failure::Failure;
+use crate::output::{or_dash, table};
+use crate::selector::Selector;
+use crate::shape::Shape;
+use crate::show::{LINK_HEADER, cores, link_row, note, yes};
+use crate::{show, who};
+
+/// List vnets, or their nodes, links or ends outside; tenants; or show the substrate.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp get\n         pdp get red blue -o json\n         \
+                  pdp get nodes -l role=spine -o wide\n         pdp get links red\n         \
+                  pdp get nodes red -o jsonpath='{[*].name}'\n         pdp get tenants")]
+pub struct Get {
+    /// What (vnets if it is not said: nodes, links, externals, tenants, substrate), and then only of these vnets.
+    #[arg(value_name = "nodes|links|externals|tenants|substrate|VNET")]
+    pub names: Vec<String>,
+    /// Only nodes whose labels meet this: key=value, key!=value, key, !key, key in (a,b); several with commas.
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    pub selector: Option<Selector>,
+    #[command(flatten)]
+    pub shape: Shape,
+}
+
+/// What is listed, as it is called in the singular or plural.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Vnets,
+    Nodes,
+    Links,
+    Externals,
+    Tenants,
+    Substrate,
+}
+
+const WHAT: [(&str, &str, What); 6] = [
+    ("vnet", "vnets", What::Vnets),
+    ("node", "nodes", What::Nodes),
+    ("link", "links", What::Links),
+    ("external", "externals", What::Externals),
+    ("tenant", "tenants", What::Tenants),
+    ("substrate", "substrate", What::Substrate),
+];
+
+pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
+    let Get { names, selector, shape } = args;
+    let of =
+        |name: &String| WHAT.iter().find(|(one, many, _)| [*one, *many].contains(&name.as_str()));
+    let (what, names) = match names.split_first().map(|(first, rest)| (of(first), rest)) {
+        Some((Some((.., what)), rest)) => (*what, rest),
+        _ => (What::Vnets, &names[..]),
+    };
+    if selector.is_some() && what != What::Nodes {
+        return Err(Failure::Usage("-l selects nodes: pdp get nodes -l SELECTOR".into()));
+    }
+    if !names.is_empty() && matches!(what, What::Tenants | What::Substrate) {
+        return Err(Failure::Usage("`get tenants` and `get substrate` take no names".into()));
+    }
+    match what {
+        What::Vnets => vnets(client, names, &shape).await,
+        What::Nodes => nodes(client, names, selector.as_ref(), &shape).await,
+        What::Links => links(client, names, &shape).await,
+        What::Externals => externals(client, names, &shape).await,
+        What::Tenants => who::tenants(client, &shape).await,
+        What::Substrate => show::substrate_shown(client, &shape).await,
+    }
+}
+
+async fn vnets(client: &Client, names: &[String], shape: &Shape) -> Result<ExitCode, Failure> {
+    let vnets = named(client, names).await?;
+    shape.print(&vnets, |vnets, _| {
+        if vnets.is_empty() {
+            return "no vnets; `pdp apply FILE` makes some\n".into();
+        }
+        let header =
+            ["VNET", "STATE", "ROUTERS", "HOSTS", "LINKS", "GUESTS", "POWER", "FES", "NOTE"];
+        table(header, vnets.iter().map(summary).collect())
+    })
+}
+
+fn summary(vnet: &VnetSummary) -> [String; 9] {
+    [
+        vnet.name.clone(),
+        vnet.phase.name().into(),
+        vnet.routers.to_string(),
+        vnet.hosts.to_string(),
+        vnet.links.to_string(),
+        format!("{}/{}", vnet.guests_connected, vnet.guests),
+        cores(vnet.power_millicores),
+        or_dash(vnet.fes.join(",")),
+        note(&vnet.message, &vnet.conditions),
+    ]
+}
+
+/// Those of these names, or all.
+async fn named(client: &Client, names: &[String]) -> Result<Vec<VnetSummary>, Failure> {
+    let mut vnets = client.vnets().await?;
+    for name in names {
+        if !vnets.iter().any(|vnet| vnet.name == *name) {
+            return Err(Failure::Other(format!("no vnet {name}; `pdp get` lists them")));
+        }
+    }
+    vnets.retain(|vnet| names.is_empty() || names.contains(&vnet.name));
+    Ok(vnets)
+}
+
+/// The same, whole.
+async fn whole(client: &Client, names: &[String]) -> Result<Vec<Vnet>, Failure> {
+    let mut all = Vec::new();
+    for VnetSummary { name, .. } in named(client, names).await? {
+        match client.vnet(&name).await {
+            Ok(vnet) => all.push(Vnet { name, ..vnet }),
+            // One that went meanwhile has nothing.
+            Err(Error::Problem(problem)) if problem.kind == ProblemKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(all)
+}
+
+/// Something, and whose it is.
+#[derive(Serialize)]
+struct Of<T> {
+    vnet: String,
+    #[serde(flatten)]
+    it: T,
+}
+
+async fn nodes(
+    client: &Client,
+    names: &[String],
+    selector: Option<&Selector>,
+    shape: &Shape,
+) -> Result<ExitCode, Failure> {
+    let mut nodes: Vec<Of<NodeStatus>> = Vec::new();
+    for vnet in whole(client, names).await? {
+        let of = |it| Of { vnet: vnet.name.clone(), it };
+        nodes.extend(vnet.status.nodes.into_iter().map(of));
+    }
+    nodes.retain(|node| selector.is_none_or(|selector| selector.selects(&node.it.labels)));
+    shape.print(&nodes, |nodes, wide| match (nodes.is_empty(), selector, wide) {
+        (true, Some(selector), _) => format!("no nodes with {selector}\n"),
+        (true, None, _) => "no nodes; a vnet has them in `spec.nodes`\n".into(),
+        (false, _, true) => table(
+            ["NODE", "KIND", "STATE", "POWER", "RESTARTS", "PID", "ADDRESSES", "LABELS", "NOTE"],
+            nodes.iter().map(wide_row).collect(),
+        ),
+        (false, _, false) => table(
+            ["NODE", "KIND", "STATE", "POWER", "RESTARTS", "NOTE"],
+            nodes.iter().map(node_row).collect(),
+        ),
+    })
+}
+
+fn node_row(of: &Of<NodeStatus>) -> [String; 6] {
+    let node = &of.it;
+    let kind = match node.kind {
+        NodeKind::Router => "router",
+        NodeKind::Host => "host",
+    };
+    [
+        format!("{}/{}", of.vnet, node.name),
+        kind.into(),
+        node.phase.name().into(),
+        node.power_millicores.map_or("-".into(), cores),
+        node.control.restarts.to_string(),
+        note(&node.message, &node.conditions),
+    ]
+}
+
+fn wide_row(of: &Of<NodeStatus>) -> [String; 9] {
+    let [name, kind, state, power, restarts, note] = node_row(of);
+    let node = &of.it;
+    let addresses: Vec<&str> =
+        node.ports.iter().flat_map(|port| &port.addresses).map(String::as_str).collect();
+    let label = |(key, value): (&String, &String)| format!("{key}={value}");
+    let labels: Vec<String> = node.labels.iter().map(label).collect();
+    [
+        name,
+        kind,
+        state,
+        power,
+        restarts,
+        node.control.pid.map_or("-".into(), |pid| pid.to_string()),
+        or_dash(addresses.join(",")),
+        or_dash(labels.join(",")),
+        note,
+    ]
+}
+
+async fn links(client: &Client, names: &[String], shape: &Shape) -> Result<ExitCode, Failure> {
+    let mut links: Vec<Of<LinkStatus>> = Vec::new();
+    for vnet in whole(client, names).await? {
+        let of = |it| Of { vnet: vnet.name.clone(), it };
+        links.extend(vnet.status.links.into_iter().map(of));
+    }
+    shape.print(&links, |links, _| {
+        if links.is_empty() {
+            return "no links; a vnet has them in `spec.links`\n".into();
+        }
+        let row = |of: &Of<LinkStatus>| link_row(format!("{}/{}", of.vnet, of.it.name), &of.it);
+        table(LINK_HEADER, links.iter().map(row).collect())
+    })
+}
+
+/// An end outside, as its vnet's spec has it, with the link that goes there.
+#[derive(Serialize)]
+struct External {
+    name: String,
+    /// The substrate's external interface.
+    interface: String,
+    /// Kind of its tunnel, or `interface`: all frames of it that no tunnel takes.
+    kind: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<LinkStatus>,
+    /// How the link calls it.
+    #[serde(skip)]
+    words: String,
+}
+
+async fn externals(client: &Client, names: &[String], shape: &Shape) -> Result<ExitCode, Failure> {
+    let mut externals = Vec::new();
+    for vnet in whole(client, names).await? {
+        for (name, spec) in vnet.spec["spec"]["externals"].as_object().into_iter().flatten() {
+            let it = External::of(&vnet, name, spec);
+            externals.push(Of { vnet: vnet.name.clone(), it });
+        }
+    }
+    shape.print(&externals, |externals, _| {
+        if externals.is_empty() {
+            let hint = "a vnet has them in `spec.externals`, the machine's interfaces are in `pdp get substrate`";
+            return format!("no externals; {hint}\n");
+        }
+        let row = |of: &Of<External>| {
+            let link = of.it.link.as_ref();
+            [
+                format!("{}/{}", of.vnet, of.it.name),
+                of.it.words.clone(),
+                or_dash(link.map(|link| link.name.clone()).unwrap_or_default()),
+                link.map_or("-".into(), |link| yes(link.carrier)),
+                link.and_then(|link| link.message.clone()).unwrap_or_default(),
+            ]
+        };
+        table(["EXTERNAL", "BY", "LINK", "CARRIER", "NOTE"], externals.iter().map(row).collect())
+    })
+}
+
+impl External {
+    fn of(vnet: &Vnet, name: &str, spec: &Value) -> Self {
+        let end = Value::from(format!("external:{name}"));
+        let mut link = None;
+        for spec in vnet.spec["spec"]["links"].as_array().into_iter().flatten() {
+            let ends = spec["endpoints"].as_array().into_iter().flatten();
+            if let Some(index) = ends.into_iter().position(|it| *it == end) {
+                let mut links = vnet.status.links.iter();
+                link = links.find(|link| spec["name"] == *link.name).map(|link| (link, index));
+            }
+        }
+        let interface = spec["interface"].as_str().unwrap_or_default().to_owned();
+        let mut keys = spec.as_object().into_iter().flatten().map(|(key, _)| key);
+        let kind = keys.find(|key| *key != "interface").map_or("interface", String::as_str);
+        let words = link.and_then(|(link, index)| link.endpoints.get(index).cloned());
+        Self {
+            name: name.into(),
+            words: words.unwrap_or_else(|| format!("{interface} ({kind})")),
+            interface,
+            kind: kind.into(),
+            link: link.map(|(link, _)| link.clone()),
+        }
+    }
+}
