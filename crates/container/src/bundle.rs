@@ -26,7 +26,7 @@ const INSIDE: &str = "/run/pdp";
 pub(crate) const DESCRIPTORS_MAX: usize = 32;
 
 /// Files of a guest, and binds.
-const FILES_AND_BINDS_MAX: usize = 256;
+const FILES_AND_BINDS_MAX: usize = 512;
 
 /// Bytes of all files of a guest.
 const FILES_BYTES_MAX: usize = 64 << 20;

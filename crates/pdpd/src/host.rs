@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -326,6 +326,28 @@ pub fn write_file(path: &Path, content: &[u8]) -> Result<(), HostError> {
         .map_err(failed("can't write", path))
 }
 
+/// Makes this the content of a file that guests have bound, for everybody to read; it stays the same file. Who reads
+/// it meanwhile finds a mixture of lines at worst, and never nothing: what was longer is cut off last, behind empty
+/// lines.
+pub fn write_over(path: &Path, content: &[u8]) -> Result<(), HostError> {
+    let before = match fs::read(path) {
+        Ok(before) if before == content => return Ok(()),
+        Ok(before) => before.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Err(error) => return Err(failed("can't read", path)(error)),
+    };
+    let mut padded = content.to_vec();
+    padded.resize(content.len().max(before), b'\n');
+    let options = fs::File::options().write(true).create(true).truncate(false).open(path);
+    options
+        .and_then(|file| {
+            file.set_permissions(fs::Permissions::from_mode(0o644))?;
+            file.write_all_at(&padded, 0)?;
+            file.set_len(content.len() as u64)
+        })
+        .map_err(failed("can't write", path))
+}
+
 /// Removes a file if it is there.
 pub fn remove_file(path: &Path) -> Result<(), HostError> {
     match fs::remove_file(path) {
@@ -355,6 +377,7 @@ pub fn clear_directory(path: &Path) -> Result<(), HostError> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Seek as _};
     use std::os::unix::net::UnixListener;
 
     use pdp_container::Paths;
@@ -379,6 +402,23 @@ mod tests {
         let none = setting.path().with_extension("none");
         allow_huge_pages(&none);
         assert!(!none.exists());
+    }
+
+    #[test]
+    fn a_file_that_is_written_over_stays_the_same_file() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("hosts");
+        write_over(&path, b"one\ntwo\nthree\n").unwrap();
+        let mut held = fs::File::open(&path).unwrap();
+        for content in ["one\n", "one\ntwo\nthree\nfour\n", ""] {
+            write_over(&path, content.as_bytes()).unwrap();
+            let mut text = String::new();
+            held.rewind().unwrap();
+            held.read_to_string(&mut text).unwrap();
+            assert_eq!(text, content);
+        }
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+        assert!(write_over(&place.path().join("none/hosts"), b"").is_err());
     }
 
     /// A mux that lacks the planned socket, many times over, and others that are nobody's, whatever it is given.

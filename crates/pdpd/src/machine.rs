@@ -108,6 +108,9 @@ pub trait Machine: Debug + Send + Sync {
     /// Makes this a file's content, in one step; whether it was another.
     fn update_file(&self, path: &Path, content: &[u8]) -> Result<bool, HostError>;
 
+    /// Makes this the content of a file that guests have bound, which they see; it stays the same file.
+    fn write_over(&self, path: &Path, content: &[u8]) -> Result<(), HostError>;
+
     /// Removes a directory with all that is in it, if it is there.
     fn remove_directory(&self, path: &Path) -> Result<(), HostError>;
 
@@ -267,6 +270,10 @@ impl Machine for Host {
             return Ok(false);
         }
         host::write_file(path, content).map(|()| true)
+    }
+
+    fn write_over(&self, path: &Path, content: &[u8]) -> Result<(), HostError> {
+        host::write_over(path, content)
     }
 
     fn remove_directory(&self, path: &Path) -> Result<(), HostError> {

@@ -153,6 +153,80 @@ fn a_change_of_a_file_reaches_its_node_alone() {
 }
 
 /// From when it was first there, whatever else changes; another one begins anew.
+/// What `/etc/hosts` says, without its head.
+fn hosts(model: &Model) -> Vec<&str> {
+    let lines = model.plan.vnets["lab"].hosts.lines();
+    lines.skip_while(|line| !line.starts_with("::1")).skip(1).collect()
+}
+
+#[test]
+fn nodes_know_each_other_by_name_and_are_not_started_anew_for_it() {
+    let lab = |h1: &str, more: &str| {
+        format!(
+            r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: lab}}
+spec:
+  nodes:
+    R1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [169.254.0.1/16, "fe80::1/64", 10.0.1.1/24, "2001:db8::1/64"]}}
+        eth1: {{addresses: [10.0.2.1/24]}}
+        "z#b": {{addresses: [10.0.3.1/24]}}
+      dataPlane: {{power: 100m}}
+    h1: {{kind: host, interfaces: {{eth0: {{addresses: [{h1}]}}}}}}
+    localhost: {{kind: host, interfaces: {{eth0: {{addresses: [10.0.9.9/24]}}}}}}
+    own: {{kind: host, files: {{/etc//hosts: {{content: ""}}}}, interfaces: {{eth0: {{}}}}}}{more}
+"#
+        )
+    };
+    let before = apply(&Model::default(), [SUBSTRATE, &lab("10.0.1.2/24", "")].join("---"));
+    let expected = [
+        "10.0.1.1\tR1 eth0.R1",
+        "2001:db8::1\tR1 eth0.R1",
+        "10.0.1.2\th1 eth0.h1",
+        "10.0.2.1\teth1.R1",
+    ];
+    assert_eq!(hosts(&before), expected);
+    let bound = |node: &str| {
+        let binds = &before.plan.vnets["lab"].nodes[node].control.binds;
+        binds.iter().map(|bind| (bind.target.to_str().unwrap(), bind.writable)).collect::<Vec<_>>()
+    };
+    assert_eq!(bound("R1"), [("/etc/hosts", false)]);
+    assert_eq!(bound("h1"), [("/etc/hosts", false)]);
+    assert_eq!(bound("own"), [], "its own file is not hidden");
+    // Another address, and another node, are in the file, and start nobody else anew.
+    let after = apply(&before, lab("10.0.1.3/24", "\n    h2: {kind: host}"));
+    assert_eq!(hosts(&after)[2], "10.0.1.3\th1 eth0.h1");
+    assert_eq!(differing(&before, &after), ["lab/h1", "lab/h2"]);
+    assert!(after.plan.changed_from(&before.plan).contains(&Key::vnet("lab")));
+}
+
+#[test]
+fn what_nodes_are_told_of_each_other_is_bounded() {
+    let address = |n: u32| format!("10.{}.{}.{}/32", n >> 16, n >> 8 & 255, n & 255);
+    let interface = |at: u32| (at * 32..at * 32 + 32).map(address).collect::<Vec<_>>().join(", ");
+    let nodes = (0..3u32).map(|node| {
+        let ports = (0..250u32)
+            .map(|port| format!("eth{port}: {{addresses: [{}]}}", interface(node * 250 + port)));
+        format!(
+            "\n    h{node}: {{kind: host, interfaces: {{{}}}}}",
+            ports.collect::<Vec<_>>().join(", ")
+        )
+    });
+    let lab = format!(
+        "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: lab}}\nspec:\n  nodes:{}\n",
+        nodes.collect::<String>()
+    );
+    let model = apply(&Model::default(), [SUBSTRATE, &lab].join("---\n"));
+    let lines = hosts(&model);
+    assert_eq!(lines.len(), 16_384);
+    // Names of nodes first.
+    assert!(lines[2].contains("\th2 eth0.h2"), "{}", lines[2]);
+}
+
 #[test]
 fn a_schedule_begins_once() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));

@@ -51,6 +51,13 @@ How values are written:
 | endpoint | `NODE:INTERFACE`, or `external:NAME` |
 | command | a list of words, or a text split as a shell does, without expansions |
 
+Names of objects are DNS labels: lower-case letters, digits and `-`, with a letter or digit first and last, at most 63.
+Those of nodes, links and externals may have capital letters (`PE1`); no two nodes of one network differ in case only.
+
+Hosts and control guests find all nodes of their network in `/etc/hosts`: by its name a node's first IPv4 and first IPv6
+address, by `INTERFACE.NODE` every address. It is read-only, and follows what is applied while they run. A file that
+`files` has at `/etc/hosts` is there instead.
+
 Limits of counts: 1,024 virtual networks; 256 tenants with 64 users and 64 image directories each; 256 nodes, 4,096 links and 4,096 externals of one; 256
 interfaces of a node with 32 addresses each; 256 files of at most 4 MiB, 64 commands of 256 words,
 256 environment variables of a node; 16,384 interfaces of all nodes together; 64 punt filters of 16

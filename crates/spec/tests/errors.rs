@@ -137,7 +137,7 @@ fn names() {
     says(
         "    to-y: {",
         "    to_y: {",
-        "fig1.yaml:44:5: external red/to_y: name \"to_y\" is no DNS label (use lower-case letters, \
+        "fig1.yaml:44:5: external red/to_y: name \"to_y\" is no DNS label (use letters, \
          digits and -, with a letter or digit first and last)\n\
          fig1.yaml:50:30: link red/last: endpoint external:to-y does not exist (did you mean to-x?)",
     );
@@ -147,6 +147,37 @@ fn names() {
         "fig1.yaml:26:9: vport red/r1:a-name-too-long-for-linux: name \
          \"a-name-too-long-for-linux\" has 25 characters, 15 at most (choose a shorter one)\n\
          fig1.yaml:50:19: link red/last: endpoint r1:eth2 does not exist (did you mean eth0?)",
+    );
+}
+
+#[test]
+fn names_of_capital_letters() {
+    let text = GOOD
+        .replace("    h1:\n", "    PE-1:\n")
+        .replace("\"h1:eth0\"", "\"PE-1:eth0\"")
+        .replace("name: last", "name: To-Y");
+    let intent = apply_to(&text, &machine()).unwrap();
+    assert!(intent.vnets["red"].spec.nodes.contains_key("PE-1"));
+    assert_eq!(intent.vnets["red"].spec.links[2].name.as_deref(), Some("To-Y"));
+    // Those of objects have none: they are names of files, cgroups and tenants' prefixes.
+    says(
+        "{name: red, ",
+        "{name: Red, ",
+        "fig1.yaml:16:18: vnet Red: name \"Red\" is no DNS label (use lower-case letters, digits and -, with \
+         a letter or digit first and last)",
+    );
+    says(
+        "    h1:\n      kind: host\n      interfaces: {eth0",
+        "    R1:\n      kind: host\n      interfaces: {eth9",
+        "fig1.yaml:20:5: node red/r1: name \"r1\" differs from \"R1\" in case only (rename one)\n\
+         fig1.yaml:46:30: link red/link1: endpoint h1:eth0 does not exist (did you mean R1?)",
+    );
+    says(
+        "    h1:\n",
+        "    External:\n",
+        "fig1.yaml:39:5: node red/External: name external stands for externals in endpoints (call the node \
+         something else)\n\
+         fig1.yaml:46:30: link red/link1: endpoint h1:eth0 does not exist (did you mean r1?)",
     );
 }
 

@@ -4,10 +4,11 @@
 //! has a hash of what it is made from, so that a change is found where it is and nowhere else;
 //! what can be changed while an object runs (limits) is left out of it.
 //!
-//! [`node`] plans one node, [`words`] puts a spec's words into those of the mux and the guests.
+//! [`node`] plans one node, [`hosts`] what names its nodes have for each other, [`words`] puts a spec's words into those of the mux and the guests.
 //!
 //! Source: docs/ARCHITECTURE.md, "Places".
 
+mod hosts;
 mod node;
 mod words;
 
@@ -57,6 +58,11 @@ impl Places {
     /// Where a node's sockets are.
     pub fn node(&self, vnet: &str, node: &str) -> PathBuf {
         self.run.join("vnets").join(vnet).join(node)
+    }
+
+    /// What the nodes of a vnet see as `/etc/hosts`. No node is called so.
+    pub fn hosts(&self, vnet: &str) -> PathBuf {
+        self.run.join("vnets").join(vnet).join("_hosts")
     }
 
     /// The mux's control socket.
@@ -370,6 +376,8 @@ pub struct VnetPlan {
     pub links: Vec<Vec<Endpoint>>,
     /// Names of links that are down and whose ends keep their carrier.
     pub silent: BTreeSet<String>,
+    /// What its nodes see as `/etc/hosts`.
+    pub hosts: String,
     /// What it takes of external interfaces.
     pub takes: BTreeMap<String, Takes>,
     /// What part of a CPU it gets, in thousandths of a core
@@ -694,7 +702,8 @@ impl VnetPlanner<'_> {
         };
         let (weight, neighbours) = (weight(&nodes), neighbours(&nodes));
         let silent = self.holding.links_silent.clone();
-        Ok(VnetPlan { nodes, mux, links, silent, takes: self.takes(), weight, neighbours })
+        let hosts = hosts::text(self.name, self.spec);
+        Ok(VnetPlan { nodes, mux, links, silent, hosts, takes: self.takes(), weight, neighbours })
     }
 
     fn takes(&self) -> BTreeMap<String, Takes> {

@@ -17,7 +17,7 @@ use pdp_spec::{
 use super::words::{owner, punt_filter, rate, root};
 use super::{
     Directory, GuestPlan, LOG_BYTES_MAX, MirrorPlan, NodePlan, Part, Places, PlanError,
-    TapHelperPlan, VnetPlanner, check_socket, hash,
+    TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
 };
 use crate::ledger::{Placement, UIDS_PER_VNET};
 
@@ -55,7 +55,10 @@ impl NodePlanner<'_> {
     pub(super) fn plan(&self) -> Result<NodePlan, PlanError> {
         let directory = self.directory();
         let taps = self.taps(None);
-        let control = self.control();
+        let mut control = self.control();
+        // Of what the spec asks for: what PdP adds by itself starts nothing anew.
+        let hash = self.control_hash(&control, &taps);
+        hosts::show(&self.vnet.places.hosts(self.vnet.name), &mut control);
         let passed = |path, gid| Directory { path, gid, writable: false };
         let mut directories = vec![passed(directory.join("tap"), self.helper_uid())];
         let tap_helper = (!taps.is_empty()).then(|| {
@@ -90,16 +93,8 @@ impl NodePlanner<'_> {
                 guests.insert(number, plan);
             }
         }
-        let plan = NodePlan {
-            hash: self.control_hash(&control, &taps),
-            directory,
-            control,
-            taps,
-            tap_helper,
-            mirror,
-            guests,
-            directories,
-        };
+        let plan =
+            NodePlan { hash, directory, control, taps, tap_helper, mirror, guests, directories };
         for path in plan.sockets() {
             check_socket(path)?;
         }

@@ -83,6 +83,9 @@ impl Reconciler {
                 }
             }
         }
+        if !wanted.nodes.is_empty() {
+            machine.write_over(&self.places.hosts(name), wanted.hosts.as_bytes())?;
+        }
         machine.weigh(&Places::vnet_cgroup(name), wanted.weight)?;
         self.weigh_all(doing)?;
         let mux = self.mux_process();

@@ -337,6 +337,9 @@ impl Reporter<'_> {
 const NAME_HINT: &str =
     "use lower-case letters, digits and -, with a letter or digit first and last";
 
+/// The same of names inside of a virtual network.
+const INNER_NAME_HINT: &str = "use letters, digits and -, with a letter or digit first and last";
+
 /// Why a name is neither a DNS label nor two with a dot between, `TENANT.NAME`.
 fn bad_vnet_name(name: &str) -> Option<String> {
     let Some((tenant, own)) = name.split_once('.') else { return bad_name(name) };
@@ -348,7 +351,12 @@ fn bad_vnet_name(name: &str) -> Option<String> {
     bad.map(|_| "is no TENANT.NAME of two DNS labels".to_owned())
 }
 
-/// Why a name is no DNS label.
+/// Why a name inside of a virtual network, which may have capital letters, is no DNS label.
+fn bad_inner_name(name: &str) -> Option<String> {
+    bad_name(&name.to_ascii_lowercase())
+}
+
+/// Why a name is no DNS label in lower case.
 fn bad_name(name: &str) -> Option<String> {
     let chars = name.chars().count();
     if chars > NAME_CHARS_MAX {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{NAME_HINT, Reporter, bad_name, label, leaving};
+use super::{INNER_NAME_HINT, Reporter, bad_inner_name, label, leaving};
 use crate::limits::*;
 use crate::object::*;
 use crate::shape::nearest;
@@ -32,12 +32,18 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     if let Some(police) = &spec.police {
         limit(&name, &["spec", "police"], police, reporter);
     }
+    let mut nodes = BTreeMap::new();
     for (node_name, node) in &mut spec.nodes {
         let path = ["spec", "nodes", node_name];
-        if let Some(why) = bad_name(node_name) {
-            reporter.vnet(&name, &path, format!("name {node_name:?} {why}"), NAME_HINT);
+        if let Some(why) = bad_inner_name(node_name) {
+            reporter.vnet(&name, &path, format!("name {node_name:?} {why}"), INNER_NAME_HINT);
         }
-        if node_name == EXTERNAL {
+        if let Some(other) = nodes.insert(node_name.to_ascii_lowercase(), node_name.clone()) {
+            // They would be one host (RFC 4343).
+            let message = format!("name {node_name:?} differs from {other:?} in case only");
+            reporter.vnet(&name, &path, message, "rename one");
+        }
+        if node_name.eq_ignore_ascii_case(EXTERNAL) {
             let message = format!("name {EXTERNAL} stands for externals in endpoints");
             reporter.vnet(&name, &path, message, "call the node something else");
         }
@@ -45,8 +51,8 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     }
     for (external_name, external) in &spec.externals {
         let path = ["spec", "externals", external_name];
-        if let Some(why) = bad_name(external_name) {
-            reporter.vnet(&name, &path, format!("name {external_name:?} {why}"), NAME_HINT);
+        if let Some(why) = bad_inner_name(external_name) {
+            reporter.vnet(&name, &path, format!("name {external_name:?} {why}"), INNER_NAME_HINT);
         }
         tunnel(&name, external_name, external, reporter);
     }
@@ -485,9 +491,9 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
         let at = index.to_string();
         let link = &mut spec.links[index];
         let name = link.name.get_or_insert_with(|| format!("link{}", index + 1)).clone();
-        if let Some(why) = bad_name(&name) {
+        if let Some(why) = bad_inner_name(&name) {
             let path = ["spec", "links", &at, "name"];
-            reporter.vnet(vnet, &path, format!("name {name:?} {why}"), NAME_HINT);
+            reporter.vnet(vnet, &path, format!("name {name:?} {why}"), INNER_NAME_HINT);
         }
         if let Some(other) = names.insert(name.clone(), index) {
             let message = format!("name {name} is that of link {} already", other + 1);

@@ -20,6 +20,7 @@ mod lab;
 mod limits;
 mod links;
 mod memif_interfaces;
+mod names;
 mod node;
 mod segments;
 mod shared;
