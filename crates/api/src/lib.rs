@@ -17,6 +17,7 @@
 mod access;
 mod change;
 pub mod client;
+mod command;
 mod doctor;
 pub mod exec;
 mod name;
@@ -30,6 +31,7 @@ mod status;
 
 pub use access::*;
 pub use change::*;
+pub use command::*;
 pub use doctor::*;
 pub use name::*;
 pub use observe::*;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::command::CommandStatus;
 use crate::specs;
 
 /// How an object is.
@@ -77,6 +78,9 @@ pub struct VnetSummary {
     pub hosts: u32,
     /// Links.
     pub links: u32,
+    /// All its nodes are ready.
+    #[serde(default)]
+    pub ready: bool,
     /// Forwarding guests that are connected to the mux.
     pub guests_connected: u32,
     /// Forwarding guests in all.
@@ -112,6 +116,9 @@ pub struct VnetStatus {
     /// What is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// All its nodes are ready.
+    #[serde(default)]
+    pub ready: bool,
     /// Its nodes, in the spec's order.
     pub nodes: Vec<NodeStatus>,
     /// Its links, in the spec's order.
@@ -148,6 +155,13 @@ pub struct NodeStatus {
     /// What else its user should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+    /// It is as its spec says, all its commands are ready, those to be run once have been, and its forwarding
+    /// guests are connected.
+    #[serde(default)]
+    pub ready: bool,
+    /// Its commands, `exec` last; empty for one that was started before an upgrade to a version that has this.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub commands: Vec<CommandStatus>,
     /// Power asked for, thousandths of a core; routers only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_millicores: Option<u64>,

@@ -80,16 +80,18 @@ async fn vnets(client: &Client, names: &[String], shape: &Shape) -> Result<ExitC
         if vnets.is_empty() {
             return "no vnets; `pdp apply FILE` makes some\n".into();
         }
-        let header =
-            ["VNET", "STATE", "ROUTERS", "HOSTS", "LINKS", "GUESTS", "POWER", "FES", "NOTE"];
+        let header = [
+            "VNET", "STATE", "READY", "ROUTERS", "HOSTS", "LINKS", "GUESTS", "POWER", "FES", "NOTE",
+        ];
         table(header, vnets.iter().map(summary).collect())
     })
 }
 
-fn summary(vnet: &VnetSummary) -> [String; 9] {
+fn summary(vnet: &VnetSummary) -> [String; 10] {
     [
         vnet.name.clone(),
         vnet.phase.name().into(),
+        yes(vnet.ready),
         vnet.routers.to_string(),
         vnet.hosts.to_string(),
         vnet.links.to_string(),
@@ -150,34 +152,48 @@ async fn nodes(
         (true, Some(selector), _) => format!("no nodes with {selector}\n"),
         (true, None, _) => "no nodes; a vnet has them in `spec.nodes`\n".into(),
         (false, _, true) => table(
-            ["NODE", "KIND", "STATE", "POWER", "RESTARTS", "PID", "ADDRESSES", "LABELS", "NOTE"],
+            [
+                "NODE",
+                "KIND",
+                "STATE",
+                "READY",
+                "POWER",
+                "RESTARTS",
+                "PID",
+                "ADDRESSES",
+                "LABELS",
+                "NOTE",
+            ],
             nodes.iter().map(wide_row).collect(),
         ),
         (false, _, false) => table(
-            ["NODE", "KIND", "STATE", "POWER", "RESTARTS", "NOTE"],
+            ["NODE", "KIND", "STATE", "READY", "POWER", "RESTARTS", "NOTE"],
             nodes.iter().map(node_row).collect(),
         ),
     })
 }
 
-fn node_row(of: &Of<NodeStatus>) -> [String; 6] {
+fn node_row(of: &Of<NodeStatus>) -> [String; 7] {
     let node = &of.it;
     let kind = match node.kind {
         NodeKind::Router => "router",
         NodeKind::Host => "host",
     };
+    let commands = node.commands.iter().map(|command| u64::from(command.restarts));
+    let restarts = node.control.restarts + commands.sum::<u64>();
     [
         format!("{}/{}", of.vnet, node.name),
         kind.into(),
         node.phase.name().into(),
+        yes(node.ready),
         node.power_millicores.map_or("-".into(), cores),
-        node.control.restarts.to_string(),
+        restarts.to_string(),
         note(&node.message, &node.conditions),
     ]
 }
 
-fn wide_row(of: &Of<NodeStatus>) -> [String; 9] {
-    let [name, kind, state, power, restarts, note] = node_row(of);
+fn wide_row(of: &Of<NodeStatus>) -> [String; 10] {
+    let [name, kind, state, ready, power, restarts, note] = node_row(of);
     let node = &of.it;
     let addresses: Vec<&str> =
         node.ports.iter().flat_map(|port| &port.addresses).map(String::as_str).collect();
@@ -187,6 +203,7 @@ fn wide_row(of: &Of<NodeStatus>) -> [String; 9] {
         name,
         kind,
         state,
+        ready,
         power,
         restarts,
         node.control.pid.map_or("-".into(), |pid| pid.to_string()),

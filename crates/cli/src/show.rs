@@ -83,6 +83,7 @@ pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure
         let nodes = std::slice::from_ref(status);
         node_table(nodes)
             + &section("Conditions", &conditions(nodes))
+            + &section("Commands", &commands(nodes))
             + &section("Processes", &processes(nodes))
             + &section("Ports", &ports(nodes))
     })
@@ -95,6 +96,7 @@ fn vnet(vnet: &Vnet) -> String {
     format!("{}: {}\n", vnet.name, state(status.phase, status.message.as_deref()))
         + &section("Conditions", &conditions(&status.nodes))
         + &section("Nodes", &node_table(&status.nodes))
+        + &section("Commands", &commands(&status.nodes))
         + &section("Processes", &processes(&status.nodes))
         + &section("Ports", &ports(&status.nodes))
         + &section("Links", if status.links.is_empty() { "" } else { &links })
@@ -147,11 +149,32 @@ fn node_table(nodes: &[NodeStatus]) -> String {
                 NodeKind::Host => "host".into(),
             },
             node.phase.name().into(),
+            yes(node.ready),
             node.power_millicores.map_or("-".into(), cores),
             node.message.clone().unwrap_or_default(),
         ]
     });
-    table(["NODE", "KIND", "STATE", "POWER", "NOTE"], rows.collect())
+    table(["NODE", "KIND", "STATE", "READY", "POWER", "NOTE"], rows.collect())
+}
+
+fn commands(nodes: &[NodeStatus]) -> String {
+    let rows = nodes.iter().flat_map(|node| {
+        node.commands.iter().map(|command| {
+            [
+                node.name.clone(),
+                command.name.clone(),
+                command.state.name().into(),
+                command.restarts.to_string(),
+                command.exit.map_or("-".into(), |code| code.to_string()),
+                command.message.clone().unwrap_or_default(),
+            ]
+        })
+    });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    table(["NODE", "COMMAND", "STATE", "RESTARTS", "EXIT", "NOTE"], rows)
 }
 
 fn processes(nodes: &[NodeStatus]) -> String {

@@ -61,9 +61,9 @@ fn vnets_are_listed() {
     assert_text(
         &out(&server, &["get"]),
         "\
-VNET  STATE     ROUTERS  HOSTS  LINKS  GUESTS  POWER  FES      NOTE
-blue  stopped   0        0      0      0/0     0      -
-red   degraded  1        1      1      1/2     0.5    fe1,fe2  1 of 2 nodes is degraded; r1: nft chain inet filter forward: the kernel forwards
+VNET  STATE     READY  ROUTERS  HOSTS  LINKS  GUESTS  POWER  FES      NOTE
+blue  stopped   no     0        0      0      0/0     0      -
+red   degraded  no     1        1      1      1/2     0.5    fe1,fe2  1 of 2 nodes is degraded; r1: nft chain inet filter forward: the kernel forwards
 ",
     );
     let one: Value =
@@ -88,9 +88,13 @@ Conditions
 r1: nft chain inet filter forward: the kernel forwards
 
 Nodes
-NODE  KIND    STATE     POWER  NOTE
-r1    router  degraded  0.5    g1 is not connected
-h1    host    running   -
+NODE  KIND    STATE     READY  POWER  NOTE
+r1    router  degraded  no     0.5    g1 is not connected
+h1    host    running   yes    -
+
+Commands
+NODE  COMMAND  STATE       RESTARTS  EXIT  NOTE
+r1    zebra    restarting  3         1     ended with code 1: no such interface (started 4 times)
 
 Processes
 NODE  PROCESS  STATE    PID  RESTARTS  FE        CONNECTED  NOTE
@@ -137,16 +141,16 @@ fn nodes_are_listed_and_selected_by_their_labels() {
     assert_text(
         &out(&server, &["get", "nodes", "red"]),
         "\
-NODE    KIND    STATE     POWER  RESTARTS  NOTE
-red/r1  router  degraded  0.5    0         g1 is not connected; r1: nft chain inet filter forward: the kernel forwards
-red/h1  host    running   -      0
+NODE    KIND    STATE     READY  POWER  RESTARTS  NOTE
+red/r1  router  degraded  no     0.5    3         g1 is not connected; r1: nft chain inet filter forward: the kernel forwards
+red/h1  host    running   yes    -      0
 ",
     );
     assert_text(
         &out(&server, &["get", "nodes", "red", "-l", "role notin (edge)", "-o", "wide"]),
         "\
-NODE    KIND  STATE    POWER  RESTARTS  PID  ADDRESSES    LABELS  NOTE
-red/h1  host  running  -      0         110  10.0.0.2/24  -
+NODE    KIND  STATE    READY  POWER  RESTARTS  PID  ADDRESSES    LABELS  NOTE
+red/h1  host  running  yes    -      0         110  10.0.0.2/24  -
 ",
     );
     let edge = ["get", "node", "red", "-l", "role=edge"];

@@ -28,6 +28,9 @@ pub(crate) const DESCRIPTORS_MAX: usize = 32;
 /// Files of a guest, and binds.
 const FILES_AND_BINDS_MAX: usize = 512;
 
+/// Commands of a guest.
+const COMMANDS_MAX: usize = 128;
+
 /// Bytes of all files of a guest.
 const FILES_BYTES_MAX: usize = 64 << 20;
 
@@ -99,6 +102,13 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     }
     if spec.commands.iter().any(|command| command.argv.is_empty()) {
         return fail("a command without a program".to_owned());
+    }
+    let count = spec.commands.len();
+    if count > COMMANDS_MAX {
+        return fail(format!("{count} commands, {COMMANDS_MAX} at most"));
+    }
+    if let Some(place) = spec.commands.iter().flat_map(|it| &it.after).find(|it| **it >= count) {
+        return fail(format!("a command after number {place} of {count}"));
     }
     if let Some(key) = spec.sysctls.keys().find(|key| !key.starts_with("net.")) {
         return fail(format!("sysctl {key}: only net. belongs to a network namespace"));
@@ -178,6 +188,7 @@ fn place_init(
         commands: spec.commands.clone(),
         files: Vec::new(),
         ends: spec.profile.is_forwarding(),
+        tells: !spec.profile.is_forwarding(),
         open_files_max: spec.open_files_max,
     };
     let inside = Path::new(INSIDE);

@@ -1,15 +1,20 @@
-//! Process 1 of a guest: puts files in place, starts the commands, starts again those that shall
-//! always run, and with them those that hang on them, reaps orphans, passes SIGTERM on.
+//! Process 1 of a guest: puts files in place, starts the commands when those that they come after are ready,
+//! starts again those that shall run again, and with them those that hang on them, reaps orphans, passes SIGTERM on,
+//! and tells the shim how commands are ([`crate::status`]).
 //!
 //! A forwarding guest ends with its last command and returns what that returned (128 and the
-//! signal, if one ended it); others stay until SIGTERM. Single-threaded. What it has to say goes
-//! to standard error, the guest's log.
+//! signal, if one ended it); others stay until SIGTERM. Single-threaded; it waits for no command, check or
+//! reader. What it has to say, and what commands write, goes to standard error, the guest's log.
 //!
 //! Limits: pause before a restart [`PAUSE_MIN`], doubled for each end that follows, up to
 //! [`PAUSE_MAX`]; a command that ran for [`GOOD_RUN`] begins anew with the shortest.
 
-use std::fs;
-use std::io;
+mod output;
+mod probe;
+mod service;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -17,13 +22,18 @@ use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal, kill, killpg};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::process::wait_readable;
-use crate::spec::{Command, Restart};
+use self::output::{Forwarder, Output};
+use self::probe::Looks;
+use self::service::Service;
+use crate::spec::Command;
+use crate::status::Told;
 
 /// First pause before a restart.
 pub const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -34,8 +44,8 @@ pub const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// After running for so long, a command counts as good.
 pub const GOOD_RUN: Duration = Duration::from_secs(30);
 
-/// Stands for the end of a command that could not be started, as with sh(1).
-const CODE_NOT_STARTED: u8 = 127;
+/// Pause before the shim is tried to be told again what its pipe did not take.
+const TELL_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the file that process 1 is started with says (JSON).
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -44,6 +54,9 @@ pub(crate) struct Config {
     pub files: Vec<Copied>,
     /// Ends with the last command.
     pub ends: bool,
+    /// Standard input is where the shim is told how commands are.
+    #[serde(default)]
+    pub tells: bool,
     /// Descriptors of one process.
     pub open_files_max: u64,
 }
@@ -56,19 +69,6 @@ pub(crate) struct Copied {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-}
-
-/// A command and how it is.
-struct Service {
-    command: Command,
-    phase: Phase,
-    pause: Duration,
-}
-
-enum Phase {
-    Running { pid: Pid, since: Instant },
-    Waiting { until: Instant },
-    Ended,
 }
 
 /// Entry point of `pdp-init CONFIG`.
@@ -95,60 +95,177 @@ fn run(path: &Path) -> io::Result<ExitCode> {
             io::Error::new(error.kind(), format!("{}: {error}", file.to.display()))
         })?;
     }
-    let now = Instant::now();
-    let waiting =
-        |command| Service { command, phase: Phase::Waiting { until: now }, pause: PAUSE_MIN };
-    let mut services: Vec<_> = config.commands.into_iter().map(waiting).collect();
-    let mut last_code = 0;
-    let mut stopping = false;
+    let mut guest = Guest::new(config)?;
     loop {
-        let now = Instant::now();
-        if !stopping {
-            for service in &mut services {
-                if let Err(code) = service.start_if_due(now) {
-                    last_code = code;
-                }
-            }
+        guest.start(Instant::now());
+        if guest.ends && guest.services.iter().all(Service::has_ended) {
+            return Ok(ExitCode::from(guest.last_code));
         }
-        if config.ends && services.iter().all(|s| matches!(s.phase, Phase::Ended)) {
-            return Ok(ExitCode::from(last_code));
-        }
-        let due = services.iter().filter_map(|service| match service.phase {
-            Phase::Waiting { until } => Some(until.saturating_duration_since(now)),
-            _ => None,
-        });
-        let far = Duration::from_secs(3600);
-        wait_readable(&signal_fd, due.min().filter(|_| !stopping).unwrap_or(far));
+        guest.tell(Instant::now());
+        guest.wait(&signal_fd);
         while let Some(signal) = signal_fd.read_signal()? {
             let number = signal.ssi_signo as i32;
             if matches!(Signal::try_from(number)?, Signal::SIGTERM | Signal::SIGINT) {
-                stopping = true;
+                guest.stopping = true;
                 // As process 1: to all others of the guest. None may be left, which is as good.
                 let _ = kill(Pid::from_raw(-1), Signal::SIGTERM);
             }
         }
         loop {
             match reap()? {
-                Reaped::Child(pid, status) => {
-                    let mut ended = services
-                        .iter_mut()
-                        .enumerate()
-                        .filter_map(|(index, service)| Some((index, service.ended(pid, status)?)));
-                    if let Some((index, code)) = ended.next() {
-                        last_code = code;
-                        let after = services[index + 1..].iter();
-                        let hang_on_it = |s: &&Service| s.command.restart == Restart::WithPrevious;
-                        if !stopping {
-                            after.take_while(hang_on_it).for_each(Service::kill);
-                        }
-                    }
-                }
+                Reaped::Child(pid, status) => guest.ended(pid, status, Instant::now()),
                 Reaped::NoneYet => break,
-                Reaped::NoChild if stopping => return Ok(ExitCode::SUCCESS),
+                Reaped::NoChild if guest.stopping => return Ok(ExitCode::SUCCESS),
                 Reaped::NoChild => break,
             }
         }
     }
+}
+
+/// The guest's commands.
+struct Guest {
+    services: Vec<Service>,
+    /// Ends with the last command.
+    ends: bool,
+    last_code: u8,
+    stopping: bool,
+    forwarder: Forwarder,
+    /// Whose output is looked at first, so that each has its turn.
+    turn: usize,
+    /// Where the shim is told how they are.
+    shim: Option<File>,
+}
+
+impl Guest {
+    fn new(config: Config) -> io::Result<Self> {
+        let shim = config.tells.then(take_stdin).transpose()?;
+        let now = Instant::now();
+        let service = |command| {
+            let output = shim.is_some().then(Output::new).transpose()?;
+            Ok(Service::new(command, output, now))
+        };
+        let services = config.commands.into_iter().map(service).collect::<io::Result<_>>()?;
+        Ok(Self {
+            services,
+            ends: config.ends,
+            last_code: 0,
+            stopping: false,
+            forwarder: Forwarder::default(),
+            turn: 0,
+            shim,
+        })
+    }
+
+    /// Whether a command may start, for those that it comes after.
+    fn is_free(&self, index: usize) -> bool {
+        let mut after = self.services[index].command.after.iter();
+        after.all(|place| self.services.get(*place).is_some_and(Service::is_held))
+    }
+
+    /// Starts what is to be started, and looks at what runs.
+    fn start(&mut self, now: Instant) {
+        for index in 0..self.services.len() {
+            let free = !self.stopping && self.is_free(index);
+            let service = &mut self.services[index];
+            if let Err(code) = service.start_if_due(free, now) {
+                self.last_code = code;
+            }
+            if !self.stopping {
+                service.go_on(now);
+            }
+        }
+    }
+
+    /// Tells the shim what is new, as far as it takes it now.
+    fn tell(&mut self, now: Instant) {
+        let Some(shim) = &mut self.shim else { return };
+        for (command, service) in self.services.iter_mut().enumerate() {
+            let Some(status) = service.news(now) else { continue };
+            let told = Told { command, status };
+            let Ok(mut line) = serde_json::to_vec(&told) else { continue };
+            line.push(b'\n');
+            // A pipe takes so few bytes whole or not at all.
+            match shim.write_all(&line) {
+                Ok(()) => service.told(told.status),
+                // Its pipe is full, or nobody reads it any more.
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Waits until something happens, or is due, and takes what commands wrote.
+    fn wait(&mut self, signals: &SignalFd) {
+        let now = Instant::now();
+        let is_new = |service: &Service| service.news(now).is_some();
+        let untold = self.shim.as_ref().filter(|_| self.services.iter().any(is_new));
+        let due = (0..self.services.len())
+            .filter(|_| !self.stopping)
+            .filter_map(|index| self.services[index].due(self.is_free(index)))
+            .chain(untold.map(|_| now + TELL_PAUSE))
+            .min();
+        let left = due.map(|due| due.saturating_duration_since(now));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let log = io::stderr();
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
+        let free = self.forwarder.is_free();
+        if !free {
+            fds.push(PollFd::new(&log, PollFlags::OUT));
+        }
+        let count = self.services.len();
+        let outputs: Vec<_> =
+            (0..count).map(|offset| (self.turn + offset) % count).filter(|_| free).collect();
+        let first = fds.len();
+        let mut heard = Vec::new();
+        for index in outputs {
+            if let Some(output) = &self.services[index].output {
+                fds.push(PollFd::new(output, PollFlags::IN));
+                heard.push(index);
+            }
+        }
+        for service in &self.services {
+            fds.extend(service.fds());
+        }
+        // Interrupted or not: what there is to do shows itself.
+        let _ = poll(&mut fds, timeout.as_ref());
+        let came = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        let spoke: Vec<_> =
+            heard.into_iter().enumerate().filter(|(at, _)| came(first + at)).collect();
+        drop(fds);
+        self.forwarder.pass_on();
+        for (_, index) in spoke {
+            if !self.forwarder.is_free() {
+                break;
+            }
+            self.turn = index + 1;
+            if let Some(output) = &mut self.services[index].output {
+                self.forwarder.take(output);
+            }
+        }
+        self.services.iter_mut().filter_map(Service::looks).for_each(Looks::drain);
+    }
+
+    /// Takes note of a process's end.
+    fn ended(&mut self, pid: Pid, status: ExitStatus, now: Instant) {
+        let mut all = self.services.iter_mut().enumerate();
+        let ended =
+            all.find_map(|(index, service)| Some((index, service.ended(pid, status, now)?)));
+        let Some((index, code)) = ended else { return };
+        self.last_code = code;
+        if self.stopping || !self.services[index].is_started_again() {
+            return;
+        }
+        let after = self.services[index + 1..].iter_mut();
+        let hang_on_it = after.take_while(|service| service.command.hangs_on_previous());
+        hang_on_it.for_each(|service| service.start_again(now));
+    }
+}
+
+/// Takes standard input, where the shim is told, and leaves commands one without end in its place.
+fn take_stdin() -> io::Result<File> {
+    let shim = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
+    rustix::fs::fcntl_setfl(&shim, OFlags::NONBLOCK)?;
+    rustix::stdio::dup2_stdin(&File::open("/dev/null")?)?;
+    Ok(shim.into())
 }
 
 /// Gives this process and those it starts at most so many descriptors, and no core dump. What is less
@@ -162,70 +279,15 @@ pub(crate) fn limit(open_files_max: u64) -> io::Result<()> {
     Ok(())
 }
 
-impl Service {
-    /// Starts the command when it is time; the exit code that stands for it if that fails.
-    fn start_if_due(&mut self, now: Instant) -> Result<(), u8> {
-        let Phase::Waiting { until } = self.phase else { return Ok(()) };
-        if until > now {
-            return Ok(());
-        }
-        match spawn(&self.command.argv) {
-            Ok(pid) => {
-                eprintln!("pdp-init: {} started, process {pid}", self.name());
-                self.phase = Phase::Running { pid, since: now };
-                Ok(())
-            }
-            Err(error) => {
-                eprintln!("pdp-init: {} can't be started: {error}", self.name());
-                self.phase = self.after_end(now);
-                Err(CODE_NOT_STARTED)
-            }
-        }
-    }
-
-    /// Takes note of a process's end; returns the command's exit code if it was this one.
-    fn ended(&mut self, ended: Pid, status: ExitStatus) -> Option<u8> {
-        let Phase::Running { pid, since } = self.phase else { return None };
-        if pid != ended {
-            return None;
-        }
-        eprintln!("pdp-init: {} (process {pid}) ended: {status}", self.name());
-        if since.elapsed() >= GOOD_RUN {
-            self.pause = PAUSE_MIN;
-        }
-        self.phase = self.after_end(Instant::now());
-        let code = status.code().or(status.signal().map(|signal| 128 + signal));
-        Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
-    }
-
-    /// Ends the command, with its process group, because of one before it.
-    fn kill(&self) {
-        let Phase::Running { pid, .. } = self.phase else { return };
-        eprintln!("pdp-init: {} (process {pid}) is started again with it", self.name());
-        let _ = killpg(pid, Signal::SIGKILL);
-    }
-
-    fn after_end(&mut self, now: Instant) -> Phase {
-        match self.command.restart {
-            Restart::Never => Phase::Ended,
-            Restart::Always | Restart::WithPrevious => {
-                let until = now + self.pause;
-                self.pause = (self.pause * 2).min(PAUSE_MAX);
-                Phase::Waiting { until }
-            }
-        }
-    }
-
-    fn name(&self) -> &str {
-        self.command.argv.first().map_or("", String::as_str)
-    }
-}
-
-fn spawn(argv: &[String]) -> io::Result<Pid> {
+/// Starts a program in a session of its own, which writes into `output`, or where this process does.
+fn spawn(argv: &[String], output: Option<&Output>) -> io::Result<Pid> {
     let (program, arguments) =
         argv.split_first().ok_or_else(|| io::Error::other("a command without a program"))?;
     let mut command = std::process::Command::new(program);
     command.args(arguments);
+    if let Some(output) = output {
+        command.stdout(output.end()?).stderr(output.end()?);
+    }
     // SAFETY: after fork, only sigprocmask(2) and setsid(2) are called, which are
     // async-signal-safe; nothing is allocated.
     unsafe {

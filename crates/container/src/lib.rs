@@ -14,6 +14,7 @@
 //! | `record.json` | what it is, with a version; written first, removed last |
 //! | `shim`, `pid` | process id and start time of the shim, and of the guest's or helper's process |
 //! | `exit` | how it ended |
+//! | `commands` | how a guest's commands are ([`Runtime::commands`]) |
 //! | `bundle/` | the OCI bundle (guests) |
 //!
 //! What it wrote, with times, is in two bounded files apart from that ([`Runtime::logs`]).
@@ -34,6 +35,7 @@ mod runtime;
 mod seccomp;
 mod shim;
 mod spec;
+mod status;
 mod store;
 pub mod tree;
 mod view;
@@ -44,7 +46,8 @@ pub use process::{Exit, Process};
 pub use runtime::{Paths, Runtime, State};
 pub use shim::main as shim_main;
 pub use spec::{
-    Bind, Command, File, GuestSpec, HelperSpec, ID_BYTES_MAX, LOG_BYTES_MAX, Limits, Owned,
-    Profile, Restart, Root, UserRange,
+    Bind, Check, Command, File, GuestSpec, HelperSpec, ID_BYTES_MAX, LOG_BYTES_MAX, Limits, Owned,
+    Probe, Profile, Restart, Root, UserRange,
 };
+pub use status::{CommandState, CommandStatus, WORDS_BYTES_MAX};
 pub use store::RECORD_VERSION;

@@ -23,6 +23,7 @@ use crate::log::LogFile;
 use crate::process::{Exit, Process, end_within};
 use crate::shim::{DESCRIPTOR_FIRST, Order, RUNC_WAIT, What};
 use crate::spec::{GuestSpec, HelperSpec, Limits, id_is_good};
+use crate::status::CommandStatus;
 use crate::store::{Kind, RECORD_VERSION, Record, Store};
 use crate::tree;
 
@@ -114,7 +115,8 @@ impl Runtime {
     /// `fds` from descriptor 3 on. One that is there already must be deleted before.
     pub fn create(&self, spec: &GuestSpec, fds: &[BorrowedFd<'_>]) -> Result<Process> {
         bundle::check(spec, fds.len())?;
-        let what = What::Guest { id: spec.id.clone(), users: spec.users };
+        let commands = (!spec.profile.is_forwarding()).then_some(spec.commands.len());
+        let what = What::Guest { id: spec.id.clone(), users: spec.users, commands };
         let record = Record {
             version: RECORD_VERSION,
             kind: Kind::Guest,
@@ -280,6 +282,12 @@ impl Runtime {
             shim.wait(EXIT_WAIT);
         }
         Ok(State::Exited(store.exit()?))
+    }
+
+    /// How a guest's commands are, in their order, as it says itself; `None` for helpers, for forwarding guests,
+    /// and for guests that an older version made. They are as they were last where it has ended.
+    pub fn commands(&self, dir: &Path) -> Result<Option<Vec<CommandStatus>>> {
+        Store(dir).commands()
     }
 
     /// A process descriptor that polls readable once the guest or helper ended, or its shim was

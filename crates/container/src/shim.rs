@@ -7,8 +7,10 @@
 //! the descriptors once it has passed them on.
 //!
 //! Limits: two log files of the order's bytes; lines longer than [`LINE_BYTES_MAX`] are broken;
-//! [`LOG_BYTES_PER_SECOND_MAX`], beyond which the writer waits, so that a guest can't spend our
-//! time.
+//! [`LOG_BYTES_PER_SECOND_MAX`] and, of how commands are, [`ear::TOLD_BYTES_PER_SECOND_MAX`], beyond which the
+//! writer waits, so that a guest can't spend our time.
+
+mod ear;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,7 +18,7 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::FdFlags;
@@ -24,6 +26,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
+use self::ear::{Ear, Hearer, Keeper};
 use crate::cgroup::Cgroups;
 use crate::error::{Context, Error, Result};
 use crate::log::LogFile;
@@ -71,8 +74,8 @@ pub(crate) struct Order {
 /// What is to run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum What {
-    /// A container, whose bundle is made.
-    Guest { id: String, users: UserRange },
+    /// A container, whose bundle is made; how many commands its process 1 tells of, if it does.
+    Guest { id: String, users: UserRange, commands: Option<usize> },
     /// A process.
     Helper(HelperSpec),
 }
@@ -128,12 +131,12 @@ fn detach(order: &Order) -> io::Result<()> {
 /// The life of a shim.
 fn supervise(order: &Order, mut caller: File) -> i32 {
     match begin(order) {
-        Ok((process, output)) => {
+        Ok((process, output, told)) => {
             // The caller may be gone; the guest stays.
             let _ = caller.write_all(READY.as_bytes());
             drop(caller);
-            let mut log = Log::open(&order.log, order.log_bytes_max);
-            let exit = follow(process, output, &mut log);
+            let log = Log::open(&order.log, order.log_bytes_max);
+            let exit = follow(process, Ears { log: Ear::new(output, log), told });
             if let Some(exit) = exit {
                 // The directory may be gone if the guest is being removed.
                 let _ = Store(&order.dir).set_exit(exit);
@@ -153,8 +156,9 @@ fn words(error: &dyn std::error::Error) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Makes the container or starts the process; returns it and the end of its output.
-fn begin(order: &Order) -> Result<(Process, OwnedFd)> {
+/// Makes the container or starts the process; returns it, the end of its output, and where its process 1 tells of
+/// its commands.
+fn begin(order: &Order) -> Result<(Process, OwnedFd, Option<Ear<Keeper>>)> {
     let dir = &*order.dir;
     rustix::process::setsid().at("make a session in", dir)?;
     rustix::process::chdir("/").at("go to", Path::new("/"))?;
@@ -164,7 +168,6 @@ fn begin(order: &Order) -> Result<(Process, OwnedFd)> {
     rustix::stdio::dup2_stdin(&null).at("redirect", dir)?;
     rustix::stdio::dup2_stdout(&null).at("redirect", dir)?;
     rustix::stdio::dup2_stderr(&null).at("redirect", dir)?;
-    drop(null);
     let cgroups = Cgroups::new(&order.cgroup)?;
     cgroups.enter(CGROUP, std::process::id())?;
     let init = Pid::from_raw(1);
@@ -172,9 +175,16 @@ fn begin(order: &Order) -> Result<(Process, OwnedFd)> {
     let me = of(std::process::id(), dir)?;
     Store(dir).set_shim(me)?;
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
+    let mut told = None;
     let process = match &order.what {
-        What::Guest { id, users } => {
-            create_container(order, id, *users, write)?;
+        What::Guest { id, users, commands } => {
+            let mut tells = null;
+            if let Some(commands) = *commands {
+                let (hears, end) = pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
+                told = Some(Ear::new(hears, Keeper::new(dir, commands)?));
+                tells = end.into();
+            }
+            create_container(order, id, *users, tells, write)?;
             let path = dir.join(RUNC_PID);
             let pid = std::fs::read_to_string(&path).at("read", &path)?;
             of(pid.trim().parse().unwrap_or_default(), dir)?
@@ -183,7 +193,7 @@ fn begin(order: &Order) -> Result<(Process, OwnedFd)> {
     };
     close_passed(order.fds);
     Store(dir).set_process(process)?;
-    Ok((process, read))
+    Ok((process, read, told))
 }
 
 fn of(pid: u32, dir: &Path) -> Result<Process> {
@@ -191,7 +201,15 @@ fn of(pid: u32, dir: &Path) -> Result<Process> {
     Process::of(pid).ok_or(gone).at("find the process of", dir)
 }
 
-fn create_container(order: &Order, id: &str, users: UserRange, output: OwnedFd) -> Result<()> {
+/// `tells` becomes the standard input of the container's process 1, which has nothing to read and keeps it from
+/// its commands.
+fn create_container(
+    order: &Order,
+    id: &str,
+    users: UserRange,
+    tells: File,
+    output: OwnedFd,
+) -> Result<()> {
     let dir = &*order.dir;
     let view = View::prepare(dir, users)?;
     let errors = || output.try_clone().map(Stdio::from).at("pass on output in", dir);
@@ -209,6 +227,7 @@ fn create_container(order: &Order, id: &str, users: UserRange, output: OwnedFd) 
         .arg("--preserve-fds")
         .arg(order.fds.to_string())
         .arg(id)
+        .stdin(tells)
         .stdout(errors()?)
         .stderr(errors()?);
     // SAFETY: the shim has one thread, so that no lock is held by another at the fork, and the
@@ -311,38 +330,44 @@ fn close_passed(count: usize) {
     }
 }
 
-/// Keeps the log until the process ends, and says how.
-fn follow(process: Process, output: OwnedFd, log: &mut Log) -> Option<Exit> {
+/// What the shim hears of its process.
+struct Ears {
+    log: Ear<Log>,
+    told: Option<Ear<Keeper>>,
+}
+
+/// Keeps what is heard until the process ends, and says how.
+fn follow(process: Process, mut ears: Ears) -> Option<Exit> {
     let pid = Pid::from_raw(process.pid as i32)?;
     let ended = process.pidfd();
-    let mut output = Some(File::from(output));
-    let mut budget = Budget::new();
-    let mut buffer = vec![0; 1 << 16];
     while let Some(ended) = &ended {
-        let pause = budget.pause();
+        let late = ears.told.as_mut().and_then(|told| told.hearer.write_if_due());
+        let mut timeouts: Vec<Duration> = late.into_iter().collect();
         let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
-        if let Some(output) = output.as_ref().filter(|_| pause.is_none()) {
-            fds.push(PollFd::new(output, PollFlags::IN));
-        }
-        let timeout = pause.and_then(|pause| Timespec::try_from(pause).ok());
+        let log = ears.log.listens(&mut timeouts).map(|fd| fds.push(fd));
+        let told = ears.told.as_mut().and_then(|told| told.listens(&mut timeouts));
+        let told = told.map(|fd| fds.push(fd));
+        let timeout = timeouts.iter().min().and_then(|it| Timespec::try_from(*it).ok());
         // Interrupted or not: what there is to do shows itself.
         let _ = poll(&mut fds, timeout.as_ref());
-        let has_ended = !fds[0].revents().is_empty();
-        let has_output = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+        let mut came = fds.iter().map(|fd| !fd.revents().is_empty());
+        let has_ended = came.next().unwrap_or(false);
+        let has_output = log.is_some() && came.next().unwrap_or(false);
+        let was_told = told.is_some() && came.next().unwrap_or(false);
         if has_output {
-            let count = output.as_mut().map_or(Ok(0), |output| output.read(&mut buffer));
-            match count {
-                Ok(0) | Err(_) => output = None,
-                Ok(count) => {
-                    log.write(&buffer[..count]);
-                    budget.spend(count);
-                }
-            }
-        } else if has_ended {
+            ears.log.hear();
+        }
+        if was_told && let Some(told) = &mut ears.told {
+            told.hear();
+        }
+        if has_ended && !has_output {
             break;
         }
     }
-    log.end();
+    ears.log.hearer.end();
+    if let Some(told) = &mut ears.told {
+        told.hearer.write();
+    }
     let (_, status) = loop {
         match rustix::process::waitpid(Some(pid), WaitOptions::empty()) {
             Err(rustix::io::Errno::INTR) => {}
@@ -357,32 +382,6 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// What may be logged in the current second.
-struct Budget {
-    since: Instant,
-    spent: u64,
-}
-
-impl Budget {
-    fn new() -> Self {
-        Self { since: Instant::now(), spent: 0 }
-    }
-
-    fn spend(&mut self, count: usize) {
-        self.spent += count as u64;
-    }
-
-    /// How long to wait before more.
-    fn pause(&mut self) -> Option<Duration> {
-        let second = Duration::from_secs(1);
-        let passed = self.since.elapsed();
-        if passed >= second {
-            *self = Self::new();
-        }
-        (self.spent >= LOG_BYTES_PER_SECOND_MAX).then(|| second.saturating_sub(passed))
-    }
-}
-
 /// A log of lines with times.
 struct Log {
     /// `None`: it can't be made, which must not stop the guest.
@@ -393,17 +392,6 @@ struct Log {
 impl Log {
     fn open(path: &Path, bytes_max: u64) -> Self {
         Self { file: LogFile::open(path, bytes_max).ok(), line: Vec::new() }
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            if byte != b'\n' {
-                self.line.push(byte);
-            }
-            if byte == b'\n' || self.line.len() >= LINE_BYTES_MAX {
-                self.write_line();
-            }
-        }
     }
 
     /// Writes what came without a line's end.
@@ -421,6 +409,21 @@ impl Log {
         if let Some(file) = &mut self.file {
             // A full disk must not stop it either.
             let _ = file.write_all(&text);
+        }
+    }
+}
+
+impl Hearer for Log {
+    const BYTES_PER_SECOND_MAX: u64 = LOG_BYTES_PER_SECOND_MAX;
+
+    fn take(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            if byte != b'\n' {
+                self.line.push(byte);
+            }
+            if byte == b'\n' || self.line.len() >= LINE_BYTES_MAX {
+                self.write_line();
+            }
         }
     }
 }
@@ -470,7 +473,7 @@ mod tests {
             let path = dir.path().join("log");
             let mut log = Log::open(&path, bytes_max);
             for piece in &pieces {
-                log.write(piece.as_bytes());
+                log.take(piece.as_bytes());
             }
             log.end();
             let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();

@@ -174,6 +174,57 @@ pub struct Command {
     pub argv: Vec<String>,
     /// What when it ends.
     pub restart: Restart,
+    /// Killed, and started again, when one before it is: beside [`Restart::WithPrevious`], which is this with
+    /// [`Restart::Always`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub with_previous: bool,
+    /// It has to end with code 0, and is started again only if it did not and [`Restart::OnFailure`] says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub once: bool,
+    /// Those that it waits for, by their places in the list: until they are ready, or have ended with code 0 if
+    /// they are to run once. Without circles.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<usize>,
+    /// What tells that it is ready; `None`: that it was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<Check>,
+}
+
+impl Command {
+    /// A command that is started at once, and of which nothing is waited for.
+    pub fn new(argv: Vec<String>, restart: Restart) -> Self {
+        Self { argv, restart, with_previous: false, once: false, after: Vec::new(), ready: None }
+    }
+
+    /// Whether it is started again when one before it is.
+    pub(crate) fn hangs_on_previous(&self) -> bool {
+        self.with_previous || self.restart == Restart::WithPrevious
+    }
+}
+
+/// What tells that a command is ready: looked at again and again until it holds once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// What is to hold.
+    pub what: Probe,
+    /// Pause between two looks.
+    pub interval_ms: u64,
+    /// Time of one look.
+    pub timeout_ms: u64,
+    /// Time after which a command that is not ready is told of; it is looked at further.
+    pub within_ms: u64,
+}
+
+/// What is to hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Probe {
+    /// This program, with its arguments, returns 0.
+    Command(Vec<String>),
+    /// A TCP port of 127.0.0.1 or ::1 takes connections.
+    Tcp(u16),
+    /// There is such a file.
+    File(PathBuf),
 }
 
 /// What when a command ends.
@@ -184,6 +235,8 @@ pub enum Restart {
     Never,
     /// It is started again, after a pause that grows while it keeps ending.
     Always,
+    /// The same, if it ended with another code than 0.
+    OnFailure,
     /// The same, and it is killed, with those after it that are of this kind, when the one before ends.
     WithPrevious,
 }

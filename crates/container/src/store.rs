@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Result};
 use crate::process::{Exit, Process};
+use crate::status::CommandStatus;
 use crate::tree;
 
 /// Version of what is in these files. One of another version is ended and made anew.
@@ -23,6 +24,7 @@ const RECORD: &str = "record.json";
 const SHIM: &str = "shim";
 const PID: &str = "pid";
 const EXIT: &str = "exit";
+const COMMANDS: &str = "commands";
 
 /// Bytes of one file.
 const FILE_BYTES_MAX: u64 = 1 << 16;
@@ -97,6 +99,14 @@ impl Store<'_> {
         self.write(EXIT, &exit)
     }
 
+    pub fn commands(self) -> Result<Option<Vec<CommandStatus>>> {
+        self.read(COMMANDS)
+    }
+
+    pub fn set_commands(self, commands: &[CommandStatus]) -> Result<()> {
+        self.write(COMMANDS, &commands)
+    }
+
     /// Whether there is anything to remove.
     pub fn exists(self) -> bool {
         self.0.join(RECORD).exists()
@@ -106,7 +116,7 @@ impl Store<'_> {
     /// in it.
     pub fn remove(self) -> Result<()> {
         tree::remove(&self.0.join(crate::spec::BUNDLE))?;
-        let files = [SHIM, PID, EXIT, RUNC_PID, RECORD];
+        let files = [SHIM, PID, EXIT, COMMANDS, RUNC_PID, RECORD];
         for name in files.into_iter().flat_map(|name| [part(name), name.to_owned()]) {
             tree::remove(&self.0.join(name))?;
         }

@@ -1,5 +1,8 @@
 //! Guests with the real runc, FRR, cgroups and kernel. Needs root.
 
+#[path = "guests/commands.rs"]
+mod commands;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
@@ -134,7 +137,7 @@ fn paths(dir: &Path, cgroup: &str) -> Paths {
 }
 
 fn command(argv: &[&str], restart: Restart) -> Command {
-    Command { argv: argv.iter().map(|word| word.to_string()).collect(), restart }
+    Command::new(argv.iter().map(|word| word.to_string()).collect(), restart)
 }
 
 fn file(path: &str, content: &str, writable: bool) -> File {

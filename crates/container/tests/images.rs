@@ -310,10 +310,10 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
         hostname: "image".into(),
         files: vec![file("/etc/made", "made\n", true), file("/etc/shown", "shown\n", false)],
         binds: vec![],
-        commands: vec![Command {
-            argv: ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
-            restart: Restart::Never,
-        }],
+        commands: vec![Command::new(
+            ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
+            Restart::Never,
+        )],
         env: BTreeMap::new(),
         sysctls: BTreeMap::new(),
         limits: Limits::default(),

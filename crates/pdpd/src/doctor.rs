@@ -147,7 +147,7 @@ fn guest(records: &Path) -> GuestSpec {
         uid: 1,
         files: Vec::new(),
         binds: Vec::new(),
-        commands: vec![Command { argv: vec!["/bin/true".into()], restart: Restart::Never }],
+        commands: vec![Command::new(vec!["/bin/true".into()], Restart::Never)],
         env: Default::default(),
         sysctls: Default::default(),
         limits: Limits {

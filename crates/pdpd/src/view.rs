@@ -1,12 +1,14 @@
 //! How objects are, for the API: what is wanted beside what the keeper last saw and what runs.
 
+mod commands;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 
 use pdp_api::{
-    Condition, ConditionKind, ExternalStatus, FeGuest, FeStatus, ForwardingGuest, LinkStatus,
-    NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus, ScheduleStatus, Substrate,
+    CommandStatus, Condition, ConditionKind, ExternalStatus, FeGuest, FeStatus, ForwardingGuest,
+    LinkStatus, NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus, ScheduleStatus, Substrate,
     SubstrateStatus, TenantInfo, Vnet, VnetStatus, VnetSummary,
 };
 use pdp_container::State as GuestState;
@@ -150,6 +152,7 @@ impl View<'_> {
         VnetSummary {
             name: name.into(),
             phase: status.phase,
+            ready: status.ready,
             routers: routers as u32,
             hosts: (status.nodes.len() - routers) as u32,
             links: status.links.len() as u32,
@@ -232,7 +235,9 @@ impl View<'_> {
         let links = plan.mux.vlinks.iter().map(link_status).collect();
         let message = problem.or_else(|| {
             let parts = nodes.iter().flat_map(|node| {
-                parts(node).map(|(part, status)| (format!("{}/{part}", node.name), &status.message))
+                let parts = parts(node).map(|(part, status)| (part, &status.message));
+                let troubles = parts.chain(failing(node));
+                troubles.map(|(what, message)| (format!("{}/{what}", node.name), message))
             });
             let way = |link: &mux::Vlink| {
                 let wrong = link.up.then(|| self.cut_off_outside(link)).flatten();
@@ -241,7 +246,8 @@ impl View<'_> {
             let ways: Vec<_> = plan.mux.vlinks.iter().map(way).collect();
             told_once(parts.chain(ways.iter().map(|(link, wrong)| (link.clone(), wrong))))
         });
-        VnetStatus { phase, message, links, nodes }
+        let ready = phase == Phase::Running && nodes.iter().all(|node| node.ready);
+        VnetStatus { phase, message, ready, links, nodes }
     }
 
     /// What is wrong with the way of a link's tunnel, and what to do.
@@ -347,6 +353,7 @@ impl View<'_> {
             }
             status
         });
+        let commands = self.commands(plan, control.pid.is_some());
         let counters = self.mux.as_ref().and_then(|mux| mux.vnets.get(vnet)?.nodes.get(name));
         let guests: Vec<ForwardingGuest> = plan
             .guests
@@ -368,6 +375,8 @@ impl View<'_> {
             phase: Phase::Failed,
             message: None,
             conditions: self.hooks(name, plan).into_iter().collect(),
+            ready: false,
+            commands,
             power_millicores: plan
                 .mirror
                 .is_some()
@@ -378,7 +387,8 @@ impl View<'_> {
             mirror,
             guests,
         };
-        let message = told_once(parts(&node).map(|(part, status)| (part, &status.message)));
+        let troubles = parts(&node).map(|(part, status)| (part, &status.message));
+        let message = told_once(troubles.chain(failing(&node)));
         let all_run = parts(&node).all(|(_, status)| status.phase == Phase::Running);
         node.phase = match (self.model.ledger.stopped, node.control.phase) {
             (true, _) => Phase::Stopped,
@@ -387,7 +397,19 @@ impl View<'_> {
             (false, Phase::Running) => Phase::Degraded,
             (false, other) => other,
         };
-        NodeStatus { message, ..node }
+        let ready = node.phase == Phase::Running
+            && node.commands.iter().all(|command| command.ready)
+            && node.guests.iter().all(|guest| guest.connected);
+        NodeStatus { message, ready, ..node }
+    }
+
+    /// How a node's commands are; none of one that was started by a version that does not tell.
+    fn commands(&self, plan: &NodePlan, runs: bool) -> Vec<CommandStatus> {
+        match self.engine.host.runtime.commands(&plan.control.dir) {
+            Ok(Some(told)) if runs => commands::commands(&plan.commands, Some(told)),
+            Ok(None) if runs => Vec::new(),
+            _ => commands::commands(&plan.commands, None),
+        }
     }
 
     fn labels(&self, vnet: &str, node: &str) -> BTreeMap<String, String> {
@@ -538,6 +560,12 @@ fn parts(node: &NodeStatus) -> impl Iterator<Item = (String, &ProcessStatus)> {
     ];
     let own = own.into_iter().filter_map(|(name, status)| Some((name.to_owned(), status?)));
     own.chain(node.guests.iter().map(|guest| (format!("g{}", guest.number), &guest.process)))
+}
+
+/// The commands of a node that fail.
+fn failing(node: &NodeStatus) -> impl Iterator<Item = (String, &Option<String>)> {
+    let failing = node.commands.iter().filter(|command| command.troubled);
+    failing.map(|command| (command.name.clone(), &command.message))
 }
 
 fn external_words(name: &str, why: &str) -> String {

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod command;
 mod diagnostic;
 pub mod frames;
 pub mod limits;
@@ -29,6 +30,7 @@ pub use check::{
     Descriptors, Existing, Intent, InterfaceFacts, Placed, Shares, Vnets, check, check_images,
     tenant_of,
 };
+pub use command::{Names, NodeCommand, Ready, RestartPolicy, Run, Task};
 pub use diagnostic::{Diagnostic, render};
 pub use link::{Leaving, Link, Segment, Step};
 pub use object::*;

@@ -38,8 +38,12 @@ pub const ADDRESSES_MAX: usize = 32;
 pub const FILES_MAX: usize = 256;
 /// Bytes of one file put into a node.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
-/// Commands of one node.
+/// Commands of one node, and as many entries of its `exec`.
 pub const COMMANDS_MAX: usize = 64;
+/// Times of a command's `ready`, nanoseconds.
+pub const CHECK_NS_MIN: u64 = 10_000_000;
+/// Longest time of a command's `ready`, nanoseconds: an hour.
+pub const CHECK_NS_MAX: u64 = 3_600_000_000_000;
 /// Words of one command.
 pub const WORDS_MAX: usize = 256;
 /// Environment variables of one node.

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::command::NodeCommand;
 use crate::limits::*;
 use crate::link::Link;
 use crate::tunnel::{External, Grant};
@@ -469,9 +470,13 @@ pub struct Node {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
     /// Programs to start, and to start again when they end; in order, each without waiting for
-    /// the one before.
+    /// the one before, unless it says that it comes `after` another.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub commands: Vec<Command>,
+    pub commands: Vec<NodeCommand>,
+    /// Commands to run once, one after the other, when the interfaces are there and all `commands` are ready.
+    /// One that does not end with code 0 makes the node `degraded`, and those after it are not run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exec: Vec<Command>,
     /// What is started again when a command ends.
     #[serde(default)]
     pub restart: Restart,

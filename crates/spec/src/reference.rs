@@ -49,7 +49,7 @@ How values are written:
 | hex | `\"0806\"`, two digits a byte, at most 64 bytes |
 | base64 | RFC 4648 section 4, in one line |
 | endpoint | `NODE:INTERFACE`, or `external:NAME` |
-| command | a list of words, or a text split as a shell does, without expansions |
+| command | a list of words, or a text split as a shell does, without expansions; in a node's `commands` also a mapping that says when it is started ([ready.md](ready.md)) |
 
 Names of objects are DNS labels: lower-case letters, digits and `-`, with a letter or digit first and last, at most 63.
 Those of nodes, links and externals may have capital letters (`PE1`); no two nodes of one network differ in case only.
@@ -59,7 +59,7 @@ address, by `INTERFACE.NODE` every address. It is read-only, and follows what is
 `files` has at `/etc/hosts` is there instead.
 
 Limits of counts: 1,024 virtual networks; 256 tenants with 64 users and 64 image directories each; 256 nodes, 4,096 links and 4,096 externals of one; 256
-interfaces of a node with 32 addresses each; 256 files of at most 4 MiB, 64 commands of 256 words,
+interfaces of a node with 32 addresses each; 256 files of at most 4 MiB, 64 commands and 64 entries of `exec` of 256 words,
 256 environment variables of a node; 16,384 interfaces of all nodes together; 64 punt filters of 16
 matches; 16 fields of a flow; 256 bytes of all fields of a flow or of one filter; 64 external
 interfaces and 256 forwarding engines of a substrate; 64 forwarding guests of a router;

@@ -8,6 +8,7 @@
 //!
 //! Source: docs/ARCHITECTURE.md, "Places".
 
+mod commands;
 mod hosts;
 mod node;
 mod words;
@@ -29,6 +30,7 @@ use sha2::{Digest, Sha256};
 use crate::key::Key;
 use crate::ledger::{Holding, Ledger, Placement, UID_BASE, vnet_uid_base};
 use crate::shared::{self, Shared, differing};
+pub use commands::CommandPlan;
 use node::NodePlanner;
 use words::rate;
 
@@ -397,6 +399,8 @@ pub struct NodePlan {
     pub directory: PathBuf,
     /// The control guest or host. Its limits are those of the node's control side as a whole.
     pub control: GuestSpec,
+    /// What its commands are called, in their order.
+    pub commands: Vec<CommandPlan>,
     /// Of all of the control side but limits and MTUs.
     pub hash: String,
     /// Its TAPs, by index of the vport.

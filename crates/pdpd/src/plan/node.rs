@@ -14,6 +14,7 @@ use pdp_spec::{
     Attach, BuiltIn, DataPlane, Flow, KernelHooks, KnownFlow, Node, NodeKind, Policy, Program,
 };
 
+use super::commands::commands;
 use super::words::{owner, punt_filter, rate, root};
 use super::{
     Directory, GuestPlan, LOG_BYTES_MAX, MirrorPlan, NodePlan, Part, Places, PlanError,
@@ -55,7 +56,8 @@ impl NodePlanner<'_> {
     pub(super) fn plan(&self) -> Result<NodePlan, PlanError> {
         let directory = self.directory();
         let taps = self.taps(None);
-        let mut control = self.control();
+        let (commands, named) = commands(self.node);
+        let mut control = self.control(commands);
         // Of what the spec asks for: what PdP adds by itself starts nothing anew.
         let hash = self.control_hash(&control, &taps);
         hosts::show(&self.vnet.places.hosts(self.vnet.name), &mut control);
@@ -93,8 +95,17 @@ impl NodePlanner<'_> {
                 guests.insert(number, plan);
             }
         }
-        let plan =
-            NodePlan { hash, directory, control, taps, tap_helper, mirror, guests, directories };
+        let plan = NodePlan {
+            hash,
+            directory,
+            control,
+            commands: named,
+            taps,
+            tap_helper,
+            mirror,
+            guests,
+            directories,
+        };
         for path in plan.sockets() {
             check_socket(path)?;
         }
@@ -158,14 +169,10 @@ impl NodePlanner<'_> {
         taps
     }
 
-    fn control(&self) -> GuestSpec {
+    fn control(&self, commands: Vec<Command>) -> GuestSpec {
         let resources = &self.node.resources;
         let management = self.vnet.substrate.management_host.as_ref();
         let router = self.node.kind == NodeKind::Router;
-        let restart = match self.node.restart {
-            pdp_spec::Restart::Each => Restart::Always,
-            pdp_spec::Restart::Following => Restart::WithPrevious,
-        };
         GuestSpec {
             id: self.id(Part::Control),
             dir: self.record(Part::Control),
@@ -179,12 +186,7 @@ impl NodePlanner<'_> {
             hostname: self.name.into(),
             files: self.files(),
             binds: Vec::new(),
-            commands: self
-                .node
-                .commands
-                .iter()
-                .map(|command| Command { argv: command.words(), restart })
-                .collect(),
+            commands,
             env: self.node.env.clone(),
             sysctls: BTreeMap::new(),
             limits: Limits {
@@ -343,7 +345,7 @@ impl NodePlanner<'_> {
             hostname: format!("{}-g{number}", self.name),
             files: Vec::new(),
             binds,
-            commands: vec![Command { argv, restart: Restart::Never }],
+            commands: vec![Command::new(argv, Restart::Never)],
             env,
             sysctls: BTreeMap::new(),
             limits: Limits {

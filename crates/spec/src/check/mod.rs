@@ -1,12 +1,13 @@
 //! Whether objects fit together, with each other and with what there is already.
 //!
-//! Parts: [`substrate`] and [`vnet`] look at one object, [`image`] at what is on disk, [`outside`] at what virtual networks
+//! Parts: [`substrate`] and [`vnet`] look at one object, [`command`] at what its nodes run, [`image`] at what is on disk, [`outside`] at what virtual networks
 //! share on external interfaces, [`power`] at forwarding engines, [`room`] at what else all share of
 //! the machine, [`tenant`] at whose all that is.
 //!
 //! A virtual network that stays as it is was checked before: of it only sums ([`placed`]) and tunnel
 //! keys are held against what changes, but for a new substrate or tenant, against which all is checked.
 
+mod command;
 mod image;
 mod label;
 mod leaving;

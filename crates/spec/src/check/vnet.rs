@@ -77,19 +77,24 @@ fn rate(vnet: &str, path: &[&str], rate: BitRate, reporter: &mut Reporter) {
 }
 
 /// Checks of one node.
-struct NodeCheck<'a, 'b, 'c> {
+pub(super) struct NodeCheck<'a, 'b, 'c> {
     vnet: &'a str,
     node: &'a str,
     reporter: &'b mut Reporter<'c>,
 }
 
 impl NodeCheck<'_, '_, '_> {
-    fn fault(&mut self, path: &[&str], message: impl Into<String>, hint: impl Into<String>) {
+    pub(super) fn fault(
+        &mut self,
+        path: &[&str],
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
         let path = [&["spec", "nodes", self.node], path].concat();
         self.reporter.vnet(self.vnet, &path, message, hint);
     }
 
-    fn too_many(&mut self, path: &[&str], count: usize, max: usize) {
+    pub(super) fn too_many(&mut self, path: &[&str], count: usize, max: usize) {
         if count > max {
             let what = path.last().copied().unwrap_or("entries");
             self.fault(path, format!("{count} {what} exceed {max}"), "remove some");
@@ -102,6 +107,7 @@ impl NodeCheck<'_, '_, '_> {
         self.interfaces(node);
         self.files(node);
         self.commands(node);
+        self.environment(node);
         let resources = &node.resources;
         self.power(&["resources", "cpu"], resources.cpu);
         self.memory(&["resources", "memory"], resources.memory);
@@ -270,38 +276,13 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    fn commands(&mut self, node: &Node) {
-        self.too_many(&["commands"], node.commands.len(), COMMANDS_MAX);
-        for (index, command) in node.commands.iter().enumerate() {
-            self.command(&["commands", &index.to_string()], command);
-        }
+    fn environment(&mut self, node: &Node) {
         self.too_many(&["env"], node.env.len(), ENV_MAX);
         for (name, value) in &node.env {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 let message = format!("variable {name:?} is no name and value of the environment");
                 self.fault(&["env", name], message, "use letters, digits and _");
             }
-        }
-    }
-
-    fn command(&mut self, path: &[&str], command: &Command) {
-        let words = match command {
-            Command::Words(words) => Some(words.clone()),
-            Command::Line(line) => shlex::split(line),
-        };
-        let Some(words) = words else {
-            self.fault(path, "the command's quotes do not close", "close them, or give a list");
-            return;
-        };
-        if words.len() > WORDS_MAX {
-            let message = format!("the command has {} words, {WORDS_MAX} at most", words.len());
-            self.fault(path, message, "put it into a script");
-        }
-        if words.first().is_none_or(String::is_empty) {
-            self.fault(path, "the command has no words", "name a program");
-        }
-        if words.iter().any(|word| word.contains('\0')) {
-            self.fault(path, "the command has a zero byte", "remove it");
         }
     }
 

@@ -1,0 +1,227 @@
+//! Commands that wait for each other, and what is told of them.
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+
+use pdp_container::{
+    Check, Command, CommandState, CommandStatus, GuestSpec, Probe, Profile, Restart, State,
+    WORDS_BYTES_MAX,
+};
+
+use super::{Fixture, command, eventually, log};
+
+fn shell(script: &str, restart: Restart) -> Command {
+    command(&["sh", "-c", script], restart)
+}
+
+/// A daemon that is ready once `what` holds.
+fn ready(script: &str, what: Probe) -> Command {
+    let check = Check { what, interval_ms: 20, timeout_ms: 5000, within_ms: 60_000 };
+    Command { ready: Some(check), ..shell(script, Restart::Always) }
+}
+
+fn once(script: &str, after: &[usize]) -> Command {
+    Command { once: true, after: after.to_vec(), ..shell(script, Restart::Never) }
+}
+
+fn run(fixture: &Fixture, commands: Vec<Command>) -> GuestSpec {
+    let spec = GuestSpec { commands, ..fixture.spec(Profile::Host, &[]) };
+    fixture.run(&spec);
+    spec
+}
+
+fn told(fixture: &Fixture, spec: &GuestSpec) -> Vec<CommandStatus> {
+    fixture.runtime.commands(&spec.dir).unwrap().expect("what was told")
+}
+
+fn states(fixture: &Fixture, spec: &GuestSpec) -> Vec<CommandState> {
+    told(fixture, spec).into_iter().map(|status| status.state).collect()
+}
+
+#[test]
+fn a_command_comes_after_what_it_needs() {
+    use CommandState::{Done, Ready, Running, Starting, Waiting};
+    let fixture = Fixture::new();
+    let program = ["sh", "-c", "test -e /run/go"].map(str::to_owned).into();
+    let port =
+        "import socket; s = socket.create_server(('127.0.0.1', 4321)); print('on'); s.accept()
+import time; time.sleep(1000)";
+    let spec = run(
+        &fixture,
+        vec![
+            // Last in the list and first in time: places say nothing of order.
+            once("cat /run/3 /run/2 > /run/4; echo four", &[1, 3]),
+            once("echo 2 > /run/2", &[2]),
+            ready("exec sleep 1000", Probe::Command(program)),
+            once("test -e /run/2 && echo 3 > /run/3", &[4]),
+            Command {
+                after: vec![1],
+                ready: Some(Check {
+                    what: Probe::Tcp(4321),
+                    interval_ms: 20,
+                    timeout_ms: 5000,
+                    within_ms: 60_000,
+                }),
+                ..command(&["python3", "-c", port], Restart::Always)
+            },
+            Command { after: vec![0], ..shell("exec sleep 1000", Restart::Always) },
+        ],
+    );
+    let waits = [Waiting, Waiting, Starting, Waiting, Waiting, Waiting];
+    eventually("one is being started", || states(&fixture, &spec) == waits);
+    fixture.exec(&spec, "touch /run/go");
+    eventually("all are ready", || {
+        states(&fixture, &spec) == [Done, Done, Ready, Done, Ready, Running]
+    });
+    assert_eq!(fixture.exec(&spec, "cat /run/4").1, "3\n2\n");
+    assert!(log(&spec.dir).contains(" four\n"), "what commands write is logged");
+    assert!(told(&fixture, &spec).iter().all(|status| !status.troubled && status.restarts == 0));
+}
+
+#[test]
+fn what_fails_is_told_with_its_last_line() {
+    use CommandState::{Failed, Ready, Restarting, Running, Starting, Waiting};
+    let fixture = Fixture::new();
+    let late = Command {
+        ready: Some(Check {
+            what: Probe::File(PathBuf::from("/run/none")),
+            interval_ms: 10,
+            timeout_ms: 5000,
+            within_ms: 50,
+        }),
+        ..shell("exec sleep 1000", Restart::Always)
+    };
+    let spec = run(
+        &fixture,
+        vec![
+            shell("echo begins; echo 'bad line 7' >&2; exit 3", Restart::Always),
+            command(&["/no/such"], Restart::Always),
+            once("echo 'RTNETLINK answers: no'; exit 2", &[]),
+            once("true", &[2]),
+            late,
+            Command {
+                once: true,
+                ..shell("mkdir /run/tried || exit 0; exit 1", Restart::OnFailure)
+            },
+            shell("exec sleep 1000", Restart::Always),
+            ready("exec sleep 1000", Probe::File(PathBuf::from("/run"))),
+        ],
+    );
+    let words = |index: usize| told(&fixture, &spec)[index].words.clone();
+    eventually("it keeps ending", || told(&fixture, &spec)[0].restarts >= 2);
+    eventually("all have come to what they come to", || {
+        let told = told(&fixture, &spec);
+        let trouble: Vec<_> = told.iter().map(|status| status.troubled).collect();
+        let states = states(&fixture, &spec);
+        trouble == [true, true, true, false, true, false, false, false]
+            && states[2..5] == [Failed, Waiting, Starting]
+            && states[5..] == [CommandState::Done, Running, Ready]
+    });
+    assert_eq!(words(0), "ended with code 3: bad line 7");
+    assert!(words(1).starts_with("can't be started: No such file"), "{}", words(1));
+    assert_eq!(told(&fixture, &spec)[1].state, Restarting);
+    assert_eq!(words(2), "ended with code 2: RTNETLINK answers: no");
+    assert_eq!(words(4), "not ready: /run/none: No such file or directory (os error 2)");
+    let told = told(&fixture, &spec);
+    assert_eq!(told[0].exit, Some(3));
+    assert_eq!((told[5].restarts, told[5].exit), (1, Some(0)));
+}
+
+#[test]
+fn with_the_previous_one_a_command_waits_for_it_again() {
+    let fixture = Fixture::new();
+    let hanging = |command: Command| Command { with_previous: true, ..command };
+    let spec = run(
+        &fixture,
+        vec![
+            ready("exec sleep 1001", Probe::File("/run/up".into())),
+            Command { after: vec![0], ..hanging(shell("exec sleep 1002", Restart::Always)) },
+            hanging(once("echo again >> /run/count", &[1])),
+        ],
+    );
+    use CommandState::{Done, Ready, Restarting, Running, Starting};
+    eventually("it is being started", || states(&fixture, &spec)[0] == Starting);
+    fixture.exec(&spec, "touch /run/up");
+    eventually("all are ready", || states(&fixture, &spec) == [Ready, Running, Done]);
+    fixture.exec(&spec, "rm /run/up; pkill -f '^sleep 1001'");
+    eventually("those after it wait", || {
+        states(&fixture, &spec) == [Starting, Restarting, Restarting]
+    });
+    fixture.exec(&spec, "touch /run/up");
+    eventually("all are ready again", || states(&fixture, &spec) == [Ready, Running, Done]);
+    eventually("it was done again", || fixture.exec(&spec, "cat /run/count").1 == "again\nagain\n");
+}
+
+/// The pipe in which process 1 tells of commands: the first one that it writes to.
+fn pipe(pid: u32) -> fs::File {
+    let fds = (3..20).map(|fd| PathBuf::from(format!("/proc/{pid}/fd/{fd}")));
+    let is_pipe = |path: &PathBuf| {
+        fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("pipe:"))
+    };
+    let written = |path: &PathBuf| {
+        let info = fs::read_to_string(path.to_str().unwrap().replace("/fd/", "/fdinfo/")).unwrap();
+        info.split_whitespace().nth(3).is_some_and(|flags| flags.ends_with('1'))
+    };
+    let path = fds.into_iter().filter(is_pipe).find(written).expect("a pipe");
+    fs::OpenOptions::new().write(true).open(path).unwrap()
+}
+
+#[test]
+fn a_guest_that_lies_about_its_commands_is_told_of_as_it_lies_and_no_more() {
+    let fixture = Fixture::new();
+    let spec = run(
+        &fixture,
+        vec![
+            shell("exec sleep 1000", Restart::Always),
+            ready("exec sleep 1000", Probe::File("/run/never".into())),
+        ],
+    );
+    eventually("they run", || states(&fixture, &spec)[1] == CommandState::Starting);
+    let State::Running(process) = fixture.runtime.state(&spec.dir).unwrap() else { panic!() };
+    // Nobody but process 1 has its end of the pipe.
+    let take = "for fd in /proc/1/fd/*; do case $(readlink $fd) in pipe*) : >> $fd;; esac; done";
+    assert!(!fixture.exec(&spec, take).0, "a guest has a pipe of its process 1");
+    // A process 1 that somebody has taken over says what it likes, or nothing.
+    let mut pipe = pipe(process.pid);
+    let pid = process.pid.to_string();
+    let stop = std::process::Command::new("kill").args(["-STOP", &pid]).status();
+    assert!(stop.unwrap().success());
+    let lies = [
+        format!("{}\n{}\n", "\0".repeat(100_000), "[".repeat(100_000)),
+        r#"{"command":9999,"status":{"state":"ready"}}"#.to_owned() + "\n",
+        r#"{"command":"zebra","status":{"state":"ready"}}"#.to_owned() + "\n",
+        format!(
+            r#"{{"command":0,"status":{{"state":"ready","words":"\u001b[2J{}"}}}}"#,
+            "x".repeat(700)
+        ),
+        "\n".to_owned()
+            + r#"{"command":1,"status":{"state":"failed","troubled":true,"words":"lies"}}"#,
+        "\n".to_owned(),
+    ];
+    pipe.write_all(lies.concat().as_bytes()).unwrap();
+    eventually("its lies are kept", || told(&fixture, &spec)[1].words == "lies");
+    let told_now = told(&fixture, &spec);
+    assert_eq!(told_now.len(), 2, "{told_now:?}");
+    assert!(told_now[0].words.starts_with("[2Jxx"), "{told_now:?}");
+    assert!(told_now[0].words.len() <= WORDS_BYTES_MAX, "{told_now:?}");
+    // Who floods waits, and the file stays small.
+    let flood = std::thread::spawn(move || {
+        let noise = [0xff_u8; 4096];
+        for restarts in 1.. {
+            let line =
+                format!(r#"{{"command":1,"status":{{"state":"ready","restarts":{restarts}}}}}"#);
+            let line = [line.as_bytes(), b"\n", &noise, b"\n"].concat();
+            if pipe.write_all(&line).is_err() {
+                return restarts;
+            }
+        }
+        0
+    });
+    eventually("the flood is heard", || told(&fixture, &spec)[1].restarts >= 1);
+    let file = fs::metadata(spec.dir.join("commands")).unwrap();
+    assert!(file.len() < 1 << 10, "{file:?}");
+    fixture.runtime.delete(&spec.dir).unwrap();
+    assert!(!spec.dir.exists(), "and it ends as any other");
+    flood.join().unwrap();
+}

@@ -1,0 +1,70 @@
+//! Commands that wait for each other, and what is told of those that fail.
+
+use pdp_e2e::{Node, eventually};
+
+const SPEC: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    good:
+      kind: host
+      interfaces: {eth0: {addresses: [10.0.0.1/24]}}
+      commands:
+        - {run: ["sh", "-c", "sleep 0.2; cat /run/said; exec sleep 1000"], name: last, after: server}
+        - run: [python3, -c, "import socket, time; s = socket.create_server(('0.0.0.0', 80)); time.sleep(1000)"]
+          name: server
+          after: first
+          ready: {tcp: 80}
+        - {run: ["sh", "-c", "ip -br addr show dev eth0 > /run/said"], name: first, once: true}
+      exec:
+        - ip route add 10.9.0.0/16 via 10.0.0.2
+        - ["sh", "-c", "ip route show 10.9.0.0/16 > /run/routes"]
+    bad:
+      kind: host
+      interfaces: {eth0: {addresses: [10.0.0.2/24]}}
+      commands:
+        - sleep 1000
+        - {run: ["sh", "-c", "echo no licence >&2; exit 4"], name: daemon}
+      exec:
+        - ip route add 10.9.0.0/16 via 10.8.0.1
+        - touch /run/never
+  links:
+    - endpoints: ["good:eth0", "bad:eth0"]
+"#;
+
+#[test]
+fn a_node_is_ready_when_its_commands_are_and_degraded_when_one_fails() {
+    let mut node = Node::start("ready");
+    node.apply(SPEC);
+    let status = |node: &Node| node.json(&["inspect", "red"])["status"].clone();
+    let of = |status: &serde_json::Value, name: &str| {
+        let nodes = status["nodes"].as_array().expect("nodes").iter();
+        nodes.clone().find(|node| node["name"] == name).expect("the node").clone()
+    };
+    eventually("the good one is ready", || of(&status(&node), "good")["ready"] == true);
+    assert!(node.exec("red/good", "cat /run/routes").contains("via 10.0.0.2"));
+    eventually("what was said is logged", || {
+        node.pdp(&["logs", "red/good"]).contains("10.0.0.1/24")
+    });
+    // What fails is told where people look first, with its last line.
+    let told = |node: &Node| {
+        let (status, message) =
+            (status(node), node.json(&["get", "red"])[0]["message"].to_string());
+        let bad = of(&status, "bad");
+        message.contains("bad/exec-1: ended with code 2: ")
+            && message.contains("bad/daemon: ended with code 4: no licence (started ")
+            && [&status["phase"], &bad["phase"]].iter().all(|phase| **phase == "degraded")
+            && [&status["ready"], &bad["ready"]].iter().all(|ready| **ready == false)
+            && bad["commands"][2]["state"] == "failed"
+            && bad["commands"][3]["message"] == "waits for exec-1"
+    };
+    eventually("failures are told", || told(&node));
+    assert!(node.exec("red/bad", "ls /run").lines().all(|name| name != "never"));
+    // A daemon that takes over what runs knows it all.
+    node.kill_pdpd();
+    node.start_pdpd();
+    eventually("failures are told again", || told(&node));
+    assert_eq!(of(&status(&node), "good")["ready"], true);
+}

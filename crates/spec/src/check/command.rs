@@ -1,0 +1,169 @@
+//! Whether what a node runs can be run, and in which order.
+
+use super::vnet::NodeCheck;
+use crate::command::{Ready, RestartPolicy, Task};
+use crate::limits::{CHECK_NS_MAX, CHECK_NS_MIN, COMMANDS_MAX, NAME_CHARS_MAX, WORDS_MAX};
+use crate::object::{Command, Node};
+use crate::shape::nearest;
+use crate::units::Span;
+
+impl NodeCheck<'_, '_, '_> {
+    pub(super) fn commands(&mut self, node: &Node) {
+        self.too_many(&["commands"], node.commands.len(), COMMANDS_MAX);
+        self.too_many(&["exec"], node.exec.len(), COMMANDS_MAX);
+        for (index, command) in node.exec.iter().enumerate() {
+            self.command(&["exec", &index.to_string()], command);
+        }
+        for (index, command) in node.commands.iter().enumerate() {
+            let index = index.to_string();
+            match command.task() {
+                None => self.command(&["commands", &index], command.command()),
+                Some(task) => {
+                    self.command(&["commands", &index, "run"], &task.run);
+                    self.task(&index, task);
+                }
+            }
+        }
+        // More are refused already, and names are held against each other.
+        if node.commands.len() <= COMMANDS_MAX && node.exec.len() <= COMMANDS_MAX {
+            self.order(node);
+        }
+    }
+
+    fn task(&mut self, index: &str, task: &Task) {
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if let Some(name) = &task.name
+            && (name.is_empty() || name.len() > NAME_CHARS_MAX || !name.chars().all(good))
+        {
+            let message = format!(
+                "name {name:?} of a command is not 1 to {NAME_CHARS_MAX} of a-z A-Z 0-9 . _ -"
+            );
+            self.fault(&["commands", index, "name"], message, "call it like its program");
+        }
+        if task.once && task.restart == Some(RestartPolicy::Always) {
+            let message = "a command with once: true can't have restart: always";
+            let hint =
+                "take restart: on-failure to try it until it succeeds, or remove one of them";
+            self.fault(&["commands", index, "restart"], message, hint);
+        }
+        if task.once && task.ready.is_some() {
+            let message =
+                "a command with once: true has no ready: it is ready when it ended with 0";
+            self.fault(&["commands", index, "ready"], message, "remove one of them");
+        }
+        if let Some(ready) = &task.ready {
+            self.ready(index, ready);
+        }
+    }
+
+    fn ready(&mut self, index: &str, ready: &Ready) {
+        let path = |key| ["commands", index, "ready", key];
+        let given = [ready.command.is_some(), ready.tcp.is_some(), ready.file.is_some()];
+        match given.iter().filter(|given| **given).count() {
+            1 => {}
+            0 => {
+                let message = "ready does not say what to look at";
+                let hint = "give one of command, tcp and file";
+                self.fault(&["commands", index, "ready"], message, hint);
+            }
+            count => {
+                let message = format!("ready has {count} of command, tcp and file");
+                self.fault(&["commands", index, "ready"], message, "keep one");
+            }
+        }
+        if let Some(command) = &ready.command {
+            self.command(&path("command"), command);
+        }
+        if ready.tcp == Some(0) {
+            self.fault(&path("tcp"), "tcp 0 is no port", "give 1 to 65535");
+        }
+        if let Some(file) = &ready.file
+            && (!file.starts_with('/') || file.contains('\0'))
+        {
+            let message = format!("file {file:?} is no absolute path");
+            self.fault(&path("file"), message, "begin it with /");
+        }
+        let spans =
+            [("interval", ready.interval), ("timeout", ready.timeout), ("within", ready.within)];
+        for (key, span) in spans {
+            if !(CHECK_NS_MIN..=CHECK_NS_MAX).contains(&span.0) {
+                let (min, max) = (Span(CHECK_NS_MIN), Span(CHECK_NS_MAX));
+                self.fault(&path(key), format!("{key} {span} is not within {min} to {max}"), "");
+            }
+        }
+    }
+
+    /// Whether names are unique, and whether commands come after others that there are, without circles.
+    fn order(&mut self, node: &Node) {
+        let runs = node.runs();
+        let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
+        for (index, name) in names.iter().enumerate() {
+            if let Some(other) = names.iter().take(index).position(|it| it == name) {
+                let place = index.min(node.commands.len().saturating_sub(1)).max(other).to_string();
+                let message = format!("two commands of the node are called {name}");
+                self.fault(&["commands", &place], message, "give one of them another name");
+            }
+        }
+        for (index, command) in node.commands.iter().enumerate() {
+            let place = index.to_string();
+            for after in command.task().map_or(&[][..], |task| task.after.all()) {
+                let known = &names[..node.commands.len()];
+                let message = match after {
+                    _ if !known.contains(&after.as_str()) => {
+                        format!("after {after:?} names no command of this node")
+                    }
+                    _ if after == names[index] => format!("{after} comes after itself"),
+                    _ => continue,
+                };
+                let others = known.iter().copied().filter(|name| *name != names[index]);
+                let hint = match (nearest(after, others.clone()), others.count()) {
+                    (_, 0) => "remove it: there is no other command".to_owned(),
+                    (Some(name), _) => format!("did you mean {name}?"),
+                    (None, _) => format!("there are: {}", known.join(", ")),
+                };
+                self.fault(&["commands", &place, "after"], message, hint);
+            }
+        }
+        // What can be started one by one is in no circle, nor is what nothing in one comes after.
+        let mut left: Vec<usize> = (0..node.commands.len()).collect();
+        loop {
+            let waits = |of: usize, on: usize| of != on && runs[of].after.contains(&on);
+            let stays = |it: &usize| {
+                left.iter().any(|other| waits(*it, *other))
+                    && left.iter().any(|other| waits(*other, *it))
+            };
+            let stay: Vec<usize> = left.iter().copied().filter(stays).collect();
+            if stay.len() == left.len() {
+                break;
+            }
+            left = stay;
+        }
+        if let Some(first) = left.first() {
+            let names: Vec<_> = left.iter().map(|index| names[*index]).collect();
+            let message = format!("commands wait for each other: {}", names.join(", "));
+            let place = first.to_string();
+            self.fault(&["commands", &place, "after"], message, "remove one of their after");
+        }
+    }
+
+    pub(super) fn command(&mut self, path: &[&str], command: &Command) {
+        let words = match command {
+            Command::Words(words) => Some(words.clone()),
+            Command::Line(line) => shlex::split(line),
+        };
+        let Some(words) = words else {
+            self.fault(path, "the command's quotes do not close", "close them, or give a list");
+            return;
+        };
+        if words.len() > WORDS_MAX {
+            let message = format!("the command has {} words, {WORDS_MAX} at most", words.len());
+            self.fault(path, message, "put it into a script");
+        }
+        if words.first().is_none_or(String::is_empty) {
+            self.fault(path, "the command has no words", "name a program");
+        }
+        if words.iter().any(|word| word.contains('\0')) {
+            self.fault(path, "the command has a zero byte", "remove it");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What is wrong with commands that wait for each other, in the words that people read.
+
+use pdp_spec::{Existing, SourceFile, check, parse};
+
+/// What is said of a host with these keys (YAML); nothing if it is good.
+fn said(keys: &str) -> String {
+    let keys: String = keys.lines().map(|line| format!("      {line}\n")).collect();
+    let text = format!(
+        "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: red}}\nspec:\n  nodes:\n    h1:\n      \
+         kind: host\n{keys}"
+    );
+    let file = SourceFile { name: "red.yaml".into(), text, ..Default::default() };
+    let existing = Existing { unknown: true, cpus: [0, 1].into(), ..Existing::default() };
+    let refused = parse(&[file]).and_then(|documents| check(&documents, &existing)).err();
+    let words = refused.unwrap_or_default().iter().map(ToString::to_string).collect::<Vec<_>>();
+    words.join("\n")
+}
+
+#[track_caller]
+fn says(keys: &str, expected: &str) {
+    let words = said(keys);
+    assert_eq!(words, expected);
+}
+
+#[test]
+fn what_is_good() {
+    says(
+        "commands:
+- a
+- [b, c]
+- {run: d, name: x, after: a, ready: {tcp: 179}}
+- {run: e, after: [x, b], once: true, restart: on-failure}
+- {run: f, restart: never, ready: {command: test -e /x, interval: 50ms, timeout: 1s, within: 10s}}
+exec: [g, [h, i]]",
+        "",
+    );
+}
+
+#[test]
+fn names_and_order() {
+    for (keys, expected) in [
+        (
+            "commands: [{run: zebra}, {run: ospfd, after: zebr}]",
+            "8:52: node red/h1: after \"zebr\" names no command of this node (did you mean zebra?)",
+        ),
+        (
+            "commands: [{run: a, after: c}, {run: b, after: a}, {run: c, after: [b]}, {run: d, after: c}]",
+            "8:34: node red/h1: commands wait for each other: a, b, c (remove one of their after)",
+        ),
+        (
+            "commands: [{run: a, after: a}]",
+            "8:34: node red/h1: a comes after itself (remove it: there is no other command)",
+        ),
+        (
+            "commands: [{run: a, name: x}, {run: b, name: x}]",
+            "8:37: node red/h1: two commands of the node are called x (give one of them another name)",
+        ),
+        (
+            "commands: [{run: a, name: exec-1}]\nexec: [b]",
+            "8:18: node red/h1: two commands of the node are called exec-1 (give one of them another name)",
+        ),
+        (
+            "commands: [{run: a, name: a b}]",
+            "8:33: node red/h1: name \"a b\" of a command is not 1 to 63 of a-z A-Z 0-9 . _ - (call it like its \
+             program)",
+        ),
+    ] {
+        says(keys, &format!("red.yaml:{expected}"));
+    }
+}
+
+#[test]
+fn what_does_not_fit_together() {
+    for (keys, expected) in [
+        (
+            "{run: a, once: true, restart: always}",
+            "8:48: node red/h1: a command with once: true can't have restart: always (take restart: on-failure to \
+             try it until it succeeds, or remove one of them)",
+        ),
+        (
+            "{run: a, once: true, ready: {tcp: 1}}",
+            "8:39: node red/h1: a command with once: true has no ready: it is ready when it ended with 0 (remove \
+             one of them)",
+        ),
+        (
+            "{run: a, ready: {}}",
+            "8:27: node red/h1: ready does not say what to look at (give one of command, tcp and file)",
+        ),
+        (
+            "{run: a, ready: {tcp: 1, file: /x}}",
+            "8:27: node red/h1: ready has 2 of command, tcp and file (keep one)",
+        ),
+        (
+            "{run: a, ready: {file: x}}",
+            "8:41: node red/h1: file \"x\" is no absolute path (begin it with /)",
+        ),
+        (
+            "{run: a, ready: {file: /x, within: 61m}}",
+            "8:53: node red/h1: within 3660s is not within 10ms to 3600s",
+        ),
+        (
+            "{run: a, ready: {command: \"'\"}}",
+            "8:44: node red/h1: the command's quotes do not close (close them, or give a list)",
+        ),
+        (
+            "{run: a, retsart: never}",
+            "8:27: node red/h1: unknown key \"retsart\" (did you mean restart?)",
+        ),
+        ("{once: true}", "8:18: node red/h1: run is missing (add run)"),
+    ] {
+        says(&format!("commands: [{keys}]"), &format!("red.yaml:{expected}"));
+    }
+    says("exec: [\"\"]", "red.yaml:8:14: node red/h1: the command has no words (name a program)");
+}
