@@ -11,6 +11,7 @@ mod netlink;
 pub mod netns;
 pub mod packet;
 pub mod probe;
+pub mod route;
 pub mod sysctl;
 pub mod tap;
 pub mod xdp;

@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
 use pdp_afxdp::{Pool, Socket, create_socket};
 use pdp_net::interface::{Carrier, Condition, Interface, Watch};
+use pdp_net::route::{self, Hop, Kind, Route, Scope};
 use pdp_net::tap::{self, TapSpec};
 use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
 use pdp_net::{Error, ethtool, packet, sysctl};
@@ -744,4 +745,131 @@ fn test_run(program: &OwnedFd, frame: &[u8]) {
     let result =
         unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
     assert_eq!(result, 0);
+}
+
+/// A route to a prefix by next hops of an address, an interface or both; without any it leads nowhere.
+fn static_route(to: &str, hops: &[(Option<&str>, Option<&str>)]) -> Route {
+    let hop = |(via, dev): &(Option<&str>, Option<&str>)| Hop {
+        via: via.map(|via| via.parse().unwrap()),
+        dev: dev.map(str::to_owned),
+        onlink: false,
+        weight: 1,
+    };
+    let to: ipnet::IpNet = to.parse().unwrap();
+    let v4 = to.addr().is_ipv4();
+    let linked = v4 && !hops.is_empty() && hops.iter().all(|(via, _)| via.is_none());
+    Route {
+        to,
+        kind: if hops.is_empty() { Kind::Blackhole } else { Kind::Unicast },
+        hops: hops.iter().map(hop).collect(),
+        metric: if v4 { 0 } else { 1024 },
+        table: 254,
+        src: None,
+        mtu: None,
+        scope: if linked { Scope::Link } else { Scope::Global },
+    }
+}
+
+/// Every kind of route is set as `ip route` shows it, set again without harm, changed, and removed; what somebody
+/// else did meanwhile stays.
+#[test]
+fn static_routes_are_set_changed_and_removed() {
+    isolated(|| {
+        let peer = Peer::new();
+        let netns = peer.netns();
+        let _eth0 =
+            tap::create(netns.as_fd(), &TapSpec { routes: vec![], ..spec("eth0") }).unwrap();
+        let addresses = vec!["10.8.0.1/24".parse().unwrap(), "fd08::1/64".parse().unwrap()];
+        let eth1 = TapSpec { addresses, routes: vec![], mac: [2, 0, 0, 0, 0, 8], ..spec("eth1") };
+        let _eth1 = tap::create(netns.as_fd(), &eth1).unwrap();
+        let lo = ["1.1.1.1/32".parse().unwrap(), "fdff::1/128".parse().unwrap()];
+        peer.run("ip link set lo up");
+        route::set_loopback(netns.as_fd(), &lo).unwrap();
+        let text = peer.run("ip -o addr show lo");
+        assert!(text.contains("inet 1.1.1.1/32 ") && text.contains("inet6 fdff::1/128 "), "{text}");
+
+        let kind = |to, kind| Route { kind, ..static_route(to, &[]) };
+        let (eth0, eth1) = (Some("eth0"), Some("eth1"));
+        let (a, b) = (Some("10.7.0.2"), Some("10.8.0.2"));
+        let mut weighted = static_route("10.101.0.0/16", &[(a, None), (b, eth1)]);
+        weighted.hops[1].weight = 3;
+        let mut onlink = static_route("10.102.0.0/16", &[(Some("192.0.2.1"), eth0)]);
+        onlink.hops[0].onlink = true;
+        let more = Route {
+            src: Some("1.1.1.1".parse().unwrap()),
+            mtu: Some(1300),
+            metric: 50,
+            table: 1000,
+            ..static_route("10.103.0.0/16", &[(a, None)])
+        };
+        let all = [
+            static_route("10.100.0.0/16", &[(a, None)]),
+            weighted,
+            onlink,
+            more,
+            static_route("10.104.0.0/16", &[(None, eth1)]),
+            // By the one before it.
+            static_route("10.105.0.0/16", &[(Some("10.104.0.9"), eth1)]),
+            static_route("10.106.0.0/16", &[(Some("fe80::9"), eth0)]),
+            static_route("10.107.0.0/16", &[(Some("fd08::9"), None)]),
+            kind("10.108.0.0/16", Kind::Blackhole),
+            kind("10.109.0.0/16", Kind::Unreachable),
+            kind("10.110.0.0/16", Kind::Prohibit),
+            kind("10.111.0.0/16", Kind::Throw),
+            static_route("fd64::/32", &[(Some("fd07::2"), None), (Some("fd08::2"), None)]),
+            static_route("fd65::/32", &[(Some("fe80::9"), eth1)]),
+            kind("fd66::/32", Kind::Unreachable),
+            static_route("0.0.0.0/0", &[(a, None)]),
+        ];
+        let want = [
+            "default via 10.7.0.2 dev eth0",
+            "10.100.0.0/16 via 10.7.0.2 dev eth0",
+            "10.101.0.0/16 \n\tnexthop via 10.7.0.2 dev eth0 weight 1 \n\tnexthop via 10.8.0.2 dev eth1 weight 3",
+            "10.102.0.0/16 via 192.0.2.1 dev eth0 onlink",
+            "10.103.0.0/16 via 10.7.0.2 dev eth0 table 1000 src 1.1.1.1 metric 50 mtu 1300",
+            "10.104.0.0/16 dev eth1 scope link",
+            "10.105.0.0/16 via 10.104.0.9 dev eth1",
+            "10.106.0.0/16 via inet6 fe80::9 dev eth0",
+            "10.107.0.0/16 via inet6 fd08::9 dev eth1",
+            "blackhole 10.108.0.0/16",
+            "unreachable 10.109.0.0/16",
+            "prohibit 10.110.0.0/16",
+            "throw 10.111.0.0/16",
+            "fd64::/32 metric 1024",
+            "nexthop via fd08::2 dev eth1 weight 1",
+            "fd65::/32 via fe80::9 dev eth1 metric 1024",
+            "unreachable fd66::/32 dev lo metric 1024",
+        ];
+        let shown = || peer.run("ip route show table all proto static");
+        for before in [&[][..], &all] {
+            route::set(netns.as_fd(), before, &all).unwrap();
+            let text = shown();
+            for want in want {
+                assert!(text.contains(want), "{want} in {text}");
+            }
+        }
+        // Two are otherwise, the others go; somebody else has made one another, removed one and added one.
+        peer.run("ip route replace 10.109.0.0/16 via 10.7.0.7 proto 66");
+        peer.run(
+            "ip route del 10.110.0.0/16; ip route add 10.120.0.0/16 via 10.7.0.7 proto static",
+        );
+        let wanted = [
+            static_route("10.100.0.0/16", &[(b, None)]),
+            static_route("fd64::/32", &[(Some("fd07::3"), None)]),
+        ];
+        route::set(netns.as_fd(), &all, &wanted).unwrap();
+        let text = shown();
+        let mut left: Vec<&str> = text.lines().map(str::trim).collect();
+        left.sort_unstable();
+        let want = [
+            "10.100.0.0/16 via 10.8.0.2 dev eth1",
+            "10.120.0.0/16 via 10.7.0.7 dev eth0",
+            "fd64::/32 via fd07::3 dev eth0 metric 1024 pref medium",
+        ];
+        assert_eq!(left, want);
+        assert!(peer.run("ip route").contains("10.109.0.0/16 via 10.7.0.7 dev eth0 proto 66"));
+        let far = static_route("10.121.0.0/16", &[(Some("192.0.2.1"), None)]);
+        let error = route::set(netns.as_fd(), &[], &[far]).unwrap_err();
+        assert_eq!(error.to_string(), "set route 10.121.0.0/16 via 192.0.2.1");
+    });
 }

@@ -228,8 +228,7 @@ impl Host {
 
     /// Makes TAPs in the network namespace of a guest that was created.
     pub fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {
-        let path = namespace(guest, "net");
-        let netns = fs::File::open(&path).map_err(failed("can't open", &path))?;
+        let netns = network_namespace(guest)?;
         let mut made = Vec::with_capacity(taps.len());
         for tap in taps {
             made.push(pdp_net::tap::create(netns.as_fd(), tap)?);
@@ -252,6 +251,12 @@ impl Host {
                 .all(|((held, tap), planned)| held == planned && is_tap(tap, &planned.name));
         Ok(same.then(|| held.into_iter().map(|(_, descriptor)| descriptor).collect()))
     }
+}
+
+/// The network namespace of a guest.
+pub fn network_namespace(guest: Process) -> Result<OwnedFd, HostError> {
+    let path = namespace(guest, "net");
+    Ok(fs::File::open(&path).map_err(failed("can't open", &path))?.into())
 }
 
 /// Path of a namespace of a process.

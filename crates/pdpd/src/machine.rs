@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
+use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::Channel;
 use pdp_proto::mux;
@@ -86,6 +88,17 @@ pub trait Machine: Debug + Send + Sync {
 
     /// Makes TAPs in the network namespace of a guest that was made.
     fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError>;
+
+    /// Gives `lo` in the network namespace of a guest that was made these addresses.
+    fn set_loopback(&self, guest: Process, addresses: &[IpNet]) -> Result<(), HostError>;
+
+    /// Gives a guest's network namespace static routes; `before`: those that it was given before.
+    fn set_routes(
+        &self,
+        guest: Process,
+        before: &[Route],
+        wanted: &[Route],
+    ) -> Result<(), HostError>;
 
     /// Raises or drops the carrier of a TAP.
     fn set_carrier(&self, tap: BorrowedFd<'_>, up: bool) -> Result<(), HostError>;
@@ -233,6 +246,21 @@ impl Machine for Host {
 
     fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {
         Self::make_taps(self, guest, taps)
+    }
+
+    fn set_loopback(&self, guest: Process, addresses: &[IpNet]) -> Result<(), HostError> {
+        let netns = host::network_namespace(guest)?;
+        Ok(pdp_net::route::set_loopback(netns.as_fd(), addresses)?)
+    }
+
+    fn set_routes(
+        &self,
+        guest: Process,
+        before: &[Route],
+        wanted: &[Route],
+    ) -> Result<(), HostError> {
+        let netns = host::network_namespace(guest)?;
+        Ok(pdp_net::route::set(netns.as_fd(), before, wanted)?)
     }
 
     fn set_carrier(&self, tap: BorrowedFd<'_>, up: bool) -> Result<(), HostError> {

@@ -7,7 +7,9 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
+use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
 use pdp_proto::mux;
 use pdp_spec::SourceFile;
@@ -165,6 +167,14 @@ impl Machine for Pretend {
 
     fn make_taps(&self, _: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {
         Ok(taps.iter().map(|_| eventfd()).collect())
+    }
+
+    fn set_loopback(&self, _: Process, _: &[IpNet]) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn set_routes(&self, _: Process, _: &[Route], _: &[Route]) -> Result<(), HostError> {
+        Ok(())
     }
 
     fn set_carrier(&self, _: BorrowedFd<'_>, _: bool) -> Result<(), HostError> {

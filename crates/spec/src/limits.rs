@@ -34,6 +34,16 @@ pub const PORTS_MAX: usize = pdp_wire::tag::VPORTS_MAX;
 pub const VNET_PORTS_MAX: usize = mux::PORTS_MAX;
 /// Addresses of one interface.
 pub const ADDRESSES_MAX: usize = 32;
+/// Static routes of one node.
+pub const STATIC_ROUTES_MAX: usize = 256;
+/// Next hops of one static route.
+pub const HOPS_MAX: usize = 32;
+/// Most weight of a next hop: the kernel has a byte for one less.
+pub const HOP_WEIGHT_MAX: u32 = 256;
+/// Smallest path MTU of IPv6 (RFC 8200 section 5).
+pub const MTU_V6_MIN: u32 = 1280;
+/// The kernel's table of routes to its own addresses, which is its own.
+pub const TABLE_LOCAL: u32 = 255;
 /// Files put into one node.
 pub const FILES_MAX: usize = 256;
 /// Bytes of one file put into a node.

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::command::NodeCommand;
 use crate::limits::*;
 use crate::link::Link;
+use crate::route::StaticRoute;
 use crate::tunnel::{External, Grant};
 use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Hex, Mac};
 
@@ -463,6 +464,12 @@ pub struct Node {
     /// Interfaces, by name.
     #[serde(default)]
     pub interfaces: BTreeMap<String, Interface>,
+    /// Addresses of the node itself, on `lo`: `1.1.1.1/32`, `2001:db8::1/128`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub loopback: Vec<Address>,
+    /// Static routes, which the kernel has before the commands start. A change of them restarts nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<StaticRoute>,
     /// Files to put in before the commands start, by absolute path: below `/etc`, `/root`, `/run`, `/tmp`
     /// or `/var`; with an image below `/etc`, `/root`, `/run`, `/tmp`, `/var/log` or `/var/tmp`. Forwarding
     /// guests do not have them. A change restarts this node's container and no other; a router's

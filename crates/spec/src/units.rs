@@ -6,13 +6,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
@@ -117,6 +117,25 @@ impl KeySet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub IpNet);
 
+/// Where a route leads: a prefix without host bits. Written `10.0.0.0/8`, an address alone, or `default`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Everything, of the family of the route's next hop.
+    Default,
+    /// This.
+    Prefix(IpNet),
+}
+
+impl Destination {
+    /// The prefix of all addresses of a family.
+    pub fn default_of(v4: bool) -> IpNet {
+        match v4 {
+            true => IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
+            false => IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
+        }
+    }
+}
+
 /// An end of a link. Written `NODE:INTERFACE` or `external:NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Endpoint {
@@ -147,6 +166,7 @@ const BASE64_HINT: &str = "write the output of `base64 -w0 FILE`, or name the fi
 const KEYS_HINT: &str = "write keys as a number, or as ranges in quotes like \"100-199,300\"";
 const CPUS_HINT: &str = "write CPU numbers in quotes like \"0-3,6\"";
 const ADDRESS_HINT: &str = "write an address with its prefix length like 10.0.0.1/24 or fd00::1/64";
+const DESTINATION_HINT: &str = "write a prefix like 10.0.0.0/8 or fd00::/8, an address, or default";
 const ENDPOINT_HINT: &str = "write \"NODE:INTERFACE\" or \"external:NAME\"";
 
 /// `text` as a decimal number times `scale`, exactly; `None` if it is none, needs more decimals
@@ -543,6 +563,42 @@ impl fmt::Display for Address {
     }
 }
 
+impl FromStr for Destination {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        if text == "default" {
+            return Ok(Self::Default);
+        }
+        let alone = || text.parse::<IpAddr>().map(IpNet::from);
+        let net: IpNet = text
+            .parse()
+            .or_else(|_| alone())
+            .map_err(|_| bad(text, "is no destination of a route", DESTINATION_HINT))?;
+        if net.addr() != net.network() {
+            let net = net.trunc();
+            return Err(bad(
+                text,
+                format!("has bits beyond its prefix length, which {net} has not"),
+                DESTINATION_HINT,
+            ));
+        }
+        if net.network().is_multicast() {
+            return Err(bad(text, "is of multicasts", "routing software has routes for them"));
+        }
+        Ok(Self::Prefix(net))
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Prefix(prefix) => prefix.fmt(f),
+        }
+    }
+}
+
 impl FromStr for Endpoint {
     type Err = BadValue;
 
@@ -665,6 +721,13 @@ value!(
 value!(Address, "address", "string", "Address with prefix length: `10.0.0.1/24`.", |v, s| s
     .collect_str(v));
 value!(
+    Destination,
+    "destination",
+    "string",
+    "Destination of a route: `10.0.0.0/8`, `10.0.0.1` or `default`.",
+    |v, s| s.collect_str(v)
+);
+value!(
     Endpoint,
     "endpoint",
     "string",
@@ -688,6 +751,7 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
         "cpus" => text.parse::<CpuSet>().map(drop),
         "keys" => text.parse::<KeySet>().map(drop),
         "address" => text.parse::<Address>().map(drop),
+        "destination" => text.parse::<Destination>().map(drop),
         "endpoint" => text.parse::<Endpoint>().map(drop),
         "ip" => text
             .parse::<IpAddr>()

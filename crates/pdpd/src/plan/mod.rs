@@ -10,6 +10,7 @@
 
 mod commands;
 mod hosts;
+mod network;
 mod node;
 mod words;
 
@@ -17,7 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, LOG_BYTES_MAX, Limits};
+use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Take;
 use pdp_proto::limits::{ANSWERED_MAX, ASKED_MAX};
@@ -256,7 +259,7 @@ impl Plan {
                 let is = is.and_then(|vnet| vnet.nodes.get(node));
                 let control = |node: &NodePlan| {
                     let hooks = node.mirror.as_ref().map(|mirror| mirror.config.hooks);
-                    (node.hash.clone(), node.control.limits.clone(), hooks)
+                    (node.hash.clone(), node.control.limits.clone(), hooks, node.routes.clone())
                 };
                 if links || was.map(control) != is.map(control) {
                     changed.insert(Key::node(name, node));
@@ -405,7 +408,11 @@ pub struct NodePlan {
     pub hash: String,
     /// Its TAPs, by index of the vport.
     pub taps: Vec<TapSpec>,
-    /// The helper that serves them; `None` without ports.
+    /// Addresses of its `lo`, beside the kernel's own.
+    pub loopback: Vec<IpNet>,
+    /// Its static routes, which may be changed while it runs.
+    pub routes: Vec<Route>,
+    /// The helper that serves the TAPs; `None` without ports.
     pub tap_helper: Option<TapHelperPlan>,
     /// The route mirror, for routers: its process, and its configuration but for the namespaces.
     pub mirror: Option<MirrorPlan>,

@@ -15,6 +15,7 @@ use pdp_spec::{
 };
 
 use super::commands::commands;
+use super::network;
 use super::words::{owner, punt_filter, rate, root};
 use super::{
     Directory, GuestPlan, LOG_BYTES_MAX, MirrorPlan, NodePlan, Part, Places, PlanError,
@@ -101,6 +102,8 @@ impl NodePlanner<'_> {
             control,
             commands: named,
             taps,
+            loopback: network::loopback(self.node),
+            routes: network::routes(self.node),
             tap_helper,
             mirror,
             guests,
@@ -385,7 +388,9 @@ impl NodePlanner<'_> {
     /// Of the control side: a change of it makes the control guest, its TAPs and helpers anew.
     fn control_hash(&self, control: &GuestSpec, taps: &[TapSpec]) -> String {
         let versions = (pdp_wire::tag::VERSION, tap::VERSION, mirror::VERSION);
-        hash(&(versions, without_limits(control), tap_words(taps), self.node.resources.routes))
+        let loopback = self.node.loopback.iter().map(|address| format!("lo {address}"));
+        let network: Vec<String> = tap_words(taps).into_iter().chain(loopback).collect();
+        hash(&(versions, without_limits(control), network, self.node.resources.routes))
     }
 
     pub(super) fn mux_node(&self, plan: &NodePlan) -> mux::Node {

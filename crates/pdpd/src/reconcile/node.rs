@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use pdp_container::Process;
+use pdp_net::route::Route;
 use pdp_proto::routes;
 
 use super::{Doing, Helper, Look, Next, Reconciler, Side, Socket};
@@ -12,6 +13,24 @@ use crate::host::{self, HostError};
 use crate::key::Key;
 use crate::ledger;
 use crate::plan::{MirrorPlan, NodePlan, Places, VnetPlan};
+
+/// Before the static routes in a node's detail in the journal.
+const SET: &str = " static ";
+
+/// Static routes as a node's detail in the journal has them, so that it is known later which were set.
+fn set_words(routes: &[Route]) -> String {
+    match routes.is_empty() {
+        true => String::new(),
+        false => format!("{SET}{}", serde_json::to_string(routes).unwrap_or_default()),
+    }
+}
+
+/// The static routes in a node's detail.
+fn set_before(detail: &str) -> Vec<Route> {
+    let json = detail.split_once(SET).map_or("", |(_, json)| json);
+    let mut found = serde_json::Deserializer::from_str(json).into_iter();
+    found.next().and_then(Result::ok).unwrap_or_default()
+}
 
 impl Reconciler {
     pub(super) fn node(
@@ -27,7 +46,7 @@ impl Reconciler {
         let directory = &wanted.control.dir;
         // A mirror speaks the version with guests that it was started with, and is replaced alone.
         let routes = format!(" routes {}", routes::VERSION);
-        let limits = format!("{:?}{routes}", wanted.control.limits);
+        let limits = format!("{:?}{}{routes}", wanted.control.limits, set_words(&wanted.routes));
         let mut changed = false;
         let waits = side.made.filter(|process| machine.is_alive(*process));
         let guest = match (waits, machine.running(directory)) {
@@ -41,6 +60,10 @@ impl Reconciler {
                     {
                         if before != limits {
                             machine.update_limits(directory, &wanted.control.limits)?;
+                            let set = set_before(&before);
+                            if set != wanted.routes {
+                                machine.set_routes(guest, &set, &wanted.routes)?;
+                            }
                             if !before.ends_with(&routes) && side.mirror == Helper::Serves {
                                 side.mirror = Helper::Bad;
                             }
@@ -58,8 +81,11 @@ impl Reconciler {
                         (doing.told)(&format!("{} {key}", doing.verb()));
                         self.state.intend(&journal, &limits)?;
                         let guest = machine.create(&wanted.control)?;
-                        side.made = Some(guest);
                         side.taps = Some(machine.make_taps(guest, &wanted.taps)?);
+                        machine.set_loopback(guest, &wanted.loopback)?;
+                        machine.set_routes(guest, &[], &wanted.routes)?;
+                        // One whose network is not whole is made anew.
+                        side.made = Some(guest);
                         guest
                     }
                 }

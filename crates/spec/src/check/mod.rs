@@ -15,6 +15,7 @@ mod outside;
 mod placed;
 mod power;
 mod room;
+mod routes;
 mod substrate;
 mod tenant;
 mod vnet;

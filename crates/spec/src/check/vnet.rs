@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{INNER_NAME_HINT, Reporter, bad_inner_name, label, leaving};
+use super::{INNER_NAME_HINT, Reporter, bad_inner_name, label, leaving, routes};
 use crate::limits::*;
 use crate::object::*;
 use crate::shape::nearest;
 use crate::tunnel::External;
-use crate::units::{BitRate, Bytes, Cores, EXTERNAL, Endpoint, Mac};
+use crate::units::{Address, BitRate, Bytes, Cores, EXTERNAL, Endpoint, Mac};
 
 pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     let name = vnet.metadata.name.clone();
@@ -105,6 +105,7 @@ impl NodeCheck<'_, '_, '_> {
         self.labels(&node.labels);
         self.image(&["image"], &node.image);
         self.interfaces(node);
+        routes::check(self, node);
         self.files(node);
         self.commands(node);
         self.environment(node);
@@ -182,11 +183,38 @@ impl NodeCheck<'_, '_, '_> {
                 || [".", "..", "lo"].contains(&name.as_str())
             {
                 let message = format!("name {name:?} is no name that an interface can have");
-                self.fault(&path, message, "call it eth0, eth1, …");
+                let hint = match name.as_str() {
+                    "lo" => {
+                        "every node has it; give its addresses by the node's key loopback: [1.1.1.1/32]"
+                    }
+                    _ => "call it eth0, eth1, …",
+                };
+                self.fault(&path, message, hint);
             }
             self.interface(name, interface, &mut addresses);
             let mac = default_mac(self.vnet, self.node, name);
             interface.mac.get_or_insert(mac);
+        }
+        self.too_many(&["loopback"], node.loopback.len(), ADDRESSES_MAX);
+        for (index, address) in node.loopback.iter().enumerate() {
+            self.address(&["loopback"], index, address, "lo", &mut addresses);
+        }
+    }
+
+    /// Whether an address of the list at `path` is on no other interface, nor on this one before.
+    fn address(
+        &mut self,
+        path: &[&str],
+        index: usize,
+        address: &Address,
+        name: &str,
+        taken: &mut BTreeMap<IpAddr, String>,
+    ) {
+        if let Some(other) = taken.insert(address.0.addr(), name.to_owned()) {
+            let message = format!("address {address} is on {other} already");
+            let index = index.to_string();
+            let path = [path, &[&index]].concat();
+            self.fault(&path, message, "give each interface addresses of its own");
         }
     }
 
@@ -198,11 +226,7 @@ impl NodeCheck<'_, '_, '_> {
     ) {
         self.too_many(&["interfaces", name, "addresses"], interface.addresses.len(), ADDRESSES_MAX);
         for (index, address) in interface.addresses.iter().enumerate() {
-            if let Some(other) = taken.insert(address.0.addr(), name.to_owned()) {
-                let path = ["interfaces", name, "addresses", &index.to_string()];
-                let message = format!("address {address} is on {other} already");
-                self.fault(&path, message, "give each interface addresses of its own");
-            }
+            self.address(&["interfaces", name, "addresses"], index, address, name, taken);
         }
         for (index, gateway) in interface.gateways.iter().enumerate() {
             let path = ["interfaces", name, "gateways", &index.to_string()];

@@ -22,6 +22,7 @@ mod links;
 mod memif_interfaces;
 mod names;
 mod node;
+mod node_keys;
 mod ready;
 mod segments;
 mod shared;

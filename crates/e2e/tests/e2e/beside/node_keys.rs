@@ -1,0 +1,92 @@
+//! What a spec gives a node beside interfaces and commands, as the node has it.
+
+use pdp_e2e::specs::SUBSTRATE;
+use pdp_e2e::{Node, eventually, kill};
+use serde_json::Value;
+
+/// h1 - r1 - h2. r1 has `routes`, h2 has a loopback address that h1 reaches by them alone.
+fn network(routes: &str) -> String {
+    format!(
+        r#"{SUBSTRATE}---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: red}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [10.1.0.1/24]}}
+        eth1: {{addresses: [10.2.0.1/24]}}
+      loopback: [1.1.1.1/32, "fdff::1/128"]
+      routes: [{routes}]
+      dataPlane: {{power: 0.2}}
+    h1:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}}}
+    h2:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}}}
+      loopback: [2.2.2.2/32]
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h2:eth0"]
+"#
+    )
+}
+
+fn pids(node: &Node) -> Vec<u64> {
+    let status = node.json(&["inspect", "red"])["status"].clone();
+    let nodes = status["nodes"].as_array().expect("nodes").clone();
+    let pid = |process: &Value| process["pid"].as_u64().expect("it runs");
+    let mut pids: Vec<u64> = nodes.iter().map(|node| pid(&node["control"])).collect();
+    pids.extend(nodes.iter().flat_map(|node| node["guests"].as_array().unwrap()).map(pid));
+    pids
+}
+
+fn reaches(node: &Node, address: &str) -> bool {
+    node.try_exec("red/h1", &format!("ping -c1 -W1 {address}")).is_ok()
+}
+
+fn routes(node: &Node) -> String {
+    node.exec("red/r1", "ip route show proto static")
+}
+
+/// Loopback addresses and static routes are there from the start and are forwarded by; routes change while
+/// everything runs, also after pdpd did not see the change come, and come again with the container.
+#[test]
+fn loopback_addresses_and_static_routes() {
+    let mut node = Node::start("routes");
+    node.apply(&network("{to: 2.2.2.2/32, via: 10.2.0.2}, {to: 10.9.0.0/16, type: blackhole}"));
+    eventually("h1 reaches both loopbacks", || {
+        reaches(&node, "1.1.1.1") && reaches(&node, "2.2.2.2")
+    });
+    let before = pids(&node);
+    let addresses = node.exec("red/r1", "ip -o addr show lo");
+    assert!(addresses.contains("inet6 fdff::1/128"), "{addresses}");
+    assert!(routes(&node).contains("blackhole 10.9.0.0/16"), "{}", routes(&node));
+
+    node.exec("red/r1", "ip route add 10.8.0.0/16 via 10.2.0.2 proto static");
+    node.apply(&network("{to: 2.2.0.0/16, via: 10.2.0.2, metric: 7}"));
+    let now = routes(&node);
+    assert!(now.contains("2.2.0.0/16 via 10.2.0.2 dev eth1 metric 7"), "{now}");
+    assert!(!now.contains("2.2.2.2") && !now.contains("10.9.0.0/16"), "{now}");
+    assert!(now.contains("10.8.0.0/16"), "what somebody inside set stays: {now}");
+    eventually("the forwarding guest goes by it", || reaches(&node, "2.2.2.2"));
+
+    node.kill_pdpd();
+    node.start_pdpd();
+    node.apply(&network(""));
+    assert_eq!(routes(&node).lines().count(), 1, "the one set inside: {}", routes(&node));
+    eventually("it is unreachable", || !reaches(&node, "2.2.2.2"));
+    assert_eq!(pids(&node), before, "nothing was made anew");
+
+    node.apply(&network("{to: 2.2.2.2/32, via: 10.2.0.2}"));
+    let status = node.json(&["inspect", "red"])["status"].clone();
+    let nodes = status["nodes"].as_array().unwrap();
+    let r1 = nodes.iter().find(|found| found["name"] == "r1").unwrap();
+    kill(u32::try_from(r1["control"]["pid"].as_u64().unwrap()).unwrap());
+    eventually("r1 is made anew, and has its route", || {
+        node.try_exec("red/r1", "ip route").is_ok_and(|now| now.contains("2.2.2.2 via 10.2.0.2"))
+    });
+}

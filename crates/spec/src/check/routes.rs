@@ -1,0 +1,236 @@
+//! Checks of a node's static routes: that the kernel takes each when it is set, in the order of the list.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::vnet::NodeCheck;
+use crate::limits::*;
+use crate::object::Node;
+use crate::route::{NextHop, RouteKind, RouteScope, StaticRoute, Via};
+use crate::shape::nearest;
+use crate::units::Destination;
+
+/// What tells routes of a table apart: destination, table, metric.
+type Key = (IpNet, u32, u32);
+
+/// The kernel's `main` table.
+pub(super) const TABLE_MAIN: u32 = 254;
+
+/// Metric of a route that has none.
+fn metric(route: &StaticRoute, v4: bool) -> u32 {
+    match route.metric {
+        // Of IPv6 the kernel has it for none given.
+        Some(0) | None if !v4 => 1024,
+        metric => metric.unwrap_or(0),
+    }
+}
+
+pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
+    check.too_many(&["routes"], node.routes.len(), STATIC_ROUTES_MAX);
+    let mut known: BTreeMap<Key, String> = BTreeMap::new();
+    for (name, interface) in &node.interfaces {
+        for gateway in &interface.gateways {
+            let v4 = gateway.is_ipv4();
+            let key = (Destination::default_of(v4), TABLE_MAIN, if v4 { 0 } else { 1024 });
+            known.insert(key, format!("the gateway {gateway} of {name}"));
+        }
+    }
+    // Destinations that routes so far have on a link, by which next hops of later ones are reached.
+    let mut on_link: Vec<(IpNet, String)> = Vec::new();
+    let mut routes = std::mem::take(&mut node.routes);
+    for (index, route) in routes.iter_mut().enumerate() {
+        let at = index.to_string();
+        let path = ["routes", at.as_str()];
+        let Some(prefix) = route.prefix() else {
+            let hint = "write 0.0.0.0/0 or ::/0";
+            check.fault(&path, "to default says no family, and there is no next hop", hint);
+            continue;
+        };
+        route.to = Destination::Prefix(prefix);
+        let v4 = prefix.addr().is_ipv4();
+        let key = (prefix, route.table.unwrap_or(TABLE_MAIN), metric(route, v4));
+        if let Some(other) = known.insert(key, format!("routes[{index}]")) {
+            let message = format!("to {prefix} is the destination of {other} too");
+            check.fault(&path, message, "give one of them a metric, or one route a list in via");
+        }
+        Check { check: &mut *check, node, path, prefix, on_link: &on_link }.route(route);
+        let linked = route.hops().into_iter().filter(|hop| hop.via.is_none());
+        on_link.extend(linked.filter_map(|hop| Some((prefix, hop.dev?))));
+    }
+    node.routes = routes;
+}
+
+/// Checks of one route.
+struct Check<'a, 'b, 'c, 'd> {
+    check: &'a mut NodeCheck<'b, 'c, 'd>,
+    node: &'a Node,
+    path: [&'a str; 2],
+    prefix: IpNet,
+    on_link: &'a [(IpNet, String)],
+}
+
+impl Check<'_, '_, '_, '_> {
+    fn fault(&mut self, path: &[&str], message: impl Into<String>, hint: impl Into<String>) {
+        let path = [&self.path[..], path].concat();
+        self.check.fault(&path, message, hint);
+    }
+
+    fn route(&mut self, route: &StaticRoute) {
+        let v4 = self.prefix.addr().is_ipv4();
+        if route.kind != RouteKind::Unicast {
+            let given = [
+                ("via", route.via.is_some()),
+                ("dev", route.dev.is_some()),
+                ("onlink", route.onlink),
+                ("mtu", route.mtu.is_some()),
+                ("src", route.src.is_some()),
+            ];
+            for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+                self.fault(&[key], format!("{key} of a route that goes nowhere"), "remove it");
+            }
+            return;
+        }
+        let hops = route.hops();
+        match &route.via {
+            None if route.dev.is_none() => {
+                let hint = "give via, dev, or a type such as blackhole";
+                self.fault(&[], format!("to {} has no next hop", self.prefix), hint);
+            }
+            Some(Via::Several(several)) if several.is_empty() => {
+                self.fault(&["via"], "via is an empty list", "name a next hop");
+            }
+            _ => {}
+        }
+        if hops.len() > HOPS_MAX {
+            let message = format!("{} next hops, {HOPS_MAX} at most", hops.len());
+            self.fault(&["via"], message, "remove some");
+        }
+        for (at, hop) in hops.iter().enumerate() {
+            let index = at.to_string();
+            let path = match &route.via {
+                Some(Via::Several(_)) => &["via", index.as_str()][..],
+                Some(Via::One(_)) => &["via"],
+                None => &["dev"],
+            };
+            self.hop(path, hop, v4);
+            let same = |other: &NextHop| other.via == hop.via && other.dev == hop.dev;
+            if hops[..at].iter().any(same) {
+                let hint = "give it once, with a weight";
+                self.fault(path, "the next hop stands twice", hint);
+            }
+        }
+        let has_hop = hops.iter().any(|hop| hop.via.is_some());
+        if let Some(scope) = route.scope
+            && has_hop
+            && scope != RouteScope::Global
+        {
+            let hint = "remove scope: what has a next hop is global";
+            self.fault(&["scope"], "scope of a route with a next hop is not global", hint);
+        }
+        if route.table == Some(TABLE_LOCAL) {
+            let hint = "give addresses by loopback, or take another table";
+            self.fault(&["table"], format!("table {TABLE_LOCAL} is the kernel's own"), hint);
+        }
+        if let Some(mtu) = route.mtu.filter(|mtu| !v4 && *mtu < MTU_V6_MIN) {
+            let message = format!("mtu {mtu} is below {MTU_V6_MIN}, the least of IPv6");
+            self.fault(&["mtu"], message, "");
+        }
+        if let Some(src) = route.src {
+            let addresses = self.node.interfaces.values().flat_map(|it| &it.addresses);
+            let mut own = addresses.chain(&self.node.loopback);
+            if src.is_ipv4() != v4 {
+                let message = format!("src {src} is of another family than {}", self.prefix);
+                self.fault(&["src"], message, "take an address of the same");
+            } else if !own.any(|address| address.0.addr() == src) {
+                let message = format!("src {src} is no address of the node");
+                self.fault(&["src"], message, "take one of an interface, or add it to loopback");
+            }
+        }
+    }
+
+    /// Whether the kernel finds a next hop on a link.
+    fn hop(&mut self, path: &[&str], hop: &NextHop, v4: bool) {
+        if let Some(dev) = &hop.dev
+            && dev != "lo"
+            && !self.node.interfaces.contains_key(dev)
+        {
+            let names = self.node.interfaces.keys().map(String::as_str);
+            let hint = match nearest(dev, names.clone()) {
+                Some(nearest) => format!("did you mean {nearest}?"),
+                None => format!("interfaces: {}", names.collect::<Vec<_>>().join(", ")),
+            };
+            self.fault(path, format!("interface {dev} does not exist"), hint);
+            return;
+        }
+        let Some(via) = hop.via else {
+            if hop.dev.is_none() {
+                self.fault(path, "a next hop has neither via nor dev", "give one of them");
+            } else if hop.onlink {
+                self.fault(path, "onlink without a next hop", "remove it, or give via");
+            }
+            return;
+        };
+        if !v4 && via.is_ipv4() {
+            let message = format!("via {via} is of IPv4, the destination {} of IPv6", self.prefix);
+            return self.fault(path, message, "take a next hop of IPv6");
+        }
+        let interfaces = || self.node.interfaces.iter();
+        let all =
+            interfaces().flat_map(|(name, it)| it.addresses.iter().map(move |at| (at.0, name)));
+        if all.clone().any(|(net, _)| net.addr() == via)
+            || self.node.loopback.iter().any(|address| address.0.addr() == via)
+        {
+            let hint = "give that of the node at the other end";
+            return self.fault(path, format!("via {via} is the node's own address"), hint);
+        }
+        let link_local = matches!(via, IpAddr::V6(via) if via.is_unicast_link_local());
+        let Some(dev) = &hop.dev else {
+            if hop.onlink {
+                self.fault(path, "onlink without dev", "name the interface in dev");
+            } else if link_local {
+                let message = format!("via {via} is on every link");
+                self.fault(path, message, "name the interface in dev");
+            } else if self.link_of(via).is_none() {
+                let nets: Vec<_> =
+                    all.map(|(net, name)| format!("{} on {name}", net.trunc())).collect();
+                let message = format!("via {via} is in no subnet of an interface");
+                let hint = match nets.is_empty() {
+                    true => "give an interface addresses, or dev and onlink: true".to_owned(),
+                    false => format!("subnets: {}; or give dev and onlink: true", nets.join(", ")),
+                };
+                self.fault(path, message, hint);
+            }
+            return;
+        };
+        let here = interfaces().filter(|(name, _)| *name == dev).flat_map(|(_, it)| &it.addresses);
+        let reachable = hop.onlink
+            || link_local
+            || here.clone().any(|address| address.0.contains(&via))
+            || self.on_link.iter().any(|(net, by)| by == dev && net.contains(&via));
+        if !reachable {
+            let message = format!("via {via} is outside the subnets of {dev}");
+            let hint = match here.map(|address| address.0.trunc().to_string()).next() {
+                Some(net) => format!("take an address in {net}, or add onlink: true"),
+                None => format!("give {dev} an address first, or add onlink: true"),
+            };
+            self.fault(path, message, hint);
+        }
+    }
+
+    /// The interface on whose link a next hop is.
+    fn link_of(&self, via: IpAddr) -> Option<&str> {
+        link_of(self.node, via).or_else(|| {
+            let by = self.on_link.iter().find(|(net, _)| net.contains(&via))?;
+            Some(&by.1)
+        })
+    }
+}
+
+/// The interface in whose subnet an address is.
+fn link_of(node: &Node, via: IpAddr) -> Option<&str> {
+    let ports = node.ports();
+    let found = ports.into_iter().find(|(_, it)| it.addresses.iter().any(|at| at.0.contains(&via)));
+    found.map(|(name, _)| name)
+}

@@ -1,0 +1,141 @@
+//! What nodes have of their own beside interfaces and commands: loopback addresses, static routes, sysctls.
+
+use pdp_spec::{Existing, Intent, SourceFile, Substrate, check, parse};
+
+/// Two routers, of which the first has `keys`, and what is said of them.
+fn apply(keys: &str) -> Result<Intent, String> {
+    let text = format!(
+        "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: v}}\nspec:\n  nodes:\n    r1:\n\
+         \x20     kind: router\n      interfaces:\n        eth0: {{addresses: [10.1.0.1/24, \"fd00:1::1/64\"]}}\n\
+         \x20       eth1: {{addresses: [10.2.0.1/30], gateways: [10.2.0.2]}}\n        eth2: {{}}\n\
+         \x20       eth0.5: {{}}\n      {keys}\n"
+    );
+    let file = SourceFile { name: "v.yaml".into(), text, ..SourceFile::default() };
+    let substrate = Some(Substrate::of_machine(&(0..4).collect()));
+    let existing = Existing { substrate, unknown: true, ..Existing::default() };
+    let documents = parse(&[file]);
+    documents.and_then(|documents| check(&documents, &existing)).map_err(|diagnostics| {
+        diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    })
+}
+
+/// That these keys are refused with these words, behind line and node.
+#[track_caller]
+fn says(keys: &str, expected: &str) {
+    let refused = apply(keys).expect_err("refused");
+    let place = refused.find("node v/r1: ").unwrap_or_else(|| panic!("{refused}"));
+    assert!(refused.starts_with("v.yaml:13:"), "{refused}");
+    assert_eq!(&refused[place + "node v/r1: ".len()..], expected);
+}
+
+#[test]
+fn loopback_addresses() {
+    let intent = apply("loopback: [1.1.1.1/32, \"2001:db8::1/128\"]").unwrap();
+    assert_eq!(intent.vnets["v"].spec.nodes["r1"].loopback.len(), 2);
+    says(
+        "loopback: [10.1.0.1/32]",
+        "address 10.1.0.1/32 is on eth0 already (give each interface addresses of its own)",
+    );
+    let refused = apply("loopback: [1.1.1.1]").unwrap_err();
+    assert!(refused.contains("(write an address with its prefix length like"), "{refused}");
+}
+
+#[test]
+fn routes_of_every_kind_are_right() {
+    let intent = apply(
+        r#"routes:
+        - {to: 10.100.0.0/16, via: 10.1.0.2}
+        - {to: default, via: 10.1.0.2, metric: 10}
+        - {to: default, via: "fd00:1::2"}
+        - {to: 10.101.0.0/16, via: [10.1.0.2, {via: 10.2.0.2, weight: 3}]}
+        - {to: 10.102.0.0/16, via: 192.0.2.1, dev: eth2, onlink: true}
+        - {to: 10.103.0.0/16, dev: eth2, scope: link}
+        - {to: 10.104.0.0/16, via: 10.103.0.9, dev: eth2}
+        - {to: 10.105.0.0/16, via: "fe80::1", dev: eth2}
+        - {to: 10.106.0.0/16, via: "fd00:1::2"}
+        - {to: 10.107.0.0/16, type: blackhole}
+        - {to: "fd66::/32", type: throw, table: 100}
+        - {to: 10.108.0.1, via: 10.1.0.2, src: 1.1.1.1, mtu: 1300}
+      loopback: [1.1.1.1/32]"#,
+    );
+    let intent = intent.unwrap_or_else(|refused| panic!("{refused}"));
+    let routes = &intent.vnets["v"].spec.nodes["r1"].routes;
+    let prefixes: Vec<_> = routes.iter().map(|route| route.prefix().unwrap().to_string()).collect();
+    assert_eq!(&prefixes[1..3], ["0.0.0.0/0", "::/0"]);
+    assert_eq!(prefixes[11], "10.108.0.1/32");
+    let weights: Vec<_> = routes[3].hops().iter().map(|hop| hop.weight).collect();
+    assert_eq!(weights, [1, 3]);
+    // What was stored reads back as itself.
+    let stored = serde_json::to_string(routes).unwrap();
+    assert_eq!(&serde_json::from_str::<Vec<pdp_spec::StaticRoute>>(&stored).unwrap(), routes);
+}
+
+#[test]
+fn routes_that_the_kernel_would_refuse() {
+    let route = |route: &str, expected| says(&format!("routes: [{{to: {route}}}]"), expected);
+    route(
+        "10.9.0.0/16, via: 192.0.2.1",
+        "via 192.0.2.1 is in no subnet of an interface (subnets: 10.1.0.0/24 on eth0, fd00:1::/64 on eth0, \
+         10.2.0.0/30 on eth1; or give dev and onlink: true)",
+    );
+    route(
+        "10.9.0.0/16, via: 10.1.0.2, dev: eth1",
+        "via 10.1.0.2 is outside the subnets of eth1 (take an address in 10.2.0.0/30, or add onlink: true)",
+    );
+    route(
+        "10.9.0.0/16, via: 10.1.0.1",
+        "via 10.1.0.1 is the node's own address (give that of the node at the other end)",
+    );
+    route(
+        "10.9.0.0/16, via: \"fe80::1\"",
+        "via fe80::1 is on every link (name the interface in dev)",
+    );
+    route(
+        "\"fd09::/16\", via: 10.1.0.2",
+        "via 10.1.0.2 is of IPv4, the destination fd09::/16 of IPv6 (take a next hop of IPv6)",
+    );
+    route("10.9.0.0/16, dev: eht0", "interface eht0 does not exist (did you mean eth0?)");
+    route(
+        "10.9.0.0/16",
+        "to 10.9.0.0/16 has no next hop (give via, dev, or a type such as blackhole)",
+    );
+    route(
+        "default, type: blackhole",
+        "to default says no family, and there is no next hop (write 0.0.0.0/0 or ::/0)",
+    );
+    route(
+        "10.9.0.0/16, via: 10.1.0.2, type: blackhole",
+        "via of a route that goes nowhere (remove it)",
+    );
+    route(
+        "default, via: 10.1.0.2",
+        "to 0.0.0.0/0 is the destination of the gateway 10.2.0.2 of eth1 too (give one of them a metric, or \
+         one route a list in via)",
+    );
+    route(
+        "10.9.0.0/16, via: [10.1.0.2, 10.1.0.2]",
+        "the next hop stands twice (give it once, with a weight)",
+    );
+    route("10.9.0.0/16, via: []", "via is an empty list (name a next hop)");
+    route(
+        "10.9.0.0/16, via: 10.1.0.2, scope: link",
+        "scope of a route with a next hop is not global (remove scope: what has a next hop is global)",
+    );
+    route(
+        "10.9.0.0/16, via: 10.1.0.2, src: 9.9.9.9",
+        "src 9.9.9.9 is no address of the node (take one of an interface, or add it to loopback)",
+    );
+    route(
+        "10.9.0.0/16, via: 10.1.0.2, table: 255",
+        "table 255 is the kernel's own (give addresses by loopback, or take another table)",
+    );
+    route(
+        "\"fd09::/16\", via: \"fd00:1::2\", mtu: 1000",
+        "mtu 1000 is below 1280, the least of IPv6",
+    );
+    let refused = apply("routes: [{to: 10.9.0.1/16, via: 10.1.0.2}]").unwrap_err();
+    assert!(
+        refused.contains("has bits beyond its prefix length, which 10.9.0.0/16 has not"),
+        "{refused}"
+    );
+}
