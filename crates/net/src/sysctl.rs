@@ -13,6 +13,14 @@ pub fn set(netns: BorrowedFd<'_>, key: &str, value: &str) -> Result<()> {
     within(netns, || set_here(key, value))
 }
 
+/// Sets several, in this order.
+pub fn set_all(netns: BorrowedFd<'_>, values: &[(String, String)]) -> Result<()> {
+    if values.is_empty() {
+        return Ok(());
+    }
+    within(netns, || values.iter().try_for_each(|(key, value)| set_here(key, value)))
+}
+
 /// Reads a sysctl of a network namespace, without the line's end.
 pub fn get(netns: BorrowedFd<'_>, key: &str) -> Result<String> {
     within(netns, || {

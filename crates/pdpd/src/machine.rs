@@ -89,6 +89,9 @@ pub trait Machine: Debug + Send + Sync {
     /// Makes TAPs in the network namespace of a guest that was made.
     fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError>;
 
+    /// Sets sysctls of the network namespace of a guest that was made, in this order.
+    fn set_sysctls(&self, guest: Process, values: &[(String, String)]) -> Result<(), HostError>;
+
     /// Gives `lo` in the network namespace of a guest that was made these addresses.
     fn set_loopback(&self, guest: Process, addresses: &[IpNet]) -> Result<(), HostError>;
 
@@ -246,6 +249,11 @@ impl Machine for Host {
 
     fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {
         Self::make_taps(self, guest, taps)
+    }
+
+    fn set_sysctls(&self, guest: Process, values: &[(String, String)]) -> Result<(), HostError> {
+        let netns = host::network_namespace(guest)?;
+        Ok(pdp_net::sysctl::set_all(netns.as_fd(), values)?)
     }
 
     fn set_loopback(&self, guest: Process, addresses: &[IpNet]) -> Result<(), HostError> {

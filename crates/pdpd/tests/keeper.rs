@@ -169,6 +169,10 @@ impl Machine for Pretend {
         Ok(taps.iter().map(|_| eventfd()).collect())
     }
 
+    fn set_sysctls(&self, _: Process, _: &[(String, String)]) -> Result<(), HostError> {
+        Ok(())
+    }
+
     fn set_loopback(&self, _: Process, _: &[IpNet]) -> Result<(), HostError> {
         Ok(())
     }

@@ -22,6 +22,7 @@ pub mod reference;
 mod route;
 pub mod schema;
 mod shape;
+pub mod sysctl;
 mod tree;
 mod tunnel;
 pub mod units;

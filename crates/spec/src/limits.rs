@@ -44,6 +44,10 @@ pub const HOP_WEIGHT_MAX: u32 = 256;
 pub const MTU_V6_MIN: u32 = 1280;
 /// The kernel's table of routes to its own addresses, which is its own.
 pub const TABLE_LOCAL: u32 = 255;
+/// Sysctls of one node.
+pub const SYSCTLS_MAX: usize = 256;
+/// Bytes of the value of a sysctl.
+pub const SYSCTL_BYTES_MAX: usize = 256;
 /// Files put into one node.
 pub const FILES_MAX: usize = 256;
 /// Bytes of one file put into a node.

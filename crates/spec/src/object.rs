@@ -14,6 +14,7 @@ use crate::command::NodeCommand;
 use crate::limits::*;
 use crate::link::Link;
 use crate::route::StaticRoute;
+use crate::sysctl::SysctlValue;
 use crate::tunnel::{External, Grant};
 use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Hex, Mac};
 
@@ -470,6 +471,10 @@ pub struct Node {
     /// Static routes, which the kernel has before the commands start. A change of them restarts nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<StaticRoute>,
+    /// Kernel settings (sysctl) of the node's network, by name: `net.ipv4.tcp_ecn: 1`, or for one of its
+    /// interfaces `net.ipv4.conf.eth0.rp_filter: 2`. docs/sysctls.md has those that can be set.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sysctls: BTreeMap<String, SysctlValue>,
     /// Files to put in before the commands start, by absolute path: below `/etc`, `/root`, `/run`, `/tmp`
     /// or `/var`; with an image below `/etc`, `/root`, `/run`, `/tmp`, `/var/log` or `/var/tmp`. Forwarding
     /// guests do not have them. A change restarts this node's container and no other; a router's

@@ -1,6 +1,6 @@
 //! What nodes have of their own beside interfaces and commands: loopback addresses, static routes, sysctls.
 
-use pdp_spec::{Existing, Intent, SourceFile, Substrate, check, parse};
+use pdp_spec::{Existing, Intent, SourceFile, Substrate, check, parse, sysctl};
 
 /// Two routers, of which the first has `keys`, and what is said of them.
 fn apply(keys: &str) -> Result<Intent, String> {
@@ -138,4 +138,50 @@ fn routes_that_the_kernel_would_refuse() {
         refused.contains("has bits beyond its prefix length, which 10.9.0.0/16 has not"),
         "{refused}"
     );
+}
+
+#[test]
+fn sysctls_on_the_list_and_off_it() {
+    let keys = "sysctls: {net.ipv4.tcp_ecn: 1, net.ipv4.conf.all.rp_filter: 2, \
+                net.ipv4.conf.eth0/5.proxy_arp: 1, net.ipv6.conf.lo.disable_ipv6: 1, \
+                net.ipv4.tcp_rmem: \"4096 131072 6291456\"}";
+    apply(keys).unwrap_or_else(|refused| panic!("{refused}"));
+    let one = |name: &str, expected| says(&format!("sysctls: {{{name}: 1}}"), expected);
+    one(
+        "net.ipv4.tcp_enc",
+        "sysctl \"net.ipv4.tcp_enc\" can't be set (did you mean net.ipv4.tcp_ecn? docs/sysctls.md has \
+         those that can)",
+    );
+    one(
+        "net.ipv4.conf.eth0.rpfilter",
+        "sysctl \"net.ipv4.conf.eth0.rpfilter\" can't be set (did you mean \
+         net.ipv4.conf.eth0.rp_filter? docs/sysctls.md has those that can)",
+    );
+    one(
+        "net.ipv4.ipfrag_high_thresh",
+        "sysctl \"net.ipv4.ipfrag_high_thresh\" can't be set (memory of the kernel that is charged to \
+         nobody; docs/sysctls.md has those that can)",
+    );
+    one(
+        "kernel.core_pattern",
+        "sysctl \"kernel.core_pattern\" can't be set (only some of net.ipv4 and net.ipv6 can; \
+         docs/sysctls.md has those that can)",
+    );
+    one(
+        "net.ipv4.ip_forward",
+        "sysctl net.ipv4.ip_forward can't be set on a router (a router forwards, and so do its \
+         forwarding guests; make it kind: host, or remove it)",
+    );
+    one("net.ipv4.conf.eth7.rp_filter", "interface eth7 does not exist (did you mean eth0?)");
+    // No name leads out of the list, whatever stands for the interface.
+    for name in
+        ["net.ipv4.conf./../../kernel.rp_filter", "net.ipv4.conf...rp_filter", "net.ipv4.conf.all"]
+    {
+        assert!(apply(&format!("sysctls: {{\"{name}\": 1}}")).is_err(), "{name}");
+    }
+    says(
+        "sysctls: {net.ipv4.tcp_ecn: \"\"}",
+        "sysctl net.ipv4.tcp_ecn has a value that is none (give one line of at most 256 characters)",
+    );
+    assert!(sysctl::sysctls().count() > 150);
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pdp_spec::{
     Existing, InterfaceFacts, Object, SourceFile, VirtualNetwork, check, parse, reference, schema,
+    sysctl,
 };
 use serde_json::Value;
 
@@ -25,6 +26,12 @@ fn schema_is_current() {
 fn reference_is_current() {
     let text = std::fs::read_to_string(root().join("docs/spec.md")).unwrap();
     assert!(text == reference::markdown(), "{PUBLISH}");
+}
+
+#[test]
+fn the_list_of_sysctls_is_current() {
+    let text = std::fs::read_to_string(root().join("docs/sysctls.md")).unwrap();
+    assert!(text == sysctl::markdown(), "{PUBLISH}");
 }
 
 /// Every key of the schema, wherever it is.

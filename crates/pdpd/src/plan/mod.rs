@@ -34,6 +34,7 @@ use crate::key::Key;
 use crate::ledger::{Holding, Ledger, Placement, UID_BASE, vnet_uid_base};
 use crate::shared::{self, Shared, differing};
 pub use commands::CommandPlan;
+pub use network::Sysctls;
 use node::NodePlanner;
 use words::rate;
 
@@ -408,6 +409,8 @@ pub struct NodePlan {
     pub hash: String,
     /// Its TAPs, by index of the vport.
     pub taps: Vec<TapSpec>,
+    /// Sysctls of its network namespace.
+    pub sysctls: Sysctls,
     /// Addresses of its `lo`, beside the kernel's own.
     pub loopback: Vec<IpNet>,
     /// Its static routes, which may be changed while it runs.

@@ -102,6 +102,7 @@ impl NodePlanner<'_> {
             control,
             commands: named,
             taps,
+            sysctls: network::sysctls(self.node),
             loopback: network::loopback(self.node),
             routes: network::routes(self.node),
             tap_helper,
@@ -389,7 +390,9 @@ impl NodePlanner<'_> {
     fn control_hash(&self, control: &GuestSpec, taps: &[TapSpec]) -> String {
         let versions = (pdp_wire::tag::VERSION, tap::VERSION, mirror::VERSION);
         let loopback = self.node.loopback.iter().map(|address| format!("lo {address}"));
-        let network: Vec<String> = tap_words(taps).into_iter().chain(loopback).collect();
+        let sysctls = network::sysctls(self.node);
+        let network: Vec<String> =
+            tap_words(taps).into_iter().chain(loopback).chain(sysctls.words()).collect();
         hash(&(versions, without_limits(control), network, self.node.resources.routes))
     }
 

@@ -81,7 +81,9 @@ impl Reconciler {
                         (doing.told)(&format!("{} {key}", doing.verb()));
                         self.state.intend(&journal, &limits)?;
                         let guest = machine.create(&wanted.control)?;
+                        machine.set_sysctls(guest, &wanted.sysctls.before)?;
                         side.taps = Some(machine.make_taps(guest, &wanted.taps)?);
+                        machine.set_sysctls(guest, &wanted.sysctls.after)?;
                         machine.set_loopback(guest, &wanted.loopback)?;
                         machine.set_routes(guest, &[], &wanted.routes)?;
                         // One whose network is not whole is made anew.

@@ -17,6 +17,7 @@ mod power;
 mod room;
 mod routes;
 mod substrate;
+mod sysctls;
 mod tenant;
 mod vnet;
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{INNER_NAME_HINT, Reporter, bad_inner_name, label, leaving, routes};
+use super::{INNER_NAME_HINT, Reporter, bad_inner_name, label, leaving, routes, sysctls};
 use crate::limits::*;
 use crate::object::*;
 use crate::shape::nearest;
@@ -106,6 +106,7 @@ impl NodeCheck<'_, '_, '_> {
         self.image(&["image"], &node.image);
         self.interfaces(node);
         routes::check(self, node);
+        sysctls::check(self, node);
         self.files(node);
         self.commands(node);
         self.environment(node);

@@ -1,7 +1,11 @@
 //! What a spec gives a node beside interfaces and commands, as the node has it.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use pdp_e2e::specs::SUBSTRATE;
 use pdp_e2e::{Node, eventually, kill};
+use pdp_spec::sysctl::sysctls;
 use serde_json::Value;
 
 /// h1 - r1 - h2. r1 has `routes`, h2 has a loopback address that h1 reaches by them alone.
@@ -28,6 +32,13 @@ spec:
       kind: host
       interfaces: {{eth0: {{addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}}}
       loopback: [2.2.2.2/32]
+      sysctls:
+        net.ipv4.tcp_ecn: 1
+        net.ipv4.tcp_rmem: "4096 65536 262144"
+        net.ipv4.conf.default.proxy_arp: 1
+        net.ipv4.conf.eth0.rp_filter: 2
+        net.ipv4.ip_forward: 1
+        net.ipv4.conf.all.accept_redirects: 1
   links:
     - endpoints: ["r1:eth0", "h1:eth0"]
     - endpoints: ["r1:eth1", "h2:eth0"]
@@ -89,4 +100,35 @@ fn loopback_addresses_and_static_routes() {
     eventually("r1 is made anew, and has its route", || {
         node.try_exec("red/r1", "ip route").is_ok_and(|now| now.contains("2.2.2.2 via 10.2.0.2"))
     });
+}
+
+/// Sysctls have their values, those that the kernel sets by others too; and all that are on the list are of the
+/// node alone: it may write them by itself.
+#[test]
+fn sysctls_are_set_and_the_nodes_own() {
+    let node = Node::start("sysctls");
+    node.apply(&network(""));
+    let value = |name: &str| node.exec("red/h2", &format!("cat /proc/sys/net/{name}"));
+    for (name, expected) in [
+        ("ipv4/tcp_ecn", "1"),
+        ("ipv4/tcp_rmem", "4096\t65536\t262144"),
+        ("ipv4/conf/eth0/proxy_arp", "1"),
+        ("ipv4/conf/eth0/rp_filter", "2"),
+        ("ipv4/ip_forward", "1"),
+        ("ipv4/conf/all/accept_redirects", "1"),
+    ] {
+        assert_eq!(value(name).trim(), expected, "{name}");
+    }
+    let found =
+        node.exec("red/h2", "find /proc/sys/net/ipv4 /proc/sys/net/ipv6 -type f -perm -200");
+    let own: BTreeSet<&str> = found.lines().collect();
+    assert!(own.len() > 100, "{found}");
+    for name in sysctls() {
+        let path = format!("/proc/sys/{}", name.replace("INTERFACE", "eth0").replace('.', "/"));
+        let there = Path::new(&path.replace("eth0", "lo")).exists();
+        assert!(!there || own.contains(path.as_str()), "{name} is not the node's own");
+    }
+    let text = network("").replace("net.ipv4.tcp_ecn: 1", "net.ipv4.tcp_ecn: 77");
+    let refused = node.try_apply(&text).unwrap_err();
+    assert!(refused.contains("set sysctl net.ipv4.tcp_ecn"), "{refused}");
 }

@@ -1,0 +1,213 @@
+//! Kernel settings (sysctls) that a node may have otherwise: a list, with what is not on it and why.
+//!
+//! All are of the node's own network namespace, and its root can write them by itself. docs/sysctls.md is made
+//! from this.
+
+use std::fmt;
+use std::fmt::Write as _;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::shape::nearest;
+
+/// Value of a sysctl.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum SysctlValue {
+    /// A number.
+    Number(u64),
+    /// A text, for several numbers or words.
+    Text(String),
+}
+
+impl fmt::Display for SysctlValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+/// What stands in names below `conf` for all interfaces, and for those that are made later.
+const OF_ALL: [&str; 2] = ["all", "default"];
+
+/// Below `net.ipv4.conf.INTERFACE`.
+const CONF_V4: &str = "accept_local accept_redirects accept_source_route arp_accept arp_announce \
+    arp_evict_nocarrier arp_filter arp_ignore arp_notify bc_forwarding drop_gratuitous_arp \
+    drop_unicast_in_l2_multicast force_igmp_version forwarding igmpv2_unsolicited_report_interval \
+    igmpv3_unsolicited_report_interval ignore_routes_with_linkdown promote_secondaries proxy_arp \
+    proxy_arp_pvlan route_localnet rp_filter secure_redirects send_redirects shared_media src_valid_mark";
+
+/// Below `net.ipv6.conf.INTERFACE`.
+const CONF_V6: &str = "accept_ra accept_ra_defrtr accept_ra_from_local accept_ra_min_hop_limit \
+    accept_ra_min_lft accept_ra_mtu accept_ra_pinfo accept_ra_rt_info_max_plen accept_ra_rt_info_min_plen \
+    accept_ra_rtr_pref accept_redirects accept_source_route accept_untracked_na addr_gen_mode autoconf \
+    disable_ipv6 drop_unicast_in_l2_multicast drop_unsolicited_na force_mld_version force_tllao forwarding \
+    hop_limit ignore_routes_with_linkdown mldv1_unsolicited_report_interval \
+    mldv2_unsolicited_report_interval ndisc_evict_nocarrier ndisc_notify ndisc_tclass proxy_ndp \
+    ra_defrtr_metric router_probe_interval router_solicitation_delay router_solicitation_interval \
+    router_solicitation_max_interval router_solicitations rpl_seg_enabled seg6_enabled seg6_require_hmac \
+    suppress_frag_ndisc temp_prefered_lft temp_valid_lft use_oif_addrs_only use_tempaddr";
+
+/// Below `net.ipv4`.
+const V4: &str = "fib_multipath_hash_fields fib_multipath_hash_policy fib_multipath_use_neigh fwmark_reflect \
+    icmp_echo_enable_probe icmp_echo_ignore_all icmp_echo_ignore_broadcasts \
+    icmp_errors_use_inbound_ifaddr icmp_ignore_bogus_error_responses icmp_ratelimit icmp_ratemask \
+    igmp_link_local_mcast_reports igmp_qrv ip_default_ttl ip_dynaddr ip_forward ip_forward_update_priority \
+    ip_forward_use_pmtu ip_local_port_range ip_local_reserved_ports ip_no_pmtu_disc ip_nonlocal_bind \
+    ip_unprivileged_port_start nexthop_compat_mode ping_group_range raw_l3mdev_accept \
+    tcp_abort_on_overflow tcp_adv_win_scale tcp_app_win tcp_autocorking tcp_base_mss \
+    tcp_comp_sack_delay_ns tcp_comp_sack_nr tcp_comp_sack_slack_ns tcp_congestion_control tcp_dsack \
+    tcp_early_retrans tcp_ecn tcp_ecn_fallback tcp_fastopen tcp_fin_timeout tcp_frto tcp_fwmark_accept \
+    tcp_invalid_ratelimit tcp_keepalive_intvl tcp_keepalive_probes tcp_keepalive_time tcp_l3mdev_accept \
+    tcp_limit_output_bytes tcp_max_reordering tcp_max_syn_backlog tcp_min_rtt_wlen tcp_min_snd_mss \
+    tcp_min_tso_segs tcp_moderate_rcvbuf tcp_mtu_probe_floor tcp_mtu_probing tcp_no_metrics_save \
+    tcp_no_ssthresh_metrics_save tcp_notsent_lowat tcp_orphan_retries tcp_pacing_ca_ratio \
+    tcp_pacing_ss_ratio tcp_probe_interval tcp_probe_threshold tcp_recovery tcp_reflect_tos \
+    tcp_reordering tcp_retrans_collapse tcp_retries1 tcp_retries2 tcp_rfc1337 tcp_rmem tcp_sack \
+    tcp_shrink_window tcp_slow_start_after_idle tcp_stdurg tcp_syn_linear_timeouts tcp_syn_retries \
+    tcp_synack_retries tcp_syncookies tcp_thin_linear_timeouts tcp_timestamps tcp_tso_win_divisor \
+    tcp_tw_reuse tcp_window_scaling tcp_wmem tcp_workaround_signed_windows udp_l3mdev_accept \
+    udp_rmem_min udp_wmem_min";
+
+/// Below `net.ipv6`.
+const V6: &str = "anycast_src_echo_reply auto_flowlabels bindv6only fib_multipath_hash_fields \
+    fib_multipath_hash_policy flowlabel_consistency flowlabel_reflect flowlabel_state_ranges \
+    fwmark_reflect icmp.echo_ignore_all icmp.echo_ignore_anycast icmp.echo_ignore_multicast \
+    icmp.ratelimit icmp.ratemask ip_nonlocal_bind max_dst_opts_length max_dst_opts_number \
+    max_hbh_length max_hbh_opts_number seg6_flowlabel";
+
+/// Last words of those that routers can't have otherwise, and why.
+const NOT_OF_ROUTERS: [(&str, &str); 4] = [
+    ("ip_forward", "a router forwards, and so do its forwarding guests"),
+    ("forwarding", "a router forwards, and so do its forwarding guests"),
+    ("fib_multipath_hash_policy", "its forwarding guests share flows out by addresses and ports"),
+    ("fib_multipath_hash_fields", "its forwarding guests share flows out by addresses and ports"),
+];
+
+/// What there is else, as the beginnings of names, and why it is not on the list.
+const OTHERS: [(&str, &str); 16] = [
+    ("net.ipv6.conf.*.accept_dad", "PdP's: addresses that it gives are of use at once"),
+    ("net.ipv6.conf.*.dad_transmits", "as accept_dad"),
+    ("net.ipv6.conf.*.keep_addr_on_down", "PdP's: a link that comes back has its addresses"),
+    ("net.ipv6.conf.*.mtu", "the interface's key `mtu`"),
+    ("net.ipv6.conf.*.stable_secret", "the interface's key `mac`, from which addresses follow"),
+    ("net.ipv4.conf.*.log_martians", "they are logged in the machine's own log"),
+    ("net.ipv4.ipfrag_", "memory of the kernel that is charged to nobody"),
+    ("net.ipv6.ip6frag_", "memory of the kernel that is charged to nobody"),
+    ("net.ipv4.igmp_max_", "memory of the kernel that is charged to nobody"),
+    ("net.ipv4.tcp_max_tw_buckets", "memory of the kernel that is charged to nobody"),
+    ("net.ipv6.route.", "memory of the kernel that is charged to nobody"),
+    ("net.ipv4.neigh.", "kernels do not show them to a node, or have them for the whole machine"),
+    ("net.ipv6.neigh.", "kernels do not show them to a node, or have them for the whole machine"),
+    ("net.ipv4.icmp_msgs_", "before Linux 6.12 they are the whole machine's"),
+    ("net.core.", "the whole machine's, or not shown to a node by Linux 6.1"),
+    ("net.", "the whole machine's, or not shown to a node"),
+];
+
+/// Which interfaces a sysctl is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SysctlOf<'a> {
+    /// The whole namespace, or interfaces made later.
+    Node,
+    /// One, by its name.
+    Interface(&'a str),
+}
+
+/// Takes a name apart as sysctl(8) writes it, where `/` in an interface's name stands for `.`: whom it is for, and
+/// the name with `INTERFACE` in place of the interface.
+pub fn sysctl_of(name: &str) -> (SysctlOf<'_>, String) {
+    for family in ["net.ipv4.conf.", "net.ipv6.conf."] {
+        if let Some((interface, last)) =
+            name.strip_prefix(family).and_then(|rest| rest.split_once('.'))
+        {
+            let of = match OF_ALL.contains(&interface) {
+                true => SysctlOf::Node,
+                false => SysctlOf::Interface(interface),
+            };
+            return (of, format!("{family}INTERFACE.{last}"));
+        }
+    }
+    (SysctlOf::Node, name.to_owned())
+}
+
+/// All names on the list, with `INTERFACE` for `all`, `default` or an interface.
+pub fn sysctls() -> impl Iterator<Item = String> {
+    let groups = [
+        ("net.ipv4.conf.INTERFACE", CONF_V4),
+        ("net.ipv6.conf.INTERFACE", CONF_V6),
+        ("net.ipv4", V4),
+        ("net.ipv6", V6),
+    ];
+    groups.into_iter().flat_map(|(before, names)| {
+        names.split_whitespace().map(move |name| format!("{before}.{name}"))
+    })
+}
+
+/// Why a sysctl can't be set, and what to do; `None`: it can.
+pub(crate) fn refused(name: &str, router: bool) -> Option<(String, String)> {
+    let (of, generic) = sysctl_of(name);
+    let last = name.rsplit('.').next().unwrap_or_default();
+    if !sysctls().any(|known| known == generic) {
+        let other = OTHERS.iter().find(|(other, _)| {
+            let (before, after) = other.split_once('*').unwrap_or((other, ""));
+            name.starts_with(before) && name.ends_with(after)
+        });
+        let written = |known: String| match of {
+            SysctlOf::Interface(interface) => known.replace("INTERFACE", interface),
+            SysctlOf::Node => known.replace("INTERFACE", "all"),
+        };
+        let all: Vec<String> = sysctls().map(written).collect();
+        let place = "docs/sysctls.md has those that can";
+        let hint = match (other, nearest(name, all.iter().map(String::as_str))) {
+            (Some((other, why)), _) if *other != "net." => format!("{why}; {place}"),
+            (_, Some(nearest)) => format!("did you mean {nearest}? {place}"),
+            (Some((_, why)), None) => format!("{why}; {place}"),
+            (None, None) => format!("only some of net.ipv4 and net.ipv6 can; {place}"),
+        };
+        return Some((format!("sysctl {name:?} can't be set"), hint));
+    }
+    let of_router = NOT_OF_ROUTERS.iter().find(|(word, _)| router && *word == last)?;
+    let hint = format!("{}; make it kind: host, or remove it", of_router.1);
+    Some((format!("sysctl {name} can't be set on a router"), hint))
+}
+
+/// docs/sysctls.md.
+pub fn markdown() -> String {
+    let mut page = "# Sysctls
+
+Kernel settings that a node's `sysctls` can have otherwise. They are of the node's own network namespace, and are
+set once its interfaces are there (those for all interfaces and for ones made later: just before) and before its
+commands start; `INTERFACE` is one of the node, `lo`, `all`, or `default` for those that are made later. In the name
+of an interface `/` stands for `.`, as in sysctl(8). Which of them there are, and their values, is up to the
+kernel (ip-sysctl.rst): one that it does not have, or a value that it refuses, keeps the node from starting, and
+its note says so. A change makes the node's container anew. Commands in a node may set them as well; what they
+set is gone when it is made anew.
+
+```yaml
+h1:
+  kind: host
+  sysctls: {net.ipv4.ip_forward: 1, net.ipv4.conf.eth0.rp_filter: 2, net.ipv4.tcp_rmem: \"4096 131072 6291456\"}
+```
+
+"
+    .to_owned();
+    for name in sysctls() {
+        let last = name.rsplit('.').next().unwrap_or_default();
+        let of_hosts = NOT_OF_ROUTERS.iter().find(|(word, _)| *word == last);
+        let why = of_hosts.map_or(String::new(), |(_, why)| format!(" (hosts: {why})"));
+        let _ = writeln!(page, "- `{name}`{why}");
+    }
+    page.push_str("\nNot on the list, and why:\n\n| what | why |\n|---|---|\n");
+    for (what, why) in OTHERS {
+        let what = what.replace('*', "INTERFACE");
+        let _ = match what.strip_suffix(['.', '_']) {
+            _ if what == "net." => writeln!(page, "| all else | {why} |"),
+            Some(_) => writeln!(page, "| `{what}…` | {why} |"),
+            None => writeln!(page, "| `{what}` | {why} |"),
+        };
+    }
+    page
+}
