@@ -196,6 +196,12 @@ fn place_init(
     for (index, file) in spec.files.iter().enumerate() {
         let host = files.join(index.to_string());
         let owner = root::ids(spec, root, &file.owner)?;
+        let below = |place: &str| file.path.starts_with(place);
+        if !file.writable && !image && !spec.profile.writable_places(image).any(below) {
+            // A made root is the guest's own, and can have what nothing could be mounted on later.
+            root::place(spec, root, file, owner)?;
+            continue;
+        }
         write_owned(spec, &host, file.content.as_bytes(), file.mode, owner)?;
         if file.writable {
             let from = inside.join("init-files").join(index.to_string());

@@ -7,10 +7,10 @@
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, lchown, symlink};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Context, Error, Result};
-use crate::spec::{GuestSpec, Owned};
+use crate::spec::{File, GuestSpec, Owned};
 
 /// User ids below are the system's.
 const SYSTEM_ID_MAX: u32 = 999;
@@ -235,6 +235,55 @@ fn copy(spec: &GuestSpec, from: &Path, to: &Path) -> Result<()> {
         own(spec, to, ROOT)?;
     }
     Ok(())
+}
+
+/// Puts a file into a made root, in place of one that is there, with the directories above it. Nobody else
+/// writes in the root yet; no link in it is followed.
+pub(crate) fn place(spec: &GuestSpec, root: &Path, file: &File, owner: (u32, u32)) -> Result<()> {
+    let (place, parent) = (inside(spec, root, &file.path)?, file.path.parent());
+    make_parents(spec, root, parent.unwrap_or(&file.path))?;
+    match fs::symlink_metadata(&place) {
+        Ok(found) if found.is_dir() => {
+            let text = format!("file {}: it has a directory there", file.path.display());
+            return Err(Error::Spec { id: spec.id.clone(), text });
+        }
+        Ok(_) => fs::remove_file(&place).at("replace", &place)?,
+        Err(_) => {}
+    }
+    fs::write(&place, &file.content).at("write", &place)?;
+    let mode = fs::Permissions::from_mode(file.mode & 0o777);
+    fs::set_permissions(&place, mode).at("set the mode of", &place)?;
+    own(spec, &place, owner)
+}
+
+/// A path inside as one on the machine.
+fn inside(spec: &GuestSpec, root: &Path, path: &Path) -> Result<PathBuf> {
+    match path.strip_prefix("/") {
+        Ok(below) if below.components().all(|part| matches!(part, Component::Normal(_))) => {
+            Ok(root.join(below))
+        }
+        _ => {
+            let text = format!("{}: not an absolute path without ..", path.display());
+            Err(Error::Spec { id: spec.id.clone(), text })
+        }
+    }
+}
+
+/// Makes a directory in a made root, and those above it, where they are not there.
+fn make_parents(spec: &GuestSpec, root: &Path, path: &Path) -> Result<()> {
+    let place = inside(spec, root, path)?;
+    if place == root {
+        return Ok(());
+    }
+    make_parents(spec, root, path.parent().unwrap_or(path))?;
+    match fs::symlink_metadata(&place) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => {
+            let text = format!("{}: no directory, but a file or link of its root", path.display());
+            Err(Error::Spec { id: spec.id.clone(), text })
+        }
+        Err(_) => make_dir(spec, &place, 0o755, ROOT),
+    }
 }
 
 fn make_dir(spec: &GuestSpec, path: &Path, mode: u32, owner: (u32, u32)) -> Result<()> {

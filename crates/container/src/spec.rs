@@ -118,7 +118,8 @@ pub struct UserRange {
 /// A file put into a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
-    /// Where, absolute: where the guest may write, or over a file that its root has.
+    /// Where, absolute: where the guest may write, over a file that its root has, or of one that is shown
+    /// anywhere in [`Root::Host`].
     pub path: PathBuf,
     /// What is in it.
     pub content: String,

@@ -1000,3 +1000,53 @@ fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
+
+/// Files of a forwarding guest are where they are put, also where its root has no such place, with their owner
+/// and mode, and it can change none; no link of its root leads one out.
+#[test]
+fn a_forwarding_guest_has_files_anywhere_in_its_root() {
+    let fixture = Fixture::new();
+    let paths = ["/hub.sh", "/opt/lab/deep/x", "/etc/hosts", "/run/x", "/tmp/y/z", "/etc/mtab"];
+    let script = "for file in /hub.sh /opt/lab/deep/x /etc/hosts /run/x /tmp/y/z /etc/mtab; do
+            echo $file $(cat $file) $(stat -c %u:%g:%a $file)
+            (echo no > $file) 2>/dev/null && echo changed
+            rm -f $file 2>/dev/null && echo removed
+        done";
+    let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["sh", "-c", script]]);
+    spec.files = paths
+        .iter()
+        .map(|path| File {
+            path: path.into(),
+            content: format!("of{}", path.replace('/', "-")),
+            mode: 0o640,
+            owner: Owned::Ids { uid: 1000, gid: 7 },
+            writable: false,
+        })
+        .collect();
+    fixture.run(&spec);
+    assert_eq!(fixture.exit(&spec.dir), Some(1));
+    let text = log(&spec.dir);
+    for path in paths {
+        let line = format!("{path} of{} 1000:7:640", path.replace('/', "-"));
+        assert!(text.contains(&line), "{line} in {text}");
+    }
+    assert!(!text.contains("changed") && !text.contains("removed"), "{text}");
+
+    for (path, what) in
+        [("/var/run/x", "file or link"), ("/usr/x", "Read-only"), ("/opt", "directory")]
+    {
+        let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["true"]]);
+        spec.files = vec![File {
+            path: path.into(),
+            content: String::new(),
+            mode: 0o644,
+            owner: Owned::ROOT,
+            writable: false,
+        }];
+        match fixture.runtime.create(&spec, &[]) {
+            Ok(_) => assert!(path == "/usr/x" && !Path::new(path).exists(), "{path}"),
+            Err(error) => assert!(error.to_string().contains(what), "{error}"),
+        }
+    }
+    assert!(!Path::new("/run/x").exists());
+}

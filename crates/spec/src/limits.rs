@@ -50,6 +50,13 @@ pub const SYSCTLS_MAX: usize = 256;
 pub const SYSCTL_BYTES_MAX: usize = 256;
 /// Files put into one node.
 pub const FILES_MAX: usize = 256;
+/// Directories below which a program on the machine's own programs may have files; and any directly below `/`.
+pub const PROGRAM_FILE_PLACES: [&str; 8] =
+    ["/etc", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/var"];
+/// Files of a program, which each of its forwarding guests has for itself, in memory.
+pub const PROGRAM_FILES_MAX: usize = 32;
+/// Bytes of all files of a program.
+pub const PROGRAM_FILES_BYTES_MAX: usize = 256 << 10;
 /// Bytes of one file put into a node.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
 /// Commands of one node, and as many entries of its `exec`.

@@ -477,7 +477,7 @@ pub struct Node {
     pub sysctls: BTreeMap<String, SysctlValue>,
     /// Files to put in before the commands start, by absolute path: below `/etc`, `/root`, `/run`, `/tmp`
     /// or `/var`; with an image below `/etc`, `/root`, `/run`, `/tmp`, `/var/log` or `/var/tmp`. Forwarding
-    /// guests do not have them. A change restarts this node's container and no other; a router's
+    /// guests do not have them, but those of `dataPlane.program.files`. A change restarts this node's container and no other; a router's
     /// forwarding guests stay.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
@@ -805,6 +805,12 @@ pub struct OwnProgram {
     /// Root file system. Not given: made of the machine's own programs.
     #[serde(default)]
     pub image: Image,
+    /// Files to show to it read-only, by absolute path, 256 KiB in all: directly below `/`, or anywhere below
+    /// `/etc`, `/home`, `/opt`, `/root`, `/run`, `/srv`, `/tmp` or `/var`; with an image below `/run` or
+    /// `/tmp`, or in place of a file that it has. `owner` is by number, or `root`. A change makes the router's
+    /// forwarding guests anew.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, File>,
 }
 
 /// How a program is attached.

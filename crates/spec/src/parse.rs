@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::diagnostic::Diagnostic;
 use crate::frames;
 use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX, PCAP_BYTES_MAX};
-use crate::object::Object;
+use crate::object::{Object, Program};
 use crate::schema;
 use crate::shape::{self, nearest};
 use crate::tree::{self, Path, Place, Tree, Value};
@@ -66,7 +66,7 @@ impl SourceFile {
 
 /// What a file is that a spec names.
 enum Named {
-    /// A `spec.nodes.*.files.*.from`.
+    /// A `from` in `spec.nodes.*.files` or `spec.nodes.*.dataPlane.program.files`.
     Text,
     /// A `spec.interfaces.*.generator.frames`.
     Frames,
@@ -82,7 +82,9 @@ fn for_each_named(document: &Value, mut found: impl FnMut(&str, Named)) {
     }
     let Some(spec) = document.get("spec") else { return };
     for (_, _, node) in entries(spec.value.get("nodes")) {
-        for (_, _, file) in entries(node.value.get("files")) {
+        let program = node.value.get("dataPlane").and_then(|plane| plane.value.get("program"));
+        let of_program = entries(program.and_then(|program| program.value.get("files")));
+        for (_, _, file) in entries(node.value.get("files")).iter().chain(of_program) {
             if let Some(path) = file.value.text("from") {
                 found(path, Named::Text);
             }
@@ -320,9 +322,18 @@ fn attach(
     match &mut object {
         Object::VirtualNetwork(vnet) => {
             for (node_name, node) in &mut vnet.spec.nodes {
-                for (path, file) in &mut node.files {
+                let program = node.data_plane.as_mut().and_then(|plane| match &mut plane.program {
+                    Program::Own(program) => Some(&mut program.files),
+                    Program::BuiltIn(_) => None,
+                });
+                let own = node.files.iter_mut().map(|(path, file)| (&["files"][..], path, file));
+                let of_program = program.into_iter().flatten();
+                let of_program = of_program
+                    .map(|(path, file)| (&["dataPlane", "program", "files"][..], path, file));
+                for (key, path, file) in own.chain(of_program) {
                     let Some(from) = file.from.clone() else { continue };
-                    let at = Path::of(&["spec", "nodes", node_name, "files", path, "from"]);
+                    let at = [&["spec", "nodes", node_name], key, &[path, "from"]].concat();
+                    let at = Path::of(&at);
                     let Some(text) = content(&from, &at) else { continue };
                     let bytes = text.len();
                     if bytes > FILE_BYTES_MAX {

@@ -60,7 +60,8 @@ address, by `INTERFACE.NODE` every address. It is read-only, and follows what is
 `files` has at `/etc/hosts` is there instead.
 
 Limits of counts: 1,024 virtual networks; 256 tenants with 64 users and 64 image directories each; 256 nodes, 4,096 links and 4,096 externals of one; 256
-interfaces of a node with 32 addresses each, 32 loopback addresses, 256 routes of 32 next hops and 256 sysctls; 256 files of at most 4 MiB, 64 commands and 64 entries of `exec` of 256 words,
+interfaces of a node with 32 addresses each, 32 loopback addresses, 256 routes of 32 next hops and 256 sysctls; 256 files of at most 4 MiB, 32 files of a
+program of at most 256 KiB in all, 64 commands and 64 entries of `exec` of 256 words,
 256 environment variables of a node; 16,384 interfaces of all nodes together; 64 punt filters of 16
 matches; 16 fields of a flow; 256 bytes of all fields of a flow or of one filter; 64 external
 interfaces and 256 forwarding engines of a substrate; 64 forwarding guests of a router;

@@ -141,6 +141,52 @@ fn routes_that_the_kernel_would_refuse() {
 }
 
 #[test]
+fn files_of_a_program() {
+    let program = |files: &str| {
+        format!("dataPlane: {{program: {{run: /hub.py, attach: tap, files: {{{files}}}}}}}")
+    };
+    let good = "/hub.py: {content: x, mode: \"0755\"}, /opt/a/b: {content: y, owner: \"1000:7\"}";
+    apply(&program(good)).unwrap_or_else(|refused| panic!("{refused}"));
+    let one = |file: &str, expected| says(&program(file), expected);
+    one(
+        "/usr/bin/hub: {content: x}",
+        "/usr/bin/hub is where no file can be put (choose a place directly below / or below one of /etc, \
+         /home, /opt, /root, /run, /srv, /tmp, /var)",
+    );
+    one(
+        "/run/pdp/routes: {content: x}",
+        "/run/pdp/routes is where no file can be put (what is below /run/pdp is PdP's own; choose another \
+         place)",
+    );
+    one(
+        "/opt/../x: {content: x}",
+        "\"/opt/../x\" is no absolute path without .. (begin it with /)",
+    );
+    one("/x: {}", "file /x has not exactly one of content and from (give one of them)");
+    one(
+        "/x: {content: x, owner: frr}",
+        "owner \"frr\" is no number (the program runs as user and group 1000)",
+    );
+    let large = format!("/x: {{content: {}}}", "x".repeat(256 << 10));
+    apply(&program(&large)).unwrap_or_else(|refused| panic!("{refused}"));
+    one(
+        &format!("{large}, /y: {{content: y}}"),
+        "files have 262145 bytes, 262144 at most (put them into an image instead)",
+    );
+
+    // From a file beside the spec.
+    let text = "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: v}\nspec: {nodes: {r1: {kind: router, \
+                interfaces: {}, dataPlane: {program: {run: /x, attach: tap, files: {/x: {from: hub.py}}}}}}}\n";
+    let file = SourceFile::read("v.yaml", text, |path, _| Ok(format!("of {path}").into_bytes()));
+    assert_eq!(file.attachments.len(), 1);
+    let documents = parse(&[file]).unwrap();
+    let object = serde_json::to_value(&documents[0].object).unwrap();
+    let found = &object["spec"]["nodes"]["r1"]["dataPlane"]["program"]["files"]["/x"];
+    assert_eq!(found["content"], "of hub.py");
+    assert!(found.get("from").is_none());
+}
+
+#[test]
 fn sysctls_on_the_list_and_off_it() {
     let keys = "sysctls: {net.ipv4.tcp_ecn: 1, net.ipv4.conf.all.rp_filter: 2, \
                 net.ipv4.conf.eth0/5.proxy_arp: 1, net.ipv6.conf.lo.disable_ipv6: 1, \

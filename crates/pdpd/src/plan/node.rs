@@ -188,7 +188,7 @@ impl NodePlanner<'_> {
             users: self.users(),
             uid: 0,
             hostname: self.name.into(),
-            files: self.files(),
+            files: files(&self.node.files, true),
             binds: Vec::new(),
             commands,
             env: self.node.env.clone(),
@@ -204,21 +204,6 @@ impl NodePlanner<'_> {
             open_files_max: OPEN_FILES_MAX,
             log_bytes_max: LOG_BYTES_MAX,
         }
-    }
-
-    fn files(&self) -> Vec<File> {
-        let mut files = Vec::new();
-        for (path, file) in &self.node.files {
-            files.push(File {
-                path: path.into(),
-                content: file.content.clone().unwrap_or_default(),
-                // Digits are checked with the spec.
-                mode: u32::from_str_radix(&file.mode, 8).unwrap_or(0o644),
-                owner: owner(&file.owner),
-                writable: true,
-            });
-        }
-        files
     }
 
     fn tap_helper(
@@ -347,7 +332,10 @@ impl NodePlanner<'_> {
             users: self.users(),
             uid: PROGRAM_UID,
             hostname: format!("{}-g{number}", self.name),
-            files: Vec::new(),
+            files: match &data_plane.program {
+                Program::Own(program) => files(&program.files, false),
+                Program::BuiltIn(_) => Vec::new(),
+            },
             binds,
             commands: vec![Command::new(argv, Restart::Never)],
             env,
@@ -452,6 +440,18 @@ impl NodePlanner<'_> {
             router,
         }
     }
+}
+
+fn files(files: &BTreeMap<String, pdp_spec::File>, writable: bool) -> Vec<File> {
+    let file = |(path, file): (&String, &pdp_spec::File)| File {
+        path: path.into(),
+        content: file.content.clone().unwrap_or_default(),
+        // Digits are checked with the spec.
+        mode: u32::from_str_radix(&file.mode, 8).unwrap_or(0o644),
+        owner: owner(&file.owner),
+        writable,
+    };
+    files.iter().map(file).collect()
 }
 
 fn without_limits(guest: &GuestSpec) -> GuestSpec {

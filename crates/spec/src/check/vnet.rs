@@ -253,17 +253,14 @@ impl NodeCheck<'_, '_, '_> {
     }
 
     fn files(&mut self, node: &Node) {
+        let places = match node.image.source() {
+            ImageSource::Host => &FILE_PLACES[..],
+            _ => &FILE_PLACES_IMAGE[..],
+        };
         self.too_many(&["files"], node.files.len(), FILES_MAX);
         for (path, file) in &node.files {
-            let places = match node.image.source() {
-                ImageSource::Host => &FILE_PLACES[..],
-                _ => &FILE_PLACES_IMAGE[..],
-            };
             let below = |place: &&str| is_below(path, place);
-            if !good_path(path) || path.ends_with('/') {
-                let message = format!("{path:?} is {BAD_PATH}");
-                self.fault(&["files", path], message, PATH_HINT);
-            } else if !places.iter().any(below) || is_below(path, "/run/pdp") {
+            if self.file(&["files", path], path, file) && !places.iter().any(below) {
                 let message = format!("{path} is where no file can be put");
                 let hint = format!(
                     "choose a place below one of {}, but not below /run/pdp; what is to be elsewhere \
@@ -272,33 +269,76 @@ impl NodeCheck<'_, '_, '_> {
                 );
                 self.fault(&["files", path], message, hint);
             }
-            match (&file.content, &file.from) {
-                (Some(text), _) if text.len() > FILE_BYTES_MAX => {
-                    let message =
-                        format!("file {path} has {} bytes, {FILE_BYTES_MAX} at most", text.len());
-                    self.fault(&["files", path], message, "put it into the image instead");
-                }
-                (Some(_), None) => {}
-                _ => {
-                    let message = format!("file {path} has not exactly one of content and from");
-                    self.fault(&["files", path], message, "give one of them");
-                }
+        }
+    }
+
+    fn program_files(&mut self, program: &OwnProgram) {
+        let key = ["dataPlane", "program", "files"];
+        self.too_many(&key, program.files.len(), PROGRAM_FILES_MAX);
+        let own_image = !matches!(program.image.source(), ImageSource::Host);
+        for (path, file) in &program.files {
+            let at = [&key[..], &[path]].concat();
+            let below = |place: &&str| is_below(path, place);
+            let placed = own_image
+                || path.matches('/').count() == 1
+                || PROGRAM_FILE_PLACES.iter().any(below);
+            if self.file(&at, path, file) && !placed {
+                let message = format!("{path} is where no file can be put");
+                let places = PROGRAM_FILE_PLACES.join(", ");
+                let hint = format!("choose a place directly below / or below one of {places}");
+                self.fault(&at, message, hint);
             }
-            let octal = file.mode.bytes().all(|b| (b'0'..=b'7').contains(&b));
-            if !octal || !(3..=4).contains(&file.mode.len()) {
-                let message = format!("mode {:?} is no file mode", file.mode);
-                self.fault(&["files", path, "mode"], message, "write it like \"0640\"");
-            }
-            let good = |part: &str| {
-                !part.is_empty()
-                    && part.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
-            };
-            let (user, group) = file.owner.split_once(':').unwrap_or((&file.owner, "root"));
-            if !good(user) || !good(group) {
-                let message = format!("owner {:?} is no user or user and group", file.owner);
-                self.fault(&["files", path, "owner"], message, "write it like frr:frr");
+            // Names are looked up in a root that has no accounts of programs.
+            let number = |part: &str| part == "root" || part.parse::<u32>().is_ok();
+            if !file.owner.split(':').all(number) {
+                let message = format!("owner {:?} is no number", file.owner);
+                let hint = "the program runs as user and group 1000";
+                self.fault(&[&at[..], &["owner"]].concat(), message, hint);
             }
         }
+        let bytes = |file: &File| file.content.as_ref().map_or(0, String::len);
+        let bytes: usize = program.files.values().map(bytes).sum();
+        if bytes > PROGRAM_FILES_BYTES_MAX {
+            let message = format!("files have {bytes} bytes, {PROGRAM_FILES_BYTES_MAX} at most");
+            self.fault(&key, message, "put them into an image instead");
+        }
+    }
+
+    /// Checks a file but for where it may be put; whether its path is one at all.
+    fn file(&mut self, at: &[&str], path: &str, file: &File) -> bool {
+        let good = good_path(path) && !path.ends_with('/');
+        if !good {
+            self.fault(at, format!("{path:?} is {BAD_PATH}"), PATH_HINT);
+        } else if is_below(path, "/run/pdp") || path == "/run/pdp" {
+            let message = format!("{path} is where no file can be put");
+            self.fault(at, message, "what is below /run/pdp is PdP's own; choose another place");
+        }
+        match (&file.content, &file.from) {
+            (Some(text), _) if text.len() > FILE_BYTES_MAX => {
+                let message =
+                    format!("file {path} has {} bytes, {FILE_BYTES_MAX} at most", text.len());
+                self.fault(at, message, "put it into the image instead");
+            }
+            (Some(_), None) => {}
+            _ => {
+                let message = format!("file {path} has not exactly one of content and from");
+                self.fault(at, message, "give one of them");
+            }
+        }
+        let octal = file.mode.bytes().all(|b| (b'0'..=b'7').contains(&b));
+        if !octal || !(3..=4).contains(&file.mode.len()) {
+            let message = format!("mode {:?} is no file mode", file.mode);
+            self.fault(&[at, &["mode"]].concat(), message, "write it like \"0640\"");
+        }
+        let is_name = |part: &str| {
+            !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
+        };
+        let (user, group) = file.owner.split_once(':').unwrap_or((&file.owner, "root"));
+        if !is_name(user) || !is_name(group) {
+            let message = format!("owner {:?} is no user or user and group", file.owner);
+            self.fault(&[at, &["owner"]].concat(), message, "write it like frr:frr");
+        }
+        good
     }
 
     fn environment(&mut self, node: &Node) {
@@ -332,6 +372,7 @@ impl NodeCheck<'_, '_, '_> {
         if let Program::Own(program) = &plane.program {
             self.command(&["dataPlane", "program", "run"], &program.run);
             self.image(&["dataPlane", "program", "image"], &program.image);
+            self.program_files(program);
         }
         if plane.attach() == Attach::Runtime {
             self.queue(plane);
