@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use serde_json::{Value, json};
 
+use crate::binds;
 use crate::cgroup::Cgroups;
 use crate::error::{Context, Error, Result};
 use crate::image;
@@ -16,7 +17,7 @@ use crate::init;
 use crate::profile::Writable;
 use crate::root;
 use crate::seccomp;
-use crate::spec::{GuestSpec, ID_BYTES_MAX, Profile, Root, bundle, id_is_good};
+use crate::spec::{Bind, GuestSpec, ID_BYTES_MAX, Profile, Root, bundle, id_is_good};
 use crate::view;
 
 /// Where a guest finds what PdP needs in it.
@@ -87,7 +88,8 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
         }
     }
     for bind in &spec.binds {
-        if !bind.source.is_absolute() || !bind.source.exists() {
+        // What is wished is looked at when it is opened.
+        if !bind.source.is_absolute() || !(bind.wished || bind.source.exists()) {
             return fail(format!("{}: there is no such path to bind", bind.source.display()));
         }
     }
@@ -162,7 +164,18 @@ pub(crate) fn make(
         mounts.extend(root::shown().iter().map(|path| bind_mount(path, path, false)));
     }
     let init = place_init(spec, &files, init_program, (&root, image), &mut mounts)?;
-    mounts.extend(spec.binds.iter().map(|b| bind_mount(&b.source, &b.target, b.writable)));
+    let own = spec.binds.iter().filter(|bind| !bind.wished);
+    mounts.extend(own.map(|b| bind_mount(&b.source, &b.target, b.writable)));
+    let found = binds::prepare(spec, &dir)?;
+    let below = |bind: &Bind| writable.iter().any(|place| bind.target.starts_with(place.path));
+    for (number, (bind, found)) in binds::of(spec).zip(found).enumerate() {
+        if !image && !below(bind) && !root::shown().iter().any(|it| bind.target.starts_with(it)) {
+            // What the guest's own root lacks to mount on.
+            root::make_place(spec, &shown, &bind.target, found.directory)?;
+        }
+        let place = binds::place(&dir, number);
+        mounts.push(mount_of(&place, &bind.target, bind.writable, found.noexec));
+    }
     let config = json!({
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
@@ -359,11 +372,16 @@ fn system_mounts(profile: Profile) -> Vec<Value> {
 }
 
 fn bind_mount(source: &Path, target: &Path, writable: bool) -> Value {
-    let mut options = vec!["bind", if writable { "rw" } else { "ro" }, "nosuid", "nodev"];
-    // A user namespace can't take flags off a mount, and Debian mounts /run with noexec. The file
-    // itself may not be there yet.
+    // Debian mounts /run with noexec. The file itself may not be there yet.
     let place = source.ancestors().find_map(|path| statvfs(path).ok());
-    if place.is_some_and(|place| place.f_flag.contains(StatVfsMountFlags::NOEXEC)) {
+    let noexec = place.is_some_and(|place| place.f_flag.contains(StatVfsMountFlags::NOEXEC));
+    mount_of(source, target, writable, noexec)
+}
+
+fn mount_of(source: &Path, target: &Path, writable: bool, noexec: bool) -> Value {
+    let mut options = vec!["bind", if writable { "rw" } else { "ro" }, "nosuid", "nodev"];
+    // A user namespace can't take flags off a mount.
+    if noexec {
         options.push("noexec");
     }
     json!({ "destination": target, "type": "bind", "source": source, "options": options })

@@ -22,6 +22,7 @@
 //! Directories above must be searchable by everybody (mode 0711): a guest's user ids have no
 //! right on the host but that.
 
+pub mod binds;
 mod bundle;
 pub mod cgroup;
 mod error;

@@ -256,6 +256,24 @@ pub(crate) fn place(spec: &GuestSpec, root: &Path, file: &File, owner: (u32, u32
     own(spec, &place, owner)
 }
 
+/// Makes something in a made root to mount a directory or a file on, where there is nothing yet.
+pub(crate) fn make_place(
+    spec: &GuestSpec,
+    root: &Path,
+    path: &Path,
+    directory: bool,
+) -> Result<()> {
+    let place = inside(spec, root, path)?;
+    if directory {
+        return make_parents(spec, root, path);
+    }
+    make_parents(spec, root, path.parent().unwrap_or(path))?;
+    match fs::symlink_metadata(&place) {
+        Ok(_) => Ok(()),
+        Err(_) => make_file(spec, &place, ""),
+    }
+}
+
 /// A path inside as one on the machine.
 fn inside(spec: &GuestSpec, root: &Path, path: &Path) -> Result<PathBuf> {
     match path.strip_prefix("/") {

@@ -211,7 +211,7 @@ fn create_container(
     output: OwnedFd,
 ) -> Result<()> {
     let dir = &*order.dir;
-    let view = View::prepare(dir, users)?;
+    let view = View::prepare(id, dir, users)?;
     let errors = || output.try_clone().map(Stdio::from).at("pass on output in", dir);
     let log = dir.join("bundle/runc.log");
     let mut command = Command::new(&order.runc);

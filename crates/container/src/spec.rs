@@ -166,6 +166,10 @@ pub struct Bind {
     pub target: PathBuf,
     /// Whether the guest may write, as far as permissions go.
     pub writable: bool,
+    /// It is somebody's wish: opened when it is mounted, without following a link anywhere in its path, a file or
+    /// directory without what is mounted below it. Else it is PdP's own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub wished: bool,
 }
 
 /// A command of a guest.

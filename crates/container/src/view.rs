@@ -23,6 +23,7 @@ use rustix::mount::{
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions};
 
+use crate::binds;
 use crate::error::{Context, Error, Result};
 use crate::spec::{UserRange, bundle};
 
@@ -46,7 +47,7 @@ pub(crate) struct View(Vec<(OwnedFd, PathBuf)>);
 
 impl View {
     /// Prepares what the bundle in a guest's directory says. Changes nothing on the machine.
-    pub fn prepare(dir: &Path, users: UserRange) -> Result<Self> {
+    pub fn prepare(id: &str, dir: &Path, users: UserRange) -> Result<Self> {
         let bundle = bundle(dir);
         let (root, files) = (bundle.join(ROOT), bundle.join(FILES));
         let users = user_namespace(users).at("make a user namespace for", dir)?;
@@ -62,7 +63,11 @@ impl View {
         let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let users = open_tree(CWD, &namespace, clone).map_err(io::Error::from);
         let users = users.at("hold the user namespace of", dir)?;
-        Ok(Self(vec![(own, files), (shown, root), (users, bundle.join(USERS))]))
+        let mut mounts = vec![(own, files), (shown, root), (users, bundle.join(USERS))];
+        for binds::Opened { file, writable, place } in binds::opened(id, &bundle)? {
+            mounts.push((detach_opened(&file, writable).at("show for", &place)?, place));
+        }
+        Ok(Self(mounts))
     }
 
     /// Puts this process into a mount namespace of its own, with all that in place. For the process
@@ -87,9 +92,7 @@ impl View {
 fn detach(path: &Path, users: Option<&OwnedFd>) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let mut at = libc::AT_EMPTY_PATH;
-    let read_only = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
-    let mut attributes =
-        libc::mount_attr { attr_set: read_only, attr_clr: 0, propagation: 0, userns_fd: 0 };
+    let mut attributes = attributes(false);
     match users {
         Some(users) => {
             attributes.attr_set |= libc::MOUNT_ATTR_IDMAP;
@@ -102,6 +105,32 @@ fn detach(path: &Path, users: Option<&OwnedFd>) -> io::Result<OwnedFd> {
         }
     }
     let mount = open_tree(CWD, path, flags)?;
+    set_attributes(&mount, at, &attributes)?;
+    Ok(mount)
+}
+
+/// What is open, as a mount that is nowhere yet, without what is mounted below it.
+fn detach_opened(file: &OwnedFd, writable: bool) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let mount = open_tree(file, "", flags)?;
+    set_attributes(&mount, libc::AT_EMPTY_PATH, &attributes(writable))?;
+    Ok(mount)
+}
+
+/// Of a mount in a guest.
+fn attributes(writable: bool) -> libc::mount_attr {
+    let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
+    let attr_set = read_only | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    libc::mount_attr { attr_set, attr_clr: 0, propagation: 0, userns_fd: 0 }
+}
+
+fn set_attributes(
+    mount: &OwnedFd,
+    at: libc::c_int,
+    attributes: &libc::mount_attr,
+) -> io::Result<()> {
     // SAFETY: the path is an empty string with its end, and `attributes` is valid for reads of the
     // size given, both for the call's time.
     let result = unsafe {
@@ -110,11 +139,11 @@ fn detach(path: &Path, users: Option<&OwnedFd>) -> io::Result<OwnedFd> {
             mount.as_raw_fd(),
             c"".as_ptr(),
             at,
-            &raw const attributes,
+            std::ptr::from_ref(attributes),
             size_of::<libc::mount_attr>(),
         )
     };
-    if result == 0 { Ok(mount) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn no_ids(image: &Path, error: io::Error) -> Error {

@@ -907,7 +907,8 @@ fn descriptors_files_binds_and_environment_arrive() {
         owner: Owned::Ids { uid: 1000, gid: 1000 },
         ..file("/run/own.conf", "a file\n", false)
     }];
-    spec.binds = vec![Bind { source: shared, target: "/run/pdp/shared".into(), writable: false }];
+    let target = "/run/pdp/shared".into();
+    spec.binds = vec![Bind { source: shared, target, writable: false, wished: false }];
     spec.env.insert("COLOUR".into(), "red".into());
     let (three, four) = (fixture.path("three"), fixture.path("four"));
     fs::write(&three, "third\n").unwrap();
@@ -1049,4 +1050,111 @@ fn a_forwarding_guest_has_files_anywhere_in_its_root() {
         }
     }
     assert!(!Path::new("/run/x").exists());
+}
+
+fn wish(source: &Path, target: &str, writable: bool) -> Bind {
+    Bind { source: source.into(), target: target.into(), writable, wished: true }
+}
+
+/// What is wished of the machine is in the guest, also where its root has no such place and live, and no guest
+/// undoes that it is read-only; what is mounted below is not in it.
+#[test]
+fn files_and_directories_of_the_machine_are_bound() {
+    let fixture = Fixture::new();
+    let shared = fixture.path("shared");
+    fs::create_dir_all(shared.join("below")).unwrap();
+    fs::write(shared.join("a"), "of the machine\n").unwrap();
+    let open = fixture.path("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut spec = fixture.spec(Profile::Control, &[&["sleep", "1000"]]);
+    spec.privileged = true;
+    spec.binds = vec![
+        wish(&shared.join("a"), "/etc/lab/a", false),
+        wish(&shared, "/lab/in", false),
+        wish(&shared.join("a"), "/srv/one", false),
+        wish(&open, "/var/open", true),
+    ];
+    fixture.run(&spec);
+    let (good, text) =
+        fixture.exec(&spec, "cat /etc/lab/a /lab/in/a /srv/one; ls -d /lab/in/below");
+    assert!(good && text.matches("of the machine").count() == 3, "{text}");
+    fs::write(shared.join("b"), "later\n").unwrap();
+    assert_eq!(fixture.exec(&spec, "cat /lab/in/b"), (true, "later\n".into()));
+    for line in ["touch /lab/in/c", "mount -o remount,bind,rw /lab/in", "echo x > /srv/one"] {
+        let (good, text) = fixture.exec(&spec, line);
+        assert!(!good, "{line}: {text}");
+    }
+    let mounts = fixture.exec(&spec, "grep -E ' /(lab/in|var/open|srv/one) ' /proc/mounts").1;
+    assert_eq!(mounts.matches("nosuid,nodev").count(), 3, "{mounts}");
+    let (good, text) = fixture.exec(&spec, "umount /lab/in; touch /lab/in/c");
+    assert!(!good && !shared.join("c").exists(), "{text}");
+    let script = "echo x > /var/open/x && cp /bin/true /var/open/su && chmod 4755 /var/open/su";
+    let (good, text) = fixture.exec(&spec, script);
+    assert!(good, "{text}");
+    let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(open.join("su")).unwrap());
+    assert_eq!(owner, BASE, "what its root makes is not the machine's root's");
+}
+
+/// A link anywhere in the path is followed at no time: not when the guest is checked, and not when it is mounted.
+#[test]
+fn no_link_leads_a_bind_elsewhere() {
+    let fixture = Fixture::new();
+    let granted = fixture.path("granted");
+    fs::create_dir(&granted).unwrap();
+    let secret = fixture.path("secret");
+    fs::create_dir(&secret).unwrap();
+    fs::write(secret.join("key"), "secret").unwrap();
+    std::os::unix::fs::symlink(&secret, granted.join("out")).unwrap();
+    std::os::unix::fs::symlink(secret.join("key"), granted.join("key")).unwrap();
+    std::os::unix::fs::symlink("../secret", granted.join("up")).unwrap();
+    std::os::unix::fs::symlink(&secret, fixture.path("replaced")).unwrap();
+    let socket = std::os::unix::net::UnixListener::bind(granted.join("socket")).unwrap();
+    let refused = |source: &Path, words: &str| {
+        let mut spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
+        spec.binds = vec![wish(source, "/srv/x", false)];
+        let error = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("bind of /"), "{error}");
+        assert!(pdp_container::binds::look(source).unwrap_err().contains(words));
+    };
+    for name in ["out", "out/key", "key", "up"] {
+        refused(&granted.join(name), "symbolic link");
+    }
+    // The granted directory itself, and what is no file.
+    refused(&fixture.path("replaced/key"), "symbolic link");
+    refused(&granted.join("socket"), "neither a file nor a directory");
+    refused(&granted.join("none"), "No such file");
+    refused(Path::new("/proc/self/root"), "symbolic link");
+    drop(socket);
+
+    // Replaced by a link again and again while guests are made: each has what was there, or is not made.
+    let (changing, stop) = (granted.join("changing"), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (own, link) = (granted.join("own"), granted.join("link"));
+            fs::create_dir(&own).unwrap();
+            fs::write(own.join("key"), "own").unwrap();
+            std::os::unix::fs::symlink(&secret, &link).unwrap();
+            while stop.load(Ordering::Relaxed) == 0 {
+                for from in [&own, &link] {
+                    fs::rename(from, &changing).unwrap();
+                    std::thread::sleep(Duration::from_millis(3));
+                    fs::rename(&changing, from).unwrap();
+                }
+            }
+        });
+        let mut made = 0;
+        for _ in 0..12 {
+            let mut spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
+            spec.binds = vec![wish(&changing, "/srv/x", false)];
+            let Ok(_) = fixture.runtime.create(&spec, &[]) else { continue };
+            fixture.runtime.start(&spec.dir).unwrap();
+            let (_, text) = fixture.exec(&spec, "cat /srv/x/key");
+            assert_eq!(text, "own");
+            made += 1;
+            fixture.runtime.delete(&spec.dir).unwrap();
+        }
+        stop.store(1, Ordering::Relaxed);
+        println!("{made} made");
+    });
 }

@@ -187,7 +187,8 @@ impl Engine {
                 |vnets: &Arc<pdp_spec::Vnets>| Some(vnets.get(vnet)?.spec.nodes.get(node)?.clone());
             of(&intent.vnets) != of(&before.vnets)
         };
-        let faults = pdp_spec::check_images(documents, changes, find_image);
+        let find_bind = |source: &str| pdp_container::binds::look(source.as_ref());
+        let faults = pdp_spec::check_images(documents, changes, find_image, find_bind);
         if !faults.is_empty() {
             return Err(refusal(faults));
         }

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bind;
 mod check;
 mod command;
 mod diagnostic;
@@ -28,6 +29,7 @@ mod tunnel;
 pub mod units;
 mod usage;
 
+pub use bind::{Bind, BindParts};
 pub use check::{
     Descriptors, Existing, Intent, InterfaceFacts, Placed, Shares, Vnets, check, check_images,
     tenant_of,

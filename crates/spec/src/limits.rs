@@ -57,6 +57,10 @@ pub const PROGRAM_FILE_PLACES: [&str; 8] =
 pub const PROGRAM_FILES_MAX: usize = 32;
 /// Bytes of all files of a program.
 pub const PROGRAM_FILES_BYTES_MAX: usize = 256 << 10;
+/// Binds of one node.
+pub const BINDS_MAX: usize = 64;
+/// Bytes of a path of a bind.
+pub const BIND_BYTES_MAX: usize = 1024;
 /// Bytes of one file put into a node.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
 /// Commands of one node, and as many entries of its `exec`.

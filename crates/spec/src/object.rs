@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::bind::Bind;
 use crate::command::NodeCommand;
 use crate::limits::*;
 use crate::link::Link;
@@ -328,6 +329,11 @@ pub struct TenantSpec {
     /// paths. Only operators should be able to write there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
+    /// Directories of the machine from which its nodes may have `binds`, with what is below, as absolute
+    /// paths: `/srv/acme`, or `/srv/acme:rw` where they may write; what they write there is bounded by its file
+    /// system alone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub binds: Vec<String>,
 }
 
 /// What the virtual networks of a tenant together may have. What is not given has a bound too, but for
@@ -481,6 +487,12 @@ pub struct Node {
     /// forwarding guests stay.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
+    /// Files and directories of the machine to show in it: `SOURCE:TARGET` or `SOURCE:TARGET:ro` as docker has it,
+    /// or a mapping. No part of SOURCE may be a symbolic link, and what is mounted below it is not shown. Owners
+    /// on the machine are not those in the node, where they are `nobody`: it reads what everybody may read, and
+    /// writes where everybody may write. Tenants need a grant. A change restarts this node's container.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub binds: Vec<Bind>,
     /// Programs to start, and to start again when they end; in order, each without waiting for
     /// the one before, unless it says that it comes `after` another.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -947,10 +947,10 @@ fn images_are_looked_at_where_they_stand() {
         Some(path) => Err(format!("rootfs {path} is not there")),
         None => Ok(()),
     };
-    let found = check_images(&documents, |_, _| true, look);
+    let found = check_images(&documents, |_, _| true, look, |_| Ok(()));
     assert_eq!(found.len(), 1);
     assert!(found[0].message == "rootfs /none is not there" && found[0].line > 1, "{found:?}");
-    assert!(check_images(&documents, |_, _| false, look).is_empty());
+    assert!(check_images(&documents, |_, _| false, look, |_| Ok(())).is_empty());
 }
 
 #[test]

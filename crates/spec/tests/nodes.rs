@@ -231,3 +231,40 @@ fn sysctls_on_the_list_and_off_it() {
     );
     assert!(sysctl::sysctls().count() > 150);
 }
+
+#[test]
+fn binds() {
+    let keys = "binds: [\"/srv/a:/a\", \"/srv/b:/b:ro\", {source: /srv/c, target: /etc/c, readOnly: true}]";
+    let intent = apply(keys).unwrap_or_else(|refused| panic!("{refused}"));
+    let binds = &intent.vnets["v"].spec.nodes["r1"].binds;
+    let parts: Vec<_> = binds.iter().map(|bind| bind.parts().unwrap()).collect();
+    assert_eq!(parts.iter().map(|parts| parts.read_only).collect::<Vec<_>>(), [false, true, true]);
+    let one = |bind: &str, expected| says(&format!("binds: [{bind}]"), expected);
+    one(
+        "/srv/a",
+        "the bind is not of two parts, and ro or rw (write SOURCE:TARGET or SOURCE:TARGET:ro)",
+    );
+    one(
+        "\"/srv/a:/a:z\"",
+        "the bind is not of two parts, and ro or rw (write SOURCE:TARGET or SOURCE:TARGET:ro)",
+    );
+    one(
+        "\"./a:/a\"",
+        "source \"./a\" is no absolute path without .. (name a file or directory of the daemon's \
+        machine, like /srv/lab)",
+    );
+    one(
+        "\"/:/a\"",
+        "source \"/\" is no absolute path without .. (name a file or directory of the daemon's \
+        machine, like /srv/lab)",
+    );
+    one(
+        "\"/srv:/proc/x\"",
+        "target /proc/x is where nothing can be bound (choose a place that is not below /dev, \
+        /proc, /sys, /run/pdp)",
+    );
+    one(
+        "\"/srv/a:/a\", \"/srv/b:/a/\"",
+        "target /a is that of another bind (give each a place of its own)",
+    );
+}

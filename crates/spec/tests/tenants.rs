@@ -30,6 +30,7 @@ spec:
   interfaces:
     A: {vxlan: \"100-199\", udp: \"6000-6009\", locals: [192.0.2.1]}
   images: [/srv/acme]
+  binds: [/srv/data, \"/srv/acme:rw\"]
 ---
 apiVersion: pdp/v1
 kind: Tenant
@@ -323,6 +324,8 @@ fn grants_of_two_tenants_do_not_meet() {
         ("{unixUsers: ['0']}", "can't be a tenant"),
         ("{images: [srv]}", "is no absolute path"),
         ("{images: [/srv/../etc]}", "is no absolute path"),
+        ("{binds: [/srv/../etc]}", "is no absolute path"),
+        ("{binds: [\"srv:rw\"]}", "is no absolute path"),
     ] {
         let words = refused(&third(spec), &node);
         assert!(words.contains(said), "{spec}: {words}");
@@ -552,6 +555,42 @@ fn images_are_of_the_tenants_directories() {
         "{power: 0.1, program: {run: x, attach: memif, image: {rootfs: /etc}}}",
     );
     assert!(refused(&program, &node).contains("image is in no directory"));
+}
+
+#[test]
+fn binds_are_of_the_tenants_directories() {
+    let node = as_tenant(&after(&[NODE]), "acme");
+    let with = |bind: &str| {
+        vnet("acme.lab", &vxlan(100), "0.1")
+            .replace("kind: host,", &format!("kind: host, binds: [{bind}],"))
+    };
+    for good in [
+        "\"/srv/data/x:/x:ro\"",
+        "\"/srv/data:/x:ro\"",
+        "\"/srv/acme/x:/x\"",
+        "{source: /srv/data, target: /x, readOnly: true}",
+    ] {
+        try_apply(&with(good), &node).unwrap_or_else(|r| panic!("{good}: {}", words(&r)));
+    }
+    for (bad, why) in [
+        (
+            "\"/srv:/x:ro\"",
+            "of no directory that the tenant may bind (there are /srv/data, /srv/acme:rw)",
+        ),
+        ("\"/etc/shadow:/x:ro\"", "of no directory that the tenant may bind"),
+        ("\"/srv/dataother:/x:ro\"", "of no directory that the tenant may bind"),
+        ("\"/srv/data/../acme:/x:ro\"", "is no absolute path without .."),
+        ("\"/srv/data/..:/x:ro\"", "is no absolute path without .."),
+        ("\"srv/data:/x:ro\"", "is no absolute path without .."),
+        ("\"/srv/data:/x\"", "may be written, and the tenant may not (write /srv/data:/x:ro)"),
+        ("\"/srv/data:/x:rw\"", "may be written, and the tenant may not"),
+        ("{source: /srv/data, target: /x}", "may be written, and the tenant may not"),
+    ] {
+        let words = refused(&with(bad), &node);
+        assert!(words.contains(why), "{bad}: {words}");
+    }
+    // Nor by an operator, in a tenant's name; those of others' are the operators' own.
+    assert!(refused(&with("\"/etc:/x:ro\""), &after(&[NODE])).contains("of no directory"));
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub(super) fn show(file: &Path, control: &mut GuestSpec) {
     let mut binds = control.binds.iter().map(|bind| &bind.target);
     if !files.any(|path| path == HOSTS) && !binds.any(|path| path == HOSTS) {
         let (source, target) = (file.to_owned(), HOSTS.into());
-        control.binds.push(Bind { source, target, writable: false });
+        control.binds.push(Bind { source, target, writable: false, wished: false });
     }
 }
 

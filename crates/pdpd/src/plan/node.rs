@@ -16,7 +16,7 @@ use pdp_spec::{
 
 use super::commands::commands;
 use super::network;
-use super::words::{owner, punt_filter, rate, root};
+use super::words::{bind, owner, punt_filter, rate, root};
 use super::{
     Directory, GuestPlan, LOG_BYTES_MAX, MirrorPlan, NodePlan, Part, Places, PlanError,
     TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
@@ -189,7 +189,7 @@ impl NodePlanner<'_> {
             uid: 0,
             hostname: self.name.into(),
             files: files(&self.node.files, true),
-            binds: Vec::new(),
+            binds: self.binds(),
             commands,
             env: self.node.env.clone(),
             sysctls: BTreeMap::new(),
@@ -204,6 +204,13 @@ impl NodePlanner<'_> {
             open_files_max: OPEN_FILES_MAX,
             log_bytes_max: LOG_BYTES_MAX,
         }
+    }
+
+    /// Those that a spec wishes, outer ones first.
+    fn binds(&self) -> Vec<Bind> {
+        let mut binds: Vec<Bind> = self.node.binds.iter().filter_map(bind).collect();
+        binds.sort_by(|a, b| a.target.cmp(&b.target));
+        binds
     }
 
     fn tap_helper(
@@ -278,12 +285,14 @@ impl NodePlanner<'_> {
             source: self.directory().join("routes"),
             target: Path::new(GUEST_RUN).join("routes"),
             writable: false,
+            wished: false,
         }];
         if attach != Attach::Tap {
             binds.push(Bind {
                 source: directory.join("memif"),
                 target: Path::new(GUEST_RUN).join("memif"),
                 writable: attach == Attach::Memif,
+                wished: false,
             });
         }
         let (argv, image) = match &data_plane.program {
@@ -293,6 +302,7 @@ impl NodePlanner<'_> {
                     source: self.vnet.places.lib.join("pdp-router"),
                     target: inside.clone().into(),
                     writable: false,
+                    wished: false,
                 });
                 (vec![inside], Root::Host)
             }
@@ -319,6 +329,7 @@ impl NodePlanner<'_> {
                 source: directory.join("quota"),
                 target: Path::new(GUEST_RUN).join("quota"),
                 writable: false,
+                wished: false,
             });
         }
         let container = GuestSpec {

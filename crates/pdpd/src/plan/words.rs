@@ -1,6 +1,6 @@
 //! Words of specs as those of the mux and of guests.
 
-use pdp_container::{Owned, Root};
+use pdp_container::{Bind, Owned, Root};
 use pdp_proto::mux;
 use pdp_spec::{Image, ImageSource, Limit};
 
@@ -20,6 +20,17 @@ pub(super) fn owner(text: &str) -> Owned {
         None => (text, None),
     };
     Owned::Named { user: user.into(), group }
+}
+
+/// `None` where the check of specs would have refused it.
+pub(super) fn bind(bind: &pdp_spec::Bind) -> Option<Bind> {
+    let parts = bind.parts()?;
+    Some(Bind {
+        source: parts.source.into(),
+        target: parts.target.into(),
+        writable: !parts.read_only,
+        wished: true,
+    })
 }
 
 pub(super) fn rate(limit: Limit) -> mux::Rate {

@@ -7,6 +7,7 @@
 //! A virtual network that stays as it is was checked before: of it only sums ([`placed`]) and tunnel
 //! keys are held against what changes, but for a new substrate or tenant, against which all is checked.
 
+mod binds;
 mod command;
 mod image;
 mod label;

@@ -10,7 +10,9 @@ use pdp_wire::tunnel::{KINDS, Kind};
 use pdp_wire::udp;
 
 use super::placed::Sums;
+use super::vnet::{BAD_PATH, good_path};
 use super::{Existing, NAME_HINT, Reporter, Wanted, bad_name};
+use crate::bind::{self, BindParts};
 use crate::limits::*;
 use crate::object::{Image, ImageSource, Object, Program, Quota, VirtualNetwork};
 use crate::parse::Document;
@@ -72,7 +74,12 @@ pub(super) fn grants(wanted: &Wanted<'_>, reporter: &mut Reporter) {
 /// A tenant by itself.
 fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
     let spec = &wanted.tenants[name].spec;
-    for (key, count) in [("unixUsers", spec.unix_users.len()), ("images", spec.images.len())] {
+    let counts = [
+        ("unixUsers", spec.unix_users.len()),
+        ("images", spec.images.len()),
+        ("binds", spec.binds.len()),
+    ];
+    for (key, count) in counts {
         if count > TENANT_ENTRIES_MAX {
             let message = format!("{count} {key} exceed {TENANT_ENTRIES_MAX}");
             reporter.tenant(name, &["spec", key], message, "remove some");
@@ -88,6 +95,17 @@ fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
         if !directory.starts_with('/') || directory.split('/').any(|part| part == "..") {
             let message = format!("images {directory:?} is no absolute path without ..");
             reporter.tenant(name, &["spec", "images"], message, "write it like /srv/images");
+        }
+    }
+    for directory in &spec.binds {
+        if !good_path(bind::grant(directory).0) {
+            let message = format!("binds {directory:?} is {BAD_PATH}");
+            reporter.tenant(
+                name,
+                &["spec", "binds"],
+                message,
+                "write it like /srv/acme or /srv/acme:rw",
+            );
         }
     }
     for (interface, grant) in &spec.interfaces {
@@ -214,6 +232,14 @@ fn uses(
             let path = [&path[..], &["privileged"]].concat();
             reporter.vnet(name, &path, message, "remove it, or ask an operator");
         }
+        for (index, bind) in node.binds.iter().enumerate() {
+            let Some(parts) = bind.parts() else { continue };
+            if let Some((message, hint)) = bind_refused(&parts, &spec.binds) {
+                let index = index.to_string();
+                let path = [&path[..], &["binds", &index]].concat();
+                reporter.vnet(name, &path, message, hint);
+            }
+        }
         let program = node.data_plane.as_ref().and_then(|plane| match &plane.program {
             Program::Own(program) => Some(&program.image),
             Program::BuiltIn(_) => None,
@@ -238,6 +264,27 @@ fn image_allowed(image: &Image, directories: &[String]) -> bool {
     };
     // `..` in it is refused of everybody's.
     directories.iter().any(|directory| path.starts_with(directory))
+}
+
+/// Why a tenant with these grants can't have a bind, and what to do. What is at the path, and that no link leads
+/// from it, is looked at when it is mounted.
+fn bind_refused(parts: &BindParts, grants: &[String]) -> Option<(String, String)> {
+    // `..` in it is refused of everybody's.
+    let source = std::path::Path::new(&parts.source);
+    let of = |text: &&String| source.starts_with(bind::grant(text).0);
+    let granted: Vec<&String> = grants.iter().filter(of).collect();
+    if granted.is_empty() {
+        let hint = match grants.is_empty() {
+            true => "there is none; ask an operator".to_owned(),
+            false => format!("there are {}", grants.join(", ")),
+        };
+        let message = "bind is of no directory that the tenant may bind".to_owned();
+        return Some((message, hint));
+    }
+    (!parts.read_only && !granted.iter().any(|text| bind::grant(text).1)).then(|| {
+        let message = format!("bind of {} may be written, and the tenant may not", parts.source);
+        (message, format!("write {}:{}:ro", parts.source, parts.target))
+    })
 }
 
 /// What an operators' virtual network uses that is a tenant's.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{INNER_NAME_HINT, Reporter, bad_inner_name, label, leaving, routes, sysctls};
+use super::{INNER_NAME_HINT, Reporter, bad_inner_name, binds, label, leaving, routes, sysctls};
 use crate::limits::*;
 use crate::object::*;
 use crate::shape::nearest;
@@ -108,6 +108,7 @@ impl NodeCheck<'_, '_, '_> {
         routes::check(self, node);
         sysctls::check(self, node);
         self.files(node);
+        binds::check(self, node);
         self.commands(node);
         self.environment(node);
         let resources = &node.resources;
@@ -477,16 +478,16 @@ impl NodeCheck<'_, '_, '_> {
     }
 }
 
-const BAD_PATH: &str = "no absolute path without ..";
+pub(super) const BAD_PATH: &str = "no absolute path without ..";
 const PATH_HINT: &str = "begin it with /";
 
 /// Whether an absolute path is below a directory.
-fn is_below(path: &str, directory: &str) -> bool {
+pub(super) fn is_below(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// Absolute, and without steps up.
-fn good_path(path: &str) -> bool {
+pub(super) fn good_path(path: &str) -> bool {
     path.len() > 1
         && path.starts_with('/')
         && !path.contains('\0')

@@ -1,6 +1,8 @@
 //! What a spec gives a node beside interfaces and commands, as the node has it.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use pdp_e2e::specs::SUBSTRATE;
@@ -131,4 +133,56 @@ fn sysctls_are_set_and_the_nodes_own() {
     let text = network("").replace("net.ipv4.tcp_ecn: 1", "net.ipv4.tcp_ecn: 77");
     let refused = node.try_apply(&text).unwrap_err();
     assert!(refused.contains("set sysctl net.ipv4.tcp_ecn"), "{refused}");
+}
+
+/// A tenant's node has what is below the directory that was granted, and nothing that a link leads to: not when it
+/// is applied, and not when the directory itself becomes one later.
+#[test]
+fn a_bind_of_a_tenant_does_not_leave_the_grant() {
+    let node = Node::start("binds");
+    let place = tempfile::tempdir().unwrap();
+    let at = |name: &str| place.path().join(name);
+    for (name, text) in [("granted", "granted"), ("secret", "secret")] {
+        fs::create_dir_all(at(name).join("in")).unwrap();
+        fs::write(at(name).join("in/x"), text).unwrap();
+    }
+    symlink(at("secret"), at("granted/link")).unwrap();
+    let granted = at("granted").display().to_string();
+    let spec = |source: &str| {
+        format!(
+            "{SUBSTRATE}---\napiVersion: pdp/v1\nkind: Tenant\nmetadata: {{name: acme}}\n\
+             spec: {{binds: [{granted}]}}\n---\napiVersion: pdp/v1\nkind: VirtualNetwork\n\
+             metadata: {{name: acme.lab}}\nspec: {{nodes: {{h1: {{kind: host, binds: [\"{source}\"]}}}}}}\n"
+        )
+    };
+    node.apply(&spec(&format!("{granted}/in:/data:ro")));
+    let read = || node.try_exec("acme.lab/h1", "cat /data/x");
+    eventually("the node runs", || read().is_ok_and(|text| text == "granted"));
+    assert!(node.try_exec("acme.lab/h1", "touch /data/y").is_err());
+    for (source, why) in [
+        (format!("{granted}/link/in:/data:ro"), "there is a symbolic link in it"),
+        (format!("{granted}/../secret/in:/data:ro"), "no absolute path without .."),
+        (
+            format!("{}:/data:ro", at("secret").display()),
+            "of no directory that the tenant may bind",
+        ),
+        (format!("{granted}/in:/data"), "may be written, and the tenant may not"),
+        (format!("{granted}/none:/data:ro"), "No such file"),
+    ] {
+        let refused = node.try_apply(&spec(&source)).unwrap_err();
+        assert!(refused.contains(why), "{source}: {refused}");
+    }
+    assert_eq!(read().unwrap(), "granted", "what was refused changed nothing");
+
+    fs::rename(at("granted"), at("kept")).unwrap();
+    symlink(at("secret"), at("granted")).unwrap();
+    let status = node.json(&["inspect", "acme.lab"])["status"].clone();
+    kill(u32::try_from(status["nodes"][0]["control"]["pid"].as_u64().unwrap()).unwrap());
+    eventually("it is told why the node is not made", || {
+        node.log().contains("there is a symbolic link in it")
+    });
+    assert!(read().is_err());
+    fs::remove_file(at("granted")).unwrap();
+    fs::rename(at("kept"), at("granted")).unwrap();
+    eventually("it is back", || read().is_ok_and(|text| text == "granted"));
 }

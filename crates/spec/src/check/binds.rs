@@ -1,0 +1,48 @@
+//! Checks of a node's binds by themselves. Whether a tenant may have them is up to [`super::tenant`].
+
+use std::collections::BTreeSet;
+
+use super::vnet::{BAD_PATH, NodeCheck, good_path, is_below};
+use crate::limits::{BIND_BYTES_MAX, BINDS_MAX};
+use crate::object::Node;
+
+/// Where nothing can be bound.
+const NOT_THERE: [&str; 4] = ["/dev", "/proc", "/sys", "/run/pdp"];
+
+pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
+    check.too_many(&["binds"], node.binds.len(), BINDS_MAX);
+    let mut targets = BTreeSet::new();
+    for (index, bind) in node.binds.iter().enumerate() {
+        let index = index.to_string();
+        let path = ["binds", index.as_str()];
+        let Some(parts) = bind.parts() else {
+            let hint = "write SOURCE:TARGET or SOURCE:TARGET:ro";
+            check.fault(&path, "the bind is not of two parts, and ro or rw", hint);
+            continue;
+        };
+        let mut whole = true;
+        for (key, value) in [("source", &parts.source), ("target", &parts.target)] {
+            if !good_path(value) || value.len() > BIND_BYTES_MAX {
+                let hint = match key {
+                    "source" => "name a file or directory of the daemon's machine, like /srv/lab",
+                    _ => "name a place in the node, like /srv/lab",
+                };
+                check.fault(&path, format!("{key} {value:?} is {BAD_PATH}"), hint);
+                whole = false;
+            }
+        }
+        if !whole {
+            continue;
+        }
+        let target = parts.target.trim_end_matches('/');
+        if NOT_THERE.iter().any(|place| target == *place || is_below(target, place)) {
+            let message = format!("target {target} is where nothing can be bound");
+            let hint = format!("choose a place that is not below {}", NOT_THERE.join(", "));
+            check.fault(&path, message, hint);
+        }
+        if !targets.insert(target.to_owned()) {
+            let message = format!("target {target} is that of another bind");
+            check.fault(&path, message, "give each a place of its own");
+        }
+    }
+}
