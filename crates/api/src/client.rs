@@ -28,7 +28,7 @@ use crate::{
     GuestProcess, LinkChange, LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress,
     Report, RestartRequest, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery,
     Substrate, TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet, VnetSummary,
-    paths,
+    WatchLine, WatchQuery, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -230,6 +230,12 @@ impl Client {
     /// Counters.
     pub async fn stats(&self, query: &StatsQuery) -> Result<Stats> {
         self.get(&with_query(paths::STATS, query)?).await
+    }
+
+    /// What is, and what happens from then on, line by line ([`WatchLine`]).
+    pub async fn watch(&self, query: &WatchQuery) -> Result<Watch> {
+        let path = with_query(paths::WATCH, query)?;
+        Ok(Watch(Lines::new(self.send(Method::GET, &path, None::<&()>).await?)))
     }
 
     /// Applies files; `progress` is told what is being done.
@@ -489,7 +495,19 @@ impl Stream {
     }
 }
 
+/// A watch: an answer that goes on until either side ends it.
+#[derive(Debug)]
+pub struct Watch(Lines);
+
+impl Watch {
+    /// The next line; `None` at the end. Dropping the future loses nothing that came.
+    pub async fn next(&mut self) -> Result<Option<WatchLine>> {
+        self.0.next().await
+    }
+}
+
 /// An answer of one JSON value a line.
+#[derive(Debug)]
 struct Lines {
     body: Stream,
     bytes: BytesMut,

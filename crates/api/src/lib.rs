@@ -7,6 +7,7 @@
 //! - Every refusal is a [`Problem`] with the status code of its [`ProblemKind`].
 //! - What takes time answers with newline-delimited JSON: [`Event`]s (progress, then one result or
 //!   problem) for changes, [`RouteLine`]s for route tables.
+//! - A watch is [`WatchLine`]s, one a line, until the client goes away.
 //! - Captures are pcap, logs plain text; both stream until the client goes away.
 //! - `exec` upgrades the connection to the protocol [`exec::UPGRADE`], see [`exec`].
 //!
@@ -28,6 +29,7 @@ mod routes;
 mod specs;
 mod stats;
 mod status;
+mod watch;
 
 pub use access::*;
 pub use change::*;
@@ -39,6 +41,7 @@ pub use problem::*;
 pub use routes::*;
 pub use stats::*;
 pub use status::*;
+pub use watch::*;
 
 /// Bytes of the body of one request.
 pub const BODY_BYTES_MAX: usize = 32 << 20;

@@ -41,6 +41,8 @@ pub const SUBSTRATE: &str = "/v1/substrate";
 pub const VNETS: &str = "/v1/vnets";
 /// `GET`: [`Stats`](crate::Stats).
 pub const STATS: &str = "/v1/stats";
+/// `GET`: [`WatchLine`](crate::WatchLine)s until the client goes away.
+pub const WATCH: &str = "/v1/watch";
 
 /// `GET`: `[TenantInfo]`.
 pub const TENANTS: &str = "/v1/tenants";

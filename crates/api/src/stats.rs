@@ -113,6 +113,9 @@ pub struct PortStats {
     pub dropped: BTreeMap<String, u64>,
     /// Frames that an active capture did not get.
     pub capture_missed: u64,
+    /// Frames that wait at its link now, for the link's rate or its delay.
+    #[serde(default)]
+    pub waiting: u64,
     /// What the helper between the mux and the TAP counts, while it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<TapStats>,

@@ -210,6 +210,10 @@ pub struct ForwardingGuest {
     pub share_millicores: u64,
     /// Connected to the mux and in the distribution.
     pub connected: bool,
+    /// Whether its routes equal its kernel's; absent where nobody says: its mirror does not answer or was not asked
+    /// yet, or it takes no routes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes_synced: Option<bool>,
     /// Its process.
     #[serde(flatten)]
     pub process: ProcessStatus,

@@ -11,13 +11,14 @@ use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
     LinkRequest, NodeProcess, Problem, Report, RestartRequest, RoutesQuery, ScaleRequest, Stats,
-    StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary,
+    StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
 use pdpd::access::{Guard, Peer, Scope};
 use pdpd::http::{Daemon, ProgressFn, RouteFn, Server};
 use pdpd::state::State;
+use pdpd::watch::Reader;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Bytes on their way, each way.
@@ -57,6 +58,10 @@ impl Daemon for Nothing {
     }
 
     fn down(&self, _: DownRequest, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn watch(&self, _: &Scope, _: WatchQuery) -> Result<Reader, Problem> {
         nothing()
     }
 

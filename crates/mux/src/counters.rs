@@ -242,6 +242,7 @@ impl PortCounters {
             consumed: self.consumed,
             dropped: occurred(&Reason::ALL.map(Reason::name), &self.dropped.0),
             capture_missed: self.capture_missed,
+            waiting: 0,
             underlay: None,
         }
     }
@@ -250,7 +251,8 @@ impl PortCounters {
 /// Counters of a node as a worker copies them: without the names of its ports.
 #[derive(Debug)]
 pub struct Counted {
-    pub(crate) ports: Vec<PortCounters>,
+    /// Of each port, and how many frames wait at its link.
+    pub(crate) ports: Vec<(PortCounters, usize)>,
     pub(crate) guests: BTreeMap<u32, mux::GuestStats>,
     pub(crate) in_flight: u64,
     pub(crate) tap_connected: bool,
@@ -260,7 +262,11 @@ impl Counted {
     /// For the API, with the names of the ports in order.
     pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::NodeStats {
         let Self { ports, guests, in_flight, tap_connected } = self;
-        let ports = names.map(str::to_string).zip(ports.iter().map(PortCounters::stats)).collect();
+        let stats = ports.iter().map(|(counters, waiting)| mux::PortStats {
+            waiting: *waiting as u64,
+            ..counters.stats()
+        });
+        let ports = names.map(str::to_string).zip(stats).collect();
         mux::NodeStats { ports, guests, in_flight, tap_connected }
     }
 }

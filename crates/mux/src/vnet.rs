@@ -664,7 +664,7 @@ impl Vnet {
             guests: counted.collect(),
             in_flight: (outstanding + ports.iter().map(Port::in_flight).sum::<usize>()) as u64,
             tap_connected: node.tap.is_some(),
-            ports: ports.iter().map(|port| port.counters.clone()).collect(),
+            ports: ports.iter().map(|port| (port.counters.clone(), port.in_flight())).collect(),
         })
     }
 

@@ -9,6 +9,7 @@
 //! A vnet that is not in the scope of who asks is answered like one that does not exist, before
 //! anybody looks whether it does. What no rule is there for is refused.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -49,6 +50,37 @@ impl Scope {
             Self::Tenant(name) => Some(name),
         }
     }
+}
+
+/// Who asked for what a thread does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asker {
+    /// `user:NAME` or `token:ID`.
+    pub who: String,
+    /// With what it may do something.
+    pub scope: Scope,
+}
+
+thread_local! {
+    static ASKER: RefCell<Option<Asker>> = const { RefCell::new(None) };
+}
+
+/// Does something on behalf of somebody, whom [`asker`] names meanwhile on this thread.
+pub fn on_behalf_of<T>(asker: Asker, act: impl FnOnce() -> T) -> T {
+    struct Reset;
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            ASKER.take();
+        }
+    }
+    let _reset = Reset;
+    ASKER.set(Some(asker));
+    act()
+}
+
+/// On whose behalf this thread works; `None`: on nobody's.
+pub fn asker() -> Option<Asker> {
+    ASKER.with_borrow(Clone::clone)
 }
 
 /// Somebody who is known.
@@ -150,6 +182,7 @@ const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/version", Right::Known),
     ("GET", "/v1/vnets", Right::Known),
     ("GET", "/v1/stats", Right::Known),
+    ("GET", "/v1/watch", Right::Known),
     ("GET", "/v1/substrate", Right::Known),
     ("GET", "/v1/tenants", Right::Known),
     ("GET", "/v1/audit", Right::Known),
@@ -186,7 +219,8 @@ pub fn rule(method: &str, path: &str) -> Option<Right> {
 }
 
 /// Paths, as the API describes them, whose answers go on.
-const SESSIONS: [&str; 5] = [
+const SESSIONS: [&str; 6] = [
+    "/v1/watch",
     "/v1/logs/{process}",
     "/v1/vnets/{vnet}/nodes/{node}/routes",
     "/v1/vnets/{vnet}/nodes/{node}/logs/{process}",

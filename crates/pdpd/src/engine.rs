@@ -14,14 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use pdp_api::{
     Action, ApplyRequest, Change as Changed, DownRequest, LinkChange, LinkRequest, Problem,
-    ProblemKind, Progress, Report, RestartRequest, ScaleRequest,
+    ProblemKind, Progress, Report, RestartRequest, ScaleRequest, What,
 };
 use pdp_net::interface::Interface;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
 use pdp_spec::units::Cores;
 use pdp_spec::{Descriptors, Document, Existing, Intent, InterfaceFacts, Object, VirtualNetwork};
 
-use crate::access::{Scope, no_vnet};
+use crate::access::{Scope, asker, no_vnet};
 use crate::ask::Late;
 use crate::host::{Host, find_image, words};
 use crate::http::ProgressFn;
@@ -30,12 +30,20 @@ use crate::key::Key;
 use crate::ledger::Moment;
 use crate::model::Model;
 use crate::state::Change;
+use crate::watch::{Board, event};
 
 /// How often a change is checked beside others before it is checked with nobody else storing one.
 const TRIES_MAX: u32 = 3;
 
 /// Who has the turn to store.
 type Turn<'a> = MutexGuard<'a, ()>;
+
+/// A change that was stored, and is being made.
+struct Way {
+    news: Receiver<News>,
+    /// What it changes, as the API calls it.
+    objects: Vec<String>,
+}
 
 /// The node.
 #[derive(Debug)]
@@ -103,8 +111,14 @@ impl Engine {
             model: RwLock::new(Arc::new(model)),
             late: Late::default(),
         };
+        engine.board().expect(engine.model().vnets.keys());
         engine.free_numbers().map_err(|problem| anyhow::anyhow!(problem.error))?;
         Ok(engine)
+    }
+
+    /// What everybody who watches reads from.
+    pub fn board(&self) -> &Arc<Board> {
+        self.keeper.board()
     }
 
     /// What is wanted now.
@@ -139,7 +153,7 @@ impl Engine {
         if dry_run {
             return Ok(Report { changes, dry_run, exits: false });
         }
-        settle(news, &mut scoped(scope, progress))?;
+        self.settle(news, &mut scoped(scope, progress))?;
         self.report(scope, changes, &named)
     }
 
@@ -238,7 +252,7 @@ impl Engine {
             let changes = after.changes_from(before, &named, false);
             Ok((after, (named, changes)))
         })?;
-        settle(news, progress)?;
+        self.settle(news, progress)?;
         self.report(&Scope::Node, changes, &named)
     }
 
@@ -254,7 +268,7 @@ impl Engine {
             let changes = after.changes_from(before, &BTreeSet::new(), false);
             Ok((after, changes))
         })?;
-        settle(news, progress)?;
+        self.settle(news, progress)?;
         if !self.model().ledger.stopped {
             return Err(Problem::new(
                 ProblemKind::Conflict,
@@ -307,13 +321,13 @@ impl Engine {
             let changes = after.changes_from(before, &BTreeSet::new(), true);
             Ok((after, changes))
         })?;
-        settle(news, progress)?;
+        self.settle(news, progress)?;
         self.report(&Scope::Node, changes, &BTreeSet::new())
     }
 
     /// Forgets a tenant and its tokens.
     pub(crate) fn drop_tenant(&self, tenant: &str) -> Result<Report, Problem> {
-        let (changes, _) = self.revise(&|_| false, |before| {
+        let (changes, news) = self.revise(&|_| false, |before| {
             if !before.tenants.contains_key(tenant) {
                 return Err(Problem::not_found(format!("no tenant {tenant:?}"))
                     .hint("`pdp get tenants` lists them"));
@@ -330,6 +344,7 @@ impl Engine {
             let changes = after.changes_from(before, &BTreeSet::new(), false);
             Ok((after, changes))
         })?;
+        self.settle(news, &mut |_| {})?;
         Ok(Report { changes, ..Report::default() })
     }
 
@@ -353,7 +368,7 @@ impl Engine {
             action: Action::Delete,
             detail: String::new(),
         }];
-        settle(news, &mut scoped(scope, progress))?;
+        self.settle(news, &mut scoped(scope, progress))?;
         if self.model().vnets.contains_key(vnet) {
             // Applied again meanwhile: what there is of it now is another's to tell.
             return Ok(Report { changes, ..Report::default() });
@@ -401,7 +416,7 @@ impl Engine {
             }
             Ok((after, changes))
         })?;
-        settle(news, &mut |_| {})?;
+        self.settle(news, &mut |_| {})?;
         self.report(scope, changes, &named)
     }
 
@@ -432,7 +447,7 @@ impl Engine {
             }
             self.respecified(scope, before, wanted, &named)
         })?;
-        settle(news, &mut |_| {})?;
+        self.settle(news, &mut |_| {})?;
         self.report(scope, changes, &named)
     }
 
@@ -450,7 +465,7 @@ impl Engine {
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
             self.scaled(scope, before, (vnet, node), request, &named)
         })?;
-        settle(news, &mut scoped(scope, progress))?;
+        self.settle(news, &mut scoped(scope, progress))?;
         self.report(scope, changes, &named)
     }
 
@@ -495,7 +510,12 @@ impl Engine {
                 changes.push(Changed { object, action: Action::Restart, detail });
             }
         }
-        settle(Some(self.keeper.restart(keys.clone())), &mut scoped(scope, progress))?;
+        let objects: Vec<String> = keys.iter().map(Key::object).collect();
+        for object in &objects {
+            self.board().post(event(object.as_str(), What::Begun, Some("restarted".into())));
+        }
+        let way = Way { news: self.keeper.restart(keys.clone()), objects };
+        self.settle(Some(way), &mut scoped(scope, progress))?;
         self.told(changes, |key| keys.contains(key))
     }
 
@@ -553,12 +573,12 @@ impl Engine {
     /// Makes a new model of the one there is, stores it and has the keeper make the machine so; beside what it
     /// changes, what failed before and is to be tried again by `retry`. `make` is called again where another
     /// was stored meanwhile; at last with nobody else storing any, so that it ends. Returns what `make` told,
-    /// and what the keeper will ([`settle`]).
+    /// and what the keeper will ([`Engine::settle`]).
     fn revise<T>(
         &self,
         retry: &dyn Fn(&Key) -> bool,
         mut make: impl FnMut(&Model) -> Result<(Model, T), Problem>,
-    ) -> Result<(T, Option<Receiver<News>>), Problem> {
+    ) -> Result<(T, Option<Way>), Problem> {
         for _ in 0..TRIES_MAX {
             let before = self.model();
             let (after, told) = make(&before)?;
@@ -579,7 +599,7 @@ impl Engine {
         before: &Model,
         after: Model,
         retry: &dyn Fn(&Key) -> bool,
-    ) -> Result<Receiver<News>, Problem> {
+    ) -> Result<Way, Problem> {
         let change = after.change_from(before);
         self.host.state.commit(&change).map_err(|error| internal(&error))?;
         if change.delete.iter().any(|(kind, _)| kind == "VirtualNetwork") {
@@ -588,8 +608,73 @@ impl Engine {
         }
         let after = Arc::new(after);
         *self.model.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = after.clone();
+        let objects = self.tell_begin(before, &after, &change);
         // In the order in which they are stored.
-        Ok(self.keeper.want(after.wanted(), retry))
+        Ok(Way { news: self.keeper.want(after.wanted(), retry), objects })
+    }
+
+    /// Tells who watches what a change is about to change; returns its objects.
+    fn tell_begin(&self, before: &Model, after: &Model, change: &Change) -> Vec<String> {
+        let put = change.put.iter().map(|document| (&document.kind, &document.name, "applied"));
+        let deleted = change.delete.iter().map(|(kind, name)| (kind, name, "deleted"));
+        let mut objects = BTreeMap::new();
+        for (kind, name, what) in put.chain(deleted) {
+            let kind = match kind.as_str() {
+                "VirtualNetwork" => "vnet",
+                "Tenant" => "tenant",
+                _ => "substrate",
+            };
+            objects.insert(format!("{kind}/{name}"), what);
+        }
+        for vnet in change.held.keys().filter(|vnet| after.vnets.contains_key(*vnet)) {
+            objects.entry(format!("vnet/{vnet}")).or_insert("changed");
+        }
+        let stops = before.ledger.stopped != after.ledger.stopped;
+        if stops {
+            let what = if after.ledger.stopped { "stopped" } else { "started" };
+            objects.insert("node".into(), what);
+        }
+        // Otherwise something was tidied up.
+        let asked = asker().is_some();
+        for (object, what) in objects.iter().filter(|_| asked) {
+            self.board().post(event(object.as_str(), What::Begun, Some((*what).to_owned())));
+        }
+        let vnets = objects.keys().filter_map(|object| object.strip_prefix("vnet/"));
+        self.board().touch_vnets(vnets.chain(change.held.keys().map(String::as_str)));
+        if stops {
+            self.board().touch_vnets(after.vnets.keys().map(String::as_str));
+        }
+        if !asked {
+            objects.clear();
+        }
+        objects.into_keys().collect()
+    }
+
+    /// Waits until what a change concerns is as planned, as far as could be; others may change something
+    /// meanwhile. Who watches is told.
+    fn settle(&self, way: Option<Way>, progress: ProgressFn<'_>) -> Result<(), Problem> {
+        let Some(Way { news, objects }) = way else { return Ok(()) };
+        loop {
+            match news.recv() {
+                Ok(News::Step(step)) => progress(step),
+                Ok(News::Done) => break,
+                Err(_) => return Err(keeper_gone()),
+            }
+        }
+        for object in objects {
+            let below = format!("{object}/");
+            let of = |key: &Key| {
+                let key = key.object();
+                key == object || key.starts_with(&below)
+            };
+            let first = self.keeper.problems(of).into_iter().next();
+            let (what, why) = match first {
+                Some((key, problem)) => (What::Failed, Some(format!("{key}: {problem}"))),
+                None => (What::Done, None),
+            };
+            self.board().post(event(object, what, why));
+        }
+        Ok(())
     }
 
     /// What is held while a tenant's change is looked at; an operator's waits for no other.
@@ -638,19 +723,6 @@ fn retries(scope: &Scope, named: &BTreeSet<String>) -> impl Fn(&Key) -> bool + u
     move |key| match key {
         Key::Mux | Key::External(_) | Key::Leftovers => node,
         Key::Vnet(vnet) | Key::Node { vnet, .. } | Key::Guest { vnet, .. } => named.contains(vnet),
-    }
-}
-
-/// Waits until what a change concerns is as planned, as far as could be; others may change something
-/// meanwhile.
-fn settle(news: Option<Receiver<News>>, progress: ProgressFn<'_>) -> Result<(), Problem> {
-    let Some(news) = news else { return Ok(()) };
-    loop {
-        match news.recv() {
-            Ok(News::Step(step)) => progress(step),
-            Ok(News::Done) => return Ok(()),
-            Err(_) => return Err(keeper_gone()),
-        }
     }
 }
 

@@ -23,7 +23,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use pdp_api::Progress;
+use pdp_api::{Progress, What};
 use pdp_net::interface::Watch;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
@@ -35,6 +35,7 @@ use crate::plan::{Places, Plan};
 use crate::queue::Queue;
 use crate::reconcile::{CutOff, Doing, Next, Reconciler, Started, lock};
 use crate::state::State;
+use crate::watch::{Board, event};
 
 /// Steps that are made at a time.
 const WORKERS: usize = 32;
@@ -101,6 +102,8 @@ pub struct Keeper {
     epoll: OwnedFd,
     /// Of devices of external interfaces.
     devices: Watch,
+    /// Where it tells what happens.
+    board: Arc<Board>,
 }
 
 #[derive(Debug)]
@@ -172,16 +175,17 @@ impl Object {
     }
 
     /// Counts what was started, but for what was to be started anew: that is neither a failure nor a sign of one.
-    fn count(&mut self, now: Instant, renewed: bool) {
+    /// What that was, and whether it was there before.
+    fn count(&mut self, now: Instant, renewed: bool) -> (Started, bool) {
         let started = std::mem::take(&mut self.started);
         if started == Started::default() {
-            return;
+            return (started, false);
         }
         if renewed && started.itself {
             self.renew = false;
             self.backoff = Backoff::default();
             self.backoff.started(now);
-            return;
+            return (started, true);
         }
         self.backoff.started(now);
         // The first start is no restart.
@@ -190,6 +194,7 @@ impl Object {
             health.tap_restarts += u64::from(started.tap);
             health.mirror_restarts += u64::from(started.mirror);
         }
+        (started, self.health.is_some())
     }
 }
 
@@ -345,7 +350,13 @@ impl Keeper {
             watches: Mutex::default(),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             devices: Watch::new()?,
+            board: Arc::default(),
         })
+    }
+
+    /// Where it tells what happens.
+    pub fn board(&self) -> &Arc<Board> {
+        &self.board
     }
 
     /// What is wanted now.
@@ -520,11 +531,7 @@ impl Keeper {
         let ended = std::mem::take(&mut object.ended);
         drop(table);
         for directory in ended {
-            let how = match renew {
-                true => "as was asked".to_owned(),
-                false => self.machine.ending(&directory),
-            };
-            tracing::info!("{} ended {how}", directory.display());
+            self.tell_end(&key, &directory, renew);
         }
         let plan = self.plan();
         let mut doing = Doing {
@@ -545,6 +552,36 @@ impl Keeper {
         };
         self.end(&key, began, result, (started, renew), wake, pause);
         true
+    }
+
+    /// `renew`: it was to be started anew.
+    fn tell_end(&self, key: &Key, directory: &Path, renew: bool) {
+        let how = match renew {
+            true => "as was asked".to_owned(),
+            false => self.machine.ending(directory),
+        };
+        tracing::info!("{} ended {how}", directory.display());
+        // What was made to end may be removed, with how that was.
+        let how = (renew || self.machine.has_directory(directory)).then_some(how);
+        let id = directory.file_name().unwrap_or_default().to_string_lossy();
+        self.board.post(event(key.process_object(&id), What::Ended, how));
+    }
+
+    fn tell_start(&self, key: &Key, started: Started, again: bool) {
+        let what = if again { What::Restarted } else { What::Started };
+        let object = key.object();
+        let own = match key {
+            Key::Node { .. } => format!("{object}/control"),
+            _ => object.clone(),
+        };
+        let tap = format!("{object}/tap");
+        let mirror = format!("{object}/mirror");
+        for (_, object) in [(started.itself, own), (started.tap, tap), (started.mirror, mirror)]
+            .into_iter()
+            .filter(|it| it.0)
+        {
+            self.board.post(event(object, what, None));
+        }
     }
 
     fn end(
@@ -597,8 +634,11 @@ impl Keeper {
             object.told.clear();
         }
         if object.started.itself || !matches!(result, Ok(Next::Wait(_))) {
-            object.count(now, renewed);
+            let (started, again) = object.count(now, renewed);
+            self.tell_start(key, started, again);
         }
+        // Looks at what is under way come to nothing new.
+        let news = !matches!(result, Ok(Next::Wait(_))) || waited.is_zero();
         match result {
             Ok(Next::Wait(waiting)) => {
                 if waited.is_zero() {
@@ -666,6 +706,9 @@ impl Keeper {
         self.work.notify_one();
         if earlier {
             self.wake();
+        }
+        if news {
+            self.board.touch(key);
         }
     }
 

@@ -55,6 +55,29 @@ impl Key {
         Self::Guest { vnet: vnet.into(), node: node.into(), number }
     }
 
+    /// What the API calls it: `vnet/red/node/r1`.
+    pub fn object(&self) -> String {
+        match self {
+            Self::Mux => "mux".into(),
+            Self::External(name) => format!("external/{name}"),
+            Self::Vnet(vnet) => format!("vnet/{vnet}"),
+            Self::Node { vnet, node } => format!("vnet/{vnet}/node/{node}"),
+            Self::Guest { vnet, node, number } => format!("vnet/{vnet}/node/{node}/g{number}"),
+            Self::Leftovers => "node".into(),
+        }
+    }
+
+    /// What the API calls one of its processes, by the id that this has ([`crate::plan::Part::id`]).
+    pub fn process_object(&self, id: &str) -> String {
+        match self {
+            Self::Node { vnet, node } | Self::Guest { vnet, node, .. } => {
+                let part = id.splitn(3, '.').nth(2).unwrap_or("control");
+                format!("vnet/{vnet}/node/{node}/{part}")
+            }
+            Self::Mux | Self::External(_) | Self::Vnet(_) | Self::Leftovers => self.object(),
+        }
+    }
+
     /// The node that it is or belongs to; empty where there is none.
     pub fn node_name(&self) -> &str {
         match self {
@@ -121,6 +144,23 @@ impl FromStr for Key {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_are_called_as_everywhere() {
+        use crate::plan::Part;
+        let (node, guest) = (Key::node("acme.red", "r1"), Key::guest("acme.red", "r1", 3));
+        for (key, part, name) in [
+            (&node, Part::Control, "control"),
+            (&node, Part::Tap, "tap"),
+            (&node, Part::Mirror, "mirror"),
+            (&guest, Part::Guest(3), "g3"),
+            (&guest, Part::GuestTap(3), "tap-g3"),
+        ] {
+            let object = key.process_object(&part.id("acme.red", "r1"));
+            assert_eq!(object, format!("vnet/acme.red/node/r1/{name}"));
+        }
+        assert_eq!(guest.object(), "vnet/acme.red/node/r1/g3");
+    }
 
     #[test]
     fn names_read_back() {

@@ -11,6 +11,7 @@
 //! | [`plan`] | specs to what is to run (pure) |
 //! | [`keeper`], [`queue`] | says which object is worked on when |
 //! | [`reconcile`] | brings an object nearer to the plan |
+//! | [`watch`] | what is, what happened and what was counted, for who watches |
 //! | [`doctor`] | what the machine can and can't do |
 //! | [`claim`] | places that no other daemon may have |
 //! | [`machine`], [`host`], [`control`] | what can be done on the machine; calls to the mux and the helpers |
@@ -42,3 +43,4 @@ pub mod sockets;
 pub mod state;
 pub mod upgrade;
 pub mod view;
+pub mod watch;

@@ -193,6 +193,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         operators: arguments.operator_users,
         viewers: arguments.viewer_users,
     });
+    pdpd::watch::start(&engine)?;
     let keeping = engine.clone();
     std::thread::Builder::new().name("keeper".into()).spawn(move || {
         // What a panic leaves is made good by a new start: better none than one without a keeper.

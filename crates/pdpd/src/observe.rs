@@ -14,7 +14,7 @@ use pdp_api::{
     LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RestartRequest,
     RouteGuestStats, RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage,
     Stats, StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet,
-    VnetStats, VnetSummary,
+    VnetStats, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_proto::mirror::{self, Source};
@@ -29,6 +29,7 @@ use crate::engine::{Engine, link_of};
 use crate::host::words;
 use crate::http::{Daemon, ProgressFn, RouteFn};
 use crate::plan::{NodePlan, Part};
+use crate::watch::{self, Reader};
 
 /// Longest wait for the next part of a route table.
 const ROUTES_WAIT: Duration = Duration::from_secs(60);
@@ -165,26 +166,9 @@ impl Daemon for Engine {
             ..Stats::default()
         };
         for (name, external) in stats.externals {
-            all.externals.insert(
-                name,
-                pdp_api::ExternalStats {
-                    received: external.received,
-                    sent: external.sent,
-                    dropped: external.dropped,
-                    kernel_dropped: external.kernel_dropped,
-                    late: external.late,
-                    numbered: external.numbered,
-                },
-            );
+            all.externals.insert(name, external_stats(external));
         }
-        for worker in stats.workers {
-            all.workers.push(pdp_api::WorkerStats {
-                busy_rounds: worker.busy_rounds,
-                sleeps: worker.sleeps,
-                free_packets: worker.free_packets,
-                stages: worker.stages.into_iter().map(stage_stats).collect(),
-            });
-        }
+        all.workers = stats.workers.into_iter().map(worker_stats).collect();
         let mut nodes = Vec::new();
         for (vnet, stats) in stats.vnets {
             let plan = model.plan.vnets.get(&vnet).filter(|_| scope.sees(&vnet));
@@ -219,6 +203,10 @@ impl Daemon for Engine {
             all.vnets.entry(vnet).or_default().nodes.insert(node, stats);
         }
         Ok(all)
+    }
+
+    fn watch(&self, scope: &Scope, query: WatchQuery) -> Result<Reader, Problem> {
+        Ok(watch::open(self, scope, query))
     }
 
     fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem> {
@@ -431,18 +419,38 @@ fn unavailable(error: ControlError) -> Problem {
     Problem::new(kind, words(&error))
 }
 
+pub(crate) fn external_stats(external: mux::ExternalStats) -> pdp_api::ExternalStats {
+    pdp_api::ExternalStats {
+        received: external.received,
+        sent: external.sent,
+        dropped: external.dropped,
+        kernel_dropped: external.kernel_dropped,
+        late: external.late,
+        numbered: external.numbered,
+    }
+}
+
+pub(crate) fn worker_stats(worker: mux::WorkerStats) -> pdp_api::WorkerStats {
+    pdp_api::WorkerStats {
+        busy_rounds: worker.busy_rounds,
+        sleeps: worker.sleeps,
+        free_packets: worker.free_packets,
+        stages: worker.stages.into_iter().map(stage_stats).collect(),
+    }
+}
+
 fn stage_stats(stage: mux::StageStats) -> pdp_api::StageStats {
     pdp_api::StageStats { stage: stage.stage, cycles: stage.cycles, frames: stage.frames }
 }
 
 /// A helper that has counters.
-enum Helper<'a> {
+pub(crate) enum Helper<'a> {
     Tap(&'a Path),
     Mirror(&'a Path),
 }
 
 /// Its counters.
-enum Said {
+pub(crate) enum Said {
     Taps(Vec<tap::PortStats>),
     Routes(Box<mirror::Status>),
 }
@@ -470,7 +478,7 @@ impl Helper<'_> {
     }
 }
 
-fn node_stats(
+pub(crate) fn node_stats(
     plan: Option<&NodePlan>,
     counters: mux::NodeStats,
     helpers: Vec<(&Helper<'_>, Answer<Said>)>,
@@ -493,6 +501,7 @@ fn node_stats(
                 consumed: port.consumed,
                 dropped: port.dropped,
                 capture_missed: port.capture_missed,
+                waiting: port.waiting,
                 tap: None,
             },
         );
@@ -545,7 +554,7 @@ fn tap_stats(plan: &NodePlan, ports: &mut BTreeMap<String, PortStats>, taps: Vec
     }
 }
 
-fn route_stats(status: mirror::Status) -> RouteStats {
+pub(crate) fn route_stats(status: mirror::Status) -> RouteStats {
     RouteStats {
         routes_v4: status.routes_v4,
         routes_v6: status.routes_v6,

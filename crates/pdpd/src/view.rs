@@ -80,7 +80,7 @@ pub fn vnets(engine: &Engine, scope: &Scope) -> Vec<VnetSummary> {
     let mirrors = ask_mirrors(engine, &model, vnets.clone().map(|(name, plan)| (name, &**plan)));
     let mux = engine.host.mux.stats(None).ok();
     let view = View { engine, model: &model, mux, mirrors };
-    vnets.map(|(name, plan)| view.summary(name, plan)).collect()
+    vnets.map(|(name, plan)| summary(name, &view.vnet(name, plan))).collect()
 }
 
 /// Tenants of a scope, with their vnets.
@@ -115,8 +115,33 @@ pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
     })
 }
 
+/// How the node itself is, with all that is given out; nobody is asked.
+pub fn node_itself(engine: &Engine) -> SubstrateStatus {
+    let model = engine.model();
+    View { engine, model: &model, mux: None, mirrors: BTreeMap::new() }.substrate()
+}
+
+/// How a vnet is by what is known: `mux`, counters of it, and what mirrors said, by where they listen. `None`: it is
+/// not wanted.
+pub fn status(
+    engine: &Engine,
+    name: &str,
+    mux: Option<mux::VnetStats>,
+    mirrors: impl Fn(&Path) -> Option<Answer<mirror::Status>>,
+) -> Option<VnetStatus> {
+    let model = engine.model();
+    let plan = model.plan.vnets.get(name)?;
+    let all = plan.nodes.values().filter_map(|node| node.mirror.as_ref());
+    let paths = all.map(|mirror| mirror.config.control_socket.as_path());
+    let mirrors = paths.filter_map(|path| Some((path, mirrors(path)?))).collect();
+    let vnets = mux.into_iter().map(|stats| (name.to_owned(), stats)).collect();
+    let mux = Some(mux::Stats { vnets, ..mux::Stats::default() });
+    let view = View { engine, model: &model, mux, mirrors };
+    Some(view.vnet(name, plan))
+}
+
 /// How the mirrors of these vnets are, asked side by side.
-fn ask_mirrors<'a>(
+pub fn ask_mirrors<'a>(
     engine: &Engine,
     model: &Model,
     vnets: impl Iterator<Item = (&'a String, &'a VnetPlan)>,
@@ -142,28 +167,6 @@ fn ask_mirrors<'a>(
 impl View<'_> {
     fn health(&self, key: &Key) -> Option<Health> {
         self.engine.keeper.health(key)
-    }
-
-    fn summary(&self, name: &str, plan: &VnetPlan) -> VnetSummary {
-        let status = self.vnet(name, plan);
-        let guests = || status.nodes.iter().flat_map(|node| &node.guests);
-        let fes: BTreeSet<&String> = guests().map(|guest| &guest.fe).collect();
-        let routers = status.nodes.iter().filter(|node| node.kind == NodeKind::Router).count();
-        VnetSummary {
-            name: name.into(),
-            phase: status.phase,
-            ready: status.ready,
-            routers: routers as u32,
-            hosts: (status.nodes.len() - routers) as u32,
-            links: status.links.len() as u32,
-            guests_connected: guests().filter(|guest| guest.connected).count() as u32,
-            guests: guests().count() as u32,
-            power_millicores: status.nodes.iter().filter_map(|node| node.power_millicores).sum(),
-            fes: fes.into_iter().cloned().collect(),
-            late: status.nodes.iter().filter_map(|node| node.mirror.as_ref()).any(|m| m.late),
-            message: status.message,
-            conditions: status.nodes.into_iter().flat_map(|node| node.conditions).collect(),
-        }
     }
 
     /// What a router's kernel may do otherwise than its forwarding guests.
@@ -365,6 +368,7 @@ impl View<'_> {
                 connected: counters
                     .and_then(|node| node.guests.get(&number))
                     .is_some_and(|guest| guest.connected),
+                routes_synced: self.routes_synced(plan, number),
                 process: self.object(&guest.container.dir, &Key::guest(vnet, name, number)),
             })
             .collect();
@@ -415,6 +419,17 @@ impl View<'_> {
     fn labels(&self, vnet: &str, node: &str) -> BTreeMap<String, String> {
         let node = self.model.vnets.get(vnet).and_then(|vnet| vnet.spec.nodes.get(node));
         node.map(|node| node.labels.clone()).unwrap_or_default()
+    }
+
+    /// Whether a guest's routes equal the kernel's, as far as its mirror knows.
+    fn routes_synced(&self, plan: &NodePlan, number: u32) -> Option<bool> {
+        let path = plan.mirror.as_ref()?.config.control_socket.as_path();
+        let Answer::Said(said) = self.mirrors.get(path)? else { return None };
+        let guest = said.guests.iter().find(|guest| guest.guest == number);
+        match guest {
+            Some(guest) => Some(guest.synced && said.settled),
+            None => plan.guests.get(&number).is_some_and(|guest| guest.mirrored).then_some(false),
+        }
     }
 
     fn ports(&self, node: &str, plan: &NodePlan, vnet: &VnetPlan, runs: bool) -> Vec<PortStatus> {
@@ -548,6 +563,28 @@ impl View<'_> {
         };
         let message = Some(wrong.join("; ")).filter(|text| !text.is_empty());
         SubstrateStatus { phase, message, mux, fes, externals }
+    }
+}
+
+/// A vnet's line in a list.
+pub fn summary(name: &str, status: &VnetStatus) -> VnetSummary {
+    let guests = || status.nodes.iter().flat_map(|node| &node.guests);
+    let fes: BTreeSet<&String> = guests().map(|guest| &guest.fe).collect();
+    let routers = status.nodes.iter().filter(|node| node.kind == NodeKind::Router).count();
+    VnetSummary {
+        name: name.into(),
+        phase: status.phase,
+        ready: status.ready,
+        routers: routers as u32,
+        hosts: (status.nodes.len() - routers) as u32,
+        links: status.links.len() as u32,
+        guests_connected: guests().filter(|guest| guest.connected).count() as u32,
+        guests: guests().count() as u32,
+        power_millicores: status.nodes.iter().filter_map(|node| node.power_millicores).sum(),
+        fes: fes.into_iter().cloned().collect(),
+        late: status.nodes.iter().filter_map(|node| node.mirror.as_ref()).any(|m| m.late),
+        message: status.message.clone(),
+        conditions: status.nodes.iter().flat_map(|node| node.conditions.clone()).collect(),
     }
 }
 

@@ -53,7 +53,8 @@ fn ask(server: &Server, method: &str, path: &str, token: Option<&str>) -> (u16, 
             Ok(0) | Err(_) => break,
             Ok(count) => bytes.extend_from_slice(&chunk[..count]),
         }
-        if path.ends_with("/capture") && bytes.starts_with(b"HTTP/1.1 200") {
+        let goes_on = path.ends_with("/capture") || path == "/v1/watch";
+        if goes_on && bytes.starts_with(b"HTTP/1.1 200") {
             break;
         }
     }
@@ -73,7 +74,7 @@ fn allowed(method: &str, path: &str, who: &str) -> bool {
         "viewer" => reads,
         "tenant" | "tenant viewer" => {
             let described = ["openapi.json", "pdp-v1.json"];
-            let shared = ["version", "vnets", "stats", "substrate", "tenants", "audit"];
+            let shared = ["version", "vnets", "stats", "watch", "substrate", "tenants", "audit"];
             let shared = shared.iter().chain(&described).any(|word| path == format!("/v1/{word}"));
             let mine = of_vnet || path == "/v1/apply";
             (reads && (shared || of_vnet)) || (who == "tenant" && mine)

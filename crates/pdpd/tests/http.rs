@@ -74,6 +74,7 @@ fn the_description_names_every_path_and_only_types_that_it_describes() {
         paths::SUBSTRATE,
         paths::VNETS,
         paths::STATS,
+        paths::WATCH,
         paths::TENANTS,
         paths::TOKENS,
         paths::AUDIT,

@@ -785,9 +785,16 @@ pub struct PortStats {
     pub dropped: BTreeMap<String, u64>,
     /// Frames that an active capture did not get.
     pub capture_missed: u64,
+    /// Frames that wait at its vlink now: in queues, for their delay, for a next hop.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub waiting: u64,
     /// What is wrong with the way of its tunnel's frames, where its vlink is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub underlay: Option<UnderlayProblem>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Why a tunnel's frames, or the longest of them, do not get to its other end, as far as the host's

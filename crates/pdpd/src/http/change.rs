@@ -9,7 +9,7 @@ use pdp_api::{
 };
 use tokio::sync::mpsc;
 
-use crate::access::Scope;
+use crate::access::{Asker, Scope, on_behalf_of};
 
 use super::answer::{Body, Failure, Names, panicked};
 use super::stream::{lines, ndjson};
@@ -153,6 +153,7 @@ async fn change(
     let place = api.place.clone();
     let daemon = api.api.daemon.clone();
     let scope = api.caller.scope.clone();
+    let asker = Asker { who: api.caller.who.clone(), scope: scope.clone() };
     let begun = api.begun.clone();
     if let Some(begun) = &begun {
         begun.take();
@@ -160,9 +161,11 @@ async fn change(
     let (steps, mut queue) = mpsc::channel::<Progress>(PROGRESS_MAX);
     let task = tokio::task::spawn_blocking(move || {
         let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            make(&*daemon, &scope, &mut |step| {
-                // A client that reads slowly must not hold the change up.
-                let _ = steps.try_send(step);
+            on_behalf_of(asker, || {
+                make(&*daemon, &scope, &mut |step| {
+                    // A client that reads slowly must not hold the change up.
+                    let _ = steps.try_send(step);
+                })
             })
         }));
         let result = made.unwrap_or_else(|_| Err(panicked("a change panicked")));

@@ -11,12 +11,13 @@ use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
     LinkRequest, NodeProcess, Problem, Progress, Report, RestartRequest, RouteRow, RoutesQuery,
     ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet,
-    VnetSummary,
+    VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
 
 use crate::access::Scope;
+use crate::watch::Reader;
 
 /// Told what is being done. Never blocks for long.
 pub type ProgressFn<'a> = &'a mut (dyn FnMut(Progress) + Send);
@@ -122,6 +123,9 @@ pub trait Daemon: Send + Sync + 'static {
 
     /// Counters now.
     fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem>;
+
+    /// Begins a watch, of a vnet in scope if of one.
+    fn watch(&self, scope: &Scope, query: WatchQuery) -> Result<Reader, Problem>;
 
     /// What a segment has learned, by ends; with `clear` it forgets all, and nothing is returned.
     fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem>;

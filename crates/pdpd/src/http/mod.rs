@@ -28,6 +28,7 @@ mod process;
 mod room;
 mod stream;
 pub mod tls;
+mod watch;
 mod who;
 
 use std::io;
@@ -43,7 +44,6 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use pdp_api::Listens;
 use pdp_container::Process;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use utoipa::OpenApi;
@@ -71,7 +71,7 @@ pub const CONNECTIONS_PER_PEER_MAX: usize = 32;
 /// Calls (all but streams) at a time of operators and viewers of the node; more are refused.
 pub const CALLS_MAX: usize = 64;
 
-/// Streams at a time of these: captures, logs, route tables, commands; more are refused.
+/// Streams at a time of these: watches, captures, logs, route tables, commands; more are refused.
 pub const STREAMS_MAX: usize = CALLS_MAX;
 
 /// Calls at a time of one tenant; more are refused. Its streams are its quota's `sessions`.
@@ -130,10 +130,15 @@ struct Api {
     rooms: Arc<Rooms>,
     listens: Option<Listens>,
     /// Turns true, or its sender goes, when the daemon stops.
-    stopped: watch::Receiver<bool>,
+    stopped: tokio::sync::watch::Receiver<bool>,
 }
 
 impl Api {
+    /// Whether the daemon stops.
+    fn stops(&self) -> bool {
+        *self.stopped.borrow()
+    }
+
     /// Waits until the daemon stops.
     async fn stop(&self) {
         let _ = self.stopped.clone().wait_for(|&stopped| stopped).await;
@@ -183,8 +188,8 @@ pub fn server(
     daemon: Arc<dyn Daemon>,
     guard: Arc<Guard>,
     listens: Option<Listens>,
-) -> io::Result<(Server, watch::Sender<bool>)> {
-    let (stopping, stopped) = watch::channel(false);
+) -> io::Result<(Server, tokio::sync::watch::Sender<bool>)> {
+    let (stopping, stopped) = tokio::sync::watch::channel(false);
     let audit = Audit::start(guard.state.clone())?;
     let rooms = Arc::new(Rooms::default());
     Ok((Server::new(Api { daemon, guard, audit, rooms, listens, stopped }), stopping))
@@ -272,6 +277,7 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(look::vnets))
         .routes(routes!(look::vnet, change::delete_vnet))
         .routes(routes!(look::stats))
+        .routes(routes!(watch::watch))
         .routes(routes!(look::fdb, look::clear_fdb))
         .routes(routes!(look::trace))
         .routes(routes!(change::apply))

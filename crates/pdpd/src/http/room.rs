@@ -135,7 +135,7 @@ impl Room {
         let taken = match answer {
             Answer::Whole => self.take(1, "calls", |c, b| (c.calls.clone(), b.calls)),
             Answer::GoesOn => {
-                let what = "sessions (captures, logs, routes, commands)";
+                let what = "sessions (watches, captures, logs, routes, commands)";
                 self.take(1, what, |c, b| (c.streams.clone(), b.streams))
             }
         };

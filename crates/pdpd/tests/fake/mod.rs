@@ -23,6 +23,8 @@ use pdpd::access::{Guard, Scope, no_vnet};
 use pdpd::http::tls::Tls;
 use pdpd::http::{Daemon, Listeners, ProgressFn, RouteFn, listen, serve};
 use pdpd::state::State;
+use pdpd::watch::log::Filter;
+use pdpd::watch::{Board, Reader};
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -59,6 +61,8 @@ pub struct Fake {
     /// Lets a change that waits go on.
     pub go: AtomicBool,
     samples: AtomicU64,
+    /// What who watches it reads from; it has `red`, `acme.red` and `other.red`.
+    pub board: Arc<Board>,
     /// Where its commands run.
     cgroups: Cgroups,
 }
@@ -104,7 +108,11 @@ impl Server {
             left: AtomicU64::new(0),
             go: AtomicBool::new(false),
             samples: AtomicU64::new(0),
+            board: Arc::default(),
         });
+        for vnet in ["red", "acme.red", "other.red"] {
+            fake.board.tell(vnet, Some(red().status), true);
+        }
         let unix = listen(&dir.path().join("pdpd.sock")).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
@@ -182,6 +190,7 @@ fn guest(number: u32, fe: &str) -> ForwardingGuest {
         fe: fe.into(),
         share_millicores: 250,
         connected: number == 0,
+        routes_synced: Some(number == 0),
         process: ProcessStatus { restarts: u64::from(number), ..process(200 + number) },
     }
 }
@@ -518,6 +527,12 @@ impl Daemon for Fake {
         let object = format!("vnet/{vnet}/link/{link}");
         let changes = vec![change(&object, Action::Change, "impairments")];
         Ok(Report { changes, ..Default::default() })
+    }
+
+    fn watch(&self, scope: &Scope, query: WatchQuery) -> Result<Reader, Problem> {
+        let every = Duration::from_millis(query.every_ms.unwrap_or(WATCH_EVERY_MS_DEFAULT));
+        let filter = Filter { scope: scope.clone(), vnet: query.vnet };
+        Ok(Reader::new(&self.board, filter, every, query.detail, query.after.as_ref()))
     }
 
     fn stats(&self, _: &Scope, query: StatsQuery) -> Result<Stats, Problem> {

@@ -1,0 +1,196 @@
+//! What happened to a vnet: its status before against its status now. Pure.
+
+use pdp_api::{
+    ExternalStatus, ForwardingGuest, LinkStatus, NodeStatus, Phase, PortStatus, SubstrateStatus,
+    VnetStatus, WatchEvent, What,
+};
+
+/// An event of this object, with neither number nor time.
+pub fn event(object: impl Into<String>, what: What, message: Option<String>) -> WatchEvent {
+    WatchEvent { object: object.into(), what, message, ..WatchEvent::default() }
+}
+
+/// What made a vnet from what it was, or from nothing, what it is now.
+pub fn vnet(name: &str, before: Option<&VnetStatus>, now: &VnetStatus) -> Vec<WatchEvent> {
+    let mut events = Vec::new();
+    let object = format!("vnet/{name}");
+    if before.is_none() {
+        events.push(event(object.as_str(), What::Created, None));
+    }
+    let none = VnetStatus::default();
+    let before = before.unwrap_or(&none);
+    for link in &now.links {
+        let was = before.links.iter().find(|was| was.name == link.name);
+        events.extend(self::link(&object, was, link));
+    }
+    for node in &now.nodes {
+        let was = before.nodes.iter().find(|was| was.name == node.name);
+        self::node(&object, was.unwrap_or(&NodeStatus::default()), node, &mut events);
+    }
+    let was = (before.phase, &before.message);
+    events.extend(phase(&object, was, (now.phase, &now.message)));
+    events.extend(ready(&object, before.ready, now.ready));
+    events
+}
+
+fn ready(object: &str, before: bool, now: bool) -> Option<WatchEvent> {
+    let what = if now { What::Ready } else { What::Unready };
+    (before != now).then(|| event(object, what, None))
+}
+
+/// What made the node itself from what it was what it is now: its mux and its external interfaces.
+pub fn node_itself(before: &SubstrateStatus, now: &SubstrateStatus) -> Vec<WatchEvent> {
+    let was = (before.mux.phase, &before.mux.message);
+    let mut events: Vec<_> =
+        phase("mux", was, (now.mux.phase, &now.mux.message)).into_iter().collect();
+    for external in &now.externals {
+        let none = ExternalStatus::default();
+        let was = before.externals.iter().find(|was| was.name == external.name).unwrap_or(&none);
+        let object = format!("external/{}", external.name);
+        let of = |what| event(object.as_str(), what, external.message.clone());
+        match (was.carrier, external.carrier) {
+            (was, Some(true)) if was != Some(true) => events.push(of(What::CarrierUp)),
+            (Some(true), Some(false) | None) => events.push(of(What::CarrierDown)),
+            _ => {}
+        }
+        if was.attached != external.attached {
+            let phase = if external.attached { Phase::Running } else { Phase::Failed };
+            events.push(WatchEvent { phase: Some(phase), ..of(What::Phase) });
+        }
+    }
+    events
+}
+
+fn phase(
+    object: &str,
+    before: (Phase, &Option<String>),
+    now: (Phase, &Option<String>),
+) -> Option<WatchEvent> {
+    (before != now)
+        .then(|| WatchEvent { phase: Some(now.0), ..event(object, What::Phase, now.1.clone()) })
+}
+
+fn link(vnet: &str, before: Option<&LinkStatus>, now: &LinkStatus) -> Option<WatchEvent> {
+    let object = format!("{vnet}/link/{}", now.name);
+    let was_up = before.is_none_or(|before| before.up);
+    let was_silent = before.is_some_and(|before| before.silent);
+    match (was_up, now.up) {
+        (true, false) => return Some(event(object, What::LinkDown, now.message.clone())),
+        (false, true) => return Some(event(object, What::LinkUp, None)),
+        (false, false) if was_silent != now.silent => {
+            return Some(event(object, What::LinkDown, now.message.clone()));
+        }
+        _ => {}
+    }
+    let before = before?;
+    let does = |link: &LinkStatus| (link.rate_bps, link.impairments.clone());
+    let (was, is) = (does(before), does(now));
+    (was != is).then(|| {
+        let rate = now.rate_bps.map(|bps| format!("rate {bps} bit/s"));
+        let words = Some(is.1).filter(|words| !words.is_empty());
+        let words: Vec<String> = rate.into_iter().chain(words).collect();
+        let told = if words.is_empty() { "no limits".to_owned() } else { words.join(", ") };
+        event(object, What::LinkSet, Some(told))
+    })
+}
+
+fn node(vnet: &str, before: &NodeStatus, now: &NodeStatus, events: &mut Vec<WatchEvent>) {
+    let object = format!("{vnet}/node/{}", now.name);
+    for port in &now.ports {
+        let had = before.ports.iter().find(|was| was.name == port.name);
+        let had = had.is_some_and(|was| was.carrier);
+        let PortStatus { name, carrier, .. } = port;
+        if had != *carrier {
+            let what = if *carrier { What::CarrierUp } else { What::CarrierDown };
+            events.push(event(format!("{object}/port/{name}"), what, None));
+        }
+    }
+    for guest in &now.guests {
+        let none = ForwardingGuest::default();
+        let was = before.guests.iter().find(|was| was.number == guest.number).unwrap_or(&none);
+        let of_guest = |what| event(format!("{object}/g{}", guest.number), what, None);
+        if was.connected != guest.connected {
+            events.push(of_guest(match guest.connected {
+                true => What::Connected,
+                false => What::Disconnected,
+            }));
+        }
+        match guest.routes_synced {
+            Some(true) if was.routes_synced != Some(true) => {
+                events.push(of_guest(What::RoutesSynced));
+            }
+            Some(false) if was.routes_synced != Some(false) => {
+                events.push(of_guest(What::RoutesBehind));
+            }
+            _ => {}
+        }
+    }
+    let was = (before.phase, &before.message);
+    events.extend(phase(&object, was, (now.phase, &now.message)));
+    events.extend(ready(&object, before.ready, now.ready));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> VnetStatus {
+        let guest = ForwardingGuest { connected: true, ..ForwardingGuest::default() };
+        let port = PortStatus { name: "eth0".into(), carrier: true, ..PortStatus::default() };
+        let node = NodeStatus {
+            name: "r1".into(),
+            phase: Phase::Running,
+            guests: vec![guest],
+            ports: vec![port],
+            ..NodeStatus::default()
+        };
+        let link =
+            LinkStatus { name: "a".into(), up: true, carrier: true, ..LinkStatus::default() };
+        let (nodes, links) = (vec![node], vec![link]);
+        VnetStatus { phase: Phase::Running, nodes, links, ..VnetStatus::default() }
+    }
+
+    fn told(before: Option<&VnetStatus>, now: &VnetStatus) -> Vec<String> {
+        let events = vnet("red", before, now);
+        events.iter().map(|event| format!("{} {}", event.object, event.what.words())).collect()
+    }
+
+    #[test]
+    fn each_change_is_told_once_and_nothing_else_is() {
+        let all = status();
+        assert_eq!(
+            told(None, &all),
+            [
+                "vnet/red created",
+                "vnet/red/node/r1/port/eth0 carrier up",
+                "vnet/red/node/r1/g0 connected",
+                "vnet/red/node/r1 phase",
+                "vnet/red phase",
+            ]
+        );
+        assert!(told(Some(&all), &all).is_empty());
+        let change = |change: fn(&mut VnetStatus)| {
+            let mut now = status();
+            change(&mut now);
+            told(Some(&all), &now)
+        };
+        assert_eq!(change(|it| it.links[0].up = false), ["vnet/red/link/a link down"]);
+        assert_eq!(change(|it| it.links[0].rate_bps = Some(7)), ["vnet/red/link/a link set"]);
+        assert_eq!(
+            change(|it| it.nodes[0].guests[0].connected = false),
+            ["vnet/red/node/r1/g0 disconnected"]
+        );
+        for (synced, what) in [(true, "routes synced"), (false, "routes behind")] {
+            let mut now = status();
+            now.nodes[0].guests[0].routes_synced = Some(synced);
+            assert_eq!(told(Some(&all), &now), [format!("vnet/red/node/r1/g0 {what}")]);
+            assert!(told(Some(&now), &all).is_empty(), "nobody says");
+        }
+        assert_eq!(change(|it| it.message = Some("why".into())), ["vnet/red phase"]);
+        assert_eq!(change(|it| it.ready = true), ["vnet/red ready"]);
+        assert_eq!(change(|it| it.nodes[0].ready = true), ["vnet/red/node/r1 ready"]);
+        // What always moves is no news.
+        assert!(change(|it| it.nodes[0].control.pid = Some(7)).is_empty());
+        assert!(change(|it| it.links[0].schedule = Some(Default::default())).is_empty());
+    }
+}

@@ -1,0 +1,124 @@
+//! A sample as it was taken, and what each reader gets of it. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pdp_api::{Detail, GuestSample, NodeSample, NodeStats, Sample, Usage, VnetSample};
+use pdp_proto::mux;
+
+use super::Mirrors;
+use super::log::Filter;
+use crate::access::Scope;
+use crate::ask::Answer;
+use crate::observe::{external_stats, node_stats, route_stats, worker_stats};
+use crate::plan::{Plan, VnetPlan};
+
+/// What was counted at one moment.
+#[derive(Debug)]
+pub struct Taken {
+    /// Ascending.
+    pub number: u64,
+    /// When, milliseconds since 1970.
+    pub at_ms: u64,
+    /// When, by the monotonic clock.
+    pub at_ns: u64,
+    /// What the mux counted, of all vnets or of the one that is watched.
+    pub stats: mux::Stats,
+    /// What was wanted then.
+    pub plan: Arc<Plan>,
+    /// What guests used, by vnet.
+    pub usage: BTreeMap<String, Arc<VnetUsage>>,
+    /// What mirrors said, by vnet.
+    pub mirrors: BTreeMap<String, Arc<Mirrors>>,
+}
+
+/// What guests of a vnet used, by node.
+pub type VnetUsage = BTreeMap<String, NodeUsage>;
+
+/// What a node used.
+#[derive(Clone, Debug, Default)]
+pub struct NodeUsage {
+    /// Its control side.
+    pub control: Usage,
+    /// Its forwarding guests.
+    pub guests: BTreeMap<u32, Usage>,
+}
+
+impl Taken {
+    /// What a reader gets.
+    pub fn sample(&self, filter: &Filter, detail: Detail) -> Sample {
+        let mut sample = Sample { at_ms: self.at_ms, at_ns: self.at_ns, ..Sample::default() };
+        for (name, plan) in self.plan.vnets.iter().filter(|(name, _)| filter.has(Some(name))) {
+            let mut vnet = self.vnet(name, plan);
+            if detail == Detail::Ports {
+                vnet.nodes = self.nodes(name, plan);
+            }
+            sample.vnets.insert(name.clone(), vnet);
+        }
+        if filter.scope == Scope::Node && filter.vnet.is_none() {
+            let externals = self.stats.externals.iter();
+            sample.externals =
+                externals.map(|(name, it)| (name.clone(), external_stats(it.clone()))).collect();
+            sample.workers = self.stats.workers.iter().cloned().map(worker_stats).collect();
+        }
+        sample
+    }
+
+    fn vnet(&self, name: &str, plan: &VnetPlan) -> VnetSample {
+        let mut sum = VnetSample::default();
+        let guests = plan.nodes.values().map(|node| node.guests.len()).sum::<usize>();
+        sum.guests = u32::try_from(guests).unwrap_or(u32::MAX);
+        for node in self.stats.vnets.get(name).iter().flat_map(|stats| stats.nodes.values()) {
+            for port in node.ports.values() {
+                sum.received += port.received;
+                sum.received_bytes += port.received_bytes;
+                sum.sent += port.sent;
+                sum.sent_bytes += port.sent_bytes;
+                sum.dropped += port.dropped.values().sum::<u64>();
+                sum.waiting += port.waiting;
+            }
+            sum.in_flight += node.in_flight;
+            let connected = node.guests.values().filter(|guest| guest.connected).count();
+            sum.guests_connected += u32::try_from(connected).unwrap_or(u32::MAX);
+        }
+        for node in self.usage.get(name).iter().flat_map(|nodes| nodes.values()) {
+            sum.usage.add(&node.control);
+            node.guests.values().for_each(|usage| sum.usage.add(usage));
+        }
+        sum
+    }
+
+    fn nodes(&self, name: &str, plan: &VnetPlan) -> BTreeMap<String, NodeSample> {
+        let none = BTreeMap::new();
+        let stats = self.stats.vnets.get(name).map_or(&none, |stats| &stats.nodes);
+        let usage = self.usage.get(name);
+        let mut nodes = BTreeMap::new();
+        let outside = stats.get_key_value(mux::OUTSIDE).map(|(name, _)| name);
+        for name in plan.nodes.keys().chain(outside) {
+            let counters = stats.get(name).cloned().unwrap_or_default();
+            let node = plan.nodes.get(name);
+            let NodeStats { ports, guests, in_flight, .. } = node_stats(node, counters, Vec::new());
+            let used = usage.and_then(|nodes| nodes.get(name)).cloned().unwrap_or_default();
+            let guest = |(number, counters)| {
+                let usage = used.guests.get(&number).copied().unwrap_or_default();
+                (number, GuestSample { counters, usage })
+            };
+            let guests = guests.into_iter().map(guest).collect();
+            let mirror = node.and_then(|node| node.mirror.as_ref());
+            let routes = mirror.and_then(|mirror| {
+                let said = self.mirrors.get(self.name_of(plan)?)?;
+                match said.get(&mirror.config.control_socket) {
+                    Some((_, Answer::Said(status))) => Some(route_stats(status.clone())),
+                    _ => None,
+                }
+            });
+            let control = used.control;
+            nodes.insert(name.clone(), NodeSample { ports, guests, in_flight, control, routes });
+        }
+        nodes
+    }
+
+    fn name_of<'a>(&self, plan: &'a VnetPlan) -> Option<&'a str> {
+        Some(plan.mux.name.as_str())
+    }
+}
