@@ -14,6 +14,7 @@ mod bind;
 mod check;
 mod command;
 mod diagnostic;
+mod expand;
 pub mod frames;
 pub mod limits;
 mod link;

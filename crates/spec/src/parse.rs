@@ -3,16 +3,17 @@
 //! No file is read here: what `from:` and `frames:` name comes with [`SourceFile::attachments`],
 //! which [`SourceFile::read`] fills on the side of who has the files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostic::Diagnostic;
+use crate::expand::{self, Expanded};
 use crate::frames;
 use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX, PCAP_BYTES_MAX};
 use crate::object::{Object, Program};
 use crate::schema;
-use crate::shape::{self, nearest};
+use crate::shape::{self, Fault, nearest};
 use crate::tree::{self, Path, Place, Tree, Value};
 use crate::units::Base64;
 
@@ -52,6 +53,9 @@ impl SourceFile {
         let (name, text) = (name.into(), text.into());
         let mut attachments = BTreeMap::new();
         for document in tree::read(&text).unwrap_or_default() {
+            // What can't be written out is refused later, whatever it names.
+            let expanded = written_out(&document).ok().flatten();
+            let document = expanded.map_or(document, |expanded| expanded.document);
             for_each_named(&document.value, |path, kind| {
                 attachments.entry(path.to_owned()).or_insert_with(|| match kind {
                     Named::Text => String::from_utf8(read(path, FILE_BYTES_MAX)?)
@@ -213,8 +217,11 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
                 line: syntax.place.0,
                 column: syntax.place.1,
                 object: String::new(),
+                hint: match syntax.message.contains("flow mapping") {
+                    true => "correct the YAML; within { } a name with [ ] needs quotes".into(),
+                    false => "correct the YAML".into(),
+                },
                 message: syntax.message,
-                hint: "correct the YAML".into(),
             }),
         }
     }
@@ -239,6 +246,14 @@ pub(crate) fn at_most(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
         diagnostics.push(Diagnostic { message: format!("and {more} more"), ..Default::default() });
     }
     diagnostics
+}
+
+/// A virtual network's document with each node and link for itself.
+fn written_out(document: &Tree) -> Result<Option<Expanded>, Vec<Fault>> {
+    match document.value.text("kind") {
+        Some("VirtualNetwork") => expand::expand(document),
+        _ => Ok(None),
+    }
 }
 
 fn parse_document(
@@ -275,9 +290,39 @@ fn parse_document(
         return None;
     };
     let name = tree.value.get("metadata").and_then(|m| m.value.text("name")).unwrap_or("?");
-    for fault in shape::faults(&schema, tree) {
+    let mut report = |fault: Fault| {
         report(fault.place, label(kind, name, &fault.path), fault.message, fault.hint);
-    }
+    };
+    let expanded = match written_out(tree) {
+        Ok(None) => None,
+        Ok(Some(Expanded { mut document, given })) => {
+            shape::numbers(&schema, &mut document);
+            let given = given.into_iter().flat_map(|(path, mut tree, of)| {
+                shape::numbers_of_part(&schema, of, &mut tree);
+                shape::faults_of_part(&schema, of, &tree, &path)
+            });
+            // What is wrong where it is given for several is told once.
+            let mut told = BTreeSet::new();
+            for fault in given.chain(shape::faults(&schema, &document)) {
+                let words: String = fault.message.chars().filter(|c| !c.is_ascii_digit()).collect();
+                if told.insert((fault.place, words)) {
+                    report(fault);
+                }
+            }
+            Some(document)
+        }
+        Err(faults) => {
+            faults.into_iter().for_each(report);
+            return None;
+        }
+    };
+    let tree = match &expanded {
+        Some(document) => document,
+        None => {
+            shape::faults(&schema, tree).into_iter().for_each(report);
+            tree
+        }
+    };
     if diagnostics.len() > found {
         return None;
     }

@@ -59,6 +59,47 @@ Hosts and control guests find all nodes of their network in `/etc/hosts`: by its
 address, by `INTERFACE.NODE` every address. It is read-only, and follows what is applied while they run. A file that
 `files` has at `/etc/hosts` is there instead.
 
+## Many alike
+
+What many nodes or links have in common is written once. `pdp inspect` shows what came of it, with every node and link
+for itself, and can be applied again.
+
+```yaml
+spec:
+  defaults: {kind: router, resources: {memory: 128Mi}}       # all nodes
+  kinds: {host: {commands: [/usr/sbin/sshd -D]}}             # nodes of a kind
+  groups: {leaf: {env: {AS: \"{n+65000}\"}}}                   # nodes that say group: leaf
+  nodes:
+    leaf[1-4]:
+      group: leaf
+      interfaces: {\"eth[1-2]\": {addresses: [\"10.{i}.{n}.1/31\"]}}
+    spine[1-2]: {interfaces: {\"eth[1-4]\": {addresses: [\"10.{n}.{i}.0/31\"]}}}
+  linkDefaults: {delay: 1ms}                                 # all links; linkGroups: those of a group
+  links:
+    - endpoints: [\"leaf[1-4]:eth[1-2]\", \"spine{m}:eth{n}\"]
+```
+
+- **Nearest wins**: what is written at a node, then its group's, its kind's, and the defaults'; of a link its own, its
+  group's, and the defaults'. Mappings are merged key by key, at every depth. Lists are replaced, and so is what is one
+  thing: an `image`, a `program`, a file of `files`. A key that is null (`env: null`) takes away what comes from further
+  off. The kind may come from the group or the defaults, and a node may be empty (`h1:`).
+- **Ranges**: `leaf[1-4]` stands for leaf1 to leaf4, `leaf[01-40]` for leaf01 to leaf40. Names of nodes and externals have up
+  to two, of interfaces one. A link is written out for each name of the endpoint with ranges, of which it has up to
+  two, each combination once; the other ends follow by placeholders. Where several endpoints have a range, one each and
+  equally many, their numbers go up together: `[\"h[1-9]:eth0\", \"r1:eth[11-19]\"]`. In a link with `segment` they are
+  ends of one segment: `endpoints: [\"r1:eth0\", \"h[1-20]:eth0\"], segment: {}`. Within `{ }` YAML wants
+  names with brackets in quotes.
+- **Placeholders**: `{n}` is the number of the first range of the node, external or link, `{m}` of the second, `{i}` of
+  the interface's, `{name}` the node's or external's name; with numbers and `+ - * / %` between (`{n*4+i-1}`), and no
+  spaces. They are filled in, in keys and values, below names with ranges, in links with ranges, and in defaults, kinds
+  and groups; nowhere else. Other braces stay (`function f() { … }`), and so does what follows a `$`. `{{n}}` is `{n}` itself. A file may be one a node:
+  `from: \"conf/{name}.conf\"`; what is in such a file is taken as it is.
+
+Nodes, links and interfaces after that have the bounds below; all of it together has no more bytes than a spec file. What is
+wrong in it is told once, at the place where it is written.
+
+## Bounds
+
 Limits of counts: 1,024 virtual networks; 256 tenants with 64 users and 64 image directories each; 256 nodes, 4,096 links and 4,096 externals of one; 256
 interfaces of a node with 32 addresses each, 32 loopback addresses, 256 routes of 32 next hops and 256 sysctls; 256 files of at most 4 MiB, 32 files of a
 program of at most 256 KiB in all, 64 commands and 64 entries of `exec` of 256 words,
@@ -73,7 +114,7 @@ pcap files of at most 10 MiB; all of a substrate, in base64, have at most 16 MiB
 pub fn markdown() -> String {
     let mut page = INTRODUCTION.to_owned();
     for kind in ["Substrate", "VirtualNetwork", "Tenant"] {
-        let Some(schema) = schema::of_kind(kind) else { continue };
+        let Some(schema) = schema::of_kind(kind).map(schema::as_written) else { continue };
         let _ = write!(page, "\n## {kind}\n");
         let mut done = BTreeSet::new();
         section(&schema, &schema, "", &mut done, &mut page);

@@ -27,6 +27,31 @@ pub(crate) fn faults(schema: &Json, tree: &Tree) -> Vec<Fault> {
     walk.faults
 }
 
+/// All faults of what is given for several objects of one of the schema's types, by its name: keys of such, of
+/// which none is required.
+pub(crate) fn faults_of_part(schema: &Json, of: &str, tree: &Tree, path: &Path) -> Vec<Fault> {
+    let mut walk = Walk { root: schema, faults: Vec::new() };
+    let Some(part) = schema.pointer(&format!("/$defs/{of}")) else { return Vec::new() };
+    walk.visit(part, tree, path, tree.place);
+    walk.faults.retain(|fault| !fault.message.ends_with(MISSING));
+    walk.faults
+}
+
+/// Makes numbers of texts of digits where a number can be and no text: what placeholders were filled in for.
+pub(crate) fn numbers(schema: &Json, tree: &mut Tree) {
+    Walk { root: schema, faults: Vec::new() }.numbers(schema, tree);
+}
+
+/// The same of what [`faults_of_part`] is told of.
+pub(crate) fn numbers_of_part(schema: &Json, of: &str, tree: &mut Tree) {
+    if let Some(part) = schema.pointer(&format!("/$defs/{of}")) {
+        Walk { root: schema, faults: Vec::new() }.numbers(part, tree);
+    }
+}
+
+/// How it ends that a key is missing.
+const MISSING: &str = " is missing";
+
 /// The one of `known` that `word` is most like, if one is like it.
 pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let distance = |k: &&str| strsim::damerau_levenshtein(&word.to_lowercase(), &k.to_lowercase());
@@ -57,6 +82,39 @@ impl<'a> Walk<'a> {
         match schema.get("anyOf").or(schema.get("oneOf")).and_then(Json::as_array) {
             Some(several) => several.iter().flat_map(|one| self.alternatives(one)).collect(),
             None => vec![schema],
+        }
+    }
+
+    fn numbers(&self, schema: &'a Json, tree: &mut Tree) {
+        let alternatives = self.alternatives(schema);
+        let first = |kind: &str| alternatives.iter().copied().find(|one| admits(one, kind));
+        match &mut tree.value {
+            Value::Text(text) => {
+                let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+                if digits
+                    && first("integer").is_some()
+                    && first("string").is_none()
+                    && let Ok(number) = text.parse()
+                {
+                    tree.value = Value::Unsigned(number);
+                }
+            }
+            Value::List(items) => {
+                let schema = first("array").and_then(|schema| schema.get("items"));
+                let Some(schema) = schema else { return };
+                items.iter_mut().for_each(|item| self.numbers(schema, item));
+            }
+            Value::Map(entries) => {
+                let Some(schema) = first("object") else { return };
+                let others = schema.get("additionalProperties").filter(|others| others.is_object());
+                for (_, key, value) in entries {
+                    let known = schema.get("properties").and_then(|known| known.get(&*key));
+                    if let Some(schema) = known.or(others) {
+                        self.numbers(schema, value);
+                    }
+                }
+            }
+            _ => {}
         }
     }
 
@@ -158,7 +216,7 @@ impl<'a> Walk<'a> {
         }
         let required = schema.get("required").and_then(Json::as_array).into_iter().flatten();
         for name in required.filter_map(Json::as_str).filter(|name| !seen.contains(name)) {
-            self.fault(at, path, format!("{name} is missing"), format!("add {name}"));
+            self.fault(at, path, format!("{name}{MISSING}"), format!("add {name}"));
         }
     }
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use pdp_spec::{
-    Existing, InterfaceFacts, Object, SourceFile, VirtualNetwork, check, parse, reference, schema,
-    sysctl,
+    Existing, InterfaceFacts, Object, SourceFile, Substrate, VirtualNetwork, check, parse,
+    reference, schema, sysctl,
 };
 use serde_json::Value;
 
@@ -96,6 +96,11 @@ fn examples_are_right() {
             }
         }
         existing.devices = Some(devices);
+        let is_substrate =
+            |document: &pdp_spec::Document| matches!(document.object, Object::Substrate(_));
+        if !documents.iter().any(is_substrate) {
+            existing.substrate = Some(Substrate::of_machine(&BTreeSet::from([0, 1])));
+        }
         let intent = check(&documents, &existing).unwrap_or_else(|wrong| panic!("{wrong:#?}"));
         // As written and as stored.
         let stored = intent.vnets.values();

@@ -1,0 +1,133 @@
+//! Links for several: one for each name of the endpoint with ranges, or one segment of all.
+
+use super::Expansion;
+use super::merge::{merge, without};
+use super::range::Pattern;
+use super::template::Values;
+use crate::limits::{ENDS_MAX, LINKS_MAX};
+use crate::tree::{Path, Tree, Value};
+
+/// Ranges of the endpoint that has them, whose numbers are `n` and `m`.
+const RANGES_MAX: usize = 2;
+
+/// A link's endpoints.
+pub(super) fn ends(link: &Tree) -> &[Tree] {
+    match link.value.get("endpoints").map(|tree| &tree.value) {
+        Some(Value::List(ends)) => ends,
+        _ => &[],
+    }
+}
+
+impl<'a> Expansion<'a> {
+    /// All that are written, each for itself.
+    pub(super) fn links(&mut self, links: &'a [Tree], at: &Path) -> Vec<Tree> {
+        let mut made = Vec::new();
+        for (index, link) in links.iter().enumerate() {
+            let path = at.index(index);
+            let Some(count) = self.count_of(link, &path) else { continue };
+            let all = count.saturating_add(made.len() as u64);
+            if all > LINKS_MAX as u64 && count > 1 {
+                let message = format!("these endpoints make it {all} links, {LINKS_MAX} at most");
+                self.fault(link.place, &path, message, "make the ranges shorter");
+                return made;
+            }
+            for which in 0..count {
+                let Some(one) = self.link(link, which, &path) else { return made };
+                made.push(one);
+            }
+        }
+        made
+    }
+
+    /// How many links one stands for; `None`: that makes no sense.
+    fn count_of(&mut self, link: &Tree, path: &Path) -> Option<u64> {
+        let mut ranged: Vec<(&Tree, Pattern<'_>)> = Vec::new();
+        for end in ends(link) {
+            if let Value::Text(text) = &end.value {
+                let pattern = Pattern::read_or_plain(text);
+                ranged.extend((pattern.ranges() > 0).then_some((end, pattern)));
+            }
+        }
+        let path = path.key("endpoints");
+        if link.value.get("segment").is_some() {
+            let plain = ends(link).len() - ranged.len();
+            let count = ranged.iter().map(|(_, pattern)| pattern.count());
+            let count = count.fold(plain as u64, u64::saturating_add);
+            if count > ENDS_MAX as u64
+                && let Some((end, _)) = ranged.first()
+            {
+                let message = format!("the segment has {count} ends, {ENDS_MAX} at most");
+                self.fault(end.place, &path, message, "make the ranges shorter");
+                return None;
+            }
+            return Some(1);
+        }
+        let Some((first, rest)) = ranged.split_first() else { return Some(1) };
+        let most = if rest.is_empty() { RANGES_MAX } else { 1 };
+        for (end, pattern) in &ranged {
+            if pattern.ranges() > most {
+                let hint = "give ranges at one end, and have the others by their numbers: [\"leaf[1-4]:eth[1-2]\", \
+                            \"spine{m}:eth{n}\"]";
+                let ranges = pattern.ranges();
+                let message = match rest.is_empty() {
+                    true => format!("an endpoint has {ranges} ranges, {most} at most"),
+                    false => {
+                        format!("endpoints have {ranges} ranges and others; which goes with which?")
+                    }
+                };
+                self.fault(end.place, &path, message, hint);
+                return None;
+            }
+            if pattern.count() != first.1.count() {
+                let (one, other) = (first.1.count(), pattern.count());
+                let message = format!("endpoints have ranges of {one} and of {other} numbers");
+                let hint = "they go up together: make them equal; or give segment: {}, if all are on one segment";
+                self.fault(end.place, &path, message, hint);
+                return None;
+            }
+        }
+        Some(first.1.count())
+    }
+
+    /// One of the links that `link` stands for.
+    fn link(&mut self, link: &Tree, which: u64, path: &Path) -> Option<Tree> {
+        let segment = link.value.get("segment").is_some();
+        let ranged = ends(link).iter().find_map(|end| match &end.value {
+            Value::Text(text) => Some(Pattern::read_or_plain(text)).filter(|it| it.ranges() > 0),
+            _ => None,
+        });
+        let ranged = ranged.filter(|_| !segment);
+        let numbers = ranged.map(|pattern| pattern.at(which).1).unwrap_or_default();
+        let values = Values::of(&numbers);
+        let group = self.group("linkGroups", link, path)?;
+        let mut whole = Tree { place: link.place, value: Value::Map(Vec::new()) };
+        for layer in [self.of("linkDefaults"), group].into_iter().flatten() {
+            let layer = self.fill(layer, &values, path)?;
+            merge(&mut whole, layer, &mut Vec::new());
+        }
+        let mut own = self.fill(link, &values, path)?;
+        if let Value::Map(entries) = &mut own.value
+            && let Some((.., list)) = entries.iter_mut().find(|(_, key, _)| key == "endpoints")
+            && let Value::List(written) = &mut list.value
+        {
+            let mut all = Vec::with_capacity(written.len());
+            for end in written.drain(..) {
+                let name = |text| Tree { place: end.place, value: Value::Text(text) };
+                match &end.value {
+                    Value::Text(text) => {
+                        let pattern = Pattern::read_or_plain(text);
+                        let places = if segment { 0..pattern.count() } else { which..which + 1 };
+                        match pattern.ranges() {
+                            0 => all.push(end),
+                            _ => all.extend(places.map(|place| name(pattern.at(place).0))),
+                        }
+                    }
+                    _ => all.push(end),
+                }
+            }
+            *written = all;
+        }
+        merge(&mut whole, without(own, "group"), &mut Vec::new());
+        Some(whole)
+    }
+}

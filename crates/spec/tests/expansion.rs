@@ -1,0 +1,454 @@
+//! What is written for several is what it is written out by hand, wrong where it is written, and bounded.
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use pdp_spec::{Existing, Object, SourceFile, VirtualNetworkSpec, check, parse};
+use proptest::prelude::*;
+
+fn source(text: &str) -> SourceFile {
+    SourceFile { name: "lab.yaml".into(), text: text.into(), ..SourceFile::default() }
+}
+
+fn lab(spec: &str) -> String {
+    format!("apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: lab}}\nspec:\n{spec}")
+}
+
+/// A spec as it is stored, without what a check adds.
+fn try_spec(text: &str) -> Result<VirtualNetworkSpec, String> {
+    let documents = parse(&[source(&lab(text))])
+        .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))?;
+    match &documents[0].object {
+        Object::VirtualNetwork(vnet) => Ok(vnet.spec.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn spec(text: &str) -> VirtualNetworkSpec {
+    try_spec(text).unwrap_or_else(|wrong| panic!("{wrong}"))
+}
+
+#[track_caller]
+fn same(short: &str, long: &str) {
+    assert_eq!(spec(short), spec(long));
+}
+
+#[track_caller]
+fn refused(text: &str, expected: &str) {
+    assert_eq!(try_spec(text).expect_err("refused"), expected);
+}
+
+#[test]
+fn nearest_wins() {
+    same(
+        "
+  defaults: {kind: host, env: {A: defaults, B: defaults, C: defaults, D: defaults}, commands: [one, two]}
+  kinds: {router: {env: {B: kind}, dataPlane: {power: 0.2, guests: 2}}}
+  groups:
+    edge: {kind: router, env: {C: group, name: '{name}'}, dataPlane: {power: 0.3}, commands: [three]}
+  nodes:
+    r1: {group: edge, env: {D: node}}
+    h1:
+    h2: {env: null, commands: []}
+    r2: {kind: router, env: {A: null}, dataPlane: null}
+",
+        "
+  nodes:
+    r1:
+      kind: router
+      env: {A: defaults, B: kind, C: group, D: node, name: r1}
+      dataPlane: {power: 0.3, guests: 2}
+      commands: [three]
+    h1: {kind: host, env: {A: defaults, B: defaults, C: defaults, D: defaults}, commands: [one, two]}
+    h2: {kind: host}
+    r2: {kind: router, env: {B: kind, C: defaults, D: defaults}, commands: [one, two]}
+",
+    );
+}
+
+#[test]
+fn what_is_one_thing_is_replaced_as_one() {
+    same(
+        "
+  defaults:
+    kind: router
+    image: {ociLayout: /srv/a, reference: x}
+    files: {/etc/a: {content: a, mode: '0600'}, /etc/b: {content: b}}
+    dataPlane: {power: 0.2, program: {attach: tap, run: one}}
+  nodes:
+    r1:
+      image: {rootfs: /srv/b}
+      files: {/etc/a: {content: c}}
+      dataPlane: {program: {attach: memif, run: two}}
+",
+        "
+  nodes:
+    r1:
+      kind: router
+      image: {rootfs: /srv/b}
+      files: {/etc/a: {content: c}, /etc/b: {content: b}}
+      dataPlane: {power: 0.2, program: {attach: memif, run: two}}
+",
+    );
+}
+
+#[test]
+fn links_have_defaults_and_groups() {
+    same(
+        "
+  nodes: {}
+  linkDefaults: {delay: 1ms, loss: 0.1%, at: {'a:e': {rate: 1M}}}
+  linkGroups: {wan: {delay: 20ms, rate: 10M}}
+  links:
+    - {endpoints: ['a:e', 'b:e']}
+    - {endpoints: ['c:e', 'd:e'], group: wan, rate: 5M, loss: null, at: null}
+",
+        "
+  nodes: {}
+  links:
+    - {endpoints: ['a:e', 'b:e'], delay: 1ms, loss: 0.1%, at: {'a:e': {rate: 1M}}}
+    - {endpoints: ['c:e', 'd:e'], delay: 20ms, rate: 5M}
+",
+    );
+}
+
+#[test]
+fn ranges_are_nodes_interfaces_externals_and_links() {
+    same(
+        "
+  nodes:
+    R[09-10]: {kind: router, interfaces: {'eth[0-1]': {addresses: ['10.{n}.{i}.1/24'], mtu: '{n+1400}'}}}
+    p[1-2]h[1-2]: {kind: host, env: {ID: '{n*10+m}'}}
+    sw: {kind: host, interfaces: {'eth[1-2]': {addresses: ['10.0.{i}.9/24']}, 'odd[': {}}, env: {RAW: '{n}'}}
+  externals:
+    out[1-2]: {interface: A, vxlan: {vni: '{n+100}', local: 192.0.2.1, remote: '192.0.2.{n+10}'}}
+  links:
+    - {endpoints: ['R[09-10]:eth0', 'sw:eth{n-8}']}
+    - {endpoints: ['a[1-2]:e[1-2]', 'b{m}:e{n}'], name: 'a{n}-b{m}', at: {'b{m}:e{n}': {rate: 1M}}}
+    - {endpoints: ['c[1-2]:e', 'external:out[5-6]']}
+    - {endpoints: ['R9:e', 'h[1-3]:eth0'], segment: {}}
+    - {endpoints: ['x:{n}', 'y:e']}
+",
+        "
+  nodes:
+    R09: {kind: router, interfaces: {eth0: {addresses: [10.9.0.1/24], mtu: 1409}, eth1: {addresses: [10.9.1.1/24], mtu: 1409}}}
+    R10: {kind: router, interfaces: {eth0: {addresses: [10.10.0.1/24], mtu: 1410}, eth1: {addresses: [10.10.1.1/24], mtu: 1410}}}
+    p1h1: {kind: host, env: {ID: '11'}}
+    p1h2: {kind: host, env: {ID: '12'}}
+    p2h1: {kind: host, env: {ID: '21'}}
+    p2h2: {kind: host, env: {ID: '22'}}
+    sw: {kind: host, interfaces: {eth1: {addresses: [10.0.1.9/24]}, eth2: {addresses: [10.0.2.9/24]}, 'odd[': {}}, env: {RAW: '{n}'}}
+  externals:
+    out1: {interface: A, vxlan: {vni: 101, local: 192.0.2.1, remote: 192.0.2.11}}
+    out2: {interface: A, vxlan: {vni: 102, local: 192.0.2.1, remote: 192.0.2.12}}
+  links:
+    - {endpoints: ['R09:eth0', 'sw:eth1']}
+    - {endpoints: ['R10:eth0', 'sw:eth2']}
+    - {endpoints: ['a1:e1', 'b1:e1'], name: a1-b1, at: {'b1:e1': {rate: 1M}}}
+    - {endpoints: ['a1:e2', 'b2:e1'], name: a1-b2, at: {'b2:e1': {rate: 1M}}}
+    - {endpoints: ['a2:e1', 'b1:e2'], name: a2-b1, at: {'b1:e2': {rate: 1M}}}
+    - {endpoints: ['a2:e2', 'b2:e2'], name: a2-b2, at: {'b2:e2': {rate: 1M}}}
+    - {endpoints: ['c1:e', 'external:out5']}
+    - {endpoints: ['c2:e', 'external:out6']}
+    - {endpoints: ['R9:e', 'h1:eth0', 'h2:eth0', 'h3:eth0'], segment: {}}
+    - {endpoints: ['x:{n}', 'y:e']}
+",
+    );
+}
+
+#[test]
+fn files_are_found_by_what_names_come_to() {
+    let text = lab("
+  groups: {leaf: {files: {/etc/x: {from: 'conf/{name}'}}}}
+  nodes: {'leaf[1-2]': {kind: host, group: leaf}}
+");
+    let source = SourceFile::read("lab.yaml", text, |path, _| Ok(path.as_bytes().to_vec()));
+    let documents = parse(&[source]).unwrap_or_else(|wrong| panic!("{wrong:?}"));
+    let Object::VirtualNetwork(vnet) = &documents[0].object else { panic!() };
+    let content = |node: &str| vnet.spec.nodes[node].files["/etc/x"].content.clone();
+    assert_eq!(content("leaf1").as_deref(), Some("conf/leaf1"));
+    assert_eq!(content("leaf2").as_deref(), Some("conf/leaf2"));
+}
+
+#[test]
+fn what_is_wrong_is_found_where_it_is_written_and_told_once() {
+    refused(
+        "
+  defaults: {kind: host, resource: {cpu: 1}}
+  nodes:
+    h[1-3]: {}
+",
+        "lab.yaml:6:26: vnet lab: unknown key \"resource\" (did you mean resources?)",
+    );
+    refused(
+        "
+  groups:
+    unused: {resources: {memory: much}}
+  nodes:
+    h[255-257]:
+      kind: host
+      interfaces: {eth0: {addresses: ['10.0.{n}.1/24', '10.{n}.0.1/24']}}
+",
+        "lab.yaml:7:34: vnet lab: memory \"much\" is no number of bytes (write bytes as a number or like 256Mi or 1G)\n\
+         lab.yaml:11:39: vport lab/h256:eth0: addresses[0] \"10.0.256.1/24\" is no address with a prefix length (write an address with its prefix length like 10.0.0.1/24 or fd00::1/64)\n\
+         lab.yaml:11:56: vport lab/h256:eth0: addresses[1] \"10.256.0.1/24\" is no address with a prefix length (write an address with its prefix length like 10.0.0.1/24 or fd00::1/64)",
+    );
+    refused(
+        "
+  defaults: {kind: host}
+  nodes:
+    leaf[1-4]: {}
+    leaf3: {}
+",
+        "lab.yaml:9:5: node lab/leaf3: \"leaf3\" stands twice (remove or rename one)",
+    );
+    refused(
+        "
+  groups: {leaf: {}}
+  nodes:
+    a: {kind: host, group: laef}
+    b[1-]: {kind: host}
+    c[1-2]d[1-2]e[1-2]: {kind: host}
+    f[1-2]: {kind: host, env: {X: '{n-2}'}}
+  links:
+    - {endpoints: ['a:e', 'b:e'], group: wan}
+",
+        "lab.yaml:9:5: node lab/b[1-]: [1-] in \"b[1-]\" is no range of numbers (write a range like leaf[1-40])\n\
+         lab.yaml:10:5: node lab/c[1-2]d[1-2]e[1-2]: \"c[1-2]d[1-2]e[1-2]\" has 3 ranges, 2 at most (write the names out by one range less)\n\
+         lab.yaml:8:28: node lab/a: group \"laef\" is none of spec.groups (did you mean leaf?)\n\
+         lab.yaml:13:42: link lab/link1: group \"wan\" is none of spec.linkGroups (describe it in spec.linkGroups)",
+    );
+    refused(
+        "
+  nodes: {'f[1-2]': {kind: host, env: {X: '{n-2}'}}}
+",
+        "lab.yaml:6:43: node lab/f1: {n-2} is no whole number from 0 on where n 1 (change the placeholder or the range)",
+    );
+    refused(
+        "
+  kinds: {switch: {}}
+  nodes: {}
+",
+        "lab.yaml:6:11: vnet lab: \"switch\" is no kind of nodes (kinds are router and host)",
+    );
+}
+
+#[test]
+fn links_whose_ranges_do_not_go_together() {
+    refused(
+        "
+  nodes: {}
+  links: [{endpoints: ['a[1-4]:e', 'b[1-5]:e']}]
+",
+        "lab.yaml:7:36: link lab/link1: endpoints have ranges of 4 and of 5 numbers (they go up together: make them \
+         equal; or give segment: {}, if all are on one segment)",
+    );
+    refused(
+        "
+  nodes: {}
+  links: [{endpoints: ['leaf[1-4]:e[1-2]', 'spine[1-2]:e[1-4]']}]
+",
+        "lab.yaml:7:24: link lab/link1: endpoints have 2 ranges and others; which goes with which? (give ranges at \
+         one end, and have the others by their numbers: [\"leaf[1-4]:eth[1-2]\", \"spine{m}:eth{n}\"])",
+    );
+}
+
+/// A small file that stands for much is refused before it is made.
+#[test]
+fn what_is_too_much_is_refused_at_once() {
+    let began = Instant::now();
+    refused(
+        "
+  nodes: {'a[1-1000000]b[1-1000000]': {kind: host}}
+",
+        "lab.yaml:6:11: node lab/a[1-1000000]b[1-1000000]: \"a[1-1000000]b[1-1000000]\" makes it 1000000000000 nodes, \
+         256 at most (make the range shorter)",
+    );
+    refused(
+        "
+  nodes: {h1: {kind: host, interfaces: {'e[1-1000000]': {}}}}
+",
+        "lab.yaml:6:41: vport lab/h1:e[1-1000000]: \"e[1-1000000]\" makes it 1000000 interfaces, 256 at most (make \
+         the range shorter)",
+    );
+    refused(
+        "
+  nodes: {}
+  links: [{endpoints: ['a[1-100000]:e[1-100000]', 'b{m}:e{n}']}]
+",
+        "lab.yaml:7:11: link lab/link1: these endpoints make it 10000000000 links, 4096 at most (make the ranges shorter)",
+    );
+    refused(
+        "
+  nodes: {}
+  links: [{endpoints: ['a:e', 'a[1-100000]:e[1-100000]'], segment: {}}]
+",
+        "lab.yaml:7:31: link lab/link1: the segment has 10000000001 ends, 256 at most (make the ranges shorter)",
+    );
+    let text = format!(
+        "
+  defaults: {{kind: host, files: {{/etc/x: {{content: {}}}}}}}
+  nodes: {{'a[1-256]': {{}}}}
+",
+        "x".repeat(1 << 20)
+    );
+    let why = try_spec(&text).unwrap_err();
+    let expected = "lab.yaml:6:52: node lab/a16: written out, this is more than the 16777216 bytes of a spec file (give \
+                    fewer or shorter ones; put large files into an image)";
+    assert_eq!(why, expected);
+    // A minute and more were it made.
+    assert!(began.elapsed().as_secs() < 60);
+}
+
+/// A network as in examples/fabric.yaml, by hand.
+fn fabric_by_hand(leaves: u32, spines: u32, group: bool) -> String {
+    let mut text = String::from("\n  nodes:");
+    for leaf in 1..=leaves {
+        let _ = write!(
+            text,
+            "\n    leaf{leaf}: {{kind: router, env: {{AS: '{}'}}, interfaces: {{",
+            65_000 + leaf
+        );
+        for spine in 1..=spines {
+            let _ = write!(text, "eth{spine}: {{addresses: [10.{spine}.{leaf}.1/31]}}, ");
+        }
+        text.push_str(if group { "}, dataPlane: {power: 0.01}}" } else { "}}" });
+    }
+    for spine in 1..=spines {
+        let _ = write!(text, "\n    spine{spine}: {{kind: router, interfaces: {{");
+        for leaf in 1..=leaves {
+            let _ = write!(text, "eth{leaf}: {{addresses: [10.{spine}.{leaf}.0/31]}}, ");
+        }
+        text.push_str("}}");
+    }
+    text.push_str("\n  links:");
+    for leaf in 1..=leaves {
+        for spine in 1..=spines {
+            let _ = write!(
+                text,
+                "\n    - {{endpoints: ['leaf{leaf}:eth{spine}', 'spine{spine}:eth{leaf}'], delay: 1ms}}"
+            );
+        }
+    }
+    text.push('\n');
+    text
+}
+
+fn fabric(leaves: u32, spines: u32, group: bool) -> String {
+    let (members, groups) = match group {
+        true => ("group: leaf, ", "\n  groups: {leaf: {dataPlane: {power: 0.01}}}"),
+        false => ("", ""),
+    };
+    format!(
+        "
+  defaults: {{kind: router}}{groups}
+  linkDefaults: {{delay: 1ms}}
+  nodes:
+    leaf[1-{leaves}]: {{{members}env: {{AS: '{{n+65000}}'}}, interfaces: {{'eth[1-{spines}]': {{addresses: ['10.{{i}}.{{n}}.1/31']}}}}}}
+    spine[1-{spines}]: {{interfaces: {{'eth[1-{leaves}]': {{addresses: ['10.{{n}}.{{i}}.0/31']}}}}}}
+  links:
+    - endpoints: ['leaf[1-{leaves}]:eth[1-{spines}]', 'spine{{m}}:eth{{n}}']
+"
+    )
+}
+
+/// Keys and values of all sorts at all places.
+fn noise() -> impl Strategy<Value = serde_json::Value> {
+    use serde_json::{Value, json};
+    let word = prop::sample::select(vec![
+        "a[1-3]",
+        "a[1-2]:e[1-2]",
+        "b{m}:e{n}",
+        "{n}",
+        "{n-9}",
+        "{name}",
+        "{{n}}",
+        "a[",
+        "a[9-1]",
+        "router",
+        "host",
+        "x",
+        "",
+        "e[1-300]",
+        "[0-18446744073709551615]",
+        "${n}",
+        "10.0.{n}.1/24",
+        "7",
+    ]);
+    let key = prop::sample::select(vec![
+        "defaults",
+        "kinds",
+        "groups",
+        "linkDefaults",
+        "linkGroups",
+        "nodes",
+        "links",
+        "externals",
+        "interfaces",
+        "endpoints",
+        "group",
+        "kind",
+        "router",
+        "a[1-3]",
+        "x",
+        "e[1-2]",
+        "env",
+        "files",
+        "image",
+        "segment",
+        "at",
+        "mtu",
+        "name",
+        "addresses",
+        "dataPlane",
+        "{name}",
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<u32>().prop_map(Value::from),
+        word.prop_map(Value::from),
+    ];
+    leaf.prop_recursive(6, 64, 6, move |inner| {
+        let entries = prop::collection::vec((key.clone(), inner.clone()), 0..6);
+        prop_oneof![
+            prop::collection::vec(inner, 0..4).prop_map(|items| json!(items)),
+            entries
+                .prop_map(|entries| entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_written_short_is_what_is_written_out(
+        leaves in 1u32..12, spines in 1u32..12, group in any::<bool>(),
+    ) {
+        let (short, long) = (fabric(leaves, spines, group), fabric_by_hand(leaves, spines, group));
+        prop_assert_eq!(spec(&short), spec(&long));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    /// No panic; what is taken is plain, and taken again as the same.
+    #[test]
+    fn any_tree_is_refused_with_places_or_taken(spec in noise()) {
+        let document = serde_json::json!({
+            "apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": "lab"}, "spec": spec,
+        });
+        match parse(&[source(&document.to_string())]) {
+            Ok(documents) => {
+                let object = &documents[0].object;
+                let again = parse(&[source(&serde_json::to_string(object).unwrap())]);
+                prop_assert_eq!(&again.expect("it is plain")[0].object, object);
+                let _ = check(&documents, &Existing::default());
+            }
+            Err(wrong) => prop_assert!(wrong.iter().all(|wrong| wrong.line > 0), "{:?}", wrong),
+        }
+    }
+}
