@@ -31,6 +31,7 @@ macro_rules! named {
     };
 }
 
+pub mod bpf;
 pub mod checksum;
 pub mod ecn;
 pub mod ether;
