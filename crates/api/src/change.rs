@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use pdp_spec::SourceFile;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// Files to apply. What they describe is created or changed; what they do not name stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -13,6 +13,20 @@ pub struct ApplyRequest {
     /// Only say what would change.
     #[serde(default)]
     pub dry_run: bool,
+    /// Only these nodes of the files' vnets, with their links as far as the other ends are there; all else of these
+    /// vnets stays as it is, and other objects of the files are left alone. Empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub only: Vec<String>,
+}
+
+/// What of a vnet to delete.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeleteQuery {
+    /// Only these nodes, with commas between; their links go with them. Absent: all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only: Option<String>,
 }
 
 /// How far to take a node down.

@@ -24,11 +24,11 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::exec::ExecRequest;
 use crate::{
-    ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DownRequest, Event, FdbEntry,
-    GuestProcess, LinkChange, LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress,
-    Report, RestartRequest, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery,
-    Substrate, TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet, VnetSummary,
-    WatchLine, WatchQuery, paths,
+    ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DeleteQuery, DownRequest, Event,
+    FdbEntry, GuestProcess, LinkChange, LinkRequest, LogQuery, NewToken, NodeProcess, Problem,
+    Progress, Report, RestartRequest, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats,
+    StatsQuery, Substrate, TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet,
+    VnetSummary, WatchLine, WatchQuery, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -264,6 +264,17 @@ impl Client {
     /// Deletes a vnet.
     pub async fn delete_vnet(&self, vnet: &str, progress: impl FnMut(Progress)) -> Result<Report> {
         self.change(Method::DELETE, &paths::vnet(vnet), None::<&()>, progress).await
+    }
+
+    /// Deletes nodes of a vnet, with their links.
+    pub async fn delete_nodes(
+        &self,
+        vnet: &str,
+        nodes: &[String],
+        progress: impl FnMut(Progress),
+    ) -> Result<Report> {
+        let path = with_query(&paths::vnet(vnet), &DeleteQuery { only: Some(nodes.join(",")) })?;
+        self.change(Method::DELETE, &path, None::<&()>, progress).await
     }
 
     /// Deletes the substrate; refused while there are vnets.

@@ -102,13 +102,17 @@ impl<'de> Deserialize<'de> for GuestProcess {
 }
 
 /// How to capture.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct CaptureQuery {
     /// Bytes of each frame, 0 for all.
     #[serde(default)]
     pub snap_bytes: u32,
+    /// Only frames that this program of classic BPF wants: what `tcpdump -ddd` prints, with commas for ends of
+    /// lines, at most 256 instructions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<String>,
 }
 
 /// Which frame to follow: the next that arrives at the port and has these bytes.
@@ -118,6 +122,10 @@ pub struct TraceRequest {
     /// All of these must match.
     #[serde(default)]
     pub filter: Vec<FrameMatch>,
+    /// And this program of classic BPF must want it: what `tcpdump -ddd` prints, with commas for ends of lines, at
+    /// most 256 instructions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     /// How long to wait for such a frame, milliseconds, at most
     /// [`TRACE_WAIT_MS_MAX`](crate::TRACE_WAIT_MS_MAX).
     pub wait_ms: u64,

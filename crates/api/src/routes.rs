@@ -1,3 +1,4 @@
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -63,6 +64,30 @@ pub enum RouteTarget {
     Punt,
     /// Dropped silently.
     Drop,
+}
+
+/// As `ip route` would say it.
+impl fmt::Display for RouteTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hops = match self {
+            Self::Punt => return f.write_str("punt"),
+            Self::Drop => return f.write_str("blackhole"),
+            Self::Hops(hops) => hops,
+        };
+        let weighted = hops.len() > 1;
+        for (index, hop) in hops.iter().enumerate() {
+            f.write_str(if index > 0 { " " } else { "" })?;
+            f.write_str(if weighted { "nexthop " } else { "" })?;
+            if let Some(gateway) = hop.gateway {
+                write!(f, "via {gateway} ")?;
+            }
+            write!(f, "dev {}", hop.port)?;
+            if weighted {
+                write!(f, " weight {}", hop.weight)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One next hop.

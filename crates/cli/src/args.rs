@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use pdp_api::{DaemonName, FrameMatch};
 use pdp_spec::units::Cores;
 
+use crate::complete;
 use crate::name::{LinkName, NodeName, Place, PortName};
 use crate::nodes::{Choice, Nodes};
 use crate::shape::Shape;
@@ -62,6 +63,7 @@ pub enum Command {
     Down(Down),
     Apply(Apply),
     Delete(Delete),
+    Export(crate::export::Export),
     #[command(visible_alias = "list")]
     Get(crate::get::Get),
     Inspect(Inspect),
@@ -75,7 +77,7 @@ pub enum Command {
     Restart(crate::restart::Restart),
     Stats(Stats),
     Routes(Routes),
-    Capture(Capture),
+    Capture(crate::capture::Capture),
     Trace(Trace),
     Validate(Validate),
     Token(Token),
@@ -168,12 +170,16 @@ pub struct Down {
 /// Create or change what files describe. Only what differs is touched.
 #[derive(Debug, clap::Args)]
 #[command(group = Files::some(), after_help = "Example: pdp apply substrate.yaml vnets/ --dry-run\n         \
+                        pdp apply red.yaml --only r1,r2\n         \
                         generate | pdp apply -")]
 pub struct Apply {
     #[command(flatten)]
     pub files: Files,
     #[command(flatten)]
     pub outside: Outside,
+    /// Only these nodes of the files' vnets, with the links between them and what is there; all else stays as it is.
+    #[arg(long, value_name = "NODE", value_delimiter = ',', num_args = 1)]
+    pub only: Vec<String>,
     /// Only say what would change.
     #[arg(long)]
     pub dry_run: bool,
@@ -182,15 +188,24 @@ pub struct Apply {
     pub format: Format,
 }
 
-/// Stop and forget vnets; forget tenants, or the substrate.
+/// Stop and forget vnets, or nodes of one; forget tenants, or the substrate.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example: pdp delete red blue\n         pdp delete tenant/acme\n         pdp delete -f examples/ospf.yaml"
+    after_help = "Example: pdp delete red blue\n         pdp delete red --only r1,r2\n         pdp delete tenant/acme\n         pdp delete -f examples/ospf.yaml"
 )]
 pub struct Delete {
     /// Vnets; `tenant/NAME` for a tenant and its tokens, `substrate` for the substrate.
-    #[arg(value_name = "NAME", required_unless_present = "files")]
+    #[arg(value_name = "NAME", required_unless_present = "files", add = complete::vnets())]
     pub names: Vec<String>,
+    /// Of the one vnet that is named, only these nodes with their links; all else stays.
+    #[arg(
+        long,
+        value_name = "NODE",
+        value_delimiter = ',',
+        num_args = 1,
+        conflicts_with = "files"
+    )]
+    pub only: Vec<String>,
     /// What these files describe.
     #[arg(short, long = "file", value_name = "FILE", num_args = 1.., conflicts_with = "names")]
     pub files: Vec<PathBuf>,
@@ -207,7 +222,7 @@ pub struct Delete {
                         pdp inspect red/r1 -o jsonpath={.phase}")]
 pub struct Inspect {
     /// VNET, VNET/NODE, `tenant/NAME`, or `substrate`.
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", add = complete::nodes())]
     pub name: String,
     #[command(flatten)]
     pub shape: Shape,
@@ -225,7 +240,7 @@ pub struct Inspect {
                         pdp exec red --all uptime")]
 pub struct Exec {
     /// VNET/NODE, VNET/NODE,NODE..., or VNET with -l or --all.
-    #[arg(value_name = "NODES")]
+    #[arg(value_name = "NODES", add = complete::nodes())]
     pub nodes: Nodes,
     #[command(flatten)]
     pub choice: Choice,
@@ -267,7 +282,7 @@ pub struct Cp {
 #[command(after_help = "Example: pdp shell red/r1")]
 pub struct Shell {
     /// VNET/NODE.
-    #[arg(value_name = "NODE")]
+    #[arg(value_name = "NODE", add = complete::nodes())]
     pub name: NodeName,
     /// In this forwarding guest instead of the control guest.
     #[arg(long, value_name = "N")]
@@ -280,7 +295,7 @@ pub struct Shell {
                         pdp logs red/r1 --guest 0\n         pdp logs red/r1 --helper mirror")]
 pub struct Logs {
     /// `daemon`, `mux`, or VNET/NODE for its control guest.
-    #[arg(value_name = "NAME", default_value = "daemon")]
+    #[arg(value_name = "NAME", default_value = "daemon", add = complete::nodes())]
     pub name: String,
     /// Of this forwarding guest of the node.
     #[arg(long, value_name = "N", conflicts_with = "helper")]
@@ -319,7 +334,7 @@ pub struct Link {
     #[arg(value_enum)]
     pub state: LinkState,
     /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
-    #[arg(value_name = "LINK")]
+    #[arg(value_name = "LINK", add = complete::links())]
     pub name: LinkName,
     /// Of `set`: keys and values as in a link's spec; without a value: as where it is not given.
     #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
@@ -340,7 +355,7 @@ pub struct Link {
 #[command(after_help = "Example: pdp fdb red/lan\n         pdp fdb red/lan --clear")]
 pub struct Fdb {
     /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
-    #[arg(value_name = "LINK")]
+    #[arg(value_name = "LINK", add = complete::links())]
     pub name: LinkName,
     /// Have it forget them.
     #[arg(long)]
@@ -372,7 +387,7 @@ fn key_value(text: &str) -> Result<(String, Option<String>), String> {
                         pdp scale red/r1 2 --power 1.5")]
 pub struct Scale {
     /// VNET/ROUTER.
-    #[arg(value_name = "ROUTER")]
+    #[arg(value_name = "ROUTER", add = complete::nodes())]
     pub name: NodeName,
     /// Forwarding guests, 1 to 64.
     #[arg(value_parser = clap::value_parser!(u32).range(1..=pdp_spec::limits::GUESTS_MAX as i64))]
@@ -391,7 +406,7 @@ pub struct Scale {
                         pdp stats --cycles --watch=10\n         pdp stats --format json")]
 pub struct Stats {
     /// Only of this vnet.
-    #[arg(value_name = "VNET")]
+    #[arg(value_name = "VNET", add = complete::vnets())]
     pub vnet: Option<String>,
     /// Again and again, with rates, every so many seconds.
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
@@ -415,7 +430,7 @@ pub struct Stats {
                         Exit code of --diff: 0 for equal tables, 1 for different ones.")]
 pub struct Routes {
     /// VNET/ROUTER.
-    #[arg(value_name = "ROUTER")]
+    #[arg(value_name = "ROUTER", add = complete::nodes())]
     pub name: NodeName,
     /// Of this forwarding guest.
     #[arg(long, value_name = "N")]
@@ -430,30 +445,20 @@ pub struct Routes {
     pub format: Format,
 }
 
-/// Write the frames of a port as pcap, both directions, until interrupted.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp capture red/r1:eth0 -w - | wireshark -k -i -\n         \
-                        pdp capture red/r1:eth0 -w - | tcpdump -nr -")]
-pub struct Capture {
-    /// VNET/NODE:PORT.
-    #[arg(value_name = "PORT")]
-    pub name: PortName,
-    /// Into this file; - for standard output.
-    #[arg(short, long, value_name = "FILE")]
-    pub write: PathBuf,
-    /// Bytes of each frame, 0 for all.
-    #[arg(short, long, value_name = "BYTES", default_value_t = 0)]
-    pub snap: u32,
-}
-
-/// Follow one packet through the node: its stages and its fate.
+/// Follow one packet through the node: its stages, the route that it takes, and its fate.
+///
+/// Without a filter it is the first that is not IPv6 multicast on the link, which every kernel sends by itself.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp trace red/r1:eth0\n         \
+                        pdp trace red/r1:eth0 -f 'icmp and dst 10.2.0.2'\n         \
                         pdp trace red/r1:eth0 --match 12=0800 --match 30=0a020002")]
 pub struct Trace {
     /// VNET/NODE:PORT where it arrives.
-    #[arg(value_name = "PORT")]
+    #[arg(value_name = "PORT", add = complete::ports())]
     pub name: PortName,
+    /// Only a frame that this filter wants, in libpcap's language (man pcap-filter), '' for any; compiled by tcpdump.
+    #[arg(short, long, value_name = "FILTER")]
+    pub filter: Option<String>,
     /// Only a frame with these bytes (hexadecimal) at this offset from its start; several.
     #[arg(short, long = "match", value_name = "OFFSET=BYTES[/MASK]", value_parser = frame_match)]
     pub matches: Vec<FrameMatch>,

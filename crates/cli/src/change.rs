@@ -16,18 +16,14 @@ use crate::{daemon, files};
 
 pub async fn apply(client: &Client, args: Apply) -> Result<ExitCode, Failure> {
     let named = Named::by(args.outside.allow_files_outside);
-    let report =
-        apply_files(client, files::read(&args.files.paths(), named)?, args.dry_run).await?;
+    let files = files::read(&args.files.paths(), named)?;
+    let request = ApplyRequest { files, dry_run: args.dry_run, only: args.only };
+    let report = apply_files(client, request).await?;
     output::report(args.format, &report)
 }
 
-async fn apply_files(
-    client: &Client,
-    files: Vec<pdp_spec::SourceFile>,
-    dry_run: bool,
-) -> Result<Report, Failure> {
+async fn apply_files(client: &Client, request: ApplyRequest) -> Result<Report, Failure> {
     let mut shown = Shown::new();
-    let request = ApplyRequest { files, dry_run };
     let applied = client.apply(&request, |step| shown.step(step)).await;
     applied.map_err(|error| Failure::from(error).about(&request.files))
 }
@@ -45,7 +41,8 @@ pub async fn up(client: &Client, name: Option<&DaemonName>, args: Up) -> Result<
         client.up(|step| shown.step(step)).await?
     };
     if !files.is_empty() {
-        report.changes.extend(apply_files(client, files, false).await?.changes);
+        let request = ApplyRequest { files, ..Default::default() };
+        report.changes.extend(apply_files(client, request).await?.changes);
     }
     output::report(args.format, &report)
 }
@@ -70,6 +67,16 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
     };
     let mut all = Report::default();
     let mut shown = Shown::new();
+    if !args.only.is_empty() {
+        let [vnet] = &names[..] else {
+            return Err(Failure::Usage(
+                "--only goes with one vnet: pdp delete VNET --only NODE".into(),
+            ));
+        };
+        all = client.delete_nodes(vnet, &args.only, |step| shown.step(step)).await?;
+        drop(shown);
+        return output::report(args.format, &all);
+    }
     for name in names {
         let report = match name.as_str() {
             "substrate" => client.delete_substrate(|step| shown.step(step)).await?,

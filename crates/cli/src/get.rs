@@ -21,7 +21,7 @@ use crate::{show, who};
                   pdp get nodes red -o jsonpath='{[*].name}'\n         pdp get tenants")]
 pub struct Get {
     /// What (vnets if it is not said: nodes, links, externals, tenants, substrate), and then only of these vnets.
-    #[arg(value_name = "nodes|links|externals|tenants|substrate|VNET")]
+    #[arg(value_name = "nodes|links|externals|tenants|substrate|VNET", add = crate::complete::vnets())]
     pub names: Vec<String>,
     /// Only nodes whose labels meet this: key=value, key!=value, key, !key, key in (a,b); several with commas.
     #[arg(short = 'l', long, value_name = "SELECTOR")]

@@ -6,18 +6,23 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod capture;
 mod change;
+mod complete;
 mod cp;
 mod daemon;
 mod exec;
 mod experiment;
+mod export;
 mod failure;
 mod files;
+mod filter;
 mod get;
 mod many;
 mod name;
 mod nodes;
 mod output;
+mod pcap;
 mod restart;
 mod routes;
 mod selector;
@@ -31,7 +36,7 @@ mod who;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use pdp_api::DaemonName;
 use pdp_api::client::Client;
 
@@ -39,6 +44,7 @@ use args::{Args, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
+    complete::answer();
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => match tip::tip(&error) {
@@ -89,6 +95,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Up(up) => change::up(&client, args.daemon.as_ref(), up).await,
         Command::Down(down) => change::down(&client, down).await,
         Command::Apply(apply) => change::apply(&client, apply).await,
+        Command::Export(wanted) => export::export(&client, wanted).await,
         Command::Delete(delete) => change::delete(&client, delete).await,
         Command::Link(link) => change::link(&client, link).await,
         Command::Fdb(fdb) => show::fdb(&client, fdb).await,
@@ -100,7 +107,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Cp(cp) => cp::cp(&client, cp).await,
         Command::Shell(shell) => exec::shell(&client, shell).await,
         Command::Logs(logs) => watch::logs(&client, logs).await,
-        Command::Capture(capture) => watch::capture(&client, capture).await,
+        Command::Capture(capture) => capture::capture(&client, capture).await,
         Command::Trace(trace) => watch::trace(&client, trace).await,
         Command::Stats(stats) => stats::stats(&client, stats).await,
         Command::Routes(routes) => routes::routes(&client, routes).await,
@@ -110,10 +117,6 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Doctor(doctor) => show::doctor(&client, doctor).await,
         Command::Experiment(wanted) => experiment::run(wanted),
         Command::Version(version) => show::version(&client, version).await,
-        Command::Completion { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Args::command(), "pdp", &mut script);
-            output::write(&script)
-        }
+        Command::Completion { shell } => complete::script(shell),
     }
 }

@@ -19,6 +19,12 @@ pub struct PortName {
     pub port: String,
 }
 
+impl std::fmt::Display for PortName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}:{}", self.vnet, self.node, self.port)
+    }
+}
+
 /// A link, by its name or one of its ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkName {

@@ -21,7 +21,7 @@ use crate::output::{self, Shown};
                         pdp restart red -l role=spine")]
 pub struct Restart {
     /// VNET/NODE, VNET/NODE,NODE..., or VNET with -l or --all.
-    #[arg(value_name = "NODES")]
+    #[arg(value_name = "NODES", add = crate::complete::nodes())]
     pub nodes: Nodes,
     #[command(flatten)]
     pub choice: Choice,

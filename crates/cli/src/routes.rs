@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use pdp_api::client::Client;
-use pdp_api::{NodeStatus, RouteRow, RouteTarget, RoutesQuery};
+use pdp_api::{NodeStatus, RouteRow, RoutesQuery};
 
 use crate::args::{Format, Routes};
 use crate::failure::Failure;
@@ -80,14 +80,14 @@ impl<W: Write> Rows<'_, W> {
                     [('-', "kernel".into(), &row.kernel), ('+', format!("g{guest}"), &row.guest)]
                 {
                     if let Some(target) = target {
-                        writeln!(self.out, "{mark} {side} {}{}", row.prefix, text(target))?;
+                        writeln!(self.out, "{mark} {side} {} {target}", row.prefix)?;
                     }
                 }
                 Ok(())
             }
             Format::Table => {
                 let target = row.guest.as_ref().or(row.kernel.as_ref());
-                let target = target.map(text).unwrap_or_default();
+                let target = target.map(|target| format!(" {target}")).unwrap_or_default();
                 writeln!(self.out, "{}{target}", row.prefix)
             }
         }
@@ -102,28 +102,4 @@ impl<W: Write> Rows<'_, W> {
         }
         self.out.flush()
     }
-}
-
-/// A target as `ip route` would say it.
-fn text(target: &RouteTarget) -> String {
-    let hops = match target {
-        RouteTarget::Punt => return " punt".into(),
-        RouteTarget::Drop => return " blackhole".into(),
-        RouteTarget::Hops(hops) => hops,
-    };
-    let weighted = hops.len() > 1;
-    let mut text = String::new();
-    for hop in hops {
-        if weighted {
-            text += " nexthop";
-        }
-        if let Some(gateway) = hop.gateway {
-            text += &format!(" via {gateway}");
-        }
-        text += &format!(" dev {}", hop.port);
-        if weighted {
-            text += &format!(" weight {}", hop.weight);
-        }
-    }
-    text
 }

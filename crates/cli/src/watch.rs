@@ -1,17 +1,20 @@
 //! Verbs that look at what goes on: logs, captures, traces.
 
-use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use pdp_api::client::{Client, Stream};
-use pdp_api::{CaptureQuery, GuestProcess, LogQuery, NodeProcess, TraceRequest};
+use pdp_api::{GuestProcess, LogQuery, NodeProcess, TraceRequest};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Capture, Helper, Logs, Trace};
+use crate::args::{Helper, Logs, Trace};
 use crate::failure::Failure;
+use crate::filter;
 use crate::name::NodeName;
 use crate::output;
+
+/// `not (ip6 and ip6[24:2] = 0xff02)`: without what kernels say to all on a link by themselves.
+const NO_MULTICAST: &str = "6,40 0 0 12,21 0 2 34525,40 0 0 38,21 1 0 65282,6 0 0 262144,6 0 0 0";
 
 pub async fn logs(client: &Client, args: Logs) -> Result<ExitCode, Failure> {
     let query = LogQuery { tail: args.tail, follow: args.follow };
@@ -36,25 +39,6 @@ pub async fn logs(client: &Client, args: Logs) -> Result<ExitCode, Failure> {
         }
     };
     copy(stream, io::stdout()).await
-}
-
-pub async fn capture(client: &Client, args: Capture) -> Result<ExitCode, Failure> {
-    let to_stdout = args.write.as_os_str() == "-";
-    if to_stdout && io::stdout().is_terminal() {
-        return Err(Failure::Usage(
-            "frames are no text: pipe them, as in `pdp capture … -w - | tcpdump -nr -`".into(),
-        ));
-    }
-    let name = &args.name;
-    let query = CaptureQuery { snap_bytes: args.snap };
-    let stream = client.capture(&name.vnet, &name.node, &name.port, &query).await?;
-    if to_stdout {
-        copy(stream, io::stdout()).await
-    } else {
-        let file = File::create(&args.write)
-            .map_err(|error| Failure::Other(format!("{}: {error}", args.write.display())))?;
-        copy(stream, file).await
-    }
 }
 
 /// Writes a stream out as it comes; an interrupt ends it well.
@@ -84,7 +68,12 @@ pub async fn until_interrupted(
 pub async fn trace(client: &Client, args: Trace) -> Result<ExitCode, Failure> {
     let name = &args.name;
     let wait_ms = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
-    let request = TraceRequest { filter: args.matches, wait_ms };
+    let program = match &args.filter {
+        Some(filter) => Some(filter::compile(filter)?),
+        None if args.matches.is_empty() => Some(NO_MULTICAST.to_owned()),
+        None => None,
+    };
+    let request = TraceRequest { filter: args.matches, program, wait_ms };
     let trace = client.trace(&name.vnet, &name.node, &name.port, &request).await?;
     output::print(args.format, &trace, |trace| {
         let rows = trace.stages.iter().map(|stage| {
@@ -102,6 +91,19 @@ mod tests {
     use nix::sys::signal::{Signal, raise};
 
     use super::*;
+
+    #[test]
+    fn a_trace_is_of_no_packet_that_a_kernel_sends_by_itself() {
+        let program: pdp_wire::bpf::Program = NO_MULTICAST.parse().unwrap();
+        let mut frame = vec![0; 60];
+        assert!(program.matches(&frame) && program.matches(&frame[..20]));
+        frame[12..14].copy_from_slice(&[0x86, 0xdd]);
+        assert!(program.matches(&frame));
+        frame[38..40].copy_from_slice(&[0xff, 0x02]);
+        assert!(!program.matches(&frame));
+        frame[38..40].copy_from_slice(&[0xff, 0x05]);
+        assert!(program.matches(&frame));
+    }
 
     #[tokio::test]
     async fn an_interrupt_between_two_waits_is_not_missed() {

@@ -919,9 +919,9 @@ fn a_capture_goes_to_a_file_or_a_pipe() {
         .args(["capture", "red/r1:eth0", "--snap", "96", "-w", "-"])
         .spawn()
         .unwrap();
-    let mut head = [0; 9];
+    let mut head = [0; 41];
     child.stdout.as_mut().unwrap().read_exact(&mut head).unwrap();
-    assert_eq!((&head[..8], head[8]), (PCAP, 96));
+    assert_eq!((&head[..24], head[40]), (PCAP, 96));
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
@@ -935,6 +935,146 @@ fn a_capture_goes_to_a_file_or_a_pipe() {
     assert!(child.wait().unwrap().success());
     assert!(fs::read(&file).unwrap().starts_with(PCAP));
     assert_eq!(fails(&server, &["capture", "red/r1:eth7", "-w", "-"]).0, 1);
+}
+
+#[test]
+fn captures_are_of_several_ports_and_of_what_a_filter_wants() {
+    let server = Server::start();
+    let path = server.path("both.pcapng");
+    let file = path.to_str().unwrap();
+    let ports = ["capture", "red/r1:eth0", "red/h1:eth0"];
+    out(&server, &[&ports[..], &["-f", "udp port 53", "-c", "5", "-w", file]].concat());
+    let bytes = fs::read(&path).unwrap();
+    let text = String::from_utf8_lossy(&bytes);
+    assert!(bytes.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]), "pcapng");
+    assert!(text.contains("red/r1:eth0") && text.contains("red/h1:eth0"));
+    // The frames of the fake have the program that it was sent.
+    assert_eq!(text.matches(",40 0 0 12,").count(), 5);
+    let read = Command::new("tcpdump").args(["-nr", file]).output().unwrap();
+    assert!(read.status.success(), "{read:?}");
+    let lines = String::from_utf8_lossy(&read.stdout).into_owned();
+    assert_eq!(lines.lines().filter(|line| !line.starts_with('\t')).count(), 5, "{lines}");
+
+    let (code, error) = fails(&server, &["capture", "red/r1:eth0", "-f", "tcp prot 1", "-w", "-"]);
+    assert!(code == 2 && error.contains("filter \"tcp prot 1\": "), "{error}");
+    let (code, error) = fails(&server, &["capture", "red/r1:eth0"]);
+    assert!(code == 2 && error.contains("--write"), "{error}");
+    out(&server, &["trace", "red/r1:eth0", "-f", "ip", "--match", "0=00"]);
+    assert!(fails(&server, &["trace", "red/r1:eth0", "-f", ""]).1.contains("no frame came"));
+    assert!(fails(&server, &["trace", "red/r1:eth0"]).1.contains("no frame came"));
+    assert!(server.fake.noted("traced 1,6 0 0 262144"));
+    assert!(
+        server
+            .fake
+            .noted("traced 6,40 0 0 12,21 0 2 34525,40 0 0 38,21 1 0 65282,6 0 0 262144,6 0 0 0")
+    );
+}
+
+#[test]
+fn wireshark_is_started_or_what_to_do_is_said() {
+    let server = Server::start();
+    let programs = server.path("bin");
+    fs::create_dir(&programs).unwrap();
+    let wireshark = |path: &str| {
+        pdp(&server.socket())
+            .args(["capture", "red/r1:eth0", "--wireshark"])
+            .env("PATH", path)
+            .output()
+            .unwrap()
+    };
+    let output = wireshark(programs.to_str().unwrap());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && error.contains("apt install wireshark"), "{error}");
+    let script = programs.join("wireshark");
+    let got = server.path("got");
+    fs::write(&script, format!("#!/bin/sh\necho \"$@\" >{0}\nhead -c 24 >>{0}\n", got.display()))
+        .unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let output = wireshark(&format!("{}:/usr/bin:/bin", programs.display()));
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert_eq!(fs::read(got).unwrap(), [b"-k -i -\n", PCAP].concat());
+}
+
+#[test]
+fn some_nodes_are_applied_and_deleted() {
+    let server = Server::start();
+    let spec = server.path("red.yaml");
+    fs::write(
+        &spec,
+        "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: red}\nspec: {nodes: {}}\n",
+    )
+    .unwrap();
+    out(&server, &["apply", spec.to_str().unwrap(), "--only", "r1,h1"]);
+    assert!(server.fake.noted("applied red r1 h1"));
+    let text = out(&server, &["delete", "red", "--only", "h1,r1"]);
+    assert!(text.contains("vnet/red/node/h1  delete") && text.contains("\n2 changed"), "{text}");
+    assert_eq!(fails(&server, &["delete", "red", "blue", "--only", "h1"]).0, 2);
+}
+
+#[test]
+fn a_vnet_is_exported_and_saved() {
+    let server = Server::start();
+    let exported = out(&server, &["export", "red"]);
+    assert!(
+        exported.contains("kind: VirtualNetwork") && !exported.contains("status"),
+        "{exported}"
+    );
+    assert!(!exported.contains("from:"));
+    let directory = server.path("out");
+    let at = directory.to_str().unwrap();
+    let saved = || fs::read_to_string(directory.join("h1/etc/word")).unwrap();
+    let text = out(&server, &["export", "red", "-o", at]);
+    assert!(text.ends_with("red.yaml and 1 files of its nodes\n"), "{text}");
+    assert_eq!(saved(), "as applied\n");
+    let yaml = fs::read_to_string(directory.join("red.yaml")).unwrap();
+    assert!(yaml.contains("from: h1/etc/word"), "{yaml}");
+    // What it wrote can be read again, as one.
+    out(&server, &["apply", directory.join("red.yaml").to_str().unwrap()]);
+    let (code, error) = fails(&server, &["export", "red", "-o", at]);
+    assert!(
+        code == 1 && error.contains("is there already") && error.contains("--force"),
+        "{error}"
+    );
+    // There is no such file in the node, which is this machine.
+    let output = run(&server, &["export", "red", "--save", "-o", at, "--force"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && error.contains("red/h1: /etc/word: can't be read"),
+        "{error}"
+    );
+    assert_eq!(saved(), "as applied\n");
+    assert_eq!(fails(&server, &["export", "green"]).0, 1);
+}
+
+/// What a shell would be told at a TAB after these words.
+fn completed(server: &Server, words: &[&str]) -> Vec<String> {
+    let mut command = pdp(&server.socket());
+    command.env("PDP_COMPLETE", "bash").env("_CLAP_IFS", "\n");
+    command.env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string());
+    let output = command.arg("--").args(words).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn names_are_completed_from_the_daemon_and_silently_not_without_one() {
+    let server = Server::start();
+    assert_eq!(completed(&server, &["pdp", "exec", ""])[..2], ["blue/", "red/"]);
+    assert_eq!(completed(&server, &["pdp", "exec", "red/"]), ["red/r1", "red/h1"]);
+    assert_eq!(completed(&server, &["pdp", "capture", "red/r"]), ["red/r1:eth0"]);
+    assert_eq!(completed(&server, &["pdp", "link", "down", "red/"]), ["red/r1-h1"]);
+    assert_eq!(completed(&server, &["pdp", "delete", "r"]), ["red"]);
+    let none: [&str; 0] = [];
+    assert_eq!(completed(&server, &["pdp", "exec", "green/"]), none);
+    // No daemon, or one that does not answer.
+    let nowhere = ["pdp", "--socket", "/nowhere/pdpd.sock", "exec", "red/"];
+    assert_eq!(completed(&server, &nowhere), none);
+    let mute = server.path("mute.sock");
+    let _listens = std::os::unix::net::UnixListener::bind(&mute).unwrap();
+    assert_eq!(
+        completed(&server, &["pdp", "--socket", mute.to_str().unwrap(), "exec", "red/"]),
+        none
+    );
 }
 
 #[test]
@@ -985,10 +1125,10 @@ fn a_followed_log_is_printed_as_it_grows() {
 fn completion_is_made_for_each_shell() {
     let server = Server::start();
     for (shell, mark) in
-        [("bash", "complete -F"), ("zsh", "#compdef pdp"), ("fish", "complete -c pdp")]
+        [("bash", "complete -o nospace"), ("zsh", "#compdef pdp"), ("fish", "--command pdp")]
     {
         let script = out(&server, &["completion", shell]);
-        assert!(script.contains(mark) && script.contains("capture"), "{shell}");
+        assert!(script.contains(mark) && script.contains("PDP_COMPLETE"), "{shell}: {script}");
     }
     let script = server.path("completion.bash");
     fs::write(&script, out(&server, &["completion", "bash"])).unwrap();

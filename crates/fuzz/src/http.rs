@@ -1,6 +1,6 @@
 //! The API: whatever comes on a connection is answered by HTTP, with a problem where it is wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
@@ -94,6 +94,16 @@ impl Daemon for Nothing {
     }
 
     fn delete_vnet(&self, _: &Scope, _: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn delete_nodes(
+        &self,
+        _: &Scope,
+        _: &str,
+        _: &BTreeSet<String>,
+        _: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
         nothing()
     }
 

@@ -198,7 +198,7 @@ pub(crate) fn vnet_check(bytes: &[u8]) {
 pub(crate) fn capture(bytes: &[u8]) {
     let mut input = Input(bytes);
     let snap = u32::from(input.word());
-    let (mut sink, source) = channel(snap);
+    let (mut sink, source) = channel(snap, None);
     let mut kept = Vec::new();
     while !input.is_empty() {
         let frame = input.counted();

@@ -8,7 +8,7 @@ use pdp_wire::ether;
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::packets::Batch;
-use crate::trace::{self, Tracer};
+use crate::trace::{self, Tracer, Wish};
 use crate::vnet::{Port, Vnet};
 
 /// Bytes that a frame which arrives may have beyond the MTU: a check sequence that was captured with it,
@@ -137,13 +137,14 @@ impl Port {
 
     /// Begins to follow `packet` if somebody wants to, and goes on if it is followed.
     fn follow(&mut self, tracer: &mut Tracer, vnet: u16, packet: &mut Packet, outside: bool) {
-        let wanted = |wish: &mut trace::Wish| trace::matches(packet.bytes(), &wish.filter);
+        let wanted = |wish: &mut Wish| wish.wants(packet.bytes());
         if let Some(wish) = self.wish.take_if(wanted) {
             packet.mark = tracer.start(vnet, wish);
             let bytes = packet.len();
             let by = if outside { "from outside" } else { "by a vlink of this node" };
             tracer.note(packet.mark, "receive", || format!("{bytes} bytes {by}"));
-            tracer.note(packet.mark, "classify", || format!("port {}", self.name));
+            let addresses = trace::addresses(packet.bytes()).unwrap_or_default();
+            tracer.note(packet.mark, "classify", || format!("port {}{addresses}", self.name));
         } else {
             tracer.note(packet.mark, "receive", || format!("at port {}", self.name));
         }

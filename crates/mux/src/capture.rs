@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
+use pdp_wire::bpf::Program;
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -30,17 +31,18 @@ const PCAP_HEADER: [u8; 24] =
 pub struct Sink {
     ring: Producer<u8>,
     snap_bytes: usize,
+    program: Option<Program>,
 }
 
 /// The writer's end.
 #[derive(Debug)]
 pub struct Source(Consumer<u8>);
 
-/// A capture of `snap_bytes` of each frame, 0 for all.
-pub fn channel(snap_bytes: u32) -> (Sink, Source) {
+/// A capture of `snap_bytes` of each frame, 0 for all, or of each that the program wants.
+pub fn channel(snap_bytes: u32, program: Option<Program>) -> (Sink, Source) {
     let (ring, consumer) = RingBuffer::new(RING_BYTES);
     let snap_bytes = if snap_bytes == 0 { usize::MAX } else { snap_bytes as usize };
-    (Sink { ring, snap_bytes }, Source(consumer))
+    (Sink { ring, snap_bytes, program }, Source(consumer))
 }
 
 impl Sink {
@@ -49,8 +51,11 @@ impl Sink {
         self.ring.is_abandoned()
     }
 
-    /// Adds a frame; false if there is no room for it. Never blocks, never allocates.
+    /// Adds a frame if it is wanted; false if there is no room for it. Never blocks, never allocates.
     pub fn offer(&mut self, wall_ns: u64, frame: &[u8]) -> bool {
+        if self.program.as_ref().is_some_and(|program| !program.matches(frame)) {
+            return true;
+        }
         let kept = &frame[..frame.len().min(self.snap_bytes)];
         let Ok(mut chunk) = self.ring.write_chunk(RECORD_BYTES + kept.len()) else { return false };
         let mut record = [0; RECORD_BYTES];
@@ -126,7 +131,7 @@ mod tests {
 
     #[test]
     fn frames_come_out_as_they_went_in() {
-        let (mut sink, source) = channel(100);
+        let (mut sink, source) = channel(100, None);
         let (reader, writer) = io::pipe().unwrap();
         let thread = std::thread::spawn(move || write(source, writer.into()));
         for count in 0..50u8 {
@@ -148,8 +153,24 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_wanted_takes_room() {
+        // Frames whose first byte is 7.
+        let program = "4,48 0 0 0,21 0 1 7,6 0 0 262144,6 0 0 0".parse().unwrap();
+        let (mut sink, mut source) = channel(0, Some(program));
+        for count in 0..20_000u32 {
+            assert!(sink.offer(count.into(), &[(count % 256) as u8; 500]) || count % 256 == 7);
+        }
+        let mut frame = Vec::new();
+        for turn in 0..20_000u64 / 256 {
+            assert_eq!(source.next(&mut frame), Some((turn * 256 + 7, 500)));
+            assert_eq!(frame, [7; 500]);
+        }
+        assert!(sink.offer(0, &[]) && sink.offer(0, &[8]));
+    }
+
+    #[test]
     fn a_slow_reader_costs_frames_and_a_gone_one_ends_it() {
-        let (mut sink, source) = channel(0);
+        let (mut sink, source) = channel(0, None);
         let accepted = (0..2000).filter(|_| sink.offer(0, &[0; 1000])).count();
         assert_eq!(accepted, RING_BYTES / 1016);
         let (reader, writer) = io::pipe().unwrap();

@@ -5,10 +5,11 @@
 //! the last of them. A mark is given once: a frame that outlives its trace, in a queue or in a guest,
 //! is none of the next one's.
 
+use std::net::IpAddr;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use pdp_proto::mux::{Match, TraceStage};
+use pdp_proto::mux::{ADDRESSES, Match, Program, TraceStage};
 
 /// Traces of one worker at a time.
 pub const TRACES_MAX: usize = 8;
@@ -26,6 +27,8 @@ pub struct Wish {
     pub ticket: u64,
     /// Which frame.
     pub filter: Vec<Match>,
+    /// And of those, which.
+    pub program: Option<Program>,
     /// Where the stages go.
     pub reply: Sender<Vec<TraceStage>>,
 }
@@ -46,6 +49,13 @@ pub struct Tracer {
     /// Marks given so far.
     given: u32,
     traces: [Option<Trace>; TRACES_MAX],
+}
+
+impl Wish {
+    /// Whether it is of this frame.
+    pub fn wants(&self, frame: &[u8]) -> bool {
+        matches(frame, &self.filter) && self.program.as_ref().is_none_or(|it| it.matches(frame))
+    }
 }
 
 impl Tracer {
@@ -120,6 +130,23 @@ impl Tracer {
     }
 }
 
+/// From where to where a packet goes, as [`pdp_proto::mux::ADDRESSES`] has it; `None` if it is not IP.
+pub fn addresses(frame: &[u8]) -> Option<String> {
+    let (kind, packet) = (frame.get(12..14)?, frame.get(14..)?);
+    let (from, to) = match kind {
+        [0x08, 0x00] => {
+            let at = |start: usize| packet.get(start..)?.first_chunk::<4>().copied();
+            (IpAddr::from(at(12)?), IpAddr::from(at(16)?))
+        }
+        [0x86, 0xdd] => {
+            let at = |start: usize| packet.get(start..)?.first_chunk::<16>().copied();
+            (IpAddr::from(at(8)?), IpAddr::from(at(24)?))
+        }
+        _ => return None,
+    };
+    Some(format!(", {from}{ADDRESSES}{to}"))
+}
+
 /// Whether `frame` has all these bytes. Bytes beyond its end match nothing.
 pub fn matches(frame: &[u8], wanted: &[Match]) -> bool {
     wanted.iter().all(|wanted| {
@@ -143,7 +170,7 @@ mod tests {
     fn a_trace_ends_with_its_last_copy() {
         let (reply, stages) = std::sync::mpsc::channel();
         let mut tracer = Tracer::default();
-        let mark = tracer.start(3, Wish { ticket: 1, filter: vec![], reply });
+        let mark = tracer.start(3, Wish { ticket: 1, filter: vec![], program: None, reply });
         assert_eq!(tracer.mark(3, mark as u8), mark);
         assert_eq!(tracer.mark(4, mark as u8), 0, "another vnet's");
         assert_eq!(tracer.mark(3, 0), 0);
@@ -161,7 +188,7 @@ mod tests {
     #[test]
     fn what_outlives_its_trace_is_not_taken_for_another() {
         let (reply, stages) = std::sync::mpsc::channel();
-        let wish = |ticket| Wish { ticket, filter: vec![], reply: reply.clone() };
+        let wish = |ticket| Wish { ticket, filter: vec![], program: None, reply: reply.clone() };
         let mut tracer = Tracer::default();
         let slow = tracer.start(3, wish(1));
         assert!(tracer.cancel(1).is_some());
@@ -177,6 +204,20 @@ mod tests {
             assert_eq!(all, ["mine"]);
         }
         assert_eq!(tracer.mark(3, kept as u8), kept);
+    }
+
+    #[test]
+    fn addresses_are_told_of_ip_alone_and_as_far_as_it_goes() {
+        let mut frame = vec![0; 14 + 40];
+        assert_eq!(addresses(&frame), None);
+        frame[12] = 8;
+        frame[26..34].copy_from_slice(&[10, 0, 1, 2, 10, 0, 2, 2]);
+        assert_eq!(addresses(&frame).as_deref(), Some(", 10.0.1.2 > 10.0.2.2"));
+        assert_eq!(addresses(&frame[..33]), None);
+        frame[12..14].copy_from_slice(&[0x86, 0xdd]);
+        frame[53] = 1;
+        assert!(addresses(&frame).unwrap().ends_with(" > ::1"));
+        assert_eq!((addresses(&frame[..53]), addresses(&[])), (None, None));
     }
 
     #[test]

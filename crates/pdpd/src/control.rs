@@ -296,9 +296,14 @@ impl Mux {
         &self,
         port: mux::PortName,
         snap_bytes: u32,
+        program: Option<mux::Program>,
         pipe: BorrowedFd<'_>,
     ) -> Result<(), ControlError> {
-        self.done("capture", &mux::Request::Capture { port, snap_bytes }, &[pipe])
+        let request = match program {
+            None => mux::Request::Capture { port, snap_bytes },
+            Some(program) => mux::Request::CaptureBy { port, snap_bytes, program },
+        };
+        self.done("capture", &request, &[pipe])
     }
 
     /// Follows the next frame at a port.
@@ -306,11 +311,15 @@ impl Mux {
         &self,
         port: mux::PortName,
         filter: Vec<mux::Match>,
+        program: Option<mux::Program>,
         wait: Duration,
     ) -> Result<Vec<mux::TraceStage>, ControlError> {
         let call = self.call("trace");
         let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-        let request = mux::Request::Trace { port, filter, wait_ms };
+        let request = match program {
+            None => mux::Request::Trace { port, filter, wait_ms },
+            Some(program) => mux::Request::TraceBy { port, filter, program, wait_ms },
+        };
         match call.make(&request, &[], wait.saturating_add(CALL_MAX))?.0 {
             mux::Reply::Traced { stages } => Ok(stages),
             mux::Reply::Failed { error } => call.refused(error),

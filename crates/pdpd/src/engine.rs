@@ -135,16 +135,24 @@ impl Engine {
     ) -> Result<Report, Problem> {
         let turn = self.checks_of(scope);
         let turn = turn.as_deref().map(lock);
-        let ApplyRequest { files, dry_run } = request;
-        let documents = pdp_spec::parse(&files).map_err(refusal)?;
+        let ApplyRequest { files, dry_run, only } = request;
+        let mut documents = pdp_spec::parse(&files).map_err(refusal)?;
         drop(files);
+        let only: BTreeSet<String> = only.into_iter().collect();
+        if !only.is_empty() {
+            documents.retain(|document| matches!(document.object, Object::VirtualNetwork(_)));
+            in_files(&documents, &only)?;
+        }
         let mut named = BTreeSet::new();
         for document in &documents {
             if let Object::VirtualNetwork(vnet) = &document.object {
                 named.insert(vnet.metadata.name.clone());
             }
         }
-        let check = |before: &Model| self.applied(scope, before, &documents, &named);
+        let check = |before: &Model| match only.is_empty() {
+            true => self.applied(scope, before, &documents, &named),
+            false => self.applied(scope, before, &narrowed(&documents, before, &only), &named),
+        };
         let (changes, news) = match dry_run {
             true => (check(&self.model())?.1, None),
             false => self.revise(&retries(scope, &named), check)?,
@@ -380,6 +388,33 @@ impl Engine {
         }
         Err(Problem::internal(format!("not taken down yet: {}", left.join(", ")))
             .hint("it is being tried again; see the daemon's log"))
+    }
+
+    /// Stops and forgets nodes of a vnet, with their links.
+    pub(crate) fn drop_nodes(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        nodes: &BTreeSet<String>,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        let named = BTreeSet::from([vnet.to_string()]);
+        let (changes, news) = self.revise(&retries(scope, &named), |before| {
+            let Some(wanted) = before.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
+            if before.ledger.stopped {
+                return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
+                    .hint("start it by `pdp up` first"));
+            }
+            if let Some(missing) = nodes.iter().find(|node| !wanted.spec.nodes.contains_key(*node))
+            {
+                return Err(Problem::not_found(format!("vnet {vnet}: no node {missing:?}"))
+                    .hint(format!("`pdp get nodes {vnet}` lists them")));
+            }
+            let wanted = VirtualNetwork::clone(wanted).without(nodes);
+            self.respecified(scope, before, wanted, &named)
+        })?;
+        self.settle(news, &mut scoped(scope, progress))?;
+        self.report(scope, changes, &named)
     }
 
     /// Sets a link's administrative state.
@@ -714,6 +749,38 @@ impl Engine {
         Err(Problem::new(ProblemKind::Internal, wrong.join("\n"))
             .hint("the change is stored and is being tried again; see `pdp get` and `pdp logs`"))
     }
+}
+
+/// That each of these nodes is in one of the documents.
+fn in_files(documents: &[Document], only: &BTreeSet<String>) -> Result<(), Problem> {
+    let mut known = BTreeSet::new();
+    for document in documents {
+        if let Object::VirtualNetwork(vnet) = &document.object {
+            known.extend(vnet.spec.nodes.keys());
+        }
+    }
+    match only.iter().find(|node| !known.contains(node)) {
+        None => Ok(()),
+        Some(missing) => {
+            let names: Vec<&str> = known.into_iter().map(String::as_str).collect();
+            let problem =
+                Problem::new(ProblemKind::Invalid, format!("no node {missing:?} in the files"));
+            Err(problem.hint(format!("their nodes are {}", names.join(", "))))
+        }
+    }
+}
+
+/// Documents of vnets as they are wanted where only these nodes of them are applied.
+fn narrowed(documents: &[Document], before: &Model, only: &BTreeSet<String>) -> Vec<Document> {
+    let narrow = |document: &Document| match &document.object {
+        Object::VirtualNetwork(vnet) => {
+            let there =
+                before.vnets.get(&vnet.metadata.name).map(|there| VirtualNetwork::clone(there));
+            document.with(Object::VirtualNetwork(vnet.clone().only(only, there.as_ref())))
+        }
+        _ => document.clone(),
+    };
+    documents.iter().map(narrow).collect()
 }
 
 /// What of that which failed before is tried again by a change of these vnets.

@@ -1,7 +1,8 @@
 //! What is: answers of the API that change nothing, and the API's [`Daemon`] as a whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -104,6 +105,16 @@ impl Daemon for Engine {
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
         self.drop_vnet(scope, vnet, progress)
+    }
+
+    fn delete_nodes(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        nodes: &BTreeSet<String>,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        self.drop_nodes(scope, vnet, nodes, progress)
     }
 
     fn scale(
@@ -269,9 +280,13 @@ impl Daemon for Engine {
         query: CaptureQuery,
     ) -> Result<OwnedFd, Problem> {
         let port = self.port(vnet, node, port)?;
+        let program = program(query.filter.as_deref())?;
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|error| Problem::internal(format!("pipe: {error}")))?;
-        self.host.mux.capture(port, query.snap_bytes, write.as_fd()).map_err(unavailable)?;
+        self.host
+            .mux
+            .capture(port, query.snap_bytes, program, write.as_fd())
+            .map_err(unavailable)?;
         Ok(read)
     }
 
@@ -283,23 +298,27 @@ impl Daemon for Engine {
         request: TraceRequest,
     ) -> Result<Trace, Problem> {
         let port = self.port(vnet, node, port)?;
+        let program = program(request.program.as_deref())?;
         let filter = request.filter.into_iter().map(|found| mux::Match {
             offset: found.offset,
             value: found.value,
             mask: found.mask,
         });
         let wait = Duration::from_millis(request.wait_ms);
-        let stages =
-            self.host.mux.trace(port, filter.collect(), wait).map_err(|error| match error {
+        let stages = self.host.mux.trace(port, filter.collect(), program, wait).map_err(
+            |error| match error {
                 ControlError::Refused { reason, .. } => Problem::new(ProblemKind::TimedOut, reason),
                 other => unavailable(other),
-            })?;
+            },
+        )?;
         let stages = stages.into_iter().map(|stage| Stage {
             at_ns: stage.at_ns,
             stage: stage.stage,
             detail: stage.detail,
         });
-        Ok(Trace { stages: stages.collect() })
+        let mut trace = Trace { stages: stages.collect() };
+        self.name_route(vnet, node, &mut trace);
+        Ok(trace)
     }
 
     fn log(&self, process: NodeProcess) -> Result<PathBuf, Problem> {
@@ -365,6 +384,35 @@ impl Daemon for Engine {
 }
 
 impl Engine {
+    /// Says of a frame that a forwarding guest of this node had, which of its routes is for it. It is looked up
+    /// now, and not when the frame went.
+    fn name_route(&self, vnet: &str, node: &str, trace: &mut Trace) {
+        let of = |stage: &str, trace: &Trace| trace.stages.iter().position(|it| it.stage == stage);
+        let (Some(classify), Some(at)) = (of("classify", trace), of("distribute", trace)) else {
+            return;
+        };
+        let to = trace.stages[classify].detail.rsplit_once(mux::ADDRESSES);
+        let to = to.and_then(|(_, to)| to.parse::<IpAddr>().ok());
+        let guest = trace.stages[at].detail.strip_prefix("to guest ").and_then(|n| n.parse().ok());
+        let (Some(to), Some(guest)) = (to, guest) else { return };
+        let query = RoutesQuery { guest: Some(guest), diff: false, within: Some(to.into()) };
+        let mut best: Option<RouteRow> = None;
+        let length = |row: &RouteRow| row.prefix.prefix_len();
+        // What can't be asked now is not told.
+        let asked = self.routes(vnet, node, query, &mut |row| {
+            if best.as_ref().is_none_or(|best| length(best) < length(&row)) {
+                best = Some(row);
+            }
+            true
+        });
+        let detail = &mut trace.stages[at].detail;
+        match best.map(|row| (row.prefix, row.guest.or(row.kernel))) {
+            Some((prefix, Some(target))) => *detail += &format!(", by its route {prefix} {target}"),
+            _ if asked.is_ok() => *detail += &format!(", which has no route to {to}"),
+            _ => {}
+        }
+    }
+
     /// The log of what is in a directory of records.
     fn log_of(&self, directory: &Path) -> Result<PathBuf, Problem> {
         let logs = self.host.runtime.logs(directory);
@@ -391,11 +439,25 @@ impl Engine {
             }
         };
         if !names.iter().any(|name| name == port) {
+            // Frames of an external pass at the other end of its link.
+            let plan = model.plan.vnets.get(vnet).filter(|_| node == mux::OUTSIDE);
+            if let Some((node, port)) = plan.and_then(|plan| plan.other_end(port)) {
+                return Ok(mux::PortName { vnet: vnet.into(), node, port });
+            }
             return Err(Problem::not_found(format!("node {vnet}/{node}: no port {port:?}"))
                 .hint(format!("its ports are {}", names.join(", "))));
         }
         Ok(mux::PortName { vnet: vnet.into(), node: node.into(), port: port.into() })
     }
+}
+
+/// What a filter of the API is to the mux.
+fn program(text: Option<&str>) -> Result<Option<mux::Program>, Problem> {
+    let parsed = text.map(str::parse::<mux::Program>).transpose();
+    parsed.map_err(|fault| {
+        let problem = Problem::new(ProblemKind::Invalid, format!("the filter {fault}"));
+        problem.hint("send what `tcpdump -ddd` prints, with commas for ends of lines")
+    })
 }
 
 fn has_guest(vnet: &str, node: &str, plan: &NodePlan, number: u32) -> Result<(), Problem> {

@@ -282,7 +282,7 @@ async fn a_change_is_written_down_before_it_acts_and_its_end_after() {
     let text = "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: waits}\n\
                 spec: {nodes: {h1: {kind: host}}}\n";
     let file = pdp_spec::SourceFile::read("x.yaml", text, |_, _| Err("none".into()));
-    let request = ApplyRequest { files: vec![file], dry_run: false };
+    let request = ApplyRequest { files: vec![file], dry_run: false, only: Vec::new() };
     let row = || state.trail.rows(&AuditQuery::default(), None).unwrap().pop().unwrap();
     let (began, begun) = tokio::sync::oneshot::channel();
     let mut began = Some(began);
@@ -434,7 +434,7 @@ async fn over_tls_a_token_says_who_asks() {
     assert_eq!(kind(tenant.stats(&query).await), ProblemKind::NotFound);
     // Changes, streams and upgraded connections go over TLS as well.
     tenant.delete_vnet("acme.red", |_| ()).await.unwrap();
-    let capture = pdp_api::CaptureQuery { snap_bytes: 1 };
+    let capture = pdp_api::CaptureQuery { snap_bytes: 1, filter: None };
     let mut stream = tenant.capture("acme.red", "r1", "eth0", &capture).await.unwrap();
     assert!(stream.next().await.unwrap().unwrap().starts_with(fake::PCAP));
     let exec = pdp_api::exec::ExecRequest {

@@ -81,8 +81,8 @@ const CALLS: [Call; 7] = [
     ("Done", |mux| mux.delete_vnet("red")),
     ("Done", |mux| mux.listen(vec![PathBuf::from("/x")], &[])),
     ("Stats", |mux| mux.stats(None).map(drop)),
-    ("Done", |mux| mux.capture(port(), 0, fs::File::open("/dev/null").unwrap().as_fd())),
-    ("Traced", |mux| mux.trace(port(), Vec::new(), Duration::from_millis(1)).map(drop)),
+    ("Done", |mux| mux.capture(port(), 0, None, fs::File::open("/dev/null").unwrap().as_fd())),
+    ("Traced", |mux| mux.trace(port(), Vec::new(), None, Duration::from_millis(1)).map(drop)),
 ];
 
 #[test]

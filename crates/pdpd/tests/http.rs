@@ -45,7 +45,7 @@ fn vnet_file(names: &[&str]) -> SourceFile {
 }
 
 fn apply_of(names: &[&str]) -> ApplyRequest {
-    ApplyRequest { files: vec![vnet_file(names)], dry_run: false }
+    ApplyRequest { files: vec![vnet_file(names)], dry_run: false, only: Vec::new() }
 }
 
 #[test]
@@ -301,7 +301,9 @@ fn a_body_over_the_limit_is_refused() {
 async fn too_many_files_are_refused() {
     let server = Server::start();
     let files = vec![SourceFile::default(); FILES_MAX + 1];
-    let result = client(&server).apply(&ApplyRequest { files, dry_run: false }, |_| ()).await;
+    let result = client(&server)
+        .apply(&ApplyRequest { files, dry_run: false, only: Vec::new() }, |_| ())
+        .await;
     assert_eq!(problem(result).kind, ProblemKind::TooLarge);
 }
 
@@ -332,7 +334,7 @@ async fn refused_files_come_back_with_places() {
     let server = Server::start();
     let text = "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: a}\nspek: {}\n";
     let file = SourceFile { name: "x.yaml".into(), text: text.into(), ..Default::default() };
-    let request = ApplyRequest { files: vec![file], dry_run: false };
+    let request = ApplyRequest { files: vec![file], dry_run: false, only: Vec::new() };
     let problem = problem(client(&server).apply(&request, |_| ()).await);
     assert_eq!(problem.kind, ProblemKind::Invalid);
     assert!(problem.diagnostics.iter().any(|d| d.file == "x.yaml" && d.line == 4), "{problem:?}");
@@ -414,11 +416,11 @@ async fn a_table_ends_when_its_client_goes_away() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_capture_streams_and_ends_with_its_client() {
     let server = Server::start();
-    let query = CaptureQuery { snap_bytes: 77 };
+    let query = CaptureQuery { snap_bytes: 77, filter: None };
     let mut stream = client(&server).capture("red", "r1", "eth0", &query).await.unwrap();
     let first = stream.next().await.unwrap().unwrap();
     assert_eq!(&first[..PCAP.len()], PCAP);
-    assert_eq!(first[PCAP.len()], 77);
+    assert_eq!(first[PCAP.len() + fake::RECORD_BYTES], 77);
     assert!(stream.next().await.unwrap().is_some());
     drop(stream);
     eventually("the capture ends", || server.path("left").exists());

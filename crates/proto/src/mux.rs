@@ -9,12 +9,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+pub use pdp_wire::bpf::Program;
 pub use pdp_wire::tunnel::Encapsulation;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of this protocol, in [`Reply::Hello`].
 pub const VERSION: u32 = 4;
+
+/// Between the addresses of a packet that is traced, at the end of the details of its stage `classify`.
+pub const ADDRESSES: &str = " > ";
 
 /// The node that ends outside which are ports of their own count at ([`Vnet::own_ends`]). No node of a vnet has this
 /// name.
@@ -62,6 +66,16 @@ pub enum Request {
         /// Bytes of each frame, 0 for all.
         snap_bytes: u32,
     },
+    /// The same of those frames alone that a program wants; a request of its own, so that a mux which knows none
+    /// refuses it.
+    CaptureBy {
+        /// The port.
+        port: PortName,
+        /// Bytes of each frame, 0 for all.
+        snap_bytes: u32,
+        /// What it wants.
+        program: Program,
+    },
     /// Which addresses a segment has learned, or with `clear` that it is to forget them. Answer: [`Reply::Fdb`], or
     /// [`Reply::Done`].
     Fdb {
@@ -79,6 +93,17 @@ pub enum Request {
         port: PortName,
         /// Only a frame with these bytes.
         filter: Vec<Match>,
+        /// How long to wait for one, milliseconds.
+        wait_ms: u64,
+    },
+    /// The same of a frame that a program wants as well.
+    TraceBy {
+        /// The port.
+        port: PortName,
+        /// Only a frame with these bytes.
+        filter: Vec<Match>,
+        /// And that it wants.
+        program: Program,
         /// How long to wait for one, milliseconds.
         wait_ms: u64,
     },

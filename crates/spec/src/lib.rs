@@ -19,6 +19,7 @@ pub mod frames;
 pub mod limits;
 mod link;
 mod object;
+mod only;
 mod parse;
 pub mod reference;
 mod route;

@@ -117,6 +117,14 @@ impl Document {
         Self { object, file: String::new(), places: BTreeMap::new() }
     }
 
+    /// The same with another object, whose links are not where this one's are.
+    #[must_use]
+    pub fn with(&self, object: Object) -> Self {
+        let mut places = self.places.clone();
+        places.retain(|path, _| !path.starts_with("/spec/links/"));
+        Self { object, file: self.file.clone(), places }
+    }
+
     /// A diagnostic about the value at a path of keys (`["spec", "nodes", "r1"]`), or where that
     /// is not written, about the nearest that is.
     pub fn diagnostic(

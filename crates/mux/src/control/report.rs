@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use pdp_proto::mux::{self, ExternalStats, Match, PortName, Reply, Stats, TraceStage};
+use pdp_proto::mux::{self, ExternalStats, Match, PortName, Program, Reply, Stats, TraceStage};
 use tracing::info;
 
 use crate::capture::{self, CAPTURES_MAX};
@@ -119,11 +119,12 @@ impl Control {
         }
     }
 
-    /// Has the frames of a port written into the descriptor.
+    /// Has the frames of a port, or those that a program wants, written into the descriptor.
     pub fn capture(
         &self,
         name: &PortName,
         snap_bytes: u32,
+        program: Option<Program>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Reply, String> {
         let [to] = <[OwnedFd; 1]>::try_from(descriptors)
@@ -136,7 +137,7 @@ impl Control {
             captures.fetch_sub(1, Ordering::Relaxed);
             return Err(format!("{CAPTURES_MAX} captures at a time are the most"));
         }
-        let (sink, source) = capture::channel(snap_bytes);
+        let (sink, source) = capture::channel(snap_bytes, program);
         let begun = self.at_port(name, move |port| port.captures.push(sink));
         let thread = begun.and_then(|_| {
             let counted = captures.clone();
@@ -160,12 +161,13 @@ impl Control {
         &self,
         name: &PortName,
         filter: Vec<Match>,
+        program: Option<Program>,
         wait_ms: u64,
     ) -> Result<Reply, String> {
         check::check_matches("the trace", &filter)?;
         let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
         let (reply, stages) = mpsc::channel();
-        let wish = Wish { ticket, filter, reply };
+        let wish = Wish { ticket, filter, program, reply };
         let (worker, _) = self.at_port(name, move |port| port.wish.replace(wish))?;
         let wait = Duration::from_millis(wait_ms.min(TRACE_WAIT_MS_MAX));
         match stages.recv_timeout(wait) {

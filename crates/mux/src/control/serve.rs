@@ -88,10 +88,19 @@ impl Mux {
                 self.control.fdb(&vnet, &vlink, clear).map_err(Refusal::Failed)
             }
             Request::Capture { port, snap_bytes } => {
-                self.control.capture(&port, snap_bytes, descriptors).map_err(Refusal::Failed)
+                let begun = self.control.capture(&port, snap_bytes, None, descriptors);
+                begun.map_err(Refusal::Failed)
+            }
+            Request::CaptureBy { port, snap_bytes, program } => {
+                let begun = self.control.capture(&port, snap_bytes, Some(program), descriptors);
+                begun.map_err(Refusal::Failed)
             }
             Request::Trace { port, filter, wait_ms } => {
-                self.control.trace(&port, filter, wait_ms).map_err(Refusal::Failed)
+                self.control.trace(&port, filter, None, wait_ms).map_err(Refusal::Failed)
+            }
+            Request::TraceBy { port, filter, program, wait_ms } => {
+                let traced = self.control.trace(&port, filter, Some(program), wait_ms);
+                traced.map_err(Refusal::Failed)
             }
         };
         result.unwrap_or_else(|refusal| match refusal {

@@ -4,14 +4,14 @@ use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use hyper::StatusCode;
 use pdp_api::{
-    ApplyRequest, DownRequest, Event, FILES_MAX, LinkChange, LinkRequest, Problem, ProblemKind,
-    Progress, Report, RestartRequest, ScaleRequest,
+    ApplyRequest, DeleteQuery, DownRequest, Event, FILES_MAX, LinkChange, LinkRequest, Problem,
+    ProblemKind, Progress, Report, RestartRequest, ScaleRequest,
 };
 use tokio::sync::mpsc;
 
 use crate::access::{Asker, Scope, on_behalf_of};
 
-use super::answer::{Body, Failure, Names, panicked};
+use super::answer::{Body, Failure, Names, Params, panicked};
 use super::stream::{lines, ndjson};
 use super::{Asked, Daemon, ProgressFn};
 
@@ -49,13 +49,27 @@ pub async fn down(api: Asked, Body(request): Body<DownRequest>) -> Result<Respon
     change(&api, move |daemon, _, progress| daemon.down(request, progress)).await
 }
 
-/// Stops and forgets a vnet.
+/// Stops and forgets a vnet, or nodes of it with their links.
 #[utoipa::path(delete, path = "/v1/vnets/{vnet}", tag = "vnets",
-    params(("vnet" = String, Path, description = "Its name")), responses(
+    params(("vnet" = String, Path, description = "Its name"), DeleteQuery), responses(
     (status = OK, body = [Event], content_type = "application/x-ndjson",
         description = "A line for each step, and at last one for the result or the problem")))]
-pub async fn delete_vnet(api: Asked, Names(vnet): Names<String>) -> Result<Response, Failure> {
-    change(&api, move |daemon, scope, progress| daemon.delete_vnet(scope, &vnet, progress)).await
+pub async fn delete_vnet(
+    api: Asked,
+    Names(vnet): Names<String>,
+    Params(query): Params<DeleteQuery>,
+) -> Result<Response, Failure> {
+    let Some(only) = query.only else {
+        return change(&api, move |daemon, scope, progress| {
+            daemon.delete_vnet(scope, &vnet, progress)
+        })
+        .await;
+    };
+    let nodes = only.split(',').map(str::to_owned).collect();
+    let make = move |daemon: &dyn Daemon, scope: &Scope, progress: ProgressFn<'_>| {
+        daemon.delete_nodes(scope, &vnet, &nodes, progress)
+    };
+    change(&api, make).await
 }
 
 /// Forgets the substrate; refused while there are vnets.

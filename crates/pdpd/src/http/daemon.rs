@@ -1,6 +1,6 @@
 //! What the API asks of the rest of the daemon.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
@@ -81,6 +81,15 @@ pub trait Daemon: Send + Sync + 'static {
         &self,
         scope: &Scope,
         vnet: &str,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem>;
+
+    /// Stops and forgets nodes of a vnet, with their links.
+    fn delete_nodes(
+        &self,
+        scope: &Scope,
+        vnet: &str,
+        nodes: &BTreeSet<String>,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem>;
 

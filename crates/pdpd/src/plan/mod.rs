@@ -802,6 +802,16 @@ impl VnetPlan {
         link.is_up(now_ns) || self.silent.contains(&link.name)
     }
 
+    /// The port of a node that a link joins this external to by itself: the node and its interface.
+    pub fn other_end(&self, external: &str) -> Option<(String, String)> {
+        let is_it = |end: &Endpoint| matches!(end, Endpoint::External(name) if name == external);
+        let ends = self.links.iter().find(|ends| ends.len() == 2 && ends.iter().any(is_it))?;
+        ends.iter().find_map(|end| match end {
+            Endpoint::Port { node, interface } => Some((node.clone(), interface.clone())),
+            Endpoint::External(_) => None,
+        })
+    }
+
     /// The vlink of a port.
     pub fn link_of(&self, node: &str, port: u16) -> Option<&mux::Vlink> {
         self.mux.vlinks.iter().find(|link| link.ports().any(|end| end == (node, port)))

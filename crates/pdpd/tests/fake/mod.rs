@@ -3,7 +3,7 @@
 
 #![allow(dead_code)] // each test uses its part
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -41,8 +41,12 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// First bytes of a capture: a pcap header, enough for the tests.
-pub const PCAP: &[u8] = &[0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0];
+/// First bytes of a capture: the header of pcap.
+pub const PCAP: &[u8] =
+    &[0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
+
+/// Bytes before each of its frames.
+pub const RECORD_BYTES: usize = 16;
 
 /// A user that may look at the whole node, one that is the tenant `acme`, and (the next number) one
 /// that is `other`.
@@ -257,7 +261,8 @@ fn red() -> Vnet {
     Vnet {
         name: "red".into(),
         spec: json!({"apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": "red"},
-            "spec": {"nodes": {"h1": {"kind": "host"}},
+            "spec": {"nodes": {"h1": {"kind": "host",
+                "files": {"/etc/word": {"content": "as applied\n", "mode": "0644", "owner": "root"}}}},
                 "externals": {"to-x": {"interface": "A", "vxlan": {"vni": 7,
                     "local": "192.0.2.1", "remote": "192.0.2.2"}}}}}),
         status: VnetStatus {
@@ -330,7 +335,8 @@ impl Daemon for Fake {
                 "waits" => eventually("told to go on", || self.go.load(Ordering::Relaxed)),
                 _ => {}
             }
-            self.note(format!("applied {name}"));
+            let only = request.only.iter().map(|node| format!(" {node}")).collect::<String>();
+            self.note(format!("applied {name}{only}"));
         }
         let action = if request.dry_run { Action::Change } else { Action::Create };
         let mut changes = vec![change("vnet/red", Action::Unchanged, "")];
@@ -450,6 +456,19 @@ impl Daemon for Fake {
         self.note(format!("deleted {vnet}"));
         let object = format!("vnet/{vnet}");
         Ok(Report { changes: vec![change(&object, Action::Delete, "")], ..Default::default() })
+    }
+
+    fn delete_nodes(
+        &self,
+        _: &Scope,
+        vnet: &str,
+        nodes: &BTreeSet<String>,
+        _: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        self.known(vnet)?;
+        let object = |node: &String| format!("vnet/{vnet}/node/{node}");
+        let changes = nodes.iter().map(|node| change(&object(node), Action::Delete, ""));
+        Ok(Report { changes: changes.collect(), ..Default::default() })
     }
 
     fn scale(
@@ -664,9 +683,14 @@ impl Daemon for Fake {
         let (reader, mut writer) = std::io::pipe().map_err(Problem::internal)?;
         let left = self.dir.join("left");
         std::thread::spawn(move || {
-            let mut bytes = PCAP.to_vec();
-            bytes.extend(query.snap_bytes.to_le_bytes());
+            // Frames that say what was asked for.
+            let filter = query.filter.unwrap_or_default();
+            let frame = [&query.snap_bytes.to_le_bytes()[..], filter.as_bytes()].concat();
+            let length = (frame.len() as u32).to_le_bytes();
+            let record = [&[0; 8][..], &length, &length, &frame].concat();
+            let mut bytes = [PCAP, &record].concat();
             while writer.write_all(&bytes).is_ok() {
+                bytes.clone_from(&record);
                 std::thread::sleep(Duration::from_millis(5));
             }
             fs::write(left, "capture").unwrap();
@@ -677,6 +701,7 @@ impl Daemon for Fake {
     fn trace(&self, vnet: &str, _: &str, _: &str, request: TraceRequest) -> Result<Trace, Problem> {
         self.known(vnet)?;
         if request.filter.is_empty() {
+            self.note(format!("traced {}", request.program.unwrap_or_default()));
             return Err(Problem::new(ProblemKind::TimedOut, "no frame came within 10 s"));
         }
         let stage =

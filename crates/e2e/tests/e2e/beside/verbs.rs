@@ -164,9 +164,30 @@ fn packets_are_seen_by_capture_and_trace() {
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     assert!(word(32) <= 60 && word(36) >= word(32), "{} of {}", word(32), word(36));
 
+    // Of two ports, what a filter wants, until there is enough.
+    let both = node.directory.join("both.pcapng").display().to_string();
+    let filter = "icmp[icmptype] == icmp-echo and dst 10.0.2.2";
+    let arguments = ["capture", "red/r1:eth0", "red/r1:eth1", "-f", filter, "-c", "4", "-w", &both];
+    let mut capture = Background::start(&mut node.pdp_command(&arguments));
+    eventually("four frames are there", || {
+        node.exec("red/h1", "ping -c1 -W5 10.0.2.2");
+        !capture.runs()
+    });
+    let text = sh(&format!("tcpdump -nr {both}"));
+    let requests =
+        text.lines().filter(|line| line.contains("10.0.1.2 > 10.0.2.2: ICMP echo request"));
+    assert_eq!((requests.count(), text.lines().count()), (4, 4), "{text}");
+    let error =
+        node.try_pdp(&["capture", "red/external:none", "-w", "-"]).expect_err("none is there");
+    assert!(error.contains("no port \"none\""), "{error}");
+
     // Forwarded, to the end of the vlink, once the guest has its routes: until then the kernel does.
     let forwarded = ["receive", "classify", "distribute", "dispatch", "send", "receive", "punt"];
     eventually("the guest forwards", || names(&traced(&node, [10, 0, 2, 2])) == forwarded);
+    let stages = traced(&node, [10, 0, 2, 2]);
+    let details =
+        ["port eth0, 10.0.1.2 > 10.0.2.2", "to guest 0, by its route 10.0.2.0/24 dev eth1"];
+    assert_eq!([stages[1]["detail"].as_str(), stages[2]["detail"].as_str()], details.map(Some));
     // Punted: the router's own address.
     let stages = traced(&node, [10, 0, 1, 1]);
     assert_eq!(names(&stages), ["receive", "classify", "distribute", "dispatch", "punt"]);
@@ -516,6 +537,91 @@ fn files_go_into_a_node_and_out_of_it() {
     assert_eq!(node.exec("red/h1", "ls -A /dev/shm").trim(), "hostname");
     let left = node.pdp(&["exec", "red/h1", "ls", "-A", "/tmp"]);
     assert!(left.contains("program\n") && !left.contains(".part"), "{left}");
+}
+
+/// h1 - r1 - h2, of which some are applied, run in, restarted, exported and deleted at a time.
+#[test]
+fn some_nodes_at_a_time() {
+    let node = Node::start("some");
+    let file = node.directory.join("red.yaml").display().to_string();
+    let host = "      kind: host\n";
+    let labelled =
+        "      kind: host\n      labels: {role: end}\n      files: {/etc/word: {content: old}}\n";
+    fs::write(&file, SPEC.replace(host, labelled)).expect("a file");
+    let told = |what: &[&str], template: &str| {
+        let template = format!("jsonpath={template}");
+        node.pdp(&[what, &["red", "-o", &template]].concat()).trim().to_owned()
+    };
+    let names = |what: &str| told(&["get", what], "{[*].name}");
+    let pids = |name: &str| told(&["get", "nodes"], &format!("{{[?@.name=='{name}']..pid}}"));
+    let reaches = || {
+        eventually("h1 reaches h2", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
+    };
+
+    // With the links whose ends are there, and what is there is not touched.
+    node.pdp(&["apply", &file, "--only", "r1,h1"]);
+    assert_eq!((names("nodes"), names("links")), ("h1 r1".into(), "near".into()));
+    let h1 = pids("h1");
+    node.pdp(&["apply", &file, "--only", "h2"]);
+    assert_eq!((names("nodes"), names("links")), ("h1 h2 r1".into(), "near far".into()));
+    assert_eq!(pids("h1"), h1);
+    reaches();
+    let error = node.try_pdp(&["apply", &file, "--only", "h9"]).expect_err("no such node");
+    assert!(
+        error.contains("no node \"h9\" in the files") && error.contains("h1, h2, r1"),
+        "{error}"
+    );
+
+    // A command in those that labels choose, each line with its node.
+    let mut lines: Vec<String> = node
+        .pdp(&["exec", "red", "-l", "role=end", "cat", "/etc/word"])
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    lines.sort();
+    assert_eq!(lines, ["h1 | old", "h2 | old"]);
+
+    // What is exported is what is there, and with files as they are in the nodes now.
+    let exported = node.pdp(&["export", "red"]);
+    assert!(node.apply(&exported).contains("0 changed"), "{exported}");
+    node.pdp(&["exec", "red/h1", "sh", "-c", "echo new >/etc/word"]);
+    let directory = node.directory.join("saved");
+    let at = directory.to_str().expect("a path");
+    node.pdp(&["export", "red", "--save", "-o", at]);
+    let word =
+        |name: &str| fs::read_to_string(directory.join(name).join("etc/word")).expect("a file");
+    assert_eq!((word("h1"), word("h2")), ("new\n".into(), "old".into()));
+    assert!(
+        node.try_pdp(&["export", "red", "-o", at]).expect_err("there already").contains("--force")
+    );
+    let (h1, h2, r1) = (pids("h1"), pids("h2"), pids("r1"));
+    node.pdp(&["apply", &format!("{at}/red.yaml")]);
+    assert_eq!((pids("h2"), pids("r1")), (h2.clone(), r1.clone()));
+    assert_ne!(pids("h1"), h1);
+    assert_eq!(node.exec("red/h1", "cat /etc/word").trim(), "new");
+
+    // A restart is of what was asked for, and counts as no failure.
+    let h1 = pids("h1");
+    node.exec("red/h1", "touch /tmp/made");
+    node.pdp(&["restart", "red/h1"]);
+    assert_ne!(pids("h1"), h1);
+    assert!(node.try_exec("red/h1", "test -e /tmp/made").is_err());
+    let guest = || told(&["get", "nodes"], "{[?@.name=='r1'].guests[0].pid}");
+    let control = || told(&["get", "nodes"], "{[?@.name=='r1'].control.pid}");
+    let (guest_before, control_before) = (guest(), control());
+    node.pdp(&["restart", "red/r1", "--guest", "0"]);
+    assert_eq!(control(), control_before);
+    assert_ne!(guest(), guest_before);
+    let guest_before = guest();
+    node.pdp(&["restart", "red/r1"]);
+    assert_ne!(control(), control_before);
+    assert_eq!(guest(), guest_before);
+    assert_eq!(told(&["get", "nodes"], "{[*].control.restarts}"), "0 0 0");
+    assert_eq!(pids("h2"), h2);
+    reaches();
+
+    node.pdp(&["delete", "red", "--only", "h2"]);
+    assert_eq!((names("nodes"), names("links")), ("h1 r1".into(), "near".into()));
 }
 
 /// Where no container can be made, the reason is told once, and by the doctor before anything is applied.

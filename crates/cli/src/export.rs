@@ -1,0 +1,172 @@
+//! `pdp export`: what is stored of a vnet as a spec that can be applied, with what its nodes made of their files.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
+
+use pdp_api::client::Client;
+use pdp_api::exec::{ExecRequest, Frame};
+use pdp_spec::limits::FILE_BYTES_MAX;
+use serde_json::{Value, json};
+
+use crate::exec::until_end;
+use crate::failure::Failure;
+use crate::name::NodeName;
+use crate::output;
+
+/// What FRR writes its running configuration by, before its files are read.
+const FRR_WRITES: [&str; 3] = ["vtysh", "-c", "write file"];
+
+/// Below this FRR has its configuration.
+const FRR: &str = "/etc/frr/";
+
+/// Print a vnet as a spec that can be applied: what runs, with all that was changed since and every default.
+///
+/// With --save, files of the spec that changed inside of nodes are as they are there now; FRR writes its running
+/// configuration first, where the spec has files below /etc/frr. Nothing else that nodes wrote is kept.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp export red > red.yaml\n         \
+                        pdp export red --save -o red/ && pdp apply red/red.yaml")]
+pub struct Export {
+    /// The vnet.
+    #[arg(value_name = "VNET", add = crate::complete::vnets())]
+    pub vnet: String,
+    /// Into this directory: VNET.yaml, and each file of a node as NODE/PATH, which it names by `from`.
+    #[arg(short = 'o', long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// With the files as they are in the nodes now.
+    #[arg(long)]
+    pub save: bool,
+    /// Replace files that are there.
+    #[arg(long, requires = "output")]
+    pub force: bool,
+}
+
+pub async fn export(client: &Client, args: Export) -> Result<ExitCode, Failure> {
+    let mut spec = client.vnet(&args.vnet).await?.spec;
+    spec.as_object_mut().map(|object| object.remove("status"));
+    if args.save {
+        save(client, &args.vnet, &mut spec).await?;
+    }
+    let Some(directory) = &args.output else {
+        return output::print(crate::args::Format::Yaml, &spec, |_| String::new());
+    };
+    let mut files = Vec::new();
+    for (node, path, file) in files_of(&mut spec) {
+        let Some(content) = file["content"].as_str() else { continue };
+        let place = place(&node, &path)?;
+        files.push((place.clone(), content.to_owned()));
+        let object = file.as_object_mut().map(|file| (file.remove("content"), file));
+        object.map(|(_, file)| file.insert("from".into(), json!(place)));
+    }
+    let text = serde_saphyr::to_string(&spec).map_err(std::io::Error::other)?;
+    files.push((format!("{}.yaml", args.vnet), text));
+    if !args.force {
+        let mut paths = files.iter().map(|(place, _)| directory.join(place));
+        if let Some(path) = paths.find(|path| path.symlink_metadata().is_ok()) {
+            let path = path.display();
+            return Err(Failure::Other(format!(
+                "{path} is there already; name another directory, or say --force"
+            )));
+        }
+    }
+    for (place, text) in &files {
+        let path = directory.join(place);
+        write(&path, text)
+            .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?;
+    }
+    let count = files.len() - 1;
+    let yaml = directory.join(format!("{}.yaml", args.vnet));
+    output::write(format!("{} and {count} files of its nodes\n", yaml.display()).as_bytes())
+}
+
+fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    file.write_all(text.as_bytes())
+}
+
+/// Files of all nodes: the node, the path there, and what the spec says of it.
+fn files_of(spec: &mut Value) -> Vec<(String, String, &mut Value)> {
+    let nodes = spec["spec"]["nodes"].as_object_mut().into_iter().flatten();
+    let mut all = Vec::new();
+    for (node, spec) in nodes {
+        let files = spec.get_mut("files").and_then(Value::as_object_mut).into_iter().flatten();
+        all.extend(files.map(|(path, file)| (node.clone(), path.clone(), file)));
+    }
+    all
+}
+
+/// Where the file of a node goes, below the directory.
+fn place(node: &str, path: &str) -> Result<String, Failure> {
+    let below = path.strip_prefix('/').unwrap_or(path);
+    let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    let place = format!("{node}/{below}");
+    if below.is_empty() || !Path::new(&place).components().all(plain) {
+        return Err(Failure::Other(format!("node {node}: {path:?} is no path below a directory")));
+    }
+    Ok(place)
+}
+
+/// Takes over what the nodes' files are now.
+async fn save(client: &Client, vnet: &str, spec: &mut Value) -> Result<(), Failure> {
+    let mut frr = std::collections::BTreeSet::new();
+    for (node, path, file) in files_of(spec) {
+        let name = NodeName { vnet: vnet.into(), node: node.clone() };
+        let warn =
+            |why: &str| eprintln!("warning: {vnet}/{node}: {path}: {why}; it is as in the spec");
+        if path.starts_with(FRR) && frr.insert(node.clone()) {
+            let (code, words) = run(client, &name, &FRR_WRITES.map(str::to_owned)).await?;
+            if code != 0 {
+                let words = String::from_utf8_lossy(&words).trim().replace('\n', "; ");
+                let words: String = words.chars().filter(|letter| !letter.is_control()).collect();
+                eprintln!("warning: {vnet}/{node}: FRR did not write its configuration: {words}");
+            }
+        }
+        let (code, bytes) = run(client, &name, &["cat".into(), "--".into(), path.clone()]).await?;
+        match String::from_utf8(bytes) {
+            _ if code != 0 => warn("can't be read"),
+            Ok(text) if text.len() <= FILE_BYTES_MAX => file["content"] = text.into(),
+            Ok(_) => warn("is too long for a spec"),
+            Err(_) => warn("is not text"),
+        }
+    }
+    Ok(())
+}
+
+/// The exit code of a command in a node, and what it wrote, as far as a file of a spec may be long.
+async fn run(
+    client: &Client,
+    name: &NodeName,
+    words: &[String],
+) -> Result<(i32, Vec<u8>), Failure> {
+    let request = ExecRequest { command: words.to_vec(), ..Default::default() };
+    let mut connection = client.exec(&name.vnet, &name.node, &request).await?;
+    let mut bytes = Vec::new();
+    let code = until_end(&mut connection, |frame| {
+        if let Frame::Stdout(more) = frame
+            && bytes.len() <= FILE_BYTES_MAX
+        {
+            bytes.extend(more);
+        }
+        Ok(())
+    });
+    let code = code.await?;
+    Ok((code, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_stay_below_the_directory() {
+        assert_eq!(place("r1", "/etc/frr/frr.conf").unwrap(), "r1/etc/frr/frr.conf");
+        for (node, path) in
+            [("r1", "/"), ("r1", "/../x"), ("..", "/x"), ("", "/x"), ("r1", "/a/./../b")]
+        {
+            assert!(place(node, path).is_err(), "{node} {path}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Captures as they come: pcap taken apart, and frames of several ports written as one pcapng, which says of each
+//! where it was.
+//!
+//! Source: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng. What comes is the daemon's: nanoseconds, little-endian,
+//! Ethernet.
+
+use std::io::{self, Write};
+
+use bytes::{Buf, BytesMut};
+use pdp_api::client::{Error, Stream};
+
+use crate::failure::Failure;
+
+/// Magic number of pcap with nanoseconds.
+const MAGIC: u32 = 0xa1b2_3c4d;
+/// Bytes of a file's header, and of a record's.
+pub const HEADER_BYTES: usize = 24;
+const RECORD_BYTES: usize = 16;
+/// Longest frame; more is none of the daemon's.
+const FRAME_BYTES_MAX: usize = 1 << 16;
+
+/// A frame, as it stands in pcap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// When, nanoseconds since 1970.
+    pub at_ns: u64,
+    /// Its whole length, bytes.
+    pub length: u32,
+    /// As much of it as was captured.
+    pub bytes: Vec<u8>,
+}
+
+/// Frames out of what comes in pieces.
+#[derive(Debug, Default)]
+pub struct Records {
+    bytes: BytesMut,
+    begun: bool,
+}
+
+impl Records {
+    /// The next frame of a capture; `None` at its end.
+    pub async fn next(&mut self, from: &mut Stream) -> Result<Option<Record>, Failure> {
+        loop {
+            if let Some(record) = self.take()? {
+                return Ok(Some(record));
+            }
+            match from.next().await? {
+                Some(bytes) => self.bytes.extend_from_slice(&bytes),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The next frame of what has come; `None`: more is needed.
+    fn take(&mut self) -> Result<Option<Record>, Failure> {
+        if !self.begun {
+            if self.bytes.len() < HEADER_BYTES {
+                return Ok(None);
+            }
+            let magic = self.bytes.get_u32_le();
+            self.bytes.advance(HEADER_BYTES - 4);
+            if magic != MAGIC {
+                return Err(
+                    Error::Answer("a capture that is not pcap with nanoseconds".into()).into()
+                );
+            }
+            self.begun = true;
+        }
+        let Some(head) = self.bytes.first_chunk::<RECORD_BYTES>() else { return Ok(None) };
+        let mut head = &head[..];
+        let (seconds, nanoseconds) = (head.get_u32_le(), head.get_u32_le());
+        let (kept, length) = (head.get_u32_le() as usize, head.get_u32_le());
+        if kept > FRAME_BYTES_MAX {
+            return Err(Error::Answer(format!("a frame of {kept} bytes in a capture")).into());
+        }
+        if self.bytes.len() < RECORD_BYTES + kept {
+            return Ok(None);
+        }
+        self.bytes.advance(RECORD_BYTES);
+        let at_ns = u64::from(seconds) * 1_000_000_000 + u64::from(nanoseconds);
+        Ok(Some(Record { at_ns, length, bytes: self.bytes.split_to(kept).to_vec() }))
+    }
+}
+
+/// A file with frames of ports.
+pub struct Writer<W> {
+    to: W,
+    several: bool,
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins it: pcap of one port, pcapng of several.
+    pub fn new(mut to: W, ports: &[String]) -> io::Result<Self> {
+        let several = ports.len() > 1;
+        if several {
+            let mut section = Vec::new();
+            section.extend(0x1a2b_3c4d_u32.to_le_bytes());
+            section.extend([1, 0, 0, 0]);
+            section.extend((-1i64).to_le_bytes());
+            block(&mut to, 0x0a0d_0d0a, &section)?;
+            for port in ports {
+                // Ethernet, no bound of length, its name, nanoseconds.
+                let mut interface = vec![1, 0, 0, 0, 0, 0, 0, 0];
+                option(&mut interface, 2, port.as_bytes());
+                option(&mut interface, 9, &[9]);
+                option(&mut interface, 0, &[]);
+                block(&mut to, 1, &interface)?;
+            }
+        } else {
+            to.write_all(&MAGIC.to_le_bytes())?;
+            to.write_all(&[2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0])?;
+        }
+        to.flush()?;
+        Ok(Self { to, several })
+    }
+
+    /// Writes a frame of the port of this place.
+    pub fn write(&mut self, port: u32, record: &Record) -> io::Result<()> {
+        let Record { at_ns, length, bytes } = record;
+        let kept = bytes.len() as u32;
+        if self.several {
+            let mut packet = Vec::with_capacity(20 + bytes.len() + 3);
+            for word in [port, (at_ns >> 32) as u32, *at_ns as u32, kept, *length] {
+                packet.extend(word.to_le_bytes());
+            }
+            packet.extend(bytes);
+            pad(&mut packet);
+            block(&mut self.to, 6, &packet)?;
+        } else {
+            let (seconds, nanoseconds) = (at_ns / 1_000_000_000, at_ns % 1_000_000_000);
+            for word in [seconds as u32, nanoseconds as u32, kept, *length] {
+                self.to.write_all(&word.to_le_bytes())?;
+            }
+            self.to.write_all(bytes)?;
+        }
+        self.to.flush()
+    }
+}
+
+fn block(to: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<()> {
+    let length = (12 + body.len() as u32).to_le_bytes();
+    to.write_all(&kind.to_le_bytes())?;
+    to.write_all(&length)?;
+    to.write_all(body)?;
+    to.write_all(&length)
+}
+
+fn option(to: &mut Vec<u8>, code: u16, value: &[u8]) {
+    to.extend(code.to_le_bytes());
+    to.extend((value.len() as u16).to_le_bytes());
+    to.extend(value);
+    pad(to);
+}
+
+fn pad(to: &mut Vec<u8>) {
+    to.resize(to.len().next_multiple_of(4), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records() -> Vec<Record> {
+        let record =
+            |at: u64, bytes: &[u8]| Record { at_ns: at, length: 1514, bytes: bytes.to_vec() };
+        vec![record(1_700_000_000_123_456_789, b"abcde"), record(7, b""), record(8, &[9; 60])]
+    }
+
+    #[test]
+    fn frames_come_out_whole_however_they_are_cut() {
+        let mut file = Vec::new();
+        let mut writer = Writer::new(&mut file, &["red/r1:eth0".into()]).unwrap();
+        records().iter().for_each(|record| writer.write(0, record).unwrap());
+        for size in [1, 7, 24, 1000] {
+            let (mut reader, mut found) = (Records::default(), Vec::new());
+            for piece in file.chunks(size) {
+                reader.bytes.extend_from_slice(piece);
+                while let Some(record) = reader.take().unwrap() {
+                    found.push(record);
+                }
+            }
+            assert_eq!(found, records(), "{size}");
+        }
+        let mut long = Records { begun: true, ..Records::default() };
+        long.bytes.extend_from_slice(&[0xff; RECORD_BYTES]);
+        assert!(long.take().is_err());
+        let mut other = Records::default();
+        other.bytes.extend_from_slice(&[0; HEADER_BYTES]);
+        assert!(other.take().is_err());
+    }
+
+    /// As tcpdump reads it.
+    #[test]
+    fn several_ports_are_pcapng_that_others_read() {
+        let mut file = Vec::new();
+        let ports = ["red/r1:eth0".to_owned(), "red/r2:eth1".to_owned()];
+        let mut writer = Writer::new(&mut file, &ports).unwrap();
+        let mut frame = vec![0xff; 12];
+        frame.extend([0x88, 0xb5, 1, 2, 3]);
+        for port in 0..2 {
+            let record =
+                Record { at_ns: 1_700_000_000_000_000_001, length: 17, bytes: frame.clone() };
+            writer.write(port, &record).unwrap();
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("both.pcapng");
+        std::fs::write(&path, &file).unwrap();
+        let run = |arguments: &[&str]| {
+            let path = path.to_str().unwrap();
+            let mut command = std::process::Command::new("tcpdump");
+            let output = command.args(["-r", path]).args(arguments).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let text = run(&["-ne", "-ttt", "--nano"]);
+        assert_eq!(text.matches("ethertype").count(), 2, "{text}");
+        assert!(text.contains("ethertype Unknown (0x88b5), length 17"), "{text}");
+        assert_eq!(file.windows(11).filter(|part| part == b"red/r2:eth1").count(), 1);
+    }
+}
