@@ -159,6 +159,10 @@ pub enum Action {
     Restart,
     /// It is gone.
     Delete,
+    /// It was stored and stopped, and runs now.
+    Start,
+    /// It is stopped; its spec stays stored.
+    Stop,
     /// It was so already.
     Unchanged,
 }
@@ -171,6 +175,8 @@ impl Action {
             Self::Change => "change",
             Self::Restart => "restart",
             Self::Delete => "delete",
+            Self::Start => "start",
+            Self::Stop => "stop",
             Self::Unchanged => "unchanged",
         }
     }

@@ -63,6 +63,8 @@ pub async fn start(
         let _ = std::fs::remove_dir(run_dir);
     }
     answered.map_err(|reason| {
+        // Where it was in its code is nothing that its user can do anything about.
+        let text = text.split("\nStack backtrace:").next().unwrap_or_default();
         let from = text.char_indices().rev().nth(LOG_BYTES_MAX).map_or(0, |(at, _)| at);
         let said = text[from..].trim_end();
         Failure::Other(format!("{} {reason}; its last words:\n{said}", program.display()))

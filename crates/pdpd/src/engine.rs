@@ -273,7 +273,11 @@ impl Engine {
         let (changes, news) = self.revise(&|_| true, |before| {
             let mut after = Model::clone(before);
             after.ledger.stopped = true;
-            let changes = after.changes_from(before, &BTreeSet::new(), false);
+            let mut changes = after.changes_from(before, &BTreeSet::new(), false);
+            if request.purge {
+                let stopped = changes.iter_mut().filter(|change| change.action == Action::Stop);
+                stopped.for_each(|change| change.action = Action::Delete);
+            }
             Ok((after, changes))
         })?;
         self.settle(news, progress)?;

@@ -296,9 +296,19 @@ impl Model {
                 (None, Some(vnet)) => {
                     let detail =
                         format!("{} nodes, {} links", vnet.nodes.len(), vnet.mux.vlinks.len());
-                    changes.push(changed(object, Action::Create, &detail));
+                    let action = match before.vnets.contains_key(name) {
+                        true => Action::Start,
+                        false => Action::Create,
+                    };
+                    changes.push(changed(object, action, &detail));
                 }
-                (Some(_), None) => changes.push(changed(object, Action::Delete, "")),
+                (Some(_), None) => {
+                    let action = match self.vnets.contains_key(name) {
+                        true => Action::Stop,
+                        false => Action::Delete,
+                    };
+                    changes.push(changed(object, action, ""));
+                }
                 (Some(was), Some(is)) => {
                     let mut inner = vnet_changes(&object, was, is);
                     inner.extend(label_changes(

@@ -443,6 +443,24 @@ fn a_change_of_labels_is_told_and_stored_and_restarts_nothing() {
     assert_eq!(after.change_from(&before).put.len(), 1);
 }
 
+/// What `down` and `up` say: nothing is deleted, and nothing is new.
+#[test]
+fn what_is_stored_is_stopped_and_started() {
+    let up = both(&Wish::of("red", 1), &Wish::of("blue", 2));
+    let mut down = up.clone();
+    down.ledger.stopped = true;
+    let told = |before: &Model, after: &Model| {
+        let changes = after.changes_from(before, &BTreeSet::new(), false);
+        changes.into_iter().map(|change| (change.object, change.action)).collect::<Vec<_>>()
+    };
+    let both = |action| ["vnet/blue", "vnet/red"].map(|vnet| (vnet.to_owned(), action));
+    assert_eq!(told(&up, &down), both(Action::Stop));
+    assert_eq!(told(&down, &up), both(Action::Start));
+    assert_eq!(told(&Model::default(), &up)[1..], both(Action::Create));
+    let gone = up.without("red", &places(), &cpus()).unwrap();
+    assert_eq!(told(&up, &gone), [("vnet/red".to_owned(), Action::Delete)]);
+}
+
 #[test]
 fn what_is_applied_twice_is_one_change() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
