@@ -67,6 +67,7 @@ pub enum Command {
     #[command(visible_alias = "list")]
     Get(crate::get::Get),
     Inspect(Inspect),
+    Wait(crate::wait::Wait),
     Exec(Exec),
     Cp(Cp),
     Shell(Shell),
@@ -137,7 +138,7 @@ pub enum Format {
 ///
 /// The daemon is pdpd beside this command or in PATH; PDP_DAEMON names another.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp up examples/ospf.yaml\n         \
+#[command(after_help = "Example: pdp up examples/ospf.yaml --wait\n         \
                         pdp up --daemon-args '--state-dir /srv/pdp'\n         \
                         pdp --name lab2 up                    # a second daemon")]
 pub struct Up {
@@ -148,6 +149,8 @@ pub struct Up {
     /// More arguments for a daemon that has to be started, split at spaces.
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true, default_value = "")]
     pub daemon_args: String,
+    #[command(flatten)]
+    pub until: crate::wait::Until,
     /// How to print the changes.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
@@ -183,6 +186,8 @@ pub struct Apply {
     /// Only say what would change.
     #[arg(long)]
     pub dry_run: bool,
+    #[command(flatten)]
+    pub until: crate::wait::Until,
     /// How to print the changes.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,

@@ -12,14 +12,25 @@ use crate::failure::Failure;
 use crate::files::Named;
 use crate::name::LinkName;
 use crate::output::{self, Shown};
-use crate::{daemon, files};
+use crate::{daemon, files, wait};
 
 pub async fn apply(client: &Client, args: Apply) -> Result<ExitCode, Failure> {
     let named = Named::by(args.outside.allow_files_outside);
     let files = files::read(&args.files.paths(), named)?;
+    let vnets = vnets(&files);
     let request = ApplyRequest { files, dry_run: args.dry_run, only: args.only };
     let report = apply_files(client, request).await?;
-    output::report(args.format, &report)
+    let printed = output::report(args.format, &report)?;
+    if let Some(time) = args.until.wait.filter(|_| !args.dry_run) {
+        wait::until_ready(client, vnets, time).await?;
+    }
+    Ok(printed)
+}
+
+/// The virtual networks of these files; none if they can't be read, which the daemon says.
+fn vnets(files: &[pdp_spec::SourceFile]) -> Vec<String> {
+    let names = files::objects(files).unwrap_or_default().into_iter();
+    names.filter(|name| name != "substrate" && !name.starts_with("tenant/")).collect()
 }
 
 async fn apply_files(client: &Client, request: ApplyRequest) -> Result<Report, Failure> {
@@ -40,11 +51,19 @@ pub async fn up(client: &Client, name: Option<&DaemonName>, args: Up) -> Result<
         let mut shown = Shown::new();
         client.up(|step| shown.step(step)).await?
     };
+    let mut vnets = vnets(&files);
+    if files.is_empty() && args.until.wait.is_some() {
+        vnets.extend(client.vnets().await?.into_iter().map(|vnet| vnet.name));
+    }
     if !files.is_empty() {
         let request = ApplyRequest { files, ..Default::default() };
         report.changes.extend(apply_files(client, request).await?.changes);
     }
-    output::report(args.format, &report)
+    let printed = output::report(args.format, &report)?;
+    if let Some(time) = args.until.wait {
+        wait::until_ready(client, vnets, time).await?;
+    }
+    Ok(printed)
 }
 
 pub async fn down(client: &Client, args: Down) -> Result<ExitCode, Failure> {

@@ -30,6 +30,7 @@ mod shape;
 mod show;
 mod stats;
 mod tip;
+mod wait;
 mod watch;
 mod who;
 
@@ -103,6 +104,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Scale(scale) => change::scale(&client, scale).await,
         Command::Get(get) => get::get(&client, get).await,
         Command::Inspect(inspect) => show::inspect(&client, inspect).await,
+        Command::Wait(wait) => wait::wait(&client, wait).await,
         Command::Exec(exec) => exec::exec(&client, exec).await,
         Command::Cp(cp) => cp::cp(&client, cp).await,
         Command::Shell(shell) => exec::shell(&client, shell).await,

@@ -502,11 +502,11 @@ fn valid_files_need_no_daemon() {
     // What is wrong with one is found all the same, and nothing in it is a fault too.
     let wrong = VNET.to_owned()
         + "    h2: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24], gateways: [10.9.0.1]}}}
-    H3: {kind: host, interfaces: {eth0: {addresses: [10.1.0.2/24]}, a-name-of-21-letters0: {}}}
+    h_3: {kind: host, interfaces: {eth0: {addresses: [10.1.0.2/24]}, a-name-of-21-letters0: {}}}
     h4: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24]}, eth1: {}}}
     h5: {kind: host, files: {/say.py: {content: x}}, image: {rootfs: /}}
   links:
-    - endpoints: [\"h2:eth0\", \"H3:eth0\"]
+    - endpoints: [\"h2:eth0\", \"h_3:eth0\"]
     - endpoints: [\"h2:eth0\", \"h4:eth0\"]
     - endpoints: [\"h9:eth0\", \"h4:eth7\"]
 ";
@@ -516,7 +516,7 @@ fn valid_files_need_no_daemon() {
     assert!(!output.status.success());
     for fault in [
         "gateway 10.9.0.1 is outside the subnets of eth0",
-        "name \"H3\" is no DNS label",
+        "name \"h_3\" is no",
         "has 21 characters, 15 at most",
         "/say.py is where no file can be put",
         "rootfs is the machine's own root",
@@ -1269,4 +1269,33 @@ other   71001  -      -           1
     out(&server, &["delete", "tenant/acme"]);
     assert!(server.fake.noted("deleted tenant acme"));
     fails(&server, &["inspect", "tenant/none"]);
+}
+
+#[test]
+fn waiting_ends_when_it_holds_or_says_what_is_missing() {
+    let server = Server::start();
+    assert_eq!(out(&server, &["wait", "red/h1", "--for", "ready", "--for", "running"]), "");
+    assert_eq!(out(&server, &["wait", "green", "red/h9", "--for", "gone"]), "");
+    let (code, error) = fails(&server, &["wait", "red", "--timeout", "0.1"]);
+    assert_eq!(code, 1);
+    assert_text(
+        &error,
+        "\
+error: red: not within 100ms; missing:
+  red/r1 zebra: restarting (ended with code 1: no such interface (started 4 times))
+  red/r1 g1: not connected
+",
+    );
+    let fails_always = ["wait", "red/h1", "--for", "exec false", "--timeout", "0.1"];
+    assert_eq!(fails(&server, &fails_always).0, 1);
+    assert_eq!(out(&server, &["wait", "red", "--for", "exec h1 sh -c 'exit 0'"]), "");
+    for wrong in [
+        &["wait"][..],
+        &["wait", "red", "--for", "redy"],
+        &["wait", "red", "--for", "exec h1"],
+        &["wait", "red/", "--for", "ready"],
+        &["wait", "red", "--timeout", "soon"],
+    ] {
+        assert_eq!(fails(&server, wrong).0, 2, "{wrong:?}");
+    }
 }
