@@ -15,6 +15,8 @@
 //!   that had a share there moves that share and leaves the others where they are.
 //! - **A share below [`SHARE_MILLICORES_MIN`]** can't be enforced by a CPU quota, so it is rounded
 //!   up to it.
+//! - **Nothing asked for** ([`lend`]): guests that live on what others leave. They have a share of nothing, so that
+//!   an engine has room for any number of them, and are no reason to refuse anybody.
 //! - **CPUs that the mux needs** are no part of any FE's capacity; the specs' check sees to that.
 //!
 //! - **A given number of guests** ([`allocate_guests`]): that many equal shares, each on the FE
@@ -47,12 +49,15 @@ pub struct Engine {
 /// Forwarding engines by name.
 pub type Engines = BTreeMap<String, Engine>;
 
+/// What a guest that borrows counts for, thousandths of a core, where such guests are spread over FEs.
+pub const LENT_LOAD_MILLICORES: u64 = 100;
+
 /// A share of an FE: one forwarding guest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share {
     /// The FE's name.
     pub engine: String,
-    /// How much of it, thousandths of a core.
+    /// How much of it, thousandths of a core; 0: nothing, what others leave is borrowed ([`lend`]).
     pub millicores: u32,
 }
 
@@ -89,14 +94,16 @@ pub enum Hint {
     AllowSplit,
 }
 
+/// What helps whoever asks for more than there is.
+const WAYS_OUT: &str = "ask for less (power: 0.01, or pdp scale with --power 0.01), leave power out to borrow what others leave, \
+     or give a forwarding engine more CPUs and capacity (pdp inspect substrate shows them)";
+
 impl fmt::Display for Hint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AskForLess => "ask for less power, or free or add a forwarding engine",
-            Self::AllowSplit => {
-                "set split: true to have it spread over more forwarding engines, or ask for less"
-            }
-        })
+        if *self == Self::AllowSplit {
+            f.write_str("set split: true to have it spread over more forwarding engines, ")?;
+        }
+        f.write_str(WAYS_OUT)
     }
 }
 
@@ -106,7 +113,7 @@ impl fmt::Display for Refusal {
         let sum: u64 = self.free_millicores.values().copied().map(u64::from).sum();
         write!(
             f,
-            "power {} exceeds what the rule finds in {} free",
+            "power {} has no room: forwarding engines have {} free",
             cores(self.wanted_millicores),
             sum as f64 / 1000.0
         )?;
@@ -214,6 +221,37 @@ pub fn allocate_guests(
     }
     let given: Option<Vec<Share>> = shares.into_iter().collect();
     given.ok_or(Refusal { wanted_millicores: millicores, free_millicores, hint: Hint::AskForLess })
+}
+
+/// Shares of nothing for a vrouter with `guests` guests that borrow: each on an FE where the vrouter has the
+/// fewest, of those the one with least to do for its capacity. `others` is what all other vrouters have of
+/// each FE, [`LENT_LOAD_MILLICORES`] for each guest that borrows. Those that it has stay where they are, but
+/// on an FE that is not usable; of more than `guests` the last ones go. None if no FE is usable; room is
+/// never the reason.
+pub fn lend(engines: &Engines, others: &Given, own: &[Share], guests: u32) -> Option<Vec<Share>> {
+    let usable = |name: &str| engines.get(name).is_some_and(|engine| engine.usable);
+    let stay = own.iter().take(guests.max(1) as usize);
+    let mut names: Vec<Option<&str>> =
+        stay.map(|share| usable(&share.engine).then_some(share.engine.as_str())).collect();
+    names.resize(guests.max(1) as usize, None);
+    for index in 0..names.len() {
+        if names[index].is_some() {
+            continue;
+        }
+        let has = |name: &str| names.iter().flatten().filter(|has| **has == name).count();
+        let load = |name: &str| u128::from(others.get(name).copied().unwrap_or(0));
+        let capacity = |engine: &Engine| u128::from(engine.capacity_millicores);
+        // Load for a capacity, without the rounding of a division.
+        let less = |(a, of_a): &(&String, &Engine), (b, of_b): &(&String, &Engine)| {
+            let loads = (load(a) * capacity(of_b)).cmp(&(load(b) * capacity(of_a)));
+            has(a).cmp(&has(b)).then(loads)
+        };
+        let here = engines.iter().filter(|(_, engine)| engine.usable);
+        let best = here.min_by(less)?.0;
+        names[index] = Some(best);
+    }
+    let share = |name: &str| Share { engine: name.to_owned(), millicores: 0 };
+    Some(names.into_iter().flatten().map(share).collect())
 }
 
 /// Takes FEs whole, the largest of those that `whole` admits first, until one has room for what

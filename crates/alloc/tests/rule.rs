@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pdp_alloc::{Engine, Engines, Given, Hint, Refusal, SHARE_MILLICORES_MIN, Share};
+use pdp_alloc::{
+    Engine, Engines, Given, Hint, LENT_LOAD_MILLICORES, Refusal, SHARE_MILLICORES_MIN, Share, lend,
+};
 use proptest::prelude::*;
 
 /// What each vrouter has, by its name.
@@ -125,7 +127,7 @@ fn no_engine_fits_the_rest() {
     assert_eq!(refusal.hint, Hint::AllowSplit);
     assert_eq!(
         refusal.to_string(),
-        "power 0.6 exceeds what the rule finds in 0.7 free (fe1: 0.4, fe2: 0.3)"
+        "power 0.6 has no room: forwarding engines have 0.7 free (fe1: 0.4, fe2: 0.3)"
     );
     let split = Request { split: true, ..request("a", 600) };
     assert_eq!(
@@ -179,6 +181,26 @@ fn a_share_too_small_to_enforce_is_rounded_up() {
     assert_eq!(got, shares(&[("fe1", SHARE_MILLICORES_MIN)]));
     let got = allocate_guests(&engines, &Placements::new(), "a", 2, 3).unwrap();
     assert_eq!(got, shares(&[("fe1", SHARE_MILLICORES_MIN); 3]));
+}
+
+#[test]
+fn who_borrows_goes_where_there_is_least_to_do() {
+    let mut engines = engines(&[1000, 2000]);
+    let others = Given::from([("fe1".into(), 500), ("fe2".into(), 900)]);
+    let nothing = |names: &[&str]| Some(shares(&names.iter().map(|n| (*n, 0)).collect::<Vec<_>>()));
+    assert_eq!(lend(&engines, &others, &[], 1), nothing(&["fe2"]));
+    // One on each before two are on one; those that there are stay, the last go first.
+    assert_eq!(lend(&engines, &others, &[], 3), nothing(&["fe2", "fe1", "fe2"]));
+    let own = shares(&[("fe1", 100), ("fe1", 100)]);
+    assert_eq!(lend(&engines, &others, &own, 3), nothing(&["fe1", "fe1", "fe2"]));
+    assert_eq!(lend(&engines, &others, &own, 1), nothing(&["fe1"]));
+    // Full is no reason, and a failed one is left.
+    let full = Given::from([("fe1".into(), 1000), ("fe2".into(), 2000)]);
+    assert_eq!(lend(&engines, &full, &[], 1), nothing(&["fe1"]));
+    engines.get_mut("fe1").unwrap().usable = false;
+    assert_eq!(lend(&engines, &others, &own, 2), nothing(&["fe2", "fe2"]));
+    engines.get_mut("fe2").unwrap().usable = false;
+    assert_eq!(lend(&engines, &others, &own, 2), None);
 }
 
 /// Fewest guests by the rule: some idle engines whole and at most one more with the rest on it;
@@ -269,6 +291,38 @@ proptest! {
                 }
             }
             check_capacity(&engines, &placements);
+        }
+    }
+
+    /// Any number of those that borrow have a place, on all engines as their capacities are, and those
+    /// that are given power get what they would get without them.
+    #[test]
+    fn who_borrows_is_in_nobodys_way((engines, history) in cases(), lent in 1..200usize) {
+        let (mut alone, mut beside) = (Placements::new(), Placements::new());
+        let mut loads = Given::new();
+        for number in 0..lent {
+            let got = lend(&engines, &loads, &[], 1).expect("a place");
+            prop_assert!(got.len() == 1 && got[0].millicores == 0, "{got:?}");
+            *loads.entry(got[0].engine.clone()).or_default() += LENT_LOAD_MILLICORES;
+            beside.insert(format!("lent{number}"), got);
+        }
+        // Nobody could have gone where there is less to do, one guest more counted.
+        for (name, load) in &loads {
+            let capacity = u64::from(engines[name].capacity_millicores);
+            for (other, engine) in &engines {
+                let there = loads.get(other).copied().unwrap_or(0);
+                let before = (load - LENT_LOAD_MILLICORES) * u64::from(engine.capacity_millicores);
+                prop_assert!(before <= there * capacity, "{name} {other} {loads:?}");
+            }
+        }
+        for (who, millicores, split) in history {
+            let request = Request { vrouter: format!("v{who}"), millicores, split };
+            let got = allocate(&engines, &alone, &request);
+            prop_assert_eq!(&got, &allocate(&engines, &beside, &request));
+            if let Ok(shares) = got {
+                alone.insert(request.vrouter.clone(), shares.clone());
+                beside.insert(request.vrouter, shares);
+            }
         }
     }
 

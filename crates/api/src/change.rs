@@ -71,8 +71,8 @@ pub struct LinkChange {
 pub struct ScaleRequest {
     /// Forwarding guests, 1 to 64: `dataPlane.guests` of the spec.
     pub guests: u32,
-    /// Power of all of them together, thousandths of a core: `dataPlane.power`. Absent: each has
-    /// what each has now, so that the sum changes.
+    /// Power of all of them together, thousandths of a core: `dataPlane.power`. Absent: each has what
+    /// each has now, so that the sum changes; those that borrow go on to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_millicores: Option<u32>,
 }

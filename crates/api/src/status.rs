@@ -85,7 +85,7 @@ pub struct VnetSummary {
     pub guests_connected: u32,
     /// Forwarding guests in all.
     pub guests: u32,
-    /// Power asked for by its routers, thousandths of a core.
+    /// Power that its routers are guaranteed, thousandths of a core.
     pub power_millicores: u64,
     /// FEs that its forwarding guests are on, by name, each once.
     pub fes: Vec<String>,
@@ -162,7 +162,7 @@ pub struct NodeStatus {
     /// Its commands, `exec` last; empty for one that was started before an upgrade to a version that has this.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<CommandStatus>,
-    /// Power asked for, thousandths of a core; routers only.
+    /// Power that it is guaranteed, thousandths of a core, 0 where it borrows what others leave; routers only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_millicores: Option<u64>,
     /// Its control guest, or the host itself.
@@ -321,9 +321,9 @@ pub struct FeStatus {
     pub cpus: String,
     /// Its capacity, thousandths of a core.
     pub capacity_millicores: u64,
-    /// How much is given out, thousandths of a core.
+    /// How much is guaranteed to guests, thousandths of a core.
     pub used_millicores: u64,
-    /// Who has it.
+    /// Guests on it.
     pub guests: Vec<FeGuest>,
 }
 
@@ -337,7 +337,7 @@ pub struct FeGuest {
     pub node: String,
     /// Number of the guest in its vrouter.
     pub number: u32,
-    /// Its share, thousandths of a core.
+    /// Its share, thousandths of a core; 0: it borrows what others leave.
     pub share_millicores: u64,
 }
 

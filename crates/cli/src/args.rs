@@ -384,7 +384,7 @@ fn key_value(text: &str) -> Result<(String, Option<String>), String> {
 
 /// Change the number of forwarding guests of a router while it runs, without loss.
 ///
-/// Sets dataPlane.guests and dataPlane.power of the stored spec, as an apply of it would. A guest
+/// Sets dataPlane.guests and, where it has some, dataPlane.power of the stored spec, as an apply of it would. A guest
 /// that is added gets frames once it has all routes; one that is removed gives back what it has
 /// first.
 #[derive(Debug, clap::Args)]
@@ -397,7 +397,8 @@ pub struct Scale {
     /// Forwarding guests, 1 to 64.
     #[arg(value_parser = clap::value_parser!(u32).range(1..=pdp_spec::limits::GUESTS_MAX as i64))]
     pub guests: u32,
-    /// Power of all of them together; without it each has what each has now, and the sum changes.
+    /// Power of all of them together, which they are guaranteed; without it each has what each has now, and the
+    /// sum changes; those that borrow go on to.
     #[arg(long, value_name = "CORES")]
     pub power: Option<Cores>,
     /// How to print the changes.

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::{or_dash, table};
 use crate::selector::Selector;
 use crate::shape::Shape;
-use crate::show::{LINK_HEADER, cores, link_row, note, yes};
+use crate::show::{LINK_HEADER, cores, link_row, note, power, yes};
 use crate::{show, who};
 
 /// List vnets, or their nodes, links or ends outside; tenants; or show the substrate.
@@ -186,7 +186,7 @@ fn node_row(of: &Of<NodeStatus>) -> [String; 7] {
         kind.into(),
         node.phase.name().into(),
         yes(node.ready),
-        node.power_millicores.map_or("-".into(), cores),
+        node.power_millicores.map_or("-".into(), power),
         restarts.to_string(),
         note(&node.message, &node.conditions),
     ]

@@ -150,7 +150,7 @@ fn node_table(nodes: &[NodeStatus]) -> String {
             },
             node.phase.name().into(),
             yes(node.ready),
-            node.power_millicores.map_or("-".into(), cores),
+            node.power_millicores.map_or("-".into(), power),
             node.message.clone().unwrap_or_default(),
         ]
     });
@@ -200,7 +200,7 @@ fn processes(nodes: &[NodeStatus]) -> String {
             row("mirror".into(), mirror, "-".into(), "-".into());
         }
         for guest in &node.guests {
-            let place = format!("{} {}", guest.fe, cores(guest.share_millicores));
+            let place = format!("{} {}", guest.fe, power(guest.share_millicores));
             row(format!("g{}", guest.number), &guest.process, place, yes(guest.connected));
         }
     }
@@ -232,7 +232,7 @@ fn substrate(substrate: &Substrate) -> String {
                 guest.vnet,
                 guest.node,
                 guest.number,
-                cores(guest.share_millicores)
+                power(guest.share_millicores)
             )
         });
         [
@@ -329,6 +329,11 @@ fn state(phase: Phase, message: Option<&str>) -> String {
 
 pub fn yes(it_is: bool) -> String {
     if it_is { "yes" } else { "no" }.into()
+}
+
+/// Power that a router or a guest of it is guaranteed.
+pub fn power(millicores: u64) -> String {
+    if millicores == 0 { "borrows".into() } else { cores(millicores) }
 }
 
 /// Power in cores, as specs write it.

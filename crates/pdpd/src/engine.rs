@@ -583,12 +583,13 @@ impl Engine {
             let problem = format!("guests {} is not within 1 to {GUESTS_MAX}", request.guests);
             return Err(Problem::new(ProblemKind::Invalid, problem));
         }
-        // What one has on the mean, times how many there are to be.
+        // What one has on the mean, times how many there are to be; of those that borrow none has any.
         let sum: u64 = has.iter().map(|share| u64::from(share.millicores)).sum();
-        let power = (sum * u64::from(request.guests)).div_ceil(has.len().max(1) as u64);
-        let power = request.power_millicores.map_or(power, u64::from);
+        let mean = (sum * u64::from(request.guests)).div_ceil(has.len().max(1) as u64);
+        let power = request.power_millicores.map(u64::from).or(plane.power.map(|_| mean));
         plane.guests = Some(request.guests);
-        plane.power = Cores(u32::try_from(power).unwrap_or(u32::MAX).min(MILLICORES_MAX));
+        plane.power =
+            power.map(|power| Cores(u32::try_from(power).unwrap_or(u32::MAX).min(MILLICORES_MAX)));
         self.respecified(scope, before, wanted, named)
     }
 

@@ -453,10 +453,13 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
             (Some(was), Some(is)) if was.hash != is.hash => {
                 details.push(format!("guest {number} restarted"));
             }
-            (Some(was), Some(is)) if was != is => details.push(format!(
-                "guest {number}: {} to {} millicores",
-                was.placement.power_millicores, is.placement.power_millicores
-            )),
+            (Some(was), Some(is)) if was != is => {
+                let [was, is] = [was, is].map(|guest| match guest.placement.power_millicores {
+                    0 => "borrowed power".to_owned(),
+                    power => format!("{power} millicores"),
+                });
+                details.push(format!("guest {number}: {was} to {is}"));
+            }
             _ => {}
         }
     }

@@ -549,6 +549,8 @@ fn cpus_are_shared_by_power_and_lent_to_who_borrows() {
     // Two routers each: 200 and 100, 50 and 100.
     let weight = |vnet: &str| model.plan.vnets[vnet].weight;
     assert_eq!((model.plan.weight, weight("blue"), weight("red")), (450, 150, 300));
+    // Beside the mux they have together what the engines have.
+    assert_eq!(model.plan.weight_together(), 3000);
     let without_red = model.without("red", &places(), &cpus()).unwrap();
     assert_eq!(without_red.plan.weight, 150);
     assert_eq!(Plan::default().weight, 0);
@@ -562,6 +564,49 @@ fn cpus_are_shared_by_power_and_lent_to_who_borrows() {
     let lent = apply(&model, lends);
     assert_eq!(limits(&lent), Limits { cpu_cores: None, ..had });
     assert_eq!(hashes(&lent.plan), hashes(&model.plan), "nothing starts anew");
+}
+
+#[test]
+fn who_names_no_power_borrows_and_weighs_next_to_nothing() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let model = both(&red, &blue);
+    let bare = |wish: &Wish| {
+        let named = wish.yaml().replace("power: 200m, ", "");
+        named.replace("      dataPlane: {power: 100m}\n", "")
+    };
+    let lent = apply(&model, bare(&red));
+    assert_eq!(hashes(&lent.plan), hashes(&model.plan), "nothing starts anew");
+    for node in ["r1", "r2"] {
+        let guest = &lent.plan.vnets["red"].nodes[node].guests[&0];
+        assert_eq!(guest.placement.power_millicores, 0);
+        let limits = &guest.container.limits;
+        // Within its own network it stands beside the control guests as it did with the default power.
+        assert_eq!((limits.cpu_cores, limits.cpu_weight), (None, Some(100)));
+    }
+    let weight = |model: &Model, vnet: &str| model.plan.vnets[vnet].weight;
+    assert_eq!((weight(&lent, "red"), weight(&lent, "blue"), lent.plan.weight), (2, 300, 302));
+    // So does one of hosts alone, whatever these may use.
+    let hosts = "
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: hosts}
+spec: {nodes: {h1: {kind: host}, h2: {kind: host, resources: {cpu: 4}}}}
+";
+    assert_eq!(weight(&apply(&lent, hosts.into()), "hosts"), 2);
+    // Who asks for a guarantee again has it, where it is.
+    let again = apply(&lent, red.yaml());
+    assert_eq!((&again.plan, again.ledger), (&model.plan, model.ledger));
+}
+
+/// What an older version stored names both, and stays what it was: guaranteed, and a limit.
+#[test]
+fn what_older_versions_stored_keeps_its_power() {
+    let wish = Wish::of("red", 1);
+    let model = both(&wish, &Wish::of("blue", 2));
+    let stored = wish.yaml().replace("{power: 100m}", "{power: 100m, borrow: false}");
+    let plane = &apply(&model, stored).plan.vnets["red"].nodes["r2"].guests[&0];
+    assert_eq!(plane.container.limits.cpu_cores, Some(0.1));
+    assert_eq!(plane.placement.power_millicores, 100);
 }
 
 #[test]

@@ -92,6 +92,9 @@ pub const GUESTS_MAX: usize = mux::GUESTS_MAX;
 /// Smallest power of a vrouter and capacity of an engine, thousandths of a core: below it a CPU
 /// quota is shorter than a scheduler tick in ten periods.
 pub const POWER_MILLICORES_MIN: u32 = pdp_alloc::SHARE_MILLICORES_MIN;
+
+/// Power of a vrouter that names none and yet is to be guaranteed some, thousandths of a core.
+pub const POWER_MILLICORES_DEFAULT: u32 = 100;
 /// Most millicores of anything.
 pub const MILLICORES_MAX: u32 = 4_096_000;
 /// Punt filters of one vrouter; the mux's bound.

@@ -514,8 +514,8 @@ pub struct Node {
     /// Limits of the host or control guest.
     #[serde(default)]
     pub resources: Resources,
-    /// How packets are processed; routers only. Not given: the built-in router with a power of
-    /// 0.1.
+    /// How packets are processed; routers only. Not given: the built-in router, which uses what
+    /// others leave of the CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_plane: Option<DataPlane>,
 }
@@ -700,12 +700,18 @@ pub enum DataPlaneKind {
 pub struct DataPlane {
     /// Kind of the data plane.
     pub kind: DataPlaneKind,
-    /// Processing power of all forwarding guests together. A guest with less than 0.1 gets it in
-    /// pieces of a millisecond: one with 0.01 may stand still for up to 0.1 s, one with 0.001 for 1 s.
-    pub power: Cores,
+    /// Processing power that all forwarding guests together are guaranteed: it is taken from an engine's
+    /// `capacity`, and is their limit as well unless they `borrow`. Not given: they are guaranteed nothing
+    /// and refused nothing, and use what others leave; in a tenant's virtual network, or with
+    /// `borrow: false`, 0.1. A guest with less than 0.1 gets it in pieces of a millisecond: one with 0.01
+    /// may stand still for up to 0.1 s, one with 0.001 for 1 s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power: Option<Cores>,
     /// Whether the guests may use what others leave of their CPUs. `power` is then no limit, but what
     /// they get while all others want their part as well; for many virtual networks with little each.
-    pub borrow: bool,
+    /// Not given: where no `power` is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub borrow: Option<bool>,
     /// Forwarding guests, each with an equal part of `power`; several may be on one engine. A change
     /// of it loses no frame: see `pdp scale`. Not given: as few as the engines allow.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -755,8 +761,8 @@ impl Default for DataPlane {
     fn default() -> Self {
         Self {
             kind: DataPlaneKind::Parallel,
-            power: Cores(100),
-            borrow: false,
+            power: None,
+            borrow: None,
             guests: None,
             split: false,
             program: Program::default(),
@@ -772,6 +778,11 @@ impl Default for DataPlane {
 }
 
 impl DataPlane {
+    /// Whether its guests may use what others leave of their CPUs.
+    pub fn borrows(&self) -> bool {
+        self.borrow.unwrap_or(self.power.is_none())
+    }
+
     /// How the program is attached.
     pub fn attach(&self) -> Attach {
         match &self.program {

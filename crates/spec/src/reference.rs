@@ -27,8 +27,22 @@ not describe as there. `pdp apply --dry-run` checks against a node as it is, and
 
 Where no Substrate was applied, a default one holds: the mux with one worker and a power of 1 on the
 first CPU, one engine `fe1` with all of the others and a capacity of 1 for each, and no external
-interface; on a machine with one CPU both are on it, each with 0.5. `pdp inspect substrate --format yaml`
-shows it. A Substrate that is applied replaces it as a whole; `pdp delete substrate` brings it back.
+interface; on a machine with one CPU both are on it, each with 0.5. `pdp inspect substrate` shows it with who is
+on it, `--format yaml` as it would be written. A Substrate that is applied replaces it as a whole;
+`pdp delete substrate` brings it back. On a machine with two CPUs it is:
+
+```yaml
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: default}
+spec:
+  mux: {cpus: \"0\", power: 1}
+  forwardingEngines:
+    fe1: {cpus: \"1\", capacity: 1}
+```
+
+`capacity` is what can be guaranteed of an engine, as `power` of routers that name some
+(`spec.nodes.NAME.dataPlane`). Routers that name none borrow what is not used, and are counted nowhere.
 
 A key that is not here is an error. Fields without default or \"not given\" are required. YAML
 anchors, aliases and merge keys work. Tables here are made from the types

@@ -428,8 +428,10 @@ fn power() {
     says(
         "power: 0.8",
         "power: 2.0",
-        "fig1.yaml:33:16: node red/r1: power 2 exceeds what the rule finds in 1.5 free \
-         (fe1: 0.5, fe2: 0.5, fe3: 0.5) (ask for less power, or free or add a forwarding engine)",
+        "fig1.yaml:33:16: node red/r1: power 2 has no room: forwarding engines have 1.5 free \
+         (fe1: 0.5, fe2: 0.5, fe3: 0.5) (ask for less (power: 0.01, or pdp scale with --power 0.01), \
+         leave power out to borrow what others leave, or give a forwarding engine more CPUs and \
+         capacity (pdp inspect substrate shows them))",
     );
     says(
         "power: 0.8",
@@ -909,7 +911,7 @@ spec: {nodes: {r: {kind: router}}}
 ";
     assert_eq!(
         apply_to(text, &machine()).unwrap_err(),
-        "fig1.yaml:4:16: node red/r: power 0.1: there is no forwarding engine \
+        "fig1.yaml:4:16: node red/r: there is no forwarding engine \
          (apply a Substrate with forwardingEngines first)"
     );
 }

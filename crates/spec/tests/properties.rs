@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use pdp_spec::units::{BitRate, Bytes, Cores, CpuSet, Hex, Mac};
 use pdp_spec::{
-    Document, Existing, InterfaceFacts, Object, SourceFile, VirtualNetwork, check, parse, render,
+    Document, Existing, InterfaceFacts, Object, SourceFile, Substrate, VirtualNetwork, check,
+    parse, render,
 };
 use proptest::prelude::*;
 
@@ -19,6 +20,11 @@ fn machine() -> Existing {
     let facts = InterfaceFacts { mtu: 1500 };
     let devices = ["ext-a", "ext-b"].map(|device| (device.to_owned(), facts));
     Existing { devices: Some(BTreeMap::from(devices)), ..Existing::default() }
+}
+
+/// One to which no Substrate was applied.
+fn bare_machine() -> Existing {
+    Existing { substrate: Some(Substrate::of_machine(&(0..2).collect())), ..machine() }
 }
 
 /// Reads, checks and renders; whatever comes of it.
@@ -42,9 +48,9 @@ fn as_documents(objects: &[Object]) -> Vec<Document> {
 
 #[test]
 fn what_is_stored_reads_back_and_checks_to_the_same() {
-    for text in [OSPF, FIGURE] {
+    for (text, machine) in [(OSPF, bare_machine()), (FIGURE, machine())] {
         let documents = parse(&[source(text)]).unwrap();
-        let first = check(&documents, &machine()).unwrap();
+        let first = check(&documents, &machine).unwrap();
         let vnets =
             first.vnets.values().map(|vnet| Object::VirtualNetwork(VirtualNetwork::clone(vnet)));
         let substrate = first.substrate.clone().map(Object::Substrate);
@@ -54,19 +60,16 @@ fn what_is_stored_reads_back_and_checks_to_the_same() {
         for (stored, read) in objects.iter().zip(&again) {
             assert_eq!(stored, &read.object);
         }
-        assert_eq!(check(&again, &machine()).unwrap(), first);
-        let existing = Existing {
-            substrate: first.substrate.clone(),
-            vnets: first.vnets.clone(),
-            ..machine()
-        };
+        assert_eq!(check(&again, &machine).unwrap(), first);
+        let existing =
+            Existing { substrate: first.substrate.clone(), vnets: first.vnets.clone(), ..machine };
         assert_eq!(check(&documents, &existing).unwrap(), first);
     }
 }
 
 #[test]
 fn link_addresses_are_local_unicast_and_stable() {
-    let intent = check(&parse(&[source(OSPF)]).unwrap(), &machine()).unwrap();
+    let intent = check(&parse(&[source(OSPF)]).unwrap(), &bare_machine()).unwrap();
     let macs: Vec<Mac> = intent.vnets["ospf"]
         .spec
         .nodes

@@ -162,14 +162,22 @@ pub struct Plan {
     pub externals: BTreeMap<String, Arc<ExternalPlan>>,
     /// Vnets by name. One that is as before is the same one.
     pub vnets: Shared<VnetPlan>,
-    /// What part of a CPU the vnets get together, [`VnetPlan::weight`].
+    /// The sum of the vnets' weights, [`VnetPlan::weight`].
     pub weight: u64,
+    /// Capacity of all forwarding engines, thousandths of a core.
+    pub capacity: u64,
     /// Entries of the kernel's neighbour table that the vnets may have together,
     /// [`VnetPlan::neighbours`].
     pub neighbours: u64,
 }
 
 impl Plan {
+    /// What part of a CPU the vnets get together, beside the mux: what the engines have, so that
+    /// vnets with nothing of their own get as far as it does, or the sum of their weights if that is more.
+    pub fn weight_together(&self) -> u32 {
+        u32::try_from(self.weight.max(self.capacity)).unwrap_or(u32::MAX)
+    }
+
     /// Whether nothing is to run.
     pub fn is_empty(&self) -> bool {
         self.mux.is_none() && self.externals.is_empty() && self.vnets.is_empty()
@@ -387,9 +395,9 @@ pub struct VnetPlan {
     /// What it takes of external interfaces.
     pub takes: BTreeMap<String, Takes>,
     /// What part of a CPU it gets, in thousandths of a core
-    /// ([`pdp_container::cgroup::Cgroups::weigh`]): the power of all of its guests, so that what its
-    /// control side takes of a CPU that it shares with its guests is these guests'. Without forwarding
-    /// guests it is the `cpu` of its hosts.
+    /// ([`pdp_container::cgroup::Cgroups::weigh`]): the power that its guests are guaranteed, so that
+    /// what its control side takes of a CPU that it shares with its guests is these guests'. One without
+    /// any has [`LENT_WEIGHT`].
     pub weight: u32,
     /// Entries of the kernel's neighbour table, which all network namespaces share, of each family: what its
     /// forwarding guests may ask for at a time, and stations on its links.
@@ -571,6 +579,7 @@ pub fn plan(
         externals: externals.into_iter().map(|(name, plan)| (name, Arc::new(plan))).collect(),
         vnets: planned,
         weight,
+        capacity: substrate.forwarding_engines.values().map(|it| u64::from(it.capacity.0)).sum(),
         neighbours,
     })
 }
@@ -750,11 +759,14 @@ impl VnetPlanner<'_> {
     }
 }
 
+/// What part of a CPU a vnet gets that is guaranteed none: the least that both versions of cgroups tell from
+/// none, so that many of these take next to nothing from those that are.
+const LENT_WEIGHT: u32 = 2;
+
 fn weight(nodes: &BTreeMap<String, NodePlan>) -> u32 {
     let guests = nodes.values().flat_map(|node| node.guests.values());
     let power = guests.map(|guest| guest.placement.power_millicores).fold(0, u32::saturating_add);
-    let controls = nodes.values().filter_map(|node| node.control.limits.cpu_weight);
-    if power > 0 { power } else { controls.fold(0, u32::saturating_add) }
+    power.max(LENT_WEIGHT)
 }
 
 /// Stations on the links of a node, of which a machine's kernel keeps entries.

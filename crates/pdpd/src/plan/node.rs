@@ -10,6 +10,7 @@ use pdp_container::{
 };
 use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, routes, tap};
+use pdp_spec::limits::POWER_MILLICORES_DEFAULT;
 use pdp_spec::{
     Attach, BuiltIn, DataPlane, Flow, KernelHooks, KnownFlow, Node, NodeKind, Policy, Program,
 };
@@ -352,10 +353,14 @@ impl NodePlanner<'_> {
             env,
             sysctls: BTreeMap::new(),
             limits: Limits {
-                cpu_cores: (!data_plane.borrow)
+                cpu_cores: (!data_plane.borrows())
                     .then_some(f64::from(placement.power_millicores) / 1000.0),
                 cpu_period_us: None,
-                cpu_weight: Some(placement.power_millicores),
+                // Beside the control side of its own vnet. What others have left for the vnet is VnetPlan::weight.
+                cpu_weight: Some(match placement.power_millicores {
+                    0 => POWER_MILLICORES_DEFAULT,
+                    power => power,
+                }),
                 memory_bytes: Some(data_plane.memory.0),
                 processes: Some(u64::from(data_plane.processes)),
                 cpus,
@@ -413,7 +418,8 @@ impl NodePlanner<'_> {
                         Attach::Memif => mux::Attach::Memif,
                         Attach::Tap => mux::Attach::Tap,
                     },
-                    weight: guest.placement.power_millicores,
+                    // All equal among those that borrow; of the vnet the mux takes no less than its minimum.
+                    weight: guest.placement.power_millicores.max(1),
                     leaving: false,
                 })
                 .collect(),

@@ -116,7 +116,7 @@ impl Reconciler {
             return Ok(());
         }
         self.machine.make_room_for_neighbours(plan.neighbours);
-        self.machine.weigh("vnets", u32::try_from(plan.weight).unwrap_or(u32::MAX))
+        self.machine.weigh("vnets", plan.weight_together())
     }
 
     pub(super) fn remove_vnet(

@@ -482,7 +482,7 @@ impl Daemon for Fake {
         self.known(vnet)?;
         if request.guests > 8 {
             return Err(Problem::new(ProblemKind::Conflict, "power 9 exceeds 1 free (fe1: 1)")
-                .hint("ask for less power"));
+                .hint("ask for less"));
         }
         progress(Progress { done: 0, total: 1, what: "starting guest".into() });
         let power = request.power_millicores.map_or("as it is".into(), |power| power.to_string());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use pdp_alloc::{Given, Share};
+use pdp_alloc::{Given, LENT_LOAD_MILLICORES, Share};
 
 use super::outside::{self, Outside};
 use crate::link::Link;
@@ -40,6 +40,8 @@ pub(super) struct Sums {
     pub(super) images: BTreeSet<(String, Option<String>)>,
     /// What it has of forwarding engines.
     pub(super) power: Given,
+    /// Its guests that borrow on them, as [`pdp_alloc::lend`] counts them.
+    pub(super) lent: Given,
     /// Whether each of its vrouters has a share.
     pub(super) placed: bool,
     /// What it has of external interfaces.
@@ -98,6 +100,9 @@ impl Sums {
             sums.placed &= node.kind == NodeKind::Host || !shares.is_empty();
             for share in shares {
                 *sums.power.entry(share.engine.clone()).or_default() += u64::from(share.millicores);
+                if share.millicores == 0 {
+                    *sums.lent.entry(share.engine.clone()).or_default() += LENT_LOAD_MILLICORES;
+                }
             }
             let mtus = node.interfaces.values().filter_map(|interface| interface.mtu);
             sums.mtu = mtus.fold(sums.mtu, u32::max);

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use pdp_alloc::{Engine, Engines, Given, Request, Share, allocate, allocate_guests};
+use pdp_alloc::{
+    Engine, Engines, Given, LENT_LOAD_MILLICORES, Refusal, Request, Share, allocate,
+    allocate_guests, lend,
+};
 
 use super::{Existing, Reporter, Shares, Wanted};
 use crate::limits::GUESTS_MAX;
@@ -13,7 +16,10 @@ use crate::units::Cores;
 pub(super) fn asked(vnet: &VirtualNetwork) -> Shares {
     let planes =
         vnet.spec.nodes.iter().filter_map(|(name, node)| Some((name, node.data_plane.as_ref()?)));
-    let share = |plane: &DataPlane| Share { engine: String::new(), millicores: plane.power.0 };
+    let share = |plane: &DataPlane| Share {
+        engine: String::new(),
+        millicores: plane.power.map_or(0, |power| power.0),
+    };
     planes.map(|(name, plane)| (name.clone(), vec![share(plane)])).collect()
 }
 
@@ -47,21 +53,65 @@ struct Asker<'a> {
     has: u64,
 }
 
+impl Asker<'_> {
+    /// What it is to be guaranteed, thousandths of a core; 0: nothing.
+    fn wanted(&self) -> u32 {
+        self.plane.power.map_or(0, |power| power.0)
+    }
+}
+
+/// What there is to do on forwarding engines.
+#[derive(Clone, Default)]
+struct Loads {
+    /// What is guaranteed.
+    given: Given,
+    /// Guests that borrow, as [`lend`] counts them.
+    lent: Given,
+}
+
+impl Loads {
+    fn add(&mut self, share: &Share) {
+        give(&mut self.given, &share.engine, share.millicores.into());
+        if share.millicores == 0 {
+            give(&mut self.lent, &share.engine, LENT_LOAD_MILLICORES);
+        }
+    }
+
+    fn without(&self, shares: &[Share]) -> Self {
+        let mut rest = self.clone();
+        for share in shares {
+            take(&mut rest.given, &share.engine, share.millicores.into());
+            if share.millicores == 0 {
+                take(&mut rest.lent, &share.engine, LENT_LOAD_MILLICORES);
+            }
+        }
+        rest
+    }
+
+    fn sum(&self) -> Given {
+        let mut sum = self.given.clone();
+        self.lent.iter().for_each(|(engine, lent)| give(&mut sum, engine, *lent));
+        sum
+    }
+}
+
 fn place(
     wanted: &Wanted<'_>,
     engines: &Engines,
     reporter: &mut Reporter,
 ) -> BTreeMap<String, Shares> {
-    let mut given = Given::new();
+    let mut loads = Loads::default();
     let mut all: BTreeMap<String, Shares> = BTreeMap::new();
     let mut askers: Vec<Asker<'_>> = Vec::new();
     for (name, vnet) in wanted.kept() {
-        for (engine, millicores) in &vnet.sums().power {
-            give(&mut given, engine, *millicores);
+        let sums = vnet.sums();
+        for (of, all) in [(&sums.power, &mut loads.given), (&sums.lent, &mut loads.lent)] {
+            of.iter().for_each(|(engine, millicores)| give(all, engine, *millicores));
         }
-        if !vnet.sums().placed {
+        if !sums.placed {
             all.insert(name.clone(), vnet.shares().clone());
-            askers.extend(routers(name, vnet, vnet.shares()).filter(|asker| asker.has == 0));
+            let has_none = |asker: &Asker<'_>| !vnet.shares().contains_key(asker.node);
+            askers.extend(routers(name, vnet, vnet.shares()).filter(has_none));
         }
     }
     for (name, vnet) in &wanted.changed {
@@ -69,63 +119,106 @@ fn place(
             wanted.before.get(name).map_or_else(Shares::new, |vnet| vnet.shares().clone());
         let is_router = |node: &Node| node.kind == NodeKind::Router;
         shares.retain(|node, _| vnet.spec.nodes.get(node).is_some_and(is_router));
-        for share in shares.values().flatten() {
-            give(&mut given, &share.engine, share.millicores.into());
-        }
+        shares.values().flatten().for_each(|share| loads.add(share));
         askers.extend(routers(name, vnet, &shares));
         all.insert(name.clone(), shares);
     }
     // First those that give power back, so that others of the same change can have it; then the
-    // largest first, which need whole engines. Names make it deterministic: the sort is stable.
+    // largest first, which need whole engines; last those that borrow. Names make it deterministic:
+    // the sort is stable.
     askers.sort_by_key(|asker| {
-        let wanted = asker.plane.power.0;
+        let wanted = asker.wanted();
         (u64::from(wanted) > asker.has, std::cmp::Reverse(wanted))
     });
-    for Asker { vnet, node, plane, .. } in askers {
-        let path = ["spec", "nodes", node, "dataPlane", "power"];
-        let Some(of_vnet) = all.get_mut(vnet) else { continue };
-        let own = of_vnet.get(node).map_or(&[][..], Vec::as_slice);
-        let mut others = given.clone();
-        for share in own {
-            take(&mut others, share);
-        }
-        let request = Request { millicores: plane.power.0, split: plane.split };
-        let shares = match plane.guests {
-            Some(guests) => allocate_guests(engines, &others, own, plane.power.0, guests),
-            None => allocate(engines, &others, own, request),
-        };
-        match shares {
-            Ok(shares) if shares.len() > GUESTS_MAX => {
-                let message = format!(
-                    "power {} needs {} forwarding guests, {GUESTS_MAX} at most",
-                    plane.power,
-                    shares.len()
-                );
-                reporter.vnet(vnet, &path, message, "ask for less, or use larger engines");
-            }
+    for asker in askers {
+        let Some(of_vnet) = all.get_mut(asker.vnet) else { continue };
+        let own = of_vnet.get(asker.node).map_or(&[][..], Vec::as_slice);
+        let others = loads.without(own);
+        match place_one(&asker, engines, &others, own) {
             Ok(shares) => {
-                given = others;
-                for share in &shares {
-                    give(&mut given, &share.engine, share.millicores.into());
-                }
-                of_vnet.insert(node.to_owned(), shares);
+                loads = others;
+                shares.iter().for_each(|share| loads.add(share));
+                of_vnet.insert(asker.node.to_owned(), shares);
             }
-            Err(refusal) if engines.is_empty() => {
-                let message = format!("power {}: there is no forwarding engine", plane.power);
-                let hint = "apply a Substrate with forwardingEngines first";
-                debug_assert!(refusal.free_millicores.is_empty());
-                reporter.vnet(vnet, &path, message, hint);
-            }
-            Err(refusal) => {
-                let little = format!("power {}: the forwarding engines have no room", plane.power);
-                let hint =
-                    reporter.of_all(refusal.hint.to_string(), "ask for less, or an operator");
-                let message = reporter.of_all(refusal.to_string(), &little);
-                reporter.vnet(vnet, &path, message, hint);
+            Err(refused) => {
+                let path = ["spec", "nodes", asker.node, "dataPlane", "power"];
+                let (message, hint) = refused.told(&asker, engines, reporter);
+                reporter.vnet(asker.vnet, &path, message, hint);
             }
         }
     }
     all
+}
+
+/// Why a vrouter gets no power.
+enum Refused {
+    NoRoom(Refusal),
+    NoEngine,
+    TooManyGuests(usize),
+}
+
+fn place_one(
+    asker: &Asker<'_>,
+    engines: &Engines,
+    others: &Loads,
+    own: &[Share],
+) -> Result<Vec<Share>, Refused> {
+    let plane = &asker.plane;
+    let shares = match (plane.power, plane.guests) {
+        (None, guests) => {
+            return lend(engines, &others.sum(), own, guests.unwrap_or(1)).ok_or(Refused::NoEngine);
+        }
+        (Some(power), Some(guests)) => {
+            allocate_guests(engines, &others.given, own, power.0, guests)
+        }
+        (Some(power), None) => {
+            let request = Request { millicores: power.0, split: plane.split };
+            allocate(engines, &others.given, own, request)
+        }
+    };
+    match shares {
+        Ok(shares) if shares.len() > GUESTS_MAX => Err(Refused::TooManyGuests(shares.len())),
+        Ok(shares) => Ok(shares),
+        Err(_) if engines.is_empty() => Err(Refused::NoEngine),
+        Err(refusal) => Err(Refused::NoRoom(refusal)),
+    }
+}
+
+impl Refused {
+    /// What it is told who asks, and what that may do.
+    fn told(
+        &self,
+        asker: &Asker<'_>,
+        engines: &Engines,
+        reporter: &Reporter<'_>,
+    ) -> (String, String) {
+        let power = Cores(asker.wanted());
+        match self {
+            Self::TooManyGuests(count) => (
+                format!("power {power} needs {count} forwarding guests, {GUESTS_MAX} at most"),
+                "ask for less, or use larger engines".into(),
+            ),
+            Self::NoEngine if engines.is_empty() => (
+                "there is no forwarding engine".into(),
+                "apply a Substrate with forwardingEngines first".into(),
+            ),
+            Self::NoEngine => (
+                "no forwarding engine works".into(),
+                reporter.of_all("`pdp inspect substrate` shows them".into(), "ask an operator"),
+            ),
+            Self::NoRoom(refusal) => (
+                reporter.of_all(
+                    refusal.to_string(),
+                    &format!("power {power}: the forwarding engines have no room"),
+                ),
+                reporter.of_all(
+                    refusal.hint.to_string(),
+                    "ask for less (power: 0.01, or pdp scale with --power 0.01), take it from another of \
+                     your networks, or ask an operator for more",
+                ),
+            ),
+        }
+    }
 }
 
 /// A virtual network's vrouters, which have these shares.
@@ -149,9 +242,9 @@ fn give(given: &mut Given, engine: &str, millicores: u64) {
     }
 }
 
-fn take(given: &mut Given, share: &Share) {
-    if let Some(sum) = given.get_mut(&share.engine) {
-        *sum = sum.saturating_sub(share.millicores.into());
+fn take(given: &mut Given, engine: &str, millicores: u64) {
+    if let Some(sum) = given.get_mut(engine) {
+        *sum = sum.saturating_sub(millicores);
     }
 }
 

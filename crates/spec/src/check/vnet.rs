@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{INNER_NAME_HINT, Reporter, bad_inner_name, binds, label, leaving, routes, sysctls};
+use super::{
+    INNER_NAME_HINT, Reporter, bad_inner_name, binds, label, leaving, routes, sysctls, tenant_of,
+};
 use crate::limits::*;
 use crate::object::*;
 use crate::shape::nearest;
@@ -122,6 +124,14 @@ impl NodeCheck<'_, '_, '_> {
             (NodeKind::Host, None) => {}
             (NodeKind::Router, plane) => {
                 let plane = plane.get_or_insert_default();
+                // A tenant's quota counts what its guests are given.
+                let counted = tenant_of(self.vnet).is_some() || plane.borrow == Some(false);
+                if counted {
+                    plane.power.get_or_insert(Cores(POWER_MILLICORES_DEFAULT));
+                }
+                if plane.power.is_some() {
+                    plane.borrow.get_or_insert(false);
+                }
                 self.data_plane(plane);
             }
         }
@@ -368,7 +378,9 @@ impl NodeCheck<'_, '_, '_> {
     }
 
     fn data_plane(&mut self, plane: &DataPlane) {
-        self.power(&["dataPlane", "power"], plane.power);
+        if let Some(power) = plane.power {
+            self.power(&["dataPlane", "power"], power);
+        }
         self.memory(&["dataPlane", "memory"], plane.memory);
         if let Program::Own(program) = &plane.program {
             self.command(&["dataPlane", "program", "run"], &program.run);

@@ -161,7 +161,7 @@ fn guests_come_and_go_without_loss() {
     }
     // Admission control: nothing changes where there is no room.
     let refused = node.try_pdp(&["scale", "red/r1", "4"]).expect_err("1.2 of 1 core");
-    assert!(refused.to_string().contains("power 1.2 exceeds"), "{refused}");
+    assert!(refused.to_string().contains("power 1.2 has no room"), "{refused}");
     assert_eq!(completed(&node).len(), 1);
 
     // A guest is told what it has, and keeps running when that changes.

@@ -15,6 +15,9 @@ use serde_json::json;
 const SPINNER: f64 = 0.3;
 const ROUTER: f64 = 0.3;
 
+/// Others that spin, and have no power.
+const BORROWERS: [&str; 3] = ["lab1", "lab2", "lab3"];
+
 /// What a guest may use more than its quota: the kernel counts in ticks.
 const SHARE_ERROR_MAX: f64 = 0.05;
 
@@ -69,13 +72,15 @@ fn router() -> String {
     .to_string()
 }
 
-fn spinner() -> String {
+fn spinner(name: &str, power: Option<f64>) -> String {
+    let mut plane =
+        json!({"program": {"attach": "memif", "run": ["sh", "-c", "while :; do :; done"]}});
+    if let Some(power) = power {
+        plane["power"] = json!(power);
+    }
     json!({
-        "apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": "spin"},
-        "spec": {"nodes": {"r1": {"kind": "router", "dataPlane": {
-            "power": SPINNER,
-            "program": {"attach": "memif", "run": ["sh", "-c", "while :; do :; done"]},
-        }}}},
+        "apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": name},
+        "spec": {"nodes": {"r1": {"kind": "router", "dataPlane": plane}}},
     })
     .to_string()
 }
@@ -122,7 +127,7 @@ fn a_guest_that_spins_has_its_quota_and_no_more() {
     let router = cores(&node, "vnets/_red/_r1.g0/guest", || alone = passed(&node));
     println!("alone: {alone:?} frames passed and sent, {router:.3} cores, {}", ping());
 
-    node.apply(&spinner());
+    node.apply(&spinner("spin", Some(SPINNER)));
     std::thread::sleep(Duration::from_millis(500));
     let mut spins = 0.0;
     eventually("it has its quota, where others leave it that", || {
@@ -139,4 +144,26 @@ fn a_guest_that_spins_has_its_quota_and_no_more() {
         kept(beside.0, beside.1) && kept(beside.1, alone.1)
     });
     println!("{}", ping());
+
+    // Those that are guaranteed nothing are not refused, though the engine is full to the last tenth, and
+    // share what is left.
+    for borrower in BORROWERS {
+        node.apply(&spinner(borrower, None));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    eventually("they have their quota beside those that borrow, which have the rest", || {
+        let mut beside = (0, 0);
+        let (mut spins, mut borrowed) = (0.0, 0.0);
+        let router = cores(&node, "vnets/_red/_r1.g0/guest", || {
+            spins = cores(&node, "vnets/_spin/_r1.g0/guest", || beside = passed(&node));
+        });
+        for borrower in BORROWERS {
+            borrowed += cores(&node, &format!("vnets/_{borrower}/_r1.g0/guest"), || {});
+        }
+        println!("{spins:.3} and {router:.3} cores, {beside:?}; borrowed {borrowed:.3}");
+        spins >= SPINNER - SHARE_ERROR_MAX
+            && kept(beside.0, beside.1)
+            && kept(beside.1, alone.1)
+            && borrowed > 0.0
+    });
 }

@@ -71,7 +71,10 @@ fn make_disks() -> PathBuf {
     for script in ["inside.sh", "peer.sh"] {
         fs::copy(vm.join(script), root.join("root").join(script)).expect("copy");
     }
-    fs::copy(repository().join("examples/ospf.yaml"), root.join("root/ospf.yaml")).expect("copy");
+    let example = fs::read_to_string(repository().join("examples/ospf.yaml")).expect("an example");
+    let limited =
+        example.replace("kind: router\n", "kind: router\n      dataPlane: {power: 0.2}\n");
+    fs::write(root.join("root/ospf.yaml"), limited).expect("a spec");
     let units = root.join("etc/systemd/system");
     fs::copy(vm.join("vm-test.service"), units.join("vm-test.service")).expect("copy");
     let wants = units.join("multi-user.target.wants");
@@ -157,7 +160,7 @@ fn check(lines: &[String]) {
     assert_eq!(said(lines, "ping"), "5 received", "{lines:#?}");
     assert!(said(lines, "ospf").contains("via 10.0.12.2"), "{lines:#?}");
     for guest in ["_r1.g0", "_r2.g0"] {
-        // examples/ospf.yaml: power 0.2; 10 ms period.
+        // Power 0.2; 10 ms period.
         let limit = format!("cpu.max pdp/vnets/_ospf/{guest}/cpu.max 2000 10000");
         assert!(lines.contains(&limit), "no `{limit}`: {lines:#?}");
     }

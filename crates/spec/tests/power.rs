@@ -1,0 +1,156 @@
+//! Power that is guaranteed, and power that is borrowed: who is refused, what that is told, and who is not.
+
+use pdp_spec::units::Cores;
+use pdp_spec::{Existing, Intent, Object, SourceFile, Substrate, check, parse};
+use proptest::prelude::*;
+
+const NODE: &str = "
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: \"0\"}
+  forwardingEngines:
+    fe1: {cpus: \"1\", capacity: 1}
+    fe2: {cpus: \"2\", capacity: 0.5}
+---
+apiVersion: pdp/v1
+kind: Tenant
+metadata: {name: acme}
+spec: {quota: {power: 0.3, vnets: 64}}
+";
+
+/// A network of one router.
+fn lab(name: &str, plane: &str) -> String {
+    format!(
+        "
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec: {{nodes: {{r1: {{kind: router{plane}}}}}}}
+"
+    )
+}
+
+fn with_plane(name: &str, plane: &str) -> String {
+    lab(name, &format!(", dataPlane: {plane}"))
+}
+
+fn apply(texts: &[String], existing: &Existing) -> Result<Existing, String> {
+    let text = texts.join("---");
+    let file = SourceFile { name: "f".into(), text, ..Default::default() };
+    let documents = parse(&[file]).unwrap_or_else(|faults| panic!("{faults:#?}"));
+    let Intent { substrate, vnets, tenants } = check(&documents, existing)
+        .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))?;
+    Ok(Existing { substrate, vnets, tenants, ..existing.clone() })
+}
+
+#[track_caller]
+fn node() -> Existing {
+    let machine = Existing { cpus: (0..3).collect(), ..Existing::default() };
+    apply(&[NODE.into()], &machine).unwrap()
+}
+
+/// Shares of a network's router, thousandths of a core by engine.
+fn has(node: &Existing, vnet: &str) -> Vec<(String, u32)> {
+    let shares = &node.vnets[vnet].shares()["r1"];
+    shares.iter().map(|share| (share.engine.clone(), share.millicores)).collect()
+}
+
+#[test]
+fn a_lab_that_names_no_power_has_room_on_a_full_machine() {
+    let full = [with_plane("a", "{power: 1}"), with_plane("b", "{power: 0.5}")];
+    let node = apply(&full, &node()).unwrap();
+    let labs: Vec<String> = (0..100).map(|number| lab(&format!("lab{number}"), "")).collect();
+    let node = apply(&labs, &node).unwrap();
+    for vnet in (0..100).map(|number| format!("lab{number}")) {
+        let [(_, 0)] = has(&node, &vnet)[..] else { panic!("{:?}", has(&node, &vnet)) };
+        let plane = node.vnets[&vnet].spec.nodes["r1"].data_plane.clone().unwrap();
+        assert!(plane.borrows() && plane.power.is_none(), "{plane:?}");
+    }
+    // More guests, or `borrow` said aloud: the same.
+    let more = [with_plane("more", "{guests: 3}"), with_plane("aloud", "{borrow: true}")];
+    let node = apply(&more, &node).unwrap();
+    assert_eq!(has(&node, "more").len(), 3);
+    // One that is to be guaranteed something is refused, and told the ways out.
+    let words = apply(&[with_plane("c", "{power: 0.2}")], &node).err().unwrap();
+    assert_eq!(
+        words,
+        "f:5:54: node c/r1: power 0.2 has no room: forwarding engines have 0 free (fe1: 0, fe2: 0) \
+         (ask for less (power: 0.01, or pdp scale with --power 0.01), leave power out to borrow what \
+         others leave, or give a forwarding engine more CPUs and capacity (pdp inspect substrate shows them))"
+    );
+    // `borrow` with power keeps what was promised of it: that is no way around.
+    assert!(apply(&[with_plane("c", "{power: 0.2, borrow: true}")], &node).is_err());
+    assert!(apply(&[with_plane("c", "{borrow: false}")], &node).is_err());
+    // Who had a guarantee gives it back by leaving `power` out, and stays where it was.
+    let node = apply(&[lab("a", "")], &node).unwrap();
+    assert_eq!(has(&node, "a"), [("fe1".to_owned(), 0)]);
+    let node = apply(&[with_plane("c", "{power: 1}")], &node).unwrap();
+    assert_eq!(has(&node, "c"), [("fe1".to_owned(), 1000)]);
+}
+
+/// docs/spec.md shows the one that holds where none was applied.
+#[test]
+fn the_default_substrate_is_the_documented_one() {
+    let docs = include_str!("../../../docs/spec.md");
+    let (_, text) = docs.split_once("On a machine with two CPUs it is:\n\n```yaml\n").unwrap();
+    let (text, _) = text.split_once("```").unwrap();
+    let file = SourceFile { name: "f".into(), text: text.into(), ..Default::default() };
+    let [document] = &parse(&[file]).unwrap()[..] else { panic!("one document") };
+    assert_eq!(document.object, Object::Substrate(Substrate::of_machine(&(0..2).collect())));
+}
+
+#[test]
+fn without_power_and_without_borrowing_there_is_the_default() {
+    let node = apply(&[with_plane("a", "{borrow: false}")], &node()).unwrap();
+    assert_eq!(has(&node, "a"), [("fe2".to_owned(), 100)]);
+    let plane = node.vnets["a"].spec.nodes["r1"].data_plane.clone().unwrap();
+    assert!(!plane.borrows() && plane.power == Some(Cores(100)), "{plane:?}");
+}
+
+/// What a tenant's guests have is counted, so they have a number.
+#[test]
+fn a_tenants_quota_of_power_counts_each_of_its_guests() {
+    let labs = |plane: &str| {
+        let names = ["acme.a", "acme.b", "acme.c"];
+        names.map(|name| with_plane(name, plane)).to_vec()
+    };
+    for plane in ["{}", "{borrow: true}"] {
+        let node = apply(&labs(plane), &node()).unwrap();
+        assert_eq!(has(&node, "acme.c"), [("fe2".to_owned(), 100)], "{plane}");
+        let acme = Existing { asker: Some("acme".into()), ..node };
+        let words = apply(&[lab("acme.d", "")], &acme).err().unwrap();
+        assert!(words.contains("power 0.1 exceeds tenant acme's quota of 0.3"), "{words}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever comes in whatever order: who borrows is never refused for power, and who is guaranteed
+    /// some has it to the thousandth, or is refused as if nobody borrowed.
+    #[test]
+    fn who_borrows_is_never_refused_and_takes_from_nobody(
+        steps in proptest::collection::vec((0..12u8, proptest::option::of(1..1200u32)), 1..40),
+    ) {
+        let (mut alone, mut beside) = (node(), node());
+        for (who, power) in steps {
+            let name = format!("v{who}");
+            let Some(power) = power else {
+                beside = apply(&[lab(&format!("lab{who}"), "")], &beside).unwrap();
+                continue;
+            };
+            let wish = [with_plane(&name, &format!("{{power: {power}m}}"))];
+            match (apply(&wish, &alone), apply(&wish, &beside)) {
+                (Ok(one), Ok(other)) => (alone, beside) = (one, other),
+                (Err(one), Err(other)) => {
+                    prop_assert_eq!(one, other);
+                    continue;
+                }
+                (one, other) => prop_assert!(false, "{:?} {:?}", one.err(), other.err()),
+            }
+            prop_assert_eq!(has(&beside, &name).iter().map(|share| share.1).sum::<u32>(), power);
+        }
+    }
+}
