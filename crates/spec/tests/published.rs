@@ -77,6 +77,11 @@ fn spec_files(directory: &Path) -> Vec<PathBuf> {
 fn examples_are_right() {
     let validator = jsonschema::validator_for(&schema::published()).unwrap();
     let files = spec_files(&root().join("examples"));
+    let text = std::fs::read_to_string(root().join("examples/cable.yaml")).unwrap();
+    let source = SourceFile { name: "cable".into(), text, ..SourceFile::default() };
+    let Object::Substrate(cable) = parse(&[source]).unwrap().remove(0).object else {
+        panic!("a Substrate")
+    };
     assert!(!files.is_empty());
     for path in files {
         let text = std::fs::read_to_string(&path).unwrap();
@@ -85,22 +90,20 @@ fn examples_are_right() {
             std::fs::read(directory.join(from)).map_err(|error| error.to_string())
         });
         let documents = parse(&[source]).unwrap_or_else(|wrong| panic!("{wrong:#?}"));
-        let mut existing = Existing::default();
+        let own = documents.iter().find_map(|document| match &document.object {
+            Object::Substrate(substrate) => Some(substrate.clone()),
+            _ => None,
+        });
         let mut devices = BTreeMap::new();
-        for document in &documents {
-            if let Object::Substrate(substrate) = &document.object {
-                for interface in substrate.spec.interfaces.values() {
-                    let device = interface.device.iter().cloned();
-                    devices.extend(device.map(|device| (device, InterfaceFacts { mtu: 1500 })));
-                }
-            }
+        for interface in own.as_ref().unwrap_or(&cable).spec.interfaces.values() {
+            let device = interface.device.iter().cloned();
+            devices.extend(device.map(|device| (device, InterfaceFacts { mtu: 1500 })));
         }
-        existing.devices = Some(devices);
-        let is_substrate =
-            |document: &pdp_spec::Document| matches!(document.object, Object::Substrate(_));
-        if !documents.iter().any(is_substrate) {
-            existing.substrate = Some(Substrate::of_machine(&BTreeSet::from([0, 1])));
-        }
+        let existing = Existing {
+            substrate: own.is_none().then(|| cable.clone()),
+            devices: Some(devices),
+            ..Existing::default()
+        };
         let intent = check(&documents, &existing).unwrap_or_else(|wrong| panic!("{wrong:#?}"));
         // As written and as stored.
         let stored = intent.vnets.values();

@@ -8,9 +8,10 @@ use pdp_e2e::routing::vtysh;
 use pdp_e2e::{Background, Node, eventually};
 use serde_json::Value;
 
-use super::examples::{Shell, commands, read};
+use super::examples::{Shell, commands, first, read};
 
 const EXAMPLE: &str = "examples/links.yaml";
+const CABLE: &str = "examples/cable.yaml";
 
 /// The first step of the schedule is at 16 s. What is looked at before that takes 3 s, on a slow machine more.
 const BEFORE_MAX: Duration = Duration::from_secs(6);
@@ -166,9 +167,7 @@ fn went_the_other_way_and_back(words: &str) {
 fn three_routers_over_three_tunnels_with_all_that_links_do() {
     let mut node = Node::prepare("lab");
     let text = read(EXAMPLE);
-    let (_, first) = text.split_once("# First: ").expect("what to do first");
-    let (first, _) = first.split_once("# Try: ").expect("what to try");
-    node.namespace().run(&first.replace("\n#", "\n"));
+    node.namespace().run(&first(CABLE).expect("how to make the cable"));
     node.start_pdpd();
     let commands = commands(EXAMPLE);
     let [up, ping_s2, ping_s3, neighbours, links, fdb] = commands.as_slice() else {
@@ -176,7 +175,7 @@ fn three_routers_over_three_tunnels_with_all_that_links_do() {
     };
     let shell = Shell::new(&node);
     let start = Instant::now();
-    assert_eq!(*up, format!("pdp up -f {EXAMPLE}"));
+    assert_eq!(*up, format!("pdp up -f {CABLE} {EXAMPLE}"));
     shell.run(up);
     let direct = || {
         eventually("routes by all tunnels", || has_converged(&node, 2, DIRECT));
