@@ -8,6 +8,7 @@ mod dependencies;
 mod examples;
 mod exceptions;
 mod externals;
+mod first_lab;
 mod guarantees;
 mod hooks;
 mod hostile;
