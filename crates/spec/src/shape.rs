@@ -59,6 +59,23 @@ pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> O
     (distance(&best) <= 1 + word.chars().count() / 4).then_some(best)
 }
 
+/// What is called by this kind of node in other tools, here.
+fn elsewhere(kind: &str) -> Option<&'static str> {
+    match kind.to_lowercase().as_str() {
+        "switch" | "bridge" | "lan" | "hub" | "ovs-bridge" => Some(
+            "a link with more than two endpoints is a segment, which is switched; for a bridge of the kernel \
+             take a host (examples/lan.yaml)",
+        ),
+        "linux" | "container" | "docker" | "pc" | "server" | "node" | "vm" => {
+            Some("take kind: host")
+        }
+        "frr" | "bird" | "firewall" | "gateway" | "quagga" => Some(
+            "take kind: router, and start the routing software by commands (examples/ospf.yaml)",
+        ),
+        _ => None,
+    }
+}
+
 struct Walk<'a> {
     root: &'a Json,
     faults: Vec<Fault>,
@@ -129,7 +146,10 @@ impl<'a> Walk<'a> {
             if !words.contains(&text.as_str()) {
                 let message = format!("{} {text:?} is none of {}", last(path), words.join(", "));
                 let hint = nearest(text, words.iter().copied());
-                let hint = hint.map_or(String::new(), |word| format!("did you mean {word}?"));
+                let hint = match (hint, elsewhere(text).filter(|_| words.contains(&"router"))) {
+                    (Some(word), _) => format!("did you mean {word}?"),
+                    (None, tip) => tip.unwrap_or_default().to_owned(),
+                };
                 self.fault(tree.place, path, message, hint);
             }
             return;

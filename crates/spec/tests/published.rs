@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use pdp_spec::{
-    Existing, InterfaceFacts, Object, SourceFile, Substrate, VirtualNetwork, check, parse,
-    reference, schema, sysctl,
+    Existing, InterfaceFacts, Object, SourceFile, VirtualNetwork, check, parse, reference, schema,
+    sysctl,
 };
 use serde_json::Value;
 
