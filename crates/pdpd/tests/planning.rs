@@ -152,7 +152,6 @@ fn a_change_of_a_file_reaches_its_node_alone() {
     assert_eq!(told, [("vnet/red", Action::Change), ("vnet/red/node/r1", Action::Restart)]);
 }
 
-/// From when it was first there, whatever else changes; another one begins anew.
 /// What `/etc/hosts` says, without its head.
 fn hosts(model: &Model) -> Vec<&str> {
     let lines = model.plan.vnets["lab"].hosts.lines();
@@ -171,6 +170,7 @@ spec:
   nodes:
     R1:
       kind: router
+      loopback: [192.0.2.1/32]
       interfaces:
         eth0: {{addresses: [169.254.0.1/16, "fe80::1/64", 10.0.1.1/24, "2001:db8::1/64"]}}
         eth1: {{addresses: [10.0.2.1/24]}}
@@ -184,9 +184,10 @@ spec:
     };
     let before = apply(&Model::default(), [SUBSTRATE, &lab("10.0.1.2/24", "")].join("---"));
     let expected = [
-        "10.0.1.1\tR1 eth0.R1",
+        "192.0.2.1\tR1 lo.R1",
         "2001:db8::1\tR1 eth0.R1",
         "10.0.1.2\th1 eth0.h1",
+        "10.0.1.1\teth0.R1",
         "10.0.2.1\teth1.R1",
     ];
     assert_eq!(hosts(&before), expected);
@@ -227,6 +228,7 @@ fn what_nodes_are_told_of_each_other_is_bounded() {
     assert!(lines[2].contains("\th2 eth0.h2"), "{}", lines[2]);
 }
 
+/// From when it was first there, whatever else changes; another one begins anew.
 #[test]
 fn a_schedule_begins_once() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));

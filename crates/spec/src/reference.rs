@@ -70,8 +70,8 @@ Names of objects are DNS labels: lower-case letters, digits and `-`, with a lett
 Those of nodes, links and externals may have capital letters (`PE1`); no two nodes of one network differ in case only.
 
 Hosts and control guests find all nodes of their network in `/etc/hosts`: by its name a node's first IPv4 and first IPv6
-address, by `INTERFACE.NODE` every address. It is read-only, and follows what is applied while they run. A file that
-`files` has at `/etc/hosts` is there instead.
+address, of `loopback` where it has one there, by `INTERFACE.NODE` every address. It is read-only, and follows what is
+applied while they run. A file that `files` has at `/etc/hosts` is there instead.
 
 ## Many alike
 

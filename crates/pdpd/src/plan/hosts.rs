@@ -2,8 +2,8 @@
 //! read-only over theirs, and written over in place when addresses change, so that nobody is started anew for
 //! another node's sake.
 //!
-//! Each node goes by its name at its first address of each family, and at every address by `INTERFACE.NODE`, so that
-//! `traceroute` tells by which interface a packet came. Addresses that mean something else elsewhere (of loopback, of
+//! Each node goes by its name at its first address of each family, on loopback where it has one there, and at every
+//! address by `INTERFACE.NODE`, so that `traceroute` tells by which interface a packet came. Addresses that mean something else elsewhere (of loopback, of
 //! one link) are left out, and so are interfaces that no host could be called by.
 //!
 //! Source: hosts(5), RFC 6761 section 6.3.
@@ -61,13 +61,15 @@ pub(super) fn show(file: &Path, control: &mut GuestSpec) {
     }
 }
 
-/// A node's addresses with their interfaces, in their order, and whether each is the first of its family.
+/// A node's addresses with their interfaces, those of loopback first, and whether each is the first of its family.
 fn addresses(node: &Node) -> impl Iterator<Item = (&str, IpAddr, bool)> {
     let of_ports = node.ports().into_iter().flat_map(|(name, interface)| {
         interface.addresses.iter().map(move |address| (name, address.0.addr()))
     });
+    let of_loopback = node.loopback.iter().map(|address| ("lo", address.0.addr()));
     let mut seen = [false; 2];
-    of_ports.filter(|(_, address)| is_of_the_vnet(*address)).map(move |(interface, address)| {
+    let all = of_loopback.chain(of_ports);
+    all.filter(|(_, address)| is_of_the_vnet(*address)).map(move |(interface, address)| {
         let first = !std::mem::replace(&mut seen[usize::from(address.is_ipv4())], true);
         (interface, address, first)
     })
