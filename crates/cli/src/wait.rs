@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::exec::{ExecRequest, Frame};
-use pdp_api::{GuestProcess, NodeStatus, Phase, ProblemKind, Progress, Stats, StatsQuery, Vnet};
+use pdp_api::{
+    Detail, GuestProcess, NodeStatus, Phase, ProblemKind, Progress, Stats, StatsQuery, Vnet,
+    WatchLine, WatchQuery,
+};
 use pdp_spec::units::Span;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
@@ -212,6 +215,9 @@ async fn missing_of_all(
         for condition in conditions {
             match condition {
                 Condition::Exec(words) => commands.push(words),
+                Condition::Gone if vnet.is_none() && is_going(client, &target.vnet).await? => {
+                    all.push(format!("{} is being taken down", target.vnet));
+                }
                 condition => all.extend(missing(target, condition, vnet.as_ref())),
             }
         }
@@ -229,6 +235,14 @@ async fn missing_of_all(
         }
     }
     Ok(all)
+}
+
+/// Whether a virtual network that was deleted is being taken down.
+async fn is_going(client: &Client, vnet: &str) -> Result<bool, Failure> {
+    let query =
+        WatchQuery { vnet: Some(vnet.into()), detail: Detail::None, ..WatchQuery::default() };
+    let first = client.watch(&query).await?.next().await?;
+    Ok(matches!(first, Some(WatchLine::Snapshot(it)) if it.going.iter().any(|name| name == vnet)))
 }
 
 /// Runs a command in a node; why it did not return 0.
