@@ -19,7 +19,8 @@ fn each_promise_has_its_test() {
                 let test = format!("fn {word}(");
                 let (before, _) = source.split_once(&test).unwrap_or_else(|| panic!("{word}"));
                 let attributes = before.rsplit("\n\n").next().unwrap_or_default();
-                let is_test = attributes.contains("test]") || before.contains("proptest! {");
+                let is_test = ["test]", "::test("].iter().any(|test| attributes.contains(test))
+                    || before.contains("proptest! {");
                 assert!(is_test && !attributes.contains("ignore"), "{word} is not run");
                 named += 1;
             }
