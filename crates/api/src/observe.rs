@@ -41,7 +41,7 @@ pub enum NodeProcess {
     Mux,
 }
 
-/// A process that belongs to a node of a vnet: `control`, `tap`, `mirror`, `g0`, `g1`, …
+/// A process that belongs to a node of a vnet: `control`, `tap`, `mirror`, `management`, `g0`, `g1`, …
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GuestProcess {
     /// The control guest or the host.
@@ -51,6 +51,8 @@ pub enum GuestProcess {
     Tap,
     /// The route mirror.
     Mirror,
+    /// The management helper.
+    Management,
     /// The forwarding guest of this number.
     Guest(u32),
 }
@@ -61,6 +63,7 @@ impl fmt::Display for GuestProcess {
             Self::Control => f.write_str("control"),
             Self::Tap => f.write_str("tap"),
             Self::Mirror => f.write_str("mirror"),
+            Self::Management => f.write_str("management"),
             Self::Guest(number) => write!(f, "g{number}"),
         }
     }
@@ -68,7 +71,9 @@ impl fmt::Display for GuestProcess {
 
 /// Not the name of a [`GuestProcess`].
 #[derive(Debug, thiserror::Error)]
-#[error("unknown process {0:?}; use control, tap, mirror, or g0, g1, … for a forwarding guest")]
+#[error(
+    "unknown process {0:?}; use control, tap, mirror, management, or g0, g1, … for a forwarding guest"
+)]
 pub struct UnknownProcess(String);
 
 impl FromStr for GuestProcess {
@@ -79,6 +84,7 @@ impl FromStr for GuestProcess {
             "control" => Ok(Self::Control),
             "tap" => Ok(Self::Tap),
             "mirror" => Ok(Self::Mirror),
+            "management" => Ok(Self::Management),
             _ => text
                 .strip_prefix('g')
                 .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
@@ -176,6 +182,7 @@ mod tests {
             ("control", GuestProcess::Control),
             ("tap", GuestProcess::Tap),
             ("mirror", GuestProcess::Mirror),
+            ("management", GuestProcess::Management),
             ("g0", GuestProcess::Guest(0)),
             ("g4294967295", GuestProcess::Guest(u32::MAX)),
         ] {

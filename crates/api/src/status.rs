@@ -173,6 +173,9 @@ pub struct NodeStatus {
     /// Its route mirror.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<ProcessStatus>,
+    /// The helper of its way out and in beside its networks (`management`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub management: Option<ProcessStatus>,
     /// Its forwarding guests, by number.
     pub guests: Vec<ForwardingGuest>,
     /// Its ports, by index.

@@ -323,6 +323,8 @@ pub enum Helper {
     Tap,
     /// What carries routes to the forwarding guests.
     Mirror,
+    /// What serves its way out and its published ports.
+    Management,
 }
 
 /// Take a link down or up, or change its rate, queue, delay, loss and so on while frames are under way.

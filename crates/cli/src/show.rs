@@ -199,6 +199,9 @@ fn processes(nodes: &[NodeStatus]) -> String {
         if let Some(mirror) = &node.mirror {
             row("mirror".into(), mirror, "-".into(), "-".into());
         }
+        if let Some(management) = &node.management {
+            row("management".into(), management, "-".into(), "-".into());
+        }
         for guest in &node.guests {
             let place = format!("{} {}", guest.fe, power(guest.share_millicores));
             row(format!("g{}", guest.number), &guest.process, place, yes(guest.connected));

@@ -33,6 +33,7 @@ pub async fn logs(client: &Client, args: Logs) -> Result<ExitCode, Failure> {
                 (Some(number), _) => GuestProcess::Guest(number),
                 (None, Some(Helper::Tap)) => GuestProcess::Tap,
                 (None, Some(Helper::Mirror)) => GuestProcess::Mirror,
+                (None, Some(Helper::Management)) => GuestProcess::Management,
                 (None, None) => GuestProcess::Control,
             };
             client.node_logs(&node.vnet, &node.node, process, &query).await?

@@ -6,6 +6,7 @@
 mod error;
 pub mod ethtool;
 pub mod interface;
+pub mod management;
 pub mod neighbour;
 mod netlink;
 pub mod netns;

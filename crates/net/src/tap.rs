@@ -88,7 +88,7 @@ pub fn create(netns: BorrowedFd<'_>, spec: &TapSpec) -> Result<OwnedFd> {
 }
 
 /// Opens a new TAP in the calling thread's network namespace.
-fn open_here(spec: &TapSpec) -> Result<OwnedFd> {
+pub(crate) fn open_here(spec: &TapSpec) -> Result<OwnedFd> {
     let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let tap = open("/dev/net/tun", flags, Mode::empty()).on("open", "/dev/net/tun")?;
     let mut request = named_request(&spec.name)?;

@@ -1,8 +1,8 @@
 //! What pdpd works with on the machine, and small steps on it that can be repeated.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -148,6 +148,21 @@ impl Host {
             Ok(GuestState::Running(_)) => "and runs again".into(),
             Err(error) => words(&error),
         }
+    }
+
+    /// Why a helper that ended did, in its own words: the last line of its log that begins with `Error: `.
+    pub fn last_words(&self, directory: &Path) -> Option<String> {
+        const TAIL: u64 = 4096;
+        let [log, _] = self.runtime.logs(directory).ok()?;
+        let mut log = File::open(log).ok()?;
+        let length = log.metadata().ok()?.len();
+        log.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+        let mut tail = Vec::new();
+        log.take(TAIL).read_to_end(&mut tail).ok()?;
+        let tail = String::from_utf8_lossy(&tail);
+        // Each line begins with its time.
+        let said = |line: &str| Some(line.split_once(" Error: ")?.1.to_owned());
+        tail.lines().rev().find_map(said).map(|why| format!("({why})"))
     }
 
     /// Makes a directory for sockets. Those above it can be passed by everybody.

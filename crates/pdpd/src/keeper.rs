@@ -72,6 +72,8 @@ pub struct Health {
     pub tap_restarts: u64,
     /// Those of its route mirror.
     pub mirror_restarts: u64,
+    /// Those of the helper of its way out and in.
+    pub management_restarts: u64,
     /// What is wrong; `None`: nothing.
     pub problem: Option<String>,
 }
@@ -193,6 +195,7 @@ impl Object {
             health.restarts += u64::from(started.itself);
             health.tap_restarts += u64::from(started.tap);
             health.mirror_restarts += u64::from(started.mirror);
+            health.management_restarts += u64::from(started.management);
         }
         (started, self.health.is_some())
     }

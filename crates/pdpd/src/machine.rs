@@ -83,6 +83,9 @@ pub trait Machine: Debug + Send + Sync {
     /// yet.
     fn end(&self, dir: &Path) -> Result<bool, HostError>;
 
+    /// What a helper that ended said last, if that is of why.
+    fn last_words(&self, dir: &Path) -> Option<String>;
+
     /// Says to a forwarding guest how many cores it may use.
     fn say_quota(&self, plan: &GuestPlan) -> Result<(), HostError>;
 
@@ -241,6 +244,10 @@ impl Machine for Host {
         }
         self.runtime.delete(dir)?;
         Ok(true)
+    }
+
+    fn last_words(&self, dir: &Path) -> Option<String> {
+        Self::last_words(self, dir)
     }
 
     fn say_quota(&self, plan: &GuestPlan) -> Result<(), HostError> {

@@ -334,6 +334,7 @@ impl Daemon for Engine {
             GuestProcess::Control => Part::Control,
             GuestProcess::Tap => Part::Tap,
             GuestProcess::Mirror => Part::Mirror,
+            GuestProcess::Management => Part::Management,
             GuestProcess::Guest(number) => {
                 has_guest(vnet, node, &plan, number)?;
                 Part::Guest(number)
@@ -355,7 +356,7 @@ impl Daemon for Engine {
                 has_guest(vnet, node, &plan, number)?;
                 self.host.places.record(vnet, node, Part::Guest(number))
             }
-            other @ (GuestProcess::Tap | GuestProcess::Mirror) => {
+            other @ (GuestProcess::Tap | GuestProcess::Mirror | GuestProcess::Management) => {
                 return Err(Problem::new(
                     ProblemKind::Invalid,
                     format!("{vnet}/{node}: {other} is no guest"),

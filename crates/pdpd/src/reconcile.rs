@@ -87,6 +87,8 @@ pub struct Started {
     pub tap: bool,
     /// Its route mirror.
     pub mirror: bool,
+    /// The helper of its way out and in.
+    pub management: bool,
 }
 
 impl Started {
@@ -95,6 +97,7 @@ impl Started {
         self.itself |= more.itself;
         self.tap |= more.tap;
         self.mirror |= more.mirror;
+        self.management |= more.management;
     }
 }
 
@@ -151,6 +154,7 @@ struct Side {
     taps: Option<Vec<OwnedFd>>,
     tap: Helper,
     mirror: Helper,
+    management: Helper,
 }
 
 /// How far a helper is.

@@ -357,6 +357,10 @@ impl View<'_> {
             status
         });
         let commands = self.commands(plan, control.pid.is_some());
+        let management = plan.management.as_ref().map(|management| {
+            let restarts = health.map(|health| health.management_restarts);
+            helper(&management.process.dir, restarts)
+        });
         let counters = self.mux.as_ref().and_then(|mux| mux.vnets.get(vnet)?.nodes.get(name));
         let guests: Vec<ForwardingGuest> = plan
             .guests
@@ -389,6 +393,7 @@ impl View<'_> {
             control,
             tap,
             mirror,
+            management,
             guests,
         };
         let troubles = parts(&node).map(|(part, status)| (part, &status.message));
@@ -594,6 +599,7 @@ fn parts(node: &NodeStatus) -> impl Iterator<Item = (String, &ProcessStatus)> {
         ("control", Some(&node.control)),
         ("tap", node.tap.as_ref()),
         ("mirror", node.mirror.as_ref()),
+        ("management", node.management.as_ref()),
     ];
     let own = own.into_iter().filter_map(|(name, status)| Some((name.to_owned(), status?)));
     own.chain(node.guests.iter().map(|guest| (format!("g{}", guest.number), &guest.process)))

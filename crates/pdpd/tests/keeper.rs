@@ -161,6 +161,10 @@ impl Machine for Pretend {
         Ok(true)
     }
 
+    fn last_words(&self, _: &Path) -> Option<String> {
+        None
+    }
+
     fn say_quota(&self, _: &GuestPlan) -> Result<(), HostError> {
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! | mux control | mux | pdpd | [`mux`] |
 //! | TAP control | TAP helper | pdpd | [`tap`] |
 //! | mirror control | route mirror | pdpd | [`mirror`] |
+//! | management control (nothing is said) | management helper | pdpd | [`management`] |
 //! | routes | route mirror | forwarding guests | [`routes`] |
 //!
 //! Every channel is a Unix stream socket at a path that can be opened again, so that either side
@@ -14,6 +15,7 @@
 
 pub mod channel;
 pub mod limits;
+pub mod management;
 pub mod mirror;
 pub mod mux;
 pub mod routes;

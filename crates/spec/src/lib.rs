@@ -18,6 +18,7 @@ mod expand;
 pub mod frames;
 pub mod limits;
 mod link;
+mod management;
 mod object;
 mod only;
 mod parse;
@@ -39,6 +40,7 @@ pub use check::{
 pub use command::{Names, NodeCommand, Ready, RestartPolicy, Run, Task};
 pub use diagnostic::{Diagnostic, render};
 pub use link::{Leaving, Link, Segment, Step};
+pub use management::{Management, ManagementGrant};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};
 pub use route::{Hop, NextHop, RouteKind, RouteScope, StaticRoute, Via, WeightedHop};

@@ -14,6 +14,7 @@ use crate::bind::Bind;
 use crate::command::NodeCommand;
 use crate::limits::*;
 use crate::link::Link;
+use crate::management::{Management, ManagementGrant};
 use crate::route::StaticRoute;
 use crate::sysctl::SysctlValue;
 use crate::tunnel::{External, Grant};
@@ -334,6 +335,9 @@ pub struct TenantSpec {
     /// system alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub binds: Vec<String>,
+    /// What its nodes may have of the machine's network. Not given: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub management: Option<ManagementGrant>,
 }
 
 /// What the virtual networks of a tenant together may have. What is not given has a bound too, but for
@@ -511,6 +515,9 @@ pub struct Node {
     /// by namespace) and the kernel's IPsec, within its own user namespace. Not for tenants.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub privileged: bool,
+    /// A way out of the node and into it beside its interfaces: `{}`, or with `ports`. Not given: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub management: Option<Management>,
     /// Limits of the host or control guest.
     #[serde(default)]
     pub resources: Resources,

@@ -150,6 +150,10 @@ pub enum Endpoint {
     External(String),
 }
 
+/// A port of the machine that leads into a node. Written `[ADDRESS:]PORT_OF_MACHINE:PORT_OF_NODE[/udp]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PublishedPort(pub pdp_proto::management::Port);
+
 /// What stands before the colon of an external endpoint; no node has this name.
 pub const EXTERNAL: &str = "external";
 
@@ -734,6 +738,13 @@ value!(
     "End of a link: `NODE:INTERFACE` or `external:NAME`.",
     |v, s| s.collect_str(v)
 );
+value!(
+    PublishedPort,
+    "published-port",
+    "string",
+    "Port of the machine and of the node: `8080:80`, `0.0.0.0:5353:53/udp`.",
+    |v, s| s.collect_str(v)
+);
 
 /// What is wrong with `text` as a value of the schema's `format`; formats that are not of this
 /// module are not judged.
@@ -753,6 +764,7 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
         "address" => text.parse::<Address>().map(drop),
         "destination" => text.parse::<Destination>().map(drop),
         "endpoint" => text.parse::<Endpoint>().map(drop),
+        "published-port" => text.parse::<PublishedPort>().map(drop),
         "ip" => text
             .parse::<IpAddr>()
             .map(drop)

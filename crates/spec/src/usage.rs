@@ -14,6 +14,9 @@ const HELPER_MEMORY_BYTES: u64 = 64 << 20;
 /// More of it for each route that the route mirror may hold.
 const HELPER_ROUTE_BYTES: u64 = 512;
 
+/// More of it for a node with a way to outside: the helper's, and passt's with what its sockets hold.
+const MANAGEMENT_MEMORY_BYTES: u64 = 64 << 20;
+
 /// Processes and threads of a node's helpers, beside what its spec allows the guest.
 const HELPER_PROCESSES: u64 = 32;
 
@@ -93,7 +96,9 @@ impl Node {
             NodeKind::Router => u64::from(self.resources.routes) * HELPER_ROUTE_BYTES,
             NodeKind::Host => 0,
         };
-        self.resources.memory.0.saturating_add(HELPER_MEMORY_BYTES + routes)
+        let outside = self.management.as_ref().is_some_and(|management| management.outside);
+        let outside = if outside { MANAGEMENT_MEMORY_BYTES } else { 0 };
+        self.resources.memory.0.saturating_add(HELPER_MEMORY_BYTES + routes + outside)
     }
 
     /// Limit of processes and threads of the node's control side as a whole.
@@ -112,7 +117,7 @@ impl Node {
     pub fn usage(&self, shares: impl IntoIterator<Item = u32>) -> Usage {
         let ports = self.interfaces.len() as u64;
         // Beside the control guest or host itself: who serves its TAPs.
-        let mut processes = 1 + u64::from(ports > 0);
+        let mut processes = 1 + u64::from(ports > 0) + u64::from(self.management.is_some());
         let mut usage = Usage {
             nodes: 1,
             cpu_millicores: self.resources.cpu.0.into(),

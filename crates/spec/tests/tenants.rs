@@ -609,6 +609,60 @@ fn no_node_of_a_tenant_is_privileged() {
     try_apply(&own, &after(&[NODE])).unwrap_or_else(|report| panic!("{}", self::words(&report)));
 }
 
+#[test]
+fn a_tenants_nodes_have_the_management_that_it_was_granted() {
+    let text = |name: &str, management: &str| {
+        let with = format!("kind: host, management: {management},");
+        vnet(name, &vxlan(100), "0.1").replace("kind: host,", &with)
+    };
+    let lab = |management: &str| text("acme.lab", management);
+    let granted = |grant: &str| {
+        let with = format!("  images: [/srv/acme]\n  management: {grant}\n");
+        NODE.replace("  images: [/srv/acme]\n", &with)
+    };
+    let ports = "{outside: false, ports: [\"20000:80\"]}";
+
+    let none = as_tenant(&after(&[NODE]), "acme");
+    assert!(refused(&lab("{}"), &none).contains("the way outside is not tenant acme's"));
+    assert!(refused(&lab(ports), &none).contains("it has none; ask an operator"));
+
+    let some = as_tenant(&after(&[&granted("{ports: \"20000-20099\"}")]), "acme");
+    assert!(try_apply(&lab(ports), &some).is_ok());
+    assert!(refused(&lab("{ports: [\"20000:80\"]}"), &some).contains("the way outside"));
+    for bad in ["20100:80", "80:80", "0.0.0.0:20000:80", "192.0.2.1:20000:80"] {
+        let words = refused(&lab(&format!("{{outside: false, ports: [\"{bad}\"]}}")), &some);
+        assert!(words.contains("it has 20000-20099 at 127.0.0.1"), "{bad}: {words}");
+    }
+    // By an operator in its name too.
+    let operator = after(&[&granted("{ports: \"20000-20099\"}")]);
+    assert!(refused(&lab("{}"), &operator).contains("the way outside is not"));
+
+    let more = "{outside: true, ports: \"20000-20099\", addresses: [0.0.0.0]}";
+    let all = as_tenant(&after(&[&granted(more)]), "acme");
+    for good in ["20000:80", "0.0.0.0:20000:80", "192.0.2.1:20000:80"] {
+        let spec = lab(&format!("{{ports: [\"{good}\"]}}"));
+        try_apply(&spec, &all).unwrap_or_else(|report| panic!("{good}: {}", words(&report)));
+    }
+
+    // Nobody has root's ports, nor another's; and the operators leave them alone.
+    assert!(refused(&granted("{ports: \"80\"}"), &Existing::default()).contains("1024"));
+    let both =
+        format!("{}  management: {{ports: \"20099\"}}\n", granted("{ports: \"20000-20099\"}"));
+    assert!(refused(&both, &Existing::default()).contains("port 20099 is tenant"));
+    let own = text("lab", ports).replace("vni: 100", "vni: 999");
+    assert!(refused(&own, &operator).contains("is tenant acme's (20000-20099)"));
+    let before = after(&[NODE, &own]);
+    let words = refused(&granted("{ports: \"20000-20099\"}"), &before);
+    assert!(words.contains("vnet lab, node h1: port 20000:80 is tenant acme's"), "{words}");
+
+    // Twice is once too often, and told without a name to who may not know it.
+    let twice = lab("{outside: false, ports: [\"20000:80\", \"20000:81\"]}");
+    assert!(refused(&twice, &some).contains("port 20000:81 is taken by 20000:80 of acme.lab/h1"));
+    let other = text("other", ports).replace("vni: 100", "vni: 999");
+    let words = refused(&other, &before);
+    assert!(words.contains("is taken by 20000:80 of lab/h1"), "{words}");
+}
+
 proptest! {
     /// Whatever others have, a tenant's change is refused or not in the same words, as long as
     /// nothing shared is full.

@@ -4,7 +4,8 @@
 //! has a hash of what it is made from, so that a change is found where it is and nowhere else;
 //! what can be changed while an object runs (limits) is left out of it.
 //!
-//! [`node`] plans one node, [`hosts`] what names its nodes have for each other, [`words`] puts a spec's words into those of the mux and the guests.
+//! [`node`] plans one node, [`hosts`] what names its nodes have for each other, [`ways`] its way out and in beside its
+//! networks, [`words`] puts a spec's words into those of the mux and the guests.
 //!
 //! Source: docs/ARCHITECTURE.md, "Places".
 
@@ -12,6 +13,7 @@ mod commands;
 mod hosts;
 mod network;
 mod node;
+mod ways;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +26,7 @@ use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Take;
 use pdp_proto::limits::{ANSWERED_MAX, ASKED_MAX};
-use pdp_proto::{mirror, mux, tap};
+use pdp_proto::{management, mirror, mux, tap};
 use pdp_spec::units::{Base64, Endpoint};
 use pdp_spec::{DeviceAttach, Leaving, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
 use serde::Serialize;
@@ -102,7 +104,7 @@ impl Places {
         match key {
             Key::Mux => vec![self.records().join("mux")],
             Key::Node { vnet, node } => {
-                let parts = [Part::Mirror, Part::Tap, Part::Control];
+                let parts = [Part::Management, Part::Mirror, Part::Tap, Part::Control];
                 parts.map(|part| self.record(vnet, node, part)).into()
             }
             Key::Guest { vnet, node, number } => {
@@ -127,6 +129,8 @@ pub enum Part {
     Tap,
     /// The route mirror.
     Mirror,
+    /// The helper of its way out and in beside its networks.
+    Management,
     /// The forwarding guest with this number.
     Guest(u32),
     /// For programs on TAPs: the helper that serves those of the guest with this number.
@@ -141,6 +145,7 @@ impl Part {
             Self::Control => node,
             Self::Tap => format!("{node}.tap"),
             Self::Mirror => format!("{node}.mirror"),
+            Self::Management => format!("{node}.management"),
             Self::Guest(number) => format!("{node}.g{number}"),
             Self::GuestTap(number) => format!("{node}.tap-g{number}"),
         }
@@ -222,6 +227,7 @@ impl Plan {
                 directories.push(&node.control.dir);
                 directories.extend(node.tap_helper.iter().map(|helper| &*helper.process.dir));
                 directories.extend(node.mirror.iter().map(|mirror| &*mirror.process.dir));
+                directories.extend(node.management.iter().map(|helper| &*helper.process.dir));
             }
             Key::Guest { vnet, node, number } => {
                 let node = self.node(vnet, node);
@@ -268,7 +274,14 @@ impl Plan {
                 let is = is.and_then(|vnet| vnet.nodes.get(node));
                 let control = |node: &NodePlan| {
                     let hooks = node.mirror.as_ref().map(|mirror| mirror.config.hooks);
-                    (node.hash.clone(), node.control.limits.clone(), hooks, node.routes.clone())
+                    let management = node.management.as_ref().map(|helper| helper.config.clone());
+                    (
+                        node.hash.clone(),
+                        node.control.limits.clone(),
+                        hooks,
+                        node.routes.clone(),
+                        management,
+                    )
                 };
                 if links || was.map(control) != is.map(control) {
                     changed.insert(Key::node(name, node));
@@ -427,6 +440,8 @@ pub struct NodePlan {
     pub tap_helper: Option<TapHelperPlan>,
     /// The route mirror, for routers: its process, and its configuration but for the namespaces.
     pub mirror: Option<MirrorPlan>,
+    /// Its way out and in beside its networks.
+    pub management: Option<ManagementPlan>,
     /// Forwarding guests by number.
     pub guests: BTreeMap<u32, GuestPlan>,
     /// Directories that are made before anything else, with owner, group and mode.
@@ -453,6 +468,17 @@ pub struct MirrorPlan {
     pub config_file: PathBuf,
     /// What is written into it; the namespaces are filled in when the control guest has some.
     pub config: mirror::Config,
+}
+
+/// The helper of a node's way out and in beside its networks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManagementPlan {
+    /// Its process.
+    pub process: HelperSpec,
+    /// Its configuration file.
+    pub config_file: PathBuf,
+    /// What is written into it; the namespace is filled in when the node has one.
+    pub config: management::Config,
 }
 
 /// A forwarding guest.
@@ -837,6 +863,7 @@ impl NodePlan {
         if let Some(mirror) = &self.mirror {
             paths.extend([&*mirror.config.control_socket, &*mirror.config.routes_socket]);
         }
+        paths.extend(self.management.as_ref().map(|helper| &*helper.config.control_socket));
         for guest in self.guests.values() {
             paths.push(&guest.socket);
             paths.extend(guest.taps.as_ref().map(|(_, helper)| helper.control.as_path()));

@@ -73,6 +73,7 @@ impl NodePlanner<'_> {
             directories.push(passed(directory.join("routes"), self.vnet.uid + PROGRAM_UID));
             self.mirror()
         });
+        let management = self.management();
         let mut guests = BTreeMap::new();
         if let Some(data_plane) = self.data_plane() {
             for (&number, placement) in
@@ -108,6 +109,7 @@ impl NodePlanner<'_> {
             routes: network::routes(self.node),
             tap_helper,
             mirror,
+            management,
             guests,
             directories,
         };
@@ -117,23 +119,23 @@ impl NodePlanner<'_> {
         Ok(plan)
     }
 
-    fn directory(&self) -> PathBuf {
+    pub(super) fn directory(&self) -> PathBuf {
         self.vnet.places.node(self.vnet.name, self.name)
     }
 
-    fn id(&self, part: Part) -> String {
+    pub(super) fn id(&self, part: Part) -> String {
         part.id(self.vnet.name, self.name)
     }
 
-    fn record(&self, part: Part) -> PathBuf {
+    pub(super) fn record(&self, part: Part) -> PathBuf {
         self.vnet.places.record(self.vnet.name, self.name, part)
     }
 
-    fn cgroup(&self) -> String {
+    pub(super) fn cgroup(&self) -> String {
         Places::node_cgroup(self.vnet.name, self.name)
     }
 
-    fn helper_uid(&self) -> u32 {
+    pub(super) fn helper_uid(&self) -> u32 {
         self.vnet.uid + HELPER_UID_OFFSET
     }
 
@@ -189,7 +191,7 @@ impl NodePlanner<'_> {
             users: self.users(),
             uid: 0,
             hostname: self.name.into(),
-            files: files(&self.node.files, true),
+            files: files(&self.node.files, true).into_iter().chain(self.resolv_conf()).collect(),
             binds: self.binds(),
             commands,
             env: self.node.env.clone(),

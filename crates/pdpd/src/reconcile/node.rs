@@ -12,7 +12,7 @@ use crate::control::ControlError;
 use crate::host::{self, HostError};
 use crate::key::Key;
 use crate::ledger;
-use crate::plan::{MirrorPlan, NodePlan, Places, VnetPlan};
+use crate::plan::{ManagementPlan, MirrorPlan, NodePlan, Part, Places, VnetPlan};
 
 /// Before the static routes in a node's detail in the journal.
 const SET: &str = " static ";
@@ -74,7 +74,12 @@ impl Reconciler {
                     _ if doing.held => return Ok(Next::Held),
                     _ => {
                         // Nothing of what was there before is to be relied on.
-                        *side = Side { tap: Helper::Bad, mirror: Helper::Bad, ..Side::default() };
+                        *side = Side {
+                            tap: Helper::Bad,
+                            mirror: Helper::Bad,
+                            management: Helper::Bad,
+                            ..Side::default()
+                        };
                         if !self.end(key)? {
                             return Ok(Next::wait_for_end(format!("the end of what was {key}")));
                         }
@@ -125,6 +130,11 @@ impl Reconciler {
                 }
             }
         }
+        // One that fails keeps the node from its start, and from nothing else.
+        let management = match &wanted.management {
+            Some(management) => self.management(management, guest, side, doing),
+            None => self.no_management(key),
+        };
         if !ready {
             return Ok(Next::wait(format!("the helpers of {key}")));
         }
@@ -132,6 +142,11 @@ impl Reconciler {
             return Ok(Next::Held);
         }
         self.set_carriers(key, wanted, vnet, side, doing)?;
+        match management? {
+            Look::Serves | Look::Listens => {}
+            Look::Starting => return Ok(Next::wait(format!("the management helper of {key}"))),
+            Look::Held => return Ok(Next::Held),
+        }
         if side.made.is_some() {
             machine.start(directory)?;
             side.made = None;
@@ -177,6 +192,48 @@ impl Reconciler {
             side.mirror = Helper::Bad;
         }
         Ok(())
+    }
+
+    /// Sees to a node's way out and in, as it is wanted.
+    fn management(
+        &self,
+        plan: &ManagementPlan,
+        guest: Process,
+        side: &mut Side,
+        doing: &mut Doing<'_>,
+    ) -> Result<Look, HostError> {
+        let config = pdp_proto::management::Config {
+            netns: host::namespace(guest, "net"),
+            ..plan.config.clone()
+        };
+        let text = serde_json::to_vec_pretty(&config).unwrap_or_default();
+        if self.machine.update_file(&plan.config_file, &text)? {
+            side.management = Helper::Bad;
+        }
+        let socket = Socket::Own(&config.control_socket);
+        let look = self.helper(&plan.process, socket, &mut side.management, doing);
+        match look {
+            Ok(Look::Listens) => {
+                side.management = Helper::Serves;
+                doing.started.management = true;
+                Ok(Look::Listens)
+            }
+            Err(HostError::Ended { who, how }) => {
+                // What was started counts, so that it is not started at once again.
+                doing.started.management = true;
+                let said = self.machine.last_words(&plan.process.dir);
+                Err(HostError::Ended { who, how: said.unwrap_or(how) })
+            }
+            look => look,
+        }
+    }
+
+    /// Ends what is left of a way out and in that is wanted no more.
+    fn no_management(&self, key: &Key) -> Result<Look, HostError> {
+        let Key::Node { vnet, node } = key else { return Ok(Look::Serves) };
+        let directory = self.places.record(vnet, node, Part::Management);
+        let ended = self.machine.running(&directory).is_none() || self.machine.end(&directory)?;
+        Ok(if ended { Look::Serves } else { Look::Starting })
     }
 
     /// A port has carrier where its link is up and, of one to the outside, the device there has; one

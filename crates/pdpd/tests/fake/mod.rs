@@ -229,6 +229,7 @@ fn red() -> Vnet {
         control: process(100),
         tap: Some(process(101)),
         mirror: Some(process(102)),
+        management: None,
         guests: vec![guest(0, "fe1"), guest(1, "fe2")],
         ports: vec![port("eth0", "10.0.0.1/24", 1)],
     };

@@ -1,7 +1,8 @@
 //! Whether objects fit together, with each other and with what there is already.
 //!
-//! Parts: [`substrate`] and [`vnet`] look at one object, [`command`] at what its nodes run, [`image`] at what is on disk, [`outside`] at what virtual networks
-//! share on external interfaces, [`power`] at forwarding engines, [`room`] at what else all share of
+//! Parts: [`substrate`] and [`vnet`] look at one object, [`command`] at what its nodes run, [`image`] at what is on disk,
+//! [`outside`] at what virtual networks share on external interfaces, [`management`] at what is beside networks, [`power`]
+//! at forwarding engines, [`room`] at what else all share of
 //! the machine, [`tenant`] at whose all that is.
 //!
 //! A virtual network that stays as it is was checked before: of it only sums ([`placed`]) and tunnel
@@ -12,6 +13,7 @@ mod command;
 mod image;
 mod label;
 mod leaving;
+mod management;
 mod outside;
 mod placed;
 mod power;
@@ -146,6 +148,7 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
         return Err(at_most(reporter.diagnostics));
     }
     outside::check(&mut wanted, existing, &mut reporter);
+    management::ports(&wanted, &mut reporter);
     if reporter.diagnostics.is_empty() {
         // What is asked first: who asks for more than is his is told that, and not that it is not there.
         let tenants = wanted.changed.iter().filter(|(name, _)| tenant_of(name).is_some());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pdp_alloc::{Given, LENT_LOAD_MILLICORES, Share};
 
+use super::management::{self, Published};
 use super::outside::{self, Outside};
 use crate::link::Link;
 use crate::object::{Node, NodeKind, VirtualNetwork};
@@ -48,6 +49,8 @@ pub(super) struct Sums {
     pub(super) outside: BTreeMap<String, Outside>,
     /// Largest IP packet of an interface, bytes.
     pub(super) mtu: u32,
+    /// Ports of the machine that lead into its nodes.
+    pub(super) published: Vec<Published>,
 }
 
 impl Placed {
@@ -87,6 +90,7 @@ impl Sums {
             rated: vnet.spec.links.iter().all(|link| link.rate_bps_max().is_some()),
             placed: true,
             outside: outside::of(vnet),
+            published: management::published(vnet),
             ..Self::default()
         };
         for link in &vnet.spec.links {

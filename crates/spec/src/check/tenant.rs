@@ -11,7 +11,7 @@ use pdp_wire::udp;
 
 use super::placed::Sums;
 use super::vnet::{BAD_PATH, good_path};
-use super::{Existing, NAME_HINT, Reporter, Wanted, bad_name};
+use super::{Existing, NAME_HINT, Reporter, Wanted, bad_name, management};
 use crate::bind::{self, BindParts};
 use crate::limits::*;
 use crate::object::{Image, ImageSource, Object, Program, Quota, VirtualNetwork};
@@ -108,6 +108,9 @@ fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
             );
         }
     }
+    if let Some(grant) = &spec.management {
+        management::grant(name, grant, reporter);
+    }
     for (interface, grant) in &spec.interfaces {
         let path = |key| ["spec", "interfaces", interface, key];
         if let Some(why) = bad_name(&interface.to_lowercase()) {
@@ -137,6 +140,8 @@ fn against(wanted: &Wanted<'_>, name: &str, other: &str, reporter: &mut Reporter
         let message = format!("unix user {user:?} is of tenant {other}");
         reporter.tenant(name, &["spec", "unixUsers"], message, "a user is of one tenant");
     }
+    let (own, others) = (mine.management.as_ref(), theirs.management.as_ref());
+    management::against(name, own, other, others, reporter);
     for (interface, grant) in &mine.interfaces {
         let Some(given) = theirs.interfaces.get(interface) else { continue };
         for ((kind, mine), (_, theirs)) in grant.keys().into_iter().zip(given.keys()) {
@@ -225,6 +230,7 @@ fn uses(
             Some(_) => {}
         }
     }
+    management::uses(name, tenant, vnet, spec.management.as_ref(), reporter);
     for (node_name, node) in &vnet.spec.nodes {
         let path = ["spec", "nodes", node_name];
         if node.privileged {
@@ -289,6 +295,7 @@ fn bind_refused(parts: &BindParts, grants: &[String]) -> Option<(String, String)
 
 /// What an operators' virtual network uses that is a tenant's.
 fn operators(wanted: &Wanted<'_>, name: &str, vnet: &VirtualNetwork, reporter: &mut Reporter) {
+    management::operators(wanted, name, vnet, reporter);
     for (external_name, external) in &vnet.spec.externals {
         for (tenant, object) in &*wanted.tenants {
             let Some(grant) = object.spec.interfaces.get(&external.interface) else { continue };

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{
-    INNER_NAME_HINT, Reporter, bad_inner_name, binds, label, leaving, routes, sysctls, tenant_of,
+    INNER_NAME_HINT, Reporter, bad_inner_name, binds, label, leaving, management, routes, sysctls,
+    tenant_of,
 };
 use crate::limits::*;
 use crate::object::*;
@@ -50,6 +51,7 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
             reporter.vnet(&name, &path, message, "call the node something else");
         }
         NodeCheck { vnet: &name, node: node_name, reporter }.check(node);
+        management::node(&name, node_name, node, reporter);
     }
     for (external_name, external) in &spec.externals {
         let path = ["spec", "externals", external_name];

@@ -20,6 +20,7 @@ mod kinds;
 mod lab;
 mod limits;
 mod links;
+mod management;
 mod memif_interfaces;
 mod names;
 mod node;

@@ -1,0 +1,221 @@
+//! Ways into nodes and out of them beside their networks: programs of the node and of the machine use them, the network
+//! and the machine itself see nothing of them.
+
+use std::fs;
+use std::net::Ipv4Addr;
+
+use pdp_e2e::specs::SUBSTRATE;
+use pdp_e2e::{Machine, Node, eventually, sh};
+
+/// Answers each question for a name with one address.
+const NAMES: &str = r#"
+import socket, struct, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind((sys.argv[1], 53))
+while True:
+    asked, who = sock.recvfrom(512)
+    end = asked.index(b"\0", 12) + 5
+    found = asked[end - 3] == 1
+    answer = b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4" + socket.inet_aton(sys.argv[2])
+    head = asked[:2] + struct.pack(">HHHHH", 0x8180, 1, found, 0, 0)
+    sock.sendto(head + asked[12:end] + (answer if found else b""), who)
+"#;
+
+/// Answers each datagram.
+const ECHO: &str = r#"
+import socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("127.0.0.1", 53))
+while True:
+    said, who = sock.recvfrom(2048)
+    sock.sendto(b"echo of " + said, who)
+"#;
+
+/// r1 runs FRR and h1 BIRD, both on all interfaces that they find.
+const LAB: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: lab}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces: {eth0: {addresses: [10.1.0.1/24]}, eth1: {addresses: [10.2.0.1/24]}}
+      dataPlane: {power: 0.2}
+      files:
+        /etc/frr/zebra.conf: {content: "log stdout\n", owner: "frr:frr"}
+        /etc/frr/ospfd.conf: {content: "router ospf\n redistribute connected\n network 0.0.0.0/0 area 0\n", owner: "frr:frr"}
+        /tmp/web/index.html: {content: "the router's page\n"}
+        /tmp/echo.py: {content: ECHO}
+      commands:
+        - /usr/lib/frr/zebra
+        - /usr/lib/frr/ospfd
+        - [sh, -c, "cd /tmp/web && exec python3 -m http.server 80"]
+        - [python3, /tmp/echo.py]
+      management: {ports: ["18081:80", "15353:53/udp"]}
+    h1:
+      kind: host
+      interfaces: {eth0: {addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}
+      files:
+        /etc/bird/all.conf: {content: "router id 1.1.1.1; protocol device {} protocol direct { ipv4; } protocol ospf v2 { ipv4 { export all; }; area 0 { interface \"*\" {}; }; }"}
+        /tmp/web/index.html: {content: "the host's page\n"}
+      commands:
+        - bird -f -c /etc/bird/all.conf -s /run/bird.ctl
+        - [sh, -c, "cd /tmp/web && exec python3 -m http.server 80"]
+      management: {ports: ["18080:80"]}
+    h2:
+      kind: host
+      interfaces: {eth0: {addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h2:eth0"]
+"#;
+
+fn lab() -> String {
+    LAB.replace("ECHO", &serde_json::to_string(ECHO).expect("a string"))
+}
+
+/// Who the machine asks for names.
+fn resolver() -> Ipv4Addr {
+    let text = fs::read_to_string("/etc/resolv.conf").expect("/etc/resolv.conf");
+    let servers =
+        text.lines().filter_map(|line| line.strip_prefix("nameserver")?.trim().parse().ok());
+    servers.into_iter().next().expect("a machine with an IPv4 name server")
+}
+
+fn fetched(machine: &Machine, port: u16) -> String {
+    machine.try_run(&format!("curl -sS -m 5 http://127.0.0.1:{port}/")).unwrap_or_default()
+}
+
+/// The helper's process.
+fn helper(node: &Node, of: &str) -> Option<u32> {
+    let pid = node.json(&["inspect", of])["management"]["pid"].as_u64();
+    pid.map(|pid| u32::try_from(pid).expect("a process id"))
+}
+
+#[test]
+fn nodes_are_reached_and_reach_outside_beside_their_networks() {
+    let mut node = Node::prepare("management");
+    let world = node.machine("w", "w0");
+    let machine = node.namespace();
+    machine.run("ip addr add 10.9.0.1/24 dev w0; ip route add default via 10.9.0.2");
+    world.run("ip addr add 10.9.0.2/24 dev eth0; ip addr add 198.51.100.9/32 dev lo");
+    let names = resolver();
+    let place = if names.is_loopback() { &machine } else { &world };
+    place.run(&format!("ip addr replace {names}/32 dev lo"));
+    let directory = node.directory.display().to_string();
+    for (file, text) in [("names.py", NAMES), ("page", "the world's page\n"), ("own", "secret\n")] {
+        fs::write(node.directory.join(file), text).expect("a file");
+    }
+    let _names = place.spawn(&format!("python3 {directory}/names.py {names} 198.51.100.9"));
+    let _web = world.spawn(&format!("python3 -m http.server 80 -d {directory}"));
+    let own = machine.spawn(&format!("python3 -m http.server 8099 -d {directory}"));
+    node.start_pdpd();
+    node.apply(SUBSTRATE);
+    node.apply(&lab());
+
+    // In, by TCP and UDP.
+    eventually("the host's page", || fetched(&machine, 18080) == "the host's page\n");
+    eventually("the router's page", || fetched(&machine, 18081) == "the router's page\n");
+    let ask =
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2);
+s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
+    fs::write(node.directory.join("ask.py"), ask).expect("a file");
+    eventually("an answer by UDP", || {
+        let said = machine.try_run(&format!("python3 {directory}/ask.py"));
+        said.is_ok_and(|said| said == "echo of this\n")
+    });
+
+    // Out, by name: from a router, which has no route there, and from a host by the interface's name.
+    let page = |of: &str, more: &str, url: &str| {
+        node.try_exec(of, &format!("curl -sS -m 5 {more} http://{url}"))
+    };
+    eventually("a page outside", || {
+        page("lab/r1", "", "world.example/page").is_ok_and(|page| page == "the world's page\n")
+    });
+    assert_eq!(
+        page("lab/h1", "--interface mgmt0", "world.example/page").as_deref(),
+        Ok("the world's page\n")
+    );
+
+    // Never the machine, nor what it alone reaches.
+    assert!(fetched(&machine, 8099).contains("names.py"), "there is something to reach");
+    for url in ["10.9.0.1:8099", "127.0.0.1:8099", "192.0.0.1:8099", "169.254.169.254"] {
+        for of in ["lab/r1", "lab/h1"] {
+            let more = if url.starts_with("127") { "" } else { "--interface mgmt0" };
+            let said = page(of, more, url).expect_err(url);
+            // It is told at once, and not found out by waiting.
+            assert!(said.contains("Failed to connect"), "{of} to {url}: {said}");
+        }
+    }
+    // A frame of root's own making goes no further.
+    node.exec("lab/r1", "ip addr add 10.9.0.77/24 dev mgmt0");
+    assert!(node.try_exec("lab/r1", "ping -c1 -W1 -I 10.9.0.77 10.9.0.2").is_err());
+    node.exec("lab/r1", "ip addr del 10.9.0.77/24 dev mgmt0");
+
+    // The network sees nothing of it: not its routing software, nor the mirror, nor its hosts.
+    node.exec("lab/h1", "ping -c1 -W5 10.2.0.2");
+    let routers = [
+        ("lab/r1", vec!["vtysh", "-c", "show ip ospf interface"], "10.1.0.1/24"),
+        ("lab/r1", vec!["vtysh", "-c", "show ip route"], "10.1.0.0/24"),
+        ("lab/h1", vec!["birdc", "-s", "/run/bird.ctl", "show", "route"], "10.1.0.0/24"),
+        ("lab/h1", vec!["birdc", "-s", "/run/bird.ctl", "show", "ospf", "interface"], "eth0"),
+    ];
+    for (of, words, sign) in routers {
+        let mut shown = String::new();
+        eventually("routing software has its own network", || {
+            let arguments = [&["exec", of, "--"], &words[..]].concat();
+            shown = node.try_pdp(&arguments).unwrap_or_default();
+            shown.contains(sign)
+        });
+        for sign in ["192.0.0.", "127.77.", "10.9.0"] {
+            assert!(!shown.contains(sign), "{of} {words:?}: {shown}");
+        }
+        assert!(!shown.contains("mgmt0 is up") && !shown.contains("dev mgmt0"), "{shown}");
+    }
+    let inspected = node.json(&["inspect", "lab/r1"]);
+    assert_eq!(inspected["conditions"].as_array().map_or(0, Vec::len), 0, "{inspected}");
+    let routes = node.pdp(&["routes", "lab/r1"]);
+    assert!(!routes.contains("192.0.0") && !routes.contains("mgmt0"), "{routes}");
+    node.pdp(&["routes", "lab/r1", "--diff"]);
+
+    // Its processes are the node's: users, limits, ends.
+    let pid = helper(&node, "lab/h1").expect("a helper");
+    for (pid, line) in node.processes() {
+        if !line.contains("passt") && !line.contains("pdp-management") {
+            continue;
+        }
+        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        assert!(cgroup.contains("_lab/_") && cgroup.contains("/helpers"), "{line}: {cgroup}");
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        assert!(status.contains("CapPrm:\t0000000000000000"), "{line}: {status}");
+    }
+    // It goes on without pdpd, is adopted, and comes back when it ends.
+    node.kill_pdpd();
+    assert_eq!(fetched(&machine, 18080), "the host's page\n");
+    node.start_pdpd();
+    eventually("it is known again", || helper(&node, "lab/h1") == Some(pid));
+    let control = node.json(&["inspect", "lab/h1"])["control"]["pid"].clone();
+    sh(&format!("kill -9 {pid}"));
+    eventually("another serves", || {
+        helper(&node, "lab/h1").is_some_and(|new| new != pid)
+            && fetched(&machine, 18080) == "the host's page\n"
+    });
+    assert_eq!(node.json(&["inspect", "lab/h1"])["control"]["pid"], control);
+
+    // Another port is had without the node's noticing; one that is in use is told of, and had once it is free.
+    let other = lab().replace("18080:80", "8099:80");
+    let refused = node.try_apply(&other).unwrap_or_else(|error| error);
+    let told = "port 127.0.0.1:8099 is in use by another program of the machine";
+    eventually("the port is told", || refused.contains(told) || node.pdp(&["get"]).contains(told));
+    drop(own);
+    eventually("the port is had", || fetched(&machine, 8099) == "the host's page\n");
+    assert_eq!(fetched(&machine, 18080), "");
+    assert_eq!(node.json(&["inspect", "lab/h1"])["control"]["pid"], control);
+
+    node.pdp(&["delete", "lab"]);
+    eventually("nothing is left", || {
+        let ours = |line: &String| line.contains("passt") || line.contains("pdp-management");
+        !node.processes().iter().any(|(_, line)| ours(line))
+    });
+}

@@ -1,0 +1,24 @@
+//! The management helper of one node: a way out of it and ports into it, beside the vnet.
+//!
+//! One process a node, in the node's cgroup, and for the way out a passt (<https://passt.top>) as its child. It
+//! starts as root of the host with one thread: listens on the machine, makes the node's interface, enters the node's
+//! network namespace, and becomes an ordinary user without any capability. What it opens from then on is in the
+//! node. It holds of the machine what it opened before: listening sockets, and one to ask the kernel for routes.
+//! passt is that user too, from its first instruction on, and has sockets on the machine, as any program of an
+//! ordinary user has; where these lead is judged here, a packet at a time, before passt sees it.
+//!
+//! | file | what |
+//! |---|---|
+//! | `publish` | ports of the machine that lead into the node |
+//! | `outside` | frames between the node's interface and passt |
+//! | `frames` | which of them go, and as what (pure) |
+//! | `ways` | what the machine's kernel would do with an address |
+//! | `privileges` | out of all of them |
+
+#![forbid(unsafe_code)]
+
+pub mod frames;
+pub mod outside;
+pub mod privileges;
+pub mod publish;
+pub mod ways;

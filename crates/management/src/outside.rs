@@ -1,0 +1,158 @@
+//! The way to outside: frames between the node's interface and passt.
+//!
+//! Each direction waits for its own other end and for nothing else: passt drops what the socket has no room for, and
+//! the kernel drops what nobody reads of the interface.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use pdp_net::tap::TapSpec;
+use pdp_proto::management::{GATEWAY, INTERFACE, MTU, SOURCE};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+
+use crate::frames::{self, INSIDE, MAC_NODE, MAC_PASST, PREFIX_LENGTH, Verdict};
+use crate::ways::Ways;
+
+/// Longest frame, bytes.
+const FRAME_MAX: usize = 1 << 16;
+
+/// Bytes of its length before a frame on passt's socket, as of QEMU's.
+const LENGTH: usize = 4;
+
+/// An interface that is deleted reports an error, and nothing to read.
+const WATCHED: Interest = Interest::READABLE.add(Interest::ERROR);
+
+/// The ends of the way, before frames go along it.
+pub struct Outside {
+    tap: OwnedFd,
+    socket: UnixStream,
+    passt: Child,
+    ways: Ways,
+}
+
+impl Outside {
+    /// Starts passt on the machine, and makes the node's interface.
+    pub fn open(netns: &File, uid: u32) -> Result<Self> {
+        let ways = Ways::new().context("cannot ask the machine's kernel for routes")?;
+        let (socket, passt) = start_passt(uid)?;
+        let spec = TapSpec {
+            name: INTERFACE.into(),
+            mac: MAC_NODE,
+            mtu: MTU,
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            queue_frames: None,
+            owner: None,
+        };
+        let tap = pdp_net::management::create(netns.as_fd(), &spec, SOURCE, GATEWAY)
+            .with_context(|| format!("cannot make the node's {INTERFACE}"))?;
+        Ok(Self { tap, socket, passt, ways })
+    }
+
+    /// Carries frames; ends with an error where one of both ends is gone.
+    pub async fn run(self) -> Result<()> {
+        let Self { tap, socket, mut passt, ways } = self;
+        #[expect(deprecated, reason = "what replaces it is unsafe; a File keeps its descriptor")]
+        let tap = AsyncFd::with_interest(File::from(tap), WATCHED)
+            .context("cannot watch the interface")?;
+        let tap = Rc::new(tap);
+        socket.set_nonblocking(true).context("cannot watch passt")?;
+        let socket = tokio::net::UnixStream::from_std(socket).context("cannot watch passt")?;
+        let (from_passt, to_passt) = socket.into_split();
+        let result = tokio::select! {
+            result = leave(tap.clone(), to_passt, ways) => result,
+            result = arrive(from_passt, tap.clone()) => result,
+        };
+        // It has said why in the log, which is the same.
+        let ended = passt.try_wait().ok().flatten();
+        match ended {
+            Some(status) => bail!("passt ended: {status}"),
+            None => result,
+        }
+    }
+}
+
+/// passt as an ordinary user, at the other end of a socket.
+fn start_passt(uid: u32) -> Result<(UnixStream, Child)> {
+    let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None);
+    let (ours, theirs) = pair.context("cannot make a socket for passt")?;
+    rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).context("cannot keep a socket")?;
+    let mac = MAC_PASST.map(|byte| format!("{byte:02x}")).join(":");
+    let mut command = Command::new("passt");
+    command
+        .args(["--foreground", "--quiet", "--fd", &theirs.as_raw_fd().to_string()])
+        // A machine may have no default route (yet); passt takes from `lo` nothing but that there is one.
+        .args(["--ipv4-only", "--interface", "lo", "--mac-addr", &mac])
+        .args(["--address", &INSIDE.to_string(), "--netmask", &PREFIX_LENGTH.to_string()])
+        .args(["--gateway", &GATEWAY.to_string(), "--mtu", &MTU.to_string()])
+        // The gateway stands for no address of the machine.
+        .args(["--no-map-gw", "--dns-forward", &GATEWAY.to_string()])
+        .args(["--tcp-ports", "none", "--udp-ports", "none", "--no-dhcp"])
+        .uid(uid)
+        .gid(uid)
+        .current_dir("/")
+        .stdin(Stdio::null());
+    let child = command.spawn().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            anyhow::anyhow!("there is no passt; install the package passt, or say outside: false")
+        }
+        _ => anyhow::Error::new(error).context("cannot start passt"),
+    })?;
+    Ok((UnixStream::from(ours), child))
+}
+
+/// Frames of the node.
+async fn leave(
+    tap: Rc<AsyncFd<File>>,
+    mut passt: tokio::net::unix::OwnedWriteHalf,
+    mut ways: Ways,
+) -> Result<()> {
+    let mut buffer = vec![0; LENGTH + FRAME_MAX];
+    loop {
+        let mut ready = tap.ready(WATCHED).await.context("cannot wait for the interface")?;
+        let read = ready.try_io(|tap| tap.get_ref().read(&mut buffer[LENGTH..]));
+        let Ok(read) = read else { continue };
+        let length = read.with_context(|| format!("{INTERFACE} is gone"))?;
+        let (head, frame) = buffer.split_at_mut(LENGTH);
+        let frame = &mut frame[..length];
+        let verdict = frames::leave(frame, |to: Ipv4Addr| ways.leads_away(to, Instant::now()));
+        match verdict {
+            Verdict::Goes => {
+                // It is at most FRAME_MAX.
+                head.copy_from_slice(&(length as u32).to_be_bytes());
+                passt.write_all(&buffer[..LENGTH + length]).await.context("passt is gone")?;
+            }
+            Verdict::Refused(told) => give(&tap, &told),
+            Verdict::Dropped => {}
+        }
+    }
+}
+
+/// Frames of passt.
+async fn arrive(passt: tokio::net::unix::OwnedReadHalf, tap: Rc<AsyncFd<File>>) -> Result<()> {
+    let mut passt = BufReader::with_capacity(FRAME_MAX, passt);
+    let mut buffer = vec![0; FRAME_MAX];
+    loop {
+        let length = passt.read_u32().await.context("passt is gone")? as usize;
+        let Some(frame) = buffer.get_mut(..length) else { bail!("passt wrote nonsense") };
+        passt.read_exact(frame).await.context("passt is gone")?;
+        if frames::arrive(frame) {
+            give(&tap, frame);
+        }
+    }
+}
+
+/// Gives the node a frame, which an interface that is down does not take.
+fn give(tap: &AsyncFd<File>, frame: &[u8]) {
+    let _ = tap.get_ref().write(frame);
+}

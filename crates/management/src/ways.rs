@@ -1,0 +1,97 @@
+//! What the machine's kernel would do with an address: only what it would send elsewhere may a node reach.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr};
+
+/// How long an answer of the kernel holds. The machine's addresses change seldom.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// Answers that are kept; all are forgotten when they are more.
+const KNOWN_MAX: usize = 1024;
+
+/// Questions to the kernel of the namespace that it was made in.
+pub struct Ways {
+    socket: Socket,
+    known: HashMap<Ipv4Addr, (bool, Instant)>,
+}
+
+impl Ways {
+    /// In this thread's network namespace.
+    pub fn new() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Self { socket, known: HashMap::new() })
+    }
+
+    /// Whether an address is elsewhere: none of the machine's own, on whatever interface, and no loopback,
+    /// link-local (where clouds tell machines their secrets), multicast or broadcast one; and there is a route.
+    pub fn leads_away(&mut self, to: Ipv4Addr, now: Instant) -> bool {
+        if to.is_loopback() || to.is_link_local() || to.is_multicast() || to.octets()[0] == 0 {
+            return false;
+        }
+        if let Some((away, at)) = self.known.get(&to)
+            && now.saturating_duration_since(*at) < FRESH
+        {
+            return *away;
+        }
+        let away = self.ask(to).unwrap_or(false);
+        if self.known.len() >= KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(to, (away, now));
+        away
+    }
+
+    /// Whether the kernel has a unicast route (rtnetlink(7), RTM_GETROUTE).
+    fn ask(&mut self, to: Ipv4Addr) -> io::Result<bool> {
+        const HEADER: usize = 16;
+        const GET_ROUTE: u16 = 26;
+        const NEW_ROUTE: u16 = 24;
+        const REQUEST: u16 = 1;
+        const FAMILY_IPV4: u8 = 2;
+        const DESTINATION: u16 = 1;
+        const TYPE_AT: usize = HEADER + 7;
+        const UNICAST: u8 = 1;
+        let mut request = Vec::with_capacity(36);
+        request.extend_from_slice(&36u32.to_ne_bytes());
+        request.extend_from_slice(&GET_ROUTE.to_ne_bytes());
+        request.extend_from_slice(&REQUEST.to_ne_bytes());
+        request.extend_from_slice(&[0; 8]);
+        request.extend_from_slice(&[FAMILY_IPV4, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        request.extend_from_slice(&8u16.to_ne_bytes());
+        request.extend_from_slice(&DESTINATION.to_ne_bytes());
+        request.extend_from_slice(&to.octets());
+        self.socket.send(&request, 0)?;
+        let mut answer = Vec::with_capacity(4096);
+        self.socket.recv(&mut answer, 0)?;
+        let kind = answer.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]]));
+        Ok(kind == Some(NEW_ROUTE) && answer.get(TYPE_AT) == Some(&UNICAST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_itself_is_nowhere_else() {
+        let mut ways = Ways::new().unwrap();
+        let now = Instant::now();
+        for own in ["127.0.0.1", "127.9.9.9", "169.254.169.254", "0.0.0.0", "224.0.0.5"] {
+            assert!(!ways.leads_away(own.parse().unwrap(), now), "{own}");
+        }
+        // Whatever address a machine has, it is not elsewhere.
+        if let Ok(socket) = std::net::UdpSocket::bind("0.0.0.0:0")
+            && socket.connect("192.0.2.77:9").is_ok()
+            && let Ok(std::net::SocketAddr::V4(own)) = socket.local_addr()
+        {
+            assert!(!ways.leads_away(*own.ip(), now), "{own}");
+        }
+    }
+}

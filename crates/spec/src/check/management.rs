@@ -1,0 +1,187 @@
+//! Checks of ways into nodes and out of them beside their networks: ports that two can't have, and what is a tenant's.
+
+use super::{Reporter, Wanted};
+use crate::limits::TENANT_ENTRIES_MAX;
+use crate::management::ManagementGrant;
+use crate::object::{Node, VirtualNetwork};
+use crate::units::PublishedPort;
+use pdp_proto::management::{INTERFACE, PORTS_MAX};
+
+/// Ports that root alone may listen at, and that no tenant has.
+const TENANT_PORT_MIN: u32 = 1024;
+
+/// A port that a node publishes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Published {
+    node: String,
+    index: usize,
+    port: PublishedPort,
+}
+
+/// All ports that a virtual network publishes.
+pub(super) fn published(vnet: &VirtualNetwork) -> Vec<Published> {
+    let of_node = |(name, node): (&String, &Node)| {
+        let ports = node.management.iter().flat_map(|management| &management.ports).enumerate();
+        let published = |(index, port): (usize, &PublishedPort)| Published {
+            node: name.clone(),
+            index,
+            port: *port,
+        };
+        ports.map(published).collect::<Vec<_>>()
+    };
+    vnet.spec.nodes.iter().flat_map(of_node).collect()
+}
+
+impl Published {
+    fn fault(&self, vnet: &str, message: String, hint: &str, reporter: &mut Reporter) {
+        let index = self.index.to_string();
+        let path = ["spec", "nodes", &self.node, "management", "ports", &index];
+        reporter.vnet(vnet, &path, message, hint);
+    }
+}
+
+/// A node by itself.
+pub(super) fn node(vnet: &str, name: &str, node: &Node, reporter: &mut Reporter) {
+    let Some(management) = &node.management else { return };
+    let path = ["spec", "nodes", name, "management", "ports"];
+    reporter.too_many(vnet, &path, "ports", management.ports.len(), PORTS_MAX);
+    if management.outside && node.interfaces.contains_key(INTERFACE) {
+        let message = format!("name {INTERFACE} is that of the way outside");
+        let path = ["spec", "nodes", name, "interfaces", INTERFACE];
+        reporter.vnet(vnet, &path, message, "choose another, or say management.outside: false");
+    }
+    if !management.outside && management.ports.is_empty() {
+        let message = "management without outside and without ports is nothing";
+        reporter.vnet(vnet, &path[..4], message, "give ports, or remove it");
+    }
+}
+
+/// Checks that no port of the machine is published twice. Who comes with the change is at fault.
+pub(super) fn ports(wanted: &Wanted<'_>, reporter: &mut Reporter) {
+    let changed: Vec<_> =
+        wanted.changed.iter().map(|(name, vnet)| (name, published(vnet))).collect();
+    if changed.iter().all(|(_, ports)| ports.is_empty()) {
+        return;
+    }
+    let kept = wanted.kept().flat_map(|(name, vnet)| {
+        vnet.sums().published.iter().map(move |published| (name, published))
+    });
+    let mut taken: Vec<(&String, &Published)> = kept.collect();
+    for (vnet, published) in &changed {
+        for published in published {
+            let meets = |(_, other): &&(&String, &Published)| other.port.meets(&published.port);
+            if let Some((other, at)) = taken.iter().find(meets) {
+                let by = match reporter.sees(other) {
+                    true => format!("is taken by {} of {other}/{}", at.port, at.node),
+                    false => "is taken".to_owned(),
+                };
+                let message = format!("port {} {by}", published.port);
+                published.fault(vnet, message, "take another port of the machine", reporter);
+            }
+            taken.push((vnet, published));
+        }
+    }
+}
+
+/// A tenant's grant by itself.
+pub(super) fn grant(name: &str, grant: &ManagementGrant, reporter: &mut Reporter) {
+    let ports = grant.ports.iter().flat_map(|ports| &ports.0);
+    for (first, last) in ports.filter(|range| range.0 < TENANT_PORT_MIN || range.1 > 65_535) {
+        let message = format!("ports {first}-{last} is not within {TENANT_PORT_MIN} to 65535");
+        let path = ["spec", "management", "ports"];
+        reporter.tenant(name, &path, message, "a tenant has no port that is root's alone");
+    }
+    let path = ["spec", "management", "addresses"];
+    let count = grant.addresses.len();
+    if count > TENANT_ENTRIES_MAX {
+        let message = format!("{count} addresses exceed {TENANT_ENTRIES_MAX}");
+        reporter.tenant(name, &path, message, "remove some");
+    }
+    for address in grant.addresses.iter().filter(|address| address.is_multicast()) {
+        let message = format!("address {address} is one of many");
+        reporter.tenant(name, &path, message, "give addresses of the machine");
+    }
+}
+
+/// What two tenants both may publish, as a fault of the first.
+pub(super) fn against(
+    name: &str,
+    mine: Option<&ManagementGrant>,
+    other: &str,
+    theirs: Option<&ManagementGrant>,
+    reporter: &mut Reporter,
+) {
+    let of = |grant: Option<&ManagementGrant>| grant.and_then(|grant| grant.ports.clone());
+    let common = of(mine).zip(of(theirs)).and_then(|(mine, theirs)| mine.common(&theirs));
+    if let Some(port) = common {
+        let message = format!("port {port} is tenant {other}'s");
+        let path = ["spec", "management", "ports"];
+        reporter.tenant(name, &path, message, "give tenants ranges that do not meet");
+    }
+}
+
+/// What a tenant's virtual network has that is not the tenant's.
+pub(super) fn uses(
+    name: &str,
+    tenant: &str,
+    vnet: &VirtualNetwork,
+    grant: Option<&ManagementGrant>,
+    reporter: &mut Reporter,
+) {
+    let none = ManagementGrant::default();
+    let grant = grant.unwrap_or(&none);
+    for (node_name, node) in &vnet.spec.nodes {
+        if node.management.as_ref().is_some_and(|management| management.outside && !grant.outside) {
+            let message = format!("the way outside is not tenant {tenant}'s");
+            let path = ["spec", "nodes", node_name, "management", "outside"];
+            let hint = "say management.outside: false, or ask an operator";
+            reporter.vnet(name, &path, message, hint);
+        }
+    }
+    let addresses = grant.at();
+    for published in published(vnet) {
+        let listen = published.port.0.listen;
+        let at = addresses.iter().any(|address| {
+            *address == listen.ip()
+                || address.is_unspecified() && address.is_ipv4() == listen.is_ipv4()
+        });
+        if !at || !grant.ports.as_ref().is_some_and(|ports| ports.has(listen.port().into())) {
+            let message = format!("port {} is not tenant {tenant}'s", published.port);
+            let hint = match &grant.ports {
+                None => "it has none; ask an operator".to_owned(),
+                Some(ports) => {
+                    let at: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                    format!("it has {ports} at {}", at.join(" and "))
+                }
+            };
+            published.fault(name, message, &hint, reporter);
+        }
+    }
+}
+
+/// What an operators' virtual network publishes that is a tenant's.
+pub(super) fn operators(
+    wanted: &Wanted<'_>,
+    name: &str,
+    vnet: &VirtualNetwork,
+    reporter: &mut Reporter,
+) {
+    let ports = published(vnet);
+    for (tenant, object) in &*wanted.tenants {
+        let grant = object.spec.management.as_ref();
+        let Some(granted) = grant.and_then(|grant| grant.ports.as_ref()) else { continue };
+        for published in &ports {
+            if !granted.has(published.port.0.listen.port().into()) {
+                continue;
+            }
+            let message = format!("port {} is tenant {tenant}'s ({granted})", published.port);
+            let hint = "take another, or leave it out of the tenant's";
+            if reporter.vnets.contains_key(name) {
+                published.fault(name, message, hint, reporter);
+            } else {
+                let message = format!("vnet {name}, node {}: {message}", published.node);
+                reporter.tenant(tenant, &["spec", "management", "ports"], message, hint);
+            }
+        }
+    }
+}
