@@ -34,6 +34,9 @@ pub struct WatchQuery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(value_type = Option<String>)]
     pub after: Option<Cursor>,
+    /// Begin with the events since then, milliseconds since 1970, as far as they are kept, instead of a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<u64>,
 }
 
 /// How much a sample has.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
-use pdp_api::{DaemonName, FrameMatch};
+use pdp_api::{DaemonName, FrameMatch, WATCH_EVERY_MS};
 use pdp_spec::units::Cores;
 
 use crate::complete;
@@ -77,6 +77,7 @@ pub enum Command {
     Scale(Scale),
     Restart(crate::restart::Restart),
     Stats(Stats),
+    Events(Events),
     Routes(Routes),
     Capture(crate::capture::Capture),
     Trace(Trace),
@@ -431,6 +432,33 @@ pub struct Stats {
     pub format: Format,
 }
 
+/// Print what happens, as it happens: phases, processes, carrier, links, guests, changes and who asked for them.
+///
+/// Ends by Ctrl-C. A daemon that goes is waited for; what happened meanwhile follows, or a line says that it is not known.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp events\n         \
+                        pdp events red --since 10m\n         \
+                        pdp events --format json | jq -r .event.object")]
+pub struct Events {
+    /// Only of this vnet.
+    #[arg(value_name = "VNET")]
+    pub vnet: Option<String>,
+    /// Begin with what happened this long ago or later and is kept: a number with s, m, h or d.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub since: Option<Duration>,
+    /// Begin with what is.
+    #[arg(long, conflicts_with = "since")]
+    pub initial: bool,
+    /// How often what nobody tells the daemon is looked for: which guests are connected, whose routes are in step.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = every)]
+    pub every: Duration,
+    /// Don't have it looked for.
+    #[arg(long)]
+    pub no_samples: bool,
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
 /// Print the routes of a router: its kernel's, or those that a forwarding guest uses.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp routes green/r1 --within 10.0.0.0/8\n         \
@@ -592,6 +620,17 @@ fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds @ 0.1..=3600.0) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("use seconds from 0.1 to 3600".into()),
+    }
+}
+
+/// Seconds between two samples of a watch.
+fn every(text: &str) -> Result<Duration, String> {
+    let (min, max) = (WATCH_EVERY_MS.start(), WATCH_EVERY_MS.end());
+    match text.parse::<f64>() {
+        Ok(seconds) if (*min as f64..=*max as f64).contains(&(seconds * 1000.0)) => {
+            Ok(Duration::from_secs_f64(seconds))
+        }
+        _ => Err(format!("use seconds from {} to {}", *min as f64 / 1000.0, max / 1000)),
     }
 }
 

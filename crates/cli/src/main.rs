@@ -11,6 +11,7 @@ mod change;
 mod complete;
 mod cp;
 mod daemon;
+mod events;
 mod exec;
 mod experiment;
 mod export;
@@ -112,6 +113,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Capture(capture) => capture::capture(&client, capture).await,
         Command::Trace(trace) => watch::trace(&client, trace).await,
         Command::Stats(stats) => stats::stats(&client, stats).await,
+        Command::Events(wanted) => events::events(&client, wanted).await,
         Command::Routes(routes) => routes::routes(&client, routes).await,
         Command::Validate(validate) => files::validate(validate),
         Command::Token(token) => who::token(&client, token).await,

@@ -163,7 +163,7 @@ fn now_ms() -> u64 {
 }
 
 /// A time in UTC, RFC 3339, to the second.
-fn time(ms: u64) -> String {
+pub fn time(ms: u64) -> String {
     let seconds = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
     let at = OffsetDateTime::from_unix_timestamp(seconds).ok();
     at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| "-".into())

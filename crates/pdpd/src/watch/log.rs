@@ -93,6 +93,8 @@ pub struct Place {
     at: u64,
     /// The same among its owner's, where there is one and that is known.
     own: Option<u64>,
+    /// What was lost up to here is not told.
+    told: u64,
 }
 
 /// What came of a look.
@@ -195,14 +197,14 @@ impl Log {
     /// The place after all that there is.
     pub fn end(&self, filter: &Filter) -> Place {
         let count = |name: String| self.owners.get(&name).map_or(0, |owner| owner.count);
-        Place { at: self.seq, own: filter.owner().map(count) }
+        Place { at: self.seq, own: filter.owner().map(count), told: 0 }
     }
 
     /// The place after a cursor; `None`: it is of another run, or of somebody else.
     pub fn find(&self, filter: &Filter, cursor: &Cursor) -> Option<Place> {
         let Some(tenant) = filter.scope.tenant() else {
             let known = cursor.boot == self.boot && cursor.seq <= self.seq;
-            return known.then_some(Place { at: cursor.seq, own: None });
+            return known.then_some(Place { at: cursor.seq, ..Place::default() });
         };
         let owner = self.owners.get(&tenant_owner(tenant))?;
         if cursor.boot != owner.boot || cursor.seq > owner.count {
@@ -217,7 +219,15 @@ impl Log {
             None if cursor.seq + 1 == first => owner.lost,
             None => owner.lost.saturating_sub(1),
         };
-        Some(Place { at, own: Some(cursor.seq) })
+        Some(Place { at, own: Some(cursor.seq), told: 0 })
+    }
+
+    /// The place before the first event that is kept and not older than this, milliseconds since 1970.
+    pub fn since(&self, at_ms: u64) -> Place {
+        // Not in order where somebody sets the clock; all are looked at, once.
+        let first = self.events.iter().find(|(_, kept)| kept.event.at_ms >= at_ms);
+        let at = first.map_or(self.seq, |(seq, _)| seq - 1);
+        Place { at, own: None, told: self.lost.max(self.forgotten) }
     }
 
     /// What comes after a place, which moves on.
@@ -225,10 +235,11 @@ impl Log {
         let name = filter.owner();
         let owner = name.as_ref().and_then(|name| self.owners.get(name));
         let lost = match (&name, owner) {
-            (None, _) => self.lost > place.at,
-            (Some(_), Some(owner)) => owner.lost.max(self.forgotten) > place.at,
-            (Some(_), None) => self.forgotten > place.at,
+            (None, _) => self.lost,
+            (Some(_), Some(owner)) => owner.lost.max(self.forgotten),
+            (Some(_), None) => self.forgotten,
         };
+        let lost = lost > place.at.max(place.told);
         if lost {
             let count = match (owner, place.own) {
                 (Some(owner), Some(own)) => {
@@ -251,7 +262,7 @@ impl Log {
         let mut events = Vec::new();
         for seq in kept {
             let Some(kept) = self.events.get(&seq) else { continue };
-            *place = Place { at: seq, own: place.own.map(|_| kept.own) };
+            *place = Place { at: seq, own: place.own.map(|_| kept.own), ..*place };
             if filter.has(kept.event.vnet()) {
                 events.push(self.shown(filter, seq, kept));
                 if events.len() == READ_MAX {
@@ -324,10 +335,28 @@ mod tests {
             .map(|(place, filter)| all(&log, filter, place).map(|events| events.len()))
             .collect();
         assert_eq!(told, [Err(lost), Ok(0), Ok(0), Err(lost)]);
-        let mut begin = Place { at: 0, own: None };
+        let mut begin = Place::default();
         assert_eq!(all(&log, &node(Some("acme.red")), &mut begin).unwrap().len(), 1);
         let mut found = log.find(&tenant("acme"), &first).unwrap();
         assert!(all(&log, &tenant("acme"), &mut found).unwrap().is_empty(), "it missed nothing");
+    }
+
+    #[test]
+    fn since_a_time_is_what_is_kept_of_it() {
+        let mut log = Log::default();
+        for at_ms in 0..2 * EVENTS_MAX as u64 {
+            log.push(WatchEvent { at_ms, ..event("vnet/acme.red") }, false);
+        }
+        let first = |at_ms: usize, filter: &Filter| {
+            let mut place = log.since(at_ms as u64);
+            all(&log, filter, &mut place).unwrap().first().map(|event| event.at_ms)
+        };
+        for filter in [node(None), tenant("acme")] {
+            assert_eq!(first(EVENTS_MAX + 7, &filter), Some(EVENTS_MAX as u64 + 7));
+            assert_eq!(first(0, &filter), Some(EVENTS_MAX as u64), "the oldest that is kept");
+            assert_eq!(first(2 * EVENTS_MAX, &filter), None);
+        }
+        assert_eq!(first(0, &tenant("other")), None);
     }
 
     #[test]
@@ -356,7 +385,7 @@ mod tests {
             log.push(WatchEvent { who: Some(who.into()), ..event("vnet/acme.red") }, by_node);
         }
         let who = |filter: &Filter| {
-            let mut place = Place { at: 0, own: None };
+            let mut place = Place::default();
             let events = all(&log, filter, &mut place).unwrap();
             events.into_iter().filter_map(|event| event.who).collect::<Vec<_>>()
         };

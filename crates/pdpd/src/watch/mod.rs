@@ -37,7 +37,7 @@ use crate::state::access::now_ms;
 use log::Log;
 use taken::Taken;
 
-pub use reader::{READER_BURST_BYTES, READER_BYTES_PER_S, Reader};
+pub use reader::{From, READER_BURST_BYTES, READER_BYTES_PER_S, Reader};
 pub use sampler::LOAD_MAX;
 pub use teller::{open, start};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use pdp_api::{Cursor, Detail, Gap, Snapshot, VnetStatus, WatchEvent, WatchLine};
+use pdp_api::{Cursor, Detail, Gap, Snapshot, VnetStatus, WatchEvent, WatchLine, WatchQuery};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -40,6 +40,28 @@ pub struct Reader {
     due: Instant,
     version: watch::Receiver<u64>,
     budget: Budget,
+}
+
+/// Where a reader begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum From {
+    /// With what is.
+    Now,
+    /// With the events since then that are kept, milliseconds since 1970.
+    Since(u64),
+    /// With the events after this one.
+    After(Cursor),
+}
+
+impl From {
+    /// As a query says.
+    pub fn of(query: &WatchQuery) -> Self {
+        match (&query.after, query.since_ms) {
+            (Some(cursor), _) => Self::After(cursor.clone()),
+            (None, Some(at_ms)) => Self::Since(at_ms),
+            (None, None) => Self::Now,
+        }
+    }
 }
 
 /// What it is to get next.
@@ -94,7 +116,7 @@ impl Reader {
         filter: Filter,
         every: Duration,
         detail: Detail,
-        after: Option<&Cursor>,
+        from: &From,
     ) -> Self {
         let id = {
             let mut readers = lock(&board.readers);
@@ -106,9 +128,10 @@ impl Reader {
             id
         };
         let inside = lock(&board.inside);
-        let (next, place) = match after {
-            None => (Next::Snapshot, Place::default()),
-            Some(cursor) => match inside.log.find(&filter, cursor) {
+        let (next, place) = match from {
+            From::Now => (Next::Snapshot, Place::default()),
+            From::Since(at_ms) => (Next::Events, inside.log.since(*at_ms)),
+            From::After(cursor) => match inside.log.find(&filter, cursor) {
                 Some(place) => (Next::Events, place),
                 None => (Next::Gap(None), Place::default()),
             },

@@ -7,7 +7,7 @@ use pdp_api::{Detail, WATCH_EVERY_MS_DEFAULT, WatchQuery};
 use pdp_proto::mux;
 
 use super::log::Filter;
-use super::{Board, Reader, sampler};
+use super::{Board, From, Reader, sampler};
 use crate::access::Scope;
 use crate::ask::Answer;
 use crate::engine::Engine;
@@ -79,14 +79,15 @@ fn tell(engine: &Engine, vnet: &str) {
 
 /// Begins to read: what a reader gets first is of this moment.
 pub fn open(engine: &Engine, scope: &Scope, query: WatchQuery) -> Reader {
-    let WatchQuery { vnet, every_ms, detail, after } = query;
+    let from = From::of(&query);
+    let WatchQuery { vnet, every_ms, detail, .. } = query;
     let board: &Arc<Board> = engine.board();
     if detail != Detail::None {
         look(engine, vnet.as_deref());
     }
     let every = Duration::from_millis(every_ms.unwrap_or(WATCH_EVERY_MS_DEFAULT));
     let filter = Filter { scope: scope.clone(), vnet };
-    Reader::new(board, filter, every, detail, after.as_ref())
+    Reader::new(board, filter, every, detail, &from)
 }
 
 /// Looks for what nobody tells the daemon, of one vnet or of all; mirrors are asked of one alone.

@@ -24,7 +24,7 @@ use pdpd::http::tls::Tls;
 use pdpd::http::{Daemon, Listeners, ProgressFn, RouteFn, listen, serve};
 use pdpd::state::State;
 use pdpd::watch::log::Filter;
-use pdpd::watch::{Board, Reader};
+use pdpd::watch::{Board, From, Reader};
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -551,8 +551,9 @@ impl Daemon for Fake {
 
     fn watch(&self, scope: &Scope, query: WatchQuery) -> Result<Reader, Problem> {
         let every = Duration::from_millis(query.every_ms.unwrap_or(WATCH_EVERY_MS_DEFAULT));
+        let from = From::of(&query);
         let filter = Filter { scope: scope.clone(), vnet: query.vnet };
-        Ok(Reader::new(&self.board, filter, every, query.detail, query.after.as_ref()))
+        Ok(Reader::new(&self.board, filter, every, query.detail, &from))
     }
 
     fn stats(&self, _: &Scope, query: StatsQuery) -> Result<Stats, Problem> {
