@@ -149,6 +149,8 @@ struct Object {
     ended: Vec<PathBuf>,
     /// What runs of it is to be ended and started anew, as somebody wants it.
     renew: bool,
+    /// Somebody wants it otherwise than when its step began: a failure of that step is no reason to pause.
+    asked: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -382,7 +384,9 @@ impl Keeper {
             keys.insert(Key::Leftovers);
         }
         for key in &keys {
-            table.objects.entry(key.clone()).or_default().backoff.forgive();
+            let object = table.objects.entry(key.clone()).or_default();
+            object.backoff.forgive();
+            object.asked = true;
             table.enqueue(key);
         }
         if keys.is_empty() {
@@ -409,6 +413,7 @@ impl Keeper {
         for key in &keys {
             let object = table.objects.entry(key.clone()).or_default();
             object.backoff.forgive();
+            object.asked = true;
             object.renew = true;
             table.enqueue(key);
         }
@@ -531,6 +536,7 @@ impl Keeper {
         let object = table.objects.entry(key.clone()).or_default();
         let held = object.backoff.waits(Instant::now());
         let renew = object.renew;
+        object.asked = false;
         let ended = std::mem::take(&mut object.ended);
         drop(table);
         for directory in ended {
@@ -687,6 +693,9 @@ impl Keeper {
                     Key::External(_) => now + EXTERNAL_PAUSE,
                     _ => object.backoff.failed(now),
                 });
+                if object.asked {
+                    object.backoff.forgive();
+                }
                 table.wake_dependents(key);
             }
         }

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
+use pdp_container::{GuestSpec, HelperSpec, Limits, Process, State as GuestState};
 use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::Channel;
@@ -44,6 +44,10 @@ pub trait Machine: Debug + Send + Sync {
 
     /// Whether a process is there, started or only made.
     fn is_alive(&self, process: Process) -> bool;
+
+    /// Whether the guest in a directory, which is this process, was made and waits for its start, and its shim
+    /// is there.
+    fn waits(&self, dir: &Path, process: Process) -> bool;
 
     /// How the process of a directory ended, in words.
     fn ending(&self, dir: &Path) -> String;
@@ -184,6 +188,10 @@ impl Machine for Host {
 
     fn is_alive(&self, process: Process) -> bool {
         process.is_alive()
+    }
+
+    fn waits(&self, dir: &Path, process: Process) -> bool {
+        matches!(self.runtime.state(dir), Ok(GuestState::Created(made)) if made == process)
     }
 
     fn ending(&self, dir: &Path) -> String {

@@ -111,6 +111,10 @@ impl Machine for Pretend {
         self.lock().processes.values().any(|(known, _)| *known == process)
     }
 
+    fn waits(&self, dir: &Path, process: Process) -> bool {
+        self.running(dir) == Some(process)
+    }
+
     fn ending(&self, _: &Path) -> String {
         "as it was told to".into()
     }
@@ -125,7 +129,14 @@ impl Machine for Pretend {
     }
 
     fn create(&self, spec: &GuestSpec) -> Result<Process, HostError> {
-        Ok(self.begin(&spec.dir))
+        let process = self.begin(&spec.dir);
+        match spec.env.contains_key(BROKEN) {
+            true => {
+                self.lock().processes.remove(&spec.dir);
+                Err(io_error("can't create", &spec.dir))
+            }
+            false => Ok(process),
+        }
     }
 
     fn start(&self, _: &Path) -> Result<(), HostError> {
@@ -285,6 +296,9 @@ impl Machine for Pretend {
         Ok(())
     }
 }
+
+/// No guest can be made with this variable.
+const BROKEN: &str = "BROKEN";
 
 const SUBSTRATE: &str = "
 apiVersion: pdp/v1
@@ -637,6 +651,21 @@ fn a_vnet_whose_step_meets_two_muxes_waits_for_the_second() {
     kept.machine.set(|inside| inside.hangs = None);
     wait(&news);
     assert_eq!(kept.keeper.problems(|_| true), []);
+}
+
+#[test]
+fn who_wants_it_otherwise_is_not_told_of_what_failed_before() {
+    let mut kept = Kept::with_vnets(1);
+    kept.machine.set(|inside| inside.hangs = Some("one.h1".into()));
+    let broken = format!("kind: host, env: {{{BROKEN}: \"1\"}}");
+    let before = kept.apply(vnet("one", 1).replace("kind: host", &broken));
+    eventually("it is being made", || kept.machine.lock().hanging == 1);
+    let now = kept.apply(vnet("one", 1));
+    kept.machine.set(|inside| inside.hangs = None);
+    wait(&now);
+    assert_eq!(kept.keeper.problems(|_| true), []);
+    assert!(kept.machine.pid(&places().record("one", "h1", Part::Control)).is_some());
+    wait(&before);
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl Reconciler {
             };
         }
         let waits = match side.made {
-            Some(process) => machine.is_alive(process),
+            Some(process) => machine.waits(directory, process),
             None => false,
         };
         if !waits && doing.held {

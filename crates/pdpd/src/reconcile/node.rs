@@ -48,7 +48,7 @@ impl Reconciler {
         let routes = format!(" routes {}", routes::VERSION);
         let limits = format!("{:?}{}{routes}", wanted.control.limits, set_words(&wanted.routes));
         let mut changed = false;
-        let waits = side.made.filter(|process| machine.is_alive(*process));
+        let waits = side.made.filter(|process| machine.waits(directory, *process));
         let guest = match (waits, machine.running(directory)) {
             (Some(guest), _) => guest,
             (None, running) => {
