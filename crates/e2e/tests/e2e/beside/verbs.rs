@@ -492,14 +492,21 @@ fn what_is_wanted_is_shown_checked_and_compared() {
         assert!(words.starts_with(&format!("error: red/h1: {program}: ")), "{words}");
     }
 
-    // Completion works in a shell.
+    // Completion works in a shell, and has the daemon's names where that answers in time.
     let script = node.directory.join("completion");
     fs::write(&script, node.pdp(&["completion", "bash"])).expect("a script");
-    let words = format!(
-        "bash -c '. {}; COMP_WORDS=(pdp ca); COMP_CWORD=1; _pdp pdp ca pdp; echo $COMPREPLY'",
-        script.display()
-    );
-    assert_eq!(sh(&words).trim(), "capture");
+    let completed = |words: &str, word: &str| {
+        let (programs, socket) = (bin("pdp"), node.socket());
+        sh(&format!(
+            "PATH={}:$PATH bash -c '. {}; COMP_WORDS=(pdp --socket {} {words}); \
+             COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _clap_complete_pdp pdp {word}; echo ${{COMPREPLY[@]}}'",
+            programs.parent().expect("a directory").display(),
+            script.display(),
+            socket.display(),
+        ))
+    };
+    assert_eq!(completed("cap", "cap").trim(), "capture");
+    eventually("a node is completed", || completed("exec red/h", "red/h").contains("red/h1"));
 }
 
 #[test]
