@@ -18,6 +18,8 @@ const KNOWN_MAX: usize = 1024;
 pub struct Ways {
     socket: Socket,
     known: HashMap<Ipv4Addr, (bool, Instant)>,
+    /// Number of the last question.
+    asked: u32,
 }
 
 impl Ways {
@@ -26,7 +28,7 @@ impl Ways {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Self { socket, known: HashMap::new() })
+        Ok(Self { socket, known: HashMap::new(), asked: 0 })
     }
 
     /// Whether an address is elsewhere: none of the machine's own, on whatever interface, and no loopback,
@@ -48,28 +50,40 @@ impl Ways {
         away
     }
 
-    /// Whether the kernel has a unicast route (rtnetlink(7), RTM_GETROUTE).
-    fn ask(&mut self, to: Ipv4Addr) -> io::Result<bool> {
-        const HEADER: usize = 16;
+    /// Asks the kernel for the route to an address (rtnetlink(7), RTM_GETROUTE).
+    fn send(&mut self, to: Ipv4Addr) -> io::Result<()> {
         const GET_ROUTE: u16 = 26;
-        const NEW_ROUTE: u16 = 24;
         const REQUEST: u16 = 1;
         const FAMILY_IPV4: u8 = 2;
         const DESTINATION: u16 = 1;
-        const TYPE_AT: usize = HEADER + 7;
-        const UNICAST: u8 = 1;
         let mut request = Vec::with_capacity(36);
         request.extend_from_slice(&36u32.to_ne_bytes());
         request.extend_from_slice(&GET_ROUTE.to_ne_bytes());
         request.extend_from_slice(&REQUEST.to_ne_bytes());
-        request.extend_from_slice(&[0; 8]);
+        self.asked = self.asked.wrapping_add(1);
+        request.extend_from_slice(&self.asked.to_ne_bytes());
+        request.extend_from_slice(&[0; 4]);
         request.extend_from_slice(&[FAMILY_IPV4, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         request.extend_from_slice(&8u16.to_ne_bytes());
         request.extend_from_slice(&DESTINATION.to_ne_bytes());
         request.extend_from_slice(&to.octets());
         self.socket.send(&request, 0)?;
+        Ok(())
+    }
+
+    /// Whether the kernel has a unicast route to an address.
+    fn ask(&mut self, to: Ipv4Addr) -> io::Result<bool> {
+        const HEADER: usize = 16;
+        const NEW_ROUTE: u16 = 24;
+        const TYPE_AT: usize = HEADER + 7;
+        const UNICAST: u8 = 1;
+        self.send(to)?;
         let mut answer = Vec::with_capacity(4096);
-        self.socket.recv(&mut answer, 0)?;
+        // What an earlier question left is no answer to this one.
+        while answer.get(8..12) != Some(&self.asked.to_ne_bytes()[..]) {
+            answer.clear();
+            self.socket.recv(&mut answer, 0)?;
+        }
         let kind = answer.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]]));
         Ok(kind == Some(NEW_ROUTE) && answer.get(TYPE_AT) == Some(&UNICAST))
     }
@@ -92,6 +106,18 @@ mod tests {
             && let Ok(std::net::SocketAddr::V4(own)) = socket.local_addr()
         {
             assert!(!ways.leads_away(*own.ip(), now), "{own}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_that_of_its_question() {
+        let mut ways = Ways::new().unwrap();
+        for to in ["127.0.0.1", "192.0.2.77"].map(|to| to.parse().unwrap()) {
+            let alone = ways.ask(to).unwrap();
+            for left in ["192.0.2.77", "127.0.0.1"] {
+                ways.send(left.parse().unwrap()).unwrap();
+                assert_eq!(ways.ask(to).unwrap(), alone, "{to} after {left}");
+            }
         }
     }
 }
