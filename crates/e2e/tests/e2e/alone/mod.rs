@@ -1,6 +1,7 @@
 //! Tests that measure: each runs while no other does.
 
 mod events;
+mod fabric;
 mod faults;
 mod figure1;
 mod order;

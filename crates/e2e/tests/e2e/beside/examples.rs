@@ -19,14 +19,14 @@ pub(super) fn read(path: &str) -> String {
 }
 
 /// A shell in the repository whose `pdp` speaks to a node under test.
-pub(super) struct Shell<'a> {
+pub(crate) struct Shell<'a> {
     node: &'a Node,
     /// Paths as they are written for users, and what stands for them here.
     pub(super) instead: Vec<(&'static str, PathBuf)>,
 }
 
 impl<'a> Shell<'a> {
-    pub(super) fn new(node: &'a Node) -> Self {
+    pub(crate) fn new(node: &'a Node) -> Self {
         let path = node.directory.join("bin");
         fs::create_dir_all(&path).expect("a directory");
         symlink(bin("pdp"), path.join("pdp")).expect("a link");
@@ -53,7 +53,7 @@ impl<'a> Shell<'a> {
     }
 
     #[track_caller]
-    pub(super) fn run(&self, lines: &str) -> String {
+    pub(crate) fn run(&self, lines: &str) -> String {
         let output = self.try_run(lines);
         let words = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -63,7 +63,7 @@ impl<'a> Shell<'a> {
 }
 
 /// The commands of an example's comment, after `Try:`.
-pub(super) fn commands(example: &str) -> Vec<String> {
+pub(crate) fn commands(example: &str) -> Vec<String> {
     let text = read(example);
     let (_, tries) = text.split_once("# Try: ").expect("what to try");
     let lines = tries.lines().take_while(|line| !line.starts_with("apiVersion"));
@@ -81,21 +81,20 @@ pub(super) fn first(example: &str) -> Option<String> {
 /// Brings an example up as its comment says.
 fn bring_up(shell: &Shell<'_>, example: &str) {
     let up = commands(example).remove(0);
-    let files = up.strip_prefix("pdp up -f ").expect("how to bring it up");
-    assert!(files.trim_end_matches(" --wait").ends_with(example), "{up}");
+    assert!(up.starts_with("pdp up -f ") && up.ends_with(&format!("{example} --wait")), "{up}");
     shell.run(&up);
 }
 
 /// Does what the comment of an example says that is up; what the commands after `up` printed.
 fn follow(shell: &Shell<'_>, example: &str) -> Vec<String> {
-    let mut said = Vec::new();
-    let commands = commands(example);
-    for command in &commands[1..] {
-        // What was waited for is there; elsewhere routing daemons need their time.
-        if !commands[0].ends_with(" --wait") {
+    let (mut said, mut changed) = (Vec::new(), false);
+    for command in &commands(example)[1..] {
+        // What was waited for is there; with a link less routing daemons need their time.
+        if changed {
             eventually(command, || shell.try_run(command).status.success());
         }
         said.push(shell.run(command));
+        changed |= command.starts_with("pdp link ");
     }
     said
 }
@@ -130,8 +129,7 @@ const LABS: [(&str, Check); 10] = [
     ("testpmd.yaml", testpmd),
 ];
 
-/// What is run elsewhere: by alone/figure1.rs, below as the tutorial, by lab.rs. `fabric.yaml` wants more of a machine
-/// than tests have, and is checked as all are by pdp-spec's tests.
+/// What is run elsewhere: by lab.rs, alone/fabric.rs, alone/figure1.rs, and below as the tutorial.
 const ELSEWHERE: [&str; 5] = ["cable.yaml", "fabric.yaml", "figure1", "label.yaml", "links.yaml"];
 
 #[test]

@@ -175,7 +175,7 @@ fn three_routers_over_three_tunnels_with_all_that_links_do() {
     };
     let shell = Shell::new(&node);
     let start = Instant::now();
-    assert_eq!(*up, format!("pdp up -f {CABLE} {EXAMPLE}"));
+    assert_eq!(*up, format!("pdp up -f {CABLE} {EXAMPLE} --wait"));
     shell.run(up);
     let direct = || {
         eventually("routes by all tunnels", || has_converged(&node, 2, DIRECT));

@@ -5,7 +5,7 @@ mod boundaries;
 mod changes;
 mod crashes;
 mod dependencies;
-mod examples;
+pub(crate) mod examples;
 mod exceptions;
 mod externals;
 mod first_lab;
