@@ -176,6 +176,9 @@ pub struct NodeStatus {
     /// The helper of its way out and in beside its networks (`management`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub management: Option<ProcessStatus>,
+    /// Ports of the machine that lead into it, as its spec has them: `8080:80`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<String>,
     /// Its forwarding guests, by number.
     pub guests: Vec<ForwardingGuest>,
     /// Its ports, by index.

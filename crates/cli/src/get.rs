@@ -161,6 +161,7 @@ async fn nodes(
                 "RESTARTS",
                 "PID",
                 "ADDRESSES",
+                "PUBLISHED",
                 "LABELS",
                 "NOTE",
             ],
@@ -192,7 +193,7 @@ fn node_row(of: &Of<NodeStatus>) -> [String; 7] {
     ]
 }
 
-fn wide_row(of: &Of<NodeStatus>) -> [String; 10] {
+fn wide_row(of: &Of<NodeStatus>) -> [String; 11] {
     let [name, kind, state, ready, power, restarts, note] = node_row(of);
     let node = &of.it;
     let addresses: Vec<&str> =
@@ -208,6 +209,7 @@ fn wide_row(of: &Of<NodeStatus>) -> [String; 10] {
         restarts,
         node.control.pid.map_or("-".into(), |pid| pid.to_string()),
         or_dash(addresses.join(",")),
+        or_dash(node.published.join(",")),
         or_dash(labels.join(",")),
         note,
     ]

@@ -149,14 +149,16 @@ red/h1  host    running   yes    -      0
     assert_text(
         &out(&server, &["get", "nodes", "red", "-l", "role notin (edge)", "-o", "wide"]),
         "\
-NODE    KIND  STATE    READY  POWER  RESTARTS  PID  ADDRESSES    LABELS  NOTE
-red/h1  host  running  yes    -      0         110  10.0.0.2/24  -
+NODE    KIND  STATE    READY  POWER  RESTARTS  PID  ADDRESSES    PUBLISHED  LABELS  NOTE
+red/h1  host  running  yes    -      0         110  10.0.0.2/24  -          -
 ",
     );
     let edge = ["get", "node", "red", "-l", "role=edge"];
     let json: Value =
         serde_json::from_str(&out(&server, &[&edge[..], &["-o", "json"]].concat())).unwrap();
     assert_eq!((&json[0]["vnet"], &json[0]["labels"]["role"]), (&"red".into(), &"edge".into()));
+    let wide = out(&server, &[&edge[..], &["-o", "wide"]].concat());
+    assert!(wide.contains("8080:80,192.0.2.1:53:53/udp  role=edge"), "{wide}");
     assert_eq!(json.as_array().unwrap().len(), 1);
     let template = r#"jsonpath={[*].name} is {[*].control.pid}{"\n"}."#;
     assert_eq!(out(&server, &[&edge[..], &["-o", template]].concat()), "r1 is 100\n.\n");

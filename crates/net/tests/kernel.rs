@@ -525,6 +525,7 @@ fn the_probe_tries_everything_and_leaves_nothing() {
             "runc",
             "frr",
             "bird",
+            "passt",
             "locked memory",
             "devices",
             "TAP",

@@ -15,7 +15,7 @@ use pdp_container::State as GuestState;
 use pdp_net::interface::Interface;
 use pdp_proto::{mirror, mux};
 use pdp_spec::limits::MTU_MAX;
-use pdp_spec::units::{Percent, Span};
+use pdp_spec::units::{Percent, PublishedPort, Span};
 use pdp_spec::{Outlet, VirtualNetwork};
 
 use crate::access::Scope;
@@ -394,6 +394,7 @@ impl View<'_> {
             tap,
             mirror,
             management,
+            published: published(plan),
             guests,
         };
         let troubles = parts(&node).map(|(part, status)| (part, &status.message));
@@ -609,6 +610,12 @@ fn parts(node: &NodeStatus) -> impl Iterator<Item = (String, &ProcessStatus)> {
 fn failing(node: &NodeStatus) -> impl Iterator<Item = (String, &Option<String>)> {
     let failing = node.commands.iter().filter(|command| command.troubled);
     failing.map(|command| (command.name.clone(), &command.message))
+}
+
+/// Ports of the machine that lead into a node.
+fn published(plan: &NodePlan) -> Vec<String> {
+    let ports = plan.management.iter().flat_map(|management| &management.config.ports);
+    ports.map(|&port| PublishedPort(port).to_string()).collect()
 }
 
 fn external_words(name: &str, why: &str) -> String {

@@ -230,6 +230,7 @@ fn red() -> Vnet {
         tap: Some(process(101)),
         mirror: Some(process(102)),
         management: None,
+        published: vec!["8080:80".into(), "192.0.2.1:53:53/udp".into()],
         guests: vec![guest(0, "fe1"), guest(1, "fe2")],
         ports: vec![port("eth0", "10.0.0.1/24", 1)],
     };

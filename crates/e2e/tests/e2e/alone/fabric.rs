@@ -10,8 +10,7 @@ fn a_fabric_of_fifty_routers_comes_up_and_uses_all_its_ways() {
     let node = Node::start("fabric");
     let shell = Shell::new(&node);
     let commands = commands("examples/fabric.yaml");
-    let [_up, ping, routes] =
-        &commands.iter().map(|line| shell.run(line)).collect::<Vec<_>>()[..]
+    let [_up, ping, routes] = &commands.iter().map(|line| shell.run(line)).collect::<Vec<_>>()[..]
     else {
         panic!("{commands:?}")
     };
@@ -22,7 +21,9 @@ fn a_fabric_of_fifty_routers_comes_up_and_uses_all_its_ways() {
         let kernel = node.exec("fabric/leaf1", "ip route show 172.16.40.0/24");
         let guest = ["routes", "fabric/leaf1", "--guest", "0", "--within", "172.16.40.0/24"];
         let guest = node.pdp(&guest);
-        (1..=10).map(|n| format!("10.{n}.1.0")).all(|hop| kernel.contains(&hop) && guest.contains(&hop))
+        (1..=10)
+            .map(|n| format!("10.{n}.1.0"))
+            .all(|hop| kernel.contains(&hop) && guest.contains(&hop))
     });
     let vnets = node.json(&["get"]);
     assert_eq!(vnets[0]["ready"], true, "{vnets}");

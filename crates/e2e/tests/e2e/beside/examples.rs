@@ -86,14 +86,15 @@ fn bring_up(shell: &Shell<'_>, example: &str) {
 }
 
 /// Does what the comment of an example says that is up; what the commands after `up` printed.
-fn follow(shell: &Shell<'_>, example: &str) -> Vec<String> {
+fn follow(node: &Node, shell: &Shell<'_>, example: &str) -> Vec<String> {
     let (mut said, mut changed) = (Vec::new(), false);
     for command in &commands(example)[1..] {
         // What was waited for is there; with a link less routing daemons need their time.
         if changed {
             eventually(command, || shell.try_run(command).status.success());
         }
-        said.push(shell.run(command));
+        let on_the_machine = command.starts_with("curl ");
+        said.push(if on_the_machine { node.namespace().run(command) } else { shell.run(command) });
         changed |= command.starts_with("pdp link ");
     }
     said
@@ -116,7 +117,7 @@ fn hosts_talk(node: &Node, vnet: &str) {
 type Check = fn(&Node, &[String]);
 
 /// The labs that are brought up beside each other on one node, and what is looked at.
-const LABS: [(&str, Check); 10] = [
+const LABS: [(&str, Check); 11] = [
     ("bgp.yaml", bgp),
     ("customers.yaml", customers),
     ("firewall.yaml", firewall),
@@ -127,6 +128,7 @@ const LABS: [(&str, Check); 10] = [
     ("ospf.yaml", ospf),
     ("taps.yaml", taps),
     ("testpmd.yaml", testpmd),
+    ("web.yaml", web),
 ];
 
 /// What is run elsewhere: by lab.rs, alone/fabric.rs, alone/figure1.rs, and below as the tutorial.
@@ -166,7 +168,7 @@ fn labs_come_up_beside_each_other_and_do_what_they_say() {
     }
     for (file, check) in LABS {
         let example = format!("examples/{file}");
-        check(&node, &follow(&shell, &example));
+        check(&node, &follow(&node, &shell, &example));
     }
 }
 
@@ -255,6 +257,17 @@ fn image(node: &Node, said: &[String]) {
     assert_eq!(page.trim(), "hello from an image");
     assert!(programs.contains("httpd -> busybox") && !programs.contains("python"), "{programs}");
     assert!(node.try_pdp(&["exec", "image/www", "--", "/usr/bin/python3", "-V"]).is_err());
+}
+
+fn web(node: &Node, said: &[String]) {
+    let [outside, inside, nodes] = said else { panic!("{said:?}") };
+    for page in [outside, inside] {
+        assert_eq!(page.trim(), "hello from the lab");
+    }
+    let row = nodes.lines().find(|line| line.starts_with("web/www"));
+    assert!(row.is_some_and(|row| row.contains("8080:80")), "{nodes}");
+    let routes = node.exec("web/r1", "ip -o route show");
+    assert!(!routes.contains("mgmt0"), "the lab has nothing of it: {routes}");
 }
 
 fn testpmd(node: &Node, _: &[String]) {

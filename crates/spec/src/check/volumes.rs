@@ -1,0 +1,94 @@
+//! Checks of a node's volumes by themselves, and against those that it had.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::binds::NOT_THERE;
+use super::vnet::{BAD_PATH, NodeCheck, good_path, is_below};
+use super::{Existing, Reporter, Wanted};
+use crate::limits::{
+    BIND_BYTES_MAX, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME_NAME_CHARS_MAX, VOLUMES_MAX,
+};
+use crate::object::Node;
+use crate::units::Bytes;
+
+pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
+    check.too_many(&["volumes"], node.volumes.len(), VOLUMES_MAX);
+    let binds = node.binds.iter().filter_map(|bind| Some(bind.parts()?.target));
+    let mut targets: BTreeSet<String> =
+        binds.map(|target| target.trim_end_matches('/').to_owned()).collect();
+    let mut names = BTreeSet::new();
+    for (index, volume) in node.volumes.iter().enumerate() {
+        let index = index.to_string();
+        let path = ["volumes", index.as_str()];
+        let Some(parts) = volume.parts() else {
+            let hint = "write NAME:TARGET, or a mapping with source, target and size";
+            check.fault(&path, "the volume is not of two parts", hint);
+            continue;
+        };
+        let name = &parts.source;
+        if !is_name(name) {
+            let hint = "call it like frr-state; what is at a path of the machine is shown by binds";
+            let what = format!(
+                "source {name:?} is no name of a volume: 1 to {VOLUME_NAME_CHARS_MAX} letters, digits, - and _"
+            );
+            check.fault(&path, what, hint);
+        } else if !names.insert(name.clone()) {
+            let message = format!("volume {name} stands twice");
+            check.fault(&path, message, "a volume has one place; rename or remove one");
+        }
+        let (size, min, max) = (parts.size, Bytes(VOLUME_BYTES_MIN), Bytes(VOLUME_BYTES_MAX));
+        if size < min || size > max {
+            let message = format!("volume {name}: size {size} is not within {min} to {max}");
+            check.fault(&path, message, "choose one that is");
+        }
+        if !good_path(&parts.target) || parts.target.len() > BIND_BYTES_MAX {
+            let message = format!("target {:?} is {BAD_PATH}", parts.target);
+            check.fault(&path, message, "name a directory in the node, like /var/lib/frr");
+            continue;
+        }
+        let target = parts.target.trim_end_matches('/');
+        // Over what PdP needs in the node, or within it.
+        let meets = |place: &str| {
+            target == place || is_below(target, place) || is_below(place, target)
+        };
+        if NOT_THERE.iter().any(|place| meets(place)) {
+            let message = format!("target {target} is where no volume can be");
+            let hint = format!("choose a place that is not at, above or below {}", NOT_THERE.join(", "));
+            check.fault(&path, message, hint);
+        }
+        if !targets.insert(target.to_owned()) {
+            let message = format!("target {target} is that of another volume or bind");
+            check.fault(&path, message, "give each a place of its own");
+        }
+    }
+}
+
+/// Letters, digits, `-` and `_`: never a path, nor anything but a file's name.
+fn is_name(name: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    (1..=VOLUME_NAME_CHARS_MAX).contains(&name.len())
+        && name.chars().all(good)
+        && !name.starts_with('-')
+}
+
+/// That no volume that is there is to become smaller.
+pub(super) fn sizes(wanted: &Wanted<'_>, existing: &Existing, reporter: &mut Reporter) {
+    for (name, vnet) in &wanted.changed {
+        let Some(before) = existing.vnets.get(name) else { continue };
+        for (node_name, node) in &vnet.spec.nodes {
+            let Some(before) = before.spec.nodes.get(node_name) else { continue };
+            let before: BTreeMap<String, Bytes> = sizes_of(before).collect();
+            for (index, (source, size)) in sizes_of(node).enumerate() {
+                let Some(was) = before.get(&source).filter(|was| **was > size) else { continue };
+                let index = index.to_string();
+                let message = format!("volume {source}: size {size} is below the {was} that it has");
+                let hint = "keep its size; or give the volume another name, which removes what is in this one";
+                reporter.vnet(name, &["spec", "nodes", node_name, "volumes", &index], message, hint);
+            }
+        }
+    }
+}
+
+fn sizes_of(node: &Node) -> impl Iterator<Item = (String, Bytes)> {
+    node.volumes.iter().filter_map(|it| it.parts()).map(|parts| (parts.source, parts.size))
+}
