@@ -81,10 +81,12 @@ install-files:
 	    '$(share)/fish/vendor_completions.d'
 	install -m 0755 $(addprefix '$(BUILD)'/,$(programs)) '$(lib)'
 	install -m 0755 '$(BUILD)/pdp' '$(bin)'
+	strip --strip-debug $(addprefix '$(lib)'/,$(programs)) '$(bin)/pdp'
 	ln -sfn ../lib/pdp/pdpd '$(bin)/pdpd'
 	for unit in $(service_units); do \
 	    sed 's,@PREFIX@,$(PREFIX),' dist/$$unit > '$(units)'/$$unit && chmod 0644 '$(units)'/$$unit || exit; done
 	install -m 0644 README.md LICENSE '$(share)/doc/pdp'
+	cp -r docs examples schema '$(share)/doc/pdp'
 	'$(BUILD)/pdp' completion bash > '$(share)/bash-completion/completions/pdp'
 	'$(BUILD)/pdp' completion zsh > '$(share)/zsh/site-functions/_pdp'
 	'$(BUILD)/pdp' completion fish > '$(share)/fish/vendor_completions.d/pdp.fish'
@@ -94,6 +96,6 @@ uninstall:
 	    systemctl disable --now pdpd 2> /dev/null || true; fi
 	rm -f '$(bin)/pdp' '$(bin)/pdpd' $(addprefix '$(lib)'/,$(programs)) \
 	    $(addprefix '$(units)'/,$(service_units)) '$(share)/bash-completion/completions/pdp' \
-	    '$(share)/zsh/site-functions/_pdp' '$(share)/fish/vendor_completions.d/pdp.fish' \
-	    '$(share)/doc/pdp/README.md' '$(share)/doc/pdp/LICENSE'
-	rmdir '$(lib)' '$(share)/doc/pdp' 2> /dev/null || true
+	    '$(share)/zsh/site-functions/_pdp' '$(share)/fish/vendor_completions.d/pdp.fish'
+	rm -rf '$(share)/doc/pdp'
+	rmdir '$(lib)' 2> /dev/null || true
