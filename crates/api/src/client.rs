@@ -25,10 +25,10 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::exec::ExecRequest;
 use crate::{
     ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DeleteQuery, DownRequest, Event,
-    FdbEntry, GuestProcess, LinkChange, LinkRequest, LogQuery, NewToken, NodeProcess, Problem,
-    Progress, Report, RestartRequest, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats,
-    StatsQuery, Substrate, TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet,
-    VnetSummary, WatchLine, WatchQuery, paths,
+    FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, LogQuery, NewToken,
+    NodeProcess, Problem, Progress, PullRequest, Report, RestartRequest, RouteLine, RouteRow,
+    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Token, TokenRequest,
+    Trace, TraceRequest, Version, Vnet, VnetSummary, WatchLine, WatchQuery, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -195,6 +195,32 @@ impl Client {
     /// Revokes a token.
     pub async fn revoke_token(&self, id: u64) -> Result<()> {
         whole(self.send(Method::DELETE, &paths::token(id), None::<&()>).await?).await
+    }
+
+    /// Images that the daemon keeps.
+    pub async fn images(&self) -> Result<Vec<ImageInfo>> {
+        self.get(paths::IMAGES).await
+    }
+
+    /// Pulls what a name stands for now.
+    pub async fn pull_image(
+        &self,
+        request: &PullRequest,
+        progress: impl FnMut(Progress),
+    ) -> Result<Report> {
+        self.change(Method::POST, paths::IMAGES, Some(request), progress).await
+    }
+
+    /// Removes an image, by a name that it has or its digest.
+    pub async fn delete_image(&self, image: &str, query: &ImageQuery) -> Result<()> {
+        let path = with_query(&paths::image(image), query)?;
+        whole(self.send(Method::DELETE, &path, None::<&()>).await?).await
+    }
+
+    /// Removes images that nothing uses; returns which.
+    pub async fn prune_images(&self, query: &ImageQuery) -> Result<Vec<ImageInfo>> {
+        let path = with_query(paths::IMAGES, query)?;
+        whole(self.send(Method::DELETE, &path, None::<&()>).await?).await
     }
 
     /// Requests that came.

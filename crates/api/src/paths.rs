@@ -48,12 +48,20 @@ pub const WATCH: &str = "/v1/watch";
 pub const TENANTS: &str = "/v1/tenants";
 /// `GET`: `[Token]`. `POST` [`TokenRequest`](crate::TokenRequest): [`NewToken`](crate::NewToken).
 pub const TOKENS: &str = "/v1/tokens";
+/// `GET`: `[ImageInfo]`. `POST` [`PullRequest`](crate::PullRequest): [`Event`](crate::Event)s. `DELETE`: remove those
+/// that nothing uses; `[ImageInfo]` of them.
+pub const IMAGES: &str = "/v1/images";
 /// `GET`: `[AuditEntry]`.
 pub const AUDIT: &str = "/v1/audit";
 
 /// `DELETE`: [`Event`](crate::Event)s.
 pub fn tenant(tenant: &str) -> String {
     format!("{TENANTS}/{}", segment(tenant))
+}
+
+/// `DELETE`: remove it. By a name that it has, or its digest.
+pub fn image(image: &str) -> String {
+    format!("{IMAGES}/{}", segment(image))
 }
 
 /// `DELETE`: revoke it.

@@ -82,6 +82,8 @@ pub enum Command {
     Capture(crate::capture::Capture),
     Trace(Trace),
     Validate(Validate),
+    #[command(visible_alias = "image")]
+    Images(Images),
     Token(Token),
     Audit(Audit),
     Doctor(Doctor),
@@ -517,6 +519,59 @@ pub struct Validate {
     pub files: Files,
     #[command(flatten)]
     pub outside: Outside,
+}
+
+/// List, pull and remove images of registries and archives that the daemon keeps.
+///
+/// An image that a spec names is got when it is applied, unless it is there. Each tenant has its own.
+#[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Example: pdp images\n         pdp images pull frrouting/frr:latest\n         \
+                        pdp images rm registry.example/frr:10\n         pdp images prune"
+)]
+pub struct Images {
+    #[command(subcommand)]
+    pub action: Option<ImagesAction>,
+    #[command(flatten)]
+    pub list: ImagesList,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ImagesList {
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ImagesAction {
+    /// List them: what they are called, their digest, size, and who runs on them.
+    #[command(visible_alias = "ls")]
+    List(ImagesList),
+    /// Get what a name stands for now. What runs goes on; the next `pdp apply` uses it.
+    Pull {
+        /// Its name, as docker writes it.
+        image: String,
+        /// For this tenant.
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<String>,
+    },
+    /// Remove images that no node runs on.
+    #[command(visible_alias = "remove")]
+    Rm {
+        /// Names, digests, or how these begin.
+        #[arg(required = true)]
+        images: Vec<String>,
+        /// This tenant's.
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<String>,
+    },
+    /// Remove all images that no node runs on.
+    Prune {
+        /// This tenant's.
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<String>,
+    },
 }
 
 /// Make, list and revoke tokens, which say who asks over TLS. For operators.

@@ -19,6 +19,7 @@ mod failure;
 mod files;
 mod filter;
 mod get;
+mod images;
 mod many;
 mod name;
 mod nodes;
@@ -116,6 +117,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Events(wanted) => events::events(&client, wanted).await,
         Command::Routes(routes) => routes::routes(&client, routes).await,
         Command::Validate(validate) => files::validate(validate),
+        Command::Images(images) => images::images(&client, images).await,
         Command::Token(token) => who::token(&client, token).await,
         Command::Audit(audit) => who::audit(&client, audit).await,
         Command::Doctor(doctor) => show::doctor(&client, doctor).await,

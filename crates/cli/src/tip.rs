@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Words of other tools, and what to use here.
-const TIPS: [(&[&str], &str); 13] = [
+const TIPS: [(&[&str], &str); 14] = [
     (&["status", "ps", "ls", "show"], "pdp get lists vnets, pdp inspect VNET shows one"),
     (&["describe", "info"], "pdp inspect VNET shows a vnet, pdp inspect VNET/NODE a node"),
     (&["destroy", "remove", "rm", "del"], "pdp delete VNET forgets a vnet, pdp down stops all"),
@@ -19,6 +19,7 @@ const TIPS: [(&[&str], &str); 13] = [
     (&["save", "backup"], "pdp export VNET --save -o DIR writes a vnet with its nodes' files"),
     (&["copy", "scp"], "pdp cp FILE VNET/NODE:PATH copies a file into a node"),
     (&["tcpdump", "sniff", "dump"], "pdp capture VNET/NODE:PORT -w FILE writes frames as pcap"),
+    (&["pull"], "pdp images pull NAME gets an image; apply gets those that specs name"),
     (&["top", "monitor"], "pdp stats --watch prints counters and rates again and again"),
 ];
 

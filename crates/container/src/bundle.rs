@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use crate::binds;
 use crate::cgroup::Cgroups;
 use crate::error::{Context, Error, Result};
-use crate::image;
+use crate::image::{self, Own};
 use crate::init;
-use crate::profile::Writable;
+use crate::profile::{WRITABLE_CHANGES, Writable};
 use crate::root;
 use crate::seccomp;
-use crate::spec::{Bind, GuestSpec, ID_BYTES_MAX, Profile, Root, bundle, id_is_good};
+use crate::spec::{Bind, GuestSpec, ID_BYTES_MAX, Owned, Profile, Root, RunAs, bundle, id_is_good};
 use crate::view;
 
 /// Where a guest finds what PdP needs in it.
@@ -34,6 +34,11 @@ const COMMANDS_MAX: usize = 128;
 
 /// Bytes of all files of a guest.
 const FILES_BYTES_MAX: usize = 64 << 20;
+
+/// What a guest may change in an image that it may write to: this part of its memory, which so can't be filled as a
+/// whole, and so many bytes.
+const CHANGES_PART: u64 = 4;
+const CHANGES_BYTES_MAX: u64 = 4 << 30;
 
 /// Guests are killed before helpers when a node's memory runs out: a helper's death costs more.
 const OOM_SCORE_ADJUST: i32 = 500;
@@ -102,7 +107,8 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     if spec.packet_rings && spec.profile.is_forwarding() {
         return fail("a forwarding guest has no rings of packet sockets".to_owned());
     }
-    if spec.commands.iter().any(|command| command.argv.is_empty()) {
+    let as_image = matches!(spec.root, Root::Image { .. }) && !spec.profile.is_forwarding();
+    if !as_image && spec.commands.iter().any(|command| command.argv.is_empty()) {
         return fail("a command without a program".to_owned());
     }
     let count = spec.commands.len();
@@ -138,6 +144,7 @@ pub(crate) fn make(
     fs::write(&users, "").at("make", &users)?;
     // What the container finds there; and what it is on the machine.
     let shown = dir.join(view::ROOT);
+    let mut own = None;
     let (root, image) = match &spec.root {
         Root::Host => {
             root::make(spec, &shown)?;
@@ -152,13 +159,36 @@ pub(crate) fn make(
             let user = dir.join(view::IMAGE);
             (image::unpack_for(&user, path, reference.as_deref(), images)?, true)
         }
+        Root::Image { owner, digest } => {
+            let layout = image::layout(images, owner, digest);
+            own = Some(Own::read(&layout)?);
+            (image::unpack_for(&dir.join(view::IMAGE), &layout, None, images)?, true)
+        }
     };
     if image {
         fs::create_dir(&shown).at("make", &shown)?;
     }
-    let mut mounts = system_mounts(spec.profile);
+    let as_image = own.map(|own| AsImage::of(spec, own, &root)).transpose()?;
+    let (spec, workdir) = match &as_image {
+        Some(as_image) => (&as_image.spec, &*as_image.workdir),
+        None => (spec, "/"),
+    };
     let memory = spec.limits.memory_bytes;
-    let writable = spec.profile.writable(image);
+    let changes = as_image.is_some() && !spec.profile.is_forwarding();
+    if changes {
+        for name in [view::LOWER, view::CHANGES] {
+            let place = dir.join(name);
+            fs::create_dir(&place).at("make", &place)?;
+        }
+        let bytes = CHANGES_BYTES_MAX.min(memory.unwrap_or(u64::MAX) / CHANGES_PART);
+        let path = dir.join(view::CHANGES_BYTES);
+        fs::write(&path, bytes.to_string()).at("write", &path)?;
+    }
+    let mut mounts = system_mounts(spec.profile);
+    let writable = match changes {
+        true => WRITABLE_CHANGES,
+        false => spec.profile.writable(image),
+    };
     mounts.extend(writable.iter().map(|place| writable_mount(place, memory)));
     if !image {
         mounts.extend(root::shown().iter().map(|path| bind_mount(path, path, false)));
@@ -179,13 +209,45 @@ pub(crate) fn make(
     let config = json!({
         "ociVersion": "1.0.2",
         "hostname": spec.hostname,
-        "root": { "path": shown, "readonly": true },
-        "process": process(spec, &init),
+        "root": { "path": shown, "readonly": !changes },
+        "process": process(spec, &init, workdir),
         "mounts": mounts,
         "linux": linux(spec, cgroups),
     });
     let path = dir.join("config.json");
     fs::write(&path, config.to_string()).at("write", &path)
+}
+
+/// A guest on an image with an environment, a directory and a command of its own.
+struct AsImage {
+    /// The guest with what is the image's where its own spec does not say.
+    spec: GuestSpec,
+    /// Where they are run.
+    workdir: String,
+}
+
+impl AsImage {
+    /// `root`: the image's files.
+    fn of(spec: &GuestSpec, own: Own, root: &Path) -> Result<Self> {
+        let mut merged = spec.clone();
+        merged.env = own.env.into_iter().chain(spec.env.clone()).collect();
+        for command in merged.commands.iter_mut().filter(|command| command.argv.is_empty()) {
+            command.argv.clone_from(&own.argv);
+            if !own.user.is_empty() {
+                let (user, group) = match own.user.split_once(':') {
+                    Some((user, group)) => (user, Some(group.to_owned())),
+                    None => (&*own.user, None),
+                };
+                let owner = Owned::Named { user: user.to_owned(), group };
+                let (uid, gid) = root::ids(spec, root, &owner)?;
+                let home = image::home(root, uid).filter(|_| !merged.env.contains_key("HOME"));
+                command.run_as = Some(RunAs { uid, gid, home });
+            }
+        }
+        let there = image::has_directory(root, Path::new(&own.workdir));
+        let workdir = if there { own.workdir } else { "/".to_owned() };
+        Ok(Self { spec: merged, workdir })
+    }
 }
 
 /// Puts `pdp-init`, its configuration and the guest's files where they can be mounted; returns how
@@ -275,7 +337,7 @@ fn write_owned(
     root::own(spec, path, owner)
 }
 
-fn process(spec: &GuestSpec, init: &[String]) -> Value {
+fn process(spec: &GuestSpec, init: &[String], workdir: &str) -> Value {
     let mut env = vec![
         "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/frr".to_owned(),
         "HOME=/root".to_owned(),
@@ -290,7 +352,7 @@ fn process(spec: &GuestSpec, init: &[String]) -> Value {
         "user": { "uid": spec.uid, "gid": spec.uid },
         "args": init,
         "env": env,
-        "cwd": "/",
+        "cwd": workdir,
         "noNewPrivileges": true,
         "oomScoreAdj": OOM_SCORE_ADJUST,
         "capabilities": {

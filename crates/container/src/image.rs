@@ -10,13 +10,17 @@
 //! [`UNPACKED_FILES_MAX`].
 //! Source: OCI image specification 1.0.2 (image-layout, manifest, layer: whiteouts).
 
+mod archive;
+mod config;
+mod store;
+
 use std::collections::BTreeSet;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
 use serde::de::DeserializeOwned;
@@ -27,6 +31,11 @@ use crate::error::{Context, Error, Result};
 use crate::spec::bundle;
 use crate::tree;
 use crate::view;
+
+pub use archive::{ARCHIVE_ENTRIES_MAX, convert};
+pub(crate) use config::{Own, has_directory, home};
+pub(crate) use store::layout;
+pub use store::{Index, KEPT_MAX, Kept, Named, Room, STORE, Store, Work};
 
 /// Bytes of an index or a manifest.
 pub const JSON_BYTES_MAX: u64 = 4 << 20;
@@ -42,6 +51,9 @@ pub const UNPACKED_FILES_MAX: u64 = 1_000_000;
 
 /// User ids of an image; files of others are root's.
 const IDS: u64 = 1 << 16;
+
+/// The manifest of an image that came ([`Work::inbox`]).
+pub const MANIFEST: &str = "manifest.json";
 
 /// Ends the name of what is no whole image: not yet, or no more.
 pub const PART: &str = ".part";
@@ -60,15 +72,40 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Says that all that lower layers have in this directory is gone.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Guests that start at a time may want the same image: it is unpacked once. And none goes between
-/// its unpacking and the link that keeps it.
-static IMAGES: Mutex<()> = Mutex::new(());
+/// Images that somebody unpacks or removes: guests that start at a time may want the same one, which is unpacked
+/// once; and none goes between its unpacking and the link that keeps it. Who wants another waits for nobody.
+static BUSY: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+static FREE: Condvar = Condvar::new();
+
+/// One image that nobody else unpacks or removes, by the path of its root.
+struct Claim(PathBuf);
+
+impl Claim {
+    /// Waits for who has it.
+    fn wait(root: &Path) -> Self {
+        let mut busy = lock();
+        while !busy.insert(root.to_owned()) {
+            busy = FREE.wait(busy).unwrap_or_else(PoisonError::into_inner);
+        }
+        Self(root.to_owned())
+    }
+
+    fn try_now(root: &Path) -> Option<Self> {
+        lock().insert(root.to_owned()).then(|| Self(root.to_owned()))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        lock().remove(&self.0);
+        FREE.notify_all();
+    }
+}
 
 /// Unpacks an image below `images` unless it is there, and returns its root. One process at a time
 /// may do so.
 pub fn unpack(layout: &Path, reference: Option<&str>, images: &Path) -> Result<PathBuf> {
-    let _one = lock();
-    unpack_alone(layout, reference, images)
+    unpack_then(layout, reference, images, |_| Ok(()))
 }
 
 /// The same for a guest: `link` is made a link to it, and it is kept as long as that is there.
@@ -78,26 +115,37 @@ pub(crate) fn unpack_for(
     reference: Option<&str>,
     images: &Path,
 ) -> Result<PathBuf> {
-    let _one = lock();
-    let root = unpack_alone(layout, reference, images)?;
-    symlink(&root, link).at("link", link)?;
-    Ok(root)
+    unpack_then(layout, reference, images, |root| symlink(root, link).at("link", link))
 }
 
 /// Removes what is in `images` and no whole image that a guest runs on, in the directories that
-/// `guests` returns.
+/// `guests` returns; but [`STORE`].
 pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) -> Result<()> {
-    let _one = lock();
     let there = fs::read_dir(images).at("read", images)?;
     let there: io::Result<Vec<PathBuf>> = there.map(|entry| Ok(entry?.path())).collect();
     let mut there = there.at("read", images)?;
+    there.retain(|path| !path.ends_with(STORE));
     if there.is_empty() {
         return Ok(());
     }
-    let used = |dir: &PathBuf| fs::read_link(bundle(dir).join(view::IMAGE)).ok();
-    let used: BTreeSet<PathBuf> = guests()?.iter().filter_map(used).collect();
-    there.retain(|path| !used.contains(path));
-    there.iter().try_for_each(|path| discard(path))
+    let used = || -> Result<BTreeSet<PathBuf>> {
+        let used = |dir: &PathBuf| fs::read_link(bundle(dir).join(view::IMAGE)).ok();
+        Ok(guests()?.iter().filter_map(used).collect())
+    };
+    let before = used()?;
+    there.retain(|path| !before.contains(path));
+    for path in there {
+        // Of one that is being unpacked: its part. It is another's, who has it then.
+        let bytes = path.as_os_str().as_bytes();
+        let whole = bytes.strip_suffix(PART.as_bytes()).unwrap_or(bytes);
+        let Some(_claim) = Claim::try_now(Path::new(std::ffi::OsStr::from_bytes(whole))) else {
+            continue;
+        };
+        if !used()?.contains(&path) {
+            discard(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether an image is there and can be unpacked, as far as its index, its manifest and the presence of its
@@ -109,6 +157,41 @@ pub fn look(layout: &Path, reference: Option<&str>) -> Result<()> {
         there.map_err(|error| failed(layout, format!("layer {}: {error}", layer.digest())))?;
     }
     Ok(())
+}
+
+/// The digest of the image for this kind of machine where `bytes` are an index of images; `None` where they are an
+/// image's own manifest.
+///
+/// # Errors
+/// Neither, or none of them is for linux/amd64.
+pub fn of_index(bytes: &[u8]) -> std::result::Result<Option<String>, String> {
+    #[derive(serde::Deserialize)]
+    struct Either {
+        manifests: Option<Vec<Entry>>,
+        config: Option<serde::de::IgnoredAny>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Entry {
+        digest: String,
+        platform: Option<Platform>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Platform {
+        os: String,
+        architecture: String,
+    }
+    let either: Either = parse(bytes).map_err(|error| format!("its manifest: {error}"))?;
+    let entries = match (either.manifests, either.config) {
+        (Some(entries), _) => entries,
+        (None, Some(_)) => return Ok(None),
+        (None, None) => return Err("its manifest is in none of the forms of docker and OCI".into()),
+    };
+    let for_us = |entry: &Entry| {
+        let platform = entry.platform.as_ref();
+        platform.is_none_or(|is| is.os == "linux" && is.architecture == "amd64")
+    };
+    let found = entries.into_iter().find(for_us);
+    found.map(|entry| Some(entry.digest)).ok_or_else(|| "it is not for linux/amd64".into())
 }
 
 /// The layers of an image, lowest first.
@@ -124,9 +207,9 @@ fn failed(layout: &Path, text: String) -> Error {
     Error::Image { path: layout.to_owned(), text }
 }
 
-fn lock() -> MutexGuard<'static, ()> {
+fn lock() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     // A panic leaves nothing under a whole image's name.
-    IMAGES.lock().unwrap_or_else(PoisonError::into_inner)
+    BUSY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Removes an image, or a part of one; it is no whole one from the first step on.
@@ -140,16 +223,29 @@ fn discard(path: &Path) -> Result<()> {
     tree::remove(Path::new(&part))
 }
 
-fn unpack_alone(layout: &Path, reference: Option<&str>, images: &Path) -> Result<PathBuf> {
+/// Unpacks an image unless it is there, and does something with its root before anybody can remove it.
+fn unpack_then(
+    layout: &Path,
+    reference: Option<&str>,
+    images: &Path,
+    then: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
     let (digest, manifest) = manifest(layout, reference)?;
-    let name = digest.replace(':', "-");
-    let root = images.join(&name);
-    if root.is_dir() {
-        return Ok(root);
+    let root = images.join(digest.replace(':', "-"));
+    let _claim = Claim::wait(&root);
+    if !root.is_dir() {
+        unpack_alone(layout, &manifest, images, &root)?;
     }
-    let layers = layers(layout, &manifest)?;
+    then(&root)?;
+    Ok(root)
+}
+
+fn unpack_alone(layout: &Path, manifest: &ImageManifest, images: &Path, root: &Path) -> Result<()> {
+    let layers = layers(layout, manifest)?;
     // From a process that was killed.
-    let part = images.join(name + PART);
+    let mut part = root.as_os_str().to_owned();
+    part.push(PART);
+    let part = PathBuf::from(part);
     tree::remove(&part)?;
     let result = make_directories(images, &part).and_then(|()| {
         let mut left = Left { bytes: UNPACKED_BYTES_MAX, files: UNPACKED_FILES_MAX };
@@ -166,14 +262,14 @@ fn unpack_alone(layout: &Path, reference: Option<&str>, images: &Path) -> Result
         // All that it has, before its name says so; and its name, before a guest is told.
         let unpacked = File::open(&part).at("open", &part)?;
         rustix::fs::syncfs(&unpacked).at("write to disk", &part)?;
-        fs::rename(&part, &root).at("rename", &part)?;
+        fs::rename(&part, root).at("rename", &part)?;
         File::open(images).and_then(|images| images.sync_all()).at("write to disk", images)
     });
     if result.is_err() {
         // What failed first is what the caller has to know.
         let _ = tree::remove(&part);
     }
-    result.map(|()| root)
+    result
 }
 
 /// What may still be unpacked.
@@ -233,9 +329,18 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     serde_json::from_slice(bytes)
 }
 
+/// Opens a file, and nothing else: what has no end, or waits for somebody, is no part of an image.
+fn open_file(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(invalid(format!("{} is no file", path.display()))),
+    }
+}
+
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(JSON_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    open_file(path)?.take(JSON_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > JSON_BYTES_MAX {
         return Err(invalid(format!("more than {JSON_BYTES_MAX} bytes")));
     }
@@ -268,9 +373,14 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Applies a layer; its digest is checked on a first pass over the file.
 fn apply(layout: &Path, layer: &Descriptor, root: &Path, left: &mut Left) -> io::Result<()> {
+    apply_tar(layer_tar(layout, layer)?, root, left)
+}
+
+/// A layer's files as tar, once its digest has been checked.
+fn layer_tar(layout: &Path, layer: &Descriptor) -> io::Result<Box<dyn Read>> {
     let (path, want) = blob_path(layout, layer)?;
     let mut hash = Sha256::new();
-    let mut file = File::open(&path)?;
+    let mut file = open_file(&path)?;
     let mut buffer = vec![0; 1 << 16];
     loop {
         match file.read(&mut buffer)? {
@@ -281,19 +391,19 @@ fn apply(layout: &Path, layer: &Descriptor, root: &Path, left: &mut Left) -> io:
     if hex(&hash.finalize()) != want {
         return Err(invalid("its bytes have another digest".to_owned()));
     }
-    let file = BufReader::new(File::open(&path)?);
     // By its first bytes: media types of layers come in several dialects.
     let mut magic = [0; 4];
-    let count = File::open(&path)?.read(&mut magic)?;
-    match magic[..count] {
-        [0x1f, 0x8b, ..] => apply_tar(flate2::bufread::MultiGzDecoder::new(file), root, left),
+    let count = open_file(&path)?.read(&mut magic)?;
+    let file = BufReader::new(open_file(&path)?);
+    Ok(match magic[..count] {
+        [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
         [0x28, 0xb5, 0x2f, 0xfd] => {
             let decoder = ruzstd::decoding::StreamingDecoder::new(file)
                 .map_err(|error| invalid(format!("zstd: {error}")))?;
-            apply_tar(decoder, root, left)
+            Box::new(decoder)
         }
-        _ => apply_tar(file, root, left),
-    }
+        _ => Box::new(file),
+    })
 }
 
 fn apply_tar(tar: impl Read, root: &Path, left: &mut Left) -> io::Result<()> {

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use self::output::{Forwarder, Output};
 use self::probe::Looks;
 use self::service::Service;
-use crate::spec::Command;
+use crate::spec::{Command, RunAs};
 use crate::status::Told;
 
 /// First pause before a restart.
@@ -280,13 +280,22 @@ pub(crate) fn limit(open_files_max: u64) -> io::Result<()> {
 }
 
 /// Starts a program in a session of its own, which writes into `output`, or where this process does.
-fn spawn(argv: &[String], output: Option<&Output>) -> io::Result<Pid> {
+fn spawn(argv: &[String], output: Option<&Output>, run_as: Option<&RunAs>) -> io::Result<Pid> {
     let (program, arguments) =
         argv.split_first().ok_or_else(|| io::Error::other("a command without a program"))?;
     let mut command = std::process::Command::new(program);
     command.args(arguments);
     if let Some(output) = output {
         command.stdout(output.end()?).stderr(output.end()?);
+    }
+    if let Some(RunAs { uid, gid, home }) = run_as {
+        command.uid(*uid).gid(*gid);
+        if let Some(output) = output {
+            output.give(*uid, *gid)?;
+        }
+        if let Some(home) = home {
+            command.env("HOME", home);
+        }
     }
     // SAFETY: after fork, only sigprocmask(2) and setsid(2) are called, which are
     // async-signal-safe; nothing is allocated.

@@ -48,7 +48,7 @@ pub use runtime::{Paths, Runtime, State};
 pub use shim::main as shim_main;
 pub use spec::{
     Bind, Check, Command, File, GuestSpec, HelperSpec, ID_BYTES_MAX, LOG_BYTES_MAX, Limits, Owned,
-    Probe, Profile, Restart, Root, UserRange,
+    Probe, Profile, Restart, Root, RunAs, UserRange,
 };
 pub use status::{CommandState, CommandStatus, WORDS_BYTES_MAX};
 pub use store::RECORD_VERSION;

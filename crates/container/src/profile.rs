@@ -38,6 +38,10 @@ const WRITABLE_IMAGE: &[Writable] = &[
     writable("/root", 8, "700", false),
 ];
 
+/// The same over an image that can be written to everywhere: what is gone with a new start in it too.
+pub(crate) const WRITABLE_CHANGES: &[Writable] =
+    &[writable("/run", 16, "755", true), writable("/tmp", 64, "1777", false)];
+
 /// Writable places of forwarding guests.
 const WRITABLE_FORWARDING: &[Writable] =
     &[writable("/run", 4, "1777", false), writable("/tmp", 16, "1777", false)];

@@ -5,9 +5,11 @@
 //! [`ETC_COPIED`], none of which is secret on a usual machine.
 
 use std::fs::{self, DirBuilder};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use crate::error::{Context, Error, Result};
 use crate::spec::{File, GuestSpec, Owned};
@@ -17,6 +19,9 @@ const SYSTEM_ID_MAX: u32 = 999;
 
 /// `nobody` and `nogroup`.
 const NOBODY_ID: u32 = 65534;
+
+/// Bytes of a guest's `/etc/passwd` or `/etc/group` that users are looked up in.
+const ACCOUNTS_BYTES_MAX: u64 = 1 << 20;
 
 /// User and group id of root inside.
 const ROOT: (u32, u32) = (0, 0);
@@ -91,16 +96,16 @@ const ETC_COPIED: &[&str] = &[
 /// Hundreds of links, which are the same in all guests.
 const ALTERNATIVES: &str = "/etc/alternatives";
 
-/// An account of the host.
-struct Account<'a> {
+/// An account.
+pub(crate) struct Account<'a> {
     name: &'a str,
-    line: &'a str,
-    id: u32,
+    pub(crate) line: &'a str,
+    pub(crate) id: u32,
     group: u32,
 }
 
 /// The accounts in a file like `/etc/passwd` or `/etc/group`.
-fn accounts(text: &str) -> impl Iterator<Item = Account<'_>> {
+pub(crate) fn accounts(text: &str) -> impl Iterator<Item = Account<'_>> {
     text.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
@@ -108,6 +113,21 @@ fn accounts(text: &str) -> impl Iterator<Item = Account<'_>> {
         let group = fields.next().and_then(|group| group.parse().ok()).unwrap_or(id);
         Some(Account { name, line, id, group })
     })
+}
+
+/// The text of a file like `etc/passwd` in the root of a guest, if it is one of at most [`ACCOUNTS_BYTES_MAX`]. Links
+/// are followed as the guest would: what an image links to is not looked for on the machine.
+pub(crate) fn account_file(root: &Path, file: &str) -> Option<String> {
+    let top = fs::File::open(root).ok()?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let file = fs::File::from(openat2(&top, file, flags, Mode::empty(), inside).ok()?);
+    let mut text = String::new();
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    file.take(ACCOUNTS_BYTES_MAX + 1).read_to_string(&mut text).ok()?;
+    (text.len() as u64 <= ACCOUNTS_BYTES_MAX).then_some(text)
 }
 
 /// Those of them that are the system's.
@@ -126,10 +146,7 @@ pub(crate) fn ids(spec: &GuestSpec, root: &Path, owner: &Owned) -> Result<(u32, 
                 (Ok(id), _) => Some((id, id)),
                 (_, "root") => Some((0, 0)),
                 _ => {
-                    let path = root.join(file);
-                    // What an image links to would be looked for on the machine.
-                    let whole = fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file());
-                    let text = whole.then(|| fs::read_to_string(&path).ok())??;
+                    let text = account_file(root, file)?;
                     let found = accounts(&text).find(|account| account.name == name)?;
                     Some((found.id, found.group))
                 }
@@ -342,5 +359,44 @@ mod tests {
         assert_eq!(system_accounts(text).nth(1).map(|frr| (frr.id, frr.group)), Some((106, 111)));
         // In /etc/group the field after the id has members.
         assert_eq!(accounts("frrvty:x:110:frr\n").next().map(|group| group.id), Some(110));
+    }
+
+    /// An image may have anything at `/etc/passwd`.
+    #[test]
+    fn accounts_are_looked_for_inside_and_read_up_to_a_bound() {
+        let top = tempfile::tempdir().unwrap();
+        let root = top.path().join("root");
+        let etc = root.join("etc");
+        let passwd = etc.join("passwd");
+        fs::create_dir_all(&etc).unwrap();
+        let of = || account_file(&root, "etc/passwd");
+        assert_eq!(of(), None);
+        fs::write(&passwd, "frr:x:1:1\n").unwrap();
+        assert_eq!(of().as_deref(), Some("frr:x:1:1\n"));
+        let size = |bytes| fs::File::options().write(true).open(&passwd).unwrap().set_len(bytes);
+        size(ACCOUNTS_BYTES_MAX).unwrap();
+        assert_eq!(of().map(|text| text.len() as u64), Some(ACCOUNTS_BYTES_MAX));
+        size(16 << 30).unwrap();
+        assert_eq!(of(), None);
+        // What has no end, and what waits for somebody.
+        fs::remove_file(&passwd).unwrap();
+        symlink("/dev/zero", &passwd).unwrap();
+        assert_eq!(of(), None);
+        fs::remove_file(&passwd).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &passwd, rustix::fs::FileType::Fifo, Mode::RWXU, 0)
+            .unwrap();
+        assert_eq!(of(), None);
+        // A link is one within the image, in whatever part of the path.
+        fs::remove_dir_all(&etc).unwrap();
+        fs::create_dir(top.path().join("secret")).unwrap();
+        fs::write(top.path().join("secret/passwd"), "machine's").unwrap();
+        symlink(top.path().join("secret"), &etc).unwrap();
+        assert_eq!(of(), None);
+        fs::remove_file(&etc).unwrap();
+        symlink("../../secret", &etc).unwrap();
+        assert_eq!(of(), None);
+        fs::create_dir(root.join("secret")).unwrap();
+        fs::write(root.join("secret/passwd"), "image's").unwrap();
+        assert_eq!(of().as_deref(), Some("image's"));
     }
 }

@@ -87,6 +87,15 @@ pub enum Root {
         /// The image's `org.opencontainers.image.ref.name`; `None` if there is one image only.
         reference: Option<String>,
     },
+    /// An image of the store ([`crate::image::Store`]), with its own environment and working directory, and its
+    /// own command where one is given without a program. A control guest or host may write everywhere in it, into
+    /// memory of its own.
+    Image {
+        /// Whose it is in the store.
+        owner: String,
+        /// Its manifest's digest.
+        digest: String,
+    },
 }
 
 /// What a guest may do.
@@ -175,7 +184,7 @@ pub struct Bind {
 /// A command of a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
-    /// Program and arguments.
+    /// Program and arguments; empty on [`Root::Image`]: the image's own, as its own user.
     pub argv: Vec<String>,
     /// What when it ends.
     pub restart: Restart,
@@ -193,12 +202,39 @@ pub struct Command {
     /// What tells that it is ready; `None`: that it was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Check>,
+    /// Who runs it, inside; `None`: whoever runs all of the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_as: Option<RunAs>,
+}
+
+/// Who runs a command inside of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunAs {
+    /// User id.
+    pub uid: u32,
+    /// Group id; no others.
+    pub gid: u32,
+    /// `HOME`, where the environment of the guest does not say.
+    pub home: Option<String>,
 }
 
 impl Command {
     /// A command that is started at once, and of which nothing is waited for.
     pub fn new(argv: Vec<String>, restart: Restart) -> Self {
-        Self { argv, restart, with_previous: false, once: false, after: Vec::new(), ready: None }
+        Self {
+            argv,
+            restart,
+            with_previous: false,
+            once: false,
+            after: Vec::new(),
+            ready: None,
+            run_as: None,
+        }
+    }
+
+    /// An image's own. As docker's `on-failure`: a shell that nobody talks to ends, and that is all.
+    pub fn of_image() -> Self {
+        Self::new(Vec::new(), Restart::OnFailure)
     }
 
     /// Whether it is started again when one before it is.

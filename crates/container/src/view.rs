@@ -11,14 +11,17 @@
 //!
 //! Source: mount_setattr(2), user_namespaces(7); "locked" in mount_namespaces(7); kernel/ucount.c.
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
 use rustix::mount::{
-    MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount_change, move_mount, open_tree,
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change,
+    move_mount, open_tree,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions};
@@ -36,6 +39,17 @@ pub(crate) const FILES: &str = "files";
 /// In a bundle: a link to the unpacked image that the guest's root is, which is so kept.
 pub(crate) const IMAGE: &str = "image";
 
+/// In a bundle, where the guest may write everywhere: where its image is mounted, and the memory with what it
+/// changes; the guest's root is one over the other.
+pub(crate) const LOWER: &str = "lower";
+pub(crate) const CHANGES: &str = "changes";
+
+/// In a bundle: how many bytes that memory has; there where there is such.
+pub(crate) const CHANGES_BYTES: &str = "changes-bytes";
+
+/// Files and directories that a guest changes or makes.
+const CHANGES_FILES_MAX: u64 = 65_536;
+
 /// In a bundle: a link to the directory that the guest's root is.
 pub(crate) const ROOTFS: &str = "rootfs";
 
@@ -43,13 +57,26 @@ pub(crate) const ROOTFS: &str = "rootfs";
 pub(crate) const USERS: &str = "users";
 
 /// What is to be mounted for one guest.
-pub(crate) struct View(Vec<(OwnedFd, PathBuf)>);
+pub(crate) struct View {
+    mounts: Vec<(OwnedFd, PathBuf)>,
+    changes: Option<Changes>,
+}
+
+/// What a guest changes in its image.
+struct Changes {
+    bundle: PathBuf,
+    /// Options of the file system in memory.
+    options: CString,
+    /// Who is root inside.
+    user: u32,
+}
 
 impl View {
     /// Prepares what the bundle in a guest's directory says. Changes nothing on the machine.
     pub fn prepare(id: &str, dir: &Path, users: UserRange) -> Result<Self> {
         let bundle = bundle(dir);
         let (root, files) = (bundle.join(ROOT), bundle.join(FILES));
+        let base = users.base;
         let users = user_namespace(users).at("make a user namespace for", dir)?;
         let shown = match (fs::read_link(bundle.join(IMAGE)), fs::read_link(bundle.join(ROOTFS))) {
             (Ok(image), _) => {
@@ -63,11 +90,24 @@ impl View {
         let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let users = open_tree(CWD, &namespace, clone).map_err(io::Error::from);
         let users = users.at("hold the user namespace of", dir)?;
-        let mut mounts = vec![(own, files), (shown, root), (users, bundle.join(USERS))];
+        let changes = match fs::read_to_string(bundle.join(CHANGES_BYTES)) {
+            Ok(bytes) => Some(Changes {
+                options: CString::new(format!(
+                    "mode=711,size={bytes},nr_inodes={CHANGES_FILES_MAX}"
+                ))
+                .map_err(io::Error::from)
+                .at("mount in memory for", dir)?,
+                user: base,
+                bundle: bundle.clone(),
+            }),
+            Err(_) => None,
+        };
+        let place = if changes.is_some() { bundle.join(LOWER) } else { root };
+        let mut mounts = vec![(own, files), (shown, place), (users, bundle.join(USERS))];
         for binds::Opened { file, writable, place } in binds::opened(id, &bundle)? {
             mounts.push((detach_opened(&file, writable).at("show for", &place)?, place));
         }
-        Ok(Self(mounts))
+        Ok(Self { mounts, changes })
     }
 
     /// Puts this process into a mount namespace of its own, with all that in place. For the process
@@ -79,11 +119,32 @@ impl View {
         }
         // What the machine unmounts goes here too; nothing goes the other way.
         mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
-        for (mount, place) in &self.0 {
+        for (mount, place) in &self.mounts {
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
             move_mount(mount, "", CWD, place, flags)?;
         }
-        Ok(())
+        self.changes.as_ref().map_or(Ok(()), Changes::mount)
+    }
+}
+
+impl Changes {
+    /// Lays memory, which the kernel charges to the guest that writes to it, over the image.
+    fn mount(&self) -> io::Result<()> {
+        let memory = self.bundle.join(CHANGES);
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        mount("tmpfs", &memory, "tmpfs", flags, Some(&*self.options))?;
+        let (upper, work) = (memory.join("upper"), memory.join("work"));
+        for dir in [&upper, &work] {
+            fs::create_dir(dir)?;
+        }
+        fs::set_permissions(&upper, fs::Permissions::from_mode(0o755))?;
+        chown(&upper, Some(self.user), Some(self.user))?;
+        // Within the directory, so that no name in it is taken for an option.
+        std::env::set_current_dir(&self.bundle)?;
+        let layers = c"lowerdir=lower,upperdir=changes/upper,workdir=changes/work";
+        // With an image's own ids from Linux 5.19 on.
+        mount("overlay", ROOT, "overlay", flags, Some(layers))?;
+        std::env::set_current_dir("/")
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use pdp_container::image::{MANIFEST, Room, Store, Work};
 use pdp_container::{
     Command, Error, File, GuestSpec, Limits, Owned, Paths, Profile, Restart, Root, Runtime, State,
     UserRange, image,
@@ -23,6 +24,8 @@ enum Entry<'a> {
     Symlink(&'a str, &'a str),
     Hardlink(&'a str, &'a str),
     Device(&'a str),
+    /// A directory of somebody's.
+    Owned(&'a str, u32),
     Setuid(&'a str),
 }
 
@@ -35,6 +38,7 @@ fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
     for entry in entries {
         let mut header = Header::new_gnu();
         let (path, link, content, kind, uid): (_, _, &[u8], _, _) = match entry {
+            Entry::Owned(path, uid) => (*path, "", &[], EntryType::Directory, *uid),
             Entry::Dir(path) => (*path, "", &[], EntryType::Directory, 0),
             Entry::File(path, content, uid) => (*path, "", content, EntryType::Regular, *uid),
             Entry::Symlink(path, to) => (*path, *to, &[], EntryType::Symlink, 0),
@@ -126,6 +130,47 @@ impl Drop for Fixture {
         let _ = self.runtime.delete(&self.dir);
         let _ = self.runtime.cgroups().remove("", Duration::from_secs(10));
         self.runtime.cgroups().remove_if_empty("");
+    }
+}
+
+fn fixture(dir: &Dir, cgroup: &str) -> Fixture {
+    Fixture {
+        dir: dir.0.path().join("records").join(cgroup),
+        runtime: Runtime::new(Paths {
+            runc: "/usr/sbin/runc".into(),
+            shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
+            init: env!("CARGO_BIN_EXE_pdp-init").into(),
+            records: dir.0.path().join("records"),
+            runc_root: dir.0.path().join("runc"),
+            logs: dir.0.path().join("logs"),
+            images: dir.images(),
+            cgroup: cgroup.to_owned(),
+        })
+        .unwrap(),
+    }
+}
+
+/// A host with nothing to do.
+fn guest(dir: &Dir, cgroup: &str) -> GuestSpec {
+    GuestSpec {
+        id: cgroup.to_owned(),
+        dir: dir.0.path().join("records").join(cgroup),
+        cgroup: "red/r1".into(),
+        root: Root::Host,
+        profile: Profile::Host,
+        privileged: false,
+        packet_rings: false,
+        users: USERS,
+        uid: 0,
+        hostname: "image".into(),
+        files: vec![],
+        binds: vec![],
+        commands: vec![],
+        env: BTreeMap::new(),
+        sysctls: BTreeMap::new(),
+        limits: Limits::default(),
+        open_files_max: 1024,
+        log_bytes_max: 1 << 20,
     }
 }
 
@@ -273,20 +318,7 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
         ])],
     );
     let cgroup = format!("pdp-image-{}", std::process::id());
-    let fixture = Fixture {
-        dir: dir.0.path().join("records").join(&cgroup),
-        runtime: Runtime::new(Paths {
-            runc: "/usr/sbin/runc".into(),
-            shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
-            init: env!("CARGO_BIN_EXE_pdp-init").into(),
-            records: dir.0.path().join("records"),
-            runc_root: dir.0.path().join("runc"),
-            logs: dir.0.path().join("logs"),
-            images: dir.images(),
-            cgroup: cgroup.clone(),
-        })
-        .unwrap(),
-    };
+    let fixture = fixture(&dir, &cgroup);
     let runtime = &fixture.runtime;
     let script = "cat /etc/image /etc/made /etc/shown; echo x >> /etc/made && echo wrote; \
                   echo x >> /etc/shown || echo refused; echo x > /bin/x || echo refused";
@@ -298,27 +330,13 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
         writable,
     };
     let mut spec = GuestSpec {
-        id: cgroup.clone(),
-        dir: dir.0.path().join("records").join(&cgroup),
-        cgroup: "red/r1".into(),
         root: Root::OciLayout { path: layout, reference: None },
-        profile: Profile::Host,
-        privileged: false,
-        packet_rings: false,
-        users: USERS,
-        uid: 0,
-        hostname: "image".into(),
         files: vec![file("/etc/made", "made\n", true), file("/etc/shown", "shown\n", false)],
-        binds: vec![],
         commands: vec![Command::new(
             ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
             Restart::Never,
         )],
-        env: BTreeMap::new(),
-        sysctls: BTreeMap::new(),
-        limits: Limits::default(),
-        open_files_max: 1024,
-        log_bytes_max: 1 << 20,
+        ..guest(&dir, &cgroup)
     };
     let unpacked = || fs::read_dir(dir.images()).unwrap().count();
     for round in 0..2 {
@@ -367,4 +385,334 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
     fs::create_dir(dir.images().join("sha256-0.part")).unwrap();
     runtime.collect_images().unwrap();
     assert_eq!(unpacked(), 0, "nobody runs on it");
+}
+
+/// An image as something brought it: its manifest and its blobs, by their digests.
+fn bring(inbox: &Path, config: &[u8], layers: &[Vec<u8>]) {
+    let describe = |bytes: &[u8]| {
+        let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        fs::write(inbox.join(&hex), bytes).unwrap();
+        serde_json::json!({
+            "mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": format!("sha256:{hex}"),
+            "size": bytes.len(),
+        })
+    };
+    let manifest = serde_json::json!({
+        "schemaVersion": 2,
+        "config": describe(config),
+        "layers": layers.iter().map(|layer| describe(layer)).collect::<Vec<_>>(),
+    });
+    fs::write(inbox.join(MANIFEST), manifest.to_string()).unwrap();
+}
+
+const ROOM: Room = Room { bytes: 1 << 20 };
+
+struct Kept(Dir, Store);
+
+impl Kept {
+    fn new() -> Self {
+        let dir = Dir::new();
+        let store = Store::open(&dir.images(), &dir.0.path().join("works")).unwrap();
+        Self(dir, store)
+    }
+
+    fn keep(&self, work: Work) -> Result<String, String> {
+        let kept = self.1.keep("acme", ("a:1", None), &work, None, ROOM);
+        kept.map_err(|error| error.to_string())
+    }
+
+    /// What is refused, and leaves nothing.
+    #[track_caller]
+    fn refused(&self, why: &str, work: Work) {
+        let error = self.keep(work).unwrap_err();
+        assert!(error.contains(why), "{why:?} in {error:?}");
+        assert_eq!(fs::read_dir(self.1.works()).unwrap().count(), 0);
+        assert!(self.1.index("acme").unwrap().images.is_empty());
+        let store = self.0.images().join(image::STORE);
+        assert_eq!(fs::read_dir(store).unwrap().count(), 0);
+    }
+}
+
+/// Whoever brings an image may leave anything.
+#[test]
+fn what_comes_is_kept_if_it_is_what_its_manifest_says() {
+    let kept = Kept::new();
+    let files = layer(&[text("etc/a", "content")]);
+    let come = |change: &dyn Fn(&Path)| {
+        let work = kept.1.begin(0).unwrap();
+        bring(&work.inbox(), b"{}", std::slice::from_ref(&files));
+        change(&work.inbox());
+        work
+    };
+    let blob = |inbox: &Path| {
+        let is_layer = |path: &PathBuf| fs::metadata(path).unwrap().len() > 1000;
+        let mut paths = fs::read_dir(inbox).unwrap().map(|entry| entry.unwrap().path());
+        paths.find(is_layer).unwrap()
+    };
+    kept.refused(
+        "another digest",
+        come(&|inbox| {
+            let path = blob(inbox);
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[600] ^= 1;
+            fs::write(path, bytes).unwrap();
+        }),
+    );
+    kept.refused("No such file", come(&|inbox| fs::remove_file(blob(inbox)).unwrap()));
+    kept.refused("No such file", come(&|inbox| fs::remove_file(inbox.join(MANIFEST)).unwrap()));
+    // Half of it, as a registry that breaks off sends.
+    kept.refused(
+        "another digest",
+        come(&|inbox| {
+            let file = fs::File::options().write(true).open(blob(inbox)).unwrap();
+            file.set_len(700).unwrap();
+        }),
+    );
+    // Links to what is not its own: neither read nor given to anybody.
+    let secret = kept.0.0.path().join("secret");
+    fs::write(&secret, &files).unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o640)).unwrap();
+    kept.refused(
+        "no file of its own",
+        come(&|inbox| {
+            let path = blob(inbox);
+            fs::remove_file(&path).unwrap();
+            std::os::unix::fs::symlink(&secret, path).unwrap();
+        }),
+    );
+    kept.refused(
+        "no file of its own",
+        come(&|inbox| {
+            let path = blob(inbox);
+            fs::remove_file(&path).unwrap();
+            fs::hard_link(&secret, path).unwrap();
+        }),
+    );
+    assert_eq!(fs::metadata(&secret).unwrap().permissions().mode() & 0o777, 0o640);
+    // What has no end.
+    for path in ["/dev/zero", "/proc/kmsg"] {
+        kept.refused(
+            "no file of its own",
+            come(&|inbox| {
+                fs::remove_file(inbox.join(MANIFEST)).unwrap();
+                std::os::unix::fs::symlink(path, inbox.join(MANIFEST)).unwrap();
+            }),
+        );
+    }
+    kept.refused(
+        "no file of its own",
+        come(&|inbox| {
+            fs::remove_file(inbox.join(MANIFEST)).unwrap();
+            let name = std::ffi::CString::new(inbox.join(MANIFEST).to_str().unwrap()).unwrap();
+            nix::unistd::mkfifo(&*name, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        }),
+    );
+    kept.refused("manifest", come(&|inbox| fs::write(inbox.join(MANIFEST), "{}").unwrap()));
+    kept.refused(
+        "more than 4194304 bytes",
+        come(&|inbox| {
+            fs::write(inbox.join(MANIFEST), vec![b' '; 5 << 20]).unwrap();
+        }),
+    );
+    // Another image than the one that was asked for.
+    let work = come(&|_| ());
+    let wanted = format!("sha256:{}", "0".repeat(64));
+    let error = kept.1.keep("acme", ("a:1", None), &work, Some(&wanted), ROOM).unwrap_err();
+    assert!(error.to_string().contains(&format!("not {wanted}")), "{error}");
+    drop(work);
+    // As it is, it is kept, and another's image is not this one's.
+    let digest = kept.keep(come(&|_| ())).unwrap();
+    assert_eq!(kept.1.index("acme").unwrap().names["a:1"].digest, digest);
+    assert!(kept.1.index("other").unwrap().images.is_empty());
+    assert!(kept.1.remove("other", &digest).unwrap().is_none());
+    assert!(kept.1.remove("acme", &digest).unwrap().is_some());
+    assert_eq!(fs::read_dir(kept.1.works()).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(kept.0.images().join(image::STORE)).unwrap().count(), 0);
+}
+
+#[test]
+fn a_bomb_is_refused_before_it_is_unpacked() {
+    let kept = Kept::new();
+    let come = |config: &[u8], layers: &[Vec<u8>]| {
+        let work = kept.1.begin(0).unwrap();
+        bring(&work.inbox(), config, layers);
+        work
+    };
+    let gzip = |bytes: &[u8]| {
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        gz.write_all(bytes).unwrap();
+        gz.finish().unwrap()
+    };
+    let zeros = gzip(&layer(&[Entry::File("zeros", vec![0; 64 << 20], 0)]));
+    assert!(zeros.len() < 100 << 10);
+    kept.refused("more than 1048576 bytes", come(b"{}", &[zeros]));
+    // One file that says to be larger than it can be.
+    let mut huge = Header::new_gnu();
+    huge.set_entry_type(EntryType::Regular);
+    huge.set_path("huge").unwrap();
+    huge.set_size(1 << 50);
+    huge.set_cksum();
+    kept.refused("more than 1048576 bytes", come(b"{}", &[huge.as_bytes().to_vec()]));
+    // A name that would be read whole into memory.
+    let mut name = Header::new_gnu();
+    name.set_entry_type(EntryType::GNULongName);
+    name.set_size(900 << 10);
+    name.set_cksum();
+    let mut long = name.as_bytes().to_vec();
+    long.resize(long.len() + (900 << 10), b'a');
+    kept.refused("a name or attributes of 921600 bytes", come(b"{}", &[long]));
+    // More than it has room for, as it comes.
+    kept.refused("more than 1048576 bytes", come(b"{}", &[vec![1; 2 << 20]]));
+    kept.refused("no such", come(b"{\"architecture\": \"no such\"}", &[]));
+    assert!(kept.keep(come(b"{}", &[layer(&[text("a", "b")])])).is_ok());
+}
+
+/// An archive as `docker save` writes it, from format 1.2 on with layers by name, and older with links.
+fn docker_archive(path: &Path, config: &str, layers: &[Vec<u8>], images: serde_json::Value) {
+    let mut builder = Builder::new(fs::File::create(path).unwrap());
+    let mut put = |name: &str, bytes: &[u8]| {
+        let mut header = Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, bytes).unwrap();
+    };
+    put("config.json", config.as_bytes());
+    for (number, layer) in layers.iter().enumerate() {
+        put(&format!("{number}/layer.tar"), layer);
+    }
+    put("manifest.json", images.to_string().as_bytes());
+    let mut link = Header::new_gnu();
+    link.set_entry_type(EntryType::Symlink);
+    link.set_size(0);
+    builder.append_link(&mut link, "again/layer.tar", "../0/layer.tar").unwrap();
+    link.set_entry_type(EntryType::Symlink);
+    builder.append_link(&mut link, "out/layer.tar", "../../../../etc/passwd").unwrap();
+    builder.finish().unwrap();
+}
+
+#[test]
+fn an_archive_of_docker_is_an_image_and_leads_nowhere_else() {
+    let kept = Kept::new();
+    let path = kept.0.0.path().join("saved.tar");
+    let layers = [layer(&[text("etc/a", "lower")]), layer(&[text("etc/b", "upper")])];
+    let images = serde_json::json!([
+        { "Config": "config.json", "RepoTags": ["frr:10"], "Layers": ["0/layer.tar", "1/layer.tar", "again/layer.tar"] },
+        { "Config": "config.json", "RepoTags": ["out:latest"], "Layers": ["out/layer.tar"] },
+        { "Config": "config.json", "RepoTags": null, "Layers": ["/etc/passwd"] },
+    ]);
+    docker_archive(&path, "{}", &layers, images);
+    let convert = |tag: Option<&str>, bytes_max: u64| {
+        let work = kept.1.begin(0).unwrap();
+        image::convert(&path, tag, &work.inbox(), bytes_max).map_err(|error| error.to_string())?;
+        kept.keep(work)
+    };
+    let digest = convert(Some("frr:10"), 1 << 20).unwrap();
+    assert_eq!(convert(Some("frr:10"), 1 << 20).unwrap(), digest, "the same each time");
+    let place = kept.0.images().join(image::STORE).join("acme").join(&digest[7..]);
+    let root = image::unpack(&place, None, &kept.0.images()).unwrap();
+    assert_eq!(fs::read_to_string(root.join("etc/b")).unwrap(), "upper");
+    for (tag, why) in [
+        (None, "3 images with reference (any); it has frr:10, out:latest"),
+        (Some("none"), "0 images with reference none"),
+        (Some("out"), "names etc/passwd, which is not in it"),
+    ] {
+        let error = convert(tag, 1 << 20).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+    let error = convert(Some("frr:10"), 100).unwrap_err();
+    assert!(error.contains("more than 100 bytes"), "{error}");
+    fs::write(&path, vec![0; 4096]).unwrap();
+    let error = convert(None, 1 << 20).unwrap_err();
+    assert!(error.contains("manifest.json"), "{error}");
+    assert_eq!(fs::read_dir(kept.1.works()).unwrap().count(), 0);
+}
+
+/// As docker would run it: its command, as its user, where and with what it says; and it writes where it likes, into
+/// memory of its own.
+#[test]
+fn a_guest_runs_as_its_image_says() {
+    let dir = Dir::new();
+    let store = Store::open(&dir.images(), &dir.0.path().join("works")).unwrap();
+    let work = store.begin(0).unwrap();
+    let host = |path: &str| fs::read(fs::canonicalize(path).unwrap()).unwrap();
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    let script = "echo \"$0 $1 is $(id -u):$(id -g) in $PWD, $COLOUR, $HOME\"; echo new > /srv/new && \
+                  cat /srv/new; echo over > /etc/own && cat /etc/own; cat /root/kept; \
+                  echo by name > /dev/stdout; exec sleep 1000";
+    let config = serde_json::json!({
+        "architecture": "amd64", "os": "linux",
+        "config": {
+            "Entrypoint": ["sh", "-c", script], "Cmd": ["its-command", "argument"],
+            "Env": ["PATH=/its/bin", "COLOUR=blue"], "WorkingDir": "/srv/work", "User": "frr",
+        },
+    });
+    let files = layer(&[
+        Entry::File("its/bin/sh", host("/bin/dash"), 0),
+        Entry::File("its/bin/cat", host("/bin/cat"), 0),
+        Entry::File("its/bin/id", host("/usr/bin/id"), 0),
+        Entry::File("its/bin/sleep", host("/bin/sleep"), 0),
+        Entry::File(&loader[1..], host(loader), 0),
+        Entry::File("lib/libc.so.6", host("/lib/x86_64-linux-gnu/libc.so.6"), 0),
+        Entry::File("lib/libselinux.so.1", host("/lib/x86_64-linux-gnu/libselinux.so.1"), 0),
+        Entry::File("lib/libpcre2-8.so.0", host("/usr/lib/x86_64-linux-gnu/libpcre2-8.so.0"), 0),
+        text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nfrr:x:42:43:frr:/home/frr:/bin/sh\n"),
+        Entry::File("etc/own", b"image's\n".to_vec(), 42),
+        text("root/kept", "in root's home\n"),
+        Entry::Owned("srv", 42),
+        Entry::Dir("srv/work"),
+    ]);
+    bring(&work.inbox(), config.to_string().as_bytes(), &[files]);
+    let room = Room { bytes: 1 << 30 };
+    let digest = store.keep("_node", ("its:1", None), &work, None, room).unwrap();
+    drop(work);
+    let cgroup = format!("pdp-own-{}", std::process::id());
+    let fixture = fixture(&dir, &cgroup);
+    let runtime = &fixture.runtime;
+    let spec = GuestSpec {
+        root: Root::Image { owner: "_node".into(), digest: digest.clone() },
+        env: BTreeMap::from([("COLOUR".to_owned(), "red".to_owned())]),
+        commands: vec![Command::of_image()],
+        files: vec![],
+        limits: Limits { memory_bytes: Some(64 << 20), ..Limits::default() },
+        ..guest(&dir, &cgroup)
+    };
+    for _ in 0..2 {
+        runtime.create(&spec, &[]).unwrap();
+        runtime.start(&spec.dir).unwrap();
+        let log = || fs::read_to_string(&runtime.logs(&spec.dir).unwrap()[0]).unwrap_or_default();
+        let wanted = [
+            " its-command argument is 42:43 in /srv/work, red, /home/frr\n",
+            " new\n",
+            " over\n",
+            " in root's home\n",
+            " by name\n",
+        ];
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !wanted.iter().all(|words| log().contains(words)) {
+            assert!(Instant::now() < deadline, "{}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // What it changed is its own, and goes with it.
+        let copy = dir.images().join(digest.replace(':', "-"));
+        assert!(!copy.join("srv/new").exists());
+        assert_eq!(fs::read_to_string(copy.join("etc/own")).unwrap(), "image's\n");
+        // And it has a bound.
+        let argv =
+            ["sh", "-c", "while cat /its/bin/sh; do :; done > /srv/work/full"].map(Into::into);
+        let (mut command, _session) =
+            runtime.exec_command(&spec.dir, &argv, false, &BTreeMap::new()).unwrap();
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("No space left"), "{said}");
+        assert!(matches!(runtime.state(&spec.dir).unwrap(), State::Running(_)));
+        runtime.delete(&spec.dir).unwrap();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(&cgroup), "{mounts}");
+    }
+    runtime.collect_images().unwrap();
+    assert!(
+        !store.index("_node").unwrap().images.is_empty(),
+        "what is unpacked goes, what came stays"
+    );
+    assert_eq!(fs::read_dir(dir.images()).unwrap().count(), 1);
 }

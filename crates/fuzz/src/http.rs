@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
-    LinkRequest, NodeProcess, Problem, Report, RestartRequest, RoutesQuery, ScaleRequest, Stats,
-    StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary, WatchQuery,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, ImageInfo, ImageQuery,
+    LinkChange, LinkRequest, NodeProcess, Problem, PullRequest, Report, RestartRequest,
+    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest,
+    Version, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -82,6 +83,22 @@ impl Daemon for Nothing {
     }
 
     fn delete_tenant(&self, _: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn images(&self, _: &Scope) -> Result<Vec<ImageInfo>, Problem> {
+        Ok(vec![])
+    }
+
+    fn pull_image(&self, _: &Scope, _: &PullRequest, _: ProgressFn<'_>) -> Result<Report, Problem> {
+        nothing()
+    }
+
+    fn delete_image(&self, _: &Scope, _: &str, _: &ImageQuery) -> Result<(), Problem> {
+        nothing()
+    }
+
+    fn prune_images(&self, _: &Scope, _: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
         nothing()
     }
 

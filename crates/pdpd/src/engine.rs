@@ -25,6 +25,7 @@ use crate::access::{Scope, asker, no_vnet};
 use crate::ask::Late;
 use crate::host::{Host, find_image, words};
 use crate::http::ProgressFn;
+use crate::images::Images;
 use crate::keeper::{Keeper, News};
 use crate::key::Key;
 use crate::ledger::Moment;
@@ -58,6 +59,8 @@ pub struct Engine {
     descriptors: Descriptors,
     /// Works on the machine.
     pub keeper: Keeper,
+    /// Images of registries and archives.
+    pub images: Images,
     /// Called when the daemon is to exit.
     exit: Box<dyn ExitFn>,
     /// Held while a change is stored.
@@ -98,6 +101,8 @@ impl Engine {
         }
         let model = Model::load(&host.places, &cpus, &documents, ledger)?;
         let plan = model.wanted();
+        let runtime = &host.runtime;
+        let images = Images::open(runtime.paths(), runtime.cgroups().clone())?;
         let keeper = Keeper::new(host.clone(), host.state.clone(), host.places.clone(), plan)?;
         let engine = Self {
             host,
@@ -105,6 +110,7 @@ impl Engine {
             managed,
             descriptors,
             keeper,
+            images,
             exit: Box::new(exit),
             storing: Mutex::default(),
             checking: Mutex::default(),
@@ -112,6 +118,7 @@ impl Engine {
             late: Late::default(),
         };
         engine.board().expect(engine.model().vnets.keys());
+        engine.forget_images();
         engine.free_numbers().map_err(|problem| anyhow::anyhow!(problem.error))?;
         Ok(engine)
     }
@@ -133,8 +140,8 @@ impl Engine {
         request: ApplyRequest,
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
-        let turn = self.checks_of(scope);
-        let turn = turn.as_deref().map(lock);
+        let turns = self.checks_of(scope);
+        let mut turn = turns.as_deref().map(lock);
         let ApplyRequest { files, dry_run, only } = request;
         let mut documents = pdp_spec::parse(&files).map_err(refusal)?;
         drop(files);
@@ -149,16 +156,33 @@ impl Engine {
                 named.insert(vnet.metadata.name.clone());
             }
         }
-        let check = |before: &Model| match only.is_empty() {
-            true => self.applied(scope, before, &documents, &named),
-            false => self.applied(scope, before, &narrowed(&documents, before, &only), &named),
+        let pin = |documents: &mut Vec<Document>, bring: bool, progress: ProgressFn<'_>| {
+            self.images.pin(documents, &only, &self.model(), bring, progress).map_err(refusal)
         };
-        let (changes, news) = match dry_run {
+        let wanted = |before: &Model, documents: &[Document]| match only.is_empty() {
+            true => self.applied(scope, before, documents, &named),
+            false => self.applied(scope, before, &narrowed(documents, before, &only), &named),
+        };
+        let (mut held, missing) = pin(&mut documents, false, progress)?;
+        if !missing.is_empty() && !dry_run {
+            // Nothing is brought for what is refused, and what is brought keeps no other change waiting.
+            wanted(&self.model(), &documents)?;
+            drop(turn);
+            held = pin(&mut documents, true, progress)?.0;
+            turn = turns.as_deref().map(lock);
+        }
+        let check = |before: &Model| wanted(before, &documents);
+        let (mut changes, news) = match dry_run {
             true => (check(&self.model())?.1, None),
             false => self.revise(&retries(scope, &named), check)?,
         };
-        drop((documents, turn));
+        drop((documents, turn, held));
         if dry_run {
+            changes.extend(missing.into_iter().map(|name| Changed {
+                object: format!("image/{name}"),
+                action: Action::Create,
+                detail: "is got when it is applied".into(),
+            }));
             return Ok(Report { changes, dry_run, exits: false });
         }
         self.settle(news, &mut scoped(scope, progress))?;
@@ -357,7 +381,16 @@ impl Engine {
             Ok((after, changes))
         })?;
         self.settle(news, &mut |_| {})?;
+        // One of the same name later is somebody else.
+        self.forget_images();
         Ok(Report { changes, ..Report::default() })
+    }
+
+    /// Forgets images whose tenants are gone.
+    fn forget_images(&self) {
+        if let Err(error) = self.images.forget_others(&|| self.model()) {
+            tracing::warn!("images of tenants that are gone: {error}");
+        }
     }
 
     /// Stops and forgets a vnet.

@@ -332,6 +332,8 @@ pub fn find_image(image: &Image) -> Result<(), String> {
             Ok(_) => Err(format!("rootfs {path} is no directory")),
             Err(error) => Err(format!("rootfs {path}: {error}")),
         },
+        // Looked for before ([`crate::images`]), or not at all where it is only said what would be done.
+        ImageSource::Archive(..) | ImageSource::Pull(..) => Ok(()),
         ImageSource::OciLayout(path, reference) => {
             pdp_container::image::look(path.as_ref(), reference).map_err(|error| words(&error))
         }

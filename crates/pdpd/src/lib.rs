@@ -11,6 +11,7 @@
 //! | [`plan`] | specs to what is to run (pure) |
 //! | [`keeper`], [`queue`] | says which object is worked on when |
 //! | [`reconcile`] | brings an object nearer to the plan |
+//! | [`images`] | images of registries and archives |
 //! | [`watch`] | what is, what happened and what was counted, for who watches |
 //! | [`doctor`] | what the machine can and can't do |
 //! | [`claim`] | places that no other daemon may have |
@@ -29,6 +30,7 @@ pub mod doctor;
 pub mod engine;
 pub mod host;
 pub mod http;
+pub mod images;
 pub mod keeper;
 pub mod key;
 pub mod ledger;

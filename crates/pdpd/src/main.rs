@@ -74,6 +74,14 @@ struct Arguments {
     /// Users that may look at the whole node, by name or number.
     #[arg(long, value_name = "USERS", value_delimiter = ',')]
     viewer_users: Vec<String>,
+    /// Credentials for registries, as `docker login` writes them (its config.json, or auth.json): for what operators
+    /// pull, and tenants with `registryAuth`. For root alone to read.
+    #[arg(long, value_name = "FILE")]
+    registry_auth: Option<PathBuf>,
+    /// Certificates of authorities by registry, as docker has them: DIRECTORY/HOST:PORT/ca.crt [default:
+    /// /etc/containers/certs.d and /etc/docker/certs.d, beside the system's].
+    #[arg(long, value_name = "DIRECTORY")]
+    registry_certs: Option<PathBuf>,
     /// The OCI runtime.
     #[arg(long, default_value = "/usr/sbin/runc")]
     runc: PathBuf,
@@ -166,10 +174,14 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let managed = std::env::var_os("INVOCATION_ID").is_some()
         && rustix::process::getppid() == Some(rustix::process::Pid::INIT);
     let (exit, exiting) = mpsc::unbounded_channel();
-    let engine = Engine::new(host, cpus()?, managed, descriptors, move |purge| {
+    let mut engine = Engine::new(host, cpus()?, managed, descriptors, move |purge| {
         // The receiver lives as long as the daemon.
         let _ = exit.send(purge);
     })?;
+    let [auth, certs] = [&arguments.registry_auth, &arguments.registry_certs]
+        .map(|path| path.as_deref().map(absolute).transpose());
+    engine.images.settings.auth = auth?;
+    engine.images.settings.certs = certs?;
     let engine = Arc::new(engine);
     let socket = arguments.socket.unwrap_or_else(|| run.join("pdpd.sock"));
     let tls = match arguments.listen {
@@ -227,7 +239,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             remove(&path);
         }
         // Only if nothing else is in them.
-        for name in ["images", "logs"] {
+        for name in ["images", "pulls", "logs"] {
             if let Err(error) = tree::remove(&state_directory.join(name)) {
                 tracing::warn!("{}", words(&error));
             }

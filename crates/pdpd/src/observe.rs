@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, GuestStats, LinkChange,
-    LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, Report, RestartRequest,
-    RouteGuestStats, RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage,
-    Stats, StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet,
-    VnetStats, VnetSummary, WatchQuery,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, GuestStats, ImageInfo,
+    ImageQuery, LinkChange, LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind,
+    PullRequest, Report, RestartRequest, RouteGuestStats, RouteHop, RouteRow, RouteStats,
+    RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery, Substrate, TapStats,
+    TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_proto::mirror::{self, Source};
@@ -88,6 +88,27 @@ impl Daemon for Engine {
 
     fn delete_tenant(&self, tenant: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
         self.drop_tenant(tenant)
+    }
+
+    fn images(&self, scope: &Scope) -> Result<Vec<ImageInfo>, Problem> {
+        self.images.list(scope, &self.model())
+    }
+
+    fn pull_image(
+        &self,
+        scope: &Scope,
+        request: &PullRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        self.images.pull(scope, request, &self.model(), progress)
+    }
+
+    fn delete_image(&self, scope: &Scope, image: &str, query: &ImageQuery) -> Result<(), Problem> {
+        self.images.remove(scope, image, query, &|| self.model())
+    }
+
+    fn prune_images(&self, scope: &Scope, query: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
+        self.images.prune(scope, query, &|| self.model())
     }
 
     fn vnets(&self, scope: &Scope) -> Result<Vec<VnetSummary>, Problem> {

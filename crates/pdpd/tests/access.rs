@@ -74,9 +74,10 @@ fn allowed(method: &str, path: &str, who: &str) -> bool {
         "viewer" => reads,
         "tenant" | "tenant viewer" => {
             let described = ["openapi.json", "pdp-v1.json"];
-            let shared = ["version", "vnets", "stats", "watch", "substrate", "tenants", "audit"];
+            let shared =
+                ["version", "vnets", "stats", "watch", "substrate", "tenants", "audit", "images"];
             let shared = shared.iter().chain(&described).any(|word| path == format!("/v1/{word}"));
-            let mine = of_vnet || path == "/v1/apply";
+            let mine = of_vnet || path == "/v1/apply" || path.starts_with("/v1/images");
             (reads && (shared || of_vnet)) || (who == "tenant" && mine)
         }
         other => panic!("{other}"),

@@ -23,6 +23,7 @@ mod object;
 mod only;
 mod parse;
 pub mod reference;
+pub mod registry;
 mod route;
 pub mod schema;
 mod shape;

@@ -138,7 +138,7 @@ pub const RATE_BPS_MAX: u64 = 1_000_000_000_000;
 pub const RATE_PPS_MAX: u64 = 1_000_000_000;
 /// Tenants of one node.
 pub const TENANTS_MAX: usize = 256;
-/// Unix users of one tenant, and directories of its images.
+/// Unix users of one tenant, directories of its images, and registries that it may pull from.
 pub const TENANT_ENTRIES_MAX: usize = 64;
 /// Bytes of the specs of a tenant's virtual networks, where its quota does not say. They are kept on
 /// disk and in memory.
@@ -164,6 +164,8 @@ pub const TENANT_ROUTES_DEFAULT: u64 = 4_000_000;
 pub const TENANT_LOGS_DEFAULT: u64 = 4 << 30;
 /// See [`TENANT_VNETS_DEFAULT`].
 pub const TENANT_OCI_IMAGES_DEFAULT: u64 = 8;
+/// See [`TENANT_VNETS_DEFAULT`]; bytes.
+pub const TENANT_IMAGES_DEFAULT: u64 = 4 << 30;
 /// See [`TENANT_VNETS_DEFAULT`].
 pub const TENANT_DESCRIPTORS_DEFAULT: u64 = 1024;
 /// See [`TENANT_VNETS_DEFAULT`].

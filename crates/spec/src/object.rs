@@ -23,6 +23,7 @@ use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Hex, Mac};
 /// One document of a spec.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind")]
+#[allow(clippy::large_enum_variant, reason = "there are few, and each is taken apart at once")]
 pub enum Object {
     /// The machine that is shared. One a node of PdP.
     Substrate(Substrate),
@@ -327,7 +328,7 @@ pub struct TenantSpec {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub interfaces: BTreeMap<String, Grant>,
     /// Directories of the machine below which its `rootfs` and `ociLayout` may be, as absolute
-    /// paths. Only operators should be able to write there.
+    /// paths; its `archive` too. Only operators should be able to write there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
     /// Directories of the machine from which its nodes may have `binds`, with what is below, as absolute
@@ -338,6 +339,13 @@ pub struct TenantSpec {
     /// What its nodes may have of the machine's network. Not given: nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub management: Option<ManagementGrant>,
+    /// What it may pull: registries, or parts of them, like `registry.example` or `docker.io/frrouting`. Not given:
+    /// nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub registries: Vec<String>,
+    /// Whether what it pulls is asked for with the daemon's credentials (`pdpd --registry-auth`).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub registry_auth: bool,
 }
 
 /// What the virtual networks of a tenant together may have. What is not given has a bound too, but for
@@ -382,10 +390,14 @@ pub struct Quota {
     /// each route mirror. Not given: 4Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<Bytes>,
-    /// Different images of OCI layouts, each of which is unpacked once and has 16 GiB at most. Not
-    /// given: 8.
+    /// Different images of OCI layouts, archives and registries, each of which is unpacked once and has 16 GiB at
+    /// most. Not given: 8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oci_images: Option<u32>,
+    /// Bytes of the images that the daemon keeps for it, of archives and registries, as they came and unpacked;
+    /// also of those that nothing uses (`pdp images prune`). Not given: 4Gi.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub images: Option<Bytes>,
     /// Descriptors that the daemon holds: one for each interface and each process. Not given: 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub descriptors: Option<u32>,
@@ -498,7 +510,8 @@ pub struct Node {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub binds: Vec<Bind>,
     /// Programs to start, and to start again when they end; in order, each without waiting for
-    /// the one before, unless it says that it comes `after` another.
+    /// the one before, unless it says that it comes `after` another. Not given, with an image of an archive or a
+    /// registry: the image's own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<NodeCommand>,
     /// Commands to run once, one after the other, when the interfaces are there and all `commands` are ready.
@@ -539,6 +552,24 @@ impl Node {
         ports
     }
 
+    /// Its image, and that of its forwarding guests' program.
+    pub fn images(&self) -> impl Iterator<Item = &Image> {
+        let program = self.data_plane.as_ref().and_then(|plane| match &plane.program {
+            Program::Own(program) => Some(&program.image),
+            Program::BuiltIn(_) => None,
+        });
+        [Some(&self.image), program].into_iter().flatten()
+    }
+
+    /// The same, to be changed.
+    pub fn images_mut(&mut self) -> impl Iterator<Item = &mut Image> {
+        let program = self.data_plane.as_mut().and_then(|plane| match &mut plane.program {
+            Program::Own(program) => Some(&mut program.image),
+            Program::BuiltIn(_) => None,
+        });
+        [Some(&mut self.image), program].into_iter().flatten()
+    }
+
     /// Index of the vport with this name.
     pub fn port_index(&self, interface: &str) -> Option<u16> {
         let index = self.ports().iter().position(|(name, _)| *name == interface)?;
@@ -546,26 +577,53 @@ impl Node {
     }
 }
 
-/// A root file system: exactly one of `host`, `rootfs` and `ociLayout`.
+/// A root file system: the name of an image in a registry, as docker writes it
+/// (`registry.example/frr:10`), or where else it comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Image {
+    /// The same as `pull`.
+    Reference(String),
+    /// Where it comes from.
+    Form(ImageForm),
+}
+
+impl Default for Image {
+    fn default() -> Self {
+        Self::Form(ImageForm::default())
+    }
+}
+
+/// Where a root file system comes from: exactly one of `host`, `rootfs`, `ociLayout`, `archive` and `pull`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Image {
+pub struct ImageForm {
     /// `true`: the machine's own programs (`/usr`, read-only) with an `/etc` of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<bool>,
     /// Absolute path of a directory that is the root, read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rootfs: Option<String>,
-    /// Absolute path of an OCI image layout.
+    /// Absolute path of an OCI image layout. Of the image its files alone are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oci_layout: Option<String>,
-    /// Which image of the layout, by its `org.opencontainers.image.ref.name`. Not given: the only
-    /// one.
+    /// Absolute path of an archive that `docker save` or `podman save` wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub archive: Option<String>,
+    /// An image in a registry, as docker writes it: `frrouting/frr:10`, `registry.example:5000/lab/frr@sha256:…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<String>,
+    /// Which image of a layout, by its `org.opencontainers.image.ref.name`, or of an archive, by its tag. Not
+    /// given: the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
+    /// Digest of the manifest of an archive's or a pulled image. Not given: what it is when applied; the stored spec
+    /// has it, so that the node starts from the same image again. Given: that image and no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
 }
 
-/// An [`Image`] as one of its three forms.
+/// An [`Image`] as one of its forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageSource<'a> {
     /// The machine's own programs.
@@ -574,15 +632,46 @@ pub enum ImageSource<'a> {
     Rootfs(&'a str),
     /// An OCI image layout, and which image of it.
     OciLayout(&'a str, Option<&'a str>),
+    /// An archive, and which image of it; and the digest where that is known.
+    Archive(&'a str, Option<&'a str>, Option<&'a str>),
+    /// An image of a registry by its name, and the digest where that is known.
+    Pull(&'a str, Option<&'a str>),
+}
+
+impl ImageSource<'_> {
+    /// The digest of an image that the daemon keeps; empty where it is to be found out when it is applied.
+    pub fn kept(&self) -> Option<&str> {
+        match *self {
+            Self::Host | Self::Rootfs(_) | Self::OciLayout(..) => None,
+            Self::Archive(_, _, digest) | Self::Pull(_, digest) => Some(digest.unwrap_or_default()),
+        }
+    }
 }
 
 impl Image {
     /// Which form it has; the machine's own where none is given.
     pub fn source(&self) -> ImageSource<'_> {
-        match (&self.rootfs, &self.oci_layout) {
-            (Some(path), _) => ImageSource::Rootfs(path),
-            (None, Some(path)) => ImageSource::OciLayout(path, self.reference.as_deref()),
-            (None, None) => ImageSource::Host,
+        let form = match self {
+            Self::Reference(name) => return ImageSource::Pull(name, None),
+            Self::Form(form) => form,
+        };
+        let (reference, digest) = (form.reference.as_deref(), form.digest.as_deref());
+        match (&form.rootfs, &form.oci_layout, &form.archive, &form.pull) {
+            (Some(path), ..) => ImageSource::Rootfs(path),
+            (None, Some(path), ..) => ImageSource::OciLayout(path, reference),
+            (None, None, Some(path), _) => ImageSource::Archive(path, reference, digest),
+            (None, None, None, Some(name)) => ImageSource::Pull(name, digest),
+            (None, None, None, None) => ImageSource::Host,
+        }
+    }
+
+    /// Has the daemon's image of this digest, where it is one from an archive or a registry.
+    pub fn pin(&mut self, digest: String) {
+        if let Self::Reference(name) = self {
+            *self = Self::Form(ImageForm { pull: Some(name.clone()), ..ImageForm::default() });
+        }
+        if let Self::Form(form) = self {
+            form.digest = Some(digest);
         }
     }
 }
@@ -802,6 +891,7 @@ impl DataPlane {
 /// What a forwarding guest runs: `router`, or a program of one's own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
+#[allow(clippy::large_enum_variant, reason = "one a router, beside much more")]
 pub enum Program {
     /// A program that comes with PdP.
     BuiltIn(BuiltIn),

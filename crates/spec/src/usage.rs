@@ -6,7 +6,7 @@
 use std::ops::AddAssign;
 
 use crate::limits::{LOG_BYTES_MAX, MEMIF_REGIONS_MAX};
-use crate::object::{Attach, DataPlane, ImageSource, Node, NodeKind, Program};
+use crate::object::{Attach, DataPlane, ImageSource, Node, NodeKind};
 
 /// Memory of a node's helpers, bytes, beside what its spec allows the guest.
 const HELPER_MEMORY_BYTES: u64 = 64 << 20;
@@ -142,17 +142,13 @@ impl Node {
         usage
     }
 
-    /// The OCI images that the node names, by directory and reference.
+    /// The images that are unpacked for the node: by path or name, and reference or digest.
     pub fn oci_images(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
-        let program = self.data_plane.as_ref().and_then(|plane| match &plane.program {
-            Program::Own(program) => Some(&program.image),
-            Program::BuiltIn(_) => None,
-        });
-        [Some(&self.image), program].into_iter().flatten().filter_map(|image| {
-            match image.source() {
-                ImageSource::OciLayout(path, reference) => Some((path, reference)),
-                ImageSource::Host | ImageSource::Rootfs(_) => None,
-            }
+        self.images().filter_map(|image| match image.source() {
+            ImageSource::OciLayout(path, reference) => Some((path, reference)),
+            ImageSource::Archive(path, _, digest) => Some((path, digest)),
+            ImageSource::Pull(name, digest) => Some((name, digest)),
+            ImageSource::Host | ImageSource::Rootfs(_) => None,
         })
     }
 }

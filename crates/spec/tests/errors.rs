@@ -945,14 +945,50 @@ fn images_are_looked_at_where_they_stand() {
     let text = GOOD.replacen("kind: host", "kind: host\n      image: {rootfs: /none}", 1);
     let file = SourceFile { name: "fig1.yaml".into(), text, ..Default::default() };
     let documents = parse(&[file]).unwrap();
-    let look = |image: &pdp_spec::Image| match &image.rootfs {
-        Some(path) => Err(format!("rootfs {path} is not there")),
-        None => Ok(()),
+    let look = |image: &pdp_spec::Image| match image.source() {
+        pdp_spec::ImageSource::Rootfs(path) => Err(format!("rootfs {path} is not there")),
+        _ => Ok(()),
     };
     let found = check_images(&documents, |_, _| true, look, |_| Ok(()));
     assert_eq!(found.len(), 1);
     assert!(found[0].message == "rootfs /none is not there" && found[0].line > 1, "{found:?}");
     assert!(check_images(&documents, |_, _| false, look, |_| Ok(())).is_empty());
+}
+
+/// Images by name, as docker writes them, or where they come from.
+#[test]
+fn images_are_named_as_docker_does_or_by_where_they_are() {
+    let digest = format!("sha256:{}", "5e".repeat(32));
+    let with =
+        |image: &str| GOOD.replacen("kind: host", &format!("kind: host\n      image: {image}"), 1);
+    for good in [
+        "frrouting/frr".to_owned(),
+        "'registry.example:5000/lab/frr:10'".into(),
+        format!("{{pull: frr, digest: '{digest}'}}"),
+        "{archive: /srv/frr.tar, reference: 'frr:10'}".into(),
+    ] {
+        apply_to(&with(&good), &machine()).unwrap_or_else(|refused| panic!("{good}: {refused}"));
+    }
+    for (bad, said) in [
+        ("Frr", "image \"Frr\" is not of a-z 0-9 with . _ - between and / between parts"),
+        ("'frr:'", "image \"frr:\" has a tag that is not of A-Z a-z 0-9 _ . -"),
+        ("{pull: 'a b'}", "write it as docker does, like registry.example/frr:10"),
+        ("5", "image 5 is a whole number, not a mapping or text"),
+        (
+            "{pull: frr, archive: /x}",
+            "image has more than one of host, rootfs, ociLayout, archive and pull",
+        ),
+        ("{pull: frr, reference: x}", "reference without ociLayout or archive"),
+        (
+            "{pull: frr, digest: 'sha256:5e'}",
+            "digest \"sha256:5e\" is not sha256: and 64 hexadecimal digits",
+        ),
+        ("{host: true, digest: 'sha256:5e'}", "digest without archive or pull"),
+        ("{archive: frr.tar}", "archive \"frr.tar\" is"),
+    ] {
+        let refused = apply_to(&with(bad), &machine()).unwrap_err();
+        assert!(refused.contains(said), "{bad}: {refused}");
+    }
 }
 
 #[test]

@@ -31,6 +31,7 @@ spec:
     A: {vxlan: \"100-199\", udp: \"6000-6009\", locals: [192.0.2.1]}
   images: [/srv/acme]
   binds: [/srv/data, \"/srv/acme:rw\"]
+  registries: [r.example/acme]
 ---
 apiVersion: pdp/v1
 kind: Tenant
@@ -408,6 +409,7 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
 #[test]
 fn what_all_share_has_a_bound_for_each_tenant() {
     let image = "kind: host, image: {ociLayout: '/srv/acme/IMAGE'},";
+    let pulled = "kind: host, image: 'r.example/acme/one:IMAGE',";
     let memif = "{power: 0.1, program: {run: x, attach: memif}}";
     for (quota, was, is, said) in [
         (
@@ -423,6 +425,7 @@ fn what_all_share_has_a_bound_for_each_tenant() {
         ("descriptors: 17", "", "", "descriptors 9 exceeds tenant acme's quota of 17, of which"),
         ("regions: 30", "{power: 0.1}", memif, "regions 34 exceeds tenant acme's quota of 30"),
         ("ociImages: 1", "kind: host,", image, "ociImages 1 exceeds tenant acme's quota of 1"),
+        ("ociImages: 1", "kind: host,", pulled, "ociImages 1 exceeds tenant acme's quota of 1"),
         ("power: 0.1", "{power: 0.1}", "{power: 0.001, guests: 60}", "power 0.06 exceeds"),
         // A host's routes are nobody's.
         (
@@ -533,7 +536,14 @@ fn images_are_of_the_tenants_directories() {
         vnet("acme.lab", &vxlan(100), "0.1")
             .replace("kind: host,", &format!("kind: host, image: {image},"))
     };
-    for good in ["{rootfs: /srv/acme/x}", "{ociLayout: '/srv/acme/x:latest'}", "{host: true}"] {
+    for good in [
+        "{rootfs: /srv/acme/x}",
+        "{ociLayout: '/srv/acme/x:latest'}",
+        "{host: true}",
+        "{archive: /srv/acme/x.tar}",
+        "'r.example/acme/frr:10'",
+        "{pull: r.example/acme}",
+    ] {
         try_apply(&with(good), &node).unwrap_or_else(|r| panic!("{good}: {}", words(&r)));
     }
     for bad in [
@@ -543,12 +553,15 @@ fn images_are_of_the_tenants_directories() {
         "{rootfs: /srv/acme/../zeta}",
         "{rootfs: srv/acme}",
         "{ociLayout: /srv/zeta}",
+        "{archive: /srv/zeta.tar}",
+        "frr",
+        "r.example/acmes/frr",
+        "{pull: 'r.example:5000/acme/frr'}",
     ] {
         let words = refused(&with(bad), &node);
-        assert!(
-            words.contains("image is in no directory") || words.contains("absolute"),
-            "{bad}: {words}"
-        );
+        let said =
+            ["image is in no directory", "absolute", "is in no registry that the tenant may use"];
+        assert!(said.iter().any(|said| words.contains(said)), "{bad}: {words}");
     }
     let program = vnet("acme.lab", &vxlan(100), "0.1").replace(
         "{power: 0.1}",

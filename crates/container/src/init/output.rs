@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::fchown;
 use std::process::Stdio;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -62,6 +63,11 @@ impl Output {
     /// Its other end.
     pub fn end(&self) -> io::Result<Stdio> {
         Ok(self.write.try_clone()?.into())
+    }
+
+    /// Makes it somebody's, who can so open it by its name (`/dev/stdout`).
+    pub fn give(&self, uid: u32, gid: u32) -> io::Result<()> {
+        fchown(&self.write, Some(uid), Some(gid))
     }
 
     /// Keeps what is there, up to a bound, and shows it to nobody else.

@@ -166,7 +166,7 @@ fn begin(what: &Probe, until: Instant) -> Result<Look, Seen> {
         }
         Probe::Command(argv) => {
             let started =
-                Output::new().and_then(|output| Ok((spawn(argv, Some(&output))?, output)));
+                Output::new().and_then(|output| Ok((spawn(argv, Some(&output), None)?, output)));
             match started {
                 Ok((pid, output)) => Ok(Look::Program { pid, output, until }),
                 Err(error) => {

@@ -92,12 +92,17 @@ impl Service {
         if !free || until > now {
             return Ok(());
         }
+        if self.command.argv.is_empty() {
+            // That of an image which has none.
+            self.phase = Phase::Ended { well: true };
+            return Ok(());
+        }
         self.starts = self.starts.saturating_add(1);
         if let Some(output) = &mut self.output {
             self.ending = words(&self.ending, &output.last.words());
             output.last = Default::default();
         }
-        match spawn(&self.command.argv, self.output.as_ref()) {
+        match spawn(&self.command.argv, self.output.as_ref(), self.command.run_as.as_ref()) {
             Ok(pid) => {
                 eprintln!("pdp-init: {} started, process {pid}", self.name());
                 let looks = self.command.ready.as_ref().map(|check| Looks::new(check, now));

@@ -160,7 +160,7 @@ pub async fn change_link(
 
 /// Makes a change on a thread of its own, to its end whatever the client does. One that fails
 /// before its first step is answered with the status of its problem.
-async fn change(
+pub(super) async fn change(
     api: &Asked,
     make: impl FnOnce(&dyn Daemon, &Scope, ProgressFn<'_>) -> Result<Report, Problem> + Send + 'static,
 ) -> Result<Response, Failure> {

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, LinkChange,
-    LinkRequest, NodeProcess, Problem, Progress, Report, RestartRequest, RouteRow, RoutesQuery,
-    ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet,
-    VnetSummary, WatchQuery,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, ImageInfo, ImageQuery,
+    LinkChange, LinkRequest, NodeProcess, Problem, Progress, PullRequest, Report, RestartRequest,
+    RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace,
+    TraceRequest, Version, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -69,6 +69,23 @@ pub trait Daemon: Send + Sync + 'static {
 
     /// Forgets a tenant and its tokens; refused while it has vnets.
     fn delete_tenant(&self, tenant: &str, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+
+    /// Images that are kept.
+    fn images(&self, scope: &Scope) -> Result<Vec<ImageInfo>, Problem>;
+
+    /// Pulls what a name stands for now.
+    fn pull_image(
+        &self,
+        scope: &Scope,
+        request: &PullRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem>;
+
+    /// Removes an image, by a name that it has or its digest; refused while a node runs on it.
+    fn delete_image(&self, scope: &Scope, image: &str, query: &ImageQuery) -> Result<(), Problem>;
+
+    /// Removes all images that nothing uses; returns which.
+    fn prune_images(&self, scope: &Scope, query: &ImageQuery) -> Result<Vec<ImageInfo>, Problem>;
 
     /// All vnets, by name.
     fn vnets(&self, scope: &Scope) -> Result<Vec<VnetSummary>, Problem>;

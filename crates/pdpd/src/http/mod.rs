@@ -23,6 +23,7 @@ mod daemon;
 mod description;
 mod exec;
 mod gate;
+mod images;
 mod look;
 mod process;
 mod room;
@@ -296,4 +297,6 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(who::tokens, who::create_token))
         .routes(routes!(who::revoke_token))
         .routes(routes!(who::audit))
+        .routes(routes!(images::images, images::pull_image, images::prune_images))
+        .routes(routes!(images::delete_image))
 }

@@ -2,7 +2,10 @@
 
 use pdp_container::{Check, Command, Probe, Restart};
 use pdp_spec::units::Span;
-use pdp_spec::{Node, Ready, RestartPolicy, Run};
+use pdp_spec::{ImageSource, Node, Ready, RestartPolicy, Run};
+
+/// What an image's own command is called. No other is called so in a node that has it: it has no `commands`.
+const OF_IMAGE: &str = "image";
 
 /// What a command is called, and those that it comes after: of the commands of a guest, in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +27,25 @@ pub(super) fn commands(node: &Node) -> (Vec<Command>, Vec<CommandPlan>) {
         after: run.after.clone(),
         once: run.once,
     });
-    (runs.iter().map(command).collect(), plans.collect())
+    let (mut commands, mut plans) = (runs.iter().map(command).collect(), plans.collect());
+    if node.commands.is_empty()
+        && matches!(node.image.source(), ImageSource::Archive(..) | ImageSource::Pull(..))
+    {
+        of_image(&mut commands, &mut plans);
+    }
+    (commands, plans)
+}
+
+/// Puts an image's own command before those of a node that has no `commands`, which all come after it.
+fn of_image(commands: &mut Vec<Command>, plans: &mut Vec<CommandPlan>) {
+    let moved = |after: &mut Vec<usize>| {
+        after.iter_mut().for_each(|place| *place += 1);
+        after.insert(0, 0);
+    };
+    commands.iter_mut().for_each(|command| moved(&mut command.after));
+    plans.iter_mut().for_each(|plan| moved(&mut plan.after));
+    commands.insert(0, Command::of_image());
+    plans.insert(0, CommandPlan { name: OF_IMAGE.into(), after: Vec::new(), once: false });
 }
 
 fn command(run: &Run<'_>) -> Command {
@@ -61,6 +82,38 @@ fn check(ready: &Ready) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_images_own_command_is_run_where_there_are_no_others_and_exec_comes_after_it() {
+        let named = |image: serde_json::Value, own: &[&str]| {
+            let node: Node = serde_json::from_value(serde_json::json!({
+                "kind": "host", "image": image, "commands": own, "exec": ["ip a", "ip r"],
+            }))
+            .expect("a node");
+            let (commands, plans) = commands(&node);
+            let after = |plan: &CommandPlan| plan.after.clone();
+            assert_eq!(
+                plans.iter().map(after).collect::<Vec<_>>(),
+                commands.iter().map(|it| it.after.clone()).collect::<Vec<_>>()
+            );
+            let programs = commands.iter().map(|it| it.argv.len());
+            (
+                plans.iter().map(|it| it.name.clone()).collect::<Vec<_>>(),
+                plans.iter().map(after).collect::<Vec<_>>(),
+                programs.collect::<Vec<_>>(),
+            )
+        };
+        let names = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+        for image in [serde_json::json!("frr:10"), serde_json::json!({"archive": "/srv/x.tar"})] {
+            let (called, after, programs) = named(image.clone(), &[]);
+            assert_eq!(called, names(&["image", "exec-1", "exec-2"]));
+            assert_eq!(after, [vec![], vec![0], vec![0, 1]]);
+            assert_eq!(programs, [0, 2, 2]);
+            assert_eq!(named(image, &["bird"]).0, names(&["bird", "exec-1", "exec-2"]));
+        }
+        let called = named(serde_json::json!({"ociLayout": "/srv/x"}), &[]).0;
+        assert_eq!(called, names(&["exec-1", "exec-2"]));
+    }
 
     #[test]
     fn what_says_nothing_more_is_as_it_was_before_there_was_more_to_say() {

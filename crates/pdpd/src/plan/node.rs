@@ -184,7 +184,7 @@ impl NodePlanner<'_> {
             id: self.id(Part::Control),
             dir: self.record(Part::Control),
             cgroup: self.cgroup(),
-            root: root(&self.node.image),
+            root: root(self.vnet.name, &self.node.image),
             profile: if router { Profile::Control } else { Profile::Host },
             privileged: self.node.privileged,
             packet_rings: pdp_spec::tenant_of(self.vnet.name).is_none(),
@@ -316,7 +316,7 @@ impl NodePlanner<'_> {
                         .replace("{guest}", &number.to_string())
                         .replace("{cpus}", cpus.as_deref().unwrap_or_default())
                 });
-                (words.collect(), root(&program.image))
+                (words.collect(), root(self.vnet.name, &program.image))
             }
         };
         let mut env = BTreeMap::from([

@@ -4,13 +4,21 @@ use pdp_container::{Bind, Owned, Root};
 use pdp_proto::mux;
 use pdp_spec::{Image, ImageSource, Limit};
 
-pub(super) fn root(image: &Image) -> Root {
+use crate::images::owner_of;
+
+/// The root of a vnet's guest.
+pub(super) fn root(vnet: &str, image: &Image) -> Root {
     match image.source() {
         ImageSource::Host => Root::Host,
         ImageSource::Rootfs(path) => Root::Rootfs(path.into()),
         ImageSource::OciLayout(path, reference) => {
             Root::OciLayout { path: path.into(), reference: reference.map(Into::into) }
         }
+        ImageSource::Archive(_, _, digest) | ImageSource::Pull(_, digest) => Root::Image {
+            owner: owner_of(vnet).into(),
+            // What a dry run would pull has none.
+            digest: digest.unwrap_or_default().into(),
+        },
     }
 }
 

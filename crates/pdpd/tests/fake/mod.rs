@@ -53,6 +53,19 @@ pub const RECORD_BYTES: usize = 16;
 pub const VIEWER: u32 = 70_000;
 pub const TENANT: u32 = 71_000;
 
+/// The only image that the daemon has.
+fn image(tenant: Option<&str>) -> ImageInfo {
+    ImageInfo {
+        tenant: tenant.map(str::to_owned),
+        names: vec!["registry.example/frr:10".into()],
+        digest: format!("sha256:{}", "5e".repeat(32)),
+        packed_bytes: 40 << 20,
+        unpacked_bytes: 100 << 20,
+        at_ms: 1_700_000_000_000,
+        used_by: vec![format!("{}red/r1", tenant.map_or(String::new(), |name| format!("{name}.")))],
+    }
+}
+
 /// Routes of `red/r1`.
 pub const ROUTES: u64 = 200_000;
 
@@ -422,6 +435,29 @@ impl Daemon for Fake {
         self.note(format!("deleted tenant {tenant}"));
         let object = format!("tenant/{tenant}");
         Ok(Report { changes: vec![change(&object, Action::Delete, "")], ..Default::default() })
+    }
+
+    fn images(&self, scope: &Scope) -> Result<Vec<ImageInfo>, Problem> {
+        Ok(vec![image(scope.tenant())])
+    }
+
+    fn pull_image(
+        &self,
+        _: &Scope,
+        request: &PullRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        progress(Progress { done: 0, total: 1, what: format!("getting image {}", request.image) });
+        Ok(Report::default())
+    }
+
+    fn delete_image(&self, _: &Scope, image: &str, query: &ImageQuery) -> Result<(), Problem> {
+        self.note(format!("deleted image {image} of {:?}", query.tenant));
+        Ok(())
+    }
+
+    fn prune_images(&self, scope: &Scope, _: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
+        Ok(vec![image(scope.tenant())])
     }
 
     fn vnets(&self, scope: &Scope) -> Result<Vec<VnetSummary>, Problem> {

@@ -37,7 +37,7 @@ pub(super) struct Sums {
     /// Rates of its links, bits a second, and whether each has one.
     pub(super) rate_bps: u64,
     pub(super) rated: bool,
-    /// OCI images by directory and reference.
+    /// Images that are unpacked, as [`Node::oci_images`] has them.
     pub(super) images: BTreeSet<(String, Option<String>)>,
     /// What it has of forwarding engines.
     pub(super) power: Given,

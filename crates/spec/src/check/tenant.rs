@@ -14,8 +14,9 @@ use super::vnet::{BAD_PATH, good_path};
 use super::{Existing, NAME_HINT, Reporter, Wanted, bad_name, management};
 use crate::bind::{self, BindParts};
 use crate::limits::*;
-use crate::object::{Image, ImageSource, Object, Program, Quota, VirtualNetwork};
+use crate::object::{Image, ImageSource, Object, Quota, TenantSpec, VirtualNetwork};
 use crate::parse::Document;
+use crate::registry::{self, ImageName};
 use crate::tunnel::{External, Grant};
 use crate::units::{BitRate, Bytes, Cores};
 use crate::usage::Usage;
@@ -78,6 +79,7 @@ fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
         ("unixUsers", spec.unix_users.len()),
         ("images", spec.images.len()),
         ("binds", spec.binds.len()),
+        ("registries", spec.registries.len()),
     ];
     for (key, count) in counts {
         if count > TENANT_ENTRIES_MAX {
@@ -110,6 +112,13 @@ fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
     }
     if let Some(grant) = &spec.management {
         management::grant(name, grant, reporter);
+    }
+    for prefix in &spec.registries {
+        if let Err(why) = registry::check_prefix(prefix) {
+            let message = format!("registries {prefix:?} {why}");
+            let hint = "write it like registry.example or docker.io/frrouting";
+            reporter.tenant(name, &["spec", "registries"], message, hint);
+        }
     }
     for (interface, grant) in &spec.interfaces {
         let path = |key| ["spec", "interfaces", interface, key];
@@ -246,30 +255,38 @@ fn uses(
                 reporter.vnet(name, &path, message, hint);
             }
         }
-        let program = node.data_plane.as_ref().and_then(|plane| match &plane.program {
-            Program::Own(program) => Some(&program.image),
-            Program::BuiltIn(_) => None,
-        });
-        for image in [Some(&node.image), program].into_iter().flatten() {
-            if !image_allowed(image, &spec.images) {
-                let message = "image is in no directory that the tenant may use".to_owned();
-                let hint = match spec.images.is_empty() {
-                    true => "use the machine's own programs, or ask an operator".to_owned(),
-                    false => format!("there are {}", spec.images.join(", ")),
-                };
+        for image in node.images() {
+            if let Some((message, hint)) = image_refused(image, spec) {
                 reporter.vnet(name, &path, message, hint);
             }
         }
     }
 }
 
-fn image_allowed(image: &Image, directories: &[String]) -> bool {
+/// Why a tenant may not use an image, and what it may.
+fn image_refused(image: &Image, spec: &TenantSpec) -> Option<(String, String)> {
     let path = match image.source() {
-        ImageSource::Host => return true,
-        ImageSource::Rootfs(path) | ImageSource::OciLayout(path, _) => std::path::Path::new(path),
+        ImageSource::Host => return None,
+        ImageSource::Rootfs(path)
+        | ImageSource::OciLayout(path, _)
+        | ImageSource::Archive(path, ..) => std::path::Path::new(path),
+        ImageSource::Pull(name, _) => {
+            return match ImageName::parse(name) {
+                Ok(name) => registry::refused(&name, &spec.registries),
+                // Told with the node.
+                Err(_) => None,
+            };
+        }
     };
     // `..` in it is refused of everybody's.
-    directories.iter().any(|directory| path.starts_with(directory))
+    if spec.images.iter().any(|directory| path.starts_with(directory)) {
+        return None;
+    }
+    let hint = match spec.images.is_empty() {
+        true => "use the machine's own programs, or ask an operator".to_owned(),
+        false => format!("there are {}", spec.images.join(", ")),
+    };
+    Some(("image is in no directory that the tenant may use".to_owned(), hint))
 }
 
 /// Why a tenant with these grants can't have a bind, and what to do. What is at the path, and that no link leads

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::limits::*;
 use crate::object::*;
+use crate::registry::{ImageName, is_digest};
 use crate::shape::nearest;
 use crate::tunnel::External;
 use crate::units::{Address, BitRate, Bytes, Cores, EXTERNAL, Endpoint, Mac};
@@ -153,21 +154,50 @@ impl NodeCheck<'_, '_, '_> {
     }
 
     fn image(&mut self, path: &[&str], image: &Image) {
+        if let ImageSource::Pull(name, _) = image.source()
+            && let Err(why) = ImageName::parse(name)
+        {
+            let hint = "write it as docker does, like registry.example/frr:10";
+            self.fault(path, format!("image {name:?} {why}"), hint);
+        }
+        let Image::Form(image) = image else { return };
         let forms = usize::from(image.host.is_some())
             + usize::from(image.rootfs.is_some())
-            + usize::from(image.oci_layout.is_some());
-        let hint = "give one of host: true, rootfs: PATH, ociLayout: PATH";
+            + usize::from(image.oci_layout.is_some())
+            + usize::from(image.archive.is_some())
+            + usize::from(image.pull.is_some());
+        let hint =
+            "give one of host: true, rootfs: PATH, ociLayout: PATH, archive: PATH, pull: NAME";
         if forms > 1 {
-            self.fault(path, "image has more than one of host, rootfs and ociLayout", hint);
+            let message = "image has more than one of host, rootfs, ociLayout, archive and pull";
+            self.fault(path, message, hint);
         }
         if image.host == Some(false) {
             self.fault(&[path, &["host"]].concat(), "host is false", hint);
         }
-        if image.reference.is_some() && image.oci_layout.is_none() {
+        if image.reference.is_some() && image.oci_layout.is_none() && image.archive.is_none() {
             let path = [path, &["reference"]].concat();
-            self.fault(&path, "reference without ociLayout", "add ociLayout: PATH");
+            let message = "reference without ociLayout or archive";
+            self.fault(&path, message, "add ociLayout: PATH or archive: PATH");
         }
-        for (key, value) in [("rootfs", &image.rootfs), ("ociLayout", &image.oci_layout)] {
+        if let Some(digest) = &image.digest {
+            let path = [path, &["digest"]].concat();
+            if image.archive.is_none() && image.pull.is_none() {
+                self.fault(
+                    &path,
+                    "digest without archive or pull",
+                    "remove it, or add one of them",
+                );
+            } else if !is_digest(digest) {
+                let message = format!("digest {digest:?} is not sha256: and 64 hexadecimal digits");
+                self.fault(&path, message, "remove it: it is filled in when applied");
+            }
+        }
+        for (key, value) in [
+            ("rootfs", &image.rootfs),
+            ("ociLayout", &image.oci_layout),
+            ("archive", &image.archive),
+        ] {
             if let Some(value) = value.as_ref().filter(|value| !good_path(value)) {
                 let (message, hint) = match value.as_str() {
                     "/" => (

@@ -1,10 +1,10 @@
-//! Hosts and control guests with root file systems of their own: a directory, and an OCI image
-//! layout.
+//! Hosts and control guests with root file systems of their own: a directory, an OCI image layout, an archive, and an
+//! image of a registry.
 
 use std::fs;
 use std::path::Path;
 
-use pdp_e2e::{Node, eventually, sh};
+use pdp_e2e::{Background, Node, eventually, sh};
 
 /// Programs of the machine that the roots get.
 const PROGRAMS: &str = "/bin/sh /bin/cat /bin/ls /bin/sleep /bin/ping /bin/ip";
@@ -28,8 +28,8 @@ fn make_root(root: &Path, mark: &str) {
     ));
 }
 
-/// An OCI image layout of one layer, and no tool but tar.
-fn make_layout(layout: &Path, root: &Path) {
+/// An OCI image layout of one layer, and no tool but tar; with what the image says of how it is run.
+fn make_layout(layout: &Path, root: &Path, config: &str) {
     let (layout, root) = (layout.display(), root.display());
     sh(&format!(
         r#"mkdir -p {layout}/blobs/sha256; cd {layout}
@@ -40,8 +40,10 @@ fn make_layout(layout: &Path, root: &Path) {
         }}
         tar -C {root} --sort=name -cf layer .
         type=application/vnd.oci.image
+        diff=$(sha256sum layer | cut -d' ' -f1)
         layer="{{\"mediaType\": \"$type.layer.v1.tar\", $(put layer)}}"
-        echo '{{"architecture": "amd64", "os": "linux"}}' > config
+        echo '{{"architecture": "amd64", "os": "linux", "config": {config},' > config
+        echo "\"rootfs\": {{\"type\": \"layers\", \"diff_ids\": [\"sha256:$diff\"]}}}}" >> config
         config="{{\"mediaType\": \"$type.config.v1+json\", $(put config)}}"
         echo "{{\"schemaVersion\": 2, \"config\": $config, \"layers\": [$layer]}}" > manifest
         manifest="{{\"mediaType\": \"$type.manifest.v1+json\", $(put manifest),
@@ -101,7 +103,7 @@ fn guests_run_on_images_of_their_own() {
     make_root(&other, "a-layout");
     // What an image lacks of places to mount on is made.
     fs::remove_dir_all(other.join("var")).expect("removed");
-    make_layout(&node.directory.join("layout"), &other);
+    make_layout(&node.directory.join("layout"), &other, "{}");
     // What counts is the layout alone.
     fs::remove_dir_all(&other).expect("removed");
     node.apply(&spec(&node.directory));
@@ -151,4 +153,153 @@ fn guests_run_on_images_of_their_own() {
     node.pdp(&["down", "--purge"]);
     node.wait_pdpd();
     assert_eq!(node.leftovers(), [""; 0]);
+}
+
+/// Debian's registry with TLS and a password, in the node's network namespace; and a password file.
+fn start_registry(node: &Node) -> Background {
+    let place = node.directory.join("registry").display().to_string();
+    sh(&format!(
+        r#"mkdir -p {place}/certs/127.0.0.1:5000; cd {place}
+        openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=registry \
+            -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem 2> /dev/null
+        cp cert.pem certs/127.0.0.1:5000/ca.crt
+        htpasswd -Bbn me pass > users
+        (umask 077; echo '{{"auths": {{"127.0.0.1:5000": {{"auth": "bWU6cGFzcw=="}}}}}}' > auth.json)
+        cat > config.yml << EOF
+version: 0.1
+log: {{level: error}}
+storage: {{filesystem: {{rootdirectory: {place}/data}}}}
+http: {{addr: "127.0.0.1:5000", tls: {{certificate: {place}/cert.pem, key: {place}/key.pem}}}}
+auth: {{htpasswd: {{realm: registry, path: {place}/users}}}}
+EOF"#
+    ));
+    node.namespace().spawn(&format!("docker-registry serve {place}/config.yml"))
+}
+
+fn push(node: &Node, layout: &str, name: &str) {
+    let place = node.directory.display();
+    let line = format!(
+        "skopeo copy --quiet --dest-creds me:pass --dest-cert-dir {place}/registry/certs/127.0.0.1:5000 \
+         oci:{place}/{layout}:small docker://127.0.0.1:5000/{name}"
+    );
+    eventually("it is pushed", || node.namespace().try_run(&line).is_ok());
+}
+
+/// By a name alone, as docker has it; run as the image says; the same image after a reboot, when the registry is gone
+/// and the name stands for another.
+#[test]
+fn an_image_of_a_registry_runs_as_it_is_and_stays_what_it_was() {
+    let mut node = Node::prepare("registry");
+    let place = node.directory.display().to_string();
+    let registry = start_registry(&node);
+    for name in ["first", "second"] {
+        let root = node.directory.join(format!("{name}-root"));
+        make_root(&root, name);
+        fs::create_dir(root.join("srv")).expect("made");
+        std::os::unix::fs::chown(root.join("srv"), Some(4000), Some(4001)).expect("given away");
+        let config = r#"{"User": "4000:4001", "Entrypoint": ["/bin/sh", "-c"], "Env": ["COLOUR=blue"], "WorkingDir": "/srv",
+            "Cmd": ["/bin/cat /etc/mark > said; echo $COLOUR $PWD >> said; exec /bin/sleep 100000"]}"#;
+        make_layout(&node.directory.join(name), &root, config);
+    }
+    push(&node, "first", "lab/small:1");
+    sh(&format!(
+        "skopeo copy --quiet oci:{place}/second:small docker-archive:{place}/saved.tar:saved:1"
+    ));
+    let (auth, certs) = (format!("{place}/registry/auth.json"), format!("{place}/registry/certs"));
+    node.pdpd_arguments(&["--registry-certs", &certs]);
+    node.start_pdpd();
+    fs::create_dir(node.directory.join("shown")).expect("made");
+    fs::write(node.directory.join("shown/x"), "of the machine\n").expect("written");
+    let spec = |image: &str| {
+        format!(
+            r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: red}}
+spec:
+  nodes:
+    h1:
+      kind: host
+      image: {image}
+      binds: ["{place}/shown:/opt/shown:ro"]
+      exec: ["/bin/sh -c '/bin/cat /etc/hosts /opt/shown/x > by-exec'"]
+      interfaces: {{eth0: {{addresses: [10.0.0.1/24]}}}}
+    h2: {{kind: host, image: {{archive: {place}/saved.tar}}, interfaces: {{eth0: {{addresses: [10.0.0.2/24]}}}}}}
+  links: [{{endpoints: ["h1:eth0", "h2:eth0"]}}]
+"#
+        )
+    };
+    let image = "127.0.0.1:5000/lab/small:1";
+    // Without the password it is told, at its place, and nothing is stored.
+    // What is told is broken into lines.
+    let flat =
+        |words: String| words.replace('|', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = flat(node.try_apply(&spec(image)).expect_err("no password"));
+    assert!(words.contains("authentication required") && words.contains("image"), "{words}");
+    assert_eq!(node.json(&["get"]), serde_json::json!([]));
+    node.kill_pdpd();
+    node.pdpd_arguments(&["--registry-certs", &certs, "--registry-auth", &auth]);
+    node.start_pdpd();
+    let file = node.directory.join("dry.yaml");
+    fs::write(&file, spec(image)).expect("written");
+    let dry = node.pdp(&["apply", "--dry-run", "-f", &file.display().to_string()]);
+    assert!(dry.contains(&format!("image/{image}")), "{dry}");
+    node.apply(&spec(image));
+    let said = |node: &Node, name: &str| {
+        node.try_exec(&format!("red/{name}"), "/bin/cat /srv/said").unwrap_or_default()
+    };
+    let runs = |node: &Node, name: &str, mark: &str| {
+        eventually(&format!("{name} runs {mark}"), || {
+            said(node, name) == format!("{mark}\nblue /srv\n")
+        });
+    };
+    runs(&node, "h1", "first");
+    runs(&node, "h2", "second");
+    let listed = node.exec("red/h1", "/bin/ls -ln /srv/said");
+    assert!(listed.contains(" 4000 4001 "), "as the image's user: {listed}");
+    eventually("they reach each other", || {
+        node.try_exec("red/h1", "/bin/ping -c1 -W1 10.0.0.2").is_ok()
+    });
+    // With its own command, `exec`, the names of the others and what is bound, over a root that may be written to.
+    eventually("h1 is ready", || {
+        let commands = node.json(&["inspect", "red/h1"])["commands"].clone();
+        let is = |index: usize, name: &str, state: &str| {
+            commands[index]["name"] == name && commands[index]["state"] == state
+        };
+        is(0, "image", "running") && is(1, "exec-1", "done")
+    });
+    let text = node.exec("red/h1", "/bin/cat /srv/by-exec");
+    assert!(text.contains("10.0.0.2\th2") && text.ends_with("of the machine\n"), "{text}");
+    // The digest is in the spec that is stored, and what is used is not removed.
+    let digest = |node: &Node| {
+        let stored = node.pdp(&["inspect", "red", "--format", "yaml"]);
+        let at = stored.find("sha256:").expect("a digest");
+        stored[at..at + 71].to_owned()
+    };
+    let first = digest(&node);
+    let words = node.try_pdp(&["images", "rm", image]).expect_err("it is used");
+    assert!(words.contains("is used by red/h1"), "{words}");
+    // The name stands for another image from now on; what was applied does not, until it is asked for.
+    push(&node, "second", "lab/small:1");
+    let unchanged = node.apply(&spec(image));
+    assert!(unchanged.contains("0 changed"), "{unchanged}");
+    let words =
+        flat(node.try_apply(&spec("127.0.0.1:5000/lab/none:1")).expect_err("no such image"));
+    assert!(words.contains("manifest unknown"), "{words}");
+    node.pdp(&["images", "pull", image]);
+    drop(registry);
+    node.reboot();
+    node.start_pdpd();
+    runs(&node, "h1", "first");
+    assert_eq!(digest(&node), first);
+    let changed = node.apply(&spec(image));
+    assert!(changed.contains("vnet/red/node/h1"), "{changed}");
+    runs(&node, "h1", "second");
+    assert_ne!(digest(&node), first);
+    let pruned = node.pdp(&["images", "prune"]);
+    assert!(pruned.contains("1 removed"), "{pruned}");
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+    assert!(!node.directory.join("state").exists());
 }

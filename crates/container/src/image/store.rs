@@ -1,0 +1,434 @@
+//! Images that the daemon keeps, of registries and archives, by whose they are: each a whole OCI layout of one
+//! image, checked when it comes.
+//!
+//! What brings an image may be lied to, and lie: it leaves files in a directory of its own ([`Work`]), and what the
+//! manifest names of these, and no more, is moved, hashed and counted, before the image has a name. What the index names is on disk
+//! as a whole. Owners share nothing, so that nobody is given what another pulled.
+//!
+//! ```text
+//! store/OWNER/index.json     what there is, and by which names
+//! store/OWNER/HEX/           the layout of the image with this digest
+//! ```
+//!
+//! Limits: [`KEPT_MAX`] images of one owner; bytes are the caller's to bound ([`Room`]).
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use oci_spec::image::{Descriptor, ImageManifest};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tar::Archive;
+
+use super::{
+    MANIFEST, Own, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob, failed, hex, invalid, layer_tar,
+    layers, parse, read_bounded,
+};
+use crate::error::{Context, Result};
+use crate::tree;
+
+/// In the directory of unpacked images: those that are kept.
+pub const STORE: &str = "store";
+
+/// Images of one owner.
+pub const KEPT_MAX: usize = 256;
+
+/// Names of images of one owner.
+const NAMES_MAX: usize = 1024;
+
+/// Bytes of a file's long name or its extended attributes.
+const EXTENSION_BYTES_MAX: u64 = 64 << 10;
+
+/// Bytes of a layer that are no file's: headers, and what fills up blocks.
+const HEADERS_BYTES_MAX: u64 = 2 << 30;
+
+const INDEX: &str = "index.json";
+
+/// What an owner has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Index {
+    /// Images by their manifests' digests.
+    pub images: BTreeMap<String, Kept>,
+    /// Digests by names.
+    pub names: BTreeMap<String, Named>,
+}
+
+/// An image that is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Its bytes as it came.
+    pub packed_bytes: u64,
+    /// Bytes of its files.
+    pub unpacked_bytes: u64,
+    /// When it came, milliseconds since 1970.
+    pub at_ms: u64,
+}
+
+impl Kept {
+    /// What it counts for in a quota.
+    pub fn bytes(&self) -> u64 {
+        self.packed_bytes + self.unpacked_bytes
+    }
+}
+
+/// What a name stands for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    /// The image's digest.
+    pub digest: String,
+    /// How the file was that it was read from, if it was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stamp: Option<String>,
+}
+
+impl Index {
+    /// What all of it counts for in a quota.
+    pub fn bytes(&self) -> u64 {
+        self.images.values().map(Kept::bytes).sum()
+    }
+}
+
+/// What an image may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes as it comes and unpacked, added up.
+    pub bytes: u64,
+}
+
+/// The images that are kept.
+#[derive(Debug)]
+pub struct Store {
+    store: PathBuf,
+    works: PathBuf,
+    next: AtomicU64,
+    /// Held while an index is changed.
+    changing: Mutex<()>,
+}
+
+/// Where an image comes to before it is kept; goes with all that is in it when dropped.
+#[derive(Debug)]
+pub struct Work {
+    dir: PathBuf,
+}
+
+impl Work {
+    /// The directory for what is brought: [`MANIFEST`] and blobs named by their digests in hexadecimal.
+    pub fn inbox(&self) -> PathBuf {
+        self.dir.join("in")
+    }
+
+    /// A directory for what is needed to bring it.
+    pub fn scratch(&self) -> PathBuf {
+        self.dir.join("scratch")
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // What stays goes at the next start.
+        let _ = tree::remove(&self.dir);
+    }
+}
+
+impl Store {
+    /// The store beside unpacked images, and `works`, on the same file system, for what comes; what a crash left there
+    /// goes.
+    pub fn open(images: &Path, works: &Path) -> Result<Self> {
+        let store = images.join(STORE);
+        tree::remove(works)?;
+        // Passed by who brings images, read by nobody.
+        for (dir, mode) in [(&store, 0o700), (&works.to_owned(), 0o711)] {
+            DirBuilder::new().recursive(true).mode(mode).create(dir).at("make", dir)?;
+        }
+        let this = Self {
+            store,
+            works: works.to_owned(),
+            next: AtomicU64::default(),
+            changing: Mutex::default(),
+        };
+        for owner in this.owners()? {
+            let index = this.index(&owner)?;
+            let dir = this.store.join(&owner);
+            for path in entries(&dir)? {
+                let digest = path.file_name().map(|name| format!("sha256:{}", name.display()));
+                let known = digest.is_some_and(|digest| index.images.contains_key(&digest));
+                if !known && !path.ends_with(INDEX) {
+                    tree::remove(&path)?;
+                }
+            }
+        }
+        Ok(this)
+    }
+
+    /// Who has images.
+    pub fn owners(&self) -> Result<Vec<String>> {
+        let names = entries(&self.store)?.into_iter();
+        Ok(names.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect())
+    }
+
+    /// What an owner has.
+    pub fn index(&self, owner: &str) -> Result<Index> {
+        let path = self.store.join(owner).join(INDEX);
+        match read_bounded(&path) {
+            Ok(text) => parse(&text).map_err(|error| failed(&path, error.to_string())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Index::default()),
+            Err(error) => Err(error).at("read", &path),
+        }
+    }
+
+    /// Where images come to.
+    pub fn works(&self) -> &Path {
+        &self.works
+    }
+
+    /// Directories for an image to come to, which are `uid`'s.
+    pub fn begin(&self, uid: u32) -> Result<Work> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let work = Work { dir: self.works.join(number.to_string()) };
+        DirBuilder::new().mode(0o711).create(&work.dir).at("make", &work.dir)?;
+        for dir in [work.inbox(), work.scratch()] {
+            DirBuilder::new().mode(0o700).create(&dir).at("make", &dir)?;
+            chown(&dir, Some(uid), Some(uid)).at("give away", &dir)?;
+        }
+        Ok(work)
+    }
+
+    /// Keeps what came, by a name, once it was found to be what its manifest says, and within `room`. Whoever
+    /// brought it must have ended. Returns its digest. `wanted`: the only digest that it may have.
+    pub fn keep(
+        &self,
+        owner: &str,
+        (name, stamp): (&str, Option<String>),
+        work: &Work,
+        wanted: Option<&str>,
+        room: Room,
+    ) -> Result<String> {
+        let layout = work.dir.join("layout");
+        let fail = |text: String| failed(Path::new(name), text);
+        let (digest, kept) =
+            take(&work.inbox(), &layout, wanted, room).map_err(|error| fail(error.to_string()))?;
+        // All that it has, before its name says so.
+        let taken = File::open(&layout).at("open", &layout)?;
+        rustix::fs::syncfs(&taken).at("write to disk", &layout)?;
+        let _turn = self.turn();
+        let mut index = self.index(owner)?;
+        if index.images.len() >= KEPT_MAX && !index.images.contains_key(&digest) {
+            return Err(fail(format!("{KEPT_MAX} images are kept already")));
+        }
+        let dir = self.store.join(owner);
+        DirBuilder::new().recursive(true).mode(0o700).create(&dir).at("make", &dir)?;
+        let place = self.layout(owner, &digest);
+        if !index.images.contains_key(&digest) {
+            tree::remove(&place)?;
+            fs::rename(&layout, &place).at("rename", &layout)?;
+            index.images.insert(digest.clone(), kept);
+        }
+        index.name(name, Named { digest: digest.clone(), stamp });
+        self.write(owner, &index)?;
+        Ok(digest)
+    }
+
+    /// Gives an image that is kept a name, which is no other's then.
+    pub fn name(&self, owner: &str, name: &str, digest: &str) -> Result<()> {
+        let _turn = self.turn();
+        let mut index = self.index(owner)?;
+        let named = Named { digest: digest.to_owned(), stamp: None };
+        if index.names.get(name) == Some(&named) {
+            return Ok(());
+        }
+        index.name(name, named);
+        self.write(owner, &index)
+    }
+
+    /// Removes an image with its names, if there is one. Its bytes go when what is returned is dropped, which may take
+    /// a while.
+    pub fn remove(&self, owner: &str, digest: &str) -> Result<Option<Work>> {
+        let _turn = self.turn();
+        let mut index = self.index(owner)?;
+        if index.images.remove(digest).is_none() {
+            return Ok(None);
+        }
+        index.names.retain(|_, named| named.digest != digest);
+        let gone = self.begin(0)?;
+        self.write(owner, &index)?;
+        let layout = self.layout(owner, digest);
+        match fs::rename(&layout, gone.dir.join("gone")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).at("rename", &layout);
+            }
+            _ => {}
+        }
+        if index.images.is_empty() {
+            tree::remove(&self.store.join(owner))?;
+        }
+        Ok(Some(gone))
+    }
+
+    fn layout(&self, owner: &str, digest: &str) -> PathBuf {
+        layout_in(&self.store, owner, digest)
+    }
+
+    fn write(&self, owner: &str, index: &Index) -> Result<()> {
+        let path = self.store.join(owner).join(INDEX);
+        let part = path.with_extension("json.part");
+        let text = serde_json::to_vec_pretty(index).map_err(io::Error::from).at("write", &path)?;
+        let written = || -> io::Result<()> {
+            fs::write(&part, text)?;
+            File::open(&part)?.sync_all()?;
+            fs::rename(&part, &path)?;
+            File::open(self.store.join(owner))?.sync_all()
+        };
+        written().at("write", &path)
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Index {
+    fn name(&mut self, name: &str, named: Named) {
+        if self.names.len() >= NAMES_MAX && !self.names.contains_key(name) {
+            self.names.pop_first();
+        }
+        self.names.insert(name.to_owned(), named);
+    }
+}
+
+/// Where the layout of an owner's image is, below the directory of unpacked images.
+pub(crate) fn layout(images: &Path, owner: &str, digest: &str) -> PathBuf {
+    layout_in(&images.join(STORE), owner, digest)
+}
+
+fn layout_in(store: &Path, owner: &str, digest: &str) -> PathBuf {
+    store.join(owner).join(digest.trim_start_matches("sha256:"))
+}
+
+fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir).at("read", dir)?;
+    let paths: io::Result<Vec<PathBuf>> = entries.map(|entry| Ok(entry?.path())).collect();
+    paths.at("read", dir)
+}
+
+/// Makes a layout of what is in an inbox, which nobody writes to any more.
+fn take(
+    inbox: &Path,
+    layout: &Path,
+    wanted: Option<&str>,
+    room: Room,
+) -> io::Result<(String, Kept)> {
+    let blobs = layout.join("blobs/sha256");
+    DirBuilder::new().recursive(true).mode(0o700).create(&blobs)?;
+    let part = blobs.join(MANIFEST);
+    move_file(&inbox.join(MANIFEST), &part)?;
+    let bytes = read_bounded(&part)?;
+    let digest = hex(&Sha256::digest(&bytes));
+    fs::rename(&part, blobs.join(&digest))?;
+    if let Some(wanted) = wanted.filter(|wanted| *wanted != format!("sha256:{digest}")) {
+        return Err(invalid(format!("its manifest has the digest sha256:{digest}, not {wanted}")));
+    }
+    let manifest: ImageManifest =
+        parse(&bytes).map_err(|error| invalid(format!("manifest: {error}")))?;
+    let all = manifest.layers().iter().chain([manifest.config()]);
+    for descriptor in all {
+        let (place, hex) = super::blob_path(layout, descriptor)?;
+        if !place.exists() {
+            move_file(&inbox.join(&hex), &place)
+                .map_err(|error| invalid(format!("blob {}: {error}", descriptor.digest())))?;
+        }
+    }
+    let index = json!({ "schemaVersion": 2, "manifests": [{
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "digest": format!("sha256:{digest}"),
+        "size": bytes.len(),
+    }] });
+    fs::write(layout.join(INDEX), index.to_string())?;
+    fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    let kept = measure(layout, &manifest, bytes.len() as u64, room)?;
+    Own::read(layout).map_err(|error| invalid(error.to_string()))?;
+    Ok((format!("sha256:{digest}"), kept))
+}
+
+/// Moves what is a file and has no other name, and makes it root's.
+fn move_file(from: &Path, to: &Path) -> io::Result<()> {
+    let meta = fs::symlink_metadata(from)?;
+    if !meta.is_file() || meta.nlink() != 1 {
+        return Err(invalid(format!("{} is no file of its own", from.display())));
+    }
+    fs::rename(from, to)?;
+    chown(to, Some(0), Some(0))?;
+    fs::set_permissions(to, Permissions::from_mode(0o600))
+}
+
+/// Checks the digests of an image and adds up what it has.
+fn measure(
+    layout: &Path,
+    manifest: &ImageManifest,
+    manifest_bytes: u64,
+    room: Room,
+) -> io::Result<Kept> {
+    let layers = layers(layout, manifest).map_err(|error| invalid(error.to_string()))?;
+    let too_large =
+        || invalid(format!("it has more than {} bytes, packed and unpacked", room.bytes));
+    let config = blob(layout, manifest.config())?;
+    let mut packed = manifest_bytes + config.len() as u64;
+    let size = |layer: &Descriptor| -> io::Result<u64> {
+        Ok(fs::metadata(super::blob_path(layout, layer)?.0)?.len())
+    };
+    for layer in layers {
+        packed = packed.saturating_add(size(layer)?);
+    }
+    let mut left = room.bytes.checked_sub(packed).ok_or_else(too_large)?.min(UNPACKED_BYTES_MAX);
+    let (mut unpacked, mut files) = (0, 0);
+    for layer in layers {
+        let of = |error: io::Error| invalid(format!("layer {}: {error}", layer.digest()));
+        let tar = layer_tar(layout, layer).map_err(of)?;
+        // Sizes are looked at before what they are of; beside that there are headers.
+        let bytes_max = left + HEADERS_BYTES_MAX;
+        let mut archive = Archive::new(tar.take(bytes_max));
+        for entry in archive.entries().map_err(of)?.raw(true) {
+            let mut entry = entry.map_err(of)?;
+            check_kind(&mut entry).map_err(of)?;
+            left = left.checked_sub(entry.size()).ok_or_else(too_large)?;
+            unpacked += entry.size();
+            files += 1;
+            if files > UNPACKED_FILES_MAX {
+                return Err(invalid(format!("more than {UNPACKED_FILES_MAX} files unpacked")));
+            }
+        }
+    }
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let at_ms = now.map_or(0, |now| now.as_millis() as u64);
+    Ok(Kept { packed_bytes: packed, unpacked_bytes: unpacked, at_ms })
+}
+
+/// Refuses what would be read otherwise, or whole into memory, when the image is unpacked.
+fn check_kind(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<()> {
+    let kind = entry.header().entry_type();
+    if kind.is_gnu_sparse() {
+        return Err(invalid("a file with holes (GNU sparse)".to_owned()));
+    }
+    let long = kind.is_gnu_longname() || kind.is_gnu_longlink();
+    let pax = kind.is_pax_local_extensions() || kind.is_pax_global_extensions();
+    if !long && !pax {
+        return Ok(());
+    }
+    if entry.size() > EXTENSION_BYTES_MAX {
+        let bytes = entry.size();
+        return Err(invalid(format!("a name or attributes of {bytes} bytes")));
+    }
+    let mut text = Vec::new();
+    entry.read_to_end(&mut text)?;
+    let sized = text.windows(6).any(|word| word == b" size=");
+    if pax && sized {
+        return Err(invalid("a file whose size is an attribute (more than 8 GiB)".to_owned()));
+    }
+    Ok(())
+}

@@ -1,0 +1,719 @@
+//! Images of registries and archives: brought when a spec that names them is applied, kept by whose they are, and
+//! known by their digests from then on.
+//!
+//! They are brought before anything is stored, by who asked for the change, and so no step of the keeper waits for
+//! a registry. Of one tenant one is brought at a time, and none waits for another's. An image that a change needs
+//! is not removed before the change is stored or refused ([`Held`]).
+
+mod skopeo;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pdp_api::{
+    Action, Change, ImageInfo as Info, ImageQuery, Problem, ProblemKind, Progress, PullRequest,
+    Report,
+};
+use pdp_container::Paths;
+use pdp_container::cgroup::Cgroups;
+use pdp_container::image::{self, Index, Room, Store, UNPACKED_BYTES_MAX};
+use pdp_spec::limits::TENANT_IMAGES_DEFAULT;
+use pdp_spec::registry::{self, ImageName, is_digest};
+use pdp_spec::{Diagnostic, Document, ImageSource, Object, TenantSpec, tenant_of};
+use sha2::{Digest, Sha256};
+
+use crate::access::Scope;
+use crate::host::words;
+use crate::http::ProgressFn;
+use crate::ledger::UID_BASE;
+use crate::model::Model;
+use skopeo::Job;
+
+pub use skopeo::Bounds;
+
+/// Whose images are the operators'. No tenant's name begins so.
+const NODE: &str = "_node";
+
+/// Pulls at a time, as many as there may be of tenants and some of operators: each has a user id of its own, after the mux's.
+const PULLS_MAX: u32 = 512;
+
+/// Images that are got at a time, or wait for their turn, for one tenant, and for all of them: what hangs takes few of
+/// the places that all tenants have for requests.
+const TENANT_LINE_MAX: usize = 4;
+const TENANTS_LINE_MAX: usize = 128;
+
+/// Time for what an earlier daemon's pulls left to end.
+const END_WAIT: Duration = Duration::from_secs(10);
+
+/// Cgroups of pulls: a name that no vnet can have.
+const CGROUP: &str = "_pulls";
+
+/// Whose the images of a vnet are.
+pub fn owner_of(vnet: &str) -> &str {
+    tenant_of(vnet).unwrap_or(NODE)
+}
+
+/// How images are brought.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Credentials for registries, as docker writes them; read at each pull, by root alone.
+    pub auth: Option<PathBuf>,
+    /// Certificates by registry, as docker has them: `HOST:PORT/ca.crt`. Not given: where skopeo looks.
+    pub certs: Option<PathBuf>,
+    /// The program.
+    pub skopeo: PathBuf,
+    /// What one pull may take, where nothing else bounds it.
+    pub bounds: Bounds,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            auth: None,
+            certs: None,
+            skopeo: "/usr/bin/skopeo".into(),
+            bounds: Bounds {
+                bytes: UNPACKED_BYTES_MAX,
+                stall: Duration::from_secs(60),
+                time: Duration::from_secs(1800),
+                free_bytes: 512 << 20,
+            },
+        }
+    }
+}
+
+/// The images of a node.
+#[derive(Debug)]
+pub struct Images {
+    store: Store,
+    cgroups: Cgroups,
+    /// How they are brought.
+    pub settings: Settings,
+    /// Held while an image is brought, by tenant: as many have it as are in line.
+    bringing: Mutex<BTreeMap<String, Arc<Mutex<()>>>>,
+    /// Which user ids pulls have.
+    slots: Mutex<BTreeSet<u32>>,
+    /// Images that changes under way need, by owner and digest.
+    held: Mutex<BTreeMap<(String, String), usize>>,
+}
+
+/// Images that are not removed until this is dropped.
+#[derive(Debug, Default)]
+pub struct Held<'a>(Vec<(&'a Images, (String, String))>);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for (images, key) in self.0.drain(..) {
+            let mut held = lock(&images.held);
+            if let Some(count) = held.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    held.remove(&key);
+                }
+            }
+        }
+    }
+}
+
+/// The user id of one pull.
+struct Slot<'a>(&'a Images, u32);
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.slots).remove(&self.1);
+    }
+}
+
+/// Whose images, and what of.
+#[derive(Clone, Copy)]
+struct Owner<'a> {
+    name: &'a str,
+    tenant: Option<&'a TenantSpec>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Images {
+    /// Those of a runtime's places.
+    pub fn open(paths: &Paths, cgroups: Cgroups) -> pdp_container::Result<Self> {
+        // Of a daemon that was killed.
+        cgroups.remove(CGROUP, END_WAIT)?;
+        // Beside them, so that who brings one passes through no directory of others' files.
+        let store = Store::open(&paths.images, &paths.images.with_file_name("pulls"))?;
+        Ok(Self {
+            store,
+            cgroups,
+            settings: Settings::default(),
+            bringing: Mutex::default(),
+            slots: Mutex::default(),
+            held: Mutex::default(),
+        })
+    }
+
+    /// Has the documents name images by digest: those that are there, and, if `bring`, those that are not and are
+    /// brought; of `only` these nodes, or of all where it is empty. Returns what keeps them until the change is stored, and the names of what is not there.
+    ///
+    /// # Errors
+    /// Which could not be brought and why, each with its place.
+    pub fn pin(
+        &self,
+        documents: &mut [Document],
+        only: &BTreeSet<String>,
+        model: &Model,
+        bring: bool,
+        progress: ProgressFn<'_>,
+    ) -> Result<(Held<'_>, BTreeSet<String>), Vec<Diagnostic>> {
+        let mut held = Held::default();
+        let (mut missing, mut faults) = (BTreeSet::new(), Vec::new());
+        let given: BTreeMap<String, TenantSpec> = documents
+            .iter()
+            .filter_map(|document| match &document.object {
+                Object::Tenant(it) => Some((it.metadata.name.clone(), it.spec.clone())),
+                _ => None,
+            })
+            .collect();
+        for document in documents {
+            let Object::VirtualNetwork(vnet) = &mut document.object else { continue };
+            let name = vnet.metadata.name.clone();
+            let tenant = tenant_of(&name).and_then(|tenant| {
+                given.get(tenant).or(model.tenants.get(tenant).map(|tenant| &tenant.spec))
+            });
+            let owner = Owner { name: owner_of(&name), tenant };
+            let mut wrong = Vec::new();
+            for (node, of) in &mut vnet.spec.nodes {
+                if !only.is_empty() && !only.contains(node) {
+                    continue;
+                }
+                for (index, image) in of.images_mut().enumerate() {
+                    if image.source().kept().is_none() {
+                        continue;
+                    }
+                    let digest = match self.find(owner, image.source(), &mut held) {
+                        Ok(None) if !bring => {
+                            missing.insert(label(image.source()));
+                            continue;
+                        }
+                        Ok(None) => self.bring(owner, image.source(), &mut held, progress),
+                        found => found.map(Option::unwrap_or_default),
+                    };
+                    match digest {
+                        Ok(digest) => image.pin(digest),
+                        Err(why) => wrong.push((node.clone(), index, why)),
+                    }
+                }
+            }
+            for (node, index, why) in wrong {
+                let path: &[&str] = match index {
+                    0 => &["spec", "nodes", &node, "image"],
+                    _ => &["spec", "nodes", &node, "dataPlane", "program", "image"],
+                };
+                faults.push(document.diagnostic(path, why, HINT));
+            }
+        }
+        if faults.is_empty() { Ok((held, missing)) } else { Err(faults) }
+    }
+
+    /// Brings what a name of a registry stands for now, whatever is there.
+    ///
+    /// # Errors
+    /// The name, who asks for it, or why it could not be brought.
+    pub fn pull(
+        &self,
+        scope: &Scope,
+        request: &PullRequest,
+        model: &Model,
+        progress: ProgressFn<'_>,
+    ) -> Result<Report, Problem> {
+        let PullRequest { image, tenant } = request;
+        let tenant = whose(scope, tenant.as_deref(), model)?;
+        let name = ImageName::parse(image).map_err(|why| {
+            let problem = Problem::new(ProblemKind::Invalid, format!("image {image:?} {why}"));
+            problem.hint("write it as docker does, like registry.example/frr:10")
+        })?;
+        if let Some((_, spec)) = tenant
+            && let Some((message, hint)) = registry::refused(&name, &spec.registries)
+        {
+            return Err(Problem::new(ProblemKind::Forbidden, message).hint(hint));
+        }
+        let owner = Owner {
+            name: tenant.map_or(NODE, |(name, _)| name),
+            tenant: tenant.map(|(_, spec)| spec),
+        };
+        let before = self.index(owner.name).map_err(Problem::internal)?;
+        let mut held = Held::default();
+        let digest = self
+            .bring(owner, ImageSource::Pull(image, None), &mut held, progress)
+            .map_err(|why| Problem::new(ProblemKind::Unavailable, why).hint(HINT))?;
+        let new = !before.images.contains_key(&digest);
+        let action = if new { Action::Create } else { Action::Unchanged };
+        let change = Change { object: format!("image/{name}"), action, detail: digest };
+        Ok(Report { changes: vec![change], ..Report::default() })
+    }
+
+    /// What is kept, for who may see it.
+    ///
+    /// # Errors
+    /// The store can't be read.
+    pub fn list(&self, scope: &Scope, model: &Model) -> Result<Vec<Info>, Problem> {
+        let owners = match scope.tenant() {
+            Some(tenant) => vec![tenant.to_owned()],
+            None => self.store.owners().map_err(|error| Problem::internal(words(&error)))?,
+        };
+        let mut all = Vec::new();
+        for owner in owners {
+            let index = self.index(&owner).map_err(Problem::internal)?;
+            let used = used(&owner, model);
+            for (digest, kept) in &index.images {
+                let names = index.names.iter().filter(|(_, named)| named.digest == *digest);
+                all.push(Info {
+                    tenant: (owner != NODE).then(|| owner.clone()),
+                    names: names.map(|(name, _)| name.clone()).collect(),
+                    digest: digest.clone(),
+                    packed_bytes: kept.packed_bytes,
+                    unpacked_bytes: kept.unpacked_bytes,
+                    at_ms: kept.at_ms,
+                    used_by: used.get(digest).cloned().unwrap_or_default(),
+                });
+            }
+        }
+        all.sort_by(|a, b| (&a.tenant, &a.names, &a.digest).cmp(&(&b.tenant, &b.names, &b.digest)));
+        Ok(all)
+    }
+
+    /// Removes an image, named by its digest (or the first digits of it) or a name that it has, unless it is used by
+    /// what is stored `now`.
+    ///
+    /// # Errors
+    /// There is none, there are several, or it is used.
+    pub fn remove(
+        &self,
+        scope: &Scope,
+        image: &str,
+        query: &ImageQuery,
+        now: &dyn Fn() -> Arc<Model>,
+    ) -> Result<(), Problem> {
+        let model = now();
+        let owner = whose(scope, query.tenant.as_deref(), &model)?.map_or(NODE, |(name, _)| name);
+        let index = self.index(owner).map_err(Problem::internal)?;
+        let digest = find(&index, image)?;
+        if let Some(nodes) = used(owner, &model).get(&digest) {
+            let problem = format!("image {image} is used by {}", nodes.join(", "));
+            return Err(Problem::new(ProblemKind::Conflict, problem).hint("delete those first"));
+        }
+        let idle = || !used(owner, &now()).contains_key(&digest);
+        if !self.discard(owner, &digest, idle).map_err(Problem::internal)? {
+            let problem = format!("image {image} is needed by a change that is being made");
+            return Err(Problem::new(ProblemKind::Conflict, problem).hint("try again"));
+        }
+        Ok(())
+    }
+
+    /// Removes all that nothing which is stored `now` uses; returns what.
+    ///
+    /// # Errors
+    /// The store can't be read or written.
+    pub fn prune(
+        &self,
+        scope: &Scope,
+        query: &ImageQuery,
+        now: &dyn Fn() -> Arc<Model>,
+    ) -> Result<Vec<Info>, Problem> {
+        let model = now();
+        let owner = whose(scope, query.tenant.as_deref(), &model)?.map(|(name, _)| name);
+        let mut gone = self.list(scope, &model)?;
+        gone.retain(|image| image.tenant.as_deref() == owner && image.used_by.is_empty());
+        let mut removed = Vec::new();
+        for image in gone {
+            let owner = owner.unwrap_or(NODE);
+            let idle = || !used(owner, &now()).contains_key(&image.digest);
+            if self.discard(owner, &image.digest, idle).map_err(Problem::internal)? {
+                removed.push(image);
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Removes the images of tenants that there are not `now`.
+    ///
+    /// # Errors
+    /// The store can't be read or written.
+    pub fn forget_others(&self, now: &dyn Fn() -> Arc<Model>) -> Result<(), String> {
+        for owner in self.store.owners().map_err(|error| words(&error))? {
+            let gone = || owner != NODE && !now().tenants.contains_key(&owner);
+            if !gone() {
+                continue;
+            }
+            for digest in self.index(&owner)?.images.keys() {
+                self.discard(&owner, digest, gone)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what no change under way needs, and nothing that is stored; whether it did. What a change needed is held
+    /// until it is stored, so `idle` is asked once nobody holds it.
+    fn discard(
+        &self,
+        owner: &str,
+        digest: &str,
+        idle: impl FnOnce() -> bool,
+    ) -> Result<bool, String> {
+        let held = lock(&self.held);
+        if held.contains_key(&(owner.to_owned(), digest.to_owned())) || !idle() {
+            return Ok(false);
+        }
+        let gone = self.store.remove(owner, digest).map_err(|error| words(&error))?;
+        // Its bytes take their time.
+        drop(held);
+        Ok(gone.is_some())
+    }
+
+    fn index(&self, owner: &str) -> Result<Index, String> {
+        self.store.index(owner).map_err(|error| words(&error))
+    }
+
+    /// The digest of an image that is there, which stays so.
+    fn find<'a>(
+        &'a self,
+        owner: Owner<'_>,
+        source: ImageSource<'_>,
+        held: &mut Held<'a>,
+    ) -> Result<Option<String>, String> {
+        let all = lock(&self.held);
+        let index = self.index(owner.name)?;
+        let digest = match source.kept() {
+            Some("") => {
+                let Some(named) = index.names.get(&name_of(source)?) else { return Ok(None) };
+                let stale = match source {
+                    // One that is gone is what it was.
+                    ImageSource::Archive(path, ..) => {
+                        stamp(path.as_ref()).is_ok_and(|now| Some(now) != named.stamp)
+                    }
+                    _ => false,
+                };
+                if stale {
+                    return Ok(None);
+                }
+                named.digest.clone()
+            }
+            digest => digest.unwrap_or_default().to_owned(),
+        };
+        Ok(index.images.contains_key(&digest).then(|| self.hold(all, owner, digest, held)))
+    }
+
+    fn hold<'a>(
+        &'a self,
+        mut all: MutexGuard<'a, BTreeMap<(String, String), usize>>,
+        owner: Owner<'_>,
+        digest: String,
+        held: &mut Held<'a>,
+    ) -> String {
+        let key = (owner.name.to_owned(), digest.clone());
+        *all.entry(key.clone()).or_default() += 1;
+        held.0.push((self, key));
+        digest
+    }
+
+    /// Brings an image, and returns its digest.
+    fn bring<'a>(
+        &'a self,
+        owner: Owner<'_>,
+        source: ImageSource<'_>,
+        held: &mut Held<'a>,
+        progress: ProgressFn<'_>,
+    ) -> Result<String, String> {
+        // Operators have no quota that two at a time could exceed.
+        let line = owner.tenant.map(|_| self.line(owner.name)).transpose()?;
+        let _turn = line.as_deref().map(lock);
+        let name = label(source);
+        let tell = &mut |bytes: u64| {
+            let what = match bytes {
+                0 => format!("getting image {name}"),
+                _ => format!("getting image {name}: {:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+            };
+            progress(Progress { done: 0, total: 1, what });
+        };
+        tell(0);
+        let result = match source {
+            ImageSource::Archive(path, tag, digest) => {
+                self.read_archive(owner, path.as_ref(), tag, digest)
+            }
+            ImageSource::Pull(name, digest) => ImageName::parse(name)
+                .map_err(|why| format!("image {name:?} {why}"))
+                .and_then(|name| self.pull_name(owner, &name, digest, tell)),
+            ImageSource::Host | ImageSource::Rootfs(_) | ImageSource::OciLayout(..) => {
+                Err("it is none that is kept".into())
+            }
+        };
+        let digest = result.map_err(|why| format!("image {name}: {why}"))?;
+        Ok(self.hold(lock(&self.held), owner, digest, held))
+    }
+
+    /// A place in a tenant's line.
+    fn line(&self, tenant: &str) -> Result<Arc<Mutex<()>>, String> {
+        let mut lines = lock(&self.bringing);
+        // Nobody can get another while this is locked.
+        lines.retain(|_, line| Arc::strong_count(line) > 1);
+        let in_line = |line: &Arc<Mutex<()>>| Arc::strong_count(line) - 1;
+        let own = lines.get(tenant).map_or(0, in_line);
+        let all: usize = lines.values().map(in_line).sum();
+        if own >= TENANT_LINE_MAX || all >= TENANTS_LINE_MAX {
+            let max = if own >= TENANT_LINE_MAX { TENANT_LINE_MAX } else { TENANTS_LINE_MAX };
+            return Err(format!("{max} images that are got at a time are the limit; try again"));
+        }
+        Ok(lines.entry(tenant.to_owned()).or_default().clone())
+    }
+
+    /// What an owner may still have.
+    fn room(&self, owner: Owner<'_>) -> Result<Room, String> {
+        let Some(tenant) = owner.tenant else { return Ok(Room { bytes: 2 * UNPACKED_BYTES_MAX }) };
+        let quota = tenant.quota.images.map_or(TENANT_IMAGES_DEFAULT, |bytes| bytes.0);
+        let bytes = quota.saturating_sub(self.index(owner.name)?.bytes());
+        match bytes {
+            0 => Err("the quota `images` is used up; `pdp images prune` removes what nothing uses"
+                .into()),
+            bytes => Ok(Room { bytes }),
+        }
+    }
+
+    fn read_archive(
+        &self,
+        owner: Owner<'_>,
+        path: &Path,
+        tag: Option<&str>,
+        wanted: Option<&str>,
+    ) -> Result<String, String> {
+        let room = self.room(owner)?;
+        let stamp = stamp(path).map_err(|error| error.to_string())?;
+        let work = self.store.begin(0).map_err(|error| words(&error))?;
+        let kept_free = self.settings.bounds.free_bytes;
+        let free = skopeo::free_bytes(&work.inbox())?.saturating_sub(kept_free);
+        if std::fs::metadata(path).is_ok_and(|meta| meta.len() > free) {
+            return Err(skopeo::full(kept_free));
+        }
+        let bytes = room.bytes.min(UNPACKED_BYTES_MAX).min(free);
+        image::convert(path, tag, &work.inbox(), bytes).map_err(|error| reason(&error))?;
+        let name = (&*archive_name(path, tag), Some(stamp));
+        self.store.keep(owner.name, name, &work, wanted, room).map_err(|error| reason(&error))
+    }
+
+    fn pull_name(
+        &self,
+        owner: Owner<'_>,
+        name: &ImageName,
+        pinned: Option<&str>,
+        told: &mut dyn FnMut(u64),
+    ) -> Result<String, String> {
+        let room = self.room(owner)?;
+        let (slot, uid) = self.slot()?;
+        let work = self.store.begin(uid).map_err(|error| words(&error))?;
+        let mut bounds = self.settings.bounds;
+        bounds.bytes = bounds.bytes.min(room.bytes);
+        let job = Job {
+            skopeo: &self.settings.skopeo,
+            uid,
+            work: &work,
+            cgroup: format!("{CGROUP}/{}", slot.1),
+            cgroups: &self.cgroups,
+            bounds,
+        };
+        let how = self.arguments(owner, name, &job)?;
+        // By its digest alone where that is known.
+        let repository = name.repository();
+        let asked = match (pinned.or(name.digest.as_deref()), &name.tag) {
+            (Some(digest), _) => format!("docker://{repository}@{digest}"),
+            (None, Some(tag)) => format!("docker://{repository}:{tag}"),
+            (None, None) => format!("docker://{repository}"),
+        };
+        let mut words = how.global.clone();
+        words.extend(["inspect".into(), "--raw".into()]);
+        words.extend(how.options(""));
+        words.push(asked);
+        let manifest = job.run(&words, told)?;
+        let of_bytes = format!("sha256:{}", hex(&Sha256::digest(&manifest)));
+        if let Some(digest) = pinned.or(name.digest.as_deref()).filter(|it| *it != of_bytes) {
+            return Err(format!("the registry sends {of_bytes} for {digest}"));
+        }
+        let digest = image::of_index(&manifest)?.unwrap_or(of_bytes);
+        if !is_digest(&digest) {
+            return Err(format!("its index names {digest:?}, which is no digest"));
+        }
+        let whole = name.to_string();
+        if self.index(owner.name)?.images.contains_key(&digest) {
+            self.store.name(owner.name, &whole, &digest).map_err(|error| reason(&error))?;
+            return Ok(digest);
+        }
+        let mut words = how.global.clone();
+        words.extend(["copy".into(), "--quiet".into(), "--preserve-digests".into()]);
+        words.extend(how.options("src-"));
+        words.push(format!("docker://{repository}@{digest}"));
+        words.push(format!("dir:{}", work.inbox().display()));
+        job.run(&words, told)?;
+        self.store
+            .keep(owner.name, (&whole, None), &work, Some(&digest), room)
+            .map_err(|error| reason(&error))
+    }
+
+    /// How skopeo is to reach a registry.
+    fn arguments(&self, owner: Owner<'_>, name: &ImageName, job: &Job<'_>) -> Result<How, String> {
+        let give = |file: &str, content: &[u8]| {
+            job.give(file, content).map_err(|error| format!("{file}: {error}"))
+        };
+        // Whom to trust is said by the registry's certificate and the digest.
+        let policy = give("policy.json", br#"{"default": [{"type": "insecureAcceptAnything"}]}"#)?;
+        let mut global = vec!["--policy".to_owned(), policy.display().to_string()];
+        global.extend(["--override-os", "linux", "--override-arch", "amd64"].map(str::to_owned));
+        global.extend(["--tmpdir".to_owned(), job.work.scratch().display().to_string()]);
+        let may = owner.tenant.is_none_or(|tenant| tenant.registry_auth);
+        let auth = match self.settings.auth.as_ref().filter(|_| may) {
+            Some(path) => {
+                let fail = |why: String| {
+                    // Where it is, is not for tenants.
+                    tracing::warn!("--registry-auth {}: {why}", path.display());
+                    "the daemon's credentials for registries can't be read; see its log".to_owned()
+                };
+                let text = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
+                let found = skopeo::credentials(&text, &name.repository()).map_err(fail)?;
+                found.map(|found| give("auth.json", found.to_string().as_bytes())).transpose()?
+            }
+            None => None,
+        };
+        let certs = self.settings.certs.as_ref().map(|certs| certs.join(&name.registry));
+        Ok(How { global, auth, certs: certs.filter(|certs| certs.is_dir()) })
+    }
+
+    fn slot(&self) -> Result<(Slot<'_>, u32), String> {
+        let mut slots = lock(&self.slots);
+        let free = (0..PULLS_MAX).find(|slot| !slots.contains(slot));
+        let free = free.ok_or_else(|| format!("{PULLS_MAX} pulls at a time are the limit"))?;
+        slots.insert(free);
+        Ok((Slot(self, free), UID_BASE + 1 + free))
+    }
+}
+
+/// What to do where an image could not be brought.
+const HINT: &str = "see docs/images.md for names, credentials, certificates and quotas";
+
+/// How a registry is reached.
+struct How {
+    global: Vec<String>,
+    auth: Option<PathBuf>,
+    certs: Option<PathBuf>,
+}
+
+impl How {
+    /// Options of a command of skopeo, whose names begin so.
+    fn options(&self, prefix: &str) -> Vec<String> {
+        let mut words = match &self.auth {
+            Some(auth) => vec![format!("--{prefix}authfile"), auth.display().to_string()],
+            None => vec![format!("--{prefix}no-creds")],
+        };
+        if let Some(certs) = &self.certs {
+            words.extend([format!("--{prefix}cert-dir"), certs.display().to_string()]);
+        }
+        words
+    }
+}
+
+/// Whose images somebody means: a tenant's, with what it may, or `None` for the operators'.
+fn whose<'a>(
+    scope: &'a Scope,
+    tenant: Option<&'a str>,
+    model: &'a Model,
+) -> Result<Option<(&'a str, &'a TenantSpec)>, Problem> {
+    let Some(name) = tenant.or(scope.tenant()) else { return Ok(None) };
+    let may = scope.tenant().is_none_or(|own| own == name);
+    match model.tenants.get(name).filter(|_| may) {
+        Some(tenant) => Ok(Some((name, &tenant.spec))),
+        None => {
+            Err(Problem::not_found(format!("no tenant {name:?}"))
+                .hint("`pdp get tenants` lists them"))
+        }
+    }
+}
+
+/// The name under which an image is kept.
+fn name_of(source: ImageSource<'_>) -> Result<String, String> {
+    match source {
+        ImageSource::Pull(name, _) => ImageName::parse(name).map(|name| name.to_string()),
+        ImageSource::Archive(path, tag, _) => Ok(archive_name(path.as_ref(), tag)),
+        _ => Err("it is none that is kept".into()),
+    }
+}
+
+fn archive_name(path: &Path, tag: Option<&str>) -> String {
+    let tag = tag.map_or(String::new(), |tag| format!(":{tag}"));
+    format!("archive:{}{tag}", path.display())
+}
+
+/// What people call an image.
+fn label(source: ImageSource<'_>) -> String {
+    match source {
+        ImageSource::Archive(path, ..) => path.to_owned(),
+        other => name_of(other).unwrap_or_default(),
+    }
+}
+
+/// How a file is: another after it was written to.
+fn stamp(path: &Path) -> std::io::Result<String> {
+    let meta = std::fs::metadata(path)?;
+    let (seconds, ns) = (meta.mtime(), meta.mtime_nsec());
+    Ok(format!("{}:{}:{}:{seconds}.{ns}", meta.dev(), meta.ino(), meta.len()))
+}
+
+/// Why an image is none, without where on the machine it was looked at.
+fn reason(error: &pdp_container::Error) -> String {
+    match error {
+        pdp_container::Error::Image { text, .. } => text.clone(),
+        other => words(other),
+    }
+}
+
+/// Nodes by the digests of images of an owner that they use.
+fn used(owner: &str, model: &Model) -> BTreeMap<String, Vec<String>> {
+    let mut used: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (name, vnet) in model.vnets.iter().filter(|(name, _)| owner_of(name) == owner) {
+        for (node, of) in &vnet.spec.nodes {
+            for image in of.images() {
+                let source = image.source();
+                let Some(digest) = source.kept() else { continue };
+                used.entry(digest.to_owned()).or_default().push(format!("{name}/{node}"));
+            }
+        }
+    }
+    used
+}
+
+/// The digest that somebody means.
+fn find(index: &Index, image: &str) -> Result<String, Problem> {
+    let name = ImageName::parse(image).map(|name| name.to_string());
+    let named = [Some(image.to_owned()), name.ok()].into_iter().flatten();
+    if let Some(named) = { named }.find_map(|name| index.names.get(&name)) {
+        return Ok(named.digest.clone());
+    }
+    let hex = image.strip_prefix("sha256:").unwrap_or(image);
+    let begins = |digest: &&String| {
+        hex.len() >= 6 && digest.strip_prefix("sha256:").is_some_and(|d| d.starts_with(hex))
+    };
+    let found: Vec<&String> = index.images.keys().filter(begins).collect();
+    match found[..] {
+        [digest] => Ok(digest.clone()),
+        [] => {
+            let problem = Problem::not_found(format!("no image {image:?}"));
+            Err(problem.hint("`pdp images` lists what there is"))
+        }
+        _ => {
+            let problem = format!("{} images begin with {image}", found.len());
+            Err(Problem::new(ProblemKind::Invalid, problem).hint("give more of the digest"))
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

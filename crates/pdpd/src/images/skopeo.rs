@@ -1,0 +1,323 @@
+//! Runs `skopeo` as nobody of this machine: a user id of its own, no capability and no way to one, few files, a cgroup
+//! with limits, and directories of its own, whose bytes are counted while it runs. It ends with the thread that
+//! started it, and is ended when it takes too long, stands still, or writes too much. What it leaves is hostile:
+//! [`pdp_container::image::Store`] looks at it once all its processes have ended.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pdp_container::Limits;
+use pdp_container::cgroup::Cgroups;
+use pdp_container::image::{JSON_BYTES_MAX, Work};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat};
+use serde_json::{Value, json};
+
+/// Memory of one, bytes.
+const MEMORY_BYTES_MAX: u64 = 512 << 20;
+
+/// Processes and threads of one.
+const PROCESSES_MAX: u64 = 128;
+
+/// Open files of one.
+const OPEN_FILES_MAX: u64 = 256;
+
+/// Files that one may have.
+const FILES_MAX: usize = 1024;
+
+/// Directories among them: each is open while it is looked at.
+const DIRECTORIES_MAX: usize = 64;
+
+/// What it says on standard error, of which the end is kept.
+const TEXT_BYTES_MAX: usize = 4096;
+
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Time for what was killed to end.
+const END_WAIT: Duration = Duration::from_secs(10);
+
+/// Of pdpd's environment, what says how the network is reached and whom to trust.
+const PASSED: [&str; 8] = [
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "https_proxy",
+    "http_proxy",
+    "no_proxy",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+];
+
+/// What is to be done, and with what rights.
+pub(super) struct Job<'a> {
+    /// The program.
+    pub skopeo: &'a Path,
+    /// The user, whose [`Work`] it is.
+    pub uid: u32,
+    /// Where it works.
+    pub work: &'a Work,
+    /// Its cgroup, which is nobody else's.
+    pub cgroup: String,
+    pub cgroups: &'a Cgroups,
+    pub bounds: Bounds,
+}
+
+/// What it may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Bytes of all its files.
+    pub bytes: u64,
+    /// Time without a byte more.
+    pub stall: Duration,
+    /// Time in all.
+    pub time: Duration,
+    /// Bytes that stay free on the disk.
+    pub free_bytes: u64,
+}
+
+/// Credentials for one repository, of a file like docker's `config.json` or `auth.json`; `None` where it has none.
+pub(super) fn credentials(text: &[u8], repository: &str) -> Result<Option<Value>, String> {
+    let file: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let all = file["auths"].as_object().ok_or("it has no auths")?;
+    let fits = |key: &String| {
+        let key = key.trim_start_matches("https://").trim_end_matches('/');
+        let key = match key {
+            "index.docker.io/v1" | "index.docker.io" => "docker.io",
+            key => key,
+        };
+        let rest = repository.strip_prefix(key);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let fitting: serde_json::Map<String, Value> = all
+        .iter()
+        .filter(|(key, _)| fits(key))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    Ok((!fitting.is_empty()).then(|| json!({ "auths": fitting })))
+}
+
+impl Job<'_> {
+    /// Writes a file for it alone to read.
+    pub fn give(&self, name: &str, content: &[u8]) -> io::Result<PathBuf> {
+        let path = self.work.scratch().join(name);
+        let mut file = fs::File::options().write(true).create_new(true).open(&path)?;
+        file.set_permissions(fs::Permissions::from_mode(0o400))?;
+        file.write_all(content)?;
+        chown(&path, Some(self.uid), Some(self.uid))?;
+        Ok(path)
+    }
+
+    /// Runs it to its end, and until nothing of it is left; returns what it wrote to standard output,
+    /// [`JSON_BYTES_MAX`] at most. `told` is called with the bytes that there are, as they become more.
+    ///
+    /// # Errors
+    /// Why it did not do it, in words.
+    pub fn run(&self, arguments: &[String], told: &mut dyn FnMut(u64)) -> Result<Vec<u8>, String> {
+        let mut child = self.start(arguments).map_err(|error| format!("skopeo: {error}"))?;
+        let output = read(child.stdout.take(), JSON_BYTES_MAX as usize, true);
+        let errors = read(child.stderr.take(), TEXT_BYTES_MAX, false);
+        let watched = self.watch(&mut child, told);
+        let _ = child.kill();
+        let ended = child.wait();
+        // Whatever else it started, which may hold its output.
+        self.cgroups
+            .remove(&self.cgroup, END_WAIT)
+            .map_err(|error| format!("what brought it does not end: {error}"))?;
+        let said = errors.join().unwrap_or_default();
+        let output = output.join().unwrap_or_default();
+        watched?;
+        match ended {
+            Ok(status) if status.success() => Ok(output),
+            Ok(status) => Err(words(&String::from_utf8_lossy(&said), &status.to_string())),
+            Err(error) => Err(format!("skopeo: {error}")),
+        }
+    }
+
+    fn start(&self, arguments: &[String]) -> io::Result<Child> {
+        let scratch = self.work.scratch();
+        let uid = self.uid.to_string();
+        // Waits until it is where it has its limits.
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", r#"read -r _ && exec "$@" < /dev/null"#, "sh"]);
+        command.args(["/usr/bin/setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups"]);
+        command.args(["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]);
+        command.args(["--pdeathsig", "KILL", "/usr/bin/prlimit", "--core=0"]);
+        command.arg(format!("--fsize={}", self.bounds.bytes));
+        command.arg(format!("--nofile={OPEN_FILES_MAX}")).arg(self.skopeo).args(arguments);
+        command.env_clear().env("PATH", "/usr/bin:/bin");
+        for name in ["HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"] {
+            command.env(name, &scratch);
+        }
+        for name in PASSED {
+            command.envs(std::env::var_os(name).map(|value| (name, value)));
+        }
+        command.current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let limits = Limits {
+            cpu_cores: Some(1.0),
+            memory_bytes: Some(MEMORY_BYTES_MAX),
+            processes: Some(PROCESSES_MAX),
+            ..Limits::default()
+        };
+        self.cgroups.ensure(&self.cgroup, &limits).map_err(io::Error::other)?;
+        let mut child = command.spawn()?;
+        let entered = self.cgroups.enter(&format!("{}/skopeo", self.cgroup), child.id());
+        let begun = entered
+            .map_err(io::Error::other)
+            .and_then(|()| child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(b"\n")));
+        if let Err(error) = begun {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+        Ok(child)
+    }
+
+    /// Looks at it until it has ended, or is to be.
+    fn watch(&self, child: &mut Child, told: &mut dyn FnMut(u64)) -> Result<(), String> {
+        let Bounds { bytes: bytes_max, stall, time, free_bytes: kept_free } = self.bounds;
+        let begun = Instant::now();
+        let (mut last, mut moved) = (0, begun);
+        loop {
+            if child.try_wait().map_err(|error| format!("skopeo: {error}"))?.is_some() {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK);
+            let bytes = [self.work.inbox(), self.work.scratch()]
+                .iter()
+                .map(|dir| measure(dir))
+                .sum::<Result<u64, String>>()?;
+            if bytes > bytes_max {
+                return Err(format!("it has more than {bytes_max} bytes"));
+            }
+            if free_bytes(&self.work.inbox())? < kept_free {
+                return Err(full(kept_free));
+            }
+            if bytes != last {
+                (last, moved) = (bytes, Instant::now());
+                told(bytes);
+            }
+            if moved.elapsed() > stall {
+                return Err(format!("the registry sends nothing for {} s", stall.as_secs()));
+            }
+            if begun.elapsed() > time {
+                return Err(format!("it has not come after {} s", time.as_secs()));
+            }
+        }
+    }
+}
+
+/// Bytes that are free on the disk of a directory.
+pub(super) fn free_bytes(dir: &Path) -> Result<u64, String> {
+    let disk = rustix::fs::statvfs(dir).map_err(|error| error.to_string())?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+/// That there is no room on the disk.
+pub(super) fn full(kept_free: u64) -> String {
+    format!("the disk is full: {} MiB have to stay free", kept_free >> 20)
+}
+
+/// Bytes of all that is in a directory that somebody writes to; no link in it is followed, whenever it is made.
+fn measure(top: &Path) -> Result<u64, String> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let top = openat(CWD, top, flags, Mode::empty()).map_err(|error| error.to_string())?;
+    let (mut bytes, mut files, mut dirs) = (0, 0, VecDeque::from([top]));
+    let mut dirs_left = DIRECTORIES_MAX;
+    while let Some(dir) = dirs.pop_front() {
+        // What goes meanwhile is not there.
+        let Ok(entries) = Dir::read_from(&dir) else { continue };
+        for entry in entries.flatten() {
+            if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                continue;
+            }
+            files += 1;
+            if files > FILES_MAX {
+                return Err(format!("more than {FILES_MAX} files came"));
+            }
+            let Ok(stat) = statat(&dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
+            };
+            let blocks = u64::try_from(stat.st_blocks).unwrap_or_default();
+            bytes += u64::try_from(stat.st_size).unwrap_or_default().max(blocks * 512);
+            if FileType::from_raw_mode(stat.st_mode).is_dir() {
+                dirs_left = dirs_left
+                    .checked_sub(1)
+                    .ok_or_else(|| format!("more than {DIRECTORIES_MAX} directories came"))?;
+                dirs.extend(openat(&dir, entry.file_name(), flags, Mode::empty()));
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// Reads to the end, and keeps so many bytes: the first, or else the last.
+fn read(
+    from: Option<impl Read + Send + 'static>,
+    bytes_max: usize,
+    first: bool,
+) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let (mut kept, mut buffer) = (Vec::new(), [0; 4096]);
+        let Some(mut from) = from else { return kept };
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            if first && kept.len() >= bytes_max {
+                continue;
+            }
+            kept.extend_from_slice(&buffer[..count]);
+            if !first && kept.len() > bytes_max {
+                kept.drain(..kept.len() - bytes_max);
+            }
+        }
+        kept
+    })
+}
+
+/// The reason in what skopeo said, without what a terminal would take for more than text.
+fn words(said: &str, status: &str) -> String {
+    let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or(status);
+    let text = match last.split_once("msg=\"") {
+        Some((_, text)) => text.trim_end_matches('"').replace("\\\"", "\""),
+        None => last.to_owned(),
+    };
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pull_is_given_the_credentials_of_its_registry_and_no_others() {
+        let text = br#"{"auths": {"r.example": {"auth": "1"}, "r.example:5000": {"auth": "2"},
+            "https://index.docker.io/v1/": {"auth": "3"}, "r.example/lab": {"auth": "4"}}, "credsStore": "x"}"#;
+        let of = |repository: &str| {
+            let found = credentials(text, repository).unwrap();
+            let auths = found.map(|found| found["auths"].as_object().unwrap().clone());
+            auths
+                .into_iter()
+                .flatten()
+                .map(|(_, value)| value["auth"].to_string())
+                .collect::<String>()
+        };
+        assert_eq!(of("r.example/frr"), "\"1\"");
+        assert_eq!(of("r.example/lab/frr"), "\"1\"\"4\"");
+        assert_eq!(of("r.example:5000/a"), "\"2\"");
+        assert_eq!(of("docker.io/library/a"), "\"3\"");
+        assert_eq!(of("r.example.com/a"), "");
+        assert!(credentials(b"[]", "a").is_err() && credentials(b"", "a").is_err());
+    }
+
+    #[test]
+    fn what_it_says_is_one_line_of_text() {
+        let said = "note\ntime=\"now\" level=fatal msg=\"no \\\"x\\\" \u{1b}[31m\"\n";
+        assert_eq!(words(said, "code 1"), "no \"x\"  [31m");
+        assert_eq!(words("\n", "exit status: 1"), "exit status: 1");
+    }
+}
