@@ -93,6 +93,9 @@ pub struct TenantInfo {
     pub spec: Value,
     /// Its virtual networks, by name.
     pub vnets: Vec<String>,
+    /// Bytes of the images that the daemon keeps for it, which its quota `images` bounds.
+    #[serde(default)]
+    pub image_bytes: u64,
 }
 
 /// Which requests of the audit log.

@@ -551,6 +551,7 @@ pub enum ImagesAction {
     /// Get what a name stands for now. What runs goes on; the next `pdp apply` uses it.
     Pull {
         /// Its name, as docker writes it.
+        #[arg(add = complete::images())]
         image: String,
         /// For this tenant.
         #[arg(long, value_name = "NAME")]
@@ -560,7 +561,7 @@ pub enum ImagesAction {
     #[command(visible_alias = "remove")]
     Rm {
         /// Names, digests, or how these begin.
-        #[arg(required = true)]
+        #[arg(required = true, add = complete::images())]
         images: Vec<String>,
         /// This tenant's.
         #[arg(long, value_name = "NAME")]

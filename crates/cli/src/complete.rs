@@ -1,4 +1,4 @@
-//! Completion of names that the daemon knows: vnets, nodes, ports, links.
+//! Completion of names that the daemon knows: vnets, nodes, ports, links, images.
 //!
 //! The shell calls `pdp` for every TAB. Where no daemon answers soon, there is nothing to choose from and nothing said.
 
@@ -30,6 +30,8 @@ enum Part {
     Nodes,
     Ports,
     Links,
+    /// Nothing: it is another name.
+    Images,
 }
 
 /// `VNET`.
@@ -50,6 +52,11 @@ pub fn ports() -> ArgValueCompleter {
 /// `VNET/LINK`.
 pub fn links() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| names(current, Part::Links))
+}
+
+/// Names of images, and digests of those without one.
+pub fn images() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| names(current, Part::Images))
 }
 
 /// Answers a shell that asks for completions, and ends then; returns where none does.
@@ -109,6 +116,14 @@ fn named_client() -> Option<Client> {
 }
 
 async fn all(client: &Client, current: &str, part: Part) -> Vec<String> {
+    if matches!(part, Part::Images) {
+        let images = client.images().await.unwrap_or_default();
+        let names = images.into_iter().flat_map(|image| match image.names.is_empty() {
+            true => vec![image.digest],
+            false => image.names,
+        });
+        return names.collect();
+    }
     let Some((vnet, _)) = current.split_once('/').filter(|_| !matches!(part, Part::Nothing)) else {
         let end = if matches!(part, Part::Nothing) { "" } else { "/" };
         let vnets = client.vnets().await.unwrap_or_default();
@@ -128,7 +143,7 @@ fn inside(vnet: &str, found: &Vnet, part: Part) -> Vec<String> {
     };
     let link = |link: &LinkStatus| format!("{vnet}/{}", link.name);
     match part {
-        Part::Nothing => Vec::new(),
+        Part::Nothing | Part::Images => Vec::new(),
         Part::Nodes => status.nodes.iter().map(|node| format!("{vnet}/{}", node.name)).collect(),
         Part::Ports => ports().collect(),
         Part::Links => status.links.iter().map(link).collect(),

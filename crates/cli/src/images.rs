@@ -64,6 +64,6 @@ fn digits(image: &ImageInfo) -> String {
     image.digest.trim_start_matches("sha256:").chars().take(DIGITS).collect()
 }
 
-fn mebibytes(bytes: u64) -> String {
+pub fn mebibytes(bytes: u64) -> String {
     format!("{:.1}MiB", bytes as f64 / f64::from(1 << 20))
 }

@@ -3,7 +3,7 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Words of other tools, and what to use here.
-const TIPS: [(&[&str], &str); 14] = [
+const TIPS: [(&[&str], &str); 15] = [
     (&["status", "ps", "ls", "show"], "pdp get lists vnets, pdp inspect VNET shows one"),
     (&["describe", "info"], "pdp inspect VNET shows a vnet, pdp inspect VNET/NODE a node"),
     (&["destroy", "remove", "rm", "del"], "pdp delete VNET forgets a vnet, pdp down stops all"),
@@ -20,6 +20,10 @@ const TIPS: [(&[&str], &str); 14] = [
     (&["copy", "scp"], "pdp cp FILE VNET/NODE:PATH copies a file into a node"),
     (&["tcpdump", "sniff", "dump"], "pdp capture VNET/NODE:PORT -w FILE writes frames as pcap"),
     (&["pull"], "pdp images pull NAME gets an image; apply gets those that specs name"),
+    (
+        &["rmi", "prune"],
+        "pdp images rm NAME removes an image, pdp images prune all that are unused",
+    ),
     (&["top", "monitor"], "pdp stats --watch prints counters and rates again and again"),
 ];
 

@@ -12,6 +12,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::args::{self, Format, RoleName, TokenAction};
 use crate::failure::Failure;
+use crate::images::mebibytes;
 use crate::output::{or_dash, print, section, table, write};
 use crate::shape::Shape;
 use crate::show::object;
@@ -30,9 +31,10 @@ pub async fn tenants(client: &Client, shape: &Shape) -> Result<ExitCode, Failure
                 or_dash(quota(&spec["quota"])),
                 or_dash(keys.cloned().collect::<Vec<_>>().join(",")),
                 tenant.vnets.len().to_string(),
+                mebibytes(tenant.image_bytes),
             ]
         });
-        table(["TENANT", "USERS", "QUOTA", "INTERFACES", "VNETS"], rows.collect())
+        table(["TENANT", "USERS", "QUOTA", "INTERFACES", "VNETS", "IMAGES"], rows.collect())
     })
 }
 
@@ -41,7 +43,7 @@ pub async fn tenant(client: &Client, name: &str, shape: &Shape) -> Result<ExitCo
     let Some(tenant) = all.into_iter().find(|tenant| tenant.name == name) else {
         return Err(Failure::Other(format!("no tenant {name}; `pdp get tenants` lists them")));
     };
-    let status = json!({"vnets": tenant.vnets});
+    let status = json!({"vnets": tenant.vnets, "imageBytes": tenant.image_bytes});
     object(shape, (Some(&tenant.spec), &status), &tenant, |tenant: &TenantInfo| {
         let spec = &tenant.spec["spec"];
         let grants = spec["interfaces"].as_object().into_iter().flatten().map(|(name, grant)| {
@@ -59,6 +61,8 @@ pub async fn tenant(client: &Client, name: &str, shape: &Shape) -> Result<ExitCo
             + &format!("users: {}\n", or_dash(words(&spec["unixUsers"])))
             + &format!("quota: {}\n", or_dash(quota(&spec["quota"])))
             + &format!("images: {}\n", or_dash(words(&spec["images"])))
+            + &format!("registries: {}\n", or_dash(words(&spec["registries"])))
+            + &format!("images kept: {}\n", mebibytes(tenant.image_bytes))
             + &format!("vnets: {}\n", or_dash(tenant.vnets.join(", ")))
             + &section("Interfaces", &interfaces)
     })

@@ -1066,6 +1066,7 @@ fn names_are_completed_from_the_daemon_and_silently_not_without_one() {
     assert_eq!(completed(&server, &["pdp", "capture", "red/r"]), ["red/r1:eth0"]);
     assert_eq!(completed(&server, &["pdp", "link", "down", "red/"]), ["red/r1-h1"]);
     assert_eq!(completed(&server, &["pdp", "delete", "r"]), ["red"]);
+    assert_eq!(completed(&server, &["pdp", "images", "rm", "reg"]), ["registry.example/frr:10"]);
     let none: [&str; 0] = [];
     assert_eq!(completed(&server, &["pdp", "exec", "green/"]), none);
     // No daemon, or one that does not answer.
@@ -1077,6 +1078,33 @@ fn names_are_completed_from_the_daemon_and_silently_not_without_one() {
         completed(&server, &["pdp", "--socket", mute.to_str().unwrap(), "exec", "red/"]),
         none
     );
+}
+
+#[test]
+fn images_are_listed_pulled_and_removed() {
+    let server = Server::start();
+    assert_text(
+        &out(&server, &["images"]),
+        "\
+TENANT  IMAGE                    DIGEST        SIZE     UNPACKED  USED BY
+-       registry.example/frr:10  5e5e5e5e5e5e  40.0MiB  100.0MiB  red/r1
+",
+    );
+    let list = out(&server, &["images", "ls", "--format", "json"]);
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    assert_eq!(list[0]["unpackedBytes"], 100 << 20);
+    let output = run(&server, &["images", "pull", "registry.example/frr:10"]);
+    assert!(output.status.success(), "{output:?}");
+    let said =
+        out(&server, &["images", "rm", "registry.example/frr:10", "5e5e5e", "--tenant", "a"]);
+    assert_text(&said, "registry.example/frr:10 is removed\n5e5e5e is removed\n");
+    assert!(server.fake.noted("deleted image registry.example/frr:10 of Some(\"a\")"));
+    assert!(server.fake.noted("deleted image 5e5e5e of Some(\"a\")"));
+    assert_text(
+        &out(&server, &["images", "prune"]),
+        "registry.example/frr:10 is removed\n1 removed, 140.0MiB free\n",
+    );
+    assert_eq!(fails(&server, &["images", "rm"]).0, 2);
 }
 
 #[test]
@@ -1259,9 +1287,9 @@ fn tenants_are_listed_shown_and_deleted() {
     assert_text(
         &out(&server, &["get", "tenants"]),
         "\
-TENANT  USERS  QUOTA  INTERFACES  VNETS
-acme    71000  -      -           1
-other   71001  -      -           1
+TENANT  USERS  QUOTA  INTERFACES  VNETS  IMAGES
+acme    71000  -      -           1      140.0MiB
+other   71001  -      -           1      0.0MiB
 ",
     );
     let one = out(&server, &["inspect", "tenant/acme"]);

@@ -40,6 +40,9 @@ pub use store::{Index, KEPT_MAX, Kept, Named, Room, STORE, Store, Work};
 /// Bytes of an index or a manifest.
 pub const JSON_BYTES_MAX: u64 = 4 << 20;
 
+/// Bytes of what is said of an image that is refused: its own words may be among them.
+const TEXT_BYTES_MAX: usize = 1024;
+
 /// Layers of an image.
 pub const LAYERS_MAX: usize = 128;
 

@@ -88,6 +88,7 @@ pub fn run() -> Vec<Check> {
         runc(),
         program("frr", &["/usr/lib/frr/zebra"], "--version", false),
         program("bird", &["/usr/sbin/bird"], "--version", false),
+        program("skopeo", &["/usr/bin/skopeo"], "--version", false),
         program("passt", &["/usr/bin/passt", "/usr/local/bin/passt"], "--version", false),
         bpf_fs(),
         locked_memory(),

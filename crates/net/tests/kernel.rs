@@ -526,6 +526,7 @@ fn the_probe_tries_everything_and_leaves_nothing() {
             "frr",
             "bird",
             "passt",
+            "skopeo",
             "locked memory",
             "devices",
             "TAP",

@@ -285,6 +285,11 @@ impl Images {
         Ok(all)
     }
 
+    /// What an owner's images count for in its quota; none where that can't be read.
+    pub fn bytes(&self, owner: &str) -> u64 {
+        self.store.index(owner).map_or(0, |index| index.bytes())
+    }
+
     /// Removes an image, named by its digest (or the first digits of it) or a name that it has, unless it is used by
     /// what is stored `now`.
     ///

@@ -94,6 +94,7 @@ pub fn tenants(engine: &Engine, scope: &Scope) -> Vec<TenantInfo> {
             name: name.clone(),
             spec: serde_json::to_value(object).unwrap_or_default(),
             vnets: model.vnets.keys().filter(|vnet| of.sees(vnet)).cloned().collect(),
+            image_bytes: engine.images.bytes(name),
         }
     });
     infos.collect()

@@ -978,6 +978,7 @@ fn images_are_named_as_docker_does_or_by_where_they_are() {
             "{pull: frr, archive: /x}",
             "image has more than one of host, rootfs, ociLayout, archive and pull",
         ),
+        ("{archive: /x, reference: \"x\\e[2J\"}", "reference has control characters"),
         ("{pull: frr, reference: x}", "reference without ociLayout or archive"),
         (
             "{pull: frr, digest: 'sha256:5e'}",

@@ -16,8 +16,11 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tar::Archive;
 
-use super::{JSON_BYTES_MAX, MANIFEST, UNPACKED_BYTES_MAX, failed, hex, invalid, open_file};
+use super::{
+    JSON_BYTES_MAX, MANIFEST, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, failed, hex, invalid, open_file,
+};
 use crate::error::Result;
+use crate::status::tame;
 
 /// Entries of an archive.
 pub const ARCHIVE_ENTRIES_MAX: usize = 4096;
@@ -38,7 +41,8 @@ struct Image {
 /// Writes the blobs of an archive's image into the directory `into`, each named by its digest in hexadecimal, and
 /// its manifest as [`MANIFEST`]; `bytes_max` in all. `tag`: which image; the only one where there is none.
 pub fn convert(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64) -> Result<()> {
-    convert_image(archive, tag, into, bytes_max).map_err(|error| failed(archive, error.to_string()))
+    convert_image(archive, tag, into, bytes_max)
+        .map_err(|error| failed(archive, tame(&error.to_string(), TEXT_BYTES_MAX)))
 }
 
 fn convert_image(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64) -> io::Result<()> {

@@ -27,10 +27,11 @@ use sha2::{Digest, Sha256};
 use tar::Archive;
 
 use super::{
-    MANIFEST, Own, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob, failed, hex, invalid, layer_tar,
-    layers, parse, read_bounded,
+    MANIFEST, Own, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob, failed, hex,
+    invalid, layer_tar, layers, parse, read_bounded,
 };
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
+use crate::status::tame;
 use crate::tree;
 
 /// In the directory of unpacked images: those that are kept.
@@ -211,7 +212,7 @@ impl Store {
         room: Room,
     ) -> Result<String> {
         let layout = work.dir.join("layout");
-        let fail = |text: String| failed(Path::new(name), text);
+        let fail = |text: String| failed(Path::new(name), tame(&text, TEXT_BYTES_MAX));
         let (digest, kept) =
             take(&work.inbox(), &layout, wanted, room).map_err(|error| fail(error.to_string()))?;
         // All that it has, before its name says so.
@@ -352,8 +353,16 @@ fn take(
     fs::write(layout.join(INDEX), index.to_string())?;
     fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
     let kept = measure(layout, &manifest, bytes.len() as u64, room)?;
-    Own::read(layout).map_err(|error| invalid(error.to_string()))?;
+    Own::read(layout).map_err(reason)?;
     Ok((format!("sha256:{digest}"), kept))
+}
+
+/// What is wrong with an image, without where it is.
+fn reason(error: Error) -> io::Error {
+    match error {
+        Error::Image { text, .. } => invalid(text),
+        other => invalid(other.to_string()),
+    }
 }
 
 /// Moves what is a file and has no other name, and makes it root's.
@@ -374,7 +383,7 @@ fn measure(
     manifest_bytes: u64,
     room: Room,
 ) -> io::Result<Kept> {
-    let layers = layers(layout, manifest).map_err(|error| invalid(error.to_string()))?;
+    let layers = layers(layout, manifest).map_err(reason)?;
     let too_large =
         || invalid(format!("it has more than {} bytes, packed and unpacked", room.bytes));
     let config = blob(layout, manifest.config())?;

@@ -314,6 +314,37 @@ mod tests {
         assert!(credentials(b"[]", "a").is_err() && credentials(b"", "a").is_err());
     }
 
+    /// Whoever brings an image may make anything in its directories.
+    #[test]
+    fn bytes_are_those_of_its_own_files_however_deep_and_no_others() {
+        let top = tempfile::tempdir().unwrap();
+        let empty = measure(top.path()).unwrap();
+        fs::File::create(top.path().join("sparse")).unwrap().set_len(5 << 30).unwrap();
+        for (name, place) in [("root", "/"), ("device", "/dev/zero"), ("above", "..")] {
+            std::os::unix::fs::symlink(place, top.path().join(name)).unwrap();
+        }
+        let bytes = measure(top.path()).unwrap();
+        assert!(bytes - empty >= 5 << 30 && bytes - empty < (5 << 30) + 4096, "{bytes}");
+        // Where no path leads, as that would be too long.
+        let mut dir = openat(CWD, top.path(), OFlags::PATH, Mode::empty()).unwrap();
+        for _ in 0..20 {
+            let name = "d".repeat(250);
+            rustix::fs::mkdirat(&dir, &*name, Mode::RWXU).unwrap();
+            dir = openat(&dir, &*name, OFlags::PATH, Mode::empty()).unwrap();
+        }
+        let flags = OFlags::CREATE | OFlags::WRONLY;
+        let deep = fs::File::from(openat(&dir, "deep", flags, Mode::RWXU).unwrap());
+        deep.set_len(7 << 30).unwrap();
+        assert!(measure(top.path()).unwrap() >= 12 << 30);
+        let many = tempfile::tempdir().unwrap();
+        (0..=DIRECTORIES_MAX)
+            .for_each(|n| fs::create_dir(many.path().join(n.to_string())).unwrap());
+        assert!(measure(many.path()).unwrap_err().contains("64 directories"));
+        let many = tempfile::tempdir().unwrap();
+        (0..=FILES_MAX).for_each(|n| fs::write(many.path().join(n.to_string()), "").unwrap());
+        assert!(measure(many.path()).unwrap_err().contains("1024 files"));
+    }
+
     #[test]
     fn what_it_says_is_one_line_of_text() {
         let said = "note\ntime=\"now\" level=fatal msg=\"no \\\"x\\\" \u{1b}[31m\"\n";

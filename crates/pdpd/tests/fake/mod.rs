@@ -426,7 +426,8 @@ impl Daemon for Fake {
             .map(|(name, spec)| {
                 let vnets = vec![format!("{name}.red")];
                 let spec = serde_json::to_value(pdp_spec::Object::Tenant(spec)).unwrap();
-                TenantInfo { name, spec, vnets }
+                let image_bytes = if name == "acme" { 140 << 20 } else { 0 };
+                TenantInfo { name, spec, vnets, image_bytes }
             });
         Ok(infos.collect())
     }

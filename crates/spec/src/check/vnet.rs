@@ -11,7 +11,7 @@ use super::{
 };
 use crate::limits::*;
 use crate::object::*;
-use crate::registry::{ImageName, is_digest};
+use crate::registry::{ImageName, NAME_BYTES_MAX, is_digest};
 use crate::shape::nearest;
 use crate::tunnel::External;
 use crate::units::{Address, BitRate, Bytes, Cores, EXTERNAL, Endpoint, Mac};
@@ -179,6 +179,14 @@ impl NodeCheck<'_, '_, '_> {
             let path = [path, &["reference"]].concat();
             let message = "reference without ociLayout or archive";
             self.fault(&path, message, "add ociLayout: PATH or archive: PATH");
+        }
+        if let Some(reference) = &image.reference
+            && (reference.len() > NAME_BYTES_MAX || reference.contains(char::is_control))
+        {
+            let path = [path, &["reference"]].concat();
+            let message =
+                format!("reference has control characters, or more than {NAME_BYTES_MAX} bytes");
+            self.fault(&path, message, "write it like frr:10");
         }
         if let Some(digest) = &image.digest {
             let path = [path, &["digest"]].concat();
