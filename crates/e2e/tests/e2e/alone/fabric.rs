@@ -6,7 +6,7 @@ use crate::beside::examples::{Shell, commands};
 
 #[test]
 fn a_fabric_of_fifty_routers_comes_up_and_uses_all_its_ways() {
-    let _turn = alone();
+    let _alone = alone();
     let node = Node::start("fabric");
     let shell = Shell::new(&node);
     let commands = commands("examples/fabric.yaml");
