@@ -10,6 +10,7 @@ mod skopeo;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -98,6 +99,8 @@ pub struct Images {
     slots: Mutex<BTreeSet<u32>>,
     /// Images that changes under way need, by owner and digest.
     held: Mutex<BTreeMap<(String, String), usize>>,
+    /// The daemon ends.
+    stopping: AtomicBool,
 }
 
 /// Images that are not removed until this is dropped.
@@ -152,7 +155,13 @@ impl Images {
             bringing: Mutex::default(),
             slots: Mutex::default(),
             held: Mutex::default(),
+            stopping: AtomicBool::default(),
         })
+    }
+
+    /// Has pulls end, and no other begin: the daemon ends, and waits for its requests.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
     }
 
     /// Has the documents name images by digest: those that are there, and, if `bring`, those that are not and are
@@ -435,6 +444,9 @@ impl Images {
         // Operators have no quota that two at a time could exceed.
         let line = owner.tenant.map(|_| self.line(owner.name)).transpose()?;
         let _turn = line.as_deref().map(lock);
+        if self.stopping.load(Ordering::Relaxed) {
+            return Err(skopeo::STOPPED.to_owned());
+        }
         let name = label(source);
         let tell = &mut |bytes: u64| {
             let what = match bytes {
@@ -526,6 +538,7 @@ impl Images {
             cgroup: format!("{CGROUP}/{}", slot.1),
             cgroups: &self.cgroups,
             bounds,
+            stopping: &self.stopping,
         };
         let how = self.arguments(owner, name, &job)?;
         // By its digest alone where that is known.

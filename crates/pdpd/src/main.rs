@@ -261,7 +261,7 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let purge = Arc::new(Mutex::new(false));
-    let told = purge.clone();
+    let (told, pulling) = (purge.clone(), engine.clone());
     tracing::info!("pdpd {} is ready", env!("CARGO_PKG_VERSION"));
     // The socket listens: systemd may start what comes after. Nothing is sent where it did not start pdpd.
     sd_notify::notify(&[NotifyState::Ready]).context("tell systemd")?;
@@ -273,6 +273,7 @@ async fn serve(
                 *told.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = all;
             }
         }
+        pulling.images.stop();
     })
     .await?;
     let purge = *purge.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

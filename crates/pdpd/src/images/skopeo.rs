@@ -7,8 +7,10 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,7 @@ use pdp_container::Limits;
 use pdp_container::cgroup::Cgroups;
 use pdp_container::image::{JSON_BYTES_MAX, Work};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// Memory of one, bytes.
@@ -38,6 +41,9 @@ const TEXT_BYTES_MAX: usize = 4096;
 
 /// How often it is looked at.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Why none is brought while the daemon ends.
+pub(super) const STOPPED: &str = "the daemon ends before it has come";
 
 /// Time for what was killed to end.
 const END_WAIT: Duration = Duration::from_secs(10);
@@ -66,6 +72,8 @@ pub(super) struct Job<'a> {
     pub cgroup: String,
     pub cgroups: &'a Cgroups,
     pub bounds: Bounds,
+    /// Whether it has to end.
+    pub stopping: &'a AtomicBool,
 }
 
 /// What it may take.
@@ -134,6 +142,10 @@ impl Job<'_> {
         watched?;
         match ended {
             Ok(status) if status.success() => Ok(output),
+            Ok(status) if status.signal() == Some(Signal::KILL.as_raw()) => {
+                let most = MEMORY_BYTES_MAX >> 20;
+                Err(format!("it was killed, as is what takes more than {most} MiB of memory"))
+            }
             Ok(status) => Err(words(&String::from_utf8_lossy(&said), &status.to_string())),
             Err(error) => Err(format!("skopeo: {error}")),
         }
@@ -189,6 +201,9 @@ impl Job<'_> {
                 return Ok(());
             }
             std::thread::sleep(LOOK);
+            if self.stopping.load(Ordering::Relaxed) {
+                return Err(STOPPED.to_owned());
+            }
             let bytes = [self.work.inbox(), self.work.scratch()]
                 .iter()
                 .map(|dir| measure(dir))

@@ -303,3 +303,57 @@ spec:
     assert_eq!(node.leftovers(), [""; 0]);
     assert!(!node.directory.join("state").exists());
 }
+
+/// A registry that takes a connection and says nothing: no other change waits for it, nor does the end of the daemon, and
+/// one that is killed leaves no process.
+#[test]
+fn a_pull_that_hangs_keeps_nobody_waiting_and_ends_with_the_daemon() {
+    let mut node = Node::start("hangs");
+    let spec = |name: &str, image: &str| {
+        format!(
+            "{{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {{name: {name}}}, \
+             spec: {{nodes: {{h1: {{kind: host, image: {image}}}}}}}}}"
+        )
+    };
+    let file = node.directory.join("hangs.yaml");
+    fs::write(&file, spec("red", "'127.0.0.1:5001/mute:1'")).expect("written");
+    let _mute = node
+        .namespace()
+        .spawn("socat -u TCP-LISTEN:5001,bind=127.0.0.1,fork,reuseaddr OPEN:/dev/null");
+    eventually("it listens", || {
+        node.namespace().try_run("socat -u OPEN:/dev/null TCP:127.0.0.1:5001").is_ok()
+    });
+    let place = node.directory.join("state/pulls");
+    let pulls = |node: &Node| {
+        let needle = format!("{}/", place.display());
+        let processes = node.processes().into_iter();
+        processes.filter(|(_, line)| line.contains("skopeo") && line.contains(&needle)).count()
+    };
+    let ask = |node: &Node| {
+        let asks =
+            Background::start(&mut node.pdp_command(&["apply", "-f", &file.display().to_string()]));
+        eventually("it is pulled", || pulls(node) > 0);
+        asks
+    };
+    let mut asks = ask(&node);
+    node.apply(&spec("blue", "{host: true}"));
+    assert!(asks.runs() && pulls(&node) > 0, "others were made meanwhile");
+    node.kill_pdpd();
+    eventually("it ends with the daemon", || pulls(&node) == 0);
+    node.start_pdpd();
+    assert_eq!(fs::read_dir(&place).expect("there").count(), 0, "of a daemon that was killed");
+    let names = node.json(&["get"]);
+    assert_eq!(names.as_array().map(Vec::len), Some(1), "{names}");
+    let asks = ask(&node);
+    sh(&format!("kill -TERM {}", node.pdpd_pid()));
+    let said = asks.stop("CONT").replace('|', " ");
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.contains("the daemon ends before it has come"), "{said}");
+    node.wait_pdpd();
+    node.start_pdpd();
+    let _asks = ask(&node);
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+    assert!(!node.directory.join("state").exists());
+}
