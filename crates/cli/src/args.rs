@@ -78,6 +78,7 @@ pub enum Command {
     Restart(crate::restart::Restart),
     Stats(Stats),
     Events(Events),
+    Top(Top),
     Routes(Routes),
     Capture(crate::capture::Capture),
     Trace(Trace),
@@ -458,6 +459,28 @@ pub struct Events {
     #[arg(long)]
     pub no_samples: bool,
     #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+}
+
+/// Show vnets with their rates, CPU, memory and events on one screen, again and again.
+///
+/// Keys: s sort, r reverse, / filter, p hold, Enter the ports and guests of a vnet, Esc back, ? help, q quit.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp top\n         \
+                        pdp top red\n         \
+                        pdp top --once --format json")]
+pub struct Top {
+    /// Of this vnet its ports and guests.
+    #[arg(value_name = "VNET")]
+    pub vnet: Option<String>,
+    /// Time between two looks.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = every)]
+    pub every: Duration,
+    /// Print what is between two looks, and end.
+    #[arg(long)]
+    pub once: bool,
+    /// Of --once: how to print it.
+    #[arg(long, value_enum, default_value_t, requires = "once")]
     pub format: Format,
 }
 

@@ -2,77 +2,17 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use pdp_api::client::{Client, Error, Watch};
-use pdp_api::{Cursor, Detail, Snapshot, WatchEvent, WatchLine, WatchQuery};
+use pdp_api::client::Client;
+use pdp_api::{Detail, WatchEvent, WatchLine, WatchQuery};
 
 use crate::args::{Events, Format};
 use crate::failure::Failure;
+use crate::follow::{Following, Said};
 use crate::output::write;
 use crate::watch::until_interrupted;
 use crate::who::time;
-
-/// Pause before a daemon that went is looked for again.
-const AGAIN_PAUSE: Duration = Duration::from_secs(1);
-
-/// A stream of one daemon, and of the next where that started anew.
-struct Following {
-    client: Client,
-    query: WatchQuery,
-    watch: Option<Watch>,
-    gone: bool,
-}
-
-impl Following {
-    /// Begins; a daemon that does not answer is an error.
-    async fn begin(client: &Client, query: WatchQuery) -> Result<Self, Error> {
-        let watch = Some(client.watch(&query).await?);
-        Ok(Self { client: client.clone(), query, watch, gone: false })
-    }
-
-    /// The next line. Where the stream ends, `told` is told why, once, and it goes on where it ended. An error: who
-    /// asks may not any more.
-    async fn next(&mut self, told: &mut (dyn FnMut(&str) + Send)) -> Result<WatchLine, Error> {
-        loop {
-            let Some(watch) = &mut self.watch else {
-                match self.client.watch(&self.query).await {
-                    Ok(watch) => {
-                        self.watch = Some(watch);
-                        if std::mem::take(&mut self.gone) {
-                            told("connected again");
-                        }
-                    }
-                    Err(error @ Error::Problem(_)) => return Err(error),
-                    Err(_) => tokio::time::sleep(AGAIN_PAUSE).await,
-                }
-                continue;
-            };
-            let why = match watch.next().await {
-                Ok(Some(WatchLine::End(end))) => end.reason,
-                Ok(Some(line)) => {
-                    let at = match &line {
-                        WatchLine::Event(WatchEvent { boot, seq, .. })
-                        | WatchLine::Snapshot(Snapshot { boot, seq, .. }) => Some((boot, *seq)),
-                        _ => None,
-                    };
-                    if let Some((boot, seq)) = at {
-                        self.query.after = Some(Cursor { boot: boot.clone(), seq });
-                        self.query.since_ms = None;
-                    }
-                    return Ok(line);
-                }
-                Ok(None) => "the stream ended".to_owned(),
-                Err(error @ Error::Problem(_)) => return Err(error),
-                Err(error) => error.to_string(),
-            };
-            self.watch = None;
-            if !std::mem::replace(&mut self.gone, true) {
-                told(&format!("{why}; waiting for the daemon"));
-            }
-        }
-    }
-}
 
 pub async fn events(client: &Client, args: Events) -> Result<ExitCode, Failure> {
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
@@ -86,16 +26,23 @@ pub async fn events(client: &Client, args: Events) -> Result<ExitCode, Failure> 
         after: None,
     };
     until_interrupted(async {
+        // The one that a stream begins with.
+        let mut first = !args.initial && query.since_ms.is_none();
         let mut following = Following::begin(client, query).await?;
-        let mut first = !args.initial;
         loop {
-            let told = &mut |why: &str| {
-                let _ = writeln!(io::stderr(), "pdp: {why}");
+            let line = match following.next().await? {
+                Said::Line(line) => line,
+                other => {
+                    let told = match &other {
+                        Said::Gone(why) => why,
+                        _ => "connected again",
+                    };
+                    let _ = writeln!(io::stderr(), "pdp: {told}");
+                    continue;
+                }
             };
-            let line = following.next(told).await?;
             let wanted = match &line {
                 WatchLine::Sample(_) => false,
-                // What is, is what was asked for or what a gap took.
                 WatchLine::Snapshot(_) => !std::mem::take(&mut first),
                 _ => true,
             };
@@ -118,7 +65,7 @@ fn text(format: Format, line: &WatchLine) -> Result<String, Failure> {
 }
 
 /// A line for people.
-fn words(line: &WatchLine) -> String {
+pub fn words(line: &WatchLine) -> String {
     match line {
         WatchLine::Event(event) => event_words(event) + "\n",
         WatchLine::Snapshot(snapshot) => {
@@ -140,7 +87,7 @@ fn words(line: &WatchLine) -> String {
 }
 
 /// An event in one line, with neither control characters nor an end of line.
-fn event_words(event: &WatchEvent) -> String {
+pub fn event_words(event: &WatchEvent) -> String {
     let mut text = format!("{}  {}  {}", time(event.at_ms), event.object, event.what.words());
     if let Some(phase) = event.phase {
         text += &format!(" {}", phase.name());
@@ -156,7 +103,7 @@ fn event_words(event: &WatchEvent) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pdp_api::{Gap, Phase, VnetSummary, What};
+    use pdp_api::{Gap, Phase, Snapshot, VnetSummary, What};
 
     use super::*;
 

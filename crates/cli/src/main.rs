@@ -18,6 +18,7 @@ mod export;
 mod failure;
 mod files;
 mod filter;
+mod follow;
 mod get;
 mod images;
 mod many;
@@ -32,6 +33,7 @@ mod shape;
 mod show;
 mod stats;
 mod tip;
+mod top;
 mod wait;
 mod watch;
 mod who;
@@ -115,6 +117,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Trace(trace) => watch::trace(&client, trace).await,
         Command::Stats(stats) => stats::stats(&client, stats).await,
         Command::Events(wanted) => events::events(&client, wanted).await,
+        Command::Top(wanted) => top::top(&client, wanted).await,
         Command::Routes(routes) => routes::routes(&client, routes).await,
         Command::Validate(validate) => files::validate(validate),
         Command::Images(images) => images::images(&client, images).await,

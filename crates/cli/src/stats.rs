@@ -177,7 +177,7 @@ fn ports(stats: &Stats) -> impl Iterator<Item = (String, &PortStats)> {
 
 /// What a counter counted from one sample to the next. One that went back belongs to a new mux: what
 /// it has counted is since then.
-fn since(then: u64, now: u64) -> u64 {
+pub fn since(then: u64, now: u64) -> u64 {
     now.checked_sub(then).unwrap_or(now)
 }
 

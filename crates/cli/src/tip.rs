@@ -24,7 +24,7 @@ const TIPS: [(&[&str], &str); 15] = [
         &["rmi", "prune"],
         "pdp images rm NAME removes an image, pdp images prune all that are unused",
     ),
-    (&["top", "monitor"], "pdp stats --watch prints counters and rates again and again"),
+    (&["monitor"], "pdp top shows all vnets, pdp events what happens, pdp stats --watch counters"),
 ];
 
 /// What to say of a command line whose verb is another tool's; `None` if clap knows better.

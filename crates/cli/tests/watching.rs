@@ -1,14 +1,17 @@
-//! `pdp events`, run as users run it, against the real HTTP layer in front of a board that the tests
+//! `pdp events` and `pdp top`, run as users run them, against the real HTTP layer in front of a board that the tests
 //! write.
 
 #[path = "../../pdpd/tests/fake/mod.rs"]
 mod fake;
 
-use std::io::{BufRead, BufReader, Read};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use fake::{Server, eventually};
+use nix::pty::openpty;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pdp_api::{VnetStatus, WatchEvent, WatchLine, What};
@@ -78,4 +81,47 @@ fn events_come_as_they_happen_until_an_interrupt() {
     let refused = pdp(&server, &["events", "--every", "0.01"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("0.1 to 60"), "{refused:?}");
+}
+
+/// On a terminal of 80 columns: what is, what happens, keys, and the terminal as before, however it ends.
+#[test]
+fn top_is_a_screen_and_gives_the_terminal_back() {
+    let server = Server::start();
+    for end in [None, Some(Signal::SIGTERM), Some(Signal::SIGHUP)] {
+        let size = nix::pty::Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        let pty = openpty(&size, None).unwrap();
+        let side = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
+        let mut child = pdp(&server, &["top"])
+            .env("TERM", "xterm")
+            .stdin(side(&pty.slave))
+            .stdout(side(&pty.slave))
+            .stderr(side(&pty.slave))
+            .spawn()
+            .unwrap();
+        let mut keys = fs::File::from(pty.master.try_clone().unwrap());
+        let screen = gathered(fs::File::from(pty.master.try_clone().unwrap()));
+        let has = |text: &str| screen.lock().unwrap().contains(text);
+        let canonical = || {
+            let local = rustix::termios::tcgetattr(&pty.slave).unwrap().local_modes;
+            local.contains(rustix::termios::LocalModes::ICANON)
+        };
+        eventually("all vnets", || has("acme.red") && has("other.red") && has("degraded"));
+        assert!(!canonical(), "keys come one by one");
+        // Cells that stay blank are not written, so words come one by one.
+        post(&server, "vnet/red/node/r1/g0", "with-code-7");
+        eventually("an event", || has("with-code-7"));
+        keys.write_all(b"?").unwrap();
+        eventually("help", || has("THR:"));
+        match end {
+            None => keys.write_all(b"q").unwrap(),
+            Some(end) => signal(&child, end),
+        }
+        assert!(child.wait().unwrap().success(), "{end:?}");
+        // The other screen is left (xterm's control sequences, mode 1049).
+        eventually("the screen is given back", || has("\u{1b}[?1049l"));
+        assert!(canonical(), "and the terminal");
+    }
+    let pipe = pdp(&server, &["top"]).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(pipe.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&pipe.stderr).contains("--once"), "{pipe:?}");
 }
