@@ -117,7 +117,8 @@ impl Engine {
             model: RwLock::new(Arc::new(model)),
             late: Late::default(),
         };
-        engine.board().expect(engine.model().vnets.keys());
+        let vnets = engine.model().vnets.keys().cloned().collect::<Vec<_>>();
+        engine.board().expect(vnets, engine.keeper.going());
         engine.forget_images();
         engine.free_numbers().map_err(|problem| anyhow::anyhow!(problem.error))?;
         Ok(engine)

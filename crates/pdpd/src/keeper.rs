@@ -457,6 +457,15 @@ impl Keeper {
         lock(&self.table).objects.contains_key(&Key::vnet(vnet))
     }
 
+    /// Vnets of which there may be something and that are not wanted.
+    pub fn going(&self) -> Vec<String> {
+        let plan = self.plan();
+        let table = lock(&self.table);
+        let names = table.objects.keys().filter_map(Key::vnet_name);
+        let names: BTreeSet<&str> = names.filter(|name| !plan.vnets.contains_key(*name)).collect();
+        names.into_iter().map(str::to_owned).collect()
+    }
+
     /// What is not gone yet of a vnet, though it is to be.
     pub fn unwanted(&self, vnet: &str) -> Vec<Key> {
         let plan = self.plan();

@@ -4,12 +4,19 @@ mod fake;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 
 use fake::{EVENTUALLY, Server, eventually};
+use futures::{SinkExt, StreamExt};
 use pdp_api::client::{Client, Error, Watch};
 use pdp_api::*;
+use pdpd::http::{HEARD_BYTES_MAX, Listeners, STREAMS_MAX, listen, serve};
 use pdpd::watch::log::EVENTS_MAX;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::{self, Message};
+
+type Socket = tokio_tungstenite::WebSocketStream<tokio::net::UnixStream>;
 
 fn client(server: &Server) -> Client {
     Client::new(server.socket())
@@ -182,6 +189,18 @@ async fn a_tenant_learns_nothing_of_others() {
     let mut stream = UnixStream::connect(server.socket()).unwrap();
     stream.set_read_timeout(Some(EVENTUALLY)).unwrap();
     stream.write_all(b"GET /v1/watch HTTP/1.0\r\nAuthorization: Bearer pdp_acme\r\n\r\n").unwrap();
+    let mut text = String::new();
+    let mut read_until = |wanted: &str| {
+        while !text.contains(wanted) {
+            let mut bytes = [0; 4096];
+            let count = stream.read(&mut bytes).unwrap();
+            assert!(count > 0, "{text}");
+            text += std::str::from_utf8(&bytes[..count]).unwrap();
+        }
+        text.clone()
+    };
+    // What happens is told to who watched before.
+    read_until("snapshot");
     let mut watch = acme.watch(&WatchQuery::default()).await.unwrap();
     let first = snapshot(&mut watch).await;
     assert_eq!(names(&first), ["acme.red"]);
@@ -194,19 +213,247 @@ async fn a_tenant_learns_nothing_of_others() {
     post(&server, "vnet/acme.red/node/r1", "mine");
     let next = event(&mut watch).await;
     assert_eq!((next.message.as_deref(), next.seq), (Some("mine"), first.seq + 1));
-    let mut text = String::new();
-    while !text.contains("mine") {
-        let mut bytes = [0; 4096];
-        let count = stream.read(&mut bytes).unwrap();
-        assert!(count > 0, "{text}");
-        text += std::str::from_utf8(&bytes[..count]).unwrap();
-    }
+    let text = read_until("mine");
     for secret in ["canary", "other"] {
         assert!(!text.contains(secret), "{text}");
     }
     let query = WatchQuery { vnet: Some("other.red".into()), ..WatchQuery::default() };
     let Err(Error::Problem(none)) = acme.watch(&query).await else { panic!("refused") };
     assert_eq!((none.kind, none.error.as_str()), (ProblemKind::NotFound, r#"no vnet "other.red""#));
+}
+
+/// A WebSocket, as a browser or a program opens it, with these headers more.
+async fn socket(server: &Server, headers: &[(&'static str, &str)]) -> Result<Socket, u16> {
+    socket_at(&server.socket(), headers).await
+}
+
+async fn socket_at(path: &Path, headers: &[(&'static str, &str)]) -> Result<Socket, u16> {
+    let stream = tokio::net::UnixStream::connect(path).await.unwrap();
+    let mut request = "ws://pdp/v1/watch?vnet=acme.red".into_client_request().unwrap();
+    for (name, value) in headers {
+        request.headers_mut().insert(*name, value.parse().unwrap());
+    }
+    match tokio_tungstenite::client_async(request, stream).await {
+        Ok((socket, response)) => {
+            assert_eq!(response.status(), 101);
+            Ok(socket)
+        }
+        Err(tungstenite::Error::Http(response)) => Err(response.status().as_u16()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+async fn message(socket: &mut Socket) -> Option<Message> {
+    let next = tokio::time::timeout(EVENTUALLY, socket.next());
+    next.await.expect("a message").transpose().unwrap_or(None)
+}
+
+async fn text(socket: &mut Socket) -> WatchLine {
+    match message(socket).await {
+        Some(Message::Text(text)) => serde_json::from_str(&text).unwrap(),
+        other => panic!("no text: {other:?}"),
+    }
+}
+
+/// The code that it is closed with.
+async fn close(socket: &mut Socket) -> u16 {
+    match message(socket).await {
+        Some(Message::Close(Some(close))) => close.code.into(),
+        other => panic!("no end: {other:?}"),
+    }
+}
+
+/// The same lines, as messages; it ends with either side, and with its reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_comes_as_messages() {
+    let mut server = Server::start();
+    let mut sockets = Vec::new();
+    for _ in 0..2 {
+        sockets.push(socket(&server, &[]).await.unwrap());
+    }
+    for socket in &mut sockets {
+        assert!(matches!(text(socket).await, WatchLine::Snapshot(_)));
+    }
+    post(&server, "vnet/acme.red", "one");
+    post(&server, "mux", "not this");
+    post(&server, "vnet/acme.red", "two");
+    for socket in &mut sockets {
+        for expected in ["one", "two"] {
+            let WatchLine::Event(event) = text(socket).await else { panic!("an event") };
+            assert_eq!(event.message.as_deref(), Some(expected));
+        }
+    }
+    let mut last = sockets.pop().unwrap();
+    let mut first = sockets.pop().unwrap();
+    first.close(None).await.unwrap();
+    assert!(matches!(message(&mut first).await, Some(Message::Close(_))));
+    assert!(message(&mut first).await.is_none());
+    // A token that is revoked, and a daemon that stops, as they are told on lines.
+    let (_, token) = as_tenant(&server, "acme");
+    let mut revoked = socket(&server, &[("authorization", "Bearer pdp_acme")]).await.unwrap();
+    assert!(matches!(text(&mut revoked).await, WatchLine::Snapshot(_)));
+    server.guard.revoke_token(token).unwrap();
+    let WatchLine::End(end) = text(&mut revoked).await else { panic!("the end") };
+    assert!(end.reason.contains("may not"), "{end:?}");
+    assert_eq!(close(&mut revoked).await, 1008);
+    server.stop();
+    let WatchLine::End(end) = text(&mut last).await else { panic!("the end") };
+    assert!(end.reason.contains("stops"), "{end:?}");
+    assert_eq!(close(&mut last).await, 1001);
+}
+
+/// Who serves waits for those that attend to messages, though their connections are upgraded and so nobody's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_stops_waits_until_the_end_is_told() {
+    let server = Server::start();
+    let path = server.dir.path().join("second.sock");
+    let listeners = Listeners { unix: listen(&path).unwrap(), tls: None };
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let stopped = async { drop(stopped.await) };
+    let before = Arc::strong_count(&server.fake.board);
+    let served = tokio::spawn(serve(listeners, server.fake.clone(), server.guard.clone(), stopped));
+    let mut socket = socket_at(&path, &[]).await.unwrap();
+    assert!(matches!(text(&mut socket).await, WatchLine::Snapshot(_)));
+    assert!(Arc::strong_count(&server.fake.board) > before);
+    // It reads nothing, and so does not say that it heard.
+    stop.send(()).unwrap();
+    served.await.unwrap().unwrap();
+    assert_eq!(Arc::strong_count(&server.fake.board), before, "nobody attends to it any more");
+    assert!(matches!(text(&mut socket).await, WatchLine::End(_)));
+    assert_eq!(close(&mut socket).await, 1001);
+}
+
+/// Who opens one for a page of another place, says more than there is to say, or has as many as it may.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_are_refused_to_who_may_not_and_have_their_bounds() {
+    let server = Server::start();
+    let board = server.fake.board.clone();
+    for origin in ["https://evil.example", "null"] {
+        assert_eq!(socket(&server, &[("origin", origin)]).await.err(), Some(403), "{origin}");
+    }
+    assert_eq!(socket(&server, &[("sec-websocket-version", "12")]).await.err(), Some(400));
+    assert_eq!(socket(&server, &[("authorization", "Bearer pdp_nobody")]).await.err(), Some(401));
+    let before = Arc::strong_count(&board);
+    let mut page = socket(&server, &[("origin", "http://pdp")]).await.unwrap();
+    assert!(matches!(text(&mut page).await, WatchLine::Snapshot(_)));
+    page.send(Message::Ping("there?".into())).await.unwrap();
+    assert_eq!(message(&mut page).await, Some(Message::Pong("there?".into())));
+    for said in [Message::Text("hello".into()), Message::Binary(vec![0; HEARD_BYTES_MAX].into())] {
+        let mut talker = socket(&server, &[]).await.unwrap();
+        assert!(matches!(text(&mut talker).await, WatchLine::Snapshot(_)));
+        talker.send(said).await.unwrap();
+        assert_eq!(close(&mut talker).await, 1003);
+    }
+    let mut large = socket(&server, &[]).await.unwrap();
+    assert!(matches!(text(&mut large).await, WatchLine::Snapshot(_)));
+    large.send(Message::Binary(vec![0; HEARD_BYTES_MAX + 1].into())).await.unwrap();
+    assert!(!matches!(message(&mut large).await, Some(Message::Text(_))));
+    let mut all = Vec::new();
+    let refused = loop {
+        match socket(&server, &[]).await {
+            Ok(socket) => all.push(socket),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(refused, 429);
+    // Those that ended may still hold their place for the moment that their end takes.
+    assert!((STREAMS_MAX - 4..STREAMS_MAX).contains(&all.len()), "{}", all.len());
+    drop((all, page, large));
+    eventually("nothing is kept for them", || Arc::strong_count(&board) <= before);
+    eventually("and their places are free", || {
+        let open = socket(&server, &[]);
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(open)).is_ok()
+    });
+}
+
+/// What a client says meanwhile takes nothing from what it is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn pings_between_events_lose_none() {
+    let server = Server::start();
+    let mut socket = socket(&server, &[]).await.unwrap();
+    assert!(matches!(text(&mut socket).await, WatchLine::Snapshot(_)));
+    let (mut to, mut from) = socket.split();
+    let pings =
+        tokio::spawn(async move { while to.send(Message::Ping("x".into())).await.is_ok() {} });
+    let count = EVENTS_MAX / 2;
+    let board = server.fake.board.clone();
+    let posts = std::thread::spawn(move || {
+        for number in 0..count {
+            let event = WatchEvent { object: "vnet/acme.red".into(), ..WatchEvent::default() };
+            board.post(WatchEvent { message: Some(number.to_string()), ..event });
+            if number % 8 == 0 {
+                std::thread::yield_now();
+            }
+        }
+    });
+    let mut number = 0;
+    while number < count {
+        let next = tokio::time::timeout(EVENTUALLY, from.next()).await.expect("a message");
+        let Message::Text(text) = next.unwrap().unwrap() else { continue };
+        let WatchLine::Event(event) = serde_json::from_str(&text).unwrap() else {
+            panic!("{text}")
+        };
+        assert_eq!(event.message, Some(number.to_string()));
+        number += 1;
+    }
+    posts.join().unwrap();
+    pings.abort();
+}
+
+/// As of lines: it reads nothing while twenty times as much happens as is kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_of_messages_gets_a_gap_and_a_snapshot() {
+    let server = Server::start();
+    let mut slow = socket(&server, &[]).await.unwrap();
+    let WatchLine::Snapshot(first) = text(&mut slow).await else { panic!("what is") };
+    let mut seq = first.seq;
+    let message = "x".repeat(400);
+    for _ in 0..20 * EVENTS_MAX {
+        post(&server, "vnet/acme.red/node/r1", &message);
+    }
+    post(&server, "vnet/acme.red", "the last");
+    let mut gaps = 0;
+    loop {
+        match text(&mut slow).await {
+            WatchLine::Event(event) => {
+                assert_eq!(event.seq, seq + 1, "nothing is missing in silence");
+                seq = event.seq;
+                if event.message.as_deref() == Some("the last") {
+                    break;
+                }
+            }
+            WatchLine::Gap(gap) => {
+                gaps += 1;
+                let WatchLine::Snapshot(after) = text(&mut slow).await else { panic!("what is") };
+                assert!(after.seq >= seq + gap.lost.expect("a count"), "{after:?}");
+                seq = after.seq;
+                if seq == first.seq + 20 * EVENTS_MAX as u64 + 1 {
+                    break;
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(gaps > 0);
+}
+
+/// What was being taken down when the daemon started is, until it is gone.
+#[tokio::test]
+async fn what_went_before_this_run_is_told_when_it_is_gone() {
+    let server = Server::start();
+    let board = &server.fake.board;
+    board.expect(["stays".to_owned(), "deleted".to_owned()], ["late".to_owned()]);
+    let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
+    assert_eq!(snapshot(&mut watch).await.going, ["late"]);
+    board.tell("stays", Some(VnetStatus::default()), true);
+    board.tell("late", None, true);
+    board.tell("late", None, false);
+    // Before anything else was told of it.
+    board.tell("deleted", None, false);
+    for object in ["vnet/late", "vnet/deleted"] {
+        let gone = event(&mut watch).await;
+        assert_eq!((gone.object.as_str(), gone.what), (object, What::Gone));
+    }
 }
 
 #[tokio::test]

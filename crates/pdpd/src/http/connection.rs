@@ -10,6 +10,9 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -18,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use super::answer::{Failure, panicked};
 use super::{
     Api, CONNECTIONS_MAX, CONNECTIONS_PER_PEER_MAX, HANDSHAKE_TIME_MAX, HEAD_BYTES_MAX,
-    HEADERS_TIME_MAX, router,
+    HEADERS_TIME_MAX, IDLE_TIME_MAX, router,
 };
 use crate::access::{Peer, is_operator};
 
@@ -115,6 +118,11 @@ impl Server {
         acceptor: &TlsAcceptor,
     ) -> Option<Connection> {
         let place = self.place(&self.addresses, Who::at(from.ip()))?;
+        // Where that is refused, one that went without a word ends when something is said to it.
+        let _ = set_socket_keepalive(&stream, true);
+        let _ = set_tcp_keepidle(&stream, IDLE_TIME_MAX);
+        let _ = set_tcp_keepintvl(&stream, IDLE_TIME_MAX / 4);
+        let _ = set_tcp_keepcnt(&stream, 4);
         let handshake = tokio::time::timeout(HANDSHAKE_TIME_MAX, acceptor.accept(stream));
         let this = self.clone();
         Some(Box::pin(async move {

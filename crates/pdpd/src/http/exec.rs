@@ -21,9 +21,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::Asked;
 use super::answer::{Body, Failure, Names};
 use super::process::{Terminal, resize, with_terminal};
+use super::{Asked, Attended};
 
 /// Frames that may wait for the client; then the command waits.
 const FRAMES_MAX: usize = 8;
@@ -70,7 +70,11 @@ pub async fn exec(
     if let Some(begun) = &api.begun {
         begun.take();
     }
-    tokio::spawn(attended(api, upgrade, running));
+    let attended = Attended::new(&api.api);
+    tokio::spawn(async move {
+        run(api, upgrade, running).await;
+        drop(attended);
+    });
     let headers = [(CONNECTION, "upgrade"), (UPGRADE, exec::UPGRADE)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
@@ -120,7 +124,7 @@ impl Drop for Running {
 }
 
 /// Carries a command's streams to its end, and has that written down.
-async fn attended(api: Asked, upgrade: OnUpgrade, run: Running) {
+async fn run(api: Asked, upgrade: OnUpgrade, run: Running) {
     let ended = attend(&api, upgrade, run).await;
     if let Some(begun) = &api.begun {
         let (error, exit) = match ended {

@@ -13,7 +13,7 @@
 //! Limits: [`CONNECTIONS_MAX`], [`CONNECTIONS_PER_PEER_MAX`], [`CALLS_MAX`], [`STREAMS_MAX`],
 //! [`TENANT_CALLS_MAX`], [`TENANTS_CALLS_MAX`], [`TENANTS_STREAMS_MAX`], [`HANDSHAKE_TIME_MAX`],
 //! [`HEAD_BYTES_MAX`], [`HEADERS_TIME_MAX`], [`BODY_TIME_MAX`], [`CALL_TIME_MAX`],
-//! [`SMALL_BODY_BYTES_MAX`], [`pdp_api::BODY_BYTES_MAX`], and bytes of all bodies together
+//! [`SMALL_BODY_BYTES_MAX`], [`pdp_api::BODY_BYTES_MAX`], [`HEARD_BYTES_MAX`], and bytes of all bodies together
 //! ([`BODIES_BYTES_MAX`], [`TENANT_BODIES_BYTES_MAX`], [`TENANTS_BODIES_BYTES_MAX`]).
 
 mod answer;
@@ -54,6 +54,7 @@ use utoipa_axum::routes;
 pub use connection::{Connection, Server};
 pub use daemon::{Daemon, ProgressFn, RouteFn};
 pub use room::{BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX, TENANTS_BODIES_BYTES_MAX};
+pub use watch::HEARD_BYTES_MAX;
 
 use gate::Asked;
 use room::Rooms;
@@ -116,6 +117,10 @@ pub const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 /// Longest wait for the answer to a call that changes nothing.
 pub const CALL_TIME_MAX: Duration = Duration::from_secs(90);
 
+/// Time without a sign of who is at the other end of a connection over TLS, after which the kernel asks whether it is
+/// still there: one that went without a word ends, and gives back its place.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// How long connections may take to end once the daemon stops.
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
@@ -130,6 +135,8 @@ struct Api {
     audit: Audit,
     rooms: Arc<Rooms>,
     listens: Option<Listens>,
+    /// How many connections that were upgraded are attended to.
+    attended: tokio::sync::watch::Sender<usize>,
     /// Turns true, or its sender goes, when the daemon stops.
     stopped: tokio::sync::watch::Receiver<bool>,
 }
@@ -143,6 +150,23 @@ impl Api {
     /// Waits until the daemon stops.
     async fn stop(&self) {
         let _ = self.stopped.clone().wait_for(|&stopped| stopped).await;
+    }
+}
+
+/// One who attends to a connection that was upgraded, from the answer that says so: nobody else waits for what it was
+/// upgraded to. The daemon does, until this is dropped.
+struct Attended(tokio::sync::watch::Sender<usize>);
+
+impl Attended {
+    fn new(api: &Api) -> Self {
+        api.attended.send_modify(|count| *count += 1);
+        Self(api.attended.clone())
+    }
+}
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
     }
 }
 
@@ -193,7 +217,8 @@ pub fn server(
     let (stopping, stopped) = tokio::sync::watch::channel(false);
     let audit = Audit::start(guard.state.clone())?;
     let rooms = Arc::new(Rooms::default());
-    Ok((Server::new(Api { daemon, guard, audit, rooms, listens, stopped }), stopping))
+    let attended = tokio::sync::watch::Sender::new(0);
+    Ok((Server::new(Api { daemon, guard, audit, rooms, listens, attended, stopped }), stopping))
 }
 
 /// Serves the API until `stop` is done; what still streams or runs is ended then.
@@ -246,7 +271,10 @@ pub async fn serve(
         }
     }
     stopping.send_replace(true);
-    let all = async { while connections.join_next().await.is_some() {} };
+    let all = async {
+        while connections.join_next().await.is_some() {}
+        let _ = server.api.attended.subscribe().wait_for(|count| *count == 0).await;
+    };
     let _ = tokio::time::timeout(STOP_TIME_MAX, all).await;
     server.api.audit.flush().await;
     Ok(())

@@ -1,35 +1,96 @@
-//! The stream of everybody who watches.
+//! The stream of everybody who watches, as lines or as messages.
+//!
+//! Both have the same lines and the same bounds ([`Reader`]). A client of messages has nothing to say: it may send
+//! pings and its end, in frames of [`HEARD_BYTES_MAX`]; anything else ends it.
 
+use std::pin::pin;
+use std::time::Duration;
+
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::{Stream, stream};
+use futures::{SinkExt, Stream, stream};
+use hyper::HeaderMap;
+use hyper::header::{HOST, ORIGIN, UPGRADE};
 use pdp_api::{Problem, ProblemKind, WATCH_EVERY_MS, WatchEnd, WatchLine, WatchQuery};
+use tokio::time::{sleep, timeout};
 
-use super::Asked;
 use super::answer::{Failure, Params};
 use super::stream::{lines, ndjson};
+use super::{Asked, Attended};
 use crate::access::no_vnet;
 use crate::watch::Reader;
 
+/// Bytes of a message of a client.
+pub const HEARD_BYTES_MAX: usize = 1 << 10;
+
+/// How often a client of messages to whom nothing else is said is sent a ping, so that one that went away is noticed.
+const PING_PAUSE: Duration = Duration::from_secs(30);
+
+/// How long a client of messages may take to hear that they end, and to say that it heard.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// What is, and what happens from then on.
 #[utoipa::path(get, path = "/v1/watch", tag = "observe", params(WatchQuery), responses(
+    (status = SWITCHING_PROTOCOLS, description = "To `Upgrade: websocket` (RFC 6455): each line is a text message"),
     (status = OK, body = [WatchLine], content_type = "application/x-ndjson",
         description = "A line for each that the daemon has to say, until the client goes away")))]
-pub async fn watch(api: Asked, Params(query): Params<WatchQuery>) -> Result<Response, Failure> {
+pub async fn watch(
+    api: Asked,
+    Params(query): Params<WatchQuery>,
+    headers: HeaderMap,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Failure> {
     if let Some(vnet) = &query.vnet
         && !api.caller.scope.sees(vnet)
     {
         return Err(no_vnet(vnet).into());
     }
+    let invalid = |problem: String| Failure::from(Problem::new(ProblemKind::Invalid, problem));
     if let Some(every_ms) = query.every_ms
         && !WATCH_EVERY_MS.contains(&every_ms)
     {
         let (min, max) = (WATCH_EVERY_MS.start(), WATCH_EVERY_MS.end());
-        let problem = format!("everyMs {every_ms} is not within {min} to {max}");
-        return Err(Problem::new(ProblemKind::Invalid, problem).into());
+        return Err(invalid(format!("everyMs {every_ms} is not within {min} to {max}")));
+    }
+    let upgrade = match (headers.get(UPGRADE), upgrade) {
+        (None, _) => None,
+        (Some(_), Ok(upgrade)) => Some(upgrade),
+        (Some(_), Err(why)) => return Err(invalid(format!("upgrade: {}", why.body_text()))),
+    };
+    if upgrade.is_some() && is_foreign(&headers) {
+        let problem = "a page of another place may not open a WebSocket here";
+        return Err(Problem::new(ProblemKind::Forbidden, problem)
+            .hint("its Origin is not this Host")
+            .into());
     }
     let reader = api.call(move |daemon, scope| daemon.watch(scope, query)).await?;
-    Ok(ndjson(chunks(api, reader)).into_response())
+    let Some(upgrade) = upgrade else { return Ok(ndjson(chunks(api, reader)).into_response()) };
+    let attended = Attended::new(&api.api);
+    let upgrade = upgrade.max_message_size(HEARD_BYTES_MAX).max_frame_size(HEARD_BYTES_MAX);
+    Ok(upgrade.on_upgrade(async move |socket| {
+        attend(api, reader, socket).await;
+        drop(attended);
+    }))
+}
+
+/// Whether a browser asks for a page that is not of this server (RFC 6455 section 10.2); who is no browser sends no
+/// Origin.
+fn is_foreign(headers: &HeaderMap) -> bool {
+    let Some(origin) = headers.get(ORIGIN) else { return false };
+    let page = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+    let own = headers.get(HOST).and_then(|host| host.to_str().ok());
+    !matches!((page, own), (Some((_, page)), Some(own)) if page.eq_ignore_ascii_case(own))
+}
+
+/// The last line.
+fn end(api: &Asked) -> WatchLine {
+    let reason = match api.api.stops() {
+        true => "the daemon stops; what runs goes on",
+        false => "who asked may not any more",
+    };
+    WatchLine::End(WatchEnd { reason: reason.into() })
 }
 
 /// Lines, until who asked may not any more or the daemon stops, which is the last of them.
@@ -42,13 +103,93 @@ fn chunks(api: Asked, reader: Reader) -> impl Stream<Item = Bytes> + Send + 'sta
         let (api, mut reader, mut over) = state?;
         tokio::select! {
             bytes = reader.next() => Some((bytes, Some((api, reader, over)))),
-            () = &mut over => {
-                let reason = match api.api.stops() {
-                    true => "the daemon stops; what runs goes on",
-                    false => "who asked may not any more",
-                };
-                Some((lines(&WatchLine::End(WatchEnd { reason: reason.into() })), None))
-            }
+            () = &mut over => Some((lines(&end(&api)), None)),
         }
     })
+}
+
+/// The same as messages. Nothing waits here but one chunk of them: where the client does not take it, the reader gets
+/// no next one.
+async fn attend(api: Asked, mut reader: Reader, mut socket: WebSocket) {
+    let mut over = pin!(api.over());
+    let last = loop {
+        let said = tokio::select! {
+            lines = reader.next() => messages(&lines),
+            heard = socket.recv() => match heard {
+                // Pings are answered there, and so is an end, once it is written out.
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
+                Some(Ok(Message::Close(_))) => break Vec::new(),
+                Some(Ok(_)) => break vec![close(close_code::UNSUPPORTED, "a watch only tells")],
+                Some(Err(_)) | None => return,
+            },
+            () = sleep(PING_PAUSE) => vec![Message::Ping(Bytes::new())],
+            () = &mut over => break end_messages(&api),
+        };
+        tokio::select! {
+            sent = send(&mut socket, said) => if sent.is_err() { return },
+            () = &mut over => break end_messages(&api),
+        }
+    };
+    let farewell = async {
+        // Its own end says that it heard; what it said before that is not read any more.
+        if send(&mut socket, last).await.is_ok() {
+            while let Some(Ok(_)) = socket.recv().await {}
+        }
+    };
+    let _ = timeout(CLOSE_TIME_MAX, farewell).await;
+}
+
+/// Sends all of these, in as few writes as they take.
+async fn send(socket: &mut WebSocket, messages: Vec<Message>) -> Result<(), axum::Error> {
+    socket.send_all(&mut stream::iter(messages.into_iter().map(Ok))).await
+}
+
+fn close(code: u16, reason: &'static str) -> Message {
+    Message::Close(Some(CloseFrame { code, reason: Utf8Bytes::from_static(reason) }))
+}
+
+fn end_messages(api: &Asked) -> Vec<Message> {
+    let mut messages = messages(&lines(&end(api)));
+    messages.push(match api.api.stops() {
+        true => close(close_code::AWAY, "the daemon stops"),
+        false => close(close_code::POLICY, "not any more"),
+    });
+    messages
+}
+
+/// A message for each of these whole lines.
+fn messages(lines: &Bytes) -> Vec<Message> {
+    let ends = lines.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(end, _)| end);
+    let mut begin = 0;
+    let texts = ends.filter_map(|end| {
+        let line = lines.slice(begin..end);
+        begin = end + 1;
+        // JSON is text.
+        Utf8Bytes::try_from(line).ok().map(Message::Text)
+    });
+    texts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_foreign_unless_it_is_of_this_server() {
+        let foreign = |origin: Option<&str>, host: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in [(ORIGIN, origin), (HOST, host)] {
+                headers.extend(value.map(|value| (name, value.parse().unwrap())));
+            }
+            is_foreign(&headers)
+        };
+        assert!(!foreign(None, Some("pdp")));
+        assert!(!foreign(Some("https://Node.example:7443"), Some("node.example:7443")));
+        for origin in
+            ["null", "", "https://evil.example", "https://node.example", "node.example:7443"]
+        {
+            assert!(foreign(Some(origin), Some("node.example:7443")), "{origin}");
+        }
+        assert!(foreign(Some("https://node.example"), None));
+    }
 }

@@ -146,9 +146,15 @@ impl Board {
         self.touch.notify_one();
     }
 
-    /// Vnets that are no news: they were there before this run.
-    pub(crate) fn expect<'a>(&self, vnets: impl IntoIterator<Item = &'a String>) {
-        lock(&self.inside).expected.extend(vnets.into_iter().cloned());
+    /// Vnets that are no news: they were there before this run, to stay or to go.
+    pub fn expect(
+        &self,
+        vnets: impl IntoIterator<Item = String>,
+        going: impl IntoIterator<Item = String>,
+    ) {
+        let mut inside = lock(&self.inside);
+        inside.expected.extend(vnets);
+        inside.going.extend(going);
     }
 
     /// Puts on the board how a vnet is. `None`: it is not wanted; `going`: there is something of it.
@@ -167,14 +173,11 @@ impl Board {
                 vnets.insert(vnet.to_owned(), Arc::new(status));
             }
             None => {
-                let was = vnets.remove(vnet).is_some() | gone_soon.contains(vnet);
-                match going {
-                    true if was => drop(gone_soon.insert(vnet.to_owned())),
-                    false if was => {
-                        gone_soon.remove(vnet);
-                        events.push(event(format!("vnet/{vnet}"), What::Gone, None));
-                    }
-                    _ => {}
+                let was = vnets.remove(vnet).is_some() | gone_soon.remove(vnet) | expected;
+                if going {
+                    gone_soon.insert(vnet.to_owned());
+                } else if was {
+                    events.push(event(format!("vnet/{vnet}"), What::Gone, None));
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use pdp_api::{Cursor, Detail, Gap, Snapshot, VnetStatus, WatchEvent, WatchLine, WatchQuery};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::log::{Filter, Place, Read};
@@ -40,6 +41,8 @@ pub struct Reader {
     due: Instant,
     version: watch::Receiver<u64>,
     budget: Budget,
+    /// What is being written, which counts as seen.
+    writing: Option<JoinHandle<Vec<u8>>>,
 }
 
 /// Where a reader begins.
@@ -150,6 +153,7 @@ impl Reader {
             due: Instant::now(),
             version: board.version.subscribe(),
             budget: Budget::new(),
+            writing: None,
         }
     }
 
@@ -158,15 +162,20 @@ impl Reader {
         let ready = self.budget.take(0);
         tokio::time::sleep_until(ready).await;
         loop {
+            if let Some(writing) = &mut self.writing {
+                let bytes = writing.await.unwrap_or_default();
+                self.writing = None;
+                self.budget.take(bytes.len());
+                return bytes.into();
+            }
             self.version.borrow_and_update();
             let found = self.look();
             if !found.is_empty() {
                 let (filter, detail) = (self.filter.clone(), self.detail);
                 let bytes = move || write(found, &filter, detail);
                 // Much is written on a thread of its own.
-                let bytes = tokio::task::spawn_blocking(bytes).await.unwrap_or_default();
-                self.budget.take(bytes.len());
-                return bytes.into();
+                self.writing = Some(tokio::task::spawn_blocking(bytes));
+                continue;
             }
             let waits = lock(&self.board.inside)
                 .sample
