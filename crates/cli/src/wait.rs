@@ -1,7 +1,8 @@
 //! Waits until something is so, and says what is missing if it is not in time.
 //!
-//! [`Changes`] says when to look again.
+//! [`Changes`] says when to look again, and at what: a watch tells it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,18 +11,30 @@ use pdp_api::client::{Client, Error};
 use pdp_api::exec::{ExecRequest, Frame};
 use pdp_api::{
     Detail, GuestProcess, NodeStatus, Phase, ProblemKind, Progress, Stats, StatsQuery, Vnet,
-    WatchLine, WatchQuery,
+    WATCH_EVERY_MS, WATCH_EVERY_MS_DEFAULT, WatchLine, WatchQuery, What,
 };
 use pdp_spec::units::Span;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::exec::until_end;
 use crate::failure::Failure;
+use crate::follow::{Followed, Following, Said};
 use crate::output::Shown;
 
-/// Bounds of the pause between two looks: a quarter of the time that was waited so far.
+/// Bounds of the pause between two looks at what no event tells of: a quarter of the time that was waited so far.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// Pause between two looks where events tell all: what is told may be from before what was looked at.
+const TOLD_PAUSE: Duration = Duration::from_secs(2);
+
+/// How often the daemon looks at a vnet that is waited for, milliseconds: at its guests, and at how its commands are. Of
+/// several vnets, at all others as well.
+const EVERY_MS: u64 = *WATCH_EVERY_MS.start();
+const EVERY_MS_OF_SEVERAL: u64 = WATCH_EVERY_MS_DEFAULT;
+
+/// Longest wait for the first line of the watch.
+const BEGIN_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Bytes kept of what a command in a node says.
 const WORDS_BYTES_MAX: usize = 200;
@@ -157,76 +170,256 @@ async fn until(
 ) -> Result<(), Failure> {
     let deadline = Instant::now() + time;
     let mut shown = Shown::new();
-    let changes = Changes { since: Instant::now() };
-    let mut missing = Vec::new();
+    let mut changes = match timeout_at(deadline, Changes::begin(client, targets, conditions)).await
+    {
+        Ok(changes) => changes?,
+        Err(_) => Changes::without(targets),
+    };
+    // What is missing, by vnet, as of the last look at it.
+    let mut missing = BTreeMap::new();
     loop {
-        let look = missing_of_all(client, targets, conditions);
-        missing = match timeout_at(deadline, look).await {
-            Ok(Ok(now)) => now,
+        let all = changes.dirty.len() == changes.vnets.len();
+        let look = look(client, targets, conditions, &mut changes, &mut missing);
+        let looked = timeout_at(deadline, look).await;
+        let mut list: Vec<String> = missing.values().flatten().cloned().collect();
+        let whole = match looked {
+            Ok(Ok(())) => true,
             // It may be starting anew, and what runs goes on.
             Ok(Err(Failure::Api(Error::NoDaemon { place, .. }))) if !missing.is_empty() => {
-                vec![format!("no daemon answers at {place}")]
+                list = vec![format!("no daemon answers at {place}")];
+                false
             }
             Ok(Err(other)) => return Err(other),
             // A look that is broken off says less than the one before.
-            Err(_) if missing.is_empty() => vec!["it takes longer to find out".to_owned()],
-            Err(_) => missing,
+            Err(_) => {
+                if list.is_empty() {
+                    list.push("it takes longer to find out".to_owned());
+                }
+                false
+            }
         };
-        let Some(first) = missing.first() else { return Ok(()) };
-        let total = u64::try_from(missing.len()).unwrap_or(u64::MAX);
+        let Some(first) = list.first() else {
+            if all {
+                return Ok(());
+            }
+            // Each was so, and now it is to be seen that all are.
+            changes.look_at_all();
+            continue;
+        };
+        let total = u64::try_from(list.len()).unwrap_or(u64::MAX);
         shown.step(Progress { done: 0, total, what: format!("waiting: {first}") });
+        let open = missing.iter().filter(|(_, missing)| !missing.is_empty());
+        let open = open.map(|(name, _)| name.clone()).collect();
+        let again = async {
+            match whole {
+                true => changes.next(open).await,
+                false => sleep(changes.pause()).await,
+            }
+        };
         tokio::select! {
+            biased;
             () = sleep_until(deadline) => {
                 drop(shown);
                 let names: Vec<_> = targets.iter().map(Target::name).collect();
-                let list: String = missing.iter().map(|it| format!("\n  {it}")).collect();
+                let list: String = list.iter().map(|it| format!("\n  {it}")).collect();
                 let names = names.join(", ");
                 return Err(Failure::Other(format!("{names}: not within {time:?}; missing:{list}")));
             }
-            () = changes.next() => {}
+            () = again => {}
         }
     }
 }
 
-/// Says when something may be otherwise than before.
+/// Says when something may be otherwise than before, and of which vnets.
 struct Changes {
+    /// All that are waited for.
+    vnets: BTreeSet<String>,
+    /// Those to be looked at.
+    dirty: BTreeSet<String>,
+    /// `None`: there is no room for a watch, or nothing to see by one, and it is looked again and again.
+    watch: Option<Followed>,
+    /// The daemon answers the watch.
+    live: bool,
+    /// Events tell of all that is waited for.
+    told: bool,
+    /// Vnets that are there, wanted or being taken down, as the watch says.
+    there: Option<BTreeSet<String>>,
     since: Instant,
 }
 
 impl Changes {
-    async fn next(&self) {
-        sleep((self.since.elapsed() / 4).clamp(PAUSE_MIN, PAUSE_MAX)).await;
+    /// Without a watch.
+    fn without(targets: &[Target]) -> Self {
+        let vnets: BTreeSet<String> = targets.iter().map(|target| target.vnet.clone()).collect();
+        Self {
+            dirty: vnets.clone(),
+            vnets,
+            watch: None,
+            live: false,
+            told: false,
+            there: None,
+            since: Instant::now(),
+        }
+    }
+
+    /// With one, and with its first line where that is needed. An error: no daemon answers.
+    async fn begin(
+        client: &Client,
+        targets: &[Target],
+        conditions: &[Condition],
+    ) -> Result<Self, Failure> {
+        let mut this = Self::without(targets);
+        let one = this.vnets.first().filter(|_| this.vnets.len() == 1).cloned();
+        let every_ms = if one.is_some() { EVERY_MS } else { EVERY_MS_OF_SEVERAL };
+        // Commands are run to know, and mirrors are asked less often than routes come.
+        let untold = |it: &Condition| matches!(it, Condition::Exec(_) | Condition::RoutesSynced);
+        this.told = one.is_some() && !conditions.iter().any(untold);
+        let query = WatchQuery { vnet: one, every_ms: Some(every_ms), ..WatchQuery::default() };
+        match Following::begin(client, query).await {
+            Ok(following) => this.watch = Some(following.spawn()),
+            // Refused, of what is another's or for want of room.
+            Err(Error::Problem(_)) => return Ok(this),
+            Err(error) => return Err(error.into()),
+        }
+        this.live = true;
+        if conditions.contains(&Condition::Gone) {
+            let _ = timeout(BEGIN_TIME_MAX, this.first()).await;
+        }
+        Ok(this)
+    }
+
+    /// Waits until it is known which vnets are there.
+    async fn first(&mut self) {
+        while let Some(watch) = &mut self.watch
+            && self.there.is_none()
+        {
+            let said = watch.next().await;
+            self.take(said);
+        }
+    }
+
+    fn look_at_all(&mut self) {
+        self.dirty.clone_from(&self.vnets);
+    }
+
+    fn pause(&self) -> Duration {
+        (self.since.elapsed() / 4).clamp(PAUSE_MIN, PAUSE_MAX)
+    }
+
+    /// Waits until there is something to look at: what was told, or after a pause of what is `open` all.
+    async fn next(&mut self, open: BTreeSet<String>) {
+        let end = Instant::now() + if self.told && self.live { TOLD_PAUSE } else { self.pause() };
+        while self.dirty.is_empty() {
+            let Some(watch) = &mut self.watch else {
+                sleep_until(end).await;
+                break;
+            };
+            match timeout_at(end, watch.next()).await {
+                Ok(said) => self.take(said),
+                Err(_) => break,
+            }
+        }
+        // Of many events at once, one look comes.
+        while let Some(said) = self.watch.as_mut().and_then(Followed::next_now) {
+            self.take(Some(said));
+        }
+        if self.dirty.is_empty() {
+            self.dirty = open;
+        }
+    }
+
+    fn take(&mut self, said: Option<Result<Said, Error>>) {
+        match said {
+            Some(Ok(Said::Line(WatchLine::Snapshot(now)))) => {
+                let names = now.vnets.into_iter().map(|vnet| vnet.name);
+                self.there = Some(names.chain(now.going).collect());
+                self.look_at_all();
+            }
+            Some(Ok(Said::Line(WatchLine::Event(event)))) => {
+                let Some(vnet) = event.vnet().filter(|vnet| self.vnets.contains(*vnet)) else {
+                    return;
+                };
+                if let Some(there) = &mut self.there
+                    && event.object.len() == "vnet/".len() + vnet.len()
+                {
+                    match event.what {
+                        What::Created => drop(there.insert(vnet.to_owned())),
+                        What::Gone => drop(there.remove(vnet)),
+                        _ => {}
+                    }
+                }
+                self.dirty.insert(vnet.to_owned());
+            }
+            Some(Ok(Said::Line(_))) => {}
+            Some(Ok(Said::Gone(_))) => self.live = false,
+            Some(Ok(Said::Back)) => {
+                self.live = true;
+                self.look_at_all();
+            }
+            // The next look says why.
+            Some(Err(_)) | None => {
+                (self.watch, self.live) = (None, false);
+                self.look_at_all();
+            }
+        }
     }
 }
 
-async fn missing_of_all(
+/// Looks at what may be otherwise than before, and keeps what is missing of it.
+async fn look(
     client: &Client,
     targets: &[Target],
     conditions: &[Condition],
+    changes: &mut Changes,
+    missing: &mut BTreeMap<String, Vec<String>>,
+) -> Result<(), Failure> {
+    while let Some(vnet) = changes.dirty.first().cloned() {
+        let its: Vec<&Target> = targets.iter().filter(|target| target.vnet == vnet).collect();
+        let is = missing_of_vnet(client, &vnet, &its, conditions, changes.there.as_ref()).await?;
+        missing.insert(vnet.clone(), is);
+        changes.dirty.remove(&vnet);
+    }
+    Ok(())
+}
+
+/// What is missing of a vnet and its nodes.
+async fn missing_of_vnet(
+    client: &Client,
+    name: &str,
+    targets: &[&Target],
+    conditions: &[Condition],
+    there: Option<&BTreeSet<String>>,
 ) -> Result<Vec<String>, Failure> {
+    let vnet = match client.vnet(name).await {
+        Ok(vnet) => Some(vnet),
+        Err(Error::Problem(problem)) if problem.kind == ProblemKind::NotFound => None,
+        Err(error) => return Err(error.into()),
+    };
     let mut all = Vec::new();
-    for target in targets {
-        let vnet = match client.vnet(&target.vnet).await {
-            Ok(vnet) => Some(vnet),
-            Err(Error::Problem(problem)) if problem.kind == ProblemKind::NotFound => None,
-            Err(error) => return Err(error.into()),
-        };
-        let mut commands = Vec::new();
-        for condition in conditions {
-            match condition {
-                Condition::Exec(words) => commands.push(words),
-                Condition::Gone if vnet.is_none() && is_going(client, &target.vnet).await? => {
-                    all.push(format!("{} is being taken down", target.vnet));
-                }
-                condition => all.extend(missing(target, condition, vnet.as_ref())),
+    for condition in conditions {
+        match condition {
+            Condition::Exec(_) => {}
+            Condition::Gone if vnet.is_none() => {
+                let going = match there {
+                    Some(there) => there.contains(name),
+                    None => is_going(client, name).await?,
+                };
+                all.extend(going.then(|| format!("{name} is being taken down")));
+            }
+            condition => {
+                let targets = targets.iter();
+                all.extend(targets.flat_map(|target| missing(target, condition, vnet.as_ref())));
             }
         }
-        if conditions.contains(&Condition::RoutesSynced) && vnet.is_some() {
-            let query = StatsQuery { vnet: Some(target.vnet.clone()) };
-            all.extend(behind(target, &client.stats(&query).await?));
-        }
-        // A command that waits for what is not there yet would only fail.
-        for words in commands {
+    }
+    if conditions.contains(&Condition::RoutesSynced) && vnet.is_some() {
+        let stats = client.stats(&StatsQuery { vnet: Some(name.to_owned()) }).await?;
+        all.extend(targets.iter().flat_map(|target| behind(target, &stats)));
+    }
+    for target in targets {
+        for condition in conditions {
+            let Condition::Exec(words) = condition else { continue };
+            // A command that waits for what is not there yet would only fail.
             if !all.is_empty() {
                 break;
             }

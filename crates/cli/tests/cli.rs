@@ -1306,17 +1306,17 @@ fn waiting_ends_when_it_holds_or_says_what_is_missing() {
     let server = Server::start();
     assert_eq!(out(&server, &["wait", "red/h1", "--for", "ready", "--for", "running"]), "");
     assert_eq!(out(&server, &["wait", "green", "red/h9", "--for", "gone"]), "");
-    let (code, error) = fails(&server, &["wait", "red", "--timeout", "0.1"]);
+    let (code, error) = fails(&server, &["wait", "red", "--timeout", "0.5"]);
     assert_eq!(code, 1);
     assert_text(
         &error,
         "\
-error: red: not within 100ms; missing:
+error: red: not within 500ms; missing:
   red/r1 zebra: restarting (ended with code 1: no such interface (started 4 times))
   red/r1 g1: not connected
 ",
     );
-    let fails_always = ["wait", "red/h1", "--for", "exec false", "--timeout", "0.1"];
+    let fails_always = ["wait", "red/h1", "--for", "exec false", "--timeout", "0.5"];
     assert_eq!(fails(&server, &fails_always).0, 1);
     assert_eq!(out(&server, &["wait", "red", "--for", "exec h1 sh -c 'exit 0'"]), "");
     for wrong in [

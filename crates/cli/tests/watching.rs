@@ -1,4 +1,4 @@
-//! `pdp events` and `pdp top`, run as users run them, against the real HTTP layer in front of a board that the tests
+//! `pdp events`, `pdp top` and `pdp wait`, run as users run them, against the real HTTP layer in front of a board that the tests
 //! write.
 
 #[path = "../../pdpd/tests/fake/mod.rs"]
@@ -8,13 +8,16 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use fake::{Server, eventually};
 use nix::pty::openpty;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pdp_api::{VnetStatus, WatchEvent, WatchLine, What};
+use pdpd::http::STREAMS_MAX;
 
 fn pdp(server: &Server, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pdp"));
@@ -124,4 +127,65 @@ fn top_is_a_screen_and_gives_the_terminal_back() {
     let pipe = pdp(&server, &["top"]).stdin(Stdio::null()).output().unwrap();
     assert_eq!(pipe.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&pipe.stderr).contains("--once"), "{pipe:?}");
+}
+
+/// Of one vnet events say when to look again; between them it is looked every other second at most.
+#[test]
+fn waiting_looks_when_something_is_told() {
+    let server = Server::start();
+    let looks = || server.fake.looks.load(Ordering::Relaxed);
+    let began = Instant::now();
+    let mut ready = pdp(&server, &["wait", "red"]).spawn().unwrap();
+    eventually("a few seconds", || began.elapsed() > Duration::from_secs(4));
+    // At first, at the watch's snapshot, and then not until it is told something.
+    let most = 3 + began.elapsed().as_secs() / 2;
+    assert!((1..=most).contains(&looks()), "{}", looks());
+    let before = looks();
+    for number in 0..3 {
+        post(&server, "vnet/red/node/r1", &number.to_string());
+    }
+    eventually("it looks", || looks() > before);
+    server.fake.ready.store(true, Ordering::Relaxed);
+    post(&server, "vnet/red/node/r1", "ready");
+    assert!(ready.wait().unwrap().success());
+    // One that is being taken down is not gone.
+    server.fake.board.tell("late", None, true);
+    let before = looks();
+    let mut gone = pdp(&server, &["wait", "late", "--for", "gone"]).spawn().unwrap();
+    eventually("it looks", || looks() > before);
+    assert!(gone.try_wait().unwrap().is_none());
+    server.fake.board.tell("late", None, false);
+    assert!(gone.wait().unwrap().success());
+    assert!(
+        pdp(&server, &["wait", "late", "red", "--for", "gone", "--timeout", "0.5"])
+            .output()
+            .unwrap()
+            .status
+            .code()
+            == Some(1)
+    );
+}
+
+/// Without room for a watch it is looked again and again.
+#[test]
+fn waiting_goes_on_without_a_watch() {
+    let server = Server::start();
+    let streams: Vec<Child> = (0..STREAMS_MAX)
+        .map(|_| {
+            let mut command = pdp(&server, &["events", "--initial"]);
+            let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+            let mut first = [0];
+            child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+            child
+        })
+        .collect();
+    let mut ready = pdp(&server, &["wait", "red"]).spawn().unwrap();
+    let looks = || server.fake.looks.load(Ordering::Relaxed);
+    eventually("it looks again and again", || looks() > 4);
+    server.fake.ready.store(true, Ordering::Relaxed);
+    assert!(ready.wait().unwrap().success());
+    for mut child in streams {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

@@ -78,6 +78,10 @@ pub struct Fake {
     /// Lets a change that waits go on.
     pub go: AtomicBool,
     samples: AtomicU64,
+    /// How often a vnet was asked for.
+    pub looks: AtomicU64,
+    /// All of `red` is as it should be.
+    pub ready: AtomicBool,
     /// What who watches it reads from; it has `red`, `acme.red` and `other.red`.
     pub board: Arc<Board>,
     /// Where its commands run.
@@ -125,6 +129,8 @@ impl Server {
             left: AtomicU64::new(0),
             go: AtomicBool::new(false),
             samples: AtomicU64::new(0),
+            looks: AtomicU64::new(0),
+            ready: AtomicBool::new(false),
             board: Arc::default(),
         });
         for vnet in ["red", "acme.red", "other.red"] {
@@ -486,8 +492,15 @@ impl Daemon for Fake {
     }
 
     fn vnet(&self, vnet: &str) -> Result<Vnet, Problem> {
+        self.looks.fetch_add(1, Ordering::Relaxed);
         self.known(vnet)?;
-        Ok(red())
+        let mut red = red();
+        if self.ready.load(Ordering::Relaxed) {
+            let nodes = red.status.nodes.iter_mut();
+            nodes.for_each(|node| (node.phase, node.ready) = (Phase::Running, true));
+            (red.status.phase, red.status.ready) = (Phase::Running, true);
+        }
+        Ok(red)
     }
 
     fn delete_vnet(&self, _: &Scope, vnet: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
