@@ -35,3 +35,4 @@ mod tenants;
 mod tunnels;
 mod upgrades;
 mod verbs;
+mod watch;
