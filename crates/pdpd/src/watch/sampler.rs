@@ -28,8 +28,9 @@ use crate::state::access::now_ms;
 /// What the sampler takes of a core at most, as one of so many parts.
 pub const LOAD_MAX: u32 = 25;
 
-/// What looks at cgroups in turn take of it.
-const TURN_LOAD_MAX: u32 = 50;
+/// What looks at cgroups in turn take of a core at most, beside all else that is in a sample: they come to their end
+/// however much the mux has to say.
+const TURN_LOAD_MAX: u32 = 100;
 
 /// Pause between two rounds of questions to mirrors.
 const MIRRORS_EVERY: Duration = Duration::from_secs(1);
@@ -126,19 +127,20 @@ impl Sampler {
                 self.last_told = last.unwrap_or_default();
             }
         }
-        let enough = |part: u32| cpu() - began > every / part;
+        let enough = |began: Duration, part: u32| cpu() - began > every / part;
         for wish in wishes {
             let wanted = wish.vnet.as_ref().and_then(|name| plan.vnets.get_key_value(name));
             let Some((name, vnet)) = wanted else { continue };
             for (node, wanted) in &vnet.nodes {
-                if enough(LOAD_MAX) {
+                if enough(began, LOAD_MAX) {
                     break;
                 }
                 self.look(engine, name, node, wanted);
             }
         }
         if names.is_none() {
-            self.look_in_turn(engine, &plan, || enough(TURN_LOAD_MAX));
+            let began = cpu();
+            self.look_in_turn(engine, &plan, || enough(began, TURN_LOAD_MAX));
         }
         self.number += 1;
         let mirrors = lock(&board.seen).mirrors.clone();
