@@ -787,23 +787,23 @@ pub struct PortStats {
     pub sent_bytes: u64,
     /// Copies of them beyond one for one, where they went to many ends of a segment; at an end outside: of those that
     /// arrived. Where each is to go it counts as received (or made), and perhaps as dropped.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub copied: u64,
     /// Frames that went twice on purpose: as `sent` (or `dropped` later) they count twice.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub duplicated: u64,
     /// Frames in which a bit was turned on purpose.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub corrupted: u64,
     /// Frames that overtook others on purpose.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub reordered: u64,
     /// Frames handed to the node's TAP.
     pub punted: u64,
     /// Frames that ended in a guest: those given to a guest that says nothing of their fate
     /// ([`Attach::Memif`], [`Attach::Tap`]), and those that a runtime guest kept. What such a guest
     /// sends is `made`. At an end outside: what its vlink took.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub consumed: u64,
     /// Frames dropped, by reason.
     #[serde(deserialize_with = "reasons")]
