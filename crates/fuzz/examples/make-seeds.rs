@@ -472,6 +472,44 @@ fn add_images(seeds: &mut Seeds) {
     seeds.add("image-layout", [&[1], index.as_bytes()].concat());
     let escape = index.replace(empty, "../../canary");
     seeds.add("image-layout", [&[1], escape.as_bytes()].concat());
+    // What comes from a registry: a manifest, and configurations with layers.
+    let manifest = format!(r#"{{"schemaVersion":2,"config":{layer},"layers":[{layer}]}}"#);
+    seeds.add("image-inbox", [&[0], manifest.as_bytes()].concat());
+    let config =
+        br#"{"architecture":"amd64","os":"linux","config":{"Entrypoint":["/x"],"Cmd":["a"],
+        "Env":["A=b"],"WorkingDir":"/srv","User":"frr:1"}}"#;
+    let sized = archive(&[
+        ("./@PaxHeader", b'x', "", b"12 size=999\n"),
+        ("etc/motd", b'0', "", b"hello"),
+        ("././@LongLink", b'L', "", &[b'a'; 200]),
+        ("short", b'0', "", b"long"),
+        ("etc/motd", b'S', "", b"sparse"),
+        ("etc/motd", b'7', "", b"contiguous"),
+    ]);
+    let mut zeros = archive(&[("zeros", b'0', "", &[])]);
+    // A size in base 256: all that there can be.
+    zeros[124..136].fill(0xff);
+    for layer in [&good, &sized, &zeros] {
+        seeds.add("image-inbox", [&[1], &counted(config)[..], &counted(layer)].concat());
+    }
+    // Archives of `docker save`: right, with links, and one that leads elsewhere.
+    let images = |layers: &str| {
+        format!(r#"[{{"Config":"config.json","RepoTags":["a:1"],"Layers":[{layers}]}}]"#)
+    };
+    for (layers, link) in [
+        (r#""0/layer.tar""#, "../0/layer.tar"),
+        (r#""0/layer.tar","1/layer.tar""#, "../0/layer.tar"),
+        (r#""1/layer.tar""#, "../../../canary"),
+        (r#""../canary","/canary""#, "1/layer.tar"),
+    ] {
+        let saved = archive(&[
+            ("config.json", b'0', "", config),
+            ("0/layer.tar", b'0', "", &good),
+            ("1/layer.tar", b'2', link, b""),
+            ("manifest.json", b'0', "", images(layers).as_bytes()),
+        ]);
+        seeds.add("image-archive", saved);
+    }
 }
 
 fn add_memif(seeds: &mut Seeds) {

@@ -1,9 +1,11 @@
-//! OCI image layouts: nothing is written outside an image's directory.
+//! OCI image layouts, what comes from a registry, and archives of `docker save`: nothing is written outside an image's
+//! directory, what is refused leaves nothing, and what is kept has no more bytes than it is counted for.
 //!
 //! Unpacked in a mount namespace of a thread's own, below a small file system in memory that is all
 //! that the thread sees: were there a way out of the directory, it would not lead to this machine.
 //! Needs root.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, chroot};
-use pdp_container::image;
+use pdp_container::image::{self, Index, MANIFEST, Room, Store};
 use sha2::{Digest, Sha256};
 
 use crate::input::Input;
@@ -25,23 +27,60 @@ const DISK: &str = "size=16m,nr_inodes=4096,mode=0755";
 /// What must stay as it is.
 const CANARY: &str = "/canary";
 
-/// An image layout as files below one directory.
+/// What an image may have of the store.
+const ROOM: Room = Room { bytes: 1 << 20 };
+
+/// Where an archive is.
+const ARCHIVE: &str = "/archive";
+
+/// Files below one directory.
 type Files = Vec<(String, Vec<u8>)>;
+
+/// What is done with an image.
+enum Job {
+    /// A layout is unpacked.
+    Unpack(Files),
+    /// What somebody brought is kept, and unpacked.
+    Keep(Files),
+    /// An archive is read, kept and unpacked.
+    Convert(Vec<u8>),
+}
+
+impl Job {
+    fn run(&self) -> Result<(), String> {
+        match self {
+            Self::Unpack(files) => unpack(files),
+            Self::Keep(files) => keep(|inbox| {
+                files.iter().for_each(|(name, bytes)| write(&inbox.join(name), bytes));
+                true
+            }),
+            Self::Convert(bytes) => {
+                write(Path::new(ARCHIVE), bytes);
+                let result = keep(|inbox| {
+                    image::convert(Path::new(ARCHIVE), None, inbox, ROOM.bytes).is_ok()
+                });
+                let same = fs::read(ARCHIVE).is_ok_and(|now| now == *bytes);
+                let _ = fs::remove_file(ARCHIVE);
+                if same { result } else { Err("the archive was changed".into()) }
+            }
+        }
+    }
+}
 
 /// The thread that sees nothing but its own small root.
 struct Cell {
-    jobs: Sender<Files>,
+    jobs: Sender<Job>,
     done: Receiver<Result<(), String>>,
 }
 
 impl Cell {
     fn new() -> Self {
-        let (jobs, todo) = channel::<Files>();
+        let (jobs, todo) = channel::<Job>();
         let (tell, done) = channel();
         std::thread::spawn(move || {
             enter().expect("root, and a kernel with mount namespaces");
-            for files in todo {
-                let result = std::panic::catch_unwind(|| unpack(&files));
+            for job in todo {
+                let result = std::panic::catch_unwind(|| job.run());
                 let result = result.unwrap_or_else(|_| Err("panicked".into()));
                 if tell.send(result).is_err() {
                     return;
@@ -61,12 +100,12 @@ fn enter() -> nix::Result<()> {
     chdir("/")
 }
 
-fn feed(files: Files) {
+fn feed(job: Job) {
     thread_local! {
         static CELL: Cell = Cell::new();
     }
     let result = CELL.with(|cell| {
-        cell.jobs.send(files).expect("the thread lives");
+        cell.jobs.send(job).expect("the thread lives");
         cell.done.recv().expect("the thread lives")
     });
     result.unwrap_or_else(|broken| panic!("{broken}"));
@@ -91,6 +130,79 @@ fn unpack(files: &Files) -> Result<(), String> {
         let _ = fs::remove_dir_all(directory);
     }
     result
+}
+
+/// Keeps what `bring` brings, and unpacks it, with all that is to hold before and after.
+fn keep(bring: impl Fn(&Path) -> bool) -> Result<(), String> {
+    let (images, works) = (Path::new("/images"), Path::new("/works"));
+    write(Path::new(CANARY), b"sings");
+    let store = Store::open(images, works).map_err(|error| error.to_string())?;
+    let result = keep_in(&store, images, bring).and_then(|()| {
+        let mut left = names(Path::new("/"))?;
+        left.retain(|name| !ARCHIVE.ends_with(name));
+        match left == ["canary", "images", "works"] && names(works)?.is_empty() {
+            true => Ok(()),
+            false => Err(format!("left: {left:?}, {:?}", names(works)?)),
+        }
+    });
+    for directory in [images, works] {
+        let _ = fs::remove_dir_all(directory);
+    }
+    match fs::read(CANARY).ok().as_deref() == Some(b"sings") {
+        true => result,
+        false => Err("a file outside was changed".into()),
+    }
+}
+
+fn keep_in(store: &Store, images: &Path, bring: impl Fn(&Path) -> bool) -> Result<(), String> {
+    let work = store.begin(0).map_err(|error| error.to_string())?;
+    let kept = match bring(&work.inbox()) {
+        true => store.keep("acme", ("a:1", None), &work, None, ROOM).ok(),
+        false => None,
+    };
+    drop(work);
+    let index = store.index("acme").map_err(|error| error.to_string())?;
+    let Some(digest) = kept else {
+        let place = images.join(image::STORE).join("acme");
+        return match index == Index::default() && !place.exists() {
+            true => Ok(()),
+            false => Err(format!("refused, and there is {index:?}")),
+        };
+    };
+    let counted = index.images.get(&digest).ok_or("kept, and not in the index")?;
+    let layout = images.join(image::STORE).join("acme").join(&digest["sha256:".len()..]);
+    // One that is kept may yet have files in places where none can be.
+    if let Ok(root) = image::unpack(&layout, None, images) {
+        whole(&root)?;
+        let there = bytes(&root, &mut BTreeSet::new())?;
+        if there > counted.unpacked_bytes {
+            return Err(format!("{there} bytes, counted for {}", counted.unpacked_bytes));
+        }
+    }
+    if counted.bytes() > ROOM.bytes {
+        return Err(format!("{counted:?} is more than there is room for"));
+    }
+    let gone = store.remove("acme", &digest).map_err(|error| error.to_string())?;
+    match gone.is_some() && names(&images.join(image::STORE))?.is_empty() {
+        true => Ok(()),
+        false => Err("it was not removed".into()),
+    }
+}
+
+/// Bytes of all files below a directory, each once.
+fn bytes(directory: &Path, seen: &mut BTreeSet<u64>) -> Result<u64, String> {
+    use std::os::unix::fs::MetadataExt;
+    let mut sum = 0;
+    for name in names(directory)? {
+        let path = directory.join(name);
+        let meta = path.symlink_metadata().map_err(|error| format!("{path:?}: {error}"))?;
+        if meta.is_dir() {
+            sum += bytes(&path, seen)?;
+        } else if meta.is_file() && seen.insert(meta.ino()) {
+            sum += meta.len();
+        }
+    }
+    Ok(sum)
 }
 
 fn verify(files: &Files, unpacked: bool, again: bool) -> Result<(), String> {
@@ -181,7 +293,7 @@ pub(crate) fn layer(bytes: &[u8]) {
     let config = blob(&mut files, "config.v1+json", b"{}");
     let manifest = serde_json::json!({ "schemaVersion": 2, "config": config, "layers": layers });
     index(&mut files, manifest.to_string().as_bytes());
-    feed(files);
+    feed(Job::Unpack(files));
 }
 
 /// A manifest in an index that is right, or an index.
@@ -195,5 +307,35 @@ pub(crate) fn layout(bytes: &[u8]) {
     } else {
         files.push(("index.json".into(), input.0.to_vec()));
     }
-    feed(files);
+    feed(Job::Unpack(files));
+}
+
+/// A manifest; or a configuration and up to four layers of a manifest that is right. And all of it as an index.
+pub(crate) fn inbox(bytes: &[u8]) {
+    let _ = image::of_index(bytes);
+    let mut input = Input(bytes);
+    let mut files = Files::new();
+    let manifest = if input.byte() & 1 == 0 {
+        blob(&mut files, "layer.v1.tar", b"");
+        input.0.to_vec()
+    } else {
+        let config = blob(&mut files, "config.v1+json", input.counted());
+        let mut layers = Vec::new();
+        while !input.is_empty() && layers.len() < 4 {
+            layers.push(blob(&mut files, "layer.v1.tar", input.counted()));
+        }
+        let manifest =
+            serde_json::json!({ "schemaVersion": 2, "config": config, "layers": layers });
+        manifest.to_string().into_bytes()
+    };
+    for (name, _) in &mut files {
+        *name = name.rsplit('/').next().unwrap_or_default().to_owned();
+    }
+    files.push((MANIFEST.into(), manifest));
+    feed(Job::Keep(files));
+}
+
+/// An archive of `docker save`.
+pub(crate) fn archive(bytes: &[u8]) {
+    feed(Job::Convert(bytes.to_vec()));
 }

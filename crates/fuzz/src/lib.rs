@@ -78,6 +78,8 @@ pub const TARGETS: &[Target] = targets! {
     "http", SEQUENCE, http::http;
     "image-layer", 1 << 16, image::layer;
     "image-layout", SEQUENCE, image::layout;
+    "image-inbox", 1 << 16, image::inbox;
+    "image-archive", 1 << 16, image::archive;
     "state", 1 << 16, state::state;
     "records", SEQUENCE, records::records;
 };

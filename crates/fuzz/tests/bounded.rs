@@ -99,6 +99,8 @@ tests! {
     http "http",
     image_layer "image-layer",
     image_layout "image-layout",
+    image_inbox "image-inbox",
+    image_archive "image-archive",
     state "state",
     records "records",
 }
