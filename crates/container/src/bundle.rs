@@ -17,8 +17,9 @@ use crate::init;
 use crate::profile::{WRITABLE_CHANGES, Writable};
 use crate::root;
 use crate::seccomp;
-use crate::spec::{Bind, GuestSpec, ID_BYTES_MAX, Owned, Profile, Root, RunAs, bundle, id_is_good};
+use crate::spec::{GuestSpec, ID_BYTES_MAX, Owned, Profile, Root, RunAs, bundle, id_is_good};
 use crate::view;
+use crate::volumes;
 
 /// Where a guest finds what PdP needs in it.
 const INSIDE: &str = "/run/pdp";
@@ -28,6 +29,9 @@ pub(crate) const DESCRIPTORS_MAX: usize = 32;
 
 /// Files of a guest, and binds.
 const FILES_AND_BINDS_MAX: usize = 512;
+
+/// Volumes of a guest.
+const VOLUMES_MAX: usize = 64;
 
 /// Commands of a guest.
 const COMMANDS_MAX: usize = 128;
@@ -86,7 +90,7 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
         return fail(format!("{bytes} bytes in files, {FILES_BYTES_MAX} at most"));
     }
     let inside = spec.files.iter().map(|f| &f.path).chain(spec.binds.iter().map(|b| &b.target));
-    for path in inside {
+    for path in inside.chain(spec.volumes.iter().map(|volume| &volume.target)) {
         let normal = path.is_absolute() && !path.components().any(|c| c.as_os_str() == "..");
         if !normal || path == Path::new("/") || path.starts_with(Path::new(INSIDE).join("init")) {
             return fail(format!("{}: not an absolute path that can be placed", path.display()));
@@ -97,6 +101,15 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
         if !bind.source.is_absolute() || !(bind.wished || bind.source.exists()) {
             return fail(format!("{}: there is no such path to bind", bind.source.display()));
         }
+    }
+    let count = spec.volumes.len();
+    if count > VOLUMES_MAX || (count > 0 && spec.profile.is_forwarding()) {
+        return fail(format!(
+            "{count} volumes, {VOLUMES_MAX} at most, and none of a forwarding guest"
+        ));
+    }
+    if let Some(volume) = spec.volumes.iter().find(|volume| !volume_is_good(&volume.name)) {
+        return fail(format!("volume {:?}: its name must be of A-Z a-z 0-9 _ -", volume.name));
     }
     if let Some(file) = spec.files.iter().find(|f| f.writable && spec.profile.is_forwarding()) {
         return fail(format!("{}: a forwarding guest has no writable files", file.path.display()));
@@ -127,12 +140,20 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Makes the bundle in the guest's directory, with images unpacked below `images`.
+/// Whether a volume's name can be one: its file has it.
+fn volume_is_good(name: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    (1..=ID_BYTES_MAX).contains(&name.len()) && name.chars().all(good)
+}
+
+/// Makes the bundle in the guest's directory, with images unpacked below `images`, and the guest's volumes in a
+/// directory of them.
 pub(crate) fn make(
     spec: &GuestSpec,
     cgroups: &Cgroups,
     init_program: &Path,
     images: &Path,
+    own_volumes: &Path,
 ) -> Result<()> {
     let dir = bundle(&spec.dir);
     let files = dir.join(view::FILES);
@@ -196,15 +217,28 @@ pub(crate) fn make(
     let init = place_init(spec, &files, init_program, (&root, image), &mut mounts)?;
     let own = spec.binds.iter().filter(|bind| !bind.wished);
     mounts.extend(own.map(|b| bind_mount(&b.source, &b.target, b.writable)));
+    volumes::prepare(spec, own_volumes, &dir, &root)?;
     let found = binds::prepare(spec, &dir)?;
-    let below = |bind: &Bind| writable.iter().any(|place| bind.target.starts_with(place.path));
+    // What is asked for: where, whether it is a directory, and the mount.
+    let mut asked: Vec<(&Path, bool, Value)> = Vec::new();
+    for (number, volume) in spec.volumes.iter().enumerate() {
+        let place = volumes::place(&dir, number);
+        asked.push((&volume.target, true, mount_of(&place, &volume.target, true, false)));
+    }
     for (number, (bind, found)) in binds::of(spec).zip(found).enumerate() {
-        if !image && !below(bind) && !root::shown().iter().any(|it| bind.target.starts_with(it)) {
-            // What the guest's own root lacks to mount on.
-            root::make_place(spec, &shown, &bind.target, found.directory)?;
-        }
         let place = binds::place(&dir, number);
-        mounts.push(mount_of(&place, &bind.target, bind.writable, found.noexec));
+        let mount = mount_of(&place, &bind.target, bind.writable, found.noexec);
+        asked.push((&bind.target, found.directory, mount));
+    }
+    // Outer ones first.
+    asked.sort_by(|a, b| a.0.cmp(b.0));
+    let below = |path: &Path| writable.iter().any(|place| path.starts_with(place.path));
+    for (target, directory, mount) in asked {
+        if !image && !below(target) && !root::shown().iter().any(|it| target.starts_with(it)) {
+            // What the guest's own root lacks to mount on.
+            root::make_place(spec, &shown, target, directory)?;
+        }
+        mounts.push(mount);
     }
     let config = json!({
         "ociVersion": "1.0.2",

@@ -17,6 +17,8 @@
 //! | `commands` | how a guest's commands are ([`Runtime::commands`]) |
 //! | `bundle/` | the OCI bundle (guests) |
 //!
+//! What of a guest outlasts it is apart from that too ([`volumes`]).
+//!
 //! What it wrote, with times, is in two bounded files apart from that ([`Runtime::logs`]).
 //!
 //! Directories above must be searchable by everybody (mode 0711): a guest's user ids have no
@@ -40,6 +42,7 @@ mod status;
 mod store;
 pub mod tree;
 mod view;
+pub mod volumes;
 
 pub use error::{Error, Result};
 pub use log::LogFile;
@@ -48,7 +51,7 @@ pub use runtime::{Paths, Runtime, State};
 pub use shim::main as shim_main;
 pub use spec::{
     Bind, Check, Command, File, GuestSpec, HelperSpec, ID_BYTES_MAX, LOG_BYTES_MAX, Limits, Owned,
-    Probe, Profile, Restart, Root, RunAs, UserRange,
+    Probe, Profile, Restart, Root, RunAs, UserRange, Volume,
 };
 pub use status::{CommandState, CommandStatus, WORDS_BYTES_MAX};
 pub use store::RECORD_VERSION;

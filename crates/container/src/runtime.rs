@@ -26,6 +26,7 @@ use crate::spec::{GuestSpec, HelperSpec, Limits, id_is_good};
 use crate::status::CommandStatus;
 use crate::store::{Kind, RECORD_VERSION, Record, Store};
 use crate::tree;
+use crate::volumes;
 
 /// Time that the kernel and the shim have to end what was killed.
 const END_WAIT: Duration = Duration::from_secs(10);
@@ -58,6 +59,8 @@ pub struct Paths {
     pub logs: PathBuf,
     /// Unpacked images, below the state directory.
     pub images: PathBuf,
+    /// Volumes of guests, each in a directory named by its id, below the state directory.
+    pub volumes: PathBuf,
     /// Name of the cgroup below which all others are, e.g. `pdp`.
     pub cgroup: String,
 }
@@ -93,8 +96,10 @@ impl Runtime {
             *path = fs::canonicalize(&*path).at("find", path)?;
         }
         let cgroups = Cgroups::new(&paths.cgroup)?;
-        let Paths { records, runc_root, logs, images, .. } = &mut paths;
-        for (path, mode) in [(records, 0o711), (runc_root, 0o711), (logs, 0o700), (images, 0o700)] {
+        let Paths { records, runc_root, logs, images, volumes, .. } = &mut paths;
+        for (path, mode) in
+            [(records, 0o711), (runc_root, 0o711), (logs, 0o700), (images, 0o700), (volumes, 0o700)]
+        {
             DirBuilder::new().recursive(true).mode(mode).create(&*path).at("make", path)?;
             *path = fs::canonicalize(&*path).at("find", path)?;
         }
@@ -124,7 +129,8 @@ impl Runtime {
             open_files_max: Some(spec.open_files_max),
         };
         self.begin(&spec.dir, &record, what, spec.log_bytes_max, fds, || {
-            bundle::make(spec, &self.cgroups, &self.paths.init, &self.paths.images)?;
+            let Paths { init, images, volumes, .. } = &self.paths;
+            bundle::make(spec, &self.cgroups, init, images, &volumes.join(&spec.id))?;
             self.cgroups.ensure(&spec.cgroup, &spec.limits)?;
             self.cgroups.ensure_leaf(&bundle::leaf(&spec.cgroup))
         })?;
@@ -346,6 +352,23 @@ impl Runtime {
     /// Removes unpacked images that no guest runs on, and what a crash left of one.
     pub fn collect_images(&self) -> Result<()> {
         image::collect(&self.paths.images, || self.list())
+    }
+
+    /// Removes the volumes of the guest of a directory, which does not run, but those of these names.
+    pub fn remove_volumes(&self, dir: &Path, kept: &BTreeSet<&str>) -> Result<()> {
+        volumes::keep(&self.paths.volumes.join(self.id(dir)?), kept)
+    }
+
+    /// Removes volumes but those of the guests of these directories.
+    pub fn remove_volumes_but(&self, kept: &BTreeSet<PathBuf>) -> Result<()> {
+        let volumes = &self.paths.volumes;
+        for entry in fs::read_dir(volumes).at("read", volumes)? {
+            let entry = entry.at("read", volumes)?;
+            if !kept.contains(&self.paths.records.join(entry.file_name())) {
+                tree::remove(&entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// A guest's or helper's log, and what was before it; there may be none.

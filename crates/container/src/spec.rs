@@ -37,6 +37,9 @@ pub struct GuestSpec {
     pub files: Vec<File>,
     /// Files and directories of the host shown in it.
     pub binds: Vec<Bind>,
+    /// Directories of it that outlast it. Control guests and hosts only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<Volume>,
     /// What it runs, started in this order. A forwarding guest ends with the last of them; the
     /// others stay until stopped.
     pub commands: Vec<Command>,
@@ -179,6 +182,17 @@ pub struct Bind {
     /// directory without what is mounted below it. Else it is PdP's own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub wished: bool,
+}
+
+/// A directory of a guest that outlasts it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// What it is called among the guest's: ASCII letters, digits, `-` and `_`.
+    pub name: String,
+    /// Where it is in the guest, absolute.
+    pub target: PathBuf,
+    /// Bytes of the disk that it takes. One of its name and other bytes is another, and goes.
+    pub bytes: u64,
 }
 
 /// A command of a guest.

@@ -29,6 +29,7 @@ use rustix::process::{Pid, WaitOptions};
 use crate::binds;
 use crate::error::{Context, Error, Result};
 use crate::spec::{UserRange, bundle};
+use crate::volumes;
 
 /// In a bundle: the guest's root; a place to mount on, but for [`crate::Root::Host`].
 pub(crate) const ROOT: &str = "root";
@@ -88,6 +89,10 @@ impl View {
         let own = detach(&files, None).at("show", &files)?;
         let namespace = PathBuf::from(format!("/proc/self/fd/{}", users.as_raw_fd()));
         let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let mut volumes = volumes::opened(&bundle)?;
+        for (volume, place) in &volumes {
+            show_volume(volume, &users).at("show for", place)?;
+        }
         let users = open_tree(CWD, &namespace, clone).map_err(io::Error::from);
         let users = users.at("hold the user namespace of", dir)?;
         let changes = match fs::read_to_string(bundle.join(CHANGES_BYTES)) {
@@ -104,6 +109,7 @@ impl View {
         };
         let place = if changes.is_some() { bundle.join(LOWER) } else { root };
         let mut mounts = vec![(own, files), (shown, place), (users, bundle.join(USERS))];
+        mounts.append(&mut volumes);
         for binds::Opened { file, writable, place } in binds::opened(id, &bundle)? {
             mounts.push((detach_opened(&file, writable).at("show for", &place)?, place));
         }
@@ -178,6 +184,14 @@ fn detach_opened(file: &OwnedFd, writable: bool) -> io::Result<OwnedFd> {
     let mount = open_tree(file, "", flags)?;
     set_attributes(&mount, libc::AT_EMPTY_PATH, &attributes(writable))?;
     Ok(mount)
+}
+
+/// Has the owners' ids in a volume be those inside of a namespace.
+fn show_volume(mount: &OwnedFd, users: &OwnedFd) -> io::Result<()> {
+    let mut attributes = attributes(true);
+    attributes.attr_set |= libc::MOUNT_ATTR_IDMAP;
+    attributes.userns_fd = users.as_raw_fd() as u64;
+    set_attributes(mount, libc::AT_EMPTY_PATH, &attributes)
 }
 
 /// Of a mount in a guest.

@@ -2,6 +2,8 @@
 
 #[path = "guests/commands.rs"]
 mod commands;
+#[path = "guests/volumes.rs"]
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -64,6 +66,7 @@ impl Fixture {
             hostname: "r1".into(),
             files: vec![],
             binds: vec![],
+            volumes: vec![],
             commands: commands.iter().map(|argv| command(argv, Restart::Never)).collect(),
             env: BTreeMap::new(),
             sysctls: BTreeMap::new(),
@@ -132,6 +135,7 @@ fn paths(dir: &Path, cgroup: &str) -> Paths {
         runc_root: dir.join("runc"),
         logs: dir.join("logs"),
         images: dir.join("images"),
+        volumes: dir.join("volumes"),
         cgroup: cgroup.into(),
     }
 }

@@ -144,6 +144,7 @@ fn fixture(dir: &Dir, cgroup: &str) -> Fixture {
             runc_root: dir.0.path().join("runc"),
             logs: dir.0.path().join("logs"),
             images: dir.images(),
+            volumes: dir.0.path().join("volumes"),
             cgroup: cgroup.to_owned(),
         })
         .unwrap(),
@@ -165,6 +166,7 @@ fn guest(dir: &Dir, cgroup: &str) -> GuestSpec {
         hostname: "image".into(),
         files: vec![],
         binds: vec![],
+        volumes: vec![],
         commands: vec![],
         env: BTreeMap::new(),
         sysctls: BTreeMap::new(),

@@ -458,6 +458,17 @@ impl Node {
         if self.pins().exists() && !is_claim(&self.pins()) {
             found.push(format!("pins {}", self.pins().display()));
         }
+        for entry in fs::read_dir("/sys/block").expect("/sys/block").flatten() {
+            let backing = entry.path().join("loop/backing_file");
+            let backing = fs::read_to_string(backing).unwrap_or_default();
+            if Path::new(&backing).starts_with(&self.directory) {
+                found.push(format!("loop device {}: {}", entry.path().display(), backing.trim()));
+            }
+        }
+        let volumes = fs::read_dir(self.directory.join("state/volumes")).into_iter().flatten();
+        for volumes in volumes.flatten() {
+            found.push(format!("volumes {}", volumes.path().display()));
+        }
         let run_dir = self.run_dir();
         for entry in fs::read_dir(run_dir).into_iter().flatten().flatten() {
             let own = ["pdpd.sock", "pdpd.lock", "pdpd.log", "version"];

@@ -34,6 +34,7 @@ impl Place {
             runc_root: at("runc"),
             logs: at("logs"),
             images: at("images"),
+            volumes: at("volumes"),
             cgroup: format!("pdp-fuzz-{}", std::process::id()),
         };
         Self { runtime: Runtime::new(paths).expect("cgroups"), directory }

@@ -115,6 +115,7 @@ fn main() -> Result<()> {
         runc_root: directory.join("runc"),
         logs: directory.join("logs"),
         images: directory.join("images"),
+        volumes: directory.join("volumes"),
         cgroup: cgroup.clone(),
     })?;
     let mut cgroups = 0;

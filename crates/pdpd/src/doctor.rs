@@ -34,6 +34,7 @@ pub fn checks(runc: &Path, lib: &Path) -> Vec<Check> {
     // Without root nothing can be made, and that is said.
     if rustix::process::geteuid().is_root() {
         checks.push(container(runc, lib));
+        checks.push(volumes());
     }
     checks
 }
@@ -63,6 +64,18 @@ fn container(runc: &Path, lib: &Path) -> Check {
     Check { name: CONTAINER.into(), state, detail, hint }
 }
 
+/// Looks for what volumes need.
+fn volumes() -> Check {
+    let (state, detail, hint) = match pdp_container::volumes::probe() {
+        Ok(()) => (CheckState::Ok, "a loop device and mke2fs are there".to_owned(), None),
+        Err(reason) => {
+            let hint = "nodes with `volumes` can't start before; all others can";
+            (CheckState::Warn, reason, Some(hint.to_owned()))
+        }
+    };
+    Check { name: "volumes".into(), state, detail, hint }
+}
+
 /// Makes a container's places, starts it, and removes all of them; an error says why it did not start and end.
 fn tried(runc: &Path, lib: &Path) -> Result<(), String> {
     // The daemon may be asked by several at a time.
@@ -83,6 +96,7 @@ fn tried(runc: &Path, lib: &Path) -> Result<(), String> {
         runc_root: place.join("runc"),
         logs: place.join("logs"),
         images: place.join("images"),
+        volumes: place.join("volumes"),
         cgroup: name.clone(),
     };
     let (sender, receiver) = mpsc::channel();
@@ -147,6 +161,7 @@ fn guest(records: &Path) -> GuestSpec {
         uid: 1,
         files: Vec::new(),
         binds: Vec::new(),
+        volumes: Vec::new(),
         commands: vec![Command::new(vec!["/bin/true".into()], Restart::Never)],
         env: Default::default(),
         sysctls: Default::default(),

@@ -927,6 +927,7 @@ mod tests {
             runc_root: directory.join("runc"),
             logs: directory.join("logs"),
             images: directory.join("images"),
+            volumes: directory.join("volumes"),
             cgroup: "pdp-engine-test".into(),
         });
         let places = Places {

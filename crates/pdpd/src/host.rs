@@ -457,6 +457,7 @@ mod tests {
             runc_root: at("runc"),
             logs: at("logs"),
             images: at("images"),
+            volumes: at("volumes"),
             cgroup: "pdp-host-test".into(),
         });
         let control = at("mux.sock");

@@ -61,6 +61,12 @@ pub trait Machine: Debug + Send + Sync {
     /// Removes logs of others than these.
     fn remove_logs_but(&self, known: &BTreeSet<PathBuf>) -> Result<(), HostError>;
 
+    /// Removes the volumes of the guest in a directory, which does not run, but those of these names.
+    fn remove_volumes(&self, dir: &Path, kept: &BTreeSet<&str>) -> Result<(), HostError>;
+
+    /// Removes volumes but those of the guests in these directories.
+    fn remove_volumes_but(&self, known: &BTreeSet<PathBuf>) -> Result<(), HostError>;
+
     /// Removes images that no guest runs on. Quick where there are none. One that stays is told in the log and
     /// tried again the next time: it is nobody's fault who runs now.
     fn collect_images(&self);
@@ -212,6 +218,14 @@ impl Machine for Host {
 
     fn remove_logs_but(&self, known: &BTreeSet<PathBuf>) -> Result<(), HostError> {
         Ok(self.runtime.remove_logs_but(known)?)
+    }
+
+    fn remove_volumes(&self, dir: &Path, kept: &BTreeSet<&str>) -> Result<(), HostError> {
+        Ok(self.runtime.remove_volumes(dir, kept)?)
+    }
+
+    fn remove_volumes_but(&self, known: &BTreeSet<PathBuf>) -> Result<(), HostError> {
+        Ok(self.runtime.remove_volumes_but(known)?)
     }
 
     fn collect_images(&self) {

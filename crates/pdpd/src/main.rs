@@ -146,6 +146,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         runc_root: run.join("runc"),
         logs: state_directory.join("logs"),
         images: state_directory.join("images"),
+        volumes: state_directory.join("volumes"),
         cgroup,
     })?;
     let state = Arc::new(State::open(&state_directory)?);
@@ -239,7 +240,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             remove(&path);
         }
         // Only if nothing else is in them.
-        for name in ["images", "pulls", "logs"] {
+        for name in ["images", "pulls", "logs", "volumes"] {
             if let Err(error) = tree::remove(&state_directory.join(name)) {
                 tracing::warn!("{}", words(&error));
             }

@@ -190,7 +190,10 @@ impl Model {
 
     /// What is to run now.
     pub fn wanted(&self) -> Arc<Plan> {
-        if self.ledger.stopped { Arc::default() } else { self.plan.clone() }
+        match self.ledger.stopped {
+            true => Arc::new(self.plan.at_rest()),
+            false => self.plan.clone(),
+        }
     }
 
     /// Gives vnets that changed their numbers and those of their guests: a guest keeps its number while it
@@ -442,6 +445,10 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
     let mut details = Vec::new();
     if was.control.limits != is.control.limits {
         details.push("limits".to_string());
+    }
+    let stays = |name: &str| is.control.volumes.iter().any(|volume| volume.name == name);
+    for volume in was.control.volumes.iter().filter(|volume| !stays(&volume.name)) {
+        details.push(format!("volume {} removed", volume.name));
     }
     let numbers: BTreeSet<u32> = was.guests.keys().chain(is.guests.keys()).copied().collect();
     for number in numbers {

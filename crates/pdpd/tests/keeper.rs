@@ -54,6 +54,8 @@ struct Inside {
     mute: Option<String>,
     /// Muxes of processes below this number answer what none does, to whatever they are told of a vnet.
     lies_below: u32,
+    /// Volumes that stayed when their node was removed, by its control side's directory.
+    volumes: BTreeMap<PathBuf, BTreeSet<String>>,
 }
 
 fn io_error(what: &'static str, path: &Path) -> HostError {
@@ -156,6 +158,17 @@ impl Machine for Pretend {
     }
 
     fn remove_logs_but(&self, _: &BTreeSet<PathBuf>) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn remove_volumes(&self, dir: &Path, kept: &BTreeSet<&str>) -> Result<(), HostError> {
+        let kept = kept.iter().map(|name| (*name).to_owned()).collect();
+        self.lock().volumes.insert(dir.to_owned(), kept);
+        Ok(())
+    }
+
+    fn remove_volumes_but(&self, known: &BTreeSet<PathBuf>) -> Result<(), HostError> {
+        self.lock().volumes.retain(|dir, _| known.contains(dir));
         Ok(())
     }
 
@@ -804,4 +817,31 @@ fn a_failed_external_has_its_pause_whatever_happens_to_other_devices() {
 fn ip(words: &str) {
     let done = std::process::Command::new("ip").args(words.split(' ')).status().unwrap();
     assert!(done.success(), "ip {words}");
+}
+
+/// What is to outlast a stop does, and goes with its node, also while all is stopped.
+#[test]
+fn volumes_outlast_a_stop_and_not_their_node() {
+    let mut kept = Kept::with_vnets(1);
+    let text = vnet("v", 1).replace("h1: {kind: host,", "h1: {kind: host, volumes: [\"a:/a\"],");
+    wait(&kept.apply(text));
+    let dir = places().record("v", "h1", Part::Control);
+    let mut stopped = kept.model.clone();
+    stopped.ledger.stopped = true;
+    wait(&kept.want(stopped));
+    let names = || kept.machine.lock().volumes.get(&dir).cloned();
+    assert_eq!(names(), Some(BTreeSet::from(["a".to_owned()])), "stopped");
+    let gone = kept.model.without("v", &places(), &cpus()).unwrap();
+    let news = kept.want(gone);
+    wait(&news);
+    let names = || kept.machine.lock().volumes.get(&dir).cloned();
+    eventually("deleted while stopped", || names().is_none());
+
+    let text = vnet("w", 1).replace("h1: {kind: host,", "h1: {kind: host, volumes: [\"a:/a\"],");
+    wait(&kept.apply(text));
+    let gone = kept.model.without("w", &places(), &cpus()).unwrap();
+    wait(&kept.want(gone));
+    let dir = places().record("w", "h1", Part::Control);
+    let names = kept.machine.lock().volumes.get(&dir).cloned();
+    assert_eq!(names, Some(BTreeSet::new()), "deleted");
 }

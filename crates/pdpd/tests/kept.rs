@@ -172,6 +172,7 @@ fn records_of_what_runs_read_back() {
         runc_root: at("runc"),
         logs: at("logs"),
         images: at("images"),
+        volumes: at("volumes"),
         cgroup: format!("pdp-kept-{}", std::process::id()),
     };
     let runtime = Runtime::new(paths).unwrap();

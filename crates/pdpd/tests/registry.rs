@@ -114,6 +114,7 @@ impl Node {
             runc_root: dir.path().join("runc"),
             logs: dir.path().join("logs"),
             images: dir.path().join("images"),
+            volumes: dir.path().join("volumes"),
             cgroup: cgroup.clone(),
         };
         let cgroups = Cgroups::new(&cgroup).unwrap();

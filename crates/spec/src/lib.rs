@@ -32,6 +32,7 @@ mod tree;
 mod tunnel;
 pub mod units;
 mod usage;
+mod volume;
 
 pub use bind::{Bind, BindParts};
 pub use check::{
@@ -47,3 +48,4 @@ pub use parse::{Document, SourceFile, parse};
 pub use route::{Hop, NextHop, RouteKind, RouteScope, StaticRoute, Via, WeightedHop};
 pub use tunnel::{External, Geneve, Grant, Gre, Udp, Vlan, Vxlan};
 pub use usage::Usage;
+pub use volume::{Volume, VolumeParts};

@@ -61,6 +61,16 @@ pub const PROGRAM_FILES_BYTES_MAX: usize = 256 << 10;
 pub const BINDS_MAX: usize = 64;
 /// Bytes of a path of a bind.
 pub const BIND_BYTES_MAX: usize = 1024;
+/// Volumes of one node.
+pub const VOLUMES_MAX: usize = 16;
+/// Characters of a volume's name.
+pub const VOLUME_NAME_CHARS_MAX: usize = 63;
+/// Smallest volume, bytes: its journal takes 4 MiB.
+pub const VOLUME_BYTES_MIN: u64 = 16 << 20;
+/// Largest volume, bytes.
+pub const VOLUME_BYTES_MAX: u64 = 1 << 40;
+/// A volume whose size is not given, bytes.
+pub const VOLUME_BYTES_DEFAULT: u64 = 64 << 20;
 /// Bytes of one file put into a node.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
 /// Commands of one node, and as many entries of its `exec`.
@@ -162,6 +172,8 @@ pub const TENANT_VPORTS_DEFAULT: u64 = 512;
 pub const TENANT_ROUTES_DEFAULT: u64 = 4_000_000;
 /// See [`TENANT_VNETS_DEFAULT`]; bytes.
 pub const TENANT_LOGS_DEFAULT: u64 = 4 << 30;
+/// See [`TENANT_VNETS_DEFAULT`]; bytes.
+pub const TENANT_VOLUMES_DEFAULT: u64 = 1 << 30;
 /// See [`TENANT_VNETS_DEFAULT`].
 pub const TENANT_OCI_IMAGES_DEFAULT: u64 = 8;
 /// See [`TENANT_VNETS_DEFAULT`]; bytes.

@@ -19,6 +19,7 @@ use crate::route::StaticRoute;
 use crate::sysctl::SysctlValue;
 use crate::tunnel::{External, Grant};
 use crate::units::{Address, Base64, BitRate, Bytes, Cores, CpuSet, Hex, Mac};
+use crate::volume::Volume;
 
 /// One document of a spec.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -390,6 +391,9 @@ pub struct Quota {
     /// each route mirror. Not given: 4Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<Bytes>,
+    /// Bytes of the volumes of all routers and hosts, which are kept on disk. Not given: 1Gi.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<Bytes>,
     /// Different images of OCI layouts, archives and registries, each of which is unpacked once and has 16 GiB at
     /// most. Not given: 8.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -509,6 +513,13 @@ pub struct Node {
     /// writes where everybody may write. Tenants need a grant. A change restarts this node's container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub binds: Vec<Bind>,
+    /// Directories whose contents stay when its container starts anew (a restart, a crash, a changed spec, a reboot):
+    /// `NAME:TARGET`, as Compose has it, or a mapping with a `size`. One that is new is empty, with the owner and mode of what
+    /// the node has at TARGET. It is the node's alone, on the daemon's disk, and gone with the node, with its network
+    /// (`pdp delete`, `pdp down --purge`; not `pdp down`), and when the spec no longer has it. `files` are
+    /// put into it at each start. A change restarts this node's container.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<Volume>,
     /// Programs to start, and to start again when they end; in order, each without waiting for
     /// the one before, unless it says that it comes `after` another. Not given, with an image of an archive or a
     /// registry: the image's own.

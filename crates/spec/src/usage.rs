@@ -52,6 +52,8 @@ pub struct Usage {
     pub routes: u64,
     /// Bytes of logs, when they are full.
     pub log_bytes: u64,
+    /// Bytes of volumes.
+    pub volume_bytes: u64,
     /// Descriptors that the daemon holds: one a TAP and one a process.
     pub descriptors: u64,
     /// Regions of memory that the mux maps at most.
@@ -69,6 +71,7 @@ impl AddAssign for Usage {
             vports,
             routes,
             log_bytes,
+            volume_bytes,
             descriptors,
             regions,
         } = self;
@@ -81,6 +84,7 @@ impl AddAssign for Usage {
             (vports, more.vports),
             (routes, more.routes),
             (log_bytes, more.log_bytes),
+            (volume_bytes, more.volume_bytes),
             (descriptors, more.descriptors),
             (regions, more.regions),
         ] {
@@ -106,6 +110,12 @@ impl Node {
         u64::from(self.resources.processes) + HELPER_PROCESSES
     }
 
+    /// Bytes of its volumes.
+    fn volume_bytes(&self) -> u64 {
+        let sizes = self.volumes.iter().filter_map(|volume| Some(volume.parts()?.size.0));
+        sizes.fold(0, u64::saturating_add)
+    }
+
     /// Bytes of notifications that a router's mirror asks the kernel to keep for it.
     pub fn notification_bytes(&self) -> u64 {
         let bytes = u64::from(self.resources.routes) * NOTIFICATION_ROUTE_BYTES;
@@ -124,6 +134,7 @@ impl Node {
             memory_bytes: self.control_memory_bytes(),
             processes: self.control_processes(),
             vports: ports,
+            volume_bytes: self.volume_bytes(),
             regions: u64::from(ports > 0),
             ..Usage::default()
         };

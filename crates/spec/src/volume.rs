@@ -28,7 +28,7 @@ pub struct VolumeParts {
     /// image has.
     pub target: String,
     /// Bytes that it takes of the daemon's disk, from 16 MiB on, of which its file system needs some 5 MiB and one in
-    /// 32. It has an inode for each 8 KiB. Can be raised, and not lowered.
+    /// 32. It has an inode for each 8 KiB. Can't be changed.
     #[serde(default = "default_size")]
     pub size: Bytes,
 }

@@ -233,6 +233,51 @@ fn sysctls_on_the_list_and_off_it() {
 }
 
 #[test]
+fn volumes() {
+    let keys = "volumes: [\"a:/srv/a\", {source: b, target: /srv/b, size: 16Mi}]";
+    let intent = apply(keys).unwrap_or_else(|refused| panic!("{refused}"));
+    let node = &intent.vnets["v"].spec.nodes["r1"];
+    let parts: Vec<_> = node.volumes.iter().map(|volume| volume.parts().unwrap()).collect();
+    assert_eq!(parts.iter().map(|parts| parts.size.0 >> 20).collect::<Vec<_>>(), [64, 16]);
+    assert_eq!(intent.vnets["v"].usage().volume_bytes, 80 << 20);
+    let one = |volume: &str, expected: &str| says(&format!("volumes: [{volume}]"), expected);
+    for bad in ["a", "\"a:/b:ro\""] {
+        one(
+            bad,
+            "the volume is not of two parts (write NAME:TARGET, or a mapping with source, target and size)",
+        );
+    }
+    one(
+        "\"/srv:/srv\"",
+        "source \"/srv\" is no name of a volume: 1 to 63 letters, digits, - and _ (call it like frr-state; what \
+        is at a path of the machine is shown by binds)",
+    );
+    one(
+        "\"a:srv\"",
+        "target \"srv\" is no absolute path without .. (name a directory in the node, like /var/lib/frr)",
+    );
+    for bad in ["/run", "/run/pdp/x", "/dev/shm", "/proc"] {
+        let said = format!(
+            "target {bad} is where no volume can be (choose a place that is not at, above or below /dev, /proc, /sys, \
+            /run/pdp)"
+        );
+        one(&format!("\"a:{bad}\""), &said);
+    }
+    one(
+        "\"a:/a\", \"b:/a/\"",
+        "target /a is that of another volume or bind (give each a place of its own)",
+    );
+    one(
+        "\"a:/a\", \"a:/b\"",
+        "volume a stands twice (a volume has one place; rename or remove one)",
+    );
+    one(
+        "{source: a, target: /a, size: 1Mi}",
+        "volume a: size 1Mi is not within 16Mi to 1Ti (choose one that is)",
+    );
+}
+
+#[test]
 fn binds() {
     let keys = "binds: [\"/srv/a:/a\", \"/srv/b:/b:ro\", {source: /srv/c, target: /etc/c, readOnly: true}]";
     let intent = apply(keys).unwrap_or_else(|refused| panic!("{refused}"));

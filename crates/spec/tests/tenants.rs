@@ -422,6 +422,12 @@ fn what_all_share_has_a_bound_for_each_tenant() {
         ("nodes: 3", "", "", "nodes 2 exceeds tenant acme's quota of 3, of which"),
         ("processes: 700", "", "", "processes 592 exceeds tenant acme's quota of 700, of which"),
         ("logs: 90Mi", "", "", "logs 48Mi exceeds tenant acme's quota of 90Mi, of which"),
+        (
+            "volumes: 150Mi",
+            "kind: host,",
+            "kind: host, volumes: [\"a:/a\", {source: b, target: /b, size: 40Mi}],",
+            "volumes 104Mi exceeds tenant acme's quota of 150Mi, of which",
+        ),
         ("descriptors: 17", "", "", "descriptors 9 exceeds tenant acme's quota of 17, of which"),
         ("regions: 30", "{power: 0.1}", memif, "regions 34 exceeds tenant acme's quota of 30"),
         ("ociImages: 1", "kind: host,", image, "ociImages 1 exceeds tenant acme's quota of 1"),
@@ -495,6 +501,10 @@ fn a_tenant_without_a_quota_has_one_all_the_same() {
         (hosts(129, small), "nodes 129 exceeds tenant acme's quota of 128"),
         (hosts(2, ", resources: {memory: 5Gi}"), "exceeds tenant acme's quota of 8Gi"),
         (hosts(2, ", resources: {processes: 60000}"), "exceeds tenant acme's quota of 16384"),
+        (
+            hosts(2, ", volumes: [{source: a, target: /a, size: 520Mi}]"),
+            "volumes 1040Mi exceeds tenant acme's quota of 1Gi",
+        ),
         (hosts(2, ", resources: {cpu: 9}"), "cpu 18 exceeds tenant acme's quota of 16"),
     ] {
         let words = refused(&text, &as_tenant(&node, "acme"));

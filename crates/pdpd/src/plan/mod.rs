@@ -167,6 +167,8 @@ pub struct Plan {
     pub externals: BTreeMap<String, Arc<ExternalPlan>>,
     /// Vnets by name. One that is as before is the same one.
     pub vnets: Shared<VnetPlan>,
+    /// The same of those that are stopped: nothing of them runs, and what outlasts that stays.
+    pub stopped: Shared<VnetPlan>,
     /// The sum of the vnets' weights, [`VnetPlan::weight`].
     pub weight: u64,
     /// Capacity of all forwarding engines, thousandths of a core.
@@ -211,6 +213,26 @@ impl Plan {
             }
             Key::Leftovers => true,
         }
+    }
+
+    /// The plan of nothing that runs, where all of this is stopped.
+    pub fn at_rest(&self) -> Self {
+        Self { stopped: self.vnets.clone(), ..Self::default() }
+    }
+
+    /// Names of a node's volumes that are to stay.
+    pub fn volumes(&self, vnet: &str, node: &str) -> BTreeSet<&str> {
+        let vnet = self.vnets.get(vnet).or_else(|| self.stopped.get(vnet));
+        let node = vnet.and_then(|vnet| vnet.nodes.get(node));
+        let volumes = node.into_iter().flat_map(|node| &node.control.volumes);
+        volumes.map(|volume| volume.name.as_str()).collect()
+    }
+
+    /// Directories of the control sides that have volumes which are to stay.
+    pub fn with_volumes(&self) -> impl Iterator<Item = &PathBuf> {
+        let vnets = self.vnets.values().chain(self.stopped.values());
+        let controls = vnets.flat_map(|vnet| vnet.nodes.values()).map(|node| &node.control);
+        controls.filter(|control| !control.volumes.is_empty()).map(|control| &control.dir)
     }
 
     fn node(&self, vnet: &str, node: &str) -> Option<&NodePlan> {
@@ -604,6 +626,7 @@ pub fn plan(
         mux: Some(Arc::new(mux_plan(places, substrate))),
         externals: externals.into_iter().map(|(name, plan)| (name, Arc::new(plan))).collect(),
         vnets: planned,
+        stopped: Shared::default(),
         weight,
         capacity: substrate.forwarding_engines.values().map(|it| u64::from(it.capacity.0)).sum(),
         neighbours,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use pdp_container::{
-    Bind, Command, File, GuestSpec, HelperSpec, Limits, Profile, Restart, Root, UserRange,
+    Bind, Command, File, GuestSpec, HelperSpec, Limits, Profile, Restart, Root, UserRange, Volume,
 };
 use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, routes, tap};
@@ -17,7 +17,7 @@ use pdp_spec::{
 
 use super::commands::commands;
 use super::network;
-use super::words::{bind, owner, punt_filter, rate, root};
+use super::words::{bind, owner, punt_filter, rate, root, volume};
 use super::{
     Directory, GuestPlan, LOG_BYTES_MAX, MirrorPlan, NodePlan, Part, Places, PlanError,
     TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
@@ -193,6 +193,7 @@ impl NodePlanner<'_> {
             hostname: self.name.into(),
             files: files(&self.node.files, true).into_iter().chain(self.resolv_conf()).collect(),
             binds: self.binds(),
+            volumes: self.volumes(),
             commands,
             env: self.node.env.clone(),
             sysctls: BTreeMap::new(),
@@ -214,6 +215,13 @@ impl NodePlanner<'_> {
         let mut binds: Vec<Bind> = self.node.binds.iter().filter_map(bind).collect();
         binds.sort_by(|a, b| a.target.cmp(&b.target));
         binds
+    }
+
+    /// What of it outlasts its container, by name.
+    fn volumes(&self) -> Vec<Volume> {
+        let mut volumes: Vec<Volume> = self.node.volumes.iter().filter_map(volume).collect();
+        volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        volumes
     }
 
     fn tap_helper(
@@ -351,6 +359,7 @@ impl NodePlanner<'_> {
                 Program::BuiltIn(_) => Vec::new(),
             },
             binds,
+            volumes: Vec::new(),
             commands: vec![Command::new(argv, Restart::Never)],
             env,
             sysctls: BTreeMap::new(),

@@ -1,6 +1,6 @@
 //! Words of specs as those of the mux and of guests.
 
-use pdp_container::{Bind, Owned, Root};
+use pdp_container::{Bind, Owned, Root, Volume};
 use pdp_proto::mux;
 use pdp_spec::{Image, ImageSource, Limit};
 
@@ -39,6 +39,12 @@ pub(super) fn bind(bind: &pdp_spec::Bind) -> Option<Bind> {
         writable: !parts.read_only,
         wished: true,
     })
+}
+
+/// `None` where the check of specs would have refused it.
+pub(super) fn volume(volume: &pdp_spec::Volume) -> Option<Volume> {
+    let parts = volume.parts()?;
+    Some(Volume { name: parts.source, target: parts.target.into(), bytes: parts.size.0 })
 }
 
 pub(super) fn rate(limit: Limit) -> mux::Rate {

@@ -38,6 +38,10 @@ impl Reconciler {
             return Err(error);
         }
         machine.remove_logs_but(&known)?;
+        // Nodes that are being removed have them removed with them.
+        let plan = (doing.newest)();
+        let kept: BTreeSet<PathBuf> = plan.with_volumes().cloned().chain(known).collect();
+        machine.remove_volumes_but(&kept)?;
         if left {
             return Ok(Next::wait_for_end("the end of what is not wanted"));
         }

@@ -277,6 +277,9 @@ impl Reconciler {
             return Ok(Next::wait_for_end(format!("the end of {key}")));
         }
         self.machine.remove_directory(&directory)?;
+        // Those of one that is only stopped stay.
+        let record = self.places.record(vnet, node, Part::Control);
+        self.machine.remove_volumes(&record, &(doing.newest)().volumes(vnet, node))?;
         self.machine.collect_images();
         self.state.forget(&key.to_string())?;
         Ok(Next::Gone)

@@ -7,7 +7,7 @@ use crate::limits::{BIND_BYTES_MAX, BINDS_MAX};
 use crate::object::Node;
 
 /// Where nothing can be bound.
-const NOT_THERE: [&str; 4] = ["/dev", "/proc", "/sys", "/run/pdp"];
+pub(super) const NOT_THERE: [&str; 4] = ["/dev", "/proc", "/sys", "/run/pdp"];
 
 pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
     check.too_many(&["binds"], node.binds.len(), BINDS_MAX);

@@ -23,6 +23,7 @@ mod substrate;
 mod sysctls;
 mod tenant;
 mod vnet;
+mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -142,6 +143,7 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
     for vnet in wanted.changed.values_mut() {
         vnet::check(vnet, &mut reporter);
     }
+    volumes::sizes(&wanted, existing, &mut reporter);
     tenant::grants(&wanted, &mut reporter);
     if reporter.asker.is_some() && !reporter.diagnostics.is_empty() {
         // What is not the tenant's is not looked at any further: that would tell who has it.

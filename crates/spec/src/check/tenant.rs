@@ -376,7 +376,7 @@ fn or(value: Option<impl Into<u64>>, default: u64) -> Option<u64> {
     Some(value.map_or(default, Into::into))
 }
 
-const QUOTAS: [Quantity; 14] = [
+const QUOTAS: [Quantity; 15] = [
     Quantity {
         name: "vnets",
         max: |quota| or(quota.vnets, TENANT_VNETS_DEFAULT),
@@ -441,6 +441,12 @@ const QUOTAS: [Quantity; 14] = [
         name: "logs",
         max: |quota| or(quota.logs.map(|logs| logs.0), TENANT_LOGS_DEFAULT),
         of: |used| used.nodes.log_bytes,
+        write: bytes,
+    },
+    Quantity {
+        name: "volumes",
+        max: |quota| or(quota.volumes.map(|volumes| volumes.0), TENANT_VOLUMES_DEFAULT),
+        of: |used| used.nodes.volume_bytes,
         write: bytes,
     },
     Quantity {

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{
     INNER_NAME_HINT, Reporter, bad_inner_name, binds, label, leaving, management, routes, sysctls,
-    tenant_of,
+    tenant_of, volumes,
 };
 use crate::limits::*;
 use crate::object::*;
@@ -114,6 +114,7 @@ impl NodeCheck<'_, '_, '_> {
         sysctls::check(self, node);
         self.files(node);
         binds::check(self, node);
+        volumes::check(self, node);
         self.commands(node);
         self.environment(node);
         let resources = &node.resources;

@@ -48,12 +48,12 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
         }
         let target = parts.target.trim_end_matches('/');
         // Over what PdP needs in the node, or within it.
-        let meets = |place: &str| {
-            target == place || is_below(target, place) || is_below(place, target)
-        };
+        let meets =
+            |place: &str| target == place || is_below(target, place) || is_below(place, target);
         if NOT_THERE.iter().any(|place| meets(place)) {
             let message = format!("target {target} is where no volume can be");
-            let hint = format!("choose a place that is not at, above or below {}", NOT_THERE.join(", "));
+            let hint =
+                format!("choose a place that is not at, above or below {}", NOT_THERE.join(", "));
             check.fault(&path, message, hint);
         }
         if !targets.insert(target.to_owned()) {
@@ -71,7 +71,7 @@ fn is_name(name: &str) -> bool {
         && !name.starts_with('-')
 }
 
-/// That no volume that is there is to become smaller.
+/// That no volume that is there is to have another size.
 pub(super) fn sizes(wanted: &Wanted<'_>, existing: &Existing, reporter: &mut Reporter) {
     for (name, vnet) in &wanted.changed {
         let Some(before) = existing.vnets.get(name) else { continue };
@@ -79,11 +79,16 @@ pub(super) fn sizes(wanted: &Wanted<'_>, existing: &Existing, reporter: &mut Rep
             let Some(before) = before.spec.nodes.get(node_name) else { continue };
             let before: BTreeMap<String, Bytes> = sizes_of(before).collect();
             for (index, (source, size)) in sizes_of(node).enumerate() {
-                let Some(was) = before.get(&source).filter(|was| **was > size) else { continue };
+                let Some(was) = before.get(&source).filter(|was| **was != size) else { continue };
                 let index = index.to_string();
-                let message = format!("volume {source}: size {size} is below the {was} that it has");
-                let hint = "keep its size; or give the volume another name, which removes what is in this one";
-                reporter.vnet(name, &["spec", "nodes", node_name, "volumes", &index], message, hint);
+                let message = format!("volume {source}: size {size} is not the {was} that it has");
+                let hint = "keep its size; or give it another name, which removes what is in it";
+                reporter.vnet(
+                    name,
+                    &["spec", "nodes", node_name, "volumes", &index],
+                    message,
+                    hint,
+                );
             }
         }
     }

@@ -253,8 +253,9 @@ fn firewall(node: &Node, said: &[String]) {
 }
 
 fn image(node: &Node, said: &[String]) {
-    let [page, programs] = said else { panic!("{said:?}") };
+    let [page, programs, _, _, more] = said else { panic!("{said:?}") };
     assert_eq!(page.trim(), "hello from an image");
+    assert_eq!(more.trim(), "more", "it stayed");
     assert!(programs.contains("httpd -> busybox") && !programs.contains("python"), "{programs}");
     assert!(node.try_pdp(&["exec", "image/www", "--", "/usr/bin/python3", "-V"]).is_err());
 }

@@ -35,4 +35,5 @@ mod tenants;
 mod tunnels;
 mod upgrades;
 mod verbs;
+mod volumes;
 mod watch;

@@ -16,7 +16,7 @@ use pdp_e2e::{Background, Node, beside, eventually};
 
 /// Calls at which to kill, and at which of them: all of those that are made a few times (the
 /// journal's commits, processes, TAPs, messages to the mux and to helpers), and some of the others.
-const STEPS: [(&str, &[u32]); 16] = [
+const STEPS: [(&str, &[u32]); 19] = [
     ("fsync,fdatasync", &[1, 2, 3, 4, 5, 6]),
     ("pwrite64", &[1, 2, 4, 6, 9, 12]),
     ("clone3,clone,fork,vfork", &[1, 2, 3, 4, 5, 6]),
@@ -33,6 +33,9 @@ const STEPS: [(&str, &[u32]); 16] = [
     ("write", &[1, 5, 10, 20]),
     ("unlink,unlinkat", &[1, 3, 5, 10, 30, 100]),
     ("rmdir", &[1, 3, 5, 10, 30]),
+    ("fallocate", &[1]),
+    ("flock", &[1, 2]),
+    ("fsconfig,fsmount", &[1, 2, 3, 4, 5]),
 ];
 
 /// Longest wait for an `apply` or `delete` that something was killed in.
@@ -112,6 +115,12 @@ fn on_a_node<'a>(take: impl Fn() -> Option<&'a (&'static str, u32)>) -> [usize; 
     let mut node = Node::start("steps");
     node.apply(SUBSTRATE);
     let vnet = two_hosts("red", "{power: 0.2}");
+    // h1 has a volume, so that one is made and removed as well.
+    let vnet = vnet.replace(
+        "h1:\n      kind: host\n",
+        "h1:\n      kind: host\n      volumes: [{source: kept, target: /srv, size: 16Mi}]\n",
+    );
+    assert!(vnet.contains("volumes"), "{vnet}");
     let file = node.directory.join("red.yaml");
     fs::write(&file, &vnet).expect("spec");
     let file = file.to_str().expect("a path").to_owned();

@@ -1,0 +1,460 @@
+//! Directories of a guest that outlast it.
+//!
+//! A volume is a file of root's in the state directory with an ext4 file system in it, whose bytes nobody but the
+//! kernel and mke2fs(8) ever writes: a guest writes to the file system, which holds it to its bytes and inodes. The
+//! file's bytes are taken from the disk when it is made, so that no guest that fills its own fills the disk; and so
+//! that there is never less than [`FREE_BYTES_MIN`] left of that for all others.
+//!
+//! It is mounted where what a guest is shown is ([`crate::view`]): nosuid, nodev, through the guest's user ids, in
+//! a mount namespace that goes with the guest. The loop device goes with its last mount. So nothing of it is left on
+//! the machine, whoever dies and when. Where one is still there, the same one is used: two of one file would each
+//! write what the other does not know of.
+//!
+//! A file has its name once it is whole; what else is in the guest's directory of volumes is removed when the guest is made.
+//!
+//! Source: Linux `include/uapi/linux/loop.h`; mke2fs(8), fsopen(2).
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::fs::{
+    AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, ResolveFlags, fallocate, fchmod, fchown,
+    flock, fstat, fstatvfs, fsync, open, openat, openat2, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen,
+};
+use rustix::process::{Gid, Uid};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Context, Error, Result};
+use crate::process::end_within;
+use crate::spec::{GuestSpec, Root, Volume};
+use crate::tree;
+
+/// What a new volume leaves free of the disk that it is on, for the daemon itself and all others.
+pub const FREE_BYTES_MIN: u64 = 256 << 20;
+
+/// In a bundle: the files of the guest's volumes, in their order.
+const LIST: &str = "volumes.json";
+
+/// In a bundle: where they are mounted, by number.
+const PLACES: &str = "volumes";
+
+/// End of the name of a volume's file.
+const END: &str = ".ext4";
+
+/// Of one that is being made.
+const PARTIAL: &str = "partial";
+
+/// Time of mke2fs(8), which writes little.
+const MAKE_WAIT: Duration = Duration::from_secs(60);
+
+/// What is set when one is made, whatever the machine's mke2fs.conf says: a journal, so that a machine that fell is
+/// no trouble; no part of it for root. Its bytes are zero already, and are to stay taken from the disk.
+const MAKE: [&str; 18] = [
+    "-q",
+    "-F",
+    "-t",
+    "ext4",
+    "-b",
+    "4096",
+    "-I",
+    "256",
+    "-i",
+    "8192",
+    "-m",
+    "0",
+    "-O",
+    "none,has_journal,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,\
+     dir_nlink,extra_isize,metadata_csum",
+    "-E",
+    "nodiscard,lazy_itable_init=1,lazy_journal_init=1",
+    "-e",
+    "remount-ro",
+];
+
+/// Devices that are tried where others take each one that is found free.
+const LOOPS_MAX: u32 = 64;
+
+/// How the top of a file system is opened.
+const TOP: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+const LOOP_CONTROL: &str = "/dev/loop-control";
+const LOOP_CONFIGURE: libc::Ioctl = 0x4c0a;
+const LOOP_GET_STATUS64: libc::Ioctl = 0x4c05;
+const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
+/// The device is free again once nobody has it open or mounted.
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+/// What is in the page cache once, by the file system, is not there again by its file. Where the disk can't, it is.
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// `struct loop_info64`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LoopInfo {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+impl LoopInfo {
+    const EMPTY: Self = Self {
+        device: 0,
+        inode: 0,
+        rdevice: 0,
+        offset: 0,
+        size_limit: 0,
+        number: 0,
+        encrypt_type: 0,
+        encrypt_key_size: 0,
+        flags: 0,
+        file_name: [0; 64],
+        crypt_name: [0; 64],
+        encrypt_key: [0; 32],
+        init: [0; 2],
+    };
+}
+
+/// `struct loop_config`.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(size_of::<LoopInfo>() == 232 && size_of::<LoopConfig>() == 304);
+
+/// Where in the guest's bundle the volume of this number is mounted.
+pub(crate) fn place(bundle: &Path, number: usize) -> PathBuf {
+    bundle.join(PLACES).join(number.to_string())
+}
+
+/// Makes what is not there of a guest's volumes, in its directory of them; `root` is what its root is on the machine.
+/// Removes those that it has no more. Makes their places in the bundle, and writes down what goes there.
+pub(crate) fn prepare(
+    spec: &GuestSpec,
+    directory: &Path,
+    bundle: &Path,
+    root: &Path,
+) -> Result<()> {
+    keep(directory, &spec.volumes.iter().map(|volume| volume.name.as_str()).collect())?;
+    if spec.volumes.is_empty() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).at("make", directory)?;
+    let places = bundle.join(PLACES);
+    fs::create_dir(&places).at("make", &places)?;
+    let mut files = Vec::new();
+    for (number, volume) in spec.volumes.iter().enumerate() {
+        let path = file(directory, &volume.name);
+        ready(spec, volume, &path, root)?;
+        files.push(path);
+        let place = place(bundle, number);
+        fs::create_dir(&place).at("make", &place)?;
+    }
+    let list = bundle.join(LIST);
+    let text = serde_json::to_vec(&Listed { files }).map_err(io::Error::from).at("write", &list)?;
+    fs::write(&list, text).at("write", &list)
+}
+
+#[derive(Serialize, Deserialize)]
+struct Listed {
+    files: Vec<PathBuf>,
+}
+
+fn file(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}{END}"))
+}
+
+/// Removes what is in a guest's directory of volumes but those of these names, and the directory itself where none is left.
+pub(crate) fn keep(directory: &Path, names: &BTreeSet<&str>) -> Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).at("read", directory),
+    };
+    for entry in entries {
+        let path = entry.at("read", directory)?.path();
+        if !names.iter().any(|name| path == file(directory, name)) {
+            tree::remove(&path)?;
+        }
+    }
+    match names.is_empty() {
+        true => tree::remove(directory),
+        false => Ok(()),
+    }
+}
+
+/// Has a volume be there, of its size.
+fn ready(spec: &GuestSpec, volume: &Volume, path: &Path, root: &Path) -> Result<()> {
+    let fail = |error: Error| Error::Spec {
+        id: spec.id.clone(),
+        text: format!("volume {}: {}", volume.name, words(&error)),
+    };
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_file() && meta.len() == volume.bytes => return Ok(()),
+        // Of another that had the name.
+        Ok(_) => tree::remove(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).at("look at", path),
+    }
+    let partial = path.with_extension(PARTIAL);
+    tree::remove(&partial)?;
+    make(spec, volume, &partial, root)
+        .and_then(|()| fs::rename(&partial, path).at("name", &partial))
+        .map_err(|error| {
+            let _ = tree::remove(&partial);
+            fail(error)
+        })
+}
+
+/// An error with its causes.
+fn words(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// Makes a volume's file system, with its top as the guest's root has the directory there.
+fn make(spec: &GuestSpec, volume: &Volume, path: &Path, root: &Path) -> Result<()> {
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
+    let file = file.at("make", path)?;
+    take(&file, path, volume.bytes)?;
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs
+        .args(MAKE)
+        .arg(path)
+        .env_clear()
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .env("MKE2FS_CONFIG", "/dev/null")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let missing = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::other("there is no mke2fs; install e2fsprogs"),
+        _ => error,
+    };
+    let status = mke2fs.spawn().map_err(missing).and_then(|mut it| end_within(&mut it, MAKE_WAIT));
+    let status = status.at("make a file system in", path)?;
+    if !status.success() {
+        let error = io::Error::other(format!("mke2fs ended with {status}"));
+        return Err(error).at("make a file system in", path);
+    }
+    let mount = mounted(path).at("mount", path)?;
+    let top = openat(&mount, ".", TOP, Mode::empty());
+    let top = top.at("open", path)?;
+    // For e2fsck(8), which makes it again; programs that want an empty directory do not take one with it.
+    unlinkat(&top, "lost+found", AtFlags::REMOVEDIR).at("clear", path)?;
+    let (uid, gid, mode) = like(spec, root, &volume.target);
+    fchown(&top, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).at("give away", path)?;
+    fchmod(&top, Mode::from_raw_mode(mode)).at("set the mode of", path)?;
+    drop((top, mount));
+    // What it is renamed to is whole, also after the machine fell.
+    fsync(&file).at("write", path)
+}
+
+/// Owner inside, group inside and mode of what a guest's root has at a path; root's, for all to read, where that is no directory.
+fn like(spec: &GuestSpec, root: &Path, target: &Path) -> (u32, u32, u32) {
+    const OTHERWISE: (u32, u32, u32) = (0, 0, 0o755);
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let Ok(root) = open(root, directory, Mode::empty()) else { return OTHERWISE };
+    // IN_ROOT takes an absolute path as one from there.
+    let found = openat2(&root, target, directory, Mode::empty(), resolve).and_then(fstat);
+    let Ok(found) = found else { return OTHERWISE };
+    let inside = |id: u32| match spec.root {
+        // Those of an unpacked image are those inside.
+        Root::OciLayout { .. } | Root::Image { .. } => id,
+        Root::Host | Root::Rootfs(_) => match id.checked_sub(spec.users.base) {
+            Some(id) if id < spec.users.length => id,
+            _ => 0,
+        },
+    };
+    (inside(found.st_uid), inside(found.st_gid), found.st_mode & 0o1777)
+}
+
+/// Takes bytes of the disk for a new file, and leaves enough of it.
+fn take(file: &File, path: &Path, bytes: u64) -> Result<()> {
+    let full = || {
+        let text = format!(
+            "{} are not there on its disk, of which {} stay free: free some, or make it smaller",
+            mib(bytes),
+            mib(FREE_BYTES_MIN)
+        );
+        Err(io::Error::other(text)).at("make", path)
+    };
+    let left = || -> Result<u64> {
+        let disk = fstatvfs(file).at("look at the disk of", path)?;
+        Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+    };
+    if left()? < bytes.saturating_add(FREE_BYTES_MIN) {
+        return full();
+    }
+    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) => {}
+        Err(Errno::NOSPC | Errno::DQUOT) => return full(),
+        Err(Errno::OPNOTSUPP) => {
+            let text = "its file system can't give it bytes ahead; have the state directory on ext4 or XFS";
+            return Err(io::Error::other(text)).at("make", path);
+        }
+        Err(error) => return Err(error).at("take bytes for", path),
+    }
+    // Others took some at the same time.
+    if left()? < FREE_BYTES_MIN { full() } else { Ok(()) }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+/// The volumes that a bundle lists, as mounts that are nowhere yet, with their places. Their owners' ids are those in the file systems.
+pub(crate) fn opened(bundle: &Path) -> Result<Vec<(OwnedFd, PathBuf)>> {
+    let list = bundle.join(LIST);
+    let Listed { files } = match fs::read(&list) {
+        Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from).at("read", &list)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).at("read", &list),
+    };
+    let mut all = Vec::new();
+    for (number, path) in files.into_iter().enumerate() {
+        let mount = mounted(&path).at("mount", &path)?;
+        all.push((mount, place(bundle, number)));
+    }
+    Ok(all)
+}
+
+/// Mounts the file system in a file, nowhere.
+fn mounted(path: &Path) -> io::Result<OwnedFd> {
+    let options = |write| {
+        let mut options = OpenOptions::new();
+        options.read(true).write(write).custom_flags(libc::O_NOFOLLOW);
+        options
+    };
+    // One at a time looks for a device that has it. What the device holds is another opening, without a lock.
+    let lock = options(false).open(path)?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    let file = options(true).open(path)?;
+    let device = Loop::of(&file, path)?;
+    let context = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, "source", &device.path)?;
+    // Its bytes were zero from the beginning.
+    fsconfig_set_flag(&context, "noinit_itable")?;
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    Ok(mount)
+}
+
+/// A loop device. It is free again once this is closed and nothing of it is mounted.
+struct Loop {
+    _open: File,
+    path: String,
+}
+
+impl Loop {
+    /// The one that has a file, or one that gets it. `path`: of the file.
+    fn of(file: &File, path: &Path) -> io::Result<Self> {
+        let meta = file.metadata()?;
+        for entry in fs::read_dir("/sys/block")? {
+            let name = entry?.file_name();
+            let Some(name) = name.to_str().filter(|name| name.starts_with("loop")) else {
+                continue;
+            };
+            // Others' are not opened, nor their files looked for; of those that are free there is no such file.
+            let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
+            let backing = fs::read_to_string(backing).unwrap_or_default();
+            if Path::new(backing.trim_end_matches('\n')).file_name() != path.file_name() {
+                continue;
+            }
+            let path = format!("/dev/{name}");
+            // While it is open it stays what it is; until then it may have become another's.
+            let Ok(device) = OpenOptions::new().read(true).write(true).open(&path) else {
+                continue;
+            };
+            let mut info = LoopInfo::EMPTY;
+            // SAFETY: the descriptor is open, and `info` has the layout of `struct loop_info64` and is valid for
+            // writes for the call's time.
+            let known =
+                unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) };
+            if known == 0 && (info.device, info.inode) == (meta.dev(), meta.ino()) {
+                return Ok(Self { _open: device, path });
+            }
+        }
+        Self::take(file)
+    }
+
+    fn take(file: &File) -> io::Result<Self> {
+        let hint = |error: io::Error| {
+            let text =
+                format!("no loop device can be had ({LOOP_CONTROL}: {error}); `modprobe loop`");
+            io::Error::other(text)
+        };
+        let control = OpenOptions::new().read(true).write(true).open(LOOP_CONTROL).map_err(hint)?;
+        let mut last = io::Error::from(Errno::BUSY);
+        for _ in 0..LOOPS_MAX {
+            // SAFETY: the descriptor is open, and the call takes no pointer.
+            let number = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })?;
+            let path = format!("/dev/loop{number}");
+            let device = OpenOptions::new().read(true).write(true).open(&path).map_err(hint)?;
+            let flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO;
+            let config = LoopConfig {
+                fd: file.as_raw_fd() as u32,
+                block_size: 0,
+                info: LoopInfo { flags, ..LoopInfo::EMPTY },
+                reserved: [0; 8],
+            };
+            // SAFETY: both descriptors are open, and `config` has the layout of `struct loop_config` and is valid for
+            // reads for the call's time.
+            match check(unsafe {
+                libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config)
+            }) {
+                Ok(_) => return Ok(Self { _open: device, path }),
+                // Another has taken it meanwhile.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => last = error,
+                Err(error) => return Err(hint(error)),
+            }
+        }
+        Err(hint(last))
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Tries out what volumes need of a machine: a loop device, and mke2fs(8) to be there.
+///
+/// # Errors
+/// What is missing, and what to do.
+pub fn probe() -> std::result::Result<(), String> {
+    let there = ["/usr/sbin/mke2fs", "/sbin/mke2fs"].iter().any(|path| Path::new(path).exists());
+    if !there {
+        return Err("there is no mke2fs; install e2fsprogs".into());
+    }
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(LOOP_CONTROL)
+        .map(drop)
+        .map_err(|error| format!("{LOOP_CONTROL}: {error}; `modprobe loop`"))
+}

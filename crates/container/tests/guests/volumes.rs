@@ -1,0 +1,285 @@
+//! Volumes: what is in them stays, what they take is bounded, and nothing of them stays on the machine.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pdp_container::{GuestSpec, Profile, Volume, volumes};
+
+use super::{BASE, Fixture, eventually, file};
+
+const MIB: u64 = 1 << 20;
+
+fn volume(name: &str, target: &str, mib: u64) -> Volume {
+    Volume { name: name.into(), target: target.into(), bytes: mib * MIB }
+}
+
+fn host(fixture: &Fixture, volumes: Vec<Volume>) -> GuestSpec {
+    GuestSpec { volumes, ..fixture.spec(Profile::Host, &[&["sleep", "1000"]]) }
+}
+
+/// Ends a guest and makes it again.
+fn again(fixture: &Fixture, spec: &GuestSpec) {
+    fixture.runtime.delete(&spec.dir).unwrap();
+    fixture.run(spec);
+}
+
+fn run(fixture: &Fixture, spec: &GuestSpec, script: &str) -> String {
+    let (well, text) = fixture.exec(spec, script);
+    assert!(well, "{script}: {text}");
+    text
+}
+
+/// The files of a guest's volumes.
+fn files(fixture: &Fixture, spec: &GuestSpec) -> Vec<String> {
+    let entries = fs::read_dir(fixture.path("volumes").join(&spec.id));
+    let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
+    let mut names: Vec<String> = entries.into_iter().flatten().flatten().map(name).collect();
+    names.sort();
+    names
+}
+
+/// Loop devices of files below a directory.
+fn loops(directory: &Path) -> Vec<String> {
+    let backing = |entry: fs::DirEntry| {
+        fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default()
+    };
+    let entries = fs::read_dir("/sys/block").unwrap().flatten();
+    let directory = directory.to_str().unwrap();
+    entries.map(backing).filter(|path| path.starts_with(directory)).collect()
+}
+
+fn nothing_is_left(fixture: &Fixture) {
+    eventually("no loop device is left", || loops(fixture.dir.path()).is_empty());
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(fixture.dir.path().to_str().unwrap()), "{mounts}");
+}
+
+#[test]
+fn what_is_in_a_volume_stays() {
+    let fixture = Fixture::new();
+    let mut spec = host(&fixture, vec![volume("state", "/srv/state", 16)]);
+    spec.volumes.push(volume("mail", "/var/tmp", 16));
+    spec.files = vec![file("/srv/state/put", "put\n", true)];
+    fixture.run(&spec);
+    // Empty but for the file that was put in, and like what the root has there.
+    assert_eq!(
+        run(&fixture, &spec, "ls -A /srv/state /var/tmp"),
+        "/srv/state:\nput\n\n/var/tmp:\n"
+    );
+    let owners = run(&fixture, &spec, "stat -c '%U %a' /srv/state /var/tmp");
+    assert_eq!(owners, "root 755\nroot 1777\n");
+    let options = run(&fixture, &spec, "grep -E ' /(srv/state|var/tmp) ' /proc/self/mounts");
+    assert!(options.lines().all(|line| line.contains("nosuid,nodev")), "{options}");
+    assert_eq!(options.lines().count(), 2);
+    run(
+        &fixture,
+        &spec,
+        "echo kept > /srv/state/x; echo changed > /srv/state/put; chown nobody /srv/state/x",
+    );
+    run(&fixture, &spec, "ln -s /etc/passwd /var/tmp/link");
+
+    again(&fixture, &spec);
+    assert_eq!(run(&fixture, &spec, "cat /srv/state/x /srv/state/put"), "kept\nput\n");
+    assert_eq!(run(&fixture, &spec, "stat -c %U /srv/state/x"), "nobody\n");
+
+    // Elsewhere, and for a guest with other user ids.
+    spec.volumes[0] = volume("state", "/var/lib/state", 16);
+    spec.users.base = BASE + 65_536;
+    spec.files.clear();
+    again(&fixture, &spec);
+    let text = run(
+        &fixture,
+        &spec,
+        "stat -c %U /var/lib/state/x; df --output=size -m /var/lib/state | tail -1",
+    );
+    let size: u64 = text.lines().nth(1).unwrap().trim().parse().unwrap();
+    assert!(text.starts_with("nobody\n") && (10..=16).contains(&size), "{text}");
+
+    // One of another size is another, and one that there is no more is gone.
+    spec.volumes = vec![volume("state", "/srv/state", 24)];
+    again(&fixture, &spec);
+    assert_eq!(run(&fixture, &spec, "ls -A /srv/state"), "");
+    assert_eq!(files(&fixture, &spec), ["state.ext4"]);
+    spec.volumes.clear();
+    again(&fixture, &spec);
+    assert!(!fixture.path("volumes").join(&spec.id).exists());
+    nothing_is_left(&fixture);
+
+    let mut forwarding = fixture.spec(Profile::Forwarding { tap: false }, &[&["true"]]);
+    forwarding.volumes = vec![volume("state", "/srv/state", 16)];
+    let error = fixture.runtime.create(&forwarding, &[]).unwrap_err().to_string();
+    assert!(error.contains("none of a forwarding guest"), "{error}");
+    for name in ["../x", "a/b", ".", ""] {
+        spec.volumes = vec![volume(name, "/srv/state", 16)];
+        fixture.runtime.delete(&spec.dir).unwrap();
+        let error = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
+        assert!(error.contains("its name must be"), "{error}");
+    }
+}
+
+/// Bytes and inodes end where the volume does; what it takes of the disk is the same before and after.
+#[test]
+fn a_volume_that_is_full_is_full_for_its_guest_alone() {
+    let fixture = Fixture::new();
+    let volumes = vec![volume("a", "/srv/a", 16), volume("b", "/srv/b", 16)];
+    let spec = host(&fixture, volumes);
+    fixture.run(&spec);
+    let path = fixture.path("volumes").join(&spec.id).join("a.ext4");
+    let taken = || fs::metadata(&path).unwrap().blocks() * 512;
+    let before = taken();
+    assert!(before >= 16 * MIB, "{before}");
+    let (well, said) = fixture.exec(&spec, "dd if=/dev/zero of=/srv/a/x bs=64k");
+    assert!(!well && said.contains("No space left on device"), "{said}");
+    run(&fixture, &spec, "rm /srv/a/x; sync /srv/a");
+    let script = "cd /srv/a; n=0; while true 2>/dev/null > f$n; do n=$((n+1)); done; echo $n";
+    let made: u64 = run(&fixture, &spec, script).trim().parse().unwrap();
+    let (_, said) = fixture.exec(&spec, "touch /srv/a/more");
+    assert!(said.contains("No space left on device"), "{said}");
+    assert!(made <= 16 * MIB / 8192, "{made} files");
+    run(&fixture, &spec, "echo well > /srv/b/x && cat /srv/b/x && sync /srv/a");
+    let after = taken();
+    assert!(after <= before + MIB, "{before} before, {after} after");
+    fixture.runtime.delete(&spec.dir).unwrap();
+    nothing_is_left(&fixture);
+}
+
+/// Where one volume is mounted in another, or a file is put into it, what the guest left there leads within the guest.
+#[test]
+fn what_a_guest_left_in_a_volume_leads_nowhere_on_the_machine() {
+    let fixture = Fixture::new();
+    let outside = fixture.path("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("key"), "secret").unwrap();
+    let volumes = vec![volume("a", "/srv/a", 16), volume("b", "/srv/a/b", 16)];
+    let mut spec = host(&fixture, volumes);
+    fixture.run(&spec);
+    // The place of the second, below the first, becomes a link: to what is there on the machine alone, up and out, and
+    // to a place in the guest.
+    let alone = host(&fixture, vec![spec.volumes[0].clone()]);
+    let alone = GuestSpec { id: spec.id.clone(), dir: spec.dir.clone(), ..alone };
+    let both = spec.volumes.clone();
+    for to in [outside.to_str().unwrap(), "../../../../../../../../..", "/etc", "/proc/1/root"] {
+        fixture.runtime.delete(&spec.dir).unwrap();
+        // The second is gone with this, and new each time.
+        fixture.run(&alone);
+        let script =
+            format!("rm -rf /srv/a/b; ln -sfn {to} /srv/a/b; ln -sfn {to} /srv/a/f; ls -l /srv/a");
+        run(&fixture, &alone, &script);
+        fixture.runtime.delete(&spec.dir).unwrap();
+        spec.volumes.clone_from(&both);
+        spec.files = vec![file("/srv/a/f/put", "put", true), file("/srv/a/b/put", "put", true)];
+        // Made or not, by what is there in the guest.
+        if fixture.runtime.create(&spec, &[]).is_ok() {
+            let _ = fixture.runtime.start(&spec.dir);
+            let _ =
+                fixture.exec(&spec, "cat /srv/a/b/key; echo x > /srv/a/b/x; echo x > /srv/a/f/x");
+        }
+        let mut names: Vec<_> =
+            fs::read_dir(&outside).unwrap().flatten().map(|it| it.file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["key"], "{to}");
+        for path in ["/put", "/x", "/etc/put", "/etc/x", "/root/put"] {
+            assert!(!Path::new(path).exists(), "{path} by {to}");
+        }
+    }
+    fixture.runtime.delete(&spec.dir).unwrap();
+    nothing_is_left(&fixture);
+}
+
+/// A file system of its own at a place, until dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn new(at: PathBuf, mib: u64) -> Self {
+        fs::create_dir_all(&at).unwrap();
+        let size = format!("size={mib}m");
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&at).status();
+        assert!(mount.unwrap().success());
+        Self(at)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A volume that the disk has no bytes for is refused with words, and nothing of it stays; what is kept free for
+/// others stays free.
+#[test]
+fn a_disk_that_is_full_refuses_a_volume() {
+    let fixture = Fixture::new();
+    let free_min = volumes::FREE_BYTES_MIN / MIB;
+    let disk = Disk::new(fixture.path("volumes"), free_min + 40);
+    let mut spec = host(&fixture, vec![volume("a", "/srv/a", 24)]);
+    fixture.run(&spec);
+    run(&fixture, &spec, "echo kept > /srv/a/x; sync /srv/a");
+    spec.volumes.push(volume("b", "/srv/b", 24));
+    fixture.runtime.delete(&spec.dir).unwrap();
+    let error = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("volume b: ") && error.contains("24 MiB are not there on its disk"),
+        "{error}"
+    );
+    assert_eq!(files(&fixture, &spec), ["a.ext4"]);
+    spec.volumes = vec![volume("a", "/srv/a", 24)];
+    fixture.run(&spec);
+    assert_eq!(run(&fixture, &spec, "cat /srv/a/x"), "kept\n");
+    fixture.runtime.delete(&spec.dir).unwrap();
+    drop(disk);
+    nothing_is_left(&fixture);
+}
+
+/// While something still has the volume of a guest that ended, the next guest has the same file system: never two of
+/// one file.
+#[test]
+fn a_volume_that_is_still_held_is_the_same_one() {
+    let fixture = Fixture::new();
+    let spec = host(&fixture, vec![volume("a", "/srv/a", 16)]);
+    let first = fixture.run(&spec);
+    run(&fixture, &spec, "echo first > /srv/a/x");
+    // Held open beyond the guest's end.
+    let held =
+        fs::OpenOptions::new().append(true).open(format!("/proc/{}/root/srv/a/x", first.pid));
+    let mut held = held.unwrap();
+    again(&fixture, &spec);
+    assert_eq!(loops(fixture.dir.path()).len(), 1, "one device");
+    std::io::Write::write_all(&mut held, b"second\n").unwrap();
+    assert_eq!(run(&fixture, &spec, "cat /srv/a/x"), "first\nsecond\n");
+    drop(held);
+    run(&fixture, &spec, "echo third >> /srv/a/x");
+    again(&fixture, &spec);
+    assert_eq!(run(&fixture, &spec, "cat /srv/a/x"), "first\nsecond\nthird\n");
+    fixture.runtime.delete(&spec.dir).unwrap();
+    nothing_is_left(&fixture);
+}
+
+/// What was left by who died while a volume was made is not taken for it, and goes.
+#[test]
+fn what_is_half_made_is_made_again() {
+    let fixture = Fixture::new();
+    let spec = host(&fixture, vec![volume("a", "/srv/a", 16)]);
+    let directory = fixture.path("volumes").join(&spec.id);
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("a.partial"), "half").unwrap();
+    fs::write(directory.join("other.ext4"), "another's").unwrap();
+    fs::create_dir_all(directory.join("b.ext4/x")).unwrap();
+    fixture.run(&spec);
+    assert_eq!(files(&fixture, &spec), ["a.ext4"]);
+    run(&fixture, &spec, "echo well > /srv/a/x");
+    let other = fixture.path("volumes").join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("a.ext4"), "nobody's").unwrap();
+    fixture.runtime.remove_volumes_but(&[spec.dir.clone()].into()).unwrap();
+    assert!(!other.exists() && directory.exists());
+    fixture.runtime.delete(&spec.dir).unwrap();
+    fixture.runtime.remove_volumes(&spec.dir, &["a"].into()).unwrap();
+    assert_eq!(files(&fixture, &spec), ["a.ext4"]);
+    fixture.runtime.remove_volumes(&spec.dir, &[].into()).unwrap();
+    assert!(!directory.exists());
+    nothing_is_left(&fixture);
+}
