@@ -58,6 +58,12 @@ pub enum Error {
     },
 }
 
+/// An error with its causes, in one line.
+pub fn words(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 

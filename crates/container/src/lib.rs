@@ -27,6 +27,7 @@
 pub mod binds;
 mod bundle;
 pub mod cgroup;
+mod disk;
 mod error;
 pub mod image;
 pub mod init;
@@ -44,7 +45,8 @@ pub mod tree;
 mod view;
 pub mod volumes;
 
-pub use error::{Error, Result};
+pub use disk::free_bytes;
+pub use error::{Error, Result, words};
 pub use log::LogFile;
 pub use process::{Exit, Process};
 pub use runtime::{Paths, Runtime, State};

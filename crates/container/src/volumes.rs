@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, ResolveFlags, fallocate, fchmod, fchown,
-    flock, fstat, fstatvfs, fsync, open, openat, openat2, unlinkat,
+    flock, fstat, fsync, open, openat, openat2, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::mount::{
@@ -35,7 +35,8 @@ use rustix::mount::{
 use rustix::process::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Context, Error, Result};
+use crate::disk::free_bytes;
+use crate::error::{Context, Error, Result, words};
 use crate::process::end_within;
 use crate::spec::{GuestSpec, Root, Volume};
 use crate::tree;
@@ -229,12 +230,6 @@ fn ready(spec: &GuestSpec, volume: &Volume, path: &Path, root: &Path) -> Result<
         })
 }
 
-/// An error with its causes.
-fn words(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
 /// Makes a volume's file system, with its top as the guest's root has the directory there.
 fn make(spec: &GuestSpec, volume: &Volume, path: &Path, root: &Path) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
@@ -303,10 +298,7 @@ fn take(file: &File, path: &Path, bytes: u64) -> Result<()> {
         );
         Err(io::Error::other(text)).at("make", path)
     };
-    let left = || -> Result<u64> {
-        let disk = fstatvfs(file).at("look at the disk of", path)?;
-        Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
-    };
+    let left = || free_bytes(path).at("look at the disk of", path);
     if left()? < bytes.saturating_add(FREE_BYTES_MIN) {
         return full();
     }

@@ -30,6 +30,7 @@ use crate::keeper::{Keeper, News};
 use crate::key::Key;
 use crate::ledger::Moment;
 use crate::model::Model;
+use crate::reconcile::lock;
 use crate::state::Change;
 use crate::watch::{Board, event};
 
@@ -830,11 +831,6 @@ fn retries(scope: &Scope, named: &BTreeSet<String>) -> impl Fn(&Key) -> bool + u
         Key::Mux | Key::External(_) | Key::Leftovers => node,
         Key::Vnet(vnet) | Key::Node { vnet, .. } | Key::Guest { vnet, .. } => named.contains(vnet),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is stored is stored whole or not at all, whoever panicked.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 fn refusal(diagnostics: Vec<pdp_spec::Diagnostic>) -> Problem {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub use pdp_container::words;
 use pdp_container::{HelperSpec, Process, Runtime, State as GuestState};
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::DESCRIPTORS_MAX;
@@ -91,17 +92,6 @@ pub enum HostError {
         /// How.
         how: String,
     },
-}
-
-/// An error with its causes, in one line.
-pub fn words(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> HostError + 'a {

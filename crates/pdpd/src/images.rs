@@ -11,26 +11,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pdp_api::{
     Action, Change, ImageInfo as Info, ImageQuery, Problem, ProblemKind, Progress, PullRequest,
     Report,
 };
-use pdp_container::Paths;
 use pdp_container::cgroup::Cgroups;
 use pdp_container::image::{self, Index, Room, Store, UNPACKED_BYTES_MAX};
+use pdp_container::{Paths, free_bytes};
 use pdp_spec::limits::TENANT_IMAGES_DEFAULT;
 use pdp_spec::registry::{self, ImageName, is_digest};
 use pdp_spec::{Diagnostic, Document, ImageSource, Object, TenantSpec, tenant_of};
 use sha2::{Digest, Sha256};
 
-use crate::access::Scope;
+use crate::access::{Scope, hex};
 use crate::host::words;
 use crate::http::ProgressFn;
 use crate::ledger::UID_BASE;
 use crate::model::Model;
+use crate::reconcile::lock;
 use skopeo::Job;
 
 pub use skopeo::Bounds;
@@ -135,10 +136,6 @@ impl Drop for Slot<'_> {
 struct Owner<'a> {
     name: &'a str,
     tenant: Option<&'a TenantSpec>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Images {
@@ -509,7 +506,8 @@ impl Images {
         let stamp = stamp(path).map_err(|error| error.to_string())?;
         let work = self.store.begin(0).map_err(|error| words(&error))?;
         let kept_free = self.settings.bounds.free_bytes;
-        let free = skopeo::free_bytes(&work.inbox())?.saturating_sub(kept_free);
+        let free = free_bytes(&work.inbox()).map_err(|error| error.to_string())?;
+        let free = free.saturating_sub(kept_free);
         if std::fs::metadata(path).is_ok_and(|meta| meta.len() > free) {
             return Err(skopeo::full(kept_free));
         }
@@ -730,8 +728,4 @@ fn find(index: &Index, image: &str) -> Result<String, Problem> {
             Err(Problem::new(ProblemKind::Invalid, problem).hint("give more of the digest"))
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

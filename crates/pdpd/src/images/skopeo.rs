@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pdp_container::Limits;
 use pdp_container::cgroup::Cgroups;
 use pdp_container::image::{JSON_BYTES_MAX, Work};
+use pdp_container::{Limits, free_bytes};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -211,7 +211,8 @@ impl Job<'_> {
             if bytes > bytes_max {
                 return Err(format!("it has more than {bytes_max} bytes"));
             }
-            if free_bytes(&self.work.inbox())? < kept_free {
+            let free = free_bytes(&self.work.inbox()).map_err(|error| error.to_string())?;
+            if free < kept_free {
                 return Err(full(kept_free));
             }
             if bytes != last {
@@ -226,12 +227,6 @@ impl Job<'_> {
             }
         }
     }
-}
-
-/// Bytes that are free on the disk of a directory.
-pub(super) fn free_bytes(dir: &Path) -> Result<u64, String> {
-    let disk = rustix::fs::statvfs(dir).map_err(|error| error.to_string())?;
-    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 /// That there is no room on the disk.

@@ -10,12 +10,13 @@ use std::collections::HashMap;
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use pdp_api::{AuditEntry, AuditQuery, Role};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use super::{PRIVATE, StateError};
+use crate::reconcile::lock;
 
 /// Rows of each sort that are kept of the operators and viewers of the node, and of all tenants that
 /// are gone.
@@ -239,11 +240,6 @@ impl Trail {
             source,
         })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic of another holder can't leave a transaction open: it rolls back on drop.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 fn owner(row: &AuditEntry) -> &str {
