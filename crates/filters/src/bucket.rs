@@ -1,0 +1,208 @@
+//! The hash table that all tables share: buckets of a cache line, each with the chains of some groups.
+
+use crate::filters::NONE;
+
+/// Chains of a bucket.
+const CHAINS: usize = 12;
+
+/// Buckets that a chain may be away from its own.
+pub const AWAY_MAX: usize = 16;
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// A cache line. A tag of 0 is of no chain.
+#[derive(Clone, Debug)]
+#[repr(C, align(64))]
+struct Bucket {
+    tags: [u8; CHAINS],
+    /// Chains that belong here, or to a bucket before, and are in a bucket after this.
+    beyond: u32,
+    heads: [u32; CHAINS],
+}
+
+/// Where a hash belongs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Home {
+    bucket: u32,
+    tag: u8,
+}
+
+/// Where a chain's head is.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    bucket: u32,
+    chain: u8,
+    away: u8,
+}
+
+/// All buckets.
+#[derive(Debug)]
+pub struct Buckets {
+    buckets: Vec<Bucket>,
+    /// How far a hash is shifted, so that the number of a bucket is left.
+    shift: u32,
+}
+
+impl Buckets {
+    /// For so many chains.
+    pub fn new(chains: usize) -> Self {
+        // Three of five are taken at most: of seven that belong to a bucket on average one in thirty has more than fit.
+        let count = (chains * 5).div_ceil(CHAINS * 3).max(2).next_power_of_two();
+        let empty = Bucket { tags: [0; CHAINS], beyond: 0, heads: [NONE; CHAINS] };
+        Self { buckets: vec![empty; count], shift: u64::BITS - count.ilog2() }
+    }
+
+    /// Where a hash belongs, whose highest bits have to be good.
+    #[inline]
+    pub fn home(&self, hash: u64) -> Home {
+        let tag = (hash >> (self.shift - u8::BITS)) as u8;
+        Home { bucket: (hash >> self.shift) as u32, tag: tag.max(1) }
+    }
+
+    /// Calls for the heads of the chains with this tag; mostly for none where the group is not there, and for its own
+    /// where it is.
+    #[inline]
+    pub fn each(&self, home: Home, mut found: impl FnMut(u32)) {
+        let mut at = home.bucket as usize;
+        for _ in 0..AWAY_MAX.min(self.buckets.len()) {
+            let bucket = &self.buckets[at];
+            let mut meets = bucket.meets(home.tag);
+            while meets != 0 {
+                found(bucket.heads[meets.trailing_zeros() as usize / 8 % CHAINS]);
+                meets &= meets - 1;
+            }
+            if bucket.beyond == 0 {
+                return;
+            }
+            at = (at + 1) & (self.buckets.len() - 1);
+        }
+    }
+
+    /// The chain with a head for which this holds.
+    pub fn chain(&self, home: Home, is: impl Fn(u32) -> bool) -> Option<Place> {
+        let mut at = home.bucket as usize;
+        for away in 0..AWAY_MAX.min(self.buckets.len()) {
+            let bucket = &self.buckets[at];
+            for chain in 0..CHAINS {
+                if bucket.tags[chain] == home.tag && is(bucket.heads[chain]) {
+                    return Some(Place { bucket: at as u32, chain: chain as u8, away: away as u8 });
+                }
+            }
+            if bucket.beyond == 0 {
+                return None;
+            }
+            at = (at + 1) & (self.buckets.len() - 1);
+        }
+        None
+    }
+
+    /// Takes in a new chain; `false`: all buckets where it might be are full.
+    pub fn add(&mut self, home: Home, head: u32) -> bool {
+        let mask = self.buckets.len() - 1;
+        let at = |away: usize| (home.bucket as usize + away) & mask;
+        let free = |away: &usize| self.buckets[at(*away)].tags.contains(&0);
+        let Some(away) = (0..AWAY_MAX.min(mask + 1)).find(free) else { return false };
+        for before in 0..away {
+            self.buckets[at(before)].beyond += 1;
+        }
+        let bucket = &mut self.buckets[at(away)];
+        let chain = bucket.tags.iter().position(|tag| *tag == 0).expect("a free one");
+        bucket.tags[chain] = home.tag;
+        bucket.heads[chain] = head;
+        true
+    }
+
+    /// The head of a chain.
+    pub fn head(&self, place: Place) -> u32 {
+        self.buckets[place.bucket as usize].heads[usize::from(place.chain)]
+    }
+
+    /// Another head.
+    pub fn set_head(&mut self, place: Place, head: u32) {
+        self.buckets[place.bucket as usize].heads[usize::from(place.chain)] = head;
+    }
+
+    /// A chain that has nothing any more.
+    pub fn remove(&mut self, place: Place) {
+        let mask = self.buckets.len() - 1;
+        let bucket = &mut self.buckets[place.bucket as usize];
+        bucket.tags[usize::from(place.chain)] = 0;
+        bucket.heads[usize::from(place.chain)] = NONE;
+        for away in 1..=usize::from(place.away) {
+            self.buckets[(place.bucket as usize).wrapping_sub(away) & mask].beyond -= 1;
+        }
+    }
+
+    /// Bytes.
+    pub fn memory(&self) -> usize {
+        self.buckets.len() * size_of::<Bucket>()
+    }
+}
+
+impl Bucket {
+    /// The highest bit of each byte whose tag is this.
+    #[inline]
+    fn meets(&self, tag: u8) -> u128 {
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            let length = (CHAINS - at).min(8);
+            bytes[..length].copy_from_slice(&self.tags[at..at + length]);
+            u64::from_le_bytes(bytes)
+        };
+        let meets = |word: u64| {
+            let differs = word ^ ONES.wrapping_mul(u64::from(tag));
+            let seven = ONES * 0x7f;
+            !(((differs & seven) + seven) | differs | seven)
+        };
+        // No chain has tag 0, so that bytes beyond the last tag are none of these.
+        u128::from(meets(word(8))) << 64 | u128::from(meets(word(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Of few buckets, so that many are full and chains are away from where they belong.
+        #[test]
+        fn each_chain_is_found_until_it_is_removed(
+            changes in prop::collection::vec((any::<bool>(), 0..6_u64, 0..4_u64), 0..300),
+            chains in 1..40_usize,
+        ) {
+            let mut buckets = Buckets::new(chains);
+            let mut kept: Vec<(Home, u32)> = Vec::new();
+            for (number, (add, bucket, tag)) in changes.into_iter().enumerate() {
+                let count = buckets.buckets.len() as u64;
+                let hash = (bucket % count) << buckets.shift | tag << (buckets.shift - 8);
+                let (home, head) = (buckets.home(hash), number as u32);
+                if add {
+                    if buckets.add(home, head) {
+                        kept.push((home, head));
+                    } else {
+                        prop_assert!(kept.len() >= CHAINS);
+                    }
+                } else if !kept.is_empty() {
+                    let (home, head) = kept.swap_remove(number % kept.len());
+                    let place = buckets.chain(home, |it| it == head).expect("it was added");
+                    prop_assert_eq!(buckets.head(place), head);
+                    buckets.remove(place);
+                }
+                for (home, head) in &kept {
+                    let mut found = Vec::new();
+                    buckets.each(*home, |it| found.push(it));
+                    prop_assert!(found.contains(head));
+                    let known = |it: &u32| kept.iter().any(|(_, head)| head == it);
+                    prop_assert!(found.iter().all(known), "{:?}", found);
+                }
+            }
+            for (home, head) in kept {
+                let place = buckets.chain(home, |it| it == head).expect("it was added");
+                buckets.remove(place);
+            }
+            prop_assert!(buckets.buckets.iter().all(|it| it.beyond == 0 && it.tags == [0; CHAINS]));
+        }
+    }
+}

@@ -1,0 +1,764 @@
+//! All filters.
+
+use std::fmt;
+
+use crate::bucket::{Buckets, Home, Place};
+use crate::cam::{CAM_MAX, Cam};
+use crate::table::{CHAIN_MAX, LEVELS, Table, relaxed};
+
+/// No filter: what [`Filters::find`] says of a key that meets none.
+pub const NONE: u32 = u32::MAX;
+
+/// Keys that are looked up together at most.
+pub const BATCH: usize = 64;
+
+/// Slots at most.
+pub const SLOTS_MAX: usize = 1 << 20;
+
+/// Tables at most.
+pub const TABLES_MAX: usize = 1 << 10;
+
+/// Steps at most, that look-ups may be allowed to take.
+pub const STEPS_MAX: usize = 1 << 14;
+
+/// Tables that are tried for a filter before it is put into the ternary memory: those that hash most.
+const TRIES: usize = 3;
+
+/// Filters of the ternary memory whose masks are tried for a new table.
+const ASKED: usize = 32;
+
+/// A table is tried with one filter in so many of the ternary memory.
+const SHARE: usize = 4;
+
+/// A table that takes so many percent of what the best one takes is as good.
+const NEARLY: usize = 90;
+
+/// Filters that are moved together out of the ternary memory.
+const MOVED: usize = 64;
+
+/// The number of a table for what is in the ternary memory.
+const CAM: u16 = u16::MAX;
+
+/// Slots that are looked at for the highest priority of their tables with each change.
+const SEEN_PER_CHANGE: usize = 4;
+
+/// A pattern of bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filter<const W: usize> {
+    /// What the bits of a key are to be. Those that the mask does not have are 0 here, whatever is given.
+    pub value: [u64; W],
+    /// Which bits it looks at.
+    pub mask: [u64; W],
+    /// Of those that meet a key the highest counts, and of equal ones the oldest.
+    pub priority: u32,
+}
+
+impl<const W: usize> Filter<W> {
+    /// Whether a key meets it.
+    #[inline]
+    pub fn meets(&self, key: &[u64; W]) -> bool {
+        let differs = |word: usize| key[word] & self.mask[word] ^ self.value[word];
+        (0..W).fold(0, |all, word| all | differs(word)) == 0
+    }
+}
+
+/// Why a change can't be staged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The slot is not one of [`Filters::capacity`].
+    Slot,
+    /// There is a filter in the slot already, even if it goes with the next commit.
+    Taken,
+    /// There is no filter in the slot, or it goes with the next commit.
+    Empty,
+    /// Look-ups would take more steps than [`Filters::new`] was told: too many masks, or too many filters that are
+    /// alike.
+    Crowded,
+    /// What was changed before is not tidied up: call [`Filters::settle`] first.
+    Unsettled,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Slot => "there is no such slot",
+            Self::Taken => "there is a filter in the slot",
+            Self::Empty => "there is no filter in the slot",
+            Self::Crowded => {
+                "look-ups would take too long: use fewer masks, or fewer filters that are alike"
+            }
+            Self::Unsettled => "earlier changes are not tidied up",
+        })
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// What becomes of a filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// There is none.
+    Free,
+    Stays,
+    /// It is seen from the commit on.
+    Comes,
+    /// It is seen until the commit.
+    Goes,
+    /// It came and went in one commit.
+    Never,
+}
+
+/// What becomes of the changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// They are collected.
+    Staged,
+    /// They are seen, and being tidied up.
+    Committed,
+    /// They never were, and are being tidied up.
+    Abandoned,
+}
+
+#[derive(Clone, Debug)]
+struct Entry<const W: usize> {
+    filter: Filter<W>,
+    /// The next of its chain, which has the highest priority first, and of equal ones the oldest; its place, if it is in
+    /// the ternary memory.
+    next: u32,
+    age: u64,
+    table: u16,
+    state: State,
+}
+
+impl<const W: usize> Entry<W> {
+    fn goes_before(&self, other: &Self) -> bool {
+        let (own, others) = (self.filter.priority, other.filter.priority);
+        own > others || own == others && self.age < other.age
+    }
+}
+
+/// Filters by slots, whose numbers are the caller's to choose: what a filter means, the caller keeps by slot.
+#[derive(Debug)]
+pub struct Filters<const W: usize> {
+    entries: Vec<Entry<W>>,
+    buckets: Buckets,
+    cam: Cam<W>,
+    tables: Vec<Table<W>>,
+    /// Tables that have filters, those with the highest priorities first.
+    order: Vec<u16>,
+    /// Tables that have none.
+    spare: Vec<u16>,
+    /// What a key takes at most in all tables.
+    steps: usize,
+    steps_max: usize,
+    /// The table that was made last, and how much of the ternary memory was asked whether it can go there.
+    newest: u16,
+    asked: usize,
+    /// Of the next filter that is set.
+    age: u64,
+    /// Slots that were changed and are not tidied up.
+    changed: Vec<u32>,
+    /// Of these, how many are tidied up.
+    settled: usize,
+    phase: Phase,
+    /// The next slot that is looked at for its table's highest priority.
+    seen: usize,
+    random: u64,
+}
+
+impl<const W: usize> Filters<W> {
+    /// For slots from 0 to `capacity` - 1, of which there are [`SLOTS_MAX`] at most; all memory for these is taken here,
+    /// and tables, of some 200 bytes each, are all that is added later.
+    ///
+    /// `steps_max`, from 2 to [`STEPS_MAX`], bounds what a look-up may take ([`Self::steps`]); filters by which it would
+    /// take more are refused. Greater or smaller numbers count as the nearest of these. `secret` is drawn at random, and
+    /// known to nobody else.
+    pub fn new(capacity: usize, steps_max: usize, secret: u64) -> Self {
+        let capacity = capacity.min(SLOTS_MAX);
+        let filter = Filter { value: [0; W], mask: [0; W], priority: 0 };
+        let free = Entry { filter, next: NONE, age: 0, table: 0, state: State::Free };
+        Self {
+            entries: vec![free; capacity],
+            buckets: Buckets::new(capacity),
+            cam: Cam::new(),
+            tables: Vec::new(),
+            order: Vec::new(),
+            spare: Vec::new(),
+            steps: 0,
+            steps_max: steps_max.clamp(2, STEPS_MAX),
+            newest: 0,
+            asked: CAM_MAX,
+            age: 0,
+            changed: Vec::with_capacity(capacity),
+            settled: 0,
+            phase: Phase::Staged,
+            seen: 0,
+            random: secret,
+        }
+    }
+
+    /// Slots.
+    pub fn capacity(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Tables with filters: how often a key is hashed at most.
+    pub fn tables(&self) -> usize {
+        self.order.len()
+    }
+
+    /// What the look-up of a key takes at most now: how often it is hashed, and how many filters it is compared with. At
+    /// most the `steps_max` of [`Self::new`], and [`NURSERY_MAX`] more.
+    pub fn steps(&self) -> usize {
+        self.steps + self.cam.count()
+    }
+
+    /// Bytes of memory.
+    pub fn memory(&self) -> usize {
+        let entries = self.entries.len() * (size_of::<Entry<W>>() + size_of::<u32>());
+        let tables = self.tables.len() * (size_of::<Table<W>>() + 2 * size_of::<u16>());
+        size_of::<Self>() + entries + self.buckets.memory() + self.cam.memory() + tables
+    }
+
+    /// Writes for each key the slot of the filter that it meets: of those that it meets the one of the highest priority,
+    /// and of equal ones the one that was set first. [`NONE`], if it meets none.
+    ///
+    /// # Panics
+    ///
+    /// If there are more than [`BATCH`] keys, or not as many results as keys.
+    pub fn find(&self, keys: &[[u64; W]], found: &mut [u32]) {
+        assert!(keys.len() <= BATCH && keys.len() == found.len());
+        found.fill(NONE);
+        let mut best = [0_u32; BATCH];
+        // Keys for which another table may have better.
+        let mut open: [u8; BATCH] = std::array::from_fn(|at| at as u8);
+        let mut open_count = keys.len();
+        let mut homes = [Home::default(); BATCH];
+        let mut heads = [(0_u8, 0_u32); 2 * BATCH];
+        for &number in &self.order {
+            let table = &self.tables[usize::from(number)];
+            let mut count = 0;
+            for at in 0..open_count {
+                let key = usize::from(open[at]);
+                open[count] = open[at];
+                count += usize::from(found[key] == NONE || best[key] <= table.max);
+            }
+            open_count = count;
+            if open_count == 0 {
+                break;
+            }
+            for at in 0..open_count {
+                homes[at] = self.buckets.home(table.hash(&keys[usize::from(open[at])]));
+            }
+            let mut head_count = 0;
+            for at in 0..open_count {
+                self.buckets.each(homes[at], |head| {
+                    // More than fit are walked at once.
+                    match heads.get_mut(head_count) {
+                        Some(place) => {
+                            *place = (open[at], head);
+                            head_count += 1;
+                        }
+                        None => self.walk(number, keys, open[at], head, &mut best, found),
+                    }
+                });
+            }
+            for &(key, head) in &heads[..head_count] {
+                self.walk(number, keys, key, head, &mut best, found);
+            }
+        }
+        for (at, key) in keys.iter().enumerate() {
+            if self.cam.count() == 0 || found[at] != NONE && best[at] > self.cam.max {
+                continue;
+            }
+            self.cam.each(key, |place| {
+                if found[at] != NONE && best[at] > self.cam.priorities[place] {
+                    return;
+                }
+                let slot = self.cam.slots[place];
+                let entry = &self.entries[slot as usize];
+                let better =
+                    found[at] == NONE || entry.goes_before(&self.entries[found[at] as usize]);
+                if better && self.is_seen(entry.state) {
+                    best[at] = entry.filter.priority;
+                    found[at] = slot;
+                }
+            });
+        }
+    }
+
+    /// Looks for better in a chain, unless it is another table's, whose tag is the same by chance.
+    #[inline]
+    fn walk(
+        &self,
+        number: u16,
+        keys: &[[u64; W]],
+        key: u8,
+        head: u32,
+        best: &mut [u32; BATCH],
+        found: &mut [u32],
+    ) {
+        let at = usize::from(key);
+        let mut slot = head;
+        while let Some(entry) = self.entries.get(slot as usize) {
+            if entry.table != number
+                || found[at] != NONE && self.entries[found[at] as usize].goes_before(entry)
+            {
+                return;
+            }
+            if self.is_seen(entry.state) && entry.filter.meets(&keys[at]) {
+                best[at] = entry.filter.priority;
+                found[at] = slot;
+                return;
+            }
+            slot = entry.next;
+        }
+    }
+
+    fn is_seen(&self, state: State) -> bool {
+        match state {
+            State::Stays => true,
+            State::Comes => self.phase == Phase::Committed,
+            State::Goes => self.phase != Phase::Committed,
+            State::Free | State::Never => false,
+        }
+    }
+
+    /// Stages a filter for a slot that is free: it is seen from the commit on.
+    pub fn set(&mut self, slot: u32, filter: Filter<W>) -> Result<(), Refused> {
+        if self.phase != Phase::Staged {
+            return Err(Refused::Unsettled);
+        }
+        let entry = self.entries.get_mut(slot as usize).ok_or(Refused::Slot)?;
+        if entry.state != State::Free {
+            return Err(Refused::Taken);
+        }
+        let value = std::array::from_fn(|word| filter.value[word] & filter.mask[word]);
+        let filter = Filter { value, ..filter };
+        *entry = Entry { filter, next: NONE, age: self.age, table: CAM, state: State::Comes };
+        if !self.place(slot) {
+            self.entries[slot as usize].state = State::Free;
+            return Err(Refused::Crowded);
+        }
+        self.age += 1;
+        self.changed.push(slot);
+        self.look_on();
+        Ok(())
+    }
+
+    /// Stages that a slot's filter goes: it is seen until the commit. The slot is free once that is tidied up.
+    pub fn remove(&mut self, slot: u32) -> Result<(), Refused> {
+        if self.phase != Phase::Staged {
+            return Err(Refused::Unsettled);
+        }
+        let entry = self.entries.get_mut(slot as usize).ok_or(Refused::Slot)?;
+        match entry.state {
+            State::Stays => {
+                entry.state = State::Goes;
+                self.changed.push(slot);
+            }
+            // It is among those that were changed already.
+            State::Comes => entry.state = State::Never,
+            State::Free | State::Goes | State::Never => return Err(Refused::Empty),
+        }
+        self.look_on();
+        Ok(())
+    }
+
+    /// From now on all that was staged is seen.
+    pub fn commit(&mut self) {
+        if self.phase == Phase::Staged {
+            self.phase = Phase::Committed;
+        }
+    }
+
+    /// Forgets all that was staged, instead of a commit; it is tidied up as after one.
+    pub fn abandon(&mut self) {
+        if self.phase == Phase::Staged {
+            self.phase = Phase::Abandoned;
+        }
+    }
+
+    /// Tidies up after [`Self::commit`] or [`Self::abandon`], at most so many filters; whether that is done, and more can
+    /// be staged. Look-ups find the same before and after.
+    pub fn settle(&mut self, most: usize) -> bool {
+        if self.phase == Phase::Staged {
+            return true;
+        }
+        let end = self.changed.len().min(self.settled.saturating_add(most));
+        for at in self.settled..end {
+            let slot = self.changed[at];
+            let state = &mut self.entries[slot as usize].state;
+            match (*state, self.phase) {
+                (State::Comes, Phase::Committed) | (State::Goes, Phase::Abandoned) => {
+                    *state = State::Stays;
+                }
+                _ => self.unlink(slot),
+            }
+        }
+        self.settled = end;
+        if end < self.changed.len() {
+            return false;
+        }
+        self.changed.clear();
+        self.settled = 0;
+        self.phase = Phase::Staged;
+        true
+    }
+
+    /// Finds a place for a filter; `false`: there is none.
+    fn place(&mut self, slot: u32) -> bool {
+        self.enter_one_of_best(slot)
+            || self.remember(slot)
+            || self.make_room() && (self.enter_one_of_best(slot) || self.remember(slot))
+            || self.enter_any(slot)
+    }
+
+    /// Puts a filter into one of the tables that hash most of what it looks at.
+    fn enter_one_of_best(&mut self, slot: u32) -> bool {
+        let mask = self.entries[slot as usize].filter.mask;
+        let mut best = [(0, 0_u16); TRIES];
+        let mut count = 0;
+        for &number in &self.order {
+            let table = &self.tables[usize::from(number)];
+            if !table.takes(&mask) {
+                continue;
+            }
+            let mut new = (table.bits, number);
+            for place in &mut best[..count] {
+                if place.0 < new.0 {
+                    std::mem::swap(place, &mut new);
+                }
+            }
+            if count < TRIES {
+                best[count] = new;
+                count += 1;
+            }
+        }
+        best[..count].iter().any(|&(_, number)| self.enter(number, slot))
+    }
+
+    /// Puts a filter into any table.
+    fn enter_any(&mut self, slot: u32) -> bool {
+        let mask = self.entries[slot as usize].filter.mask;
+        (0..self.order.len()).any(|at| {
+            let number = self.order[at];
+            self.tables[usize::from(number)].takes(&mask) && self.enter(number, slot)
+        })
+    }
+
+    /// Puts a filter into a table, unless its chain there or the steps of a look-up would be more than may be.
+    fn enter(&mut self, number: u16, slot: u32) -> bool {
+        let Filter { value, priority, .. } = self.entries[slot as usize].filter;
+        let table = &self.tables[usize::from(number)];
+        let home = self.buckets.home(table.hash(&value));
+        let place = self.chain(number, home, &value);
+        let head = place.map_or(NONE, |place| self.buckets.head(place));
+        // What goes before it in its chain.
+        let (mut before, mut next, mut length) = (NONE, head, 0);
+        while let Some(entry) = self.entries.get(next as usize) {
+            if entry.goes_before(&self.entries[slot as usize]) {
+                before = next;
+            }
+            length += 1;
+            next = entry.next;
+        }
+        let more = table.steps_with(length) - table.steps();
+        if length == CHAIN_MAX || self.steps + more > self.steps_max {
+            return false;
+        }
+        match place {
+            None if !self.buckets.add(home, slot) => return false,
+            Some(place) if before == NONE => self.buckets.set_head(place, slot),
+            _ => {}
+        }
+        self.entries[slot as usize].table = number;
+        self.entries[slot as usize].next = match self.entries.get_mut(before as usize) {
+            Some(entry) => std::mem::replace(&mut entry.next, slot),
+            None => head,
+        };
+        self.steps += more;
+        let table = &mut self.tables[usize::from(number)];
+        table.add_to_chain(length);
+        table.fresh = table.fresh.max(priority);
+        if table.max < priority || table.filters == 1 {
+            table.max = table.max.max(priority);
+            self.move_forward(number);
+        }
+        true
+    }
+
+    /// Puts a filter into the ternary memory, unless that is full.
+    fn remember(&mut self, slot: u32) -> bool {
+        let Filter { value, mask, priority } = self.entries[slot as usize].filter;
+        let Some(place) = self.cam.add(slot, &value, &mask, priority) else { return false };
+        let entry = &mut self.entries[slot as usize];
+        (entry.table, entry.next) = (CAM, place.into());
+        true
+    }
+
+    /// Moves some out of the ternary memory, which is full, into the newest table, and makes one if that takes no more;
+    /// `false`: none can be moved.
+    fn make_room(&mut self) -> bool {
+        if self.move_some() {
+            return true;
+        }
+        if !self.make_table() {
+            return false;
+        }
+        let is_moved = self.move_some();
+        if !is_moved {
+            self.forget(self.newest);
+        }
+        is_moved
+    }
+
+    /// Moves some out of the ternary memory into the newest table; `false`: that takes no more.
+    fn move_some(&mut self) -> bool {
+        let mut moved = [0; MOVED];
+        let mut count = 0;
+        while self.asked < CAM_MAX && count < MOVED {
+            let slot = self.cam.slots[self.asked];
+            let mask = self.entries[slot as usize].filter.mask;
+            if self.tables[usize::from(self.newest)].takes(&mask) && self.enter(self.newest, slot) {
+                moved[count] = self.asked as u16;
+                count += 1;
+            }
+            self.asked += 1;
+        }
+        self.cam.remove(&moved[..count], |slot| self.entries[slot as usize].filter.mask);
+        count > 0
+    }
+
+    /// Makes the table that would take most out of the ternary memory, as far as a part of that shows; `false`: there
+    /// can't be another.
+    fn make_table(&mut self) -> bool {
+        if self.order.len() == TABLES_MAX || self.steps + 2 > self.steps_max {
+            return false;
+        }
+        let start = next(&mut self.random) as usize;
+        let filter = |at: usize| {
+            let slot = self.cam.slots[(start + at) % CAM_MAX];
+            self.entries[slot as usize].filter
+        };
+        let asked = (0..CAM_MAX).step_by(CAM_MAX / ASKED);
+        let mut masks: Vec<[u64; W]> =
+            asked.flat_map(|at| LEVELS.map(|group| relaxed(&filter(at).mask, group))).collect();
+        masks.sort_unstable();
+        masks.dedup();
+        let mut is_known = vec![false; masks.len()];
+        for number in &self.order {
+            if let Ok(at) = masks.binary_search(&self.tables[usize::from(*number)].mask) {
+                is_known[at] = true;
+            }
+        }
+        let some: Vec<Filter<W>> = (0..CAM_MAX).step_by(SHARE).map(filter).collect();
+        let gain = |table: &Table<W>| {
+            // How many fall together, about.
+            let mut counts = [0_u8; 1 << 9];
+            let taken = some.iter().filter(|filter| {
+                let count = &mut counts[(table.hash(&filter.value) >> (u64::BITS - 9)) as usize];
+                let takes = table.takes(&filter.mask) && usize::from(*count) < CHAIN_MAX / SHARE;
+                *count += u8::from(takes);
+                takes
+            });
+            taken.count()
+        };
+        let mut random = || next(&mut self.random);
+        let new = masks.into_iter().zip(is_known).filter(|(_, is_known)| !is_known);
+        let gains: Vec<(usize, Table<W>)> = new
+            .map(|(mask, _)| {
+                let table = Table::new(mask, &mut random);
+                (gain(&table), table)
+            })
+            .collect();
+        // Of those that take nearly as many the one that hashes least: others that come fit there more often.
+        let enough = gains.iter().map(|it| it.0).max().unwrap_or(0) * NEARLY / 100;
+        let good = gains.into_iter().filter(|it| it.0 >= enough);
+        let Some((_, table)) = good.min_by_key(|it| it.1.bits) else { return false };
+        self.newest = self.make(table);
+        self.asked = 0;
+        true
+    }
+
+    /// The chain of a table's filters that equal this value in what the table hashes.
+    fn chain(&self, number: u16, home: Home, value: &[u64; W]) -> Option<Place> {
+        let mask = &self.tables[usize::from(number)].mask;
+        self.buckets.chain(home, |head| {
+            let entry = &self.entries[head as usize];
+            let same = |word: usize| (entry.filter.value[word] ^ value[word]) & mask[word] == 0;
+            entry.table == number && (0..W).all(same)
+        })
+    }
+
+    /// Takes a filter out of where it is, and frees its slot.
+    fn unlink(&mut self, slot: u32) {
+        let Entry { filter, next, table: number, .. } = self.entries[slot as usize].clone();
+        self.entries[slot as usize].state = State::Free;
+        if number == CAM {
+            self.cam.remove(&[next as u16], |_| filter.mask);
+            return;
+        }
+        let home = self.buckets.home(self.tables[usize::from(number)].hash(&filter.value));
+        let place = self.chain(number, home, &filter.value).expect("the chain that it is in");
+        let head = self.buckets.head(place);
+        let (mut before, mut at, mut length) = (NONE, head, 0);
+        while let Some(entry) = self.entries.get(at as usize) {
+            if entry.next == slot {
+                before = at;
+            }
+            length += 1;
+            at = entry.next;
+        }
+        match self.entries.get_mut(before as usize) {
+            Some(entry) => entry.next = next,
+            None if next == NONE => self.buckets.remove(place),
+            None => self.buckets.set_head(place, next),
+        }
+        let table = &mut self.tables[usize::from(number)];
+        self.steps -= table.steps();
+        table.take_from_chain(length);
+        self.steps += table.steps();
+        if table.filters == 0 {
+            self.forget(number);
+        }
+    }
+
+    /// Takes a table in, which has no filter yet; its number.
+    fn make(&mut self, table: Table<W>) -> u16 {
+        self.steps += table.steps();
+        let number = match self.spare.pop() {
+            Some(number) => {
+                self.tables[usize::from(number)] = table;
+                number
+            }
+            None => {
+                self.tables.push(table);
+                self.tables.len() as u16 - 1
+            }
+        };
+        self.order.push(number);
+        number
+    }
+
+    /// Gives up a table that has no filter.
+    fn forget(&mut self, number: u16) {
+        self.steps -= self.tables[usize::from(number)].steps();
+        self.order.retain(|it| *it != number);
+        self.spare.push(number);
+        if self.newest == number {
+            self.asked = CAM_MAX;
+        }
+    }
+
+    /// A table has a higher priority than before.
+    fn move_forward(&mut self, number: u16) {
+        let at = self.order.iter().position(|it| *it == number).expect("a table in use");
+        let max = self.tables[usize::from(number)].max;
+        let to = self.order[..at].partition_point(|it| self.tables[usize::from(*it)].max >= max);
+        self.order[to..=at].rotate_right(1);
+    }
+
+    /// Looks at some more slots; once all were, tables know their highest priorities anew.
+    fn look_on(&mut self) {
+        for _ in 0..SEEN_PER_CHANGE {
+            let Some(entry) = self.entries.get(self.seen) else {
+                self.seen = 0;
+                for number in &self.order {
+                    let table = &mut self.tables[usize::from(*number)];
+                    table.max = std::mem::take(&mut table.fresh);
+                }
+                let tables = &self.tables;
+                self.order.sort_by_key(|it| std::cmp::Reverse(tables[usize::from(*it)].max));
+                return;
+            };
+            if entry.state != State::Free && entry.table != CAM {
+                let table = &mut self.tables[usize::from(entry.table)];
+                table.fresh = table.fresh.max(entry.filter.priority);
+            }
+            self.seen += 1;
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): what comes next.
+fn next(random: &mut u64) -> u64 {
+    *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut word = *random;
+    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What is kept of chains, tables and steps is true.
+    fn check(filters: &Filters<2>) {
+        let mut chained = 0;
+        let mut steps = 0;
+        for &number in &filters.order {
+            let table = &filters.tables[usize::from(number)];
+            let of_table = |entry: &&Entry<2>| entry.state != State::Free && entry.table == number;
+            let entries: Vec<_> = filters.entries.iter().filter(of_table).collect();
+            let mut longest = 0;
+            for entry in &entries {
+                let value = entry.filter.value;
+                let place = filters.chain(number, filters.buckets.home(table.hash(&value)), &value);
+                let head = filters.buckets.head(place.expect("a chain"));
+                let next = |entry: &&Entry<2>| filters.entries.get(entry.next as usize);
+                let chain: Vec<_> =
+                    std::iter::successors(filters.entries.get(head as usize), next).collect();
+                assert!(chain.iter().any(|it| std::ptr::eq(*it, *entry)));
+                assert!(chain.is_sorted_by(|one, other| one.goes_before(other)));
+                longest = longest.max(chain.len());
+                assert!(entry.filter.priority <= table.max);
+            }
+            assert!((1..=CHAIN_MAX).contains(&longest));
+            assert_eq!((table.steps(), table.filters), (1 + longest, entries.len() as u32));
+            steps += table.steps();
+            chained += entries.len();
+        }
+        assert_eq!(filters.steps, steps);
+        assert!(steps <= filters.steps_max);
+        let max = |it: &u16| filters.tables[usize::from(*it)].max;
+        assert!(filters.order.is_sorted_by(|one, other| max(one) >= max(other)));
+        assert_eq!(filters.order.len() + filters.spare.len(), filters.tables.len());
+        let taken = filters.entries.iter().filter(|entry| entry.state != State::Free).count();
+        assert_eq!(taken, chained + filters.cam.count());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn what_is_kept_of_chains_and_tables_is_true(
+            seed: u64, groups in 1..40_u64, steps_max in 2..400_usize,
+        ) {
+            let mut random = seed;
+            let mut below = |most: u64| next(&mut random) % most;
+            let mut filters = Filters::<2>::new(1000, steps_max, seed);
+            for _ in 0..6 {
+                for _ in 0..700 {
+                    let (slot, group) = (below(1000) as u32, below(groups));
+                    let mask = [u64::MAX << group, u64::MAX << (group / 3) >> below(3)];
+                    let filter =
+                        Filter { value: [below(9) << 40, below(5)], mask, priority: below(30) as u32 };
+                    match filters.set(slot, filter) {
+                        Err(Refused::Taken) if below(3) == 0 => _ = filters.remove(slot),
+                        _ => {}
+                    }
+                }
+                check(&filters);
+                if below(4) == 0 { filters.abandon() } else { filters.commit() }
+                while !filters.settle(200) {
+                    check(&filters);
+                }
+                check(&filters);
+            }
+        }
+    }
+}
