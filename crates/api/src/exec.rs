@@ -45,6 +45,13 @@ pub struct ExecRequest {
     #[serde(default)]
     #[schema(value_type = String)]
     pub process: GuestProcess,
+    /// As this user of the control guest, `USER` or `USER:GROUP` by name or number (0 to 65535), looked up in it; root
+    /// if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// In this directory of the control guest, by its absolute path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
     /// With a terminal of this size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tty: Option<WindowSize>,

@@ -245,6 +245,7 @@ pub struct Inspect {
 #[command(after_help = "Example: pdp exec red/h1 ping -c 3 10.2.0.2\n         \
                         pdp exec red/r1 -- vtysh -c 'show ip ospf neighbor'\n         \
                         pdp exec red/r1,r2 ip route\n         \
+                        pdp exec -u www-data -w /srv red/h1 ./update\n         \
                         pdp exec red -l role=spine vtysh -c 'show bgp summary'\n         \
                         pdp exec red --all uptime")]
 pub struct Exec {
@@ -256,6 +257,8 @@ pub struct Exec {
     /// In this forwarding guest instead of the control guest.
     #[arg(long, value_name = "N")]
     pub guest: Option<u32>,
+    #[command(flatten)]
+    pub stand: Stand,
     /// With a terminal.
     #[arg(short, long)]
     pub tty: bool,
@@ -288,7 +291,7 @@ pub struct Cp {
 
 /// Open a shell in a node.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: pdp shell red/r1")]
+#[command(after_help = "Example: pdp shell red/r1\n         pdp shell -u bird -w /etc/bird red/r1")]
 pub struct Shell {
     /// VNET/NODE.
     #[arg(value_name = "NODE", add = complete::nodes())]
@@ -296,6 +299,19 @@ pub struct Shell {
     /// In this forwarding guest instead of the control guest.
     #[arg(long, value_name = "N")]
     pub guest: Option<u32>,
+    #[command(flatten)]
+    pub stand: Stand,
+}
+
+/// As whom and where a command runs.
+#[derive(Debug, clap::Args)]
+pub struct Stand {
+    /// As this user of the node, by name or number; root if not given.
+    #[arg(short, long, value_name = "USER[:GROUP]", conflicts_with = "guest")]
+    pub user: Option<String>,
+    /// In this directory of the node.
+    #[arg(short, long, value_name = "DIR", conflicts_with = "guest")]
+    pub workdir: Option<String>,
 }
 
 /// Print the log of the daemon, the mux, a guest or a helper.

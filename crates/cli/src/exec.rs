@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::args::{Exec, Shell};
+use crate::args::{Exec, Shell, Stand};
 use crate::failure::Failure;
 use crate::many;
 use crate::name::NodeName;
@@ -34,7 +34,7 @@ pub async fn exec(client: &Client, args: Exec) -> Result<ExitCode, Failure> {
     let command = args.command.into_iter().map(OsString::into_string).collect::<Result<_, _>>();
     let command =
         command.map_err(|word| Failure::Usage(format!("{}: not UTF-8", word.to_string_lossy())))?;
-    let request = request(command, args.guest, args.tty);
+    let request = request(command, args.guest, args.stand, args.tty);
     let Nodes { vnet, .. } = &args.nodes;
     if let Some(node) = args.nodes.one(&args.choice) {
         let name = NodeName { vnet: vnet.clone(), node: node.into() };
@@ -47,12 +47,14 @@ pub async fn exec(client: &Client, args: Exec) -> Result<ExitCode, Failure> {
 }
 
 pub async fn shell(client: &Client, args: Shell) -> Result<ExitCode, Failure> {
-    run(client, &args.name, &request(Vec::new(), args.guest, true), true).await
+    run(client, &args.name, &request(Vec::new(), args.guest, args.stand, true), true).await
 }
 
-fn request(command: Vec<String>, guest: Option<u32>, tty: bool) -> ExecRequest {
+fn request(command: Vec<String>, guest: Option<u32>, stand: Stand, tty: bool) -> ExecRequest {
     ExecRequest {
         command,
+        user: stand.user,
+        workdir: stand.workdir,
         process: guest.map_or(GuestProcess::Control, GuestProcess::Guest),
         tty: tty.then(|| window_size().unwrap_or(SIZE_DEFAULT)),
         term: tty.then(|| std::env::var("TERM").ok()).flatten(),

@@ -447,8 +447,7 @@ async fn run(client: &Client, target: &Target, words: &[String]) -> Option<Strin
     let request = ExecRequest {
         command: words.to_vec(),
         process: GuestProcess::Control,
-        tty: None,
-        term: None,
+        ..ExecRequest::default()
     };
     let mut said = Vec::new();
     let ended = async {

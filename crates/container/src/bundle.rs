@@ -17,12 +17,19 @@ use crate::init;
 use crate::profile::{WRITABLE_CHANGES, Writable};
 use crate::root;
 use crate::seccomp;
-use crate::spec::{GuestSpec, ID_BYTES_MAX, Owned, Profile, Root, RunAs, bundle, id_is_good};
+use crate::spec::{GuestSpec, ID_BYTES_MAX, Profile, Root, USER_IDS, bundle, id_is_good};
 use crate::view;
 use crate::volumes;
 
 /// Where a guest finds what PdP needs in it.
 const INSIDE: &str = "/run/pdp";
+
+/// Process 1's program, what it is to do, and the loader and libraries that it is called by where the root is not the
+/// host's.
+const INIT: &str = "/run/pdp/init";
+pub(crate) const INIT_JSON: &str = "/run/pdp/init.json";
+const INIT_LOADER: &str = "/run/pdp/init-loader";
+const INIT_LIBRARIES: &str = "/run/pdp/init-lib";
 
 /// Descriptors that a guest or helper may be given.
 pub(crate) const DESCRIPTORS_MAX: usize = 32;
@@ -67,7 +74,7 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     }
     let users = spec.users;
     if users.base < 65_536
-        || users.length < 65_536
+        || users.length < USER_IDS
         || users.base.checked_add(users.length).is_none()
     {
         return fail(format!(
@@ -123,6 +130,11 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     let as_image = matches!(spec.root, Root::Image { .. }) && !spec.profile.is_forwarding();
     if !as_image && spec.commands.iter().any(|command| command.argv.is_empty()) {
         return fail("a command without a program".to_owned());
+    }
+    if spec.profile.is_forwarding() && spec.commands.iter().any(|it| !it.run_as.is_default()) {
+        return fail(
+            "a forwarding guest's commands run as its one user, in its directory".to_owned(),
+        );
     }
     let count = spec.commands.len();
     if count > COMMANDS_MAX {
@@ -189,10 +201,19 @@ pub(crate) fn make(
     if image {
         fs::create_dir(&shown).at("make", &shown)?;
     }
-    let as_image = own.map(|own| AsImage::of(spec, own, &root)).transpose()?;
+    let as_image = own.map(|own| AsImage::of(spec, own, &root));
     let (spec, workdir) = match &as_image {
         Some(as_image) => (&as_image.spec, &*as_image.workdir),
         None => (spec, "/"),
+    };
+    let config = init::Config {
+        commands: spec.commands.clone(),
+        files: Vec::new(),
+        ends: spec.profile.is_forwarding(),
+        tells: !spec.profile.is_forwarding(),
+        open_files_max: spec.open_files_max,
+        keeps_home: spec.env.contains_key("HOME"),
+        made: as_image.as_ref().and_then(|as_image| as_image.made.clone()),
     };
     let memory = spec.limits.memory_bytes;
     let changes = as_image.is_some() && !spec.profile.is_forwarding();
@@ -214,7 +235,7 @@ pub(crate) fn make(
     if !image {
         mounts.extend(root::shown().iter().map(|path| bind_mount(path, path, false)));
     }
-    let init = place_init(spec, &files, init_program, (&root, image), &mut mounts)?;
+    let init = place_init(spec, config, &files, init_program, (&root, image), &mut mounts)?;
     let own = spec.binds.iter().filter(|bind| !bind.wished);
     mounts.extend(own.map(|b| bind_mount(&b.source, &b.target, b.writable)));
     volumes::prepare(spec, own_volumes, &dir, &root)?;
@@ -256,31 +277,29 @@ pub(crate) fn make(
 struct AsImage {
     /// The guest with what is the image's where its own spec does not say.
     spec: GuestSpec,
-    /// Where they are run.
+    /// Where process 1 is, and what is run in it later.
     workdir: String,
+    /// Where the commands are run that say nothing else; made if it is not there.
+    made: Option<PathBuf>,
 }
 
 impl AsImage {
     /// `root`: the image's files.
-    fn of(spec: &GuestSpec, own: Own, root: &Path) -> Result<Self> {
+    fn of(spec: &GuestSpec, own: Own, root: &Path) -> Self {
         let mut merged = spec.clone();
         merged.env = own.env.into_iter().chain(spec.env.clone()).collect();
-        for command in merged.commands.iter_mut().filter(|command| command.argv.is_empty()) {
-            command.argv.clone_from(&own.argv);
-            if !own.user.is_empty() {
-                let (user, group) = match own.user.split_once(':') {
-                    Some((user, group)) => (user, Some(group.to_owned())),
-                    None => (&*own.user, None),
-                };
-                let owner = Owned::Named { user: user.to_owned(), group };
-                let (uid, gid) = root::ids(spec, root, &owner)?;
-                let home = image::home(root, uid).filter(|_| !merged.env.contains_key("HOME"));
-                command.run_as = Some(RunAs { uid, gid, home });
+        let elsewhere = own.workdir != "/" && !spec.profile.is_forwarding();
+        let made = elsewhere.then(|| PathBuf::from(&own.workdir));
+        for command in &mut merged.commands {
+            if command.argv.is_empty() {
+                command.argv.clone_from(&own.argv);
+                command.run_as.user = Some(own.user.clone()).filter(|user| !user.is_empty());
             }
+            command.run_as.workdir = command.run_as.workdir.take().or_else(|| made.clone());
         }
         let there = image::has_directory(root, Path::new(&own.workdir));
         let workdir = if there { own.workdir } else { "/".to_owned() };
-        Ok(Self { spec: merged, workdir })
+        Self { spec: merged, workdir, made }
     }
 }
 
@@ -288,18 +307,12 @@ impl AsImage {
 /// it is called.
 fn place_init(
     spec: &GuestSpec,
+    mut config: init::Config,
     files: &Path,
     program: &Path,
     (root, image): (&Path, bool),
     mounts: &mut Vec<Value>,
 ) -> Result<Vec<String>> {
-    let mut config = init::Config {
-        commands: spec.commands.clone(),
-        files: Vec::new(),
-        ends: spec.profile.is_forwarding(),
-        tells: !spec.profile.is_forwarding(),
-        open_files_max: spec.open_files_max,
-    };
     let inside = Path::new(INSIDE);
     let mut shown = Vec::new();
     for (index, file) in spec.files.iter().enumerate() {
@@ -329,29 +342,29 @@ fn place_init(
     })?;
     let host = files.join("init.json");
     write_owned(spec, &host, &text, 0o400, (spec.uid, spec.uid))?;
-    let (init, json) = (inside.join("init"), inside.join("init.json"));
-    mounts.push(bind_mount(program, &init, false));
-    mounts.push(bind_mount(&host, &json, false));
-    let mut call = Vec::new();
+    mounts.push(bind_mount(program, Path::new(INIT), false));
+    mounts.push(bind_mount(&host, Path::new(INIT_JSON), false));
     if image {
         // The image may have another C library or none: bring ours, and its loader.
-        let libraries = inside.join("init-lib");
         for name in LIBRARIES {
             let found = LIBRARY_DIRS.iter().map(|dir| Path::new(dir).join(name));
             let found = found.into_iter().find(|path| path.exists()).ok_or(Error::Spec {
                 id: spec.id.clone(),
                 text: format!("{name} is not in {}", LIBRARY_DIRS.join(", ")),
             })?;
-            mounts.push(bind_mount(&real(&found)?, &libraries.join(name), false));
+            mounts.push(bind_mount(&real(&found)?, &Path::new(INIT_LIBRARIES).join(name), false));
         }
-        let loader = inside.join("init-loader");
-        mounts.push(bind_mount(&real(Path::new(LOADER))?, &loader, false));
-        let text = |path: &Path| path.to_string_lossy().into_owned();
-        call.extend([text(&loader), "--library-path".to_owned(), text(&libraries)]);
+        mounts.push(bind_mount(&real(Path::new(LOADER))?, Path::new(INIT_LOADER), false));
     }
-    call.extend([init, json].map(|path| path.to_string_lossy().into_owned()));
     mounts.extend(shown);
-    Ok(call)
+    Ok(init_call(image).chain([INIT_JSON]).map(str::to_owned).collect())
+}
+
+/// How process 1's program is called in a guest, up to its arguments; `image`: whose root is not [`Root::Host`].
+pub(crate) fn init_call(image: bool) -> impl Iterator<Item = &'static str> {
+    let loader: &[&str] =
+        if image { &[INIT_LOADER, "--library-path", INIT_LIBRARIES] } else { &[] };
+    loader.iter().copied().chain([INIT])
 }
 
 fn real(path: &Path) -> Result<PathBuf> {

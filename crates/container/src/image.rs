@@ -33,7 +33,7 @@ use crate::tree;
 use crate::view;
 
 pub use archive::{ARCHIVE_ENTRIES_MAX, convert};
-pub(crate) use config::{Own, has_directory, home};
+pub(crate) use config::{Own, has_directory};
 pub(crate) use store::layout;
 pub use store::{Index, KEPT_MAX, Kept, Named, Room, STORE, Store, Work};
 

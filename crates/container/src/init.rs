@@ -6,16 +6,22 @@
 //! signal, if one ended it); others stay until SIGTERM. Single-threaded; it waits for no command, check or
 //! reader. What it has to say, and what commands write, goes to standard error, the guest's log.
 //!
+//! The same program, as [`ENTER`], becomes a command that is run in a guest later as one of its users.
+//!
 //! Limits: pause before a restart [`PAUSE_MIN`], doubled for each end that follows, up to
 //! [`PAUSE_MAX`]; a command that ran for [`GOOD_RUN`] begins anew with the shortest.
 
 mod output;
 mod probe;
 mod service;
+mod stand;
 
+use std::convert::Infallible;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{PermissionsExt, chown, fchown};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
@@ -32,6 +38,7 @@ use serde::{Deserialize, Serialize};
 use self::output::{Forwarder, Output};
 use self::probe::Looks;
 use self::service::Service;
+use self::stand::{Stand, Who};
 use crate::spec::{Command, RunAs};
 use crate::status::Told;
 
@@ -47,6 +54,15 @@ pub const GOOD_RUN: Duration = Duration::from_secs(30);
 /// Pause before the shim is tried to be told again what its pipe did not take.
 const TELL_PAUSE: Duration = Duration::from_millis(100);
 
+/// First argument of the program that is to become a command: what follows are the configuration, the command's user
+/// and working directory, each empty where it has none, and the command.
+pub(crate) const ENTER: &str = "enter";
+
+/// What stands before the reason why a command was not entered, and the code then: those of the OCI runtime, which
+/// clients know.
+const NOT_ENTERED: &str = "exec failed: unable to start container process";
+const CODE_NOT_ENTERED: u8 = 255;
+
 /// What the file that process 1 is started with says (JSON).
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Config {
@@ -59,6 +75,12 @@ pub(crate) struct Config {
     pub tells: bool,
     /// Descriptors of one process.
     pub open_files_max: u64,
+    /// `HOME` of the environment stays, whoever runs a command.
+    #[serde(default)]
+    pub keeps_home: bool,
+    /// A directory that is made before the first command is started, where it can be.
+    #[serde(default)]
+    pub made: Option<PathBuf>,
 }
 
 /// A file to be copied before the first command is started.
@@ -71,16 +93,59 @@ pub(crate) struct Copied {
     pub gid: u32,
 }
 
-/// Entry point of `pdp-init CONFIG`.
+/// Entry point of `pdp-init CONFIG`, and of `pdp-init enter CONFIG USER WORKDIR PROGRAM ARGUMENTS…`.
 pub fn main() -> ExitCode {
-    let Some(path) = std::env::args_os().nth(1) else {
-        eprintln!("pdp-init: give the path of the configuration");
-        return ExitCode::FAILURE;
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let path = match &*words {
+        [verb, words @ ..] if verb == ENTER => {
+            let Err(error) = enter(words);
+            // At once: clients look for it in the first that they read.
+            let _ = io::stderr().write_all(format!("{NOT_ENTERED}: {error}\n").as_bytes());
+            return ExitCode::from(CODE_NOT_ENTERED);
+        }
+        [path, ..] => path,
+        [] => {
+            eprintln!("pdp-init: give the path of the configuration");
+            return ExitCode::FAILURE;
+        }
     };
-    run(Path::new(&path)).unwrap_or_else(|error| {
+    run(Path::new(path)).unwrap_or_else(|error| {
         eprintln!("pdp-init: {error}");
         ExitCode::FAILURE
     })
+}
+
+/// Becomes a command.
+fn enter(words: &[OsString]) -> io::Result<Infallible> {
+    let [config, user, workdir, program, arguments @ ..] = words else {
+        return Err(io::Error::other("enter CONFIG USER WORKDIR PROGRAM ARGUMENTS…"));
+    };
+    let config: Config = serde_json::from_slice(&fs::read(config)?)?;
+    let user = Some(user.to_string_lossy().into_owned()).filter(|user| !user.is_empty());
+    let workdir = Some(PathBuf::from(workdir)).filter(|path| !path.as_os_str().is_empty());
+    let stand = Stand::of(&RunAs { user, workdir }, config.keeps_home)?;
+    if let Some(directory) = stand.directory()? {
+        rustix::process::fchdir(directory)?;
+    }
+    let mut command = std::process::Command::new(program);
+    command.args(arguments);
+    if let Some(who) = &stand.who {
+        command.envs(who.home.iter().map(|home| ("HOME", home)));
+        for terminal in [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()] {
+            if rustix::termios::isatty(terminal) {
+                // Of one that is not the guest's it can't be given, and works all the same.
+                let _ = fchown(terminal, Some(who.uid), None);
+            }
+        }
+        who.take_on()?;
+    }
+    let error = command.exec();
+    let why = match error.kind() {
+        io::ErrorKind::NotFound => "no such program".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => error.to_string(),
+    };
+    Err(io::Error::other(format!("{}: {why}", program.display())))
 }
 
 fn run(path: &Path) -> io::Result<ExitCode> {
@@ -94,6 +159,10 @@ fn run(path: &Path) -> io::Result<ExitCode> {
         place(file).map_err(|error| {
             io::Error::new(error.kind(), format!("{}: {error}", file.to.display()))
         })?;
+    }
+    if let Some(directory) = &config.made {
+        // Whoever can't run in it says so.
+        let _ = fs::create_dir_all(directory);
     }
     let mut guest = Guest::new(config)?;
     loop {
@@ -142,7 +211,7 @@ impl Guest {
         let now = Instant::now();
         let service = |command| {
             let output = shim.is_some().then(Output::new).transpose()?;
-            Ok(Service::new(command, output, now))
+            Ok(Service::new(command, config.keeps_home, output, now))
         };
         let services = config.commands.into_iter().map(service).collect::<io::Result<_>>()?;
         Ok(Self {
@@ -280,7 +349,7 @@ pub(crate) fn limit(open_files_max: u64) -> io::Result<()> {
 }
 
 /// Starts a program in a session of its own, which writes into `output`, or where this process does.
-fn spawn(argv: &[String], output: Option<&Output>, run_as: Option<&RunAs>) -> io::Result<Pid> {
+fn spawn(argv: &[String], output: Option<&Output>, stand: &Stand) -> io::Result<Pid> {
     let (program, arguments) =
         argv.split_first().ok_or_else(|| io::Error::other("a command without a program"))?;
     let mut command = std::process::Command::new(program);
@@ -288,23 +357,24 @@ fn spawn(argv: &[String], output: Option<&Output>, run_as: Option<&RunAs>) -> io
     if let Some(output) = output {
         command.stdout(output.end()?).stderr(output.end()?);
     }
-    if let Some(RunAs { uid, gid, home }) = run_as {
-        command.uid(*uid).gid(*gid);
+    let (who, directory) = (stand.who.clone(), stand.directory()?);
+    if let Some(who) = &who {
         if let Some(output) = output {
-            output.give(*uid, *gid)?;
+            output.give(who.uid, who.gid)?;
         }
-        if let Some(home) = home {
-            command.env("HOME", home);
-        }
+        command.envs(who.home.iter().map(|home| ("HOME", home)));
     }
-    // SAFETY: after fork, only sigprocmask(2) and setsid(2) are called, which are
-    // async-signal-safe; nothing is allocated.
+    // SAFETY: after fork, only sigprocmask(2), setsid(2), fchdir(2), setgroups(2), setgid(2) and setuid(2)
+    // are called, which are system calls alone in a process of one thread; nothing is allocated.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
             SigSet::all().thread_unblock()?;
             // A session of its own: a terminal's signals for one command reach no other.
             rustix::process::setsid()?;
-            Ok(())
+            if let Some(directory) = &directory {
+                rustix::process::fchdir(directory)?;
+            }
+            who.as_ref().map_or(Ok(()), Who::take_on)
         });
     }
     Ok(Pid::from_raw(command.spawn()?.id() as i32))

@@ -98,10 +98,27 @@ const ALTERNATIVES: &str = "/etc/alternatives";
 
 /// An account.
 pub(crate) struct Account<'a> {
-    name: &'a str,
-    pub(crate) line: &'a str,
+    pub(crate) name: &'a str,
+    line: &'a str,
     pub(crate) id: u32,
-    group: u32,
+    pub(crate) group: u32,
+}
+
+impl<'a> Account<'a> {
+    /// Whether it has this name or number.
+    pub(crate) fn is(&self, wanted: &str) -> bool {
+        self.name == wanted || wanted.parse() == Ok(self.id)
+    }
+
+    /// The home directory, of a line of `/etc/passwd`, if it is an absolute path.
+    pub(crate) fn home(&self) -> Option<&'a str> {
+        self.line.split(':').nth(5).filter(|home| home.starts_with('/'))
+    }
+
+    /// The members, of a line of `/etc/group`.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &'a str> {
+        self.line.split(':').nth(3).unwrap_or_default().split(',')
+    }
 }
 
 /// The accounts in a file like `/etc/passwd` or `/etc/group`.
@@ -122,12 +139,14 @@ pub(crate) fn account_file(root: &Path, file: &str) -> Option<String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let file = fs::File::from(openat2(&top, file, flags, Mode::empty(), inside).ok()?);
-    let mut text = String::new();
+    let mut text = Vec::new();
     if !file.metadata().ok()?.is_file() {
         return None;
     }
-    file.take(ACCOUNTS_BYTES_MAX + 1).read_to_string(&mut text).ok()?;
-    (text.len() as u64 <= ACCOUNTS_BYTES_MAX).then_some(text)
+    file.take(ACCOUNTS_BYTES_MAX + 1).read_to_end(&mut text).ok()?;
+    let short = text.len() as u64 <= ACCOUNTS_BYTES_MAX;
+    // People's names in it may be in any encoding.
+    short.then(|| String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Those of them that are the system's.

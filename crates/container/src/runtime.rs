@@ -22,7 +22,7 @@ use crate::init;
 use crate::log::LogFile;
 use crate::process::{Exit, Process, end_within};
 use crate::shim::{DESCRIPTOR_FIRST, Order, RUNC_WAIT, What};
-use crate::spec::{GuestSpec, HelperSpec, Limits, id_is_good};
+use crate::spec::{GuestSpec, HelperSpec, Limits, Root, RunAs, id_is_good};
 use crate::status::CommandStatus;
 use crate::store::{Kind, RECORD_VERSION, Record, Store};
 use crate::tree;
@@ -127,6 +127,7 @@ impl Runtime {
             kind: Kind::Guest,
             cgroup: spec.cgroup.clone(),
             open_files_max: Some(spec.open_files_max),
+            image: (!spec.profile.is_forwarding()).then_some(spec.root != Root::Host),
         };
         self.begin(&spec.dir, &record, what, spec.log_bytes_max, fds, || {
             let Paths { init, images, volumes, .. } = &self.paths;
@@ -180,6 +181,7 @@ impl Runtime {
             kind: Kind::Helper,
             cgroup: spec.cgroup.clone(),
             open_files_max: None,
+            image: None,
         };
         self.begin(&spec.dir, &record, what, spec.log_bytes_max, stdin.as_slice(), || {
             self.cgroups.ensure_leaf(&spec.cgroup)
@@ -305,11 +307,13 @@ impl Runtime {
 
     /// A command that runs `argv` inside a running guest, with what the caller's standard streams
     /// are; `tty`: standard input is a terminal and the guest's side shall be one too. The session has
-    /// all that the command starts.
+    /// all that the command starts. A user that is not there, or a directory, the command says on standard error;
+    /// a forwarding guest, or one of an older version, has neither to give.
     pub fn exec_command(
         &self,
         dir: &Path,
         argv: &[OsString],
+        run_as: &RunAs,
         tty: bool,
         env: &BTreeMap<String, String>,
     ) -> Result<(Command, Session)> {
@@ -328,7 +332,19 @@ impl Runtime {
         for (key, value) in env {
             command.arg("--env").arg(format!("{key}={value}"));
         }
-        command.arg(id).args(argv);
+        command.arg(id);
+        if !run_as.is_default() {
+            let image = record.image.ok_or_else(|| Error::Spec {
+                id: id.to_owned(),
+                text: "it can't run commands as its users, or elsewhere: it is a forwarding guest, or of an \
+                       older version until it is made anew"
+                    .to_owned(),
+            })?;
+            command.args(bundle::init_call(image)).arg(init::ENTER).arg(bundle::INIT_JSON);
+            command.arg(run_as.user.as_deref().unwrap_or_default());
+            command.arg(run_as.workdir.as_deref().unwrap_or(Path::new("")));
+        }
+        command.args(argv);
         if let Some(max) = record.open_files_max {
             // SAFETY: between fork and exec only getrlimit(2) and setrlimit(2) are called, on values of the
             // stack.

@@ -216,20 +216,30 @@ pub struct Command {
     /// What tells that it is ready; `None`: that it was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Check>,
-    /// Who runs it, inside; `None`: whoever runs all of the guest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub run_as: Option<RunAs>,
+    /// As whom and where it runs, and the program of its check. Control guests and hosts only.
+    #[serde(default, skip_serializing_if = "RunAs::is_default")]
+    pub run_as: RunAs,
 }
 
-/// Who runs a command inside of a guest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// As whom and where a command runs in a guest: looked up in the guest, by its own processes, whenever it is started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunAs {
-    /// User id.
-    pub uid: u32,
-    /// Group id; no others.
-    pub gid: u32,
-    /// `HOME`, where the environment of the guest does not say.
-    pub home: Option<String>,
+    /// `USER` or `USER:GROUP` by name or number, as docker has them, below [`USER_IDS`]; `None`: whoever runs all of
+    /// the guest. Its home is `HOME`, where the environment of the guest does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Its working directory, absolute; `None`: the guest's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<PathBuf>,
+}
+
+/// User and group ids that every guest has, from 0.
+pub(crate) const USER_IDS: u32 = 65_536;
+
+impl RunAs {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl Command {
@@ -242,7 +252,7 @@ impl Command {
             once: false,
             after: Vec::new(),
             ready: None,
-            run_as: None,
+            run_as: RunAs::default(),
         }
     }
 

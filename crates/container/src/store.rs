@@ -52,6 +52,10 @@ pub(crate) struct Record {
     /// What a command that is run in a guest may open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_files_max: Option<u64>,
+    /// Whether a guest that can run commands as its users has a root of its own (see
+    /// [`crate::bundle::init_call`]); `None`: it can't.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<bool>,
 }
 
 /// A directory of a guest or helper.

@@ -2,6 +2,8 @@
 
 #[path = "guests/commands.rs"]
 mod commands;
+#[path = "guests/stand.rs"]
+mod stand;
 #[path = "guests/volumes.rs"]
 mod volumes;
 
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use pdp_container::{
     Bind, Command, Error, File, GuestSpec, HelperSpec, Limits, Owned, Paths, Profile, Restart,
-    Root, Runtime, State, UserRange,
+    Root, RunAs, Runtime, State, UserRange,
 };
 
 const GRACE: Duration = Duration::from_secs(10);
@@ -83,8 +85,12 @@ impl Fixture {
     }
 
     fn exec(&self, spec: &GuestSpec, script: &str) -> (bool, String) {
-        let argv = ["sh", "-c", script].map(OsString::from);
-        let command = self.runtime.exec_command(&spec.dir, &argv, false, &BTreeMap::new());
+        self.exec_as(spec, &RunAs::default(), &["sh", "-c", script])
+    }
+
+    fn exec_as(&self, spec: &GuestSpec, run_as: &RunAs, argv: &[&str]) -> (bool, String) {
+        let argv: Vec<OsString> = argv.iter().map(OsString::from).collect();
+        let command = self.runtime.exec_command(&spec.dir, &argv, run_as, false, &BTreeMap::new());
         let (mut command, _session) = command.unwrap();
         let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

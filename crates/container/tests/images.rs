@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use pdp_container::image::{MANIFEST, Room, Store, Work};
 use pdp_container::{
-    Command, Error, File, GuestSpec, Limits, Owned, Paths, Profile, Restart, Root, Runtime, State,
-    UserRange, image,
+    Command, Error, File, GuestSpec, Limits, Owned, Paths, Profile, Restart, Root, RunAs, Runtime,
+    State, UserRange, image,
 };
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
@@ -642,7 +642,7 @@ fn a_guest_runs_as_its_image_says() {
     let work = store.begin(0).unwrap();
     let host = |path: &str| fs::read(fs::canonicalize(path).unwrap()).unwrap();
     let loader = "/lib64/ld-linux-x86-64.so.2";
-    let script = "echo \"$0 $1 is $(id -u):$(id -g) in $PWD, $COLOUR, $HOME\"; echo new > /srv/new && \
+    let script = "echo \"$0 $1 is $(id -u):$(id -G) in $PWD, $COLOUR, $HOME\"; echo new > /srv/new && \
                   cat /srv/new; echo over > /etc/own && cat /etc/own; cat /root/kept; \
                   echo by name > /dev/stdout; exec sleep 1000";
     let config = serde_json::json!({
@@ -661,11 +661,11 @@ fn a_guest_runs_as_its_image_says() {
         Entry::File("lib/libc.so.6", host("/lib/x86_64-linux-gnu/libc.so.6"), 0),
         Entry::File("lib/libselinux.so.1", host("/lib/x86_64-linux-gnu/libselinux.so.1"), 0),
         Entry::File("lib/libpcre2-8.so.0", host("/usr/lib/x86_64-linux-gnu/libpcre2-8.so.0"), 0),
+        text("etc/group", "frr:x:43:\nfrrvty:x:44:frr\n"),
         text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nfrr:x:42:43:frr:/home/frr:/bin/sh\n"),
         Entry::File("etc/own", b"image's\n".to_vec(), 42),
         text("root/kept", "in root's home\n"),
         Entry::Owned("srv", 42),
-        Entry::Dir("srv/work"),
     ]);
     bring(&work.inbox(), config.to_string().as_bytes(), &[files]);
     let room = Room { bytes: 1 << 30 };
@@ -687,7 +687,7 @@ fn a_guest_runs_as_its_image_says() {
         runtime.start(&spec.dir).unwrap();
         let log = || fs::read_to_string(&runtime.logs(&spec.dir).unwrap()[0]).unwrap_or_default();
         let wanted = [
-            " its-command argument is 42:43 in /srv/work, red, /home/frr\n",
+            " its-command argument is 42:43 44 in /srv/work, red, /home/frr\n",
             " new\n",
             " over\n",
             " in root's home\n",
@@ -705,8 +705,9 @@ fn a_guest_runs_as_its_image_says() {
         // And it has a bound.
         let argv =
             ["sh", "-c", "while cat /its/bin/sh; do :; done > /srv/work/full"].map(Into::into);
-        let (mut command, _session) =
-            runtime.exec_command(&spec.dir, &argv, false, &BTreeMap::new()).unwrap();
+        let (mut command, _session) = runtime
+            .exec_command(&spec.dir, &argv, &RunAs::default(), false, &BTreeMap::new())
+            .unwrap();
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains("No space left"), "{said}");

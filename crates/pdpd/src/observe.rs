@@ -17,11 +17,13 @@ use pdp_api::{
     RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery, Substrate, TapStats,
     TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
 };
+use pdp_container::RunAs;
 use pdp_container::cgroup::Session;
 use pdp_proto::mirror::{self, Source};
 use pdp_proto::routes::Resolved;
 use pdp_proto::{mux, tap};
 use pdp_spec::Tenant;
+use pdp_spec::units::User;
 
 use crate::access::{Scope, no_vnet};
 use crate::ask::{Answer, Question};
@@ -385,6 +387,7 @@ impl Daemon for Engine {
                 .hint("run commands in control, g0, g1, …"));
             }
         };
+        let run_as = run_as(vnet, node, request)?;
         let mut argv: Vec<OsString> = request.command.iter().map(OsString::from).collect();
         if argv.is_empty() {
             argv.push(SHELL.into());
@@ -400,9 +403,29 @@ impl Daemon for Engine {
         }
         self.host
             .runtime
-            .exec_command(&directory, &argv, request.tty.is_some(), &env)
+            .exec_command(&directory, &argv, &run_as, request.tty.is_some(), &env)
             .map_err(|error| Problem::internal(words(&error)))
     }
+}
+
+/// As whom and where a command is asked to run.
+fn run_as(vnet: &str, node: &str, request: &ExecRequest) -> Result<RunAs, Problem> {
+    let invalid = |text: String| Problem::new(ProblemKind::Invalid, text);
+    let user = request.user.as_deref().map(str::parse::<User>).transpose();
+    user.map_err(|bad| invalid(format!("{vnet}/{node}: user {bad}")).hint(bad.hint))?;
+    if let Some(why) = request.workdir.as_deref().and_then(pdp_spec::bad_workdir) {
+        return Err(invalid(format!("{vnet}/{node}: {why}")));
+    }
+    let run_as =
+        RunAs { user: request.user.clone(), workdir: request.workdir.clone().map(Into::into) };
+    if run_as != RunAs::default() && request.process != GuestProcess::Control {
+        let text = format!(
+            "{vnet}/{node}: commands in {} run as its program's user, in its directory",
+            request.process
+        );
+        return Err(invalid(text).hint("name no user and no directory with a forwarding guest"));
+    }
+    Ok(run_as)
 }
 
 impl Engine {

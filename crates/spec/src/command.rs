@@ -6,8 +6,10 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::check::{BAD_PATH, good_path};
+use crate::limits::WORKDIR_BYTES_MAX;
 use crate::object::{Command, Node, Restart};
-use crate::units::Span;
+use crate::units::{Span, User};
 
 /// A command of a node: a command alone, which is started at once and again whenever it ends, or a mapping
 /// that says more.
@@ -44,6 +46,15 @@ pub struct Task {
     /// again. Not given: that it was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Ready>,
+    /// Who runs it and the `command` of its `ready`: `USER` or `USER:GROUP`, by name or number, looked up
+    /// in the node whenever it is started. With the groups that `/etc/group` has the user in, unless a group is named.
+    /// Without the node's capabilities, unless it is root. Not given: root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<User>,
+    /// The directory that it and the `command` of its `ready` are run in, by its absolute path in the node. Not
+    /// given: that of the image, or `/`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
 }
 
 /// A name, or several.
@@ -144,6 +155,19 @@ pub struct Run<'a> {
     pub after: Vec<usize>,
     /// What tells that it is ready.
     pub ready: Option<&'a Ready>,
+    /// Who runs it.
+    pub user: Option<&'a str>,
+    /// Where it is run.
+    pub workdir: Option<&'a str>,
+}
+
+/// Why a text is no working directory of a command; `None`: it is one.
+pub fn bad_workdir(text: &str) -> Option<String> {
+    if text.len() > WORKDIR_BYTES_MAX {
+        return Some(format!("workdir has {} bytes, {WORKDIR_BYTES_MAX} at most", text.len()));
+    }
+    let good = text == "/" || good_path(text);
+    (!good || text.contains(char::is_control)).then(|| format!("workdir {text:?} is {BAD_PATH}"))
 }
 
 impl NodeCommand {
@@ -185,6 +209,8 @@ impl Node {
                 follows: self.restart == Restart::Following,
                 after: after.filter_map(|name| names.iter().position(|it| it == name)).collect(),
                 ready: task.and_then(|task| task.ready.as_ref()),
+                user: task.and_then(|task| Some(&*task.user.as_ref()?.0)),
+                workdir: task.and_then(|task| task.workdir.as_deref()),
             });
         }
         let count = runs.len();
@@ -200,6 +226,8 @@ impl Node {
                     _ => vec![count + index - 1],
                 },
                 ready: None,
+                user: None,
+                workdir: None,
             });
         }
         runs
@@ -226,6 +254,7 @@ fn names(commands: &[NodeCommand]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::USER_CHARS_MAX;
 
     fn node(text: &str) -> Node {
         serde_saphyr::from_str(&format!("kind: host\n{text}")).expect("a node")
@@ -238,6 +267,35 @@ mod tests {
         );
         let names: Vec<_> = node.runs().into_iter().map(|run| run.name).collect();
         assert_eq!(names, ["zebra", "sh", "sh-2", "last"]);
+    }
+
+    #[test]
+    fn users_are_names_or_numbers_of_a_node() {
+        for good in ["root", "frr:frr", "1000", "0:65535", "www-data", "_x.y:1", "7a"] {
+            assert_eq!(good.parse(), Ok(User(good.into())));
+        }
+        let bad = [
+            "", ":", "a:", ":b", "a:b:c", "a b", "../a", "a/b", "-1", ".", "é", "a\0", "a\n", "$a",
+        ];
+        for bad in bad {
+            assert!(bad.parse::<User>().is_err_and(|it| it.problem.contains("no user")), "{bad:?}");
+        }
+        for bad in ["65536", "root:65536", "4294967295", "99999999999999999999"] {
+            assert!(bad.parse::<User>().is_err_and(|it| it.problem.contains("id")), "{bad:?}");
+        }
+        assert!("a".repeat(USER_CHARS_MAX).parse::<User>().is_ok());
+        assert!("a".repeat(USER_CHARS_MAX + 1).parse::<User>().is_err());
+    }
+
+    #[test]
+    fn working_directories_are_absolute() {
+        for good in ["/", "/srv", "/srv/a b/"] {
+            assert_eq!(bad_workdir(good), None, "{good}");
+        }
+        for bad in ["", "srv", "./x", "/a/../b", "/a\0b", "/a\nb", "/\u{1b}"] {
+            assert!(bad_workdir(bad).is_some(), "{bad:?}");
+        }
+        assert!(bad_workdir(&format!("/{}", "a".repeat(WORKDIR_BYTES_MAX))).is_some());
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub use check::{
     Descriptors, Existing, Intent, InterfaceFacts, Placed, Shares, Vnets, check, check_images,
     tenant_of,
 };
-pub use command::{Names, NodeCommand, Ready, RestartPolicy, Run, Task};
+pub use command::{Names, NodeCommand, Ready, RestartPolicy, Run, Task, bad_workdir};
 pub use diagnostic::{Diagnostic, render};
 pub use link::{Leaving, Link, Segment, Step};
 pub use management::{Management, ManagementGrant};

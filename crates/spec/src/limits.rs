@@ -79,6 +79,12 @@ pub const COMMANDS_MAX: usize = 64;
 pub const CHECK_NS_MIN: u64 = 10_000_000;
 /// Longest time of a command's `ready`, nanoseconds: an hour.
 pub const CHECK_NS_MAX: u64 = 3_600_000_000_000;
+/// Characters of the name of a command's user, and of its group.
+pub const USER_CHARS_MAX: usize = 64;
+/// Largest user or group id in a node.
+pub const USER_ID_MAX: u32 = 65_535;
+/// Bytes of the path of a command's working directory.
+pub const WORKDIR_BYTES_MAX: usize = 1024;
 /// Words of one command.
 pub const WORDS_MAX: usize = 256;
 /// Environment variables of one node.

@@ -58,13 +58,14 @@ How values are written:
 | mac | `02:00:00:00:00:01`; unicast |
 | address | `10.0.0.1/24`, `fd00::1/64` |
 | ip | `192.0.2.1`, `2001:db8::1` |
+| user | `frr`, `frr:frr`, `1000`, `1000:1000`; names of letters, digits and `._-`, numbers to 65535 |
 | destination | `10.0.0.0/8`, `fd00::/8`, an address, or `default` |
 | cpus | `\"0-3,6\"` |
 | keys | `7`, or ranges `\"100-199,300\"`; at most 64 ranges |
 | hex | `\"0806\"`, two digits a byte, at most 64 bytes |
 | base64 | RFC 4648 section 4, in one line |
 | endpoint | `NODE:INTERFACE`, or `external:NAME` |
-| command | a list of words, or a text split as a shell does, without expansions; in a node's `commands` also a mapping that says when it is started ([ready.md](ready.md)) |
+| command | a list of words, or a text split as a shell does, without expansions; in a node's `commands` also a mapping that says when, as whom and where it is started ([ready.md](ready.md)) |
 
 Names of objects are DNS labels: lower-case letters, digits and `-`, with a letter or digit first and last, at most 63.
 Those of nodes, links and externals may have capital letters (`PE1`); no two nodes of one network differ in case only.

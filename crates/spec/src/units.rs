@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::limits::{
     CPUS_MAX, FIELD_BYTES_MAX, KEY_RANGES_MAX, MILLICORES_MAX, PCAP_BYTES_MAX, QUEUE_FRAMES_MAX,
-    RATE_BPS_MAX, SPAN_NS_MAX,
+    RATE_BPS_MAX, SPAN_NS_MAX, USER_CHARS_MAX, USER_ID_MAX,
 };
 
 /// Nanoseconds of a second.
@@ -42,6 +42,10 @@ pub struct BadValue {
 fn bad(value: &str, problem: impl Into<String>, hint: &'static str) -> BadValue {
     BadValue { value: value.into(), problem: problem.into(), hint }
 }
+
+/// A user of a node, and maybe a group, by names or numbers: `USER` or `USER:GROUP`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User(pub String);
 
 /// Processing power in thousandths of a core. Written `0.5` or `500m`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -171,6 +175,7 @@ const KEYS_HINT: &str = "write keys as a number, or as ranges in quotes like \"1
 const CPUS_HINT: &str = "write CPU numbers in quotes like \"0-3,6\"";
 const ADDRESS_HINT: &str = "write an address with its prefix length like 10.0.0.1/24 or fd00::1/64";
 const DESTINATION_HINT: &str = "write a prefix like 10.0.0.0/8 or fd00::/8, an address, or default";
+const USER_HINT: &str = "write it like frr, frr:frr or 1000:1000";
 const ENDPOINT_HINT: &str = "write \"NODE:INTERFACE\" or \"external:NAME\"";
 
 /// `text` as a decimal number times `scale`, exactly; `None` if it is none, needs more decimals
@@ -603,6 +608,35 @@ impl fmt::Display for Destination {
     }
 }
 
+impl FromStr for User {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let is_name = |part: &str| {
+            (1..=USER_CHARS_MAX).contains(&part.len())
+                && part.chars().all(good)
+                && !part.starts_with(['-', '.'])
+        };
+        let parts: Vec<&str> = text.split(':').collect();
+        if parts.len() > 2 || !parts.iter().all(|part| is_name(part)) {
+            return Err(bad(text, "is no user, or user and group, of a node", USER_HINT));
+        }
+        let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        let in_range = |part: &str| part.parse().is_ok_and(|id: u32| id <= USER_ID_MAX);
+        match parts.into_iter().find(|part| is_number(part) && !in_range(part)) {
+            Some(_) => Err(bad(text, format!("has an id beyond 0 to {USER_ID_MAX}"), USER_HINT)),
+            None => Ok(Self(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 impl FromStr for Endpoint {
     type Err = BadValue;
 
@@ -732,6 +766,13 @@ value!(
     |v, s| s.collect_str(v)
 );
 value!(
+    User,
+    "user",
+    ["integer", "string"],
+    "User of a node, or user and group: `frr`, `frr:frr` or `1000`.",
+    |v, s| s.collect_str(v)
+);
+value!(
     Endpoint,
     "endpoint",
     "string",
@@ -763,6 +804,7 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
         "keys" => text.parse::<KeySet>().map(drop),
         "address" => text.parse::<Address>().map(drop),
         "destination" => text.parse::<Destination>().map(drop),
+        "user" => text.parse::<User>().map(drop),
         "endpoint" => text.parse::<Endpoint>().map(drop),
         "published-port" => text.parse::<PublishedPort>().map(drop),
         "ip" => text

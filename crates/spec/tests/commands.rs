@@ -30,6 +30,8 @@ fn what_is_good() {
 - [b, c]
 - {run: d, name: x, after: a, ready: {tcp: 179}}
 - {run: e, after: [x, b], once: true, restart: on-failure}
+- {run: h, user: frr:1000, workdir: /srv/x, ready: {command: i}}
+- {run: j, user: 1000, workdir: /}
 - {run: f, restart: never, ready: {command: test -e /x, interval: 50ms, timeout: 1s, within: 10s}}
 exec: [g, [h, i]]",
         "",
@@ -111,4 +113,29 @@ fn what_does_not_fit_together() {
         says(&format!("commands: [{keys}]"), &format!("red.yaml:{expected}"));
     }
     says("exec: [\"\"]", "red.yaml:8:14: node red/h1: the command has no words (name a program)");
+}
+
+#[test]
+fn users_and_directories_are_of_the_node() {
+    for (key, expected) in [
+        (
+            "user: a:b:c",
+            "user \"a:b:c\" is no user, or user and group, of a node (write it like frr, frr:frr or 1000:1000)",
+        ),
+        (
+            "user: 65536",
+            "user \"65536\" has an id beyond 0 to 65535 (write it like frr, frr:frr or 1000:1000)",
+        ),
+        (
+            "workdir: srv",
+            "workdir \"srv\" is no absolute path without .. (name a directory in the node, like /srv)",
+        ),
+        (
+            "workdir: /srv/../etc",
+            "workdir \"/srv/../etc\" is no absolute path without .. (name a directory in the node, like /srv)",
+        ),
+    ] {
+        let words = said(&format!("commands: [{{run: a, {key}}}]"));
+        assert_eq!(words.split_once("node red/h1: ").map(|said| said.1), Some(expected), "{words}");
+    }
 }

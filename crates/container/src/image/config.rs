@@ -10,7 +10,6 @@ use serde::Deserialize;
 
 use super::{blob, failed, manifest, parse};
 use crate::error::Result;
-use crate::root::{account_file, accounts};
 
 /// Architecture of the machines that PdP runs on, and their system.
 const ARCHITECTURE: &str = "amd64";
@@ -105,14 +104,6 @@ pub(crate) fn has_directory(root: &Path, path: &Path) -> bool {
         }
         fs::symlink_metadata(&dir).is_ok_and(|meta| meta.is_dir())
     })
-}
-
-/// The home directory of a user, by the `/etc/passwd` of the image at `root`.
-pub(crate) fn home(root: &Path, uid: u32) -> Option<String> {
-    let text = account_file(root, "etc/passwd")?;
-    let line = accounts(&text).find(|account| account.id == uid)?.line;
-    let home = line.split(':').nth(5).filter(|home| home.starts_with('/'));
-    home.map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -14,11 +14,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, 
 
 use super::output::Output;
 use super::spawn;
+use super::stand::Stand;
 use crate::spec::{Check, Probe};
 
 /// The looks at one command.
 pub(super) struct Looks {
     look: Look,
+    /// As whom and where a check's program runs: as the command, and as what that was when it was started.
+    stand: Stand,
     /// Why it is not ready, as far as the last look told.
     pub said: String,
 }
@@ -37,9 +40,9 @@ type Seen = Result<(), String>;
 
 impl Looks {
     /// The first is due after one interval: what the command before this one left, it can clear away.
-    pub fn new(check: &Check, now: Instant) -> Self {
+    pub fn new(check: &Check, stand: Stand, now: Instant) -> Self {
         let at = now + Duration::from_millis(check.interval_ms);
-        Self { look: Look::None { at }, said: String::new() }
+        Self { look: Look::None { at }, stand, said: String::new() }
     }
 
     /// Looks, if it is time; whether it holds.
@@ -47,7 +50,7 @@ impl Looks {
         let timeout = Duration::from_millis(check.timeout_ms);
         let seen = match &mut self.look {
             Look::None { at } if *at > now => return false,
-            Look::None { .. } => match begin(&check.what, now + timeout) {
+            Look::None { .. } => match begin(&check.what, &self.stand, now + timeout) {
                 Ok(look) => {
                     self.look = look;
                     self.connected()
@@ -142,7 +145,7 @@ impl Looks {
 }
 
 /// Begins a look, or tells at once what it came to.
-fn begin(what: &Probe, until: Instant) -> Result<Look, Seen> {
+fn begin(what: &Probe, stand: &Stand, until: Instant) -> Result<Look, Seen> {
     match what {
         Probe::File(path) => Err(match std::fs::metadata(path) {
             Ok(_) => Ok(()),
@@ -166,7 +169,7 @@ fn begin(what: &Probe, until: Instant) -> Result<Look, Seen> {
         }
         Probe::Command(argv) => {
             let started =
-                Output::new().and_then(|output| Ok((spawn(argv, Some(&output), None)?, output)));
+                Output::new().and_then(|output| Ok((spawn(argv, Some(&output), stand)?, output)));
             match started {
                 Ok((pid, output)) => Ok(Look::Program { pid, output, until }),
                 Err(error) => {
@@ -219,7 +222,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ready");
         let check = check(Probe::File(path.clone()));
-        let mut looks = Looks::new(&check, Instant::now());
+        let mut looks = Looks::new(&check, Stand::default(), Instant::now());
         assert!(!holds(&mut looks, &check));
         assert!(looks.said.contains("No such file"), "{}", looks.said);
         std::fs::write(path, "").unwrap();
@@ -232,10 +235,10 @@ mod tests {
             let listener = TcpListener::bind(address).unwrap();
             let port = listener.local_addr().unwrap().port();
             let check = check(Probe::Tcp(port));
-            let mut looks = Looks::new(&check, Instant::now());
+            let mut looks = Looks::new(&check, Stand::default(), Instant::now());
             assert!(holds(&mut looks, &check), "{address}");
             drop(listener);
-            let mut looks = Looks::new(&check, Instant::now());
+            let mut looks = Looks::new(&check, Stand::default(), Instant::now());
             assert!(!holds(&mut looks, &check), "{address}");
             assert!(looks.said.contains("refused"), "{}", looks.said);
         }

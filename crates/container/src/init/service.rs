@@ -10,6 +10,7 @@ use rustix::event::PollFd;
 
 use super::output::Output;
 use super::probe::Looks;
+use super::stand::Stand;
 use super::{GOOD_RUN, PAUSE_MAX, PAUSE_MIN, spawn};
 use crate::spec::{Command, Restart};
 use crate::status::{CommandState, CommandStatus, WORDS_BYTES_MAX, tame};
@@ -23,6 +24,8 @@ const CODE_NOT_STARTED: u8 = 127;
 /// A command and how it is.
 pub(super) struct Service {
     pub command: Command,
+    /// `HOME` of the environment stays, whoever runs it.
+    keeps_home: bool,
     phase: Phase,
     pause: Duration,
     /// What it writes; `None`: that goes where the guest's own does.
@@ -57,10 +60,11 @@ enum Phase {
 }
 
 impl Service {
-    pub fn new(command: Command, output: Option<Output>, now: Instant) -> Self {
+    pub fn new(command: Command, keeps_home: bool, output: Option<Output>, now: Instant) -> Self {
         let phase = Phase::Waiting { until: now };
         Self {
             command,
+            keeps_home,
             phase,
             pause: PAUSE_MIN,
             output,
@@ -102,10 +106,13 @@ impl Service {
             self.ending = words(&self.ending, &output.last.words());
             output.last = Default::default();
         }
-        match spawn(&self.command.argv, self.output.as_ref(), self.command.run_as.as_ref()) {
-            Ok(pid) => {
+        let begun = Stand::of(&self.command.run_as, self.keeps_home).and_then(|stand| {
+            Ok((spawn(&self.command.argv, self.output.as_ref(), &stand)?, stand))
+        });
+        match begun {
+            Ok((pid, stand)) => {
                 eprintln!("pdp-init: {} started, process {pid}", self.name());
-                let looks = self.command.ready.as_ref().map(|check| Looks::new(check, now));
+                let looks = self.command.ready.as_ref().map(|check| Looks::new(check, stand, now));
                 self.phase = Phase::Running { pid, since: now, looks };
                 Ok(())
             }

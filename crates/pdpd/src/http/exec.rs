@@ -59,10 +59,14 @@ pub async fn exec(
     let tty = request.tty;
     let words = shlex::try_join(request.command.iter().map(String::as_str));
     let words = words.unwrap_or_else(|_| request.command.join(" "));
+    let shell = if words.is_empty() { "(a shell)" } else { &words };
+    // As it would be typed.
+    let user = request.user.iter().map(|user| format!("-u {user} "));
+    let place = request.workdir.iter().map(|workdir| format!("-w {workdir} "));
+    let words: String = user.chain(place).chain([shell.to_owned()]).collect();
     let (command, session) = api.call(move |daemon, _| daemon.exec(&vnet, &node, &request)).await?;
     if let Some(begun) = &api.begun {
-        let shell = if words.is_empty() { "(a shell)" } else { &words };
-        begun.runs(shell).await?;
+        begun.runs(&words).await?;
     }
     let running = Running::start(command, session, tty)
         .map_err(|error| Problem::internal(format!("can't start the command: {error}")))?;

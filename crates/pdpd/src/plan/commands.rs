@@ -1,6 +1,6 @@
 //! What a control guest or host runs.
 
-use pdp_container::{Check, Command, Probe, Restart};
+use pdp_container::{Check, Command, Probe, Restart, RunAs};
 use pdp_spec::units::Span;
 use pdp_spec::{ImageSource, Node, Ready, RestartPolicy, Run};
 
@@ -60,6 +60,7 @@ fn command(run: &Run<'_>) -> Command {
         once: run.once,
         after: run.after.clone(),
         ready: run.ready.map(check),
+        run_as: RunAs { user: run.user.map(str::to_owned), workdir: run.workdir.map(Into::into) },
         ..Command::new(run.command.words(), restart)
     }
 }
@@ -113,6 +114,18 @@ mod tests {
         }
         let called = named(serde_json::json!({"ociLayout": "/srv/x"}), &[]).0;
         assert_eq!(called, names(&["exec-1", "exec-2"]));
+    }
+
+    #[test]
+    fn a_command_runs_as_whom_and_where_it_says_and_exec_as_root() {
+        let node: Node = serde_json::from_value(serde_json::json!({
+            "kind": "host", "commands": [{"run": "a", "user": "frr:7", "workdir": "/srv"}, "b"], "exec": ["c"],
+        }))
+        .expect("a node");
+        let commands = commands(&node).0;
+        let ran = RunAs { user: Some("frr:7".into()), workdir: Some("/srv".into()) };
+        let all = commands.iter().map(|command| command.run_as.clone()).collect::<Vec<_>>();
+        assert_eq!(all, [ran, RunAs::default(), RunAs::default()]);
     }
 
     #[test]

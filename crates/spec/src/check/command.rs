@@ -1,7 +1,7 @@
 //! Whether what a node runs can be run, and in which order.
 
 use super::vnet::NodeCheck;
-use crate::command::{Ready, RestartPolicy, Task};
+use crate::command::{Ready, RestartPolicy, Task, bad_workdir};
 use crate::limits::{CHECK_NS_MAX, CHECK_NS_MIN, COMMANDS_MAX, NAME_CHARS_MAX, WORDS_MAX};
 use crate::object::{Command, Node};
 use crate::shape::nearest;
@@ -53,6 +53,13 @@ impl NodeCheck<'_, '_, '_> {
         }
         if let Some(ready) = &task.ready {
             self.ready(index, ready);
+        }
+        if let Some(message) = task.workdir.as_deref().and_then(bad_workdir) {
+            self.fault(
+                &["commands", index, "workdir"],
+                message,
+                "name a directory in the node, like /srv",
+            );
         }
     }
 

@@ -38,6 +38,7 @@ use placed::Sums;
 pub use image::check_images;
 pub use placed::{Placed, Shares, Vnets};
 pub use tenant::tenant_of;
+pub(crate) use vnet::{BAD_PATH, good_path};
 
 /// What there is.
 #[derive(Clone, Debug, Default)]

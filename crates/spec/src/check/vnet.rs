@@ -531,7 +531,7 @@ impl NodeCheck<'_, '_, '_> {
     }
 }
 
-pub(super) const BAD_PATH: &str = "no absolute path without ..";
+pub(crate) const BAD_PATH: &str = "no absolute path without ..";
 const PATH_HINT: &str = "begin it with /";
 
 /// Whether an absolute path is below a directory.
@@ -540,7 +540,7 @@ pub(super) fn is_below(path: &str, directory: &str) -> bool {
 }
 
 /// Absolute, and without steps up.
-pub(super) fn good_path(path: &str) -> bool {
+pub(crate) fn good_path(path: &str) -> bool {
     path.len() > 1
         && path.starts_with('/')
         && !path.contains('\0')

@@ -18,6 +18,11 @@ spec:
           after: first
           ready: {tcp: 80}
         - {run: ["sh", "-c", "ip -br addr show dev eth0 > /run/said"], name: first, once: true}
+        - run: ["sh", "-c", "id -u > /tmp/who; exec sleep 1000"]
+          name: nobody
+          user: nobody:7
+          workdir: /srv
+          ready: {command: ["sh", "-c", "test $(id -u):$(id -g):$PWD = 65534:7:/srv"]}
       exec:
         - ip route add 10.9.0.0/16 via 10.0.0.2
         - ["sh", "-c", "ip route show 10.9.0.0/16 > /run/routes"]
@@ -30,6 +35,9 @@ spec:
       exec:
         - ip route add 10.9.0.0/16 via 10.8.0.1
         - touch /run/never
+    elsewhere:
+      kind: host
+      commands: [{run: "true", name: nowhere, workdir: /x}]
   links:
     - endpoints: ["good:eth0", "bad:eth0"]
 "#;
@@ -48,6 +56,17 @@ fn a_node_is_ready_when_its_commands_are_and_degraded_when_one_fails() {
     eventually("what was said is logged", || {
         node.pdp(&["logs", "red/good"]).contains("10.0.0.1/24")
     });
+    // Later commands too are run as whom and where somebody says.
+    let who = |words: &[&str]| node.try_pdp(&[&["exec"], words].concat());
+    let script = "id -u; id -g; pwd; grep CapEff /proc/self/status";
+    let said = who(&["-u", "nobody:7", "-w", "/srv", "red/good", "sh", "-c", script]);
+    assert_eq!(said.expect("it runs"), "65534\n7\n/srv\nCapEff:\t0000000000000000\n");
+    let said = who(&["-u", "nosuch", "red/good", "id"]).expect_err("no such user");
+    assert!(said.contains("error: red/good: user nosuch: not in /etc/passwd"), "{said}");
+    let said = who(&["-w", "srv", "red/good", "id"]).expect_err("no path");
+    assert!(said.contains("workdir \"srv\" is no absolute path"), "{said}");
+    let said = who(&["-u", "70000", "red/good", "id"]).expect_err("no id");
+    assert!(said.contains("has an id beyond 0 to 65535"), "{said}");
     // What fails is told where people look first, with its last line.
     let told = |node: &Node| {
         let (status, message) =
@@ -59,6 +78,13 @@ fn a_node_is_ready_when_its_commands_are_and_degraded_when_one_fails() {
             && [&status["ready"], &bad["ready"]].iter().all(|ready| **ready == false)
             && bad["commands"][2]["state"] == "failed"
             && bad["commands"][3]["message"] == "waits for exec-1"
+            && {
+                let node = of(&status, "elsewhere");
+                node["phase"] == "degraded"
+                    && node["message"]
+                        .to_string()
+                        .contains("nowhere: can't be started: workdir /x: no such directory")
+            }
     };
     eventually("failures are told", || told(&node));
     assert!(node.exec("red/bad", "ls /run").lines().all(|name| name != "never"));
