@@ -164,3 +164,29 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
         })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_what_went() {
+        let mut cam = Cam::<2>::new();
+        for _ in 0..3 {
+            let mask = |slot: u32| [u64::from(slot) << 20, u64::MAX << (slot % 64)];
+            for slot in 0..CAM_MAX as u32 {
+                assert_eq!(cam.add(slot, &[0, 5], &mask(slot), slot), Some(slot as u16));
+            }
+            assert_eq!(cam.add(0, &[0, 5], &mask(0), 0), None);
+            let places: Vec<u16> = (0..CAM_MAX as u16).collect();
+            let (some, others) = places.split_at(100);
+            cam.remove(others, mask);
+            assert_eq!((cam.count(), cam.max), (100, 99));
+            cam.remove(some, mask);
+            assert_eq!((cam.count(), cam.max, cam.places().count()), (0, 0, 0));
+            assert!(cam.looked_at.is_empty());
+            let is_as_new = |part: &Part| part.rows == [[u64::MAX; WORDS]; 1 << PART];
+            assert!(cam.parts.iter().all(is_as_new));
+        }
+    }
+}

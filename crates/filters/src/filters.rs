@@ -729,6 +729,8 @@ mod tests {
         assert_eq!(filters.order.len() + filters.spare.len(), filters.tables.len());
         let taken = filters.entries.iter().filter(|entry| entry.state != State::Free).count();
         assert_eq!(taken, chained + filters.cam.count());
+        let priorities = filters.cam.places().map(|place| filters.cam.priorities[place]);
+        assert_eq!(filters.cam.max, priorities.max().unwrap_or(0));
     }
 
     proptest! {
