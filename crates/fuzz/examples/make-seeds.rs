@@ -547,6 +547,42 @@ fn add_records(seeds: &mut Seeds) {
     seeds.add("records", [file(4, record), file(2, b""), file(1, b""), file(3, exit)].concat());
 }
 
+fn add_filters(seeds: &mut Seeds) {
+    let set = |first: u16, bytes: [u8; 5], differs: [u8; 5]| {
+        [&[1], &first.to_le_bytes()[..], &[0xff], &bytes, &differs, &[0, 0]].concat()
+    };
+    let (commit, abandon) = ([4, 1, 2], [5, 3, 4]);
+    let settle = |most: u8| [6, most, 5, 6];
+    let remove = |first: u16, count: u8| [&[3], &first.to_le_bytes()[..], &[count, 7, 8]].concat();
+    // Prefixes, single bits, groups, and filters that are alike; more than the ternary memory holds.
+    for differs in [[1, 3, 1, 0, 9], [0, 5, 0, 7, 0], [8, 8, 2, 1, 1], [0, 0, 0, 0, 8]] {
+        for mask in [0, 60, 0x40, 0x81, 0xc0] {
+            let sets = [0, 255, 400].map(|first| set(first, [9, 1, mask, 250, 3], differs));
+            let more = set(100, [0, 0, 3, mask, 200], differs);
+            let steps = [
+                &[0x40, 1, 7][..],
+                &sets.concat(),
+                &commit,
+                &settle(20),
+                &settle(255),
+                &remove(50, 200),
+                &more,
+                &abandon,
+                &settle(1),
+                &settle(255),
+                &remove(100, 255),
+                &remove(355, 255),
+                &commit,
+                &settle(9),
+                &settle(255),
+                &more,
+                &commit,
+            ];
+            seeds.add("filters", steps.concat());
+        }
+    }
+}
+
 fn main() -> Result<()> {
     let mut seeds = Seeds(BTreeMap::new());
     add_frames(&mut seeds)?;
@@ -556,5 +592,6 @@ fn main() -> Result<()> {
     add_memif(&mut seeds);
     add_netlink(&mut seeds)?;
     add_records(&mut seeds);
+    add_filters(&mut seeds);
     seeds.write(&std::env::args().skip(1).collect::<Vec<_>>())
 }

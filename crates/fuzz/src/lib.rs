@@ -7,6 +7,7 @@
 //!
 //! Limits: an input is at most [`Target::bytes_max`] long; what is longer is cut.
 
+mod filters;
 mod guest;
 mod http;
 mod image;
@@ -82,6 +83,7 @@ pub const TARGETS: &[Target] = targets! {
     "image-archive", 1 << 16, image::archive;
     "state", 1 << 16, state::state;
     "records", SEQUENCE, records::records;
+    "filters", SEQUENCE, filters::filters;
 };
 
 impl Target {

@@ -103,6 +103,7 @@ tests! {
     image_archive "image-archive",
     state "state",
     records "records",
+    filters "filters",
 }
 
 #[test]
