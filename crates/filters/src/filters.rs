@@ -18,8 +18,8 @@ pub const SLOTS_MAX: usize = 1 << 20;
 /// Tables at most.
 pub const TABLES_MAX: usize = 1 << 10;
 
-/// Steps at most, that look-ups may be allowed to take.
-pub const STEPS_MAX: usize = 1 << 14;
+/// Steps that look-ups may be allowed to take, at most: of memory that no cache holds, they take half a millisecond.
+pub const STEPS_MAX: usize = 1 << 12;
 
 /// Tables that are tried for a filter before it is put into the ternary memory: those that hash most.
 const TRIES: usize = 3;
@@ -208,7 +208,7 @@ impl<const W: usize> Filters<W> {
     }
 
     /// What the look-up of a key takes at most now: how often it is hashed, and how many filters it is compared with. At
-    /// most the `steps_max` of [`Self::new`], and [`NURSERY_MAX`] more.
+    /// most the `steps_max` of [`Self::new`], and [`NURSERY_MAX`](crate::NURSERY_MAX) more.
     pub fn steps(&self) -> usize {
         self.steps + self.cam.count()
     }

@@ -39,7 +39,7 @@
 //! | steps of a look-up | the number that it was given, and [`NURSERY_MAX`] for the ternary memory: filters by which it would be more are [`Refused::Crowded`]. [`Filters::steps`] says what it is now |
 //! | tables | half of these steps, and [`TABLES_MAX`] |
 //! | filters of one table with the same bits of those that it hashes | [`CHAIN_MAX`] |
-//! | [`Filters::set`] | a look at the mask of each table, and into each table once; where the ternary memory is full, 64 filters of it moved, and if none can be, at most 128 masks tried with 128 of its filters |
+//! | [`Filters::set`] | looks at the mask of each table, and into each table, at most twice; where the ternary memory is full, a look at each of its filters, of which 64 are moved, and if none can be, at most 128 masks tried with 128 of them |
 //! | [`Filters::remove`], [`Filters::commit`], [`Filters::abandon`] | constant |
 //! | [`Filters::settle`], for each filter | a look into one table, a pass over the ternary memory |
 //! | each of the first two | once in a quarter of the capacity, the tables are sorted |
