@@ -733,6 +733,30 @@ mod tests {
         assert_eq!(filters.cam.max, priorities.max().unwrap_or(0));
     }
 
+    /// Of two tables with few buckets, so that in some of so many rounds both have the same tag in the same.
+    #[test]
+    fn chains_of_two_tables_stay_apart() {
+        for secret in 0..4000 {
+            let mut filters = Filters::<2>::new(2, 64, secret);
+            let filter = Filter { value: [0, 1], mask: [u64::MAX; 2], priority: 1 };
+            for (slot, mask) in [[0, 1], [0, 3]].into_iter().enumerate() {
+                let table = Table::new(mask, &mut || next(&mut filters.random));
+                let number = filters.make(table);
+                filters.entries[slot] =
+                    Entry { filter, next: NONE, age: 0, table: CAM, state: State::Stays };
+                assert!(filters.enter(number, slot as u32));
+            }
+            check(&filters);
+            for slot in 0..2 {
+                filters.remove(slot).expect("it is there");
+                filters.commit();
+                assert!(filters.settle(1));
+                check(&filters);
+            }
+            assert_eq!((filters.tables(), filters.steps()), (0, 0));
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
