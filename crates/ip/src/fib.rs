@@ -13,8 +13,8 @@ use pdp_lookup::{Cursor, TableV4, TableV6, VALUE_MAX};
 use pdp_proto::routes::{Resolved, Target, ToGuest, Vport};
 use pdp_wire::tag::VPORTS_MAX;
 
-use super::group::{Groups, Place, Way};
-use super::neighbour::Neighbours;
+use crate::group::{Groups, Place, Way};
+use crate::neighbour::Neighbours;
 
 /// Values of the tables: these two, or the place of a group.
 const PUNT: u32 = VALUE_MAX;
@@ -25,7 +25,7 @@ const SWEEP_STEP: usize = 256;
 
 /// What the tables say of a destination.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Route {
+pub(crate) enum Route {
     /// One of the ways of the group at this place.
     Group(Place),
     /// To the control guest.
@@ -42,6 +42,8 @@ pub(super) enum Route {
 struct Stamped<A> {
     all: HashMap<A, (u32, bool), foldhash::fast::RandomState>,
     filter: [u64; FILTER_BITS / 64],
+    /// Addresses that the filter still has and that are gone.
+    stale: usize,
 }
 
 /// Bits of the filter: one in four packets is asked for in the set where the router has 256 addresses.
@@ -69,7 +71,7 @@ impl Folded for u128 {
 
 impl<A> Default for Stamped<A> {
     fn default() -> Self {
-        Self { all: HashMap::default(), filter: [0; FILTER_BITS / 64] }
+        Self { all: HashMap::default(), filter: [0; FILTER_BITS / 64], stale: 0 }
     }
 }
 
@@ -95,9 +97,19 @@ impl<A: Copy + Eq + Hash + Folded> Stamped<A> {
         self.all.insert(address, (generation, own));
     }
 
+    /// Most of the time in the same time whatever there is: bits of the filter that nobody needs only cost look-ups.
     fn remove(&mut self, address: A) {
-        self.all.remove(&address);
-        self.sift();
+        if self.all.remove(&address).is_some() {
+            self.stale += 1;
+        }
+        if self.stale > self.all.len() {
+            self.sift();
+        }
+    }
+
+    /// Bytes, about: of the table's own there is one for each address.
+    fn memory_bytes(&self) -> usize {
+        self.all.capacity() * (size_of::<(A, (u32, bool))>() + 1)
     }
 
     /// Forgets those that another snapshot than this named last.
@@ -107,6 +119,7 @@ impl<A: Copy + Eq + Hash + Folded> Stamped<A> {
     }
 
     fn sift(&mut self) {
+        self.stale = 0;
         self.filter.fill(0);
         for &address in self.all.keys() {
             let (word, bit) = Self::bit(address);
@@ -125,7 +138,7 @@ struct Sweep {
 
 /// Where a dump has come to.
 #[derive(Debug, Default)]
-pub(super) struct DumpCursor {
+pub(crate) struct DumpCursor {
     v4: Cursor<u32>,
     v4_done: bool,
     v6: Cursor<u128>,
@@ -176,54 +189,54 @@ impl Default for Fib {
 impl Fib {
     /// The vport, if the mirror has named it.
     #[inline]
-    pub(super) fn vport(&self, index: u16) -> Option<&Vport> {
+    pub(crate) fn vport(&self, index: u16) -> Option<&Vport> {
         self.vports.get(usize::from(index))?.as_ref().map(|(vport, _)| vport)
     }
 
     #[inline]
-    pub(super) fn forwards_v4(&self) -> bool {
+    pub(crate) fn forwards_v4(&self) -> bool {
         self.forwarding_v4
     }
 
     #[inline]
-    pub(super) fn forwards_v6(&self) -> bool {
+    pub(crate) fn forwards_v6(&self) -> bool {
         self.forwarding_v6
     }
 
     #[inline]
-    pub(super) fn chooses(&self, v6: bool) -> bool {
+    pub(crate) fn chooses(&self, v6: bool) -> bool {
         self.chooses[usize::from(v6)]
     }
 
     #[inline]
-    pub(super) fn is_local_v4(&self, address: u32) -> bool {
+    pub(crate) fn is_local_v4(&self, address: u32) -> bool {
         self.local_v4.get(address).is_some()
     }
 
     /// Whether it is the router's itself, and no broadcast address.
     #[inline]
-    pub(super) fn is_own_v4(&self, address: u32) -> bool {
+    pub(crate) fn is_own_v4(&self, address: u32) -> bool {
         self.local_v4.get(address) == Some(true)
     }
 
     #[inline]
-    pub(super) fn is_local_v6(&self, address: u128) -> bool {
+    pub(crate) fn is_local_v6(&self, address: u128) -> bool {
         self.local_v6.get(address).is_some()
     }
 
     /// Values for [`Fib::route`], by destination.
     #[inline]
-    pub(super) fn lookup_v4(&self, destinations: &[u32], values: &mut [u32]) {
+    pub(crate) fn lookup_v4(&self, destinations: &[u32], values: &mut [u32]) {
         self.v4.lookup_batch(destinations, values);
     }
 
     #[inline]
-    pub(super) fn lookup_v6(&self, destinations: &[u128], values: &mut [u32]) {
+    pub(crate) fn lookup_v6(&self, destinations: &[u128], values: &mut [u32]) {
         self.v6.lookup_batch(destinations, values);
     }
 
     #[inline]
-    pub(super) fn route(value: u32) -> Route {
+    pub(crate) fn route(value: u32) -> Route {
         match value {
             pdp_lookup::NONE => Route::None,
             PUNT => Route::Punt,
@@ -235,20 +248,20 @@ impl Fib {
     /// Makes routers choose differently among equal ways (or the second of two in a row would use
     /// one of its ways alone), and a router's guests alike.
     #[inline]
-    pub(super) fn seed(&self) -> u32 {
+    pub(crate) fn seed(&self) -> u32 {
         self.seed
     }
 
     /// The way of a flow in a group.
     #[inline]
-    pub(super) fn way(&self, group: Place, flow: impl FnOnce() -> u32) -> Option<Way> {
+    pub(crate) fn way(&self, group: Place, flow: impl FnOnce() -> u32) -> Option<Way> {
         self.groups.way(group, flow)
     }
 
     /// The link address that a frame for `destination` is sent to on a way; the neighbour counts
     /// as used.
     #[inline]
-    pub(super) fn link_address(
+    pub(crate) fn link_address(
         &mut self,
         way: &Way,
         destination: impl FnOnce() -> IpAddr,
@@ -359,12 +372,12 @@ impl Fib {
     }
 
     /// Whether routes that the last snapshot did not name may still be there.
-    pub(super) fn is_sweeping(&self) -> bool {
+    pub(crate) fn is_sweeping(&self) -> bool {
         self.sweep.is_some()
     }
 
     /// Looks at some more routes for whether the last snapshot named them.
-    pub(super) fn sweep_some(&mut self) {
+    pub(crate) fn sweep_some(&mut self) {
         let Some(sweep) = &mut self.sweep else { return };
         let Self { groups, neighbours, .. } = self;
         let gone = |value| {
@@ -380,7 +393,7 @@ impl Fib {
     }
 
     /// Some more of the routes, at most `count_max`; an empty list at the end.
-    pub(super) fn dump_some(
+    pub(crate) fn dump_some(
         &self,
         cursor: &mut DumpCursor,
         count_max: usize,
@@ -421,28 +434,28 @@ impl Fib {
 
     /// Up to `count_max` neighbours that frames were sent to since they were last told, and
     /// whether there may be more.
-    pub(super) fn take_used(&mut self, count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
+    pub(crate) fn take_used(&mut self, count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
         self.neighbours.take_used(count_max)
     }
 
     /// Whether a frame whose way has no link address may go to the kernel, to ask for it.
-    pub(super) fn may_ask(&mut self, way: &Way, destination: impl FnOnce() -> IpAddr) -> bool {
+    pub(crate) fn may_ask(&mut self, way: &Way, destination: impl FnOnce() -> IpAddr) -> bool {
         way.gateway.is_some() || self.neighbours.may_ask(way.vport, destination())
     }
 
-    /// Another [`ASKED_TIME`](super::neighbour::ASKED_TIME) begins.
-    pub(super) fn turn_asked(&mut self) {
+    /// Another [`ASKED_TIME`](crate::neighbour::ASKED_TIME) begins.
+    pub(crate) fn turn_asked(&mut self) {
         self.neighbours.turn_asked();
     }
 
     /// Gateways that frames were to be sent to and whose link address is not known, told once in a
     /// while; see [`FromGuest::Wanted`](pdp_proto::routes::FromGuest::Wanted).
-    pub(super) fn take_wanted(&mut self) -> Vec<(u16, IpAddr)> {
+    pub(crate) fn take_wanted(&mut self) -> Vec<(u16, IpAddr)> {
         self.neighbours.take_wanted()
     }
 
     /// Whether [`Self::take_wanted`] has any.
-    pub(super) fn is_wanting(&self) -> bool {
+    pub fn is_wanting(&self) -> bool {
         self.neighbours.is_wanting()
     }
 }
@@ -467,6 +480,15 @@ impl Fib {
     /// Bytes of the look-up tables.
     pub fn tables_bytes(&self) -> usize {
         self.v4.memory_bytes() + self.v6.memory_bytes()
+    }
+
+    /// Bytes of all of it: a constant time to find out.
+    pub fn memory_bytes(&self) -> usize {
+        self.tables_bytes()
+            + self.groups.memory_bytes()
+            + self.neighbours.memory_bytes()
+            + self.local_v4.memory_bytes()
+            + self.local_v6.memory_bytes()
     }
 
     /// Where the longest prefix that covers an address leads.

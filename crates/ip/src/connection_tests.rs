@@ -13,21 +13,31 @@ use pdp_proto::channel::FrameReader;
 use pdp_proto::routes::{FromGuest, Hop, Resolved, Target, ToGuest, VERSION, decode, encode};
 use tempfile::TempDir;
 
-use super::fib::Fib;
-use super::mirror::Mirror;
+use crate::fib::Fib;
+use crate::{Connection, Due, Follower};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A guest's side: tables and client, driven as the runtime does.
+/// A guest's side: tables and connection, driven as the runtime does.
 struct Side {
     fib: Fib,
-    mirror: Mirror,
+    path: PathBuf,
+    connection: Option<Connection>,
+    follower: Follower,
+    start: Instant,
     longest: Duration,
 }
 
 impl Side {
     fn new(path: &std::path::Path) -> Self {
-        Self { fib: Fib::default(), mirror: Mirror::new(path, 3), longest: Duration::ZERO }
+        Self {
+            fib: Fib::default(),
+            path: path.into(),
+            connection: None,
+            follower: Follower::default(),
+            start: Instant::now(),
+            longest: Duration::ZERO,
+        }
     }
 
     /// Tends until it is so; fails if that takes too long.
@@ -35,11 +45,25 @@ impl Side {
         let end = Instant::now() + PATIENCE;
         while !so(self) {
             let now = Instant::now();
-            assert!(now < end, "not {what}: {:?}", self.mirror.status());
-            let tended = self.mirror.tend(&mut self.fib, now);
+            assert!(now < end, "not {what}: {:?}", self.follower);
+            if self.connection.is_none() {
+                self.connection = Connection::open(&self.path, 3).ok();
+            }
+            let now_ns = (now - self.start).as_nanos() as u64;
+            let mut left = 64;
+            let go_on = || {
+                left -= 1;
+                left > 0
+            };
+            let due = self.follower.tend(&mut self.fib, self.connection.as_mut(), now_ns, go_on);
             self.longest = self.longest.max(now.elapsed());
-            if tended != crate::Tended::More {
-                std::thread::sleep(Duration::from_micros(100));
+            match due {
+                Ok(Due::Now) => {}
+                Ok(Due::At(_)) => std::thread::sleep(Duration::from_micros(100)),
+                Err(_) => {
+                    self.connection = None;
+                    self.follower.restart();
+                }
             }
         }
     }
@@ -197,7 +221,7 @@ fn a_snapshot_then_changes_then_another_mirror() {
         let mut peer = Peer::accept(listener);
         peer.tell(&[ToGuest::Begin, group(1, 2), group(2, 77), route("10.3.0.0/16", 1)]);
     });
-    side.until("disconnected", |side| !side.mirror.status().connected);
+    side.until("disconnected", |side| side.connection.is_none());
     let table = side.table();
     // The tables are what they were, and the one route that was told.
     assert_eq!(table[&"10.1.0.0/16".parse().unwrap()], Resolved::Hops(vec![hop(9)]));
@@ -265,7 +289,7 @@ fn used_neighbours_are_reported() {
     let mut side = Side::new(&path);
     let address = IpAddr::from([10, 0, 0, 1]);
     side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
-    let way = super::group::Way { vport: 1, gateway: None, chosen: false, mtu: u32::MAX };
+    let way = crate::group::Way { vport: 1, gateway: None, chosen: false, mtu: u32::MAX };
     assert!(side.fib.link_address(&way, || address).is_some());
     play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);
@@ -284,7 +308,7 @@ fn gateways_without_a_link_address_are_asked_for_once_in_a_while() {
     side.fib.apply(ToGuest::Route { prefix, target: pdp_proto::routes::Target::Group(1) });
     let mut values = [0];
     side.fib.lookup_v4(&[0x0a01_0001], &mut values);
-    let super::fib::Route::Group(group) = super::fib::Fib::route(values[0]) else { panic!() };
+    let crate::fib::Route::Group(group) = crate::fib::Fib::route(values[0]) else { panic!() };
     let mut ways: Vec<_> = (0..1000u32)
         .filter_map(|flow| side.fib.way(group, || flow.wrapping_mul(0x85eb_ca6b)))
         .collect();

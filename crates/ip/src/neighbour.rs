@@ -11,12 +11,15 @@ const WANTED_MAX: usize = 64;
 
 /// Time within which a station that is there answers: the kernel asks three times, a second apart
 /// (ip-sysctl.rst, `mcast_solicit`), and can't let go of the entry meanwhile.
-pub(super) const ASKED_TIME: Duration = Duration::from_secs(3);
+pub(crate) const ASKED_TIME: Duration = Duration::from_secs(3);
 
 type Addresses = HashSet<(u16, IpAddr), foldhash::fast::RandomState>;
 
+/// Neighbours that are looked at for one report of who is used.
+const USED_LOOK: usize = 4096;
+
 /// Where a neighbour is in [`Neighbours`].
-pub(super) type Index = u32;
+pub(crate) type Index = u32;
 
 #[derive(Clone, Debug)]
 struct Neighbour {
@@ -35,7 +38,7 @@ struct Neighbour {
 
 /// All neighbours: those that the kernel knows, and those that groups refer to.
 #[derive(Debug, Default)]
-pub(super) struct Neighbours {
+pub(crate) struct Neighbours {
     /// Free places hold what was there, without a link address.
     places: Vec<Neighbour>,
     free: Vec<Index>,
@@ -53,7 +56,7 @@ pub(super) struct Neighbours {
 impl Neighbours {
     /// The link address of the neighbour at a place, which counts as used.
     #[inline]
-    pub(super) fn mac_at(&mut self, index: Index) -> Option<[u8; 6]> {
+    pub(crate) fn mac_at(&mut self, index: Index) -> Option<[u8; 6]> {
         let neighbour = &mut self.places[index as usize];
         if neighbour.mac.is_some() && !neighbour.used {
             neighbour.used = true;
@@ -63,7 +66,7 @@ impl Neighbours {
 
     /// The same of a gateway, which is wanted if its link address is not known.
     #[inline]
-    pub(super) fn mac_of_gateway(&mut self, index: Index) -> Option<[u8; 6]> {
+    pub(crate) fn mac_of_gateway(&mut self, index: Index) -> Option<[u8; 6]> {
         let mac = self.mac_at(index);
         if mac.is_none() {
             self.want(index);
@@ -80,12 +83,12 @@ impl Neighbours {
         }
     }
 
-    pub(super) fn is_wanting(&self) -> bool {
+    pub(crate) fn is_wanting(&self) -> bool {
         !self.wanted.is_empty()
     }
 
     /// The gateways that were wanted since the last time.
-    pub(super) fn take_wanted(&mut self) -> Vec<(u16, IpAddr)> {
+    pub(crate) fn take_wanted(&mut self) -> Vec<(u16, IpAddr)> {
         let take = |index: Index| {
             let neighbour = &mut self.places[index as usize];
             // It may be gone, or known by now.
@@ -97,7 +100,7 @@ impl Neighbours {
 
     /// The same, found by its address.
     #[inline]
-    pub(super) fn mac_of(&mut self, vport: u16, address: IpAddr) -> Option<[u8; 6]> {
+    pub(crate) fn mac_of(&mut self, vport: u16, address: IpAddr) -> Option<[u8; 6]> {
         let index = *self.index.get(&(vport, address))?;
         self.mac_at(index)
     }
@@ -105,7 +108,7 @@ impl Neighbours {
     /// Whether the kernel may be given a frame for a station whose link address is not known: for one that
     /// it asks for already, or for one more.
     #[cold]
-    pub(super) fn may_ask(&mut self, vport: u16, address: IpAddr) -> bool {
+    pub(crate) fn may_ask(&mut self, vport: u16, address: IpAddr) -> bool {
         let [now, before] = &mut self.asked;
         let station = (vport, address);
         now.contains(&station)
@@ -114,14 +117,14 @@ impl Neighbours {
     }
 
     /// Another [`ASKED_TIME`] begins.
-    pub(super) fn turn_asked(&mut self) {
+    pub(crate) fn turn_asked(&mut self) {
         self.asked.swap(0, 1);
         self.asked[0].clear();
         self.answered = 0;
     }
 
     /// What the kernel knows of a neighbour now.
-    pub(super) fn set(
+    pub(crate) fn set(
         &mut self,
         vport: u16,
         address: IpAddr,
@@ -143,19 +146,19 @@ impl Neighbours {
     }
 
     /// A place for a hop to refer to, until [`Neighbours::release`].
-    pub(super) fn refer(&mut self, vport: u16, address: IpAddr) -> Index {
+    pub(crate) fn refer(&mut self, vport: u16, address: IpAddr) -> Index {
         let index = self.place(vport, address);
         self.places[index as usize].references += 1;
         index
     }
 
-    pub(super) fn release(&mut self, index: Index) {
+    pub(crate) fn release(&mut self, index: Index) {
         self.places[index as usize].references -= 1;
         self.free_if_unused(index);
     }
 
     /// Forgets the link addresses that a snapshot did not name.
-    pub(super) fn sweep(&mut self, keep: u32) {
+    pub(crate) fn sweep(&mut self, keep: u32) {
         for index in 0..self.places.len() {
             let neighbour = &mut self.places[index];
             if neighbour.mac.is_some() && neighbour.generation != keep {
@@ -167,10 +170,11 @@ impl Neighbours {
 
     /// Up to `count_max` neighbours that were used since the last time, and whether there may be
     /// more.
-    pub(super) fn take_used(&mut self, count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
+    pub(crate) fn take_used(&mut self, count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
         let mut used = Vec::new();
+        let end = self.used_from + USED_LOOK;
         while let Some(neighbour) = self.places.get_mut(self.used_from) {
-            if used.len() == count_max {
+            if used.len() == count_max || self.used_from == end {
                 return (used, true);
             }
             if std::mem::take(&mut neighbour.used) {
@@ -182,8 +186,14 @@ impl Neighbours {
         (used, false)
     }
 
+    /// Bytes, about.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let each = size_of::<((u16, IpAddr), Index)>() + 1;
+        self.places.capacity() * size_of::<Neighbour>() + self.index.capacity() * each
+    }
+
     /// Neighbours with a link address.
-    pub(super) fn known(&self) -> usize {
+    pub(crate) fn known(&self) -> usize {
         self.places.iter().filter(|neighbour| neighbour.mac.is_some()).count()
     }
 

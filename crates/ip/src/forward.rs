@@ -39,8 +39,7 @@ use pdp_proto::routes::Vport;
 use pdp_wire::tag::{GuestDrop, PuntClass};
 use pdp_wire::{ether, flow, ipv4, ipv6};
 
-use super::fib::{Fib, Route};
-use crate::Batch;
+use crate::fib::{Fib, Route};
 
 /// What becomes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +59,10 @@ const HOOK: Decision = Decision::Punt(PuntClass::Hook);
 const MALFORMED: Decision = Decision::Drop(GuestDrop::Malformed);
 const POLICY: Decision = Decision::Drop(GuestDrop::Policy);
 
-/// Some frames to decide on: a batch, or what a test has made.
+/// Frames that are decided on together at most.
+pub const FRAMES_MAX: usize = 64;
+
+/// Some frames to decide on.
 pub trait Frames {
     /// How many.
     fn count(&self) -> usize;
@@ -74,42 +76,6 @@ pub trait Frames {
     fn cut(&mut self, frame: usize, bytes: usize);
     /// Says what becomes of it; once for each frame.
     fn decide(&mut self, frame: usize, decision: Decision);
-}
-
-impl Frames for Batch<'_> {
-    #[inline]
-    fn count(&self) -> usize {
-        self.len()
-    }
-
-    #[inline]
-    fn vport(&self, frame: usize) -> u16 {
-        self.vport(frame)
-    }
-
-    #[inline]
-    fn bytes(&self, frame: usize) -> &[u8] {
-        self.frame(frame)
-    }
-
-    #[inline]
-    fn bytes_mut(&mut self, frame: usize) -> &mut [u8] {
-        self.frame_mut(frame)
-    }
-
-    #[inline]
-    fn cut(&mut self, frame: usize, bytes: usize) {
-        self.set_len(frame, bytes);
-    }
-
-    #[inline]
-    fn decide(&mut self, frame: usize, decision: Decision) {
-        match decision {
-            Decision::Out(vport) => self.forward(frame, vport),
-            Decision::Punt(class) => self.punt(frame, class),
-            Decision::Drop(reason) => self.drop(frame, reason),
-        }
-    }
 }
 
 /// A packet of a batch that its route has a say in.
@@ -132,9 +98,9 @@ struct Family<A> {
 impl<A: Copy> Family<A> {
     fn new() -> Self {
         Self {
-            frames: Vec::with_capacity(Batch::FRAMES_MAX),
-            destinations: Vec::with_capacity(Batch::FRAMES_MAX),
-            values: Vec::with_capacity(Batch::FRAMES_MAX),
+            frames: Vec::with_capacity(FRAMES_MAX),
+            destinations: Vec::with_capacity(FRAMES_MAX),
+            values: Vec::with_capacity(FRAMES_MAX),
         }
     }
 
@@ -182,7 +148,7 @@ impl Default for Forwarder {
 }
 
 impl Forwarder {
-    /// Decides on every frame, of [`Batch::FRAMES_MAX`] at most, and rewrites those that go out.
+    /// Decides on every frame, of [`FRAMES_MAX`] at most, and rewrites those that go out.
     pub fn process(&mut self, fib: &mut Fib, frames: &mut impl Frames) {
         let Self { v4, v6 } = self;
         v4.clear();

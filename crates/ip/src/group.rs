@@ -11,24 +11,24 @@ use std::collections::HashMap;
 
 use pdp_proto::routes::{GroupId, HOPS_MAX, Hop};
 
-use super::neighbour::{self, Neighbours};
+use crate::neighbour::{self, Neighbours};
 
 /// Where a group is in [`Groups`].
-pub(super) type Place = u32;
+pub(crate) type Place = u32;
 
 /// Buckets of a group of several hops.
 const BUCKETS: usize = 256;
 
 /// A hop with its neighbour found.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
-    pub(super) vport: u16,
+pub(crate) struct Way {
+    pub(crate) vport: u16,
     /// The gateway's place; `None` where the destination itself is the neighbour.
-    pub(super) gateway: Option<neighbour::Index>,
+    pub(crate) gateway: Option<neighbour::Index>,
     /// It is one of several.
-    pub(super) chosen: bool,
+    pub(crate) chosen: bool,
     /// Largest packet of its routes, bytes.
-    pub(super) mtu: u32,
+    pub(crate) mtu: u32,
 }
 
 #[derive(Debug, Default)]
@@ -49,10 +49,13 @@ struct Group {
 
 /// All groups.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
+pub(crate) struct Groups {
     places: Vec<Group>,
     free: Vec<Place>,
     by_id: HashMap<GroupId, Place>,
+    /// Hops of all groups, and of these those that have buckets.
+    hops: usize,
+    bucketed: usize,
     /// During a snapshot: groups from before it, by their hops and MTU.
     before: HashMap<(Vec<Hop>, u32), Place>,
 }
@@ -60,7 +63,7 @@ pub(super) struct Groups {
 impl Groups {
     /// The way of a flow; `None` for a group without hops.
     #[inline]
-    pub(super) fn way(&self, place: Place, flow: impl FnOnce() -> u32) -> Option<Way> {
+    pub(crate) fn way(&self, place: Place, flow: impl FnOnce() -> u32) -> Option<Way> {
         let group = &self.places[place as usize];
         if group.buckets.is_empty() {
             return group.ways.first().copied();
@@ -71,21 +74,29 @@ impl Groups {
         group.ways.get(usize::from(group.buckets[bucket as usize])).copied()
     }
 
-    pub(super) fn place_of(&self, id: GroupId) -> Option<Place> {
+    pub(crate) fn place_of(&self, id: GroupId) -> Option<Place> {
         self.by_id.get(&id).copied()
     }
 
     /// Count of groups that the mirror named.
-    pub(super) fn named(&self) -> usize {
+    pub(crate) fn named(&self) -> usize {
         self.by_id.len()
     }
 
-    pub(super) fn hops(&self, place: Place) -> &[Hop] {
+    /// Bytes, about.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let each = size_of::<Group>() + size_of::<(GroupId, Place)>() + 1;
+        self.places.capacity() * each
+            + self.hops * (size_of::<Hop>() + size_of::<Way>())
+            + self.bucketed * BUCKETS
+    }
+
+    pub(crate) fn hops(&self, place: Place) -> &[Hop] {
         &self.places[place as usize].hops
     }
 
     /// A new or replaced group of the mirror. Hops beyond [`HOPS_MAX`] are ignored.
-    pub(super) fn set(
+    pub(crate) fn set(
         &mut self,
         id: GroupId,
         mut hops: Vec<Hop>,
@@ -117,6 +128,9 @@ impl Groups {
                 mtu: if mtu == 0 { u32::MAX } else { mtu },
             })
             .collect();
+        self.hops = self.hops + hops.len() - group.hops.len();
+        let bucketed = (usize::from(hops.len() > 1), usize::from(group.hops.len() > 1));
+        self.bucketed = self.bucketed + bucketed.0 - bucketed.1;
         let old_ways = std::mem::replace(&mut group.ways, new_ways);
         group.buckets = buckets(&hops, &group.hops, &group.buckets);
         (group.hops, group.mtu) = (hops, mtu);
@@ -124,14 +138,14 @@ impl Groups {
     }
 
     /// The mirror has dropped a group. Its place lives on while routes refer to it.
-    pub(super) fn gone(&mut self, id: GroupId, neighbours: &mut Neighbours) {
+    pub(crate) fn gone(&mut self, id: GroupId, neighbours: &mut Neighbours) {
         if let Some(place) = self.by_id.remove(&id) {
             self.unname(place, neighbours);
         }
     }
 
     /// A snapshot begins: identifiers get a new meaning, routes keep the groups they have.
-    pub(super) fn begin_snapshot(&mut self, neighbours: &mut Neighbours) {
+    pub(crate) fn begin_snapshot(&mut self, neighbours: &mut Neighbours) {
         self.end_snapshot(neighbours);
         for (_, place) in self.by_id.drain() {
             let group = &self.places[place as usize];
@@ -145,17 +159,17 @@ impl Groups {
     }
 
     /// Groups that the snapshot did not name live on only while routes refer to them.
-    pub(super) fn end_snapshot(&mut self, neighbours: &mut Neighbours) {
+    pub(crate) fn end_snapshot(&mut self, neighbours: &mut Neighbours) {
         for (_, place) in std::mem::take(&mut self.before) {
             self.unname(place, neighbours);
         }
     }
 
-    pub(super) fn refer(&mut self, place: Place) {
+    pub(crate) fn refer(&mut self, place: Place) {
         self.places[place as usize].references += 1;
     }
 
-    pub(super) fn release(&mut self, place: Place, neighbours: &mut Neighbours) {
+    pub(crate) fn release(&mut self, place: Place, neighbours: &mut Neighbours) {
         let group = &mut self.places[place as usize];
         group.references -= 1;
         self.free_if_unused(place, neighbours);
@@ -188,6 +202,8 @@ impl Groups {
     fn free_if_unused(&mut self, place: Place, neighbours: &mut Neighbours) {
         let group = &mut self.places[place as usize];
         if group.references == 0 && !group.named && !group.free {
+            self.hops -= group.hops.len();
+            self.bucketed -= usize::from(group.hops.len() > 1);
             release(std::mem::take(&mut group.ways), neighbours);
             *group = Group { free: true, ..Group::default() };
             self.free.push(place);

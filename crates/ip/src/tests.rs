@@ -10,8 +10,8 @@ use pdp_proto::routes::{Hooked, Hop, Target, ToGuest, Vport};
 use pdp_wire::tag::{GuestDrop, PuntClass};
 use proptest::prelude::*;
 
-use super::fib::Fib;
-use super::forward::{Decision, Forwarder, Frames};
+use crate::fib::Fib;
+use crate::forward::{Decision, Forwarder, Frames};
 
 /// RFC 1071, over the bytes as they are (etherparse leaves the reserved flag out).
 fn sums_to_all_ones(header: &[u8]) -> bool {
