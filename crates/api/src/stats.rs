@@ -69,6 +69,9 @@ pub struct NodeStats {
     pub guests: BTreeMap<u32, GuestStats>,
     /// Frames between arrival and their end.
     pub in_flight: u64,
+    /// Of a router that the mux forwards for by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineStats>,
     /// The routes of a router, while its mirror answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<RouteStats>,
@@ -133,6 +136,23 @@ pub struct TapStats {
     pub to_tap_refused: u64,
     /// Frames from the TAP that found no room on the way to the mux.
     pub from_tap_dropped: u64,
+}
+
+/// Counters of the mux's own forwarding for a router.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineStats {
+    /// It has a snapshot of its control guest's routes.
+    pub synced: bool,
+    /// Routes that it has.
+    pub routes: u64,
+    /// Bytes that its tables take.
+    pub memory_bytes: u64,
+    /// Changes that it applied.
+    pub changes: u64,
+    /// Why it does not follow its control guest's routes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
 }
 
 /// Counters of a forwarding guest.

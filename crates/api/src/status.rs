@@ -181,6 +181,9 @@ pub struct NodeStatus {
     pub published: Vec<String>,
     /// Its forwarding guests, by number.
     pub guests: Vec<ForwardingGuest>,
+    /// Of a router that the mux forwards for by itself (`fastpath`): how that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineStatus>,
     /// Its ports, by index.
     pub ports: Vec<PortStatus>,
 }
@@ -202,6 +205,20 @@ pub struct ProcessStatus {
     /// It did not answer in time: what it would say is missing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late: bool,
+}
+
+/// How the mux's own forwarding for a router is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EngineStatus {
+    /// It has a snapshot of its control guest's routes.
+    pub synced: bool,
+    /// Whether its routes are its control guest's. Absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes_synced: Option<bool>,
+    /// Why they can't be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// What is, of a forwarding guest.

@@ -43,8 +43,10 @@ async fn status(client: &Client, args: &Routes) -> Result<Option<NodeStatus>, Fa
 
 /// Numbers of the router's forwarding guests.
 fn guests(node: &Option<NodeStatus>, args: &Routes) -> Result<Vec<u32>, Failure> {
-    let guests = node.iter().flat_map(|node| &node.guests);
-    let numbers: Vec<u32> = guests.map(|guest| guest.number).collect();
+    let guests = node.iter().flat_map(|node| &node.guests).map(|guest| guest.number);
+    // The mux's own tables are those of guest 0.
+    let engine = node.iter().filter_map(|node| node.engine.as_ref()).map(|_| 0);
+    let numbers: Vec<u32> = guests.chain(engine).collect();
     if numbers.is_empty() {
         return Err(Failure::Other(format!(
             "{}/{}: no forwarding guest to compare with; `pdp inspect {0}` lists what there is",

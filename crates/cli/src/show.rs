@@ -206,6 +206,22 @@ fn processes(nodes: &[NodeStatus]) -> String {
             let place = format!("{} {}", guest.fe, power(guest.share_millicores));
             row(format!("g{}", guest.number), &guest.process, place, yes(guest.connected));
         }
+        if let Some(engine) = &node.engine {
+            let note = engine.message.clone().unwrap_or_default();
+            let state = if engine.synced { "running" } else { "starting" };
+            let dash = || "-".to_owned();
+            let (place, name) = ("mux".to_owned(), node.name.clone());
+            rows.push([
+                name,
+                "engine".into(),
+                state.into(),
+                dash(),
+                dash(),
+                place,
+                yes(engine.synced),
+                note,
+            ]);
+        }
     }
     table(["NODE", "PROCESS", "STATE", "PID", "RESTARTS", "FE", "CONNECTED", "NOTE"], rows)
 }

@@ -250,6 +250,7 @@ fn text(sample: &Sample) -> String {
     ports
         + &section("Nodes", &nodes(stats))
         + &section("Forwarding guests", &guests(stats))
+        + &section("Engines", &engines(stats))
         + &section("Drops", &drops(stats))
         + &section("External interfaces", &externals(stats))
 }
@@ -308,6 +309,22 @@ fn guests(stats: &Stats) -> String {
         ],
         rows,
     )
+}
+
+fn engines(stats: &Stats) -> String {
+    let nodes = stats.vnets.iter().flat_map(|(vnet, it)| it.nodes.iter().map(move |it| (vnet, it)));
+    let rows = nodes.filter_map(|(vnet, (name, node))| {
+        let engine = node.engine.as_ref()?;
+        Some([
+            format!("{vnet}/{name}"),
+            if engine.synced { "yes" } else { "no" }.into(),
+            engine.routes.to_string(),
+            engine.memory_bytes.to_string(),
+            engine.changes.to_string(),
+            engine.fault.clone().unwrap_or_default(),
+        ])
+    });
+    or_nothing(["ROUTER", "SYNCED", "ROUTES", "BYTES", "CHANGES", "NOTE"], rows.collect())
 }
 
 fn drops(stats: &Stats) -> String {

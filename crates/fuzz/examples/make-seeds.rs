@@ -266,6 +266,7 @@ fn vnet() -> Vnet {
             class: 1,
         }],
         punt_limits: [none; 4],
+        engine: None,
     };
     Vnet {
         name: "red".into(),

@@ -350,6 +350,7 @@ fn vnet() -> Vnet {
             class: 1,
         }],
         punt_limits: [none; 4],
+        engine: None,
     };
     let node = |name: &str, ports: Vec<Port>, router| Node {
         name: name.into(),
@@ -456,10 +457,11 @@ pub(crate) fn worker(bytes: &[u8]) {
 
 fn run(bench: &mut Bench, mut input: Input<'_>) {
     let hop = bench.hop.clone();
-    let live = Live::new(&vnet(), 0, 7, |number, end| match end {
+    let outside = |number: usize, end: &End| match end {
         End::External { by, .. } => Outside::new(0, number, by, || hop.clone()).map(Way::Outside),
         End::Port { .. } => None,
-    });
+    };
+    let live = Live::new(&vnet(), 0, 7, outside);
     bench.worker.replace(0, Some(live));
     let mut peers = [
         bench.attach("h1", Who::Tap),

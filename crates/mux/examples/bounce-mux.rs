@@ -189,6 +189,7 @@ fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> 
                 flow: FlowKey::Ip,
                 punt_filters: vec![],
                 punt_limits: [none; 4],
+                engine: None,
             }),
         }],
         vlinks: vec![vlink(0, "source"), vlink(1, "sink")],

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use pdp_ip::{Decision, Forwarder};
+
 use crate::connections::{Connections, Dropped};
 use crate::exit::Tools;
 use crate::external::{Exits, External};
@@ -30,6 +32,10 @@ pub struct Scratch {
     pub fates: Vec<To>,
     /// For what peers sent.
     pub pulled: Pulled,
+    /// For what engines decide.
+    pub decisions: Vec<Decision>,
+    /// What they work with.
+    pub forwarder: Forwarder,
 }
 
 impl Scratch {

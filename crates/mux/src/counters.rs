@@ -69,21 +69,21 @@ named! {
         ExternalRingFull = "external-ring-full",
         /// The external interface has no sockets.
         ExternalGone = "external-gone",
-        /// As the guest said.
+        /// As what forwards said, a guest or the mux itself.
         GuestMalformed = "guest-malformed",
-        /// As the guest said.
+        /// As what forwards said, a guest or the mux itself.
         GuestNoRoute = "guest-no-route",
-        /// As the guest said.
+        /// As what forwards said, a guest or the mux itself.
         GuestBlackhole = "guest-blackhole",
-        /// As the guest said.
+        /// As what forwards said, a guest or the mux itself.
         GuestPortDown = "guest-port-down",
-        /// As the guest said.
+        /// As what forwards said, a guest or the mux itself.
         GuestNotForUs = "guest-not-for-us",
-        /// As the guest said.
+        /// As what forwards said, a guest or the mux itself.
         GuestPolicy = "guest-policy",
-        /// As the guest said.
+        /// As what forwards said, a guest or the mux itself.
         GuestNoBuffer = "guest-no-buffer",
-        /// As the guest said.
+        /// As what forwards said, a guest or the mux itself.
         GuestUnresolved = "guest-unresolved",
     }
 }
@@ -256,18 +256,19 @@ pub struct Counted {
     pub(crate) guests: BTreeMap<u32, mux::GuestStats>,
     pub(crate) in_flight: u64,
     pub(crate) tap_connected: bool,
+    pub(crate) engine: Option<mux::EngineStats>,
 }
 
 impl Counted {
     /// For the API, with the names of the ports in order.
     pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::NodeStats {
-        let Self { ports, guests, in_flight, tap_connected } = self;
+        let Self { ports, guests, in_flight, tap_connected, engine } = self;
         let stats = ports.iter().map(|(counters, waiting)| mux::PortStats {
             waiting: *waiting as u64,
             ..counters.stats()
         });
         let ports = names.map(str::to_string).zip(stats).collect();
-        mux::NodeStats { ports, guests, in_flight, tap_connected }
+        mux::NodeStats { ports, guests, in_flight, tap_connected, engine }
     }
 }
 

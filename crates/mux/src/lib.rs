@@ -3,7 +3,7 @@
 //! A packet's way, in the order of the files: [`worker`] (the round, with all stages in one place), [`external`]
 //! and [`exit`] (AF_XDP, memif, [`generator`]; [`scheduler`], [`fair`], [`class`]: whose frame is next where there is a
 //! capacity), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
-//! [`onward`] (along vlinks that are more than a wire; [`segment`]), [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
+//! [`onward`] (along vlinks that are more than a wire; [`segment`]), [`forward`] (where the mux forwards by itself; [`engine`]), [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
 //! (what guests and TAPs send), [`leave`] ([`shape`], [`line`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
 //! memif connections), [`capture`], [`trace`], [`meter`] (cycles).
 //!
@@ -24,9 +24,11 @@ pub mod counters;
 pub mod dispatch;
 pub mod distribute;
 pub mod encapsulate;
+pub mod engine;
 pub mod exit;
 pub mod external;
 pub mod fair;
+pub mod forward;
 pub mod generator;
 pub mod group;
 pub mod lane;

@@ -15,6 +15,10 @@ named! {
         Classify = "classify",
         /// Police, check, pick a guest, copy into its memory.
         Distribute = "distribute",
+        /// What the mux forwards by itself: parse, look up, rewrite.
+        Forward = "forward",
+        /// Changes of routes for that.
+        Routes = "routes",
         /// Copy out of a guest's memory, read its tag.
         Dispatch = "dispatch",
         /// Shape, encapsulate, send.
@@ -28,26 +32,33 @@ named! {
     }
 }
 
+const STAGES: usize = Stage::ALL.len();
+
 /// Counts.
 #[derive(Debug)]
 pub struct Meter {
     clock: Clock,
     last: u64,
-    cycles: [u64; Stage::ALL.len()],
-    frames: [u64; Stage::ALL.len()],
+    cycles: [u64; STAGES],
+    frames: [u64; STAGES],
     /// As of the beginning of the round.
-    before: [u64; Stage::ALL.len()],
+    before: [u64; STAGES],
 }
 
 impl Default for Meter {
     fn default() -> Self {
         let clock = Clock::new();
         let last = clock.raw();
-        Self { clock, last, cycles: [0; 8], frames: [0; 8], before: [0; 8] }
+        Self { clock, last, cycles: [0; STAGES], frames: [0; STAGES], before: [0; STAGES] }
     }
 }
 
 impl Meter {
+    /// The clock that it reads.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     /// The time-stamp counter, cycles.
     #[inline]
     pub fn now(&self) -> u64 {
@@ -66,7 +77,7 @@ impl Meter {
     /// A round is over. Without work all of it was idle.
     pub fn round(&mut self, work: bool) {
         if !work {
-            let spent = |cycles: &[u64; Stage::ALL.len()]| cycles.iter().sum::<u64>();
+            let spent = |cycles: &[u64; STAGES]| cycles.iter().sum::<u64>();
             let idle = spent(&self.cycles) - spent(&self.before);
             self.cycles = self.before;
             self.cycles[Stage::Idle as usize] += idle;

@@ -1,4 +1,5 @@
-//! Frames to the forwarding guests of a vrouter, shared out among them, or to a node's TAP.
+//! Frames to what is behind their ports: to a vrouter's engine, to its forwarding guests, shared out among them, or to a
+//! node's TAP.
 
 use pdp_afxdp::Packet;
 use pdp_proto::mux::Attach;
@@ -6,6 +7,7 @@ use pdp_wire::tag::PuntClass;
 
 use crate::core::Core;
 use crate::counters::Reason;
+use crate::packets::Batch;
 use crate::peer::OUTSTANDING_MAX;
 use crate::trace;
 use crate::vnet::{Node, Router, Vnet};
@@ -18,8 +20,13 @@ impl Vnet {
         router.distributor.room(&mut router.guests[..])
     }
 
-    /// Frames to whoever is behind their ports. They may be in another order afterwards.
-    pub(crate) fn share(&mut self, core: &mut Core, mut batch: &mut [Packet]) {
+    /// Frames to whoever is behind their ports. They may be in another order afterwards; those that an engine sent on
+    /// are gone.
+    pub(crate) fn share(&mut self, core: &mut Core, batch: &mut Batch) {
+        if self.has_engines {
+            self.forward(core, batch);
+        }
+        let mut batch = &mut batch[..];
         while let [first, ..] = batch {
             let Some(node) = self.ports.get(usize::from(first.port)).map(|port| port.node) else {
                 return;

@@ -16,6 +16,7 @@ use crate::core::Core;
 use crate::counters::{Counted, PortCounters, Reason};
 use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
 use crate::encapsulate::Way;
+use crate::engine::Engine;
 use crate::lane::{Lane, Link, PULL_FRAMES};
 use crate::line::Line;
 use crate::meter::Stage;
@@ -97,6 +98,8 @@ pub struct Vnet {
     pub(crate) checked_ns: u64,
     /// When it last had work, nanoseconds.
     busy_ns: u64,
+    /// Whether a node has an engine.
+    pub(crate) has_engines: bool,
     /// Whether a peer may sleep through what it was shown, so that it is to be asked again when it is time.
     pub(crate) asks: bool,
 }
@@ -154,6 +157,8 @@ pub(crate) struct Router {
     pub(crate) distributor: Distributor,
     pub(crate) order: Order,
     pub(crate) filters: Vec<(Vec<Match>, PuntClass)>,
+    /// Forwards in the place of guests.
+    pub(crate) engine: Option<Box<Engine>>,
 }
 
 impl Router {
@@ -273,7 +278,7 @@ pub enum Who {
 }
 
 impl Vnet {
-    /// As `spec` says; `outside` makes the outside ends. What `spec` refers to exists: see
+    /// As `spec` says, but for engines ([`Vnet::set_engines`]); `outside` makes the outside ends. What `spec` refers to exists: see
     /// [`crate::control::check`].
     pub fn new(
         spec: &mux::Vnet,
@@ -321,6 +326,7 @@ impl Vnet {
             source: Source::default(),
             checked_ns: 0,
             busy_ns: 0,
+            has_engines: false,
             asks: true,
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
@@ -356,6 +362,22 @@ impl Vnet {
             vnet.add_segment(vlink);
         }
         vnet
+    }
+
+    /// Gives vrouters that the mux forwards for, as `spec` says, what does so.
+    pub fn set_engines<E>(
+        &mut self,
+        spec: &mux::Vnet,
+        mut engine: impl FnMut(&mux::Engine) -> Result<Engine, E>,
+    ) -> Result<(), E> {
+        for (node, spec) in self.nodes.iter_mut().zip(&spec.nodes) {
+            let wanted = spec.router.as_ref().and_then(|router| router.engine.as_ref());
+            if let (Some(router), Some(wanted)) = (&mut node.router, wanted) {
+                router.engine = Some(Box::new(engine(wanted)?));
+                self.has_engines = true;
+            }
+        }
+        Ok(())
     }
 
     /// Has the ports at the ends of a segment, each with its place there.
@@ -408,6 +430,11 @@ impl Vnet {
 
     fn guests(&self) -> impl Iterator<Item = &Guest> {
         self.nodes.iter().flat_map(Node::guests)
+    }
+
+    fn engines(&self) -> impl Iterator<Item = &Engine> {
+        let routers = self.nodes.iter().filter_map(|node| node.router.as_ref());
+        routers.filter_map(|router| router.engine.as_deref())
     }
 
     fn node(&mut self, name: &str) -> Option<&mut Node> {
@@ -610,7 +637,7 @@ impl Vnet {
     pub fn visit(&mut self, core: &mut Core, batch: &mut Batch) -> usize {
         let arrived = self.arrive(core, batch);
         core.meter.lap(Stage::Distribute, arrived);
-        let went = self.from_peers(core) + self.shape(core);
+        let went = self.from_peers(core) + self.shape(core) + self.tend(core);
         if went > 0 || self.asks {
             self.flush(core);
         }
@@ -629,7 +656,8 @@ impl Vnet {
     /// When it is to be looked at again at the latest, nanoseconds.
     pub fn due_ns(&self) -> Option<u64> {
         let check_ns = self.is_owed().then_some(self.checked_ns + CHECK_NS);
-        [self.timers.next_ns(), check_ns].into_iter().flatten().min()
+        let engines = self.engines().filter_map(Engine::due_ns);
+        engines.chain(self.timers.next_ns()).chain(check_ns).min()
     }
 
     /// Whether nothing is on its way in it, and every peer rings.
@@ -638,6 +666,7 @@ impl Vnet {
             && self.timers.next_ns().is_none()
             && !self.is_owed()
             && !self.has_unsure_peer()
+            && self.engines().all(Engine::is_idle)
     }
 
     /// Whether a guest has frames that it has not completed.
@@ -664,6 +693,7 @@ impl Vnet {
             guests: counted.collect(),
             in_flight: (outstanding + ports.iter().map(Port::in_flight).sum::<usize>()) as u64,
             tap_connected: node.tap.is_some(),
+            engine: node.router.as_ref().and_then(|it| it.engine.as_ref()).map(|it| it.stats()),
             ports: ports.iter().map(|port| (port.counters.clone(), port.in_flight())).collect(),
         })
     }
@@ -690,6 +720,7 @@ fn new_router(spec: &mux::Router, ports: usize) -> Router {
         distributor: Distributor::new(spec.policy, spec.flow.clone(), &candidates, FLOW_SLOTS),
         order: Order::default(),
         filters: filters.collect(),
+        engine: None,
     }
 }
 
@@ -730,6 +761,12 @@ fn take_over_guests(
     let Some(old) = old else { return };
     if let Some(router) = &mut node.router {
         router.order = mem::take(&mut old.order);
+        if let (Some(new), Some(was)) = (&mut router.engine, &mut old.engine)
+            && new.is_as(was)
+        {
+            // The new one was not in use yet.
+            mem::swap(new, was);
+        }
     }
     for was in &mut old.guests {
         let mut guests = node.router.iter_mut().flat_map(|router| &mut router.guests);

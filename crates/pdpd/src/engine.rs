@@ -19,7 +19,9 @@ use pdp_api::{
 use pdp_net::interface::Interface;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
 use pdp_spec::units::Cores;
-use pdp_spec::{Descriptors, Document, Existing, Intent, InterfaceFacts, Object, VirtualNetwork};
+use pdp_spec::{
+    DataPlane, Descriptors, Document, Existing, Intent, InterfaceFacts, Object, VirtualNetwork,
+};
 
 use crate::access::{Scope, asker, no_vnet};
 use crate::ask::Late;
@@ -610,7 +612,12 @@ impl Engine {
         let has = wanted.shares().get(node);
         let mut wanted = VirtualNetwork::clone(wanted);
         let plane = wanted.spec.nodes.get_mut(node).and_then(|node| node.data_plane.as_mut());
-        let (Some(has), Some(plane)) = (has, plane) else {
+        if let Some(DataPlane::Fastpath(_)) = plane {
+            let problem = format!("vnet {vnet}: router {node} has no forwarding guests");
+            return Err(Problem::new(ProblemKind::Invalid, problem)
+                .hint("its data plane is a fast path: the mux forwards by itself"));
+        }
+        let (Some(has), Some(plane)) = (has, plane.and_then(DataPlane::parallel_mut)) else {
             return Err(Problem::not_found(format!("vnet {vnet}: no router {node:?}"))
                 .hint(format!("`pdp inspect {vnet}` lists its nodes")));
         };

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, GuestStats, ImageInfo,
-    ImageQuery, LinkChange, LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind,
-    PullRequest, Report, RestartRequest, RouteGuestStats, RouteHop, RouteRow, RouteStats,
-    RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery, Substrate, TapStats,
-    TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
+    ApplyRequest, CaptureQuery, Check, DownRequest, EngineStats, FdbEntry, GuestProcess,
+    GuestStats, ImageInfo, ImageQuery, LinkChange, LinkRequest, NodeProcess, NodeStats, PortStats,
+    Problem, ProblemKind, PullRequest, Report, RestartRequest, RouteGuestStats, RouteHop, RouteRow,
+    RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery, Substrate,
+    TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
 };
 use pdp_container::RunAs;
 use pdp_container::cgroup::Session;
@@ -284,8 +284,13 @@ impl Daemon for Engine {
             (false, Some(guest)) => Source::Guest(guest),
             (false, None) => Source::Kernel,
         };
-        if let Source::Guest(number) | Source::Diff(number) = source {
-            has_guest(vnet, node, &plan, number)?;
+        match source {
+            // The mux's own tables are those of guest 0.
+            Source::Guest(0) | Source::Diff(0) if plan.engine.is_some() => {}
+            Source::Guest(number) | Source::Diff(number) => {
+                has_guest(vnet, node, &plan, number)?;
+            }
+            Source::Kernel => {}
         }
         let ports = &mirror.config.vports;
         Mirror { path: mirror.config.control_socket.clone() }
@@ -429,16 +434,18 @@ fn run_as(vnet: &str, node: &str, request: &ExecRequest) -> Result<RunAs, Proble
 }
 
 impl Engine {
-    /// Says of a frame that a forwarding guest of this node had, which of its routes is for it. It is looked up
-    /// now, and not when the frame went.
+    /// Says of a frame that a forwarding guest of this node had, or that the mux forwarded by itself, which of the routes
+    /// is for it. It is looked up now, and not when the frame went.
     fn name_route(&self, vnet: &str, node: &str, trace: &mut Trace) {
         let of = |stage: &str, trace: &Trace| trace.stages.iter().position(|it| it.stage == stage);
-        let (Some(classify), Some(at)) = (of("classify", trace), of("distribute", trace)) else {
-            return;
-        };
+        let at = of("distribute", trace).or(of("forward", trace));
+        let (Some(classify), Some(at)) = (of("classify", trace), at) else { return };
         let to = trace.stages[classify].detail.rsplit_once(mux::ADDRESSES);
         let to = to.and_then(|(_, to)| to.parse::<IpAddr>().ok());
-        let guest = trace.stages[at].detail.strip_prefix("to guest ").and_then(|n| n.parse().ok());
+        let guest = match trace.stages[at].stage.as_str() {
+            "forward" => Some(0),
+            _ => trace.stages[at].detail.strip_prefix("to guest ").and_then(|n| n.parse().ok()),
+        };
         let (Some(to), Some(guest)) = (to, guest) else { return };
         let query = RoutesQuery { guest: Some(guest), diff: false, within: Some(to.into()) };
         let mut best: Option<RouteRow> = None;
@@ -512,7 +519,7 @@ fn has_guest(vnet: &str, node: &str, plan: &NodePlan, number: u32) -> Result<(),
     let numbers: Vec<String> = plan.guests.keys().map(|number| format!("g{number}")).collect();
     let problem = Problem::not_found(format!("{vnet}/{node}: no forwarding guest g{number}"));
     match numbers.is_empty() {
-        true => Err(problem.hint("it is a host, which has none")),
+        true => Err(problem.hint("it has none: it is a host, or the mux forwards for it")),
         false => Err(problem.hint(format!("there are {}", numbers.join(", ")))),
     }
 }
@@ -644,7 +651,14 @@ pub(crate) fn node_stats(
             },
         );
     }
-    NodeStats { ports, guests, in_flight: counters.in_flight, routes, late }
+    let engine = counters.engine.map(|engine| EngineStats {
+        synced: engine.synced,
+        routes: engine.routes,
+        memory_bytes: engine.memory_bytes,
+        changes: engine.messages,
+        fault: engine.fault,
+    });
+    NodeStats { ports, guests, in_flight: counters.in_flight, engine, routes, late }
 }
 
 fn tap_stats(plan: &NodePlan, ports: &mut BTreeMap<String, PortStats>, taps: Vec<tap::PortStats>) {

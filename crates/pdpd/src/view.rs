@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use pdp_api::{
-    CommandStatus, Condition, ConditionKind, ExternalStatus, FeGuest, FeStatus, ForwardingGuest,
-    LinkStatus, NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus, ScheduleStatus, Substrate,
-    SubstrateStatus, TenantInfo, Vnet, VnetStatus, VnetSummary,
+    CommandStatus, Condition, ConditionKind, EngineStatus, ExternalStatus, FeGuest, FeStatus,
+    ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus,
+    ScheduleStatus, Substrate, SubstrateStatus, TenantInfo, Vnet, VnetStatus, VnetSummary,
 };
 use pdp_container::State as GuestState;
 use pdp_net::interface::Interface;
@@ -177,8 +177,7 @@ impl View<'_> {
             return None;
         };
         // A program of the user's own follows no kernel.
-        let follows = plan.guests.values().any(|guest| guest.mirrored);
-        if said.hooks.is_empty() || !follows {
+        if said.hooks.is_empty() || plan.followers() == 0 {
             return None;
         }
         let found = hook_words(&said.hooks);
@@ -377,6 +376,7 @@ impl View<'_> {
                 process: self.object(&guest.container.dir, &Key::guest(vnet, name, number)),
             })
             .collect();
+        let engine = counters.and_then(|node| node.engine.as_ref());
         let mut node = NodeStatus {
             name: name.into(),
             kind: if plan.mirror.is_some() { NodeKind::Router } else { NodeKind::Host },
@@ -397,9 +397,15 @@ impl View<'_> {
             management,
             published: published(plan),
             guests,
+            engine: plan.engine.as_ref().map(|_| EngineStatus {
+                synced: engine.is_some_and(|engine| engine.synced),
+                routes_synced: self.routes_synced(plan, 0),
+                message: engine.and_then(|engine| engine.fault.clone()),
+            }),
         };
         let troubles = parts(&node).map(|(part, status)| (part, &status.message));
-        let message = told_once(troubles.chain(failing(&node)));
+        let engine = node.engine.iter().map(|engine| ("mux".to_owned(), &engine.message));
+        let message = told_once(troubles.chain(failing(&node)).chain(engine));
         let all_run = parts(&node).all(|(_, status)| status.phase == Phase::Running);
         node.phase = match (self.model.ledger.stopped, node.control.phase) {
             (true, _) => Phase::Stopped,
@@ -410,7 +416,8 @@ impl View<'_> {
         };
         let ready = node.phase == Phase::Running
             && node.commands.iter().all(|command| command.ready)
-            && node.guests.iter().all(|guest| guest.connected);
+            && node.guests.iter().all(|guest| guest.connected)
+            && node.engine.iter().all(|engine| engine.synced);
         NodeStatus { message, ready, ..node }
     }
 
@@ -435,7 +442,10 @@ impl View<'_> {
         let guest = said.guests.iter().find(|guest| guest.guest == number);
         match guest {
             Some(guest) => Some(guest.synced && said.settled),
-            None => plan.guests.get(&number).is_some_and(|guest| guest.mirrored).then_some(false),
+            None => {
+                let mirrored = plan.guests.get(&number).is_some_and(|guest| guest.mirrored);
+                (mirrored || plan.engine.is_some()).then_some(false)
+            }
         }
     }
 

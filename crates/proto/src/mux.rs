@@ -341,7 +341,7 @@ pub struct Port {
     pub mtu: u32,
 }
 
-/// The parallel data plane of a vrouter.
+/// What forwards a vrouter's packets: guests, or the mux itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Router {
     /// Forwarding guests.
@@ -355,6 +355,18 @@ pub struct Router {
     pub punt_filters: Vec<PuntFilter>,
     /// Limits of punts for each vport, by class: local, neighbour, exception, hook.
     pub punt_limits: [Rate; 4],
+    /// The mux forwards by itself, and there are no guests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
+}
+
+/// How the mux forwards for a vrouter: IPv4 and IPv6, by the control guest's routes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Engine {
+    /// Where the route mirror listens (`routes`), to which the mux connects as guest 0.
+    pub routes: PathBuf,
+    /// Bytes that its tables may take.
+    pub memory_bytes: u64,
 }
 
 /// A forwarding guest.
@@ -769,6 +781,25 @@ pub struct NodeStats {
     pub in_flight: u64,
     /// Whether the TAP helper is connected.
     pub tap_connected: bool,
+    /// Of a vrouter that the mux forwards for by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<EngineStats>,
+}
+
+/// How the mux's own forwarding for a vrouter is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineStats {
+    /// Whether its tables are the control guest's.
+    pub synced: bool,
+    /// Routes that they have.
+    pub routes: u64,
+    /// Bytes that they take.
+    pub memory_bytes: u64,
+    /// Changes that were applied.
+    pub messages: u64,
+    /// Why they do not follow the control guest's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
 }
 
 /// Counters of a port. Bytes are those of the inner frames.

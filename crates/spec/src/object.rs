@@ -563,21 +563,38 @@ impl Node {
         ports
     }
 
+    /// How its packets are processed; `None` for a host.
+    pub fn plane(&self) -> Option<DataPlane> {
+        match self.kind {
+            NodeKind::Router => Some(self.data_plane.clone().unwrap_or_default()),
+            NodeKind::Host => None,
+        }
+    }
+
+    /// Its forwarding guests, if its packets are processed by such.
+    pub fn guests(&self) -> Option<Parallel> {
+        match self.plane()? {
+            DataPlane::Parallel(plane) => Some(plane),
+            DataPlane::Fastpath(_) => None,
+        }
+    }
+
+    /// The program of its own that its forwarding guests run, if they do.
+    pub fn program(&self) -> Option<&OwnProgram> {
+        self.data_plane.as_ref()?.parallel()?.program.own()
+    }
+
     /// Its image, and that of its forwarding guests' program.
     pub fn images(&self) -> impl Iterator<Item = &Image> {
-        let program = self.data_plane.as_ref().and_then(|plane| match &plane.program {
-            Program::Own(program) => Some(&program.image),
-            Program::BuiltIn(_) => None,
-        });
+        let program = self.program().map(|program| &program.image);
         [Some(&self.image), program].into_iter().flatten()
     }
 
     /// The same, to be changed.
     pub fn images_mut(&mut self) -> impl Iterator<Item = &mut Image> {
-        let program = self.data_plane.as_mut().and_then(|plane| match &mut plane.program {
-            Program::Own(program) => Some(&mut program.image),
-            Program::BuiltIn(_) => None,
-        });
+        let plane = self.data_plane.as_mut().and_then(DataPlane::parallel_mut);
+        let program = plane.and_then(|plane| plane.program.own_mut());
+        let program = program.map(|program| &mut program.image);
         [Some(&mut self.image), program].into_iter().flatten()
     }
 
@@ -792,21 +809,132 @@ impl Default for Resources {
     }
 }
 
-/// Kind of a data plane.
+/// How a router's packets are processed, by its `kind`. Not given: `parallel`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[allow(clippy::large_enum_variant, reason = "one a router, beside much more")]
+pub enum DataPlane {
+    /// By forwarding guests.
+    Parallel(Parallel),
+    /// By the mux itself.
+    Fastpath(Fastpath),
+}
+
+impl Default for DataPlane {
+    fn default() -> Self {
+        Self::Parallel(Parallel::default())
+    }
+}
+
+/// What a data plane needs beside its control guest, its ports and its route mirror: all that differs between the
+/// kinds for whoever plans, counts and gives out.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs<'a> {
+    /// Forwarding guests, and power of forwarding engines for them.
+    pub guests: Option<&'a Parallel>,
+    /// Whether the mux itself follows the control guest's routes.
+    pub mux_routes: bool,
+    /// What becomes of packets that the kernel's hooks may treat otherwise.
+    pub kernel_hooks: KernelHooks,
+    /// Frames that go to the control guest.
+    pub punt: &'a [PuntFilter],
+    /// Limits of what goes there.
+    pub punt_limits: &'a PuntLimits,
+}
+
+impl DataPlane {
+    /// What it needs.
+    pub fn needs(&self) -> Needs<'_> {
+        match self {
+            Self::Parallel(plane) => Needs {
+                guests: Some(plane),
+                mux_routes: false,
+                kernel_hooks: plane.kernel_hooks,
+                punt: &plane.punt,
+                punt_limits: &plane.punt_limits,
+            },
+            Self::Fastpath(plane) => Needs {
+                guests: None,
+                mux_routes: plane.code == Code::Ip,
+                kernel_hooks: plane.kernel_hooks,
+                punt: &plane.punt,
+                punt_limits: &plane.punt_limits,
+            },
+        }
+    }
+
+    /// Its forwarding guests, if it is of that kind.
+    pub fn parallel(&self) -> Option<&Parallel> {
+        match self {
+            Self::Parallel(plane) => Some(plane),
+            Self::Fastpath(_) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn parallel_mut(&mut self) -> Option<&mut Parallel> {
+        match self {
+            Self::Parallel(plane) => Some(plane),
+            Self::Fastpath(_) => None,
+        }
+    }
+}
+
+/// The kind of [`Parallel`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum DataPlaneKind {
+pub enum ParallelKind {
     /// One or more forwarding guests in parallel.
     #[default]
     Parallel,
 }
 
-/// How a router's packets are processed.
+/// The kind of [`Fastpath`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FastpathKind {
+    /// The mux forwards by itself, without crossing to a guest.
+    #[default]
+    Fastpath,
+}
+
+/// Forwarding by the mux itself: as fast as it gets, with code that comes with PdP. What it can't do goes to the
+/// control guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Fastpath {
+    /// Kind of the data plane.
+    pub kind: FastpathKind,
+    /// What forwards.
+    #[serde(default)]
+    pub code: Code,
+    /// Frames that go to the control guest without being looked at further; the first that matches decides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub punt: Vec<PuntFilter>,
+    /// Limits of what goes to the control guest, for each interface.
+    #[serde(default)]
+    pub punt_limits: PuntLimits,
+    /// What becomes of packets that something in the control guest's kernel, which the mux does not follow, may treat
+    /// otherwise, as docs/dataplane.md lists. Either way a condition tells of it.
+    #[serde(default)]
+    pub kernel_hooks: KernelHooks,
+}
+
+/// What forwards in a fast path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Code {
+    /// IPv4 and IPv6 by the control guest's routes, as the built-in router does.
+    #[default]
+    Ip,
+}
+
+/// Forwarding by guests: any program, in as many of them as it takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct DataPlane {
+pub struct Parallel {
     /// Kind of the data plane.
-    pub kind: DataPlaneKind,
+    pub kind: ParallelKind,
     /// Processing power that all forwarding guests together are guaranteed: it is taken from an engine's
     /// `capacity`, and is their limit as well unless they `borrow`. Not given: they are guaranteed nothing
     /// and refused nothing, and use what others leave; in a tenant's virtual network, or with
@@ -864,10 +992,10 @@ pub enum KernelHooks {
     Ignore,
 }
 
-impl Default for DataPlane {
+impl Default for Parallel {
     fn default() -> Self {
         Self {
-            kind: DataPlaneKind::Parallel,
+            kind: ParallelKind::Parallel,
             power: None,
             borrow: None,
             guests: None,
@@ -884,7 +1012,7 @@ impl Default for DataPlane {
     }
 }
 
-impl DataPlane {
+impl Parallel {
     /// Whether its guests may use what others leave of their CPUs.
     pub fn borrows(&self) -> bool {
         self.borrow.unwrap_or(self.power.is_none())
@@ -908,6 +1036,24 @@ pub enum Program {
     BuiltIn(BuiltIn),
     /// Any other.
     Own(OwnProgram),
+}
+
+impl Program {
+    /// One of one's own.
+    pub fn own(&self) -> Option<&OwnProgram> {
+        match self {
+            Self::Own(program) => Some(program),
+            Self::BuiltIn(_) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn own_mut(&mut self) -> Option<&mut OwnProgram> {
+        match self {
+            Self::Own(program) => Some(program),
+            Self::BuiltIn(_) => None,
+        }
+    }
 }
 
 impl Default for Program {

@@ -11,7 +11,7 @@ use crate::diagnostic::Diagnostic;
 use crate::expand::{self, Expanded};
 use crate::frames;
 use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX, PCAP_BYTES_MAX};
-use crate::object::{Object, Program};
+use crate::object::{DataPlane, Object};
 use crate::schema;
 use crate::shape::{self, Fault, nearest};
 use crate::tree::{self, Path, Place, Tree, Value};
@@ -375,10 +375,9 @@ fn attach(
     match &mut object {
         Object::VirtualNetwork(vnet) => {
             for (node_name, node) in &mut vnet.spec.nodes {
-                let program = node.data_plane.as_mut().and_then(|plane| match &mut plane.program {
-                    Program::Own(program) => Some(&mut program.files),
-                    Program::BuiltIn(_) => None,
-                });
+                let plane = node.data_plane.as_mut().and_then(DataPlane::parallel_mut);
+                let program = plane.and_then(|plane| plane.program.own_mut());
+                let program = program.map(|program| &mut program.files);
                 let own = node.files.iter_mut().map(|(path, file)| (&["files"][..], path, file));
                 let of_program = program.into_iter().flatten();
                 let of_program = of_program

@@ -193,11 +193,23 @@ fn section(
             continue;
         }
         let level = "#".repeat(3);
-        let _ = write!(page, "\n{level} {here}\n");
+        let _ = write!(page, "\n{level} {here}");
+        if let Some(kind) = kind_of(root, object) {
+            let _ = write!(page, ", kind {kind}");
+        }
+        page.push('\n');
         if let Some(text) = object.get("description").and_then(Value::as_str) {
             let _ = write!(page, "\n{}\n", one_line(text));
         }
         section(root, object, &here, done, page);
+    }
+}
+
+/// The only kind that an object can have, where others can be in its place.
+fn kind_of<'a>(root: &'a Value, object: &'a Value) -> Option<&'a str> {
+    match alternatives(root, &object["properties"]["kind"])[..] {
+        [(one, _)] => one.get("const")?.as_str(),
+        _ => None,
     }
 }
 

@@ -49,6 +49,9 @@ pub(crate) fn numbers_of_part(schema: &Json, of: &str, tree: &mut Tree) {
     }
 }
 
+/// The key that tells objects of several kinds apart.
+const KIND: &str = "kind";
+
 /// How it ends that a key is missing.
 const MISSING: &str = " is missing";
 
@@ -122,7 +125,10 @@ impl<'a> Walk<'a> {
                 items.iter_mut().for_each(|item| self.numbers(schema, item));
             }
             Value::Map(entries) => {
-                let Some(schema) = first("object") else { return };
+                let objects = alternatives.iter().copied().filter(|one| admits(one, "object"));
+                let Ok(schema) = self.told_apart(&objects.collect::<Vec<_>>(), entries) else {
+                    return;
+                };
                 let others = schema.get("additionalProperties").filter(|others| others.is_object());
                 for (_, key, value) in entries {
                     let known = schema.get("properties").and_then(|known| known.get(&*key));
@@ -142,20 +148,15 @@ impl<'a> Walk<'a> {
             alternatives.iter().copied().filter(|schema| admits(schema, kind)).collect();
         let words = words(&fitting);
         if !words.is_empty() {
-            let Value::Text(text) = &tree.value else { return };
-            if !words.contains(&text.as_str()) {
-                let message = format!("{} {text:?} is none of {}", last(path), words.join(", "));
-                let hint = nearest(text, words.iter().copied());
-                let hint = match (hint, elsewhere(text).filter(|_| words.contains(&"router"))) {
-                    (Some(word), _) => format!("did you mean {word}?"),
-                    (None, tip) => tip.unwrap_or_default().to_owned(),
-                };
-                self.fault(tree.place, path, message, hint);
+            if let Value::Text(text) = &tree.value
+                && !words.contains(&text.as_str())
+            {
+                self.not_of(words, tree, path);
             }
             return;
         }
         match fitting.first() {
-            Some(schema) => self.visit_one(schema, tree, path, key),
+            Some(schema) => self.visit_one(schema, &fitting, tree, path, key),
             None => {
                 let wanted: BTreeSet<&str> =
                     alternatives.iter().flat_map(|schema| types(schema)).collect();
@@ -180,9 +181,20 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn visit_one(&mut self, schema: &'a Json, tree: &Tree, path: &Path, key: (u32, u32)) {
+    fn visit_one(
+        &mut self,
+        schema: &'a Json,
+        fitting: &[&'a Json],
+        tree: &Tree,
+        path: &Path,
+        key: (u32, u32),
+    ) {
         match &tree.value {
-            Value::Map(entries) => self.visit_map(schema, entries, path, key),
+            Value::Map(entries) => match self.told_apart(fitting, entries) {
+                Ok(schema) => self.visit_map(schema, fitting, entries, path, key),
+                Err(Some((kind, words))) => self.not_of(words, kind, &path.key(KIND)),
+                Err(None) => {}
+            },
             Value::List(items) => {
                 let bound = |name: &str| schema.get(name).and_then(Json::as_u64);
                 let count = items.len() as u64;
@@ -202,9 +214,55 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Of the schemas that an object may have the one of its kind; where it does not say which, the one that does not
+    /// require that. An error is the kind, if there is no such, with those that there are.
+    fn told_apart<'t>(
+        &self,
+        fitting: &[&'a Json],
+        entries: &'t [((u32, u32), String, Tree)],
+    ) -> Result<&'a Json, Option<(&'t Tree, Vec<&'a str>)>> {
+        let kinds: Vec<_> =
+            fitting.iter().filter_map(|schema| Some((*schema, self.kind(schema)?))).collect();
+        let given = entries.iter().find(|(_, key, _)| key == KIND).map(|(_, _, kind)| kind);
+        match given {
+            Some(kind @ Tree { value: Value::Text(text), .. }) if kinds.len() > 1 => {
+                let is_it = |(_, kind): &&(_, &str)| kind == text;
+                let found = kinds.iter().find(is_it).map(|(schema, _)| *schema);
+                found.ok_or_else(|| Some((kind, kinds.iter().map(|(_, kind)| *kind).collect())))
+            }
+            Some(_) => fitting.first().copied().ok_or(None),
+            None => {
+                let free = fitting.iter().find(|schema| !required(schema).any(|key| key == KIND));
+                free.or(fitting.first()).copied().ok_or(None)
+            }
+        }
+    }
+
+    /// The only kind that an object of this schema can have.
+    fn kind(&self, schema: &'a Json) -> Option<&'a str> {
+        let kind = schema.get("properties")?.get(KIND)?;
+        match words(&self.alternatives(kind))[..] {
+            [word] => Some(word),
+            _ => None,
+        }
+    }
+
+    /// Of a word that is not one of these.
+    fn not_of(&mut self, words: Vec<&str>, tree: &Tree, path: &Path) {
+        let Value::Text(text) = &tree.value else { return };
+        let message = format!("{} {text:?} is none of {}", last(path), words.join(", "));
+        let hint = nearest(text, words.iter().copied());
+        let hint = match (hint, elsewhere(text).filter(|_| words.contains(&"router"))) {
+            (Some(word), _) => format!("did you mean {word}?"),
+            (None, tip) => tip.unwrap_or_default().to_owned(),
+        };
+        self.fault(tree.place, path, message, hint);
+    }
+
     fn visit_map(
         &mut self,
         schema: &'a Json,
+        fitting: &[&'a Json],
         entries: &[((u32, u32), String, Tree)],
         path: &Path,
         at: (u32, u32),
@@ -222,6 +280,14 @@ impl<'a> Walk<'a> {
             match known.or(others.filter(|others| others.is_object())) {
                 Some(schema) => self.visit(schema, value, &path.key(name), *place),
                 None if others == Some(&Json::Bool(false)) => {
+                    let of = fitting.iter().filter(|other| other["properties"].get(name).is_some());
+                    let of: Vec<_> = of.filter_map(|other| self.kind(other)).collect();
+                    if let (Some(kind), false) = (self.kind(schema), of.is_empty()) {
+                        let message = format!("{name:?} is no key of kind {kind}");
+                        let hint = format!("remove it, or take kind: {}", of.join(" or "));
+                        self.fault(*place, path, message, hint);
+                        continue;
+                    }
                     let known = properties.into_iter().flat_map(|p| p.keys().map(String::as_str));
                     let unused = known.filter(|key| !entries.iter().any(|(_, k, _)| k == key));
                     let names: Vec<&str> = unused.collect();
@@ -234,8 +300,7 @@ impl<'a> Walk<'a> {
                 None => {}
             }
         }
-        let required = schema.get("required").and_then(Json::as_array).into_iter().flatten();
-        for name in required.filter_map(Json::as_str).filter(|name| !seen.contains(name)) {
+        for name in required(schema).filter(|name| !seen.contains(name)) {
             self.fault(at, path, format!("{name}{MISSING}"), format!("add {name}"));
         }
     }
@@ -305,6 +370,12 @@ fn types(schema: &Json) -> Vec<&str> {
 fn admits(schema: &Json, kind: &str) -> bool {
     let types = types(schema);
     types.is_empty() || types.contains(&kind) || (kind == "integer" && types.contains(&"number"))
+}
+
+/// The keys that an object has to have.
+fn required(schema: &Json) -> impl Iterator<Item = &str> {
+    let keys = schema.get("required").and_then(Json::as_array);
+    keys.into_iter().flatten().filter_map(Json::as_str)
 }
 
 /// The words that alone are right, where only words are.

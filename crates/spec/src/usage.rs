@@ -6,13 +6,18 @@
 use std::ops::AddAssign;
 
 use crate::limits::{LOG_BYTES_MAX, MEMIF_REGIONS_MAX};
-use crate::object::{Attach, DataPlane, ImageSource, Node, NodeKind};
+use crate::object::{Attach, ImageSource, Node, NodeKind, Parallel};
 
 /// Memory of a node's helpers, bytes, beside what its spec allows the guest.
 const HELPER_MEMORY_BYTES: u64 = 64 << 20;
 
 /// More of it for each route that the route mirror may hold.
 const HELPER_ROUTE_BYTES: u64 = 512;
+
+/// Memory that the mux may take for the routes of a router that it forwards for, bytes: so much, and more for each route
+/// that it may have. The Internet's take some 40 each, twice while a snapshot comes.
+const ENGINE_MEMORY_BYTES: u64 = 32 << 20;
+const ENGINE_ROUTE_BYTES: u64 = 256;
 
 /// More of it for a node with a way to outside: the helper's, and passt's with what its sockets hold.
 const MANAGEMENT_MEMORY_BYTES: u64 = 64 << 20;
@@ -105,6 +110,11 @@ impl Node {
         self.resources.memory.0.saturating_add(HELPER_MEMORY_BYTES + routes + outside)
     }
 
+    /// Bytes that the mux may take for the node's routes, where it forwards by itself.
+    pub fn engine_memory_bytes(&self) -> u64 {
+        ENGINE_MEMORY_BYTES + u64::from(self.resources.routes) * ENGINE_ROUTE_BYTES
+    }
+
     /// Limit of processes and threads of the node's control side as a whole.
     pub fn control_processes(&self) -> u64 {
         u64::from(self.resources.processes) + HELPER_PROCESSES
@@ -143,9 +153,15 @@ impl Node {
             usage.routes = self.resources.routes.into();
             let notifications = self.notification_bytes() * NOTIFICATION_FACTOR;
             usage.memory_bytes = usage.memory_bytes.saturating_add(notifications);
-            let plane = self.data_plane.clone().unwrap_or_default();
-            for share in shares {
-                processes += of_guest(&plane, ports, share, &mut usage);
+            let plane = self.plane();
+            let needs = plane.as_ref().map(|plane| plane.needs());
+            if let Some(plane) = needs.and_then(|needs| needs.guests) {
+                for share in shares {
+                    processes += of_guest(plane, ports, share, &mut usage);
+                }
+            }
+            if needs.is_some_and(|needs| needs.mux_routes) {
+                usage.memory_bytes = usage.memory_bytes.saturating_add(self.engine_memory_bytes());
             }
         }
         usage.log_bytes = processes * LOG_FILES * LOG_BYTES_MAX;
@@ -165,7 +181,7 @@ impl Node {
 }
 
 /// Counts a forwarding guest in; its processes that have a log.
-fn of_guest(plane: &DataPlane, ports: u64, share: u32, usage: &mut Usage) -> u64 {
+fn of_guest(plane: &Parallel, ports: u64, share: u32, usage: &mut Usage) -> u64 {
     usage.power_millicores += u64::from(share);
     usage.memory_bytes = usage.memory_bytes.saturating_add(plane.memory.0);
     usage.processes += u64::from(plane.processes);

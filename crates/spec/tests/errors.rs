@@ -599,6 +599,37 @@ fn data_planes() {
     );
 }
 
+/// Each kind of data plane has keys of its own.
+#[test]
+fn kinds_of_data_planes() {
+    says(
+        "      dataPlane:\n",
+        "      dataPlane:\n        kind: fastpth\n",
+        "fig1.yaml:33:15: node red/r1: kind \"fastpth\" is none of parallel, fastpath \
+         (did you mean fastpath?)",
+    );
+    let faults = [(34, "power"), (35, "split"), (36, "program"), (37, "distribution")];
+    let faults = faults.map(|(line, key)| {
+        format!(
+            "fig1.yaml:{line}:9: node red/r1: {key:?} is no key of kind fastpath \
+             (remove it, or take kind: parallel)"
+        )
+    });
+    let kind = "      dataPlane:\n        kind: fastpath\n";
+    says("      dataPlane:\n", kind, &faults.join("\n"));
+    says(
+        "      dataPlane:\n",
+        "      dataPlane:\n        code: ip\n",
+        "fig1.yaml:33:9: node red/r1: \"code\" is no key of kind parallel \
+         (remove it, or take kind: fastpath)",
+    );
+    says(
+        "      dataPlane:\n",
+        "      dataPlane:\n        memry: 1\n",
+        "fig1.yaml:33:9: node red/r1: unknown key \"memry\" (did you mean memory?)",
+    );
+}
+
 /// What the mux would refuse is refused before.
 #[test]
 fn bounds_are_the_muxs() {

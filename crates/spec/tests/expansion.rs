@@ -39,6 +39,34 @@ fn refused(text: &str, expected: &str) {
     assert_eq!(try_spec(text).expect_err("refused"), expected);
 }
 
+/// A data plane of another kind has nothing of the one that it replaces; one that names no kind keeps it.
+#[test]
+fn a_data_plane_of_another_kind_replaces() {
+    same(
+        "
+  kinds: {router: {dataPlane: {power: 0.2, guests: 2, kernelHooks: ignore}}}
+  groups:
+    fast: {dataPlane: {kind: fastpath, puntLimits: {local: {pps: 5}}}}
+    slow: {dataPlane: {kind: parallel}}
+  nodes:
+    r1: {kind: router, group: fast}
+    r2: {kind: router, group: fast, dataPlane: {kernelHooks: ignore}}
+    r3: {kind: router, group: slow}
+    r[4-5]: {kind: router, group: fast, dataPlane: {kind: parallel, guests: '{n}'}}
+",
+        "
+  nodes:
+    r1: {kind: router, dataPlane: {kind: fastpath, puntLimits: {local: {pps: 5}}}}
+    r2:
+      kind: router
+      dataPlane: {kind: fastpath, kernelHooks: ignore, puntLimits: {local: {pps: 5}}}
+    r3: {kind: router, dataPlane: {power: 0.2, guests: 2, kernelHooks: ignore}}
+    r4: {kind: router, dataPlane: {guests: 4}}
+    r5: {kind: router, dataPlane: {guests: 5}}
+",
+    );
+}
+
 #[test]
 fn nearest_wins() {
     same(

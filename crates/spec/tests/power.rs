@@ -65,7 +65,7 @@ fn a_lab_that_names_no_power_has_room_on_a_full_machine() {
     let node = apply(&labs, &node).unwrap();
     for vnet in (0..100).map(|number| format!("lab{number}")) {
         let [(_, 0)] = has(&node, &vnet)[..] else { panic!("{:?}", has(&node, &vnet)) };
-        let plane = node.vnets[&vnet].spec.nodes["r1"].data_plane.clone().unwrap();
+        let plane = node.vnets[&vnet].spec.nodes["r1"].guests().unwrap();
         assert!(plane.borrows() && plane.power.is_none(), "{plane:?}");
     }
     // More guests, or `borrow` said aloud: the same.
@@ -105,7 +105,7 @@ fn the_default_substrate_is_the_documented_one() {
 fn without_power_and_without_borrowing_there_is_the_default() {
     let node = apply(&[with_plane("a", "{borrow: false}")], &node()).unwrap();
     assert_eq!(has(&node, "a"), [("fe2".to_owned(), 100)]);
-    let plane = node.vnets["a"].spec.nodes["r1"].data_plane.clone().unwrap();
+    let plane = node.vnets["a"].spec.nodes["r1"].guests().unwrap();
     assert!(!plane.borrows() && plane.power == Some(Cores(100)), "{plane:?}");
 }
 

@@ -172,6 +172,9 @@ impl Control {
         if let Some(error) = refused {
             return Err(format!("vnet {name}: {error}").into());
         }
+        let watch = &self.workers[vnet.worker].watch;
+        made.set_engines(&vnet.spec, |spec| self.routes.engine(spec, watch, vnet.slot))
+            .map_err(|error| format!("vnet {name}: no descriptor for an engine: {error}"))?;
         let before = state.vnets.get(&name);
         made.changed = before.and_then(|before| changed(&before.spec, &vnet.spec, moved));
         let prepared = self.keeper.prepare(Owner::Vnet(name.clone()), expected(&vnet)?)?;

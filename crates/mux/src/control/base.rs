@@ -11,6 +11,7 @@ use pdp_underlay::{Ends, Underlay};
 use crate::classify::Classifier;
 use crate::control::keeper::Keeper;
 use crate::control::plan::State;
+use crate::control::routes::Routes;
 use crate::control::workers::{self, Settings, WorkerHandle};
 use crate::wake::Wake;
 
@@ -20,6 +21,7 @@ pub struct Control {
     pub(super) pool: Pool,
     pub(super) keeper: Keeper,
     pub(super) underlay: Underlay,
+    pub(super) routes: Routes,
     state: Mutex<State>,
     /// Traces until now.
     pub(super) tickets: AtomicU64,
@@ -44,6 +46,7 @@ impl Control {
             workers,
             pool,
             underlay: Underlay::start()?,
+            routes: Routes::start()?,
             state: Mutex::default(),
             tickets: AtomicU64::new(0),
             captures: Arc::default(),

@@ -137,6 +137,7 @@ pub fn router(root: &Path, name: &str, count: u8, guests: &[(u32, Attach)]) -> N
             flow: FlowKey::Ip,
             punt_filters: vec![],
             punt_limits: [unlimited(); 4],
+            engine: None,
         }),
     }
 }

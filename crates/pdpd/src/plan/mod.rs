@@ -466,6 +466,8 @@ pub struct NodePlan {
     pub management: Option<ManagementPlan>,
     /// Forwarding guests by number.
     pub guests: BTreeMap<u32, GuestPlan>,
+    /// How the mux forwards by itself, in their place.
+    pub engine: Option<mux::Engine>,
     /// Directories that are made before anything else, with owner, group and mode.
     pub directories: Vec<Directory>,
 }
@@ -823,9 +825,9 @@ const STATIONS_OF_PORT: u64 = 64;
 
 fn neighbours(nodes: &BTreeMap<String, NodePlan>) -> u64 {
     let of_node = |node: &NodePlan| {
-        let guests = node.guests.values().filter(|guest| guest.mirrored).count() as u64;
         // Those of this time and of the one before.
-        guests * 2 * (ASKED_MAX + ANSWERED_MAX) as u64 + node.taps.len() as u64 * STATIONS_OF_PORT
+        node.followers() * 2 * (ASKED_MAX + ANSWERED_MAX) as u64
+            + node.taps.len() as u64 * STATIONS_OF_PORT
     };
     nodes.values().map(of_node).sum()
 }
@@ -880,6 +882,12 @@ impl VnetPlan {
 }
 
 impl NodePlan {
+    /// How many forward by the control guest's routes: guests, or the mux.
+    pub fn followers(&self) -> u64 {
+        let guests = self.guests.values().filter(|guest| guest.mirrored).count() as u64;
+        guests + u64::from(self.engine.is_some())
+    }
+
     fn sockets(&self) -> Vec<&Path> {
         let mut paths: Vec<&Path> = Vec::new();
         paths.extend(self.tap_helper.as_ref().map(|helper| helper.control.as_path()));

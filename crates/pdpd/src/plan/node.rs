@@ -12,14 +12,15 @@ use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::limits::POWER_MILLICORES_DEFAULT;
 use pdp_spec::{
-    Attach, BuiltIn, DataPlane, Flow, KernelHooks, KnownFlow, Node, NodeKind, Policy, Program,
+    Attach, BuiltIn, Distribution, Flow, KernelHooks, KnownFlow, Needs, Node, NodeKind, Parallel,
+    Policy, Program,
 };
 
 use super::commands::commands;
 use super::network;
 use super::words::{bind, owner, punt_filter, rate, root, volume};
 use super::{
-    Directory, GuestPlan, LOG_BYTES_MAX, MirrorPlan, NodePlan, Part, Places, PlanError,
+    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, Part, Places, PlanError,
     TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
 };
 use crate::ledger::{Placement, UIDS_PER_VNET};
@@ -69,13 +70,21 @@ impl NodePlanner<'_> {
             let sockets = directory.join("tap");
             self.tap_helper(Part::Tap, &self.cgroup(), &sockets.join("trunk.sock"), &sockets)
         });
-        let mirror = (self.node.kind == NodeKind::Router).then(|| {
-            directories.push(passed(directory.join("routes"), self.vnet.uid + PROGRAM_UID));
-            self.mirror()
+        let plane = self.node.plane();
+        let needs = plane.as_ref().map(|plane| plane.needs());
+        let mirror = needs.map(|needs| {
+            let reader = if needs.mux_routes { MUX_UID } else { self.vnet.uid + PROGRAM_UID };
+            directories.push(passed(directory.join("routes"), reader));
+            self.mirror(needs.kernel_hooks)
+        });
+        let engine = mirror.as_ref().filter(|_| needs.is_some_and(|needs| needs.mux_routes));
+        let engine = engine.map(|mirror| mux::Engine {
+            routes: mirror.config.routes_socket.clone(),
+            memory_bytes: self.node.engine_memory_bytes(),
         });
         let management = self.management();
         let mut guests = BTreeMap::new();
-        if let Some(data_plane) = self.data_plane() {
+        if let Some(data_plane) = needs.and_then(|needs| needs.guests) {
             for (&number, placement) in
                 self.vnet.holding.guests.get(self.name).into_iter().flatten()
             {
@@ -91,7 +100,7 @@ impl NodePlanner<'_> {
                 if attach == Attach::Runtime {
                     directories.push(passed(guest.join("quota"), program));
                 }
-                let plan = self.guest(&data_plane, number, placement);
+                let plan = self.guest(data_plane, number, placement);
                 if plan.taps.is_some() {
                     directories.push(passed(guest.join("tap"), 0));
                 }
@@ -111,6 +120,7 @@ impl NodePlanner<'_> {
             mirror,
             management,
             guests,
+            engine,
             directories,
         };
         for path in plan.sockets() {
@@ -141,13 +151,6 @@ impl NodePlanner<'_> {
 
     fn users(&self) -> UserRange {
         UserRange { base: self.vnet.uid, length: UIDS_PER_VNET }
-    }
-
-    fn data_plane(&self) -> Option<DataPlane> {
-        match self.node.kind {
-            NodeKind::Router => Some(self.node.data_plane.clone().unwrap_or_default()),
-            NodeKind::Host => None,
-        }
     }
 
     /// The node's interfaces as TAPs; for a forwarding guest that works on TAPs without addresses.
@@ -253,7 +256,7 @@ impl NodePlanner<'_> {
         TapHelperPlan { process, control, ports: ports.collect() }
     }
 
-    fn mirror(&self) -> MirrorPlan {
+    fn mirror(&self, hooks: KernelHooks) -> MirrorPlan {
         let directory = self.directory();
         let config_file = directory.join("mirror.json");
         let process = HelperSpec {
@@ -278,15 +281,15 @@ impl NodePlanner<'_> {
             control_socket: directory.join("mirror.sock"),
             routes_max: u64::from(self.node.resources.routes),
             receive_bytes: self.node.notification_bytes(),
-            hooks: match self.data_plane().map(|data_plane| data_plane.kernel_hooks) {
-                Some(KernelHooks::Strict) => mirror::HookPolicy::Strict,
-                Some(KernelHooks::Ignore) | None => mirror::HookPolicy::Ignore,
+            hooks: match hooks {
+                KernelHooks::Strict => mirror::HookPolicy::Strict,
+                KernelHooks::Ignore => mirror::HookPolicy::Ignore,
             },
         };
         MirrorPlan { process, config_file, config }
     }
 
-    fn guest(&self, data_plane: &DataPlane, number: u32, placement: &Placement) -> GuestPlan {
+    fn guest(&self, data_plane: &Parallel, number: u32, placement: &Placement) -> GuestPlan {
         let directory = self.directory().join(format!("g{number}"));
         let cgroup = Places::guest_cgroup(self.vnet.name, self.name, number);
         let engine = self.vnet.substrate.forwarding_engines.get(&placement.engine);
@@ -417,49 +420,54 @@ impl NodePlanner<'_> {
             mac: tap.mac,
             mtu: tap.mtu,
         });
-        let router = self.data_plane().map(|data_plane| mux::Router {
-            guests: plan
-                .guests
-                .iter()
-                .map(|(&number, guest)| mux::Guest {
-                    number,
-                    socket: guest.socket.clone(),
-                    attach: match data_plane.attach() {
-                        Attach::Runtime => mux::Attach::Runtime,
-                        Attach::Memif => mux::Attach::Memif,
-                        Attach::Tap => mux::Attach::Tap,
-                    },
-                    // All equal among those that borrow; of the vnet the mux takes no less than its minimum.
-                    weight: guest.placement.power_millicores.max(1),
-                    leaving: false,
-                })
-                .collect(),
-            policy: match data_plane.distribution.policy {
-                Policy::RoundRobin => mux::Policy::RoundRobin,
-                Policy::Weighted => mux::Policy::Weighted,
-                Policy::Flow => mux::Policy::Flow,
-                Policy::Flowlet => mux::Policy::Flowlet,
-                Policy::Ordered => mux::Policy::Ordered,
-            },
-            flow: match &data_plane.distribution.flow {
-                Flow::Known(KnownFlow::Ip) => mux::FlowKey::Ip,
-                Flow::Fields(fields) => mux::FlowKey::Bytes(
-                    fields
-                        .iter()
-                        .map(|field| mux::Field {
-                            offset: field.offset,
-                            mask: field.mask.0.clone(),
-                        })
-                        .collect(),
-                ),
-            },
-            punt_filters: data_plane.punt.iter().map(punt_filter).collect(),
-            punt_limits: [
-                rate(data_plane.punt_limits.local),
-                rate(data_plane.punt_limits.neighbour),
-                rate(data_plane.punt_limits.exception),
-                rate(data_plane.punt_limits.hook),
-            ],
+        let plane = self.node.plane();
+        let router = plane.as_ref().map(|plane| {
+            let Needs { guests, punt, punt_limits, .. } = plane.needs();
+            let attach = match guests.map(Parallel::attach) {
+                Some(Attach::Memif) => mux::Attach::Memif,
+                Some(Attach::Tap) => mux::Attach::Tap,
+                Some(Attach::Runtime) | None => mux::Attach::Runtime,
+            };
+            let guest = |(&number, guest): (&u32, &GuestPlan)| mux::Guest {
+                number,
+                socket: guest.socket.clone(),
+                attach,
+                // All equal among those that borrow; of the vnet the mux takes no less than its minimum.
+                weight: guest.placement.power_millicores.max(1),
+                leaving: false,
+            };
+            let none = Distribution::default();
+            let distribution = guests.map_or(&none, |guests| &guests.distribution);
+            mux::Router {
+                guests: plan.guests.iter().map(guest).collect(),
+                policy: match distribution.policy {
+                    Policy::RoundRobin => mux::Policy::RoundRobin,
+                    Policy::Weighted => mux::Policy::Weighted,
+                    Policy::Flow => mux::Policy::Flow,
+                    Policy::Flowlet => mux::Policy::Flowlet,
+                    Policy::Ordered => mux::Policy::Ordered,
+                },
+                flow: match &distribution.flow {
+                    Flow::Known(KnownFlow::Ip) => mux::FlowKey::Ip,
+                    Flow::Fields(fields) => mux::FlowKey::Bytes(
+                        fields
+                            .iter()
+                            .map(|field| mux::Field {
+                                offset: field.offset,
+                                mask: field.mask.0.clone(),
+                            })
+                            .collect(),
+                    ),
+                },
+                punt_filters: punt.iter().map(punt_filter).collect(),
+                punt_limits: [
+                    rate(punt_limits.local),
+                    rate(punt_limits.neighbour),
+                    rate(punt_limits.exception),
+                    rate(punt_limits.hook),
+                ],
+                engine: plan.engine.clone(),
+            }
         });
         mux::Node {
             name: self.name.into(),

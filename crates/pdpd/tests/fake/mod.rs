@@ -251,6 +251,7 @@ fn red() -> Vnet {
         management: None,
         published: vec!["8080:80".into(), "192.0.2.1:53:53/udp".into()],
         guests: vec![guest(0, "fe1"), guest(1, "fe2")],
+        engine: None,
         ports: vec![port("eth0", "10.0.0.1/24", 1)],
     };
     let h1 = NodeStatus {
@@ -636,6 +637,7 @@ impl Daemon for Fake {
             ports: [("eth0".to_string(), port)].into(),
             guests: [(0, guest)].into(),
             in_flight: 3,
+            engine: None,
             routes: Some(RouteStats { routes_v4: 12, routes_v6: 4, ..Default::default() }),
             late: Vec::new(),
         };

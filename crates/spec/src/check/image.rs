@@ -1,7 +1,7 @@
 //! Whether the images and binds that virtual networks name are there.
 
 use crate::diagnostic::Diagnostic;
-use crate::object::{Image, Object, Program};
+use crate::object::{Image, Object};
 use crate::parse::{Document, at_most};
 use crate::tree::Path;
 
@@ -28,9 +28,7 @@ pub fn check_images(
                 }
             };
             one(&node.image, &["image"]);
-            if let Some(Program::Own(program)) =
-                node.data_plane.as_ref().map(|plane| &plane.program)
-            {
+            if let Some(program) = node.program() {
                 one(&program.image, &["dataPlane", "program", "image"]);
             }
             for (index, bind) in node.binds.iter().enumerate() {

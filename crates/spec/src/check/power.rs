@@ -9,14 +9,16 @@ use pdp_alloc::{
 
 use super::{Existing, Reporter, Shares, Wanted};
 use crate::limits::GUESTS_MAX;
-use crate::object::{DataPlane, Node, NodeKind, VirtualNetwork};
+use crate::object::{Node, Parallel, VirtualNetwork};
 use crate::units::Cores;
 
 /// What a virtual network's vrouters have once they get what they ask for, at the least that it takes.
 pub(super) fn asked(vnet: &VirtualNetwork) -> Shares {
-    let planes =
-        vnet.spec.nodes.iter().filter_map(|(name, node)| Some((name, node.data_plane.as_ref()?)));
-    let share = |plane: &DataPlane| Share {
+    let planes = vnet.spec.nodes.iter().filter_map(|(name, node)| {
+        let plane = node.data_plane.as_ref()?;
+        Some((name, plane.parallel()?))
+    });
+    let share = |plane: &Parallel| Share {
         engine: String::new(),
         millicores: plane.power.map_or(0, |power| power.0),
     };
@@ -49,7 +51,7 @@ pub(super) fn check(
 struct Asker<'a> {
     vnet: &'a str,
     node: &'a str,
-    plane: DataPlane,
+    plane: Parallel,
     has: u64,
 }
 
@@ -117,8 +119,8 @@ fn place(
     for (name, vnet) in &wanted.changed {
         let mut shares =
             wanted.before.get(name).map_or_else(Shares::new, |vnet| vnet.shares().clone());
-        let is_router = |node: &Node| node.kind == NodeKind::Router;
-        shares.retain(|node, _| vnet.spec.nodes.get(node).is_some_and(is_router));
+        let has_guests = |node: &Node| node.guests().is_some();
+        shares.retain(|node, _| vnet.spec.nodes.get(node).is_some_and(has_guests));
         shares.values().flatten().for_each(|share| loads.add(share));
         askers.extend(routers(name, vnet, &shares));
         all.insert(name.clone(), shares);
@@ -221,17 +223,16 @@ impl Refused {
     }
 }
 
-/// A virtual network's vrouters, which have these shares.
+/// A virtual network's vrouters with forwarding guests, which have these shares.
 fn routers<'a>(
     vnet: &'a str,
     spec: &'a VirtualNetwork,
     shares: &Shares,
 ) -> impl Iterator<Item = Asker<'a>> {
-    let routers = spec.spec.nodes.iter().filter(|(_, node)| node.kind == NodeKind::Router);
-    routers.map(move |(node, router)| {
+    spec.spec.nodes.iter().filter_map(move |(node, router)| {
         let own = shares.get(node).into_iter().flatten();
         let has = own.map(|share| u64::from(share.millicores)).sum();
-        Asker { vnet, node, plane: router.data_plane.clone().unwrap_or_default(), has }
+        Some(Asker { vnet, node, plane: router.guests()?, has })
     })
 }
 

@@ -128,13 +128,15 @@ impl NodeCheck<'_, '_, '_> {
             (NodeKind::Host, None) => {}
             (NodeKind::Router, plane) => {
                 let plane = plane.get_or_insert_default();
-                // A tenant's quota counts what its guests are given.
-                let counted = tenant_of(self.vnet).is_some() || plane.borrow == Some(false);
-                if counted {
-                    plane.power.get_or_insert(Cores(POWER_MILLICORES_DEFAULT));
-                }
-                if plane.power.is_some() {
-                    plane.borrow.get_or_insert(false);
+                if let Some(guests) = plane.parallel_mut() {
+                    // A tenant's quota counts what its guests are given.
+                    let counted = tenant_of(self.vnet).is_some() || guests.borrow == Some(false);
+                    if counted {
+                        guests.power.get_or_insert(Cores(POWER_MILLICORES_DEFAULT));
+                    }
+                    if guests.power.is_some() {
+                        guests.borrow.get_or_insert(false);
+                    }
                 }
                 self.data_plane(plane);
             }
@@ -419,6 +421,49 @@ impl NodeCheck<'_, '_, '_> {
     }
 
     fn data_plane(&mut self, plane: &DataPlane) {
+        if let Some(guests) = plane.parallel() {
+            self.guests(guests);
+        }
+        let Needs { punt, punt_limits, .. } = plane.needs();
+        self.too_many(&["dataPlane", "punt"], punt.len(), PUNT_FILTERS_MAX);
+        for (filter_index, filter) in punt.iter().enumerate() {
+            let filter_index = filter_index.to_string();
+            let path = ["dataPlane", "punt", &filter_index, "match"];
+            self.too_many(&path, filter.matches.len(), FIELDS_MAX);
+            self.fields(&path, filter.matches.iter().map(|one| one.value.0.len()).sum());
+            for (index, one) in filter.matches.iter().enumerate() {
+                let index = index.to_string();
+                let path = [&path[..], &[&index]].concat();
+                self.field(&path, one.offset, one.value.0.len());
+                let Some(mask) = &one.mask else { continue };
+                let path = [&path[..], &["mask"]].concat();
+                if mask.0.len() != one.value.0.len() {
+                    let message = format!(
+                        "mask {mask} has {} bytes, value {} has {}",
+                        mask.0.len(),
+                        one.value,
+                        one.value.0.len()
+                    );
+                    self.fault(&path, message, "give both the same length");
+                } else if one.value.0.iter().zip(&mask.0).any(|(value, mask)| value & !mask != 0) {
+                    let message = format!("mask {mask} hides bits that value {} has", one.value);
+                    self.fault(&path, message, "such a match never holds");
+                }
+            }
+        }
+        let classes = [
+            ("local", punt_limits.local),
+            ("neighbour", punt_limits.neighbour),
+            ("exception", punt_limits.exception),
+            ("hook", punt_limits.hook),
+        ];
+        for (class, value) in classes {
+            let path = ["spec", "nodes", self.node, "dataPlane", "puntLimits", class];
+            limit(self.vnet, &path, &value, self.reporter);
+        }
+    }
+
+    fn guests(&mut self, plane: &Parallel) {
         if let Some(power) = plane.power {
             self.power(&["dataPlane", "power"], power);
         }
@@ -459,47 +504,10 @@ impl NodeCheck<'_, '_, '_> {
             }
             self.fields(&path, fields.iter().map(|field| field.mask.0.len()).sum());
         }
-        self.too_many(&["dataPlane", "punt"], plane.punt.len(), PUNT_FILTERS_MAX);
-        for (filter_index, filter) in plane.punt.iter().enumerate() {
-            let filter_index = filter_index.to_string();
-            let path = ["dataPlane", "punt", &filter_index, "match"];
-            self.too_many(&path, filter.matches.len(), FIELDS_MAX);
-            self.fields(&path, filter.matches.iter().map(|one| one.value.0.len()).sum());
-            for (index, one) in filter.matches.iter().enumerate() {
-                let index = index.to_string();
-                let path = [&path[..], &[&index]].concat();
-                self.field(&path, one.offset, one.value.0.len());
-                let Some(mask) = &one.mask else { continue };
-                let path = [&path[..], &["mask"]].concat();
-                if mask.0.len() != one.value.0.len() {
-                    let message = format!(
-                        "mask {mask} has {} bytes, value {} has {}",
-                        mask.0.len(),
-                        one.value,
-                        one.value.0.len()
-                    );
-                    self.fault(&path, message, "give both the same length");
-                } else if one.value.0.iter().zip(&mask.0).any(|(value, mask)| value & !mask != 0) {
-                    let message = format!("mask {mask} hides bits that value {} has", one.value);
-                    self.fault(&path, message, "such a match never holds");
-                }
-            }
-        }
-        let limits = &plane.punt_limits;
-        let classes = [
-            ("local", limits.local),
-            ("neighbour", limits.neighbour),
-            ("exception", limits.exception),
-            ("hook", limits.hook),
-        ];
-        for (class, value) in classes {
-            let path = ["spec", "nodes", self.node, "dataPlane", "puntLimits", class];
-            limit(self.vnet, &path, &value, self.reporter);
-        }
     }
 
-    fn queue(&mut self, plane: &DataPlane) {
-        let DataPlane { queue, memory, .. } = *plane;
+    fn queue(&mut self, plane: &Parallel) {
+        let Parallel { queue, memory, .. } = *plane;
         if !queue.is_power_of_two() {
             let below = 1 << queue.ilog2();
             let hint = format!("take {below} or {}", below * 2);

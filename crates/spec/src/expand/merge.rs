@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::tree::{Tree, Value};
 
+/// The kind of a data plane that does not say.
+const PARALLEL: &str = "parallel";
+
 /// A mapping without a key.
 pub(super) fn without(mut tree: Tree, key: &str) -> Tree {
     if let Value::Map(entries) = &mut tree.value {
@@ -18,10 +21,18 @@ fn is_whole(path: &[String]) -> bool {
     matches!(path[..], ["image"] | ["dataPlane", "program"] | ["files", _])
 }
 
+/// Whether both are a router's data plane, and of different kinds: the keys of one are not the other's.
+fn is_of_another_kind(path: &[String], far: &Tree, near: &Tree) -> bool {
+    let kinds = (far.value.text("kind"), near.value.text("kind"));
+    matches!(path, [key] if key == "dataPlane")
+        && kinds.1.is_some_and(|near| kinds.0.unwrap_or(PARALLEL) != near)
+}
+
 /// Puts what is nearer over what is further off. `path`: of both, in a node or link.
 pub(super) fn merge(far: &mut Tree, near: Tree, path: &mut Vec<String>) {
+    let whole = is_whole(path) || is_of_another_kind(path, far, &near);
     let (entries, nearer) = match (&mut far.value, near.value) {
-        (Value::Map(entries), Value::Map(nearer)) if !is_whole(path) => (entries, nearer),
+        (Value::Map(entries), Value::Map(nearer)) if !whole => (entries, nearer),
         (_, value) => {
             *far = Tree { place: near.place, value };
             return;

@@ -85,8 +85,17 @@ fn each_row_has_its_case_and_each_difference_its_row() {
 
 #[test]
 fn a_router_does_as_the_kernel_does() {
+    judge("behaviour", "power: 0.5");
+}
+
+#[test]
+fn what_the_mux_forwards_by_itself_is_what_the_kernel_does() {
+    judge("engine", "kind: fastpath");
+}
+
+fn judge(label: &str, plane: &str) {
     let cases = cases();
-    let mut bench = Bench::new();
+    let mut bench = Bench::new(label, plane);
     let started = Instant::now();
     let wanted = std::env::var("PDP_CASES").unwrap_or_default();
     let mut wrong = String::new();

@@ -117,9 +117,10 @@ fn hosts_talk(node: &Node, vnet: &str) {
 type Check = fn(&Node, &[String]);
 
 /// The labs that are brought up beside each other on one node, and what is looked at.
-const LABS: [(&str, Check); 11] = [
+const LABS: [(&str, Check); 12] = [
     ("bgp.yaml", bgp),
     ("customers.yaml", customers),
+    ("fastpath.yaml", fastpath),
     ("firewall.yaml", firewall),
     ("image.yaml", image),
     ("ipv6.yaml", ipv6),
@@ -179,6 +180,13 @@ fn ospf(node: &Node, said: &[String]) {
     assert!(!diff.contains("10."), "{diff}");
     let route = node.pdp(&["routes", "ospf/r1", "--guest", "0", "--within", "10.2.0.0/24"]);
     assert!(route.contains("10.0.12.2") && route.contains("eth1"), "{route}");
+}
+
+fn fastpath(node: &Node, said: &[String]) {
+    let [ping, neighbours, diff, stats] = said else { panic!("{said:?}") };
+    assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
+    assert!(!diff.contains("10.") && stats.contains("Engines"), "{diff}{stats}");
+    assert_eq!(node.json(&["inspect", "fastpath"])["status"]["ready"], true);
 }
 
 fn isis(node: &Node, said: &[String]) {

@@ -8,6 +8,7 @@ mod dependencies;
 pub(crate) mod examples;
 mod exceptions;
 mod externals;
+mod fastpath;
 mod first_lab;
 mod guarantees;
 mod hooks;

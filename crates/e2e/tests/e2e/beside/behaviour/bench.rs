@@ -58,7 +58,7 @@ spec:
         eth2: {addresses: [10.2.0.1/16, "fd00:2::1/64"], mtu: 1400}
         eth3: {addresses: [10.3.0.1/16, "fd00:3::1/64"]}
       dataPlane:
-        power: 0.5
+        PLANE
         puntLimits: {neighbour: {pps: 20000}, exception: {pps: 20000}}
   externals:
     a: {interface: A}
@@ -123,9 +123,9 @@ impl Drop for Bench {
 }
 
 impl Bench {
-    /// PdP's router on a node, and a namespace that is like its control guest.
-    pub fn new() -> Self {
-        let mut node = Node::prepare("behaviour");
+    /// PdP's router on a node, with more keys of its data plane, and a namespace that is like its control guest.
+    pub fn new(label: &str, plane: &str) -> Self {
+        let mut node = Node::prepare(label);
         let space = PathBuf::from(format!("/run/netns/{}", node.netns));
         let outside = (0..PORTS).map(|port| {
             let mac = [2, 0xee, 0, 0, 0, port as u8];
@@ -134,7 +134,7 @@ impl Bench {
         let outside: Vec<File> = outside.collect();
         node.namespace().run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1");
         node.start_pdpd();
-        node.apply(SPEC);
+        node.apply(&SPEC.replace("PLANE", plane));
         let config = fs::read(node.place("red/r1").join("mirror.json")).expect("the mirror's");
         let config: Config = serde_json::from_slice(&config).expect("the mirror's configuration");
         let guest = config.netns;

@@ -1,0 +1,87 @@
+//! A router that the mux forwards for by itself: it follows the same routes as a forwarding guest does, and a router
+//! changes between the two with all that its control guest has.
+
+use pdp_e2e::counters::missing;
+use pdp_e2e::routing::vtysh;
+use pdp_e2e::{Node, all_answered, eventually, kill};
+use serde_json::Value;
+
+use super::examples::read;
+
+/// examples/fastpath.yaml with this data plane.
+fn lab(plane: &str) -> String {
+    let text = read("examples/fastpath.yaml");
+    let (before, after) = text.split_once("{kind: fastpath}").expect("the data plane");
+    format!("{before}{plane}{after}")
+}
+
+fn router(node: &Node) -> Value {
+    let status = node.json(&["inspect", "fastpath"])["status"].clone();
+    let nodes = status["nodes"].as_array().expect("nodes").clone();
+    nodes.into_iter().find(|found| found["name"] == "r1").expect("the router")
+}
+
+/// How often the state of r1's neighbour changed, and its control guest's process.
+fn kept(node: &Node) -> (String, Value) {
+    let words = vtysh(node, "fastpath/r1", "show ip ospf neighbor detail json").expect("ospfd");
+    let text = words.to_string();
+    let (_, changes) = text.split_once("stateChangeCounter\":").expect("a neighbour");
+    let changes = changes.split([',', '}']).next().expect("a number").to_owned();
+    (changes, router(node)["control"]["pid"].clone())
+}
+
+fn pings(node: &Node) {
+    let words = node.exec("fastpath/h1", "ping -c30 -i0.02 -W5 10.2.0.2");
+    let stats = node.json(&["stats", "fastpath"]);
+    assert!(all_answered(&words, 30), "{words}{stats:#}");
+    assert_eq!(missing(&stats), [], "{stats}");
+}
+
+#[test]
+fn a_router_goes_from_guests_to_the_mux_and_back_and_keeps_its_neighbours() {
+    let node = Node::start("fastpath");
+    node.apply(&lab("{power: 0.1}"));
+    let ready = || node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
+    ready();
+    pings(&node);
+    let before = kept(&node);
+    let ping = node.pdp_command(&["exec", "fastpath/h1", "--", "ping", "-i0.02", "10.2.0.2"]);
+    let mut ping = ping;
+    let ping = pdp_e2e::Background::start(&mut ping);
+    for plane in ["{kind: fastpath}", "{power: 0.1}", "{kind: fastpath}"] {
+        node.apply(&lab(plane));
+        ready();
+        pings(&node);
+        assert_eq!(kept(&node), before, "{plane}");
+        let is = router(&node);
+        let guests = is["guests"].as_array().expect("guests").len();
+        let engine = is["engine"]["routesSynced"].as_bool();
+        let expected = if plane.contains("fastpath") { (0, Some(true)) } else { (1, None) };
+        assert_eq!((guests, engine), expected, "{is}");
+    }
+    drop(ping);
+    // Of the frames of hosts none goes to the control guest but the first ones.
+    let punted = || -> u64 {
+        let stats = node.json(&["stats", "fastpath"]);
+        let ports = stats["vnets"]["fastpath"]["nodes"]["r1"]["ports"].clone();
+        ports["eth0"]["punted"].as_u64().expect("a counter")
+    };
+    let first = punted();
+    pings(&node);
+    assert!(punted() < first + 5, "{first} before, {} after", punted());
+    // The mirror ends, and forwarding goes on; what the kernel has then is followed by a new one.
+    let pid = router(&node)["mirror"]["pid"].as_u64().expect("a mirror");
+    kill(u32::try_from(pid).expect("a process"));
+    pings(&node);
+    node.exec("fastpath/r1", "ip route add blackhole 10.3.0.0/16");
+    let routes = || node.pdp(&["routes", "fastpath/r1", "--guest", "0", "--within", "10.3.0.0/16"]);
+    eventually("the new route", || routes().contains("10.3.0.0/16"));
+    pings(&node);
+    // A new mux has all of it again.
+    let mux = node.processes().into_iter().find(|(_, line)| line.contains("pdp-mux"));
+    kill(mux.expect("a mux").0);
+    eventually("the mux again", || node.try_exec("fastpath/h1", "ping -c1 -W1 10.2.0.2").is_ok());
+    ready();
+    pings(&node);
+    assert_eq!(kept(&node), before);
+}

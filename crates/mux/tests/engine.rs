@@ -1,0 +1,340 @@
+//! Vrouters that the mux forwards for by itself, with mirrors that say what they like.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use common::*;
+use ipnet::IpNet;
+use pdp_mux::control::Mux;
+use pdp_proto::channel::FrameReader;
+use pdp_proto::mux::*;
+use pdp_proto::routes::{self, FromGuest, Hooked, Hop, Target, ToGuest, decode, encode};
+use pdp_wire::checksum::checksum;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+const MEMORY_BYTES: u64 = 32 << 20;
+
+/// A vnet whose router the mux forwards for, and where its mirror listens.
+fn engine(root: &Path, name: &str) -> (Vnet, UnixListener) {
+    let mut vnet = two_hosts(root, name, &[]);
+    let routes: PathBuf = root.join(format!("{name}.routes"));
+    let listener = UnixListener::bind(&routes).unwrap();
+    let router = vnet.nodes[0].router.as_mut().unwrap();
+    router.engine = Some(Engine { routes, memory_bytes: MEMORY_BYTES });
+    (vnet, listener)
+}
+
+/// A mirror, as an engine has it.
+struct Mirror {
+    stream: UnixStream,
+    reader: FrameReader,
+}
+
+impl Mirror {
+    fn accept(listener: &UnixListener) -> Self {
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut mirror = Self { stream, reader: FrameReader::default() };
+        let hello = FromGuest::Hello { version: routes::VERSION, guest: 0 };
+        assert_eq!(mirror.hear(), [hello]);
+        mirror
+    }
+
+    fn tell(&mut self, messages: &[ToGuest]) {
+        self.stream.write_all(&encode(messages).unwrap()).unwrap();
+    }
+
+    fn hear(&mut self) -> Vec<FromGuest> {
+        loop {
+            if let Some(frame) = self.reader.next_frame().unwrap() {
+                return decode(frame).unwrap();
+            }
+            assert!(self.reader.read_from(&mut self.stream).unwrap() > 0, "hung up");
+        }
+    }
+
+    /// Waits until all that was told is in force.
+    fn settle(&mut self, number: u64) {
+        self.tell(&[ToGuest::Barrier(number)]);
+        while !self.hear().contains(&FromGuest::Applied(number)) {}
+    }
+
+    /// h1 is 10.1.0.2 behind eth0, h2 10.2.0.2 behind eth1.
+    fn snapshot(&mut self) {
+        let mut all = vec![ToGuest::Begin, ToGuest::Forwarding { v4: true, v6: true }];
+        for index in 0..2 {
+            all.push(ToGuest::Vport(routes::Vport {
+                index,
+                mac: router_mac(index as u8),
+                mtu: 1500,
+                up: true,
+                hooked: Hooked::default(),
+                macs: vec![],
+                forwards_v4: true,
+            }));
+            let net = index as u8 + 1;
+            let address = IpAddr::from([10, net, 0, 1]);
+            all.push(ToGuest::Local { address, own: true });
+            let address = IpAddr::from([10, net, 0, 2]);
+            all.push(ToGuest::Neighbour { vport: index, address, mac: Some(host_mac(net)) });
+            let hops = vec![Hop { vport: index, gateway: None, weight: 1 }];
+            all.push(ToGuest::Group { id: net.into(), hops, mtu: 0 });
+            let prefix = format!("10.{net}.0.0/16").parse().unwrap();
+            all.push(ToGuest::Route { prefix, target: Target::Group(net.into()) });
+        }
+        all.push(ToGuest::End);
+        self.tell(&all);
+        self.settle(1);
+    }
+}
+
+fn router_mac(port: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 1, port]
+}
+
+fn host_mac(net: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 2, net]
+}
+
+/// From h1 to this address, with a mark at its end.
+fn packet(to: [u8; 4], mark: u64) -> Vec<u8> {
+    let mut frame = [&router_mac(0)[..], &host_mac(1), &[8, 0]].concat();
+    let mut header = [0; 20];
+    header[0] = 0x45;
+    header[2..4].copy_from_slice(&46u16.to_be_bytes());
+    (header[8], header[9]) = (64, 17);
+    header[12..16].copy_from_slice(&[10, 1, 0, 2]);
+    header[16..].copy_from_slice(&to);
+    let sum = checksum(&header);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    frame.extend(header);
+    frame.extend([0; 18]);
+    frame.extend(mark.to_be_bytes());
+    frame
+}
+
+fn mark_of(frame: &[u8]) -> u64 {
+    u64::from_be_bytes(frame[frame.len() - 8..].try_into().unwrap())
+}
+
+fn engine_stats(mux: &Mux, vnet: &str) -> EngineStats {
+    node_stats(mux, vnet, "r1").engine.unwrap()
+}
+
+fn forwards(h1: &mut Peer, h2: &mut Peer, mark: u64) {
+    assert!(h1.out(0, &packet([10, 2, 0, 2], mark)));
+    let [(_, frame)] = &h2.expect(1)[..] else { panic!("one frame") };
+    assert_eq!(mark_of(frame), mark);
+    assert_eq!((&frame[..6], &frame[6..12]), (&host_mac(2)[..], &router_mac(1)[..]));
+    assert_eq!(frame[22], 63, "the TTL");
+}
+
+#[test]
+fn a_vrouter_is_forwarded_for_and_keeps_its_tables_as_it_changes() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(2));
+    let (mut vnet, listener) = engine(root.path(), "red");
+    put(&mux, &vnet);
+    let mut mirror = Mirror::accept(&listener);
+    let [mut tap, mut h1, mut h2] = [0, 1, 2].map(|node: usize| Peer::tap_of(&vnet.nodes[node]));
+    // Before it has routes everything goes to the control guest.
+    assert!(h1.out(0, &packet([10, 2, 0, 2], 1)));
+    assert_eq!(mark_of(&tap.expect(1)[0].1), 1);
+    assert!(!engine_stats(&mux, "red").synced);
+    mirror.snapshot();
+    forwards(&mut h1, &mut h2, 2);
+    let stats = engine_stats(&mux, "red");
+    assert_eq!((stats.synced, stats.routes, stats.fault), (true, 2, None));
+    // What is for the router itself, and what has no route.
+    for to in [[10, 1, 0, 1], [10, 3, 0, 1]] {
+        assert!(h1.out(0, &packet(to, 3)));
+        assert_eq!(mark_of(&tap.expect(1)[0].1), 3);
+    }
+    // Another shape of the vnet: the same connection, and the same tables.
+    vnet.nodes[2].ports[0].mtu = 1400;
+    put(&mux, &vnet);
+    forwards(&mut h1, &mut h2, 4);
+    mirror.settle(2);
+    // A change without a snapshot, and a mirror that ends: it goes on.
+    let prefix: IpNet = "10.3.0.0/16".parse().unwrap();
+    mirror.tell(&[ToGuest::Route { prefix, target: Target::Drop }]);
+    mirror.settle(3);
+    assert!(h1.out(0, &packet([10, 3, 0, 1], 5)));
+    eventually("dropped", || dropped(&node_stats(&mux, "red", "r1"), "guest-blackhole") == 1);
+    drop(mirror);
+    forwards(&mut h1, &mut h2, 6);
+    // The next one's snapshot counts once it is whole, and what it does not name is gone.
+    let mut mirror = Mirror::accept(&listener);
+    mirror.tell(&[ToGuest::Begin]);
+    mirror.settle(4);
+    forwards(&mut h1, &mut h2, 7);
+    mirror.snapshot();
+    assert!(h1.out(0, &packet([10, 3, 0, 1], 8)));
+    assert_eq!(mark_of(&tap.expect(1)[0].1), 8);
+    // A dump as long as it is.
+    mirror.tell(&[ToGuest::Dump(9)]);
+    let mut rows = 0;
+    loop {
+        match &mirror.hear()[..] {
+            [FromGuest::Table { dump: 9, routes }] => rows += routes.len(),
+            [FromGuest::TableEnd(9)] => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(rows, 2);
+    // With guests instead, its mirror hears no more of it.
+    vnet.nodes[0].router.as_mut().unwrap().engine = None;
+    put(&mux, &vnet);
+    assert_eq!(mirror.stream.read(&mut [0; 64]).unwrap(), 0);
+    assert!(h1.out(0, &packet([10, 2, 0, 2], 10)));
+    eventually("no guest", || dropped(&node_stats(&mux, "red", "r1"), "no-guest") == 1);
+    assert_adds_up(&common::stats(&mux));
+}
+
+#[test]
+fn a_mirror_that_makes_no_sense_harms_its_own_vrouter_at_most() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let [(red, bad), (blue, good)] = ["red", "blue"].map(|name| engine(root.path(), name));
+    put(&mux, &red);
+    put(&mux, &blue);
+    let mut mirror = Mirror::accept(&good);
+    mirror.snapshot();
+    let [mut h1, mut h2] = [1, 2].map(|node: usize| Peer::tap_of(&blue.nodes[node]));
+    let mut mark = 0;
+    let mut blue_goes_on = || {
+        mark += 1;
+        forwards(&mut h1, &mut h2, mark);
+    };
+    let mut first = Mirror::accept(&bad);
+    first.snapshot();
+    // No message, one of no length, one that is never whole: the same is tried again.
+    for nonsense in [&[0xff; 64][..], &[3, 0, 0, 0, 9, 9, 9], &[1, 0, 0, 0, 0xff, 0xff]] {
+        first.stream.write_all(nonsense).unwrap();
+        blue_goes_on();
+        first = Mirror::accept(&bad);
+    }
+    first.snapshot();
+    // More questions than are answered.
+    let dumps: Vec<_> = (0..40).map(ToGuest::Dump).collect();
+    first.tell(&[vec![ToGuest::Begin], dumps].concat());
+    first = Mirror::accept(&bad);
+    eventually("it has a fault", || engine_stats(&mux, "red").fault.is_none());
+    // Snapshots that begin and never end, or end at once.
+    let snapshots = [ToGuest::Begin, ToGuest::Begin, ToGuest::End, ToGuest::End];
+    let snapshots: Vec<_> = snapshots.iter().cycle().take(2000).cloned().collect();
+    first.tell(&snapshots);
+    first.settle(2);
+    blue_goes_on();
+    // Nobody reads what is answered: no more is heard of it.
+    first.stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+    let barriers: Vec<_> = (0..4000).map(ToGuest::Barrier).collect();
+    let barriers = encode(&barriers).unwrap();
+    while first.stream.write_all(&barriers).is_ok() {
+        blue_goes_on();
+    }
+    drop(first);
+    // More routes than it may have.
+    let mut mirror = Mirror::accept(&bad);
+    mirror.tell(&[ToGuest::Begin]);
+    mirror.stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    let route = |number: u32| {
+        let address = Ipv4Addr::from(number << 7);
+        let prefix = IpNet::new(address.into(), 25).unwrap();
+        ToGuest::Route { prefix, target: Target::Punt }
+    };
+    let mut number = 0;
+    let ended = loop {
+        let some: Vec<_> = (number..number + 4000).map(route).collect();
+        number += 4000;
+        if mirror.stream.write_all(&encode(&some).unwrap()).is_err() {
+            break number;
+        }
+        assert!(number < 1 << 25, "no bound");
+    };
+    assert!(ended > 100_000, "{ended} routes are not much");
+    let fault = soon("it is told", || engine_stats(&mux, "red").fault);
+    assert!(fault.contains("raise resources.routes"), "{fault}");
+    assert!(engine_stats(&mux, "red").memory_bytes <= MEMORY_BYTES);
+    blue_goes_on();
+    assert_eq!(engine_stats(&mux, "blue").fault, None);
+    assert_adds_up(&stats(&mux));
+}
+
+/// Any frames, by any tables.
+#[test]
+fn nothing_of_one_vrouter_shows_in_another_and_everything_adds_up() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(2));
+    let mut random = SmallRng::seed_from_u64(7);
+    let names = ["v0", "v1", "v2"];
+    let mut vnets: Vec<_> = names.iter().map(|name| engine(root.path(), name)).collect();
+    vnets.iter().for_each(|(vnet, _)| put(&mux, vnet));
+    let mut mirrors: Vec<_> = vnets.iter().map(|(_, it)| Mirror::accept(it)).collect();
+    mirrors.iter_mut().for_each(Mirror::snapshot);
+    let mut peers: Vec<[Peer; 3]> = vnets
+        .iter()
+        .map(|(vnet, _)| [0, 1, 2].map(|node: usize| Peer::tap_of(&vnet.nodes[node])))
+        .collect();
+    let (mut sent, mut seen) = (0, 0);
+    for round in 0..300 {
+        for (number, peers) in peers.iter_mut().enumerate() {
+            for _ in 0..8 {
+                let to = [10, random.random_range(0..5), 0, random.random_range(0..4)];
+                let mut frame = packet(to, number as u64);
+                match random.random_range(0..6) {
+                    0 => frame[..6].fill(0xff),
+                    1 => frame[6..14].fill(random.random()),
+                    2 => frame[14] = random.random(),
+                    3 => frame[22] = random.random_range(0..3),
+                    _ => {}
+                }
+                sent += u64::from(peers[1].out(0, &frame));
+            }
+            for peer in peers {
+                for (_, frame) in peer.receive() {
+                    seen += 1;
+                    assert_eq!(mark_of(&frame), number as u64, "of another vnet");
+                }
+            }
+        }
+        let which = random.random_range(0..mirrors.len());
+        let hop = |random: &mut SmallRng| {
+            // Of ports that it does not have, too.
+            let gateway = random.random::<bool>().then(|| IpAddr::from([10, 2, 0, 2]));
+            Hop { vport: random.random_range(0..4), gateway, weight: random.random() }
+        };
+        let hops = (0..random.random_range(0..5)).map(|_| hop(&mut random)).collect();
+        let prefix = format!("10.{}.0.0/16", random.random_range(0..5)).parse().unwrap();
+        let (id, mtu) = (random.random_range(0..4), random.random_range(0..2000));
+        let message = match random.random_range(0..7) {
+            0 => ToGuest::Group { id, hops, mtu },
+            1 => ToGuest::Route { prefix, target: Target::Group(id) },
+            2 => ToGuest::RouteGone(prefix),
+            3 => ToGuest::GroupGone(id),
+            4 => ToGuest::Begin,
+            5 => ToGuest::End,
+            _ => ToGuest::Forwarding { v4: random.random(), v6: random.random() },
+        };
+        mirrors[which].tell(&[message]);
+        if round % 20 == 0 {
+            mirrors[which].snapshot();
+            let vnet = &mut vnets[which].0;
+            vnet.nodes[0].ports[1].mtu = random.random_range(1000..1500);
+            put(&mux, vnet);
+        }
+    }
+    eventually("all is counted", || {
+        let stats = stats(&mux);
+        let hosts = names.iter().map(|name| stats.vnets[*name].nodes["h1"].clone());
+        let made: u64 = hosts.map(|host| host.ports["eth0"].made).sum();
+        let open: u64 =
+            stats.vnets.values().flat_map(|it| it.nodes.values()).map(|it| it.in_flight).sum();
+        made == sent && open == 0
+    });
+    assert_adds_up(&stats(&mux));
+    assert!(seen > sent / 10, "{seen} of {sent} seen");
+}
