@@ -2,6 +2,7 @@
 
 mod churn;
 mod core_latency;
+mod fastpath;
 mod links;
 mod lookup;
 mod many;
@@ -61,6 +62,8 @@ pub const ALL: &[Experiment] = &[
     lookup::EXPERIMENT,
     router::ROUTER,
     router::ONE_CORE,
+    fastpath::EXPERIMENT,
+    fastpath::VNETS,
     veth::EXPERIMENT,
     rtt::EXPERIMENT,
     many::PORTS,

@@ -57,7 +57,7 @@ pub(super) fn table(run: &mut Run) -> Result<()> {
 fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
     let [mux, guest] = run.cores();
     let mut sites = Vec::new();
-    let makers: [Maker<'_>; 4] = [
+    let makers: [Maker<'_>; 5] = [
         ("kernel", &|site| {
             kernel::start(site);
             Ok(())
@@ -65,6 +65,7 @@ fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
         ("pdp, two cores", &|site| pdp(site, &Design::plain(mux, guest), "af-xdp")),
         ("pdp, busy polling", &|site| pdp(site, &Design::plain(mux, guest), "af-xdp-busy-poll")),
         ("pdp, one core", &|site| pdp(site, &Design::plain(mux, mux), "af-xdp")),
+        ("fast path", &|site| pdp(site, &Design::fastpath(mux, 1), "af-xdp")),
     ];
     for (series, make) in makers {
         if !run.wants_series(series) {

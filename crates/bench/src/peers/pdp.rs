@@ -82,7 +82,7 @@ pub struct Design {
     pub mux: usize,
     /// CPU of all guests.
     pub guest: usize,
-    /// Power of each guest of a router, thousandths of a core.
+    /// Power of each guest of a router, thousandths of a core; none: the mux forwards by itself.
     pub guests: Vec<u32>,
     /// Whether guests may use what others leave of their CPU, with no quota: for many with little each.
     pub borrow: bool,
@@ -119,6 +119,13 @@ impl Design {
     pub fn capped(mux: usize, guest: usize, guests: &[u32], policy: &'static str) -> Self {
         let guests = guests.to_vec();
         Self { guests, policy, queue: QUEUE_CAPPED, ..Self::plain(mux, guest) }
+    }
+
+    /// Networks whose packets the mux forwards by itself.
+    pub fn fastpath(mux: usize, vnets: usize) -> Self {
+        let (many, plain) = (Self::many(mux, mux, vnets), Self::plain(mux, mux));
+        let carriers = if vnets > 1 { many.carriers } else { plain.carriers };
+        Self { guests: vec![], vnets, carriers, ..plain }
     }
 
     /// So many virtual networks with equal shares of a core for their guests.
@@ -161,6 +168,8 @@ impl Design {
         };
         let (power, guest) = (self.power(), guest.to_string());
         match power.saturating_sub(1000) {
+            // There has to be one.
+            _ if guests.is_empty() => engine("fe0", &guest, 1),
             _ if !self.borrow => {
                 let each = guests.iter().enumerate();
                 each.map(|(number, power)| engine(&format!("fe{number}"), &guest, *power)).collect()
@@ -180,7 +189,8 @@ impl Design {
     /// The spec of a substrate with these interfaces, lines of YAML.
     pub fn substrate(&self, interfaces: &str) -> String {
         let Self { mux, guest, .. } = self;
-        let beside = if mux == guest { self.power() } else { self.power().saturating_sub(1000) };
+        let power = self.power().max(1);
+        let beside = if mux == guest { power } else { power.saturating_sub(1000) };
         let power = 1000u32.saturating_sub(beside);
         let engines = self.engines();
         format!(
@@ -209,7 +219,7 @@ spec:
             externals += &format!("    b{port}: {external}\n");
             links += &format!("    - endpoints: [\"r1:{device}\", \"external:b{port}\"]\n");
         }
-        let (resources, memory) = if *borrow {
+        let (resources, memory) = if *borrow || self.vnets > 1 {
             ("{memory: 64Mi, routes: 1000}", "32Mi")
         } else {
             ("{cpu: 1, memory: 2Gi, routes: 1200000}", "1Gi")
@@ -218,6 +228,17 @@ spec:
             format!("\n        guests: {}", self.guests.len())
         } else {
             String::new()
+        };
+        let plane = match self.guests.is_empty() {
+            true => "        kind: fastpath".to_owned(),
+            false => format!(
+                "        power: {power}m
+        borrow: {borrow}{guests}
+        memory: {memory}
+        queue: {queue}
+        split: true
+        distribution: {{policy: {policy}}}"
+            ),
         };
         format!(
             r#"apiVersion: pdp/v1
@@ -231,12 +252,7 @@ spec:
         eth0: {{addresses: [10.0.1.1/24], mac: "{mac_a}"}}
 {interfaces}      resources: {resources}
       dataPlane:
-        power: {power}m
-        borrow: {borrow}{guests}
-        memory: {memory}
-        queue: {queue}
-        split: true
-        distribution: {{policy: {policy}}}
+{plane}
   externals:
     a: {external_a}
 {externals}  links:
@@ -331,7 +347,8 @@ impl Pdp {
         }
         for vnet in 0..self.design.vnets {
             let end = Instant::now() + TABLE_MAX;
-            for guest in (0..self.design.guests.len()).map(|guest| guest.to_string()) {
+            // The mux's own are those of guest 0.
+            for guest in (0..self.design.guests.len().max(1)).map(|guest| guest.to_string()) {
                 loop {
                     let router = format!("bench{vnet}/r1");
                     let rows = node.try_pdp(&["routes", &router, "--guest", &guest]);
