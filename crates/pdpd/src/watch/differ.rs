@@ -115,23 +115,31 @@ fn node(vnet: &str, before: &NodeStatus, now: &NodeStatus, events: &mut Vec<Watc
                 false => What::Disconnected,
             }));
         }
-        match guest.routes_synced {
-            Some(true) if was.routes_synced != Some(true) => {
-                events.push(of_guest(What::RoutesSynced));
-            }
-            Some(false) if was.routes_synced != Some(false) => {
-                events.push(of_guest(What::RoutesBehind));
-            }
-            _ => {}
-        }
+        events.extend(routes(was.routes_synced, guest.routes_synced).map(of_guest));
+    }
+    if let Some(engine) = &now.engine {
+        let was = before.engine.as_ref().and_then(|engine| engine.routes_synced);
+        let of_engine = |what| event(format!("{object}/engine"), what, None);
+        events.extend(routes(was, engine.routes_synced).map(of_engine));
     }
     let was = (before.phase, &before.message);
     events.extend(phase(&object, was, (now.phase, &now.message)));
     events.extend(ready(&object, before.ready, now.ready));
 }
 
+/// What is told of tables whose routes were the kernel's or not, as far as that was known, and are now.
+fn routes(were: Option<bool>, are: Option<bool>) -> Option<What> {
+    match are? {
+        are if were == Some(are) => None,
+        true => Some(What::RoutesSynced),
+        false => Some(What::RoutesBehind),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use pdp_api::EngineStatus;
+
     use super::*;
 
     fn status() -> VnetStatus {
@@ -185,6 +193,15 @@ mod tests {
             now.nodes[0].guests[0].routes_synced = Some(synced);
             assert_eq!(told(Some(&all), &now), [format!("vnet/red/node/r1/g0 {what}")]);
             assert!(told(Some(&now), &all).is_empty(), "nobody says");
+            let engine = |routes_synced| {
+                let mut now = status();
+                now.nodes[0].engine = Some(EngineStatus { routes_synced, ..Default::default() });
+                now
+            };
+            let now = engine(Some(synced));
+            let words = [format!("vnet/red/node/r1/engine {what}")];
+            assert_eq!(told(Some(&engine(None)), &now), words);
+            assert!(told(Some(&now), &now).is_empty());
         }
         assert_eq!(change(|it| it.message = Some("why".into())), ["vnet/red phase"]);
         assert_eq!(change(|it| it.ready = true), ["vnet/red ready"]);

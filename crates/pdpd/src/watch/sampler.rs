@@ -224,7 +224,8 @@ fn tells(stats: &mux::VnetStats) -> Vec<(bool, Option<mux::UnderlayProblem>)> {
     let nodes = stats.nodes.values();
     let each = nodes.flat_map(|node| {
         let guests = node.guests.values().map(|guest| (guest.connected, None));
-        guests.chain(node.ports.values().map(|port| (false, port.underlay)))
+        let engine = node.engine.iter().map(|engine| (engine.synced, None));
+        guests.chain(engine).chain(node.ports.values().map(|port| (false, port.underlay)))
     });
     each.collect()
 }
