@@ -95,7 +95,7 @@ struct Wish {
 /// What the mux and mirrors said last, by vnet.
 #[derive(Debug, Default)]
 struct Seen {
-    mux: BTreeMap<String, mux::VnetStats>,
+    mux: BTreeMap<String, Arc<mux::VnetStats>>,
     mirrors: BTreeMap<String, Arc<Mirrors>>,
 }
 

@@ -111,7 +111,10 @@ impl Sampler {
             // None runs, or none of this vnet.
             Err(_) => mux::Stats::default(),
         };
-        let changed = lock(&board.seen).absorb(&stats, one);
+        let mux::Stats { externals, vnets, workers } = stats;
+        // Kept twice, for statuses and for the sample: shared, since there are many counters.
+        let vnets = shared(vnets);
+        let changed = lock(&board.seen).absorb(&vnets, one);
         board.touch_vnets(changed.iter().map(String::as_str));
         self.usage.retain(|name, _| plan.vnets.contains_key(name));
         match &names {
@@ -148,7 +151,9 @@ impl Sampler {
             number: self.number,
             at_ms: now_ms(),
             at_ns: at_ns(),
-            stats,
+            vnets,
+            externals,
+            workers,
             plan,
             usage: self.usage.clone(),
             mirrors,
@@ -198,18 +203,25 @@ impl Sampler {
     }
 }
 
+/// What the mux counted, by vnet.
+type Counted = BTreeMap<String, Arc<mux::VnetStats>>;
+
+pub(super) fn shared(vnets: BTreeMap<String, mux::VnetStats>) -> Counted {
+    vnets.into_iter().map(|(name, stats)| (name, Arc::new(stats))).collect()
+}
+
 impl Seen {
     /// Takes what the mux said, of one vnet or of all; the vnets whose status that may change.
-    pub(super) fn absorb(&mut self, stats: &mux::Stats, one: Option<&str>) -> Vec<String> {
+    pub(super) fn absorb(&mut self, vnets: &Counted, one: Option<&str>) -> Vec<String> {
         let mut changed = Vec::new();
-        for (name, now) in &stats.vnets {
+        for (name, now) in vnets {
             let before = self.mux.insert(name.clone(), now.clone());
             if before.is_none_or(|before| tells(&before) != tells(now)) {
                 changed.push(name.clone());
             }
         }
         let is_gone =
-            |name: &String| !stats.vnets.contains_key(name) && one.is_none_or(|one| one == name);
+            |name: &String| !vnets.contains_key(name) && one.is_none_or(|one| one == name);
         let gone: Vec<String> = self.mux.keys().filter(|name| is_gone(name)).cloned().collect();
         for name in gone {
             self.mux.remove(&name);

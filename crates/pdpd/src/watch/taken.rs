@@ -23,7 +23,11 @@ pub struct Taken {
     /// When, by the monotonic clock.
     pub at_ns: u64,
     /// What the mux counted, of all vnets or of the one that is watched.
-    pub stats: mux::Stats,
+    pub vnets: BTreeMap<String, Arc<mux::VnetStats>>,
+    /// The same of external interfaces.
+    pub externals: BTreeMap<String, mux::ExternalStats>,
+    /// The same of the mux's threads.
+    pub workers: Vec<mux::WorkerStats>,
     /// What was wanted then.
     pub plan: Arc<Plan>,
     /// What guests used, by vnet.
@@ -56,10 +60,10 @@ impl Taken {
             sample.vnets.insert(name.clone(), vnet);
         }
         if filter.scope == Scope::Node && filter.vnet.is_none() {
-            let externals = self.stats.externals.iter();
+            let externals = self.externals.iter();
             sample.externals =
                 externals.map(|(name, it)| (name.clone(), external_stats(it.clone()))).collect();
-            sample.workers = self.stats.workers.iter().cloned().map(worker_stats).collect();
+            sample.workers = self.workers.iter().cloned().map(worker_stats).collect();
         }
         sample
     }
@@ -68,7 +72,7 @@ impl Taken {
         let mut sum = VnetSample::default();
         let guests = plan.nodes.values().map(|node| node.guests.len()).sum::<usize>();
         sum.guests = u32::try_from(guests).unwrap_or(u32::MAX);
-        for node in self.stats.vnets.get(name).iter().flat_map(|stats| stats.nodes.values()) {
+        for node in self.vnets.get(name).iter().flat_map(|stats| stats.nodes.values()) {
             for port in node.ports.values() {
                 sum.received += port.received;
                 sum.received_bytes += port.received_bytes;
@@ -90,7 +94,7 @@ impl Taken {
 
     fn nodes(&self, name: &str, plan: &VnetPlan) -> BTreeMap<String, NodeSample> {
         let none = BTreeMap::new();
-        let stats = self.stats.vnets.get(name).map_or(&none, |stats| &stats.nodes);
+        let stats = self.vnets.get(name).map_or(&none, |stats| &stats.nodes);
         let usage = self.usage.get(name);
         let mut nodes = BTreeMap::new();
         let outside = stats.get_key_value(mux::OUTSIDE).map(|(name, _)| name);

@@ -68,7 +68,9 @@ fn tell(engine: &Engine, vnet: &str) {
         let seen = lock(&board.seen);
         (seen.mux.get(vnet).cloned(), seen.mirrors.get(vnet).cloned().unwrap_or_default())
     };
-    let status = view::status(engine, vnet, mux, |path| Some(said.get(path)?.1.clone()));
+    let status = view::status(engine, vnet, mux.map(Arc::unwrap_or_clone), |path| {
+        Some(said.get(path)?.1.clone())
+    });
     if status.is_none() {
         let mut seen = lock(&board.seen);
         seen.mux.remove(vnet);
@@ -103,7 +105,8 @@ fn look(engine: &Engine, vnet: Option<&str>) {
     };
     let mut changed = Vec::new();
     if let Some(stats) = stats {
-        changed = lock(&board.seen).absorb(&stats, vnet);
+        let vnets = sampler::shared(stats.vnets);
+        changed = lock(&board.seen).absorb(&vnets, vnet);
     }
     if let Some(name) = vnet {
         let model = engine.model();
