@@ -120,7 +120,8 @@ impl Engine {
             self.channel.want();
         }
         let is_due = self.due_ns.is_some_and(|due| now_ns >= due);
-        if !is_due && self.channel.from.is_empty() && !self.tables.fib.is_wanting() {
+        let has_nothing = self.channel.from.is_empty() && self.tables.gone.is_empty();
+        if !is_due && has_nothing && !self.tables.fib.is_wanting() {
             return false;
         }
         while self.channel.state != Following::Yes {
