@@ -57,9 +57,11 @@ pub trait Tables {
     /// Takes a message, which is neither a barrier nor a question.
     fn apply(&mut self, message: ToGuest);
     /// Whether something is to be tidied up before the next message.
-    fn is_sweeping(&self) -> bool;
+    fn is_sweeping(&self) -> bool {
+        false
+    }
     /// Tidies some of it up.
-    fn sweep_some(&mut self);
+    fn sweep_some(&mut self) {}
 }
 
 impl Tables for Fib {

@@ -30,6 +30,9 @@ pub const MESSAGES: usize = 1024;
 const ANSWERS: usize = 64;
 const ANSWERS_FREE: usize = 8;
 
+/// Until it is looked again whether there is, nanoseconds.
+const ROOM_NS: u64 = 1_000_000;
+
 /// Tables that wait to be given back.
 const GONE_MAX: usize = 4;
 
@@ -149,7 +152,9 @@ impl Engine {
                 None
             }
             Ok(Due::At(due_ns)) => {
-                self.due_ns = due_ns;
+                // What it has no room to answer now stays where it is.
+                let waits = (!self.channel.from.is_empty()).then_some(now_ns + ROOM_NS);
+                self.due_ns = due_ns.into_iter().chain(waits).min();
                 None
             }
             // It has another one by now.
@@ -361,10 +366,34 @@ impl Tables for Exchanged {
             message => self.next.as_mut().unwrap_or(&mut self.fib).apply(message),
         }
     }
+}
 
-    fn is_sweeping(&self) -> bool {
-        false
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_finds_no_room_for_its_answer_is_looked_at_soon_again() {
+        let spec = mux::Engine { routes: "/routes".into(), memory_bytes: 1 << 30 };
+        let (mut engine, mut source) = Engine::new(spec, Arc::new(Wake::new().unwrap()));
+        let clock = Clock::new();
+        engine.tend(0, &clock);
+        assert!(matches!(source.from.pop(), Ok(FromEngine::Wants)));
+        source.to.push(ToEngine::Begin(1)).unwrap();
+        for number in 0..200 {
+            source.to.push(ToEngine::Message(ToGuest::Barrier(number))).unwrap();
+        }
+        let (mut now_ns, mut next) = (0, 0);
+        while next < 200 {
+            while engine.tend(now_ns, &clock) {}
+            while let Ok(FromEngine::Message(1, FromGuest::Applied(number))) = source.from.pop() {
+                assert_eq!(number, next);
+                next += 1;
+            }
+            let due_ns = engine.due_ns().unwrap_or(now_ns);
+            assert!(due_ns <= now_ns + ROOM_NS, "{next} answered, due in {} ns", due_ns - now_ns);
+            now_ns = due_ns;
+        }
+        assert!(engine.is_idle());
     }
-
-    fn sweep_some(&mut self) {}
 }

@@ -15,7 +15,8 @@ const HELPER_MEMORY_BYTES: u64 = 64 << 20;
 const HELPER_ROUTE_BYTES: u64 = 512;
 
 /// Memory that the mux may take for the routes of a router that it forwards for, bytes: so much, and more for each route
-/// that it may have. The Internet's take some 40 each, twice while a snapshot comes.
+/// that it may have. The Internet's look-up tables take 17 for each of IPv4's and 40 for each of IPv6's, twice while a
+/// snapshot comes; its groups of next hops and neighbours come beside.
 const ENGINE_MEMORY_BYTES: u64 = 32 << 20;
 const ENGINE_ROUTE_BYTES: u64 = 256;
 

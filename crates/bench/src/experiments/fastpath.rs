@@ -2,12 +2,13 @@
 //! as in `router`.
 
 use anyhow::Result;
-use pdp_e2e::meter::Clock;
 
+use super::many::{Contender, START, compare};
+use super::router::tables;
 use super::{Experiment, Subject};
 use crate::bed::Bed;
 use crate::peers::pdp::Design;
-use crate::run::{Reading, Run};
+use crate::run::Run;
 use crate::site;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -31,69 +32,42 @@ pub(super) const VNETS: Experiment = Experiment {
 const FRAME_BYTES: usize = 64;
 
 fn fastpath(run: &mut Run) -> Result<()> {
-    let (clock, time) = (Clock::of_this_machine(), run.time());
     let [core, _] = run.cores();
-    let mut tables = vec![site::few()];
-    if !run.quick() {
-        tables.push(site::internet()?);
-    }
-    for prefixes in tables {
-        if !run.wants(prefixes.len()) {
-            continue;
-        }
-        let designs =
-            [("router guest", Design::plain(core, core)), ("fast path", Design::fastpath(core, 1))];
-        let mut beds = Vec::new();
-        for (series, design) in designs {
-            let bed = run.attempt(series, |_| Bed::start(design, &prefixes, FRAME_BYTES));
-            beds.extend(bed.map(|bed| (series, bed)));
-        }
-        run.rounds(|run| {
-            let mut guest = None;
-            for (series, bed) in &beds {
-                let offer = || bed.offer(0, time, &clock);
-                run.take_as(series, prefixes.len() as f64, "routes", offer, |passed| {
-                    let mut readings = passed.readings();
-                    let guest = *guest.get_or_insert(passed.rate_pps);
-                    readings.push(Reading::new(
-                        "of the guest",
-                        passed.rate_pps / guest * 100.0,
-                        "%",
-                    ));
-                    readings
-                });
-            }
-            Ok(())
-        })?;
+    for prefixes in tables(run)? {
+        let start = |design| Bed::start(design, &prefixes, FRAME_BYTES);
+        let guest = run.attempt("router guest", |_| start(Design::plain(core, core)));
+        let mux = run.attempt("fast path", |_| start(Design::fastpath(core, 1)));
+        let (Some(guest), Some(mux)) = (guest, mux) else { continue };
+        let x = prefixes.len();
+        let guest = Contender { series: "pdp, router guest", x, bed: &guest, active: 1, of: &[] };
+        let of = [("of the guest", 0)];
+        let mux = Contender { series: "pdp, fast path", bed: &mux, of: &of, ..guest };
+        compare(run, "routes", &[guest, mux])?;
     }
     Ok(())
 }
 
 fn vnets(run: &mut Run) -> Result<()> {
-    let (clock, time) = (Clock::of_this_machine(), run.time());
     let [core, _] = run.cores();
-    let one = Design { carriers: Design::fastpath(core, 2).carriers, ..Design::fastpath(core, 1) };
-    let Some(one) = run.attempt(1, |_| Bed::start(one, &site::few(), FRAME_BYTES)) else {
-        return Ok(());
-    };
+    let start = |design| Bed::start(design, &site::few(), FRAME_BYTES);
+    // In tunnels, as many are.
+    let one = Design { vnets: 1, ..Design::fastpath(core, 2) };
+    let Some(one) = run.attempt(1, |_| start(one)) else { return Ok(()) };
+    let one = Contender { series: "pdp, fast path", x: 1, bed: &one, active: 1, of: &[] };
     for count in run.choose(&[16, 64, 256, 1024], &[16, 256]) {
-        let start =
-            |_: &mut Run| Bed::start(Design::fastpath(core, count), &site::few(), FRAME_BYTES);
-        let Some(bed) = run.attempt(count, start) else { continue };
-        run.rounds(|run| {
-            let mut single = None;
-            for (x, bed) in [(1, &one), (count, &bed)] {
-                let offer = || bed.offer(0, time, &clock);
-                run.take_as("fast path", x as f64, "vnets", offer, |passed| {
-                    let mut readings = passed.readings();
-                    readings.retain(|reading| reading.what() != "late");
-                    let single = *single.get_or_insert(passed.rate_pps);
-                    readings.push(Reading::new("of one", passed.rate_pps / single * 100.0, "%"));
-                    readings
-                });
-            }
-            Ok(())
-        })?;
+        if run.left() < START * count as u32 {
+            run.miss(format!("{count} vnets: no time left to start them"));
+            continue;
+        }
+        let Some(bed) = run.attempt(count, |_| start(Design::fastpath(core, count))) else {
+            continue;
+        };
+        let of = [("of one", 0)];
+        compare(
+            run,
+            "vnets",
+            &[one, Contender { x: count, bed: &bed, active: count, of: &of, ..one }],
+        )?;
     }
     Ok(())
 }

@@ -66,21 +66,21 @@ const VNETS_MAX: usize = 1024;
 const PORTS_MAX: usize = 64;
 
 /// Time to start a virtual network and to give it routes.
-const START: Duration = Duration::from_millis(150);
+pub(super) const START: Duration = Duration::from_millis(150);
 
 /// What is measured: its series and parameter, and how many of its virtual networks have traffic.
 #[derive(Clone, Copy)]
-struct Contender<'a> {
-    series: &'a str,
-    x: usize,
-    bed: &'a Bed,
-    active: usize,
+pub(super) struct Contender<'a> {
+    pub(super) series: &'a str,
+    pub(super) x: usize,
+    pub(super) bed: &'a Bed,
+    pub(super) active: usize,
     /// What it is compared with, as a share of the rate of an earlier contender: in words, and which.
-    of: &'a [(&'static str, usize)],
+    pub(super) of: &'a [(&'static str, usize)],
 }
 
 /// Measures all of them in each round.
-fn compare(run: &mut Run, x_unit: &str, contenders: &[Contender<'_>]) -> Result<()> {
+pub(super) fn compare(run: &mut Run, x_unit: &str, contenders: &[Contender<'_>]) -> Result<()> {
     let (clock, time) = (Clock::of_this_machine(), run.time());
     run.rounds(|run| {
         let mut rates = vec![None; contenders.len()];

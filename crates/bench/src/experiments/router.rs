@@ -8,7 +8,7 @@ use super::{Experiment, Subject};
 use crate::bed::Bed;
 use crate::peers::pdp::Design;
 use crate::run::{Reading, Run};
-use crate::site;
+use crate::site::{self, Prefix};
 
 pub(super) const ROUTER: Experiment = Experiment {
     name: "router",
@@ -60,17 +60,20 @@ fn capped(run: &Run, guests: &[u32], policy: &'static str) -> Design {
     Design::capped(mux, guest, guests, policy)
 }
 
-fn router(run: &mut Run) -> Result<()> {
-    let clock = Clock::of_this_machine();
-    let time = run.time();
+/// Routes of which a router is to have each in turn.
+pub(super) fn tables(run: &Run) -> Result<Vec<Vec<Prefix>>> {
     let mut tables = vec![site::few()];
     if !run.quick() {
         tables.push(site::internet()?);
     }
-    for prefixes in tables {
-        if !run.wants(prefixes.len()) {
-            continue;
-        }
+    tables.retain(|prefixes| run.wants(prefixes.len()));
+    Ok(tables)
+}
+
+fn router(run: &mut Run) -> Result<()> {
+    let clock = Clock::of_this_machine();
+    let time = run.time();
+    for prefixes in tables(run)? {
         let design = design(run);
         let bed = run.attempt("pdp", |_| Bed::start(design, &prefixes, FRAME_BYTES));
         let Some(bed) = bed else { continue };

@@ -23,7 +23,8 @@ use crate::statistics::quantile;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "rtt",
-    about: "round-trip time of a UDP echo at idle, guest included, against the kernel's forwarding",
+    about: "round-trip time of a UDP echo at idle, through a guest and by the mux alone, against the kernel's \
+            forwarding",
     seconds: 40,
     subject: Subject::Pdp,
     run,
@@ -65,7 +66,7 @@ fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
         ("pdp, two cores", &|site| pdp(site, &Design::plain(mux, guest), "af-xdp")),
         ("pdp, busy polling", &|site| pdp(site, &Design::plain(mux, guest), "af-xdp-busy-poll")),
         ("pdp, one core", &|site| pdp(site, &Design::plain(mux, mux), "af-xdp")),
-        ("fast path", &|site| pdp(site, &Design::fastpath(mux, 1), "af-xdp")),
+        ("pdp, fast path", &|site| pdp(site, &Design::fastpath(mux, 1), "af-xdp")),
     ];
     for (series, make) in makers {
         if !run.wants_series(series) {

@@ -29,6 +29,10 @@ const TURN: usize = 256;
 /// Until a mirror is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Until the mirror of an engine that could not follow what the one before said is tried: twice as long each time, up to
+/// this. What leads to that is a tenant's to make, and the thread's time is everybody's.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
 /// Until it is looked again at who has to wait for an engine, or for a mirror to read.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -86,6 +90,7 @@ impl Routes {
             begun: false,
             may_have_more: false,
             connect_at: None,
+            pause: PAUSE,
         };
         self.0.new.lock().unwrap_or_else(PoisonError::into_inner).push(followed);
         self.0.wake.ring();
@@ -109,6 +114,8 @@ struct Followed {
     /// There may be more to read.
     may_have_more: bool,
     connect_at: Option<Instant>,
+    /// Before the next mirror, once this one can't be followed.
+    pause: Duration,
 }
 
 impl Followed {
@@ -121,6 +128,8 @@ impl Followed {
                 FromEngine::Wants => {
                     if self.wanted {
                         self.end("what it says can't be followed");
+                        self.connect_at = Some(Instant::now() + self.pause);
+                        self.pause = (self.pause * 2).min(PAUSE_MAX);
                     }
                     self.wanted = true;
                 }
@@ -210,9 +219,10 @@ impl Followed {
             return Some(at.saturating_duration_since(Instant::now()));
         };
         let waits = !self.begun || self.may_have_more;
-        match waits && !self.source.to.is_full() {
+        let answers = !self.source.from.is_empty();
+        match waits && !self.source.to.is_full() || answers && connection.has_room() {
             true => Some(Duration::ZERO),
-            false => (waits || connection.has_backlog()).then_some(LOOK),
+            false => (waits || answers || connection.has_backlog()).then_some(LOOK),
         }
     }
 }
@@ -254,5 +264,51 @@ impl Reader {
             }
             self.shared.wake.awake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+
+    use pdp_proto::routes::{FromGuest, Resolved};
+
+    use super::*;
+
+    /// Whatever part of the answers a look at them takes along.
+    #[test]
+    fn answers_are_looked_at_until_none_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("routes.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (to, _engine) = rtrb::RingBuffer::new(8);
+        let (mut answers, from) = rtrb::RingBuffer::new(64);
+        let mut followed = Followed {
+            connection: Some(Connection::open(&path, GUEST).unwrap()),
+            path,
+            source: Source { to, from },
+            bell: eventfd(0, EventfdFlags::CLOEXEC).unwrap(),
+            wanted: true,
+            mirror: 1,
+            begun: true,
+            may_have_more: false,
+            connect_at: None,
+            pause: PAUSE,
+        };
+        let (mut mirror, _) = listener.accept().unwrap();
+        mirror.set_nonblocking(true).unwrap();
+        let route = ("2001:db8::/32".parse().unwrap(), Resolved::Drop);
+        let table = FromGuest::Table { dump: 1, routes: vec![route; 256] };
+        while answers.push(FromEngine::Message(1, table.clone())).is_ok() {}
+        let (mut bytes, mut read) = (vec![0; 1 << 20], 0);
+        while followed.due().is_some() {
+            followed.obey();
+            followed.turn();
+            read += mirror.read(&mut bytes).unwrap_or(0);
+        }
+        assert!(followed.source.from.is_empty(), "{} are left", followed.source.from.slots());
+        read += mirror.read(&mut bytes).unwrap_or(0);
+        assert!(read > 64 * 256, "{read} bytes");
     }
 }
