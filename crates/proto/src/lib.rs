@@ -6,10 +6,11 @@
 //! | TAP control | TAP helper | pdpd | [`tap`] |
 //! | mirror control | route mirror | pdpd | [`mirror`] |
 //! | management control (nothing is said) | management helper | pdpd | [`management`] |
-//! | routes | route mirror | forwarding guests | [`routes`] |
+//! | routes | route mirror | forwarding guests, mux | [`routes`] |
+//! | slow path | mux | programs in control guests, pdpd | [`slowpath`] |
 //!
-//! Every channel is a Unix stream socket at a path that can be opened again, so that either side
-//! may be replaced. Frames are in [`channel`].
+//! Every channel is a Unix socket at a path that can be opened again, so that either side may be replaced: of streams,
+//! whose frames are in [`channel`]; that of the slow path keeps packets apart.
 
 #![forbid(unsafe_code)]
 
@@ -19,4 +20,5 @@ pub mod management;
 pub mod mirror;
 pub mod mux;
 pub mod routes;
+pub mod slowpath;
 pub mod tap;
