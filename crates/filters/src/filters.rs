@@ -202,6 +202,18 @@ impl<const W: usize> Filters<W> {
         self.entries.len()
     }
 
+    /// The filter in a slot, if there is one: also one that is staged, and not one that goes.
+    pub fn get(&self, slot: u32) -> Option<&Filter<W>> {
+        let entry = self.entries.get(slot as usize)?;
+        match (entry.state, self.phase) {
+            (State::Stays, _) | (State::Comes, Phase::Staged | Phase::Committed) => {
+                Some(&entry.filter)
+            }
+            (State::Goes, Phase::Abandoned) => Some(&entry.filter),
+            _ => None,
+        }
+    }
+
     /// Tables with filters: how often a key is hashed at most.
     pub fn tables(&self) -> usize {
         self.order.len()

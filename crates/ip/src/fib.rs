@@ -189,7 +189,7 @@ impl Default for Fib {
 impl Fib {
     /// The vport, if the mirror has named it.
     #[inline]
-    pub(crate) fn vport(&self, index: u16) -> Option<&Vport> {
+    pub fn vport(&self, index: u16) -> Option<&Vport> {
         self.vports.get(usize::from(index))?.as_ref().map(|(vport, _)| vport)
     }
 

@@ -80,11 +80,50 @@ pub trait Frames {
 
 /// A packet of a batch that its route has a say in.
 #[derive(Clone, Copy, Debug)]
-struct Routed {
+pub struct Routed {
     frame: u32,
     packet_bytes: u32,
     /// It goes to the kernel in any case, unless that were to ask for too many neighbours then.
     punt: Option<PuntClass>,
+}
+
+impl Routed {
+    /// Its frame's number in the batch.
+    #[inline]
+    pub fn frame(&self) -> usize {
+        self.frame as usize
+    }
+
+    /// Has it leave by `vport` for the station `to`, whatever its route says: with another link header, and a smaller TTL
+    /// or hop limit.
+    pub fn send(&self, fib: &Fib, frames: &mut impl Frames, vport: u16, to: [u8; 6]) -> Decision {
+        let Some(egress) = fib.vport(vport).filter(|egress| egress.up) else {
+            return Decision::Drop(GuestDrop::PortDown);
+        };
+        if self.packet_bytes > egress.mtu {
+            return EXCEPTION;
+        }
+        let mut addresses = [0; 12];
+        addresses[..6].copy_from_slice(&to);
+        addresses[6..].copy_from_slice(&egress.mac);
+        self.write(frames, &addresses);
+        Decision::Out(vport)
+    }
+
+    /// Writes the link header, destination and source, takes one off its TTL or hop limit, and cuts off what is behind
+    /// the packet: Ethernet's padding, or nothing.
+    #[inline]
+    fn write(&self, frames: &mut impl Frames, addresses: &[u8; 12]) {
+        let bytes = frames.bytes_mut(self.frame());
+        if let Some((header, rest)) = bytes.split_first_chunk_mut::<{ ether::HEADER_BYTES }>() {
+            header[..12].copy_from_slice(addresses);
+            match u16::from_be_bytes([header[12], header[13]]) {
+                ether::kind::IPV6 => ipv6::decrement_hop_limit(rest),
+                _ => ipv4::decrement_ttl(rest),
+            }
+        }
+        frames.cut(self.frame(), ether::HEADER_BYTES + self.packet_bytes as usize);
+    }
 }
 
 /// The packets of one family in a batch.
@@ -107,6 +146,20 @@ impl<A: Copy> Family<A> {
     fn clear(&mut self) {
         self.frames.clear();
         self.destinations.clear();
+    }
+
+    /// Leaves those that `keep` says.
+    fn retain(&mut self, mut keep: impl FnMut(Routed) -> bool) {
+        let mut kept = 0;
+        for at in 0..self.frames.len() {
+            if keep(self.frames[at]) {
+                self.frames[kept] = self.frames[at];
+                self.destinations[kept] = self.destinations[at];
+                kept += 1;
+            }
+        }
+        self.frames.truncate(kept);
+        self.destinations.truncate(kept);
     }
 
     #[inline]
@@ -150,6 +203,12 @@ impl Default for Forwarder {
 impl Forwarder {
     /// Decides on every frame, of [`FRAMES_MAX`] at most, and rewrites those that go out.
     pub fn process(&mut self, fib: &mut Fib, frames: &mut impl Frames) {
+        self.classify(fib, frames);
+        self.route(fib, frames);
+    }
+
+    /// All rules up to the route, for every frame, of [`FRAMES_MAX`] at most: decides on those that have no route.
+    pub fn classify(&mut self, fib: &Fib, frames: &mut impl Frames) {
         let Self { v4, v6 } = self;
         v4.clear();
         v6.clear();
@@ -164,10 +223,35 @@ impl Forwarder {
                 Err(decision) => frames.decide(frame, decision),
             }
         }
+    }
+
+    /// Packets of IPv4 that a route is to decide on.
+    pub fn routed_v4(&self) -> &[Routed] {
+        &self.v4.frames
+    }
+
+    /// The same of IPv6.
+    pub fn routed_v6(&self) -> &[Routed] {
+        &self.v6.frames
+    }
+
+    /// Leaves to routes those packets of IPv4 that `keep` says, which has decided on the others.
+    pub fn retain_v4(&mut self, keep: impl FnMut(Routed) -> bool) {
+        self.v4.retain(keep);
+    }
+
+    /// The same of IPv6.
+    pub fn retain_v6(&mut self, keep: impl FnMut(Routed) -> bool) {
+        self.v6.retain(keep);
+    }
+
+    /// The rules from the route on, for all packets that [`Self::classify`] left to them.
+    pub fn route(&mut self, fib: &mut Fib, frames: &mut impl Frames) {
+        let Self { v4, v6 } = self;
         v4.look_up(|destinations, values| fib.lookup_v4(destinations, values));
         v6.look_up(|destinations, values| fib.lookup_v6(destinations, values));
-        leave(fib, frames, v4, |to| Ipv4Addr::from(to).into(), ipv4::decrement_ttl, false);
-        leave(fib, frames, v6, |to| Ipv6Addr::from(to).into(), ipv6::decrement_hop_limit, true);
+        leave(fib, frames, v4, |to| Ipv4Addr::from(to).into(), false);
+        leave(fib, frames, v6, |to| Ipv6Addr::from(to).into(), true);
     }
 }
 
@@ -276,7 +360,6 @@ fn leave<A: Copy>(
     frames: &mut impl Frames,
     packets: &Family<A>,
     address: impl Fn(A) -> IpAddr,
-    decrement: impl Fn(&mut [u8]),
     v6: bool,
 ) {
     // Most have the route of the one before.
@@ -298,15 +381,7 @@ fn leave<A: Copy>(
                 if found.all {
                     last = Some((value, found));
                 }
-                let bytes = frames.bytes_mut(frame);
-                if let Some((header, rest)) =
-                    bytes.split_first_chunk_mut::<{ ether::HEADER_BYTES }>()
-                {
-                    header[..12].copy_from_slice(&found.addresses);
-                    decrement(rest);
-                }
-                // Behind the packet there is Ethernet's padding, or nothing.
-                frames.cut(frame, ether::HEADER_BYTES + packet.packet_bytes as usize);
+                packet.write(frames, &found.addresses);
                 frames.decide(frame, Decision::Out(found.vport));
             }
             Err(decision) => frames.decide(frame, decision),

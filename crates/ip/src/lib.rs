@@ -26,4 +26,4 @@ mod tests;
 pub use connection::Connection;
 pub use fib::Fib;
 pub use follower::{Channel, Due, Follower, Heard, Tables};
-pub use forward::{Decision, FRAMES_MAX, Forwarder, Frames};
+pub use forward::{Decision, FRAMES_MAX, Forwarder, Frames, Routed};

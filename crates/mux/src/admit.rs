@@ -19,7 +19,7 @@ impl Vnet {
     /// Frames from outside, and those that vlinks inside of the node brought since, to the guests or TAPs
     /// behind their ports. Empties `batch`. Returns how many there were.
     pub fn arrive(&mut self, core: &mut Core, batch: &mut Batch) -> usize {
-        let count = batch.len() + self.local.len();
+        let count = batch.len() + self.local.len() + self.late.len();
         for outside in [true, false] {
             if !outside {
                 // Whatever comes meanwhile has its turn in the next visit.

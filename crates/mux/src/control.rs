@@ -15,6 +15,7 @@ mod report;
 mod routes;
 pub mod schedule;
 mod serve;
+mod slowpath;
 mod workers;
 
 pub use serve::Mux;

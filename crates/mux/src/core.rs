@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use pdp_ip::{Decision, Forwarder};
+use pdp_ip::Forwarder;
 
 use crate::connections::{Connections, Dropped};
+use crate::engine::Fate;
 use crate::exit::Tools;
 use crate::external::{Exits, External};
 use crate::group::Groups;
@@ -33,7 +34,9 @@ pub struct Scratch {
     /// For what peers sent.
     pub pulled: Pulled,
     /// For what engines decide.
-    pub decisions: Vec<Decision>,
+    pub fates_of_engines: Vec<Fate>,
+    /// For ports whose copies found no packet.
+    pub missed: Vec<u16>,
     /// What they work with.
     pub forwarder: Forwarder,
 }

@@ -51,6 +51,8 @@ named! {
         NoPacket = "no-packet",
         /// The segment has its address where it came from, or behind another tunnel than that which it came by.
         NoOtherEnd = "no-other-end",
+        /// A filter of the vrouter's slow path says so.
+        Filtered = "filtered",
         /// Lost on purpose: the vlink's `loss`.
         Loss = "loss",
         /// More frames wait for the vlink's delay than its rate lets come.

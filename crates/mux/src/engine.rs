@@ -4,21 +4,35 @@
 //! completions would: out of a port, to the control guest, or dropped under a reason. Nothing is copied but
 //! what is punted.
 //!
+//! Where a slow path has filters, they are asked between the rules up to the route and the route
+//! ([`crate::actions`], [`crate::slowpath`]).
+//!
 //! Routes come by a ring from the thread that reads them (`crate::control::routes`), and are applied between two
 //! batches, for [`APPLY_CYCLES`] a visit, which the vnet is charged with as with all else. A snapshot is applied to
 //! tables of its own, which are exchanged with those in use once it is whole; those of before go back to that thread.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use pdp_afxdp::Packet;
-use pdp_ip::{Channel, Decision, Due, Fib, Follower, Forwarder, Frames, Heard, Tables};
+use pdp_filters::NONE;
+use pdp_ip::{
+    Channel, Decision, Due, FRAMES_MAX, Fib, Follower, Forwarder, Frames, Heard, Routed, Tables,
+};
 use pdp_proto::mux;
 use pdp_proto::routes::{FromGuest, ToGuest};
+use pdp_proto::slowpath::{Action, Verdict};
+use pdp_wire::key;
+use pdp_wire::tag::PuntClass;
 use quanta::Clock;
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::wake::Wake;
+use crate::actions::{Actions, Set};
+use crate::counters::Reason;
+use crate::packets::{Batch, Packets};
+use crate::slowpath::{Desk, PUNTED_AS, SlowPath, Ways};
+use crate::wake::{RungLast, Wake};
 
 /// Cycles of one visit in which changes of routes are applied; one more than fits is begun.
 pub const APPLY_CYCLES: u64 = 50_000;
@@ -29,6 +43,9 @@ pub const MESSAGES: usize = 1024;
 /// Answers of an engine that wait, and how many are to find room before another message is applied.
 const ANSWERS: usize = 64;
 const ANSWERS_FREE: usize = 8;
+
+/// Steps that filters may take for frames which are decided on together, if more than one is.
+const STEPS_AT_ONCE: usize = 1 << 15;
 
 /// Until it is looked again whether there is, nanoseconds.
 const ROOM_NS: u64 = 1_000_000;
@@ -76,6 +93,36 @@ pub struct Engine {
     due_ns: Option<u64>,
     /// Why it does not follow its mirror.
     fault: Option<String>,
+    slowpath: Option<SlowPath>,
+}
+
+/// What becomes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Out of this port.
+    Out(u16),
+    /// To the control guest.
+    Punt(PuntClass),
+    /// Dropped.
+    Drop(Reason),
+}
+
+impl Fate {
+    /// Before anything has decided.
+    pub const OPEN: Self = Self::Drop(Reason::GuestPolicy);
+}
+
+/// Copies that filters make.
+#[derive(Debug)]
+pub struct Copies<'a> {
+    /// Where there are packets.
+    pub packets: &'a mut Packets,
+    /// The copies, at the ports that they leave by.
+    pub made: Batch,
+    /// Ports of those that there was no packet for.
+    pub missed: Vec<u16>,
+    /// Packets that may be taken.
+    pub room: usize,
 }
 
 impl Engine {
@@ -97,8 +144,16 @@ impl Engine {
             channel,
             due_ns: None,
             fault: None,
+            slowpath: None,
         };
         (engine, Source { to, from })
+    }
+
+    /// Has it obey a slow path, whose thread `reader` rings. Returns the other end.
+    pub fn add_slowpath(&mut self, reader: Arc<Wake>) -> Desk {
+        let (slowpath, desk) = SlowPath::new(reader);
+        self.slowpath = Some(slowpath);
+        desk
     }
 
     /// Whether it is the same as another, whose tables are as good.
@@ -106,15 +161,65 @@ impl Engine {
         self.spec == other.spec
     }
 
-    /// Decides on frames of a node whose first port is `first`; those that go out have the port then that they leave by.
+    /// Frames that it decides on together at most.
+    pub fn frames_at_once(&self) -> usize {
+        let Some(actions) = self.actions() else { return FRAMES_MAX };
+        let short = actions.short.as_ref().map_or(FRAMES_MAX, |it| it.keys_at_once(STEPS_AT_ONCE));
+        let long = actions.long.as_ref().map_or(FRAMES_MAX, |it| it.keys_at_once(STEPS_AT_ONCE));
+        FRAMES_MAX.min(short).min(long)
+    }
+
+    /// What its slow path has it do, if that is anything.
+    fn actions(&self) -> Option<&Actions> {
+        let actions = self.slowpath.as_ref()?.actions.as_deref()?;
+        (!actions.is_empty()).then_some(actions)
+    }
+
+    /// Decides on frames of a node with these ports, as many as [`Self::frames_at_once`] says.
     pub fn process(
         &mut self,
         forwarder: &mut Forwarder,
-        first: u16,
+        ports: Range<u16>,
         packets: &mut [Packet],
-        decisions: &mut [Decision],
+        fates: &mut [Fate],
+        copies: &mut Copies<'_>,
     ) {
-        forwarder.process(&mut self.tables.fib, &mut Run { first, packets, decisions });
+        let mut run = Run { ports, packets, fates };
+        let fib = &mut self.tables.fib;
+        let actions = self.slowpath.as_mut().and_then(|it| it.actions.as_deref_mut());
+        let Some(actions) = actions.filter(|actions| !actions.is_empty()) else {
+            return forwarder.process(fib, &mut run);
+        };
+        forwarder.classify(fib, &mut run);
+        if let Some(set) = actions.short.take() {
+            let mut met = meet(&set, forwarder.routed_v4(), &run, key::v4);
+            forwarder.retain_v4(|packet| match met.next() {
+                None | Some(NONE) => true,
+                Some(slot) => actions.act(set.action(slot), packet, fib, &mut run, copies),
+            });
+            actions.short = Some(set);
+        }
+        if let Some(set) = actions.long.take() {
+            let mut met = meet(&set, forwarder.routed_v6(), &run, key::v6);
+            forwarder.retain_v6(|packet| match met.next() {
+                None | Some(NONE) => true,
+                Some(slot) => actions.act(set.action(slot), packet, fib, &mut run, copies),
+            });
+            actions.long = Some(set);
+        }
+        forwarder.route(fib, &mut run);
+    }
+
+    /// Cycles that others took for it since this was asked before.
+    pub fn take_owed(&self) -> u64 {
+        self.slowpath.as_ref().map_or(0, SlowPath::take_owed)
+    }
+
+    /// Does what programs of the control guest ask for, for a bounded time. Returns whether there was anything.
+    pub fn obey(&mut self, ways: &mut Ways<'_>, clock: &Clock) -> bool {
+        let Some(slowpath) = &mut self.slowpath else { return false };
+        let end = clock.raw() + APPLY_CYCLES;
+        slowpath.tend(ways, || clock.raw() < end)
     }
 
     /// Applies what the mirror says, for a bounded time, and says what it is to know. Returns whether there was anything.
@@ -197,11 +302,13 @@ impl Engine {
             && self.tables.gone.is_empty()
             && !self.tables.fib.is_wanting()
             && self.channel.state != Following::NotYet
+            && self.slowpath.as_ref().is_none_or(SlowPath::is_idle)
     }
 
     /// When it has to be tended, if it has, nanoseconds.
     pub fn due_ns(&self) -> Option<u64> {
-        self.due_ns.filter(|_| !self.is_idle())
+        let works = self.slowpath.as_ref().is_some_and(|it| !it.is_idle());
+        if works { Some(0) } else { self.due_ns.filter(|_| !self.is_idle()) }
     }
 
     /// How it is.
@@ -213,15 +320,94 @@ impl Engine {
             memory_bytes: self.tables.memory_bytes() as u64,
             messages: self.follower.messages(),
             fault: self.fault.clone(),
+            slowpath: self.slowpath.as_ref().map(SlowPath::stats),
+        }
+    }
+}
+
+/// The slots of the filters that these packets meet.
+fn meet<const W: usize>(
+    set: &Set<W>,
+    packets: &[Routed],
+    run: &Run<'_>,
+    key: impl Fn(&[u8], u16) -> [u64; W],
+) -> std::array::IntoIter<u32, FRAMES_MAX> {
+    let (mut keys, mut slots) = ([[0; W]; FRAMES_MAX], [NONE; FRAMES_MAX]);
+    for (packet, to) in packets.iter().zip(&mut keys) {
+        *to = key(run.bytes(packet.frame()), run.vport(packet.frame()));
+    }
+    set.find(&keys[..packets.len()], &mut slots[..packets.len()]);
+    slots.into_iter()
+}
+
+impl Actions {
+    /// Does what a filter says with a packet; whether a route is to decide on it.
+    fn act(
+        &mut self,
+        action: Action,
+        packet: Routed,
+        fib: &Fib,
+        run: &mut Run<'_>,
+        copies: &mut Copies<'_>,
+    ) -> bool {
+        let frame = packet.frame();
+        self.count_packet(action.counter, run.bytes(frame).len());
+        if action.verdict == Verdict::Send {
+            let to = action.data.first_chunk().copied().unwrap_or_default();
+            let decision = packet.send(fib, run, action.vport.into(), to);
+            run.decide(frame, decision);
+            if matches!(decision, Decision::Out(_)) {
+                let source = |vport: u8| fib.vport(vport.into()).map(|vport| vport.mac);
+                copies.make(action.copies(), &run.ports, &run.packets[frame], source);
+            }
+            return false;
+        }
+        copies.make(action.copies(), &run.ports, &run.packets[frame], |_| None);
+        match action.verdict {
+            Verdict::Pass => return true,
+            Verdict::Punt => run.fates[frame] = Fate::Punt(PUNTED_AS),
+            Verdict::Drop | Verdict::Send => run.fates[frame] = Fate::Drop(Reason::Filtered),
+        }
+        false
+    }
+}
+
+impl Copies<'_> {
+    /// Makes one for each of `vports`, with the source address that `source` says.
+    fn make(
+        &mut self,
+        vports: &[u8],
+        ports: &Range<u16>,
+        packet: &Packet,
+        source: impl Fn(u8) -> Option<[u8; 6]>,
+    ) {
+        for &vport in vports {
+            let port = ports.start + u16::from(vport);
+            if !ports.contains(&port) {
+                continue;
+            }
+            let copy = match self.room {
+                0 => None,
+                _ => self.packets.copy_of(packet.bytes(), 0),
+            };
+            let Some(mut copy) = copy else {
+                self.missed.push(port);
+                continue;
+            };
+            self.room -= 1;
+            if let (Some(mac), Some(place)) = (source(vport), copy.bytes_mut().get_mut(6..12)) {
+                place.copy_from_slice(&mac);
+            }
+            self.made.push(copy.at(port.into()));
         }
     }
 }
 
 /// Frames of a node, as the code sees them.
 struct Run<'a> {
-    first: u16,
+    ports: Range<u16>,
     packets: &'a mut [Packet],
-    decisions: &'a mut [Decision],
+    fates: &'a mut [Fate],
 }
 
 impl Frames for Run<'_> {
@@ -232,7 +418,7 @@ impl Frames for Run<'_> {
 
     #[inline]
     fn vport(&self, frame: usize) -> u16 {
-        self.packets[frame].port - self.first
+        self.packets[frame].port - self.ports.start
     }
 
     #[inline]
@@ -254,7 +440,11 @@ impl Frames for Run<'_> {
 
     #[inline]
     fn decide(&mut self, frame: usize, decision: Decision) {
-        self.decisions[frame] = decision;
+        self.fates[frame] = match decision {
+            Decision::Out(vport) => Fate::Out(vport),
+            Decision::Punt(class) => Fate::Punt(class),
+            Decision::Drop(reason) => Fate::Drop(reason.into()),
+        };
     }
 }
 
@@ -279,16 +469,6 @@ struct Rings {
     state: Following,
     /// The mirror's number.
     mirror: u32,
-}
-
-/// A thread that is rung once more when this goes.
-#[derive(Debug)]
-struct RungLast(Arc<Wake>);
-
-impl Drop for RungLast {
-    fn drop(&mut self) {
-        self.0.ring();
-    }
 }
 
 impl Rings {
@@ -374,7 +554,7 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_for_its_answer_is_looked_at_soon_again() {
-        let spec = mux::Engine { routes: "/routes".into(), memory_bytes: 1 << 30 };
+        let spec = mux::Engine { routes: "/routes".into(), memory_bytes: 1 << 30, slowpath: None };
         let (mut engine, mut source) = Engine::new(spec, Arc::new(Wake::new().unwrap()));
         let clock = Clock::new();
         engine.tend(0, &clock);

@@ -1,26 +1,34 @@
 //! Frames of vrouters that the mux forwards for by itself.
 
 use pdp_afxdp::Packet;
-use pdp_ip::{Decision, FRAMES_MAX};
-use pdp_wire::tag::{GuestDrop, PuntClass};
+use pdp_wire::tag::PuntClass;
 
 use crate::core::Core;
+use crate::counters::Reason;
+use crate::engine::{Copies, Fate};
 use crate::meter::Stage;
+use crate::onward::FLOOD_FRAMES_MAX;
 use crate::packets::Batch;
+use crate::slowpath::Ways;
 use crate::trace;
 use crate::vnet::{Node, Router, Vnet};
+
+/// Cycles of one visit in which frames are decided on; those that a node has together are all decided on then. What is
+/// left has its turn in the next visit.
+const FORWARD_CYCLES: u64 = 100_000;
 
 impl Vnet {
     /// Frames of nodes with engines, which it takes out of `batch`: those that go on leave by the ports that the engines
     /// say, the others end here.
     pub(crate) fn forward(&mut self, core: &mut Core, batch: &mut Batch) {
-        let mut frames = core.scratch.batch();
+        // What is left of the visit before goes first.
+        let mut frames = std::mem::replace(&mut self.late, core.scratch.batch());
         let goes = |packet: &Packet| {
             let here = self.ports.get(usize::from(packet.port));
             let router = here.and_then(|here| self.nodes[here.node].router.as_ref());
             router.is_some_and(|router| router.engine.is_some())
         };
-        if batch.chunk_by(|a, b| a.port == b.port).all(|run| goes(&run[0])) {
+        if frames.is_empty() && batch.chunk_by(|a, b| a.port == b.port).all(|run| goes(&run[0])) {
             // Nothing has to be moved.
             std::mem::swap(&mut frames, batch);
         } else {
@@ -29,44 +37,76 @@ impl Vnet {
         if frames.is_empty() {
             return core.scratch.spare.push(frames);
         }
-        self.punt_filtered(core, &mut frames);
         core.meter.lap(Stage::Distribute, 0);
-        let (mut at, count) = (0, frames.len());
-        let mut decisions = std::mem::take(&mut core.scratch.decisions);
-        decisions.clear();
-        decisions.resize(count, Decision::Drop(GuestDrop::Policy));
-        while let Some(node) = frames.get(at).map(|it| self.ports[usize::from(it.port)].node) {
-            let Node { first, count, router, .. } = &mut self.nodes[node];
-            let (first, ports) = (*first as u16, *count as u16);
-            let same = |packet: &&Packet| (first..first + ports).contains(&packet.port);
-            let run = frames[at..].iter().take(FRAMES_MAX).take_while(same).count();
-            let (run, to) = (&mut frames[at..at + run], &mut decisions[at..at + run]);
-            if let Some(Router { engine: Some(engine), .. }) = router {
-                engine.process(&mut core.scratch.forwarder, first, run, to);
-            }
-            for (packet, decision) in run.iter_mut().zip(to) {
-                match *decision {
-                    Decision::Out(vport) if vport < ports => packet.port = first + vport,
-                    // Its tables may name what the node does not have.
-                    Decision::Out(_) => *decision = Decision::Drop(GuestDrop::PortDown),
-                    _ => {}
-                }
-            }
-            at += run.len();
-        }
-        let goes_on =
-            |(packet, to): (&Packet, &Decision)| packet.mark == 0 && matches!(to, Decision::Out(_));
-        if !frames.iter().zip(&decisions).all(goes_on) {
-            self.end_decided(core, &mut frames, &decisions);
-        }
-        core.scratch.decisions = decisions;
+        self.decide(core, &mut frames);
         let node = |packet: &Packet| self.ports[usize::from(packet.port)].node;
         for run in frames.chunk_by_mut(|a, b| node(a) == node(b)) {
             core.scratch.groups.by_port(self.nodes[node(&run[0])].first, run);
         }
-        core.meter.lap(Stage::Forward, count);
+        core.meter.lap(Stage::Forward, frames.len());
         self.leave(core, &mut frames);
         core.scratch.spare.push(frames);
+    }
+
+    /// Has engines decide on frames, and leaves those that go on, each at the port that it leaves by. Those that there is
+    /// no time for wait.
+    fn decide(&mut self, core: &mut Core, frames: &mut Batch) {
+        self.punt_filtered(core, frames);
+        let end = core.meter.now() + FORWARD_CYCLES;
+        let taken = self.waiting + self.local.len();
+        let mut fates = std::mem::take(&mut core.scratch.fates_of_engines);
+        fates.clear();
+        fates.resize(frames.len(), Fate::OPEN);
+        let mut copies = Copies {
+            made: core.scratch.batch(),
+            missed: std::mem::take(&mut core.scratch.missed),
+            room: FLOOD_FRAMES_MAX.min(core.packets.free().saturating_sub(taken)),
+            packets: &mut core.packets,
+        };
+        let mut at = 0;
+        while let Some(node) = frames.get(at).map(|it| self.ports[usize::from(it.port)].node) {
+            let ports = self.nodes[node].ports();
+            let Some(Router { engine: Some(engine), .. }) = &mut self.nodes[node].router else {
+                break;
+            };
+            let same = |packet: &&Packet| ports.contains(&packet.port);
+            let run = frames[at..].iter().take(engine.frames_at_once()).take_while(same).count();
+            let (run, to) = (&mut frames[at..at + run], &mut fates[at..at + run]);
+            engine.process(&mut core.scratch.forwarder, ports.clone(), run, to, &mut copies);
+            for (packet, fate) in run.iter_mut().zip(to) {
+                match *fate {
+                    Fate::Out(vport) if usize::from(vport) < ports.len() => {
+                        packet.port = ports.start + vport;
+                    }
+                    // Its tables may name what the node does not have.
+                    Fate::Out(_) => *fate = Fate::Drop(Reason::GuestPortDown),
+                    _ => {}
+                }
+            }
+            at += run.len();
+            if core.meter.now() > end {
+                break;
+            }
+        }
+        let Copies { mut made, mut missed, .. } = copies;
+        self.late.extend(frames.drain(at..));
+        let goes_on =
+            |(packet, fate): (&Packet, &Fate)| packet.mark == 0 && matches!(fate, Fate::Out(_));
+        if !frames.iter().zip(&fates).all(goes_on) {
+            self.end_decided(core, frames, &fates);
+        }
+        for port in missed.drain(..) {
+            let counters = &mut self.ports[usize::from(port)].counters;
+            counters.made += 1;
+            counters.drop(Reason::NoPacket);
+        }
+        for packet in &made {
+            self.ports[usize::from(packet.port)].counters.made += 1;
+        }
+        frames.append(&mut made);
+        core.scratch.spare.push(made);
+        core.scratch.missed = missed;
+        core.scratch.fates_of_engines = fates;
     }
 
     /// Punts frames that a filter of their node takes.
@@ -94,35 +134,61 @@ impl Vnet {
     }
 
     /// Ends those frames that do not go on, and says of those that are traced what became of them.
-    fn end_decided(&mut self, core: &mut Core, frames: &mut Batch, decisions: &[Decision]) {
+    fn end_decided(&mut self, core: &mut Core, frames: &mut Batch, fates: &[Fate]) {
         let mut go_on = core.scratch.batch();
-        for (packet, decision) in frames.drain(..).zip(decisions) {
-            match *decision {
-                Decision::Out(vport) => {
+        for (packet, fate) in frames.drain(..).zip(fates) {
+            match *fate {
+                Fate::Out(vport) => {
                     core.tracer.note(packet.mark, "forward", || format!("out of vport {vport}"));
                     go_on.push(packet);
                 }
-                Decision::Punt(class) => {
+                Fate::Punt(class) => {
                     self.punt(core, Some(class), &packet);
                     core.packets.give(packet);
                 }
-                Decision::Drop(reason) => {
-                    self.ports[usize::from(packet.port)].drop(core, reason.into(), packet);
+                Fate::Drop(reason) => {
+                    self.ports[usize::from(packet.port)].drop(core, reason, packet);
                 }
             }
         }
         core.scratch.spare.push(std::mem::replace(frames, go_on));
     }
 
-    /// Has engines follow their routes. Returns whether there was anything to do.
+    /// Has engines follow their routes and obey their slow paths. Returns whether there was anything to do.
     pub(crate) fn tend(&mut self, core: &mut Core) -> usize {
         if !self.has_engines {
             return 0;
         }
-        let engines = self.nodes.iter_mut().filter_map(|it| it.router.as_mut()?.engine.as_mut());
-        let work = engines.filter_map(|it| it.tend(core.now_ns, core.meter.clock()).then_some(()));
-        let work = work.count();
+        let mut out = core.scratch.batch();
+        let mut work = 0;
+        for node in &mut self.nodes {
+            let ports = node.ports();
+            let Some(engine) = node.router.as_mut().and_then(|it| it.engine.as_mut()) else {
+                continue;
+            };
+            let taken = self.waiting + self.local.len() + out.len();
+            let room = FLOOD_FRAMES_MAX.min(core.packets.free().saturating_sub(taken));
+            let (local, out) = (&mut self.local, &mut out);
+            let mut ways = Ways { packets: &mut core.packets, ports, local, out, room };
+            work += usize::from(engine.tend(core.now_ns, core.meter.clock()));
+            work += usize::from(engine.obey(&mut ways, core.meter.clock()));
+        }
+        for packet in &out {
+            self.ports[usize::from(packet.port)].counters.made += 1;
+        }
         core.meter.lap(Stage::Routes, work);
+        self.leave(core, &mut out);
+        core.scratch.spare.push(out);
         work
+    }
+
+    /// Whether frames wait for an engine's time.
+    pub(crate) fn is_late(&self) -> bool {
+        !self.late.is_empty()
+    }
+
+    /// Cycles that other threads took for its engines since this was asked before.
+    pub(crate) fn take_owed(&self) -> u64 {
+        if self.has_engines { self.engines().map(|engine| engine.take_owed()).sum() } else { 0 }
     }
 }

@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod actions;
 pub mod admit;
 pub mod capture;
 pub mod class;
@@ -47,6 +48,7 @@ pub mod segment;
 pub mod shape;
 pub mod share;
 pub mod sleep;
+pub mod slowpath;
 pub mod sort;
 pub mod timers;
 pub mod trace;

@@ -88,6 +88,8 @@ pub struct Vnet {
     pub(crate) segments: Vec<Segment>,
     /// Frames that vlinks inside the node brought.
     pub(crate) local: Batch,
+    /// Frames that an engine had no time for in the visit before.
+    pub(crate) late: Batch,
     /// When ports are looked at whose vlinks have frames waiting.
     pub(crate) timers: Timers,
     /// Frames waiting in all vlinks.
@@ -321,6 +323,7 @@ impl Vnet {
             own_ports: own_ports.clone(),
             segments: vec![],
             local: vec![],
+            late: vec![],
             timers: Timers::default(),
             waiting: 0,
             source: Source::default(),
@@ -432,7 +435,7 @@ impl Vnet {
         self.nodes.iter().flat_map(Node::guests)
     }
 
-    fn engines(&self) -> impl Iterator<Item = &Engine> {
+    pub(crate) fn engines(&self) -> impl Iterator<Item = &Engine> {
         let routers = self.nodes.iter().filter_map(|node| node.router.as_ref());
         routers.filter_map(|router| router.engine.as_deref())
     }
@@ -444,7 +447,10 @@ impl Vnet {
     /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends; what is left of
     /// it is not to be dropped by the worker, which has better to do.
     pub fn take_over(&mut self, old: &mut Vnet, core: &mut Core) {
+        // Has its turn as it had, if there still is who decides on it.
+        let mut late = mem::take(&mut old.late);
         while old.arrive(core, &mut vec![]) > 0 {}
+        late.append(&mut old.late);
         self.police.take_over(&old.police);
         self.checked_ns = old.checked_ns;
         let changed = self.changed.take().filter(|_| self.ports.len() == old.ports.len());
@@ -455,6 +461,15 @@ impl Vnet {
                 mem::swap(&mut self.ports[at], &mut old.ports[at]);
                 take_over_port(&mut self.ports[at], &mut old.ports[at], core);
             }
+        }
+        let has_engine = |packet: &mut Packet| {
+            let router = &self.nodes[self.ports[usize::from(packet.port)].node].router;
+            same_ports && router.as_ref().is_some_and(|router| router.engine.is_some())
+        };
+        self.late.extend(late.extract_if(.., has_engine));
+        let ports = if same_ports { &mut self.ports } else { &mut old.ports };
+        for packet in late {
+            ports[usize::from(packet.port)].drop(core, Reason::Behind, packet);
         }
         self.take_over_segments(old, same_ports, core.now_ns);
         let mut next = 0;
@@ -541,6 +556,7 @@ impl Vnet {
     /// Ends all of it; what is left is as in [`Vnet::take_over`].
     pub fn end(&mut self, core: &mut Core) {
         core.packets.give_all(&mut self.local);
+        core.packets.give_all(&mut self.late);
         for node in &mut self.nodes {
             end_node(node, &mut self.ports[node.first..node.first + node.count], core);
         }
@@ -657,12 +673,14 @@ impl Vnet {
     pub fn due_ns(&self) -> Option<u64> {
         let check_ns = self.is_owed().then_some(self.checked_ns + CHECK_NS);
         let engines = self.engines().filter_map(Engine::due_ns);
-        engines.chain(self.timers.next_ns()).chain(check_ns).min()
+        let late_ns = self.is_late().then_some(0);
+        engines.chain(self.timers.next_ns()).chain(check_ns).chain(late_ns).min()
     }
 
     /// Whether nothing is on its way in it, and every peer rings.
     fn is_idle(&self) -> bool {
         self.local.is_empty()
+            && self.late.is_empty()
             && self.timers.next_ns().is_none()
             && !self.is_owed()
             && !self.has_unsure_peer()
@@ -684,6 +702,7 @@ impl Vnet {
         let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
         let outstanding: usize = node.guests().map(|guest| guest.outstanding.len()).sum();
+        let late = self.late.iter().filter(|it| node.ports().contains(&it.port)).count();
         let counted = node.guests().map(|guest| {
             let (connected, in_flight) = (guest.is_connected(), guest.outstanding.len() as u64);
             let stats = GuestStats { connected, in_flight, ..guest.stats.clone() };
@@ -691,7 +710,8 @@ impl Vnet {
         });
         Some(Counted {
             guests: counted.collect(),
-            in_flight: (outstanding + ports.iter().map(Port::in_flight).sum::<usize>()) as u64,
+            in_flight: (late + outstanding + ports.iter().map(Port::in_flight).sum::<usize>())
+                as u64,
             tap_connected: node.tap.is_some(),
             engine: node.router.as_ref().and_then(|it| it.engine.as_ref()).map(|it| it.stats()),
             ports: ports.iter().map(|port| (port.counters.clone(), port.in_flight())).collect(),

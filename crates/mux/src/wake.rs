@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -43,6 +44,16 @@ impl Wake {
     pub fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+    }
+}
+
+/// A thread that is rung once more when this goes.
+#[derive(Debug)]
+pub struct RungLast(pub Arc<Wake>);
+
+impl Drop for RungLast {
+    fn drop(&mut self) {
+        self.0.ring();
     }
 }
 

@@ -193,9 +193,13 @@ impl Worker {
         let Some(vnet) = vnet else { return 0 };
         core.alarm.owner = RungFor::Vnet(vnet.generation);
         let since = core.meter.now();
-        turns.take(slot, batch);
+        // Who has not finished with those of before gets no others.
+        if !vnet.is_late() {
+            turns.take(slot, batch);
+        }
         let done = vnet.visit(core, batch);
-        turns.charge(slot, core.meter.now() - since, done > 0);
+        let cycles = core.meter.now() - since + vnet.take_owed();
+        turns.charge(slot, cycles, done > 0);
         if vnet.is_tired(done > 0, core.now_ns) {
             if vnet.arm(core) {
                 turns.rest(slot);

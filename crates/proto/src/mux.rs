@@ -367,6 +367,20 @@ pub struct Engine {
     pub routes: PathBuf,
     /// Bytes that its tables may take.
     pub memory_bytes: u64,
+    /// Programs of the control guest may tell it what to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowpath: Option<SlowPath>,
+}
+
+/// Where programs of a control guest tell an engine what to do ([`crate::slowpath`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowPath {
+    /// Where the mux listens for them ([`Request::Listen`]).
+    pub socket: PathBuf,
+    /// Filters that there may be, of each length of patterns; [`crate::slowpath::FILTERS_MAX`] at most.
+    pub filters: u32,
+    /// Counters; [`crate::slowpath::COUNTERS_MAX`] at most.
+    pub counters: u32,
 }
 
 /// A forwarding guest.
@@ -798,6 +812,23 @@ pub struct EngineStats {
     /// Changes that were applied.
     pub messages: u64,
     /// Why they do not follow the control guest's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
+    /// Its slow path, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowpath: Option<SlowPathStats>,
+}
+
+/// How an engine's slow path is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowPathStats {
+    /// Programs that are connected.
+    pub programs: u32,
+    /// Filters that there are.
+    pub filters: u32,
+    /// Bytes that they and their counters take.
+    pub memory_bytes: u64,
+    /// Why a program was disconnected, the last one that was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
 }

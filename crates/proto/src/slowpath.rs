@@ -390,6 +390,19 @@ fn message(packet: &mut Vec<u8>, kind: u8, flags: u8, write: impl FnOnce(&mut Ve
 }
 
 impl Filter {
+    /// The same, with no bit of the value that the mask does not have.
+    pub fn under_mask(mut self) -> Self {
+        match &mut self.pattern {
+            Pattern::Short { value, mask } => {
+                value.iter_mut().zip(mask).for_each(|(it, mask)| *it &= *mask)
+            }
+            Pattern::Long { value, mask } => {
+                value.iter_mut().zip(mask).for_each(|(it, mask)| *it &= *mask)
+            }
+        }
+        self
+    }
+
     fn write(&self, to: &mut Vec<u8>) {
         let Action { verdict, vport, queue, counter, copies_count, copies, data } = self.action;
         to.extend(self.id.to_be_bytes());

@@ -57,7 +57,7 @@ pub fn bytes<'a>(frame: &[u8], fields: impl IntoIterator<Item = (u16, &'a [u8])>
     hash.of_flow()
 }
 
-fn has_ports(protocol: u8) -> bool {
+pub(crate) fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
 }
 

@@ -40,6 +40,7 @@ pub mod geneve;
 pub mod gre;
 pub mod ipv4;
 pub mod ipv6;
+pub mod key;
 pub mod offload;
 pub mod outer;
 pub mod tag;

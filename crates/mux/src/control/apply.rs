@@ -23,6 +23,7 @@ use crate::control::plan::{
 use crate::control::{check, schedule};
 use crate::core::Core;
 use crate::encapsulate::{Outside, Way};
+use crate::engine::Engine;
 use crate::external::External;
 use crate::generator::Generator;
 use crate::ringers::RungFor;
@@ -54,7 +55,7 @@ impl Control {
         let external =
             KnownExternal { spec: spec.clone(), outlets: count, worker, moved, capacity };
         let owner = Owner::External(spec.name.clone());
-        let prepared = self.keeper.prepare(owner, external.expected(slot))?;
+        let prepared = self.keeper.prepare(owner, external.expected(slot), &[])?;
         let known = state.externals[slot].insert(external);
         for worker in self.workers.iter() {
             let spec = spec.clone();
@@ -123,7 +124,7 @@ impl Control {
             worker.call(move |worker| worker.core.externals[slot].take())?;
         }
         let owner = Owner::External(name.to_string());
-        self.keeper.commit(self.keeper.prepare(owner, HashMap::new())?);
+        self.keeper.commit(self.keeper.prepare(owner, HashMap::new(), &[])?);
         Ok(Reply::Done)
     }
 
@@ -172,12 +173,14 @@ impl Control {
         if let Some(error) = refused {
             return Err(format!("vnet {name}: {error}").into());
         }
-        let watch = &self.workers[vnet.worker].watch;
-        made.set_engines(&vnet.spec, |spec| self.routes.engine(spec, watch, vnet.slot))
-            .map_err(|error| format!("vnet {name}: no descriptor for an engine: {error}"))?;
         let before = state.vnets.get(&name);
         made.changed = before.and_then(|before| changed(&before.spec, &vnet.spec, moved));
-        let prepared = self.keeper.prepare(Owner::Vnet(name.clone()), expected(&vnet)?)?;
+        let sockets: Vec<_> = slowpaths(&vnet.spec).map(|it| it.socket.clone()).collect();
+        let new: Vec<_> = sockets.into_iter().filter(|it| !self.slowpaths.listens(it)).collect();
+        let owner = Owner::Vnet(name.clone());
+        let prepared = self.keeper.prepare(owner, expected(&vnet)?, &new)?;
+        made.set_engines(&vnet.spec, |spec| self.engine(spec, &vnet))
+            .map_err(|error| format!("vnet {name}: {error}"))?;
         self.set_classes(state, &vnet.classes)?;
         self.replace(&vnet, Some(made), &classifier)?;
         self.bring_home(state, &classifier)?;
@@ -193,6 +196,22 @@ impl Control {
         }
         self.measure(state, lengths);
         Ok(())
+    }
+
+    /// An engine for a vnet, with its slow path.
+    fn engine(&self, spec: &mux::Engine, vnet: &KnownVnet) -> Result<Engine, String> {
+        let watch = &self.workers[vnet.worker].watch;
+        let (mut engine, bell) = self
+            .routes
+            .engine(spec, watch, vnet.slot)
+            .map_err(|error| format!("no descriptor for an engine: {error}"))?;
+        if let Some(slowpath) = &spec.slowpath {
+            let listener = self.keeper.take(&slowpath.socket).map(OwnedFd::from);
+            if !self.slowpaths.add(&mut engine, slowpath, bell, listener) {
+                return Err(format!("nobody listens at {}", slowpath.socket.display()));
+            }
+        }
+        Ok(engine)
     }
 
     /// Has schedulers know these classes and what they are to get.
@@ -300,12 +319,17 @@ impl Control {
         self.replace(&vnet, None, &classifier)?;
         self.publish(&classifier)?;
         let owner = Owner::Vnet(name.to_string());
-        self.keeper.commit(self.keeper.prepare(owner, HashMap::new())?);
+        self.keeper.commit(self.keeper.prepare(owner, HashMap::new(), &[])?);
         self.remove_classes(&state, &vnet.classes, &Classes::new())?;
         state.vnets.remove(name);
         self.measure(&state, state.tunnels(&vnet.spec).map(|(ends, _)| (ends, 0)).collect());
         Ok(Reply::Done)
     }
+}
+
+/// Where engines of a vnet have slow paths.
+fn slowpaths(spec: &mux::Vnet) -> impl Iterator<Item = &mux::SlowPath> {
+    spec.nodes.iter().filter_map(|node| node.router.as_ref()?.engine.as_ref()?.slowpath.as_ref())
 }
 
 fn set_external(core: &mut Core, slot: usize, spec: &mux::External) {

@@ -12,6 +12,7 @@ use crate::classify::Classifier;
 use crate::control::keeper::Keeper;
 use crate::control::plan::State;
 use crate::control::routes::Routes;
+use crate::control::slowpath::SlowPaths;
 use crate::control::workers::{self, Settings, WorkerHandle};
 use crate::wake::Wake;
 
@@ -22,6 +23,7 @@ pub struct Control {
     pub(super) keeper: Keeper,
     pub(super) underlay: Underlay,
     pub(super) routes: Routes,
+    pub(super) slowpaths: SlowPaths,
     state: Mutex<State>,
     /// Traces until now.
     pub(super) tickets: AtomicU64,
@@ -47,6 +49,7 @@ impl Control {
             pool,
             underlay: Underlay::start()?,
             routes: Routes::start()?,
+            slowpaths: SlowPaths::start()?,
             state: Mutex::default(),
             tickets: AtomicU64::new(0),
             captures: Arc::default(),

@@ -8,6 +8,7 @@ use pdp_proto::limits::{
     VNET_ADDRESSES_MAX, VNET_LINES_BYTES_MAX, WEIGHT_MAX,
 };
 use pdp_proto::mux::{FlowKey, Impairments, Leaving, Match, OUTSIDE, Share, Vlink, Vnet};
+use pdp_proto::slowpath::{COUNTERS_MAX, FILTERS_MAX};
 use pdp_wire::tag::{PuntClass, VPORTS_MAX};
 
 /// Checks all that needs no other vnet to be known. The error names object, value and bound.
@@ -28,6 +29,10 @@ pub fn check(vnet: &Vnet) -> Result<(), String> {
         let Some(router) = &node.router else { continue };
         bound(&name, "guests", router.guests.len(), GUESTS_MAX)?;
         bound(&name, "punt filters", router.punt_filters.len(), PUNT_FILTERS_MAX)?;
+        if let Some(slowpath) = router.engine.as_ref().and_then(|it| it.slowpath.as_ref()) {
+            bound(&name, "filters", slowpath.filters as usize, FILTERS_MAX as usize)?;
+            bound(&name, "counters", slowpath.counters as usize, COUNTERS_MAX as usize)?;
+        }
         let mut numbers = HashSet::new();
         for guest in &router.guests {
             if !numbers.insert(guest.number) {

@@ -210,7 +210,7 @@ impl Control {
             let Some(known) = &mut state.externals[slot] else { continue };
             known.worker = worker;
             let owner = Owner::External(known.spec.name.clone());
-            self.keeper.commit(self.keeper.prepare(owner, known.expected(slot))?);
+            self.keeper.commit(self.keeper.prepare(owner, known.expected(slot), &[])?);
             let Taken { exits, scheduler } = self.take_exits(slot)?;
             self.add_exits(slot, known, scheduler, exits)?;
         }

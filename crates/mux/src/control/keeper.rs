@@ -175,11 +175,12 @@ impl Keeper {
     }
 
     /// Gets ready to listen where `owner` expects somebody and nobody listens yet, by sockets that were offered.
-    /// Nothing is in force before [`Keeper::commit`].
+    /// Nothing is in force before [`Keeper::commit`]. `others` are to be there for [`Keeper::take`].
     pub fn prepare(
         &self,
         owner: Owner,
         wanted: HashMap<PathBuf, Expected>,
+        others: &[PathBuf],
     ) -> Result<Prepared, Refusal> {
         let places = self.lock();
         let mut new = Vec::new();
@@ -195,7 +196,7 @@ impl Keeper {
         }
         let mut offered = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         let lacking: Vec<_> =
-            new.iter().filter(|path| !offered.contains_key(*path)).cloned().collect();
+            new.iter().chain(others).filter(|path| !offered.contains_key(*path)).cloned().collect();
         if !lacking.is_empty() {
             return Err(Refusal::Lacks(lacking));
         }
@@ -207,6 +208,11 @@ impl Keeper {
             listeners.insert(path, listener);
         }
         Ok(Prepared { owner, wanted, listeners })
+    }
+
+    /// Takes a socket that was offered.
+    pub fn take(&self, path: &Path) -> Option<Listener> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).remove(path)
     }
 
     /// Puts what was prepared into force, and ends what the owner does not expect any more.

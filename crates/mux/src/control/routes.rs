@@ -74,16 +74,21 @@ impl Routes {
         Ok(Self(shared))
     }
 
-    /// An engine for the vnet in `slot` of the worker whose `watch` it is.
-    pub fn engine(&self, spec: &mux::Engine, watch: &Watch, slot: u16) -> io::Result<Engine> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    /// An engine for the vnet in `slot` of the worker whose `watch` it is, and what rouses that vnet.
+    pub fn engine(
+        &self,
+        spec: &mux::Engine,
+        watch: &Watch,
+        slot: u16,
+    ) -> io::Result<(Engine, Arc<OwnedFd>)> {
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         watch.add_bell(Some(slot), &bell)?;
         let (engine, source) = Engine::new(spec.clone(), self.0.wake.clone());
         let path = spec.routes.clone();
         let followed = Followed {
             path,
             source,
-            bell,
+            bell: bell.clone(),
             wanted: false,
             connection: None,
             mirror: 0,
@@ -94,7 +99,7 @@ impl Routes {
         };
         self.0.new.lock().unwrap_or_else(PoisonError::into_inner).push(followed);
         self.0.wake.ring();
-        Ok(engine)
+        Ok((engine, bell))
     }
 }
 
@@ -103,7 +108,7 @@ struct Followed {
     path: PathBuf,
     source: Source,
     /// Rouses the engine's vnet.
-    bell: OwnedFd,
+    bell: Arc<OwnedFd>,
     /// The engine is in use.
     wanted: bool,
     connection: Option<Connection>,
@@ -208,7 +213,7 @@ impl Followed {
         }
         if told {
             // Fails only if it was rung 2^64 times and not answered.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         }
     }
 
@@ -288,7 +293,7 @@ mod tests {
             connection: Some(Connection::open(&path, GUEST).unwrap()),
             path,
             source: Source { to, from },
-            bell: eventfd(0, EventfdFlags::CLOEXEC).unwrap(),
+            bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
             wanted: true,
             mirror: 1,
             begun: true,

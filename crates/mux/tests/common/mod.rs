@@ -1,6 +1,7 @@
 //! A mux in the test's own process, and peers that speak memif to it.
 #![allow(dead_code)]
 
+pub mod engines;
 pub mod place;
 
 use std::os::fd::OwnedFd;

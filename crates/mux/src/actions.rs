@@ -1,0 +1,576 @@
+//! What a slow path has an engine do to packets: filters, what each has done, and counters.
+//!
+//! A filter is in a slot of one of two sets, by how long its pattern is, and what it has done stands beside it; so a filter
+//! that is replaced has another slot, and all of a [`Changes`] comes into force with the commit of its sets. That takes
+//! a bounded piece at a time, between two batches of frames; memory is taken by who makes these, not here.
+
+use pdp_filters::{Filters, NONE, Refused};
+use pdp_proto::slowpath::{Action, Counter, Filter, Pattern};
+
+/// Steps that a look-up may take ([`Filters::new`]): sets of 100,000 filters take up to 1,400.
+const STEPS_MAX: usize = 2048;
+
+/// Filters that are tidied up between two looks at the time.
+const SETTLED_AT_ONCE: usize = 16;
+
+/// Changes that come into force together, at most, where there may be so many filters.
+pub fn changes_max(filters_max: u32) -> usize {
+    filters_max as usize + 1024
+}
+
+/// A change.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A filter, in the place of the one with its number.
+    Set(Filter),
+    /// No filter with this number.
+    Remove(u32),
+}
+
+/// Changes that come into force together, or not at all.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// In order.
+    pub all: Vec<Change>,
+    /// Filters that none of these sets go.
+    pub sweep: bool,
+    /// How many are staged, and how many ids were swept.
+    staged: usize,
+    swept: usize,
+    /// What became of them: how many filters there are, or which one was refused and why. `None`: nothing yet.
+    pub result: Option<Result<u32, (u32, NoRoom)>>,
+}
+
+/// Why a filter is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoom {
+    /// Look-ups would take too long.
+    Crowded,
+    /// No slot is free: each that is replaced takes one until the others are tidied up.
+    Full,
+}
+
+impl NoRoom {
+    /// What to do.
+    pub fn text(self) -> String {
+        match self {
+            Self::Crowded => Refused::Crowded.to_string(),
+            Self::Full => {
+                "too many filters are replaced at once: commit a part of them first".into()
+            }
+        }
+    }
+}
+
+/// Filters with patterns of `W` words.
+#[derive(Debug)]
+pub struct Set<const W: usize> {
+    filters: Filters<W>,
+    /// By slot.
+    actions: Vec<Action>,
+    free: Vec<u32>,
+    /// Slots of filters that were set or removed since the last commit.
+    set: Vec<u32>,
+    removed: Vec<u32>,
+    abandoned: bool,
+}
+
+impl<const W: usize> Set<W> {
+    /// For so many filters; `secret` is as for [`Filters::new`].
+    pub fn new(filters_max: u32, secret: u64) -> Self {
+        // Some are replaced before their slots are free.
+        let slots = filters_max + filters_max / 4 + 64;
+        Self {
+            filters: Filters::new(slots as usize, STEPS_MAX, secret),
+            actions: vec![Action::default(); slots as usize],
+            free: (0..slots).rev().collect(),
+            set: Vec::with_capacity(slots as usize),
+            removed: Vec::with_capacity(slots as usize),
+            abandoned: false,
+        }
+    }
+
+    fn set(&mut self, filter: pdp_filters::Filter<W>, action: Action) -> Result<u32, NoRoom> {
+        let slot = self.free.pop().ok_or(NoRoom::Full)?;
+        if self.filters.set(slot, filter).is_err() {
+            self.free.push(slot);
+            return Err(NoRoom::Crowded);
+        }
+        self.actions[slot as usize] = action;
+        self.set.push(slot);
+        Ok(slot)
+    }
+
+    fn remove(&mut self, slot: u32) {
+        if self.filters.remove(slot).is_ok() {
+            self.removed.push(slot);
+        }
+    }
+
+    /// Has what was staged in force, or forgotten.
+    fn end(&mut self, commit: bool) {
+        if commit {
+            self.filters.commit()
+        } else {
+            self.filters.abandon()
+        }
+        self.abandoned = !commit;
+    }
+
+    /// Tidies some of it up; whether all is.
+    fn settle(&mut self) -> bool {
+        if !self.filters.settle(SETTLED_AT_ONCE) {
+            return false;
+        }
+        let Self { free, set, removed, abandoned, .. } = self;
+        free.append(if *abandoned { set } else { removed });
+        set.clear();
+        removed.clear();
+        true
+    }
+
+    /// Bytes of memory.
+    fn memory(&self) -> usize {
+        let slots = self.filters.capacity() * (size_of::<Action>() + 3 * size_of::<u32>());
+        size_of::<Self>() + self.filters.memory() + slots
+    }
+
+    /// Keys that may be looked up at a time, if that is to take no more than `steps`; one at least.
+    pub fn keys_at_once(&self, steps: usize) -> usize {
+        (steps / self.filters.steps().max(1)).max(1)
+    }
+
+    /// Writes for each key the slot of the filter that it meets, or [`NONE`]: of up to
+    /// [`BATCH`](pdp_filters::BATCH) keys.
+    #[inline]
+    pub fn find(&self, keys: &[[u64; W]], slots: &mut [u32]) {
+        self.filters.find(keys, slots);
+    }
+
+    /// What the filter in a slot has done.
+    #[inline]
+    pub fn action(&self, slot: u32) -> Action {
+        self.actions[slot as usize]
+    }
+}
+
+/// In which slot of which set a filter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// [`NONE`]: nowhere.
+    slot: u32,
+    long: bool,
+}
+
+const NOWHERE: Place = Place { slot: NONE, long: false };
+
+/// All of it.
+#[derive(Debug)]
+pub struct Actions {
+    /// By id.
+    places: Vec<Place>,
+    /// Filters with patterns of 128 bits, and of 320; made when the first comes.
+    pub short: Option<Box<Set<2>>>,
+    /// See `short`.
+    pub long: Option<Box<Set<5>>>,
+    /// By number.
+    pub counters: Vec<Counter>,
+    /// Filters, with those that are staged.
+    count: u32,
+    /// A bit for each id that the changes which are being staged set, if they sweep.
+    marks: Vec<u64>,
+    /// What ids had before these changes, the last one last.
+    before: Vec<(u32, Place)>,
+    settled: bool,
+    /// Whether a filter may be in force, or staged.
+    any: bool,
+}
+
+impl Actions {
+    /// For so many filters of each length, and counters.
+    pub fn new(filters_max: u32, counters: u32) -> Self {
+        let words = filters_max.div_ceil(64) as usize;
+        Self {
+            places: vec![NOWHERE; filters_max as usize],
+            short: None,
+            long: None,
+            counters: vec![Counter::default(); counters as usize],
+            count: 0,
+            marks: vec![0; words],
+            before: Vec::with_capacity(2 * changes_max(filters_max) + filters_max as usize),
+            settled: true,
+            any: false,
+        }
+    }
+
+    /// Whether no filter is in force.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        !self.any
+    }
+
+    /// Whether nothing has to be tidied up.
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// Ids that there are.
+    pub fn filters_max(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    /// Filters.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Bytes of memory.
+    pub fn memory(&self) -> usize {
+        let ids = self.places.len() * size_of::<Place>() + self.marks.len() * size_of::<u64>();
+        let before = self.before.capacity() * size_of::<(u32, Place)>();
+        let counters = self.counters.len() * size_of::<Counter>();
+        let sets = self.short.as_ref().map_or(0, |set| set.memory())
+            + self.long.as_ref().map_or(0, |set| set.memory());
+        size_of::<Self>() + ids + before + counters + sets
+    }
+
+    /// Counts a packet.
+    #[inline]
+    pub fn count_packet(&mut self, counter: u32, bytes: usize) {
+        if let Some(counter) = self.counters.get_mut(counter as usize) {
+            counter.packets += 1;
+            counter.bytes += bytes as u64;
+        }
+    }
+
+    /// The filter with this number, if there is one.
+    pub fn filter(&self, id: u32) -> Option<Filter> {
+        let place = *self.places.get(id as usize)?;
+        match place.long {
+            false => {
+                let set = self.short.as_ref()?;
+                let pdp_filters::Filter { value, mask, priority } = *set.filters.get(place.slot)?;
+                let pattern = Pattern::Short { value: bytes(value), mask: bytes(mask) };
+                Some(Filter { id, priority, pattern, action: set.action(place.slot) })
+            }
+            true => {
+                let set = self.long.as_ref()?;
+                let pdp_filters::Filter { value, mask, priority } = *set.filters.get(place.slot)?;
+                let pattern = Pattern::Long { value: bytes(value), mask: bytes(mask) };
+                Some(Filter { id, priority, pattern, action: set.action(place.slot) })
+            }
+        }
+    }
+
+    /// Tidies up after changes, as long as `go_on` says; whether all is.
+    pub fn settle(&mut self, mut go_on: impl FnMut() -> bool) -> bool {
+        while !self.settled {
+            self.settled = self.short.as_mut().is_none_or(|set| set.settle())
+                && self.long.as_mut().is_none_or(|set| set.settle());
+            if self.settled {
+                self.any = self.count > 0;
+            }
+            if !go_on() {
+                break;
+            }
+        }
+        self.settled
+    }
+
+    /// Goes on with changes, as long as `go_on` says; whether something has become of them. Others may be begun only then.
+    /// Sets for patterns of the lengths that are among them are there.
+    pub fn apply(&mut self, changes: &mut Changes, mut go_on: impl FnMut() -> bool) -> bool {
+        if !self.settle(&mut go_on) {
+            return false;
+        }
+        if changes.staged == 0 && changes.sweep {
+            self.marks.fill(0);
+        }
+        while let Some(change) = changes.all.get(changes.staged) {
+            if let Err(refused) = self.stage(change, changes.sweep) {
+                self.end(false);
+                changes.result = Some(Err(refused));
+                return true;
+            }
+            changes.staged += 1;
+            if !go_on() {
+                return false;
+            }
+        }
+        while changes.sweep && changes.swept < self.places.len() {
+            let end = self.places.len().min(changes.swept + 64);
+            for id in changes.swept..end {
+                if self.marks[id / 64] & 1 << (id % 64) == 0 {
+                    self.remove(id as u32);
+                }
+            }
+            changes.swept = end;
+            if !go_on() {
+                return false;
+            }
+        }
+        self.end(true);
+        changes.result = Some(Ok(self.count));
+        true
+    }
+
+    fn stage(&mut self, change: &Change, marks: bool) -> Result<(), (u32, NoRoom)> {
+        let filter = match *change {
+            Change::Set(filter) => filter,
+            Change::Remove(id) => {
+                self.remove(id);
+                return Ok(());
+            }
+        };
+        self.any = true;
+        let id = filter.id;
+        if let Some(word) = self.marks.get_mut(id as usize / 64).filter(|_| marks) {
+            *word |= 1 << (id % 64);
+        }
+        if self.filter(id) == Some(filter.under_mask()) {
+            return Ok(());
+        }
+        self.remove(id);
+        let Filter { priority, pattern, action, .. } = filter;
+        let full = (id, NoRoom::Full);
+        let place = match pattern {
+            Pattern::Short { value, mask } => {
+                let (value, mask) = (words(value), words(mask));
+                let filter = pdp_filters::Filter { value, mask, priority };
+                let slot = self.short.as_mut().ok_or(full)?.set(filter, action);
+                slot.map(|slot| Place { slot, long: false })
+            }
+            Pattern::Long { value, mask } => {
+                let (value, mask) = (words(value), words(mask));
+                let filter = pdp_filters::Filter { value, mask, priority };
+                let slot = self.long.as_mut().ok_or(full)?.set(filter, action);
+                slot.map(|slot| Place { slot, long: true })
+            }
+        };
+        self.put(id, place.map_err(|why| (id, why))?);
+        Ok(())
+    }
+
+    fn remove(&mut self, id: u32) {
+        let Some(&place) = self.places.get(id as usize) else { return };
+        let set = match place {
+            NOWHERE => return,
+            Place { long: false, slot } => self.short.as_mut().map(|set| set.remove(slot)),
+            Place { long: true, slot } => self.long.as_mut().map(|set| set.remove(slot)),
+        };
+        debug_assert!(set.is_some(), "what has a place is in a set");
+        self.put(id, NOWHERE);
+    }
+
+    fn put(&mut self, id: u32, place: Place) {
+        let Some(now) = self.places.get_mut(id as usize) else { return };
+        self.count += u32::from(place != NOWHERE);
+        self.count -= u32::from(*now != NOWHERE);
+        self.before.push((id, *now));
+        *now = place;
+    }
+
+    fn end(&mut self, commit: bool) {
+        if !commit {
+            while let Some((id, place)) = self.before.pop() {
+                let now = &mut self.places[id as usize];
+                self.count += u32::from(place != NOWHERE);
+                self.count -= u32::from(*now != NOWHERE);
+                *now = place;
+            }
+        }
+        self.before.clear();
+        self.short.iter_mut().for_each(|set| set.end(commit));
+        self.long.iter_mut().for_each(|set| set.end(commit));
+        self.settled = false;
+    }
+}
+
+/// A pattern's bits as words, the first bits first.
+pub fn words<const B: usize, const W: usize>(bytes: [u8; B]) -> [u64; W] {
+    let word =
+        |at: usize| bytes[8 * at..].first_chunk().map_or(0, |word| u64::from_be_bytes(*word));
+    std::array::from_fn(word)
+}
+
+fn bytes<const B: usize, const W: usize>(words: [u64; W]) -> [u8; B] {
+    std::array::from_fn(|at| words[at / 8].to_be_bytes()[at % 8])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use pdp_proto::slowpath::{NO_COUNTER, Verdict};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const IDS: u32 = 24;
+
+    /// What filters there are, each with when it was set, and what is found by looking at all.
+    #[derive(Clone, Default)]
+    struct Slow {
+        filters: BTreeMap<u32, (Filter, u64)>,
+        age: u64,
+    }
+
+    impl Slow {
+        fn apply(&mut self, changes: &Changes) {
+            let mut set = vec![];
+            for change in &changes.all {
+                match change {
+                    Change::Set(filter) => {
+                        set.push(filter.id);
+                        let filter = filter.under_mask();
+                        if self.filters.get(&filter.id).is_none_or(|it| it.0 != filter) {
+                            self.filters.insert(filter.id, (filter, self.age));
+                            self.age += 1;
+                        }
+                    }
+                    Change::Remove(id) => _ = self.filters.remove(id),
+                }
+            }
+            if changes.sweep {
+                self.filters.retain(|id, _| set.contains(id));
+            }
+        }
+
+        fn find(&self, key: &[u8]) -> Option<Action> {
+            let meets = |filter: &Filter| match &filter.pattern {
+                Pattern::Short { value, mask } => meets(key, value, mask),
+                Pattern::Long { value, mask } => meets(key, value, mask),
+            };
+            let met = self.filters.values().filter(|(filter, _)| meets(filter));
+            let best = met.max_by_key(|(filter, age)| (filter.priority, std::cmp::Reverse(*age)));
+            best.map(|(filter, _)| filter.action)
+        }
+    }
+
+    fn meets(key: &[u8], value: &[u8], mask: &[u8]) -> bool {
+        let mut bits = value.iter().zip(mask).zip(key);
+        key.len() == value.len() && bits.all(|((value, mask), key)| key & mask == *value)
+    }
+
+    fn find(actions: &Actions, key: &[u8]) -> Option<Action> {
+        let mut slots = [NONE];
+        if let Ok(key) = <[u8; 16]>::try_from(key) {
+            let set = actions.short.as_ref().unwrap();
+            set.find(&[words(key)], &mut slots);
+            return (slots != [NONE]).then(|| set.action(slots[0]));
+        }
+        let set = actions.long.as_ref().unwrap();
+        set.find(&[words(<[u8; 40]>::try_from(key).unwrap())], &mut slots);
+        (slots != [NONE]).then(|| set.action(slots[0]))
+    }
+
+    fn action(number: u8) -> Action {
+        let mut action = Action { vport: number, counter: NO_COUNTER, ..Action::default() };
+        action.verdict = Verdict::ALL[usize::from(number % 4)];
+        action
+    }
+
+    prop_compose! {
+        fn filter()(
+            id in 0..IDS, priority in 0_u32..4, long: bool, at in 0..16_usize,
+            value in 0..4_u8, mask in 0..4_u8, number: u8,
+        ) -> Filter {
+            let pattern = match long {
+                false => {
+                    let (mut of, mut under) = ([0; 16], [0; 16]);
+                    (of[at], under[at]) = (value, mask);
+                    Pattern::Short { value: of, mask: under }
+                }
+                true => {
+                    let (mut of, mut under) = ([0; 40], [0; 40]);
+                    (of[at + 24], under[at + 24]) = (value, mask);
+                    Pattern::Long { value: of, mask: under }
+                }
+            };
+            Filter { id, priority, pattern, action: action(number) }
+        }
+    }
+
+    fn changes() -> impl Strategy<Value = (Vec<Change>, bool)> {
+        let change = prop_oneof![
+            3 => filter().prop_map(Change::Set),
+            1 => (0..IDS).prop_map(Change::Remove),
+        ];
+        (vec(change, 0..40), prop::bool::weighted(0.2))
+    }
+
+    proptest! {
+        /// Before, between and after changes, in pieces of any length, what is found is what a look at all filters
+        /// finds: of those before, until all of the changes hold at once, or none.
+        #[test]
+        fn changes_hold_at_once_or_not_at_all(
+            all in vec((changes(), 1..20_usize), 1..12),
+            keys in vec((0..16_usize, 0..4_u8), 16),
+        ) {
+            let mut actions = Actions::new(IDS, 1);
+            actions.short = Some(Box::new(Set::new(IDS, 1)));
+            actions.long = Some(Box::new(Set::new(IDS, 2)));
+            let mut slow = Slow::default();
+            let keys: Vec<Vec<u8>> = keys.into_iter().flat_map(|(at, bits)| {
+                let (mut short, mut long) = (vec![0; 16], vec![0; 40]);
+                (short[at], long[at + 24]) = (bits, bits);
+                [short, long]
+            }).collect();
+            for ((all, sweep), piece) in all {
+                let mut changes = Changes { all, sweep, ..Changes::default() };
+                let mut after = slow.clone();
+                after.apply(&changes);
+                loop {
+                    let mut left = piece;
+                    let done = actions.apply(&mut changes, || { left = left.saturating_sub(1); left > 0 });
+                    if done {
+                        break;
+                    }
+                    for key in &keys {
+                        prop_assert_eq!(find(&actions, key), slow.find(key));
+                    }
+                }
+                if let Some(Ok(count)) = changes.result {
+                    slow = after;
+                    prop_assert_eq!(count as usize, slow.filters.len());
+                }
+                for key in &keys {
+                    prop_assert_eq!(find(&actions, key), slow.find(key));
+                }
+                for id in 0..IDS {
+                    prop_assert_eq!(actions.filter(id), slow.filters.get(&id).map(|it| it.0));
+                }
+                prop_assert_eq!(actions.count() as usize, slow.filters.len());
+            }
+        }
+    }
+
+    /// A filter that finds no slot has none of the others come into force.
+    #[test]
+    fn what_has_no_room_changes_nothing() {
+        let mut actions = Actions::new(64, 0);
+        actions.short = Some(Box::new(Set::new(64, 1)));
+        let filter = |id: u32, value: u8| {
+            let pattern = Pattern::Short { value: [value; 16], mask: [255; 16] };
+            Change::Set(Filter { id, priority: 1, pattern, action: action(value) })
+        };
+        let apply = |actions: &mut Actions, all: Vec<Change>| {
+            let mut changes = Changes { all, ..Changes::default() };
+            while !actions.apply(&mut changes, || false) {}
+            changes.result.unwrap()
+        };
+        let all = |value| (0..64).map(|id| filter(id, id as u8 + value)).collect::<Vec<_>>();
+        assert_eq!(apply(&mut actions, all(0)), Ok(64));
+        // 144 slots: 64 and 64 and 16.
+        let many = [all(64), all(128)].concat();
+        assert_eq!(apply(&mut actions, many), Err((16, NoRoom::Full)));
+        assert_eq!(find(&actions, &[3; 16]), Some(action(3)));
+        assert_eq!(find(&actions, &[64; 16]), None);
+        // All slots are back.
+        for value in [64, 128, 192, 64] {
+            assert_eq!(apply(&mut actions, all(value)), Ok(64));
+            assert_eq!(find(&actions, &[value; 16]), Some(action(value)));
+        }
+    }
+}

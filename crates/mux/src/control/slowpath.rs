@@ -1,0 +1,626 @@
+//! Hears what programs of control guests ask of engines, and answers them.
+//!
+//! A thread of its own, as for routes: to read a socket may take as long as who has the other end wants, and what is read
+//! is checked here, and has all its memory from here. It takes [`PACKETS_AT_ONCE`] packets of one program, then of the
+//! next; who has too many jobs under way, or does not read what it is answered, is not heard meanwhile. The time that it
+//! takes for a program is its vnet's to pay.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use pdp_proto::mux::{self, Rate};
+use pdp_proto::slowpath::{
+    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, Filter, NO_COUNTER, PACKET_BYTES_MAX, Pattern,
+    Reply, Request, VERSION, Verdict, Welcome,
+};
+use pdp_wire::ether;
+use quanta::Clock;
+use rustix::event::{Timespec, epoll};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
+
+use crate::actions::{Actions, Change, Changes, Set, changes_max};
+use crate::engine::Engine;
+use crate::police::TokenBucket;
+use crate::slowpath::{Asked, Desk, JOBS_MAX, Job};
+use crate::wake::Wake;
+
+/// Programs of a vrouter at a time.
+pub const PROGRAMS_MAX: usize = 4;
+
+/// Programs that may connect to a vrouter each second, and at once.
+const CONNECTS_A_SECOND: u64 = 10;
+const CONNECTS_AT_ONCE: u64 = 16;
+
+/// Packets of one program in a row.
+const PACKETS_AT_ONCE: usize = 4;
+
+/// Jobs that may be under way when another packet is read: each may ask for many, which wait here.
+const JOBS_BUSY: usize = JOBS_MAX / 2;
+
+/// Bytes of answers that wait to be read by a program, beyond which it is not heard.
+const BACKLOG_BYTES: usize = 256 << 10;
+
+/// How long a program may read nothing of what waits for it, and how long it may take to say who it is.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Packets that a socket holds at most, about: the smallest ones, in the memory that the kernel gives it.
+const UNREAD_MAX: usize = 1024;
+
+/// Longest frame of a program.
+const FRAME_BYTES_MAX: usize = 2048;
+
+/// Sockets that are told of at a time.
+const EVENTS_MAX: usize = 64;
+
+/// The number of the thread's own doorbell.
+const WAKE: u64 = 0;
+
+/// The thread, as others have it. It ends with this.
+pub struct SlowPaths(Arc<Shared>);
+
+struct Shared {
+    wake: Arc<Wake>,
+    new: Mutex<Vec<Place>>,
+    /// Sockets that listen, by path, as long as an engine has them.
+    listeners: Mutex<HashMap<PathBuf, Weak<OwnedFd>>>,
+    ended: AtomicBool,
+}
+
+impl Drop for SlowPaths {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Relaxed);
+        self.0.wake.ring();
+    }
+}
+
+impl SlowPaths {
+    /// Starts the thread.
+    pub fn start() -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            wake: Arc::new(Wake::new()?),
+            new: Mutex::default(),
+            listeners: Mutex::default(),
+            ended: AtomicBool::new(false),
+        });
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &*shared.wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        let thread = Thread { epoll, shared: shared.clone(), all: HashMap::new(), last: WAKE };
+        std::thread::Builder::new().name("slowpaths".into()).spawn(move || thread.run())?;
+        Ok(Self(shared))
+    }
+
+    /// Whether somebody listens at `socket`.
+    pub fn listens(&self, socket: &PathBuf) -> bool {
+        self.listeners().get(socket).is_some_and(|it| it.strong_count() > 0)
+    }
+
+    fn listeners(&self) -> std::sync::MutexGuard<'_, HashMap<PathBuf, Weak<OwnedFd>>> {
+        self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has programs that come to `spec`'s socket tell `engine` what to do, whose vnet `bell` rouses. `listener` listens
+    /// there, if nobody does yet; whether somebody does.
+    pub fn add(
+        &self,
+        engine: &mut Engine,
+        spec: &mux::SlowPath,
+        bell: Arc<OwnedFd>,
+        listener: Option<OwnedFd>,
+    ) -> bool {
+        let mut listeners = self.listeners();
+        listeners.retain(|_, it| it.strong_count() > 0);
+        let known = listeners.get(&spec.socket).and_then(Weak::upgrade);
+        let Some(listener) = known.or_else(|| listener.map(Arc::new)) else { return false };
+        listeners.insert(spec.socket.clone(), Arc::downgrade(&listener));
+        let desk = engine.add_slowpath(self.0.wake.clone());
+        let connects = Rate { bps: 0, pps: CONNECTS_A_SECOND };
+        let place = Place {
+            spec: spec.clone(),
+            listener,
+            desk,
+            bell,
+            listens: false,
+            may_accept: true,
+            accept_ns: 0,
+            connects: TokenBucket::new(connects, 0, CONNECTS_AT_ONCE),
+            programs: vec![],
+            jobs: VecDeque::new(),
+            under_way: 0,
+            tables: 0,
+            short: false,
+            long: false,
+        };
+        self.0.new.lock().unwrap_or_else(PoisonError::into_inner).push(place);
+        self.0.wake.ring();
+        true
+    }
+}
+
+/// A vrouter whose engine programs speak to.
+struct Place {
+    spec: mux::SlowPath,
+    listener: Arc<OwnedFd>,
+    desk: Desk,
+    /// Rouses the engine's vnet.
+    bell: Arc<OwnedFd>,
+    listens: bool,
+    may_accept: bool,
+    /// Nobody is accepted before, nanoseconds.
+    accept_ns: u64,
+    connects: TokenBucket,
+    programs: Vec<Program>,
+    /// Jobs that find no room in the ring.
+    jobs: VecDeque<Asked>,
+    /// Jobs that have not come back.
+    under_way: usize,
+    /// Which tables the engine has; 0: none.
+    tables: u64,
+    /// Whether it has room for filters of this length.
+    short: bool,
+    long: bool,
+}
+
+/// A program.
+struct Program {
+    number: u64,
+    socket: OwnedFd,
+    since: Instant,
+    /// It has said what it speaks.
+    hello: bool,
+    /// What it wants changed, and what is wrong with that.
+    changes: Changes,
+    wrong: Option<(u32, String)>,
+    may_have_more: bool,
+    /// Packets that wait to be read.
+    backlog: VecDeque<Vec<u8>>,
+    backlog_bytes: usize,
+    /// Since when none is.
+    stuck: Option<Instant>,
+    ended: bool,
+}
+
+impl Program {
+    fn say(&mut self, reply: &Reply) {
+        let mut packet = vec![];
+        reply.put(&mut packet);
+        self.backlog_bytes += packet.len();
+        self.backlog.push_back(packet);
+        self.flush();
+    }
+
+    /// Sends what waits, as far as that goes.
+    fn flush(&mut self) {
+        while let Some(packet) = self.backlog.front() {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::send(&self.socket, packet, flags) {
+                Ok(_) => {
+                    self.backlog_bytes -= packet.len();
+                    self.backlog.pop_front();
+                    self.stuck = None;
+                }
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS) => {
+                    self.stuck.get_or_insert_with(Instant::now);
+                    return;
+                }
+                Err(_) => {
+                    self.ended = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, why: &str) -> Option<String> {
+        self.say(&Reply::Bye(why.into()));
+        self.ended = true;
+        // What is not read would have the program find its connection reset before it is told.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
+        let read = || rustix::net::recv(&self.socket, &mut [0; 1], RecvFlags::DONTWAIT);
+        let mut left = UNREAD_MAX;
+        while left > 0 && read().is_ok_and(|(_, length)| length > 0) {
+            left -= 1;
+        }
+        Some(why.into())
+    }
+
+    /// Whether it is to be heard.
+    fn is_heard(&self) -> bool {
+        self.may_have_more && !self.ended && self.backlog_bytes < BACKLOG_BYTES
+    }
+
+    /// When it is taken for gone.
+    fn patience_ends(&self) -> Option<Instant> {
+        let hello = (!self.hello).then_some(self.since);
+        self.stuck.into_iter().chain(hello).min().map(|since| since + PATIENCE)
+    }
+}
+
+impl Place {
+    /// Whether there is nothing to be done for it.
+    fn is_quiet(&self) -> bool {
+        let accepts = if self.listens {
+            self.may_accept
+        } else {
+            self.desk.shared.used.load(Ordering::Relaxed)
+        };
+        !accepts && self.programs.is_empty() && self.under_way == 0 && self.jobs.is_empty()
+    }
+
+    /// Answers, accepts, reads; `number` is the place's, and `last` the last number given.
+    fn turn(&mut self, number: u64, epoll: &OwnedFd, last: &mut u64, now_ns: u64) {
+        while let Ok(asked) = self.desk.from.pop() {
+            self.under_way -= 1;
+            self.answer(asked);
+        }
+        self.accept(number, epoll, last, now_ns);
+        let mut fault = None;
+        let mut bytes = vec![];
+        for at in 0..self.programs.len() {
+            let program = &mut self.programs[at];
+            program.flush();
+            if program.patience_ends().is_some_and(|end| Instant::now() >= end) {
+                let why = match program.hello {
+                    true => "it does not read what it is answered",
+                    false => "it does not say hello",
+                };
+                fault = program.end(why);
+            }
+            for _ in 0..PACKETS_AT_ONCE {
+                if !self.programs[at].is_heard() || self.under_way + self.jobs.len() >= JOBS_BUSY {
+                    break;
+                }
+                bytes.resize(PACKET_BYTES_MAX, 0);
+                match self.hear(at, &mut bytes) {
+                    Ok(()) => {}
+                    Err(why) => fault = self.programs[at].end(&why),
+                }
+            }
+        }
+        for gone in self.programs.extract_if(.., |it| it.ended) {
+            let _ = epoll::delete(epoll, &gone.socket);
+        }
+        if let Some(fault) = fault {
+            *self.desk.shared.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
+        }
+        let programs = self.programs.len() as u64;
+        self.desk.shared.programs.store(programs, Ordering::Relaxed);
+        self.hand_over();
+    }
+
+    fn accept(&mut self, number: u64, epoll: &OwnedFd, last: &mut u64, now_ns: u64) {
+        if !self.listens {
+            if !self.desk.shared.used.load(Ordering::Acquire) {
+                return;
+            }
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            let data = epoll::EventData::new_u64(number);
+            let added = match epoll::add(epoll, &*self.listener, data, flags) {
+                // That of the engine before, which is about to go.
+                Err(rustix::io::Errno::EXIST) => epoll::modify(epoll, &*self.listener, data, flags),
+                result => result,
+            };
+            (self.listens, self.may_accept) = (added.is_ok(), true);
+        }
+        while self.listens && self.may_accept && self.accept_ns <= now_ns {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let socket = match rustix::net::accept_with(&*self.listener, flags) {
+                Ok(socket) => socket,
+                Err(rustix::io::Errno::CONNABORTED) => continue,
+                Err(_) => {
+                    self.may_accept = false;
+                    return;
+                }
+            };
+            if let Err(at_ns) = self.connects.take(now_ns, 0) {
+                self.accept_ns = at_ns;
+            }
+            *last += 1;
+            let mut program = Program {
+                number: *last,
+                socket,
+                since: Instant::now(),
+                hello: false,
+                changes: Changes::default(),
+                wrong: None,
+                may_have_more: true,
+                backlog: VecDeque::new(),
+                backlog_bytes: 0,
+                stuck: None,
+                ended: false,
+            };
+            if self.programs.len() >= PROGRAMS_MAX {
+                program.end(&format!("there are {PROGRAMS_MAX} programs already, the most"));
+                continue;
+            }
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+            let data = epoll::EventData::new_u64(number);
+            if epoll::add(epoll, &program.socket, data, flags).is_ok() {
+                self.programs.push(program);
+            }
+        }
+    }
+
+    /// Reads a packet of a program, if there is one, and does what it says. An error is why it is no good.
+    fn hear(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), String> {
+        let program = &mut self.programs[at];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        let length = match rustix::net::recv(&program.socket, &mut *bytes, flags) {
+            Ok((_, 0)) => {
+                program.ended = true;
+                return Ok(());
+            }
+            Ok((_, length)) => length,
+            Err(rustix::io::Errno::AGAIN) => {
+                program.may_have_more = false;
+                return Ok(());
+            }
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(_) => {
+                program.ended = true;
+                return Ok(());
+            }
+        };
+        let mut packet = bytes
+            .get(..length)
+            .ok_or_else(|| format!("a packet of {length} bytes, {PACKET_BYTES_MAX} at most"))?;
+        while let Some(request) = Request::take(&mut packet).map_err(|wrong| wrong.to_string())? {
+            self.obey(at, request)?;
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, at: usize, request: Request) -> Result<(), String> {
+        let program = &mut self.programs[at];
+        let whose = program.number;
+        if let Request::Hello(version) = request {
+            if version != VERSION {
+                return Err(format!("it speaks version {version}, and the mux {VERSION}"));
+            }
+            program.hello = true;
+            self.ready()?;
+            let welcome = Welcome {
+                version: VERSION,
+                code: 0,
+                vports: self.desk.shared.vports.load(Ordering::Relaxed) as u16,
+                tables: self.tables,
+                filters_max: self.spec.filters,
+                counters: self.spec.counters,
+            };
+            self.programs[at].say(&Reply::Welcome(welcome));
+            return Ok(());
+        }
+        if !program.hello {
+            return Err("it does not say hello first".into());
+        }
+        let ask = |number, job| Asked { whose, number, job };
+        match request {
+            Request::Hello(_) => {}
+            Request::Set(filter) => {
+                if let Err(why) = self.check(&filter) {
+                    self.programs[at].wrong.get_or_insert((filter.id, why));
+                }
+                match filter.pattern {
+                    Pattern::Short { .. } if !self.short => {
+                        let set = Set::new(self.spec.filters, random()?);
+                        self.jobs.push_back(ask(0, Job::Short(Some(Box::new(set)))));
+                        self.short = true;
+                    }
+                    Pattern::Long { .. } if !self.long => {
+                        let set = Set::new(self.spec.filters, random()?);
+                        self.jobs.push_back(ask(0, Job::Long(Some(Box::new(set)))));
+                        self.long = true;
+                    }
+                    _ => {}
+                }
+                self.change(at, Change::Set(filter))?;
+            }
+            Request::Remove(id) => self.change(at, Change::Remove(id))?,
+            Request::Commit { number, sweep } => {
+                let mut changes = std::mem::take(&mut program.changes);
+                if let Some((id, reason)) = program.wrong.take() {
+                    program.say(&Reply::Refused { number, id, reason });
+                } else {
+                    changes.sweep = sweep;
+                    self.jobs.push_back(ask(number, Job::Change(Box::new(changes))));
+                }
+            }
+            Request::Counters { number, first, count } => {
+                let (end, counters) = (first.checked_add(count), self.spec.counters);
+                if end.is_none_or(|end| end > counters) {
+                    return Err(format!(
+                        "there are {counters} counters, and no {count} from {first} on"
+                    ));
+                }
+                let zeros = vec![Counter::default(); count as usize];
+                self.jobs.push_back(ask(number, Job::Count(first, zeros)));
+            }
+            Request::List { number, first } => {
+                let filters = Vec::with_capacity(FILTERS_AT_ONCE);
+                self.jobs.push_back(ask(number, Job::List(first, filters, None)));
+            }
+            Request::Frame { out, vport, queue, bytes } => {
+                if !(ether::HEADER_BYTES..=FRAME_BYTES_MAX).contains(&bytes.len()) {
+                    return Err(format!("a frame of {} bytes", bytes.len()));
+                }
+                self.jobs.push_back(ask(0, Job::Send { out, vport, queue, bytes }));
+            }
+        }
+        // What a packet asks for may be more than there is room for, but not without end.
+        self.hand_over();
+        Ok(())
+    }
+
+    /// Has the engine know the tables that are to be used.
+    fn ready(&mut self) -> Result<(), String> {
+        if self.tables == 0 {
+            let actions = Actions::new(self.spec.filters, self.spec.counters);
+            let job = Job::Actions(Some(Box::new(actions)));
+            self.jobs.push_back(Asked { whose: 0, number: 0, job });
+            self.tables = random()?.max(1);
+        }
+        Ok(())
+    }
+
+    /// What is wrong with a filter.
+    fn check(&self, filter: &Filter) -> Result<(), String> {
+        let (filters, counters) = (self.spec.filters, self.spec.counters);
+        let vports = self.desk.shared.vports.load(Ordering::Relaxed);
+        let action = &filter.action;
+        if filter.id >= filters {
+            return Err(format!("filter {}: there may be {filters}, from 0 on", filter.id));
+        }
+        if action.counter != NO_COUNTER && action.counter >= counters {
+            return Err(format!("counter {}: there are {counters}, from 0 on", action.counter));
+        }
+        let sent = (action.verdict == Verdict::Send).then_some(&action.vport);
+        let ports = sent.into_iter().chain(action.copies());
+        if let Some(vport) = ports.copied().find(|vport| u64::from(*vport) >= vports) {
+            return Err(format!("vport {vport}: there are {vports}, from 0 on"));
+        }
+        if action.verdict == Verdict::Send && action.data[..6] == [0; 6] {
+            return Err("it is to be sent to no link address".into());
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, at: usize, change: Change) -> Result<(), String> {
+        let collected: usize = self.programs.iter().map(|it| it.changes.all.len()).sum();
+        let most = changes_max(self.spec.filters);
+        if collected >= most {
+            return Err(format!("more than {most} changes, of all programs, wait for a commit"));
+        }
+        self.programs[at].changes.all.push(change);
+        Ok(())
+    }
+
+    /// Gives the engine jobs, as far as there is room.
+    fn hand_over(&mut self) {
+        let mut told = false;
+        while self.under_way < JOBS_MAX
+            && let Some(job) = self.jobs.pop_front()
+        {
+            // There is room.
+            let _ = self.desk.to.push(job);
+            self.under_way += 1;
+            told = true;
+        }
+        if told {
+            // Fails only if it was rung 2^64 times and not answered.
+            let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Tells a program, if it still is there, what became of its job.
+    fn answer(&mut self, asked: Asked) {
+        let Asked { whose, number, job } = asked;
+        let Some(program) = self.programs.iter_mut().find(|it| it.number == whose) else { return };
+        match job {
+            Job::Actions(_) | Job::Short(_) | Job::Long(_) | Job::Send { .. } => {}
+            Job::Change(changes) => program.say(&match changes.result {
+                Some(Ok(filters)) => Reply::Done { number, filters },
+                Some(Err((id, why))) => Reply::Refused { number, id, reason: why.text() },
+                None => Reply::Refused { number, id: 0, reason: "there are no tables".into() },
+            }),
+            Job::Count(first, counters) => {
+                let mut parts = counters.chunks(COUNTERS_AT_ONCE).peekable();
+                let mut first = first;
+                loop {
+                    let counters = parts.next().unwrap_or_default().to_vec();
+                    let (count, more) = (counters.len() as u32, parts.peek().is_some());
+                    program.say(&Reply::Counters { number, first, counters, more });
+                    first += count;
+                    if !more {
+                        return;
+                    }
+                }
+            }
+            Job::List(_, filters, more) => {
+                program.say(&Reply::Filters { number, filters, more: more.is_some() });
+                if let Some(next) = more {
+                    let job = Job::List(next, Vec::with_capacity(FILTERS_AT_ONCE), None);
+                    self.jobs.push_back(Asked { whose, number, job });
+                }
+            }
+        }
+    }
+
+    /// In what time it is to be looked at again at the latest.
+    fn due(&self, now_ns: u64) -> Option<Duration> {
+        let busy = self.under_way + self.jobs.len() >= JOBS_BUSY;
+        if !busy && self.programs.iter().any(Program::is_heard) {
+            return Some(Duration::ZERO);
+        }
+        let waits = self.listens && self.may_accept;
+        let accept = waits.then(|| Duration::from_nanos(self.accept_ns.saturating_sub(now_ns)));
+        let ends = self.programs.iter().filter_map(Program::patience_ends);
+        ends.map(|end| end.saturating_duration_since(Instant::now())).chain(accept).min()
+    }
+}
+
+fn random() -> Result<u64, String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| format!("no random number: {error}"))?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// What the thread has.
+struct Thread {
+    epoll: OwnedFd,
+    shared: Arc<Shared>,
+    all: HashMap<u64, Place>,
+    last: u64,
+}
+
+impl Thread {
+    fn run(mut self) {
+        let (start, clock) = (Instant::now(), Clock::new());
+        let mut came = vec![];
+        while !self.shared.ended.load(Ordering::Relaxed) {
+            self.shared.wake.sleeping();
+            let new = std::mem::take(
+                &mut *self.shared.new.lock().unwrap_or_else(PoisonError::into_inner),
+            );
+            for place in new {
+                self.last += 1;
+                self.all.insert(self.last, place);
+            }
+            // Nobody has the other end any more.
+            for (_, mut gone) in self.all.extract_if(|_, it| it.desk.to.is_abandoned()) {
+                for program in &mut gone.programs {
+                    program.end("its vrouter's engine is gone, or has become another one");
+                    let _ = epoll::delete(&self.epoll, &program.socket);
+                }
+                if gone.listens && Arc::strong_count(&gone.listener) == 1 {
+                    // Whoever made the socket may have it too, so that closing it is not enough.
+                    let _ = epoll::delete(&self.epoll, &*gone.listener);
+                }
+            }
+            for number in came.drain(..) {
+                self.all.entry(number).and_modify(|place| {
+                    place.may_accept = true;
+                    place.programs.iter_mut().for_each(|it| it.may_have_more = true);
+                });
+            }
+            let now_ns = start.elapsed().as_nanos() as u64;
+            for (number, place) in self.all.iter_mut().filter(|(_, it)| !it.is_quiet()) {
+                let since = clock.raw();
+                place.turn(*number, &self.epoll, &mut self.last, now_ns);
+                place.desk.shared.owed.fetch_add(clock.raw() - since, Ordering::Relaxed);
+            }
+            let left = self.all.values().filter_map(|place| place.due(now_ns)).min();
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
+            if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, left.as_ref()) {
+                came.extend(events.iter().map(|event| event.data.u64()));
+            }
+            self.shared.wake.awake();
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! Programs that tell the mux's engine what to do, with whatever they say.
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use common::engines::*;
+use common::*;
+use pdp_mux::control::Mux;
+use pdp_proto::mux::*;
+use pdp_proto::slowpath::{
+    Action, COUNTERS_MAX, Counter, FILTERS_MAX, Filter, PACKET_BYTES_MAX, Pattern, Reply as Answer,
+    Request as Ask, VERSION, Verdict, Welcome,
+};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+/// A program, connected.
+struct Program {
+    socket: OwnedFd,
+    rest: Vec<Answer>,
+    number: u64,
+}
+
+impl Program {
+    fn connect(path: &Path) -> Self {
+        let flags = SocketFlags::CLOEXEC;
+        let (unix, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let socket = rustix::net::socket_with(unix, kind, flags, None).unwrap();
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE)).unwrap();
+        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        Self { socket, rest: vec![], number: 0 }
+    }
+
+    fn start(vnet: &Vnet) -> (Self, Welcome) {
+        let mut program = Self::connect(socket_of(vnet));
+        program.tell(&[Ask::Hello(VERSION)]);
+        match program.hear() {
+            Answer::Welcome(welcome) => (program, welcome),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn send(&self, packet: &[u8]) -> bool {
+        rustix::net::send(&self.socket, packet, SendFlags::NOSIGNAL).is_ok()
+    }
+
+    fn tell(&self, requests: &[Ask]) {
+        for some in requests.chunks(300) {
+            let mut packet = vec![];
+            some.iter().for_each(|request| request.put(&mut packet));
+            assert!(self.send(&packet));
+        }
+    }
+
+    fn hear(&mut self) -> Answer {
+        if self.rest.is_empty() {
+            let mut bytes = vec![0; PACKET_BYTES_MAX];
+            let (_, length) =
+                rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::empty()).unwrap();
+            let mut packet = &bytes[..length];
+            while let Some(answer) = Answer::take(&mut packet).unwrap() {
+                self.rest.push(answer);
+            }
+        }
+        self.rest.remove(0)
+    }
+
+    /// Has changes in force.
+    fn commit(&mut self, changes: &[Ask], sweep: bool) -> Result<u32, (u32, String)> {
+        self.number += 1;
+        self.tell(&[changes, &[Ask::Commit { number: self.number, sweep }]].concat());
+        match self.hear() {
+            Answer::Done { number, filters } if number == self.number => Ok(filters),
+            Answer::Refused { number, id, reason } if number == self.number => Err((id, reason)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn counters(&mut self, first: u32, count: u32) -> Vec<Counter> {
+        self.tell(&[Ask::Counters { number: 99, first, count }]);
+        let mut all = vec![];
+        loop {
+            match self.hear() {
+                Answer::Counters { number: 99, first: at, counters, more } => {
+                    assert_eq!(at as usize, first as usize + all.len());
+                    all.extend(counters);
+                    if !more {
+                        return all;
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn list(&mut self) -> Vec<Filter> {
+        self.tell(&[Ask::List { number: 98, first: 0 }]);
+        let mut all = vec![];
+        loop {
+            match self.hear() {
+                Answer::Filters { number: 98, filters, more } => {
+                    all.extend(filters);
+                    if !more {
+                        return all;
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Why it is disconnected.
+    fn bye(&mut self) -> String {
+        loop {
+            if let Answer::Bye(why) = self.hear() {
+                return why;
+            }
+        }
+    }
+}
+
+fn socket_of(vnet: &Vnet) -> &Path {
+    let engine = vnet.nodes[0].router.as_ref().unwrap().engine.as_ref().unwrap();
+    &engine.slowpath.as_ref().unwrap().socket
+}
+
+/// A vnet with a slow path, its mirror, and its hosts.
+fn slowpath(
+    mux: &Mux,
+    root: &Path,
+    name: &str,
+    (filters, counters): (u32, u32),
+) -> (Vnet, Mirror, [Peer; 3]) {
+    let (mut vnet, listener) = engine(root, name);
+    let router = vnet.nodes[0].router.as_mut().unwrap();
+    let socket = root.join(format!("{name}.control"));
+    router.engine.as_mut().unwrap().slowpath = Some(SlowPath { socket, filters, counters });
+    put(mux, &vnet);
+    let mut mirror = Mirror::accept(&listener);
+    mirror.snapshot();
+    let peers = [0, 1, 2].map(|node: usize| Peer::tap_of(&vnet.nodes[node]));
+    (vnet, mirror, peers)
+}
+
+/// Of packets of IPv4 to this address.
+fn to(address: [u8; 4]) -> Pattern {
+    let (mut value, mut mask) = ([0; 16], [0; 16]);
+    value[4..8].copy_from_slice(&address);
+    mask[4..8].fill(0xff);
+    Pattern::Short { value, mask }
+}
+
+fn filter(id: u32, pattern: Pattern, action: Action) -> Ask {
+    Ask::Set(Filter { id, priority: 1, pattern, action })
+}
+
+fn does(verdict: Verdict) -> Action {
+    Action { verdict, ..Action::default() }
+}
+
+#[test]
+fn a_slow_path_says_what_becomes_of_packets() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (vnet, _mirror, [mut tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (64, 8));
+    let (mut program, welcome) = Program::start(&vnet);
+    assert_eq!((welcome.filters_max, welcome.counters, welcome.vports), (64, 8, 2));
+    let station = [2, 0, 0, 9, 9, 9];
+    let mut data = [0; 16];
+    data[..6].copy_from_slice(&station);
+    let sent = Action { data, vport: 1, counter: 2, ..does(Verdict::Send) };
+    let copied =
+        Action { copies_count: 2, copies: [0, 1, 0, 0, 0, 0, 0, 0], ..does(Verdict::Drop) };
+    let all = [
+        filter(0, to([10, 2, 0, 7]), Action { counter: 0, ..does(Verdict::Drop) }),
+        filter(1, to([10, 2, 0, 8]), does(Verdict::Punt)),
+        filter(2, to([10, 9, 0, 9]), sent),
+        filter(3, to([10, 2, 0, 2]), Action { counter: 1, ..does(Verdict::Pass) }),
+        filter(4, to([10, 2, 0, 6]), copied),
+    ];
+    assert_eq!(program.commit(&all, false), Ok(5));
+    let bytes = packet([0; 4], 0).len() as u64;
+    for mark in 0..3 {
+        assert!(h1.out(0, &packet([10, 2, 0, 7], mark)));
+    }
+    forwards(&mut h1, &mut h2, 4);
+    assert!(h1.out(0, &packet([10, 2, 0, 8], 5)));
+    assert_eq!(mark_of(&tap.expect(1)[0].1), 5);
+    assert!(h1.out(0, &packet([10, 9, 0, 9], 6)));
+    let [(_, frame)] = &h2.expect(1)[..] else { panic!("one frame") };
+    assert_eq!((&frame[..6], &frame[6..12]), (&station[..], &router_mac(1)[..]));
+    assert_eq!((mark_of(frame), frame[22]), (6, 63));
+    // Copies go as the packet came.
+    let original = packet([10, 2, 0, 6], 7);
+    assert!(h1.out(0, &original));
+    assert_eq!(h1.expect(1)[0].1, original);
+    assert_eq!(h2.expect(1)[0].1, original);
+    let counted = |packets| Counter { packets, bytes: packets * bytes };
+    assert_eq!(program.counters(0, 4), [counted(3), counted(1), counted(1), counted(0)]);
+    assert_eq!(dropped(&node_stats(&mux, "red", "r1"), "filtered"), 4);
+    // Frames of the program itself: out of a port as they are, and in by one through all that others go through.
+    let frame = packet([10, 2, 0, 2], 8);
+    let by = |out, vport| Ask::Frame { out, vport, queue: 0, bytes: frame.clone() };
+    program.tell(&[by(true, 0), by(false, 0), by(true, 200)]);
+    assert_eq!(h1.expect(1)[0].1, frame);
+    let [(_, through)] = &h2.expect(1)[..] else { panic!("one frame") };
+    assert_eq!((mark_of(through), &through[..6]), (8, &host_mac(2)[..]));
+    assert_eq!(program.counters(1, 1), [counted(2)]);
+    // What there is.
+    let asked: Vec<_> = all
+        .iter()
+        .map(|ask| match ask {
+            Ask::Set(filter) => *filter,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(program.list(), asked);
+    assert_eq!(program.commit(&[Ask::Remove(0), Ask::Remove(63)], false), Ok(4));
+    assert_eq!(program.list(), asked[1..]);
+    let stats = engine_stats(&mux, "red").slowpath.unwrap();
+    assert_eq!((stats.programs, stats.filters, stats.fault), (1, 4, None));
+    assert_adds_up(&stats_of(&mux));
+}
+
+fn stats_of(mux: &Mux) -> Stats {
+    common::stats(mux)
+}
+
+#[test]
+fn changes_come_into_force_together_and_outlast_their_program() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (mut vnet, mut mirror, [mut tap, mut h1, mut h2]) =
+        slowpath(&mux, root.path(), "red", (2000, 8));
+    let (mut program, first) = Program::start(&vnet);
+    let drops = |id| filter(id, to([10, 2, 0, 2]), does(Verdict::Drop));
+    // What is not committed does nothing; one that is no good has none of the others come into force.
+    program.tell(&[drops(1)]);
+    forwards(&mut h1, &mut h2, 1);
+    let wrong = [
+        (filter(2000, to([1; 4]), does(Verdict::Drop)), "there may be 2000"),
+        (filter(3, to([1; 4]), Action { counter: 8, ..does(Verdict::Pass) }), "there are 8"),
+        (filter(4, to([1; 4]), Action { vport: 2, ..does(Verdict::Send) }), "there are 2"),
+        (filter(5, to([1; 4]), does(Verdict::Send)), "no link address"),
+        (
+            filter(
+                6,
+                to([1; 4]),
+                Action { copies_count: 1, copies: [9; 8], ..does(Verdict::Pass) },
+            ),
+            "vport 9",
+        ),
+    ];
+    for (wrong, why) in wrong {
+        let Err((_, reason)) = program.commit(&[drops(7), wrong, drops(8)], false) else {
+            panic!("{why} is no reason")
+        };
+        assert!(reason.contains(why), "{reason}");
+        forwards(&mut h1, &mut h2, 2);
+    }
+    // Filters that are alike are too many together.
+    let alike: Vec<_> = (0..2000).map(drops).collect();
+    let (_, reason) = program.commit(&alike, false).unwrap_err();
+    assert!(reason.contains("alike"), "{reason}");
+    assert_eq!(program.list(), []);
+    forwards(&mut h1, &mut h2, 3);
+    // Many at once.
+    let many: Vec<_> = (0..2000_u32)
+        .map(|id| filter(id, to([10, 3, (id >> 8) as u8, id as u8]), does(Verdict::Drop)))
+        .collect();
+    assert_eq!(program.commit(&many, false), Ok(2000));
+    // It dies: filters stay, through a change of the vnet too.
+    drop(program);
+    vnet.nodes[2].ports[0].mtu = 1400;
+    put(&mux, &vnet);
+    mirror.settle(2);
+    assert!(h1.out(0, &packet([10, 3, 1, 1], 4)));
+    eventually("dropped", || dropped(&node_stats(&mux, "red", "r1"), "filtered") == 1);
+    // The next says what it wants, and the rest goes.
+    let (mut program, second) = Program::start(&vnet);
+    assert_eq!(second.tables, first.tables);
+    assert_eq!(program.commit(&[many[7].clone(), drops(2)], true), Ok(2));
+    assert_eq!(program.list().iter().map(|it| it.id).collect::<Vec<_>>(), [2, 7]);
+    assert!(h1.out(0, &packet([10, 3, 1, 1], 5)));
+    assert_eq!(mark_of(&tap.expect(1)[0].1), 5);
+    // With room for others the engine is another one, which has nothing.
+    let engine = vnet.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap();
+    engine.slowpath.as_mut().unwrap().filters = 100;
+    put(&mux, &vnet);
+    assert!(program.bye().contains("engine is gone"));
+    let (mut program, third) = Program::start(&vnet);
+    assert_ne!(third.tables, second.tables);
+    assert_eq!((third.filters_max, program.list()), (100, vec![]));
+    // Without a slow path nobody is heard.
+    let socket = socket_of(&vnet).to_path_buf();
+    let engine = vnet.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap();
+    engine.slowpath = None;
+    put(&mux, &vnet);
+    assert!(program.bye().contains("engine is gone"));
+    let address = SocketAddrUnix::new(&socket).unwrap();
+    eventually("nobody listens", || {
+        let (unix, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let socket = rustix::net::socket(unix, kind, None).unwrap();
+        rustix::net::connect(&socket, &address).is_err()
+    });
+}
+
+#[test]
+fn a_program_that_makes_no_sense_is_told_why_and_disconnected() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (red, _mirror, [_tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (1000, 10));
+    let (blue, _other, [_, mut b1, mut b2]) = slowpath(&mux, root.path(), "blue", (64, 0));
+    let (mut good, _) = Program::start(&blue);
+    let mut mark = 0;
+    let mut all_go_on = |h1: &mut Peer, h2: &mut Peer| {
+        mark += 1;
+        forwards(h1, h2, mark);
+        forwards(&mut b1, &mut b2, mark);
+        let drop = filter(1, to([10, 3, 0, 1]), does(Verdict::Drop));
+        assert_eq!(good.commit(&[drop], true), Ok(1));
+    };
+    let hello = |asks: &[Ask]| {
+        let mut packet = vec![];
+        Ask::Hello(VERSION).put(&mut packet);
+        asks.iter().for_each(|ask| ask.put(&mut packet));
+        packet
+    };
+    let drops = |id| filter(id, to([1; 4]), does(Verdict::Drop));
+    let short = Ask::Frame { out: true, vport: 0, queue: 0, bytes: vec![0; 13] };
+    let nonsense = [
+        (vec![0xff; 64], "another length"),
+        (vec![0, 4, 77, 0], "no message of kind 77"),
+        (vec![0, 5, 1, 0, 0], "another length"),
+        (vec![0, 0, 1, 0], "another length"),
+        (vec![0], "another length"),
+        (
+            {
+                let mut packet = vec![];
+                Ask::Hello(9).put(&mut packet);
+                packet
+            },
+            "version 9",
+        ),
+        (
+            {
+                let mut packet = vec![];
+                drops(1).put(&mut packet);
+                packet
+            },
+            "hello first",
+        ),
+        (hello(&[Ask::Counters { number: 1, first: 5, count: 6 }]), "there are 10 counters"),
+        (hello(&[Ask::Counters { number: 1, first: 9, count: u32::MAX }]), "there are 10 counters"),
+        (hello(&[short]), "a frame of 13 bytes"),
+        (vec![0; PACKET_BYTES_MAX + 100], "at most"),
+    ];
+    for (packet, why) in nonsense {
+        let mut program = Program::connect(socket_of(&red));
+        assert!(program.send(&packet), "{why}");
+        let told = program.bye();
+        assert!(told.contains(why), "{told}: not {why}");
+        eventually("it is noted", || {
+            let fault = engine_stats(&mux, "red").slowpath.unwrap().fault;
+            fault.is_some_and(|fault| fault.contains(why))
+        });
+        all_go_on(&mut h1, &mut h2);
+    }
+    // Changes without end.
+    let (mut program, _) = Program::start(&red);
+    let some: Vec<_> = (0..400).map(drops).collect();
+    let mut packet = vec![];
+    some.iter().for_each(|ask| ask.put(&mut packet));
+    while program.send(&packet) {
+        all_go_on(&mut h1, &mut h2);
+    }
+    assert!(program.bye().contains("wait for a commit"));
+    // Who does not read what it asked for is not heard, and then gone; who says nothing, too.
+    let (silent, (slow, _)) = (Program::connect(socket_of(&red)), Program::start(&red));
+    let asks: Vec<_> =
+        (0..2000).map(|number| Ask::Counters { number, first: 0, count: 10 }).collect();
+    set_socket_timeout(&slow.socket, Timeout::Send, Some(std::time::Duration::from_millis(300)))
+        .unwrap();
+    let mut packet = vec![];
+    asks.iter().for_each(|ask| ask.put(&mut packet));
+    while slow.send(&packet) {
+        all_go_on(&mut h1, &mut h2);
+    }
+    eventually("both are gone", || engine_stats(&mux, "red").slowpath.unwrap().programs == 0);
+    drop((silent, slow));
+    // No more programs than there may be.
+    let some: Vec<_> = (0..4).map(|_| Program::start(&red)).collect();
+    assert!(Program::connect(socket_of(&red)).bye().contains("4 programs"));
+    drop(some);
+    // Noise.
+    let mut random = SmallRng::seed_from_u64(3);
+    for _ in 0..30 {
+        let (program, _) = soon("a place is free", || {
+            let mut program = Program::connect(socket_of(&red));
+            program.tell(&[Ask::Hello(VERSION)]);
+            matches!(program.hear(), Answer::Welcome(_)).then_some((program, ()))
+        });
+        for _ in 0..20 {
+            let mut bytes = vec![0; random.random_range(0..200)];
+            random.fill_bytes(&mut bytes);
+            if let [high, low, kind, ..] = &mut bytes[..] {
+                (*high, *kind) = (0, random.random_range(0..9));
+                *low = random.random_range(0..140);
+            }
+            program.send(&bytes);
+        }
+        all_go_on(&mut h1, &mut h2);
+    }
+    assert_adds_up(&stats_of(&mux));
+}
+
+/// The most that there may be of everything, and the dearest: others go on, and all is counted.
+#[test]
+fn the_dearest_filters_take_their_own_time() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (red, _mirror, [mut tap, mut h1, mut h2]) =
+        slowpath(&mux, root.path(), "red", (FILTERS_MAX, COUNTERS_MAX));
+    let (_blue, _other, [_, mut b1, mut b2]) = slowpath(&mux, root.path(), "blue", (64, 0));
+    let (mut program, _) = Program::start(&red);
+    // Masks of single bits at random: as many steps as there may be; a filter that is refused is left out.
+    let mut random = SmallRng::seed_from_u64(5);
+    let mut kept = 0;
+    for part in 0..40 {
+        let some: Vec<_> = (0..100)
+            .map(|at| {
+                let mut mask = [0; 16];
+                for _ in 0..5 {
+                    mask[random.random_range(0..16_usize)] |= 1 << random.random_range(0..8);
+                }
+                let pattern = Pattern::Short { value: random.random(), mask };
+                let action = Action { counter: part * 100 + at, ..does(Verdict::Pass) };
+                Ask::Set(Filter {
+                    id: part * 100 + at,
+                    priority: random.random_range(0..9),
+                    pattern,
+                    action,
+                })
+            })
+            .collect();
+        kept += u32::from(program.commit(&some, false).is_ok());
+    }
+    assert!(kept > 1, "{kept}");
+    let (mut sent, mut came) = (0, 0);
+    for round in 0..60 {
+        for number in 0..250 {
+            sent +=
+                u64::from(h1.out(0, &packet([10, 2, random.random(), random.random()], number)));
+        }
+        came += h2.receive().len() + tap.receive().len();
+        if round % 10 == 0 {
+            forwards(&mut b1, &mut b2, round);
+            assert_eq!(program.counters(0, COUNTERS_MAX).len(), COUNTERS_MAX as usize);
+        }
+    }
+    eventually("all is counted", || {
+        came += h2.receive().len() + tap.receive().len();
+        let stats = node_stats(&mux, "red", "r1");
+        let port = &stats.ports["eth0"];
+        port.received >= sent && stats.in_flight == 0
+    });
+    assert!(came > 0);
+    assert_adds_up(&stats_of(&mux));
+}
