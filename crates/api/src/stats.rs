@@ -153,6 +153,24 @@ pub struct EngineStats {
     /// Why it does not follow its control guest's routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
+    /// Its slow path, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowpath: Option<SlowPathStats>,
+}
+
+/// Programs that tell the mux what to do with a fast path's packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SlowPathStats {
+    /// Programs that are connected.
+    pub programs: u32,
+    /// Filters that there are.
+    pub filters: u32,
+    /// Bytes that they and their counters take.
+    pub memory_bytes: u64,
+    /// Why a program was disconnected, the last one that was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
 }
 
 /// Counters of a forwarding guest.

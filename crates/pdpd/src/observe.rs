@@ -14,8 +14,9 @@ use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, EngineStats, FdbEntry, GuestProcess,
     GuestStats, ImageInfo, ImageQuery, LinkChange, LinkRequest, NodeProcess, NodeStats, PortStats,
     Problem, ProblemKind, PullRequest, Report, RestartRequest, RouteGuestStats, RouteHop, RouteRow,
-    RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery, Substrate,
-    TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
+    RouteStats, RouteTarget, RoutesQuery, ScaleRequest, SlowPathStats, Stage, Stats, StatsQuery,
+    Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
+    WatchQuery,
 };
 use pdp_container::RunAs;
 use pdp_container::cgroup::Session;
@@ -657,6 +658,12 @@ pub(crate) fn node_stats(
         memory_bytes: engine.memory_bytes,
         changes: engine.messages,
         fault: engine.fault,
+        slowpath: engine.slowpath.map(|slowpath| SlowPathStats {
+            programs: slowpath.programs,
+            filters: slowpath.filters,
+            memory_bytes: slowpath.memory_bytes,
+            fault: slowpath.fault,
+        }),
     });
     NodeStats { ports, guests, in_flight: counters.in_flight, engine, routes, late }
 }

@@ -195,7 +195,7 @@ spec:
         let binds = &before.plan.vnets["lab"].nodes[node].control.binds;
         binds.iter().map(|bind| (bind.target.to_str().unwrap(), bind.writable)).collect::<Vec<_>>()
     };
-    assert_eq!(bound("R1"), [("/etc/hosts", false)]);
+    assert_eq!(bound("R1"), [("/etc/hosts", false), ("/run/pdp/slowpath", false)]);
     assert_eq!(bound("h1"), [("/etc/hosts", false)]);
     assert_eq!(bound("own"), [], "its own file is not hidden");
     // Another address, and another node, are in the file, and start nobody else anew.

@@ -230,3 +230,12 @@ pub const GUEST_MEMORY_BASE: u64 = 16 << 20;
 /// Memory of a forwarding guest on the runtime for each frame of its queue, bytes: a buffer of 2
 /// KiB in each of two rings, and as many that the program holds.
 pub const GUEST_MEMORY_PER_FRAME: u64 = 8 << 10;
+
+/// Filters, and counters, of a fast path of which its spec does not say how many.
+pub const FILTERS: u32 = 1024;
+
+/// Filters of a fast path, of IPv4 and of IPv6 each.
+pub const FILTERS_MAX: u32 = pdp_proto::slowpath::FILTERS_MAX;
+
+/// Counters of a fast path.
+pub const COUNTERS_MAX: u32 = pdp_proto::slowpath::COUNTERS_MAX;

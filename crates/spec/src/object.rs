@@ -834,6 +834,8 @@ pub struct Needs<'a> {
     pub guests: Option<&'a Parallel>,
     /// Whether the mux itself follows the control guest's routes.
     pub mux_routes: bool,
+    /// Filters and counters that programs of the control guest may have the mux use, if they may have any.
+    pub slowpath: Option<(u32, u32)>,
     /// What becomes of packets that the kernel's hooks may treat otherwise.
     pub kernel_hooks: KernelHooks,
     /// Frames that go to the control guest.
@@ -849,6 +851,7 @@ impl DataPlane {
             Self::Parallel(plane) => Needs {
                 guests: Some(plane),
                 mux_routes: false,
+                slowpath: None,
                 kernel_hooks: plane.kernel_hooks,
                 punt: &plane.punt,
                 punt_limits: &plane.punt_limits,
@@ -856,6 +859,7 @@ impl DataPlane {
             Self::Fastpath(plane) => Needs {
                 guests: None,
                 mux_routes: plane.code == Code::Ip,
+                slowpath: Some((plane.filters, plane.counters)).filter(|it| *it != (0, 0)),
                 kernel_hooks: plane.kernel_hooks,
                 punt: &plane.punt,
                 punt_limits: &plane.punt_limits,
@@ -908,6 +912,15 @@ pub struct Fastpath {
     /// What forwards.
     #[serde(default)]
     pub code: Code,
+    /// Filters that a program of the control guest may set at `/run/pdp/slowpath/control.sock` (docs/slowpath.md), of
+    /// IPv4 and of IPv6 each. With these and `counters` 0, nobody listens there.
+    #[serde(default = "filters")]
+    #[schemars(range(max = FILTERS_MAX))]
+    pub filters: u32,
+    /// Counters that they may use.
+    #[serde(default = "filters")]
+    #[schemars(range(max = COUNTERS_MAX))]
+    pub counters: u32,
     /// Frames that go to the control guest without being looked at further; the first that matches decides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub punt: Vec<PuntFilter>,
@@ -918,6 +931,10 @@ pub struct Fastpath {
     /// otherwise, as docs/dataplane.md lists. Either way a condition tells of it.
     #[serde(default)]
     pub kernel_hooks: KernelHooks,
+}
+
+fn filters() -> u32 {
+    FILTERS
 }
 
 /// What forwards in a fast path.

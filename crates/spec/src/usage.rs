@@ -20,6 +20,11 @@ const HELPER_ROUTE_BYTES: u64 = 512;
 const ENGINE_MEMORY_BYTES: u64 = 32 << 20;
 const ENGINE_ROUTE_BYTES: u64 = 256;
 
+/// The same for each filter that its programs may set, with one of IPv6 and one that waits for its commit, and for each
+/// counter.
+const FILTER_BYTES: u64 = 768;
+const COUNTER_BYTES: u64 = 16;
+
 /// More of it for a node with a way to outside: the helper's, and passt's with what its sockets hold.
 const MANAGEMENT_MEMORY_BYTES: u64 = 64 << 20;
 
@@ -163,6 +168,10 @@ impl Node {
             }
             if needs.is_some_and(|needs| needs.mux_routes) {
                 usage.memory_bytes = usage.memory_bytes.saturating_add(self.engine_memory_bytes());
+            }
+            if let Some((filters, counters)) = needs.and_then(|needs| needs.slowpath) {
+                let bytes = u64::from(filters) * FILTER_BYTES + u64::from(counters) * COUNTER_BYTES;
+                usage.memory_bytes = usage.memory_bytes.saturating_add(bytes);
             }
         }
         usage.log_bytes = processes * LOG_FILES * LOG_BYTES_MAX;

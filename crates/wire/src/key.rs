@@ -41,9 +41,8 @@ pub fn v6(frame: &[u8], vport: u16) -> [u64; V6_WORDS] {
     let Some(header) = packet.first_chunk::<40>() else { return [0; V6_WORDS] };
     let class = header[0] << 4 | header[1] >> 4;
     let ports = ports(packet, header[6], Some(header.len()));
-    let word = |at: usize| {
-        header[8 + 8 * at..].first_chunk().map_or(0, |word| u64::from_be_bytes(*word))
-    };
+    let word =
+        |at: usize| header[8 + 8 * at..].first_chunk().map_or(0, |word| u64::from_be_bytes(*word));
     let rest = u64::from(header[6]) << 24 | u64::from(class) << 16 | u64::from(vport);
     [word(0), word(1), word(2), word(3), ports << 32 | rest]
 }

@@ -888,12 +888,18 @@ impl NodePlan {
         guests + u64::from(self.engine.is_some())
     }
 
+    /// Where the mux listens for programs of its control guest.
+    pub fn slowpath_socket(&self) -> Option<&Path> {
+        Some(self.engine.as_ref()?.slowpath.as_ref()?.socket.as_path())
+    }
+
     fn sockets(&self) -> Vec<&Path> {
         let mut paths: Vec<&Path> = Vec::new();
         paths.extend(self.tap_helper.as_ref().map(|helper| helper.control.as_path()));
         if let Some(mirror) = &self.mirror {
             paths.extend([&*mirror.config.control_socket, &*mirror.config.routes_socket]);
         }
+        paths.extend(self.slowpath_socket());
         paths.extend(self.management.as_ref().map(|helper| &*helper.config.control_socket));
         for guest in self.guests.values() {
             paths.push(&guest.socket);

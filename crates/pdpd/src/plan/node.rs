@@ -49,6 +49,9 @@ const QUOTA_FILE: &str = "cores";
 /// Where a forwarding guest finds what pdpd binds into it.
 pub const GUEST_RUN: &str = "/run/pdp";
 
+/// Where the mux listens for programs of a control guest, in the directory that both have for that.
+pub const SLOWPATH_SOCKET: &str = "control.sock";
+
 pub(super) struct NodePlanner<'a> {
     pub(super) vnet: &'a VnetPlanner<'a>,
     pub(super) name: &'a str,
@@ -72,6 +75,14 @@ impl NodePlanner<'_> {
         });
         let plane = self.node.plane();
         let needs = plane.as_ref().map(|plane| plane.needs());
+        let slowpath = directory.join("slowpath");
+        if needs.is_some() {
+            // Whatever its data plane is now: another kind starts nothing anew.
+            directories.push(passed(slowpath.clone(), self.vnet.uid));
+            let target = Path::new(GUEST_RUN).join("slowpath");
+            let source = slowpath.clone();
+            control.binds.push(Bind { source, target, writable: false, wished: false });
+        }
         let mirror = needs.map(|needs| {
             let reader = if needs.mux_routes { MUX_UID } else { self.vnet.uid + PROGRAM_UID };
             directories.push(passed(directory.join("routes"), reader));
@@ -81,6 +92,9 @@ impl NodePlanner<'_> {
         let engine = engine.map(|mirror| mux::Engine {
             routes: mirror.config.routes_socket.clone(),
             memory_bytes: self.node.engine_memory_bytes(),
+            slowpath: needs.and_then(|needs| needs.slowpath).map(|(filters, counters)| {
+                mux::SlowPath { socket: slowpath.join(SLOWPATH_SOCKET), filters, counters }
+            }),
         });
         let management = self.management();
         let mut guests = BTreeMap::new();

@@ -424,7 +424,11 @@ impl NodeCheck<'_, '_, '_> {
         if let Some(guests) = plane.parallel() {
             self.guests(guests);
         }
-        let Needs { punt, punt_limits, .. } = plane.needs();
+        let Needs { punt, punt_limits, slowpath, .. } = plane.needs();
+        if let Some((filters, counters)) = slowpath {
+            self.too_many(&["dataPlane", "filters"], filters as usize, FILTERS_MAX as usize);
+            self.too_many(&["dataPlane", "counters"], counters as usize, COUNTERS_MAX as usize);
+        }
         self.too_many(&["dataPlane", "punt"], punt.len(), PUNT_FILTERS_MAX);
         for (filter_index, filter) in punt.iter().enumerate() {
             let filter_index = filter_index.to_string();
