@@ -53,6 +53,8 @@ named! {
         NoOtherEnd = "no-other-end",
         /// A filter of the vrouter's slow path says so.
         Filtered = "filtered",
+        /// Met no filter, where nothing but filters says what becomes of frames.
+        Unmatched = "unmatched",
         /// Lost on purpose: the vlink's `loss`.
         Loss = "loss",
         /// More frames wait for the vlink's delay than its rate lets come.

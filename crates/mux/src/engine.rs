@@ -30,6 +30,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::actions::{Actions, Set};
 use crate::counters::Reason;
+use crate::fields::{Fields, Unsent};
 use crate::packets::{Batch, Packets};
 use crate::slowpath::{Desk, PUNTED_AS, SlowPath, Ways};
 use crate::wake::{RungLast, Wake};
@@ -94,6 +95,8 @@ pub struct Engine {
     /// Why it does not follow its mirror.
     fault: Option<String>,
     slowpath: Option<SlowPath>,
+    /// For any protocol; without it, IPv4 and IPv6 by routes.
+    fields: Option<Fields>,
 }
 
 /// What becomes of a frame.
@@ -137,6 +140,10 @@ impl Engine {
             state: Following::NotYet,
             mirror: 0,
         };
+        let fields = match &spec.code {
+            mux::Code::Ip { .. } => None,
+            mux::Code::Fields(fields) => Some(Fields::new(fields)),
+        };
         let engine = Self {
             spec,
             tables: Exchanged::default(),
@@ -145,6 +152,7 @@ impl Engine {
             due_ns: None,
             fault: None,
             slowpath: None,
+            fields,
         };
         (engine, Source { to, from })
     }
@@ -175,16 +183,28 @@ impl Engine {
         (!actions.is_empty()).then_some(actions)
     }
 
-    /// Decides on frames of a node with these ports, as many as [`Self::frames_at_once`] says.
+    /// Decides on frames of a node with these ports, which have these link addresses, as many as [`Self::frames_at_once`] says.
     pub fn process(
         &mut self,
         forwarder: &mut Forwarder,
         ports: Range<u16>,
+        macs: &[[u8; 6]],
         packets: &mut [Packet],
         fates: &mut [Fate],
         copies: &mut Copies<'_>,
     ) {
-        let mut run = Run { ports, packets, fates };
+        let mut run = Run { ports, macs, packets, fates };
+        if let Some(fields) = &self.fields {
+            let actions = self.slowpath.as_mut().and_then(|it| it.actions.as_deref_mut());
+            return match fields.is_long() {
+                false => {
+                    process_fields::<16, 2>(fields, actions, |it| &mut it.short, &mut run, copies)
+                }
+                true => {
+                    process_fields::<40, 5>(fields, actions, |it| &mut it.long, &mut run, copies)
+                }
+            };
+        }
         let fib = &mut self.tables.fib;
         let actions = self.slowpath.as_mut().and_then(|it| it.actions.as_deref_mut());
         let Some(actions) = actions.filter(|actions| !actions.is_empty()) else {
@@ -315,7 +335,7 @@ impl Engine {
     pub fn stats(&self) -> mux::EngineStats {
         let (v4, v6) = self.tables.fib.routes_count();
         mux::EngineStats {
-            synced: self.follower.is_synced() && self.fault.is_none(),
+            synced: (self.follower.is_synced() || self.fields.is_some()) && self.fault.is_none(),
             routes: (v4 + v6) as u64,
             memory_bytes: self.tables.memory_bytes() as u64,
             messages: self.follower.messages(),
@@ -357,29 +377,113 @@ impl Actions {
             let decision = packet.send(fib, run, action.vport.into(), to);
             run.decide(frame, decision);
             if matches!(decision, Decision::Out(_)) {
-                let source = |vport: u8| fib.vport(vport.into()).map(|vport| vport.mac);
-                copies.make(action.copies(), &run.ports, &run.packets[frame], source);
+                copies.make(action.copies(), &run.ports, &run.packets[frame], |vport, copy| {
+                    let source = fib.vport(vport.into()).map(|vport| vport.mac);
+                    if let Some((to, source)) = copy.get_mut(6..12).zip(source) {
+                        to.copy_from_slice(&source);
+                    }
+                });
             }
             return false;
         }
-        copies.make(action.copies(), &run.ports, &run.packets[frame], |_| None);
+        run.act_unsent(&action, frame, copies)
+    }
+}
+
+/// Decides on frames of any protocol, by filters with keys of `B` bytes.
+fn process_fields<const B: usize, const W: usize>(
+    fields: &Fields,
+    mut actions: Option<&mut Actions>,
+    set_of: impl Fn(&mut Actions) -> &mut Option<Box<Set<W>>>,
+    run: &mut Run<'_>,
+    copies: &mut Copies<'_>,
+) {
+    let (mut keys, mut slots) = ([[0; W]; FRAMES_MAX], [NONE; FRAMES_MAX]);
+    let (mut frames, mut count) = ([0_usize; FRAMES_MAX], 0);
+    for frame in 0..run.count() {
+        match fields.key::<B, W>(run.bytes(frame), run.vport(frame)) {
+            Some(key) => {
+                (keys[count], frames[count]) = (key, frame);
+                count += 1;
+            }
+            None => run.fates[frame] = Fate::Drop(Reason::GuestMalformed),
+        }
+    }
+    let set = actions.as_mut().and_then(|actions| set_of(actions).take());
+    if let Some(set) = &set {
+        set.find(&keys[..count], &mut slots[..count]);
+    }
+    for (&frame, slot) in frames[..count].iter().zip(slots) {
+        let found = set.as_ref().filter(|_| slot != NONE).zip(actions.as_deref_mut());
+        let is_open = found.is_none_or(|(set, actions)| {
+            let action = set.action(slot);
+            actions.count_packet(action.counter, run.bytes(frame).len());
+            match action.verdict {
+                Verdict::Send => run.send_fields(fields, &action, frame, copies),
+                _ => run.act_unsent(&action, frame, copies),
+            }
+        });
+        if is_open {
+            run.fates[frame] = match fields.punts() {
+                true => Fate::Punt(PUNTED_AS),
+                false => Fate::Drop(Reason::Unmatched),
+            };
+        }
+    }
+    if let (Some(actions), Some(set)) = (actions, set) {
+        *set_of(actions) = Some(set);
+    }
+}
+
+impl Run<'_> {
+    /// Does what a filter says with a frame that it does not send; whether something else is to decide on it.
+    fn act_unsent(&mut self, action: &Action, frame: usize, copies: &mut Copies<'_>) -> bool {
+        copies.make(action.copies(), &self.ports, &self.packets[frame], |_, _| {});
         match action.verdict {
             Verdict::Pass => return true,
-            Verdict::Punt => run.fates[frame] = Fate::Punt(PUNTED_AS),
-            Verdict::Drop | Verdict::Send => run.fates[frame] = Fate::Drop(Reason::Filtered),
+            Verdict::Punt => self.fates[frame] = Fate::Punt(PUNTED_AS),
+            Verdict::Drop | Verdict::Send => self.fates[frame] = Fate::Drop(Reason::Filtered),
+        }
+        false
+    }
+
+    /// Sends a frame by a filter, with what is to be written. Nothing else is to decide on it.
+    fn send_fields(
+        &mut self,
+        fields: &Fields,
+        action: &Action,
+        frame: usize,
+        copies: &mut Copies<'_>,
+    ) -> bool {
+        let macs = self.macs;
+        let mac = |vport: u8| macs.get(usize::from(vport)).copied();
+        let Some(source) = mac(action.vport) else {
+            self.fates[frame] = Fate::Drop(Reason::GuestPortDown);
+            return false;
+        };
+        let written = fields.write(self.packets[frame].bytes_mut(), &action.data, &source);
+        self.fates[frame] = match written {
+            Ok(()) => Fate::Out(action.vport.into()),
+            Err(Unsent::Hops) => Fate::Punt(PUNTED_AS),
+            Err(Unsent::Short) => Fate::Drop(Reason::GuestMalformed),
+        };
+        if written.is_ok() {
+            copies.make(action.copies(), &self.ports, &self.packets[frame], |vport, copy| {
+                mac(vport).iter().for_each(|mac| fields.readdress(copy, mac));
+            });
         }
         false
     }
 }
 
 impl Copies<'_> {
-    /// Makes one for each of `vports`, with the source address that `source` says.
+    /// Makes one for each of `vports`, which `change` may change.
     fn make(
         &mut self,
         vports: &[u8],
         ports: &Range<u16>,
         packet: &Packet,
-        source: impl Fn(u8) -> Option<[u8; 6]>,
+        change: impl Fn(u8, &mut [u8]),
     ) {
         for &vport in vports {
             let port = ports.start + u16::from(vport);
@@ -395,9 +499,7 @@ impl Copies<'_> {
                 continue;
             };
             self.room -= 1;
-            if let (Some(mac), Some(place)) = (source(vport), copy.bytes_mut().get_mut(6..12)) {
-                place.copy_from_slice(&mac);
-            }
+            change(vport, copy.bytes_mut());
             self.made.push(copy.at(port.into()));
         }
     }
@@ -406,6 +508,7 @@ impl Copies<'_> {
 /// Frames of a node, as the code sees them.
 struct Run<'a> {
     ports: Range<u16>,
+    macs: &'a [[u8; 6]],
     packets: &'a mut [Packet],
     fates: &'a mut [Fate],
 }
@@ -554,7 +657,11 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_for_its_answer_is_looked_at_soon_again() {
-        let spec = mux::Engine { routes: "/routes".into(), memory_bytes: 1 << 30, slowpath: None };
+        let spec = mux::Engine {
+            code: mux::Code::Ip { routes: "/routes".into() },
+            memory_bytes: 1 << 30,
+            slowpath: None,
+        };
         let (mut engine, mut source) = Engine::new(spec, Arc::new(Wake::new().unwrap()));
         let clock = Clock::new();
         engine.tend(0, &clock);

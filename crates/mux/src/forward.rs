@@ -66,13 +66,15 @@ impl Vnet {
         let mut at = 0;
         while let Some(node) = frames.get(at).map(|it| self.ports[usize::from(it.port)].node) {
             let ports = self.nodes[node].ports();
-            let Some(Router { engine: Some(engine), .. }) = &mut self.nodes[node].router else {
+            let Some(Router { engine: Some(engine), macs, .. }) = &mut self.nodes[node].router
+            else {
                 break;
             };
             let same = |packet: &&Packet| ports.contains(&packet.port);
             let run = frames[at..].iter().take(engine.frames_at_once()).take_while(same).count();
             let (run, to) = (&mut frames[at..at + run], &mut fates[at..at + run]);
-            engine.process(&mut core.scratch.forwarder, ports.clone(), run, to, &mut copies);
+            let forwarder = &mut core.scratch.forwarder;
+            engine.process(forwarder, ports.clone(), macs, run, to, &mut copies);
             for (packet, fate) in run.iter_mut().zip(to) {
                 match *fate {
                     Fate::Out(vport) if usize::from(vport) < ports.len() => {

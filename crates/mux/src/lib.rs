@@ -29,6 +29,7 @@ pub mod engine;
 pub mod exit;
 pub mod external;
 pub mod fair;
+pub mod fields;
 pub mod forward;
 pub mod generator;
 pub mod group;

@@ -161,6 +161,8 @@ pub(crate) struct Router {
     pub(crate) filters: Vec<(Vec<Match>, PuntClass)>,
     /// Forwards in the place of guests.
     pub(crate) engine: Option<Box<Engine>>,
+    /// Link addresses of the node's ports.
+    pub(crate) macs: Vec<[u8; 6]>,
 }
 
 impl Router {
@@ -300,7 +302,7 @@ impl Vnet {
                 first: ports.len() - node.ports.len(),
                 count: node.ports.len(),
                 tap: None,
-                router: node.router.as_ref().map(|router| new_router(router, node.ports.len())),
+                router: node.router.as_ref().map(|router| new_router(router, &node.ports)),
             });
         }
         let own = spec.own_ends();
@@ -728,7 +730,7 @@ impl Vnet {
     }
 }
 
-fn new_router(spec: &mux::Router, ports: usize) -> Router {
+fn new_router(spec: &mux::Router, ports: &[mux::Port]) -> Router {
     let filters = spec
         .punt_filters
         .iter()
@@ -736,11 +738,12 @@ fn new_router(spec: &mux::Router, ports: usize) -> Router {
     let candidate = |guest: &mux::Guest| Candidate { number: guest.number, weight: guest.weight };
     let candidates: Vec<_> = spec.guests.iter().map(candidate).collect();
     Router {
-        guests: spec.guests.iter().map(|guest| Guest::new(guest.clone(), ports)).collect(),
+        guests: spec.guests.iter().map(|guest| Guest::new(guest.clone(), ports.len())).collect(),
         distributor: Distributor::new(spec.policy, spec.flow.clone(), &candidates, FLOW_SLOTS),
         order: Order::default(),
         filters: filters.collect(),
         engine: None,
+        macs: ports.iter().map(|port| port.mac).collect(),
     }
 }
 

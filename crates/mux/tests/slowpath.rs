@@ -416,6 +416,93 @@ fn a_program_that_makes_no_sense_is_told_why_and_disconnected() {
     assert_adds_up(&stats_of(&mux));
 }
 
+/// Frames that are no IP: two bytes say where they go to, and one how far.
+#[test]
+fn any_protocol_is_forwarded_by_its_fields() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let mut vnet = two_hosts(root.path(), "red", &[]);
+    let fields = |offset: u16, bytes: u8| KeyField { offset, bytes };
+    let write = |offset, what| Write { offset, what };
+    let code = Code::Fields(Fields {
+        key: vec![fields(12, 2), fields(14, 2)],
+        write: vec![
+            write(16, Written::Hops),
+            write(0, Written::Data { from: 0, bytes: 6 }),
+            write(6, Written::Source),
+            write(14, Written::Data { from: 6, bytes: 2 }),
+        ],
+        miss: Miss::Drop,
+    });
+    let socket = root.path().join("control");
+    let slowpath = Some(SlowPath { socket, filters: 16, counters: 4 });
+    let router = vnet.nodes[0].router.as_mut().unwrap();
+    router.engine = Some(Engine { code, memory_bytes: 0, slowpath });
+    put(&mux, &vnet);
+    let [mut tap, mut h1, mut h2] = [0, 1, 2].map(|node: usize| Peer::tap_of(&vnet.nodes[node]));
+    let labelled = |label: u16, hops: u8, mark: u64| {
+        let mut frame = [&router_mac(0)[..], &host_mac(1), &[0x88, 0xb5]].concat();
+        frame.extend(label.to_be_bytes());
+        frame.push(hops);
+        frame.extend([7; 40]);
+        frame.extend(mark.to_be_bytes());
+        frame
+    };
+    assert!(engine_stats(&mux, "red").synced);
+    // Without filters nothing goes anywhere.
+    assert!(h1.out(0, &labelled(5, 9, 1)));
+    eventually("dropped", || dropped(&node_stats(&mux, "red", "r1"), "unmatched") == 1);
+    let (mut program, welcome) = Program::start(&vnet);
+    assert_eq!(welcome.code, 1);
+    let label = |label: u16| {
+        let (mut value, mut mask) = ([0; 16], [0; 16]);
+        value[..2].copy_from_slice(&[0x88, 0xb5]);
+        value[2..4].copy_from_slice(&label.to_be_bytes());
+        // By the first port alone.
+        mask[..4].fill(0xff);
+        mask[14..].fill(0xff);
+        Pattern::Short { value, mask }
+    };
+    let mut data = [0; 16];
+    data[..6].copy_from_slice(&host_mac(2));
+    data[6..8].copy_from_slice(&77_u16.to_be_bytes());
+    let copies = [0, 1, 0, 0, 0, 0, 0, 0];
+    let swaps = Action { data, vport: 1, counter: 3, ..does(Verdict::Send) };
+    let all = [
+        filter(0, label(5), swaps),
+        filter(1, label(6), does(Verdict::Punt)),
+        filter(2, label(7), Action { copies_count: 1, copies, ..swaps }),
+    ];
+    assert_eq!(program.commit(&all, false), Ok(3));
+    let long = Pattern::Long { value: [0; 40], mask: [0; 40] };
+    assert!(program.commit(&[filter(3, long, swaps)], false).unwrap_err().1.contains("16 bytes"));
+    assert!(h1.out(0, &labelled(5, 9, 2)));
+    let mut expected = labelled(77, 8, 2);
+    expected[..12].copy_from_slice(&[host_mac(2), [2, 0, 0, 0, 0, 1]].concat());
+    assert_eq!(h2.expect(1)[0].1, expected);
+    // To the slow path: what a filter says, and what has no hops left.
+    for (label, hops, mark) in [(6, 9, 3), (5, 1, 4)] {
+        assert!(h1.out(0, &labelled(label, hops, mark)));
+        assert_eq!(mark_of(&tap.expect(1)[0].1), mark);
+    }
+    // A copy leaves by another port, from there.
+    assert!(h1.out(0, &labelled(7, 3, 5)));
+    let mut expected = labelled(77, 2, 5);
+    expected[..12].copy_from_slice(&[host_mac(2), [2, 0, 0, 0, 0, 1]].concat());
+    assert_eq!(h2.expect(1)[0].1, expected);
+    expected[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 0]);
+    assert_eq!(h1.expect(1)[0].1, expected);
+    // Another port, another label, too short.
+    assert!(h2.out(0, &labelled(5, 9, 6)));
+    assert!(h1.out(0, &labelled(8, 9, 7)));
+    assert!(h1.out(0, &labelled(5, 9, 8)[..16]));
+    eventually("all are dropped", || {
+        let stats = node_stats(&mux, "red", "r1");
+        dropped(&stats, "unmatched") == 3 && dropped(&stats, "guest-malformed") == 1
+    });
+    assert_eq!(program.counters(3, 1)[0].packets, 3);
+    assert_adds_up(&stats_of(&mux));
+}
+
 /// The most that there may be of everything, and the dearest: others go on, and all is counted.
 #[test]
 fn the_dearest_filters_take_their_own_time() {

@@ -287,7 +287,7 @@ impl Daemon for Engine {
         };
         match source {
             // The mux's own tables are those of guest 0.
-            Source::Guest(0) | Source::Diff(0) if plan.engine.is_some() => {}
+            Source::Guest(0) | Source::Diff(0) if plan.mux_follows() => {}
             Source::Guest(number) | Source::Diff(number) => {
                 has_guest(vnet, node, &plan, number)?;
             }

@@ -444,7 +444,7 @@ impl View<'_> {
             Some(guest) => Some(guest.synced && said.settled),
             None => {
                 let mirrored = plan.guests.get(&number).is_some_and(|guest| guest.mirrored);
-                (mirrored || plan.engine.is_some()).then_some(false)
+                (mirrored || plan.mux_follows()).then_some(false)
             }
         }
     }

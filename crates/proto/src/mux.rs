@@ -360,16 +360,111 @@ pub struct Router {
     pub engine: Option<Engine>,
 }
 
-/// How the mux forwards for a vrouter: IPv4 and IPv6, by the control guest's routes.
+/// How the mux forwards for a vrouter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engine {
-    /// Where the route mirror listens (`routes`), to which the mux connects as guest 0.
-    pub routes: PathBuf,
-    /// Bytes that its tables may take.
+    /// What forwards.
+    pub code: Code,
+    /// Bytes that its routes may take.
     pub memory_bytes: u64,
     /// Programs of the control guest may tell it what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowpath: Option<SlowPath>,
+}
+
+/// What forwards in an engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Code {
+    /// IPv4 and IPv6, by the control guest's routes.
+    Ip {
+        /// Where the route mirror listens (`routes`), to which the mux connects as guest 0.
+        routes: PathBuf,
+    },
+    /// Any protocol, by filters alone.
+    Fields(Fields),
+}
+
+/// How frames of a protocol are looked at and changed that PdP knows nothing of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fields {
+    /// What filters are compared with, [`KEY_FIELD_BYTES_MAX`] in all at most.
+    pub key: Vec<KeyField>,
+    /// What is written into frames that a filter sends, in this order.
+    pub write: Vec<Write>,
+    /// What becomes of frames that no filter decides on.
+    pub miss: Miss,
+}
+
+/// Bytes of all fields of a key at most: the vport that a frame came by is behind them.
+pub const KEY_FIELD_BYTES_MAX: usize = 38;
+
+/// The same of a short key.
+const SHORT_KEY_FIELD_BYTES_MAX: usize = 14;
+
+/// Writes at most.
+pub const WRITES_MAX: usize = 16;
+
+/// Bytes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyField {
+    /// From the frame's destination address on.
+    pub offset: u16,
+    /// How many.
+    pub bytes: u8,
+}
+
+/// Something that is written into a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Write {
+    /// From the frame's destination address on.
+    pub offset: u16,
+    /// What.
+    pub what: Written,
+}
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Written {
+    /// Bytes of the data of the filter's result.
+    Data {
+        /// From this one on.
+        from: u8,
+        /// How many.
+        bytes: u8,
+    },
+    /// The link address of the port that the frame leaves by.
+    Source,
+    /// One less than what the byte has; a frame where it has 1 or 0 is not sent, but goes to the control guest.
+    Hops,
+}
+
+/// What becomes of frames that no filter decides on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Miss {
+    /// They are dropped.
+    Drop,
+    /// They go to the control guest.
+    Punt,
+}
+
+impl Fields {
+    /// Whether its keys have 40 bytes, and not 16.
+    pub fn is_long(&self) -> bool {
+        let bytes: usize = self.key.iter().map(|field| usize::from(field.bytes)).sum();
+        bytes > SHORT_KEY_FIELD_BYTES_MAX
+    }
+}
+
+impl Write {
+    /// Bytes that a frame has at least.
+    pub fn end(&self) -> usize {
+        let bytes = match self.what {
+            Written::Data { bytes, .. } => bytes.into(),
+            Written::Source => 6,
+            Written::Hops => 1,
+        };
+        usize::from(self.offset) + bytes
+    }
 }
 
 /// Where programs of a control guest tell an engine what to do ([`crate::slowpath`]).

@@ -239,3 +239,6 @@ pub const FILTERS_MAX: u32 = pdp_proto::slowpath::FILTERS_MAX;
 
 /// Counters of a fast path.
 pub const COUNTERS_MAX: u32 = pdp_proto::slowpath::COUNTERS_MAX;
+
+/// Bytes of a key of `code: fields`.
+pub const KEY_BYTES_MAX: usize = pdp_proto::mux::KEY_FIELD_BYTES_MAX;

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use pdp_proto::mux;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -836,6 +837,8 @@ pub struct Needs<'a> {
     pub mux_routes: bool,
     /// Filters and counters that programs of the control guest may have the mux use, if they may have any.
     pub slowpath: Option<(u32, u32)>,
+    /// How the mux looks at and changes frames, where it does not forward by routes.
+    pub fields: Option<&'a Fields>,
     /// What becomes of packets that the kernel's hooks may treat otherwise.
     pub kernel_hooks: KernelHooks,
     /// Frames that go to the control guest.
@@ -852,6 +855,7 @@ impl DataPlane {
                 guests: Some(plane),
                 mux_routes: false,
                 slowpath: None,
+                fields: None,
                 kernel_hooks: plane.kernel_hooks,
                 punt: &plane.punt,
                 punt_limits: &plane.punt_limits,
@@ -860,6 +864,7 @@ impl DataPlane {
                 guests: None,
                 mux_routes: plane.code == Code::Ip,
                 slowpath: Some((plane.filters, plane.counters)).filter(|it| *it != (0, 0)),
+                fields: plane.fields.as_ref().filter(|_| plane.code == Code::Fields),
                 kernel_hooks: plane.kernel_hooks,
                 punt: &plane.punt,
                 punt_limits: &plane.punt_limits,
@@ -912,6 +917,9 @@ pub struct Fastpath {
     /// What forwards.
     #[serde(default)]
     pub code: Code,
+    /// For `code: fields`: what filters look at, and what is written into frames that they send.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fields: Option<Fields>,
     /// Filters that a program of the control guest may set at `/run/pdp/slowpath/control.sock` (docs/slowpath.md), of
     /// IPv4 and of IPv6 each. With these and `counters` 0, nobody listens there.
     #[serde(default = "filters")]
@@ -944,6 +952,108 @@ pub enum Code {
     /// IPv4 and IPv6 by the control guest's routes, as the built-in router does.
     #[default]
     Ip,
+    /// Any protocol, IP or not, by filters alone, which a program of the control guest sets (docs/slowpath.md): `fields` says
+    /// what they look at.
+    Fields,
+}
+
+/// How a fast path looks at and changes frames of a protocol that PdP knows nothing of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Fields {
+    /// Bytes of a frame that filters are compared with, in this order; 38 in all at most. A frame that is too short for them
+    /// is dropped.
+    pub key: Vec<KeyField>,
+    /// What is written into frames that a filter sends, in this order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub write: Vec<FieldWrite>,
+    /// What becomes of frames that meet no filter, or that one passes.
+    #[serde(default)]
+    pub miss: Miss,
+}
+
+/// Bytes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct KeyField {
+    /// Bytes from the start of the frame's destination address.
+    #[schemars(range(max = MTU_MAX))]
+    pub offset: u16,
+    /// How many.
+    #[schemars(range(min = 1, max = KEY_BYTES_MAX))]
+    pub bytes: u8,
+}
+
+/// What is written into a frame: one of `data`, `source` and `hops`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FieldWrite {
+    /// Bytes from the start of the frame's destination address.
+    #[schemars(range(max = MTU_MAX))]
+    pub offset: u16,
+    /// Bytes of the filter's data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataBytes>,
+    /// `true`: the link address of the interface that it leaves by.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub source: bool,
+    /// `true`: one less than the byte has. A frame where that has 1 or 0 is not sent, but goes to the control guest.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hops: bool,
+}
+
+impl FieldWrite {
+    /// What is written; `None`: nothing, or more than one thing.
+    pub fn written(&self) -> Option<mux::Written> {
+        match (self.data, self.source, self.hops) {
+            (Some(DataBytes { from, bytes }), false, false) => {
+                Some(mux::Written::Data { from, bytes })
+            }
+            (None, true, false) => Some(mux::Written::Source),
+            (None, false, true) => Some(mux::Written::Hops),
+            _ => None,
+        }
+    }
+}
+
+impl Fields {
+    /// As the mux has it.
+    pub fn of_mux(&self) -> mux::Fields {
+        let key = |field: &KeyField| mux::KeyField { offset: field.offset, bytes: field.bytes };
+        let write =
+            |write: &FieldWrite| Some(mux::Write { offset: write.offset, what: write.written()? });
+        mux::Fields {
+            key: self.key.iter().map(key).collect(),
+            write: self.write.iter().filter_map(write).collect(),
+            miss: match self.miss {
+                Miss::Drop => mux::Miss::Drop,
+                Miss::Punt => mux::Miss::Punt,
+            },
+        }
+    }
+}
+
+/// Bytes of a filter's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DataBytes {
+    /// The first, counted from 0.
+    #[schemars(range(max = 15))]
+    pub from: u8,
+    /// How many.
+    #[schemars(range(min = 1, max = 16))]
+    pub bytes: u8,
+}
+
+/// What becomes of frames that no filter decides on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Miss {
+    /// They are dropped.
+    #[default]
+    Drop,
+    /// They go to the control guest.
+    Punt,
 }
 
 /// Forwarding by guests: any program, in as many of them as it takes.

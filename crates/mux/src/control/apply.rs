@@ -207,7 +207,7 @@ impl Control {
             .map_err(|error| format!("no descriptor for an engine: {error}"))?;
         if let Some(slowpath) = &spec.slowpath {
             let listener = self.keeper.take(&slowpath.socket).map(OwnedFd::from);
-            if !self.slowpaths.add(&mut engine, slowpath, bell, listener) {
+            if !self.slowpaths.add(&mut engine, &spec.code, slowpath, bell, listener) {
                 return Err(format!("nobody listens at {}", slowpath.socket.display()));
             }
         }

@@ -7,8 +7,8 @@ use pdp_proto::limits::{
     PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX, SCHEDULE_STEPS_MAX,
     VNET_ADDRESSES_MAX, VNET_LINES_BYTES_MAX, WEIGHT_MAX,
 };
-use pdp_proto::mux::{FlowKey, Impairments, Leaving, Match, OUTSIDE, Share, Vlink, Vnet};
-use pdp_proto::slowpath::{COUNTERS_MAX, FILTERS_MAX};
+use pdp_proto::mux::{self, FlowKey, Impairments, Leaving, Match, OUTSIDE, Share, Vlink, Vnet};
+use pdp_proto::slowpath::{COUNTERS_MAX, DATA_BYTES, FILTERS_MAX};
 use pdp_wire::tag::{PuntClass, VPORTS_MAX};
 
 /// Checks all that needs no other vnet to be known. The error names object, value and bound.
@@ -29,6 +29,16 @@ pub fn check(vnet: &Vnet) -> Result<(), String> {
         let Some(router) = &node.router else { continue };
         bound(&name, "guests", router.guests.len(), GUESTS_MAX)?;
         bound(&name, "punt filters", router.punt_filters.len(), PUNT_FILTERS_MAX)?;
+        if let Some(mux::Code::Fields(fields)) = router.engine.as_ref().map(|it| &it.code) {
+            let bytes = fields.key.iter().map(|field| usize::from(field.bytes)).sum();
+            bound(&name, "bytes of a key", bytes, mux::KEY_FIELD_BYTES_MAX)?;
+            bound(&name, "writes", fields.write.len(), mux::WRITES_MAX)?;
+            let data = fields.write.iter().filter_map(|write| match write.what {
+                mux::Written::Data { from, bytes } => Some(usize::from(from) + usize::from(bytes)),
+                _ => None,
+            });
+            bound(&name, "bytes of data", data.max().unwrap_or(0), DATA_BYTES)?;
+        }
         if let Some(slowpath) = router.engine.as_ref().and_then(|it| it.slowpath.as_ref()) {
             bound(&name, "filters", slowpath.filters as usize, FILTERS_MAX as usize)?;
             bound(&name, "counters", slowpath.counters as usize, COUNTERS_MAX as usize)?;

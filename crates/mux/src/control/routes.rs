@@ -84,7 +84,8 @@ impl Routes {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         watch.add_bell(Some(slot), &bell)?;
         let (engine, source) = Engine::new(spec.clone(), self.0.wake.clone());
-        let path = spec.routes.clone();
+        let mux::Code::Ip { routes } = &spec.code else { return Ok((engine, bell)) };
+        let path = routes.clone();
         let followed = Followed {
             path,
             source,

@@ -109,6 +109,7 @@ impl SlowPaths {
     pub fn add(
         &self,
         engine: &mut Engine,
+        code: &mux::Code,
         spec: &mux::SlowPath,
         bell: Arc<OwnedFd>,
         listener: Option<OwnedFd>,
@@ -122,6 +123,10 @@ impl SlowPaths {
         let connects = Rate { bps: 0, pps: CONNECTS_A_SECOND };
         let place = Place {
             spec: spec.clone(),
+            fields: match code {
+                mux::Code::Ip { .. } => None,
+                mux::Code::Fields(fields) => Some(fields.is_long()),
+            },
             listener,
             desk,
             bell,
@@ -145,6 +150,8 @@ impl SlowPaths {
 /// A vrouter whose engine programs speak to.
 struct Place {
     spec: mux::SlowPath,
+    /// Of `fields`: whether its keys are long.
+    fields: Option<bool>,
     listener: Arc<OwnedFd>,
     desk: Desk,
     /// Rouses the engine's vnet.
@@ -386,7 +393,7 @@ impl Place {
             self.ready()?;
             let welcome = Welcome {
                 version: VERSION,
-                code: 0,
+                code: u8::from(self.fields.is_some()),
                 vports: self.desk.shared.vports.load(Ordering::Relaxed) as u16,
                 tables: self.tables,
                 filters_max: self.spec.filters,
@@ -483,7 +490,13 @@ impl Place {
         if let Some(vport) = ports.copied().find(|vport| u64::from(*vport) >= vports) {
             return Err(format!("vport {vport}: there are {vports}, from 0 on"));
         }
-        if action.verdict == Verdict::Send && action.data[..6] == [0; 6] {
+        let is_long = matches!(filter.pattern, Pattern::Long { .. });
+        if self.fields.is_some_and(|long| long != is_long) {
+            let bytes = if is_long { 16 } else { 40 };
+            return Err(format!("patterns of this vrouter's fields have {bytes} bytes"));
+        }
+        let is_ip = self.fields.is_none();
+        if is_ip && action.verdict == Verdict::Send && action.data[..6] == [0; 6] {
             return Err("it is to be sent to no link address".into());
         }
         Ok(())

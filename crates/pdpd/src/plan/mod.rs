@@ -885,7 +885,13 @@ impl NodePlan {
     /// How many forward by the control guest's routes: guests, or the mux.
     pub fn followers(&self) -> u64 {
         let guests = self.guests.values().filter(|guest| guest.mirrored).count() as u64;
-        guests + u64::from(self.engine.is_some())
+        guests + u64::from(self.mux_follows())
+    }
+
+    /// Whether the mux forwards by the control guest's routes.
+    pub fn mux_follows(&self) -> bool {
+        let code = self.engine.as_ref().map(|engine| &engine.code);
+        matches!(code, Some(mux::Code::Ip { .. }))
     }
 
     /// Where the mux listens for programs of its control guest.

@@ -88,9 +88,12 @@ impl NodePlanner<'_> {
             directories.push(passed(directory.join("routes"), reader));
             self.mirror(needs.kernel_hooks)
         });
-        let engine = mirror.as_ref().filter(|_| needs.is_some_and(|needs| needs.mux_routes));
-        let engine = engine.map(|mirror| mux::Engine {
-            routes: mirror.config.routes_socket.clone(),
+        let ip = mirror.as_ref().filter(|_| needs.is_some_and(|needs| needs.mux_routes));
+        let ip = ip.map(|it| mux::Code::Ip { routes: it.config.routes_socket.clone() });
+        let fields = needs.and_then(|needs| needs.fields);
+        let code = ip.or_else(|| fields.map(|fields| mux::Code::Fields(fields.of_mux())));
+        let engine = code.map(|code| mux::Engine {
+            code,
             memory_bytes: self.node.engine_memory_bytes(),
             slowpath: needs.and_then(|needs| needs.slowpath).map(|(filters, counters)| {
                 mux::SlowPath { socket: slowpath.join(SLOWPATH_SOCKET), filters, counters }

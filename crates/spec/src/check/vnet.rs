@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use pdp_proto::mux;
+use pdp_proto::slowpath::DATA_BYTES;
 
 use super::{
     INNER_NAME_HINT, Reporter, bad_inner_name, binds, label, leaving, management, routes, sysctls,
@@ -420,9 +422,46 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
+    fn code(&mut self, plane: &Fastpath) {
+        let fields = match (plane.code, &plane.fields) {
+            (Code::Fields, Some(fields)) => fields,
+            (Code::Fields, None) => {
+                let hint = "add fields with a key, as in examples/labels.yaml";
+                return self.fault(&["dataPlane", "code"], "code: fields has no fields", hint);
+            }
+            (Code::Ip, Some(_)) => {
+                let hint = "say code: fields, or remove them";
+                return self.fault(&["dataPlane", "fields"], "fields are for code: fields", hint);
+            }
+            (Code::Ip, None) => return,
+        };
+        let bytes: usize = fields.key.iter().map(|field| usize::from(field.bytes)).sum();
+        if bytes == 0 || bytes > KEY_BYTES_MAX {
+            let message = format!("the key has {bytes} bytes: 1 to {KEY_BYTES_MAX} are allowed");
+            self.fault(&["dataPlane", "fields", "key"], message, "give it other fields");
+        }
+        let writes = &["dataPlane", "fields", "write"];
+        self.too_many(writes, fields.write.len(), mux::WRITES_MAX);
+        for (index, write) in fields.write.iter().enumerate() {
+            let index = index.to_string();
+            let path = [&writes[..], &[&index]].concat();
+            let data = write.data.map_or(0, |data| u16::from(data.from) + u16::from(data.bytes));
+            if write.written().is_none() {
+                let hint = "give one of data, source: true and hops: true";
+                self.fault(&path, "there is not one thing to write", hint);
+            } else if usize::from(data) > DATA_BYTES {
+                let message = format!("data end at byte {data}, a filter has {DATA_BYTES}");
+                self.fault(&path, message, "let from and bytes be 16 together at most");
+            }
+        }
+    }
+
     fn data_plane(&mut self, plane: &DataPlane) {
         if let Some(guests) = plane.parallel() {
             self.guests(guests);
+        }
+        if let DataPlane::Fastpath(plane) = plane {
+            self.code(plane);
         }
         let Needs { punt, punt_limits, slowpath, .. } = plane.needs();
         if let Some((filters, counters)) = slowpath {
