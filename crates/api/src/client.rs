@@ -25,10 +25,12 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::exec::ExecRequest;
 use crate::{
     ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DeleteQuery, DownRequest, Event,
-    FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, LogQuery, NewToken,
-    NodeProcess, Problem, Progress, PullRequest, Report, RestartRequest, RouteLine, RouteRow,
-    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Token, TokenRequest,
-    Trace, TraceRequest, Version, Vnet, VnetSummary, WatchLine, WatchQuery, paths,
+    FastpathChange, FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
+    FastpathFiltersQuery, FastpathFrame, FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange,
+    LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress, PullRequest, Report,
+    RestartRequest, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
+    TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet, VnetSummary, WatchLine,
+    WatchQuery, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -372,6 +374,43 @@ impl Client {
             }
         }
         Err(cut_off())
+    }
+
+    /// Filters of a fast path, as many as one answer has.
+    pub async fn fastpath_filters(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: &FastpathFiltersQuery,
+    ) -> Result<FastpathFilters> {
+        self.get(&with_query(&paths::fastpath_filters(vnet, node), query)?).await
+    }
+
+    /// Changes filters of a fast path.
+    pub async fn change_fastpath(
+        &self,
+        vnet: &str,
+        node: &str,
+        change: &FastpathChange,
+    ) -> Result<FastpathChanged> {
+        let path = paths::fastpath_filters(vnet, node);
+        whole(self.send(Method::POST, &path, Some(change)).await?).await
+    }
+
+    /// What counters of a fast path have.
+    pub async fn fastpath_counters(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: &FastpathCountersQuery,
+    ) -> Result<FastpathCounters> {
+        self.get(&with_query(&paths::fastpath_counters(vnet, node), query)?).await
+    }
+
+    /// Has a fast path send a frame.
+    pub async fn send_frame(&self, vnet: &str, node: &str, frame: &FastpathFrame) -> Result<()> {
+        let path = paths::fastpath_frames(vnet, node);
+        whole(self.send(Method::POST, &path, Some(frame)).await?).await
     }
 
     /// Frames of a port as pcap, until either side ends it.

@@ -106,6 +106,22 @@ pub fn routes(vnet: &str, node: &str) -> String {
     format!("{}/routes", self::node(vnet, node))
 }
 
+/// `GET`: [`FastpathFilters`](crate::FastpathFilters). `POST` [`FastpathChange`](crate::FastpathChange):
+/// [`FastpathChanged`](crate::FastpathChanged).
+pub fn fastpath_filters(vnet: &str, node: &str) -> String {
+    format!("{}/fastpath/filters", self::node(vnet, node))
+}
+
+/// `GET`: [`FastpathCounters`](crate::FastpathCounters).
+pub fn fastpath_counters(vnet: &str, node: &str) -> String {
+    format!("{}/fastpath/counters", self::node(vnet, node))
+}
+
+/// `POST` [`FastpathFrame`](crate::FastpathFrame): it is sent.
+pub fn fastpath_frames(vnet: &str, node: &str) -> String {
+    format!("{}/fastpath/frames", self::node(vnet, node))
+}
+
 /// `GET`: pcap until the client goes away.
 pub fn capture(vnet: &str, node: &str, port: &str) -> String {
     format!("{}/ports/{}/capture", self::node(vnet, node), segment(port))

@@ -80,6 +80,7 @@ pub enum Command {
     Events(Events),
     Top(Top),
     Routes(Routes),
+    Fastpath(crate::fastpath::Fastpath),
     Capture(crate::capture::Capture),
     Trace(Trace),
     Validate(Validate),
@@ -711,7 +712,7 @@ pub struct Version {
 }
 
 /// Seconds with a fraction, from a tenth to an hour.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds @ 0.1..=3600.0) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("use seconds from 0.1 to 3600".into()),

@@ -16,6 +16,7 @@ mod exec;
 mod experiment;
 mod export;
 mod failure;
+mod fastpath;
 mod files;
 mod filter;
 mod follow;
@@ -118,6 +119,7 @@ async fn run(args: Args) -> Result<ExitCode, Failure> {
         Command::Stats(stats) => stats::stats(&client, stats).await,
         Command::Events(wanted) => events::events(&client, wanted).await,
         Command::Top(wanted) => top::top(&client, wanted).await,
+        Command::Fastpath(wanted) => fastpath::fastpath(&client, wanted).await,
         Command::Routes(routes) => routes::routes(&client, routes).await,
         Command::Validate(validate) => files::validate(validate),
         Command::Images(images) => images::images(&client, images).await,

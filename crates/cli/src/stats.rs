@@ -67,7 +67,7 @@ pub async fn stats(client: &Client, args: args::Stats) -> Result<ExitCode, Failu
 }
 
 /// Prints one sample; `again`: of several.
-fn show<T: Serialize>(
+pub fn show<T: Serialize>(
     format: Format,
     again: bool,
     sample: &T,

@@ -1183,6 +1183,95 @@ fn routers_are_scaled() {
 }
 
 #[test]
+fn filters_of_a_fast_path_are_listed_with_what_they_counted() {
+    let server = Server::start();
+    let fastpath = |words: &[&str]| out(&server, &[&["fastpath", "red/r1"], words].concat());
+    let filters = fastpath(&["filters"]);
+    assert_text(
+        &filters,
+        "\
+ID  PRIORITY  MATCH                  VERDICT                                                 COUNTER  PACKETS  BYTES
+1   100       ip proto udp dport 53  drop                                                    2        1000     64000
+5   7         ip6 in eth0            send eth1 to 02:00:00:00:00:09 queue 3, copies to eth0  -        -        -
+2 of 10 filters, 4 counters, code ip
+",
+    );
+    let json: Value = serde_json::from_str(&fastpath(&["filters", "-o", "json"])).unwrap();
+    assert_eq!((&json[0]["id"], &json[0]["packets"]), (&1.into(), &1010.into()));
+    assert_eq!((&json[1]["match"], json[1].get("packets")), (&"ip6 in eth0".into(), None));
+    // What counted, or what was asked for.
+    let counters = fastpath(&["counters"]);
+    assert_text(&counters, "COUNTER  PACKETS  BYTES\n2        1020     65280\n");
+    assert_text(&fastpath(&["counters", "3"]), "COUNTER  PACKETS  BYTES\n3        0        0\n");
+    let json: Value = serde_json::from_str(&fastpath(&["counters", "2", "-o", "json"])).unwrap();
+    assert_eq!((&json[0]["counter"], &json[0]["packets"]), (&2.into(), &1040.into()));
+    let mut watch = pdp(&server.socket());
+    let watch = watch.args(["fastpath", "red/r1", "counters", "--watch=0.1", "-o", "json"]);
+    let mut watch = watch.spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let line: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    assert!(line[0]["pps"].as_f64().is_some_and(|pps| pps > 0.0), "{line}");
+    kill(Pid::from_raw(watch.id() as i32), Signal::SIGINT).unwrap();
+    assert!(watch.wait().unwrap().success());
+    assert_eq!(fails(&server, &["fastpath", "none/r1", "filters"]).0, 1);
+}
+
+#[test]
+fn filters_of_a_fast_path_are_changed_and_frames_are_sent() {
+    let server = Server::start();
+    let fastpath = |words: &[&str]| out(&server, &[&["fastpath", "red/r1"], words].concat());
+    let drop = ["add", "--id", "3", "--match", "ip dport 9", "--drop", "--counter", "2"];
+    assert_eq!(fastpath(&drop), "1 filter in force\n");
+    let mac = "02:00:00:00:00:09";
+    let send = ["add", "--id", "4", "-p", "7", "--match", "ip6", "--send", "eth1", "--to", mac];
+    fastpath(&[&send[..], &["--copy", "eth0", "--copy", "eth2", "--queue", "2"]].concat());
+    assert_eq!(fastpath(&["remove", "3", "4"]), "0 filters in force\n");
+    let file = server.path("filters.yaml");
+    let text = "filters:\n- {id: 0, priority: 1, match: ip, verdict: punt}\n";
+    fs::write(&file, text).unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(fastpath(&["apply", "-f", file, "-o", "json"]), "{\n  \"filters\": 1\n}\n");
+    fastpath(&["send", "--out", "eth1", "--queue", "2", "ffffffffffff 020000000001 88b5"]);
+    fastpath(&["send", "--in", "eth0", "ff:ff:ff:ff:ff:ff:02:00:00:00:00:01:88:b5"]);
+    let all = [
+        r#"fastpath r1 {"set":[{"id":3,"priority":0,"match":"ip dport 9","verdict":"drop","counter":2}],"remove":[],"sweep":false}"#,
+        r#"fastpath r1 {"set":[{"id":4,"priority":7,"match":"ip6","verdict":"send","out":"eth1","to":"02:00:00:00:00:09","queue":2,"copies":["eth0","eth2"]}],"remove":[],"sweep":false}"#,
+        r#"fastpath r1 {"set":[],"remove":[3,4],"sweep":false}"#,
+        r#"fastpath r1 {"set":[{"id":0,"priority":1,"match":"ip","verdict":"punt"}],"remove":[],"sweep":true}"#,
+        r#"frame r1 {"port":"eth1","way":"out","queue":2,"frame":"ffffffffffff02000000000188b5"}"#,
+        r#"frame r1 {"port":"eth0","way":"in","frame":"ffffffffffff02000000000188b5"}"#,
+    ];
+    assert_eq!(*server.fake.done.lock().unwrap(), all);
+    let (code, error) = fails(&server, &["fastpath", "red/r1", "remove", "9"]);
+    assert_eq!((code, error.as_str()), (1, "error: red/r1: filter 9: as asked\n"));
+    for (text, why) in [
+        ("filters:\n- {id: 0, priority: 1, match: ip, verdict: reject}\n", "reject"),
+        ("filters:\n- {id: 0, match: ip, verdict: drop}\n", "priority"),
+        ("- 1\n", "filters.yaml"),
+        ("filtres: []\n", "filtres"),
+    ] {
+        fs::write(file, text).unwrap();
+        let (code, error) = fails(&server, &["fastpath", "red/r1", "apply", "-f", file]);
+        assert!(code == 1 && error.contains(why), "{text}: {error}");
+    }
+    for wrong in [
+        &["add", "--id", "1", "--match", "ip"][..],
+        &["add", "--id", "1", "--match", "ip", "--drop", "--pass"],
+        &["add", "--id", "1", "--match", "ip", "--drop", "--to", mac],
+        &["add", "--id", "1", "--match", "ip", "--send", "eth1"],
+        &["remove"],
+        &["send", "--in", "eth0", "--out", "eth0", "00"],
+        &["send", "--in", "eth0", "--queue", "1", "00"],
+        &["send", "00"],
+        &["send", "--in", "eth0", "0x"],
+        &["frobnicate"],
+    ] {
+        let (code, error) = fails(&server, &[&["fastpath", "red/r1"], wrong].concat());
+        assert_eq!(code, 2, "{wrong:?}: {error}");
+    }
+}
+
+#[test]
 fn every_verb_explains_itself() {
     let server = Server::start();
     let help = out(&server, &["--help"]);
@@ -1201,6 +1290,7 @@ fn every_verb_explains_itself() {
         "scale",
         "stats",
         "routes",
+        "fastpath",
         "capture",
         "trace",
         "validate",

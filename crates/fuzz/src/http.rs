@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, ImageInfo, ImageQuery,
-    LinkChange, LinkRequest, NodeProcess, Problem, PullRequest, Report, RestartRequest,
-    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest,
-    Version, Vnet, VnetSummary, WatchQuery,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FastpathChange, FastpathChanged,
+    FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
+    FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, NodeProcess, Problem,
+    PullRequest, Report, RestartRequest, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
+    TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -162,6 +163,37 @@ impl Daemon for Nothing {
     }
 
     fn routes(&self, _: &str, _: &str, _: RoutesQuery, _: RouteFn<'_>) -> Result<(), Problem> {
+        nothing()
+    }
+
+    fn fastpath_filters(
+        &self,
+        _: &str,
+        _: &str,
+        _: FastpathFiltersQuery,
+    ) -> Result<FastpathFilters, Problem> {
+        nothing()
+    }
+
+    fn change_fastpath(
+        &self,
+        _: &str,
+        _: &str,
+        _: &FastpathChange,
+    ) -> Result<FastpathChanged, Problem> {
+        nothing()
+    }
+
+    fn fastpath_counters(
+        &self,
+        _: &str,
+        _: &str,
+        _: FastpathCountersQuery,
+    ) -> Result<FastpathCounters, Problem> {
+        nothing()
+    }
+
+    fn send_frame(&self, _: &str, _: &str, _: &FastpathFrame) -> Result<(), Problem> {
         nothing()
     }
 

@@ -28,6 +28,7 @@ pub mod claim;
 pub mod control;
 pub mod doctor;
 pub mod engine;
+mod fastpath;
 pub mod host;
 pub mod http;
 pub mod images;

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, EngineStats, FdbEntry, GuestProcess,
-    GuestStats, ImageInfo, ImageQuery, LinkChange, LinkRequest, NodeProcess, NodeStats, PortStats,
-    Problem, ProblemKind, PullRequest, Report, RestartRequest, RouteGuestStats, RouteHop, RouteRow,
-    RouteStats, RouteTarget, RoutesQuery, ScaleRequest, SlowPathStats, Stage, Stats, StatsQuery,
-    Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary,
-    WatchQuery,
+    ApplyRequest, CaptureQuery, Check, DownRequest, EngineStats, FastpathChange, FastpathChanged,
+    FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
+    FdbEntry, GuestProcess, GuestStats, ImageInfo, ImageQuery, LinkChange, LinkRequest,
+    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, PullRequest, Report, RestartRequest,
+    RouteGuestStats, RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest,
+    SlowPathStats, Stage, Stats, StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest,
+    Version, Vnet, VnetStats, VnetSummary, WatchQuery,
 };
 use pdp_container::RunAs;
 use pdp_container::cgroup::Session;
@@ -30,6 +31,7 @@ use crate::access::{Scope, no_vnet};
 use crate::ask::{Answer, Question};
 use crate::control::{ControlError, Mirror, TapHelper};
 use crate::engine::{Engine, link_of};
+use crate::fastpath::FastPath;
 use crate::host::words;
 use crate::http::{Daemon, ProgressFn, RouteFn};
 use crate::plan::{NodePlan, Part};
@@ -299,6 +301,37 @@ impl Daemon for Engine {
                 rows.into_iter().all(|found| row(route_row(found, ports)))
             })
             .map_err(unavailable)
+    }
+
+    fn fastpath_filters(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: FastpathFiltersQuery,
+    ) -> Result<FastpathFilters, Problem> {
+        FastPath::of(vnet, node, &self.node(vnet, node)?)?.filters(query)
+    }
+
+    fn change_fastpath(
+        &self,
+        vnet: &str,
+        node: &str,
+        change: &FastpathChange,
+    ) -> Result<FastpathChanged, Problem> {
+        FastPath::of(vnet, node, &self.node(vnet, node)?)?.change(change)
+    }
+
+    fn fastpath_counters(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: FastpathCountersQuery,
+    ) -> Result<FastpathCounters, Problem> {
+        FastPath::of(vnet, node, &self.node(vnet, node)?)?.counters(query)
+    }
+
+    fn send_frame(&self, vnet: &str, node: &str, frame: &FastpathFrame) -> Result<(), Problem> {
+        FastPath::of(vnet, node, &self.node(vnet, node)?)?.send(frame)
     }
 
     fn capture(

@@ -86,6 +86,9 @@ fn the_description_names_every_path_and_only_types_that_it_describes() {
         "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture",
         "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/trace",
         "/v1/vnets/{vnet}/nodes/{node}/logs/{process}",
+        "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters",
+        "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters",
+        "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames",
     ] {
         assert!(description["paths"][path].is_object(), "{path}");
     }
@@ -189,6 +192,30 @@ fn answers_are_as_described() {
             format!("{node}/guests"),
             r#"{"guests": 2}"#,
         ),
+        (
+            "get",
+            "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters",
+            format!("{node}/fastpath/filters"),
+            "",
+        ),
+        (
+            "post",
+            "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters",
+            format!("{node}/fastpath/filters"),
+            r#"{"set": [{"id": 1, "priority": 1, "match": "ip", "verdict": "drop"}]}"#,
+        ),
+        (
+            "get",
+            "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters",
+            format!("{node}/fastpath/counters"),
+            "",
+        ),
+        (
+            "post",
+            "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames",
+            format!("{node}/fastpath/frames"),
+            r#"{"port": "eth0", "way": "out", "frame": "00"}"#,
+        ),
         ("delete", paths::SUBSTRATE, paths::SUBSTRATE.into(), ""),
         ("get", paths::AUDIT, paths::AUDIT.into(), ""),
     ] {
@@ -228,6 +255,13 @@ fn answers_are_as_described() {
     }
 }
 
+/// More filters than one request may have.
+fn many_filters() -> String {
+    let one = r#"{"id":1,"priority":1,"match":"","verdict":"drop"},"#;
+    let all = one.repeat(pdp_api::FASTPATH_FILTERS_MAX + 1);
+    format!("{{\"set\":[{}]}}", all.trim_end_matches(','))
+}
+
 /// Every one of these is answered by a problem of this status, whatever it is that came.
 #[test]
 fn bad_requests_are_problems() {
@@ -258,6 +292,9 @@ fn bad_requests_are_problems() {
         (400, with_body("POST", "/v1/apply", r#"{"files": 7}"#)),
         (400, with_body("POST", "/v1/apply", &"[".repeat(100_000))),
         (400, with_body("POST", "/v1/down", r#"{"purge": "yes"}"#)),
+        (400, with_body("POST", "/v1/vnets/red/nodes/r1/fastpath/filters", &many_filters())),
+        (400, with_body("POST", "/v1/vnets/red/nodes/r1/fastpath/frames", r#"{"way": "up"}"#)),
+        (400, get("/v1/vnets/red/nodes/r1/fastpath/filters?first=-1")),
         (400, with_body("PUT", "/v1/vnets/red/links/x", "{}")),
         (409, with_body("DELETE", "/v1/substrate", "")),
         (400, with_body("POST", "/v1/vnets/red/nodes/r1/exec", "{}")),

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FdbEntry, GuestProcess, ImageInfo, ImageQuery,
-    LinkChange, LinkRequest, NodeProcess, Problem, Progress, PullRequest, Report, RestartRequest,
-    RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace,
-    TraceRequest, Version, Vnet, VnetSummary, WatchQuery,
+    ApplyRequest, CaptureQuery, Check, DownRequest, FastpathChange, FastpathChanged,
+    FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
+    FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, NodeProcess, Problem,
+    Progress, PullRequest, Report, RestartRequest, RouteRow, RoutesQuery, ScaleRequest, Stats,
+    StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -164,6 +165,33 @@ pub trait Daemon: Send + Sync + 'static {
         query: RoutesQuery,
         row: RouteFn<'_>,
     ) -> Result<(), Problem>;
+
+    /// Filters of a fast path, as many as one answer has.
+    fn fastpath_filters(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: FastpathFiltersQuery,
+    ) -> Result<FastpathFilters, Problem>;
+
+    /// Changes filters of a fast path, all at once or none.
+    fn change_fastpath(
+        &self,
+        vnet: &str,
+        node: &str,
+        change: &FastpathChange,
+    ) -> Result<FastpathChanged, Problem>;
+
+    /// What counters of a fast path have.
+    fn fastpath_counters(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: FastpathCountersQuery,
+    ) -> Result<FastpathCounters, Problem>;
+
+    /// Has a fast path send a frame.
+    fn send_frame(&self, vnet: &str, node: &str, frame: &FastpathFrame) -> Result<(), Problem>;
 
     /// Begins a capture; what comes out of the descriptor (the read end of a pipe) is pcap.
     /// Closing it ends the capture.

@@ -26,6 +26,9 @@ use crate::state::access::now_ms;
 /// How often who is behind an answer that goes on is looked at again.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 
+/// Paths, as the API describes them, whose requests have much to say.
+const LARGE_BODIES: [&str; 2] = [paths::APPLY, "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters"];
+
 /// What a request shows of who asks: from where, and a token.
 type Shown = (Peer, Option<String>);
 
@@ -153,8 +156,8 @@ impl Pass<'_> {
         right.check(&caller, self.row.vnet.as_deref())?;
         let room = self.api.rooms.of(&caller.scope, &quota);
         let mut place = room.place(path.map_or(Answer::Whole, answer))?;
-        let bytes_max =
-            if path == Some(paths::APPLY) { BODY_BYTES_MAX } else { SMALL_BODY_BYTES_MAX };
+        let is_large = path.is_some_and(|path| LARGE_BODIES.contains(&path));
+        let bytes_max = if is_large { BODY_BYTES_MAX } else { SMALL_BODY_BYTES_MAX };
         let body = room.body(&mut place, body, bytes_max).await?;
         let begun = match right.changes() {
             true => Some(Arc::new(self.begin().await?)),

@@ -22,6 +22,7 @@ mod connection;
 mod daemon;
 mod description;
 mod exec;
+mod fastpath;
 mod gate;
 mod images;
 mod look;
@@ -98,7 +99,7 @@ pub const DESCRIPTORS_MAX: u64 = (3 * CONNECTIONS_MAX
     + 2 * crate::ask::ASKED_AT_ONCE
     + CONNECTIONS_MAX) as u64;
 
-/// Bytes of the body of a request other than `apply`, whose may have
+/// Bytes of the body of a request other than those that apply files or set filters, whose may have
 /// [`pdp_api::BODY_BYTES_MAX`].
 pub const SMALL_BODY_BYTES_MAX: usize = 256 << 10;
 
@@ -316,6 +317,9 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(change::scale))
         .routes(routes!(change::restart))
         .routes(routes!(stream::routes))
+        .routes(routes!(fastpath::fastpath_filters, fastpath::change_fastpath))
+        .routes(routes!(fastpath::fastpath_counters))
+        .routes(routes!(fastpath::send_frame))
         .routes(routes!(stream::capture))
         .routes(routes!(stream::logs))
         .routes(routes!(stream::node_logs))

@@ -571,6 +571,78 @@ impl Daemon for Fake {
         Ok(vec![FdbEntry { endpoint, mac, age_s: 7 }])
     }
 
+    fn fastpath_filters(
+        &self,
+        vnet: &str,
+        _: &str,
+        query: FastpathFiltersQuery,
+    ) -> Result<FastpathFilters, Problem> {
+        self.known(vnet)?;
+        let dropped = FastpathFilter {
+            id: 1,
+            priority: 100,
+            r#match: "ip proto udp dport 53".into(),
+            verdict: FastpathVerdict::Drop,
+            counter: Some(2),
+            ..Default::default()
+        };
+        let sent = FastpathFilter {
+            id: 5,
+            priority: 7,
+            r#match: "ip6 in eth0".into(),
+            verdict: FastpathVerdict::Send,
+            out: Some("eth1".into()),
+            to: Some("02:00:00:00:00:09".into()),
+            queue: Some(3),
+            copies: vec!["eth0".into()],
+            ..Default::default()
+        };
+        // One at a time.
+        let (filters, next) = match query.first {
+            0..=1 => (vec![dropped], Some(2)),
+            2..=5 => (vec![sent], None),
+            _ => (vec![], None),
+        };
+        Ok(FastpathFilters { code: "ip".into(), filters_max: 10, counters: 4, filters, next })
+    }
+
+    fn change_fastpath(
+        &self,
+        vnet: &str,
+        node: &str,
+        change: &FastpathChange,
+    ) -> Result<FastpathChanged, Problem> {
+        self.known(vnet)?;
+        if change.remove.contains(&9) {
+            let problem = format!("{vnet}/{node}: filter 9: as asked");
+            return Err(Problem::new(ProblemKind::Invalid, problem));
+        }
+        self.note(format!("fastpath {node} {}", serde_json::to_string(change).unwrap()));
+        Ok(FastpathChanged { filters: change.set.len() as u32 })
+    }
+
+    fn fastpath_counters(
+        &self,
+        vnet: &str,
+        _: &str,
+        query: FastpathCountersQuery,
+    ) -> Result<FastpathCounters, Problem> {
+        self.known(vnet)?;
+        let sample = self.samples.fetch_add(1, Ordering::Relaxed);
+        let counter = |packets| FastpathCounter { packets, bytes: 64 * packets };
+        let all = [counter(0), counter(0), counter(1000 + 10 * sample), counter(0)];
+        let first = query.first.min(4);
+        let end = query.count.map_or(4, |count| first.saturating_add(count).min(4));
+        let counters = all[first as usize..end as usize].to_vec();
+        Ok(FastpathCounters { first, counters, total: 4 })
+    }
+
+    fn send_frame(&self, vnet: &str, node: &str, frame: &FastpathFrame) -> Result<(), Problem> {
+        self.known(vnet)?;
+        self.note(format!("frame {node} {}", serde_json::to_string(frame).unwrap()));
+        Ok(())
+    }
+
     fn set_link(
         &self,
         _: &Scope,

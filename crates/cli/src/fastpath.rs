@@ -1,0 +1,437 @@
+//! Filters, counters and frames of a router that the mux forwards for.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{ArgGroup, Subcommand};
+use pdp_api::client::Client;
+use pdp_api::{
+    FASTPATH_COUNTERS_AT_ONCE, FastpathChange, FastpathCounter, FastpathCountersQuery,
+    FastpathFilter, FastpathFilters, FastpathFiltersQuery, FastpathFrame, FastpathVerdict,
+    FastpathWay,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{self, Format};
+use crate::complete;
+use crate::failure::Failure;
+use crate::name::NodeName;
+use crate::output::{or_dash, print, table};
+use crate::show::bits;
+use crate::stats::{show, since};
+use crate::watch::until_interrupted;
+
+/// Bytes of a file of filters.
+const FILE_BYTES_MAX: u64 = pdp_api::BODY_BYTES_MAX as u64;
+
+/// Show and change the filters of a fast path (`dataPlane: {kind: fastpath}`), read its counters, send frames by it.
+///
+/// A program in the control guest that says which filters there are (docs/slowpath.md) removes those of this command when it
+/// connects, and this command's `apply` removes the program's.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: pdp fastpath red/r1 filters\n         \
+                        pdp fastpath red/r1 add --id 1 --priority 10 --match 'ip proto udp dport 53' --drop --counter 0\n         \
+                        pdp fastpath red/r1 add --id 2 --match 'ip dst 192.0.2.0/24 in eth0' --send eth1 --to 02:00:00:00:00:01\n         \
+                        pdp fastpath red/r1 counters --watch\n         \
+                        pdp fastpath red/r1 remove 1 2\n         \
+                        pdp fastpath red/r1 apply -f filters.yaml\n         \
+                        pdp fastpath red/r1 send --out eth1 ffffffffffff02000000000188b5")]
+pub struct Fastpath {
+    /// VNET/ROUTER.
+    #[arg(value_name = "ROUTER", add = complete::nodes())]
+    pub name: NodeName,
+    #[command(subcommand)]
+    pub action: Action,
+    #[arg(short = 'o', long, value_enum, global = true, default_value_t)]
+    pub format: Format,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Action {
+    /// List the filters, and what those with a counter have counted.
+    #[command(visible_alias = "list")]
+    Filters,
+    /// Add a filter, or replace the one with its number.
+    Add(Add),
+    /// Remove filters, all at once.
+    Remove {
+        /// Their numbers.
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<u32>,
+    },
+    /// Print counters: those that counted something, or these.
+    Counters {
+        /// Their numbers.
+        #[arg(value_name = "NUMBER")]
+        numbers: Vec<u32>,
+        /// Again and again, with rates, every so many seconds.
+        #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
+            default_missing_value = "1", value_parser = args::seconds)]
+        watch: Option<Duration>,
+    },
+    /// Have the filters of a file, all at once, and no others.
+    ///
+    /// It has a list `filters`, each with the keys that `filters -o yaml` prints.
+    Apply {
+        /// YAML or JSON; - for standard input.
+        #[arg(short, long, value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Send a frame out of an interface, or as if it had come by one: then filters and routes decide.
+    Send(Send),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("verdict").args(["drop", "pass", "punt", "send"]).required(true))]
+pub struct Add {
+    /// Its number, from 0 on.
+    #[arg(long, value_name = "N")]
+    id: u32,
+    /// Of those that a packet meets the one with the highest counts, and of equal ones the oldest.
+    #[arg(short, long, value_name = "P", default_value_t)]
+    priority: u32,
+    /// Which packets: `ip` or `ip6`, then any of src PREFIX, dst PREFIX, proto NAME, sport N, dport N, tos N,
+    /// dscp N, in IFACE; or `raw HEX/MASK`.
+    #[arg(short, long, value_name = "MATCH")]
+    r#match: String,
+    /// They are dropped.
+    #[arg(long)]
+    drop: bool,
+    /// What would become of them without the filter.
+    #[arg(long)]
+    pass: bool,
+    /// They go to the control guest.
+    #[arg(long)]
+    punt: bool,
+    /// They leave by this interface.
+    #[arg(long, value_name = "IFACE")]
+    send: Option<String>,
+    /// Of --send: to this link address.
+    #[arg(long, value_name = "MAC")]
+    to: Option<String>,
+    /// Of --send, where the code is `fields`: bytes for the header, in hexadecimal.
+    #[arg(long, value_name = "HEX", conflicts_with = "to")]
+    data: Option<String>,
+    /// What counts them.
+    #[arg(long, value_name = "N")]
+    counter: Option<u32>,
+    /// A copy leaves by this interface; several.
+    #[arg(long = "copy", value_name = "IFACE")]
+    copies: Vec<String>,
+    /// The queue of the port that they leave by, counted from 1.
+    #[arg(long, value_name = "N")]
+    queue: Option<u16>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("way").args(["out", "into"]).required(true))]
+pub struct Send {
+    /// Out of this interface.
+    #[arg(long, value_name = "IFACE")]
+    out: Option<String>,
+    /// As if it had come by this interface.
+    #[arg(long = "in", value_name = "IFACE")]
+    into: Option<String>,
+    /// Of --out: the queue that it waits in, counted from 1.
+    #[arg(long, value_name = "N", conflicts_with = "into")]
+    queue: Option<u16>,
+    /// The frame from Ethernet's header on, without checksum, in hexadecimal; colons and blanks are left out.
+    #[arg(value_name = "HEX")]
+    frame: String,
+}
+
+/// A file of filters.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    filters: Vec<FastpathFilter>,
+}
+
+/// A filter with what it counted.
+#[derive(Serialize)]
+struct Counted {
+    #[serde(flatten)]
+    filter: FastpathFilter,
+    #[serde(flatten)]
+    counted: Option<FastpathCounter>,
+}
+
+/// A counter by its number.
+#[derive(Serialize)]
+struct Row {
+    counter: u32,
+    #[serde(flatten)]
+    counted: FastpathCounter,
+    #[serde(flatten)]
+    rates: Option<Rates>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct Rates {
+    pps: f64,
+    bps: f64,
+}
+
+pub async fn fastpath(client: &Client, args: Fastpath) -> Result<ExitCode, Failure> {
+    let (name, format) = (&args.name, args.format);
+    let change = match args.action {
+        Action::Filters => return filters(client, name, format).await,
+        Action::Counters { numbers, watch } => {
+            return counters(client, name, &numbers, watch, format).await;
+        }
+        Action::Send(wanted) => return send(client, name, wanted).await,
+        Action::Add(wanted) => FastpathChange { set: vec![wanted.filter()?], ..Default::default() },
+        Action::Remove { ids } => FastpathChange { remove: ids, ..Default::default() },
+        Action::Apply { file } => {
+            FastpathChange { set: read(&file)?, sweep: true, ..Default::default() }
+        }
+    };
+    let changed = client.change_fastpath(&name.vnet, &name.node, &change).await?;
+    print(format, &changed, |changed| {
+        let end = if changed.filters == 1 { "" } else { "s" };
+        format!("{} filter{end} in force\n", changed.filters)
+    })
+}
+
+impl Add {
+    fn filter(self) -> Result<FastpathFilter, Failure> {
+        let verdict = match (self.drop, self.pass, self.punt) {
+            (true, ..) => FastpathVerdict::Drop,
+            (_, true, _) => FastpathVerdict::Pass,
+            (.., true) => FastpathVerdict::Punt,
+            _ => FastpathVerdict::Send,
+        };
+        if verdict != FastpathVerdict::Send && (self.to.is_some() || self.data.is_some()) {
+            return Err(Failure::Usage("--to and --data go with --send".into()));
+        }
+        if verdict == FastpathVerdict::Send && self.to.is_none() && self.data.is_none() {
+            let problem = "--send takes --to MAC, the link address that packets go to";
+            return Err(Failure::Usage(problem.into()));
+        }
+        Ok(FastpathFilter {
+            id: self.id,
+            priority: self.priority,
+            r#match: self.r#match,
+            verdict,
+            out: self.send,
+            to: self.to,
+            queue: self.queue,
+            counter: self.counter,
+            copies: self.copies,
+            data: self.data,
+        })
+    }
+}
+
+/// The filters of a file.
+fn read(path: &PathBuf) -> Result<Vec<FastpathFilter>, Failure> {
+    let bad = |why: &dyn std::fmt::Display| Failure::Other(format!("{}: {why}", path.display()));
+    let mut text = String::new();
+    let mut from: Box<dyn Read> = match path.as_os_str() == "-" {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(std::fs::File::open(path).map_err(|error| bad(&error))?),
+    };
+    from.by_ref()
+        .take(FILE_BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| bad(&error))?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(bad(&format!("more than {FILE_BYTES_MAX} bytes")));
+    }
+    // JSON is YAML, but has a faster reader.
+    let file: File = match serde_json::from_str(&text) {
+        Ok(file) => file,
+        Err(_) => {
+            // Room for as many filters as there may be.
+            let budget = serde_saphyr::budget! { max_events: 8_000_000, max_nodes: 4_000_000 };
+            let options = serde_saphyr::options! { budget: budget, with_snippet: false };
+            serde_saphyr::from_str_with_options(&text, options).map_err(|error| bad(&error))?
+        }
+    };
+    Ok(file.filters)
+}
+
+async fn send(client: &Client, name: &NodeName, args: Send) -> Result<ExitCode, Failure> {
+    let frame: String =
+        args.frame.chars().filter(|c| *c != ':' && !c.is_ascii_whitespace()).collect();
+    if !frame.len().is_multiple_of(2) || !frame.chars().all(|digit| digit.is_ascii_hexdigit()) {
+        let problem = "the frame is no bytes in hexadecimal, like ffffffffffff02000000000188b5";
+        return Err(Failure::Usage(problem.into()));
+    }
+    let (port, way) = match (args.out, args.into) {
+        (Some(port), _) => (port, FastpathWay::Out),
+        (None, port) => (port.unwrap_or_default(), FastpathWay::In),
+    };
+    let frame = FastpathFrame { port, way, queue: args.queue, frame };
+    client.send_frame(&name.vnet, &name.node, &frame).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn filters(client: &Client, name: &NodeName, format: Format) -> Result<ExitCode, Failure> {
+    let mut all = FastpathFilters::default();
+    let mut first = 0;
+    loop {
+        let query = FastpathFiltersQuery { first };
+        let part = client.fastpath_filters(&name.vnet, &name.node, &query).await?;
+        all.filters.extend(part.filters);
+        (all.code, all.filters_max, all.counters) = (part.code, part.filters_max, part.counters);
+        match part.next {
+            // Always further on, whatever is answered.
+            Some(next) if next > first => first = next,
+            _ => break,
+        }
+    }
+    let counters = all.filters.iter().filter_map(|filter| filter.counter);
+    let counted = read_counters(client, name, counters).await?;
+    let rows: Vec<Counted> = all
+        .filters
+        .into_iter()
+        .map(|filter| {
+            let counted = filter.counter.and_then(|counter| counted.get(&counter).copied());
+            Counted { filter, counted }
+        })
+        .collect();
+    let end = format!(
+        "{} of {} filters, {} counters, code {}\n",
+        rows.len(),
+        all.filters_max,
+        all.counters,
+        all.code
+    );
+    print(format, &rows, |rows| {
+        let header = ["ID", "PRIORITY", "MATCH", "VERDICT", "COUNTER", "PACKETS", "BYTES"];
+        let or_none =
+            |number: Option<u64>| or_dash(number.map_or(String::new(), |it| it.to_string()));
+        let row = |row: &Counted| {
+            [
+                row.filter.id.to_string(),
+                row.filter.priority.to_string(),
+                row.filter.r#match.clone(),
+                verdict(&row.filter),
+                or_none(row.filter.counter.map(u64::from)),
+                or_none(row.counted.map(|counted| counted.packets)),
+                or_none(row.counted.map(|counted| counted.bytes)),
+            ]
+        };
+        table(header, rows.iter().map(row).collect()) + &end
+    })
+}
+
+/// What becomes of packets, in a word or some.
+fn verdict(filter: &FastpathFilter) -> String {
+    let word = |name: &str, value: &Option<String>| {
+        value.as_ref().map_or(String::new(), |value| format!("{name}{value}"))
+    };
+    let mut text = filter.verdict.name().to_owned();
+    text += &word(" ", &filter.out);
+    text += &word(" to ", &filter.to);
+    text += &word(" data ", &filter.data);
+    text += &word(" queue ", &filter.queue.map(|queue| queue.to_string()));
+    if !filter.copies.is_empty() {
+        text += &format!(", copies to {}", filter.copies.join(" "));
+    }
+    text
+}
+
+async fn counters(
+    client: &Client,
+    name: &NodeName,
+    numbers: &[u32],
+    watch: Option<Duration>,
+    format: Format,
+) -> Result<ExitCode, Failure> {
+    let now = async || match numbers {
+        [] => {
+            let mut all = all_counters(client, name).await?;
+            all.retain(|_, counted| *counted != FastpathCounter::default());
+            Ok::<_, Failure>(all)
+        }
+        _ => read_counters(client, name, numbers.iter().copied()).await,
+    };
+    let mut last = (Instant::now(), now().await?);
+    let Some(pause) = watch else {
+        let rows =
+            last.1.into_iter().map(|(counter, counted)| Row { counter, counted, rates: None });
+        return print(format, &rows.collect::<Vec<_>>(), |rows| text(rows));
+    };
+    until_interrupted(async {
+        loop {
+            tokio::time::sleep(pause).await;
+            let (at, all) = (Instant::now(), now().await?);
+            let seconds = (at - last.0).as_secs_f64();
+            let rate = |then: u64, now: u64| since(then, now) as f64 / seconds;
+            let row = |(&counter, &counted): (&u32, &FastpathCounter)| {
+                let then = last.1.get(&counter).copied().unwrap_or_default();
+                let rates = Rates {
+                    pps: rate(then.packets, counted.packets),
+                    bps: rate(then.bytes, counted.bytes) * 8.0,
+                };
+                Row { counter, counted, rates: Some(rates) }
+            };
+            show(format, true, &all.iter().map(row).collect::<Vec<_>>(), |rows| text(rows))?;
+            last = (at, all);
+        }
+    })
+    .await
+}
+
+fn text(rows: &[Row]) -> String {
+    let first = |row: &Row| {
+        [row.counter.to_string(), row.counted.packets.to_string(), row.counted.bytes.to_string()]
+    };
+    if rows.iter().all(|row| row.rates.is_none()) {
+        return table(["COUNTER", "PACKETS", "BYTES"], rows.iter().map(first).collect());
+    }
+    let row = |row: &Row| {
+        let [counter, packets, bytes] = first(row);
+        let rates = row.rates.unwrap_or(Rates { pps: 0.0, bps: 0.0 });
+        [counter, packets, bytes, format!("{:.0}", rates.pps), bits(rates.bps as u64)]
+    };
+    table(["COUNTER", "PACKETS", "BYTES", "pps", "RATE"], rows.iter().map(row).collect())
+}
+
+/// All counters that there are.
+async fn all_counters(
+    client: &Client,
+    name: &NodeName,
+) -> Result<BTreeMap<u32, FastpathCounter>, Failure> {
+    let mut all = BTreeMap::new();
+    let mut first = 0;
+    loop {
+        let query = FastpathCountersQuery { first, count: None };
+        let part = client.fastpath_counters(&name.vnet, &name.node, &query).await?;
+        let count = part.counters.len() as u32;
+        all.extend((first..).zip(part.counters));
+        first += count;
+        if count == 0 || first >= part.total {
+            return Ok(all);
+        }
+    }
+}
+
+/// Some of the counters: those near to each other by one request.
+async fn read_counters(
+    client: &Client,
+    name: &NodeName,
+    numbers: impl Iterator<Item = u32>,
+) -> Result<BTreeMap<u32, FastpathCounter>, Failure> {
+    let mut wanted: Vec<u32> = numbers.collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let mut all = BTreeMap::new();
+    let mut rest = &wanted[..];
+    while let Some(&first) = rest.first() {
+        let near = rest.partition_point(|it| it - first < FASTPATH_COUNTERS_AT_ONCE);
+        let count = Some(rest[near - 1] - first + 1);
+        let query = FastpathCountersQuery { first, count };
+        let part = client.fastpath_counters(&name.vnet, &name.node, &query).await?;
+        let part: BTreeMap<u32, FastpathCounter> = (first..).zip(part.counters).collect();
+        let found = rest[..near].iter().filter_map(|it| part.get(it).map(|found| (*it, *found)));
+        all.extend(found);
+        rest = &rest[near..];
+    }
+    Ok(all)
+}

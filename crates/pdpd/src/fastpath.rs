@@ -1,0 +1,331 @@
+//! A fast path's filters, counters and frames, for whoever asks by the API: pdpd is one more program at the socket of
+//! the router's slow path ([`pdp_slowpath`]), for the time of a question.
+//!
+//! Nobody but the mux is waited for, and that for [`WAIT`]. Interfaces are named here and numbered there.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use pdp_api::{
+    FASTPATH_COUNTERS_AT_ONCE, FASTPATH_FILTERS_AT_ONCE, FastpathChange, FastpathChanged,
+    FastpathCounter, FastpathCounters, FastpathCountersQuery, FastpathFilter, FastpathFilters,
+    FastpathFiltersQuery, FastpathFrame, FastpathVerdict, FastpathWay, Problem, ProblemKind,
+};
+use pdp_slowpath::{
+    Action, Change, Code, Connection, DATA_BYTES, Error, Filter, NO_COUNTER, Verdict, Way, copied,
+    pattern,
+};
+
+use crate::host::words;
+use crate::plan::NodePlan;
+
+/// Longest wait for the mux.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// The numbers of verdicts are the mux's.
+const VERDICTS: [(FastpathVerdict, Verdict); 4] = [
+    (FastpathVerdict::Drop, Verdict::Drop),
+    (FastpathVerdict::Pass, Verdict::Pass),
+    (FastpathVerdict::Send, Verdict::Send),
+    (FastpathVerdict::Punt, Verdict::Punt),
+];
+
+/// A router that the mux forwards for, with the names of its vports in their order.
+pub struct FastPath {
+    /// `VNET/NODE`.
+    name: String,
+    socket: PathBuf,
+    ports: Vec<String>,
+}
+
+fn invalid(text: String) -> Problem {
+    Problem::new(ProblemKind::Invalid, text)
+}
+
+impl FastPath {
+    /// The one that a node has.
+    ///
+    /// # Errors
+    /// The mux does not forward for it.
+    pub fn of(vnet: &str, node: &str, plan: &NodePlan) -> Result<Self, Problem> {
+        let name = format!("{vnet}/{node}");
+        let Some(socket) = plan.slowpath_socket() else {
+            let problem = format!("{name}: the mux has no filters of it");
+            return Err(invalid(problem).hint(
+                "a router has some with `dataPlane: {kind: fastpath}`, unless `filters` and `counters` are 0",
+            ));
+        };
+        let ports = plan.taps.iter().map(|tap| tap.name.clone()).collect();
+        Ok(Self { name, socket: socket.into(), ports })
+    }
+
+    /// Its filters, as many as an answer has.
+    pub fn filters(&self, query: FastpathFiltersQuery) -> Result<FastpathFilters, Problem> {
+        let connection = self.connect()?;
+        let welcome = connection.welcome().clone();
+        let code = Code::of(welcome.code);
+        let asked = connection.into_list(query.first, FASTPATH_FILTERS_AT_ONCE);
+        let (filters, more) = asked.map_err(|error| self.problem(error))?;
+        let last = filters.last().map(|filter| filter.id);
+        Ok(FastpathFilters {
+            code: match code {
+                Code::Ip => "ip".into(),
+                Code::Fields => "fields".into(),
+            },
+            filters_max: welcome.filters_max,
+            counters: welcome.counters,
+            filters: filters.iter().map(|filter| described(filter, code, &self.ports)).collect(),
+            next: last.and_then(|last| last.checked_add(1)).filter(|_| more),
+        })
+    }
+
+    /// Changes filters.
+    pub fn change(&self, change: &FastpathChange) -> Result<FastpathChanged, Problem> {
+        let set: Result<Vec<Change>, Problem> = change
+            .set
+            .iter()
+            .map(|filter| meant(filter, &self.ports).map(Change::Set))
+            .map(|filter| filter.map_err(|problem| self.about(problem)))
+            .collect();
+        let all = set?.into_iter().chain(change.remove.iter().copied().map(Change::Remove));
+        let filters = self.connect()?.commit(all, change.sweep);
+        Ok(FastpathChanged { filters: filters.map_err(|error| self.problem(error))? })
+    }
+
+    /// What its counters have.
+    pub fn counters(&self, query: FastpathCountersQuery) -> Result<FastpathCounters, Problem> {
+        let FastpathCountersQuery { first, count } = query;
+        let most = FASTPATH_COUNTERS_AT_ONCE;
+        if let Some(count) = count.filter(|count| *count > most) {
+            return Err(invalid(format!("count {count} exceeds {most}")).hint("ask again for more"));
+        }
+        let mut connection = self.connect()?;
+        let total = connection.welcome().counters;
+        let count = count.unwrap_or(total.saturating_sub(first).min(most));
+        let counters = connection.counters(first, count).map_err(|error| self.problem(error))?;
+        let counter =
+            |it: &pdp_slowpath::Counter| FastpathCounter { packets: it.packets, bytes: it.bytes };
+        Ok(FastpathCounters { first, counters: counters.iter().map(counter).collect(), total })
+    }
+
+    /// Sends a frame.
+    pub fn send(&self, frame: &FastpathFrame) -> Result<(), Problem> {
+        let vport = vport(&frame.port, &self.ports).map_err(|problem| self.about(problem))?;
+        let way = match (frame.way, frame.queue) {
+            (FastpathWay::In, None) => Way::In(vport),
+            (FastpathWay::In, Some(_)) => {
+                return Err(invalid("queue: a frame has one on its way out".into()));
+            }
+            (FastpathWay::Out, queue) => Way::Out(vport, queue.unwrap_or(0)),
+        };
+        let bytes = hex(&frame.frame).ok_or_else(|| {
+            invalid("frame: no bytes in hexadecimal".into())
+                .hint("write it like ffffffffffff020000000001…")
+        })?;
+        let mut connection = self.connect()?;
+        connection.frame(way, &bytes).map_err(|error| self.problem(error))?;
+        // Once a question after it is answered, the mux has it.
+        connection.counters(0, 0).map(drop).map_err(|error| self.problem(error))
+    }
+
+    fn connect(&self) -> Result<Connection, Problem> {
+        Connection::open(&self.socket, Instant::now() + WAIT).map_err(|error| self.problem(error))
+    }
+
+    fn about(&self, problem: Problem) -> Problem {
+        Problem { error: format!("{}: {}", self.name, problem.error), ..problem }
+    }
+
+    fn problem(&self, error: Error) -> Problem {
+        let kind = match &error {
+            Error::Refused { .. } | Error::Counters { .. } | Error::Frame(_) => {
+                ProblemKind::Invalid
+            }
+            Error::Gone { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                let problem = format!("{}: no socket for its slow path yet", self.name);
+                return Problem::new(ProblemKind::Unavailable, problem)
+                    .hint("it is there while the router runs");
+            }
+            Error::Gone { .. } | Error::Bye(_) => ProblemKind::Unavailable,
+            Error::Unexpected(_) => ProblemKind::Internal,
+        };
+        self.about(Problem::new(kind, words(&error)))
+    }
+}
+
+/// The number of an interface.
+fn vport(name: &str, ports: &[String]) -> Result<u8, Problem> {
+    let found = ports.iter().position(|port| port == name);
+    found.and_then(|vport| u8::try_from(vport).ok()).ok_or_else(|| {
+        let hint = format!("its interfaces are {}", ports.join(", "));
+        invalid(format!("no interface {name:?}")).hint(hint)
+    })
+}
+
+/// The name of an interface; its number, where it has none any more.
+fn port(vport: u8, ports: &[String]) -> String {
+    ports.get(usize::from(vport)).cloned().unwrap_or_else(|| vport.to_string())
+}
+
+/// A filter as the mux has it.
+fn meant(filter: &FastpathFilter, ports: &[String]) -> Result<Filter, Problem> {
+    let FastpathFilter { id, priority, r#match, verdict, out, to, queue, counter, copies, data } =
+        filter;
+    let about =
+        |problem: Problem| Problem { error: format!("filter {id}: {}", problem.error), ..problem };
+    let wrong = |text: String| about(invalid(text));
+    let pattern =
+        pattern::parse(r#match, ports).map_err(|error| wrong(format!("match: {error}")))?;
+    let verdict = VERDICTS.iter().find(|(name, _)| name == verdict).map(|(_, verdict)| *verdict);
+    let mut action = Action {
+        verdict: verdict.unwrap_or_default(),
+        queue: queue.unwrap_or(0),
+        ..Action::default()
+    };
+    if let Some(counter) = counter {
+        if *counter == NO_COUNTER {
+            return Err(wrong(format!("counter {counter} is none")));
+        }
+        action.counter = *counter;
+    }
+    match (action.verdict, out) {
+        (Verdict::Send, Some(out)) => action.vport = vport(out, ports).map_err(about)?,
+        (Verdict::Send, None) => return Err(wrong("send without `out`, an interface".into())),
+        (_, None) if to.is_none() && data.is_none() => {}
+        _ => return Err(wrong("`out`, `to` and `data` are of the verdict send".into())),
+    }
+    match (to, data) {
+        (Some(_), Some(_)) => {
+            return Err(wrong("`to` and `data` are the same bytes: give one".into()));
+        }
+        (Some(to), None) => {
+            let address = link_address(to).ok_or_else(|| {
+                wrong(format!("to {to:?} is no link address"))
+                    .hint("write it like 02:00:00:00:00:01")
+            })?;
+            action.data[..address.len()].copy_from_slice(&address);
+        }
+        (None, Some(data)) => {
+            let bytes = hex(data).filter(|bytes| bytes.len() <= DATA_BYTES).ok_or_else(|| {
+                wrong(format!("data: not up to {DATA_BYTES} bytes in hexadecimal"))
+            })?;
+            action.data[..bytes.len()].copy_from_slice(&bytes);
+        }
+        (None, None) => {}
+    }
+    let vports: Result<Vec<u8>, Problem> = copies.iter().map(|name| vport(name, ports)).collect();
+    let vports = vports.map_err(about)?;
+    let action = copied(action, &vports).ok_or_else(|| {
+        wrong(format!("{} copies, {} at most", vports.len(), pdp_slowpath::COPIES_MAX))
+    })?;
+    Ok(Filter { id: *id, priority: *priority, pattern, action })
+}
+
+/// A filter as the API has it.
+fn described(filter: &Filter, code: Code, ports: &[String]) -> FastpathFilter {
+    let Filter { id, priority, pattern, action } = filter;
+    let verdict = VERDICTS.iter().find(|(_, verdict)| *verdict == action.verdict);
+    let sent = action.verdict == Verdict::Send;
+    let address = || {
+        let bytes = action.data[..6].iter().map(|byte| format!("{byte:02x}"));
+        bytes.collect::<Vec<_>>().join(":")
+    };
+    FastpathFilter {
+        id: *id,
+        priority: *priority,
+        r#match: pattern::text(pattern, code, ports),
+        verdict: verdict.map(|(name, _)| *name).unwrap_or_default(),
+        out: sent.then(|| port(action.vport, ports)),
+        to: (sent && code == Code::Ip).then(address),
+        queue: Some(action.queue).filter(|queue| *queue != 0),
+        counter: Some(action.counter).filter(|counter| *counter != NO_COUNTER),
+        copies: action.copies().iter().map(|vport| port(*vport, ports)).collect(),
+        data: (sent && code == Code::Fields).then(|| crate::access::hex(&action.data)),
+    }
+}
+
+/// Any link address; groups are sent to as well.
+fn link_address(text: &str) -> Option<[u8; 6]> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let good = parts.len() == 6 && parts.iter().all(|part| part.len() == 2);
+    good.then(|| hex(&parts.concat()))??.try_into().ok()
+}
+
+/// Bytes in hexadecimal.
+fn hex(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> =
+        text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
+    let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
+    Some(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ports() -> Vec<String> {
+        ["eth0", "eth1", "eth2"].map(Into::into).into()
+    }
+
+    fn whole() -> FastpathFilter {
+        FastpathFilter {
+            id: 7,
+            priority: 9,
+            r#match: "ip dst 192.0.2.0/24 proto udp dport 53 in eth0".into(),
+            verdict: FastpathVerdict::Send,
+            out: Some("eth2".into()),
+            to: Some("02:00:00:00:00:0a".into()),
+            queue: Some(3),
+            counter: Some(0),
+            copies: vec!["eth1".into(), "eth0".into()],
+            data: None,
+        }
+    }
+
+    #[test]
+    fn a_filter_is_described_as_it_was_meant() {
+        let filter = meant(&whole(), &ports()).unwrap();
+        let Action { verdict, vport, queue, counter, data, .. } = filter.action;
+        assert_eq!((verdict, vport, queue, counter), (Verdict::Send, 2, 3, 0));
+        assert_eq!((filter.action.copies(), data[5]), (&[1, 0][..], 10));
+        assert_eq!(described(&filter, Code::Ip, &ports()), whole());
+        for verdict in [FastpathVerdict::Drop, FastpathVerdict::Pass, FastpathVerdict::Punt] {
+            let simple = FastpathFilter { r#match: "ip6".into(), verdict, ..Default::default() };
+            let filter = meant(&simple, &ports()).unwrap();
+            assert_eq!(described(&filter, Code::Ip, &ports()), simple);
+        }
+        let raw = FastpathFilter {
+            to: None,
+            data: Some("0a".to_owned() + &"00".repeat(15)),
+            r#match: format!("raw {0}/{0}", "ff".to_owned() + &"00".repeat(39)),
+            ..whole()
+        };
+        assert_eq!(described(&meant(&raw, &ports()).unwrap(), Code::Fields, &ports()), raw);
+        // A program may name ports that there are not.
+        assert_eq!(port(200, &ports()), "200");
+    }
+
+    #[test]
+    fn a_filter_that_makes_no_sense_is_refused_by_its_number() {
+        let pass = || FastpathFilter { verdict: FastpathVerdict::Pass, ..whole() };
+        for (filter, why) in [
+            (FastpathFilter { r#match: "ip port 5".into(), ..whole() }, "match: unknown word"),
+            (FastpathFilter { out: None, ..whole() }, "send without `out`"),
+            (FastpathFilter { out: Some("eth9".into()), ..whole() }, "no interface \"eth9\""),
+            (FastpathFilter { copies: vec!["x".into()], ..whole() }, "no interface \"x\""),
+            (FastpathFilter { copies: vec!["eth0".into(); 9], ..whole() }, "9 copies, 8 at most"),
+            (FastpathFilter { to: Some("02:0:0:0:0:1".into()), ..whole() }, "is no link address"),
+            (FastpathFilter { data: Some("00".into()), ..whole() }, "give one"),
+            (FastpathFilter { to: None, data: Some("0".into()), ..whole() }, "data: not up to 16"),
+            (FastpathFilter { to: None, data: Some("00".repeat(17)), ..whole() }, "data: not up"),
+            (FastpathFilter { counter: Some(u32::MAX), ..whole() }, "is none"),
+            (FastpathFilter { to: None, ..pass() }, "are of the verdict send"),
+            (FastpathFilter { out: None, ..pass() }, "are of the verdict send"),
+        ] {
+            let problem = meant(&filter, &ports()).unwrap_err();
+            assert_eq!(problem.kind, ProblemKind::Invalid);
+            assert!(problem.error.starts_with("filter 7: "), "{problem}");
+            assert!(problem.error.contains(why), "{problem}: {why}");
+        }
+    }
+}

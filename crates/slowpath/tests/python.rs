@@ -1,0 +1,138 @@
+//! The Python client against the same mux's side, and its patterns beside the library's.
+
+mod fake;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use fake::{EVENTUALLY, Fake, eventually};
+use pdp_proto::slowpath::{Counter, Request};
+use pdp_slowpath::{Code, Pattern, pattern};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+const NAMES: [&str; 4] = ["eth0", "eth1", "eth10", "9"];
+
+fn python(arguments: &[&Path]) -> Child {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    Command::new("python3")
+        .env("PYTHONPATH", repository.join("clients/python"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client.py"))
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// A text that often is a pattern.
+fn text() -> impl Strategy<Value = String> {
+    let value = prop_oneof![
+        "(10\\.0\\.0\\.[0-3]|2001:db8::[0-3]|::ffff:1\\.2\\.3\\.4|1\\.2\\.3)(/(0|8|9|32|64|129|255\\.0\\.255\\.0|ffff::))?",
+        "(0|1|53|63|64|255|256|65535|65536|0x1f|0xfc00|-1|\\+1|1_0|٣|)(/(0|1|0xff|0xfc|252|0xfc00|0xffff))?",
+        "(tcp|udp|icmp6|icmpv6|ospf|UDP|eth0|eth10|eth7|9)",
+    ];
+    let word = "(src|dst|proto|sport|dport|tos|dscp|in|port)";
+    let said = (word, value).prop_map(|(word, value)| format!(" {word} {value}"));
+    let first = "(ip|ip|ip6|ip6|raw|)";
+    let words =
+        (first, prop::collection::vec(said, 0..4)).prop_map(|(first, said)| first + &said.concat());
+    let raw = "raw [0-9a-f]{0,84}(/[0-9a-f]{0,84})?";
+    let even = prop::collection::vec(any::<(u8, u8)>(), 0..42).prop_map(|bytes| {
+        let hex = |of: fn(&(u8, u8)) -> u8| -> String {
+            bytes.iter().map(|it| format!("{:02x}", of(it))).collect()
+        };
+        format!("raw {}/{}", hex(|it| it.0), hex(|it| it.1))
+    });
+    prop_oneof![6 => words, 1 => raw, 1 => even]
+}
+
+#[test]
+fn both_libraries_mean_the_same_by_a_text() {
+    let mut runner = TestRunner::deterministic();
+    let texts: Vec<String> =
+        (0..20_000).map(|_| text().new_tree(&mut runner).unwrap().current()).collect();
+    let mut python = python(&[]);
+    let mut to = python.stdin.take().unwrap();
+    let all = texts.join("\n") + "\n";
+    let writer = std::thread::spawn(move || to.write_all(all.as_bytes()).unwrap());
+    let mut good = 0;
+    let mut lines = BufReader::new(python.stdout.take().unwrap()).lines();
+    for text in texts {
+        let line = lines.next().expect("a line").unwrap();
+        let line = line.splitn(3, ' ').collect::<Vec<_>>();
+        let meant = match pattern::parse(&text, &NAMES) {
+            Err(_) => vec!["wrong".to_owned()],
+            Ok(found) => {
+                good += 1;
+                let (value, mask): (&[u8], &[u8]) = match &found {
+                    Pattern::Short { value, mask } => (value, mask),
+                    Pattern::Long { value, mask } => (value, mask),
+                };
+                let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it:02x}")).collect();
+                let (value, mask): (String, String) = (hex(value), hex(mask));
+                // Versions of Python write some addresses of IPv6 otherwise.
+                let words = line.get(2).copied().unwrap_or_default();
+                assert_eq!(pattern::parse(words, &NAMES), Ok(found), "{text}: {words}");
+                let own = pattern::text(&found, Code::Ip, &NAMES);
+                assert!(own == words || own.contains("::ffff:1.2.3.4"), "{text}: {words}");
+                vec![value, mask, words.to_owned()]
+            }
+        };
+        assert_eq!(line, meant, "{text}");
+    }
+    writer.join().unwrap();
+    assert!(python.wait().unwrap().success());
+    assert!(good > 1000, "{good} are patterns");
+}
+
+#[test]
+fn the_client_changes_keeps_counts_and_sends() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let mut fake = Fake::start(&path);
+    let mut python = python(&[&path]);
+    let mut to = python.stdin.take().unwrap();
+    let mut lines = BufReader::new(python.stdout.take().unwrap()).lines();
+    let mut step = |expected: &str| match lines.next() {
+        Some(line) => assert_eq!(line.unwrap(), expected),
+        None => panic!("it failed before {expected:?}"),
+    };
+    let ids = |fake: &Fake| fake.table().filters.keys().copied().collect::<Vec<_>>();
+    step("changed");
+    assert_eq!((ids(&fake), fake.table().commits.clone()), (vec![1, 2], vec![true, false]));
+    assert_eq!(fake.table().filters[&1].action.counter, 3);
+    fake.start_anew();
+    writeln!(to).unwrap();
+    step("kept");
+    assert_eq!(ids(&fake), [1, 2]);
+    fake.start_anew();
+    writeln!(to).unwrap();
+    step("many");
+    assert_eq!(ids(&fake), [1]);
+    fake.table().counters[3] = Counter { packets: 7, bytes: 700 };
+    writeln!(to).unwrap();
+    step("sent");
+    let frame =
+        |out, vport, queue, byte| Request::Frame { out, vport, queue, bytes: vec![byte; 60] };
+    assert_eq!(fake.table().frames, [frame(true, 2, 5, 1), frame(false, 3, 0, 2)]);
+    let greeted = fake.table().greeted;
+    writeln!(to).unwrap();
+    // It waits, or is about to.
+    std::thread::sleep(EVENTUALLY / 600);
+    fake.disconnect("as asked");
+    step("disconnected");
+    for _ in 0..2 {
+        fake.table().farewell = Some("as asked".into());
+        writeln!(to).unwrap();
+        step("disconnected");
+    }
+    assert_eq!(fake.table().greeted, greeted + 3);
+    fake.kill();
+    writeln!(to).unwrap();
+    eventually("it ends", || python.try_wait().unwrap().is_some());
+    assert!(python.wait().unwrap().success());
+}

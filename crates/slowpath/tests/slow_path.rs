@@ -1,0 +1,289 @@
+//! The client against a mux's side of the channel.
+
+mod fake;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use fake::{EVENTUALLY, Fake, eventually};
+use pdp_proto::slowpath::{Counter, Request};
+use pdp_slowpath::{
+    Action, Connection, Error, Filter, Match, SlowPath, Way, copied, discard, filter, pass, send,
+};
+use proptest::prelude::*;
+
+/// A call that fails by its time.
+const SOON: Duration = Duration::from_millis(200);
+
+fn start() -> (tempfile::TempDir, Fake, SlowPath) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let fake = Fake::start(&path);
+    let slow_path = SlowPath::connect(path).unwrap();
+    (directory, fake, slow_path)
+}
+
+fn port(id: u32, port: u16) -> Filter {
+    filter(id, 10, Match::ip().proto(17).dport(port), discard())
+}
+
+fn ids(fake: &Fake) -> Vec<u32> {
+    fake.table().filters.keys().copied().collect()
+}
+
+#[test]
+fn batches_are_in_force_or_refused_as_a_whole() {
+    let (_directory, fake, mut slow_path) = start();
+    let copy = copied(send(2, [2, 0, 0, 0, 0, 9]), &[1, 3]).unwrap();
+    let filters = [port(1, 53), filter(2, 20, Match::ip6(), Action { counter: 7, ..copy })];
+    let done = slow_path.batch().set(filters[0]).set(filters[1]).commit().unwrap();
+    assert_eq!(done, 2);
+    assert_eq!(slow_path.list().unwrap(), filters);
+    assert_eq!(fake.table().filters.values().copied().collect::<Vec<_>>(), filters);
+    let wrong = filter(3, 1, Match::ip(), send(9, [2, 0, 0, 0, 0, 9]));
+    match slow_path.batch().remove(1).set(wrong).commit() {
+        Err(Error::Refused { id: 3, reason }) => assert_eq!(reason, "there is no such vport"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(ids(&fake), [1, 2]);
+    assert_eq!(slow_path.wanted().keys().copied().collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(slow_path.batch().remove(1).set(port(4, 1)).commit().unwrap(), 2);
+    assert_eq!(ids(&fake), [2, 4]);
+    assert_eq!(slow_path.batch().clear().set(port(5, 1)).commit().unwrap(), 1);
+    assert_eq!(ids(&fake), [5]);
+    // The first one sweeps what a program of before had left.
+    assert_eq!(fake.table().commits, [true, false, false]);
+    assert!(copied(pass(), &[0; 9]).is_none());
+}
+
+#[test]
+fn a_program_that_starts_anew_leaves_the_old_filters_until_its_first_batch() {
+    let (directory, fake, mut slow_path) = start();
+    slow_path.batch().set(port(1, 1)).set(port(2, 2)).commit().unwrap();
+    drop(slow_path);
+    let mut again = SlowPath::connect(directory.path().join("control.sock")).unwrap();
+    again.counters(0, 1).unwrap();
+    again.keep(Duration::ZERO).unwrap();
+    assert_eq!(ids(&fake), [1, 2]);
+    again.batch().set(port(2, 3)).commit().unwrap();
+    assert_eq!(fake.table().filters.values().copied().collect::<Vec<_>>(), [port(2, 3)]);
+}
+
+#[test]
+fn a_new_mux_has_all_again_and_only_that() {
+    let (_directory, mut fake, mut slow_path) = start();
+    // In several packets, and in several answers.
+    let many = (0..3000).map(|id| port(id, id as u16));
+    many.clone().fold(slow_path.batch(), |batch, it| batch.set(it)).commit().unwrap();
+    slow_path.batch().remove(7).commit().unwrap();
+    let wanted: Vec<Filter> = many.filter(|it| it.id != 7).collect();
+    for round in 0..3 {
+        fake.start_anew();
+        fake.table().filters.insert(9999, port(9999, 1));
+        match round {
+            // Whatever the program does next.
+            0 => slow_path.keep(EVENTUALLY / 600).unwrap(),
+            1 => drop(slow_path.counters(0, 5000).unwrap()),
+            _ => drop(slow_path.send(&[0; 60], Way::In(0))),
+        }
+        assert_eq!(slow_path.list().unwrap(), wanted, "{round}");
+        assert_eq!(fake.table().commits.last(), Some(&true));
+    }
+    assert_eq!(slow_path.welcome().tables, 4);
+    // One that has it all still is told again, and nothing is lost or doubled.
+    fake.start_again();
+    assert_eq!(slow_path.batch().remove(8).commit().unwrap(), 2998);
+}
+
+#[test]
+fn a_mux_that_is_away_is_waited_for_and_the_time_is_bounded() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let none = SlowPath::connect_within(&path, SOON).unwrap_err();
+    assert!(none.is_gone() && none.to_string().contains("no mux at "), "{none}");
+    let connecting = {
+        let path = path.clone();
+        std::thread::spawn(move || SlowPath::connect(path).map(|it| it.welcome().vports))
+    };
+    // Not before it has tried in vain, most likely.
+    std::thread::sleep(SOON);
+    let mut fake = Fake::start(&path);
+    assert_eq!(connecting.join().unwrap().unwrap(), 4);
+    let mut slow_path = SlowPath::connect_within(&path, SOON).unwrap();
+    slow_path.batch().set(port(1, 1)).commit().unwrap();
+    fake.kill();
+    let begin = Instant::now();
+    assert!(slow_path.counters(0, 1).unwrap_err().is_gone());
+    assert!(slow_path.keep(SOON).unwrap_err().is_gone());
+    assert!(slow_path.batch().set(port(2, 2)).commit().unwrap_err().is_gone());
+    assert!(begin.elapsed() < EVENTUALLY);
+    // What is not known to be in force is not wanted.
+    fake.start_anew();
+    eventually("the mux", || slow_path.keep(Duration::ZERO).is_ok());
+    assert_eq!(ids(&fake), [1]);
+}
+
+#[test]
+fn a_commit_whose_answer_is_lost_is_made_again() {
+    let (_directory, mut fake, mut slow_path) = start();
+    slow_path.batch().set(port(1, 1)).set(port(2, 2)).commit().unwrap();
+    fake.table().dies_at_commit = true;
+    let committing =
+        std::thread::spawn(move || slow_path.batch().remove(1).set(port(3, 3)).commit());
+    eventually("it died", || fake.table().commits.len() == 2);
+    fake.start_anew();
+    assert_eq!(committing.join().unwrap().unwrap(), 2);
+    assert_eq!(ids(&fake), [2, 3]);
+}
+
+#[test]
+fn what_a_new_mux_refuses_is_told_and_stays_wanted() {
+    let (_directory, mut fake, mut slow_path) = start();
+    slow_path.batch().set(port(1, 1)).set(port(2, 2)).commit().unwrap();
+    fake.table().refuses = Some(2);
+    fake.start_anew();
+    for _ in 0..2 {
+        match slow_path.counters(0, 1) {
+            Err(Error::Refused { id: 2, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(ids(&fake).is_empty());
+    slow_path.batch().remove(2).commit().unwrap();
+    assert_eq!(ids(&fake), [1]);
+}
+
+#[test]
+fn who_is_disconnected_is_told_why_and_connects_again() {
+    let (directory, fake, mut slow_path) = start();
+    slow_path.batch().set(port(1, 1)).commit().unwrap();
+    let told = |result: Result<(), Error>, why: &str| match result {
+        Err(Error::Bye(words)) => assert_eq!(words, why),
+        other => panic!("{other:?}"),
+    };
+    // Whether it waits, asks, or only says something, also more than there is room for once nobody reads it.
+    fake.table().farewell = Some("too much".into());
+    told(slow_path.counters(0, 1).map(drop), "too much");
+    assert!(slow_path.list().is_ok());
+    fake.disconnect("for no reason");
+    told(slow_path.keep(EVENTUALLY), "for no reason");
+    assert!(slow_path.list().is_ok());
+    fake.table().farewell = Some("a flood".into());
+    let flood = (0..).find_map(|_| slow_path.send(&[0; 1500], Way::In(0)).err());
+    told(Err(flood.unwrap()), "a flood");
+    assert_eq!(slow_path.list().unwrap(), [port(1, 1)]);
+    assert!(matches!(slow_path.send(&[0; 13], Way::In(0)), Err(Error::Frame(13))));
+    fake.table().welcome.version = 2;
+    match Connection::open(&directory.path().join("control.sock"), Instant::now() + EVENTUALLY) {
+        Err(Error::Unexpected(words)) => assert!(words.contains("version 2"), "{words}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What the other end says is no reason to fail otherwise than by an error, whatever it is.
+#[test]
+fn nonsense_of_the_other_end_is_an_error() {
+    for nonsense in [&[0, 4, 200, 0][..], &[0], &[0, 200, 129, 0], &[0, 4, 129, 0]] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let listener = fake::listen_at(&path);
+        let says = std::thread::spawn(move || fake::say_once(&listener, nonsense));
+        match SlowPath::connect(&path) {
+            Err(Error::Unexpected(_)) => {}
+            other => panic!("{nonsense:?}: {other:?}"),
+        }
+        says.join().unwrap();
+    }
+    // One that says nothing at all is waited for no longer than asked.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let _listener = fake::listen_at(&path);
+    assert!(SlowPath::connect_within(&path, SOON).unwrap_err().is_gone());
+}
+
+#[test]
+fn counters_and_frames_go_their_way() {
+    let (_directory, fake, mut slow_path) = start();
+    for (number, counter) in fake.table().counters.iter_mut().enumerate() {
+        *counter = Counter { packets: number as u64, bytes: 64 * number as u64 };
+    }
+    let counters = slow_path.counters(3, 4997).unwrap();
+    assert_eq!(counters.len(), 4997);
+    assert_eq!(counters[4000], Counter { packets: 4003, bytes: 64 * 4003 });
+    match slow_path.counters(4999, 2) {
+        Err(error @ Error::Counters { .. }) => {
+            assert_eq!(error.to_string(), "2 counters from 4999 on; there are 5000, from 0 on")
+        }
+        other => panic!("{other:?}"),
+    }
+    slow_path.send(&[1; 60], Way::Out(2, 5)).unwrap();
+    slow_path.send(&[2; 60], Way::In(3)).unwrap();
+    slow_path.counters(0, 0).unwrap();
+    let frame =
+        |out, vport, queue, byte| Request::Frame { out, vport, queue, bytes: vec![byte; 60] };
+    assert_eq!(fake.table().frames, [frame(true, 2, 5, 1), frame(false, 3, 0, 2)]);
+}
+
+/// What happens to a client.
+#[derive(Clone, Debug)]
+enum Step {
+    Change(Vec<(u32, Option<u16>)>),
+    NewMux,
+    SameMux,
+    Look,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let change = (0..6_u32, prop::option::of(0..3_u16));
+    prop_oneof![
+        4 => prop::collection::vec(change, 0..4).prop_map(Step::Change),
+        1 => Just(Step::NewMux),
+        1 => Just(Step::SameMux),
+        2 => Just(Step::Look),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Whatever happens, the mux has what was committed last, and number 5 is refused with all that goes with it.
+    #[test]
+    fn the_mux_has_what_is_wanted(steps in prop::collection::vec(step(), 0..12)) {
+        let (_directory, mut fake, mut slow_path) = start();
+        fake.table().refuses = Some(5);
+        let mut model: BTreeMap<u32, Filter> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::NewMux => fake.start_anew(),
+                Step::SameMux => fake.start_again(),
+                Step::Look => {
+                    let all: Vec<Filter> = model.values().copied().collect();
+                    prop_assert_eq!(slow_path.list().unwrap(), all);
+                }
+                Step::Change(changes) => {
+                    let mut last: BTreeMap<u32, Option<u16>> = BTreeMap::new();
+                    let mut batch = slow_path.batch();
+                    for (id, change) in changes {
+                        batch = match change {
+                            Some(number) => batch.set(port(id, number)),
+                            None => batch.remove(id),
+                        };
+                        last.insert(id, change);
+                    }
+                    let refused = last.get(&5).is_some_and(Option::is_some);
+                    prop_assert_eq!(batch.commit().is_err(), refused);
+                    if !refused {
+                        for (id, change) in last {
+                            match change {
+                                Some(number) => model.insert(id, port(id, number)),
+                                None => model.remove(&id),
+                            };
+                        }
+                    }
+                }
+            }
+        }
+        let all: Vec<Filter> = model.values().copied().collect();
+        prop_assert_eq!(slow_path.list().unwrap(), all);
+    }
+}
