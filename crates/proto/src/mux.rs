@@ -270,11 +270,14 @@ pub struct Vnet {
 }
 
 impl Vnet {
-    /// Where the mux listens for its guests and TAP helpers.
+    /// Where the mux listens for its guests, TAP helpers and slow paths.
     pub fn sockets(&self) -> impl Iterator<Item = &Path> {
         self.nodes.iter().flat_map(|node| {
             let guests = node.router.iter().flat_map(|router| &router.guests);
-            guests.map(|guest| &*guest.socket).chain([&*node.tap_socket])
+            let engine = node.router.as_ref().and_then(|router| router.engine.as_ref());
+            let slowpath = engine.and_then(|engine| engine.slowpath.as_ref());
+            let slowpath = slowpath.map(|slowpath| &*slowpath.socket);
+            guests.map(|guest| &*guest.socket).chain([&*node.tap_socket]).chain(slowpath)
         })
     }
 
