@@ -29,6 +29,7 @@ mod node_keys;
 mod ready;
 mod segments;
 mod shared;
+mod slowpath;
 mod steps;
 mod stock_debian;
 mod syscalls;

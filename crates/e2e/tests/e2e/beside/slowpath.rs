@@ -1,0 +1,178 @@
+//! A slow path: a program in a control guest that says which packets the mux drops, with the Python client and by
+//! `pdp fastpath`; and what becomes of it all when the program and the mux are killed.
+
+use std::path::Path;
+
+use pdp_e2e::specs::{SUBSTRATE, two_hosts};
+use pdp_e2e::{Background, Node, eventually, kill, run};
+use serde_json::Value;
+
+/// Drops what is for port 9, and keeps the mux at that.
+const PROGRAM: &str = "
+from pdp_slowpath import Error, Filter, SlowPath, discard
+slow_path = SlowPath()
+with slow_path.batch() as batch:
+    batch.set(Filter(7, 100, 'ip proto udp dport 9 in 0', discard(counter=3)))
+while True:
+    try:
+        slow_path.keep(1.0)
+    except Error as error:
+        print(error, flush=True)
+";
+
+/// Answers what comes to port 10 with how many came to port 9.
+const SERVER: &str = "
+import socket
+nine, ten = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+nine.bind(('', 9)), ten.bind(('', 10)), nine.setblocking(False)
+count = 0
+while True:
+    _, peer = ten.recvfrom(9)
+    while True:
+        try:
+            nine.recv(9)
+            count += 1
+        except BlockingIOError:
+            break
+    ten.sendto(b'%d' % count, peer)
+";
+
+/// Sends five packets to port 9, and asks at port 10 how many came until it is told.
+const CLIENT: &str = "
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(5):
+    s.sendto(b'x', ('10.2.0.2', 9))
+s.settimeout(1)
+while True:
+    s.sendto(b'?', ('10.2.0.2', 10))
+    try:
+        print(s.recv(99).decode())
+        break
+    except socket.timeout:
+        pass
+";
+
+/// How many packets to port 9 have arrived, after five more.
+fn arrived(node: &Node) -> u64 {
+    let words = node.pdp(&["exec", "lab/h1", "--", "python3", "-c", CLIENT]);
+    words.trim().parse().unwrap_or_else(|_| panic!("{words}"))
+}
+
+fn filters(node: &Node) -> Value {
+    node.json(&["fastpath", "lab/r1", "filters"])
+}
+
+/// Packets that filters with this counter met.
+fn counted(node: &Node, counter: &str) -> u64 {
+    let rows = node.json(&["fastpath", "lab/r1", "counters", counter]);
+    rows[0]["packets"].as_u64().unwrap_or_else(|| panic!("{rows}"))
+}
+
+fn programs(node: &Node) -> u64 {
+    let stats = node.json(&["stats", "lab"]);
+    let slow_path = &stats["vnets"]["lab"]["nodes"]["r1"]["engine"]["slowpath"];
+    slow_path["programs"].as_u64().unwrap_or_else(|| panic!("{stats}"))
+}
+
+fn is_there(node: &Node) -> bool {
+    let all = filters(node);
+    all[0]["id"] == 7 && all[0]["match"] == "ip proto udp dport 9 in eth0"
+}
+
+#[test]
+fn a_program_has_the_mux_drop_and_its_filters_outlast_it_and_the_mux() {
+    let node = Node::start("slowpath");
+    node.apply(SUBSTRATE);
+    node.apply(&two_hosts("lab", "{kind: fastpath, filters: 100, counters: 10}"));
+    node.pdp(&["wait", "lab", "--for", "ready", "--timeout", "60s"]);
+    let _server = Background::start(
+        &mut node.pdp_command(&["exec", "lab/h2", "--", "python3", "-c", SERVER]),
+    );
+    eventually("the server", || node.exec("lab/h2", "ss -lun").contains(":10 "));
+    assert_eq!(arrived(&node), 5);
+    assert_eq!(filters(&node), serde_json::json!([]));
+
+    let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients/python/pdp_slowpath.py");
+    node.pdp(&["cp", client.to_str().expect("a path"), "lab/r1:/tmp/pdp_slowpath.py"]);
+    let program = || {
+        let words = ["exec", "lab/r1", "-w", "/tmp", "--", "python3", "-c", PROGRAM];
+        Background::start(&mut node.pdp_command(&words))
+    };
+    let running = program();
+    eventually("the filter", || is_there(&node));
+    assert_eq!((arrived(&node), counted(&node, "3")), (5, 5));
+
+    // The program is killed, and what it said stays.
+    running.stop("KILL");
+    eventually("it is gone", || programs(&node) == 0);
+    assert_eq!((arrived(&node), counted(&node, "3")), (5, 10));
+    // One that starts anew says it again; what else was said goes with that.
+    let other =
+        ["fastpath", "lab/r1", "add", "--id", "8", "--match", "ip proto udp dport 11", "--drop"];
+    assert_eq!(node.pdp(&other), "2 filters in force\n");
+    let running = program();
+    eventually("only its own", || filters(&node).as_array().is_some_and(|all| all.len() == 1));
+    assert_eq!((arrived(&node), counted(&node, "3")), (5, 15));
+
+    // A new mux is told all that the program wants, and counts from 0.
+    let mux = node.processes().into_iter().find(|(_, line)| line.contains("pdp-mux"));
+    kill(mux.expect("a mux").0);
+    let listed = || node.try_pdp(&["fastpath", "lab/r1", "filters"]).is_ok();
+    eventually("the mux again", || listed() && is_there(&node));
+    node.pdp(&["wait", "lab", "--for", "ready", "--timeout", "60s"]);
+    assert_eq!((arrived(&node), counted(&node, "3")), (5, 5));
+    running.stop("KILL");
+    eventually("it is gone", || programs(&node) == 0);
+    by_hand(&node);
+}
+
+/// `pdp fastpath` does what a program does.
+fn by_hand(node: &Node) {
+    let fastpath = |words: &[&str]| node.pdp(&[&["fastpath", "lab/r1"], words].concat());
+    let file = "filters:\n- {id: 2, priority: 1, match: ip dst 10.2.0.2 proto udp dport 9, verdict: drop, counter: 1}\n";
+    let mut apply = node.pdp_command(&["fastpath", "lab/r1", "apply", "-f", "-"]);
+    let applied = run(&mut apply, file);
+    assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+    let table = fastpath(&["filters"]);
+    assert!(table.contains("ip dst 10.2.0.2 proto udp dport 9  drop"), "{table}");
+    assert!(table.contains("1 of 100 filters, 10 counters, code ip"), "{table}");
+    assert_eq!((arrived(node), counted(node, "1")), (5, 5));
+    // A frame that is looked up as if it had come by an interface: UDP from h1 to h2's port 9.
+    let mac = |name: &str| {
+        let status = node.json(&["inspect", name]);
+        status["ports"][0]["mac"].as_str().expect("an address").replace(':', "")
+    };
+    let frame = format!(
+        "{}{}0800 4500001d00000000401166ca 0a0100020a020002 1234000900090000 78",
+        mac("lab/r1"),
+        mac("lab/h1")
+    );
+    fastpath(&["send", "--in", "eth0", &frame]);
+    eventually("it is counted", || counted(node, "1") == 6);
+    // And one that leaves as it is: the host answers an ARP request.
+    let ask = format!(
+        "ffffffffffff{0}0806 0001080006040001 {0} 0a020001 000000000000 0a020002",
+        "02000000aa01"
+    );
+    node.exec("lab/h2", "ip neigh flush dev eth0");
+    fastpath(&["send", "--out", "eth1", &ask]);
+    let heard = || node.exec("lab/h2", "ip neigh show 10.2.0.1").contains("02:00:00:00:aa:01");
+    eventually("the host hears it", heard);
+    node.exec("lab/h2", "ip neigh flush dev eth0");
+
+    assert_eq!(fastpath(&["remove", "2"]), "0 filters in force\n");
+    assert_eq!(arrived(node), 10);
+    for (words, why) in [
+        (&["fastpath", "lab/h1", "filters"][..], "lab/h1: the mux has no filters of it"),
+        (
+            &["fastpath", "lab/r1", "add", "--id", "100", "--match", "ip", "--drop"],
+            "there may be 100",
+        ),
+        (&["fastpath", "lab/r1", "add", "--id", "1", "--match", "ip6 in eth9", "--drop"], "eth9"),
+        (&["fastpath", "lab/r1", "counters", "10"], "there are 10, from 0 on"),
+    ] {
+        let refused = node.try_pdp(words).expect_err("it is refused");
+        assert!(refused.contains(why), "{words:?}: {refused}");
+    }
+}
