@@ -103,17 +103,19 @@ def pattern(words: str, names: Sequence[str] = ()) -> Pattern:
     if len(words.encode()) > TEXT_BYTES_MAX:
         raise ValueError(f"{len(words.encode())} bytes, {TEXT_BYTES_MAX} at most")
     first, *rest = words.split() or [""]
-    if first == "raw":
-        return _raw(rest)
-    if first not in ("ip", "ip6"):
+    if first not in ("ip", "ip6", "raw"):
         raise ValueError(f"{first!r} at its begin; say ip, ip6 or raw first")
     address = 16 if first == "ip6" else 4
     value, mask = bytearray(2 * address + 8), bytearray(2 * address + 8)
+    known: Iterable[str] = _PLACES
+    if first == "raw":
+        value, mask = _raw("".join(rest[:1]))
+        address, known, rest = (len(value) - 8) // 2, ("in",), rest[1:]
     said = set()
     while rest:
         word, text_of, rest = rest[0], "".join(rest[1:2]), rest[2:]
-        if word not in _PLACES:
-            raise ValueError(f"unknown word {word!r}; {', '.join(_PLACES)} are known")
+        if word not in known:
+            raise ValueError(f"unknown word {word!r}; known: {', '.join(known)}")
         start, size = _place(word, address)
         if start in said:
             raise ValueError(f"{word} is said twice")
@@ -194,44 +196,49 @@ def _address(words: str, size: int) -> Tuple[bytes, bytes]:
     return _octets(value, size), _octets(mask, size)
 
 
-def _raw(words: Sequence[str]) -> Pattern:
-    form = "use raw BYTES or raw BYTES/MASK, in hexadecimal"
-    if len(words) != 1:
-        raise ValueError(form)
-    value, slash, mask = words[0].partition("/")
+def _raw(words: str) -> Tuple[bytearray, bytearray]:
+    value, slash, mask = words.partition("/")
     try:
         bits = bytes.fromhex(value)
         under = bytes.fromhex(mask) if slash else b"\xff" * len(bits)
     except ValueError:
-        raise ValueError(form) from None
-    if len(bits) != len(under) or not 1 <= len(bits) <= LONG_BYTES:
-        raise ValueError(f"raw of {len(bits)} bytes with a mask of {len(under)}; use 1 to {LONG_BYTES} of both")
-    size = SHORT_BYTES if len(bits) <= SHORT_BYTES else LONG_BYTES
+        raise ValueError("use raw BYTES or raw BYTES/MASK, in hexadecimal") from None
+    if len(bits) != len(under) or not 1 <= len(bits) <= LONG_BYTES - 2:
+        raise ValueError(f"raw of {len(bits)} bytes with a mask of {len(under)}; use 1 to {LONG_BYTES - 2} of both")
+    size = SHORT_BYTES if len(bits) <= SHORT_BYTES - 2 else LONG_BYTES
     bits = bytes(a & b for a, b in zip(bits, under))
-    return Pattern(bits.ljust(size, b"\0"), under.ljust(size, b"\0"))
+    return bytearray(bits.ljust(size, b"\0")), bytearray(under.ljust(size, b"\0"))
 
 
-def text(of: Pattern, names: Sequence[str] = ()) -> str:
-    """Writes a pattern of code `ip` so that `pattern` reads it."""
+def text(of: Pattern, names: Sequence[str] = (), code: int = 0) -> str:
+    """Writes a pattern of this code (0 `ip`, 1 `fields`) so that `pattern` reads it."""
     address = 4 if len(of.value) == SHORT_BYTES else 16
+    fields: Iterable[str] = ("src", "dst", "proto", "sport", "dport", "tos", "in")
     out = ["ip" if address == 4 else "ip6"]
-    for word in ("src", "dst", "proto", "sport", "dport", "tos", "in"):
+    if code:
+        size = len(of.mask) - 2
+        # As many as say how long it is.
+        used = max(len(of.mask[:size].rstrip(b"\0")), 1 if address == 4 else SHORT_BYTES - 1)
+        under = of.mask[:used]
+        words = bytes(a & b for a, b in zip(of.value, under)).hex()
+        out, fields = ["raw", words if under == b"\xff" * used else f"{words}/{under.hex()}"], ("in",)
+    for word in fields:
         start, size = _place(word, address)
         value, mask = of.value[start:start + size], of.mask[start:start + size]
         value = bytes(a & b for a, b in zip(value, mask))
         if not any(mask):
             continue
         whole = mask == b"\xff" * size
-        number, under = int.from_bytes(value, "big"), int.from_bytes(mask, "big")
-        words = f"{number}" if whole else f"{number}/{under:#x}"
+        number, under_mask = int.from_bytes(value, "big"), int.from_bytes(mask, "big")
+        words = f"{number}" if whole else f"{number}/{under_mask:#x}"
         if _PLACES[word] is None:
             words = _address_text(value, mask)
         elif word == "proto" and whole:
             words = next((name for name, known in _PROTOCOLS.items() if known == number), words)
-        elif word == "tos" and under == 0xFC:
+        elif word == "tos" and under_mask == 0xFC:
             word, words = "dscp", f"{number >> 2}"
         elif word == "tos":
-            words = f"{number:#x}" if whole else f"{number:#x}/{under:#x}"
+            words = f"{number:#x}" if whole else f"{number:#x}/{under_mask:#x}"
         elif word == "in" and whole and number < len(names):
             words = names[number]
         elif word == "in" and words in names:

@@ -94,7 +94,7 @@ pub struct Add {
     #[arg(short, long, value_name = "P", default_value_t)]
     priority: u32,
     /// Which packets: `ip` or `ip6`, then any of src PREFIX, dst PREFIX, proto NAME, sport N, dport N, tos N,
-    /// dscp N, in IFACE; or `raw HEX/MASK`.
+    /// dscp N, in IFACE; where the code is `fields`, `raw HEX[/MASK]`, then in IFACE.
     #[arg(short, long, value_name = "MATCH")]
     r#match: String,
     /// They are dropped.
@@ -206,10 +206,6 @@ impl Add {
         };
         if verdict != FastpathVerdict::Send && (self.to.is_some() || self.data.is_some()) {
             return Err(Failure::Usage("--to and --data go with --send".into()));
-        }
-        if verdict == FastpathVerdict::Send && self.to.is_none() && self.data.is_none() {
-            let problem = "--send takes --to MAC, the link address that packets go to";
-            return Err(Failure::Usage(problem.into()));
         }
         Ok(FastpathFilter {
             id: self.id,

@@ -1258,7 +1258,6 @@ fn filters_of_a_fast_path_are_changed_and_frames_are_sent() {
         &["add", "--id", "1", "--match", "ip"][..],
         &["add", "--id", "1", "--match", "ip", "--drop", "--pass"],
         &["add", "--id", "1", "--match", "ip", "--drop", "--to", mac],
-        &["add", "--id", "1", "--match", "ip", "--send", "eth1"],
         &["remove"],
         &["send", "--in", "eth0", "--out", "eth0", "00"],
         &["send", "--in", "eth0", "--queue", "1", "00"],

@@ -297,7 +297,7 @@ mod tests {
         let raw = FastpathFilter {
             to: None,
             data: Some("0a".to_owned() + &"00".repeat(15)),
-            r#match: format!("raw {0}/{0}", "ff".to_owned() + &"00".repeat(39)),
+            r#match: "raw 0102030405060708090a0b0c0d0e0f in eth1".into(),
             ..whole()
         };
         assert_eq!(described(&meant(&raw, &ports()).unwrap(), Code::Fields, &ports()), raw);

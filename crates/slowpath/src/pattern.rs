@@ -5,7 +5,7 @@
 //! ```text
 //! ip src 10.0.0.0/8 dst 192.0.2.0/24 proto udp dport 53 in 2
 //! ip6 dst 2001:db8::/32 proto tcp sport 1024/0xfc00 dscp 46
-//! raw 0a00000100/ffffffff00
+//! raw 0a00000100/ffffffff00 in 2
 //! ```
 //!
 //! First `ip` or `ip6`, then any of these, each once; what is not said is any:
@@ -19,8 +19,11 @@
 //! | `in` | the vport that the packet came by: its number, or the interface's name where names are known |
 //!
 //! A number may have a mask behind it, `VALUE/MASK`: the packet's bits under the mask are to be those of the value.
-//! `raw` is bytes of a pattern in hexadecimal, the first one first: up to 16 of a short one (IPv4), else of a long one;
-//! zeros follow. Bits of values that are not under the mask are cleared.
+//! Bits of values that are not under the mask are cleared.
+//!
+//! For code `fields`, `raw` is the bytes of the fields in hexadecimal, the first one's first, and behind a `/` the mask, if
+//! not all bits count; then `in` may follow. All bytes of the fields are written: up to 14 make a short pattern, more a long
+//! one.
 
 use std::fmt::{self, Write};
 use std::marker::PhantomData;
@@ -36,6 +39,9 @@ pub const TEXT_BYTES_MAX: usize = 512;
 /// Bytes of a short pattern, and of a long one.
 const SHORT_BYTES: usize = 16;
 const LONG_BYTES: usize = 40;
+
+/// The last ones of both: the vport that a packet came by.
+const VPORT_BYTES: usize = 2;
 
 /// Names of protocols by their numbers (IANA, "Protocol Numbers"); of two for one the first is written.
 const PROTOCOLS: &[(&str, u8)] = &[
@@ -59,6 +65,9 @@ const PROTOCOLS: &[(&str, u8)] = &[
 
 /// The upper six bits of the traffic class (RFC 2474 section 3).
 const DSCP_MASK: u8 = 0xfc;
+
+/// Words behind `ip` and `ip6`.
+const WORDS: [&str; 8] = ["src", "dst", "proto", "sport", "dport", "tos", "dscp", "in"];
 
 /// Which packets a program's code is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,16 +336,10 @@ pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<Pattern, BadPatter
         return bad(format!("{} bytes, {TEXT_BYTES_MAX} at most", text.len()));
     }
     let mut words = text.split_ascii_whitespace();
-    let mut bits = match words.next() {
-        Some("ip") => Bits::any(false),
-        Some("ip6") => Bits::any(true),
-        Some("raw") => {
-            let bits = raw(words.next().unwrap_or_default())?;
-            return match words.next() {
-                None => Ok(bits.into()),
-                Some(word) => bad(format!("{word:?} after the bytes of raw")),
-            };
-        }
+    let (mut bits, known): (_, &[&str]) = match words.next() {
+        Some("ip") => (Bits::any(false), &WORDS),
+        Some("ip6") => (Bits::any(true), &WORDS),
+        Some("raw") => (raw(words.next().unwrap_or_default())?, &["in"]),
         first => {
             let word = first.unwrap_or_default();
             return bad(format!("{word:?} at its begin; say ip, ip6 or raw first"));
@@ -344,6 +347,9 @@ pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<Pattern, BadPatter
     };
     let mut said: Vec<Field> = Vec::new();
     while let Some(word) = words.next() {
+        if !known.contains(&word) {
+            return bad(format!("unknown word {word:?}; known: {}", known.join(", ")));
+        }
         let field = match word {
             "src" => Field::Source,
             "dst" => Field::Destination,
@@ -351,11 +357,7 @@ pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<Pattern, BadPatter
             "sport" => Field::SourcePort,
             "dport" => Field::DestinationPort,
             "tos" | "dscp" => Field::Class,
-            "in" => Field::CameBy,
-            _ => {
-                let known = "src, dst, proto, sport, dport, tos, dscp and in are known";
-                return bad(format!("unknown word {word:?}; {known}"));
-            }
+            _ => Field::CameBy,
         };
         if said.contains(&field) {
             return bad(format!("{word} is said twice"));
@@ -472,13 +474,14 @@ fn raw(text: &str) -> Result<Bits, BadPattern> {
     let (Some(value), Some(mask)) = (value, mask) else {
         return bad("use raw BYTES or raw BYTES/MASK, in hexadecimal");
     };
-    if value.len() != mask.len() || !(1..=LONG_BYTES).contains(&value.len()) {
+    let most = LONG_BYTES - VPORT_BYTES;
+    if value.len() != mask.len() || !(1..=most).contains(&value.len()) {
         let (value, mask) = (value.len(), mask.len());
         return bad(format!(
-            "raw of {value} bytes with a mask of {mask}; use 1 to {LONG_BYTES}, as many of both"
+            "raw of {value} bytes with a mask of {mask}; use 1 to {most}, as many of both"
         ));
     }
-    let mut bits = Bits::any(value.len() > SHORT_BYTES);
+    let mut bits = Bits::any(value.len() > SHORT_BYTES - VPORT_BYTES);
     for (at, (value, mask)) in value.iter().zip(mask).enumerate() {
         (bits.value[at], bits.mask[at]) = (value & mask, mask);
     }
@@ -499,17 +502,46 @@ fn hex(text: &str) -> Option<Vec<u8>> {
 /// Writes a pattern so that [`parse`] reads it; `names` are those of the interfaces, in the order of their vports.
 pub fn text(pattern: &Pattern, code: Code, names: &[impl AsRef<str>]) -> String {
     let bits = Bits::from(pattern);
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     match code {
-        Code::Ip => {
-            let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
-            ip_text(&bits, &names)
-        }
-        Code::Fields => {
-            let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            let (value, mask): (String, String) =
-                (hex(&bits.value[..bits.len()]), hex(&bits.mask[..bits.len()]));
-            format!("raw {value}/{mask}")
-        }
+        Code::Ip => ip_text(&bits, &names),
+        Code::Fields => raw_text(&bits, &names),
+    }
+}
+
+fn raw_text(bits: &Bits, names: &[&str]) -> String {
+    let (value, mask) = (&bits.value[..bits.len()], &bits.mask[..bits.len()]);
+    let fields = bits.len() - VPORT_BYTES;
+    let used = mask[..fields].iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
+    // As many as say how long it is.
+    let least = if bits.long { SHORT_BYTES - VPORT_BYTES + 1 } else { 1 };
+    let used = used.max(least);
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let mut out = format!("raw {}", hex(&value[..used]));
+    if mask[..used].iter().any(|byte| *byte != u8::MAX) {
+        out += &format!("/{}", hex(&mask[..used]));
+    }
+    let (number, under) = (number_of(&value[fields..]), number_of(&mask[fields..]));
+    if under != 0 {
+        out += &format!(" in {}", vport_text(number, under, names));
+    }
+    out
+}
+
+/// A number of one or two bytes.
+fn number_of(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0, |all, byte| all << 8 | u32::from(*byte))
+}
+
+/// A vport by its name, if it has one.
+fn vport_text(vport: u32, mask: u32, names: &[&str]) -> String {
+    let number = vport.to_string();
+    match names.get(vport as usize) {
+        _ if mask != u32::from(u16::MAX) => format!("{vport}/{mask:#x}"),
+        Some(name) => (*name).to_owned(),
+        // An interface may be called as another's number.
+        None if names.contains(&number.as_str()) => format!("{number}/0xffff"),
+        None => number,
     }
 }
 
@@ -521,9 +553,8 @@ fn ip_text(bits: &Bits, names: &[&str]) -> String {
             continue;
         }
         let whole = mask.iter().all(|byte| *byte == u8::MAX);
-        let as_number =
-            |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u32::from(*byte));
-        let (number, number_mask) = (as_number(value), as_number(mask));
+        let number_of = |bytes: &[u8]| if bytes.len() > 2 { 0 } else { number_of(bytes) };
+        let (number, number_mask) = (number_of(value), number_of(mask));
         let mut one = |word: &str, text: &str| {
             // A String takes whatever is written.
             let _ = write!(out, " {word} {text}");
@@ -546,12 +577,7 @@ fn ip_text(bits: &Bits, names: &[&str]) -> String {
             }
             Field::Class if whole => one("tos", &format!("{number:#x}")),
             Field::Class => one("tos", &format!("{number:#x}/{number_mask:#x}")),
-            Field::CameBy => match names.get(number as usize) {
-                Some(name) if whole => one("in", name),
-                // An interface may be called as another's number.
-                None if names.contains(&masked.as_str()) => one("in", &format!("{masked}/0xffff")),
-                _ => one("in", &masked),
-            },
+            Field::CameBy => one("in", &vport_text(number, number_mask, names)),
         }
     }
     out
@@ -757,11 +783,27 @@ mod tests {
     }
 
     #[test]
+    fn raw_bytes_are_those_of_the_fields() {
+        for (text, bytes) in [
+            ("raw 88b5", 16),
+            ("raw 0a00/ff00 in eth10", 16),
+            ("raw 000102030405060708090a0b0c0d", 16),
+            ("raw 000102030405060708090a0b0c0d0e", 40),
+            ("raw 00/00 in 7/0xf", 16),
+        ] {
+            let found = parse(text, &NAMES).unwrap();
+            assert_eq!(found.bytes(), bytes, "{text}");
+            let again = self::text(&found, Code::Fields, &NAMES);
+            assert_eq!(again, text.replace("0a00/ff00", "0a"));
+        }
+    }
+
+    #[test]
     fn a_wrong_text_is_refused_with_what_is_right() {
         for (text, why) in [
             ("", "\"\" at its begin; say ip, ip6 or raw first"),
             ("udp port 53", "\"udp\" at its begin; say ip, ip6 or raw first"),
-            ("ip port 53", "unknown word \"port\"; src, dst,"),
+            ("ip port 53", "unknown word \"port\"; known: src, dst,"),
             ("ip src 2001:db8::1", "src \"2001:db8::1\"; use an IPv4 address or prefix"),
             ("ip6 dst 10.0.0.0/8", "use an IPv6 address or prefix"),
             ("ip src 10.0.0.0/33", "src \"10.0.0.0/33\"; use an IPv4"),
@@ -777,15 +819,16 @@ mod tests {
                 "ip in eth7",
                 "in \"eth7\"; use an interface (eth0, eth1, eth10, 9) or a vport's number",
             ),
-            ("raw", "raw of 0 bytes with a mask of 0; use 1 to 40"),
+            ("raw", "raw of 0 bytes with a mask of 0; use 1 to 38"),
             ("raw 1", "use raw BYTES or raw BYTES/MASK"),
-            ("raw 0102/ff", "raw of 2 bytes with a mask of 1; use 1 to 40"),
-            ("raw 01 02", "\"02\" after the bytes of raw"),
+            ("raw 0102/ff", "raw of 2 bytes with a mask of 1; use 1 to 38"),
+            ("raw 01 02", "unknown word \"02\"; known: in"),
+            ("raw 01 src 10.0.0.1", "unknown word \"src\"; known: in"),
         ] {
             let refused = parse(text, &NAMES).unwrap_err().to_string();
             assert!(refused.contains(why), "{text}: {refused}");
         }
-        assert!(parse(&format!("raw {}", "00".repeat(41)), &NAMES).is_err());
+        assert!(parse(&format!("raw {}", "00".repeat(39)), &NAMES).is_err());
         assert!(parse(&format!("ip {}", " ".repeat(TEXT_BYTES_MAX)), &NAMES).is_err());
     }
 }

@@ -18,7 +18,8 @@ def patterns() -> None:
     for line in sys.stdin:
         try:
             of = sp.pattern(line.rstrip("\n"), names)
-            print(of.value.hex(), of.mask.hex(), sp.text(of, names))
+            words = (sp.text(of, names), sp.text(of, names, 1))
+            print(of.value.hex(), of.mask.hex(), " | ".join(words))
         except ValueError:
             print("wrong")
 
