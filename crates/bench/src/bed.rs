@@ -109,6 +109,11 @@ impl Bed {
         Self::start_with(design, prefixes, stream(prefixes, bytes))
     }
 
+    /// The directory of a virtual network's node.
+    pub fn place(&self, name: &str) -> PathBuf {
+        self.node.place(name)
+    }
+
     /// The same for these frames.
     pub fn start_with(design: Design, prefixes: &[Prefix], stream: Stream) -> Result<Self> {
         let node = Node::start("bed");

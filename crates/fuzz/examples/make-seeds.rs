@@ -13,7 +13,7 @@ use pdp_proto::mux::*;
 use pdp_proto::routes::{
     self, FromGuest, Hooked, Hop, Resolved, Target as RouteTarget, ToGuest, Vport,
 };
-use pdp_proto::{channel, mirror, tap};
+use pdp_proto::{channel, mirror, slowpath, tap};
 use pdp_wire::tag::Tag;
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{ether, geneve, gre, outer, udp, vlan, vxlan};
@@ -584,6 +584,52 @@ fn add_filters(seeds: &mut Seeds) {
     }
 }
 
+fn add_slowpath(seeds: &mut Seeds) {
+    use slowpath::{Action, Counter, Filter, Pattern, Reply, Request, Verdict, Welcome};
+    let packet = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
+    let said = |requests: &[Request]| {
+        let mut bytes = Vec::new();
+        requests.iter().for_each(|request| request.put(&mut bytes));
+        packet(&bytes)
+    };
+    let action = Action { verdict: Verdict::Send, copies_count: 2, ..Action::default() };
+    let set = |id: u32, long: bool| {
+        let pattern = match long {
+            false => Pattern::Short { value: [id as u8; 16], mask: [0xf0; 16] },
+            true => Pattern::Long { value: [id as u8; 40], mask: [0xf; 40] },
+        };
+        Request::Set(Filter { id, priority: id % 3, pattern, action })
+    };
+    let commit = |sweep| Request::Commit { number: 1, sweep };
+    let ends = [Request::Remove(3), commit(false), set(5, true), commit(true)];
+    for pieces in [0, 1, 7, 255] {
+        let first: Vec<_> = (0..20).map(|id| set(id, id % 2 == 0)).collect();
+        let packets = [said(&[Request::Hello(1)]), said(&first), said(&ends), said(&ends[1..])];
+        seeds.add("slowpath", [&[pieces][..], &packets.concat()].concat());
+    }
+    let asks = [
+        Request::Counters { number: 2, first: 1, count: 2 },
+        Request::List { number: 3, first: 0 },
+        Request::Frame { out: true, vport: 1, queue: 2, bytes: vec![1; 60] },
+    ];
+    seeds.add("slowpath", [&[9][..], &said(&asks)].concat());
+    let Request::Set(filter) = set(1, true) else { return };
+    let counters = vec![Counter { packets: 1, bytes: 60 }; 3];
+    let replies = [
+        Reply::Welcome(Welcome::default()),
+        Reply::Done { number: 1, filters: 2 },
+        Reply::Refused { number: 1, id: 2, reason: "no".into() },
+        Reply::Counters { number: 2, first: 0, counters, more: true },
+        Reply::Filters { number: 3, filters: vec![filter; 2], more: false },
+        Reply::Bye("enough".into()),
+    ];
+    for reply in replies {
+        let mut bytes = Vec::new();
+        reply.put(&mut bytes);
+        seeds.add("slowpath", [&[1][..], &packet(&bytes)].concat());
+    }
+}
+
 fn main() -> Result<()> {
     let mut seeds = Seeds(BTreeMap::new());
     add_frames(&mut seeds)?;
@@ -594,5 +640,6 @@ fn main() -> Result<()> {
     add_netlink(&mut seeds)?;
     add_records(&mut seeds);
     add_filters(&mut seeds);
+    add_slowpath(&mut seeds);
     seeds.write(&std::env::args().skip(1).collect::<Vec<_>>())
 }

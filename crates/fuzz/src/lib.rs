@@ -19,6 +19,7 @@ pub mod mutate;
 mod mux;
 mod records;
 mod runtime;
+mod slowpath;
 mod spec;
 mod state;
 mod wire;
@@ -84,6 +85,7 @@ pub const TARGETS: &[Target] = targets! {
     "state", 1 << 16, state::state;
     "records", SEQUENCE, records::records;
     "filters", SEQUENCE, filters::filters;
+    "slowpath", SEQUENCE, slowpath::slowpath;
 };
 
 impl Target {

@@ -104,6 +104,7 @@ tests! {
     state "state",
     records "records",
     filters "filters",
+    slowpath "slowpath",
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod churn;
 mod core_latency;
 mod fastpath;
+mod filtered;
 mod links;
 mod lookup;
 mod many;
@@ -64,6 +65,7 @@ pub const ALL: &[Experiment] = &[
     router::ONE_CORE,
     fastpath::EXPERIMENT,
     fastpath::VNETS,
+    filtered::EXPERIMENT,
     veth::EXPERIMENT,
     rtt::EXPERIMENT,
     many::PORTS,

@@ -94,6 +94,8 @@ pub struct Design {
     pub vnets: usize,
     /// Ports of each router that frames leave by, over `B0`.
     pub ports: usize,
+    /// Filters and counters that slow paths may have, if not the defaults.
+    pub slowpath: Option<(u32, u32)>,
     /// What carries frames over `A0` and over `B0`; where several networks or ports share one, tunnels.
     pub carriers: [Carrier; 2],
 }
@@ -111,6 +113,7 @@ impl Design {
             queue: QUEUE,
             vnets: 1,
             ports: 1,
+            slowpath: None,
             carriers: [Carrier::Plain; 2],
         }
     }
@@ -230,7 +233,12 @@ spec:
             String::new()
         };
         let plane = match self.guests.is_empty() {
-            true => "        kind: fastpath".to_owned(),
+            true => {
+                let more = self.slowpath.map(|(filters, counters)| {
+                    format!("\n        filters: {filters}\n        counters: {counters}")
+                });
+                format!("        kind: fastpath{}", more.unwrap_or_default())
+            }
             false => format!(
                 "        power: {power}m
         borrow: {borrow}{guests}

@@ -1,0 +1,266 @@
+//! Filters of a slow path while the mux forwards: how many there are, how fast they change, and how often counters are
+//! read. Frames are made and ended inside the mux, as in `fastpath`.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pdp_e2e::meter::Clock;
+use pdp_proto::slowpath::{
+    Action, COUNTERS_MAX, FILTERS_MAX, Filter, PACKET_BYTES_MAX, Pattern, Reply, Request, VERSION,
+};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
+    send, socket_with,
+};
+
+use super::{Experiment, Subject};
+use crate::bed::{Bed, Passed};
+use crate::peers::pdp::Design;
+use crate::run::{Reading, Run};
+use crate::site::{self, Prefix};
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "fastpath-filters",
+    about: "the mux's own forwarding with up to 100,000 filters of a slow path, one for each of as many prefixes of the \
+            full table, while 100,000 of them change a second, and while as many counters are read five times a second",
+    seconds: 120,
+    subject: Subject::Pdp,
+    run,
+};
+
+/// Filters of the measurements with changes and counters.
+const MANY: usize = 100_000;
+
+/// Changes a second that are asked for, each committed by itself, and time in which some are sent together.
+const CHANGES: u64 = 100_000;
+const TICK: Duration = Duration::from_millis(2);
+
+/// Between two reads of all counters.
+const READ_EVERY: Duration = Duration::from_millis(200);
+
+const FRAME_BYTES: usize = 64;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A program that says as much as it can at once.
+struct Program {
+    socket: OwnedFd,
+    number: u64,
+}
+
+impl Program {
+    fn connect(path: &Path) -> Result<Self> {
+        let (unix, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let socket = socket_with(unix, kind, SocketFlags::CLOEXEC, None)?;
+        for which in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&socket, which, Some(PATIENCE))?;
+        }
+        connect(&socket, &SocketAddrUnix::new(path)?).context("the slow path's socket")?;
+        let mut program = Self { socket, number: 0 };
+        program.tell(&[Request::Hello(VERSION)])?;
+        ensure!(matches!(program.hear()?[..], [Reply::Welcome(_)]), "no welcome");
+        Ok(program)
+    }
+
+    fn tell(&mut self, requests: &[Request]) -> Result<()> {
+        for some in requests.chunks(400) {
+            let mut packet = Vec::new();
+            some.iter().for_each(|request| request.put(&mut packet));
+            send(&self.socket, &packet, SendFlags::NOSIGNAL)?;
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self) -> Result<Vec<Reply>> {
+        let mut bytes = vec![0; PACKET_BYTES_MAX];
+        let (_, length) = recv(&self.socket, &mut bytes[..], RecvFlags::empty())?;
+        let (mut packet, mut all) = (&bytes[..length], Vec::new());
+        while let Some(reply) = Reply::take(&mut packet)? {
+            all.push(reply);
+        }
+        Ok(all)
+    }
+
+    fn commit(&mut self, sweep: bool) -> Request {
+        self.number += 1;
+        Request::Commit { number: self.number, sweep }
+    }
+
+    /// Waits until what was committed so far is in force.
+    fn settle(&mut self) -> Result<()> {
+        loop {
+            for reply in self.hear()? {
+                match reply {
+                    Reply::Done { number, .. } if number == self.number => return Ok(()),
+                    Reply::Refused { id, reason, .. } => bail!("filter {id}: {reason}"),
+                    Reply::Bye(why) => bail!("disconnected: {why}"),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Has these filters and no others in force. Returns in what time.
+    fn set(&mut self, filters: &[Request]) -> Result<Duration> {
+        let start = Instant::now();
+        self.tell(filters)?;
+        let commit = self.commit(true);
+        self.tell(&[commit])?;
+        self.settle()?;
+        Ok(start.elapsed())
+    }
+
+    fn read_counters(&mut self, count: u32) -> Result<()> {
+        self.tell(&[Request::Counters { number: 0, first: 0, count }])?;
+        loop {
+            if let [Reply::Counters { more: false, .. }] = self.hear()?[..] {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// What a program does again and again, and how much of it that is.
+type Act = Box<dyn FnMut(&mut Program) -> Result<u64> + Send>;
+
+/// Something that goes on beside a measurement.
+struct Beside {
+    thread: Option<JoinHandle<Result<()>>>,
+    end: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+}
+
+impl Beside {
+    fn start(path: PathBuf, mut act: Act) -> Self {
+        let (end, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (ends, count) = (end.clone(), done.clone());
+        let thread = thread::spawn(move || {
+            let mut program = Program::connect(&path)?;
+            while !ends.load(Ordering::Relaxed) {
+                count.fetch_add(act(&mut program)?, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        Self { thread: Some(thread), end, done }
+    }
+
+    /// How much was done, since it began.
+    fn stop(mut self) -> Result<u64> {
+        self.end.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("a thread")?;
+        thread.join().map_err(|_| anyhow::anyhow!("it panicked"))??;
+        Ok(self.done.load(Ordering::Relaxed))
+    }
+}
+
+/// A filter for what goes to a prefix, which counts and changes nothing.
+fn filter(id: u32, (address, length): Prefix, priority: u32) -> Request {
+    let (mut value, mut mask) = ([0; 16], [0; 16]);
+    value[4..8].copy_from_slice(&address);
+    let bits = u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0);
+    mask[4..8].copy_from_slice(&bits.to_be_bytes());
+    let pattern = Pattern::Short { value, mask };
+    let action = Action { counter: id, ..Action::default() };
+    Request::Set(Filter { id, priority, pattern, action })
+}
+
+fn run(run: &mut Run) -> Result<()> {
+    let [core, _] = run.cores();
+    let (time, clock) = (run.time(), Clock::of_this_machine());
+    let prefixes = site::internet()?;
+    let design =
+        Design { slowpath: Some((FILTERS_MAX, COUNTERS_MAX)), ..Design::fastpath(core, 1) };
+    let Some(bed) = run.attempt("pdp", |_| Bed::start(design, &prefixes, FRAME_BYTES)) else {
+        return Ok(());
+    };
+    let socket = bed.place("bench0/r1").join("slowpath/control.sock");
+    let all: Vec<Prefix> = prefixes.iter().copied().step_by(prefixes.len() / MANY).collect();
+    let filters: Vec<Request> = all
+        .iter()
+        .take(MANY)
+        .zip(0..)
+        .map(|(prefix, id)| filter(id, *prefix, prefix.1.into()))
+        .collect();
+    let mut program = Program::connect(&socket)?;
+    let counts = run.choose(&[0, 1, 1_000, 10_000, MANY], &[0, MANY]);
+    run.rounds(|run| {
+        let mut none = None;
+        let mut of_none = |passed: &Passed| {
+            let none = *none.get_or_insert(passed.rate_pps);
+            Reading::new("of none", passed.rate_pps / none * 100.0, "%")
+        };
+        for &count in &counts {
+            let set = program.set(&filters[..count])?;
+            let offer = || bed.offer(0, time, &clock);
+            run.take_as("pdp, filters", count as f64, "filters", offer, |passed| {
+                let mut readings = passed.readings();
+                readings.push(of_none(&passed));
+                readings.push(Reading::new("set in one batch", set.as_secs_f64() * 1e3, "ms"));
+                readings
+            });
+        }
+        program.set(&filters)?;
+        let beside = |act: Act| {
+            let beside = Beside::start(socket.clone(), act);
+            let start = Instant::now();
+            let passed = bed.offer(0, time, &clock);
+            let seconds = start.elapsed().as_secs_f64();
+            Ok((passed?, beside.stop()? as f64 / seconds))
+        };
+        let (mut at, mut next) = (0, Instant::now());
+        let changed = filters.clone();
+        let change = move |program: &mut Program| {
+            // Each becomes another one, with the same prefix.
+            let mut some = Vec::new();
+            for _ in 0..CHANGES * TICK.as_millis() as u64 / 1000 {
+                let Request::Set(filter) = &changed[at % changed.len()] else { bail!("a filter") };
+                let priority = filter.priority + 1000 * (1 + (at / changed.len()) as u32 % 2);
+                some.push(Request::Set(Filter { priority, ..*filter }));
+                some.push(program.commit(false));
+                at += 1;
+            }
+            program.tell(&some)?;
+            program.settle()?;
+            next += TICK;
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+            Ok(some.len() as u64 / 2)
+        };
+        let measure = || beside(Box::new(change.clone()));
+        run.take_as("pdp, filters that change", MANY as f64, "filters", measure, |it| {
+            let (passed, rate) = it;
+            let mut readings = passed.readings();
+            readings.push(of_none(&passed));
+            readings.push(Reading::new("changes", rate / 1e3, "thousand/s"));
+            readings
+        });
+        program.set(&filters)?;
+        let measure = || {
+            beside(Box::new(|program| {
+                let next = Instant::now() + READ_EVERY;
+                program.read_counters(MANY as u32)?;
+                thread::sleep(next.saturating_duration_since(Instant::now()));
+                Ok(1)
+            }))
+        };
+        run.take_as("pdp, counters that are read", MANY as f64, "filters", measure, |it| {
+            let (passed, rate) = it;
+            let mut readings = passed.readings();
+            readings.push(of_none(&passed));
+            readings.push(Reading::new("reads of all", rate, "/s"));
+            readings
+        });
+        let start = Instant::now();
+        program.read_counters(MANY as u32)?;
+        let took = start.elapsed();
+        run.take("pdp, counters read at rest", MANY as f64, "counters", || {
+            Ok(vec![Reading::new("time", took.as_secs_f64() * 1e3, "ms")])
+        });
+        Ok(())
+    })
+}
