@@ -260,7 +260,14 @@ fn hex(text: &str) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
+#[path = "../../slowpath/tests/fake/mod.rs"]
+mod fake;
+
+#[cfg(test)]
 mod tests {
+    use pdp_slowpath::Counter;
+
+    use super::fake::Fake;
     use super::*;
 
     fn ports() -> Vec<String> {
@@ -327,5 +334,86 @@ mod tests {
             assert!(problem.error.starts_with("filter 7: "), "{problem}");
             assert!(problem.error.contains(why), "{problem}: {why}");
         }
+    }
+
+    /// A fast path whose mux has what a test says.
+    fn start() -> (tempfile::TempDir, Fake, FastPath) {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("control.sock");
+        let fake = Fake::start(&socket);
+        (directory, fake, FastPath { name: "red/r1".into(), socket, ports: ports() })
+    }
+
+    fn numbered(id: u32) -> FastpathFilter {
+        FastpathFilter { id, r#match: format!("ip dport {id}"), ..Default::default() }
+    }
+
+    #[test]
+    fn filters_are_changed_as_a_whole_and_answered_in_parts() {
+        let (_directory, fake, path) = start();
+        let count = FASTPATH_FILTERS_AT_ONCE as u32 + 1;
+        let set: Vec<FastpathFilter> = (0..count).map(numbered).collect();
+        let change = FastpathChange { set: set.clone(), ..Default::default() };
+        assert_eq!(path.change(&change).unwrap().filters, count);
+        let first = path.filters(FastpathFiltersQuery::default()).unwrap();
+        assert_eq!((first.next, first.filters.len()), (Some(count - 1), FASTPATH_FILTERS_AT_ONCE));
+        let rest = path.filters(FastpathFiltersQuery { first: count - 1 }).unwrap();
+        assert_eq!((rest.next, rest.filters_max), (None, 70_000));
+        assert_eq!([first.filters, rest.filters].concat(), set);
+        // One that is wrong: here, or to the mux.
+        let wrong = FastpathFilter { r#match: "udp".into(), ..numbered(1) };
+        let far = FastpathFilter { id: 70_000, ..numbered(1) };
+        for (wrong, why) in [(wrong, "red/r1: filter 1: match: "), (far, "red/r1: filter 70000: ")]
+        {
+            let set = vec![numbered(9000), wrong];
+            let change = FastpathChange { set, sweep: true, ..Default::default() };
+            let problem = path.change(&change).unwrap_err();
+            assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
+            assert!(problem.error.starts_with(why), "{problem}");
+        }
+        assert_eq!(fake.table().filters.len(), count as usize);
+        let all = FastpathChange { set: vec![numbered(5)], sweep: true, ..Default::default() };
+        assert_eq!(path.change(&all).unwrap().filters, 1);
+        let none = FastpathChange { remove: vec![5, 6], ..Default::default() };
+        assert_eq!(path.change(&none).unwrap().filters, 0);
+    }
+
+    #[test]
+    fn counters_are_read_and_frames_are_there_once_it_is_said() {
+        let (_directory, mut fake, path) = start();
+        fake.table().counters[4999] = Counter { packets: 7, bytes: 700 };
+        let asked = |first, count| path.counters(FastpathCountersQuery { first, count });
+        let all = asked(0, None).unwrap();
+        assert_eq!((all.counters.len(), all.total), (5000, 5000));
+        let last = asked(4999, Some(1)).unwrap();
+        assert_eq!(last.counters, [FastpathCounter { packets: 7, bytes: 700 }]);
+        for (first, count) in [(5001, None), (4999, Some(2)), (0, Some(u32::MAX))] {
+            let problem = asked(first, count).unwrap_err();
+            assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
+        }
+        let frame = |port: &str, way, frame: &str| FastpathFrame {
+            port: port.into(),
+            way,
+            queue: None,
+            frame: frame.into(),
+        };
+        path.send(&frame("eth2", FastpathWay::Out, &"01".repeat(60))).unwrap();
+        assert_eq!(fake.table().frames.len(), 1);
+        for (port, bytes) in
+            [("eth3", "01".repeat(60)), ("eth0", "0".into()), ("eth0", "01".into())]
+        {
+            let problem = path.send(&frame(port, FastpathWay::In, &bytes)).unwrap_err();
+            assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
+        }
+        // One that is disconnected, or finds nobody.
+        fake.table().farewell = Some("there are 4 programs already".into());
+        let problem = asked(0, None).unwrap_err();
+        assert_eq!(problem.kind, ProblemKind::Unavailable);
+        assert!(problem.error.contains("there are 4 programs already"), "{problem}");
+        fake.kill();
+        assert_eq!(asked(0, None).unwrap_err().kind, ProblemKind::Unavailable);
+        std::fs::remove_file(&path.socket).unwrap();
+        let problem = asked(0, None).unwrap_err();
+        assert!(problem.error.contains("no socket for its slow path yet"), "{problem}");
     }
 }

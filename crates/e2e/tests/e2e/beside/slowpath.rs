@@ -176,3 +176,48 @@ fn by_hand(node: &Node) {
         assert!(refused.contains(why), "{words:?}: {refused}");
     }
 }
+
+/// Prints the first frame of the protocol.
+const HEARD: &str = "
+import socket
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88b5))
+s.bind(('eth0', 0x88b5))
+print(s.recv(99).hex())
+";
+
+/// Sends a frame of the protocol to label 7, which may go two hops.
+const SAID: &str = "
+import socket, sys
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind(('eth0', 0x88b5))
+s.send(bytes.fromhex(sys.argv[1] + '020000000001' + '88b5' + '0007' + '0000' + '02') + b'x' * 41)
+";
+
+#[test]
+fn a_protocol_of_its_own_is_forwarded_by_filters() {
+    let node = Node::start("fields");
+    node.apply(SUBSTRATE);
+    let plane = "{kind: fastpath, code: fields, fields: {key: [{offset: 12, bytes: 4}], write: [
+        {offset: 0, data: {from: 0, bytes: 6}}, {offset: 6, source: true}, {offset: 18, hops: true}]}}";
+    node.apply(&two_hosts("lab", plane));
+    let to = "02:00:00:00:00:77";
+    let words = ["--match", "raw 88b50007 in eth0", "--send", "eth1", "--to", to, "--counter", "0"];
+    let add = [&["fastpath", "lab/r1", "add", "--id", "1"], &words[..]].concat();
+    assert_eq!(node.pdp(&add), "1 filter in force\n");
+    let table = node.pdp(&["fastpath", "lab/r1", "filters"]);
+    assert!(table.contains("raw 88b50007 in eth0  send eth1 data 020000000077"), "{table}");
+    let mac = |port: usize| {
+        let status = node.json(&["inspect", "lab/r1"]);
+        status["ports"][port]["mac"].as_str().expect("an address").replace(':', "")
+    };
+    let heard = ["exec", "lab/h2", "--", "python3", "-c", HEARD];
+    let mut heard = Background::start(&mut node.pdp_command(&heard));
+    eventually("it is heard", || {
+        node.pdp(&["exec", "lab/h1", "--", "python3", "-c", SAID, &mac(0)]);
+        !heard.runs()
+    });
+    let frame = heard.finish();
+    let expected = format!("020000000077{}88b500070000{}", mac(1), "01");
+    assert!(frame.starts_with(&expected), "{frame}: {expected}");
+    assert!(counted(&node, "0") > 0);
+}
