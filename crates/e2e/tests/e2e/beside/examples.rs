@@ -81,7 +81,8 @@ pub(super) fn first(example: &str) -> Option<String> {
 /// Brings an example up as its comment says.
 fn bring_up(shell: &Shell<'_>, example: &str) {
     let up = commands(example).remove(0);
-    assert!(up.starts_with("pdp up -f ") && up.ends_with(&format!("{example} --wait")), "{up}");
+    let is_so = up.starts_with("pdp up ") && up.contains(" -f ");
+    assert!(is_so && up.ends_with(&format!("{example} --wait")), "{up}");
     shell.run(&up);
 }
 
@@ -117,10 +118,11 @@ fn hosts_talk(node: &Node, vnet: &str) {
 type Check = fn(&Node, &[String]);
 
 /// The labs that are brought up beside each other on one node, and what is looked at.
-const LABS: [(&str, Check); 12] = [
+const LABS: [(&str, Check); 13] = [
     ("bgp.yaml", bgp),
     ("customers.yaml", customers),
     ("fastpath.yaml", fastpath),
+    ("fields.yaml", fields),
     ("firewall.yaml", firewall),
     ("image.yaml", image),
     ("ipv6.yaml", ipv6),
@@ -187,6 +189,34 @@ fn fastpath(node: &Node, said: &[String]) {
     assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
     assert!(!diff.contains("10.") && stats.contains("Engines"), "{diff}{stats}");
     assert_eq!(node.json(&["inspect", "fastpath"])["status"]["ready"], true);
+}
+
+fn fields(node: &Node, said: &[String]) {
+    let [_, _, filters, counters] = said else { panic!("{said:?}") };
+    assert!(filters.contains("88b50014") && counters.contains('0'), "{filters}{counters}");
+    let heard = |host: &str, words: &str| {
+        let heard = || node.exec(&format!("fields/{host}"), "cat /tmp/heard").contains(words);
+        eventually(words, heard);
+    };
+    heard("h2", "label 30, 6 hops left: hello, h2\n");
+    for (from, label, to, words) in [
+        ("h2", "40", "h1", "label 50, 6 hops left: back\n"),
+        ("h1", "60", "h3", "label 60, 7 hops left: aside\n"),
+    ] {
+        let text = words.rsplit(' ').next().expect("words");
+        node.exec(&format!("fields/{from}"), &format!("python3 /root/say.py {label} {text}"));
+        heard(to, words);
+    }
+    // A label that nobody knows ends where it is unknown.
+    let dropped = || {
+        let stats = node.json(&["stats", "fields"]);
+        let port = &stats["vnets"]["fields"]["nodes"]["a"]["ports"]["eth0"];
+        port["dropped"]["unmatched"].as_u64().unwrap_or(0)
+    };
+    let before = dropped();
+    node.exec("fields/h1", "python3 /root/say.py 99 lost");
+    eventually("it is dropped", || dropped() > before);
+    assert!(!node.exec("fields/h2", "cat /tmp/heard").contains("lost"));
 }
 
 fn isis(node: &Node, said: &[String]) {
