@@ -153,6 +153,13 @@ pub struct EngineStats {
     /// Why it does not follow its control guest's routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
+    /// Power of the mux that it is guaranteed, thousandths of a core; 0: it borrows.
+    #[serde(default)]
+    pub power_millicores: u64,
+    /// The mux's time that its vnet took, all nodes together, since the mux started, nanoseconds: what is held against
+    /// the power of all of the vnet's fast paths.
+    #[serde(default)]
+    pub used_ns: u64,
 }
 
 /// Counters of a forwarding guest.

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::args::{self, Format};
 use crate::failure::Failure;
 use crate::output::{print, section, table, write};
-use crate::show::bits;
+use crate::show::{bits, power};
 use crate::watch::until_interrupted;
 
 /// Time between the two samples of `--rates`.
@@ -321,10 +321,15 @@ fn engines(stats: &Stats) -> String {
             engine.routes.to_string(),
             engine.memory_bytes.to_string(),
             engine.changes.to_string(),
+            power(engine.power_millicores),
+            format!("{:.3}", engine.used_ns as f64 / 1e9),
             engine.fault.clone().unwrap_or_default(),
         ])
     });
-    or_nothing(["ROUTER", "SYNCED", "ROUTES", "BYTES", "CHANGES", "NOTE"], rows.collect())
+    or_nothing(
+        ["ROUTER", "SYNCED", "ROUTES", "BYTES", "CHANGES", "POWER", "USED S", "NOTE"],
+        rows.collect(),
+    )
 }
 
 fn drops(stats: &Stats) -> String {

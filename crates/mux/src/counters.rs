@@ -17,6 +17,9 @@ named! {
     Reason {
         /// The worker is behind with the vnet's frames, and keeps no more of them.
         Behind = "worker-behind",
+        /// The same of a vrouter that the mux forwards for: what this would take of the worker's time is more than the
+        /// vnet has of it, and no work was spent on the frame.
+        FastpathPower = "fastpath-power",
         /// Beyond what may arrive from outside for the vnet.
         Policed = "policed",
         /// The port's vlink is down.

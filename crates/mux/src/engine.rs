@@ -103,7 +103,7 @@ impl Engine {
 
     /// Whether it is the same as another, whose tables are as good.
     pub fn is_as(&self, other: &Self) -> bool {
-        self.spec == other.spec
+        (&self.spec.routes, self.spec.memory_bytes) == (&other.spec.routes, other.spec.memory_bytes)
     }
 
     /// Decides on frames of a node whose first port is `first`; those that go out have the port then that they leave by.
@@ -213,6 +213,8 @@ impl Engine {
             memory_bytes: self.tables.memory_bytes() as u64,
             messages: self.follower.messages(),
             fault: self.fault.clone(),
+            // Known of the vnet.
+            used_ns: 0,
         }
     }
 }
@@ -374,7 +376,7 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_for_its_answer_is_looked_at_soon_again() {
-        let spec = mux::Engine { routes: "/routes".into(), memory_bytes: 1 << 30 };
+        let spec = mux::Engine { routes: "/routes".into(), memory_bytes: 1 << 30, power: 0 };
         let (mut engine, mut source) = Engine::new(spec, Arc::new(Wake::new().unwrap()));
         let clock = Clock::new();
         engine.tend(0, &clock);

@@ -100,6 +100,12 @@ pub struct Vnet {
     busy_ns: u64,
     /// Whether a node has an engine.
     pub(crate) has_engines: bool,
+    /// What its engines are guaranteed of its worker's time, of [`mux::POWER_WHOLE`].
+    pub(crate) power: u32,
+    /// What visits took, cycles.
+    pub(crate) used_cycles: u64,
+    /// Frames that this visit may take of its peers.
+    pub(crate) frames_max: usize,
     /// Whether a peer may sleep through what it was shown, so that it is to be asked again when it is time.
     pub(crate) asks: bool,
 }
@@ -327,6 +333,9 @@ impl Vnet {
             checked_ns: 0,
             busy_ns: 0,
             has_engines: false,
+            power: 0,
+            used_cycles: 0,
+            frames_max: usize::MAX,
             asks: true,
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
@@ -370,6 +379,7 @@ impl Vnet {
         spec: &mux::Vnet,
         mut engine: impl FnMut(&mux::Engine) -> Result<Engine, E>,
     ) -> Result<(), E> {
+        self.power = spec.power();
         for (node, spec) in self.nodes.iter_mut().zip(&spec.nodes) {
             let wanted = spec.router.as_ref().and_then(|router| router.engine.as_ref());
             if let (Some(router), Some(wanted)) = (&mut node.router, wanted) {
@@ -422,7 +432,8 @@ impl Vnet {
     }
 
     /// Its part of a worker's time beside others': the sum of its guests' shares, thousandths of a core,
-    /// and at least [`WEIGHT_MIN`].
+    /// and at least [`WEIGHT_MIN`]. What engines are guaranteed counts for none: it comes before
+    /// ([`crate::turns`]), and what is left is for the moving of frames.
     pub fn weight(&self) -> u32 {
         let weights = self.guests().map(|guest| guest.spec.weight);
         weights.fold(0, u32::saturating_add).max(WEIGHT_MIN)
@@ -432,8 +443,19 @@ impl Vnet {
         self.nodes.iter().flat_map(Node::guests)
     }
 
+    /// Why a frame for a port is dropped that finds no room to wait for a visit.
+    pub(crate) fn behind(&self, port: u16) -> Reason {
+        let node = self.ports.get(usize::from(port)).map(|port| &self.nodes[port.node]);
+        let router = node.and_then(|node| node.router.as_ref());
+        match router.is_some_and(|router| router.engine.is_some()) {
+            true => Reason::FastpathPower,
+            false => Reason::Behind,
+        }
+    }
+
     fn engines(&self) -> impl Iterator<Item = &Engine> {
-        let routers = self.nodes.iter().filter_map(|node| node.router.as_ref());
+        let nodes = if self.has_engines { &self.nodes[..] } else { &[] };
+        let routers = nodes.iter().filter_map(|node| node.router.as_ref());
         routers.filter_map(|router| router.engine.as_deref())
     }
 
@@ -447,6 +469,7 @@ impl Vnet {
         while old.arrive(core, &mut vec![]) > 0 {}
         self.police.take_over(&old.police);
         self.checked_ns = old.checked_ns;
+        self.used_cycles = old.used_cycles;
         let changed = self.changed.take().filter(|_| self.ports.len() == old.ports.len());
         let same_ports = changed.is_some();
         if let Some(changed) = changed {

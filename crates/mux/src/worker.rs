@@ -142,7 +142,7 @@ impl Worker {
                 exits.refill(&mut tools);
             }
         }
-        self.turns.begin();
+        self.turns.begin(self.core.meter.now());
         while let Some(slot) = self.turns.next(self.core.now_ns, self.core.alarm.is_busy()) {
             work += self.visit(slot);
         }
@@ -190,12 +190,17 @@ impl Worker {
     fn visit(&mut self, slot: u16) -> usize {
         let Self { core, vnets, turns, batch, .. } = self;
         let vnet = vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
-        let Some(vnet) = vnet else { return 0 };
+        let Some(vnet) = vnet else {
+            turns.rest(slot);
+            return 0;
+        };
         core.alarm.owner = RungFor::Vnet(vnet.generation);
         let since = core.meter.now();
-        turns.take(slot, batch);
+        vnet.frames_max = turns.take(slot, batch);
         let done = vnet.visit(core, batch);
-        turns.charge(slot, core.meter.now() - since, done > 0);
+        let cycles = core.meter.now().saturating_sub(since);
+        vnet.used_cycles += cycles;
+        turns.charge(slot, cycles, done);
         if vnet.is_tired(done > 0, core.now_ns) {
             if vnet.arm(core) {
                 turns.rest(slot);
@@ -248,7 +253,7 @@ impl Worker {
         }
         self.vnets[at] = new;
         if let Some(vnet) = &self.vnets[at] {
-            self.turns.put(slot, vnet.generation, vnet.weight());
+            self.turns.put(slot, vnet.generation, vnet.weight(), vnet.power);
         }
         old
     }

@@ -450,6 +450,16 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
     for volume in was.control.volumes.iter().filter(|volume| !stays(&volume.name)) {
         details.push(format!("volume {} removed", volume.name));
     }
+    if let (Some(before), Some(after)) = (&was.engine, &is.engine)
+        && before.power != after.power
+    {
+        let [was, is] = [was, is].map(|plan| match plan.mux_millicores {
+            0 => "borrowed power".to_owned(),
+            power => format!("{power} millicores"),
+        });
+        // The same may be another part of what a worker has now.
+        details.push(format!("the mux's part: {was} to {is}"));
+    }
     let numbers: BTreeSet<u32> = was.guests.keys().chain(is.guests.keys()).copied().collect();
     for number in numbers {
         match (was.guests.get(&number), is.guests.get(&number)) {

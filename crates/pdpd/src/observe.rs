@@ -657,6 +657,8 @@ pub(crate) fn node_stats(
         memory_bytes: engine.memory_bytes,
         changes: engine.messages,
         fault: engine.fault,
+        power_millicores: plan.map_or(0, |plan| u64::from(plan.mux_millicores)),
+        used_ns: engine.used_ns,
     });
     NodeStats { ports, guests, in_flight: counters.in_flight, engine, routes, late }
 }

@@ -270,6 +270,13 @@ pub struct Vnet {
 }
 
 impl Vnet {
+    /// What its engines are guaranteed together of its worker's time, millionths.
+    pub fn power(&self) -> u32 {
+        let routers = self.nodes.iter().filter_map(|node| node.router.as_ref());
+        let engines = routers.filter_map(|router| router.engine.as_ref());
+        engines.map(|engine| engine.power).fold(0, u32::saturating_add).min(POWER_WHOLE)
+    }
+
     /// Where the mux listens for its guests and TAP helpers.
     pub fn sockets(&self) -> impl Iterator<Item = &Path> {
         self.nodes.iter().flat_map(|node| {
@@ -367,6 +374,16 @@ pub struct Engine {
     pub routes: PathBuf,
     /// Bytes that its tables may take.
     pub memory_bytes: u64,
+    /// What it is guaranteed of its worker's time, of [`POWER_WHOLE`].
+    #[serde(default, skip_serializing_if = "is_none_of")]
+    pub power: u32,
+}
+
+/// All of a worker's time, as parts of it are told.
+pub const POWER_WHOLE: u32 = 1_000_000;
+
+fn is_none_of(power: &u32) -> bool {
+    *power == 0
 }
 
 /// A forwarding guest.
@@ -800,6 +817,9 @@ pub struct EngineStats {
     /// Why they do not follow the control guest's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
+    /// The worker's time that its vnet's frames and changes took, those of all of its nodes, nanoseconds.
+    #[serde(default)]
+    pub used_ns: u64,
 }
 
 /// Counters of a port. Bytes are those of the inner frames.

@@ -111,6 +111,10 @@ pub const POWER_MILLICORES_MIN: u32 = pdp_alloc::SHARE_MILLICORES_MIN;
 
 /// Power of a vrouter that names none and yet is to be guaranteed some, thousandths of a core.
 pub const POWER_MILLICORES_DEFAULT: u32 = 100;
+/// Fast paths can be guaranteed the mux's power divided by this; the rest is kept for the moving of frames: for receiving,
+/// sorting and sending those of all, which nobody pays for, and for what guests and hosts send and get
+/// (docs/fastpath.md).
+pub const FASTPATH_POWER_PART: u32 = 2;
 /// Most millicores of anything.
 pub const MILLICORES_MAX: u32 = 4_096_000;
 /// Punt filters of one vrouter; the mux's bound.

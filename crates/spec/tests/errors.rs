@@ -608,7 +608,7 @@ fn kinds_of_data_planes() {
         "fig1.yaml:33:15: node red/r1: kind \"fastpth\" is none of parallel, fastpath \
          (did you mean fastpath?)",
     );
-    let faults = [(34, "power"), (35, "split"), (36, "program"), (37, "distribution")];
+    let faults = [(35, "split"), (36, "program"), (37, "distribution")];
     let faults = faults.map(|(line, key)| {
         format!(
             "fig1.yaml:{line}:9: node red/r1: {key:?} is no key of kind fastpath \

@@ -210,10 +210,15 @@ impl State {
         astray.collect()
     }
 
-    /// The worker with the fewest vnets, and a free slot there.
-    pub fn free_vnet(&self, workers: usize) -> Option<(usize, u16)> {
-        let count = |worker: usize| self.vnets.values().filter(|it| it.worker == worker).count();
-        let worker = (0..workers).min_by_key(|worker| count(*worker))?;
+    /// The worker with the fewest vnets, and a free slot there; for one whose engines are guaranteed something, that
+    /// which promised the least.
+    pub fn free_vnet(&self, spec: &mux::Vnet, workers: usize) -> Option<(usize, u16)> {
+        let on = |worker| self.vnets.values().filter(move |it| it.worker == worker);
+        let promised = |worker| match spec.power() {
+            0 => 0,
+            _ => on(worker).map(|it| u64::from(it.spec.power())).sum::<u64>(),
+        };
+        let worker = (0..workers).min_by_key(|worker| (promised(*worker), on(*worker).count()))?;
         let here = self.vnets.values().filter(|it| it.worker == worker);
         let taken: HashSet<_> = here.map(|it| it.slot).collect();
         (0..VNETS_MAX as u16).find(|slot| !taken.contains(slot)).map(|slot| (worker, slot))

@@ -53,7 +53,14 @@ impl Control {
                 let places: Vec<_> =
                     part.iter().map(|(vnet, (at, _))| (usize::from(vnet.slot), *at)).collect();
                 let counted = worker.call(move |worker| {
-                    let count = |(slot, node): (usize, _)| worker.vnets[slot].as_ref()?.count(node);
+                    let clock = worker.core.meter.clock();
+                    let count = |(slot, node): (usize, _)| {
+                        let vnet = worker.vnets[slot].as_ref()?;
+                        let mut counted = vnet.count(node)?;
+                        let used_ns = clock.delta_as_nanos(0, vnet.used_cycles);
+                        counted.engine.iter_mut().for_each(|engine| engine.used_ns = used_ns);
+                        Some(counted)
+                    };
                     places.into_iter().map(count).collect::<Vec<_>>()
                 })?;
                 for ((vnet, (_, node)), counted) in part.into_iter().zip(counted) {

@@ -468,6 +468,8 @@ pub struct NodePlan {
     pub guests: BTreeMap<u32, GuestPlan>,
     /// How the mux forwards by itself, in their place.
     pub engine: Option<mux::Engine>,
+    /// What it is guaranteed for that of the mux's power, thousandths of a core; 0: nothing.
+    pub mux_millicores: u32,
     /// Directories that are made before anything else, with owner, group and mode.
     pub directories: Vec<Directory>,
 }

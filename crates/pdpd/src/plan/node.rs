@@ -77,10 +77,12 @@ impl NodePlanner<'_> {
             directories.push(passed(directory.join("routes"), reader));
             self.mirror(needs.kernel_hooks)
         });
+        let mux_millicores = needs.map_or(0, |needs| needs.mux_millicores);
         let engine = mirror.as_ref().filter(|_| needs.is_some_and(|needs| needs.mux_routes));
         let engine = engine.map(|mirror| mux::Engine {
             routes: mirror.config.routes_socket.clone(),
             memory_bytes: self.node.engine_memory_bytes(),
+            power: part_of_worker(&self.vnet.substrate.mux, mux_millicores),
         });
         let management = self.management();
         let mut guests = BTreeMap::new();
@@ -121,6 +123,7 @@ impl NodePlanner<'_> {
             management,
             guests,
             engine,
+            mux_millicores,
             directories,
         };
         for path in plan.sockets() {
@@ -476,6 +479,14 @@ impl NodePlanner<'_> {
             router,
         }
     }
+}
+
+/// What these thousandths of a core are of a worker's time, of [`mux::POWER_WHOLE`]: where the mux has less than a core
+/// for each of its workers, more.
+fn part_of_worker(mux: &pdp_spec::Mux, millicores: u32) -> u32 {
+    let of_worker = u64::from(mux.power().0 / mux.workers.max(1)).max(1);
+    let part = u64::from(millicores) * u64::from(mux::POWER_WHOLE) / of_worker;
+    u32::try_from(part).unwrap_or(u32::MAX).min(mux::POWER_WHOLE)
 }
 
 fn files(files: &BTreeMap<String, pdp_spec::File>, writable: bool) -> Vec<File> {

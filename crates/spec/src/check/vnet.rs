@@ -421,8 +421,13 @@ impl NodeCheck<'_, '_, '_> {
     }
 
     fn data_plane(&mut self, plane: &DataPlane) {
-        if let Some(guests) = plane.parallel() {
-            self.guests(guests);
+        match plane {
+            DataPlane::Parallel(guests) => self.guests(guests),
+            DataPlane::Fastpath(plane) => {
+                if let Some(power) = plane.power {
+                    self.power(&["dataPlane", "power"], power);
+                }
+            }
         }
         let Needs { punt, punt_limits, .. } = plane.needs();
         self.too_many(&["dataPlane", "punt"], punt.len(), PUNT_FILTERS_MAX);
