@@ -8,7 +8,7 @@ use std::mem;
 use std::ops::Range;
 
 use pdp_afxdp::Packet;
-use pdp_proto::mux::{self, Attach, End, GuestStats, Match, Rate, VnetStats};
+use pdp_proto::mux::{self, Attach, End, GuestStats, Match, QueueStats, Rate, VnetStats};
 use pdp_wire::tag::PuntClass;
 
 use crate::capture::Sink;
@@ -224,6 +224,11 @@ impl Port {
         self.link.as_ref().map_or(0, PortLink::waiting)
     }
 
+    /// Counters of its queues.
+    fn queues(&self) -> Vec<QueueStats> {
+        self.link.iter().flat_map(|link| link.shaper.stats()).collect()
+    }
+
     /// Frames that do.
     fn in_flight(&self) -> usize {
         self.waiting() + self.link.as_ref().map_or(0, PortLink::delayed)
@@ -252,9 +257,19 @@ impl PortLink {
             up: vlink.up,
             way,
             line: Line::of(&leaving),
-            shaper: Shaper::new(&leaving, default),
+            shaper: Shaper::new(&leaving, vlink.queues(at), default),
             held: Held::default(),
             identity: (vlink.name.clone(), far.clone()),
+        }
+    }
+
+    /// Goes on with what waits in packets where `old` stopped.
+    fn take_over(&mut self, old: &mut Self, now_ns: u64) {
+        self.held = mem::take(&mut old.held);
+        self.shaper.take_over(&mut old.shaper);
+        if self.way.class().is_some() && self.shaper.waits_for_capacity() {
+            // It had several queues and now has one, which is behind the rate.
+            self.shaper.drain().for_each(|packet| self.held.push(now_ns, packet));
         }
     }
 
@@ -702,8 +717,8 @@ impl Vnet {
         self.guests().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
     }
 
-    /// Copies the counters of a node, all of this moment.
-    pub fn count(&self, node: usize) -> Option<Counted> {
+    /// Copies the counters of a node, all of this moment; with those of its queues, of which there may be many.
+    pub fn count(&self, node: usize, with_queues: bool) -> Option<Counted> {
         let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
         let outstanding: usize = node.guests().map(|guest| guest.outstanding.len()).sum();
@@ -718,6 +733,10 @@ impl Vnet {
             tap_connected: node.tap.is_some(),
             engine: node.router.as_ref().and_then(|it| it.engine.as_ref()).map(|it| it.stats()),
             ports: ports.iter().map(|port| (port.counters.clone(), port.in_flight())).collect(),
+            queues: match with_queues {
+                true => ports.iter().map(Port::queues).collect(),
+                false => vec![],
+            },
         })
     }
 
@@ -725,7 +744,7 @@ impl Vnet {
     pub fn stats(&self) -> VnetStats {
         let nodes = self.nodes.iter().enumerate().filter_map(|(at, node)| {
             let names = self.ports[node.first..][..node.count].iter().map(|port| &*port.name);
-            Some((node.name.clone(), self.count(at)?.stats(names)))
+            Some((node.name.clone(), self.count(at, true)?.stats(names)))
         });
         VnetStats { nodes: nodes.collect() }
     }
@@ -759,8 +778,7 @@ fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
     let mut lost: Vec<Packet> = Vec::new();
     match &mut port.link {
         Some(link) if link.up && link.identity == was.identity => {
-            link.held = mem::take(&mut was.held);
-            lost.extend(link.shaper.take_over(&mut was.shaper));
+            link.take_over(was, core.now_ns);
             link.line = Line::goes_on(link.line.take(), &mut was.line);
         }
         _ => {

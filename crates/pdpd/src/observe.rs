@@ -13,9 +13,10 @@ use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, EngineStats, FdbEntry, GuestProcess,
     GuestStats, ImageInfo, ImageQuery, LinkChange, LinkRequest, NodeProcess, NodeStats, PortStats,
-    Problem, ProblemKind, PullRequest, Report, RestartRequest, RouteGuestStats, RouteHop, RouteRow,
-    RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats, StatsQuery, Substrate,
-    TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
+    Problem, ProblemKind, PullRequest, QueueStats, Report, RestartRequest, RouteGuestStats,
+    RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest, Stage, Stats,
+    StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats,
+    VnetSummary, WatchQuery,
 };
 use pdp_container::RunAs;
 use pdp_container::cgroup::Session;
@@ -616,6 +617,7 @@ pub(crate) fn node_stats(
                 dropped: port.dropped,
                 capture_missed: port.capture_missed,
                 waiting: port.waiting,
+                queues: port.queues.into_iter().map(queue_stats).collect(),
                 tap: None,
             },
         );
@@ -661,6 +663,11 @@ pub(crate) fn node_stats(
         used_ns: engine.used_ns,
     });
     NodeStats { ports, guests, in_flight: counters.in_flight, engine, routes, late }
+}
+
+fn queue_stats(queue: mux::QueueStats) -> QueueStats {
+    let mux::QueueStats { name, waiting, waiting_bytes, sent, sent_bytes, dropped } = queue;
+    QueueStats { name, waiting, waiting_bytes, sent, sent_bytes, dropped }
 }
 
 fn tap_stats(plan: &NodePlan, ports: &mut BTreeMap<String, PortStats>, taps: Vec<tap::PortStats>) {

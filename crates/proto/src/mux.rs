@@ -480,6 +480,10 @@ pub struct Vlink {
     /// How frames leave by each of these ends. Not used of an end outside that a port is joined to by itself, which
     /// has nothing to send.
     pub leaving: Vec<Leaving>,
+    /// The queues that frames wait in at each of these ends, by a schedule always the same; an end beyond, or without
+    /// any, has one for all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<Vec<Queue>>,
     /// Whether it carries frames.
     pub up: bool,
     /// Of more than two ends: an Ethernet segment.
@@ -488,6 +492,24 @@ pub struct Vlink {
     /// What it is to be later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
+}
+
+/// One of the queues that frames wait in at an end of a vlink, for its rate and for an interface's capacity. They share
+/// by weight.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queue {
+    /// Its name, unique at its end: what it has stays with it when there are others.
+    pub name: String,
+    /// Its part beside others that have frames, 1 to [`crate::limits::WEIGHT_MAX`]; 0 is 1.
+    pub weight: u32,
+    /// Frames that may wait, and bytes that may, as they count (0: as many as these frames have); both 0: as at the end
+    /// where it has one for all.
+    pub frames: u32,
+    /// See `frames`.
+    pub bytes: u64,
+    /// Frames of these DSCPs are for it, unless another one was chosen for them. The first queue has all that is for none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dscp: Vec<u8>,
 }
 
 /// What a vlink is to be at which time.
@@ -646,7 +668,8 @@ impl Vlink {
         let step = self.schedule.as_ref().and_then(|schedule| schedule.last(now_ns));
         let leaving = step.map_or(&self.leaving, |step| &step.leaving).clone();
         let (name, ends, segment) = (self.name.clone(), self.ends.clone(), self.segment);
-        Self { name, ends, leaving, up: self.is_up(now_ns), segment, schedule: None }
+        let (queues, up) = (self.queues.clone(), self.is_up(now_ns));
+        Self { name, ends, leaving, queues, up, segment, schedule: None }
     }
 
     /// Whether it carries frames at a moment of its schedule's clock.
@@ -675,6 +698,11 @@ impl Vlink {
     /// How frames leave by end `at`.
     pub fn leaving(&self, at: usize) -> Leaving {
         self.leaving.get(at).copied().unwrap_or_default()
+    }
+
+    /// The queues at end `at`.
+    pub fn queues(&self, at: usize) -> &[Queue] {
+        self.queues.get(at).map_or(&[], Vec::as_slice)
     }
 
     /// Its ends that are ports: node, and index of the port.
@@ -864,9 +892,29 @@ pub struct PortStats {
     /// Frames that wait at its vlink now: in queues, for their delay, for a next hop.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waiting: u64,
+    /// Of its queues, in order, where there are several; not told where all vnets are asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<QueueStats>,
     /// What is wrong with the way of its tunnel's frames, where its vlink is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub underlay: Option<UnderlayProblem>,
+}
+
+/// Counters of one of a port's queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueStats {
+    /// Its name.
+    pub name: String,
+    /// Frames that wait in it now.
+    pub waiting: u64,
+    /// Their bytes.
+    pub waiting_bytes: u64,
+    /// Frames that it let go.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames that were dropped because it was full.
+    pub dropped: u64,
 }
 
 fn is_zero(count: &u64) -> bool {

@@ -134,6 +134,18 @@ pub const MTU_MAX: u32 = 1700;
 pub const MTU_DEFAULT: u32 = 1500;
 /// Frames that may wait in a link's direction; the mux's bound.
 pub const QUEUE_FRAMES_MAX: u32 = mux::QUEUE_FRAMES_MAX;
+/// Queues of one end of a link; the mux's bound.
+pub const QUEUES_MAX: usize = mux::QUEUES_MAX;
+/// Queues of all ends of links of one virtual network; the mux's bound.
+pub const VNET_QUEUES_MAX: usize = mux::VNET_QUEUES_MAX;
+/// Memory of the mux for an empty queue, bytes, beside what is said of it.
+pub const QUEUE_MEMORY_BYTES: u64 = 128;
+/// Bytes that may wait in one queue; the mux's bound.
+pub const QUEUE_BYTES_MAX: u64 = mux::QUEUE_BYTES_MAX;
+/// Highest DSCP; the mux's bound.
+pub const DSCP_MAX: u8 = mux::DSCP_MAX;
+/// How many DSCPs there are.
+pub const DSCPS: usize = DSCP_MAX as usize + 1;
 /// Longest span of time of anything, nanoseconds: a day.
 pub const SPAN_NS_MAX: u64 = 86_400_000_000_000;
 /// Longest delay of a link, nanoseconds; the mux's bound.

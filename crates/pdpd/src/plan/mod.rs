@@ -757,8 +757,13 @@ impl VnetPlanner<'_> {
             let began = self.holding.schedules.get(&name);
             let schedule =
                 began.map(|it| mux::Schedule { began_ns: it.at_ns, steps: steps.collect() });
+            let mut queues: Vec<_> = link.endpoints.iter().map(|end| link.queues(end)).collect();
+            if queues.iter().all(Vec::is_empty) {
+                queues.clear();
+            }
             vlinks.push(mux::Vlink {
                 leaving: leaving.collect(),
+                queues,
                 schedule,
                 name,
                 ends,

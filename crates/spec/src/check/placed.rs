@@ -99,7 +99,7 @@ impl Sums {
             sums.rate_bps = sums.rate_bps.saturating_add(link.rate_bps_max().unwrap_or(0));
         }
         sums.usage.memory_bytes =
-            vnet.spec.links.iter().map(Link::line_bytes).fold(0, u64::saturating_add);
+            vnet.spec.links.iter().map(Link::mux_bytes).fold(0, u64::saturating_add);
         for (name, node) in &vnet.spec.nodes {
             let shares = shares.get(name).map_or(&[][..], Vec::as_slice);
             sums.usage += node.usage(shares.iter().map(|share| share.millicores));

@@ -639,6 +639,7 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
         }
     }
     leaving::lines(vnet, spec, reporter);
+    leaving::all_queues(vnet, spec, reporter);
     leaving::schedules(vnet, spec, reporter);
     let segments = spec.links.iter().filter_map(|link| link.segment);
     let addresses: u64 = segments.map(|segment| u64::from(segment.addresses)).sum();
