@@ -111,7 +111,7 @@ impl Region {
         // SAFETY: the product is inside the mapping, as the number is.
         let start = unsafe { self.base.add(number * PACKET_BYTES) };
         let (number, offset) = (number as u32, HEADROOM_BYTES as u16);
-        Packet { start, number, mark: 0, offset, length: 0, port: 0 }
+        Packet { start, number, mark: 0, offset, length: 0, port: 0, queue: 0 }
     }
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn map(memfd: BorrowedFd<'_>, bytes: usize) -> Result<NonNull<u8>, Er
 
 /// The only handle on one packet: its contents, and room around them.
 ///
-/// `mark` and `port` are the owner's to use; they do not survive the kernel.
+/// `mark`, `port` and `queue` are the owner's to use; they do not survive the kernel.
 #[derive(Debug)]
 #[must_use = "a packet that is dropped is lost to its pool"]
 pub struct Packet {
@@ -148,6 +148,8 @@ pub struct Packet {
     length: u16,
     /// Where the frame is, as the owner counts.
     pub port: u16,
+    /// Which queue of the end that it leaves by next was chosen for it, from 1; 0: none was.
+    pub queue: u16,
 }
 
 /// What is passed from stage to stage; eight bytes more would be a cache line for two.
@@ -161,6 +163,12 @@ impl Packet {
     #[inline]
     pub fn at(self, port: usize) -> Self {
         Self { port: port as u16, ..self }
+    }
+
+    /// Is at `port` now. What was chosen for it where it was is over.
+    #[inline]
+    pub fn arrive_at(&mut self, port: u16) {
+        (self.port, self.queue) = (port, 0);
     }
 
     /// Its number in the pool.
@@ -189,12 +197,13 @@ impl Packet {
         &mut self.memory_mut()[range]
     }
 
-    /// Makes it empty, with [`HEADROOM_BYTES`] before it and no mark.
+    /// Makes it empty, with [`HEADROOM_BYTES`] before it, no mark, and no queue chosen.
     #[inline]
     pub fn reset(&mut self) {
         self.offset = HEADROOM_BYTES as u16;
         self.length = 0;
         self.mark = 0;
+        self.queue = 0;
     }
 
     /// Everything from its start to the packet's end, to write new contents into; what was
@@ -305,6 +314,18 @@ mod tests {
             assert_eq!(packet.len(), PACKET_BYTES);
             assert!(packet.bytes().iter().all(|byte| usize::from(*byte) == packet.number()));
         }
+    }
+
+    #[test]
+    fn what_was_chosen_for_a_frame_is_over_where_it_arrives_and_in_an_empty_packet() {
+        let (_pool, mut packets) = Pool::new(1).unwrap();
+        let packet = &mut packets[0];
+        packet.queue = 7;
+        packet.arrive_at(3);
+        assert_eq!((packet.port, packet.queue), (3, 0));
+        packet.queue = 7;
+        packet.reset();
+        assert_eq!(packet.queue, 0);
     }
 
     #[derive(Clone, Copy, Debug)]

@@ -119,9 +119,30 @@ pub struct PortStats {
     /// Frames that wait at its link now, for the link's rate or its delay.
     #[serde(default)]
     pub waiting: u64,
+    /// Of its link's queues, in order, where it has some; not told where all networks are asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<QueueStats>,
     /// What the helper between the mux and the TAP counts, while it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<TapStats>,
+}
+
+/// Counters of one of a link's queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct QueueStats {
+    /// Its name.
+    pub name: String,
+    /// Frames that wait in it now.
+    pub waiting: u64,
+    /// Their bytes.
+    pub waiting_bytes: u64,
+    /// Frames that it let go.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames that were dropped because it was full, of those that the port counts as `queue-full`.
+    pub dropped: u64,
 }
 
 /// Counters of one TAP's helper since it started.
@@ -153,6 +174,13 @@ pub struct EngineStats {
     /// Why it does not follow its control guest's routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
+    /// Power of the mux that it is guaranteed, thousandths of a core; 0: it borrows.
+    #[serde(default)]
+    pub power_millicores: u64,
+    /// The mux's time that its vnet took, all nodes together, since the mux started, nanoseconds: what is held against
+    /// the power of all of the vnet's fast paths.
+    #[serde(default)]
+    pub used_ns: u64,
     /// Its slow path, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowpath: Option<SlowPathStats>,

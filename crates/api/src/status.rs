@@ -328,10 +328,23 @@ pub struct SubstrateStatus {
     pub message: Option<String>,
     /// The mux.
     pub mux: ProcessStatus,
+    /// What it can guarantee fast paths.
+    #[serde(default)]
+    pub fastpaths: FastpathPower,
     /// Forwarding engines.
     pub fes: Vec<FeStatus>,
     /// External interfaces.
     pub externals: Vec<ExternalStatus>,
+}
+
+/// Power of the mux that is for fast paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FastpathPower {
+    /// What there is, thousandths of a core.
+    pub capacity_millicores: u64,
+    /// How much is guaranteed to routers, thousandths of a core; for a tenant, to its own.
+    pub used_millicores: u64,
 }
 
 /// What is, of a forwarding engine.

@@ -200,7 +200,7 @@ pub fn vlan_of(interface: &str, id: u16) -> End {
 pub fn vlink(name: impl Into<String>, ends: Vec<End>, leaving: Leaving) -> Vlink {
     let segment = (ends.len() > 2).then_some(Segment { addresses: 16_384, flood_pps: 1000 });
     let leaving = vec![leaving; ends.len()];
-    Vlink { name: name.into(), ends, leaving, up: true, segment, schedule: None }
+    Vlink { name: name.into(), ends, leaving, up: true, segment, schedule: None, queues: vec![] }
 }
 
 /// A frame of so many bytes without check sequence between two link addresses.

@@ -210,7 +210,8 @@ fn processes(nodes: &[NodeStatus]) -> String {
             let note = engine.message.clone().unwrap_or_default();
             let state = if engine.synced { "running" } else { "starting" };
             let dash = || "-".to_owned();
-            let (place, name) = ("mux".to_owned(), node.name.clone());
+            let place = format!("mux {}", power(node.power_millicores.unwrap_or(0)));
+            let name = node.name.clone();
             rows.push([
                 name,
                 "engine".into(),
@@ -286,6 +287,11 @@ fn substrate(substrate: &Substrate) -> String {
             "mux: {}{pid}, {} restarts\n",
             state(mux.phase, mux.message.as_deref()),
             mux.restarts
+        )
+        + &format!(
+            "fast paths: {} of {} guaranteed\n",
+            cores(status.fastpaths.used_millicores),
+            cores(status.fastpaths.capacity_millicores)
         )
         + &section("Forwarding engines", if status.fes.is_empty() { "" } else { &engines })
         + &section("External interfaces", if status.externals.is_empty() { "" } else { &externals })

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::args::{self, Format};
 use crate::failure::Failure;
 use crate::output::{print, section, table, write};
-use crate::show::bits;
+use crate::show::{bits, power};
 use crate::watch::until_interrupted;
 
 /// Time between the two samples of `--rates`.
@@ -251,6 +251,7 @@ fn text(sample: &Sample) -> String {
         + &section("Nodes", &nodes(stats))
         + &section("Forwarding guests", &guests(stats))
         + &section("Engines", &engines(stats))
+        + &section("Queues", &queues(stats))
         + &section("Drops", &drops(stats))
         + &section("External interfaces", &externals(stats))
 }
@@ -274,6 +275,17 @@ fn nodes(stats: &Stats) -> String {
         }
     }
     or_nothing(["NODE", "IN FLIGHT", "IPv4 ROUTES", "IPv6 ROUTES", "NEIGHBOURS", "RESYNCS"], rows)
+}
+
+fn queues(stats: &Stats) -> String {
+    let rows = ports(stats).flat_map(|(name, port)| {
+        port.queues.iter().map(move |queue| {
+            let counts = [queue.waiting, queue.waiting_bytes, queue.sent, queue.sent_bytes];
+            let [a, b, c, d] = counts.map(|count| count.to_string());
+            [name.clone(), queue.name.clone(), a, b, c, d, queue.dropped.to_string()]
+        })
+    });
+    or_nothing(["PORT", "QUEUE", "WAITING", "BYTES", "SENT", "BYTES", "DROPPED"], rows.collect())
 }
 
 fn guests(stats: &Stats) -> String {
@@ -321,10 +333,15 @@ fn engines(stats: &Stats) -> String {
             engine.routes.to_string(),
             engine.memory_bytes.to_string(),
             engine.changes.to_string(),
+            power(engine.power_millicores),
+            format!("{:.3}", engine.used_ns as f64 / 1e9),
             engine.fault.clone().unwrap_or_default(),
         ])
     });
-    or_nothing(["ROUTER", "SYNCED", "ROUTES", "BYTES", "CHANGES", "NOTE"], rows.collect())
+    or_nothing(
+        ["ROUTER", "SYNCED", "ROUTES", "BYTES", "CHANGES", "POWER", "USED S", "NOTE"],
+        rows.collect(),
+    )
 }
 
 fn drops(stats: &Stats) -> String {

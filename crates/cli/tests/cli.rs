@@ -247,6 +247,7 @@ fn the_substrate_is_shown() {
         "\
 substrate: running
 mux: running, pid 50, 0 restarts
+fast paths: 0.2 of 0.5 guaranteed
 
 Forwarding engines
 FE   CPUS  CAPACITY  USED  GUESTS

@@ -294,6 +294,7 @@ fn vnet() -> Vnet {
             up: true,
             segment: None,
             schedule: None,
+            queues: vec![],
         }],
     }
 }

@@ -371,6 +371,7 @@ fn vnet() -> Vnet {
         ends,
         up: true,
         schedule: None,
+        queues: vec![],
     };
     let on_segment = [2, 3, 5, 7].map(outside);
     Vnet {

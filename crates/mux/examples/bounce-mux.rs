@@ -175,6 +175,7 @@ fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> 
         up: true,
         segment: None,
         schedule: None,
+        queues: vec![],
     };
     Vnet {
         name: "v".into(),

@@ -35,7 +35,7 @@ impl Vnet {
         if count > 0 {
             self.flush(core);
         }
-        count
+        count - self.late.len()
     }
 
     /// Leaves those in `batch` that go on. Those from outside are policed.

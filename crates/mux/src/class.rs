@@ -101,14 +101,15 @@ impl Class {
         (mark & IS_CLASS != 0).then_some((mark & !IS_CLASS) as usize)
     }
 
-    /// Whether there is room for `frames` more of `bytes` in all. Where there is, there stays as much until the port
-    /// sends some.
+    /// The room that there is for more frames of `header_bytes` beside their own. There stays as much until the port sends
+    /// some.
     #[inline]
-    pub fn has_room(&self, frames: usize, bytes: u64) -> bool {
-        let (frames_there, bytes_there) = self.there();
-        let frames = frames_there + frames as u64;
+    pub fn room(&self, header_bytes: usize) -> Room {
+        let (frames, bytes) = self.there();
         let bytes_max = self.capacity.bps.load(Ordering::Relaxed) / 8 / (1_000_000_000 / AHEAD_NS);
-        frames <= FRAMES.0 || frames <= FRAMES.1 && bytes_there + bytes <= bytes_max
+        let (frames_min, frames_max) = FRAMES;
+        let look_ns = self.look_ns();
+        Room { frames, bytes, frames_min, frames_max, bytes_max, header_bytes, look_ns }
     }
 
     fn there(&self) -> (u64, u64) {
@@ -140,6 +141,62 @@ impl Class {
         let bps = self.capacity.bps.load(Ordering::Relaxed).max(1);
         let half_ns = u128::from(self.there().1) * 4_000_000_000 / u128::from(bps);
         half_ns.clamp(LOOK_NS.0.into(), LOOK_NS.1.into()) as u64
+    }
+}
+
+/// What has room at a scheduler.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// What is there.
+    frames: u64,
+    bytes: u64,
+    /// So many may be there in any case, so many at most, and these bytes.
+    frames_min: u64,
+    frames_max: u64,
+    bytes_max: u64,
+    header_bytes: usize,
+    /// When to look again whether there is more, from now on, nanoseconds.
+    pub look_ns: u64,
+}
+
+impl Room {
+    /// For all that comes: where there is no capacity.
+    pub const fn all() -> Self {
+        Self { frames_min: u64::MAX, frames_max: u64::MAX, ..Self::none(0) }
+    }
+
+    /// For nothing, until one looks again.
+    pub const fn none(look_ns: u64) -> Self {
+        let (frames, bytes, frames_min, frames_max, bytes_max) = (0, 0, 0, 0, 0);
+        Self { frames, bytes, frames_min, frames_max, bytes_max, header_bytes: 0, look_ns }
+    }
+
+    /// For no more than `frames` of these.
+    pub fn at_most(self, frames: usize) -> Self {
+        let most = self.frames.saturating_add(frames as u64);
+        let (frames_min, frames_max) = (self.frames_min.min(most), self.frames_max.min(most));
+        Self { frames_min, frames_max, ..self }
+    }
+
+    /// Whether a frame of this length has some.
+    #[inline]
+    pub fn has(&self, length: usize) -> bool {
+        let (frames, bytes) = self.with(length);
+        frames <= self.frames_min || frames <= self.frames_max && bytes <= self.bytes_max
+    }
+
+    /// Takes it for a frame of this length, if it has some.
+    #[inline]
+    pub fn take(&mut self, length: usize) -> bool {
+        let has = self.has(length);
+        if has {
+            (self.frames, self.bytes) = self.with(length);
+        }
+        has
+    }
+
+    fn with(&self, length: usize) -> (u64, u64) {
+        (self.frames + 1, self.bytes + u64::from(on_wire(length + self.header_bytes)))
     }
 }
 

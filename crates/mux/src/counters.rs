@@ -5,6 +5,7 @@
 //! moment, and adds up. Names are added by who asks.
 
 use std::collections::BTreeMap;
+use std::iter;
 
 use pdp_proto::mux;
 use pdp_wire::geneve;
@@ -17,6 +18,9 @@ named! {
     Reason {
         /// The worker is behind with the vnet's frames, and keeps no more of them.
         Behind = "worker-behind",
+        /// The same of a vrouter that the mux forwards for: what this would take of the worker's time is more than the
+        /// vnet has of it, and no work was spent on the frame.
+        FastpathPower = "fastpath-power",
         /// Beyond what may arrive from outside for the vnet.
         Policed = "policed",
         /// The port's vlink is down.
@@ -247,6 +251,7 @@ impl PortCounters {
             dropped: occurred(&Reason::ALL.map(Reason::name), &self.dropped.0),
             capture_missed: self.capture_missed,
             waiting: 0,
+            queues: vec![],
             underlay: None,
         }
     }
@@ -261,14 +266,18 @@ pub struct Counted {
     pub(crate) in_flight: u64,
     pub(crate) tap_connected: bool,
     pub(crate) engine: Option<mux::EngineStats>,
+    /// Of each port, of its queues; or of none.
+    pub(crate) queues: Vec<Vec<mux::QueueStats>>,
 }
 
 impl Counted {
     /// For the API, with the names of the ports in order.
     pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::NodeStats {
-        let Self { ports, guests, in_flight, tap_connected, engine } = self;
-        let stats = ports.iter().map(|(counters, waiting)| mux::PortStats {
+        let Self { ports, guests, in_flight, tap_connected, engine, queues } = self;
+        let queues = queues.into_iter().chain(iter::repeat(vec![]));
+        let stats = ports.iter().zip(queues).map(|((counters, waiting), queues)| mux::PortStats {
             waiting: *waiting as u64,
+            queues,
             ..counters.stats()
         });
         let ports = names.map(str::to_string).zip(stats).collect();

@@ -31,7 +31,8 @@ impl Vnet {
             self.lose_silent(core);
         }
         let mut pulled = std::mem::take(&mut core.scratch.pulled);
-        let mut left = ROUND_FRAMES;
+        let most = ROUND_FRAMES.min(self.frames_max);
+        let mut left = most;
         let lanes = |node: &Node| node.guests().map(|guest| guest.links.len()).sum::<usize>();
         let places = self.nodes.iter().map(|node| 1 + lanes(node));
         for _ in 0..places.sum() {
@@ -47,7 +48,7 @@ impl Vnet {
             }
         }
         core.scratch.pulled = pulled;
-        ROUND_FRAMES - left
+        most - left
     }
 
     fn next_source(&mut self) {

@@ -166,7 +166,8 @@ impl Engine {
 
     /// Whether it is the same as another, whose tables are as good.
     pub fn is_as(&self, other: &Self) -> bool {
-        self.spec == other.spec
+        let tables = |engine: &Self| mux::Engine { power: 0, ..engine.spec.clone() };
+        tables(self) == tables(other)
     }
 
     /// Frames that it decides on together at most.
@@ -341,6 +342,8 @@ impl Engine {
             messages: self.follower.messages(),
             fault: self.fault.clone(),
             slowpath: self.slowpath.as_ref().map(SlowPath::stats),
+            // Known of the vnet.
+            used_ns: 0,
         }
     }
 }
@@ -372,12 +375,13 @@ impl Actions {
     ) -> bool {
         let frame = packet.frame();
         self.count_packet(action.counter, run.bytes(frame).len());
+        run.packets[frame].queue = action.queue;
         if action.verdict == Verdict::Send {
             let to = action.data.first_chunk().copied().unwrap_or_default();
             let decision = packet.send(fib, run, action.vport.into(), to);
             run.decide(frame, decision);
             if matches!(decision, Decision::Out(_)) {
-                copies.make(action.copies(), &run.ports, &run.packets[frame], |vport, copy| {
+                copies.make(&action, &run.ports, &run.packets[frame], |vport, copy| {
                     let source = fib.vport(vport.into()).map(|vport| vport.mac);
                     if let Some((to, source)) = copy.get_mut(6..12).zip(source) {
                         to.copy_from_slice(&source);
@@ -418,6 +422,7 @@ fn process_fields<const B: usize, const W: usize>(
         let is_open = found.is_none_or(|(set, actions)| {
             let action = set.action(slot);
             actions.count_packet(action.counter, run.bytes(frame).len());
+            run.packets[frame].queue = action.queue;
             match action.verdict {
                 Verdict::Send => run.send_fields(fields, &action, frame, copies),
                 _ => run.act_unsent(&action, frame, copies),
@@ -438,7 +443,7 @@ fn process_fields<const B: usize, const W: usize>(
 impl Run<'_> {
     /// Does what a filter says with a frame that it does not send; whether something else is to decide on it.
     fn act_unsent(&mut self, action: &Action, frame: usize, copies: &mut Copies<'_>) -> bool {
-        copies.make(action.copies(), &self.ports, &self.packets[frame], |_, _| {});
+        copies.make(action, &self.ports, &self.packets[frame], |_, _| {});
         match action.verdict {
             Verdict::Pass => return true,
             Verdict::Punt => self.fates[frame] = Fate::Punt(PUNTED_AS),
@@ -468,7 +473,7 @@ impl Run<'_> {
             Err(Unsent::Short) => Fate::Drop(Reason::GuestMalformed),
         };
         if written.is_ok() {
-            copies.make(action.copies(), &self.ports, &self.packets[frame], |vport, copy| {
+            copies.make(action, &self.ports, &self.packets[frame], |vport, copy| {
                 mac(vport).iter().for_each(|mac| fields.readdress(copy, mac));
             });
         }
@@ -477,15 +482,15 @@ impl Run<'_> {
 }
 
 impl Copies<'_> {
-    /// Makes one for each of `vports`, which `change` may change.
+    /// Makes those that a filter's result says, which `change` may change.
     fn make(
         &mut self,
-        vports: &[u8],
+        action: &Action,
         ports: &Range<u16>,
         packet: &Packet,
         change: impl Fn(u8, &mut [u8]),
     ) {
-        for &vport in vports {
+        for &vport in action.copies() {
             let port = ports.start + u16::from(vport);
             if !ports.contains(&port) {
                 continue;
@@ -500,7 +505,9 @@ impl Copies<'_> {
             };
             self.room -= 1;
             change(vport, copy.bytes_mut());
-            self.made.push(copy.at(port.into()));
+            let mut copy = copy.at(port.into());
+            copy.queue = action.queue;
+            self.made.push(copy);
         }
     }
 }
@@ -661,6 +668,7 @@ mod tests {
             code: mux::Code::Ip { routes: "/routes".into() },
             memory_bytes: 1 << 30,
             slowpath: None,
+            power: 0,
         };
         let (mut engine, mut source) = Engine::new(spec, Arc::new(Wake::new().unwrap()));
         let clock = Clock::new();

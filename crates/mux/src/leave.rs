@@ -4,6 +4,9 @@
 //! next hop is known and the interface's capacity has room for them, are wrapped, and count as sent if an exit takes them
 //! (`Vnet::put_out`). Each step takes a row of frames of one port, be it of one frame.
 //!
+//! Where an end has several queues, frames wait there for its rate and for the capacity in one, and what is let go has
+//! room: whose turn it is is said as late as can be. Only those that take a delay between may have to wait once more.
+//!
 //! Frames of a tunnel whose next hop is not known yet wait for it: [`HELD_FRAMES_MAX`] of each vlink,
 //! and not longer than [`HELD_NS_MAX`]. For the capacity as many wait as for the vlink's rate.
 
@@ -12,7 +15,7 @@ use std::ops::RangeInclusive;
 
 use pdp_afxdp::Packet;
 
-use crate::class::on_wire;
+use crate::class::{Room, on_wire};
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::encapsulate::Way;
@@ -81,12 +84,12 @@ impl PortLink {
         self.way.class().map_or(0, |class| class.of_vnet())
     }
 
-    /// Whether one more frame may wait in a queue of its vnet's, which has `taken` packets already. No vnet may hold more
+    /// How many more frames may wait in a queue of its vnet's, which has `taken` packets already. No vnet may hold more
     /// of them than it leaves free for all: n greedy ones have 1/(n+1) of the pool each, and as much stays free. And no
-    /// link may hold more than its vnet could still have: else those that are filled first leave none to the others
-    /// (Choudhury and Hahne, 1998).
-    fn may_wait(&self, taken: usize, free: usize) -> bool {
-        taken + self.waiting() < free
+    /// link may hold more than its vnet could still have, and no queue more than its link: else those that are filled
+    /// first leave none to the others (Choudhury and Hahne, 1998).
+    fn spare(&self, taken: usize, free: usize) -> usize {
+        free.saturating_sub(taken + self.waiting())
     }
 
     /// When what is held is looked at again, nanoseconds, if anything is.
@@ -97,21 +100,28 @@ impl PortLink {
         Some(now_ns + class.map_or_else(next_hop_ns, |class| class.look_ns()))
     }
 
-    /// How many frames of these lengths, from the first on, the interface has room for. Where it has no capacity, all.
-    fn room(&self, core: &mut Core, lengths: impl Iterator<Item = usize>) -> usize {
-        let Way::Outside(outside) = &self.way else { return usize::MAX };
-        let Some(class) = &outside.class else { return usize::MAX };
+    /// What the interface has room for. Where it has no capacity, all.
+    fn room(&self, core: &mut Core) -> Room {
+        let Way::Outside(outside) = &self.way else { return Room::all() };
+        let Some(class) = &outside.class else { return Room::all() };
         let external = core.external(outside.external);
         let most = external.map_or(usize::MAX, |it| it.exits.room(it.exits.at(outside.spread)));
-        let (mut count, mut bytes) = (0, 0);
-        for length in lengths {
-            bytes += u64::from(on_wire(length + outside.header_bytes()));
-            if count >= most || !class.has_room(count + 1, bytes) {
-                break;
-            }
-            count += 1;
+        class.room(outside.header_bytes()).at_most(most)
+    }
+
+    /// What it has room for of several queues' frames: those that were let go before and are held go first.
+    fn room_of_queues(&self, core: &mut Core) -> Room {
+        let has_class = self.way.class().is_some();
+        match self.shaper.has_queues() && has_class {
+            false => Room::all(),
+            true if self.held.is_empty() => self.room(core),
+            true => Room::none(HELD_LOOK_NS),
         }
-        count
+    }
+
+    /// Packets beside those in queues that count for how many more may wait in its several queues.
+    fn beside(&self) -> usize {
+        if self.shaper.has_queues() { self.of_vnet() } else { 0 }
     }
 }
 
@@ -165,6 +175,7 @@ impl Vnet {
     fn queue(&mut self, core: &mut Core, port: u16, frames: &mut Batch) {
         let mut go = core.scratch.batch();
         let here = &mut self.ports[usize::from(port)];
+        let mut room = here.link.as_ref().map_or(Room::all(), |link| link.room_of_queues(core));
         for packet in frames.drain(..) {
             let is_down = !here.is_open();
             let stopped_by = here.misfit(&packet, 0).or(is_down.then_some(Reason::LinkDown));
@@ -175,9 +186,9 @@ impl Vnet {
                     continue;
                 }
             };
-            let room = link.may_wait(self.waiting, core.packets.free());
+            let spare = link.spare(self.waiting + link.beside(), core.packets.free());
             let mark = packet.mark;
-            match link.shaper.offer(packet, core.now_ns, room) {
+            match link.shaper.offer(packet, core.now_ns, spare, &mut room) {
                 Offered::Go(packet) => go.push(packet),
                 Offered::Full(packet) => here.drop(core, Reason::QueueFull, packet),
                 Offered::Waits => {
@@ -208,8 +219,9 @@ impl Vnet {
     fn release(&mut self, core: &mut Core, port: u16) -> usize {
         let Some(link) = &mut self.ports[usize::from(port)].link else { return 0 };
         let mut frames = core.scratch.batch();
+        let mut room = link.room_of_queues(core);
         let due_ns = loop {
-            match link.shaper.next(core.now_ns) {
+            match link.shaper.next(core.now_ns, &mut room) {
                 Some(Ok(packet)) => frames.push(packet),
                 Some(Err(at_ns)) => break Some(at_ns),
                 None => break None,
@@ -344,11 +356,13 @@ impl Vnet {
             Way::Port(to) => to,
             Way::Segment(at, end) => return self.enter_all(core, (at, end), row, frames),
             Way::Outside(_) => {
-                let has_class = link.way.class().is_some();
+                // Queues let no more go than has room.
+                let had_turn = link.shaper.has_queues() && link.line.is_none();
+                let waits = link.way.class().is_some() && !had_turn;
                 if !link.held.is_empty() {
                     self.retry(core, row.port);
                 }
-                if has_class {
+                if waits {
                     return self.put_out_in_turn(core, row, frames);
                 }
                 return self.put_out(core, row, frames);
@@ -359,7 +373,7 @@ impl Vnet {
         let there = &self.ports[usize::from(to)];
         let node = &self.nodes[there.node].name;
         core.tracer.note(row.mark, "send", || format!("by the vlink to {node}:{}", there.name));
-        frames.iter_mut().for_each(|packet| packet.port = to);
+        frames.iter_mut().for_each(|packet| packet.arrive_at(to));
         self.local.append(frames);
     }
 
@@ -368,7 +382,10 @@ impl Vnet {
         let Some(link) = &self.ports[usize::from(row.port)].link else { return };
         let (goes_first, of_vnet) = (link.held.is_empty(), link.of_vnet());
         let count = match goes_first && self.waiting + of_vnet < core.packets.free() {
-            true => link.room(core, frames.iter().map(Packet::len)),
+            true => {
+                let mut room = link.room(core);
+                frames.iter().take_while(|packet| room.take(packet.len())).count()
+            }
             false => 0,
         };
         if count >= frames.len() {
@@ -450,8 +467,8 @@ impl Vnet {
                 continue;
             };
             let in_turn = link.is_in_turn();
-            let room = link.may_wait(self.waiting + link.of_vnet(), core.packets.free());
-            if in_turn && !(room && link.shaper.may_hold(&link.held, &packet)) {
+            let spare = link.spare(self.waiting + link.of_vnet(), core.packets.free());
+            if in_turn && !(spare > 0 && link.shaper.may_hold(&link.held, &packet)) {
                 here.drop(core, Reason::QueueFull, packet);
                 continue;
             }
@@ -481,10 +498,11 @@ impl Vnet {
         let Some(link) = &mut here.link else { return 0 };
         let (is_known, now_ns) = (link.way.find().is_some(), core.now_ns);
         let mut frames = core.scratch.batch();
-        let room = if is_known { link.room(core, link.held.lengths()) } else { usize::MAX };
-        let goes = |held: &(u64, Packet)| is_known || now_ns - held.0 >= HELD_NS_MAX;
-        while frames.len() < room
-            && link.held.first().is_some_and(goes)
+        let mut room = if is_known { link.room(core) } else { Room::all() };
+        let is_late = |since_ns: u64| now_ns - since_ns >= HELD_NS_MAX;
+        let mut goes =
+            |held: &(u64, Packet)| (is_known || is_late(held.0)) && room.take(held.1.len());
+        while link.held.first().is_some_and(&mut goes)
             && let Some(packet) = link.held.pop()
         {
             frames.push(packet);

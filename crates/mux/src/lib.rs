@@ -4,7 +4,7 @@
 //! and [`exit`] (AF_XDP, memif, [`generator`]; [`scheduler`], [`fair`], [`class`]: whose frame is next where there is a
 //! capacity), [`sort`] ([`classify`]), [`turns`] (whose time it is), [`admit`] ([`police`]),
 //! [`onward`] (along vlinks that are more than a wire; [`segment`]), [`forward`] (where the mux forwards by itself; [`engine`]), [`share`] ([`distribute`], [`group`]), [`lane`] ([`memif`], [`peer`]; [`sleep`]: who is awake), [`order`], [`dispatch`]
-//! (what guests and TAPs send), [`leave`] ([`shape`], [`line`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
+//! (what guests and TAPs send), [`leave`] ([`shape`], [`queues`], [`line`], [`encapsulate`]). Beside it: [`control`] (what pdpd wants, and
 //! memif connections), [`capture`], [`trace`], [`meter`] (cycles).
 //!
 //! Promises: every frame that came in or was made is sent, handed to a TAP, consumed by a guest,
@@ -43,6 +43,7 @@ pub mod order;
 pub mod packets;
 pub mod peer;
 pub mod police;
+pub mod queues;
 pub mod ringers;
 pub mod scheduler;
 pub mod segment;

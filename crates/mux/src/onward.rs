@@ -89,7 +89,7 @@ impl Vnet {
         for packet in &mut *frames {
             let to = segment.forward(end, packet.bytes(), core.now_ns);
             match to {
-                To::Port(port) => packet.port = port,
+                To::Port(port) => packet.arrive_at(port),
                 To::All | To::Nobody | To::TooMany => all_known = false,
             }
             fates.push(to);
@@ -118,7 +118,7 @@ impl Vnet {
                 self.took(core, row.port, row.mark, 1, packet.len());
                 if let Some(last) = last {
                     self.flood(core, (at, end), last, &packet, out);
-                    packet.port = last;
+                    packet.arrive_at(last);
                 }
                 one.push(packet);
                 self.bring(&mut one, out);

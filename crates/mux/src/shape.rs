@@ -1,12 +1,15 @@
-//! A vlink's rate in one direction: frames beyond it wait in a queue of bounded length; and where those wait that
-//! their tunnel has to wait for.
+//! A vlink's rate in one direction: frames beyond it wait in a queue of bounded length, or in several ([`Queues`]),
+//! which also have them wait for an interface's capacity; and where those wait that have to wait for their tunnel.
 
 use std::collections::VecDeque;
+use std::iter;
 
 use pdp_afxdp::Packet;
-use pdp_proto::mux::{Leaving, Rate};
+use pdp_proto::mux::{self, Leaving, QueueStats, Rate};
 
+use crate::class::Room;
 use crate::police::TokenBucket;
+use crate::queues::Queues;
 
 /// How far a shaper may run ahead, as time at its rate: what a worker may sleep too long.
 pub const SHAPER_BURST_NS: u64 = 2_000_000;
@@ -45,11 +48,13 @@ pub struct Shaper {
     /// Bytes that wait, as they count, and how many may.
     bytes: u64,
     bytes_max: u64,
+    /// Where frames wait instead.
+    queues: Option<Box<Queues>>,
 }
 
 impl Shaper {
-    /// At the rate that it has, or else at `default`.
-    pub fn new(leaving: &Leaving, default: Rate) -> Self {
+    /// At the rate that it has, or else at `default`; with these queues, or without any with one for all.
+    pub fn new(leaving: &Leaving, queues: &[mux::Queue], default: Rate) -> Self {
         let rate = leaving.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
         let bucket = match leaving.burst_bytes {
             0 => TokenBucket::new(rate, SHAPER_BURST_NS, SHAPER_BURST_FRAMES_MIN),
@@ -65,22 +70,25 @@ impl Shaper {
             queue_max: leaving.queue_frames as usize,
             bytes: 0,
             bytes_max: if leaving.queue_bytes == 0 { u64::MAX } else { leaving.queue_bytes },
+            queues: Queues::of(queues, leaving),
         }
     }
 
-    /// Goes on where `old` stopped, at the new rate. Returns what has no room any more.
-    pub fn take_over(&mut self, old: &mut Self) -> impl Iterator<Item = Packet> {
+    /// Goes on where `old` stopped, at the new rate. All that waits goes on waiting, be it more than there is room for
+    /// now.
+    pub fn take_over(&mut self, old: &mut Self) {
         if (old.rate, old.burst_bytes) == (self.rate, self.burst_bytes) {
             self.bucket = old.bucket;
         }
-        while let Some(packet) = old.queue.pop_front() {
-            if !self.has_room(&packet) {
-                old.queue.push_front(packet);
-                break;
+        match (&mut self.queues, &mut old.queues) {
+            (Some(queues), Some(were)) => queues.take_over(were),
+            (Some(queues), None) => {
+                for packet in old.queue.drain(..) {
+                    queues.put(queues.choose(&packet), packet);
+                }
             }
-            self.push(packet);
+            (None, _) => old.drain().for_each(|packet| self.push(packet)),
         }
-        old.drain()
     }
 
     fn count(&self, packet: &Packet) -> usize {
@@ -101,30 +109,76 @@ impl Shaper {
 
     /// Frames that wait.
     pub fn waiting(&self) -> usize {
-        self.queue.len()
+        self.queues.as_ref().map_or(self.queue.len(), |queues| queues.waiting())
     }
 
-    /// Whether everything that is offered may go at once.
+    /// Whether everything that is offered may go at once, and nothing is to be counted.
     #[inline]
     pub fn is_open(&self) -> bool {
-        self.queue.is_empty() && self.bucket.is_unlimited()
+        self.queues.is_none() && self.queue.is_empty() && self.bucket.is_unlimited()
     }
 
-    /// Sends or keeps a frame. `room` is whether the packet pool can spare one more.
-    pub fn offer(&mut self, packet: Packet, now_ns: u64, room: bool) -> Offered {
+    /// Whether it has several queues, where frames wait for an interface's capacity, too.
+    #[inline]
+    pub fn has_queues(&self) -> bool {
+        self.queues.is_some()
+    }
+
+    /// Whether it has no rate that frames in its one queue could wait for.
+    pub fn waits_for_capacity(&self) -> bool {
+        self.queues.is_none() && self.bucket.is_unlimited()
+    }
+
+    /// What was counted of each of several queues.
+    pub fn stats(&self) -> impl Iterator<Item = QueueStats> {
+        self.queues.iter().flat_map(|queues| queues.stats())
+    }
+
+    /// Sends or keeps a frame. `spare` is how many more of the packet pool those that wait with it may have; `room`, where
+    /// there are several queues, what may go on.
+    pub fn offer(&mut self, packet: Packet, now_ns: u64, spare: usize, room: &mut Room) -> Offered {
         let bytes = self.count(&packet);
-        if self.queue.is_empty() && self.bucket.take(now_ns, bytes).is_ok() {
+        let Some(queues) = &mut self.queues else {
+            return if self.queue.is_empty() && self.bucket.take(now_ns, bytes).is_ok() {
+                Offered::Go(packet)
+            } else if spare > 0 && self.has_room(&packet) {
+                self.push(packet);
+                Offered::Waits
+            } else {
+                Offered::Full(packet)
+            };
+        };
+        let queue = queues.choose(&packet);
+        let goes = queues.waiting() == 0 && room.take(packet.len());
+        if goes && self.bucket.take(now_ns, bytes).is_ok() {
+            queues.passed(queue, &packet);
             Offered::Go(packet)
-        } else if room && self.has_room(&packet) {
-            self.push(packet);
+        } else if queues.has_room(queue, &packet, spare) {
+            queues.put(queue, packet);
             Offered::Waits
         } else {
+            queues.dropped(queue);
             Offered::Full(packet)
         }
     }
 
-    /// The next frame whose time has come, or when that is; `None` if nothing waits.
-    pub fn next(&mut self, now_ns: u64) -> Option<Result<Packet, u64>> {
+    /// The next frame whose time has come, or when that is, or when to look again whether there is `room`; `None` if
+    /// nothing waits.
+    pub fn next(&mut self, now_ns: u64, room: &mut Room) -> Option<Result<Packet, u64>> {
+        if let Some(queues) = &mut self.queues {
+            let (counted, bytes) = queues.first()?;
+            let goes = match room.has(bytes) {
+                true => self.bucket.take(now_ns, counted),
+                false => Err(now_ns + room.look_ns),
+            };
+            return match goes {
+                Err(at_ns) => Some(Err(at_ns)),
+                Ok(()) => {
+                    room.take(bytes);
+                    queues.pop().map(Ok)
+                }
+            };
+        }
         let bytes = self.count(self.queue.front()?);
         Some(match self.bucket.take(now_ns, bytes) {
             Err(at_ns) => Err(at_ns),
@@ -145,7 +199,8 @@ impl Shaper {
     /// Takes what waits.
     pub fn drain(&mut self) -> impl Iterator<Item = Packet> {
         self.bytes = 0;
-        self.queue.drain(..)
+        let queues = self.queues.iter_mut();
+        self.queue.drain(..).chain(queues.flat_map(|queues| iter::from_fn(|| queues.pop())))
     }
 }
 
@@ -218,7 +273,7 @@ mod tests {
             let leaving = Leaving {
                 rate_bps: Some(bps), burst_bytes, overhead_bytes, queue_frames, queue_bytes, ..Leaving::default()
             };
-            let mut shaper = Shaper::new(&leaving, Rate { bps: 1, pps: 1 });
+            let mut shaper = Shaper::new(&leaving, &[], Rate { bps: 1, pps: 1 });
             let (mut now, mut order, mut accepted, mut sent) = (0u64, 0u32, vec![], vec![]);
             let overhead = overhead_bytes as usize;
             let (mut sent_bits, mut waiting_bytes) = (0u64, 0);
@@ -228,7 +283,7 @@ mod tests {
             };
             for (gap, size) in gaps {
                 now += gap;
-                while let Some(Ok(packet)) = shaper.next(now) {
+                while let Some(Ok(packet)) = shaper.next(now, &mut Room::all()) {
                     sent_bits += (packet.len() + overhead) as u64 * 8;
                     waiting_bytes -= packet.len() + overhead;
                     sent.push(packet.mark);
@@ -237,7 +292,7 @@ mod tests {
                 packet.set_len(size).unwrap();
                 order += 1;
                 packet.mark = order;
-                match shaper.offer(packet, now, true) {
+                match shaper.offer(packet, now, 1, &mut Room::all()) {
                     Offered::Go(packet) => {
                         sent_bits += (packet.len() + overhead) as u64 * 8;
                         accepted.push(packet.mark);
@@ -258,13 +313,13 @@ mod tests {
                 prop_assert!(fits || shaper.waiting() == 1);
                 prop_assert!(sent_bits as f64 <= bps as f64 * (now as f64 + 10.0) / 1e9 + burst + 8.0);
             }
-            while let Some(next) = shaper.next(now) {
+            while let Some(next) = shaper.next(now, &mut Room::all()) {
                 match next {
                     Ok(packet) => sent.push(packet.mark),
                     Err(at) => {
                         prop_assert!(at > now);
                         now = at;
-                        let Some(Ok(packet)) = shaper.next(now) else {
+                        let Some(Ok(packet)) = shaper.next(now, &mut Room::all()) else {
                             panic!("not sent at the time told");
                         };
                         sent.push(packet.mark);

@@ -248,7 +248,7 @@ impl SlowPath {
 
 impl Ways<'_> {
     /// A frame that there is no room for is gone.
-    fn send(&mut self, out: bool, vport: u8, _queue: u16, bytes: &[u8]) {
+    fn send(&mut self, out: bool, vport: u8, queue: u16, bytes: &[u8]) {
         let port = self.ports.start + u16::from(vport);
         if !self.ports.contains(&port) || self.room == 0 {
             return;
@@ -256,7 +256,9 @@ impl Ways<'_> {
         let Some(packet) = self.packets.copy_of(bytes, 0) else { return };
         self.room -= 1;
         let way = if out { &mut *self.out } else { &mut *self.local };
-        way.push(packet.at(port.into()));
+        let mut packet = packet.at(port.into());
+        packet.queue = if out { queue } else { 0 };
+        way.push(packet);
     }
 }
 

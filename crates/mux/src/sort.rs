@@ -4,7 +4,7 @@ use pdp_afxdp::Packet;
 use pdp_wire::{ecn, vlan};
 
 use crate::classify::{Inner, PortRef, Table};
-use crate::counters::{OuterReason, Reason};
+use crate::counters::OuterReason;
 use crate::meter::Stage;
 use crate::packets::Batch;
 use crate::turns::Refused;
@@ -104,12 +104,15 @@ impl Worker {
     #[cold]
     fn lose(&mut self, port: PortRef, external: usize, refused: Refused, packet: Packet) {
         let vnet = self.vnets.get_mut(usize::from(port.vnet)).and_then(Option::as_mut);
-        let here = vnet.and_then(|vnet| vnet.ports.get_mut(usize::from(port.port)));
+        let here = vnet.and_then(|vnet| {
+            let reason = vnet.behind(port.port);
+            Some((vnet.ports.get_mut(usize::from(port.port))?, reason))
+        });
         match (refused, here) {
-            (Refused::Full, Some(here)) => {
+            (Refused::Full, Some((here, reason))) => {
                 here.counters.received += 1;
                 here.counters.received_bytes += packet.len() as u64;
-                here.drop(&mut self.core, Reason::Behind, packet);
+                here.drop(&mut self.core, reason, packet);
             }
             _ => self.refuse(external, OuterReason::Stale, packet),
         }

@@ -8,7 +8,7 @@ use std::mem;
 use std::ops::Range;
 
 use pdp_afxdp::Packet;
-use pdp_proto::mux::{self, Attach, End, GuestStats, Match, Rate, VnetStats};
+use pdp_proto::mux::{self, Attach, End, GuestStats, Match, QueueStats, Rate, VnetStats};
 use pdp_wire::tag::PuntClass;
 
 use crate::capture::Sink;
@@ -102,6 +102,12 @@ pub struct Vnet {
     busy_ns: u64,
     /// Whether a node has an engine.
     pub(crate) has_engines: bool,
+    /// What its engines are guaranteed of its worker's time, of [`mux::POWER_WHOLE`].
+    pub(crate) power: u32,
+    /// What visits took, cycles.
+    pub(crate) used_cycles: u64,
+    /// Frames that this visit may take of its peers.
+    pub(crate) frames_max: usize,
     /// Whether a peer may sleep through what it was shown, so that it is to be asked again when it is time.
     pub(crate) asks: bool,
 }
@@ -222,6 +228,11 @@ impl Port {
         self.link.as_ref().map_or(0, PortLink::waiting)
     }
 
+    /// Counters of its queues.
+    fn queues(&self) -> Vec<QueueStats> {
+        self.link.iter().flat_map(|link| link.shaper.stats()).collect()
+    }
+
     /// Frames that do.
     fn in_flight(&self) -> usize {
         self.waiting() + self.link.as_ref().map_or(0, PortLink::delayed)
@@ -250,9 +261,19 @@ impl PortLink {
             up: vlink.up,
             way,
             line: Line::of(&leaving),
-            shaper: Shaper::new(&leaving, default),
+            shaper: Shaper::new(&leaving, vlink.queues(at), default),
             held: Held::default(),
             identity: (vlink.name.clone(), far.clone()),
+        }
+    }
+
+    /// Goes on with what waits in packets where `old` stopped.
+    fn take_over(&mut self, old: &mut Self, now_ns: u64) {
+        self.held = mem::take(&mut old.held);
+        self.shaper.take_over(&mut old.shaper);
+        if self.way.class().is_some() && self.shaper.waits_for_capacity() {
+            // It had several queues and now has one, which is behind the rate.
+            self.shaper.drain().for_each(|packet| self.held.push(now_ns, packet));
         }
     }
 
@@ -332,6 +353,9 @@ impl Vnet {
             checked_ns: 0,
             busy_ns: 0,
             has_engines: false,
+            power: 0,
+            used_cycles: 0,
+            frames_max: usize::MAX,
             asks: true,
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
@@ -375,6 +399,7 @@ impl Vnet {
         spec: &mux::Vnet,
         mut engine: impl FnMut(&mux::Engine) -> Result<Engine, E>,
     ) -> Result<(), E> {
+        self.power = spec.power();
         for (node, spec) in self.nodes.iter_mut().zip(&spec.nodes) {
             let wanted = spec.router.as_ref().and_then(|router| router.engine.as_ref());
             if let (Some(router), Some(wanted)) = (&mut node.router, wanted) {
@@ -427,7 +452,8 @@ impl Vnet {
     }
 
     /// Its part of a worker's time beside others': the sum of its guests' shares, thousandths of a core,
-    /// and at least [`WEIGHT_MIN`].
+    /// and at least [`WEIGHT_MIN`]. What engines are guaranteed counts for none: it comes before
+    /// ([`crate::turns`]), and what is left is for the moving of frames.
     pub fn weight(&self) -> u32 {
         let weights = self.guests().map(|guest| guest.spec.weight);
         weights.fold(0, u32::saturating_add).max(WEIGHT_MIN)
@@ -437,8 +463,19 @@ impl Vnet {
         self.nodes.iter().flat_map(Node::guests)
     }
 
+    /// Why a frame for a port is dropped that finds no room to wait for a visit.
+    pub(crate) fn behind(&self, port: u16) -> Reason {
+        let node = self.ports.get(usize::from(port)).map(|port| &self.nodes[port.node]);
+        let router = node.and_then(|node| node.router.as_ref());
+        match router.is_some_and(|router| router.engine.is_some()) {
+            true => Reason::FastpathPower,
+            false => Reason::Behind,
+        }
+    }
+
     pub(crate) fn engines(&self) -> impl Iterator<Item = &Engine> {
-        let routers = self.nodes.iter().filter_map(|node| node.router.as_ref());
+        let nodes = if self.has_engines { &self.nodes[..] } else { &[] };
+        let routers = nodes.iter().filter_map(|node| node.router.as_ref());
         routers.filter_map(|router| router.engine.as_deref())
     }
 
@@ -455,6 +492,7 @@ impl Vnet {
         late.append(&mut old.late);
         self.police.take_over(&old.police);
         self.checked_ns = old.checked_ns;
+        self.used_cycles = old.used_cycles;
         let changed = self.changed.take().filter(|_| self.ports.len() == old.ports.len());
         let same_ports = changed.is_some();
         if let Some(changed) = changed {
@@ -699,8 +737,8 @@ impl Vnet {
         self.guests().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
     }
 
-    /// Copies the counters of a node, all of this moment.
-    pub fn count(&self, node: usize) -> Option<Counted> {
+    /// Copies the counters of a node, all of this moment; with those of its queues, of which there may be many.
+    pub fn count(&self, node: usize, with_queues: bool) -> Option<Counted> {
         let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
         let outstanding: usize = node.guests().map(|guest| guest.outstanding.len()).sum();
@@ -717,6 +755,10 @@ impl Vnet {
             tap_connected: node.tap.is_some(),
             engine: node.router.as_ref().and_then(|it| it.engine.as_ref()).map(|it| it.stats()),
             ports: ports.iter().map(|port| (port.counters.clone(), port.in_flight())).collect(),
+            queues: match with_queues {
+                true => ports.iter().map(Port::queues).collect(),
+                false => vec![],
+            },
         })
     }
 
@@ -724,7 +766,7 @@ impl Vnet {
     pub fn stats(&self) -> VnetStats {
         let nodes = self.nodes.iter().enumerate().filter_map(|(at, node)| {
             let names = self.ports[node.first..][..node.count].iter().map(|port| &*port.name);
-            Some((node.name.clone(), self.count(at)?.stats(names)))
+            Some((node.name.clone(), self.count(at, true)?.stats(names)))
         });
         VnetStats { nodes: nodes.collect() }
     }
@@ -759,8 +801,7 @@ fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
     let mut lost: Vec<Packet> = Vec::new();
     match &mut port.link {
         Some(link) if link.up && link.identity == was.identity => {
-            link.held = mem::take(&mut was.held);
-            lost.extend(link.shaper.take_over(&mut was.shaper));
+            link.take_over(was, core.now_ns);
             link.line = Line::goes_on(link.line.take(), &mut was.line);
         }
         _ => {

@@ -142,7 +142,7 @@ impl Worker {
                 exits.refill(&mut tools);
             }
         }
-        self.turns.begin();
+        self.turns.begin(self.core.meter.now());
         while let Some(slot) = self.turns.next(self.core.now_ns, self.core.alarm.is_busy()) {
             work += self.visit(slot);
         }
@@ -190,16 +190,22 @@ impl Worker {
     fn visit(&mut self, slot: u16) -> usize {
         let Self { core, vnets, turns, batch, .. } = self;
         let vnet = vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
-        let Some(vnet) = vnet else { return 0 };
+        let Some(vnet) = vnet else {
+            turns.rest(slot);
+            return 0;
+        };
         core.alarm.owner = RungFor::Vnet(vnet.generation);
         let since = core.meter.now();
         // Who has not finished with those of before gets no others.
         if !vnet.is_late() {
-            turns.take(slot, batch);
+            vnet.frames_max = turns.take(slot, batch);
         }
         let done = vnet.visit(core, batch);
-        let cycles = core.meter.now() - since + vnet.take_owed();
-        turns.charge(slot, cycles, done > 0);
+        let cycles = core.meter.now().saturating_sub(since);
+        let owed = vnet.take_owed();
+        vnet.used_cycles += cycles + owed;
+        turns.charge(slot, cycles, done);
+        turns.owe(slot, owed);
         if vnet.is_tired(done > 0, core.now_ns) {
             if vnet.arm(core) {
                 turns.rest(slot);
@@ -252,7 +258,7 @@ impl Worker {
         }
         self.vnets[at] = new;
         if let Some(vnet) = &self.vnets[at] {
-            self.turns.put(slot, vnet.generation, vnet.weight());
+            self.turns.put(slot, vnet.generation, vnet.weight(), vnet.power);
         }
         old
     }

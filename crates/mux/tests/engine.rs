@@ -9,7 +9,11 @@ use std::time::Duration;
 use common::engines::*;
 use common::*;
 use ipnet::IpNet;
+use pdp_mux::control::Mux;
+use pdp_proto::limits::{PATTERN_BYTES_MAX, PUNT_FILTERS_MAX};
+use pdp_proto::mux::*;
 use pdp_proto::routes::{FromGuest, Hop, Target, ToGuest, encode};
+use pdp_wire::vlan;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -215,4 +219,95 @@ fn nothing_of_one_vrouter_shows_in_another_and_everything_adds_up() {
     });
     assert_adds_up(&stats(&mux));
     assert!(seen > sent / 10, "{seen} of {sent} seen");
+}
+
+/// A memfd with these frames for a generator.
+fn frames_of(frames: &[Vec<u8>]) -> std::os::fd::OwnedFd {
+    let fd = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut file = std::fs::File::from(fd);
+    for frame in frames {
+        file.write_all(&(frame.len() as u16).to_le_bytes()).unwrap();
+        file.write_all(frame).unwrap();
+    }
+    file.into()
+}
+
+/// Filters that are as dear as may be, and take no frame of zeros.
+fn dear_filters() -> Vec<PuntFilter> {
+    let mut value = vec![0; PATTERN_BYTES_MAX];
+    value[PATTERN_BYTES_MAX - 1] = 1;
+    let matches = vec![Match { offset: 40, value, mask: vec![0xff; PATTERN_BYTES_MAX] }];
+    vec![PuntFilter { matches, class: 0 }; PUNT_FILTERS_MAX]
+}
+
+/// Vnets with dear frames, far more of them than there is time for and far more weight, beside one that wants less than
+/// its power: that one loses nothing, of the others' frames those that find no room are dropped before work.
+#[test]
+fn a_fast_path_within_its_power_loses_nothing_beside_dear_ones() {
+    const FRAMES: u64 = 409_600;
+    const OTHERS: usize = 8;
+    const PART: usize = 256;
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let generator = |name: &str, frames| {
+        let outlet = Outlet::Generator(Generator { pps: 0, frames, number_at: None });
+        Request::PutExternal(External::new(name, 1500, outlet))
+    };
+    // The `index`th: what comes by its VLAN on one generator leaves by the other.
+    let lab = |index: usize| {
+        let (mut vnet, listener) = engine(root.path(), &format!("v{index}"));
+        let by = Encapsulation::Vlan(vlan::Tunnel { id: 10 + index as u16 });
+        vnet.vlinks[0].ends[0] = outside("in", "G", by.clone());
+        vnet.vlinks[1].ends[1] = outside("out", "S", by);
+        if index > 0 {
+            vnet.nodes[0].router.as_mut().unwrap().punt_filters = dear_filters();
+            let mut heavy =
+                router(&directory(root.path(), &vnet.name), "r2", 1, &[(0, Attach::Runtime)]);
+            heavy.router.as_mut().unwrap().guests[0].weight = 64_000;
+            vnet.nodes.push(heavy);
+        }
+        (vnet, listener)
+    };
+    let tagged = |index: usize, frame: Vec<u8>| {
+        let tag = [0x81, 0, 0, 10 + index as u8];
+        [&frame[..12], &tag, &frame[12..], &vec![0; 300 - frame.len()]].concat()
+    };
+    let own = |at: usize| if at == 0 { 0 } else { 1 + at % OTHERS };
+    let frames: Vec<_> = (0..PART).map(|at| tagged(own(at), packet([10, 2, 0, 2], 0))).collect();
+    // At first none, so that all is ready before any comes.
+    let begin = [generator("G", 1), generator("S", 1)];
+    for request in begin {
+        assert_eq!(mux.handle(request, vec![frames_of(&frames[1..2])]), Reply::Done);
+    }
+    let mut labs: Vec<_> = (0..=OTHERS).map(lab).collect();
+    labs[0].0.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap().power = 100_000;
+    labs.iter().for_each(|(vnet, _)| put(&mux, vnet));
+    let mut mirror = Mirror::accept(&labs[0].1);
+    mirror.snapshot();
+    assert_eq!(mux.handle(generator("G", FRAMES), vec![frames_of(&frames)]), Reply::Done);
+    let expected = FRAMES / PART as u64;
+    let v0 = || node_stats(&mux, "v0", "r1");
+    // Its power is changed while frames pass, and no table is made anew for it.
+    eventually("some came", || v0().ports["eth0"].received > expected / 4);
+    labs[0].0.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap().power = 110_000;
+    put(&mux, &labs[0].0);
+    let came = |mux: &Mux| stats(mux).externals["G"].received >= FRAMES;
+    eventually("all came", || came(&mux) && v0().ports["eth1"].sent >= expected);
+    let stats = stats(&mux);
+    let own = &stats.vnets["v0"].nodes["r1"];
+    let lost: u64 = own.ports.values().flat_map(|port| port.dropped.values()).sum();
+    assert_eq!((own.ports["eth1"].sent, lost), (expected, 0), "{own:#?}");
+    assert!(own.engine.as_ref().unwrap().used_ns > 0);
+    let refused = |index: usize| {
+        let node = &stats.vnets[&format!("v{index}")].nodes["r1"];
+        assert_eq!(dropped(node, "worker-behind"), 0, "{node:#?}");
+        dropped(node, "fastpath-power")
+    };
+    assert!((1..=OTHERS).map(refused).sum::<u64>() > 0, "{stats:#?}");
+    mirror.settle(2);
+    assert_eq!(engine_stats(&mux, "v0").routes, 2);
+    eventually("all is counted", || {
+        let stats = common::stats(&mux);
+        stats.vnets.values().flat_map(|it| it.nodes.values()).all(|node| node.in_flight == 0)
+    });
+    assert_adds_up(&common::stats(&mux));
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -46,6 +47,7 @@ struct Left {
     link: usize,
     number: u64,
     bytes: u64,
+    dscp: u8,
 }
 
 /// Tells of what leaves.
@@ -60,13 +62,21 @@ impl Exit for Wire {
     fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
         for packet in frames.drain(..) {
             let mark = mark(&packet.bytes()[HEADER_BYTES..]);
-            let (link, number) = ((mark >> 32) as usize, mark & 0xffff_ffff);
+            let (link, number) = ((mark >> 32) as usize & 0xffff, mark & 0xffff_ffff);
             let bytes = (packet.len() + WIRE_BYTES) as u64;
-            self.0.send(Left { at_ns: tools.now_ns, link, number, bytes }).unwrap();
+            let dscp = (mark >> 50) as u8 & 63;
+            self.0.send(Left { at_ns: tools.now_ns, link, number, bytes, dscp }).unwrap();
             tools.packets.give(packet);
         }
         Reason::ExternalRingFull
     }
+}
+
+/// An IPv4 packet, as far as a look at its DSCP goes, with the same number in it as in others.
+fn frame_of(dscp: u8, bytes: usize, mark: u64) -> Vec<u8> {
+    let mut frame = frame(bytes, mark | 0x45 << 56 | u64::from(dscp) << 50);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame
 }
 
 /// What a link sends, and what it is to get.
@@ -94,6 +104,10 @@ struct Lab {
     workers: Vec<Worker>,
     specs: Vec<Vnet>,
     links: Vec<Sends>,
+    /// Of the first link: its rate, its queues, and the DSCPs that it sends in turn.
+    rate_bps: Option<u64>,
+    queues: Vec<Queue>,
+    dscps: Vec<u8>,
     capacity: Arc<Capacity>,
     classes: Vec<Arc<Class>>,
     /// Frames that each link has sent, and bytes on the interface that it may.
@@ -139,6 +153,9 @@ impl Lab {
             workers,
             specs: vec![],
             links: links.to_vec(),
+            rate_bps: None,
+            queues: vec![],
+            dscps: vec![0],
             capacity: Arc::default(),
             classes: vec![],
             sent: vec![(0, 0.0); links.len()],
@@ -185,6 +202,10 @@ impl Lab {
                 );
                 vlink.leaving[1].weight = self.links[link].weight;
                 vlink.leaving[1].guarantee_bps = self.links[link].guarantee_bps;
+                if link == 0 {
+                    vlink.leaving[1].rate_bps = self.rate_bps;
+                    vlink.queues = vec![vec![], self.queues.clone()];
+                }
                 vlink
             });
             let vlinks = vlinks.collect();
@@ -237,7 +258,9 @@ impl Lab {
         };
         let core = &mut self.workers[at].core;
         core.packets.collect();
-        let frame = frame(bytes, (link as u64) << 32 | number);
+        let dscp = self.dscps[number as usize % self.dscps.len()];
+        let mark = (link as u64) << 32 | number;
+        let frame = if link == 0 { frame_of(dscp, bytes, mark) } else { frame(bytes, mark) };
         let packet = core.packets.copy_of(&frame, 0).unwrap();
         self.visit(at, vec![packet.at(port.into())]);
     }
@@ -282,10 +305,10 @@ impl Lab {
         assert!(self.workers.iter().all(|worker| worker.core.packets.free() == SHARE));
         let sent: u64 = self.sent.iter().map(|sent| sent.0).sum();
         assert_eq!(self.all.len() as u64 + self.all_dropped(), sent);
-        let mut last = vec![None; self.links.len()];
+        let mut last = BTreeMap::new();
         for it in &self.all {
-            assert!(last[it.link] < Some(it.number), "{it:?} after {:?}", last[it.link]);
-            last[it.link] = Some(it.number);
+            let before = last.insert((it.link, it.dscp), it.number);
+            assert!(before < Some(it.number), "{it:?} after {before:?}");
         }
     }
 
@@ -425,6 +448,150 @@ fn parts_and_capacity_change_with_nothing_lost_that_waits() {
     // Short frames may have room where a long one has none, and stay behind it.
     (0..100).for_each(|number| lab.send(0, [1500, 60][number % 2]));
     lab.rest();
+}
+
+fn queue(name: &str, weight: u32, frames: u32, dscp: &[u8]) -> Queue {
+    Queue { name: name.into(), weight, frames, bytes: 0, dscp: dscp.into() }
+}
+
+impl Lab {
+    /// Frames that wait at the first link.
+    fn waiting(&self) -> u64 {
+        let stats = self.workers[0].vnets[0].as_ref().unwrap().stats();
+        stats.nodes[OUTSIDE].ports["out00"].waiting
+    }
+
+    /// What is counted of the first link's queues.
+    fn queue_stats(&self) -> Vec<QueueStats> {
+        let stats = self.workers[0].vnets[0].as_ref().unwrap().stats();
+        stats.nodes[OUTSIDE].ports["out00"].queues.clone()
+    }
+}
+
+/// What the first link's DSCPs have of what it has.
+fn assert_parts(left: &[Left], wanted: &[(u8, f64)], counted: impl Fn(&Left) -> u64) {
+    let of = |dscp| left.iter().filter(move |it| it.link == 0 && dscp == Some(it.dscp));
+    let all = left.iter().filter(|it| it.link == 0).map(&counted).sum::<u64>() as f64;
+    for (dscp, wanted) in wanted {
+        let part = of(Some(*dscp)).map(&counted).sum::<u64>() as f64 / all;
+        assert!((part - wanted).abs() < 0.005, "DSCP {dscp} has {part}, not {wanted}");
+    }
+}
+
+/// Below the links' parts of a capacity, and at a rate: queues share by weight what their link has, in each second, and
+/// what one does not want others have. A full one drops its own. They change with nothing lost.
+#[test]
+fn queues_share_what_their_link_has_and_change_with_nothing_lost() {
+    let on_wire = |it: &Left| it.bytes;
+    let inside = |it: &Left| it.bytes - (HEADER_BYTES + WIRE_BYTES) as u64;
+    for rate_bps in [None, Some(CAPACITY_BPS / 5)] {
+        let links = [Sends { bps: 0, ..Sends::flood(3, 700) }, Sends::flood(1, 1000)];
+        let mut lab = Lab::new(2, &links);
+        lab.rate_bps = rate_bps;
+        lab.queues = vec![
+            queue("rest", 10, 0, &[]),
+            queue("voice", 60, 40, &[46]),
+            queue("video", 30, 80, &[34, 36]),
+        ];
+        lab.install(true);
+        // Frames of all sizes, of each DSCP as much as the capacity is.
+        let sizes = [1500, 60, 300, 1000, 701];
+        let run = |lab: &mut Lab, span_ms: u64, dscps: &[u8]| {
+            let mut left = vec![];
+            lab.dscps = dscps.to_vec();
+            for _ in 0..span_ms * 10 {
+                for _ in 0..dscps.len() * 2 {
+                    let bytes = sizes[lab.sent[0].0 as usize / dscps.len() % sizes.len()];
+                    lab.send(0, bytes);
+                }
+                left.extend(lab.run(100_000));
+            }
+            left
+        };
+        // Of a link at a rate its own bytes count, and else those on the interface.
+        let counted = |it: &Left| if rate_bps.is_some() { inside(it) } else { on_wire(it) };
+        run(&mut lab, 50, &[0, 46, 34]);
+        let before = lab.queue_stats();
+        for _ in 0..2 {
+            let left = run(&mut lab, 1000, &[0, 46, 34]);
+            assert_parts(&left, &[(0, 0.1), (46, 0.6), (34, 0.3)], inside);
+            let sum = left.iter().filter(|it| it.link == 0).map(counted).sum::<u64>() as f64 * 8.0;
+            let wanted = rate_bps.unwrap_or(CAPACITY_BPS / 4 * 3) as f64;
+            assert!((sum - wanted).abs() < wanted * 0.005, "{sum} bits in a second, not {wanted}");
+        }
+        // Each is full, of as many as it may have.
+        let now = lab.queue_stats();
+        for ((now, before), most) in now.iter().zip(&before).zip([256, 40, 80]) {
+            assert!((most / 2..=most).contains(&now.waiting), "{now:?}");
+            assert!(now.dropped > before.dropped && now.sent > before.sent, "{now:?}");
+        }
+        let dropped: u64 = now.iter().map(|queue| queue.dropped).sum();
+        assert_eq!(lab.dropped(0), dropped);
+        // What voice does not want.
+        run(&mut lab, 100, &[0, 36]);
+        assert_parts(&run(&mut lab, 500, &[0, 36]), &[(0, 0.25), (36, 0.75)], inside);
+        // Little of voice loses nothing beside floods.
+        let before = lab.queue_stats()[1].clone();
+        for _ in 0..100 {
+            lab.dscps = vec![46];
+            lab.send(0, 300);
+            run(&mut lab, 1, &[0, 36]);
+        }
+        let now = &lab.queue_stats()[1];
+        assert!((now.dropped, now.waiting) == (before.dropped, 0), "{now:?}");
+        assert_eq!(now.sent, before.sent + 100);
+        // Others, in another order and with other lengths: one that is gone has what it had in the first.
+        run(&mut lab, 20, &[0, 46, 34]);
+        let (dropped, was) = (lab.all_dropped(), lab.queue_stats());
+        lab.queues = vec![queue("voice", 1, 5, &[46, 34]), queue("rest", 3, 0, &[0])];
+        lab.install(true);
+        let is = lab.queue_stats();
+        assert_eq!(lab.all_dropped(), dropped);
+        assert_eq!(is[0].waiting, was[1].waiting + was[2].waiting);
+        assert_eq!((is[1].waiting, is[1].sent), (was[0].waiting, was[0].sent));
+        run(&mut lab, 300, &[0, 46]);
+        assert_parts(&run(&mut lab, 500, &[0, 46]), &[(0, 0.75), (46, 0.25)], inside);
+        assert!(lab.queue_stats()[0].waiting <= 5);
+        // One for all, be it for more than it has room for, and several again.
+        lab.queues.push(queue("more", 1, 400, &[7]));
+        lab.install(true);
+        lab.dscps = vec![7];
+        (0..400).for_each(|_| lab.send(0, 300));
+        for queues in [vec![], lab.queues.clone()] {
+            let dropped = lab.dropped(0);
+            assert!(lab.waiting() > 256);
+            lab.queues = queues;
+            lab.install(true);
+            lab.run(2_000_000);
+            assert_eq!(lab.dropped(0), dropped);
+        }
+        lab.rest();
+        assert!(
+            lab.queue_stats().iter().all(|queue| (queue.waiting, queue.waiting_bytes) == (0, 0))
+        );
+    }
+}
+
+/// Their names are told, where one vnet is asked for: all vnets may have a great many.
+#[test]
+fn queues_are_told_by_name() {
+    let mux = start(1);
+    generator(&mux, "S", 0, NUMBER_AT, None, 0);
+    let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+    let by = |vni| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni });
+    let port = |at: &str| outside(at, "S", by(at.len() as u32));
+    let mut vlink = vlink("through", port("in"), port("out"));
+    vlink.queues = vec![vec![], vec![queue("a", 1, 7, &[]), queue("b", 2, 7, &[46])]];
+    put(&mux, &Vnet { name: "v".into(), police: None, nodes: vec![], vlinks: vec![vlink] });
+    let told = |vnet: Option<&str>| {
+        let vnet = vnet.map(str::to_owned);
+        let Reply::Stats(stats) = mux.handle(Request::Stats { vnet }, vec![]) else { panic!() };
+        let ports = &stats.vnets["v"].nodes[OUTSIDE].ports;
+        ["in", "out"]
+            .map(|end| ports[end].queues.iter().map(|queue| queue.name.clone()).collect::<Vec<_>>())
+    };
+    assert_eq!(told(Some("v")).concat(), ["a", "b"]);
+    assert!(told(None).iter().all(Vec::is_empty));
 }
 
 /// Frames at the scheduler count as those that wait for a rate do: no vnet has more packets than are free.

@@ -267,6 +267,31 @@ fn a_transit_joins_two_ends_outside_and_both_count() {
     lab.assert_adds_up(true);
 }
 
+#[test]
+fn queues_that_make_no_sense_are_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let queue = |name: usize| Queue { name: format!("q{name}"), ..Queue::default() };
+    let refused = |change: &dyn Fn(&mut Vnet)| {
+        let mut spec = transit(root.path());
+        spec.vlinks[0].queues = vec![(0..2).map(queue).collect()];
+        check(&spec).unwrap();
+        change(&mut spec);
+        check(&spec).unwrap_err()
+    };
+    let first = |change: fn(&mut Queue)| refused(&|spec| change(&mut spec.vlinks[0].queues[0][0]));
+    let words = first(|it| it.weight = 1001);
+    assert_eq!(words, "vlink red/far: queue q0 has 1001 of weight, 1000 at most");
+    assert!(first(|it| it.frames = 4097).contains("4097 frames"));
+    assert!(first(|it| it.bytes = (8 << 20) + 1).contains("8388609 bytes"));
+    assert!(first(|it| it.dscp = vec![3, 64]).contains("64 as a DSCP"));
+    assert!(first(|it| it.dscp = vec![3, 3]).contains("two queues for DSCP 3"));
+    assert!(first(|it| it.name = "q1".into()).contains("queue q1 is there twice"));
+    let many = refused(&|spec| spec.vlinks[0].queues[0] = (0..4097).map(queue).collect());
+    assert!(many.contains("4097 queues at an end, 4096 at most"), "{many}");
+    let all = refused(&|spec| spec.vlinks[0].queues = vec![(0..4096).map(queue).collect(); 17]);
+    assert_eq!(all, "vnet red has 69632 queues in all, 65536 at most");
+}
+
 /// Four hosts, two tunnels and a whole interface on one segment.
 fn lan(root: &Path) -> Vnet {
     let root = directory(root, "lan");

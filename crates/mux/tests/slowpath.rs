@@ -416,6 +416,47 @@ fn a_program_that_makes_no_sense_is_told_why_and_disconnected() {
     assert_adds_up(&stats_of(&mux));
 }
 
+/// The queue of the port that a packet leaves by.
+#[test]
+fn filters_and_programs_choose_the_queue() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (mut vnet, _mirror, [_tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (8, 0));
+    let queue = |name: &str| Queue { name: name.into(), weight: 1, ..Queue::default() };
+    let right = vnet.vlinks.iter_mut().find(|link| link.name == "right").unwrap();
+    let r1 = port("r1", 1);
+    right.queues = right
+        .ends
+        .iter()
+        .map(|end| match *end == r1 {
+            true => ["rest", "a", "b"].map(queue).into(),
+            false => vec![],
+        })
+        .collect();
+    put(&mux, &vnet);
+    let (mut program, _) = Program::start(&vnet);
+    let mut data = [0; 16];
+    data[..6].copy_from_slice(&host_mac(2));
+    let all = [
+        filter(0, to([10, 2, 0, 2]), Action { queue: 2, ..does(Verdict::Pass) }),
+        filter(1, to([10, 9, 0, 1]), Action { queue: 3, data, vport: 1, ..does(Verdict::Send) }),
+        // There is no such queue: as if none were chosen.
+        filter(2, to([10, 9, 0, 2]), Action { queue: 9, data, vport: 1, ..does(Verdict::Send) }),
+    ];
+    assert_eq!(program.commit(&all, false), Ok(3));
+    for (address, count) in [([10, 2, 0, 2], 3), ([10, 9, 0, 1], 2), ([10, 9, 0, 2], 4)] {
+        for mark in 0..count {
+            assert!(h1.out(0, &packet(address, mark)));
+        }
+    }
+    let frame = Ask::Frame { out: true, vport: 1, queue: 3, bytes: packet([1; 4], 9) };
+    program.tell(&[frame]);
+    h2.expect(10);
+    let stats = node_stats(&mux, "red", "r1");
+    let sent: Vec<_> = stats.ports["eth1"].queues.iter().map(|queue| queue.sent).collect();
+    assert_eq!(sent, [4, 3, 3]);
+    assert_adds_up(&stats_of(&mux));
+}
+
 /// Frames that are no IP: two bytes say where they go to, and one how far.
 #[test]
 fn any_protocol_is_forwarded_by_its_fields() {
@@ -436,7 +477,7 @@ fn any_protocol_is_forwarded_by_its_fields() {
     let socket = root.path().join("control");
     let slowpath = Some(SlowPath { socket, filters: 16, counters: 4 });
     let router = vnet.nodes[0].router.as_mut().unwrap();
-    router.engine = Some(Engine { code, memory_bytes: 0, slowpath });
+    router.engine = Some(Engine { code, memory_bytes: 0, slowpath, power: 0 });
     put(&mux, &vnet);
     let [mut tap, mut h1, mut h2] = [0, 1, 2].map(|node: usize| Peer::tap_of(&vnet.nodes[node]));
     let labelled = |label: u16, hops: u8, mark: u64| {

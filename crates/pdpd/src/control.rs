@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pdp_proto::channel::{Channel, FRAME_BYTES_MAX};
-use pdp_proto::limits::{ADDRESSES_MAX, PORTS_MAX};
+use pdp_proto::limits::{ADDRESSES_MAX, PORTS_MAX, VNET_QUEUES_MAX};
 use pdp_proto::{mirror, mux, tap};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -20,8 +20,8 @@ pub const CALL_MAX: Duration = Duration::from_secs(20);
 /// Bytes of an answer of the mux, but for counters: the sockets of the largest vnet, or the names of all.
 const MUX_ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// Bytes of the counters of one vnet: 1 KiB for each port that it may have.
-const VNET_STATS_BYTES_MAX: usize = PORTS_MAX << 10;
+/// Bytes of the counters of one vnet: 1 KiB for each port that it may have, and 256 for each queue.
+const VNET_STATS_BYTES_MAX: usize = (PORTS_MAX << 10) + (VNET_QUEUES_MAX << 8);
 
 /// Bytes of what a segment has learned: 128 for each address, of which it may have half as many again as it is to.
 const FDB_BYTES_MAX: usize = (ADDRESSES_MAX as usize) * 3 / 2 * 128;

@@ -390,7 +390,7 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
                     (true, false) => "down",
                     (false, true) => "up",
                     (false, false) if was_silent(name) && !is_silent(name) => "down",
-                    _ => &leaving_changes(&old.leaving, &new.leaving),
+                    _ => &leaving_changes(old, new),
                 };
                 changes.push(changed(link, Action::Change, detail));
             }
@@ -423,7 +423,8 @@ fn label_changes(
 type Same = fn(&mux::Leaving, &mux::Leaving) -> bool;
 
 /// What is otherwise in how frames leave by any of the ends.
-fn leaving_changes(was: &[mux::Leaving], is: &[mux::Leaving]) -> String {
+fn leaving_changes(old: &mux::Vlink, new: &mux::Vlink) -> String {
+    let (was, is) = (&old.leaving, &new.leaving);
     let differs =
         |same: Same| was.len() != is.len() || was.iter().zip(is).any(|(was, is)| !same(was, is));
     let parts: [(&str, Same); 4] = [
@@ -438,7 +439,8 @@ fn leaving_changes(was: &[mux::Leaving], is: &[mux::Leaving]) -> String {
         ("impairments", |was, is| was.impairments == is.impairments),
     ];
     let differing = parts.iter().filter(|(_, same)| differs(*same)).map(|(what, _)| *what);
-    differing.collect::<Vec<_>>().join(", ")
+    let queues = (old.queues != new.queues).then_some("queues");
+    differing.chain(queues).collect::<Vec<_>>().join(", ")
 }
 
 fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
@@ -449,6 +451,16 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
     let stays = |name: &str| is.control.volumes.iter().any(|volume| volume.name == name);
     for volume in was.control.volumes.iter().filter(|volume| !stays(&volume.name)) {
         details.push(format!("volume {} removed", volume.name));
+    }
+    if let (Some(before), Some(after)) = (&was.engine, &is.engine)
+        && before.power != after.power
+    {
+        let [was, is] = [was, is].map(|plan| match plan.mux_millicores {
+            0 => "borrowed power".to_owned(),
+            power => format!("{power} millicores"),
+        });
+        // The same may be another part of what a worker has now.
+        details.push(format!("the mux's part: {was} to {is}"));
     }
     let numbers: BTreeSet<u32> = was.guests.keys().chain(is.guests.keys()).copied().collect();
     for number in numbers {

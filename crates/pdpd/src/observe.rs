@@ -14,10 +14,10 @@ use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, EngineStats, FastpathChange, FastpathChanged,
     FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
     FdbEntry, GuestProcess, GuestStats, ImageInfo, ImageQuery, LinkChange, LinkRequest,
-    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, PullRequest, Report, RestartRequest,
-    RouteGuestStats, RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery, ScaleRequest,
-    SlowPathStats, Stage, Stats, StatsQuery, Substrate, TapStats, TenantInfo, Trace, TraceRequest,
-    Version, Vnet, VnetStats, VnetSummary, WatchQuery,
+    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, PullRequest, QueueStats, Report,
+    RestartRequest, RouteGuestStats, RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery,
+    ScaleRequest, SlowPathStats, Stage, Stats, StatsQuery, Substrate, TapStats, TenantInfo, Trace,
+    TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
 };
 use pdp_container::RunAs;
 use pdp_container::cgroup::Session;
@@ -650,6 +650,7 @@ pub(crate) fn node_stats(
                 dropped: port.dropped,
                 capture_missed: port.capture_missed,
                 waiting: port.waiting,
+                queues: port.queues.into_iter().map(queue_stats).collect(),
                 tap: None,
             },
         );
@@ -691,6 +692,8 @@ pub(crate) fn node_stats(
         memory_bytes: engine.memory_bytes,
         changes: engine.messages,
         fault: engine.fault,
+        power_millicores: plan.map_or(0, |plan| u64::from(plan.mux_millicores)),
+        used_ns: engine.used_ns,
         slowpath: engine.slowpath.map(|slowpath| SlowPathStats {
             programs: slowpath.programs,
             filters: slowpath.filters,
@@ -699,6 +702,11 @@ pub(crate) fn node_stats(
         }),
     });
     NodeStats { ports, guests, in_flight: counters.in_flight, engine, routes, late }
+}
+
+fn queue_stats(queue: mux::QueueStats) -> QueueStats {
+    let mux::QueueStats { name, waiting, waiting_bytes, sent, sent_bytes, dropped } = queue;
+    QueueStats { name, waiting, waiting_bytes, sent, sent_bytes, dropped }
 }
 
 fn tap_stats(plan: &NodePlan, ports: &mut BTreeMap<String, PortStats>, taps: Vec<tap::PortStats>) {

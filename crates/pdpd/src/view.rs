@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use pdp_api::{
-    CommandStatus, Condition, ConditionKind, EngineStatus, ExternalStatus, FeGuest, FeStatus,
-    ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus,
+    CommandStatus, Condition, ConditionKind, EngineStatus, ExternalStatus, FastpathPower, FeGuest,
+    FeStatus, ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus,
     ScheduleStatus, Substrate, SubstrateStatus, TenantInfo, Vnet, VnetStatus, VnetSummary,
 };
 use pdp_container::State as GuestState;
@@ -42,7 +42,7 @@ pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
     let model = engine.model();
     let mux = engine.host.mux.stats(Some("")).ok();
     let view = View { engine, model: &model, mux, mirrors: BTreeMap::new() };
-    let status = view.substrate();
+    let status = view.substrate(|vnet| scope.sees(vnet));
     if let Some(tenant) = scope.tenant() {
         let granted = model.tenants.get(tenant).map(|tenant| &tenant.spec.interfaces);
         return of_tenant(status, scope, |name| granted.is_some_and(|all| all.contains_key(name)));
@@ -119,7 +119,7 @@ pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
 /// How the node itself is, with all that is given out; nobody is asked.
 pub fn node_itself(engine: &Engine) -> SubstrateStatus {
     let model = engine.model();
-    View { engine, model: &model, mux: None, mirrors: BTreeMap::new() }.substrate()
+    View { engine, model: &model, mux: None, mirrors: BTreeMap::new() }.substrate(|_| true)
 }
 
 /// How a vnet is by what is known: `mux`, counters of it, and what mirrors said, by where they listen. `None`: it is
@@ -386,10 +386,10 @@ impl View<'_> {
             conditions: self.hooks(name, plan).into_iter().collect(),
             ready: false,
             commands,
-            power_millicores: plan
-                .mirror
-                .is_some()
-                .then(|| guests.iter().map(|guest| guest.share_millicores).sum()),
+            power_millicores: plan.mirror.is_some().then(|| {
+                let guests = guests.iter().map(|guest| guest.share_millicores);
+                guests.sum::<u64>() + u64::from(plan.mux_millicores)
+            }),
             ports: self.ports(name, plan, network, control.pid.is_some()),
             control,
             tap,
@@ -497,7 +497,8 @@ impl View<'_> {
         ProcessStatus { phase, pid, restarts, message, late: false }
     }
 
-    fn substrate(&self) -> SubstrateStatus {
+    /// With what vnets of its fast paths that `sees`.
+    fn substrate(&self, sees: impl Fn(&str) -> bool) -> SubstrateStatus {
         let spec = self.model.effective_substrate(&self.engine.cpus).spec;
         let mux = match &self.model.plan.mux {
             Some(plan) => self.object(&plan.process.dir, &Key::Mux),
@@ -562,6 +563,13 @@ impl View<'_> {
                 message: Some(notes.join("; ")).filter(|text| !text.is_empty()),
             });
         }
+        let (fastpaths, _) = spec.mux.fastpath_power();
+        let seen = self.model.plan.vnets.iter().filter(|(name, _)| sees(name));
+        let nodes = seen.flat_map(|(_, vnet)| vnet.nodes.values());
+        let fastpaths = FastpathPower {
+            capacity_millicores: u64::from(fastpaths.0),
+            used_millicores: nodes.map(|node| u64::from(node.mux_millicores)).sum(),
+        };
         let plan = self.model.wanted();
         let gone = self.engine.keeper.problems(|key| !plan.has(key));
         let wrong: Vec<String> = externals
@@ -579,7 +587,7 @@ impl View<'_> {
             other => other,
         };
         let message = Some(wrong.join("; ")).filter(|text| !text.is_empty());
-        SubstrateStatus { phase, message, mux, fes, externals }
+        SubstrateStatus { phase, message, mux, fastpaths, fes, externals }
     }
 }
 

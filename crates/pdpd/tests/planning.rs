@@ -600,6 +600,47 @@ spec: {nodes: {h1: {kind: host}, h2: {kind: host, resources: {cpu: 4}}}}
     assert_eq!((&again.plan, again.ledger), (&model.plan, model.ledger));
 }
 
+/// A fast path's power is told the mux as a part of what its worker has, restarts nothing when it is changed, and weighs
+/// nothing beside the engines' guests.
+#[test]
+fn a_fast_paths_power_is_its_part_of_a_worker() {
+    let plane = |plane: &str| {
+        format!(
+            "
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: fast}}
+spec: {{nodes: {{r1: {{kind: router, dataPlane: {plane}}}}}}}
+"
+        )
+    };
+    let part = |model: &Model| {
+        let nodes = &model.plan.vnets["fast"].mux.nodes;
+        nodes[0].router.as_ref().unwrap().engine.as_ref().unwrap().power
+    };
+    let before = apply(
+        &Model::default(),
+        format!("{SUBSTRATE}---{}", plane("{kind: fastpath, power: 0.1}")),
+    );
+    // The mux has half of a core.
+    assert_eq!((part(&before), before.plan.vnets["fast"].weight), (200_000, 2));
+    let change = |before: &Model, text: String| {
+        let after = apply(before, text);
+        assert_eq!(hashes(&after.plan), hashes(&before.plan), "nothing starts anew");
+        let changes = after.changes_from(before, &BTreeSet::new(), false);
+        let told = changes.iter().find(|it| it.object == "vnet/fast/node/r1").unwrap();
+        (part(&after), told.detail.clone(), after)
+    };
+    let (more, told, after) = change(&before, plane("{kind: fastpath, power: 0.15}"));
+    assert_eq!((more, &*told), (300_000, "the mux's part: 100 millicores to 150 millicores"));
+    let (none, told, _) = change(&after, plane("{kind: fastpath}"));
+    assert_eq!((none, &*told), (0, "the mux's part: 150 millicores to borrowed power"));
+    // Each of two workers has a quarter of a core.
+    let workers = SUBSTRATE.replace("cpus: \"0\", power", "cpus: \"0\", workers: 2, power");
+    let (half, told, _) = change(&before, workers);
+    assert_eq!((half, &*told), (400_000, "the mux's part: 100 millicores to 100 millicores"));
+}
+
 /// What an older version stored names both, and stays what it was: guaranteed, and a limit.
 #[test]
 fn what_older_versions_stored_keeps_its_power() {

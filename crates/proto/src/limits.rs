@@ -54,3 +54,15 @@ pub const ASKED_MAX: usize = 256;
 
 /// Of those, how many may answer within that time: an entry that is new stays for some seconds, too.
 pub const ANSWERED_MAX: usize = 2048;
+
+/// Queues of one end of a vlink.
+pub const QUEUES_MAX: usize = 4096;
+
+/// Queues of all ends of a vnet. Each takes 66 bytes of the mux when it is empty, and what is said of it.
+pub const VNET_QUEUES_MAX: usize = 65_536;
+
+/// Bytes that may wait in one of them: as many as the longest frames that may have.
+pub const QUEUE_BYTES_MAX: u64 = 8 << 20;
+
+/// Highest DSCP (RFC 2474 section 3).
+pub const DSCP_MAX: u8 = 63;

@@ -270,6 +270,13 @@ pub struct Vnet {
 }
 
 impl Vnet {
+    /// What its engines are guaranteed together of its worker's time, millionths.
+    pub fn power(&self) -> u32 {
+        let routers = self.nodes.iter().filter_map(|node| node.router.as_ref());
+        let engines = routers.filter_map(|router| router.engine.as_ref());
+        engines.map(|engine| engine.power).fold(0, u32::saturating_add).min(POWER_WHOLE)
+    }
+
     /// Where the mux listens for its guests, TAP helpers and slow paths.
     pub fn sockets(&self) -> impl Iterator<Item = &Path> {
         self.nodes.iter().flat_map(|node| {
@@ -373,6 +380,16 @@ pub struct Engine {
     /// Programs of the control guest may tell it what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowpath: Option<SlowPath>,
+    /// What it is guaranteed of its worker's time, of [`POWER_WHOLE`].
+    #[serde(default, skip_serializing_if = "is_none_of")]
+    pub power: u32,
+}
+
+/// All of a worker's time, as parts of it are told.
+pub const POWER_WHOLE: u32 = 1_000_000;
+
+fn is_none_of(power: &u32) -> bool {
+    *power == 0
 }
 
 /// What forwards in an engine.
@@ -575,6 +592,10 @@ pub struct Vlink {
     /// How frames leave by each of these ends. Not used of an end outside that a port is joined to by itself, which
     /// has nothing to send.
     pub leaving: Vec<Leaving>,
+    /// The queues that frames wait in at each of these ends, by a schedule always the same; an end beyond, or without
+    /// any, has one for all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<Vec<Queue>>,
     /// Whether it carries frames.
     pub up: bool,
     /// Of more than two ends: an Ethernet segment.
@@ -583,6 +604,24 @@ pub struct Vlink {
     /// What it is to be later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
+}
+
+/// One of the queues that frames wait in at an end of a vlink, for its rate and for an interface's capacity. They share
+/// by weight.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queue {
+    /// Its name, unique at its end: what it has stays with it when there are others.
+    pub name: String,
+    /// Its part beside others that have frames, 1 to [`crate::limits::WEIGHT_MAX`]; 0 is 1.
+    pub weight: u32,
+    /// Frames that may wait, and bytes that may, as they count (0: as many as these frames have); both 0: as at the end
+    /// where it has one for all.
+    pub frames: u32,
+    /// See `frames`.
+    pub bytes: u64,
+    /// Frames of these DSCPs are for it, unless another one was chosen for them. The first queue has all that is for none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dscp: Vec<u8>,
 }
 
 /// What a vlink is to be at which time.
@@ -741,7 +780,8 @@ impl Vlink {
         let step = self.schedule.as_ref().and_then(|schedule| schedule.last(now_ns));
         let leaving = step.map_or(&self.leaving, |step| &step.leaving).clone();
         let (name, ends, segment) = (self.name.clone(), self.ends.clone(), self.segment);
-        Self { name, ends, leaving, up: self.is_up(now_ns), segment, schedule: None }
+        let (queues, up) = (self.queues.clone(), self.is_up(now_ns));
+        Self { name, ends, leaving, queues, up, segment, schedule: None }
     }
 
     /// Whether it carries frames at a moment of its schedule's clock.
@@ -770,6 +810,11 @@ impl Vlink {
     /// How frames leave by end `at`.
     pub fn leaving(&self, at: usize) -> Leaving {
         self.leaving.get(at).copied().unwrap_or_default()
+    }
+
+    /// The queues at end `at`.
+    pub fn queues(&self, at: usize) -> &[Queue] {
+        self.queues.get(at).map_or(&[], Vec::as_slice)
     }
 
     /// Its ends that are ports: node, and index of the port.
@@ -912,6 +957,9 @@ pub struct EngineStats {
     /// Why they do not follow the control guest's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
+    /// The worker's time that its vnet's frames and changes took, those of all of its nodes, nanoseconds.
+    #[serde(default)]
+    pub used_ns: u64,
     /// Its slow path, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowpath: Option<SlowPathStats>,
@@ -973,9 +1021,29 @@ pub struct PortStats {
     /// Frames that wait at its vlink now: in queues, for their delay, for a next hop.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waiting: u64,
+    /// Of its queues, in order, where there are several; not told where all vnets are asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<QueueStats>,
     /// What is wrong with the way of its tunnel's frames, where its vlink is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub underlay: Option<UnderlayProblem>,
+}
+
+/// Counters of one of a port's queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueStats {
+    /// Its name.
+    pub name: String,
+    /// Frames that wait in it now.
+    pub waiting: u64,
+    /// Their bytes.
+    pub waiting_bytes: u64,
+    /// Frames that it let go.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames that were dropped because it was full.
+    pub dropped: u64,
 }
 
 fn is_zero(count: &u64) -> bool {

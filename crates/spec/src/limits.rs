@@ -111,6 +111,10 @@ pub const POWER_MILLICORES_MIN: u32 = pdp_alloc::SHARE_MILLICORES_MIN;
 
 /// Power of a vrouter that names none and yet is to be guaranteed some, thousandths of a core.
 pub const POWER_MILLICORES_DEFAULT: u32 = 100;
+/// Fast paths can be guaranteed the mux's power divided by this; the rest is kept for the moving of frames: for receiving,
+/// sorting and sending those of all, which nobody pays for, and for what guests and hosts send and get
+/// (docs/fastpath.md).
+pub const FASTPATH_POWER_PART: u32 = 2;
 /// Most millicores of anything.
 pub const MILLICORES_MAX: u32 = 4_096_000;
 /// Punt filters of one vrouter; the mux's bound.
@@ -130,6 +134,18 @@ pub const MTU_MAX: u32 = 1700;
 pub const MTU_DEFAULT: u32 = 1500;
 /// Frames that may wait in a link's direction; the mux's bound.
 pub const QUEUE_FRAMES_MAX: u32 = mux::QUEUE_FRAMES_MAX;
+/// Queues of one end of a link; the mux's bound.
+pub const QUEUES_MAX: usize = mux::QUEUES_MAX;
+/// Queues of all ends of links of one virtual network; the mux's bound.
+pub const VNET_QUEUES_MAX: usize = mux::VNET_QUEUES_MAX;
+/// Memory of the mux for an empty queue, bytes, beside what is said of it.
+pub const QUEUE_MEMORY_BYTES: u64 = 128;
+/// Bytes that may wait in one queue; the mux's bound.
+pub const QUEUE_BYTES_MAX: u64 = mux::QUEUE_BYTES_MAX;
+/// Highest DSCP; the mux's bound.
+pub const DSCP_MAX: u8 = mux::DSCP_MAX;
+/// How many DSCPs there are.
+pub const DSCPS: usize = DSCP_MAX as usize + 1;
 /// Longest span of time of anything, nanoseconds: a day.
 pub const SPAN_NS_MAX: u64 = 86_400_000_000_000;
 /// Longest delay of a link, nanoseconds; the mux's bound.

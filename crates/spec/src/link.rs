@@ -7,10 +7,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{
-    ADDRESSES_LEARNED_MAX, ENDS_MAX, FLOOD_PPS_MAX, NAME_CHARS_MAX, OVERHEAD_BYTES_MAX,
-    QUEUE_FRAMES_MAX, SCHEDULE_STEPS_MAX, WEIGHT_MAX,
+    ADDRESSES_LEARNED_MAX, DSCP_MAX, DSCPS, ENDS_MAX, FLOOD_PPS_MAX, NAME_CHARS_MAX,
+    OVERHEAD_BYTES_MAX, QUEUE_FRAMES_MAX, QUEUE_MEMORY_BYTES, QUEUES_MAX, SCHEDULE_STEPS_MAX,
+    WEIGHT_MAX,
 };
-use crate::units::{BitRate, Bytes, Endpoint, Percent, Queue, Span};
+use crate::units::{BitRate, Bytes, Endpoint, Length, Percent, Queue, Span};
 
 /// Frames that may wait where nothing is said.
 pub const QUEUE_FRAMES_DEFAULT: u32 = 256;
@@ -72,7 +73,7 @@ macro_rules! with_leaving {
         }
 
         impl $name {
-            /// What of it says how frames leave, and for the rest what `other` says.
+            /// What of it says how frames leave, and for the rest, and of queues, what `other` says.
             fn leaving_or(&self, other: &Leaving) -> Leaving {
                 Leaving {
                     rate: self.rate.or(other.rate),
@@ -88,6 +89,7 @@ macro_rules! with_leaving {
                     corrupt: self.corrupt.or(other.corrupt),
                     duplicate: self.duplicate.or(other.duplicate),
                     seed: self.seed.or(other.seed),
+                    queues: other.queues.clone(),
                 }
             }
         }
@@ -114,6 +116,10 @@ with_leaving! {
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         #[schemars(with = "BTreeMap<String, Leaving>")]
         pub at: BTreeMap<Endpoint, Leaving>,
+        /// The queues that frames wait in at each end, instead of one for all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(length(min = 1, max = QUEUES_MAX))]
+        pub queues: Option<Vec<LinkQueue>>,
         /// What it is to be later, from when a schedule like this was first applied. What a step does not say stays
         /// as it was.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -138,19 +144,76 @@ with_leaving! {
     /// How frames leave by an end of a link: those that a node sends there, and those that go outside there.
     /// What is not given is as for the link.
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-    pub struct Leaving {}
+    pub struct Leaving {
+        /// The queues that frames wait in here, instead of one for all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schemars(length(min = 1, max = QUEUES_MAX))]
+        pub queues: Option<Vec<LinkQueue>>,
+    }
+}
+
+/// One of the queues that frames wait in at an end of a link, for its rate and for the interface's capacity. Of what
+/// goes there each has its part by weight; what one does not want the others have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LinkQueue {
+    /// Name, unique at its end. What waits in it stays with it when other queues come and go.
+    #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
+    pub name: String,
+    /// Its part beside other queues that have frames. Not given: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = WEIGHT_MAX))]
+    pub weight: Option<u32>,
+    /// What may wait in it; more is dropped. Not given: as the link's `queue` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length: Option<Length>,
+    /// DSCPs of IP packets that are for it, each of one queue at most. The first queue of an end has all frames that are
+    /// for none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = DSCPS), inner(range(max = DSCP_MAX)))]
+    pub dscp: Vec<u8>,
+}
+
+impl LinkQueue {
+    /// As the mux is told.
+    fn told(&self) -> mux::Queue {
+        let (frames, bytes) = match self.length {
+            None => (0, 0),
+            Some(Length::Frames(frames)) => (frames, 0),
+            Some(Length::Bytes(bytes)) => (QUEUE_FRAMES_MAX, bytes.0),
+        };
+        let (name, dscp) = (self.name.clone(), self.dscp.clone());
+        mux::Queue { name, weight: self.weight.unwrap_or(1), frames, bytes, dscp }
+    }
 }
 
 impl Link {
     /// How frames leave by those of its ends that `at` has nothing of.
     pub fn leaving_of_all(&self) -> Leaving {
-        self.leaving_or(&Leaving::default())
+        let none = Leaving::default();
+        Leaving { queues: self.queues.clone(), ..self.leaving_or(&none) }
     }
 
     /// How frames leave by one of its ends.
     pub fn leaving(&self, end: &Endpoint) -> Leaving {
         let all = self.leaving_of_all();
-        self.at.get(end).map_or_else(|| all.clone(), |at| at.leaving_or(&all))
+        let Some(at) = self.at.get(end) else { return all };
+        let leaving = at.leaving_or(&all);
+        Leaving { queues: at.queues.clone().or(all.queues), ..leaving }
+    }
+
+    /// The queues at one of its ends, as the mux is told; none where frames do not leave.
+    pub fn queues(&self, end: &Endpoint) -> Vec<mux::Queue> {
+        let at = self.at.get(end).and_then(|at| at.queues.as_ref()).or(self.queues.as_ref());
+        let all = at.filter(|_| self.has_leaving(end)).into_iter().flatten();
+        all.map(LinkQueue::told).collect()
+    }
+
+    /// How many there are at all ends.
+    pub fn queues_count(&self) -> usize {
+        let at = |end| self.at.get(end).and_then(|at| at.queues.as_ref()).or(self.queues.as_ref());
+        let ends = self.endpoints.iter().filter(|end| self.has_leaving(end));
+        ends.filter_map(at).map(Vec::len).sum()
     }
 
     /// Whether frames leave by this end, so that it matters how: not by an external that a node's interface is joined
@@ -190,11 +253,13 @@ impl Link {
             corrupt,
             duplicate,
             seed,
+            queues,
         } = leaving;
         (self.rate, self.burst, self.overhead, self.queue) = (rate, burst, overhead, queue);
         (self.guarantee, self.weight) = (guarantee, weight);
         (self.delay, self.jitter, self.loss, self.reorder) = (delay, jitter, loss, reorder);
         (self.corrupt, self.duplicate, self.seed) = (corrupt, duplicate, seed);
+        self.queues = queues;
     }
 
     /// Sets keys that say how frames leave, each as it is written in a spec; `None`: as where it is not given. At one
@@ -219,9 +284,12 @@ impl Link {
             match value {
                 None => object.as_object_mut().map(|object| object.remove(key)),
                 Some(text) => {
-                    // What is a number in a spec is one here.
-                    let number = text.parse::<u64>().map(serde_json::Value::from);
-                    let value = number.unwrap_or_else(|_| text.clone().into());
+                    // What is a number in a spec is one here, and what is a list is written in JSON.
+                    let is_plain = !text.starts_with('[') && text.parse::<u64>().is_err();
+                    let value = match is_plain {
+                        true => text.clone().into(),
+                        false => serde_json::from_str(text).map_err(|error| error.to_string())?,
+                    };
                     object.as_object_mut().map(|object| object.insert(key.clone(), value))
                 }
             };
@@ -237,7 +305,9 @@ impl Link {
 
     /// What it is to be later, each step whole: how frames leave by each end, and whether it carries frames.
     pub fn steps(&self) -> Vec<(Span, bool, Vec<Leaving>)> {
-        let mut leaving: Vec<_> = self.endpoints.iter().map(|end| self.leaving(end)).collect();
+        // Queues are always the same: they are told once.
+        let told = |end| Leaving { queues: None, ..self.leaving(end) };
+        let mut leaving: Vec<_> = self.endpoints.iter().map(told).collect();
         let mut up = true;
         let steps = self.schedule.iter().map(|step| {
             leaving.iter_mut().for_each(|at| *at = step.leaving_or(at));
@@ -245,6 +315,12 @@ impl Link {
             (step.at, up, leaving.clone())
         });
         steps.collect()
+    }
+
+    /// Bytes of the mux that it can take: for frames that wait for its delays, and for its queues.
+    pub fn mux_bytes(&self) -> u64 {
+        let queues = self.queues_count() as u64 * QUEUE_MEMORY_BYTES;
+        self.line_bytes().saturating_add(queues)
     }
 
     /// Bytes of the mux that frames can take which wait for its delays, at whatever time.

@@ -260,8 +260,8 @@ pub struct Mux {
     #[serde(default = "one_worker")]
     #[schemars(range(min = 1, max = WORKERS_MAX))]
     pub workers: u32,
-    /// Processing power kept for it on its CPUs: what engines on the same CPUs can't have. Not
-    /// given: one core a worker.
+    /// Processing power kept for it on its CPUs: what engines on the same CPUs can't have. Fast paths can be
+    /// guaranteed half of it. Not given: one core a worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
 }
@@ -270,6 +270,13 @@ impl Mux {
     /// The processing power kept for it.
     pub fn power(&self) -> Cores {
         self.power.unwrap_or(Cores(self.workers * 1000))
+    }
+
+    /// What all fast paths together can be guaranteed of that, and those of one virtual network, which one worker
+    /// forwards for.
+    pub fn fastpath_power(&self) -> (Cores, Cores) {
+        let all = self.power().0 / FASTPATH_POWER_PART;
+        (Cores(all), Cores(all / self.workers.max(1)))
     }
 }
 
@@ -361,8 +368,8 @@ pub struct Quota {
     /// Routers and hosts. Not given: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<u32>,
-    /// Power of all forwarding guests as it is given out: a guest's is rounded up to 0.001. Not given:
-    /// 1.
+    /// Power of all forwarding guests as it is given out, a guest's rounded up to 0.001, and of all fast paths. Not
+    /// given: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
     /// `resources.cpu` of all routers and hosts. Not given: 16.
@@ -839,6 +846,8 @@ pub struct Needs<'a> {
     pub slowpath: Option<(u32, u32)>,
     /// How the mux looks at and changes frames, where it does not forward by routes.
     pub fields: Option<&'a Fields>,
+    /// What it is guaranteed of the mux's power, thousandths of a core; 0: nothing.
+    pub mux_millicores: u32,
     /// What becomes of packets that the kernel's hooks may treat otherwise.
     pub kernel_hooks: KernelHooks,
     /// Frames that go to the control guest.
@@ -856,6 +865,7 @@ impl DataPlane {
                 mux_routes: false,
                 slowpath: None,
                 fields: None,
+                mux_millicores: 0,
                 kernel_hooks: plane.kernel_hooks,
                 punt: &plane.punt,
                 punt_limits: &plane.punt_limits,
@@ -865,6 +875,7 @@ impl DataPlane {
                 mux_routes: plane.code == Code::Ip,
                 slowpath: Some((plane.filters, plane.counters)).filter(|it| *it != (0, 0)),
                 fields: plane.fields.as_ref().filter(|_| plane.code == Code::Fields),
+                mux_millicores: plane.power.map_or(0, |power| power.0),
                 kernel_hooks: plane.kernel_hooks,
                 punt: &plane.punt,
                 punt_limits: &plane.punt_limits,
@@ -929,6 +940,12 @@ pub struct Fastpath {
     #[serde(default = "filters")]
     #[schemars(range(max = COUNTERS_MAX))]
     pub counters: u32,
+    /// Processing power of the mux that it is guaranteed: for parsing, looking up, rewriting and moving its network's
+    /// frames and for changes of its routes, also while others want all there is. It is taken from half of the mux's
+    /// `power`, and is no limit: what others leave is had beside it. Not given: it is guaranteed nothing and
+    /// refused nothing, and uses what others leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<Cores>,
     /// Frames that go to the control guest without being looked at further; the first that matches decides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub punt: Vec<PuntFilter>,

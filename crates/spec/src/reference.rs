@@ -42,7 +42,8 @@ spec:
 ```
 
 `capacity` is what can be guaranteed of an engine, as `power` of routers that name some
-(`spec.nodes.NAME.dataPlane`). Routers that name none borrow what is not used, and are counted nowhere.
+(`spec.nodes.NAME.dataPlane`). Routers that name none borrow what is not used, and are counted nowhere. Of the mux's
+`power` half can be guaranteed, as `power` of fast paths ([fastpath.md](fastpath.md#power)).
 
 A key that is not here is an error. Fields without default or \"not given\" are required. YAML
 anchors, aliases and merge keys work. Tables here are made from the types

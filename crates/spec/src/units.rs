@@ -18,8 +18,8 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::limits::{
-    CPUS_MAX, FIELD_BYTES_MAX, KEY_RANGES_MAX, MILLICORES_MAX, PCAP_BYTES_MAX, QUEUE_FRAMES_MAX,
-    RATE_BPS_MAX, SPAN_NS_MAX, USER_CHARS_MAX, USER_ID_MAX,
+    CPUS_MAX, FIELD_BYTES_MAX, KEY_RANGES_MAX, MILLICORES_MAX, PCAP_BYTES_MAX, QUEUE_BYTES_MAX,
+    QUEUE_FRAMES_MAX, RATE_BPS_MAX, SPAN_NS_MAX, USER_CHARS_MAX, USER_ID_MAX,
 };
 
 /// Nanoseconds of a second.
@@ -75,6 +75,15 @@ pub enum Queue {
     Frames(u32),
     /// What goes at the rate in this time.
     Time(Span),
+}
+
+/// How long a queue may be. Written as a number of frames, or as bytes with their unit: `64`, `256KiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Length {
+    /// So many frames.
+    Frames(u32),
+    /// So many bytes, as the link's rate counts them.
+    Bytes(Bytes),
 }
 
 /// A link address. Written `02:00:00:00:00:01`.
@@ -166,6 +175,7 @@ const BYTES_HINT: &str = "write bytes as a number or like 256Mi or 1G";
 const RATE_HINT: &str = "write bits a second as a number or like 100Mbps or 1G";
 const SPAN_HINT: &str = "write a time like 20ms, 1.5s or 250us";
 const PERCENT_HINT: &str = "write a percentage like 0.1% or 5";
+const LENGTH_HINT: &str = "write frames like 64, or bytes with their unit like 256KiB";
 const QUEUE_HINT: &str =
     "write frames as a number, or the time that they take at the rate like 50ms";
 const MAC_HINT: &str = "write six bytes like 02:00:00:00:00:01";
@@ -361,6 +371,34 @@ impl fmt::Display for Queue {
         match self {
             Self::Frames(frames) => frames.fmt(f),
             Self::Time(span) => span.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Length {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        if text.ends_with(|last: char| last.is_ascii_alphabetic()) {
+            let bytes = text.strip_suffix('B').unwrap_or(text).parse::<Bytes>();
+            return match bytes {
+                Ok(bytes @ Bytes(1..=QUEUE_BYTES_MAX)) => Ok(Self::Bytes(bytes)),
+                _ => Err(bad(text, format!("is not 1 to {QUEUE_BYTES_MAX} bytes"), LENGTH_HINT)),
+            };
+        }
+        match text.parse() {
+            Ok(frames @ 1..=QUEUE_FRAMES_MAX) => Ok(Self::Frames(frames)),
+            Ok(_) => Err(bad(text, format!("is not 1 to {QUEUE_FRAMES_MAX} frames"), LENGTH_HINT)),
+            Err(_) => Err(bad(text, "is no number of frames or bytes", LENGTH_HINT)),
+        }
+    }
+}
+
+impl fmt::Display for Length {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Frames(frames) => frames.fmt(f),
+            Self::Bytes(bytes) => write!(f, "{bytes}B"),
         }
     }
 }
@@ -744,6 +782,16 @@ value!(
         Queue::Time(span) => s.collect_str(span),
     }
 );
+value!(
+    Length,
+    "length",
+    ["integer", "string"],
+    "Frames, or bytes with their unit: `64` or `256KiB`.",
+    |v, s| match v {
+        Length::Frames(frames) => s.serialize_u32(*frames),
+        Length::Bytes(_) => s.collect_str(v),
+    }
+);
 value!(Mac, "mac", "string", "Link address: `02:00:00:00:00:01`.", |v, s| s.collect_str(v));
 value!(Hex, "hex", ["integer", "string"], "Bytes in hexadecimal: `\"0806\"`.", |v, s| s
     .collect_str(v));
@@ -797,6 +845,7 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
         "span" => text.parse::<Span>().map(drop),
         "percent" => text.parse::<Percent>().map(drop),
         "queue" => text.parse::<Queue>().map(drop),
+        "length" => text.parse::<Length>().map(drop),
         "mac" => text.parse::<Mac>().map(drop),
         "hex" => text.parse::<Hex>().map(drop),
         "base64" => text.parse::<Base64>().map(drop),

@@ -51,7 +51,7 @@ pub struct Usage {
     pub nodes: u64,
     /// CPU quota of hosts and control guests, thousandths of a core.
     pub cpu_millicores: u64,
-    /// Power of forwarding guests as it was given out, thousandths of a core.
+    /// Power of forwarding guests as it was given out, and of fast paths, thousandths of a core.
     pub power_millicores: u64,
     /// Memory limits, and what is charged to none, bytes.
     pub memory_bytes: u64,
@@ -173,6 +173,7 @@ impl Node {
                 let bytes = u64::from(filters) * FILTER_BYTES + u64::from(counters) * COUNTER_BYTES;
                 usage.memory_bytes = usage.memory_bytes.saturating_add(bytes);
             }
+            usage.power_millicores += needs.map_or(0, |needs| u64::from(needs.mux_millicores));
         }
         usage.log_bytes = processes * LOG_FILES * LOG_BYTES_MAX;
         usage.descriptors = ports + processes;

@@ -608,7 +608,7 @@ fn kinds_of_data_planes() {
         "fig1.yaml:33:15: node red/r1: kind \"fastpth\" is none of parallel, fastpath \
          (did you mean fastpath?)",
     );
-    let faults = [(34, "power"), (35, "split"), (36, "program"), (37, "distribution")];
+    let faults = [(35, "split"), (36, "program"), (37, "distribution")];
     let faults = faults.map(|(line, key)| {
         format!(
             "fig1.yaml:{line}:9: node red/r1: {key:?} is no key of kind fastpath \
@@ -1153,6 +1153,29 @@ fn what_is_done_to_frames() {
             "      schedule: [{at: 1s, jitter: 5ms}]",
             "48:35: link red/link1: jitter 5ms exceeds the delay",
         ),
+        (
+            "      queues: [{name: a, weight: 3, length: 64, dscp: [46, 44]}, {name: b, length: 9KiB}]",
+            "",
+        ),
+        ("      at: {\"h1:eth0\": {queues: [{name: a}]}}", ""),
+        ("      queues: []", "48:7: link red/link1: queues has 0 entries, not within 1 to 4096"),
+        ("      queues: [{name: a}, {name: a}]", "48:34: link red/link1: queue a stands twice"),
+        ("      queues: [{name: a b}]", "name \"a b\" is no DNS label"),
+        ("      queues: [{weight: 1}]", "name is missing"),
+        ("      queues: [{name: a, weight: 0}]", "weight 0 is not within 1 to 1000"),
+        ("      queues: [{name: a, length: 0}]", "length \"0\" is not 1 to 4096 frames"),
+        ("      queues: [{name: a, length: 9MiB}]", "length \"9MiB\" is not 1 to 8388608 bytes"),
+        ("      queues: [{name: a, length: 1ms}]", "length \"1ms\" is not 1 to 8388608 bytes"),
+        ("      queues: [{name: a, dscp: [64]}]", "dscp[0] 64 is not within 0 to 63"),
+        (
+            "      queues: [{name: a, dscp: [8]}, {name: b, dscp: [9, 8]}]",
+            "link red/link1: DSCP 8 is for queue a already",
+        ),
+        (
+            "      at: {\"h1:eth0\": {queues: [{name: a, dscp: [8, 8]}]}}",
+            "DSCP 8 is for queue a already",
+        ),
+        ("      schedule: [{at: 1s, queues: [{name: a}]}]", "unknown key \"queues\""),
         ("      schedule: [{at: 25h}]", "at \"25h\" is no span of time"),
         ("      schedule: [{at: 1500m}]", "at \"1500m\" is above 86400 s"),
     ] {
@@ -1214,6 +1237,22 @@ fn what_is_done_to_frames() {
         let error = link.set(at, &set(key, value)).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
+    // Queues are a list in JSON, of all ends or of one.
+    let told = |link: &pdp_spec::Link, end: &str| link.queues(&end.parse().unwrap());
+    link.set(None, &set("queues", r#"[{"name": "a", "dscp": [46]}, {"name": "b", "weight": 3}]"#))
+        .unwrap();
+    link.set(Some("h1:eth0"), &set("queues", r#"[{"name": "c", "length": "1KiB"}]"#)).unwrap();
+    let [all, one] = ["r1:eth0", "h1:eth0"].map(|end| told(&link, end));
+    assert_eq!((all.len(), all[0].dscp.as_slice(), all[1].weight), (2, &[46][..], 3));
+    assert_eq!((one.len(), one[0].frames, one[0].bytes, link.queues_count()), (1, 4096, 1024, 3));
+    assert_eq!(link.mux_bytes(), link.line_bytes() + 3 * 128);
+    assert!(link.steps().iter().all(|(_, _, all)| all.iter().all(|it| it.queues.is_none())));
+    for wrong in ["[", "[1]", "[{}]", r#"[{"name": "a", "dscp": [256]}]"#, &"[".repeat(9999)] {
+        assert!(link.set(None, &set("queues", wrong)).is_err(), "{wrong}");
+    }
+    link.set(None, &set("queues", "")).unwrap();
+    link.set(Some("h1:eth0"), &set("queues", "")).unwrap();
+    assert_eq!(link.queues_count(), 0);
     // Frames leave by a node's interface to what is outside there; an external by itself sends nothing.
     let end = "rate: 600Mbps\n      at: {\"external:to-x\": {delay: 1ms}}";
     let words = apply_to(&GOOD.replace("rate: 600Mbps", end), &machine()).unwrap_err();

@@ -125,6 +125,78 @@ fn a_tenants_quota_of_power_counts_each_of_its_guests() {
     }
 }
 
+fn fast(name: &str, power: &str) -> String {
+    with_plane(name, &format!("{{kind: fastpath, power: {power}}}"))
+}
+
+/// What the mux leaves beside the moving of frames is given once, and who is refused is told why and what to do.
+#[test]
+fn fast_paths_have_half_of_the_mux() {
+    let node = apply(&[fast("a", "0.3"), fast("b", "0.15")], &node()).unwrap();
+    let refused = |text: String, node: &Existing| apply(&[text], node).err().unwrap();
+    assert_eq!(
+        refused(fast("c", "0.1"), &node),
+        "f:5:70: node c/r1: power 0.1 has no room: fast paths can have 0.5 of the mux's 1, of which 0.05 is free (ask \
+         for less, leave power out to borrow what others leave, or give the mux more (spec.mux.power of the Substrate; \
+         pdp inspect substrate shows it))"
+    );
+    // Who names none is never refused, and what is given back is there for others of the same change.
+    let node = apply(&[with_plane("c", "{kind: fastpath}"), fast("d", "0.05")], &node).unwrap();
+    let node = apply(&[fast("c", "0.2"), fast("a", "0.1")], &node).unwrap();
+    assert!(apply(&[fast("b", "0.151")], &node).is_err());
+    // It is none of the engines'.
+    let node = apply(&[with_plane("e", "{power: 1}")], &node).unwrap();
+    assert!(has(&node, "e") == [("fe1".to_owned(), 1000)]);
+    // The mux can't have less than it has promised.
+    let less = |mux: &str| NODE.split("---").next().unwrap().replace("cpus: \"0\"", mux);
+    let words = refused(less("cpus: \"0\", power: 0.9"), &node);
+    assert!(
+        words.contains(
+            "power 0.9 leaves 0.45 for fast paths, below the 0.5 that those of a, b, c, d have"
+        ),
+        "{words}"
+    );
+    let words = refused(less("cpus: \"0\", power: 1, workers: 6"), &node);
+    assert!(
+        words.contains("power 1 of 6 workers leaves 0.083 for the fast paths of one virtual network, below the 0.1 that a"),
+        "{words}"
+    );
+    assert!(apply(&[less("cpus: \"0\", power: 1")], &node).is_ok());
+    let words = refused(fast("z", "0"), &node);
+    assert!(words.contains("power 0 is below 0.001"), "{words}");
+}
+
+/// One worker forwards for a virtual network.
+#[test]
+fn fast_paths_of_one_network_have_half_of_a_worker() {
+    let two = NODE.replace("cpus: \"0\"", "cpus: \"0,3\", workers: 2");
+    let machine = Existing { cpus: (0..4).collect(), ..Existing::default() };
+    let node = apply(&[two], &machine).unwrap();
+    let words = apply(&[fast("a", "0.6")], &node).err().unwrap();
+    assert!(
+        words.contains(
+            "the fast paths of one virtual network can have 0.5, of one of the mux's 2 workers"
+        ),
+        "{words}"
+    );
+    assert!(apply(&[fast("a", "0.5"), fast("b", "0.5")], &node).is_ok());
+    assert!(apply(&[fast("a", "0.5"), fast("b", "0.5"), fast("c", "0.001")], &node).is_err());
+}
+
+/// A tenant's quota counts it, and of others it is told nothing.
+#[test]
+fn a_tenants_fast_paths_are_counted() {
+    let node = apply(&[fast("theirs", "0.3"), fast("acme.a", "0.1")], &node()).unwrap();
+    assert_eq!(node.vnets["acme.a"].usage().power_millicores, 100);
+    let acme = Existing { asker: Some("acme".into()), ..node };
+    let words = apply(&[fast("acme.b", "0.25")], &acme).err().unwrap();
+    assert!(words.contains("power 0.25 exceeds tenant acme's quota of 0.3"), "{words}");
+    let words = apply(&[fast("acme.b", "0.15")], &acme).err().unwrap();
+    assert!(words.contains("power 0.15: the mux has no room (ask for less"), "{words}");
+    assert!(!words.contains("theirs") && !words.contains("0.5"), "{words}");
+    assert!(apply(&[with_plane("acme.b", "{kind: fastpath}")], &acme).is_ok());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

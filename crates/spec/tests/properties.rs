@@ -128,17 +128,19 @@ struct Wish {
     rate_mbps: u32,
     memory_mib: u32,
     power_millicores: u32,
+    fastpath_millicores: u32,
     mtu: u32,
 }
 
 fn wish() -> impl Strategy<Value = Wish> {
     let tunnel = prop::option::of((any::<bool>(), 4788u32..4791));
-    let wish = (tunnel, 1u32..300, 4u32..300, 1u32..300, 1300u32..1400);
-    wish.prop_map(|(tunnel, rate_mbps, memory_mib, power_millicores, mtu)| Wish {
+    let wish = (tunnel, 1u32..300, 4u32..300, (1u32..300, 1u32..120), 1300u32..1400);
+    wish.prop_map(|(tunnel, rate_mbps, memory_mib, (power, fastpath), mtu)| Wish {
         tunnel,
         rate_mbps,
         memory_mib,
-        power_millicores,
+        power_millicores: power,
+        fastpath_millicores: fastpath,
         mtu,
     })
 }
@@ -150,10 +152,12 @@ impl Wish {
     }
 
     fn yaml(&self, name: &str) -> String {
-        let Self { tunnel, rate_mbps, memory_mib, power_millicores, mtu } = self;
+        let Self { tunnel, rate_mbps, memory_mib, power_millicores, fastpath_millicores, mtu } =
+            self;
         let node = format!(
             "{{eth0: {{mtu: {mtu}}}}}, resources: {{memory: {memory_mib}Mi}}, \
-             dataPlane: {{power: {power_millicores}m}}"
+             dataPlane: {{power: {power_millicores}m}}}}, f: {{kind: router, \
+             dataPlane: {{kind: fastpath, power: {fastpath_millicores}m}}"
         );
         let ends = "local: 192.0.2.1, remote: 192.0.2.7";
         let outside = tunnel.map(|(vxlan, number)| match vxlan {
@@ -183,14 +187,14 @@ spec:
     )
 }
 
-fn substrate(rate_mbps: u32, memory_mib: u32, power_millicores: u32) -> String {
+fn substrate(rate_mbps: u32, memory_mib: u32, power_millicores: u32, mux: u32) -> String {
     format!(
         "apiVersion: pdp/v1
 kind: Substrate
 metadata: {{name: node}}
 spec:
   interfaces: {{A: {{device: ext-a, capacity: {rate_mbps}M}}}}
-  mux: {{cpus: \"0\", power: 0.5}}
+  mux: {{cpus: \"0\", power: {mux}m}}
   managementHost: {{memory: {memory_mib}Mi}}
   forwardingEngines: {{fe1: {{cpus: \"1-20\", capacity: {power_millicores}m}}}}"
     )
@@ -235,10 +239,10 @@ proptest! {
     #[test]
     fn one_after_the_other_is_as_all_at_once(
         wishes in prop::collection::vec(wish(), 1..5),
-        tight in (1u32..10, 1u32..40, 1u32..10, 1400u32..1500),
+        tight in (1u32..10, 1u32..60, 1u32..10, 1u32..=10, 1400u32..1500),
     ) {
-        let (rate, memory, power, mtu) = tight;
-        let bounds = substrate(rate * 100, memory * 150, power * 100);
+        let (rate, memory, power, mux, mtu) = tight;
+        let bounds = substrate(rate * 100, memory * 150, power * 100, mux * 100);
         let vnets: Vec<String> =
             wishes.iter().enumerate().map(|(n, wish)| wish.yaml(&format!("v{n}"))).collect();
         let at_once = apply(&format!("{bounds}{}", vnets.concat()), &machine()).is_some();
@@ -247,7 +251,7 @@ proptest! {
         let last = vnets.iter().try_fold(first, |before, vnet| apply(vnet, &before));
         prop_assert_eq!(last.is_some(), at_once);
         // The substrate last.
-        let roomy = substrate(1_000_000, 1_000_000, 20_000);
+        let roomy = substrate(1_000_000, 1_000_000, 20_000, 1000);
         let all = apply(&format!("{roomy}{}", vnets.concat()), &machine());
         if let Some(all) = &all {
             prop_assert_eq!(apply(&bounds, all).is_some(), at_once);

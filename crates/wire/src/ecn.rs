@@ -44,6 +44,16 @@ pub fn of(frame: &[u8]) -> Mark {
     packet(frame).map_or(Mark::NotEct, |(at, shift)| Mark::of_bits(frame[at + 1] >> shift))
 }
 
+/// The DSCP of an Ethernet frame, in the same byte (RFC 2474 section 3), behind up to two VLAN tags; 0 of one that is no
+/// IP.
+#[inline]
+pub fn dscp(frame: &[u8]) -> u8 {
+    packet(frame).map_or(0, |(at, shift)| {
+        let word = u16::from_be_bytes([frame[at], frame[at + 1]]);
+        (word >> (2 + shift)) as u8 & 63
+    })
+}
+
 /// Brings what the outer header said into a frame that comes out of a tunnel, with its IPv4 checksum
 /// (RFC 1624). False if the frame is to be dropped: it met congestion, and its sender does not know of
 /// marks, so that a loss alone tells it.

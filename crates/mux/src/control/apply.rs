@@ -141,7 +141,7 @@ impl Control {
                 KnownVnet { wanted, spec, generation, ..known.clone() }
             }
             None => {
-                let (worker, slot) = state.free_vnet(self.workers.len()).ok_or(format!(
+                let (worker, slot) = state.free_vnet(&spec, self.workers.len()).ok_or(format!(
                     "vnet {}: {VNETS_MAX} vnets a worker are the most",
                     spec.name
                 ))?;
@@ -393,6 +393,45 @@ mod tests {
         control.add_exit(0, 0, Box::new(exit)).unwrap();
         put(Outlet::Generator(mux::Generator { pps: 0, frames: 0, number_at: None }));
         assert_eq!(tells.try_recv(), Ok(1));
+    }
+
+    /// Vnets are spread by their number, those with power by what was promised.
+    #[test]
+    fn who_has_power_goes_where_the_least_was_promised() {
+        let settings = Settings { workers: 2, cpus: vec![], pool_packets: 8192 };
+        let control = Control::start(&settings).unwrap();
+        let mut state = control.state();
+        let mut put = |name: &str, power| {
+            let engine = mux::Engine {
+                code: mux::Code::Ip { routes: "/none".into() },
+                memory_bytes: 1,
+                slowpath: None,
+                power,
+            };
+            let none = mux::Rate { bps: 0, pps: 0 };
+            let router = mux::Router {
+                guests: vec![],
+                policy: mux::Policy::Flow,
+                flow: mux::FlowKey::Ip,
+                punt_filters: vec![],
+                punt_limits: [none; 4],
+                engine: Some(engine),
+            };
+            let (name, tap_socket) = (name.to_owned(), "/none".into());
+            let node =
+                mux::Node { name: "r1".into(), ports: vec![], tap_socket, router: Some(router) };
+            let spec =
+                mux::Vnet { name: name.clone(), police: None, nodes: vec![node], vlinks: vec![] };
+            let (worker, slot) = state.free_vnet(&spec, 2).unwrap();
+            let (classes, scheduled) = (Classes::new(), Arc::default());
+            let wanted = spec.clone();
+            let known = KnownVnet { wanted, spec, worker, slot, generation: 1, classes, scheduled };
+            state.vnets.insert(name, known);
+            worker
+        };
+        assert_eq!([put("a", 0), put("b", 0), put("c", 0)], [0, 1, 0]);
+        assert_eq!([put("d", 300_000), put("e", 100_000), put("f", 100_000)], [1, 0, 0]);
+        assert_eq!([put("g", 100_000), put("h", 0), put("i", 1)], [0, 1, 1]);
     }
 
     /// One worker has all sockets of an interface with a capacity; the workers share them again when that is gone.

@@ -3,11 +3,13 @@
 use std::collections::HashSet;
 
 use pdp_proto::limits::{
-    ADDRESSES_MAX, DELAY_NS_MAX, ENDS_MAX, FLOOD_PPS_MAX, GUESTS_MAX, OVERHEAD_BYTES_MAX,
-    PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_FRAMES_MAX, SCHEDULE_STEPS_MAX,
-    VNET_ADDRESSES_MAX, VNET_LINES_BYTES_MAX, WEIGHT_MAX,
+    ADDRESSES_MAX, DELAY_NS_MAX, DSCP_MAX, ENDS_MAX, FLOOD_PPS_MAX, GUESTS_MAX, OVERHEAD_BYTES_MAX,
+    PATTERN_BYTES_MAX, PORTS_MAX, PUNT_FILTERS_MAX, QUEUE_BYTES_MAX, QUEUE_FRAMES_MAX, QUEUES_MAX,
+    SCHEDULE_STEPS_MAX, VNET_ADDRESSES_MAX, VNET_LINES_BYTES_MAX, VNET_QUEUES_MAX, WEIGHT_MAX,
 };
-use pdp_proto::mux::{self, FlowKey, Impairments, Leaving, Match, OUTSIDE, Share, Vlink, Vnet};
+use pdp_proto::mux::{
+    self, FlowKey, Impairments, Leaving, Match, OUTSIDE, Queue, Share, Vlink, Vnet,
+};
 use pdp_proto::slowpath::{COUNTERS_MAX, DATA_BYTES, FILTERS_MAX};
 use pdp_wire::tag::{PuntClass, VPORTS_MAX};
 
@@ -80,7 +82,7 @@ pub fn check_matches(name: &str, matches: &[Match]) -> Result<(), String> {
 
 fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
     let mut taken = HashSet::new();
-    let (mut addresses, mut line_bytes, mut steps) = (0, 0u64, 0);
+    let (mut addresses, mut line_bytes, mut steps, mut queues) = (0, 0u64, 0, 0);
     for vlink in &vnet.vlinks {
         let name = format!("vlink {}/{}", vnet.name, vlink.name);
         check_ends(&name, vlink)?;
@@ -89,6 +91,8 @@ fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
         for leaving in of_steps.chain([&vlink.leaving]) {
             leaving.iter().try_for_each(|leaving| check_leaving(&name, leaving))?;
         }
+        vlink.queues.iter().try_for_each(|queues| check_queues(&name, queues))?;
+        queues += vlink.queues.iter().map(Vec::len).sum::<usize>();
         if !scheduled.clone().is_sorted_by_key(|step| step.at_ns) {
             return Err(format!("{name} has a schedule that is not in the order of its times"));
         }
@@ -108,6 +112,7 @@ fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
     let name = format!("vnet {}", vnet.name);
     let most = VNET_LINES_BYTES_MAX as usize;
     bound(&name, "bytes of frames that wait for delays", line_bytes as usize, most)?;
+    bound(&name, "queues in all", queues, VNET_QUEUES_MAX)?;
     bound(&name, "steps in all schedules", steps, SCHEDULE_STEPS_MAX)?;
     let most = VNET_ADDRESSES_MAX as usize;
     bound(&name, "addresses in all segments", addresses as usize, most)
@@ -127,6 +132,23 @@ fn check_leaving(name: &str, leaving: &Leaving) -> Result<(), String> {
     bound("nanoseconds of jitter", jitter_ns, delay_ns)?;
     let most = [loss, reorder, corrupt, duplicate].into_iter().max().unwrap_or_default();
     bound("thousand millionths as a share", most.0.into(), Share::ALL.0.into())
+}
+
+fn check_queues(name: &str, queues: &[Queue]) -> Result<(), String> {
+    bound(name, "queues at an end", queues.len(), QUEUES_MAX)?;
+    unique("queue", queues.iter().map(|queue| queue.name.as_str()))?;
+    for Queue { name: queue, weight, frames, bytes, dscp } in queues {
+        let name = format!("{name}: queue {queue}");
+        bound(&name, "of weight", *weight as usize, WEIGHT_MAX as usize)?;
+        bound(&name, "frames", *frames as usize, QUEUE_FRAMES_MAX as usize)?;
+        bound(&name, "bytes", *bytes as usize, QUEUE_BYTES_MAX as usize)?;
+        bound(&name, "as a DSCP", dscp.iter().copied().max().unwrap_or(0).into(), DSCP_MAX.into())?;
+    }
+    let all: Vec<_> = queues.iter().flat_map(|queue| &queue.dscp).collect();
+    match all.iter().enumerate().find(|(at, dscp)| all[..*at].contains(dscp)) {
+        None => Ok(()),
+        Some((_, dscp)) => Err(format!("{name} has two queues for DSCP {dscp}")),
+    }
 }
 
 fn check_ends(name: &str, vlink: &Vlink) -> Result<(), String> {

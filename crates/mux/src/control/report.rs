@@ -6,13 +6,15 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use pdp_proto::mux::{self, ExternalStats, Match, PortName, Program, Reply, Stats, TraceStage};
+use pdp_proto::mux::{
+    self, End, ExternalStats, Match, OUTSIDE, PortName, Program, Reply, Stats, TraceStage,
+};
 use tracing::info;
 
 use crate::capture::{self, CAPTURES_MAX};
 use crate::control::base::Control;
 use crate::control::check;
-use crate::control::plan::{State, nodes, outside_ends};
+use crate::control::plan::{State, nodes, outside_ends, port};
 use crate::control::workers::WorkerHandle;
 use crate::trace::Wish;
 use crate::vnet::Port;
@@ -33,6 +35,8 @@ impl Control {
         {
             return Err(format!("there is no vnet {only}"));
         }
+        // Many have many of them: who wants those of all asks for one after the other.
+        let with_queues = only.is_some();
         let mut stats = Stats::default();
         let wanted = state.vnets.values();
         let wanted = wanted.filter(|vnet| only.is_none_or(|only| only == vnet.spec.name));
@@ -46,14 +50,22 @@ impl Control {
                 let part: Vec<_> = std::iter::from_fn(|| {
                     let next = nodes.next_if(|_| left > 0)?;
                     let (_, (_, node)) = &next;
-                    left = left.saturating_sub(1 + node.ports.len() + node.guests);
+                    let queues = if with_queues { node.queues } else { 0 };
+                    left = left.saturating_sub(1 + node.ports.len() + node.guests + queues);
                     Some(next)
                 })
                 .collect();
                 let places: Vec<_> =
                     part.iter().map(|(vnet, (at, _))| (usize::from(vnet.slot), *at)).collect();
                 let counted = worker.call(move |worker| {
-                    let count = |(slot, node): (usize, _)| worker.vnets[slot].as_ref()?.count(node);
+                    let clock = worker.core.meter.clock();
+                    let count = |(slot, node): (usize, _)| {
+                        let vnet = worker.vnets[slot].as_ref()?;
+                        let mut counted = vnet.count(node, with_queues)?;
+                        let used_ns = clock.delta_as_nanos(0, vnet.used_cycles);
+                        counted.engine.iter_mut().for_each(|engine| engine.used_ns = used_ns);
+                        Some(counted)
+                    };
                     places.into_iter().map(count).collect::<Vec<_>>()
                 })?;
                 for ((vnet, (_, node)), counted) in part.into_iter().zip(counted) {
@@ -73,6 +85,7 @@ impl Control {
         for vnet in wanted {
             let counted = stats.vnets.entry(vnet.spec.name.clone()).or_default();
             self.add_problems(&state, &vnet.spec, counted);
+            name_queues(&vnet.spec, counted);
         }
         Ok(Reply::Stats(Box::new(stats)))
     }
@@ -205,6 +218,22 @@ impl Control {
             worker.vnets.get_mut(slot)?.as_mut()?.ports.get_mut(port).map(work)
         };
         Ok((worker, worker.call(port_of)?.ok_or_else(unknown)?))
+    }
+}
+
+/// Names the queues that were counted.
+fn name_queues(vnet: &mux::Vnet, stats: &mut mux::VnetStats) {
+    for vlink in &vnet.vlinks {
+        for (end, queues) in vlink.ends.iter().zip(&vlink.queues) {
+            let name = match end {
+                End::External { name, .. } => Some((OUTSIDE, name.as_str())),
+                end => port(vnet, end).map(|(node, port)| (node.name.as_str(), port.name.as_str())),
+            };
+            let counted =
+                name.and_then(|(node, port)| stats.nodes.get_mut(node)?.ports.get_mut(port));
+            let counted = counted.into_iter().flat_map(|port| &mut port.queues);
+            counted.zip(queues).for_each(|(counted, queue)| counted.name = queue.name.clone());
+        }
     }
 }
 

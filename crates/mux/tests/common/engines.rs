@@ -21,8 +21,12 @@ pub fn engine(root: &Path, name: &str) -> (Vnet, UnixListener) {
     let routes: PathBuf = root.join(format!("{name}.routes"));
     let listener = UnixListener::bind(&routes).unwrap();
     let router = vnet.nodes[0].router.as_mut().unwrap();
-    router.engine =
-        Some(Engine { code: Code::Ip { routes }, memory_bytes: MEMORY_BYTES, slowpath: None });
+    router.engine = Some(Engine {
+        code: Code::Ip { routes },
+        memory_bytes: MEMORY_BYTES,
+        slowpath: None,
+        power: 0,
+    });
     (vnet, listener)
 }
 

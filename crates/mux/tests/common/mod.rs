@@ -155,7 +155,7 @@ pub fn vlink(name: &str, a: End, b: End) -> Vlink {
 pub fn vlink_of(name: &str, ends: Vec<End>) -> Vlink {
     let segment = (ends.len() > 2).then_some(Segment { addresses: 16_384, flood_pps: 1000 });
     let leaving = vec![Leaving { queue_frames: 256, ..Leaving::default() }; ends.len()];
-    Vlink { name: name.into(), ends, leaving, up: true, segment, schedule: None }
+    Vlink { name: name.into(), ends, leaving, up: true, segment, schedule: None, queues: vec![] }
 }
 
 /// An end outside, by the name of its external.

@@ -468,6 +468,8 @@ pub struct NodePlan {
     pub guests: BTreeMap<u32, GuestPlan>,
     /// How the mux forwards by itself, in their place.
     pub engine: Option<mux::Engine>,
+    /// What it is guaranteed for that of the mux's power, thousandths of a core; 0: nothing.
+    pub mux_millicores: u32,
     /// Directories that are made before anything else, with owner, group and mode.
     pub directories: Vec<Directory>,
 }
@@ -755,8 +757,13 @@ impl VnetPlanner<'_> {
             let began = self.holding.schedules.get(&name);
             let schedule =
                 began.map(|it| mux::Schedule { began_ns: it.at_ns, steps: steps.collect() });
+            let mut queues: Vec<_> = link.endpoints.iter().map(|end| link.queues(end)).collect();
+            if queues.iter().all(Vec::is_empty) {
+                queues.clear();
+            }
             vlinks.push(mux::Vlink {
                 leaving: leaving.collect(),
+                queues,
                 schedule,
                 name,
                 ends,

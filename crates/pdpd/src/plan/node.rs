@@ -88,12 +88,14 @@ impl NodePlanner<'_> {
             directories.push(passed(directory.join("routes"), reader));
             self.mirror(needs.kernel_hooks)
         });
+        let mux_millicores = needs.map_or(0, |needs| needs.mux_millicores);
         let ip = mirror.as_ref().filter(|_| needs.is_some_and(|needs| needs.mux_routes));
         let ip = ip.map(|it| mux::Code::Ip { routes: it.config.routes_socket.clone() });
         let fields = needs.and_then(|needs| needs.fields);
         let code = ip.or_else(|| fields.map(|fields| mux::Code::Fields(fields.of_mux())));
         let engine = code.map(|code| mux::Engine {
             code,
+            power: part_of_worker(&self.vnet.substrate.mux, mux_millicores),
             memory_bytes: self.node.engine_memory_bytes(),
             slowpath: needs.and_then(|needs| needs.slowpath).map(|(filters, counters)| {
                 mux::SlowPath { socket: slowpath.join(SLOWPATH_SOCKET), filters, counters }
@@ -138,6 +140,7 @@ impl NodePlanner<'_> {
             management,
             guests,
             engine,
+            mux_millicores,
             directories,
         };
         for path in plan.sockets() {
@@ -493,6 +496,14 @@ impl NodePlanner<'_> {
             router,
         }
     }
+}
+
+/// What these thousandths of a core are of a worker's time, of [`mux::POWER_WHOLE`]: where the mux has less than a core
+/// for each of its workers, more.
+fn part_of_worker(mux: &pdp_spec::Mux, millicores: u32) -> u32 {
+    let of_worker = u64::from(mux.power().0 / mux.workers.max(1)).max(1);
+    let part = u64::from(millicores) * u64::from(mux::POWER_WHOLE) / of_worker;
+    u32::try_from(part).unwrap_or(u32::MAX).min(mux::POWER_WHOLE)
 }
 
 fn files(files: &BTreeMap<String, pdp_spec::File>, writable: bool) -> Vec<File> {

@@ -385,6 +385,7 @@ impl Daemon for Fake {
             phase: Phase::Running,
             message: None,
             mux: process(50),
+            fastpaths: FastpathPower { capacity_millicores: 500, used_millicores: 200 },
             fes: vec![FeStatus {
                 name: "fe1".into(),
                 cpus: "0-1".into(),

@@ -1,11 +1,13 @@
 //! How frames leave by the ends of links: rates, queues, parts of an interface, and what is done to frames on purpose.
 
-use crate::check::Reporter;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::check::{INNER_NAME_HINT, Reporter, bad_inner_name};
 use crate::limits::{
-    BURST_BYTES_MAX, BURST_BYTES_MIN, DELAY_NS_MAX, OVERHEAD_BYTES_MAX, RATE_BPS_MIN,
-    SCHEDULE_STEPS_MAX, VNET_LINES_BYTES_MAX, WEIGHT_MAX,
+    BURST_BYTES_MAX, BURST_BYTES_MIN, DELAY_NS_MAX, DSCP_MAX, OVERHEAD_BYTES_MAX, QUEUES_MAX,
+    RATE_BPS_MIN, SCHEDULE_STEPS_MAX, VNET_LINES_BYTES_MAX, VNET_QUEUES_MAX, WEIGHT_MAX,
 };
-use crate::link::{Leaving, Link, QUEUE_FRAMES_DEFAULT};
+use crate::link::{Leaving, Link, LinkQueue, QUEUE_FRAMES_DEFAULT};
 use crate::object::VirtualNetworkSpec;
 use crate::units::{BitRate, Bytes, Endpoint, Queue, Span};
 
@@ -42,6 +44,11 @@ pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Re
         let path = ["spec", "links", &at, "at", &end.to_string()];
         one(vnet, &path, &link.leaving(&end), reporter);
     }
+    queues(vnet, &["spec", "links", &at], &link.queues, reporter);
+    for (end, here) in &link.at {
+        let path = ["spec", "links", &at, "at", &end.to_string()];
+        queues(vnet, &path, &here.queues, reporter);
+    }
     for (number, (step, two)) in (1..).zip(link.schedule.iter().zip(link.schedule.iter().skip(1))) {
         if two.at <= step.at {
             let path = ["spec", "links", &at, "schedule", &number.to_string(), "at"];
@@ -60,6 +67,49 @@ pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Re
             }
         }
     }
+}
+
+/// Whether queues of one end, or of all, can be.
+fn queues(vnet: &str, path: &[&str], all: &Option<Vec<LinkQueue>>, reporter: &mut Reporter) {
+    let Some(all) = all else { return };
+    if !(1..=QUEUES_MAX).contains(&all.len()) {
+        let message = format!("{} queues are not 1 to {QUEUES_MAX}", all.len());
+        let hint = "without any there is one for all";
+        reporter.vnet(vnet, &[path, &["queues"]].concat(), message, hint);
+    }
+    let (mut names, mut taken) = (BTreeSet::new(), BTreeMap::new());
+    for (at, queue) in all.iter().enumerate() {
+        let mut fault = |key: &str, message: String, hint: &str| {
+            let at = at.to_string();
+            let path = [path, &["queues", &at, key]].concat();
+            reporter.vnet(vnet, &path, message, hint);
+        };
+        if let Some(why) = bad_inner_name(&queue.name) {
+            fault("name", format!("name {:?} {why}", queue.name), INNER_NAME_HINT);
+        }
+        if !names.insert(&queue.name) {
+            fault("name", format!("queue {} stands twice", queue.name), "remove or rename one");
+        }
+        if let Some(weight) = queue.weight.filter(|it| !(1..=WEIGHT_MAX).contains(it)) {
+            let message = format!("weight {weight} is not 1 to {WEIGHT_MAX}");
+            fault("weight", message, "weights are relative");
+        }
+        for dscp in &queue.dscp {
+            if *dscp > DSCP_MAX {
+                fault("dscp", format!("DSCP {dscp} exceeds {DSCP_MAX}"), "RFC 2474 has these");
+            }
+            if let Some(other) = taken.insert(*dscp, &queue.name) {
+                let message = format!("DSCP {dscp} is for queue {other} already");
+                fault("dscp", message, "give each DSCP to one queue");
+            }
+        }
+    }
+}
+
+/// Whether all queues have room.
+pub(super) fn all_queues(vnet: &str, spec: &VirtualNetworkSpec, reporter: &mut Reporter) {
+    let count = spec.links.iter().map(Link::queues_count).sum();
+    reporter.too_many(vnet, &["spec", "links"], "queues of links", count, VNET_QUEUES_MAX);
 }
 
 /// Whether all schedules have room.

@@ -9,7 +9,7 @@ use pdp_alloc::{Given, LENT_LOAD_MILLICORES, Share};
 use super::management::{self, Published};
 use super::outside::{self, Outside};
 use crate::link::Link;
-use crate::object::{Node, NodeKind, VirtualNetwork};
+use crate::object::{DataPlane, Node, NodeKind, VirtualNetwork};
 use crate::usage::Usage;
 
 /// Virtual networks by name. One that is as before is the same one, by its pointer.
@@ -43,7 +43,9 @@ pub(super) struct Sums {
     pub(super) power: Given,
     /// Its guests that borrow on them, as [`pdp_alloc::lend`] counts them.
     pub(super) lent: Given,
-    /// Whether each of its vrouters has a share.
+    /// What its fast paths are guaranteed of the mux's power, thousandths of a core.
+    pub(super) fastpath: u64,
+    /// Whether each of its vrouters with forwarding guests has a share.
     pub(super) placed: bool,
     /// What it has of external interfaces.
     pub(super) outside: BTreeMap<String, Outside>,
@@ -97,11 +99,15 @@ impl Sums {
             sums.rate_bps = sums.rate_bps.saturating_add(link.rate_bps_max().unwrap_or(0));
         }
         sums.usage.memory_bytes =
-            vnet.spec.links.iter().map(Link::line_bytes).fold(0, u64::saturating_add);
+            vnet.spec.links.iter().map(Link::mux_bytes).fold(0, u64::saturating_add);
         for (name, node) in &vnet.spec.nodes {
             let shares = shares.get(name).map_or(&[][..], Vec::as_slice);
             sums.usage += node.usage(shares.iter().map(|share| share.millicores));
-            sums.placed &= node.kind == NodeKind::Host || !shares.is_empty();
+            let plane = node.data_plane.as_ref().map(DataPlane::needs);
+            let has_guests =
+                node.kind == NodeKind::Router && plane.is_none_or(|it| it.guests.is_some());
+            sums.placed &= !has_guests || !shares.is_empty();
+            sums.fastpath += plane.map_or(0, |plane| u64::from(plane.mux_millicores));
             for share in shares {
                 *sums.power.entry(share.engine.clone()).or_default() += u64::from(share.millicores);
                 if share.millicores == 0 {

@@ -1,4 +1,4 @@
-//! Gives vrouters their power.
+//! Gives vrouters their power: of forwarding engines, or of the mux.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use pdp_alloc::{
 
 use super::{Existing, Reporter, Shares, Wanted};
 use crate::limits::GUESTS_MAX;
-use crate::object::{Node, Parallel, VirtualNetwork};
+use crate::object::{Mux, Node, Parallel, VirtualNetwork};
 use crate::units::Cores;
 
 /// What a virtual network's vrouters have once they get what they ask for, at the least that it takes.
@@ -44,7 +44,90 @@ pub(super) fn check(
     if reporter.substrate.is_some() {
         capacities(wanted, &shares, &engines, reporter);
     }
+    if let Some(substrate) = &wanted.substrate {
+        fastpaths(wanted, &substrate.spec.mux, reporter);
+    }
     shares
+}
+
+/// Checks that all fast paths have what they are guaranteed of the mux's power, and those of one virtual network of one
+/// worker's.
+fn fastpaths(wanted: &Wanted<'_>, mux: &Mux, reporter: &mut Reporter) {
+    let (bound, one) = mux.fastpath_power();
+    let mut given: u64 = wanted.kept().map(|(_, vnet)| vnet.sums().fastpath).sum();
+    let powered = |vnet: &VirtualNetwork| {
+        let power = |node: &Node| {
+            let plane = node.data_plane.as_ref()?;
+            Some(u64::from(plane.needs().mux_millicores)).filter(|power| *power > 0)
+        };
+        let nodes = vnet.spec.nodes.iter();
+        nodes.filter_map(|(name, node)| Some((name.clone(), power(node)?))).collect::<Vec<_>>()
+    };
+    let has = |name: &str| wanted.before.get(name).map_or(0, |vnet| vnet.sums().fastpath);
+    let mut askers: Vec<_> =
+        wanted.changed.iter().map(|(name, vnet)| (name, powered(vnet))).collect();
+    let sum = |nodes: &[(String, u64)]| nodes.iter().map(|(_, power)| power).sum::<u64>();
+    // First those that want no more than they have, so that others of the same change can have what they give back.
+    askers.sort_by_key(|(name, nodes)| sum(nodes) > has(name));
+    for (vnet, nodes) in askers {
+        let grows = sum(&nodes) > has(vnet);
+        let mut own = 0;
+        for (node, power) in nodes {
+            let no_room = grows && given + power > u64::from(bound.0);
+            if no_room || grows && own + power > u64::from(one.0) {
+                let path = ["spec", "nodes", &node, "dataPlane", "power"];
+                let asked = Cores(u32::try_from(power).unwrap_or(u32::MAX));
+                let (all, free) = (mux.power(), u64::from(bound.0).saturating_sub(given));
+                let told = match no_room {
+                    true => format!(
+                        "power {asked} has no room: fast paths can have {bound} of the mux's {all}, of which {} \
+                         is free",
+                        Cores(free as u32)
+                    ),
+                    false => format!(
+                        "power {asked} has no room: the fast paths of one virtual network can have {one}, of one of \
+                         the mux's {} workers",
+                        mux.workers
+                    ),
+                };
+                let message = reporter.of_all(told, &format!("power {asked}: the mux has no room"));
+                let hint = reporter.of_all(
+                    "ask for less, leave power out to borrow what others leave, or give the mux more \
+                     (spec.mux.power of the Substrate; pdp inspect substrate shows it)"
+                        .into(),
+                    "ask for less, leave power out to borrow what others leave, take it from another of your \
+                     networks, or ask an operator for more",
+                );
+                reporter.vnet(vnet, &path, message, hint);
+                continue;
+            }
+            (given, own) = (given + power, own + power);
+        }
+    }
+    if reporter.substrate.is_none() {
+        return;
+    }
+    let kept = wanted.kept().map(|(name, vnet)| (name, vnet.sums().fastpath));
+    let powered: Vec<_> = kept.filter(|(_, power)| *power > 0).collect();
+    let path = ["spec", "mux", "power"];
+    let (power, hint) = (mux.power(), "keep more of it, or lower their power first");
+    let all: u64 = powered.iter().map(|(_, power)| power).sum();
+    let has = |millicores: u64| Cores(u32::try_from(millicores).unwrap_or(u32::MAX));
+    if all > u64::from(bound.0) {
+        let names: Vec<&str> = powered.iter().map(|(name, _)| name.as_str()).collect();
+        let (all, names) = (has(all), names.join(", "));
+        let message = format!(
+            "power {power} leaves {bound} for fast paths, below the {all} that those of {names} have"
+        );
+        reporter.substrate(&path, message, hint);
+    } else if let Some((name, most)) = powered.iter().find(|it| it.1 > u64::from(one.0)) {
+        let (workers, most) = (mux.workers, has(*most));
+        let message = format!(
+            "power {power} of {workers} workers leaves {one} for the fast paths of one virtual network, below the \
+             {most} that {name} has"
+        );
+        reporter.substrate(&path, message, hint);
+    }
 }
 
 /// A vrouter that is to have power.

@@ -457,8 +457,13 @@ impl NodeCheck<'_, '_, '_> {
     }
 
     fn data_plane(&mut self, plane: &DataPlane) {
-        if let Some(guests) = plane.parallel() {
-            self.guests(guests);
+        match plane {
+            DataPlane::Parallel(guests) => self.guests(guests),
+            DataPlane::Fastpath(plane) => {
+                if let Some(power) = plane.power {
+                    self.power(&["dataPlane", "power"], power);
+                }
+            }
         }
         if let DataPlane::Fastpath(plane) = plane {
             self.code(plane);
@@ -677,6 +682,7 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
         }
     }
     leaving::lines(vnet, spec, reporter);
+    leaving::all_queues(vnet, spec, reporter);
     leaving::schedules(vnet, spec, reporter);
     let segments = spec.links.iter().filter_map(|link| link.segment);
     let addresses: u64 = segments.map(|segment| u64::from(segment.addresses)).sum();

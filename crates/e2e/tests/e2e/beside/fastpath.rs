@@ -37,6 +37,36 @@ fn pings(node: &Node) {
     assert_eq!(missing(&stats), [], "{stats}");
 }
 
+/// What is guaranteed is shown, and changes without a packet lost; more than there is, is refused in words.
+#[test]
+fn power_of_the_mux_is_given_once_and_shown() {
+    let node = Node::start("fastpower");
+    let free = |node: &Node| {
+        let status = node.json(&["inspect", "substrate"])["status"]["fastpaths"].clone();
+        let [all, used] = ["capacityMillicores", "usedMillicores"].map(|key| status[key].as_u64());
+        (all.expect("a capacity"), used.expect("what is used"))
+    };
+    let (all, _) = free(&node);
+    // Two routers have it.
+    let each = all as f64 / 4000.0;
+    node.apply(&lab(&format!("{{kind: fastpath, power: {each:.3}}}")));
+    node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
+    assert_eq!(free(&node), (all, all / 2));
+    let more = lab(&format!("{{kind: fastpath, power: {}}}", all as f64 / 1000.0))
+        .replace("name: fastpath", "name: other");
+    let words = node.try_apply(&more).expect_err("too much");
+    assert!(words.contains("has no room: fast paths can have"), "{words}");
+    assert!(words.contains("leave power out to borrow what others leave"), "{words}");
+    pings(&node);
+    node.apply(&lab(&format!("{{kind: fastpath, power: {:.3}}}", each / 2.0)));
+    pings(&node);
+    assert_eq!(router(&node)["powerMillicores"], all / 8);
+    let engine =
+        node.json(&["stats", "fastpath"])["vnets"]["fastpath"]["nodes"]["r1"]["engine"].clone();
+    assert_eq!(engine["powerMillicores"], all / 8, "{engine}");
+    assert!(engine["usedNs"].as_u64() > Some(0), "{engine}");
+}
+
 #[test]
 fn a_router_goes_from_guests_to_the_mux_and_back_and_keeps_its_neighbours() {
     let node = Node::start("fastpath");

@@ -110,3 +110,71 @@ fn answer(line: &str) -> Option<(f64, f64)> {
     let (time, _) = rest.split_once("time=")?.1.split_once(" ms")?;
     Some((at.parse().ok()?, time.parse().ok()?))
 }
+
+const QUEUED: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    h1: {kind: host, interfaces: {eth0: {addresses: [10.0.0.1/24]}}}
+    h2: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24]}}}
+  links:
+    - name: thin
+      endpoints: ["h1:eth0", "h2:eth0"]
+      at:
+        h1:eth0:
+          rate: 2Mbps
+          queues: [{name: rest, weight: 1, length: 30}, {name: voice, weight: 3, length: 48KiB, dscp: [46]}]
+"#;
+
+#[test]
+fn two_classes_of_traffic_share_a_link_by_weight_and_live() {
+    let mut node = Node::start("queues");
+    node.apply(QUEUED);
+    // Each sends four times what the link carries, in frames of one size.
+    let ping =
+        |tos: &str, count: u32| format!("ping -i 0.002 -c {count} -s 1000 -Q {tos} 10.0.0.2");
+    assert!(all_answered(&node.exec("red/h1", &ping("0xb8", 3)), 3));
+    for tos in ["0x0", "0x0", "0xb8", "0xb8"] {
+        let line = format!("({}) < /dev/null > /dev/null 2>&1 &", ping(tos, 1_000_000));
+        node.pdp(&["exec", "red/h1", "--", "sh", "-c", &line]);
+    }
+    let queues = |node: &Node| {
+        let stats = node.json(&["stats", "red"]);
+        let port = &stats["vnets"]["red"]["nodes"]["h1"]["ports"]["eth0"];
+        let count = |queue: &serde_json::Value, key: &str| queue[key].as_u64().expect("a count");
+        let of = |name: &str| {
+            let all = port["queues"].as_array().expect("queues");
+            let found = all.iter().find(|it| it["name"] == name).expect("the queue");
+            ["sent", "dropped", "waiting"].map(|key| count(found, key))
+        };
+        (["rest", "voice"].map(of), port["dropped"].clone())
+    };
+    // The part of `voice` in the next 500 frames, all through which both are full.
+    let part = |node: &Node| {
+        let all_full = |node: &Node| queues(node).0.iter().all(|queue| queue[2] > 10);
+        eventually("both are full", || all_full(node));
+        let before = queues(node).0;
+        let since = |node: &Node| [0, 1].map(|at| queues(node).0[at][0] - before[at][0]);
+        eventually("frames go", || since(node).iter().sum::<u64>() > 500);
+        let [rest, voice] = since(node);
+        let after = queues(node).0;
+        assert!((0..2).all(|at| after[at][1] > before[at][1]), "{before:?} {after:?}");
+        voice as f64 / (rest + voice) as f64
+    };
+    let three_of_four = part(&node);
+    assert!((0.70..0.80).contains(&three_of_four), "{three_of_four}");
+    let other = r#"queues=[{"name": "voice", "dscp": [46], "length": 30}, {"name": "rest", "weight": 3, "dscp": [0], "length": 30}]"#;
+    node.pdp(&["link", "set", "red/thin", "--at", "h1:eth0", other]);
+    let one_of_four = part(&node);
+    assert!((0.20..0.30).contains(&one_of_four), "{one_of_four}");
+    let (each, dropped) = queues(&node);
+    let full: u64 = each.iter().map(|queue| queue[1]).sum();
+    let dropped = ["queue-full", "link-down"].map(|reason| dropped[reason].as_u64().unwrap_or(0));
+    assert_eq!(dropped, [full, 0]);
+    assert!(node.pdp(&["stats", "red"]).contains("voice"));
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+}
