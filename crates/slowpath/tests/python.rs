@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use fake::{EVENTUALLY, Fake, eventually};
-use pdp_proto::slowpath::{Counter, Request};
+use pdp_proto::slowpath::{Counter, Reply, Request};
 use pdp_slowpath::{Code, Pattern, pattern};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -134,6 +134,14 @@ fn the_client_changes_keeps_counts_and_sends() {
     }
     assert_eq!(fake.table().greeted, greeted + 3);
     fake.kill();
+    std::fs::remove_file(&path).unwrap();
+    let listener = fake::listen_at(&path);
+    let mut farewell = vec![];
+    Reply::Bye("at once".into()).put(&mut farewell);
+    writeln!(to).unwrap();
+    fake::say_once(&listener, &farewell);
+    step("disconnected at once");
+    drop(listener);
     writeln!(to).unwrap();
     eventually("it ends", || python.try_wait().unwrap().is_some());
     assert!(python.wait().unwrap().success());
