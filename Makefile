@@ -86,9 +86,7 @@ install-files:
 	for unit in $(service_units); do \
 	    sed 's,@PREFIX@,$(PREFIX),' dist/$$unit > '$(units)'/$$unit && chmod 0644 '$(units)'/$$unit || exit; done
 	install -m 0644 README.md LICENSE '$(share)/doc/pdp'
-	cp -r docs examples schema '$(share)/doc/pdp'
-	install -d '$(share)/pdp/python'
-	install -m 0644 clients/python/*.py '$(share)/pdp/python'
+	cp -r clients docs examples schema '$(share)/doc/pdp'
 	'$(BUILD)/pdp' completion bash > '$(share)/bash-completion/completions/pdp'
 	'$(BUILD)/pdp' completion zsh > '$(share)/zsh/site-functions/_pdp'
 	'$(BUILD)/pdp' completion fish > '$(share)/fish/vendor_completions.d/pdp.fish'
@@ -99,5 +97,5 @@ uninstall:
 	rm -f '$(bin)/pdp' '$(bin)/pdpd' $(addprefix '$(lib)'/,$(programs)) \
 	    $(addprefix '$(units)'/,$(service_units)) '$(share)/bash-completion/completions/pdp' \
 	    '$(share)/zsh/site-functions/_pdp' '$(share)/fish/vendor_completions.d/pdp.fish'
-	rm -rf '$(share)/doc/pdp' '$(share)/pdp'
+	rm -rf '$(share)/doc/pdp'
 	rmdir '$(lib)' 2> /dev/null || true

@@ -790,6 +790,7 @@ mod tests {
             ("raw 000102030405060708090a0b0c0d", 16),
             ("raw 000102030405060708090a0b0c0d0e", 40),
             ("raw 00/00 in 7/0xf", 16),
+            ("raw 00/00 in 9/0xffff", 16),
         ] {
             let found = parse(text, &NAMES).unwrap();
             assert_eq!(found.bytes(), bytes, "{text}");

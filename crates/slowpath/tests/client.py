@@ -82,6 +82,13 @@ def drive(path: str) -> None:
             assert str(bye) == "as asked", bye
         assert len(slow_path.list()) == 1
         step("disconnected")
+    # By one that has not read what it was told.
+    try:
+        slow_path.counters(0, 1)
+        raise AssertionError("it was not disconnected")
+    except sp.Bye as bye:
+        assert str(bye) == "at once", bye
+    step("disconnected at once")
     slow_path.timeout = 0.2
     begin = time.monotonic()
     try:

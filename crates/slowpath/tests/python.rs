@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use fake::{EVENTUALLY, Fake, eventually};
-use pdp_proto::slowpath::{Counter, Request};
+use pdp_proto::slowpath::{Counter, Reply, Request, Verdict};
 use pdp_slowpath::{Code, Pattern, pattern};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -16,16 +16,20 @@ use proptest::test_runner::TestRunner;
 const NAMES: [&str; 4] = ["eth0", "eth1", "eth10", "9"];
 
 fn python(arguments: &[&Path]) -> Child {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client.py");
+    with_client().arg(script).args(arguments).spawn().unwrap()
+}
+
+/// Python that finds the client.
+fn with_client() -> Command {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-    Command::new("python3")
+    let mut python = Command::new("python3");
+    python
         .env("PYTHONPATH", repository.join("clients/python"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client.py"))
-        .args(arguments)
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
+        .stdout(Stdio::piped());
+    python
 }
 
 /// A text that often is a pattern.
@@ -134,7 +138,43 @@ fn the_client_changes_keeps_counts_and_sends() {
     }
     assert_eq!(fake.table().greeted, greeted + 3);
     fake.kill();
+    std::fs::remove_file(&path).unwrap();
+    let listener = fake::listen_at(&path);
+    let mut farewell = vec![];
+    Reply::Bye("at once".into()).put(&mut farewell);
+    writeln!(to).unwrap();
+    fake::say_once(&listener, &farewell);
+    step("disconnected at once");
+    drop(listener);
     writeln!(to).unwrap();
     eventually("it ends", || python.try_wait().unwrap().is_some());
     assert!(python.wait().unwrap().success());
+}
+
+/// clients/python/limit.py as it is, but at another socket and for two seconds.
+const LIMIT: &str = "
+import sys, limit, pdp_slowpath
+pdp_slowpath.SlowPath.__init__.__defaults__ = (sys.argv.pop(1), 30.0)
+limit.DROPPED_FOR = 2
+limit.main()
+";
+
+#[test]
+fn the_example_drops_who_sends_too_much_for_a_while() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    let fake = Fake::start(&path);
+    let mut limit = with_client();
+    limit.args(["-c", LIMIT]).arg(&path).args(["10", "192.0.2.1", "198.51.100.0/24"]);
+    let mut limit = limit.spawn().unwrap();
+    let verdicts = || {
+        let table = fake.table();
+        table.filters.values().map(|filter| filter.action.verdict).collect::<Vec<_>>()
+    };
+    eventually("both pass", || verdicts() == [Verdict::Pass, Verdict::Pass]);
+    fake.table().counters[1].packets = 11;
+    eventually("one is dropped", || verdicts() == [Verdict::Pass, Verdict::Drop]);
+    eventually("both pass again", || verdicts() == [Verdict::Pass, Verdict::Pass]);
+    limit.kill().unwrap();
+    limit.wait().unwrap();
 }

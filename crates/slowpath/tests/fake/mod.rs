@@ -137,9 +137,10 @@ pub fn listen_at(path: &Path) -> OwnedFd {
     listener
 }
 
-/// Takes one program, and says this to it.
+/// Takes one program, says this to it, and goes, without having read what it said.
 pub fn say_once(listener: &OwnedFd, packet: &[u8]) {
     let program = accept_with(listener, SocketFlags::CLOEXEC).unwrap();
+    poll(&mut [PollFd::new(&program, PollFlags::IN)], None).unwrap();
     send(&program, packet, SendFlags::NOSIGNAL).unwrap();
 }
 
