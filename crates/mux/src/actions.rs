@@ -78,8 +78,8 @@ pub struct Set<const W: usize> {
 impl<const W: usize> Set<W> {
     /// For so many filters; `secret` is as for [`Filters::new`].
     pub fn new(filters_max: u32, secret: u64) -> Self {
-        // Some are replaced before their slots are free.
-        let slots = filters_max + filters_max / 4 + 64;
+        // All may be replaced together, before the slots of the others are free.
+        let slots = 2 * filters_max + 64;
         Self {
             filters: Filters::new(slots as usize, STEPS_MAX, secret),
             actions: vec![Action::default(); slots as usize],
@@ -562,9 +562,9 @@ mod tests {
         };
         let all = |value| (0..64).map(|id| filter(id, id as u8 + value)).collect::<Vec<_>>();
         assert_eq!(apply(&mut actions, all(0)), Ok(64));
-        // 144 slots: 64 and 64 and 16.
-        let many = [all(64), all(128)].concat();
-        assert_eq!(apply(&mut actions, many), Err((16, NoRoom::Full)));
+        // 192 slots: 64 and twice 64.
+        let many = [all(64), all(128), all(192)].concat();
+        assert_eq!(apply(&mut actions, many), Err((0, NoRoom::Full)));
         assert_eq!(find(&actions, &[3; 16]), Some(action(3)));
         assert_eq!(find(&actions, &[64; 16]), None);
         // All slots are back.
