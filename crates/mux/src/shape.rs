@@ -134,6 +134,12 @@ impl Shaper {
         self.queues.iter().flat_map(|queues| queues.stats())
     }
 
+    /// Frames are offered next.
+    #[inline]
+    pub fn expect(&self, frames: &[Packet]) {
+        self.queues.iter().for_each(|queues| queues.expect(frames));
+    }
+
     /// Sends or keeps a frame. `spare` is how many more of the packet pool those that wait with it may have; `room`, where
     /// there are several queues, what may go on.
     pub fn offer(&mut self, packet: Packet, now_ns: u64, spare: usize, room: &mut Room) -> Offered {
