@@ -24,7 +24,7 @@ mod socket;
 
 pub use create::{create_socket, poll_busily};
 pub use packet_socket::{PacketSocket, Sent, Unread, WAITING_BYTES};
-pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, Packet, Pool};
+pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, Packet, Pool, prefetch};
 pub use socket::Socket;
 
 /// Entries of each of a socket's rings.

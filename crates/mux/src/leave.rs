@@ -175,7 +175,10 @@ impl Vnet {
     fn queue(&mut self, core: &mut Core, port: u16, frames: &mut Batch) {
         let mut go = core.scratch.batch();
         let here = &mut self.ports[usize::from(port)];
-        let mut room = here.link.as_ref().map_or(Room::all(), |link| link.room_of_queues(core));
+        let mut room = here.link.as_ref().map_or(Room::all(), |link| {
+            link.shaper.expect(frames);
+            link.room_of_queues(core)
+        });
         for packet in frames.drain(..) {
             let is_down = !here.is_open();
             let stopped_by = here.misfit(&packet, 0).or(is_down.then_some(Reason::LinkDown));

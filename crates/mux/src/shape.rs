@@ -129,9 +129,15 @@ impl Shaper {
         self.queues.is_none() && self.bucket.is_unlimited()
     }
 
-    /// What was counted of each of several queues.
-    pub fn stats(&self) -> impl Iterator<Item = QueueStats> {
-        self.queues.iter().flat_map(|queues| queues.stats())
+    /// What was counted of each of several queues, from one of them on.
+    pub fn stats(&self, from: usize) -> impl Iterator<Item = QueueStats> {
+        self.queues.iter().flat_map(move |queues| queues.stats(from))
+    }
+
+    /// Frames are offered next.
+    #[inline]
+    pub fn expect(&self, frames: &[Packet]) {
+        self.queues.iter().for_each(|queues| queues.expect(frames));
     }
 
     /// Sends or keeps a frame. `spare` is how many more of the packet pool those that wait with it may have; `room`, where

@@ -28,7 +28,15 @@ enum Step {
     /// The TAP helper of the router dies, or a new one comes.
     ToggleTap,
     /// What pdpd wants changes.
-    Change { policy: Policy, rate: Option<u64>, up: bool, queue: u32, pps: u64, what: Impairments },
+    Change {
+        policy: Policy,
+        rate: Option<u64>,
+        up: bool,
+        queue: u32,
+        pps: u64,
+        what: Impairments,
+        queues: Vec<Queue>,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -43,11 +51,10 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0u8..2).prop_map(|vport| Step::Tap { vport }),
         2 => (0usize..3).prop_map(|guest| Step::Toggle { guest }),
         1 => Just(Step::ToggleTap),
-        2 => (policy, rate, prop::bool::weighted(0.8), 0u32..200, 0u64..2000, impairments()).prop_map(
-            |(policy, rate, up, queue, pps, what)| {
-                Step::Change { policy, rate, up, queue, pps, what }
-            }
-        ),
+        2 => (policy, rate, prop::bool::weighted(0.8), 0u32..200, 0u64..2000, impairments(), queues())
+            .prop_map(|(policy, rate, up, queue, pps, what, queues)| {
+                Step::Change { policy, rate, up, queue, pps, what, queues }
+            }),
     ]
 }
 
@@ -59,6 +66,21 @@ fn impairments() -> impl Strategy<Value = Impairments> {
         let (loss, reorder, corrupt, duplicate) = shares;
         let jitter_ns = delay_ns * jitter / 100;
         Impairments { delay_ns, jitter_ns, loss, reorder, corrupt, duplicate, seed }
+    })
+}
+
+/// None, or some of a few, of which one has all frames.
+fn queues() -> impl Strategy<Value = Vec<Queue>> {
+    let queue = (0u32..30, 0u64..20_000, 1u32..1000);
+    prop::collection::btree_map(0u8..4, queue, 0..4).prop_map(|all| {
+        let queue = |(name, (frames, bytes, weight)): (u8, _)| Queue {
+            name: name.to_string(),
+            weight,
+            frames,
+            bytes,
+            dscp: if name == 3 { vec![0] } else { vec![] },
+        };
+        all.into_iter().map(queue).collect()
     })
 }
 
@@ -172,13 +194,14 @@ proptest! {
                     Some(dead) => drop(dead),
                     None => tap = Some(Peer::tap_of(&vnet.nodes[0])),
                 },
-                Step::Change { policy, rate, up, queue, pps, what } => {
+                Step::Change { policy, rate, up, queue, pps, what, queues } => {
                     let router = vnet.nodes[0].router.as_mut().unwrap();
                     router.policy = policy;
                     router.punt_limits = [Rate { bps: 0, pps }; 4];
                     let more = Leaving::default();
                     let leaving = Leaving { rate_bps: rate, queue_frames: queue, impairments: what, ..more };
                     vnet.vlinks[0].leaving.fill(leaving);
+                    vnet.vlinks[0].queues = vec![queues; 2];
                     vnet.vlinks[1].up = up;
                     put(&mux, &vnet);
                 }
