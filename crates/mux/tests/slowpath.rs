@@ -451,8 +451,13 @@ fn filters_and_programs_choose_the_queue() {
     let frame = Ask::Frame { out: true, vport: 1, queue: 3, bytes: packet([1; 4], 9) };
     program.tell(&[frame]);
     h2.expect(10);
-    let stats = node_stats(&mux, "red", "r1");
-    let sent: Vec<_> = stats.ports["eth1"].queues.iter().map(|queue| queue.sent).collect();
+    let asked = mux.handle(Request::Stats { vnet: Some("red".into()) }, vec![]);
+    let Reply::Stats(stats) = asked else { panic!("{asked:?}") };
+    let sent: Vec<_> = stats.vnets["red"].nodes["r1"].ports["eth1"]
+        .queues
+        .iter()
+        .map(|queue| queue.sent)
+        .collect();
     assert_eq!(sent, [4, 3, 3]);
     assert_adds_up(&stats_of(&mux));
 }
