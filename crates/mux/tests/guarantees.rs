@@ -581,9 +581,7 @@ fn queues_are_told_by_name() {
     let by = |vni| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni });
     let port = |at: &str| outside(at, "S", by(at.len() as u32));
     let mut vlink = vlink("through", port("in"), port("out"));
-    let names: Vec<_> = (0..100).map(|at| format!("q{at}")).collect();
-    let queues = names.iter().map(|name| queue(name, 1, 7, &[]));
-    vlink.queues = vec![vec![], queues.collect()];
+    vlink.queues = vec![vec![], vec![queue("a", 1, 7, &[]), queue("b", 2, 7, &[46])]];
     put(&mux, &Vnet { name: "v".into(), police: None, nodes: vec![], vlinks: vec![vlink] });
     let told = |vnet: Option<&str>| {
         let vnet = vnet.map(str::to_owned);
@@ -592,7 +590,7 @@ fn queues_are_told_by_name() {
         ["in", "out"]
             .map(|end| ports[end].queues.iter().map(|queue| queue.name.clone()).collect::<Vec<_>>())
     };
-    assert_eq!(told(Some("v")).concat(), names);
+    assert_eq!(told(Some("v")).concat(), ["a", "b"]);
     assert!(told(None).iter().all(Vec::is_empty));
 }
 

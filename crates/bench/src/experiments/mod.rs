@@ -64,6 +64,7 @@ pub const ALL: &[Experiment] = &[
     router::ONE_CORE,
     fastpath::EXPERIMENT,
     fastpath::VNETS,
+    fastpath::DEAR,
     veth::EXPERIMENT,
     rtt::EXPERIMENT,
     many::PORTS,
