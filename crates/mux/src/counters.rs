@@ -5,7 +5,6 @@
 //! moment, and adds up. Names are added by who asks.
 
 use std::collections::BTreeMap;
-use std::iter;
 
 use pdp_proto::mux;
 use pdp_wire::geneve;
@@ -262,18 +261,14 @@ pub struct Counted {
     pub(crate) in_flight: u64,
     pub(crate) tap_connected: bool,
     pub(crate) engine: Option<mux::EngineStats>,
-    /// Of each port, of its queues; or of none.
-    pub(crate) queues: Vec<Vec<mux::QueueStats>>,
 }
 
 impl Counted {
     /// For the API, with the names of the ports in order.
     pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::NodeStats {
-        let Self { ports, guests, in_flight, tap_connected, engine, queues } = self;
-        let queues = queues.into_iter().chain(iter::repeat(vec![]));
-        let stats = ports.iter().zip(queues).map(|((counters, waiting), queues)| mux::PortStats {
+        let Self { ports, guests, in_flight, tap_connected, engine } = self;
+        let stats = ports.iter().map(|(counters, waiting)| mux::PortStats {
             waiting: *waiting as u64,
-            queues,
             ..counters.stats()
         });
         let ports = names.map(str::to_string).zip(stats).collect();

@@ -129,9 +129,9 @@ impl Shaper {
         self.queues.is_none() && self.bucket.is_unlimited()
     }
 
-    /// What was counted of each of several queues.
-    pub fn stats(&self) -> impl Iterator<Item = QueueStats> {
-        self.queues.iter().flat_map(|queues| queues.stats())
+    /// What was counted of each of several queues, from one of them on.
+    pub fn stats(&self, from: usize) -> impl Iterator<Item = QueueStats> {
+        self.queues.iter().flat_map(move |queues| queues.stats(from))
     }
 
     /// Frames are offered next.

@@ -224,9 +224,9 @@ impl Port {
         self.link.as_ref().map_or(0, PortLink::waiting)
     }
 
-    /// Counters of its queues.
-    fn queues(&self) -> Vec<QueueStats> {
-        self.link.iter().flat_map(|link| link.shaper.stats()).collect()
+    /// Counters of its queues, from one of them on.
+    pub(crate) fn queues(&self, from: usize) -> impl Iterator<Item = QueueStats> {
+        self.link.iter().flat_map(move |link| link.shaper.stats(from))
     }
 
     /// Frames that do.
@@ -717,8 +717,8 @@ impl Vnet {
         self.guests().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
     }
 
-    /// Copies the counters of a node, all of this moment; with those of its queues, of which there may be many.
-    pub fn count(&self, node: usize, with_queues: bool) -> Option<Counted> {
+    /// Copies the counters of a node, all of this moment; not those of queues, of which there may be many.
+    pub fn count(&self, node: usize) -> Option<Counted> {
         let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
         let outstanding: usize = node.guests().map(|guest| guest.outstanding.len()).sum();
@@ -733,18 +733,19 @@ impl Vnet {
             tap_connected: node.tap.is_some(),
             engine: node.router.as_ref().and_then(|it| it.engine.as_ref()).map(|it| it.stats()),
             ports: ports.iter().map(|port| (port.counters.clone(), port.in_flight())).collect(),
-            queues: match with_queues {
-                true => ports.iter().map(Port::queues).collect(),
-                false => vec![],
-            },
         })
     }
 
-    /// All counters, with names.
+    /// All counters, with names; queues have none here.
     pub fn stats(&self) -> VnetStats {
         let nodes = self.nodes.iter().enumerate().filter_map(|(at, node)| {
-            let names = self.ports[node.first..][..node.count].iter().map(|port| &*port.name);
-            Some((node.name.clone(), self.count(at, true)?.stats(names)))
+            let ports = &self.ports[node.first..][..node.count];
+            let mut stats = self.count(at)?.stats(ports.iter().map(|port| &*port.name));
+            for port in ports {
+                let stats = stats.ports.get_mut(&port.name);
+                stats.into_iter().for_each(|it| it.queues = port.queues(0).collect());
+            }
+            Some((node.name.clone(), stats))
         });
         VnetStats { nodes: nodes.collect() }
     }

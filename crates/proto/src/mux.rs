@@ -892,7 +892,8 @@ pub struct PortStats {
     /// Frames that wait at its vlink now: in queues, for their delay, for a next hop.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waiting: u64,
-    /// Of its queues, in order, where there are several; not told where all vnets are asked for.
+    /// Of its queues, in order, where there are several, each of a moment somewhat later; not told where all vnets are
+    /// asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queues: Vec<QueueStats>,
     /// What is wrong with the way of its tunnel's frames, where its vlink is one.

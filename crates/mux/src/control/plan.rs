@@ -282,31 +282,17 @@ pub struct CountedNode<'a> {
     pub ports: Vec<&'a str>,
     /// Count of its guests.
     pub guests: usize,
-    /// Count of its ports' queues.
-    pub queues: usize,
 }
 
 /// All of a vnet.
 pub fn nodes(spec: &mux::Vnet) -> impl Iterator<Item = CountedNode<'_>> {
-    let mut queues: HashMap<&str, usize> = HashMap::new();
-    for vlink in &spec.vlinks {
-        for (end, here) in vlink.ends.iter().zip(&vlink.queues) {
-            let node = match end {
-                End::Port { node, .. } => node.as_str(),
-                End::External { .. } => OUTSIDE,
-            };
-            *queues.entry(node).or_default() += here.len();
-        }
-    }
-    let of_own = queues.get(OUTSIDE).copied().unwrap_or(0);
-    let nodes = spec.nodes.iter().map(move |node| CountedNode {
-        queues: queues.get(node.name.as_str()).copied().unwrap_or(0),
+    let nodes = spec.nodes.iter().map(|node| CountedNode {
         name: &node.name,
         ports: node.ports.iter().map(|port| &*port.name).collect(),
         guests: node.router.as_ref().map_or(0, |router| router.guests.len()),
     });
     let ports: Vec<_> = spec.own_ends().into_iter().map(|own| own.name).collect();
-    let own = CountedNode { name: OUTSIDE, ports, guests: 0, queues: of_own };
+    let own = CountedNode { name: OUTSIDE, ports, guests: 0 };
     nodes.chain(Some(own).filter(|own| !own.ports.is_empty()))
 }
 

@@ -1,5 +1,6 @@
 //! What is there to be seen: counters, captures and traces.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -7,14 +8,15 @@ use std::thread;
 use std::time::Duration;
 
 use pdp_proto::mux::{
-    self, End, ExternalStats, Match, OUTSIDE, PortName, Program, Reply, Stats, TraceStage,
+    self, End, ExternalStats, Match, OUTSIDE, PortName, Program, Queue, QueueStats, Reply, Stats,
+    TraceStage,
 };
 use tracing::info;
 
 use crate::capture::{self, CAPTURES_MAX};
 use crate::control::base::Control;
 use crate::control::check;
-use crate::control::plan::{State, nodes, outside_ends, port};
+use crate::control::plan::{KnownVnet, State, layout, nodes, outside_ends, port};
 use crate::control::workers::WorkerHandle;
 use crate::trace::Wish;
 use crate::vnet::Port;
@@ -22,6 +24,9 @@ use crate::worker::Worker;
 
 /// Ports, guests and nodes whose counters are copied between two rounds of a worker, and the rest of a node.
 const COUNTED_MAX: usize = 64;
+
+/// Queues of one port among these.
+const QUEUES_COUNTED: usize = 16;
 
 /// The longest wait for a frame to trace, milliseconds.
 const TRACE_WAIT_MS_MAX: u64 = 60_000;
@@ -35,8 +40,6 @@ impl Control {
         {
             return Err(format!("there is no vnet {only}"));
         }
-        // Many have many of them: who wants those of all asks for one after the other.
-        let with_queues = only.is_some();
         let mut stats = Stats::default();
         let wanted = state.vnets.values();
         let wanted = wanted.filter(|vnet| only.is_none_or(|only| only == vnet.spec.name));
@@ -50,8 +53,7 @@ impl Control {
                 let part: Vec<_> = std::iter::from_fn(|| {
                     let next = nodes.next_if(|_| left > 0)?;
                     let (_, (_, node)) = &next;
-                    let queues = if with_queues { node.queues } else { 0 };
-                    left = left.saturating_sub(1 + node.ports.len() + node.guests + queues);
+                    left = left.saturating_sub(1 + node.ports.len() + node.guests);
                     Some(next)
                 })
                 .collect();
@@ -61,7 +63,7 @@ impl Control {
                     let clock = worker.core.meter.clock();
                     let count = |(slot, node): (usize, _)| {
                         let vnet = worker.vnets[slot].as_ref()?;
-                        let mut counted = vnet.count(node, with_queues)?;
+                        let mut counted = vnet.count(node)?;
                         let used_ns = clock.delta_as_nanos(0, vnet.used_cycles);
                         counted.engine.iter_mut().for_each(|engine| engine.used_ns = used_ns);
                         Some(counted)
@@ -85,7 +87,10 @@ impl Control {
         for vnet in wanted {
             let counted = stats.vnets.entry(vnet.spec.name.clone()).or_default();
             self.add_problems(&state, &vnet.spec, counted);
-            name_queues(&vnet.spec, counted);
+            // Many have many of them: who wants those of all asks for one after the other.
+            if only.is_some() {
+                self.add_queues(vnet, counted)?;
+            }
         }
         Ok(Reply::Stats(Box::new(stats)))
     }
@@ -130,6 +135,48 @@ impl Control {
                 counters.underlay = self.underlay.problem(ifindex, local, remote, bytes);
             }
         }
+    }
+
+    /// Adds counters of its queues, each of some moment, part by part between rounds of its worker.
+    fn add_queues(&self, vnet: &KnownVnet, stats: &mut mux::VnetStats) -> Result<(), String> {
+        let numbers: HashMap<_, _> = layout(&vnet.spec).zip(0..).collect();
+        let ends = vnet.spec.vlinks.iter().flat_map(|vlink| vlink.ends.iter().zip(&vlink.queues));
+        let mut places: Vec<(usize, usize, _, &[Queue])> = vec![];
+        for (end, queues) in ends {
+            let name = match end {
+                End::External { name, .. } => Some((OUTSIDE, name.as_str())),
+                end => port(&vnet.spec, end).map(|it| (it.0.name.as_str(), it.1.name.as_str())),
+            };
+            let Some((name, number)) = name.and_then(|name| Some((name, *numbers.get(&name)?)))
+            else {
+                continue;
+            };
+            let parts = (0..).step_by(QUEUES_COUNTED).zip(queues.chunks(QUEUES_COUNTED));
+            places.extend(parts.map(|(from, queues)| (number, from, name, queues)));
+        }
+        let (worker, slot) = (&self.workers[vnet.worker], usize::from(vnet.slot));
+        for part in places.chunks(COUNTED_MAX) {
+            let wanted: Vec<_> = part.iter().map(|it| (it.0, it.1)).collect();
+            let counted = worker.call(move |worker| {
+                let ports = &worker.vnets.get(slot)?.as_ref()?.ports;
+                let count = |(port, from): (usize, usize)| {
+                    let queues = ports.get(port).into_iter().flat_map(|it| it.queues(from));
+                    queues.take(QUEUES_COUNTED).collect::<Vec<_>>()
+                };
+                Some(wanted.into_iter().map(count).collect::<Vec<_>>())
+            })?;
+            for ((_, _, (node, port), queues), counted) in
+                part.iter().zip(counted.unwrap_or_default())
+            {
+                let known = stats.nodes.get_mut(*node).and_then(|it| it.ports.get_mut(*port));
+                let named = counted.into_iter().zip(*queues);
+                let named = named.map(|(it, queue)| QueueStats { name: queue.name.clone(), ..it });
+                if let Some(known) = known {
+                    known.queues.extend(named);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Has the frames of a port, or those that a program wants, written into the descriptor.
@@ -218,22 +265,6 @@ impl Control {
             worker.vnets.get_mut(slot)?.as_mut()?.ports.get_mut(port).map(work)
         };
         Ok((worker, worker.call(port_of)?.ok_or_else(unknown)?))
-    }
-}
-
-/// Names the queues that were counted.
-fn name_queues(vnet: &mux::Vnet, stats: &mut mux::VnetStats) {
-    for vlink in &vnet.vlinks {
-        for (end, queues) in vlink.ends.iter().zip(&vlink.queues) {
-            let name = match end {
-                End::External { name, .. } => Some((OUTSIDE, name.as_str())),
-                end => port(vnet, end).map(|(node, port)| (node.name.as_str(), port.name.as_str())),
-            };
-            let counted =
-                name.and_then(|(node, port)| stats.nodes.get_mut(node)?.ports.get_mut(port));
-            let counted = counted.into_iter().flat_map(|port| &mut port.queues);
-            counted.zip(queues).for_each(|(counted, queue)| counted.name = queue.name.clone());
-        }
     }
 }
 
