@@ -152,7 +152,7 @@ impl Bed {
             (self.pdp.guests_cpu_seconds()?, start.elapsed().as_secs_f64());
         let cycles = clock.stop(meter);
         let after = self.stats()?;
-        self.node.apply(&self.design.substrate(&interfaces(&self.design, "")));
+        self.node.apply(&self.design.quiet().substrate(&interfaces(&self.design, "")));
         let seconds = after.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
         let count = |of: fn(&pdp_api::ExternalStats) -> u64, side: char| -> f64 {
             let sum = |stats: &Stats| -> u64 {

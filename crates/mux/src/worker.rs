@@ -182,7 +182,8 @@ impl Worker {
         let Some(port) = sole.filter(|port| port.worker == self.number) else { return usize::MAX };
         let vnet = self.vnets.get_mut(usize::from(port.vnet)).and_then(Option::as_mut);
         let room = vnet.map_or(usize::MAX, |vnet| vnet.room(port.port));
-        room.saturating_sub(self.turns.waiting(port.vnet))
+        let room = room.saturating_sub(self.turns.waiting(port.vnet));
+        room.min(self.turns.left(port.vnet, self.core.packets.free()))
     }
 
     /// The way through the vnet in `slot`: from outside to guests and TAPs, and from them out of ports.

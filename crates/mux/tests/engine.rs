@@ -311,3 +311,26 @@ fn a_fast_path_within_its_power_loses_nothing_beside_dear_ones() {
     });
     assert_adds_up(&common::stats(&mux));
 }
+
+/// As for guests: a generator whose frames are all one vnet's makes no more than have room, so that none is dropped.
+#[test]
+fn what_a_fast_path_has_no_room_for_stays_where_it_comes_from() {
+    const FRAMES: u64 = 60_000;
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (mut vnet, _listener) = engine(root.path(), "red");
+    vnet.nodes[0].router.as_mut().unwrap().punt_filters = dear_filters();
+    vnet.vlinks[0].ends[0] = outside("in", "G", Encapsulation::Interface);
+    let generator = |frames| {
+        let outlet = Outlet::Generator(Generator { pps: 0, frames, number_at: None });
+        Request::PutExternal(External::new("G", 1500, outlet))
+    };
+    let frame = [packet([10, 2, 0, 2], 0), vec![0; 300]].concat();
+    assert_eq!(mux.handle(generator(1), vec![frames_of(&[frame])]), Reply::Done);
+    put(&mux, &vnet);
+    assert_eq!(mux.handle(generator(FRAMES), vec![]), Reply::Done);
+    let received = || node_stats(&mux, "red", "r1").ports["eth0"].received;
+    eventually("all came", || received() >= FRAMES);
+    let r1 = node_stats(&mux, "red", "r1");
+    assert_eq!(dropped(&r1, "fastpath-power"), 0, "{r1:#?}");
+    assert_adds_up(&stats(&mux));
+}

@@ -5,11 +5,13 @@ use anyhow::Result;
 
 use super::many::{Contender, START, compare};
 use super::router::tables;
+use super::rtt::{self, Echo};
 use super::{Experiment, Subject};
 use crate::bed::Bed;
-use crate::peers::pdp::Design;
-use crate::run::Run;
-use crate::site;
+use crate::peers::pdp::{Design, site_interfaces, write_dear};
+use crate::run::{Reading, Run};
+use crate::site::{self, Site};
+use crate::statistics::quantile;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "fastpath",
@@ -29,7 +31,20 @@ pub(super) const VNETS: Experiment = Experiment {
     run: vnets,
 };
 
+pub(super) const DEAR: Experiment = Experiment {
+    name: "fastpath-dear",
+    about: "a network with power of the mux beside none, one and eight that are flooded and whose frames are as dear as \
+            filters make them: its rate at saturation, and the round trip of a UDP echo through it, with power and \
+            without",
+    seconds: 120,
+    subject: Subject::Pdp,
+    run: dear,
+};
+
 const FRAME_BYTES: usize = 64;
+
+/// Power of the network beside dear ones, thousandths of a core.
+const POWER: u32 = 400;
 
 fn fastpath(run: &mut Run) -> Result<()> {
     let [core, _] = run.cores();
@@ -45,6 +60,56 @@ fn fastpath(run: &mut Run) -> Result<()> {
         compare(run, "routes", &[guest, mux])?;
     }
     Ok(())
+}
+
+fn dear(run: &mut Run) -> Result<()> {
+    let [core, _] = run.cores();
+    let directory = tempfile::tempdir()?;
+    let frames = directory.path().join("dear.pcap");
+    write_dear(&frames)?;
+    let design = |mux_power, dear| Design {
+        mux_power,
+        dear: (dear, Some(frames.clone())),
+        ..Design::fastpath(core, 1)
+    };
+    let start = |design| Bed::start(design, &site::few(), FRAME_BYTES);
+    let Some(alone) = run.attempt("alone", |_| start(design(POWER, 0))) else { return Ok(()) };
+    let alone = Contender { series: "pdp, with power", x: 0, bed: &alone, active: 1, of: &[] };
+    for count in run.choose(&[1, 8], &[8]) {
+        let with = run.attempt(count, |_| start(design(POWER, count)));
+        let without = run.attempt(count, |_| start(design(0, count)));
+        let (Some(with), Some(without)) = (with, without) else { continue };
+        let of = [("of all there is", 0)];
+        let with = Contender { x: count, bed: &with, of: &of, ..alone };
+        let without = Contender { series: "pdp, without", bed: &without, ..with };
+        compare(run, "dear networks", &[alone, with, without])?;
+    }
+    let mut sites = Vec::new();
+    for (series, power) in [("pdp, with power", POWER), ("pdp, without", 0)] {
+        for count in run.choose(&[0, 1, 8], &[0, 8]) {
+            sites.extend(run.attempt(series, |_| {
+                let mut site = Site::make("dear");
+                site.add_hosts();
+                let design = design(power, count);
+                rtt::pdp(&mut site, &design, "af-xdp")?;
+                Ok((series, design, Echo::start(&site)?, site))
+            }));
+        }
+    }
+    let trips = if run.quick() { rtt::TRIPS / 4 } else { rtt::TRIPS };
+    run.rounds(|run| {
+        for (series, design, echo, site) in &sites {
+            run.take(series, design.dear.0 as f64, "dear networks", || {
+                site.node.apply(&design.substrate(&site_interfaces("af-xdp")));
+                let times = echo.trips(trips);
+                site.node.apply(&design.quiet().substrate(&site_interfaces("af-xdp")));
+                let times = times?;
+                let at = |what, share| Reading::new(what, quantile(&times, share), "µs");
+                Ok(vec![at("round trip, median", 0.5), at("round trip, p99", 0.99)])
+            });
+        }
+        Ok(())
+    })
 }
 
 fn vnets(run: &mut Run) -> Result<()> {

@@ -66,6 +66,7 @@ pub const ALL: &[Experiment] = &[
     fastpath::EXPERIMENT,
     fastpath::VNETS,
     filtered::EXPERIMENT,
+    fastpath::DEAR,
     veth::EXPERIMENT,
     rtt::EXPERIMENT,
     many::PORTS,

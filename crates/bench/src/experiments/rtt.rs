@@ -31,7 +31,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 };
 
 /// Round trips of a sample, and the pause between them.
-const TRIPS: usize = 1000;
+pub(super) const TRIPS: usize = 1000;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Round trips before those that count.
@@ -94,7 +94,7 @@ fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
     })
 }
 
-fn pdp(site: &mut Site, design: &Design, attach: &str) -> Result<()> {
+pub(super) fn pdp(site: &mut Site, design: &Design, attach: &str) -> Result<()> {
     site.node.start_pdpd();
     Pdp::start(&site.node, design, &site_interfaces(attach)).map(|_| ())
 }
@@ -124,7 +124,7 @@ impl Echo {
     }
 
     /// Times of so many round trips, microseconds, sorted.
-    fn trips(&self, count: usize) -> Result<Vec<f64>> {
+    pub(super) fn trips(&self, count: usize) -> Result<Vec<f64>> {
         for _ in 0..WARM_UP {
             self.trip()?;
         }

@@ -4,18 +4,20 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pdp_container::cgroup::Cgroups;
 use pdp_e2e::{Node, eventually};
+use pdp_spec::limits::{FIELD_BYTES_MAX, FIELDS_BYTES_MAX, PUNT_FILTERS_MAX};
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{ether, outer, udp, vxlan};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 
 use super::kernel;
-use crate::site::{MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, words};
+use crate::site::{self, MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, stream, words};
 
 /// Time that a full table gets on its way to a guest, and how often it is looked for.
 const TABLE_MAX: Duration = Duration::from_secs(120);
@@ -98,6 +100,52 @@ pub struct Design {
     pub slowpath: Option<(u32, u32)>,
     /// What carries frames over `A0` and over `B0`; where several networks or ports share one, tunnels.
     pub carriers: [Carrier; 2],
+    /// Of networks whose packets the mux forwards by itself: power of it that each is guaranteed, thousandths of a
+    /// core; 0: none.
+    pub mux_power: u32,
+    /// Beside them, networks that the mux forwards for and whose frames are as dear as can be, each flooded by a
+    /// generator; and the pcap file of these ([`write_dear`]).
+    pub dear: (usize, Option<PathBuf>),
+}
+
+/// Where dear frames have zeros to their end, and how long they are, bytes.
+const DEAR_FROM: usize = 64;
+const DEAR_BYTES: usize = DEAR_FROM + FIELDS_BYTES_MAX;
+
+/// Dear frames a second in all.
+const DEAR_PPS: u64 = 1_000_000;
+
+/// Writes the frames that are dear to look at.
+pub fn write_dear(path: &Path) -> Result<()> {
+    stream(&site::few(), DEAR_BYTES).write_pcap(path, 64, &[])
+}
+
+/// As many filters as there may be, each as long as it may be, of which only the last byte is not a dear frame's.
+fn dear_vnet(number: usize) -> String {
+    let fields = FIELDS_BYTES_MAX / FIELD_BYTES_MAX;
+    let field = |at: usize| {
+        let last = if at + 1 == fields { "01" } else { "00" };
+        let value = "00".repeat(FIELD_BYTES_MAX - 1) + last;
+        format!("{{offset: {}, value: \"{value}\"}}", DEAR_FROM + at * FIELD_BYTES_MAX)
+    };
+    let fields: Vec<_> = (0..fields).map(field).collect();
+    let filter = format!("{{class: exception, match: [{}]}}", fields.join(", "));
+    let filters = vec![filter; PUNT_FILTERS_MAX].join(", ");
+    format!(
+        r#"apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: dear{number}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces: {{eth0: {{addresses: [10.0.1.1/24]}}}}
+      resources: {{memory: 64Mi, routes: 1000}}
+      dataPlane: {{kind: fastpath, punt: [{filters}]}}
+  externals: {{d: {{interface: D{number}}}}}
+  links: [{{endpoints: ["r1:eth0", "external:d"]}}]
+"#
+    )
 }
 
 impl Design {
@@ -115,6 +163,8 @@ impl Design {
             ports: 1,
             slowpath: None,
             carriers: [Carrier::Plain; 2],
+            mux_power: 0,
+            dear: (0, None),
         }
     }
 
@@ -136,6 +186,11 @@ impl Design {
         let (guests, carriers) = (vec![(1000 / vnets as u32).max(1)], [Carrier::Vxlan4; 2]);
         let plain = Self::plain(mux, guest);
         Self { guests, borrow: true, queue: QUEUE_MANY, vnets, carriers, ..plain }
+    }
+
+    /// The same without a flood of dear frames.
+    pub fn quiet(&self) -> Self {
+        Self { dear: (self.dear.0, None), ..self.clone() }
     }
 
     /// A router whose frames leave by so many ports.
@@ -196,6 +251,12 @@ impl Design {
         let beside = if mux == guest { power } else { power.saturating_sub(1000) };
         let power = 1000u32.saturating_sub(beside);
         let engines = self.engines();
+        let (dear, frames) = &self.dear;
+        let frames = frames.as_ref().map_or(String::new(), |it| {
+            format!("frames: {}, pps: {}", it.display(), DEAR_PPS / (*dear).max(1) as u64)
+        });
+        let dear = (0..*dear).map(|at| format!("    D{at}: {{generator: {{{frames}}}}}\n"));
+        let dear: String = dear.collect();
         format!(
             "apiVersion: pdp/v1
 kind: Substrate
@@ -203,7 +264,7 @@ metadata: {{name: node}}
 spec:
   mux: {{cpus: \"{mux}\", power: {power}m}}
   interfaces:
-{interfaces}  forwardingEngines:
+{interfaces}{dear}  forwardingEngines:
 {engines}"
         )
     }
@@ -234,10 +295,14 @@ spec:
         };
         let plane = match self.guests.is_empty() {
             true => {
-                let more = self.slowpath.map(|(filters, counters)| {
+                let power = match self.mux_power {
+                    0 => String::new(),
+                    power => format!("\n        power: {power}m"),
+                };
+                let slowpath = self.slowpath.map(|(filters, counters)| {
                     format!("\n        filters: {filters}\n        counters: {counters}")
                 });
-                format!("        kind: fastpath{}", more.unwrap_or_default())
+                format!("        kind: fastpath{power}{}", slowpath.unwrap_or_default())
             }
             false => format!(
                 "        power: {power}m
@@ -307,8 +372,9 @@ pub struct Pdp {
 impl Pdp {
     /// Applies it to a node whose daemon runs, with these interfaces and permanent neighbours.
     pub fn start(node: &Node, design: &Design, interfaces: &str) -> Result<Self> {
-        let vnets: Vec<String> = (0..design.vnets).map(|vnet| design.vnet(vnet)).collect();
-        node.apply(&design.substrate(interfaces));
+        let vnets = (0..design.vnets).map(|vnet| design.vnet(vnet));
+        let vnets: Vec<String> = vnets.chain((0..design.dear.0).map(dear_vnet)).collect();
+        node.apply(&design.quiet().substrate(interfaces));
         for some in vnets.chunks(VNETS_AT_ONCE) {
             node.apply(&some.join("---\n"));
         }
