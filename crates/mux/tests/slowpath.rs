@@ -549,6 +549,29 @@ fn any_protocol_is_forwarded_by_its_fields() {
     assert_adds_up(&stats_of(&mux));
 }
 
+/// What one packet asks for may take much more memory than the packet: it is done one after the other.
+#[test]
+fn what_a_program_asks_for_and_does_not_read_takes_little_memory() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (red, _mirror, [_tap, mut h1, mut h2]) =
+        slowpath(&mux, root.path(), "red", (8, COUNTERS_MAX));
+    let (program, _) = Program::start(&red);
+    let asks: Vec<_> =
+        (0..3000).map(|number| Ask::Counters { number, first: 0, count: COUNTERS_MAX }).collect();
+    let mut packet = vec![];
+    asks.iter().for_each(|ask| ask.put(&mut packet));
+    assert!(program.send(&packet));
+    eventually("it is gone", || {
+        forwards(&mut h1, &mut h2, 1);
+        engine_stats(&mux, "red").slowpath.unwrap().programs == 0
+    });
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let (_, peak) = status.split_once("VmHWM:").unwrap();
+    let peak: u64 = peak.split_whitespace().next().unwrap().parse().unwrap();
+    // In kilobytes: all of the answers are 6 GB.
+    assert!(peak < 1 << 20, "{peak} kB");
+}
+
 /// The most that there may be of everything, and the dearest: others go on, and all is counted.
 #[test]
 fn the_dearest_filters_take_their_own_time() {

@@ -46,6 +46,9 @@ const JOBS_BUSY: usize = JOBS_MAX / 2;
 /// Bytes of answers that wait to be read by a program, beyond which it is not heard.
 const BACKLOG_BYTES: usize = 256 << 10;
 
+/// Bytes of answers that go in one packet; the last of these may be as long as an answer is, 33 KB.
+const TOGETHER_BYTES: usize = 16 << 10;
+
 /// How long a program may read nothing of what waits for it, and how long it may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -137,6 +140,7 @@ impl SlowPaths {
             programs: vec![],
             jobs: VecDeque::new(),
             under_way: 0,
+            changing: 0,
             tables: 0,
             short: false,
             long: false,
@@ -166,6 +170,8 @@ struct Place {
     jobs: VecDeque<Asked>,
     /// Jobs that have not come back.
     under_way: usize,
+    /// Changes among all jobs.
+    changing: usize,
     /// Which tables the engine has; 0: none.
     tables: u64,
     /// Whether it has room for filters of this length.
@@ -184,6 +190,11 @@ struct Program {
     changes: Changes,
     wrong: Option<(u32, String)>,
     may_have_more: bool,
+    /// A packet that it sent, and how much of it was heard.
+    packet: Vec<u8>,
+    heard: usize,
+    /// It is to be told counters: that may be much, and nothing else is heard before.
+    counting: bool,
     /// Packets that wait to be read.
     backlog: VecDeque<Vec<u8>>,
     backlog_bytes: usize,
@@ -193,12 +204,15 @@ struct Program {
 }
 
 impl Program {
+    /// Tells it so with the next [`Self::flush`], in one packet with what else is to be told then, if that is short.
     fn say(&mut self, reply: &Reply) {
-        let mut packet = vec![];
-        reply.put(&mut packet);
-        self.backlog_bytes += packet.len();
-        self.backlog.push_back(packet);
-        self.flush();
+        if self.backlog.back().is_none_or(|packet| packet.len() >= TOGETHER_BYTES) {
+            self.backlog.push_back(vec![]);
+        }
+        let Some(packet) = self.backlog.back_mut() else { return };
+        let before = packet.len();
+        reply.put(packet);
+        self.backlog_bytes += packet.len() - before;
     }
 
     /// Sends what waits, as far as that goes.
@@ -225,6 +239,7 @@ impl Program {
 
     fn end(&mut self, why: &str) -> Option<String> {
         self.say(&Reply::Bye(why.into()));
+        self.flush();
         self.ended = true;
         // What is not read would have the program find its connection reset before it is told.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
@@ -238,7 +253,8 @@ impl Program {
 
     /// Whether it is to be heard.
     fn is_heard(&self) -> bool {
-        self.may_have_more && !self.ended && self.backlog_bytes < BACKLOG_BYTES
+        let has_said = self.may_have_more || self.heard < self.packet.len();
+        has_said && !self.ended && !self.counting && self.backlog_bytes < BACKLOG_BYTES
     }
 
     /// When it is taken for gone.
@@ -257,6 +273,12 @@ impl Place {
             self.desk.shared.used.load(Ordering::Relaxed)
         };
         !accepts && self.programs.is_empty() && self.under_way == 0 && self.jobs.is_empty()
+    }
+
+    /// Whether there is room for more jobs, and for what they take along.
+    fn has_room(&self) -> bool {
+        self.under_way + self.jobs.len() < JOBS_BUSY
+            && self.changing < changes_max(self.spec.filters)
     }
 
     /// Answers, accepts, reads; `number` is the place's, and `last` the last number given.
@@ -279,7 +301,7 @@ impl Place {
                 fault = program.end(why);
             }
             for _ in 0..PACKETS_AT_ONCE {
-                if !self.programs[at].is_heard() || self.under_way + self.jobs.len() >= JOBS_BUSY {
+                if !self.programs[at].is_heard() || !self.has_room() {
                     break;
                 }
                 bytes.resize(PACKET_BYTES_MAX, 0);
@@ -288,6 +310,7 @@ impl Place {
                     Err(why) => fault = self.programs[at].end(&why),
                 }
             }
+            self.programs[at].flush();
         }
         for gone in self.programs.extract_if(.., |it| it.ended) {
             let _ = epoll::delete(epoll, &gone.socket);
@@ -336,6 +359,9 @@ impl Place {
                 changes: Changes::default(),
                 wrong: None,
                 may_have_more: true,
+                packet: vec![],
+                heard: 0,
+                counting: false,
                 backlog: VecDeque::new(),
                 backlog_bytes: 0,
                 stuck: None,
@@ -353,9 +379,30 @@ impl Place {
         }
     }
 
-    /// Reads a packet of a program, if there is one, and does what it says. An error is why it is no good.
+    /// Goes on with what a program says, as far as there is room. An error is why it is no good.
     fn hear(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), String> {
         let program = &mut self.programs[at];
+        if program.heard == program.packet.len() {
+            program.read(bytes)?;
+        }
+        while self.has_room() && self.programs[at].is_heard() {
+            let program = &mut self.programs[at];
+            let mut rest = &program.packet[program.heard..];
+            let request = Request::take(&mut rest).map_err(|wrong| wrong.to_string())?;
+            program.heard = program.packet.len() - rest.len();
+            match request {
+                Some(request) => self.obey(at, request)?,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    /// Takes the next packet that it sent, if there is one.
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), String> {
+        let program = self;
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         let length = match rustix::net::recv(&program.socket, &mut *bytes, flags) {
             Ok((_, 0)) => {
@@ -373,15 +420,17 @@ impl Place {
                 return Ok(());
             }
         };
-        let mut packet = bytes
+        let packet = bytes
             .get(..length)
             .ok_or_else(|| format!("a packet of {length} bytes, {PACKET_BYTES_MAX} at most"))?;
-        while let Some(request) = Request::take(&mut packet).map_err(|wrong| wrong.to_string())? {
-            self.obey(at, request)?;
-        }
+        program.packet.clear();
+        program.packet.extend_from_slice(packet);
+        program.heard = 0;
         Ok(())
     }
+}
 
+impl Place {
     fn obey(&mut self, at: usize, request: Request) -> Result<(), String> {
         let program = &mut self.programs[at];
         let whose = program.number;
@@ -434,6 +483,7 @@ impl Place {
                     program.say(&Reply::Refused { number, id, reason });
                 } else {
                     changes.sweep = sweep;
+                    self.changing += changes.all.len();
                     self.jobs.push_back(ask(number, Job::Change(Box::new(changes))));
                 }
             }
@@ -444,6 +494,7 @@ impl Place {
                         "there are {counters} counters, and no {count} from {first} on"
                     ));
                 }
+                program.counting = true;
                 let zeros = vec![Counter::default(); count as usize];
                 self.jobs.push_back(ask(number, Job::Count(first, zeros)));
             }
@@ -458,8 +509,6 @@ impl Place {
                 self.jobs.push_back(ask(0, Job::Send { out, vport, queue, bytes }));
             }
         }
-        // What a packet asks for may be more than there is room for, but not without end.
-        self.hand_over();
         Ok(())
     }
 
@@ -532,6 +581,9 @@ impl Place {
     /// Tells a program, if it still is there, what became of its job.
     fn answer(&mut self, asked: Asked) {
         let Asked { whose, number, job } = asked;
+        if let Job::Change(changes) = &job {
+            self.changing -= changes.all.len();
+        }
         let Some(program) = self.programs.iter_mut().find(|it| it.number == whose) else { return };
         match job {
             Job::Actions(_) | Job::Short(_) | Job::Long(_) | Job::Send { .. } => {}
@@ -541,6 +593,7 @@ impl Place {
                 None => Reply::Refused { number, id: 0, reason: "there are no tables".into() },
             }),
             Job::Count(first, counters) => {
+                program.counting = false;
                 let mut parts = counters.chunks(COUNTERS_AT_ONCE).peekable();
                 let mut first = first;
                 loop {
@@ -565,8 +618,7 @@ impl Place {
 
     /// In what time it is to be looked at again at the latest.
     fn due(&self, now_ns: u64) -> Option<Duration> {
-        let busy = self.under_way + self.jobs.len() >= JOBS_BUSY;
-        if !busy && self.programs.iter().any(Program::is_heard) {
+        if self.has_room() && self.programs.iter().any(Program::is_heard) {
             return Some(Duration::ZERO);
         }
         let waits = self.listens && self.may_accept;
