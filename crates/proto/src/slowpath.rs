@@ -45,6 +45,9 @@ pub const COUNTERS_AT_ONCE: usize = 2048;
 /// Filters of one answer; more come in several.
 pub const FILTERS_AT_ONCE: usize = 256;
 
+/// Bytes of a frame that a program sends.
+pub const FRAME_BYTES_MAX: usize = 2048;
+
 /// Bytes that a result has for whoever writes the packet's header.
 pub const DATA_BYTES: usize = 16;
 

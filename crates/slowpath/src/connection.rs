@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pdp_proto::slowpath::{
-    Counter, FILTERS_MAX, Filter, PACKET_BYTES_MAX, Reply, Request, VERSION, Welcome, Wrong,
+    Counter, FILTERS_MAX, FRAME_BYTES_MAX, Filter, PACKET_BYTES_MAX, Reply, Request, VERSION,
+    Welcome, Wrong,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -15,9 +16,6 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
     send, socket_with,
 };
-
-/// Bytes of a frame.
-pub const FRAME_BYTES_MAX: usize = 2048;
 
 /// Pause before who listens is asked again, where its queue of connections is full.
 const FULL_PAUSE: Duration = Duration::from_millis(5);

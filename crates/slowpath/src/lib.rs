@@ -30,10 +30,11 @@ mod connection;
 pub mod pattern;
 
 pub use client::{Batch, SlowPath, TIMEOUT};
-pub use connection::{Change, Connection, Error, FRAME_BYTES_MAX, Way};
+pub use connection::{Change, Connection, Error, Way};
 pub use pattern::{BadPattern, Code, Match};
 pub use pdp_proto::slowpath::{
-    Action, COPIES_MAX, Counter, DATA_BYTES, Filter, NO_COUNTER, Pattern, Verdict, Welcome,
+    Action, COPIES_MAX, Counter, DATA_BYTES, FRAME_BYTES_MAX, Filter, NO_COUNTER, Pattern, Verdict,
+    Welcome,
 };
 
 /// Where the mux listens, in a control guest.

@@ -216,12 +216,13 @@ fn run(run: &mut Run) -> Result<()> {
         let (mut at, mut next) = (0, Instant::now());
         let changed = filters.clone();
         let change = move |program: &mut Program| {
-            // Each becomes another one, with the same prefix.
+            // Each becomes another one, for the same packets: what it counts at changes.
             let mut some = Vec::new();
             for _ in 0..CHANGES * TICK.as_millis() as u64 / 1000 {
                 let Request::Set(filter) = &changed[at % changed.len()] else { bail!("a filter") };
-                let priority = filter.priority + 1000 * (1 + (at / changed.len()) as u32 % 2);
-                some.push(Request::Set(Filter { priority, ..*filter }));
+                let counter = (filter.id + 1 + (at / changed.len()) as u32) % MANY as u32;
+                let action = Action { counter, ..filter.action };
+                some.push(Request::Set(Filter { action, ..*filter }));
                 some.push(program.commit(false));
                 at += 1;
             }

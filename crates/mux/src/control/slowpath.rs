@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use pdp_proto::mux::{self, Rate};
 use pdp_proto::slowpath::{
-    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, Filter, NO_COUNTER, PACKET_BYTES_MAX, Pattern,
-    Reply, Request, VERSION, Verdict, Welcome,
+    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, FRAME_BYTES_MAX, Filter, NO_COUNTER,
+    PACKET_BYTES_MAX, Pattern, Reply, Request, VERSION, Verdict, Welcome,
 };
 use pdp_wire::ether;
 use quanta::Clock;
@@ -54,9 +54,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Packets that a socket holds at most, about: the smallest ones, in the memory that the kernel gives it.
 const UNREAD_MAX: usize = 1024;
-
-/// Longest frame of a program.
-const FRAME_BYTES_MAX: usize = 2048;
 
 /// Sockets that are told of at a time.
 const EVENTS_MAX: usize = 64;
