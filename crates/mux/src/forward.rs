@@ -21,18 +21,23 @@ impl Vnet {
     /// Frames of nodes with engines, which it takes out of `batch`: those that go on leave by the ports that the engines
     /// say, the others end here.
     pub(crate) fn forward(&mut self, core: &mut Core, batch: &mut Batch) {
-        // What is left of the visit before goes first.
-        let mut frames = std::mem::replace(&mut self.late, core.scratch.batch());
+        let mut frames = core.scratch.batch();
         let goes = |packet: &Packet| {
             let here = self.ports.get(usize::from(packet.port));
             let router = here.and_then(|here| self.nodes[here.node].router.as_ref());
             router.is_some_and(|router| router.engine.is_some())
         };
-        if frames.is_empty() && batch.chunk_by(|a, b| a.port == b.port).all(|run| goes(&run[0])) {
+        if batch.chunk_by(|a, b| a.port == b.port).all(|run| goes(&run[0])) {
             // Nothing has to be moved.
             std::mem::swap(&mut frames, batch);
         } else {
             frames.extend(batch.extract_if(.., |packet| goes(packet)));
+        }
+        self.punt_filtered(core, &mut frames);
+        if !self.late.is_empty() {
+            // What is left of the visit before goes first.
+            std::mem::swap(&mut frames, &mut self.late);
+            frames.append(&mut self.late);
         }
         if frames.is_empty() {
             return core.scratch.spare.push(frames);
@@ -51,7 +56,6 @@ impl Vnet {
     /// Has engines decide on frames, and leaves those that go on, each at the port that it leaves by. Those that there is
     /// no time for wait.
     fn decide(&mut self, core: &mut Core, frames: &mut Batch) {
-        self.punt_filtered(core, frames);
         let end = core.meter.now() + FORWARD_CYCLES;
         let taken = self.waiting + self.local.len();
         let mut fates = std::mem::take(&mut core.scratch.fates_of_engines);

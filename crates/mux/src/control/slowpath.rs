@@ -234,6 +234,34 @@ impl Program {
         }
     }
 
+    /// Takes the next packet that it sent, if there is one.
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), String> {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        let length = match rustix::net::recv(&self.socket, &mut *bytes, flags) {
+            Ok((_, 0)) => {
+                self.ended = true;
+                return Ok(());
+            }
+            Ok((_, length)) => length,
+            Err(rustix::io::Errno::AGAIN) => {
+                self.may_have_more = false;
+                return Ok(());
+            }
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(_) => {
+                self.ended = true;
+                return Ok(());
+            }
+        };
+        let packet = bytes
+            .get(..length)
+            .ok_or_else(|| format!("a packet of {length} bytes, {PACKET_BYTES_MAX} at most"))?;
+        self.packet.clear();
+        self.packet.extend_from_slice(packet);
+        self.heard = 0;
+        Ok(())
+    }
+
     fn end(&mut self, why: &str) -> Option<String> {
         self.say(&Reply::Bye(why.into()));
         self.flush();
@@ -394,40 +422,7 @@ impl Place {
         }
         Ok(())
     }
-}
 
-impl Program {
-    /// Takes the next packet that it sent, if there is one.
-    fn read(&mut self, bytes: &mut [u8]) -> Result<(), String> {
-        let program = self;
-        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-        let length = match rustix::net::recv(&program.socket, &mut *bytes, flags) {
-            Ok((_, 0)) => {
-                program.ended = true;
-                return Ok(());
-            }
-            Ok((_, length)) => length,
-            Err(rustix::io::Errno::AGAIN) => {
-                program.may_have_more = false;
-                return Ok(());
-            }
-            Err(rustix::io::Errno::INTR) => return Ok(()),
-            Err(_) => {
-                program.ended = true;
-                return Ok(());
-            }
-        };
-        let packet = bytes
-            .get(..length)
-            .ok_or_else(|| format!("a packet of {length} bytes, {PACKET_BYTES_MAX} at most"))?;
-        program.packet.clear();
-        program.packet.extend_from_slice(packet);
-        program.heard = 0;
-        Ok(())
-    }
-}
-
-impl Place {
     fn obey(&mut self, at: usize, request: Request) -> Result<(), String> {
         let program = &mut self.programs[at];
         let whose = program.number;
