@@ -101,14 +101,7 @@ impl Vnet {
         if !frames.iter().zip(&fates).all(goes_on) {
             self.end_decided(core, frames, &fates);
         }
-        for port in missed.drain(..) {
-            let counters = &mut self.ports[usize::from(port)].counters;
-            counters.made += 1;
-            counters.drop(Reason::NoPacket);
-        }
-        for packet in &made {
-            self.ports[usize::from(packet.port)].counters.made += 1;
-        }
+        self.count_made(&made, &mut missed);
         frames.append(&mut made);
         core.scratch.spare.push(made);
         core.scratch.missed = missed;
@@ -165,7 +158,8 @@ impl Vnet {
         if !self.has_engines {
             return 0;
         }
-        let mut out = core.scratch.batch();
+        let (mut out, mut missed) =
+            (core.scratch.batch(), std::mem::take(&mut core.scratch.missed));
         let mut work = 0;
         for node in &mut self.nodes {
             let ports = node.ports();
@@ -174,18 +168,29 @@ impl Vnet {
             };
             let taken = self.waiting + self.local.len() + out.len();
             let room = FLOOD_FRAMES_MAX.min(core.packets.free().saturating_sub(taken));
-            let (local, out) = (&mut self.local, &mut out);
-            let mut ways = Ways { packets: &mut core.packets, ports, local, out, room };
+            let (local, out, missed) = (&mut self.local, &mut out, &mut missed);
+            let mut ways = Ways { packets: &mut core.packets, ports, local, out, missed, room };
             work += usize::from(engine.tend(core.now_ns, core.meter.clock()));
             work += usize::from(engine.obey(&mut ways, core.meter.clock()));
         }
-        for packet in &out {
-            self.ports[usize::from(packet.port)].counters.made += 1;
-        }
+        self.count_made(&out, &mut missed);
+        core.scratch.missed = missed;
         core.meter.lap(Stage::Routes, work);
         self.leave(core, &mut out);
         core.scratch.spare.push(out);
         work
+    }
+
+    /// Counts frames that were made here at their ports, and those that there was no packet for; empties `missed`.
+    fn count_made(&mut self, made: &Batch, missed: &mut Vec<u16>) {
+        for packet in made {
+            self.ports[usize::from(packet.port)].counters.made += 1;
+        }
+        for port in missed.drain(..) {
+            let counters = &mut self.ports[usize::from(port)].counters;
+            counters.made += 1;
+            counters.drop(Reason::NoPacket);
+        }
     }
 
     /// Whether frames wait for an engine's time.

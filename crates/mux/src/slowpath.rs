@@ -98,6 +98,8 @@ pub struct Ways<'a> {
     pub local: &'a mut Batch,
     /// Out of their ports.
     pub out: &'a mut Batch,
+    /// Ports of those that there was no packet for.
+    pub missed: &'a mut Vec<u16>,
     /// Packets that may be taken.
     pub room: usize,
 }
@@ -247,13 +249,14 @@ impl SlowPath {
 }
 
 impl Ways<'_> {
-    /// A frame that there is no room for is gone.
+    /// A frame of a port that the node does not have is nobody's.
     fn send(&mut self, out: bool, vport: u8, queue: u16, bytes: &[u8]) {
         let port = self.ports.start + u16::from(vport);
-        if !self.ports.contains(&port) || self.room == 0 {
+        if !self.ports.contains(&port) {
             return;
         }
-        let Some(packet) = self.packets.copy_of(bytes, 0) else { return };
+        let packet = if self.room > 0 { self.packets.copy_of(bytes, 0) } else { None };
+        let Some(packet) = packet else { return self.missed.push(port) };
         self.room -= 1;
         let way = if out { &mut *self.out } else { &mut *self.local };
         let mut packet = packet.at(port.into());
