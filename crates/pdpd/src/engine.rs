@@ -422,12 +422,17 @@ impl Engine {
             // Applied again meanwhile: what there is of it now is another's to tell.
             return Ok(Report { changes, ..Report::default() });
         }
-        let left: Vec<String> = self.keeper.unwanted(vnet).iter().map(Key::to_string).collect();
+        let with_problem =
+            |key: &Key| match self.keeper.health(key).and_then(|health| health.problem) {
+                Some(problem) => format!("{key}: {problem}"),
+                None => key.to_string(),
+            };
+        let left: Vec<String> = self.keeper.unwanted(vnet).iter().map(with_problem).collect();
         if left.is_empty() {
             self.free_numbers()?;
             return Ok(Report { changes, ..Report::default() });
         }
-        Err(Problem::internal(format!("not taken down yet: {}", left.join(", ")))
+        Err(Problem::internal(format!("not taken down yet: {}", left.join("; ")))
             .hint("it is being tried again; see the daemon's log"))
     }
 

@@ -137,6 +137,8 @@ struct Object {
     health: Option<Health>,
     /// What is under way, and since when.
     waiting: Option<(String, Instant)>,
+    /// Since when it can't be taken down.
+    stays: Option<Instant>,
     /// What was told last.
     told: String,
     /// Processes that were started and not counted yet.
@@ -229,7 +231,9 @@ impl Table {
                 let done = self.objects.get(other).is_none_or(|other| other.how == How::Done);
                 !done && steps > 0 && self.is_settled_by(other, steps - 1)
             }
-            How::Failed | How::Done => true,
+            // Of what is to go another try may come to something, as who waits would try again.
+            How::Failed => object.stays.is_none_or(|since| since.elapsed() > PATIENCE),
+            How::Done => true,
         }
     }
 
@@ -695,9 +699,13 @@ impl Keeper {
             Err(error) => {
                 let problem = words(&error);
                 tracing::warn!("{key}: {problem}");
-                object.health().problem = Some(problem);
                 object.how = How::Failed;
                 object.waiting = None;
+                object.stays = (!wanted).then(|| object.stays.unwrap_or(now));
+                if !wanted {
+                    told = Some(format!("{key}: {problem}; trying again"));
+                }
+                object.health().problem = Some(problem);
                 at = Some(match key {
                     Key::External(_) => now + EXTERNAL_PAUSE,
                     _ => object.backoff.failed(now),

@@ -682,6 +682,19 @@ fn who_wants_it_otherwise_is_not_told_of_what_failed_before() {
 }
 
 #[test]
+fn who_has_something_taken_down_waits_while_it_is_tried_again() {
+    let mut kept = Kept::with_vnets(1);
+    kept.machine.set(|inside| inside.refuses = Some(places().node("v0", "h1")));
+    let news = kept.delete("v0");
+    eventually("a try fails", || {
+        kept.keeper.problems(|key| key.to_string() == "node v0/h1").len() == 1
+    });
+    kept.machine.set(|inside| inside.refuses = None);
+    wait(&news);
+    assert_eq!(kept.keeper.unwanted("v0"), []);
+}
+
+#[test]
 fn a_number_is_not_given_again_before_all_that_bore_it_is_gone() {
     let mut kept = Kept::with_vnets(2);
     let number = |kept: &Kept, vnet: &str| kept.model.ledger.number_of(vnet);
