@@ -21,7 +21,7 @@ use crate::steal::{REPEATS_MAX, STOLEN_MAX};
 use crate::targets::{self, Standing, Target};
 
 /// What is plotted: an experiment and a kind of its figures.
-const PLOTS: [(&str, &str); 21] = [
+const PLOTS: [(&str, &str); 22] = [
     ("vnets", "of one"),
     ("ports", "of one"),
     ("veth", "rate"),
@@ -38,11 +38,12 @@ const PLOTS: [(&str, &str); 21] = [
     ("spp", "figure 8: rate out"),
     ("spp", "figure 8: waiting"),
     ("spp", "figure 9: throughput, 22 bytes"),
-    ("spp", "figure 9: throughput, 100 bytes"),
     ("spp", "figure 9: throughput, 400 bytes"),
     ("spp", "figure 9: throughput, 1400 bytes"),
     ("spp", "figure 10: round trip beside 400 bytes, mean"),
+    ("spp", "figure 10: beside 400 bytes, median"),
     ("spp", "figure 10: round trip beside 1400 bytes, mean"),
+    ("spp", "figure 10: beside 1400 bytes, median"),
 ];
 
 /// The experiment whose plots stand beside its series, and not in the report.
