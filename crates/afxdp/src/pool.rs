@@ -16,6 +16,9 @@ pub const PACKET_BYTES: usize = 2048;
 /// Bytes before a packet's contents when it comes from a socket or from [`Packet::reset`].
 pub const HEADROOM_BYTES: usize = 256;
 
+/// What headers of a link, of IP and of transport take, where they have no options.
+const HEADERS_BYTES: usize = 54;
+
 /// Packets of a pool (1 GiB).
 pub const POOL_PACKETS_MAX: usize = 1 << 19;
 
@@ -253,12 +256,15 @@ impl Packet {
         Some(&mut self.bytes_mut()[..count])
     }
 
-    /// Has the CPU fetch the first bytes of its contents, which are read soon.
+    /// Has the CPU fetch the first [`HEADERS_BYTES`] of its contents, which are read soon.
     #[inline]
     pub fn prefetch(&self) {
         let at = self.memory().as_ptr().wrapping_add(usize::from(self.offset));
         // SAFETY: a prefetch changes nothing that is seen, wherever it is.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(HEADERS_BYTES - 1).cast());
+        }
     }
 
     /// Address of the contents in the pool, as rings want it.

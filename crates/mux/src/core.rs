@@ -6,7 +6,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use pdp_ip::Forwarder;
 
+use crate::classify::PortRef;
 use crate::connections::{Connections, Dropped};
+use crate::counters::OuterReason;
 use crate::engine::Fate;
 use crate::exit::Tools;
 use crate::external::{Exits, External};
@@ -27,6 +29,8 @@ pub struct Scratch {
     pub spare: Vec<Batch>,
     /// For packets that come back.
     pub back: Batch,
+    /// For whose frames from outside are.
+    pub whose: Vec<Result<PortRef, OuterReason>>,
     /// For frames that are brought together by where they go.
     pub groups: Groups,
     /// Where a segment says that frames go.

@@ -31,8 +31,8 @@ pub enum Job {
     Short(Option<Box<Set<2>>>),
     /// The same for long ones.
     Long(Option<Box<Set<5>>>),
-    /// Changes; come back once something has become of them.
-    Change(Box<Changes>),
+    /// Commits, and how many of them are done; come back once something has become of all.
+    Commit(Vec<Commit>, usize),
     /// These counters, from the first on; comes back with what they have.
     Count(u32, Vec<Counter>),
     /// Filters from this id on; comes back with as many as there is room for, and the id where to go on, if there are more.
@@ -48,6 +48,17 @@ pub enum Job {
         /// From Ethernet's header on.
         bytes: Vec<u8>,
     },
+}
+
+/// What a program wants to come into force together.
+#[derive(Debug)]
+pub struct Commit {
+    /// The program's number for it.
+    pub number: u64,
+    /// Changes, in order.
+    pub changes: Changes,
+    /// A filter that makes no sense, and why: then nothing comes of them.
+    pub wrong: Option<(u32, String)>,
 }
 
 /// A job, and for which program.
@@ -198,7 +209,7 @@ impl SlowPath {
     }
 
     /// Goes on with a job; whether it is done.
-    fn act(&mut self, job: &mut Job, ways: &mut Ways<'_>, go_on: impl FnMut() -> bool) -> bool {
+    fn act(&mut self, job: &mut Job, ways: &mut Ways<'_>, mut go_on: impl FnMut() -> bool) -> bool {
         match job {
             Job::Actions(new) => std::mem::swap(&mut self.actions, new),
             Job::Short(new) => {
@@ -207,8 +218,17 @@ impl SlowPath {
             Job::Long(new) => {
                 self.actions.iter_mut().for_each(|it| std::mem::swap(&mut it.long, new));
             }
-            Job::Change(changes) => {
-                return self.actions.as_mut().is_none_or(|it| it.apply(changes, go_on));
+            Job::Commit(all, done) => {
+                let Some(actions) = &mut self.actions else { return true };
+                while let Some(commit) = all.get_mut(*done) {
+                    if commit.wrong.is_none() && !actions.apply(&mut commit.changes, &mut go_on) {
+                        return false;
+                    }
+                    *done += 1;
+                    if !go_on() {
+                        return *done == all.len();
+                    }
+                }
             }
             Job::Count(first, counters) => {
                 let of = self.actions.iter().flat_map(|it| &it.counters).skip(*first as usize);

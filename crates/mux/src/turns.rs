@@ -29,6 +29,7 @@
 use std::collections::VecDeque;
 use std::mem;
 
+use pdp_afxdp::prefetch;
 use pdp_proto::mux::POWER_WHOLE;
 
 /// Frames that are worth a visit.
@@ -38,8 +39,10 @@ pub const GATHER_FRAMES: usize = 32;
 pub const GATHER_NS: u64 = 50_000;
 
 /// Visits in one round in rotation, and as many beside it: where more vnets have work, each visit is to
-/// find more of it.
+/// find more of it, as long as what waits is no more than [`MANY_PART`] of the packets.
+const VISITS_FEW: usize = 4;
 const VISITS_MAX: usize = 16;
+const MANY_PART: usize = 2;
 
 /// Vnets that are passed over in one round.
 const PASSED_MAX: usize = 256;
@@ -316,6 +319,13 @@ impl<F> Turns<F> {
         if frames.is_empty() { Ok(()) } else { Err(Refused::Full) }
     }
 
+    /// Has the CPU fetch what [`Turns::give`] needs of the vnet in `slot`.
+    #[inline]
+    pub fn prefetch(&self, slot: u16) {
+        let account = self.accounts.get(usize::from(slot));
+        account.inspect(|account| prefetch(*account));
+    }
+
     /// As [`Turns::give_all`], for one.
     #[inline]
     pub fn give(
@@ -431,10 +441,11 @@ impl<F> Turns<F> {
 
     /// A round begins, at this `cycle` of the time-stamp counter.
     pub fn begin(&mut self, cycle: u64) {
-        let visits = self.rotation.len().min(VISITS_MAX);
+        let most = if self.waiting > self.packets / MANY_PART { VISITS_MAX } else { VISITS_FEW };
+        let visits = self.rotation.len().min(most);
         // Where all have a turn in each round, none is visited twice.
-        let some_wait = self.rotation.len() > VISITS_MAX || self.was_cut;
-        let beside = if some_wait { VISITS_MAX } else { 0 };
+        let some_wait = self.rotation.len() > most || self.was_cut;
+        let beside = if some_wait { most } else { 0 };
         self.left = [beside, visits, PASSED_MAX];
         let elapsed = cycle.saturating_sub(self.began).min(DEBT_MAX as u64) as i64;
         self.rest_cycles = (self.rest_cycles + elapsed / REST_PART).min(REST_CYCLES);

@@ -200,6 +200,7 @@ impl Worker {
         // Who has not finished with those of before gets no others.
         if !vnet.is_late() {
             vnet.frames_max = turns.take(slot, batch);
+            batch.iter().for_each(Packet::prefetch);
         }
         let done = vnet.visit(core, batch);
         let cycles = core.meter.now().saturating_sub(since);

@@ -261,6 +261,20 @@ fn changes_come_into_force_together_and_outlast_their_program() {
         assert!(reason.contains(why), "{reason}");
         forwards(&mut h1, &mut h2, 2);
     }
+    // Of commits that one packet brings each has its own answer, in order.
+    let commit = |number, sweep| Ask::Commit { number, sweep };
+    let wrong = filter(9, to([1; 4]), does(Verdict::Send));
+    let some = [drops(1), commit(21, false), wrong, commit(22, false), commit(23, false)];
+    program.tell(&[&some[..], &[drops(2), commit(24, false), commit(25, true)]].concat());
+    let answers = [(21, Some(1)), (22, None), (23, Some(1)), (24, Some(2)), (25, Some(0))];
+    for expected in answers {
+        let answer = match program.hear() {
+            Answer::Done { number, filters } => (number, Some(filters)),
+            Answer::Refused { number, id: 9, .. } => (number, None),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(answer, expected);
+    }
     // Filters that are alike are too many together.
     let alike: Vec<_> = (0..2000).map(drops).collect();
     let (_, reason) = program.commit(&alike, false).unwrap_err();

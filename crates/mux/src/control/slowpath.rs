@@ -27,7 +27,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
 use crate::actions::{Actions, Change, Changes, Set, changes_max};
 use crate::engine::Engine;
 use crate::police::TokenBucket;
-use crate::slowpath::{Asked, Desk, JOBS_MAX, Job};
+use crate::slowpath::{Asked, Commit, Desk, JOBS_MAX, Job};
 use crate::wake::Wake;
 
 /// Programs of a vrouter at a time.
@@ -167,7 +167,7 @@ struct Place {
     jobs: VecDeque<Asked>,
     /// Jobs that have not come back.
     under_way: usize,
-    /// Changes among all jobs.
+    /// Changes among all jobs, and commits.
     changing: usize,
     /// Which tables the engine has; 0: none.
     tables: u64,
@@ -470,13 +470,19 @@ impl Place {
             }
             Request::Remove(id) => self.change(at, Change::Remove(id))?,
             Request::Commit { number, sweep } => {
-                let mut changes = std::mem::take(&mut program.changes);
-                if let Some((id, reason)) = program.wrong.take() {
-                    program.say(&Reply::Refused { number, id, reason });
-                } else {
-                    changes.sweep = sweep;
-                    self.changing += changes.all.len();
-                    self.jobs.push_back(ask(number, Job::Change(Box::new(changes))));
+                let wrong = program.wrong.take();
+                let changes = std::mem::take(&mut program.changes);
+                let mut commit = Commit { number, changes, wrong };
+                commit.changes.sweep = sweep;
+                self.changing += commit.changes.all.len() + 1;
+                match self.jobs.back_mut() {
+                    // With those that the same packet brought before.
+                    Some(Asked { whose: before, job: Job::Commit(all, _), .. })
+                        if *before == whose =>
+                    {
+                        all.push(commit);
+                    }
+                    _ => self.jobs.push_back(ask(0, Job::Commit(vec![commit], 0))),
                 }
             }
             Request::Counters { number, first, count } => {
@@ -573,17 +579,26 @@ impl Place {
     /// Tells a program, if it still is there, what became of its job.
     fn answer(&mut self, asked: Asked) {
         let Asked { whose, number, job } = asked;
-        if let Job::Change(changes) = &job {
-            self.changing -= changes.all.len();
+        if let Job::Commit(all, _) = &job {
+            self.changing -= all.iter().map(|commit| commit.changes.all.len() + 1).sum::<usize>();
         }
         let Some(program) = self.programs.iter_mut().find(|it| it.number == whose) else { return };
         match job {
             Job::Actions(_) | Job::Short(_) | Job::Long(_) | Job::Send { .. } => {}
-            Job::Change(changes) => program.say(&match changes.result {
-                Some(Ok(filters)) => Reply::Done { number, filters },
-                Some(Err((id, why))) => Reply::Refused { number, id, reason: why.text() },
-                None => Reply::Refused { number, id: 0, reason: "there are no tables".into() },
-            }),
+            Job::Commit(all, _) => {
+                for Commit { number, changes, wrong } in all {
+                    program.say(&match (wrong, changes.result) {
+                        (Some((id, reason)), _) => Reply::Refused { number, id, reason },
+                        (None, Some(Ok(filters))) => Reply::Done { number, filters },
+                        (None, Some(Err((id, why)))) => {
+                            Reply::Refused { number, id, reason: why.text() }
+                        }
+                        (None, None) => {
+                            Reply::Refused { number, id: 0, reason: "there are no tables".into() }
+                        }
+                    });
+                }
+            }
             Job::Count(first, counters) => {
                 program.counting = false;
                 let mut parts = counters.chunks(COUNTERS_AT_ONCE).peekable();
