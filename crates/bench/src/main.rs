@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -72,6 +73,14 @@ enum Verb {
         #[arg(long)]
         json: Option<PathBuf>,
     },
+    /// Send each datagram that comes to an address on to another one; what figure 9 of `spp` has in a guest
+    #[command(hide = true)]
+    ForwardUdp {
+        /// Where datagrams come to
+        from: SocketAddr,
+        /// Where they go
+        to: SocketAddr,
+    },
     /// Write plots and REPORT.md from the results
     Report {
         /// Directory with `results/`, for `plots/` and `REPORT.md`
@@ -121,9 +130,21 @@ fn work(verb: Verb) -> Result<ExitCode> {
             let effort = Effort { rounds, quick, at, alone };
             return measure(&chosen, names.is_empty(), &effort, minutes, json);
         }
+        Verb::ForwardUdp { from, to } => forward(from, to)?,
         Verb::Report { directory } => report::write(&directory)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sends datagrams on, one by one, without end.
+fn forward(from: SocketAddr, to: SocketAddr) -> Result<()> {
+    let socket = UdpSocket::bind(from).with_context(|| from.to_string())?;
+    let mut bytes = [0; 2048];
+    loop {
+        let count = socket.recv(&mut bytes)?;
+        // What its socket has no room for is lost, as on any way.
+        let _ = socket.send_to(&bytes[..count], to);
+    }
 }
 
 /// Measures; the code says whether each experiment came to its end with results. Before a run of

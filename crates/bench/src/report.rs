@@ -21,7 +21,7 @@ use crate::steal::{REPEATS_MAX, STOLEN_MAX};
 use crate::targets::{self, Standing, Target};
 
 /// What is plotted: an experiment and a kind of its figures.
-const PLOTS: [(&str, &str); 8] = [
+const PLOTS: [(&str, &str); 21] = [
     ("vnets", "of one"),
     ("ports", "of one"),
     ("veth", "rate"),
@@ -30,6 +30,33 @@ const PLOTS: [(&str, &str); 8] = [
     ("scaling", "of linear"),
     ("links", "rate off"),
     ("links", "delay off"),
+    ("spp", "figure 5: rounds no longer than that"),
+    ("spp", "figure 7: rate in"),
+    ("spp", "figure 7: rate out, with those above"),
+    ("spp", "figure 7: waiting"),
+    ("spp", "figure 8: rate of all"),
+    ("spp", "figure 8: rate out"),
+    ("spp", "figure 8: waiting"),
+    ("spp", "figure 9: throughput, 22 bytes"),
+    ("spp", "figure 9: throughput, 100 bytes"),
+    ("spp", "figure 9: throughput, 400 bytes"),
+    ("spp", "figure 9: throughput, 1400 bytes"),
+    ("spp", "figure 10: round trip beside 400 bytes, mean"),
+    ("spp", "figure 10: round trip beside 1400 bytes, mean"),
+];
+
+/// The experiment whose plots stand beside its series, and not in the report.
+const OWN_PLOTS: &str = "spp";
+
+/// Those of them that are courses or distributions: their many points are in no table.
+const COURSES: [&str; 7] = [
+    "figure 5: rounds no longer than that",
+    "figure 7: rate in",
+    "figure 7: rate out, with those above",
+    "figure 7: waiting",
+    "figure 8: rate of all",
+    "figure 8: rate out",
+    "figure 8: waiting",
 ];
 
 /// What PdP is compared with its peers by: an experiment, a kind of its figures, and the parameters.
@@ -87,14 +114,14 @@ pub fn write(directory: &Path) -> Result<()> {
             continue;
         };
         let Some(state) = usual_state(results, what) else { continue };
-        let name = format!("{}-{}.svg", experiment, what.replace(' ', "-"));
+        let name = format!("{experiment}-{}.svg", what.replace(' ', "-").replace([':', ','], ""));
         if plot::write(&directory.join("plots").join(&name), results, what, state)? {
             drawn.push((experiment, what, name));
         }
     }
     for clean in &all {
         let path = directory.join(format!("results/{}.md", clean.results.experiment));
-        fs::write(&path, series(clean)).with_context(|| path.display().to_string())?;
+        fs::write(&path, series(clean, &drawn)).with_context(|| path.display().to_string())?;
     }
     let path = directory.join("REPORT.md");
     fs::write(&path, text(&all, &comparisons, &drawn))
@@ -136,7 +163,9 @@ fn text(all: &[Clean], comparisons: &[Comparison], plots: &[(&str, &str, String)
     let _ = standings(&mut text, all, comparisons);
     let _ = pairs(&mut text, comparisons);
     let _ = peers(&mut text, all);
-    for (experiment, what, name) in plots {
+    for (experiment, what, name) in
+        plots.iter().filter(|(experiment, _, _)| *experiment != OWN_PLOTS)
+    {
         let _ = writeln!(text, "\n![{experiment}: {what}](plots/{name})");
     }
     let _ = machines(&mut text, all);
@@ -299,7 +328,7 @@ fn index(text: &mut String, all: &[Clean]) -> fmt::Result {
 }
 
 /// The series of an experiment: one table of all figures that were measured together.
-fn series(clean: &Clean) -> String {
+fn series(clean: &Clean, plots: &[(&str, &str, String)]) -> String {
     let Clean { results, stolen, slow } = clean;
     let (name, began, seconds) = (&results.experiment, &results.began, results.seconds);
     let about = experiments::named(name).map_or("", |experiment| experiment.about);
@@ -315,6 +344,11 @@ fn series(clean: &Clean) -> String {
     }
     for figures in together(results) {
         let _ = table(&mut text, results, &figures);
+    }
+    for (experiment, what, plot) in plots {
+        if experiment == name && name == OWN_PLOTS {
+            let _ = writeln!(text, "\n![{what}](../plots/{plot})");
+        }
     }
     let mut notes: Vec<(&str, &str)> = Vec::new();
     for sample in results.samples.iter().filter(|sample| !sample.notes.is_empty()) {
@@ -341,6 +375,9 @@ fn row(group: &Group) -> (u64, State, String) {
 fn together(results: &Results) -> Vec<Vec<Figure>> {
     let mut tables: Vec<Vec<Figure>> = Vec::new();
     for (what, unit) in results.measured() {
+        if COURSES.contains(&&*what) {
+            continue;
+        }
         let own = groups(&results.samples, &what);
         let rows: BTreeSet<_> = own.iter().map(row).collect();
         let is_with = |table: &&mut Vec<Figure>| {
@@ -390,9 +427,9 @@ fn table(text: &mut String, results: &Results, figures: &[Figure]) -> fmt::Resul
         let cycles = cycles.map_or(String::new(), |cycles| spread(&cycles));
         writeln!(text, "{}", if has_cycles { format!(" {cycles} |") } else { String::new() })?;
     }
-    for figure in paper::FIGURES {
+    for figure in paper::figures(&results.experiment) {
         let paper::Figure { what, x, series, value } = figure;
-        if results.experiment == "pdp-paper" && shown.iter().any(|(shown, _, _)| shown == what) {
+        if shown.iter().any(|(shown, _, _)| shown == what) {
             writeln!(text, "\nThe paper, {what}: {series} at {x}: {value}.")?;
         }
     }
@@ -465,7 +502,7 @@ mod tests {
 
     #[test]
     fn what_was_measured_together_is_one_table() {
-        let text = series(&some()[0]);
+        let text = series(&some()[0], &[]);
         for part in [
             "| routes | series | cores | runs | rate, Mpps | cycles/packet |",
             "| 2 | pdp, two cores | near | 3 | 0.700 (0.500 to 0.800) | 100 (100 to 100) |",

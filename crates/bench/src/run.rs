@@ -86,6 +86,36 @@ impl Reading {
     }
 }
 
+/// Figures of one series at one parameter, where a measurement has several of them.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// As [`Sample::series`].
+    pub series: String,
+    /// As [`Sample::x`].
+    pub x: f64,
+    /// As [`Sample::x_unit`].
+    pub x_unit: &'static str,
+    /// The figures.
+    pub readings: Vec<Reading>,
+}
+
+/// State of the machine before and during a measurement; see [`Sample`].
+#[derive(Clone, Copy, Debug)]
+struct Meanwhile {
+    core_to_core_ns: f64,
+    core_speed: f64,
+    stolen: f64,
+}
+
+impl Meanwhile {
+    /// For progress.
+    fn words(&self) -> String {
+        let &Self { core_to_core_ns, core_speed, stolen } = self;
+        let (state, stolen) = (State::of(core_to_core_ns).word(), stolen * 100.0);
+        format!("{state}, {core_to_core_ns:.0} ns, speed {core_speed:.1}, {stolen:.0}% stolen")
+    }
+}
+
 /// A run of an experiment.
 #[derive(Debug)]
 pub struct Run {
@@ -126,6 +156,11 @@ impl Run {
             samples: run.samples,
         };
         (results, whole)
+    }
+
+    /// Whether this is the first round.
+    pub fn is_first(&self) -> bool {
+        self.round == 1
     }
 
     /// Shorter, with fewer parameters.
@@ -232,22 +267,54 @@ impl Run {
         series: &str,
         x: f64,
         x_unit: &str,
-        mut measure: impl FnMut() -> Result<T>,
+        measure: impl FnMut() -> Result<T>,
         readings: impl FnOnce(T) -> Vec<Reading>,
     ) {
-        if self.over() {
-            return;
-        }
         let what = format!("{series}, {x} {x_unit}");
+        let Some((measured, state)) = self.measure(&what, measure) else { return };
+        for reading in readings(measured) {
+            self.keep(reading, (series, x, x_unit), &state, true);
+        }
+    }
+
+    /// As [`Self::take_as`], where one measurement has figures of several series and parameters: a course, or a
+    /// distribution.
+    pub fn take_points<T>(
+        &mut self,
+        what: &str,
+        measure: impl FnMut() -> Result<T>,
+        points: impl FnOnce(T) -> Vec<Point>,
+    ) {
+        let Some((measured, state)) = self.measure(what, measure) else { return };
+        let points = points(measured);
+        let (round, rounds, count) = (self.round, self.effort.rounds, points.len());
+        eprintln!("  round {round}/{rounds}: {what}: {count} points ({})", state.words());
+        for Point { series, x, x_unit, readings } in points {
+            for reading in readings {
+                self.keep(reading, (&series, x, x_unit), &state, false);
+            }
+        }
+    }
+
+    /// Measures something, again if it was disturbed; with the machine's state meanwhile.
+    fn measure<T>(
+        &mut self,
+        what: &str,
+        mut measure: impl FnMut() -> Result<T>,
+    ) -> Option<(T, Meanwhile)> {
+        if self.over() {
+            return None;
+        }
         let (end, mut left) = (self.end, self.repeats);
         let took = Cell::new(Duration::ZERO);
         let measure_once = || {
             let start = Instant::now();
-            let cores = (self.core_to_core_ns(), self.core_speed());
+            let (core_to_core_ns, core_speed) = (self.core_to_core_ns(), self.core_speed());
             let before = Ticks::now();
-            let measured = self.attempt(&what, |_| measure())?;
+            let measured = self.attempt(what, |_| measure())?;
             took.set(start.elapsed());
-            Some(((measured, cores), Ticks::now().stolen_since(&before)))
+            let stolen = Ticks::now().stolen_since(&before);
+            Some(((measured, Meanwhile { core_to_core_ns, core_speed, stolen }), stolen))
         };
         let may_repeat = || {
             let (took, now) = (took.get(), Instant::now());
@@ -257,38 +324,46 @@ impl Run {
         };
         let kept = least_disturbed(measure_once, may_repeat);
         self.repeats = left;
-        let Some(((measured, (core_to_core_ns, core_speed)), stolen)) = kept else { return };
-        let state = State::of(core_to_core_ns);
-        for reading in readings(measured) {
+        Some(kept?.0)
+    }
+
+    /// Keeps a figure, and tells of it.
+    fn keep(
+        &mut self,
+        reading: Reading,
+        (series, x, x_unit): (&str, f64, &str),
+        meanwhile: &Meanwhile,
+        tell: bool,
+    ) {
+        if tell {
             let cycles =
                 reading.cycles.map_or(String::new(), |c| format!(", {c:.0} cycles/packet"));
             eprintln!(
-                "  round {}/{}: {what}: {} {:.3} {}{cycles} ({}, {core_to_core_ns:.0} ns, \
-                 speed {core_speed:.1}, {:.0}% stolen)",
+                "  round {}/{}: {series}, {x} {x_unit}: {} {:.3} {}{cycles} ({})",
                 self.round,
                 self.effort.rounds,
                 reading.what,
                 reading.value,
                 reading.unit,
-                state.word(),
-                stolen * 100.0,
+                meanwhile.words(),
             );
-            self.samples.push(Sample {
-                series: series.to_owned(),
-                what: reading.what.to_owned(),
-                x,
-                x_unit: x_unit.to_owned(),
-                value: reading.value,
-                unit: reading.unit.to_owned(),
-                round: self.round,
-                core_to_core_ns,
-                state,
-                core_speed,
-                stolen,
-                cycles_per_packet: reading.cycles,
-                notes: reading.notes,
-            });
         }
+        let &Meanwhile { core_to_core_ns, core_speed, stolen } = meanwhile;
+        self.samples.push(Sample {
+            series: series.to_owned(),
+            what: reading.what.to_owned(),
+            x,
+            x_unit: x_unit.to_owned(),
+            value: reading.value,
+            unit: reading.unit.to_owned(),
+            round: self.round,
+            core_to_core_ns,
+            state: State::of(core_to_core_ns),
+            core_speed,
+            stolen,
+            cycles_per_packet: reading.cycles,
+            notes: reading.notes,
+        });
     }
 
     /// How fast the slower of these cores is now.

@@ -258,7 +258,122 @@ pub fn all() -> Vec<Target> {
         ),
     ]);
     all.extend(links());
+    all.extend(fastpath());
     all
+}
+
+/// What the fast path is to do.
+fn fastpath() -> Vec<Target> {
+    use Beside::{Less, Nothing};
+    use Bound::{AtLeast, AtMost};
+    let beside = |beside, words, goal, figure, x, bound| Target {
+        words,
+        goal,
+        figure,
+        x,
+        state: None,
+        bound,
+        beside,
+    };
+    let target = |words, goal, figure, x, bound| beside(Nothing, words, goal, figure, x, bound);
+    let (fast, power) = ("pdp, fast path", "pdp, with power");
+    let many = 100_000..=100_000;
+    let of_filters = |series, what| ["fastpath-filters", series, what];
+    vec![
+        target(
+            "fast path, full table, one core",
+            "10 Mpps",
+            ["fastpath", fast, "rate"],
+            FULL,
+            AtLeast(10.0),
+        ),
+        target(
+            "the same, of the router guest on the same core",
+            "160%",
+            ["fastpath", fast, "of the guest"],
+            FULL,
+            AtLeast(160.0),
+        ),
+        target(
+            "1,024 networks of fast paths, of one's rate",
+            "85%",
+            ["fastpath-vnets", fast, "of one"],
+            1024..=1024,
+            AtLeast(85.0),
+        ),
+        beside(
+            Less("kernel"),
+            "fast path, round-trip time added at idle, against the kernel's forwarding, median",
+            "30 µs or less",
+            ["rtt", fast, "median"],
+            ANY,
+            AtMost(30.0),
+        ),
+        target(
+            "100,000 filters in one batch, until in force",
+            "under 1 s",
+            of_filters("pdp, filters", "set in one batch"),
+            many.clone(),
+            AtMost(1000.0),
+        ),
+        target(
+            "single changes of 100,000 filters",
+            "100 thousand/s",
+            of_filters("pdp, filters that change", "changes"),
+            many.clone(),
+            AtLeast(100.0),
+        ),
+        target(
+            "rate meanwhile, of that without changes",
+            "80%",
+            of_filters("pdp, filters that change", "of the same at rest"),
+            many.clone(),
+            AtLeast(80.0),
+        ),
+        target(
+            "100,000 counters of one moment, until the program has them",
+            "10 ms",
+            of_filters("pdp, counters read at rest", "time"),
+            many.clone(),
+            AtMost(10.0),
+        ),
+        target(
+            "rate while they are read five times a second, of that without",
+            "98%",
+            of_filters("pdp, counters that are read", "of the same at rest"),
+            many,
+            AtLeast(98.0),
+        ),
+        // 95 % of 0.4 cores.
+        target(
+            "a network with power 0.4 beside 8 dear ones, of what it has alone",
+            "38%: 95% of what it is guaranteed",
+            ["fastpath-dear", power, "of all there is"],
+            8..=8,
+            AtLeast(38.0),
+        ),
+        target(
+            "round trip through it meanwhile, p99",
+            "under 200 µs",
+            ["fastpath-dear", power, "round trip, p99"],
+            8..=8,
+            AtMost(200.0),
+        ),
+        target(
+            "five full queues of 30, 25, 20, 15 and 10% in any second, the worst off its part",
+            "0.5%",
+            ["spp", "pdp, all queues full", "figure 7: part off in any second, worst"],
+            ANY,
+            AtMost(0.5),
+        ),
+        target(
+            "the rate that they share, off what was asked in any second",
+            "0.5%",
+            ["spp", "pdp, all queues full", "figure 7: rate off in any second"],
+            ANY,
+            AtMost(0.5),
+        ),
+    ]
 }
 
 /// What links are to do.

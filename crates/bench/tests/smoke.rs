@@ -1,5 +1,5 @@
 //! An experiment from end to end: the kernel's generator, a peer, the sink, the results' file and the
-//! report. Needs root, and no binaries but this crate's own.
+//! report. Needs root; no binaries but this crate's own, except where a node is measured.
 
 use std::fs;
 use std::process::Command;
@@ -50,4 +50,35 @@ fn the_program_writes_results_and_a_report() {
     let series =
         fs::read_to_string(directory.path().join("bench/results/core-latency.md")).unwrap();
     assert!(series.contains("| sample | series | cores | runs | latency, ns |"), "{series}");
+}
+
+#[test]
+fn an_evaluation_has_figures_of_a_node_and_its_courses_as_plots() {
+    let directory = tempfile::tempdir().unwrap();
+    let bench = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pdp-bench"));
+        let output = command.args(arguments).current_dir(directory.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    let file = directory.path().join("bench/results/spp.json");
+    let quick = ["run", "spp", "--quick", "--rounds", "1", "--at", "5,7", "--json"];
+    bench(&[&quick[..], &[file.to_str().unwrap()]].concat());
+    let results = Results::read(&file).unwrap();
+    let values = |what: &str| -> Vec<f64> {
+        let own = results.samples.iter().filter(|sample| sample.what == what);
+        own.map(|sample| sample.value).collect()
+    };
+    // Each queue has its weight's part, in percent, whatever the machine's speed.
+    let parts = results.samples.iter().filter(|it| it.what == "figure 7: part of the output");
+    let parts: Vec<[f64; 2]> = parts.map(|sample| [sample.x, sample.value]).collect();
+    assert_eq!(parts.len(), 5, "{:?}", results.missing);
+    assert!(parts.iter().all(|[weight, part]| (weight - part).abs() < 2.0), "{parts:?}");
+    // As many busy guests as there are: each is absent for most of a round.
+    let rounds = values("figure 5: round, median");
+    assert!(rounds.len() == 3 && rounds.iter().all(|round| *round > 0.0), "{:?}", results.missing);
+    assert!(values("figure 5: rounds no longer than that").iter().all(|share| *share <= 100.0));
+    bench(&["report"]);
+    let series = fs::read_to_string(directory.path().join("bench/results/spp.md")).unwrap();
+    assert!(series.contains("](../plots/spp-figure-7-rate-in.svg)"), "{series}");
+    assert!(!series.contains("figure 7: rate in, Mb/s |"), "{series}");
 }

@@ -12,6 +12,7 @@ pub(crate) mod paper;
 mod router;
 mod rtt;
 mod schedulers;
+mod spp;
 mod veth;
 
 use std::time::Duration;
@@ -82,6 +83,7 @@ pub const ALL: &[Experiment] = &[
     many::VNETS,
     veth::LOAD,
     paper::EXPERIMENT,
+    spp::EXPERIMENT,
 ];
 
 /// The one of a name.

@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 const WARM_UP: usize = 50;
 
 /// An answer that takes longer is not waited for.
-const ANSWER_MAX: Duration = Duration::from_secs(1);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// Where machine B answers (RFC 862).
 const ECHO_PORT: u16 = 7;

@@ -166,13 +166,8 @@ impl Bed {
             self.cgroups.ensure(guest, &limits)?;
         }
         let version = self.cgroups.version();
-        let (file, usual) = match version {
-            Version::V1 => ("cpu.shares", WEIGHT_V1),
-            Version::V2 => ("cpu.weight", WEIGHT_V2),
-        };
         let weight = if let Setting::Weight(times) = setting { times } else { 1 };
-        let cgroup = format!("{}/{ROUTER}", self.site.node.cgroup());
-        write(version, &cgroup, file, usual * weight)?;
+        weigh(version, &format!("{}/{ROUTER}", self.site.node.cgroup()), weight)?;
         let real_time = setting == Setting::RealTime;
         if real_time && version == Version::V1 {
             let path = format!("{}/{ROUTER_GUEST}/guest", self.site.node.cgroup());
@@ -215,6 +210,15 @@ impl Bed {
         let at = |what, share| Reading::new(what, quantile(&times, share), "µs").notes(&*note);
         Ok(vec![at("median", 0.5), at("p99", 0.99)])
     }
+}
+
+/// Writes the usual weight, so many times, of a cgroup of the CPU controller.
+pub(super) fn weigh(version: Version, cgroup: &str, times: u64) -> Result<()> {
+    let (file, usual) = match version {
+        Version::V1 => ("cpu.shares", WEIGHT_V1),
+        Version::V2 => ("cpu.weight", WEIGHT_V2),
+    };
+    write(version, cgroup, file, usual * times)
 }
 
 /// Writes a file of a cgroup of the CPU controller.

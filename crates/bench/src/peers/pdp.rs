@@ -385,7 +385,7 @@ impl Pdp {
         neighbours.extend(design.ports().map(|p| neighbour(&p.neighbour, MAC_B, &p.device)));
         let cgroups = Cgroups::new(&node.cgroup())?;
         for vnet in 0..design.vnets {
-            batch(&cgroups, vnet, &neighbours)?;
+            batch(&cgroups, &format!("bench{vnet}"), &neighbours)?;
         }
         let substrate = node.json(&["inspect", "substrate"]);
         let mux = substrate["status"]["mux"]["pid"].as_u64().context("the mux's process")?;
@@ -416,7 +416,7 @@ impl Pdp {
         // Guests get theirs while others are given some.
         for vnet in 0..self.design.vnets {
             for some in prefixes.chunks(kernel::ROUTES_AT_ONCE) {
-                batch(&self.cgroups, vnet, &kernel::routes(some, &ways))?;
+                batch(&self.cgroups, &format!("bench{vnet}"), &kernel::routes(some, &ways))?;
             }
         }
         for vnet in 0..self.design.vnets {
@@ -448,7 +448,7 @@ fn guest_cgroups(design: &Design) -> impl Iterator<Item = String> {
 }
 
 /// Keeps all threads of a process on one CPU.
-fn keep_on(cpu: usize, process: u32) -> Result<()> {
+pub fn keep_on(cpu: usize, process: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
@@ -459,15 +459,16 @@ fn keep_on(cpu: usize, process: u32) -> Result<()> {
     Ok(())
 }
 
-/// Gives `ip -batch` in a router's network namespace these lines. `pdp exec` would start a container's process for it.
-fn batch(cgroups: &Cgroups, vnet: usize, lines: &str) -> Result<()> {
-    let router = cgroups.processes(&format!("vnets/_bench{vnet}/_r1/guest"))?;
-    let router = router.first().with_context(|| format!("bench{vnet}/r1 does not run"))?;
+/// Gives `ip -batch` in the network namespace of a virtual network's `r1` these lines. `pdp exec` would start a
+/// container's process for it.
+pub fn batch(cgroups: &Cgroups, vnet: &str, lines: &str) -> Result<()> {
+    let router = cgroups.processes(&format!("vnets/_{vnet}/_r1/guest"))?;
+    let router = router.first().with_context(|| format!("{vnet}/r1 does not run"))?;
     let mut command = Command::new("nsenter");
     command.args([&format!("--net=/proc/{router}/ns/net"), "ip", "-batch", "-"]);
     let output = pdp_e2e::run(&mut command, lines);
     let (errors, status) = (String::from_utf8_lossy(&output.stderr), output.status);
-    ensure!(status.success(), "ip -batch in bench{vnet}/r1: {status} {errors}");
+    ensure!(status.success(), "ip -batch in {vnet}/r1: {status} {errors}");
     Ok(())
 }
 

@@ -1,0 +1,259 @@
+//! Figure 5: how long a scheduling round of eight busy guests is, by how their core is shared out.
+//!
+//! Each guest looks at the clock without end and notes when it was not running. As in the paper a round is estimated as
+//! that time and the guest's own part of the core: 8/7 of it where all are alike.
+//!
+//! Limit: a guest notes no absence below [`ABSENCE_MIN_US`], which are interrupts more than other guests' turns.
+
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use pdp_container::Limits;
+use pdp_container::cgroup::{CPU_PERIOD_US, Cgroups};
+use pdp_e2e::{Node, eventually, meter};
+
+use crate::experiments::schedulers::weigh;
+use crate::peers::pdp::Design;
+use crate::run::{Point, Reading, Run};
+use crate::statistics::quantile;
+
+/// Guests, each of a network of its own.
+const GUESTS: usize = 8;
+
+/// Power of each, thousandths of a core: as in the paper, slightly less than an eighth.
+const POWER: u32 = 120;
+
+/// The shortest absence that counts.
+const ABSENCE_MIN_US: u32 = 300;
+
+/// How the core is shared out.
+#[derive(Clone, Copy, Debug)]
+enum Setting {
+    /// Quotas of [`POWER`], of so many microseconds a period.
+    Quota(u64),
+    /// No quotas; the first guest has so many times the weight of each other, and all ask for slices of so many
+    /// microseconds (0: the kernel's own).
+    Weights(u64, u64),
+}
+
+/// All, with their names.
+const SETTINGS: [(&str, Setting); 9] = [
+    ("quota, 10 ms", Setting::Quota(CPU_PERIOD_US)),
+    ("quota, 20 ms", Setting::Quota(20_000)),
+    ("quota, 50 ms", Setting::Quota(50_000)),
+    ("quota, 100 ms", Setting::Quota(100_000)),
+    ("equal weights", Setting::Weights(1, 0)),
+    ("equal weights, slice 0.5 ms", Setting::Weights(1, 500)),
+    ("equal weights, slice 2 ms", Setting::Weights(1, 2_000)),
+    ("equal weights, slice 16 ms", Setting::Weights(1, 16_000)),
+    ("one of 4 times the weight", Setting::Weights(4, 0)),
+];
+const QUICK: [usize; 3] = [0, 4, 5];
+
+/// Lengths of a round at which its distribution is told, milliseconds.
+const GRID_MS: [u32; 19] =
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024];
+
+/// What a guest runs. Whenever it is told to (SIGUSR1) it says how long its absences were since it was last, in
+/// microseconds.
+fn program() -> String {
+    format!(
+        "import signal, time
+now, absences, told = time.monotonic_ns, [], False
+def tell(*_):
+    global told
+    told = True
+signal.signal(signal.SIGUSR1, tell)
+print('busy', flush=True)
+last = now()
+while True:
+    at = now()
+    if at - last >= {ABSENCE_MIN_US}000:
+        absences.append((at - last) // 1000)
+    if told:
+        print('absences', *absences, flush=True)
+        absences, told, at = [], False, now()
+    last = at
+"
+    )
+}
+
+/// Has processes ask for slices of the scheduler (sched_setattr(2), `sched_runtime` of SCHED_OTHER; Linux 6.12 or later).
+/// Neither chrt(1) of util-linux 2.38 nor a safe library does.
+const SLICE: &str = "
+import ctypes, os, struct, sys
+SYS_SCHED_SETATTR = 314
+libc = ctypes.CDLL(None, use_errno=True)
+for pid in sys.argv[2:]:
+    attr = struct.pack('=IIQiIQQQ', 48, os.SCHED_OTHER, 0, 0, 0, int(sys.argv[1]), 0, 0)
+    if libc.syscall(SYS_SCHED_SETATTR, int(pid), attr, 0) != 0:
+        sys.exit(os.strerror(ctypes.get_errno()))
+";
+
+pub(super) fn figure(run: &mut Run) -> Result<()> {
+    let guests = Guests::start(run.cores())?;
+    let settings: Vec<_> = match run.quick() {
+        true => QUICK.iter().map(|at| SETTINGS[*at]).collect(),
+        false => SETTINGS.to_vec(),
+    };
+    let time = run.time();
+    run.rounds(|run| {
+        for (name, setting) in &settings {
+            let Some(()) = run.attempt(name, |_| guests.set(*setting)) else { continue };
+            let measure = || guests.rounds_ms(*setting, time);
+            run.take_points(name, measure, |rounds| points(name, &rounds));
+        }
+        Ok(())
+    })
+}
+
+/// Figures of sorted rounds, milliseconds.
+fn points(name: &str, rounds: &[f64]) -> Vec<Point> {
+    let point = |x: f64, x_unit, readings| Point { series: name.to_owned(), x, x_unit, readings };
+    let at = |what, share| Reading::new(what, quantile(rounds, share), "ms");
+    let whole = vec![
+        at("figure 5: round, median", 0.5),
+        at("figure 5: round, p95", 0.95),
+        at("figure 5: round, longest", 1.0),
+        Reading::new("figure 5: rounds seen", rounds.len() as f64, "rounds"),
+    ];
+    let share = |most: u32| {
+        let until = rounds.partition_point(|round| *round <= f64::from(most));
+        let value = until as f64 / rounds.len() as f64 * 100.0;
+        Reading::new("figure 5: rounds no longer than that", value, "%")
+    };
+    let of_grid = GRID_MS.iter().map(|most| point(f64::from(*most), "ms", vec![share(*most)]));
+    [point(GUESTS as f64, "guests", whole)].into_iter().chain(of_grid).collect()
+}
+
+/// The guests, on the last core.
+struct Guests {
+    node: Node,
+    cgroups: Cgroups,
+    cpu: usize,
+    processes: Vec<u32>,
+}
+
+/// Cgroup of a network, below the node's, and that of its guest.
+fn cgroups_of(guest: usize) -> [String; 2] {
+    [format!("vnets/_busy{guest}"), format!("vnets/_busy{guest}/_r1.g0")]
+}
+
+impl Guests {
+    fn start([mux, cpu]: [usize; 2]) -> Result<Self> {
+        let node = Node::start("busy");
+        // Engines of an eighth each.
+        let design =
+            Design { guests: vec![1000 / GUESTS as u32; GUESTS], ..Design::plain(mux, cpu) };
+        let program = serde_json::to_string(&program())?;
+        let vnet = |number| {
+            format!(
+                "---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: busy{number}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      dataPlane:
+        power: {POWER}m
+        program: {{attach: memif, run: [python3, /busy.py], files: {{/busy.py: {{content: {program}}}}}}}
+"
+            )
+        };
+        let vnets: String = (0..GUESTS).map(vnet).collect();
+        node.apply(&(design.substrate("    S0: {generator: {}}\n") + &vnets));
+        let cgroups = Cgroups::new(&node.cgroup())?;
+        let mut processes = Vec::new();
+        for guest in 0..GUESTS {
+            let leaf = format!("{}/guest", cgroups_of(guest)[1]);
+            eventually("a guest is busy", || node.log_of(&id(guest)).contains("busy"));
+            let programs = meter::processes("comm", "python3");
+            // Beside its first process, which waits for it.
+            let mut own = cgroups.processes(&leaf)?;
+            own.retain(|process| programs.contains(process));
+            ensure!(own.len() == 1, "{leaf} has {} processes of the program", own.len());
+            processes.extend(own);
+        }
+        Ok(Self { node, cgroups, cpu, processes })
+    }
+
+    /// Shares the core out so.
+    fn set(&self, setting: Setting) -> Result<()> {
+        let (quota, period, first, slice_us) = match setting {
+            Setting::Quota(period) => (Some(f64::from(POWER) / 1e3), period, 1, 0),
+            Setting::Weights(first, slice_us) => (None, CPU_PERIOD_US, first, slice_us),
+        };
+        let limits = Limits {
+            cpu_cores: quota,
+            cpu_period_us: Some(period),
+            cpus: Some(self.cpu.to_string()),
+            ..Limits::default()
+        };
+        for guest in 0..GUESTS {
+            let [network, own] = cgroups_of(guest);
+            self.cgroups.ensure(&own, &limits)?;
+            let times = if guest == 0 { first } else { 1 };
+            let network = format!("{}/{network}", self.node.cgroup());
+            weigh(self.cgroups.version(), &network, times)?;
+        }
+        let mut slice = Command::new("python3");
+        slice.args(["-c", SLICE, &(slice_us * 1000).to_string()]);
+        let output = pdp_e2e::run(slice.args(self.processes.iter().map(u32::to_string)), "");
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "slices of {slice_us} µs: {}", error.trim());
+        Ok(())
+    }
+
+    /// Rounds of all guests within some time, milliseconds, sorted.
+    fn rounds_ms(&self, setting: Setting, time: Duration) -> Result<Vec<f64>> {
+        self.absences()?;
+        thread::sleep(time);
+        let all = self.absences()?;
+        let first = if let Setting::Weights(first, _) = setting { first } else { 1 };
+        let sum = (first + GUESTS as u64 - 1) as f64;
+        let mut rounds = Vec::new();
+        for (guest, absences) in all.iter().enumerate() {
+            let part = if guest == 0 { first as f64 } else { 1.0 } / sum;
+            rounds.extend(absences.iter().map(|absence| absence / 1e3 / (1.0 - part)));
+        }
+        ensure!(!rounds.is_empty(), "no guest was ever absent");
+        rounds.sort_by(f64::total_cmp);
+        Ok(rounds)
+    }
+
+    /// What each guest says of its absences since the last time, microseconds.
+    fn absences(&self) -> Result<Vec<Vec<f64>>> {
+        let said = |guest| -> Vec<String> {
+            let log = self.node.log_of(&id(guest));
+            // A line that is not whole yet says nothing.
+            let whole = log.rsplit_once('\n').map_or("", |(whole, _)| whole);
+            let said = whole.lines().filter_map(|line| line.split_once("absences"));
+            said.map(|(_, said)| said.to_owned()).collect()
+        };
+        let before: Vec<usize> = (0..GUESTS).map(|guest| said(guest).len()).collect();
+        for process in &self.processes {
+            pdp_e2e::sh(&format!("kill -USR1 {process}"));
+        }
+        let mut all = Vec::new();
+        for (guest, before) in before.into_iter().enumerate() {
+            let mut now = Vec::new();
+            eventually("a guest answers", || {
+                now = said(guest);
+                now.len() > before
+            });
+            let last = now.last().context("an answer")?;
+            let absences = last.split_whitespace().map(str::parse::<f64>);
+            all.push(absences.collect::<Result<_, _>>().context("absences")?);
+        }
+        Ok(all)
+    }
+}
+
+/// By which a guest's log is found.
+fn id(guest: usize) -> String {
+    format!("busy{guest}.r1.g0")
+}
