@@ -84,12 +84,13 @@ impl PortLink {
         self.way.class().map_or(0, |class| class.of_vnet())
     }
 
-    /// How many more frames may wait in a queue of its vnet's, which has `taken` packets already. No vnet may hold more
+    /// How many more frames may wait in a queue of its vnet's, which has `taken` packets already, beside those that are set
+    /// aside. No vnet may hold more
     /// of them than it leaves free for all: n greedy ones have 1/(n+1) of the pool each, and as much stays free. And no
     /// link may hold more than its vnet could still have, and no queue more than its link: else those that are filled
     /// first leave none to the others (Choudhury and Hahne, 1998).
     fn spare(&self, taken: usize, free: usize) -> usize {
-        free.saturating_sub(taken + self.waiting())
+        free.saturating_sub(taken + self.waiting() - self.shaper.buffers().filled)
     }
 
     /// When what is held is looked at again, nanoseconds, if anything is.
@@ -189,13 +190,15 @@ impl Vnet {
                     continue;
                 }
             };
-            let spare = link.spare(self.waiting + link.beside(), core.packets.free());
-            let mark = packet.mark;
+            let taken = self.waiting - self.buffers.filled + link.beside();
+            let spare = link.spare(taken, core.packets.free());
+            let (mark, before) = (packet.mark, link.shaper.buffers());
             match link.shaper.offer(packet, core.now_ns, spare, &mut room) {
                 Offered::Go(packet) => go.push(packet),
                 Offered::Full(packet) => here.drop(core, Reason::QueueFull, packet),
                 Offered::Waits => {
                     self.waiting += 1;
+                    self.buffers.change(before, link.shaper.buffers(), &mut core.packets);
                     if link.shaper.waiting() == 1 {
                         self.timers.set(port, core.now_ns);
                     }
@@ -223,6 +226,7 @@ impl Vnet {
         let Some(link) = &mut self.ports[usize::from(port)].link else { return 0 };
         let mut frames = core.scratch.batch();
         let mut room = link.room_of_queues(core);
+        let before = link.shaper.buffers();
         let due_ns = loop {
             match link.shaper.next(core.now_ns, &mut room) {
                 Some(Ok(packet)) => frames.push(packet),
@@ -230,6 +234,7 @@ impl Vnet {
                 None => break None,
             }
         };
+        self.buffers.change(before, link.shaper.buffers(), &mut core.packets);
         let held_ns = link.look_ns(core.now_ns);
         due_ns.into_iter().chain(held_ns).for_each(|at_ns| self.timers.set(port, at_ns));
         let sent = frames.len();
@@ -327,7 +332,7 @@ impl Vnet {
                 self.timers.set(port, first.at_ns);
                 break;
             }
-            let taken = self.waiting + self.local.len() + frames.len();
+            let taken = self.waiting - self.buffers.filled + self.local.len() + frames.len();
             let room = frames.len() < LATE_FRAMES && taken < core.packets.free();
             let copy = room.then(|| core.packets.copy_of(line.bytes(&first), first.mark));
             let Some(mut packet) = copy.flatten() else {
@@ -384,7 +389,8 @@ impl Vnet {
     fn put_out_in_turn(&mut self, core: &mut Core, row: Row, frames: &mut Batch) {
         let Some(link) = &self.ports[usize::from(row.port)].link else { return };
         let (goes_first, of_vnet) = (link.held.is_empty(), link.of_vnet());
-        let count = match goes_first && self.waiting + of_vnet < core.packets.free() {
+        let taken = self.waiting - self.buffers.filled + of_vnet;
+        let count = match goes_first && taken < core.packets.free() {
             true => {
                 let mut room = link.room(core);
                 frames.iter().take_while(|packet| room.take(packet.len())).count()
@@ -470,7 +476,8 @@ impl Vnet {
                 continue;
             };
             let in_turn = link.is_in_turn();
-            let spare = link.spare(self.waiting + link.of_vnet(), core.packets.free());
+            let taken = self.waiting - self.buffers.filled + link.of_vnet();
+            let spare = link.spare(taken, core.packets.free());
             if in_turn && !(spare > 0 && link.shaper.may_hold(&link.held, &packet)) {
                 here.drop(core, Reason::QueueFull, packet);
                 continue;

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixListener;
 use anyhow::Context;
 use clap::Parser;
 use pdp_mux::control::{Mux, Settings};
+use pdp_proto::limits::POOL_PACKETS;
 
 /// The multiplexer/demultiplexer: PdP's data plane. Started by pdpd; needs no privilege.
 #[derive(Debug, Parser)]
@@ -22,7 +23,7 @@ struct Arguments {
     #[arg(long, value_delimiter = ',')]
     cpus: Vec<usize>,
     /// Packets of 2,048 bytes in the pool, shared out evenly among the workers.
-    #[arg(long, default_value_t = 32768, value_parser = clap::value_parser!(u32).range(4096..))]
+    #[arg(long, default_value_t = POOL_PACKETS, value_parser = clap::value_parser!(u32).range(4096..))]
     pool_packets: u32,
 }
 

@@ -47,7 +47,7 @@ impl Memif {
         max: usize,
         mut to: impl FnMut(Option<Packet>),
     ) -> Result<(), Fault> {
-        self.each(max.min(packets.free()), |frame| {
+        self.each(max.min(packets.at_hand()), |frame| {
             to(copy_out(&frame, packets));
             Ok(true)
         })
@@ -110,7 +110,7 @@ impl Lane for Memif {
     ) -> Result<(), Fault> {
         let untagged =
             self.vport.map(|vport| Tag { verdict: Verdict::Out, vport, last: false, trace: 0 });
-        self.each(max.min(packets.free()), |frame| {
+        self.each(max.min(packets.at_hand()), |frame| {
             let tag = match untagged {
                 Some(tag) => tag,
                 None => Tag::parse(frame.metadata())

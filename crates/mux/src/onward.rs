@@ -164,7 +164,8 @@ impl Vnet {
         packet: &Packet,
         out: &mut Batch,
     ) {
-        let Self { segments, ports, own_ports, local, waiting, .. } = self;
+        let Self { segments, ports, own_ports, local, waiting, buffers, .. } = self;
+        let waiting = *waiting - buffers.filled;
         let mut copied = 0;
         for to in segments[usize::from(at)].others(end).filter(|to| *to != last) {
             copied += 1;
@@ -172,7 +173,7 @@ impl Vnet {
             let is_own = own_ports.contains(&usize::from(to));
             // As for frames that wait for a rate.
             let waits = local.len() + out.len();
-            let room = waits < FLOOD_FRAMES_MAX && *waiting + waits < core.packets.free();
+            let room = waits < FLOOD_FRAMES_MAX && waiting + waits < core.packets.free();
             let copy = if room { core.packets.copy_of(packet.bytes(), packet.mark) } else { None };
             let Some(copy) = copy else {
                 let there = &mut ports[usize::from(to)];

@@ -4,6 +4,7 @@
 //! home by a ring that has room for all packets of that home, so that it is never full.
 
 use pdp_afxdp::{Packet, Pool};
+use pdp_proto::limits::BUFFERS_PART;
 use rtrb::{Consumer, Producer, RingBuffer};
 
 /// Frames as they are passed from stage to stage, and to and from exits. Each carries its length, its port
@@ -22,6 +23,8 @@ pub struct Packets {
     /// Free ones whose frames an AF_XDP socket has sent, taken before others: those that frames arrive in
     /// stay apart from those that they leave in, and each is in the caches of whose CPU writes it.
     sent: Vec<Packet>,
+    /// How many of them are kept for queues that have them set aside.
+    aside: usize,
     /// To each worker; `None` to this one.
     homes: Vec<Option<Producer<Packet>>>,
     /// From each worker.
@@ -37,7 +40,7 @@ impl Packets {
                 let homes = (0..workers).map(|_| None).collect();
                 let returned = (0..workers).map(|_| None).collect();
                 let free = all.drain(..share).rev().collect();
-                Self { me, share, free, sent: vec![], homes, returned }
+                Self { me, share, free, sent: vec![], aside: 0, homes, returned }
             })
             .collect();
         for from in 0..workers {
@@ -55,10 +58,28 @@ impl Packets {
         self.share
     }
 
-    /// Packets that can be taken now.
+    /// Packets that can be taken now, by whoever gives them back in the same round.
+    #[inline]
+    pub fn at_hand(&self) -> usize {
+        self.free.len() + self.sent.len()
+    }
+
+    /// Packets of these that nobody has set aside: by them it is said what may wait.
     #[inline]
     pub fn free(&self) -> usize {
-        self.free.len() + self.sent.len()
+        self.at_hand().saturating_sub(self.aside())
+    }
+
+    /// Whatever is asked for, others have their part.
+    #[inline]
+    fn aside(&self) -> usize {
+        self.aside.min(self.share / BUFFERS_PART as usize)
+    }
+
+    /// Of those that are set aside so many more are not in use now, in place of `before`.
+    #[inline]
+    pub fn set_aside(&mut self, before: usize, now: usize) {
+        self.aside = self.aside - before + now;
     }
 
     /// Takes an empty one.
@@ -129,8 +150,10 @@ impl Packets {
         }
     }
 
-    /// The free ones, to receive frames in, and how many of them are to be left if `keep` are to be of all.
+    /// The free ones, to receive frames in, and how many of them are to be left if `keep` are to be of all that nobody has
+    /// set aside.
     pub fn free_mut(&mut self, keep: usize) -> (&mut Vec<Packet>, usize) {
+        let keep = keep + self.aside();
         (&mut self.free, keep.saturating_sub(self.sent.len()))
     }
 }
@@ -153,6 +176,20 @@ mod tests {
             assert_eq!(part.free(), 4);
             assert!(part.free.iter().all(|packet| packet.number() / 4 == me));
         }
+    }
+
+    #[test]
+    fn what_is_set_aside_is_not_free_and_half_of_all_at_most() {
+        let (_pool, mut parts) = Packets::pool(1, 16).unwrap();
+        let part = &mut parts[0];
+        part.set_aside(0, 5);
+        assert_eq!((part.free(), part.at_hand(), part.free_mut(3).1), (11, 16, 8));
+        part.set_aside(2, 0);
+        assert_eq!(part.free(), 13);
+        part.set_aside(0, 100);
+        assert_eq!((part.free(), part.at_hand()), (8, 16));
+        let taken: Vec<_> = (0..10).filter_map(|_| part.take()).collect();
+        assert_eq!((part.free(), part.at_hand(), taken.len()), (0, 6, 10));
     }
 
     #[test]

@@ -19,6 +19,8 @@ use pdp_proto::limits::{OVERHEAD_BYTES_MAX, QUEUES_MAX, WEIGHT_MAX};
 use pdp_proto::mux::{self, Leaving, QueueStats};
 use pdp_wire::ecn;
 
+use crate::packets::Packets;
+
 /// Bytes of the longest frame as it counts.
 const FRAME_BYTES_MAX: u64 = 2048 + OVERHEAD_BYTES_MAX as u64;
 
@@ -35,11 +37,48 @@ const NONE: u32 = u32::MAX;
 /// Values of a DSCP (RFC 2474 section 3).
 const DSCPS: usize = 64;
 
+/// Packets that queues have set aside for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Buffers {
+    /// How many.
+    pub reserved: usize,
+    /// How many of them frames are in.
+    pub filled: usize,
+}
+
+impl Buffers {
+    /// Those that no frame is in.
+    #[inline]
+    pub fn left(self) -> usize {
+        self.reserved - self.filled
+    }
+
+    /// Those of both.
+    pub fn and(self, other: Self) -> Self {
+        Self { reserved: self.reserved + other.reserved, filled: self.filled + other.filled }
+    }
+
+    /// Those that are not `other`'s, which are among them.
+    pub fn without(self, other: Self) -> Self {
+        Self { reserved: self.reserved - other.reserved, filled: self.filled - other.filled }
+    }
+
+    /// Of some among these, that frames are in as `before`, frames are in as `now`.
+    #[inline]
+    pub fn change(&mut self, before: Self, now: Self, packets: &mut Packets) {
+        if before.filled != now.filled {
+            packets.set_aside(before.left(), now.left());
+            self.filled = self.filled - before.filled + now.filled;
+        }
+    }
+}
+
 /// The queues of one end.
 #[derive(Debug)]
 pub struct Queues {
     queues: Box<[Queue]>,
-    /// Their numbers in the order of their keys.
+    /// What each is known by when there are others, of its name; and their numbers in the order of these.
+    keys: Box<[u64]>,
     by_key: Box<[u16]>,
     /// The queue of each DSCP.
     of_dscp: [u16; DSCPS],
@@ -49,6 +88,9 @@ pub struct Queues {
     places: Vec<Place>,
     free: u32,
     waiting: usize,
+    /// Packets that are set aside for these queues, and how many of them frames are in.
+    reserved: u32,
+    filled: u32,
     /// The ring: the queue whose turn it is, and the last one; how many there are, and the sum of their weights.
     turn: u32,
     last: u32,
@@ -71,8 +113,6 @@ struct Place {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Queue {
-    /// Knows it again when there are others: of its name.
-    key: u64,
     sent: u64,
     sent_bytes: u64,
     dropped: u64,
@@ -88,9 +128,11 @@ struct Queue {
     bytes_max: u32,
     frames_max: u16,
     weight: u16,
+    /// Packets that are set aside for it.
+    buffers: u16,
 }
 
-/// All that an empty queue takes: 65,536 of them are 4 MiB.
+/// All that an empty queue takes, beside its key: 65,536 of them are 4 MiB.
 const _: () = assert!(size_of::<Queue>() == 64);
 
 impl Queue {
@@ -103,7 +145,6 @@ impl Queue {
         let bytes_max =
             if bytes == 0 { u32::MAX } else { u32::try_from(bytes).unwrap_or(u32::MAX) };
         Self {
-            key: key(&spec.name),
             sent: 0,
             sent_bytes: 0,
             dropped: 0,
@@ -116,7 +157,13 @@ impl Queue {
             bytes_max,
             frames_max: u16::try_from(frames).unwrap_or(u16::MAX),
             weight: u16::try_from(spec.weight.max(1)).unwrap_or(u16::MAX),
+            buffers: u16::try_from(spec.buffers).unwrap_or(u16::MAX),
         }
+    }
+
+    /// How many of the packets that are set aside for it frames are in.
+    fn filled(&self) -> u32 {
+        self.frames.min(self.buffers.into())
     }
 }
 
@@ -141,16 +188,21 @@ impl Queues {
             }
         }
         let queues: Box<[_]> = spec.iter().map(|queue| Queue::new(queue, leaving)).collect();
+        let keys: Box<[_]> = spec.iter().map(|queue| key(&queue.name)).collect();
         let mut by_key: Box<[u16]> = (0..).take(queues.len()).collect();
-        by_key.sort_unstable_by_key(|at| queues[usize::from(*at)].key);
+        by_key.sort_unstable_by_key(|at| keys[usize::from(*at)]);
+        let reserved = queues.iter().map(|queue| u32::from(queue.buffers)).sum();
         Some(Box::new(Self {
             queues,
+            keys,
             by_key,
             of_dscp,
             overhead_bytes: leaving.overhead_bytes,
             places: vec![],
             free: NONE,
             waiting: 0,
+            reserved,
+            filled: 0,
             turn: NONE,
             last: NONE,
             count: 0,
@@ -166,6 +218,11 @@ impl Queues {
         self.waiting
     }
 
+    /// Packets that are set aside for these queues, and how many of them frames are in.
+    pub fn buffers(&self) -> Buffers {
+        Buffers { reserved: self.reserved as usize, filled: self.filled as usize }
+    }
+
     /// The queue that a frame is for: the one that was chosen for it, or else that of its DSCP.
     #[inline]
     pub fn choose(&self, packet: &Packet) -> usize {
@@ -175,14 +232,16 @@ impl Queues {
         }
     }
 
-    /// Whether one more frame may wait in this queue: always one, and as many as have room in it. It has no more than
-    /// `spare` then: packets that its vnet could still have, so that a queue that is filled leaves some to the others.
+    /// Whether one more frame may wait in this queue: always one, and as many as have room in it. Beside those that packets
+    /// are set aside for it has no more than `spare` then: packets that its vnet could still have, so that a queue that is
+    /// filled leaves some to the others.
     pub fn has_room(&self, queue: usize, packet: &Packet, spare: usize) -> bool {
         let here = &self.queues[queue];
         let frames = u64::from(here.frames) + 1;
         let bytes = u64::from(here.bytes) + packet.len() as u64;
         let fits = frames == 1 || self.as_counted(frames, bytes) <= here.bytes_max.into();
-        frames <= here.frames_max.into() && fits && frames <= spare as u64
+        let shared = frames.saturating_sub(here.buffers.into());
+        frames <= here.frames_max.into() && fits && shared <= spare as u64
     }
 
     fn as_counted(&self, frames: u64, bytes: u64) -> u64 {
@@ -221,6 +280,7 @@ impl Queues {
             None => here.first = at,
         }
         here.last = at;
+        self.filled += u32::from(here.frames < here.buffers.into());
         (here.frames, here.bytes) = (here.frames + 1, here.bytes + bytes);
         self.waiting += 1;
         if here.frames == 1 {
@@ -268,6 +328,7 @@ impl Queues {
         here.deficit -= (counted as u32) << FRACTION_BITS;
         (here.frames, here.bytes) = (here.frames - 1, here.bytes - bytes as u32);
         (here.sent, here.sent_bytes) = (here.sent + 1, here.sent_bytes + bytes as u64);
+        self.filled -= u32::from(here.frames < here.buffers.into());
         self.waiting -= 1;
         if let Some(packet) = &packet {
             packet.prefetch();
@@ -317,8 +378,8 @@ impl Queues {
     pub fn take_over(&mut self, old: &mut Self) {
         (self.places, self.free) = (mem::take(&mut old.places), old.free);
         self.waiting = mem::take(&mut old.waiting);
-        for was in &mut old.queues {
-            let Some(at) = self.find(was.key) else { continue };
+        for (was, key) in old.queues.iter_mut().zip(&old.keys) {
+            let Some(at) = self.find(*key) else { continue };
             let here = &mut self.queues[at];
             if here.frames == 0 {
                 (here.first, here.last) = (was.first, was.last);
@@ -339,19 +400,21 @@ impl Queues {
         // In the order in which they stood there. What the first one has of others is in the ring once.
         let mut next = old.turn;
         while let Some(was) = old.queues.get(next as usize) {
-            let at = self.find(was.key).unwrap_or(0);
+            let at = self.find(old.keys[next as usize]).unwrap_or(0);
             if !self.is_in_ring(at) {
                 self.enter(at);
             }
             next = was.next;
         }
-        let key = |all: &Self| all.queues.get(all.turn as usize).map(|turn| turn.key);
+        let key = |all: &Self| all.keys.get(all.turn as usize).copied();
         self.has_quantum = old.has_quantum && key(self) == key(old);
+        self.filled = self.queues.iter().map(Queue::filled).sum();
+        old.filled = 0;
     }
 
     /// The queue with this key.
     fn find(&self, key: u64) -> Option<usize> {
-        let found = self.by_key.binary_search_by_key(&key, |at| self.queues[usize::from(*at)].key);
+        let found = self.by_key.binary_search_by_key(&key, |at| self.keys[usize::from(*at)]);
         found.ok().map(|at| self.by_key[at].into())
     }
 
@@ -417,12 +480,17 @@ mod tests {
 
     proptest! {
         /// Against a list for each queue: frames of one keep their order, none is lost or made up, and something goes
-        /// as long as something waits, whatever queues come and go.
+        /// as long as something waits, whatever queues come and go; and what is set aside for one has room, and no other
+        /// frame.
         #[test]
         fn each_queue_is_a_queue(steps in prop::collection::vec(step(), 1..300)) {
             let (_pool, mut free) = Pool::new(steps.len()).unwrap();
+            let buffers_of = |weight: u32| weight as usize % 5;
             let of = |all: &[(u8, u32)]| {
-                let spec: Vec<_> = all.iter().map(|(name, it)| queue(&name.to_string(), *it)).collect();
+                let queue = |(name, weight): &(u8, u32)| mux::Queue {
+                    frames: 12, buffers: buffers_of(*weight) as u32, ..queue(&name.to_string(), *weight)
+                };
+                let spec: Vec<_> = all.iter().map(queue).collect();
                 *Queues::of(&spec, &Leaving { overhead_bytes: 24, ..Leaving::default() }).unwrap()
             };
             let mut names = vec![(0, 1)];
@@ -432,7 +500,13 @@ mod tests {
                 match step {
                     Step::Put(at, bytes) => {
                         let at = usize::from(at) % names.len();
-                        queues.put(at, sized(free.pop().unwrap(), bytes, mark));
+                        let packet = sized(free.pop().unwrap(), bytes, mark);
+                        let waits = model.get(&names[at].0).map_or(0, VecDeque::len);
+                        for spare in 0..14 {
+                            let fits = waits < 12 && waits < buffers_of(names[at].1) + spare;
+                            prop_assert_eq!(queues.has_room(at, &packet, spare), fits);
+                        }
+                        queues.put(at, packet);
                         model.entry(names[at].0).or_default().push_back(mark);
                     }
                     Step::Pop => {
@@ -463,6 +537,11 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(queues.waiting(), model.values().map(VecDeque::len).sum::<usize>());
+                let filled = names.iter().map(|(name, weight)| {
+                    model.get(name).map_or(0, VecDeque::len).min(buffers_of(*weight))
+                });
+                let reserved = names.iter().map(|it| buffers_of(it.1)).sum();
+                prop_assert_eq!(queues.buffers(), Buffers { reserved, filled: filled.sum() });
             }
         }
 

@@ -9,7 +9,7 @@ use pdp_proto::mux::{self, Leaving, QueueStats, Rate};
 
 use crate::class::Room;
 use crate::police::TokenBucket;
-use crate::queues::Queues;
+use crate::queues::{Buffers, Queues};
 
 /// How far a shaper may run ahead, as time at its rate: what a worker may sleep too long.
 pub const SHAPER_BURST_NS: u64 = 2_000_000;
@@ -110,6 +110,12 @@ impl Shaper {
     /// Frames that wait.
     pub fn waiting(&self) -> usize {
         self.queues.as_ref().map_or(self.queue.len(), |queues| queues.waiting())
+    }
+
+    /// What its queues have set aside for them.
+    #[inline]
+    pub fn buffers(&self) -> Buffers {
+        self.queues.as_ref().map_or_else(Buffers::default, |queues| queues.buffers())
     }
 
     /// Whether everything that is offered may go at once, and nothing is to be counted.

@@ -751,6 +751,36 @@ mod tests {
         assert!(got[3].0 > 0.02, "{got:?}");
     }
 
+    /// Where many have frames all the time, a visit finds many, as long as there is room for those that wait.
+    #[test]
+    fn visits_to_many_find_many_frames_and_none_is_lost() {
+        for (vnets, least) in [(64, 20), (256, 20), (1024, 12)] {
+            let mut turns: Turns<u32> = Turns::new(PACKETS);
+            (0..vnets).for_each(|slot| turns.put(slot, 1, 10, 0));
+            let mut arriving = (0..vnets).cycle();
+            let (mut cycle, mut visits, mut found, mut frames) = (0, 0, 0, vec![]);
+            for round in 0..4_000 {
+                for slot in arriving.by_ref().take(256) {
+                    let free = PACKETS - turns.waiting;
+                    assert!(turns.give((slot, 1), free, ns(cycle), 0).is_ok(), "of {vnets}");
+                }
+                cycle += ROUND_COSTS;
+                let now_ns = ns(cycle);
+                turns.begin(cycle);
+                while let Some(slot) = turns.next(now_ns, true) {
+                    turns.take(slot, &mut frames);
+                    let cycles = frames.len() as u64 * 200 + 2_000;
+                    cycle += cycles;
+                    turns.charge(slot, cycles, frames.len());
+                    (visits, found) =
+                        if round < 2_000 { (0, 0) } else { (visits + 1, found + frames.len()) };
+                    frames.clear();
+                }
+            }
+            assert!(found / visits >= least, "{} in a visit to each of {vnets}", found / visits);
+        }
+    }
+
     /// However dear frames are, a round is over soon: what came meanwhile is seen.
     #[test]
     fn rounds_are_short_however_dear_frames_are() {

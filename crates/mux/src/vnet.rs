@@ -24,6 +24,7 @@ use crate::order::Order;
 use crate::packets::Batch;
 use crate::peer::{Guest, Silence};
 use crate::police::TokenBucket;
+use crate::queues::Buffers;
 use crate::segment::Segment;
 use crate::shape::{Held, LOCAL_RATE, Shaper};
 use crate::timers::Timers;
@@ -94,6 +95,8 @@ pub struct Vnet {
     pub(crate) timers: Timers,
     /// Frames waiting in all vlinks.
     pub(crate) waiting: usize,
+    /// What all queues of its have set aside for them.
+    pub(crate) buffers: Buffers,
     /// Whose frames are taken next.
     pub(crate) source: Source,
     /// When it was last looked whether its guests complete anything, nanoseconds.
@@ -228,6 +231,11 @@ impl Port {
         self.link.as_ref().map_or(0, PortLink::waiting)
     }
 
+    /// What its queues have set aside for them.
+    fn buffers(&self) -> Buffers {
+        self.link.as_ref().map_or_else(Buffers::default, |link| link.shaper.buffers())
+    }
+
     /// Counters of its queues, from one of them on.
     pub(crate) fn queues(&self, from: usize) -> impl Iterator<Item = QueueStats> {
         self.link.iter().flat_map(move |link| link.shaper.stats(from))
@@ -349,6 +357,7 @@ impl Vnet {
             late: vec![],
             timers: Timers::default(),
             waiting: 0,
+            buffers: Buffers::default(),
             source: Source::default(),
             checked_ns: 0,
             busy_ns: 0,
@@ -390,6 +399,7 @@ impl Vnet {
         for vlink in &spec.vlinks {
             vnet.add_segment(vlink);
         }
+        vnet.buffers = vnet.ports.iter().map(Port::buffers).fold(Buffers::default(), Buffers::and);
         vnet
     }
 
@@ -495,11 +505,15 @@ impl Vnet {
         self.used_cycles = old.used_cycles;
         let changed = self.changed.take().filter(|_| self.ports.len() == old.ports.len());
         let same_ports = changed.is_some();
+        let buffers = old.buffers;
         if let Some(changed) = changed {
             mem::swap(&mut self.ports, &mut old.ports);
+            self.buffers = buffers;
             for at in changed.into_iter().map(usize::from) {
+                self.buffers = self.buffers.without(self.ports[at].buffers());
                 mem::swap(&mut self.ports[at], &mut old.ports[at]);
                 take_over_port(&mut self.ports[at], &mut old.ports[at], core);
+                self.buffers = self.buffers.and(self.ports[at].buffers());
             }
         }
         let has_engine = |packet: &mut Packet| {
@@ -555,11 +569,14 @@ impl Vnet {
         if same_ports {
             self.timers = mem::take(&mut old.timers);
         } else {
+            let ports = self.ports.iter().map(Port::buffers);
+            self.buffers = ports.fold(Buffers::default(), Buffers::and);
             let waits = self.ports.iter().zip(0..).filter(|(port, _)| port.in_flight() > 0);
             waits.for_each(|(_, at)| self.timers.set(at, core.now_ns));
         }
         let waiting = |at| self.ports[usize::from(at)].waiting();
         self.waiting = self.timers.numbers().map(waiting).sum();
+        core.packets.set_aside(buffers.left(), self.buffers.left());
     }
 
     /// The same for what segments have learned. Of most, and of most of their ends, the order is the same in both.
@@ -593,8 +610,14 @@ impl Vnet {
         }
     }
 
+    /// It is in use: what its queues have set aside is kept for them.
+    pub fn begin(&self, core: &mut Core) {
+        core.packets.set_aside(0, self.buffers.left());
+    }
+
     /// Ends all of it; what is left is as in [`Vnet::take_over`].
     pub fn end(&mut self, core: &mut Core) {
+        core.packets.set_aside(self.buffers.left(), 0);
         core.packets.give_all(&mut self.local);
         core.packets.give_all(&mut self.late);
         for node in &mut self.nodes {

@@ -255,8 +255,9 @@ impl Worker {
         }
         match (&mut new, &mut old) {
             (Some(new), Some(old)) => new.take_over(old, &mut self.core),
+            (Some(new), None) => new.begin(&mut self.core),
             (None, Some(old)) => old.end(&mut self.core),
-            (_, None) => {}
+            (None, None) => {}
         }
         self.vnets[at] = new;
         if let Some(vnet) = &self.vnets[at] {
@@ -379,7 +380,7 @@ impl Worker {
     /// Counters.
     pub fn stats(&self) -> WorkerStats {
         WorkerStats {
-            free_packets: self.core.packets.free() as u64,
+            free_packets: self.core.packets.at_hand() as u64,
             stages: self.core.meter.stats(),
             ..self.stats.clone()
         }

@@ -78,6 +78,7 @@ fn queues() -> impl Strategy<Value = Vec<Queue>> {
             weight,
             frames,
             bytes,
+            buffers: weight % 10,
             dscp: if name == 3 { vec![0] } else { vec![] },
         };
         all.into_iter().map(queue).collect()

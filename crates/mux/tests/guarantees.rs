@@ -451,7 +451,7 @@ fn parts_and_capacity_change_with_nothing_lost_that_waits() {
 }
 
 fn queue(name: &str, weight: u32, frames: u32, dscp: &[u8]) -> Queue {
-    Queue { name: name.into(), weight, frames, bytes: 0, dscp: dscp.into() }
+    Queue { name: name.into(), weight, frames, bytes: 0, buffers: 0, dscp: dscp.into() }
 }
 
 impl Lab {

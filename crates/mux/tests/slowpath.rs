@@ -638,3 +638,39 @@ fn the_dearest_filters_take_their_own_time() {
     assert!(came > 0);
     assert_adds_up(&stats_of(&mux));
 }
+
+/// As many as a node may have: eight vrouters, all that each may, in one batch each.
+#[test]
+fn a_node_has_a_million_filters() {
+    const VROUTERS: u32 = 8;
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let drops = |id: u32| {
+        let [_, high, middle, low] = id.to_be_bytes();
+        filter(id, to([10, 3 + high, middle, low]), does(Verdict::Drop))
+    };
+    let all: Vec<_> = (0..FILTERS_MAX).map(drops).collect();
+    let mut vrouters: Vec<_> = (0..VROUTERS)
+        .map(|at| slowpath(&mux, root.path(), &format!("v{at}"), (FILTERS_MAX, 0)))
+        .collect();
+    let programs: Vec<_> = vrouters
+        .iter()
+        .map(|(vnet, ..)| {
+            let (mut program, _) = Program::start(vnet);
+            assert_eq!(program.commit(&all, true), Ok(FILTERS_MAX));
+            program
+        })
+        .collect();
+    let mut bytes = 0;
+    for (vnet, _, [_, h1, h2]) in &mut vrouters {
+        for id in [0, FILTERS_MAX - 1] {
+            let [_, high, middle, low] = id.to_be_bytes();
+            assert!(h1.out(0, &packet([10, 3 + high, middle, low], 1)));
+        }
+        forwards(h1, h2, 2);
+        eventually("dropped", || dropped(&node_stats(&mux, &vnet.name, "r1"), "filtered") == 2);
+        bytes += engine_stats(&mux, &vnet.name).slowpath.unwrap().memory_bytes;
+    }
+    // What the quota counts for each is more.
+    assert!(bytes / u64::from(VROUTERS * FILTERS_MAX) < 300, "{bytes} bytes");
+    drop(programs);
+}

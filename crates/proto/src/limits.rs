@@ -44,9 +44,14 @@ pub const PUNT_FILTERS_MAX: usize = 64;
 /// each frame.
 pub const PATTERN_BYTES_MAX: usize = 256;
 
-/// Frames that may wait in each direction of a vlink: an eighth of the packets that a mux has unless it
-/// is told otherwise.
-pub const QUEUE_FRAMES_MAX: u32 = 4096;
+/// Packets that a mux has unless it is told otherwise, in equal parts for its workers.
+pub const POOL_PACKETS: u32 = 32_768;
+
+/// The part of a worker's packets that queues can have set aside for them.
+pub const BUFFERS_PART: u32 = 2;
+
+/// Frames that may wait in each direction of a vlink: an eighth of [`POOL_PACKETS`].
+pub const QUEUE_FRAMES_MAX: u32 = POOL_PACKETS / 8;
 
 /// Stations on links of a router that one of its forwarding guests has the kernel ask for at a time (3 s).
 /// Each is an entry of the kernel's neighbour table, which all networks of a machine share.
@@ -58,7 +63,7 @@ pub const ANSWERED_MAX: usize = 2048;
 /// Queues of one end of a vlink.
 pub const QUEUES_MAX: usize = 4096;
 
-/// Queues of all ends of a vnet. Each takes 66 bytes of the mux when it is empty, and what is said of it.
+/// Queues of all ends of a vnet. Each takes 74 bytes of the mux when it is empty, and what is said of it.
 pub const VNET_QUEUES_MAX: usize = 65_536;
 
 /// Bytes that may wait in one of them: as many as the longest frames that may have.

@@ -619,9 +619,17 @@ pub struct Queue {
     pub frames: u32,
     /// See `frames`.
     pub bytes: u64,
+    /// Packets that are set aside for it: so many frames may wait in it whatever others have, where there is room for
+    /// them in it.
+    #[serde(default, skip_serializing_if = "is_none_set_aside")]
+    pub buffers: u32,
     /// Frames of these DSCPs are for it, unless another one was chosen for them. The first queue has all that is for none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dscp: Vec<u8>,
+}
+
+fn is_none_set_aside(buffers: &u32) -> bool {
+    *buffers == 0
 }
 
 /// What a vlink is to be at which time.

@@ -140,6 +140,10 @@ pub const QUEUES_MAX: usize = mux::QUEUES_MAX;
 pub const VNET_QUEUES_MAX: usize = mux::VNET_QUEUES_MAX;
 /// Memory of the mux for an empty queue, bytes, beside what is said of it.
 pub const QUEUE_MEMORY_BYTES: u64 = 128;
+/// Packets that the mux has, in equal parts for its workers.
+pub const POOL_PACKETS: u32 = mux::POOL_PACKETS;
+/// The part of one worker's that queues can have set aside for them.
+pub const BUFFERS_PART: u32 = mux::BUFFERS_PART;
 /// Bytes that may wait in one queue; the mux's bound.
 pub const QUEUE_BYTES_MAX: u64 = mux::QUEUE_BYTES_MAX;
 /// Highest DSCP; the mux's bound.
@@ -204,6 +208,8 @@ pub const TENANT_IMAGES_DEFAULT: u64 = 4 << 30;
 pub const TENANT_DESCRIPTORS_DEFAULT: u64 = 1024;
 /// See [`TENANT_VNETS_DEFAULT`].
 pub const TENANT_REGIONS_DEFAULT: u64 = 512;
+/// See [`TENANT_VNETS_DEFAULT`]: an eighth of what one worker can set aside.
+pub const TENANT_BUFFERS_DEFAULT: u64 = 2048;
 /// Bytes of one file of a process's log; it has two. The daemon's tests hold this against what it sets.
 pub const LOG_BYTES_MAX: u64 = 4 << 20;
 /// Regions of memory of one memif connection of a program that is not on the runtime.

@@ -167,6 +167,12 @@ pub struct LinkQueue {
     /// What may wait in it; more is dropped. Not given: as the link's `queue` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<Length>,
+    /// Packets of the mux that are set aside for it, so that as many frames may wait in it whatever others have waiting.
+    /// No more than its length; all queues of a node together have half of the packets of one of the mux's workers. Not
+    /// given: none, and it shares what there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = QUEUE_FRAMES_MAX))]
+    pub buffers: Option<u32>,
     /// DSCPs of IP packets that are for it, each of one queue at most. The first queue of an end has all frames that are
     /// for none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -183,7 +189,8 @@ impl LinkQueue {
             Some(Length::Bytes(bytes)) => (QUEUE_FRAMES_MAX, bytes.0),
         };
         let (name, dscp) = (self.name.clone(), self.dscp.clone());
-        mux::Queue { name, weight: self.weight.unwrap_or(1), frames, bytes, dscp }
+        let (weight, buffers) = (self.weight.unwrap_or(1), self.buffers.unwrap_or(0));
+        mux::Queue { name, weight, frames, bytes, buffers, dscp }
     }
 }
 
@@ -209,11 +216,21 @@ impl Link {
         all.map(LinkQueue::told).collect()
     }
 
+    /// Those of all ends, each end's by themselves.
+    fn all_queues(&self) -> impl Iterator<Item = &Vec<LinkQueue>> {
+        let at = |end| self.at.get(end).and_then(|at| at.queues.as_ref()).or(self.queues.as_ref());
+        self.endpoints.iter().filter(|end| self.has_leaving(end)).filter_map(at)
+    }
+
     /// How many there are at all ends.
     pub fn queues_count(&self) -> usize {
-        let at = |end| self.at.get(end).and_then(|at| at.queues.as_ref()).or(self.queues.as_ref());
-        let ends = self.endpoints.iter().filter(|end| self.has_leaving(end));
-        ends.filter_map(at).map(Vec::len).sum()
+        self.all_queues().map(Vec::len).sum()
+    }
+
+    /// Packets of the mux that they have set aside.
+    pub fn buffers(&self) -> u64 {
+        let each = self.all_queues().flatten().filter_map(|queue| queue.buffers);
+        each.map(u64::from).sum()
     }
 
     /// Whether frames leave by this end, so that it matters how: not by an external that a node's interface is joined

@@ -278,6 +278,11 @@ impl Mux {
         let all = self.power().0 / FASTPATH_POWER_PART;
         (Cores(all), Cores(all / self.workers.max(1)))
     }
+
+    /// How many packets queues of all virtual networks can have set aside: as many as there are wherever these are.
+    pub fn buffers(&self) -> u64 {
+        u64::from(POOL_PACKETS / self.workers.max(1) / BUFFERS_PART)
+    }
 }
 
 fn one_worker() -> u32 {
@@ -418,6 +423,9 @@ pub struct Quota {
     /// 512.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub regions: Option<u32>,
+    /// Packets of the mux that queues of links have set aside (`buffers`). Not given: 2048.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub buffers: Option<u32>,
     /// Sessions at a time: captures, logs, route tables, commands. Not given: 16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions: Option<u32>,

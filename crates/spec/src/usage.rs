@@ -69,6 +69,8 @@ pub struct Usage {
     pub descriptors: u64,
     /// Regions of memory that the mux maps at most.
     pub regions: u64,
+    /// Packets of the mux that queues have set aside.
+    pub buffers: u64,
 }
 
 impl AddAssign for Usage {
@@ -85,6 +87,7 @@ impl AddAssign for Usage {
             volume_bytes,
             descriptors,
             regions,
+            buffers,
         } = self;
         for (sum, more) in [
             (nodes, more.nodes),
@@ -98,6 +101,7 @@ impl AddAssign for Usage {
             (volume_bytes, more.volume_bytes),
             (descriptors, more.descriptors),
             (regions, more.regions),
+            (buffers, more.buffers),
         ] {
             *sum = sum.saturating_add(more);
         }

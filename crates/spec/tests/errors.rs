@@ -1166,6 +1166,22 @@ fn what_is_done_to_frames() {
         ("      queues: [{name: a, length: 0}]", "length \"0\" is not 1 to 4096 frames"),
         ("      queues: [{name: a, length: 9MiB}]", "length \"9MiB\" is not 1 to 8388608 bytes"),
         ("      queues: [{name: a, length: 1ms}]", "length \"1ms\" is not 1 to 8388608 bytes"),
+        ("      queues: [{name: a, buffers: 0}]", "buffers 0 is not within 1 to 4096"),
+        ("      queues: [{name: a, length: 64, buffers: 64}, {name: b, buffers: 256}]", ""),
+        ("      queues: [{name: a, length: 9KiB, buffers: 4096}]", ""),
+        (
+            "      queues: [{name: a, buffers: 257}]",
+            "link red/link1: buffers 257 exceeds the 256 frames that may wait (lower it, or give the queue a greater \
+             length)",
+        ),
+        (
+            "      queues: [{name: a, length: 64, buffers: 65}]",
+            "48:47: link red/link1: buffers 65 exceeds the 64 frames",
+        ),
+        (
+            "      queue: 4096\n      queues: [{name: a, buffers: 4096}, {name: b, buffers: 4096}]",
+            "",
+        ),
         ("      queues: [{name: a, dscp: [64]}]", "dscp[0] 64 is not within 0 to 63"),
         (
             "      queues: [{name: a, dscp: [8]}, {name: b, dscp: [9, 8]}]",

@@ -137,11 +137,12 @@ fn check_leaving(name: &str, leaving: &Leaving) -> Result<(), String> {
 fn check_queues(name: &str, queues: &[Queue]) -> Result<(), String> {
     bound(name, "queues at an end", queues.len(), QUEUES_MAX)?;
     unique("queue", queues.iter().map(|queue| queue.name.as_str()))?;
-    for Queue { name: queue, weight, frames, bytes, dscp } in queues {
+    for Queue { name: queue, weight, frames, bytes, buffers, dscp } in queues {
         let name = format!("{name}: queue {queue}");
         bound(&name, "of weight", *weight as usize, WEIGHT_MAX as usize)?;
         bound(&name, "frames", *frames as usize, QUEUE_FRAMES_MAX as usize)?;
         bound(&name, "bytes", *bytes as usize, QUEUE_BYTES_MAX as usize)?;
+        bound(&name, "buffers", *buffers as usize, QUEUE_FRAMES_MAX as usize)?;
         bound(&name, "as a DSCP", dscp.iter().copied().max().unwrap_or(0).into(), DSCP_MAX.into())?;
     }
     let all: Vec<_> = queues.iter().flat_map(|queue| &queue.dscp).collect();

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::check::{INNER_NAME_HINT, Reporter, bad_inner_name};
 use crate::limits::{
-    BURST_BYTES_MAX, BURST_BYTES_MIN, DELAY_NS_MAX, DSCP_MAX, OVERHEAD_BYTES_MAX, QUEUES_MAX,
-    RATE_BPS_MIN, SCHEDULE_STEPS_MAX, VNET_LINES_BYTES_MAX, VNET_QUEUES_MAX, WEIGHT_MAX,
+    BURST_BYTES_MAX, BURST_BYTES_MIN, DELAY_NS_MAX, DSCP_MAX, OVERHEAD_BYTES_MAX, QUEUE_FRAMES_MAX,
+    QUEUES_MAX, RATE_BPS_MIN, SCHEDULE_STEPS_MAX, VNET_LINES_BYTES_MAX, VNET_QUEUES_MAX,
+    WEIGHT_MAX,
 };
 use crate::link::{Leaving, Link, LinkQueue, QUEUE_FRAMES_DEFAULT};
 use crate::object::VirtualNetworkSpec;
-use crate::units::{BitRate, Bytes, Endpoint, Queue, Span};
+use crate::units::{BitRate, Bytes, Endpoint, Length, Queue, Span};
 
 /// Rate of a link between interfaces, or with a delay, that has none, bits a second: finite, so that what waits has a
 /// bound, and that a loop burns its own network only.
@@ -44,10 +45,10 @@ pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Re
         let path = ["spec", "links", &at, "at", &end.to_string()];
         one(vnet, &path, &link.leaving(&end), reporter);
     }
-    queues(vnet, &["spec", "links", &at], &link.queues, reporter);
+    queues(vnet, &["spec", "links", &at], &link.queues, link.queue, reporter);
     for (end, here) in &link.at {
         let path = ["spec", "links", &at, "at", &end.to_string()];
-        queues(vnet, &path, &here.queues, reporter);
+        queues(vnet, &path, &here.queues, here.queue.or(link.queue), reporter);
     }
     for (number, (step, two)) in (1..).zip(link.schedule.iter().zip(link.schedule.iter().skip(1))) {
         if two.at <= step.at {
@@ -69,9 +70,20 @@ pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Re
     }
 }
 
-/// Whether queues of one end, or of all, can be.
-fn queues(vnet: &str, path: &[&str], all: &Option<Vec<LinkQueue>>, reporter: &mut Reporter) {
+/// Whether queues of one end, or of all, can be, where those that have no length have that of `queue`.
+fn queues(
+    vnet: &str,
+    path: &[&str],
+    all: &Option<Vec<LinkQueue>>,
+    queue: Option<Queue>,
+    reporter: &mut Reporter,
+) {
     let Some(all) = all else { return };
+    let frames_of_all = match queue {
+        Some(Queue::Frames(frames)) => frames,
+        Some(Queue::Time(_)) => QUEUE_FRAMES_MAX,
+        None => QUEUE_FRAMES_DEFAULT,
+    };
     if !(1..=QUEUES_MAX).contains(&all.len()) {
         let message = format!("{} queues are not 1 to {QUEUES_MAX}", all.len());
         let hint = "without any there is one for all";
@@ -93,6 +105,15 @@ fn queues(vnet: &str, path: &[&str], all: &Option<Vec<LinkQueue>>, reporter: &mu
         if let Some(weight) = queue.weight.filter(|it| !(1..=WEIGHT_MAX).contains(it)) {
             let message = format!("weight {weight} is not 1 to {WEIGHT_MAX}");
             fault("weight", message, "weights are relative");
+        }
+        let frames = match queue.length {
+            None => frames_of_all,
+            Some(Length::Frames(frames)) => frames,
+            Some(Length::Bytes(_)) => QUEUE_FRAMES_MAX,
+        };
+        if let Some(buffers) = queue.buffers.filter(|buffers| *buffers > frames) {
+            let message = format!("buffers {buffers} exceeds the {frames} frames that may wait");
+            fault("buffers", message, "lower it, or give the queue a greater length");
         }
         for dscp in &queue.dscp {
             if *dscp > DSCP_MAX {

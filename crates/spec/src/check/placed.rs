@@ -100,6 +100,7 @@ impl Sums {
         }
         sums.usage.memory_bytes =
             vnet.spec.links.iter().map(Link::mux_bytes).fold(0, u64::saturating_add);
+        sums.usage.buffers = vnet.spec.links.iter().map(Link::buffers).sum();
         for (name, node) in &vnet.spec.nodes {
             let shares = shares.get(name).map_or(&[][..], Vec::as_slice);
             sums.usage += node.usage(shares.iter().map(|share| share.millicores));

@@ -2,6 +2,8 @@
 
 use super::{Existing, Reporter, Vnets, Wanted};
 use crate::limits::{MEMIF_REGIONS_MAX, REGIONS_MAX};
+use crate::link::Link;
+use crate::object::VirtualNetwork;
 use crate::units::Bytes;
 use crate::usage::Usage;
 
@@ -18,6 +20,7 @@ pub(super) fn check(
     memory(wanted, &all, reporter);
     descriptors(&all, existing, reporter);
     regions(wanted, &all, reporter);
+    buffers(wanted, reporter);
 }
 
 /// Checks that the memory of all guests adds up to no more than there is for them.
@@ -76,5 +79,47 @@ fn regions(wanted: &Wanted<'_>, all: &Usage, reporter: &mut Reporter) {
             "use fewer forwarding guests or interfaces, or ask an operator",
         );
         reporter.general(message, hint);
+    }
+}
+
+/// Checks that queues have as many packets set aside as the mux can.
+fn buffers(wanted: &Wanted<'_>, reporter: &mut Reporter) {
+    let Some(substrate) = &wanted.substrate else { return };
+    let bound = substrate.spec.mux.buffers();
+    let kept: u64 = wanted.kept().map(|(_, vnet)| vnet.usage().buffers).sum();
+    let asked = |vnet: &VirtualNetwork| vnet.spec.links.iter().map(Link::buffers).sum::<u64>();
+    let has = |name: &str| wanted.before.get(name).map_or(0, |vnet| vnet.usage().buffers);
+    let (grow, stay): (Vec<_>, Vec<_>) =
+        wanted.changed.iter().partition(|(name, vnet)| asked(vnet) > has(name));
+    // First those that want no more than they have, so that others of the same change can have what they give back.
+    let mut given = kept + stay.iter().map(|(_, vnet)| asked(vnet)).sum::<u64>();
+    for (vnet, spec) in grow {
+        for (at, link) in spec.spec.links.iter().enumerate().filter(|it| it.1.buffers() > 0) {
+            let buffers = link.buffers();
+            if given + buffers <= bound {
+                given += buffers;
+                continue;
+            }
+            let free = bound.saturating_sub(given);
+            let told = format!(
+                "buffers {buffers} have no room: queues can have {bound} packets of the mux, of which {free} are free"
+            );
+            let message = reporter.of_all(told, &format!("buffers {buffers}: the mux has no room"));
+            let hint = reporter.of_all(
+                "ask for less, leave buffers out to share what others leave, take them from another queue, or give \
+                 the mux fewer workers, which share its packets"
+                    .into(),
+                "ask for less, leave buffers out to share what others leave, or take them from another of your queues",
+            );
+            reporter.vnet(vnet, &["spec", "links", &at.to_string()], message, hint);
+        }
+    }
+    if kept > bound && reporter.substrate.is_some() {
+        let workers = substrate.spec.mux.workers;
+        let message = format!(
+            "{workers} workers leave {bound} packets for the buffers of queues, below the {kept} that these have"
+        );
+        let hint = "keep fewer workers, or lower buffers of queues first";
+        reporter.substrate(&["spec", "mux", "workers"], message, hint);
     }
 }

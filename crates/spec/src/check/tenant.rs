@@ -376,7 +376,7 @@ fn or(value: Option<impl Into<u64>>, default: u64) -> Option<u64> {
     Some(value.map_or(default, Into::into))
 }
 
-const QUOTAS: [Quantity; 15] = [
+const QUOTAS: [Quantity; 16] = [
     Quantity {
         name: "vnets",
         max: |quota| or(quota.vnets, TENANT_VNETS_DEFAULT),
@@ -465,6 +465,12 @@ const QUOTAS: [Quantity; 15] = [
         name: "regions",
         max: |quota| or(quota.regions, TENANT_REGIONS_DEFAULT),
         of: |used| used.nodes.regions,
+        write: plain,
+    },
+    Quantity {
+        name: "buffers",
+        max: |quota| or(quota.buffers, TENANT_BUFFERS_DEFAULT),
+        of: |used| used.nodes.buffers,
         write: plain,
     },
 ];
