@@ -72,15 +72,17 @@ struct Clean {
     slow: usize,
 }
 
-/// Leaves out what was disturbed. A core's full speed is the most that was seen of that kind of CPU.
+/// Leaves out what was disturbed. A core's full speed is the most that was seen of that kind of CPU: virtual machines may
+/// have one name for different ones, but not the same frequency, which the kernel has measured.
 fn clean(all: Vec<Results>) -> Vec<Clean> {
+    let kind = |machine: &Machine| (machine.cpu.clone(), machine.cpu_mhz.clone());
     let speed = |results: &Results| {
         results.samples.iter().map(|sample| sample.core_speed).fold(0.0, f64::max)
     };
-    let speeds: Vec<(String, f64)> =
-        all.iter().map(|results| (results.machine.cpu.clone(), speed(results))).collect();
+    let speeds: Vec<_> =
+        all.iter().map(|results| (kind(&results.machine), speed(results))).collect();
     let clean = |mut results: Results| {
-        let same = speeds.iter().filter(|(cpu, _)| *cpu == results.machine.cpu);
+        let same = speeds.iter().filter(|(other, _)| *other == kind(&results.machine));
         let full_speed = same.map(|(_, speed)| *speed).fold(0.0, f64::max);
         let count = results.samples.len();
         results.samples.retain(|sample| sample.stolen <= STOLEN_MAX);
