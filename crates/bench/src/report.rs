@@ -374,6 +374,12 @@ fn row(group: &Group) -> (u64, State, String) {
     (group.x.to_bits(), group.state, group.series.clone())
 }
 
+/// What the parameter of a figure counts.
+fn x_unit<'a>(results: &'a Results, what: &str) -> &'a str {
+    let sample = results.samples.iter().find(|sample| sample.what == *what);
+    sample.map_or("", |sample| &*sample.x_unit)
+}
+
 /// Figures, those that have rows in common together.
 fn together(results: &Results) -> Vec<Vec<Figure>> {
     let mut tables: Vec<Vec<Figure>> = Vec::new();
@@ -384,7 +390,11 @@ fn together(results: &Results) -> Vec<Vec<Figure>> {
         let own = groups(&results.samples, &what);
         let rows: BTreeSet<_> = own.iter().map(row).collect();
         let is_with = |table: &&mut Vec<Figure>| {
-            table.iter().any(|(_, _, groups)| groups.iter().any(|group| rows.contains(&row(group))))
+            let is_same = |(other, _, _): &Figure| x_unit(results, other) == x_unit(results, &what);
+            table.iter().all(is_same)
+                && table
+                    .iter()
+                    .any(|(_, _, groups)| groups.iter().any(|group| rows.contains(&row(group))))
         };
         match tables.iter_mut().find(is_with) {
             Some(table) => table.push((what, unit, own)),
@@ -409,9 +419,7 @@ fn table(text: &mut String, results: &Results, figures: &[Figure]) -> fmt::Resul
     }
     rows.sort_by(|a, b| a.x.total_cmp(&b.x).then(a.state.cmp(&b.state)));
     let has_cycles = shown.iter().any(|(_, _, groups)| groups.iter().any(|g| g.cycles.is_some()));
-    let what = &figures[0].0;
-    let sample = results.samples.iter().find(|sample| sample.what == *what);
-    let x_unit = sample.map_or("", |sample| &*sample.x_unit);
+    let x_unit = x_unit(results, &figures[0].0);
     write!(text, "\n| {x_unit} | series | cores | runs |")?;
     for (what, unit, _) in &shown {
         write!(text, " {what}, {unit} |")?;
@@ -517,5 +525,18 @@ mod tests {
             assert!(text.contains(part), "{part}\n{text}");
         }
         assert_eq!(text.matches("| series |").count(), 1);
+    }
+
+    #[test]
+    fn what_has_parameters_of_another_kind_is_another_table() {
+        let mut results = results(&[("pdp", 2.0, 0.5, 60.0), ("pdp", 2.0, 9.0, 60.0)]);
+        (results.samples[1].what, results.samples[1].x_unit) = ("time".into(), "frames".into());
+        let text = series(&clean(vec![results])[0], &[]);
+        for part in [
+            "| routes | series | cores | runs | rate, Mpps |",
+            "| frames | series | cores | runs | time,",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
     }
 }
