@@ -24,18 +24,20 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 __all__ = [
-    "SOCKET", "Action", "Batch", "Bye", "Counter", "Error", "Filter", "Gone", "Pattern", "Refused", "SlowPath",
+    "SOCKET", "Action", "Batch", "Bye", "Counter", "Error", "Filter", "Gone", "Pattern", "Queue", "Refused", "SlowPath",
     "Unexpected", "Welcome", "discard", "pass_", "pattern", "punt", "send", "text",
 ]
 
 SOCKET = "/run/pdp/slowpath/control.sock"
 """Where the mux listens, in a control guest."""
 
-VERSION = 1
+VERSION = 2
 PACKET_BYTES_MAX = 1 << 16
 COPIES_MAX = 8
 DATA_BYTES = 16
 NO_COUNTER = 0xFFFFFFFF
+NO_FILTER = 0xFFFFFFFF
+QUEUES_MAX = 4096
 FRAME_BYTES_MAX = 2048
 SHORT_BYTES = 16
 LONG_BYTES = 40
@@ -72,10 +74,10 @@ class _Late(Gone):
 
 
 class Refused(Error):
-    """The mux refused a batch: nothing of it is in force. `id` is the filter that it is about, `reason` why."""
+    """The mux refused a batch: nothing of it is in force. `id` is the filter that it is about, NO_FILTER if none; `reason` why."""
 
     def __init__(self, id: int, reason: str) -> None:
-        super().__init__(f"filter {id}: {reason}")
+        super().__init__(reason if id == NO_FILTER else f"filter {id}: {reason}")
         self.id = id
         self.reason = reason
 
@@ -336,15 +338,31 @@ class Filter:
 _FILTER = struct.Struct("!IIBBHIB3x8s16s")
 _HEADER = struct.Struct("!HBB")
 
-_HELLO, _SET, _REMOVE, _COMMIT, _COUNTERS, _LIST, _FRAME = range(1, 8)
-_WELCOME, _DONE, _REFUSED, _COUNTED, _FILTERS, _BYE = range(129, 135)
+_HELLO, _SET, _REMOVE, _COMMIT, _COUNTERS, _LIST, _FRAME, _QUEUE, _ASK_QUEUES = range(1, 10)
+_WELCOME, _DONE, _REFUSED, _COUNTED, _FILTERS, _BYE, _QUEUES = range(129, 136)
 
 
 class Counter(NamedTuple):
-    """What a counter has."""
+    """What a counter has: packets that met its filters, and those of them that left, after their queue."""
 
     packets: int
     bytes: int
+    sent: int = 0
+    sent_bytes: int = 0
+
+
+class Queue(NamedTuple):
+    """How a queue is: what holds, what waits, and what it counted. `bytes_max` 0: as many as its frames have."""
+
+    weight: int
+    frames_max: int
+    bytes_max: int
+    buffers: int
+    waiting: int
+    waiting_bytes: int
+    sent: int
+    sent_bytes: int
+    dropped: int
 
 
 class Welcome(NamedTuple):
@@ -409,9 +427,21 @@ class _Connection:
         more = 1
         while more:
             more, body = self._expect(_COUNTED, number)
-            if len(body) % 16 != 12 or len(found) > count:
+            if len(body) % 32 != 12 or len(found) > count:
                 raise Unexpected("counters of another length")
-            found += map(Counter._make, struct.iter_unpack("!QQ", body[12:]))
+            found += map(Counter._make, struct.iter_unpack("!QQQQ", body[12:]))
+        return found
+
+    def queues(self, vport: int) -> List[Queue]:
+        number = self._next()
+        self._say([_message(_ASK_QUEUES, struct.pack("!QBxH", number, vport, 1))])
+        found: List[Queue] = []
+        more = 1
+        while more:
+            more, body = self._expect(_QUEUES, number)
+            if len(body) % 48 != 12 or len(found) > QUEUES_MAX:
+                raise Unexpected("queues of another length")
+            found += map(Queue._make, struct.iter_unpack("!IIIIIIQQQ", body[12:]))
         return found
 
     def list(self) -> List[Filter]:
@@ -524,6 +554,7 @@ class SlowPath:
         self.path = path
         self.timeout = timeout
         self.wanted: Dict[int, Filter] = {}
+        self._queues: Dict[Tuple[int, int], bytes] = {}
         self._connection: Optional[_Connection] = None
         self._is_told = False
         self._wants = False
@@ -554,6 +585,17 @@ class SlowPath:
             if first < 0 or count < 0 or first + count > there:
                 raise ValueError(f"{count} counters from {first} on; there are {there}, from 0 on")
             return connection.counters(first, count)
+
+        return self._until(self._end(), ask)
+
+    def queues(self, vport: int) -> List[Queue]:
+        """How the queues of a vport are, in their order; none, where frames have one for all."""
+
+        def ask(end: float) -> List[Queue]:
+            connection = self._told(end)
+            if not 0 <= vport < connection.welcome.vports:
+                raise ValueError(f"vport {vport}: there are {connection.welcome.vports}, from 0 on")
+            return connection.queues(vport)
 
         return self._until(self._end(), ask)
 
@@ -628,12 +670,14 @@ class SlowPath:
     def _told(self, end: float) -> _Connection:
         connection = self._connected(end)
         if self._wants and not self._is_told:
-            connection.commit([_message(_SET, it._packed()) for it in self.wanted.values()], True)
+            said = [_message(_SET, it._packed()) for it in self.wanted.values()]
+            connection.commit([*said, *self._queues.values()], True)
             self._is_told = True
         return connection
 
-    def _commit(self, changes: Dict[int, Optional[Filter]]) -> int:
+    def _commit(self, changes: Dict[int, Optional[Filter]], queues: Dict[Tuple[int, int], bytes]) -> int:
         wanted = {**self.wanted, **changes}
+        all_queues = {**self._queues, **queues}
 
         def commit(end: float) -> int:
             connection = self._connected(end)
@@ -644,6 +688,7 @@ class SlowPath:
                     said.append(_message(_SET, filter._packed()))
                 elif not sweep:
                     said.append(_message(_REMOVE, struct.pack("!I", id)))
+            said += (all_queues if sweep else queues).values()
             filters = connection.commit(said, sweep)
             self._is_told = True
             return filters
@@ -651,6 +696,7 @@ class SlowPath:
         filters = self._until(self._end(), commit)
         self._wants = True
         self.wanted = {id: filter for id, filter in sorted(wanted.items()) if filter is not None}
+        self._queues = all_queues
         return filters
 
 
@@ -660,6 +706,7 @@ class Batch:
     def __init__(self, slow_path: SlowPath) -> None:
         self._slow_path = slow_path
         self._changes: Dict[int, Optional[Filter]] = {}
+        self._queues: Dict[Tuple[int, int], bytes] = {}
 
     def set(self, filter: Filter) -> "Batch":
         """This filter, new or in the place of the one with its number."""
@@ -677,6 +724,15 @@ class Batch:
         self._changes[id] = None
         return self
 
+    def queue(self, vport: int, queue: int, weight: int = 0, frames: int = 0, bytes: int = 0) -> "Batch":
+        """A queue of a vport, counted from 1, is to be so within what its spec says; what is 0 is as there."""
+        try:
+            packed = struct.pack("!BxHIII", vport, queue, weight, frames, bytes)
+        except struct.error as error:
+            raise ValueError(f"queue {queue} of vport {vport}: {error}") from error
+        self._queues[vport, queue] = _message(_QUEUE, packed)
+        return self
+
     def clear(self) -> "Batch":
         """None of the filters that are wanted now."""
         self._changes = dict.fromkeys(self._slow_path.wanted)
@@ -687,7 +743,7 @@ class Batch:
 
         Raises Refused where nothing was changed; what is wanted is as it was before.
         """
-        return self._slow_path._commit(self._changes)
+        return self._slow_path._commit(self._changes, self._queues)
 
     def __enter__(self) -> "Batch":
         return self

@@ -22,6 +22,12 @@ const HEADERS_BYTES: usize = 54;
 /// Packets of a pool (1 GiB).
 pub const POOL_PACKETS_MAX: usize = 1 << 19;
 
+/// Bytes of the largest pool. Each begins at a multiple of it, so that a packet's address has its number.
+const POOL_BYTES_MAX: usize = POOL_PACKETS_MAX * PACKET_BYTES;
+
+/// Bytes of a page.
+const PAGE_BYTES: usize = 4096;
+
 /// The memory of all packets of a process.
 #[derive(Debug)]
 pub struct Pool {
@@ -113,40 +119,50 @@ impl Region {
         debug_assert!(number < self.packets);
         // SAFETY: the product is inside the mapping, as the number is.
         let start = unsafe { self.base.add(number * PACKET_BYTES) };
-        let (number, offset) = (number as u32, HEADROOM_BYTES as u16);
-        Packet { start, number, mark: 0, offset, length: 0, port: 0, queue: 0 }
+        let offset = HEADROOM_BYTES as u16;
+        Packet { start, mark: 0, counted: 0, offset, length: 0, port: 0, queue: 0 }
     }
 }
 
-/// Maps the pool's memory shared, readable and writable.
+/// Maps the pool's memory, [`POOL_BYTES_MAX`] at most, shared, readable and writable, at a multiple of that.
 pub(crate) fn map(memfd: BorrowedFd<'_>, bytes: usize) -> Result<NonNull<u8>, Error> {
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let room = 2 * POOL_BYTES_MAX;
     // SAFETY: a new mapping at an address of the kernel's choice disturbs no other.
-    let base = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            memfd.as_raw_fd(),
-            0,
-        )
-    };
-    match NonNull::new(base.cast::<u8>()) {
-        Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(base),
-        _ => Err(Error::last("mmap of the pool")),
+    let first =
+        unsafe { libc::mmap(std::ptr::null_mut(), room, libc::PROT_NONE, anonymous, -1, 0) };
+    if first == libc::MAP_FAILED {
+        return Err(Error::last("mmap of room for the pool"));
     }
+    let before = first.addr().next_multiple_of(POOL_BYTES_MAX) - first.addr();
+    let at = first.wrapping_byte_add(before);
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+    // SAFETY: `before` is less than a pool's bytes, and these are no more than half of the room, so that all of it lies in
+    // the mapping made above, which nobody else knows of and which nothing is in.
+    let base = unsafe { libc::mmap(at, bytes, protection, flags, memfd.as_raw_fd(), 0) };
+    let mapped = if base == libc::MAP_FAILED { 0 } else { bytes.next_multiple_of(PAGE_BYTES) };
+    let error = Error::last("mmap of the pool");
+    for (from, length) in [(0, before), (before + mapped, room - before - mapped)] {
+        if length > 0 {
+            // SAFETY: the rest of the room, before the pool's pages and behind them, which nothing is in.
+            unsafe { libc::munmap(first.wrapping_byte_add(from), length) };
+        }
+    }
+    NonNull::new(base.cast::<u8>()).filter(|_| mapped > 0).ok_or(error)
 }
 
 /// The only handle on one packet: its contents, and room around them.
 ///
-/// `mark`, `port` and `queue` are the owner's to use; they do not survive the kernel.
+/// `mark`, `counted`, `port` and `queue` are the owner's to use; they do not survive the kernel.
 #[derive(Debug)]
 #[must_use = "a packet that is dropped is lost to its pool"]
 pub struct Packet {
     start: NonNull<u8>,
-    number: u32,
     /// Whatever the owner wants to remember.
     pub mark: u32,
+    /// What counts it once it leaves by the end that it leaves by next; 0: nothing.
+    pub counted: u32,
     offset: u16,
     length: u16,
     /// Where the frame is, as the owner counts.
@@ -178,13 +194,15 @@ impl Packet {
     /// Is at `port` now. What was chosen for it where it was is over.
     #[inline]
     pub fn arrive_at(&mut self, port: u16) {
-        (self.port, self.queue) = (port, 0);
+        (self.port, self.queue, self.counted) = (port, 0, 0);
     }
 
     /// Its number in the pool.
     #[inline]
     pub fn number(&self) -> usize {
-        self.number as usize
+        // SAFETY of others relies on it: `Region::packet` places packet N at N packets from a multiple of the greatest
+        // pool's bytes, and N is below a pool's packets.
+        self.start.addr().get() % POOL_BYTES_MAX / PACKET_BYTES
     }
 
     /// Bytes of its contents.
@@ -207,12 +225,13 @@ impl Packet {
         &mut self.memory_mut()[range]
     }
 
-    /// Makes it empty, with [`HEADROOM_BYTES`] before it, no mark, and no queue chosen.
+    /// Makes it empty, with [`HEADROOM_BYTES`] before it, no mark, and nothing chosen for it.
     #[inline]
     pub fn reset(&mut self) {
         self.offset = HEADROOM_BYTES as u16;
         self.length = 0;
         self.mark = 0;
+        self.counted = 0;
         self.queue = 0;
     }
 

@@ -26,11 +26,11 @@ use crate::exec::ExecRequest;
 use crate::{
     ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DeleteQuery, DownRequest, Event,
     FastpathChange, FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
-    FastpathFiltersQuery, FastpathFrame, FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange,
-    LinkRequest, LogQuery, NewToken, NodeProcess, Problem, Progress, PullRequest, Report,
-    RestartRequest, RouteLine, RouteRow, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
-    TenantInfo, Token, TokenRequest, Trace, TraceRequest, Version, Vnet, VnetSummary, WatchLine,
-    WatchQuery, paths,
+    FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery, FdbEntry,
+    GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, LogQuery, NewToken, NodeProcess,
+    Problem, Progress, PullRequest, Report, RestartRequest, RouteLine, RouteRow, RoutesQuery,
+    ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Token, TokenRequest, Trace,
+    TraceRequest, Version, Vnet, VnetSummary, WatchLine, WatchQuery, paths,
 };
 
 /// Bytes of an answer that is read whole, and of one line of a stream.
@@ -405,6 +405,16 @@ impl Client {
         query: &FastpathCountersQuery,
     ) -> Result<FastpathCounters> {
         self.get(&with_query(&paths::fastpath_counters(vnet, node), query)?).await
+    }
+
+    /// How queues of a fast path are.
+    pub async fn fastpath_queues(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: &FastpathQueuesQuery,
+    ) -> Result<FastpathQueues> {
+        self.get(&with_query(&paths::fastpath_queues(vnet, node), query)?).await
     }
 
     /// Has a fast path send a frame.

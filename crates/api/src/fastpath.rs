@@ -122,9 +122,80 @@ pub struct FastpathChange {
     /// Filters with these numbers there are not to be.
     #[serde(default)]
     pub remove: Vec<u32>,
-    /// All others go.
+    /// How queues are to be, in force together with that; 4,096 at most.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<FastpathQueueSetting>,
+    /// All other filters go, and all other queues are as the spec says.
     #[serde(default)]
     pub sweep: bool,
+}
+
+/// How a queue of a fast path's is to be, within what the spec says of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FastpathQueueSetting {
+    /// The interface that frames leave by.
+    pub port: String,
+    /// Which of its queues, counted from 1.
+    pub queue: u16,
+    /// Its part beside other queues that have frames; absent: as the spec says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// Frames that may wait in it; absent: as the spec says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frames: Option<u32>,
+    /// Bytes that may; absent: as the spec says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u32>,
+}
+
+/// Which queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct FastpathQueuesQuery {
+    /// Those of this interface; of all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<String>,
+}
+
+/// How queues of a fast path are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FastpathQueues {
+    /// Of one interface after the other, in their order.
+    pub queues: Vec<FastpathQueue>,
+}
+
+/// How a queue of a fast path is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FastpathQueue {
+    /// The interface that frames leave by.
+    pub port: String,
+    /// Which of its queues, counted from 1.
+    pub queue: u16,
+    /// Its name in the spec.
+    pub name: String,
+    /// Its part beside other queues that have frames.
+    pub weight: u32,
+    /// Frames that may wait in it.
+    pub frames: u32,
+    /// Bytes that may; absent: as many as these frames have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u32>,
+    /// Packets that are set aside for it.
+    pub buffers: u32,
+    /// Frames that wait.
+    pub waiting: u32,
+    /// Their bytes.
+    pub waiting_bytes: u32,
+    /// Frames that it let go.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames that were dropped because it was full.
+    pub dropped: u64,
 }
 
 /// No more than [`FASTPATH_FILTERS_MAX`], however many come.
@@ -179,6 +250,10 @@ pub struct FastpathCounter {
     pub packets: u64,
     /// Bytes of their frames.
     pub bytes: u64,
+    /// Those of them that left, after the queue that they waited in; copies do not count.
+    pub sent: u64,
+    /// Bytes of their frames, as they left.
+    pub sent_bytes: u64,
 }
 
 /// A frame that a fast path is to send.

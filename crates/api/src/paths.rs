@@ -118,6 +118,11 @@ pub fn fastpath_counters(vnet: &str, node: &str) -> String {
 }
 
 /// `POST` [`FastpathFrame`](crate::FastpathFrame): it is sent.
+pub fn fastpath_queues(vnet: &str, node: &str) -> String {
+    format!("{}/fastpath/queues", self::node(vnet, node))
+}
+
+/// Path of frames that a fast path sends.
 pub fn fastpath_frames(vnet: &str, node: &str) -> String {
     format!("{}/fastpath/frames", self::node(vnet, node))
 }

@@ -288,6 +288,37 @@ pub struct LinkStatus {
     /// How far its schedule is, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleStatus>,
+    /// The queues that frames wait in at its ends, where there are several, as the spec has them; of a network the first
+    /// 1,024. Their counters are in `stats`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub queues: Vec<QueueStatus>,
+}
+
+/// A queue at an end of a link.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct QueueStatus {
+    /// The end that frames leave by, as in `endpoints`.
+    pub end: String,
+    /// Its name.
+    pub name: String,
+    /// Its part beside other queues that have frames.
+    pub weight: u32,
+    /// Frames that may wait in it.
+    pub frames: u32,
+    /// Bytes that may; absent: as many as these frames have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Packets of the mux that are set aside for it.
+    #[serde(default, skip_serializing_if = "is_none_set_aside")]
+    pub buffers: u32,
+    /// DSCPs of packets that are for it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dscp: Vec<u8>,
+}
+
+fn is_none_set_aside(buffers: &u32) -> bool {
+    *buffers == 0
 }
 
 /// How far a schedule is.

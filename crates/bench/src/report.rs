@@ -21,7 +21,7 @@ use crate::steal::{REPEATS_MAX, STOLEN_MAX};
 use crate::targets::{self, Standing, Target};
 
 /// What is plotted: an experiment and a kind of its figures.
-const PLOTS: [(&str, &str); 21] = [
+const PLOTS: [(&str, &str); 22] = [
     ("vnets", "of one"),
     ("ports", "of one"),
     ("veth", "rate"),
@@ -38,11 +38,12 @@ const PLOTS: [(&str, &str); 21] = [
     ("spp", "figure 8: rate out"),
     ("spp", "figure 8: waiting"),
     ("spp", "figure 9: throughput, 22 bytes"),
-    ("spp", "figure 9: throughput, 100 bytes"),
     ("spp", "figure 9: throughput, 400 bytes"),
     ("spp", "figure 9: throughput, 1400 bytes"),
     ("spp", "figure 10: round trip beside 400 bytes, mean"),
+    ("spp", "figure 10: beside 400 bytes, median"),
     ("spp", "figure 10: round trip beside 1400 bytes, mean"),
+    ("spp", "figure 10: beside 1400 bytes, median"),
 ];
 
 /// The experiment whose plots stand beside its series, and not in the report.
@@ -71,15 +72,17 @@ struct Clean {
     slow: usize,
 }
 
-/// Leaves out what was disturbed. A core's full speed is the most that was seen of that kind of CPU.
+/// Leaves out what was disturbed. A core's full speed is the most that was seen of that kind of CPU: virtual machines may
+/// have one name for different ones, but not the same frequency, which the kernel has measured.
 fn clean(all: Vec<Results>) -> Vec<Clean> {
+    let kind = |machine: &Machine| (machine.cpu.clone(), machine.cpu_mhz.clone());
     let speed = |results: &Results| {
         results.samples.iter().map(|sample| sample.core_speed).fold(0.0, f64::max)
     };
-    let speeds: Vec<(String, f64)> =
-        all.iter().map(|results| (results.machine.cpu.clone(), speed(results))).collect();
+    let speeds: Vec<_> =
+        all.iter().map(|results| (kind(&results.machine), speed(results))).collect();
     let clean = |mut results: Results| {
-        let same = speeds.iter().filter(|(cpu, _)| *cpu == results.machine.cpu);
+        let same = speeds.iter().filter(|(other, _)| *other == kind(&results.machine));
         let full_speed = same.map(|(_, speed)| *speed).fold(0.0, f64::max);
         let count = results.samples.len();
         results.samples.retain(|sample| sample.stolen <= STOLEN_MAX);

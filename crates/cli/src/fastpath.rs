@@ -1,4 +1,4 @@
-//! Filters, counters and frames of a router that the mux forwards for.
+//! Filters, counters, queues and frames of a router that the mux forwards for.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -10,8 +10,8 @@ use clap::{ArgGroup, Subcommand};
 use pdp_api::client::Client;
 use pdp_api::{
     FASTPATH_COUNTERS_AT_ONCE, FastpathChange, FastpathCounter, FastpathCountersQuery,
-    FastpathFilter, FastpathFilters, FastpathFiltersQuery, FastpathFrame, FastpathVerdict,
-    FastpathWay,
+    FastpathFilter, FastpathFilters, FastpathFiltersQuery, FastpathFrame, FastpathQueue,
+    FastpathQueueSetting, FastpathQueuesQuery, FastpathVerdict, FastpathWay,
 };
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,8 @@ const FILE_BYTES_MAX: u64 = pdp_api::BODY_BYTES_MAX as u64;
                         pdp fastpath red/r1 add --id 1 --priority 10 --match 'ip proto udp dport 53' --drop --counter 0\n         \
                         pdp fastpath red/r1 add --id 2 --match 'ip dst 192.0.2.0/24 in eth0' --send eth1 --to 02:00:00:00:00:01\n         \
                         pdp fastpath red/r1 counters --watch\n         \
+                        pdp fastpath red/r1 queues\n         \
+                        pdp fastpath red/r1 queue eth1 2 --weight 30 --frames 64\n         \
                         pdp fastpath red/r1 remove 1 2\n         \
                         pdp fastpath red/r1 apply -f filters.yaml\n         \
                         pdp fastpath red/r1 send --out eth1 ffffffffffff02000000000188b5")]
@@ -72,6 +74,14 @@ pub enum Action {
             default_missing_value = "1", value_parser = args::seconds)]
         watch: Option<Duration>,
     },
+    /// List the queues of its interfaces' links, with what they have.
+    Queues {
+        /// Those of this interface.
+        #[arg(value_name = "IFACE")]
+        port: Option<String>,
+    },
+    /// Set a queue's weight and length, within what the spec says; what is not given is as there.
+    Queue(Queue),
     /// Have the filters of a file, all at once, and no others.
     ///
     /// It has a list `filters`, each with the keys that `filters -o yaml` prints.
@@ -124,6 +134,25 @@ pub struct Add {
     /// The queue of the port that they leave by, counted from 1.
     #[arg(long, value_name = "N")]
     queue: Option<u16>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Queue {
+    /// The interface that frames leave by.
+    #[arg(value_name = "IFACE")]
+    port: String,
+    /// Which of its queues, counted from 1.
+    #[arg(value_name = "QUEUE")]
+    queue: u16,
+    /// Its part beside other queues that have frames.
+    #[arg(long, value_name = "W")]
+    weight: Option<u32>,
+    /// Frames that may wait in it.
+    #[arg(long, value_name = "N")]
+    frames: Option<u32>,
+    /// Bytes that may.
+    #[arg(long, value_name = "N")]
+    bytes: Option<u32>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -183,6 +212,11 @@ pub async fn fastpath(client: &Client, args: Fastpath) -> Result<ExitCode, Failu
             return counters(client, name, &numbers, watch, format).await;
         }
         Action::Send(wanted) => return send(client, name, wanted).await,
+        Action::Queues { port } => return queues(client, name, port, format).await,
+        Action::Queue(Queue { port, queue, weight, frames, bytes }) => {
+            let queue = FastpathQueueSetting { port, queue, weight, frames, bytes };
+            FastpathChange { queues: vec![queue], ..Default::default() }
+        }
         Action::Add(wanted) => FastpathChange { set: vec![wanted.filter()?], ..Default::default() },
         Action::Remove { ids } => FastpathChange { remove: ids, ..Default::default() },
         Action::Apply { file } => {
@@ -264,6 +298,35 @@ async fn send(client: &Client, name: &NodeName, args: Send) -> Result<ExitCode, 
     let frame = FastpathFrame { port, way, queue: args.queue, frame };
     client.send_frame(&name.vnet, &name.node, &frame).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+async fn queues(
+    client: &Client,
+    name: &NodeName,
+    port: Option<String>,
+    format: Format,
+) -> Result<ExitCode, Failure> {
+    let query = FastpathQueuesQuery { port };
+    let all = client.fastpath_queues(&name.vnet, &name.node, &query).await?;
+    print(format, &all.queues, |queues| {
+        let header = [
+            "PORT", "QUEUE", "NAME", "WEIGHT", "FRAMES", "BYTES", "BUFFERS", "WAITING", "SENT",
+            "DROPPED",
+        ];
+        let row = |it: &FastpathQueue| {
+            let bytes = or_dash(it.bytes.map_or(String::new(), |bytes| bytes.to_string()));
+            let [queue, weight, frames, buffers, waiting] =
+                [it.queue.into(), it.weight, it.frames, it.buffers, it.waiting]
+                    .map(|it: u32| it.to_string());
+            let (port, name) = (it.port.clone(), it.name.clone());
+            let [sent, dropped] = [it.sent, it.dropped].map(|it| it.to_string());
+            [port, queue, name, weight, frames, bytes, buffers, waiting, sent, dropped]
+        };
+        match queues.is_empty() {
+            true => "its links' ends have one queue for all each\n".into(),
+            false => table(header, queues.iter().map(row).collect()),
+        }
+    })
 }
 
 async fn filters(client: &Client, name: &NodeName, format: Format) -> Result<ExitCode, Failure> {
@@ -376,17 +439,21 @@ async fn counters(
 
 fn text(rows: &[Row]) -> String {
     let first = |row: &Row| {
-        [row.counter.to_string(), row.counted.packets.to_string(), row.counted.bytes.to_string()]
+        let FastpathCounter { packets, bytes, sent, sent_bytes } = row.counted;
+        [u64::from(row.counter), packets, bytes, sent, sent_bytes].map(|it| it.to_string())
     };
     if rows.iter().all(|row| row.rates.is_none()) {
-        return table(["COUNTER", "PACKETS", "BYTES"], rows.iter().map(first).collect());
+        let header = ["COUNTER", "PACKETS", "BYTES", "SENT", "BYTES"];
+        return table(header, rows.iter().map(first).collect());
     }
     let row = |row: &Row| {
-        let [counter, packets, bytes] = first(row);
+        let [counter, packets, bytes, sent, sent_bytes] = first(row);
         let rates = row.rates.unwrap_or(Rates { pps: 0.0, bps: 0.0 });
-        [counter, packets, bytes, format!("{:.0}", rates.pps), bits(rates.bps as u64)]
+        let (pps, bps) = (format!("{:.0}", rates.pps), bits(rates.bps as u64));
+        [counter, packets, bytes, sent, sent_bytes, pps, bps]
     };
-    table(["COUNTER", "PACKETS", "BYTES", "pps", "RATE"], rows.iter().map(row).collect())
+    let header = ["COUNTER", "PACKETS", "BYTES", "SENT", "BYTES", "pps", "RATE"];
+    table(header, rows.iter().map(row).collect())
 }
 
 /// All counters that there are.

@@ -86,6 +86,10 @@ pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure
             + &section("Commands", &commands(nodes))
             + &section("Processes", &processes(nodes))
             + &section("Ports", &ports(nodes))
+            + &section(
+                "Queues",
+                &queues(&vnet, |end| end.split_once(':').is_some_and(|it| it.0 == node)),
+            )
     })
 }
 
@@ -100,6 +104,29 @@ fn vnet(vnet: &Vnet) -> String {
         + &section("Processes", &processes(&status.nodes))
         + &section("Ports", &ports(&status.nodes))
         + &section("Links", if status.links.is_empty() { "" } else { &links })
+        + &section("Queues", &queues(vnet, |_| true))
+}
+
+/// The queues at ends of links, where these are several.
+fn queues(vnet: &Vnet, shows: impl Fn(&str) -> bool) -> String {
+    let all = vnet.status.links.iter().flat_map(|link| &link.queues);
+    let rows = all.filter(|queue| shows(&queue.end)).map(|queue| {
+        let dscp = queue.dscp.iter().map(u8::to_string).collect::<Vec<_>>().join(",");
+        [
+            queue.end.clone(),
+            queue.name.clone(),
+            queue.weight.to_string(),
+            queue.frames.to_string(),
+            queue.bytes.map_or("-".into(), |bytes| bytes.to_string()),
+            queue.buffers.to_string(),
+            or_dash(dscp),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    table(["END", "QUEUE", "WEIGHT", "FRAMES", "BYTES", "BUFFERS", "DSCP"], rows)
 }
 
 pub const LINK_HEADER: [&str; 6] = ["LINK", "ENDS", "SET", "CARRIER", "RATE", "NOTE"];

@@ -114,6 +114,10 @@ h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
 Links
 LINK   ENDS                 SET  CARRIER  RATE      NOTE
 r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s  delay 20ms; schedule: 1 of 3 at 12.3 s, next at 60.0 s
+
+Queues
+END      QUEUE  WEIGHT  FRAMES  BYTES  BUFFERS  DSCP
+r1:eth0  voice  30      64      -      16       46,44
 ",
     );
     let links = out(&server, &["get", "links"]);
@@ -130,6 +134,8 @@ r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s  delay 20ms; schedule: 1 of 3
     assert_eq!(whole["kind"], "VirtualNetwork");
     assert_eq!(whole["metadata"]["name"], "red");
     assert_eq!(whole["status"]["nodes"][0]["guests"][1]["pid"], 201);
+    assert_eq!(whole["status"]["links"][0]["queues"][0]["buffers"], 16);
+    assert!(out(&server, &["inspect", "red/r1"]).ends_with("16       46,44\n"));
     let node = out(&server, &["inspect", "red/h1"]);
     assert!(node.contains("h1    host  running") && !node.contains("r1:"), "{node}");
     assert!(fails(&server, &["inspect", "red/r9"]).1.contains("no node r9 in vnet red"));
@@ -1202,8 +1208,19 @@ ID  PRIORITY  MATCH                  VERDICT                                    
     assert_eq!((&json[1]["match"], json[1].get("packets")), (&"ip6 in eth0".into(), None));
     // What counted, or what was asked for.
     let counters = fastpath(&["counters"]);
-    assert_text(&counters, "COUNTER  PACKETS  BYTES\n2        1020     65280\n");
-    assert_text(&fastpath(&["counters", "3"]), "COUNTER  PACKETS  BYTES\n3        0        0\n");
+    assert_text(
+        &counters,
+        "COUNTER  PACKETS  BYTES  SENT  BYTES\n2        1020     65280  510   32640\n",
+    );
+    assert_text(
+        &fastpath(&["counters", "3"]),
+        "COUNTER  PACKETS  BYTES  SENT  BYTES\n3        0        0      0     0\n",
+    );
+    let queues = fastpath(&["queues"]);
+    let header = "PORT  QUEUE  NAME   WEIGHT  FRAMES  BYTES  BUFFERS  WAITING  SENT  DROPPED\n";
+    let row = "eth1  1      voice  30      64      -      16       3        1000  2\n";
+    assert_text(&queues, &[header, row].concat());
+    assert_eq!(fastpath(&["queues", "eth0"]).lines().nth(1).unwrap()[..4], *"eth0");
     let json: Value = serde_json::from_str(&fastpath(&["counters", "2", "-o", "json"])).unwrap();
     assert_eq!((&json[0]["counter"], &json[0]["packets"]), (&2.into(), &1040.into()));
     let mut watch = pdp(&server.socket());
@@ -1234,6 +1251,7 @@ fn filters_of_a_fast_path_are_changed_and_frames_are_sent() {
     assert_eq!(fastpath(&["apply", "-f", file, "-o", "json"]), "{\n  \"filters\": 1\n}\n");
     fastpath(&["send", "--out", "eth1", "--queue", "2", "ffffffffffff 020000000001 88b5"]);
     fastpath(&["send", "--in", "eth0", "ff:ff:ff:ff:ff:ff:02:00:00:00:00:01:88:b5"]);
+    fastpath(&["queue", "eth1", "2", "--weight", "30", "--frames", "64"]);
     let all = [
         r#"fastpath r1 {"set":[{"id":3,"priority":0,"match":"ip dport 9","verdict":"drop","counter":2}],"remove":[],"sweep":false}"#,
         r#"fastpath r1 {"set":[{"id":4,"priority":7,"match":"ip6","verdict":"send","out":"eth1","to":"02:00:00:00:00:09","queue":2,"copies":["eth0","eth2"]}],"remove":[],"sweep":false}"#,
@@ -1241,6 +1259,7 @@ fn filters_of_a_fast_path_are_changed_and_frames_are_sent() {
         r#"fastpath r1 {"set":[{"id":0,"priority":1,"match":"ip","verdict":"punt"}],"remove":[],"sweep":true}"#,
         r#"frame r1 {"port":"eth1","way":"out","queue":2,"frame":"ffffffffffff02000000000188b5"}"#,
         r#"frame r1 {"port":"eth0","way":"in","frame":"ffffffffffff02000000000188b5"}"#,
+        r#"fastpath r1 {"set":[],"remove":[],"queues":[{"port":"eth1","queue":2,"weight":30,"frames":64}],"sweep":false}"#,
     ];
     assert_eq!(*server.fake.done.lock().unwrap(), all);
     let (code, error) = fails(&server, &["fastpath", "red/r1", "remove", "9"]);

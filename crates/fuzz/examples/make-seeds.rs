@@ -586,7 +586,10 @@ fn add_filters(seeds: &mut Seeds) {
 }
 
 fn add_slowpath(seeds: &mut Seeds) {
-    use slowpath::{Action, Counter, Filter, Pattern, Reply, Request, Verdict, Welcome};
+    use slowpath::{
+        Action, Counter, Filter, Pattern, QueueSetting, QueueState, Reply, Request, Verdict,
+        Welcome,
+    };
     let packet = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
     let said = |requests: &[Request]| {
         let mut bytes = Vec::new();
@@ -605,17 +608,29 @@ fn add_slowpath(seeds: &mut Seeds) {
     let ends = [Request::Remove(3), commit(false), set(5, true), commit(true)];
     for pieces in [0, 1, 7, 255] {
         let first: Vec<_> = (0..20).map(|id| set(id, id % 2 == 0)).collect();
-        let packets = [said(&[Request::Hello(1)]), said(&first), said(&ends), said(&ends[1..])];
+        let packets = [said(&[Request::Hello(2)]), said(&first), said(&ends), said(&ends[1..])];
         seeds.add("slowpath", [&[pieces][..], &packets.concat()].concat());
     }
+    let queue = |vport, queue, weight, frames, bytes| {
+        Request::Queue(QueueSetting { vport, queue, weight, frames, bytes })
+    };
+    let queues = [
+        [queue(0, 1, 7, 3, 0), queue(0, 2, 0, 4096, 9000), commit(false)],
+        [set(1, false), queue(0, 2, 1000, 0, 1), commit(true)],
+        [set(2, false), queue(0, 1, 0, 21, 0), commit(false)],
+        [queue(1, 1, 1, 1, 1), queue(0, 3, 1, 0, 0), commit(true)],
+    ];
+    let packets: Vec<u8> = queues.iter().flat_map(|some| said(some)).collect();
+    seeds.add("slowpath", [&[1][..], &packets].concat());
     let asks = [
+        Request::Queues { number: 4, vport: 0, first: 1 },
         Request::Counters { number: 2, first: 1, count: 2 },
         Request::List { number: 3, first: 0 },
         Request::Frame { out: true, vport: 1, queue: 2, bytes: vec![1; 60] },
     ];
     seeds.add("slowpath", [&[9][..], &said(&asks)].concat());
     let Request::Set(filter) = set(1, true) else { return };
-    let counters = vec![Counter { packets: 1, bytes: 60 }; 3];
+    let counters = vec![Counter { packets: 2, bytes: 120, sent: 1, sent_bytes: 60 }; 3];
     let replies = [
         Reply::Welcome(Welcome::default()),
         Reply::Done { number: 1, filters: 2 },
@@ -623,6 +638,12 @@ fn add_slowpath(seeds: &mut Seeds) {
         Reply::Counters { number: 2, first: 0, counters, more: true },
         Reply::Filters { number: 3, filters: vec![filter; 2], more: false },
         Reply::Bye("enough".into()),
+        Reply::Queues {
+            number: 4,
+            first: 1,
+            queues: vec![QueueState { weight: 3, ..QueueState::default() }; 2],
+            more: true,
+        },
     ];
     for reply in replies {
         let mut bytes = Vec::new();

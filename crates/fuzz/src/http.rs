@@ -11,9 +11,10 @@ use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, FastpathChange, FastpathChanged,
     FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
-    FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, NodeProcess, Problem,
-    PullRequest, Report, RestartRequest, RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate,
-    TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary, WatchQuery,
+    FastpathQueues, FastpathQueuesQuery, FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange,
+    LinkRequest, NodeProcess, Problem, PullRequest, Report, RestartRequest, RoutesQuery,
+    ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet,
+    VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -190,6 +191,15 @@ impl Daemon for Nothing {
         _: &str,
         _: FastpathCountersQuery,
     ) -> Result<FastpathCounters, Problem> {
+        nothing()
+    }
+
+    fn fastpath_queues(
+        &self,
+        _: &str,
+        _: &str,
+        _: &FastpathQueuesQuery,
+    ) -> Result<FastpathQueues, Problem> {
         nothing()
     }
 

@@ -4,14 +4,28 @@
 //! that is replaced has another slot, and all of a [`Changes`] comes into force with the commit of its sets. That takes
 //! a bounded piece at a time, between two batches of frames; memory is taken by who makes these, not here.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use pdp_filters::{Filters, NONE, Refused};
-use pdp_proto::slowpath::{Action, Counter, Filter, Pattern};
+use pdp_proto::slowpath::{
+    Action, COUNTERS_MAX, Counter, Filter, NO_FILTER, Pattern, QueueSetting,
+};
+
+use crate::queues::{AtPorts, Queues, Setting};
 
 /// Steps that a look-up may take ([`Filters::new`]): sets of 100,000 filters take up to 1,400.
 const STEPS_MAX: usize = 2048;
 
 /// Filters that are tidied up between two looks at the time.
 const SETTLED_AT_ONCE: usize = 16;
+
+/// What a packet is counted by when it leaves: a counter's number in so many bits, and before it which tables it is of.
+const COUNTER_BITS: u32 = 17;
+const GENERATIONS: u32 = (1 << (u32::BITS - COUNTER_BITS)) - 1;
+const _: () = assert!(COUNTERS_MAX <= 1 << COUNTER_BITS);
+
+/// Queues that are looked at between two looks at the time.
+const QUEUES_CHECKED_AT_ONCE: usize = 16;
 
 /// Changes that come into force together, at most, where there may be so many filters.
 pub fn changes_max(filters_max: u32) -> usize {
@@ -32,22 +46,37 @@ pub enum Change {
 pub struct Changes {
     /// In order.
     pub all: Vec<Change>,
+    /// How queues are to be, [`QUEUES_SET_MAX`] at most; they come into force in one go.
+    pub queues: Vec<QueueSetting>,
     /// Filters that none of these sets go.
     pub sweep: bool,
     /// How many are staged, and how many ids were swept.
     staged: usize,
     swept: usize,
+    /// How many of `queues` were looked at.
+    checked: usize,
     /// What became of them: how many filters there are, or which one was refused and why. `None`: nothing yet.
     pub result: Option<Result<u32, (u32, NoRoom)>>,
 }
 
-/// Why a filter is refused.
+impl Changes {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.all.len() + self.queues.len()
+    }
+}
+
+/// Why a filter or a queue is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRoom {
     /// Look-ups would take too long.
     Crowded,
     /// No slot is free: each that is replaced takes one until the others are tidied up.
     Full,
+    /// The queue of a vport, counted from 1, that there is not; there are so many.
+    NoQueue(u8, u16, usize),
+    /// It may have no more frames, and bytes (0: as many as these have).
+    TooLong(u8, u16, u16, u32),
 }
 
 impl NoRoom {
@@ -58,6 +87,18 @@ impl NoRoom {
             Self::Full => {
                 "too many filters are replaced at once: commit a part of them first".into()
             }
+            Self::NoQueue(vport, _, 0) => {
+                format!("vport {vport} has no queues: say `queues` of its link's end in the spec")
+            }
+            Self::NoQueue(vport, queue, count) => {
+                format!("queue {queue} of vport {vport}: there are {count}, counted from 1")
+            }
+            Self::TooLong(vport, queue, frames, 0) => format!(
+                "queue {queue} of vport {vport} can have {frames} frames: raise its length in the spec for more"
+            ),
+            Self::TooLong(vport, queue, _, bytes) => format!(
+                "queue {queue} of vport {vport} can have {bytes} bytes: raise its length in the spec for more"
+            ),
         }
     }
 }
@@ -175,6 +216,8 @@ pub struct Actions {
     pub long: Option<Box<Set<5>>>,
     /// By number.
     pub counters: Vec<Counter>,
+    /// Which tables these are, of those that were made lately; never 0.
+    generation: u32,
     /// Filters, with those that are staged.
     count: u32,
     /// A bit for each id that the changes which are being staged set, if they sweep.
@@ -189,12 +232,15 @@ pub struct Actions {
 impl Actions {
     /// For so many filters of each length, and counters.
     pub fn new(filters_max: u32, counters: u32) -> Self {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
         let words = filters_max.div_ceil(64) as usize;
         Self {
             places: vec![NOWHERE; filters_max as usize],
             short: None,
             long: None,
             counters: vec![Counter::default(); counters as usize],
+            generation: made % GENERATIONS + 1,
             count: 0,
             marks: vec![0; words],
             before: Vec::with_capacity(2 * changes_max(filters_max) + filters_max as usize),
@@ -234,13 +280,30 @@ impl Actions {
         size_of::<Self>() + ids + before + counters + sets
     }
 
-    /// Counts a packet.
+    /// Counts a packet. Returns what is to be said when it leaves ([`Self::count_left`]).
     #[inline]
-    pub fn count_packet(&mut self, counter: u32, bytes: usize) {
-        if let Some(counter) = self.counters.get_mut(counter as usize) {
-            counter.packets += 1;
-            counter.bytes += bytes as u64;
+    pub fn count_packet(&mut self, counter: u32, bytes: usize) -> u32 {
+        let Some(here) = self.counters.get_mut(counter as usize) else { return 0 };
+        here.packets += 1;
+        here.bytes += bytes as u64;
+        self.generation << COUNTER_BITS | counter
+    }
+
+    /// Counts a packet that leaves, or that was counted so and did not (`back`). What other tables counted is nothing to
+    /// these.
+    #[inline]
+    pub fn count_left(&mut self, counted: u32, bytes: usize, back: bool) {
+        if counted >> COUNTER_BITS != self.generation {
+            return;
         }
+        let counter = counted & ((1 << COUNTER_BITS) - 1);
+        let Some(here) = self.counters.get_mut(counter as usize) else { return };
+        let (packets, bytes) = match back {
+            true => (1_u64.wrapping_neg(), (bytes as u64).wrapping_neg()),
+            false => (1, bytes as u64),
+        };
+        here.sent = here.sent.wrapping_add(packets);
+        here.sent_bytes = here.sent_bytes.wrapping_add(bytes);
     }
 
     /// The filter with this number, if there is one.
@@ -279,9 +342,24 @@ impl Actions {
 
     /// Goes on with changes, as long as `go_on` says; whether something has become of them. Others may be begun only then.
     /// Sets for patterns of the lengths that are among them are there.
-    pub fn apply(&mut self, changes: &mut Changes, mut go_on: impl FnMut() -> bool) -> bool {
+    pub fn apply(
+        &mut self,
+        changes: &mut Changes,
+        queues: &mut dyn AtPorts,
+        mut go_on: impl FnMut() -> bool,
+    ) -> bool {
         if !self.settle(&mut go_on) {
             return false;
+        }
+        while let Some(setting) = changes.queues.get(changes.checked) {
+            if let Err(refused) = check(setting, queues) {
+                changes.result = Some(Err((NO_FILTER, refused)));
+                return true;
+            }
+            changes.checked += 1;
+            if changes.checked.is_multiple_of(QUEUES_CHECKED_AT_ONCE) && !go_on() {
+                return false;
+            }
         }
         if changes.staged == 0 && changes.sweep {
             self.marks.fill(0);
@@ -310,6 +388,16 @@ impl Actions {
             }
         }
         self.end(true);
+        if changes.sweep {
+            queues.each(&mut Queues::unset);
+        }
+        for QueueSetting { vport, queue, weight, frames, bytes } in &changes.queues {
+            let (weight, frames, bytes) = (*weight as u16, *frames as u16, *bytes);
+            let to = Setting { weight, frames, bytes };
+            if let Some(queues) = queues.at(*vport) {
+                queues.set(usize::from(*queue).wrapping_sub(1), to);
+            }
+        }
         changes.result = Some(Ok(self.count));
         true
     }
@@ -386,6 +474,22 @@ impl Actions {
     }
 }
 
+/// Whether a queue can be so. What it may have at all was looked at before.
+fn check(setting: &QueueSetting, queues: &mut dyn AtPorts) -> Result<(), NoRoom> {
+    let QueueSetting { vport, queue, frames, bytes, .. } = *setting;
+    let Some(queues) = queues.at(vport) else { return Err(NoRoom::NoQueue(vport, queue, 0)) };
+    let Some(spec) = queues.spec(usize::from(queue).wrapping_sub(1)) else {
+        return Err(NoRoom::NoQueue(vport, queue, queues.count()));
+    };
+    if frames > u32::from(spec.frames) {
+        return Err(NoRoom::TooLong(vport, queue, spec.frames, 0));
+    }
+    if bytes > spec.bytes {
+        return Err(NoRoom::TooLong(vport, queue, spec.frames, spec.bytes));
+    }
+    Ok(())
+}
+
 /// A pattern's bits as words, the first bits first.
 pub fn words<const B: usize, const W: usize>(bytes: [u8; B]) -> [u64; W] {
     let word =
@@ -408,6 +512,16 @@ mod tests {
     use super::*;
 
     const IDS: u32 = 24;
+
+    struct NoQueues;
+
+    impl AtPorts for NoQueues {
+        fn at(&mut self, _: u8) -> Option<&mut Queues> {
+            None
+        }
+
+        fn each(&mut self, _: &mut dyn FnMut(&mut Queues)) {}
+    }
 
     /// What filters there are, each with when it was set, and what is found by looking at all.
     #[derive(Clone, Default)]
@@ -523,7 +637,7 @@ mod tests {
                 after.apply(&changes);
                 loop {
                     let mut left = piece;
-                    let done = actions.apply(&mut changes, || { left = left.saturating_sub(1); left > 0 });
+                    let done = actions.apply(&mut changes, &mut NoQueues, || { left = left.saturating_sub(1); left > 0 });
                     if done {
                         break;
                     }
@@ -557,7 +671,7 @@ mod tests {
         };
         let apply = |actions: &mut Actions, all: Vec<Change>| {
             let mut changes = Changes { all, ..Changes::default() };
-            while !actions.apply(&mut changes, || false) {}
+            while !actions.apply(&mut changes, &mut NoQueues, || false) {}
             changes.result.unwrap()
         };
         let all = |value| (0..64).map(|id| filter(id, id as u8 + value)).collect::<Vec<_>>();
@@ -571,6 +685,28 @@ mod tests {
         for value in [64, 128, 192, 64] {
             assert_eq!(apply(&mut actions, all(value)), Ok(64));
             assert_eq!(find(&actions, &[value; 16]), Some(action(value)));
+        }
+    }
+
+    #[test]
+    fn a_packet_that_leaves_counts_where_it_was_counted() {
+        let (mut one, mut two) = (Actions::new(8, 4), Actions::new(8, 4));
+        let counted = one.count_packet(3, 60);
+        assert_eq!(one.count_packet(4, 60), 0, "there is no such counter");
+        two.count_left(counted, 60, false);
+        one.count_left(0, 60, false);
+        assert!(two.counters.iter().chain(&one.counters).all(|it| it.sent == 0));
+        let counts =
+            |of: &Actions| [of.counters[3].packets, of.counters[3].sent, of.counters[3].sent_bytes];
+        for (bytes, back, wanted) in
+            [(60, false, [1, 1, 60]), (58, false, [1, 2, 118]), (58, true, [1, 1, 60])]
+        {
+            one.count_left(counted, bytes, back);
+            assert_eq!(counts(&one), wanted);
+        }
+        for _ in 0..GENERATIONS {
+            let mut next = Actions::new(0, 1);
+            assert!(next.count_packet(0, 1) != 0);
         }
     }
 }

@@ -231,6 +231,17 @@ impl Engine {
         forwarder.route(fib, &mut run);
     }
 
+    /// Counts frames that leave, each with `header_bytes` before it that do not count, by what their filters count with; or,
+    /// `back`, that were counted so and did not leave.
+    #[inline]
+    pub fn count_left(&mut self, frames: &[Packet], header_bytes: usize, back: bool) {
+        let actions = self.slowpath.as_mut().and_then(|it| it.actions.as_deref_mut());
+        let Some(actions) = actions else { return };
+        for packet in frames.iter().filter(|packet| packet.counted != 0) {
+            actions.count_left(packet.counted, packet.len() - header_bytes, back);
+        }
+    }
+
     /// Cycles that others took for it since this was asked before.
     pub fn take_owed(&self) -> u64 {
         self.slowpath.as_ref().map_or(0, SlowPath::take_owed)
@@ -374,7 +385,7 @@ impl Actions {
         copies: &mut Copies<'_>,
     ) -> bool {
         let frame = packet.frame();
-        self.count_packet(action.counter, run.bytes(frame).len());
+        run.packets[frame].counted = self.count_packet(action.counter, run.bytes(frame).len());
         run.packets[frame].queue = action.queue;
         if action.verdict == Verdict::Send {
             let to = action.data.first_chunk().copied().unwrap_or_default();
@@ -421,7 +432,8 @@ fn process_fields<const B: usize, const W: usize>(
         let found = set.as_ref().filter(|_| slot != NONE).zip(actions.as_deref_mut());
         let is_open = found.is_none_or(|(set, actions)| {
             let action = set.action(slot);
-            actions.count_packet(action.counter, run.bytes(frame).len());
+            let bytes = run.bytes(frame).len();
+            run.packets[frame].counted = actions.count_packet(action.counter, bytes);
             run.packets[frame].queue = action.queue;
             match action.verdict {
                 Verdict::Send => run.send_fields(fields, &action, frame, copies),

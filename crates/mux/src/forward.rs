@@ -9,13 +9,27 @@ use crate::engine::{Copies, Fate};
 use crate::meter::Stage;
 use crate::onward::FLOOD_FRAMES_MAX;
 use crate::packets::Batch;
+use crate::queues::{AtPorts, Queues};
 use crate::slowpath::Ways;
 use crate::trace;
-use crate::vnet::{Node, Router, Vnet};
+use crate::vnet::{Node, Port, Router, Vnet};
 
 /// Cycles of one visit in which frames are decided on; those that a node has together are all decided on then. What is
 /// left has its turn in the next visit.
 const FORWARD_CYCLES: u64 = 100_000;
+
+/// The ports of a node.
+struct Ports<'a>(&'a mut [Port]);
+
+impl AtPorts for Ports<'_> {
+    fn at(&mut self, vport: u8) -> Option<&mut Queues> {
+        self.0.get_mut(usize::from(vport))?.several_queues()
+    }
+
+    fn each(&mut self, act: &mut dyn FnMut(&mut Queues)) {
+        self.0.iter_mut().filter_map(Port::several_queues).for_each(act);
+    }
+}
 
 impl Vnet {
     /// Frames of nodes with engines, which it takes out of `batch`: those that go on leave by the ports that the engines
@@ -169,7 +183,10 @@ impl Vnet {
             let taken = self.waiting - self.buffers.filled + self.local.len() + out.len();
             let room = FLOOD_FRAMES_MAX.min(core.packets.free().saturating_sub(taken));
             let (local, out, missed) = (&mut self.local, &mut out, &mut missed);
-            let mut ways = Ways { packets: &mut core.packets, ports, local, out, missed, room };
+            let here = usize::from(ports.start)..usize::from(ports.end);
+            let queues = &mut Ports(&mut self.ports[here]);
+            let packets = &mut core.packets;
+            let mut ways = Ways { packets, ports, local, out, missed, room, queues };
             work += usize::from(engine.tend(core.now_ns, core.meter.clock()));
             work += usize::from(engine.obey(&mut ways, core.meter.clock()));
         }

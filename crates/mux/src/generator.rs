@@ -143,7 +143,7 @@ impl Generator {
 impl Exit for Generator {
     fn receive(&mut self, room: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Option<u64> {
         let before = frames.len();
-        let room = room.min(tools.packets.free().saturating_sub(KEEP_FREE));
+        let room = room.min(tools.packets.at_hand().saturating_sub(KEEP_FREE));
         let due_ns = self.make(tools.now_ns, room, tools.packets, frames);
         tools.counters.received += (frames.len() - before) as u64;
         due_ns

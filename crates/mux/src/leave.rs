@@ -19,10 +19,11 @@ use crate::class::{Room, on_wire};
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::encapsulate::Way;
+use crate::engine::Engine;
 use crate::meter::Stage;
 use crate::packets::Batch;
 use crate::shape::Offered;
-use crate::vnet::{PortLink, Vnet};
+use crate::vnet::{Node, PortLink, Vnet};
 
 /// Frames of a vlink that wait for the next hop of its tunnel. The oldest ends for one more.
 pub const HELD_FRAMES_MAX: usize = 16;
@@ -71,6 +72,12 @@ impl Row {
 /// Bytes that wrapped frames take on an interface.
 fn wire_bytes(frames: &[Packet]) -> u64 {
     frames.iter().map(|packet| u64::from(on_wire(packet.len()))).sum()
+}
+
+/// The engine of a node, which counts what leaves; `has` says whether any node has one.
+#[inline]
+fn counting(has: bool, nodes: &mut [Node], node: usize) -> Option<&mut Engine> {
+    if has { nodes[node].engine() } else { None }
 }
 
 impl PortLink {
@@ -258,6 +265,10 @@ impl Vnet {
             .and_then(|link| link.line.as_ref())
             .is_some_and(|line| !line.is_open())
         {
+            if let Some(engine) = counting(self.has_engines, &mut self.nodes, here.node) {
+                engine.count_left(frames, 0, false);
+                frames.iter_mut().for_each(|packet| packet.counted = 0);
+            }
             return self.impair(core, row.port, frames);
         }
         self.carry(core, row, frames);
@@ -362,7 +373,12 @@ impl Vnet {
         };
         let to = match link.way {
             Way::Port(to) => to,
-            Way::Segment(at, end) => return self.enter_all(core, (at, end), row, frames),
+            Way::Segment(at, end) => {
+                if let Some(engine) = counting(self.has_engines, &mut self.nodes, here.node) {
+                    engine.count_left(frames, 0, false);
+                }
+                return self.enter_all(core, (at, end), row, frames);
+            }
             Way::Outside(_) => {
                 // Queues let no more go than has room.
                 let had_turn = link.shaper.has_queues() && link.line.is_none();
@@ -378,6 +394,9 @@ impl Vnet {
         };
         here.counters.sent += row.frames as u64;
         here.counters.sent_bytes += row.bytes as u64;
+        if let Some(engine) = counting(self.has_engines, &mut self.nodes, here.node) {
+            engine.count_left(frames, 0, false);
+        }
         let there = &self.ports[usize::from(to)];
         let node = &self.nodes[there.node].name;
         core.tracer.note(row.mark, "send", || format!("by the vlink to {node}:{}", there.name));
@@ -436,6 +455,10 @@ impl Vnet {
             frames.iter_mut().for_each(|packet| packet.mark = class.mark());
             class.add(frames.len(), wire_bytes(frames));
         }
+        let mut engine = counting(self.has_engines, &mut self.nodes, here.node);
+        if let Some(engine) = &mut engine {
+            engine.count_left(frames, header_bytes, false);
+        }
         let why = match core.exits(slot) {
             Some((exits, mut tools)) => exits.send(exit, &mut tools, frames),
             None => Reason::ExternalGone,
@@ -443,6 +466,9 @@ impl Vnet {
         if let Some(class) = class.filter(|_| !frames.is_empty()) {
             frames.iter_mut().for_each(|packet| packet.mark = row.mark);
             class.sub(frames.len(), wire_bytes(frames));
+        }
+        if let Some(engine) = engine.filter(|_| !frames.is_empty()) {
+            engine.count_left(frames, header_bytes, true);
         }
         let left_bytes: usize = frames.iter().map(|packet| packet.len() - header_bytes).sum();
         let sent = row.frames - frames.len();
@@ -492,7 +518,8 @@ impl Vnet {
             }
             // As for frames that wait for a rate.
             if !in_turn
-                && (link.held.len() > HELD_FRAMES_MAX || self.waiting > core.packets.free())
+                && (link.held.len() > HELD_FRAMES_MAX
+                    || self.waiting - self.buffers.filled > core.packets.free())
                 && let Some(oldest) = link.held.pop()
             {
                 self.waiting -= 1;

@@ -17,6 +17,7 @@ use std::mem;
 use pdp_afxdp::{Packet, prefetch};
 use pdp_proto::limits::{OVERHEAD_BYTES_MAX, QUEUES_MAX, WEIGHT_MAX};
 use pdp_proto::mux::{self, Leaving, QueueStats};
+use pdp_proto::slowpath::QueueState;
 use pdp_wire::ecn;
 
 use crate::packets::Packets;
@@ -77,9 +78,11 @@ impl Buffers {
 #[derive(Debug)]
 pub struct Queues {
     queues: Box<[Queue]>,
-    /// What each is known by when there are others, of its name; and their numbers in the order of these.
-    keys: Box<[u64]>,
+    /// What else is known of each; and their numbers in the order of its keys.
+    known: Box<[Known]>,
     by_key: Box<[u16]>,
+    /// Queues that a program has set.
+    set: usize,
     /// The queue of each DSCP.
     of_dscp: [u16; DSCPS],
     /// What each frame counts beyond its bytes.
@@ -107,6 +110,46 @@ pub struct Queues {
 struct Place {
     frame: Option<Packet>,
     next: u32,
+}
+
+/// What is known of a queue and seldom looked at.
+#[derive(Debug)]
+struct Known {
+    /// Knows it again when there are others: of its name.
+    key: u64,
+    /// What its spec says, and what a program has set within that; 0: nothing.
+    spec: Setting,
+    set: Setting,
+}
+
+/// How a queue is to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Setting {
+    /// Its part beside others that have frames.
+    pub weight: u16,
+    /// Frames that may wait in it.
+    pub frames: u16,
+    /// Bytes that may, as they count; [`u32::MAX`]: as many as these frames have.
+    pub bytes: u32,
+}
+
+impl Setting {
+    /// What is set holds within what the spec says.
+    fn within(self, spec: Self) -> Self {
+        let or = |set: u32, spec: u32| if set == 0 { spec } else { set };
+        let weight = or(self.weight.into(), spec.weight.into()).clamp(1, WEIGHT_MAX) as u16;
+        let frames = or(self.frames.into(), spec.frames.into()) as u16;
+        let bytes = or(self.bytes, spec.bytes).min(spec.bytes);
+        Self { weight, frames: frames.min(spec.frames), bytes }
+    }
+}
+
+/// The queues at the ports of a node.
+pub trait AtPorts {
+    /// Those where a vport's frames leave, where these are several.
+    fn at(&mut self, vport: u8) -> Option<&mut Queues>;
+    /// Does so with all of them.
+    fn each(&mut self, act: &mut dyn FnMut(&mut Queues));
 }
 
 /// In one line of the caches: where there are many, a frame costs few of them.
@@ -161,6 +204,10 @@ impl Queue {
         }
     }
 
+    fn setting(&self) -> Setting {
+        Setting { weight: self.weight, frames: self.frames_max, bytes: self.bytes_max }
+    }
+
     /// How many of the packets that are set aside for it frames are in.
     fn filled(&self) -> u32 {
         self.frames.min(self.buffers.into())
@@ -188,14 +235,20 @@ impl Queues {
             }
         }
         let queues: Box<[_]> = spec.iter().map(|queue| Queue::new(queue, leaving)).collect();
-        let keys: Box<[_]> = spec.iter().map(|queue| key(&queue.name)).collect();
+        let known = queues.iter().zip(spec).map(|(queue, spec)| Known {
+            key: key(&spec.name),
+            spec: queue.setting(),
+            set: Setting::default(),
+        });
+        let known: Box<[_]> = known.collect();
         let mut by_key: Box<[u16]> = (0..).take(queues.len()).collect();
-        by_key.sort_unstable_by_key(|at| keys[usize::from(*at)]);
+        by_key.sort_unstable_by_key(|at| known[usize::from(*at)].key);
         let reserved = queues.iter().map(|queue| u32::from(queue.buffers)).sum();
         Some(Box::new(Self {
             queues,
-            keys,
+            known,
             by_key,
+            set: 0,
             of_dscp,
             overhead_bytes: leaving.overhead_bytes,
             places: vec![],
@@ -378,8 +431,11 @@ impl Queues {
     pub fn take_over(&mut self, old: &mut Self) {
         (self.places, self.free) = (mem::take(&mut old.places), old.free);
         self.waiting = mem::take(&mut old.waiting);
-        for (was, key) in old.queues.iter_mut().zip(&old.keys) {
-            let Some(at) = self.find(*key) else { continue };
+        for (was, known) in old.queues.iter_mut().zip(&old.known) {
+            let Some(at) = self.find(known.key) else { continue };
+            if known.set != Setting::default() {
+                self.set(at, known.set);
+            }
             let here = &mut self.queues[at];
             if here.frames == 0 {
                 (here.first, here.last) = (was.first, was.last);
@@ -400,13 +456,13 @@ impl Queues {
         // In the order in which they stood there. What the first one has of others is in the ring once.
         let mut next = old.turn;
         while let Some(was) = old.queues.get(next as usize) {
-            let at = self.find(old.keys[next as usize]).unwrap_or(0);
+            let at = self.find(old.known[next as usize].key).unwrap_or(0);
             if !self.is_in_ring(at) {
                 self.enter(at);
             }
             next = was.next;
         }
-        let key = |all: &Self| all.keys.get(all.turn as usize).copied();
+        let key = |all: &Self| all.known.get(all.turn as usize).map(|turn| turn.key);
         self.has_quantum = old.has_quantum && key(self) == key(old);
         self.filled = self.queues.iter().map(Queue::filled).sum();
         old.filled = 0;
@@ -414,12 +470,66 @@ impl Queues {
 
     /// The queue with this key.
     fn find(&self, key: u64) -> Option<usize> {
-        let found = self.by_key.binary_search_by_key(&key, |at| self.keys[usize::from(*at)]);
+        let found = self.by_key.binary_search_by_key(&key, |at| self.known[usize::from(*at)].key);
         found.ok().map(|at| self.by_key[at].into())
     }
 
     fn is_in_ring(&self, queue: usize) -> bool {
         self.queues[queue].next != NONE || self.last as usize == queue && self.turn != NONE
+    }
+
+    /// Has a queue, if there is one, be so within what its spec says, whatever waits in it.
+    pub fn set(&mut self, queue: usize, to: Setting) {
+        let is_in_ring = queue < self.queues.len() && self.is_in_ring(queue);
+        let (Some(here), Some(known)) = (self.queues.get_mut(queue), self.known.get_mut(queue))
+        else {
+            return;
+        };
+        let (is_set, was_set) = (to != Setting::default(), known.set != Setting::default());
+        self.set = self.set + usize::from(is_set) - usize::from(was_set);
+        known.set = to;
+        let Setting { weight, frames, bytes } = to.within(known.spec);
+        if is_in_ring {
+            self.weights = self.weights - u32::from(here.weight) + u32::from(weight);
+        }
+        (here.weight, here.frames_max, here.bytes_max) = (weight, frames, bytes);
+    }
+
+    /// Has all be as their specs say.
+    pub fn unset(&mut self) {
+        for queue in 0..self.queues.len() {
+            if self.set == 0 {
+                return;
+            }
+            if self.known[queue].set != Setting::default() {
+                self.set(queue, Setting::default());
+            }
+        }
+    }
+
+    /// What the spec of a queue says, if there is one.
+    pub fn spec(&self, queue: usize) -> Option<Setting> {
+        self.known.get(queue).map(|known| known.spec)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// How each is, in order, from one of them on.
+    pub fn states(&self, from: usize) -> impl Iterator<Item = QueueState> {
+        self.queues.iter().skip(from).map(|queue| QueueState {
+            weight: queue.weight.into(),
+            frames: queue.frames_max.into(),
+            bytes: if queue.bytes_max == u32::MAX { 0 } else { queue.bytes_max },
+            buffers: queue.buffers.into(),
+            waiting: queue.frames,
+            waiting_bytes: queue.bytes,
+            sent: queue.sent,
+            sent_bytes: queue.sent_bytes,
+            dropped: queue.dropped,
+        })
     }
 
     /// What was counted of each, in order, from one of them on.
@@ -465,6 +575,8 @@ mod tests {
         Pop,
         /// From now on these, with these weights.
         Change(Vec<(u8, u32)>),
+        /// One has another weight and length from now on.
+        Set(u8, Setting),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -475,6 +587,9 @@ mod tests {
             8 => (any::<u8>(), 0usize..1700).prop_map(|(at, bytes)| Step::Put(at, bytes)),
             7 => Just(Step::Pop),
             1 => change.prop_map(Step::Change),
+            2 => (any::<u8>(), 0..1000u16, 0..20u16).prop_map(|(at, weight, frames)| {
+                Step::Set(at, Setting { weight, frames, bytes: 0 })
+            }),
         ]
     }
 
@@ -494,6 +609,7 @@ mod tests {
                 *Queues::of(&spec, &Leaving { overhead_bytes: 24, ..Leaving::default() }).unwrap()
             };
             let mut names = vec![(0, 1)];
+            let mut set: BTreeMap<u8, Setting> = BTreeMap::new();
             let mut queues = of(&names);
             let mut model: BTreeMap<u8, VecDeque<u32>> = BTreeMap::new();
             for (mark, step) in (0..).zip(steps.into_iter().chain([const { Step::Pop }; 300])) {
@@ -503,7 +619,9 @@ mod tests {
                         let packet = sized(free.pop().unwrap(), bytes, mark);
                         let waits = model.get(&names[at].0).map_or(0, VecDeque::len);
                         for spare in 0..14 {
-                            let fits = waits < 12 && waits < buffers_of(names[at].1) + spare;
+                            let most = set.get(&names[at].0).map_or(0, |it| it.frames.into());
+                            let most = if most == 0 { 12 } else { most.min(12) };
+                            let fits = waits < most && waits < buffers_of(names[at].1) + spare;
                             prop_assert_eq!(queues.has_room(at, &packet, spare), fits);
                         }
                         queues.put(at, packet);
@@ -525,7 +643,13 @@ mod tests {
                         prop_assert_eq!(queues.stats(at).next().unwrap().waiting, waits as u64);
                         free.push(packet);
                     }
+                    Step::Set(at, to) => {
+                        let at = usize::from(at) % names.len();
+                        queues.set(at, to);
+                        set.insert(names[at].0, to);
+                    }
                     Step::Change(to) => {
+                        set.retain(|name, _| to.iter().any(|it| it.0 == *name));
                         let mut new = of(&to);
                         new.take_over(&mut queues);
                         let gone = names.iter().filter(|(name, _)| to.iter().all(|it| it.0 != *name));
@@ -537,6 +661,14 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(queues.waiting(), model.values().map(VecDeque::len).sum::<usize>());
+                let in_ring = queues.queues.iter().filter(|queue| queue.frames > 0);
+                prop_assert_eq!(queues.weights, in_ring.map(|it| u32::from(it.weight)).sum::<u32>());
+                let has = queues.states(0).map(|it| it.weight).collect::<Vec<_>>();
+                let wanted = |(name, weight): &(u8, u32)| match set.get(name) {
+                    Some(it) if it.weight > 0 => it.weight.into(),
+                    _ => *weight,
+                };
+                prop_assert_eq!(has, names.iter().map(wanted).collect::<Vec<_>>());
                 let filled = names.iter().map(|(name, weight)| {
                     model.get(name).map_or(0, VecDeque::len).min(buffers_of(*weight))
                 });

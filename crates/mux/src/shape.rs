@@ -130,6 +130,11 @@ impl Shaper {
         self.queues.is_some()
     }
 
+    /// Its several queues.
+    pub fn queues(&mut self) -> Option<&mut Queues> {
+        self.queues.as_deref_mut()
+    }
+
     /// Whether it has no rate that frames in its one queue could wait for.
     pub fn waits_for_capacity(&self) -> bool {
         self.queues.is_none() && self.bucket.is_unlimited()

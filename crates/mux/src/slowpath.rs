@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pdp_proto::mux;
-use pdp_proto::slowpath::{Counter, Filter};
+use pdp_proto::slowpath::{Counter, Filter, QueueState};
 use pdp_wire::tag::PuntClass;
 use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::actions::{Actions, Changes, Set};
 use crate::packets::{Batch, Packets};
+use crate::queues::AtPorts;
 use crate::wake::{RungLast, Wake};
 
 /// Jobs of an engine that are under way.
@@ -37,6 +38,9 @@ pub enum Job {
     Count(u32, Vec<Counter>),
     /// Filters from this id on; comes back with as many as there is room for, and the id where to go on, if there are more.
     List(u32, Vec<Filter>, Option<u32>),
+    /// The queues of a vport, from one on, counted from 0; comes back with as many as there is room for, and whether
+    /// there are more.
+    Queues(u8, u16, Vec<QueueState>, bool),
     /// A frame.
     Send {
         /// Out of the vport, and not in by it.
@@ -99,7 +103,6 @@ pub struct Desk {
 }
 
 /// Where frames of programs go.
-#[derive(Debug)]
 pub struct Ways<'a> {
     /// Where there are packets.
     pub packets: &'a mut Packets,
@@ -113,6 +116,8 @@ pub struct Ways<'a> {
     pub missed: &'a mut Vec<u16>,
     /// Packets that may be taken.
     pub room: usize,
+    /// Where they wait.
+    pub queues: &'a mut dyn AtPorts,
 }
 
 /// The engine's end.
@@ -221,7 +226,8 @@ impl SlowPath {
             Job::Commit(all, done) => {
                 let Some(actions) = &mut self.actions else { return true };
                 while let Some(commit) = all.get_mut(*done) {
-                    if commit.wrong.is_none() && !actions.apply(&mut commit.changes, &mut go_on) {
+                    let Commit { changes, wrong, .. } = commit;
+                    if wrong.is_none() && !actions.apply(changes, ways.queues, &mut go_on) {
                         return false;
                     }
                     *done += 1;
@@ -233,6 +239,13 @@ impl SlowPath {
             Job::Count(first, counters) => {
                 let of = self.actions.iter().flat_map(|it| &it.counters).skip(*first as usize);
                 counters.iter_mut().zip(of).for_each(|(to, of)| *to = *of);
+            }
+            Job::Queues(vport, first, states, more) => {
+                if let Some(queues) = ways.queues.at(*vport) {
+                    let room = states.capacity();
+                    states.extend(queues.states((*first).into()).take(room));
+                    *more = queues.count() > usize::from(*first) + states.len();
+                }
             }
             Job::List(next, filters, more) => return self.list(next, filters, more, go_on),
             Job::Send { out, vport, queue, bytes } => ways.send(*out, *vport, *queue, bytes),

@@ -24,7 +24,7 @@ use crate::order::Order;
 use crate::packets::Batch;
 use crate::peer::{Guest, Silence};
 use crate::police::TokenBucket;
-use crate::queues::Buffers;
+use crate::queues::{Buffers, Queues};
 use crate::segment::Segment;
 use crate::shape::{Held, LOCAL_RATE, Shaper};
 use crate::timers::Timers;
@@ -151,6 +151,12 @@ impl Node {
         self.first as u16..(self.first + self.count) as u16
     }
 
+    /// What forwards in the place of guests.
+    #[inline]
+    pub(crate) fn engine(&mut self) -> Option<&mut Engine> {
+        self.router.as_mut()?.engine.as_deref_mut()
+    }
+
     pub(crate) fn guests(&self) -> impl Iterator<Item = &Guest> {
         self.router.iter().flat_map(|router| &router.guests)
     }
@@ -234,6 +240,11 @@ impl Port {
     /// What its queues have set aside for them.
     fn buffers(&self) -> Buffers {
         self.link.as_ref().map_or_else(Buffers::default, |link| link.shaper.buffers())
+    }
+
+    /// Its queues, where there are several.
+    pub(crate) fn several_queues(&mut self) -> Option<&mut Queues> {
+        self.link.as_mut()?.shaper.queues()
     }
 
     /// Counters of its queues, from one of them on.
@@ -854,6 +865,10 @@ fn take_over_guests(
         {
             // The new one was not in use yet.
             mem::swap(new, was);
+        } else if old.engine.is_some() {
+            // What its programs have set goes with it.
+            let ports = &mut ports[node.first..node.first + node.count];
+            ports.iter_mut().filter_map(Port::several_queues).for_each(Queues::unset);
         }
     }
     for was in &mut old.guests {

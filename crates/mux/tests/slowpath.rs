@@ -10,8 +10,8 @@ use common::*;
 use pdp_mux::control::Mux;
 use pdp_proto::mux::*;
 use pdp_proto::slowpath::{
-    Action, COUNTERS_MAX, Counter, FILTERS_MAX, Filter, PACKET_BYTES_MAX, Pattern, Reply as Answer,
-    Request as Ask, VERSION, Verdict, Welcome,
+    Action, COUNTERS_MAX, Counter, FILTERS_MAX, Filter, PACKET_BYTES_MAX, Pattern, QueueSetting,
+    QueueState, Reply as Answer, Request as Ask, VERSION, Verdict, Welcome,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -114,6 +114,23 @@ impl Program {
         }
     }
 
+    fn queues(&mut self, vport: u8) -> Vec<QueueState> {
+        self.tell(&[Ask::Queues { number: 97, vport, first: 1 }]);
+        let mut all = vec![];
+        loop {
+            match self.hear() {
+                Answer::Queues { number: 97, first, queues, more } => {
+                    assert_eq!(usize::from(first), all.len() + 1);
+                    all.extend(queues);
+                    if !more {
+                        return all;
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
     /// Why it is disconnected.
     fn bye(&mut self) -> String {
         loop {
@@ -199,8 +216,12 @@ fn a_slow_path_says_what_becomes_of_packets() {
     assert!(h1.out(0, &original));
     assert_eq!(h1.expect(1)[0].1, original);
     assert_eq!(h2.expect(1)[0].1, original);
-    let counted = |packets| Counter { packets, bytes: packets * bytes };
-    assert_eq!(program.counters(0, 4), [counted(3), counted(1), counted(1), counted(0)]);
+    let counted =
+        |packets, sent| Counter { packets, bytes: packets * bytes, sent, sent_bytes: sent * bytes };
+    assert_eq!(
+        program.counters(0, 4),
+        [counted(3, 0), counted(1, 1), counted(1, 1), counted(0, 0)]
+    );
     assert_eq!(dropped(&node_stats(&mux, "red", "r1"), "filtered"), 4);
     // Frames of the program itself: out of a port as they are, and in by one through all that others go through.
     let frame = packet([10, 2, 0, 2], 8);
@@ -209,7 +230,7 @@ fn a_slow_path_says_what_becomes_of_packets() {
     assert_eq!(h1.expect(1)[0].1, frame);
     let [(_, through)] = &h2.expect(1)[..] else { panic!("one frame") };
     assert_eq!((mark_of(through), &through[..6]), (8, &host_mac(2)[..]));
-    assert_eq!(program.counters(1, 1), [counted(2)]);
+    assert_eq!(program.counters(1, 1), [counted(2, 2)]);
     // What there is.
     let asked: Vec<_> = all
         .iter()
@@ -473,6 +494,186 @@ fn filters_and_programs_choose_the_queue() {
         .map(|queue| queue.sent)
         .collect();
     assert_eq!(sent, [4, 3, 3]);
+    assert_adds_up(&stats_of(&mux));
+}
+
+/// The link behind the router's second port, and which of its ends is the router's.
+fn right_link(vnet: &mut Vnet) -> (&mut Vlink, usize) {
+    let right = vnet.vlinks.iter_mut().find(|link| link.name == "right").unwrap();
+    let at = right.ends.iter().position(|end| *end == port("r1", 1)).unwrap();
+    (right, at)
+}
+
+/// Before the queue and behind it: the difference is what was dropped there, or still waits.
+#[test]
+fn counters_have_what_met_filters_and_what_left() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (mut vnet, _mirror, [_tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (8, 4));
+    let (right, at) = right_link(&mut vnet);
+    let slow = Leaving {
+        rate_bps: Some(200_000),
+        burst_bytes: 2048,
+        queue_frames: 8,
+        ..right.leaving[at]
+    };
+    right.leaving[at] = slow;
+    put(&mux, &vnet);
+    let (mut program, _) = Program::start(&vnet);
+    let mut data = [0; 16];
+    data[..6].copy_from_slice(&host_mac(2));
+    let counted = |counter, action: Action| Action { counter, ..action };
+    let copied =
+        Action { copies_count: 1, copies: [1, 0, 0, 0, 0, 0, 0, 0], ..does(Verdict::Drop) };
+    let all = [
+        filter(0, to([10, 2, 0, 2]), counted(0, does(Verdict::Pass))),
+        filter(1, to([10, 9, 0, 1]), counted(1, Action { data, vport: 1, ..does(Verdict::Send) })),
+        filter(2, to([10, 9, 0, 2]), counted(2, copied)),
+    ];
+    assert_eq!(program.commit(&all, false), Ok(3));
+    let mut send = |address, count| {
+        for mark in 0..count {
+            assert!(h1.out(0, &packet(address, mark)));
+        }
+    };
+    send([10, 9, 0, 2], 5);
+    for _ in 0..60 {
+        send([10, 9, 0, 1], 1);
+        send([10, 2, 0, 2], 1);
+    }
+    send([10, 2, 0, 2], 40);
+    let port = |mux: &Mux| stats_of(mux).vnets["red"].nodes["r1"].ports["eth1"].clone();
+    let packets = |all: &[Counter]| all.iter().map(|it| it.packets).collect::<Vec<_>>();
+    eventually("all are counted", || packets(&program.counters(0, 4)) == [100, 60, 5, 0]);
+    eventually("nothing waits", || {
+        let some = program.counters(0, 4);
+        assert!(some.iter().all(|it| it.sent <= it.packets && it.sent_bytes == it.sent * 60));
+        let here = port(&mux);
+        here.waiting == 0 && here.sent + here.dropped.values().sum::<u64>() == 165
+    });
+    let counters = program.counters(0, 4);
+    assert_eq!(packets(&counters), [100, 60, 5, 0]);
+    let here = port(&mux);
+    // Copies are among what the port sent and dropped, and nowhere else.
+    let copies = here.sent - counters.iter().map(|it| it.sent).sum::<u64>();
+    assert_eq!((counters[2].sent, counters[3].sent), (0, 0));
+    let missing: u64 = counters[..2].iter().map(|it| it.packets - it.sent).sum();
+    assert_eq!(missing + (5 - copies), here.dropped["queue-full"]);
+    assert!(missing > 50 && counters[0].sent > 0 && counters[1].sent > 0, "{counters:?}");
+    h2.expect(here.sent as usize);
+    // What waits when the counters become others counts nowhere.
+    send([10, 2, 0, 2], 40);
+    eventually("all are counted", || program.counters(0, 1)[0].packets == 140);
+    let router = vnet.nodes[0].router.as_mut().unwrap();
+    router.engine.as_mut().unwrap().slowpath.as_mut().unwrap().filters += 1;
+    put(&mux, &vnet);
+    let (mut program, _) = Program::start(&vnet);
+    eventually("nothing waits", || port(&mux).waiting == 0);
+    assert_eq!(program.counters(0, 4), [Counter::default(); 4]);
+    assert_adds_up(&stats_of(&mux));
+}
+
+/// Within what the spec says, all of a batch or nothing, as long as the engine's tables last.
+#[test]
+fn a_program_sets_its_queues_within_what_the_spec_says() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (mut vnet, _mirror, [_tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (8, 4));
+    let (right, at) = right_link(&mut vnet);
+    right.leaving[at] = Leaving {
+        rate_bps: Some(200_000),
+        burst_bytes: 2048,
+        queue_frames: 50,
+        ..right.leaving[at]
+    };
+    let queue = |number: usize| Queue {
+        name: format!("q{number}"),
+        weight: 10,
+        bytes: if number == 2 { 9000 } else { 0 },
+        frames: if number == 2 { 4096 } else { 0 },
+        ..Queue::default()
+    };
+    right.queues = vec![vec![]; 2];
+    right.queues[at] = (0..300).map(queue).collect();
+    put(&mux, &vnet);
+    let (mut program, _) = Program::start(&vnet);
+    let set = |vport, queue, weight, frames, bytes| {
+        Ask::Queue(QueueSetting { vport, queue, weight, frames, bytes })
+    };
+    let has = |program: &mut Program, queue: usize| {
+        let it = program.queues(1)[queue - 1];
+        (it.weight, it.frames, it.bytes)
+    };
+    assert_eq!(program.queues(1).len(), 300);
+    assert!(program.queues(0).is_empty());
+    assert_eq!((has(&mut program, 1), has(&mut program, 3)), ((10, 50, 0), (10, 4096, 9000)));
+    // With filters, together.
+    let first = filter(0, to([10, 2, 0, 2]), Action { queue: 2, ..does(Verdict::Pass) });
+    let all = [first.clone(), set(1, 1, 30, 0, 0), set(1, 2, 0, 2, 0), set(1, 3, 1, 7, 8999)];
+    assert_eq!(program.commit(&all, false), Ok(1));
+    let wanted = [(30, 50, 0), (10, 2, 0), (1, 7, 8999)];
+    let three = |program: &mut Program| [1, 2, 3].map(|queue| has(program, queue));
+    assert_eq!(three(&mut program), wanted);
+    // Or not at all.
+    let second = filter(1, to([10, 9, 0, 1]), does(Verdict::Drop));
+    for (wrong, said) in [
+        (set(1, 301, 1, 1, 0), "queue 301 of vport 1: there are 300, counted from 1"),
+        (set(1, 0, 1, 1, 0), "queue 0 of vport 1: they are counted from 1"),
+        (set(0, 1, 1, 1, 0), "vport 0 has no queues: say `queues` of its link's end in the spec"),
+        (set(2, 1, 1, 1, 0), "vport 2: there are 2, from 0 on"),
+        (set(1, 1, 1001, 1, 0), "queue 1 of vport 1: weight 1001 is above 1000"),
+        (
+            set(1, 1, 1, 51, 0),
+            "queue 1 of vport 1 can have 50 frames: raise its length in the spec for more",
+        ),
+        (
+            set(1, 3, 1, 1, 9001),
+            "queue 3 of vport 1 can have 9000 bytes: raise its length in the spec for more",
+        ),
+    ] {
+        let refused = program.commit(&[second.clone(), set(1, 1, 7, 7, 0), wrong], false);
+        assert_eq!(refused, Err((u32::MAX, said.into())));
+        assert_eq!((three(&mut program), program.list().len()), (wanted, 1), "{said}");
+    }
+    // What is set holds at once: of twenty frames beyond the burst two wait, whatever the spec allows.
+    for mark in 0..80 {
+        assert!(h1.out(0, &packet([10, 2, 0, 2], mark)));
+    }
+    eventually("some are dropped", || {
+        let it = program.queues(1)[1];
+        assert!(it.waiting <= 2);
+        it.sent + it.dropped + u64::from(it.waiting) == 80 && it.dropped > 20
+    });
+    // Another link, and a new spec of the queues: what was set goes on, within that.
+    let (right, at) = right_link(&mut vnet);
+    right.queues[at][0].frames = 40;
+    right.queues[at].swap(1, 2);
+    right.queues[at][1].bytes = 5000;
+    put(&mux, &vnet);
+    assert_eq!(three(&mut program), [(30, 40, 0), (1, 7, 5000), (10, 2, 0)]);
+    // Who starts anew says all that it wants.
+    drop(program);
+    let (mut program, _) = Program::start(&vnet);
+    assert_eq!(program.commit(&[first.clone(), set(1, 2, 5, 0, 0)], true), Ok(1));
+    assert_eq!(three(&mut program), [(10, 40, 0), (5, 4096, 5000), (10, 50, 0)]);
+    // With other tables nothing is set any more.
+    let router = vnet.nodes[0].router.as_mut().unwrap();
+    router.engine.as_mut().unwrap().slowpath.as_mut().unwrap().counters += 1;
+    put(&mux, &vnet);
+    let (mut program, _) = Program::start(&vnet);
+    assert_eq!(three(&mut program), [(10, 40, 0), (10, 4096, 5000), (10, 50, 0)]);
+    // Nonsense.
+    let many = vec![set(1, 1, 1, 1, 0); 4097];
+    program.tell(&many);
+    assert_eq!(program.bye(), "more than 4096 queues are set in one commit");
+    for (nonsense, said) in [
+        (Ask::Queues { number: 1, vport: 2, first: 1 }, "vport 2: there are 2, from 0 on"),
+        (Ask::Queues { number: 1, vport: 1, first: 0 }, "queue 0: they are counted from 1"),
+    ] {
+        let (mut program, _) = Program::start(&vnet);
+        program.tell(&[nonsense]);
+        assert_eq!(program.bye(), said);
+    }
+    let sent = stats_of(&mux).vnets["red"].nodes["r1"].ports["eth1"].sent;
+    h2.expect(sent as usize);
     assert_adds_up(&stats_of(&mux));
 }
 

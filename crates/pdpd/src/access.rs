@@ -207,6 +207,7 @@ const RULES: &[(&str, &str, Right)] = &[
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/logs/{process}", Right::ReadVnet),
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", Right::ReadVnet),
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters", Right::ReadVnet),
+    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues", Right::ReadVnet),
     ("POST", "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", Right::ChangeVnet),
     ("POST", "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames", Right::EnterVnet),
     ("GET", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture", Right::EnterVnet),

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use pdp_api::{
     FASTPATH_COUNTERS_AT_ONCE, FASTPATH_FILTERS_AT_ONCE, FastpathChange, FastpathChanged,
     FastpathCounter, FastpathCounters, FastpathCountersQuery, FastpathFilter, FastpathFilters,
-    FastpathFiltersQuery, FastpathFrame, FastpathVerdict, FastpathWay, Problem, ProblemKind,
+    FastpathFiltersQuery, FastpathFrame, FastpathQueue, FastpathQueueSetting, FastpathQueues,
+    FastpathQueuesQuery, FastpathVerdict, FastpathWay, Problem, ProblemKind,
 };
 use pdp_slowpath::{
-    Action, Change, Code, Connection, DATA_BYTES, Error, Filter, NO_COUNTER, Verdict, Way, copied,
-    pattern,
+    Action, Change, Code, Connection, DATA_BYTES, Error, Filter, NO_COUNTER, QUEUES_SET_MAX,
+    QueueSetting, Verdict, Way, copied, pattern,
 };
 
 use crate::host::words;
@@ -87,7 +88,14 @@ impl FastPath {
             .map(|filter| meant(filter, &self.ports).map(Change::Set))
             .map(|filter| filter.map_err(|problem| self.about(problem)))
             .collect();
+        if change.queues.len() > QUEUES_SET_MAX {
+            let problem = format!("{} queues, {QUEUES_SET_MAX} at most", change.queues.len());
+            return Err(self.about(invalid(problem).hint("set them by several requests")));
+        }
+        let queues: Result<Vec<Change>, Problem> =
+            change.queues.iter().map(|queue| self.queue(queue).map(Change::Queue)).collect();
         let all = set?.into_iter().chain(change.remove.iter().copied().map(Change::Remove));
+        let all = all.chain(queues?);
         let filters = self.connect()?.commit(all, change.sweep);
         Ok(FastpathChanged { filters: filters.map_err(|error| self.problem(error))? })
     }
@@ -103,9 +111,67 @@ impl FastPath {
         let total = connection.welcome().counters;
         let count = count.unwrap_or(total.saturating_sub(first).min(most));
         let counters = connection.counters(first, count).map_err(|error| self.problem(error))?;
-        let counter =
-            |it: &pdp_slowpath::Counter| FastpathCounter { packets: it.packets, bytes: it.bytes };
+        let counter = |it: &pdp_slowpath::Counter| FastpathCounter {
+            packets: it.packets,
+            bytes: it.bytes,
+            sent: it.sent,
+            sent_bytes: it.sent_bytes,
+        };
         Ok(FastpathCounters { first, counters: counters.iter().map(counter).collect(), total })
+    }
+
+    /// How a queue is to be.
+    fn queue(&self, asked: &FastpathQueueSetting) -> Result<QueueSetting, Problem> {
+        let FastpathQueueSetting { port, queue, weight, frames, bytes } = asked;
+        let vport = vport(port, &self.ports).map_err(|problem| self.about(problem))?;
+        let given = |value: Option<u32>, what: &str| match value {
+            Some(0) => {
+                let problem = invalid(format!("queue {queue} of {port}: {what} 0"));
+                Err(self.about(problem.hint("leave it out for what the spec says")))
+            }
+            value => Ok(value.unwrap_or(0)),
+        };
+        let (weight, frames) = (given(*weight, "weight")?, given(*frames, "frames")?);
+        Ok(QueueSetting { vport, queue: *queue, weight, frames, bytes: given(*bytes, "bytes")? })
+    }
+
+    /// How its queues are; `names` has those of a vport's.
+    pub fn queues(
+        &self,
+        query: &FastpathQueuesQuery,
+        names: impl Fn(u16) -> Vec<String>,
+    ) -> Result<FastpathQueues, Problem> {
+        let asked = query.port.as_ref().map(|port| vport(port, &self.ports));
+        let asked = asked.transpose().map_err(|problem| self.about(problem))?;
+        let mut connection = self.connect()?;
+        let mut all = FastpathQueues::default();
+        for (at, port) in (0..).zip(&self.ports) {
+            let names = match asked.is_none_or(|asked| asked == at) {
+                true => names(at.into()),
+                false => vec![],
+            };
+            if names.is_empty() {
+                continue;
+            }
+            let queues = connection.queues(at).map_err(|error| self.problem(error))?;
+            for (number, (queue, name)) in (1..).zip(queues.into_iter().zip(names)) {
+                all.queues.push(FastpathQueue {
+                    port: port.clone(),
+                    queue: number,
+                    name,
+                    weight: queue.weight,
+                    frames: queue.frames,
+                    bytes: Some(queue.bytes).filter(|bytes| *bytes > 0),
+                    buffers: queue.buffers,
+                    waiting: queue.waiting,
+                    waiting_bytes: queue.waiting_bytes,
+                    sent: queue.sent,
+                    sent_bytes: queue.sent_bytes,
+                    dropped: queue.dropped,
+                });
+            }
+        }
+        Ok(all)
     }
 
     /// Sends a frame.
@@ -138,9 +204,10 @@ impl FastPath {
 
     fn problem(&self, error: Error) -> Problem {
         let kind = match &error {
-            Error::Refused { .. } | Error::Counters { .. } | Error::Frame(_) => {
-                ProblemKind::Invalid
-            }
+            Error::Refused { .. }
+            | Error::Counters { .. }
+            | Error::Vport { .. }
+            | Error::Frame(_) => ProblemKind::Invalid,
             Error::Gone { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
                 let problem = format!("{}: no socket for its slow path yet", self.name);
                 return Problem::new(ProblemKind::Unavailable, problem)
@@ -381,12 +448,13 @@ mod tests {
     #[test]
     fn counters_are_read_and_frames_are_there_once_it_is_said() {
         let (_directory, mut fake, path) = start();
-        fake.table().counters[4999] = Counter { packets: 7, bytes: 700 };
+        fake.table().counters[4999] = Counter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
         let asked = |first, count| path.counters(FastpathCountersQuery { first, count });
         let all = asked(0, None).unwrap();
         assert_eq!((all.counters.len(), all.total), (5000, 5000));
         let last = asked(4999, Some(1)).unwrap();
-        assert_eq!(last.counters, [FastpathCounter { packets: 7, bytes: 700 }]);
+        let wanted = FastpathCounter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
+        assert_eq!(last.counters, [wanted]);
         for (first, count) in [(5001, None), (4999, Some(2)), (0, Some(u32::MAX))] {
             let problem = asked(first, count).unwrap_err();
             assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");

@@ -13,11 +13,11 @@ use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, EngineStats, FastpathChange, FastpathChanged,
     FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
-    FdbEntry, GuestProcess, GuestStats, ImageInfo, ImageQuery, LinkChange, LinkRequest,
-    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, PullRequest, QueueStats, Report,
-    RestartRequest, RouteGuestStats, RouteHop, RouteRow, RouteStats, RouteTarget, RoutesQuery,
-    ScaleRequest, SlowPathStats, Stage, Stats, StatsQuery, Substrate, TapStats, TenantInfo, Trace,
-    TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
+    FastpathQueues, FastpathQueuesQuery, FdbEntry, GuestProcess, GuestStats, ImageInfo, ImageQuery,
+    LinkChange, LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, PullRequest,
+    QueueStats, Report, RestartRequest, RouteGuestStats, RouteHop, RouteRow, RouteStats,
+    RouteTarget, RoutesQuery, ScaleRequest, SlowPathStats, Stage, Stats, StatsQuery, Substrate,
+    TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
 };
 use pdp_container::RunAs;
 use pdp_container::cgroup::Session;
@@ -328,6 +328,25 @@ impl Daemon for Engine {
         query: FastpathCountersQuery,
     ) -> Result<FastpathCounters, Problem> {
         FastPath::of(vnet, node, &self.node(vnet, node)?)?.counters(query)
+    }
+
+    fn fastpath_queues(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: &FastpathQueuesQuery,
+    ) -> Result<FastpathQueues, Problem> {
+        let fastpath = FastPath::of(vnet, node, &self.node(vnet, node)?)?;
+        let model = self.model();
+        let spec = model.plan.vnets.get(vnet).map(|plan| &plan.mux);
+        let names = |port: u16| {
+            let vlinks = spec.iter().flat_map(|spec| &spec.vlinks);
+            let ends = vlinks.flat_map(|vlink| vlink.ends.iter().zip(&vlink.queues));
+            let is_it = |end: &mux::End| matches!(end, mux::End::Port { node: of, port: at } if of == node && *at == port);
+            let queues = ends.filter(|(end, _)| is_it(end)).flat_map(|(_, queues)| queues);
+            queues.map(|queue| queue.name.clone()).collect()
+        };
+        fastpath.queues(query, names)
     }
 
     fn send_frame(&self, vnet: &str, node: &str, frame: &FastpathFrame) -> Result<(), Problem> {

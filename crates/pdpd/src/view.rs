@@ -9,7 +9,8 @@ use std::path::Path;
 use pdp_api::{
     CommandStatus, Condition, ConditionKind, EngineStatus, ExternalStatus, FastpathPower, FeGuest,
     FeStatus, ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus,
-    ScheduleStatus, Substrate, SubstrateStatus, TenantInfo, Vnet, VnetStatus, VnetSummary,
+    QueueStatus, ScheduleStatus, Substrate, SubstrateStatus, TenantInfo, Vnet, VnetStatus,
+    VnetSummary,
 };
 use pdp_container::State as GuestState;
 use pdp_net::interface::Interface;
@@ -208,7 +209,8 @@ impl View<'_> {
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
         let now_ns = ledger::now_ns();
-        let link_status = |link: &mux::Vlink| {
+        let mut queues_left = QUEUES_SHOWN;
+        let mut link_status = |link: &mux::Vlink| {
             let schedule = link.schedule.as_ref().map(|it| schedule_status(it, now_ns));
             let now = link.at(now_ns);
             let missing = link.ends.iter().find_map(|end| self.missing(end, &up));
@@ -233,9 +235,10 @@ impl View<'_> {
                 rate_bps: now.leaving.iter().filter_map(|leaving| leaving.rate_bps).max(),
                 impairments: impairments(&now, plan),
                 schedule,
+                queues: queues(&now, plan, &mut queues_left),
             }
         };
-        let links = plan.mux.vlinks.iter().map(link_status).collect();
+        let links = plan.mux.vlinks.iter().map(&mut link_status).collect();
         let message = problem.or_else(|| {
             let parts = nodes.iter().flat_map(|node| {
                 let parts = parts(node).map(|(part, status)| (part, &status.message));
@@ -738,6 +741,9 @@ fn schedule_status(schedule: &mux::Schedule, now_ns: u64) -> ScheduleStatus {
     }
 }
 
+/// Queues of a network's links that are shown: there may be many more, and whoever watches is told anew at each change.
+const QUEUES_SHOWN: usize = 1024;
+
 /// What a link does to frames on purpose: of all ends alike, or of each that does something.
 fn impairments(link: &mux::Vlink, plan: &VnetPlan) -> String {
     let each: Vec<_> = link.leaving.iter().map(|it| impairment_words(&it.impairments)).collect();
@@ -747,6 +753,31 @@ fn impairments(link: &mux::Vlink, plan: &VnetPlan) -> String {
     let ends = link.ends.iter().zip(each).filter(|(_, words)| !words.is_empty());
     let words = ends.map(|(end, words)| format!("{}: {words}", endpoint(end, plan)));
     words.collect::<Vec<_>>().join("; ")
+}
+
+/// The queues at a link's ends, as many as are `left` to be shown.
+fn queues(link: &mux::Vlink, plan: &VnetPlan, left: &mut usize) -> Vec<QueueStatus> {
+    let ends = link.ends.iter().zip(&link.leaving).zip(&link.queues);
+    let each = ends.flat_map(|((end, leaving), queues)| {
+        queues.iter().map(move |queue| {
+            let (frames, bytes) = match (queue.frames, queue.bytes) {
+                (0, 0) => (leaving.queue_frames, leaving.queue_bytes),
+                given => given,
+            };
+            QueueStatus {
+                end: end_words(end, plan),
+                name: queue.name.clone(),
+                weight: queue.weight,
+                frames,
+                bytes: Some(bytes).filter(|bytes| *bytes > 0),
+                buffers: queue.buffers,
+                dscp: queue.dscp.clone(),
+            }
+        })
+    });
+    let shown: Vec<_> = each.take(*left).collect();
+    *left -= shown.len();
+    shown
 }
 
 fn impairment_words(what: &mux::Impairments) -> String {

@@ -88,6 +88,7 @@ fn the_description_names_every_path_and_only_types_that_it_describes() {
         "/v1/vnets/{vnet}/nodes/{node}/logs/{process}",
         "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters",
         "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters",
+        "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues",
         "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames",
     ] {
         assert!(description["paths"][path].is_object(), "{path}");
@@ -208,6 +209,12 @@ fn answers_are_as_described() {
             "get",
             "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters",
             format!("{node}/fastpath/counters"),
+            "",
+        ),
+        (
+            "get",
+            "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues",
+            format!("{node}/fastpath/queues?port=eth1"),
             "",
         ),
         (

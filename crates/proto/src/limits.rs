@@ -63,7 +63,7 @@ pub const ANSWERED_MAX: usize = 2048;
 /// Queues of one end of a vlink.
 pub const QUEUES_MAX: usize = 4096;
 
-/// Queues of all ends of a vnet. Each takes 74 bytes of the mux when it is empty, and what is said of it.
+/// Queues of all ends of a vnet. Each takes 90 bytes of the mux when it is empty, and what is said of it.
 pub const VNET_QUEUES_MAX: usize = 65_536;
 
 /// Bytes that may wait in one of them: as many as the longest frames that may have.

@@ -7,7 +7,7 @@
 //! packets; lengths of strings follow from that of the message.
 //!
 //! The program says [`Request::Hello`] first, and gets [`Reply::Welcome`]. Changes ([`Request::Set`],
-//! [`Request::Remove`]) are collected until [`Request::Commit`], which has all of them come into force at once, or none:
+//! [`Request::Remove`], [`Request::Queue`]) are collected until [`Request::Commit`], which has all of them come into force at once, or none:
 //! then it is answered with [`Reply::Done`], or with [`Reply::Refused`]. What is asked is answered in order. Whoever
 //! says something else than this, or more than there is room for, is told why ([`Reply::Bye`]) and disconnected.
 //!
@@ -22,7 +22,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Bytes of a packet of the socket.
 pub const PACKET_BYTES_MAX: usize = 1 << 16;
@@ -39,8 +39,17 @@ pub const COUNTERS_MAX: u32 = 131_072;
 /// No counter.
 pub const NO_COUNTER: u32 = u32::MAX;
 
+/// No filter.
+pub const NO_FILTER: u32 = u32::MAX;
+
+/// Queues of one answer; more come in several.
+pub const QUEUES_AT_ONCE: usize = 256;
+
+/// Queues that one commit sets.
+pub const QUEUES_SET_MAX: usize = 4096;
+
 /// Counters of one answer; more come in several.
-pub const COUNTERS_AT_ONCE: usize = 2048;
+pub const COUNTERS_AT_ONCE: usize = 1024;
 
 /// Filters of one answer; more come in several.
 pub const FILTERS_AT_ONCE: usize = 256;
@@ -148,6 +157,44 @@ pub struct Filter {
     pub action: Action,
 }
 
+/// How a queue is to be, within what its spec says; what is 0 is as there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct QueueSetting {
+    /// At which vport's end it is.
+    pub vport: u8,
+    /// Which one of these, counted from 1.
+    pub queue: u16,
+    /// Its part beside others that have frames.
+    pub weight: u32,
+    /// Frames that may wait in it.
+    pub frames: u32,
+    /// Bytes that may.
+    pub bytes: u32,
+}
+
+/// How a queue is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueState {
+    /// Its part beside others that have frames.
+    pub weight: u32,
+    /// Frames that may wait in it.
+    pub frames: u32,
+    /// Bytes that may; 0: as many as these frames have.
+    pub bytes: u32,
+    /// Packets that are set aside for it.
+    pub buffers: u32,
+    /// Frames that wait.
+    pub waiting: u32,
+    /// Their bytes.
+    pub waiting_bytes: u32,
+    /// Frames that it let go.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames that were dropped because it was full.
+    pub dropped: u64,
+}
+
 /// From the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -194,6 +241,19 @@ pub enum Request {
         /// From Ethernet's header on, without checksum.
         bytes: Vec<u8>,
     },
+    /// 8: how a queue is to be, in force with the next commit: `u8` vport, a zero, `u16` queue, `u32` weight, `u32` frames,
+    /// `u32` bytes; what is 0 is as its spec says. A commit with `sweep` has all others be as there.
+    Queue(QueueSetting),
+    /// 9: say how the queues of a vport are, from one on: `u64` number of the answer, `u8` vport, a zero, `u16` the first,
+    /// counted from 1.
+    Queues {
+        /// Of the answer.
+        number: u64,
+        /// The vport.
+        vport: u8,
+        /// The first, counted from 1.
+        first: u16,
+    },
 }
 
 /// What there is.
@@ -220,6 +280,10 @@ pub struct Counter {
     pub packets: u64,
     /// Bytes of their frames.
     pub bytes: u64,
+    /// Those of them that left, after the queue that they waited in. Copies do not count.
+    pub sent: u64,
+    /// Bytes of their frames, as they left.
+    pub sent_bytes: u64,
 }
 
 /// To the program.
@@ -238,12 +302,13 @@ pub enum Reply {
     Refused {
         /// Of what was asked.
         number: u64,
-        /// Of which filter.
+        /// Of which filter; [`NO_FILTER`] where it is about none.
         id: u32,
         /// Why.
         reason: String,
     },
-    /// 132: counters: `u64` number, `u32` the first of these, then `u64` packets and `u64` bytes each. Flag 1: more follow.
+    /// 132: counters: `u64` number, `u32` the first of these, then four `u64` each: packets, bytes, packets that left, their
+    /// bytes. Flag 1: more follow.
     Counters {
         /// Of what was asked.
         number: u64,
@@ -265,6 +330,18 @@ pub enum Reply {
     },
     /// 134: it is disconnected: text.
     Bye(String),
+    /// 135: queues: `u64` number, `u16` the first of these, 2 zeros, then each: `u32` weight, frames, bytes, buffers, waiting,
+    /// bytes of these, `u64` sent, bytes of these, dropped. Flag 1: more follow.
+    Queues {
+        /// Of what was asked.
+        number: u64,
+        /// The first, counted from 1.
+        first: u16,
+        /// How they are; those of one answer are of one moment.
+        queues: Vec<QueueState>,
+        /// More follow.
+        more: bool,
+    },
 }
 
 /// Why a packet of the socket is no message.
@@ -377,6 +454,20 @@ impl<'a> Reader<'a> {
         Ok(Filter { id, priority, pattern, action })
     }
 
+    fn queue(&mut self) -> Result<QueueState, Wrong> {
+        Ok(QueueState {
+            weight: self.u32()?,
+            frames: self.u32()?,
+            bytes: self.u32()?,
+            buffers: self.u32()?,
+            waiting: self.u32()?,
+            waiting_bytes: self.u32()?,
+            sent: self.u64()?,
+            sent_bytes: self.u64()?,
+            dropped: self.u64()?,
+        })
+    }
+
     /// That nothing is left.
     fn end<T>(self, value: T) -> Result<Option<T>, Wrong> {
         if self.rest.is_empty() { Ok(Some(value)) } else { Err(Wrong::Length(self.kind)) }
@@ -390,6 +481,16 @@ fn message(packet: &mut Vec<u8>, kind: u8, flags: u8, write: impl FnOnce(&mut Ve
     write(packet);
     let length = (packet.len() - start) as u16;
     packet[start..start + 2].copy_from_slice(&length.to_be_bytes());
+}
+
+impl QueueState {
+    fn write(&self, to: &mut Vec<u8>) {
+        let Self { weight, frames, bytes, buffers, waiting, waiting_bytes, .. } = *self;
+        let short = [weight, frames, bytes, buffers, waiting, waiting_bytes];
+        short.iter().for_each(|it| to.extend(it.to_be_bytes()));
+        let long = [self.sent, self.sent_bytes, self.dropped];
+        long.iter().for_each(|it| to.extend(it.to_be_bytes()));
+    }
 }
 
 impl Filter {
@@ -451,6 +552,15 @@ impl Request {
                 let (vport, queue) = (from.u8()?, from.u16()?);
                 Self::Frame { out, vport, queue, bytes: from.all().to_vec() }
             }
+            8 => {
+                let (vport, _, queue) = (from.u8()?, from.u8()?, from.u16()?);
+                let (weight, frames, bytes) = (from.u32()?, from.u32()?, from.u32()?);
+                Self::Queue(QueueSetting { vport, queue, weight, frames, bytes })
+            }
+            9 => {
+                let (number, vport, _) = (from.u64()?, from.u8()?, from.u8()?);
+                Self::Queues { number, vport, first: from.u16()? }
+            }
             kind => return Err(Wrong::Kind(kind)),
         };
         from.end(request)
@@ -480,6 +590,18 @@ impl Request {
                 to.extend(queue.to_be_bytes());
                 to.extend(bytes);
             }),
+            Self::Queue(QueueSetting { vport, queue, weight, frames, bytes }) => {
+                message(packet, 8, 0, |to| {
+                    to.extend([*vport, 0]);
+                    to.extend(queue.to_be_bytes());
+                    [weight, frames, bytes].iter().for_each(|it| to.extend(it.to_be_bytes()));
+                });
+            }
+            Self::Queues { number, vport, first } => message(packet, 9, 0, |to| {
+                to.extend(number.to_be_bytes());
+                to.extend([*vport, 0]);
+                to.extend(first.to_be_bytes());
+            }),
         }
     }
 }
@@ -502,7 +624,9 @@ impl Reply {
                 let (number, first) = (from.u64()?, from.u32()?);
                 let mut counters = Vec::new();
                 while !from.rest.is_empty() {
-                    counters.push(Counter { packets: from.u64()?, bytes: from.u64()? });
+                    let (packets, bytes) = (from.u64()?, from.u64()?);
+                    let (sent, sent_bytes) = (from.u64()?, from.u64()?);
+                    counters.push(Counter { packets, bytes, sent, sent_bytes });
                 }
                 Self::Counters { number, first, counters, more }
             }
@@ -518,6 +642,14 @@ impl Reply {
                 Self::Filters { number, filters, more }
             }
             134 => Self::Bye(from.text()?),
+            135 => {
+                let (number, first, _) = (from.u64()?, from.u16()?, from.u16()?);
+                let mut queues = Vec::new();
+                while !from.rest.is_empty() {
+                    queues.push(from.queue()?);
+                }
+                Self::Queues { number, first, queues, more }
+            }
             kind => return Err(Wrong::Kind(kind)),
         };
         from.end(reply)
@@ -550,8 +682,9 @@ impl Reply {
                     to.extend(number.to_be_bytes());
                     to.extend(first.to_be_bytes());
                     for counter in counters.iter().take(COUNTERS_AT_ONCE) {
-                        to.extend(counter.packets.to_be_bytes());
-                        to.extend(counter.bytes.to_be_bytes());
+                        let Counter { packets, bytes, sent, sent_bytes } = *counter;
+                        let all = [packets, bytes, sent, sent_bytes];
+                        all.iter().for_each(|it| to.extend(it.to_be_bytes()));
                     }
                 });
             }
@@ -566,6 +699,14 @@ impl Reply {
                 });
             }
             Self::Bye(why) => message(packet, 134, 0, |to| to.extend(text(why).bytes())),
+            Self::Queues { number, first, queues, more } => {
+                message(packet, 135, u8::from(*more), |to| {
+                    to.extend(number.to_be_bytes());
+                    to.extend(first.to_be_bytes());
+                    to.extend([0, 0]);
+                    queues.iter().take(QUEUES_AT_ONCE).for_each(|queue| queue.write(to));
+                });
+            }
         }
     }
 }
@@ -626,11 +767,30 @@ mod tests {
             (any::<(bool, u8, u16)>(), vec(any::<u8>(), 0..2000)).prop_map(
                 |((out, vport, queue), bytes)| Request::Frame { out, vport, queue, bytes }
             ),
+            any::<(u8, u16, u32, u32, u32)>().prop_map(|(vport, queue, weight, frames, bytes)| {
+                Request::Queue(QueueSetting { vport, queue, weight, frames, bytes })
+            }),
+            any::<(u64, u8, u16)>().prop_map(|(number, vport, first)| Request::Queues {
+                number,
+                vport,
+                first
+            }),
         ]
     }
 
     fn reply() -> impl Strategy<Value = Reply> {
-        let counter = any::<(u64, u64)>().prop_map(|(packets, bytes)| Counter { packets, bytes });
+        let queue = any::<([u32; 6], [u64; 3])>().prop_map(|(short, long)| {
+            let [weight, frames, bytes, buffers, waiting, waiting_bytes] = short;
+            let [sent, sent_bytes, dropped] = long;
+            let first = QueueState { weight, frames, bytes, ..QueueState::default() };
+            QueueState { buffers, waiting, waiting_bytes, sent, sent_bytes, dropped, ..first }
+        });
+        let counter = any::<[u64; 4]>().prop_map(|[packets, bytes, sent, sent_bytes]| Counter {
+            packets,
+            bytes,
+            sent,
+            sent_bytes,
+        });
         prop_oneof![
             any::<(u16, u8, u16, u64, u32, u32)>().prop_map(
                 |(version, code, vports, tables, filters_max, counters)| Reply::Welcome(Welcome {
@@ -656,6 +816,9 @@ mod tests {
             (any::<(u64, bool)>(), vec(filter(), 0..FILTERS_AT_ONCE))
                 .prop_map(|((number, more), filters)| Reply::Filters { number, filters, more }),
             "[a-z ]{0,50}".prop_map(Reply::Bye),
+            (any::<(u64, u16, bool)>(), vec(queue, 0..QUEUES_AT_ONCE)).prop_map(
+                |((number, first, more), queues)| Reply::Queues { number, first, queues, more }
+            ),
         ]
     }
 
@@ -683,7 +846,7 @@ mod tests {
 
         /// Whatever comes is read, or refused; nothing is taken for another message than it would be written as.
         #[test]
-        fn nonsense_is_refused(mut packet in vec(any::<u8>(), 0..300), kind in 0..10_u8) {
+        fn nonsense_is_refused(mut packet in vec(any::<u8>(), 0..300), kind in 0..12_u8) {
             if let [high, low, of, ..] = &mut packet[..] {
                 (*high, *of) = (0, kind);
                 *low = (*low).max(4);

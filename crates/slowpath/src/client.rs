@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pdp_proto::slowpath::{Counter, Filter, Welcome};
+use pdp_proto::slowpath::{Counter, Filter, QueueSetting, QueueState, Welcome};
 
 use crate::connection::{Change, Connection, Error, Way};
 
@@ -18,9 +18,9 @@ const GREETING: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A slow path's side of the channel, with the filters that it wants.
+/// A slow path's side of the channel, with the filters that it wants, and how it wants queues to be.
 ///
-/// After its first batch the mux has these filters and no others: they are said again, all in one batch that sweeps what is
+/// After its first batch the mux has these filters and no others, and other queues are as their specs say: they are said again, all in one batch that sweeps what is
 /// not among them, wherever a connection is new. All calls do that by themselves; a program that has nothing to do calls
 /// [`keep`](Self::keep) in place of sleeping.
 ///
@@ -37,6 +37,8 @@ pub struct SlowPath {
     /// Whether anything was wanted yet: else there is nothing to bring back, and nothing to sweep.
     wants: bool,
     wanted: BTreeMap<u32, Filter>,
+    /// By vport and queue.
+    queues: BTreeMap<(u8, u16), QueueSetting>,
     /// Before the next attempt to connect.
     pause: Duration,
     welcome: Welcome,
@@ -59,6 +61,7 @@ impl SlowPath {
             is_told: false,
             wants: false,
             wanted: BTreeMap::new(),
+            queues: BTreeMap::new(),
             pause: Duration::ZERO,
             welcome: Welcome::default(),
         };
@@ -78,12 +81,17 @@ impl SlowPath {
 
     /// Begins changes that come into force together.
     pub fn batch(&mut self) -> Batch<'_> {
-        Batch { slow_path: self, changes: BTreeMap::new() }
+        Batch { slow_path: self, changes: BTreeMap::new(), queues: BTreeMap::new() }
     }
 
     /// What counters have, `count` from `first` on, all at one moment. A new mux counts from 0.
     pub fn counters(&mut self, first: u32, count: u32) -> Result<Vec<Counter>, Error> {
         self.until_done(|this, deadline| this.told(deadline)?.counters(first, count))
+    }
+
+    /// How the queues of a vport are, in their order; none, where frames have one for all.
+    pub fn queues(&mut self, vport: u8) -> Result<Vec<QueueState>, Error> {
+        self.until_done(|this, deadline| this.told(deadline)?.queues(vport))
     }
 
     /// The filters that are in force.
@@ -126,7 +134,13 @@ impl SlowPath {
         loop {
             let result = act(self, end);
             match &result {
-                Ok(_) | Err(Error::Refused { .. } | Error::Counters { .. } | Error::Frame(_)) => {
+                Ok(_)
+                | Err(
+                    Error::Refused { .. }
+                    | Error::Counters { .. }
+                    | Error::Vport { .. }
+                    | Error::Frame(_),
+                ) => {
                     self.pause = Duration::ZERO;
                     return result;
                 }
@@ -173,14 +187,20 @@ impl SlowPath {
     fn told(&mut self, end: Instant) -> Result<&mut Connection, Error> {
         self.connected(end)?;
         if self.wants && !self.is_told {
-            let all: Vec<Change> = self.wanted.values().copied().map(Change::Set).collect();
+            let filters = self.wanted.values().copied().map(Change::Set);
+            let queues = self.queues.values().copied().map(Change::Queue);
+            let all: Vec<Change> = filters.chain(queues).collect();
             self.connected(end)?.commit(all, true)?;
             self.is_told = true;
         }
         self.connected(end)
     }
 
-    fn commit(&mut self, changes: &BTreeMap<u32, Option<Filter>>) -> Result<u32, Error> {
+    fn commit(
+        &mut self,
+        changes: &BTreeMap<u32, Option<Filter>>,
+        queues: &BTreeMap<(u8, u16), QueueSetting>,
+    ) -> Result<u32, Error> {
         let filters = self.until_done(|this, deadline| {
             this.connected(deadline)?;
             let sweep = !this.is_told;
@@ -188,7 +208,10 @@ impl SlowPath {
             if sweep {
                 let stays = this.wanted.values().filter(|it| !changes.contains_key(&it.id));
                 all.extend(stays.copied().map(Change::Set));
+                let stays = this.queues.iter().filter(|it| !queues.contains_key(it.0));
+                all.extend(stays.map(|it| Change::Queue(*it.1)));
             }
+            all.extend(queues.values().copied().map(Change::Queue));
             all.extend(changes.iter().filter_map(|(id, filter)| match filter {
                 Some(filter) => Some(Change::Set(*filter)),
                 None => (!sweep).then_some(Change::Remove(*id)),
@@ -204,6 +227,8 @@ impl SlowPath {
                 None => self.wanted.remove(id),
             };
         }
+        self.queues.extend(queues);
+        self.queues.retain(|_, it| (it.weight, it.frames, it.bytes) != (0, 0, 0));
         Ok(filters)
     }
 }
@@ -215,6 +240,7 @@ pub struct Batch<'a> {
     slow_path: &'a mut SlowPath,
     /// Of one number the last one counts.
     changes: BTreeMap<u32, Option<Filter>>,
+    queues: BTreeMap<(u8, u16), QueueSetting>,
 }
 
 impl Batch<'_> {
@@ -230,6 +256,12 @@ impl Batch<'_> {
         self
     }
 
+    /// This queue is to be so; with nothing but zeros, as its spec says.
+    pub fn queue(mut self, setting: QueueSetting) -> Self {
+        self.queues.insert((setting.vport, setting.queue), setting);
+        self
+    }
+
     /// None of the filters that are wanted now.
     pub fn clear(mut self) -> Self {
         self.changes = self.slow_path.wanted.keys().map(|id| (*id, None)).collect();
@@ -242,6 +274,6 @@ impl Batch<'_> {
     /// [`Error::Refused`]: nothing was changed, and what is wanted is as it was before. After another error what
     /// is wanted is that too; the mux may have had the changes, and loses them with the next call.
     pub fn commit(self) -> Result<u32, Error> {
-        self.slow_path.commit(&self.changes)
+        self.slow_path.commit(&self.changes, &self.queues)
     }
 }

@@ -6,9 +6,10 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use pdp_proto::limits::QUEUES_MAX;
 use pdp_proto::slowpath::{
-    Counter, FILTERS_MAX, FRAME_BYTES_MAX, Filter, PACKET_BYTES_MAX, Reply, Request, VERSION,
-    Welcome, Wrong,
+    Counter, FILTERS_MAX, FRAME_BYTES_MAX, Filter, NO_FILTER, PACKET_BYTES_MAX, QueueSetting,
+    QueueState, Reply, Request, VERSION, Welcome, Wrong,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -32,9 +33,9 @@ pub enum Error {
         source: io::Error,
     },
     /// The mux refused: of a batch nothing is in force.
-    #[error("filter {id}: {reason}")]
+    #[error("{}{reason}", about(*id))]
     Refused {
-        /// Which filter it is about.
+        /// Which filter it is about; [`NO_FILTER`](crate::NO_FILTER): none.
         id: u32,
         /// Its words.
         reason: String,
@@ -55,6 +56,14 @@ pub enum Error {
         /// How many there are.
         there: u32,
     },
+    /// There is no such vport.
+    #[error("vport {vport}: there are {there}, from 0 on")]
+    Vport {
+        /// The one that was asked for.
+        vport: u8,
+        /// How many there are.
+        there: u16,
+    },
     /// A frame is too long, or has no header.
     #[error("a frame of {0} bytes; 14 to {FRAME_BYTES_MAX} can be sent")]
     Frame(usize),
@@ -73,13 +82,20 @@ impl From<Wrong> for Error {
     }
 }
 
-/// A change of the filters.
+/// A filter, if it is one.
+fn about(id: u32) -> String {
+    if id == NO_FILTER { String::new() } else { format!("filter {id}: ") }
+}
+
+/// A change of filters and queues.
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
     /// This filter, new or in the place of the one with its number.
     Set(Filter),
     /// No filter with this number.
     Remove(u32),
+    /// A queue is to be so.
+    Queue(QueueSetting),
 }
 
 /// Where a frame goes.
@@ -155,7 +171,7 @@ impl Connection {
     }
 
     /// Has changes in force, all at once; with `sweep` all filters go that were not set since the commit before on
-    /// this connection. Returns how many there are then.
+    /// this connection, and queues that were not are as their spec says. Returns how many filters there are then.
     ///
     /// # Errors
     /// [`Error::Refused`]: nothing was changed.
@@ -168,6 +184,7 @@ impl Connection {
         let changes = changes.into_iter().map(|change| match change {
             Change::Set(filter) => Request::Set(filter),
             Change::Remove(id) => Request::Remove(id),
+            Change::Queue(setting) => Request::Queue(setting),
         });
         self.say(changes.chain([Request::Commit { number, sweep }]))?;
         match self.reply()? {
@@ -194,6 +211,34 @@ impl Connection {
                     all.extend(counters);
                     if all.len() > count as usize {
                         return Err(Error::Unexpected("more counters than asked for".into()));
+                    }
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(self.other(number, other)),
+            }
+        }
+    }
+
+    /// How the queues of a vport are, in their order; none, where frames have one for all.
+    ///
+    /// # Errors
+    /// [`Error::Vport`]: there is no such vport.
+    pub fn queues(&mut self, vport: u8) -> Result<Vec<QueueState>, Error> {
+        let there = self.welcome.vports;
+        if u16::from(vport) >= there {
+            return Err(Error::Vport { vport, there });
+        }
+        let number = self.next_number();
+        self.say([Request::Queues { number, vport, first: 1 }])?;
+        let mut all = Vec::new();
+        loop {
+            match self.reply()? {
+                Reply::Queues { number: of, queues, more, .. } if of == number => {
+                    all.extend(queues);
+                    if all.len() > QUEUES_MAX {
+                        return Err(Error::Unexpected("more queues than there are".into()));
                     }
                     if !more {
                         return Ok(all);
@@ -364,6 +409,7 @@ fn unexpected(reply: &Reply) -> Error {
         Reply::Refused { .. } => "a refusal",
         Reply::Counters { .. } => "counters",
         Reply::Filters { .. } => "filters",
+        Reply::Queues { .. } => "queues",
         Reply::Bye(_) => "a farewell",
     };
     Error::Unexpected(format!("{kind} that nobody asked for"))

@@ -33,8 +33,8 @@ pub use client::{Batch, SlowPath, TIMEOUT};
 pub use connection::{Change, Connection, Error, Way};
 pub use pattern::{BadPattern, Code, Match};
 pub use pdp_proto::slowpath::{
-    Action, COPIES_MAX, Counter, DATA_BYTES, FRAME_BYTES_MAX, Filter, NO_COUNTER, Pattern, Verdict,
-    Welcome,
+    Action, COPIES_MAX, Counter, DATA_BYTES, FRAME_BYTES_MAX, Filter, NO_COUNTER, NO_FILTER,
+    Pattern, QUEUES_SET_MAX, QueueSetting, QueueState, Verdict, Welcome,
 };
 
 /// Where the mux listens, in a control guest.

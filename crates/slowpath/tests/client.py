@@ -62,9 +62,19 @@ def drive(path: str) -> None:
     assert batch.commit() == 3002
     assert len(slow_path.list()) == 3002
     assert slow_path.batch().clear().set(filters[0]).commit() == 1
+    slow_path.batch().queue(1, 1, weight=5).queue(1, 2, frames=9).commit()
+    slow_path.batch().queue(1, 2).queue(1, 600, 8, 7, 6).commit()
+    try:
+        slow_path.batch().queue(1, 601, weight=8).commit()
+        raise AssertionError("it was not refused")
+    except sp.Refused as refused:
+        assert str(refused) == "queue 601 is none", refused
+    queues = slow_path.queues(1)
+    assert (len(queues), queues[599]) == (600, sp.Queue(3, 7, 0, 0, 0, 0, 0, 0, 0)), queues[599]
+    assert slow_path.queues(0) == []
     step("many")
     counters = slow_path.counters(3, 4000)
-    assert (len(counters), counters[0]) == (4000, sp.Counter(7, 700)), counters[0]
+    assert (len(counters), counters[0]) == (4000, sp.Counter(7, 700, 5, 500)), counters[0]
     try:
         slow_path.counters(4999, 2)
         raise AssertionError("there are not so many")

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use fake::{EVENTUALLY, Fake, eventually};
-use pdp_proto::slowpath::{Counter, Reply, Request, Verdict};
+use pdp_proto::slowpath::{Counter, QueueSetting, QueueState, Reply, Request, Verdict};
 use pdp_slowpath::{Code, Pattern, pattern};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -100,6 +100,7 @@ fn the_client_changes_keeps_counts_and_sends() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let mut fake = Fake::start(&path);
+    fake.table().queues = vec![QueueState { weight: 3, frames: 7, ..Default::default() }; 600];
     let mut python = python(&[&path]);
     let mut to = python.stdin.take().unwrap();
     let mut lines = BufReader::new(python.stdout.take().unwrap()).lines();
@@ -119,7 +120,11 @@ fn the_client_changes_keeps_counts_and_sends() {
     writeln!(to).unwrap();
     step("many");
     assert_eq!(ids(&fake), [1]);
-    fake.table().counters[3] = Counter { packets: 7, bytes: 700 };
+    let set = [(1, 5, 0, 0), (2, 0, 0, 0), (600, 8, 7, 6)].map(|(queue, weight, frames, bytes)| {
+        ((1, queue), QueueSetting { vport: 1, queue, weight, frames, bytes })
+    });
+    assert_eq!(fake.table().set, set.into());
+    fake.table().counters[3] = Counter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
     writeln!(to).unwrap();
     step("sent");
     let frame =

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fake::{EVENTUALLY, Fake, eventually};
-use pdp_proto::slowpath::{Counter, Request};
+use pdp_proto::slowpath::{Counter, QueueSetting, QueueState, Request};
 use pdp_slowpath::{
     Action, Connection, Error, Filter, Match, SlowPath, Way, copied, discard, filter, pass, send,
 };
@@ -173,9 +173,9 @@ fn who_is_disconnected_is_told_why_and_connects_again() {
     told(Err(flood.unwrap()), "a flood");
     assert_eq!(slow_path.list().unwrap(), [port(1, 1)]);
     assert!(matches!(slow_path.send(&[0; 13], Way::In(0)), Err(Error::Frame(13))));
-    fake.table().welcome.version = 2;
+    fake.table().welcome.version = 9;
     match Connection::open(&directory.path().join("control.sock"), Instant::now() + EVENTUALLY) {
-        Err(Error::Unexpected(words)) => assert!(words.contains("version 2"), "{words}"),
+        Err(Error::Unexpected(words)) => assert!(words.contains("version 9"), "{words}"),
         other => panic!("{other:?}"),
     }
 }
@@ -202,14 +202,37 @@ fn nonsense_of_the_other_end_is_an_error() {
 }
 
 #[test]
+fn queues_are_as_the_program_wants_also_of_a_new_mux() {
+    let (_directory, mut fake, mut slow_path) = start();
+    fake.table().queues = vec![QueueState { weight: 3, frames: 7, ..Default::default() }; 600];
+    let set = |queue, weight| QueueSetting { vport: 1, queue, weight, ..Default::default() };
+    slow_path.batch().queue(set(1, 5)).queue(set(2, 9)).set(port(1, 53)).commit().unwrap();
+    slow_path.batch().queue(set(2, 0)).queue(set(600, 8)).commit().unwrap();
+    let refused = slow_path.batch().queue(set(601, 8)).commit().unwrap_err();
+    assert_eq!(refused.to_string(), "queue 601 is none");
+    let queues = slow_path.queues(1).unwrap();
+    assert_eq!((queues.len(), queues[599].weight, queues[599].frames), (600, 3, 7));
+    assert!(slow_path.queues(0).unwrap().is_empty());
+    assert_eq!(slow_path.queues(4).unwrap_err().to_string(), "vport 4: there are 4, from 0 on");
+    fake.start_anew();
+    slow_path.keep(Duration::from_millis(50)).unwrap();
+    let wanted = [set(1, 5), set(600, 8)].map(|it| ((1, it.queue), it));
+    assert_eq!(fake.table().set, wanted.into());
+}
+
+fn counter_of(number: u64) -> Counter {
+    Counter { packets: number, bytes: 64 * number, sent: number / 2, sent_bytes: 32 * number }
+}
+
+#[test]
 fn counters_and_frames_go_their_way() {
     let (_directory, fake, mut slow_path) = start();
     for (number, counter) in fake.table().counters.iter_mut().enumerate() {
-        *counter = Counter { packets: number as u64, bytes: 64 * number as u64 };
+        *counter = counter_of(number as u64);
     }
     let counters = slow_path.counters(3, 4997).unwrap();
     assert_eq!(counters.len(), 4997);
-    assert_eq!(counters[4000], Counter { packets: 4003, bytes: 64 * 4003 });
+    assert_eq!(counters[4000], counter_of(4003));
     match slow_path.counters(4999, 2) {
         Err(error @ Error::Counters { .. }) => {
             assert_eq!(error.to_string(), "2 counters from 4999 on; there are 5000, from 0 on")

@@ -23,7 +23,7 @@ const ENGINE_ROUTE_BYTES: u64 = 256;
 /// The same for each filter that its programs may set, with one of IPv6 and one that waits for its commit, and for each
 /// counter.
 const FILTER_BYTES: u64 = 1024;
-const COUNTER_BYTES: u64 = 16;
+const COUNTER_BYTES: u64 = 32;
 
 /// More of it for a node with a way to outside: the helper's, and passt's with what its sockets hold.
 const MANAGEMENT_MEMORY_BYTES: u64 = 64 << 20;

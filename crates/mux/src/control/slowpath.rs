@@ -14,10 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use pdp_proto::limits::{QUEUE_FRAMES_MAX, WEIGHT_MAX};
 use pdp_proto::mux::{self, Rate};
 use pdp_proto::slowpath::{
-    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, FRAME_BYTES_MAX, Filter, NO_COUNTER,
-    PACKET_BYTES_MAX, Pattern, Reply, Request, VERSION, Verdict, Welcome,
+    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, FRAME_BYTES_MAX, Filter, NO_COUNTER, NO_FILTER,
+    PACKET_BYTES_MAX, Pattern, QUEUES_AT_ONCE, QUEUES_SET_MAX, QueueSetting, Reply, Request,
+    VERSION, Verdict, Welcome,
 };
 use pdp_wire::ether;
 use quanta::Clock;
@@ -469,12 +471,33 @@ impl Place {
                 self.change(at, Change::Set(filter))?;
             }
             Request::Remove(id) => self.change(at, Change::Remove(id))?,
+            Request::Queue(setting) => {
+                let wrong = self.check_queue(&setting);
+                let program = &mut self.programs[at];
+                if let Err(why) = wrong {
+                    program.wrong.get_or_insert((NO_FILTER, why));
+                }
+                if program.changes.queues.len() >= QUEUES_SET_MAX {
+                    return Err(format!("more than {QUEUES_SET_MAX} queues are set in one commit"));
+                }
+                program.changes.queues.push(setting);
+            }
+            Request::Queues { number, vport, first } => {
+                let vports = self.desk.shared.vports.load(Ordering::Relaxed);
+                if u64::from(vport) >= vports {
+                    return Err(format!("vport {vport}: there are {vports}, from 0 on"));
+                }
+                let first =
+                    first.checked_sub(1).ok_or("queue 0: they are counted from 1".to_string())?;
+                let states = Vec::with_capacity(QUEUES_AT_ONCE);
+                self.jobs.push_back(ask(number, Job::Queues(vport, first, states, false)));
+            }
             Request::Commit { number, sweep } => {
                 let wrong = program.wrong.take();
                 let changes = std::mem::take(&mut program.changes);
                 let mut commit = Commit { number, changes, wrong };
                 commit.changes.sweep = sweep;
-                self.changing += commit.changes.all.len() + 1;
+                self.changing += commit.changes.count() + 1;
                 match self.jobs.back_mut() {
                     // With those that the same packet brought before.
                     Some(Asked { whose: before, job: Job::Commit(all, _), .. })
@@ -549,6 +572,26 @@ impl Place {
         Ok(())
     }
 
+    /// What is wrong with how a queue is to be, whatever there is.
+    fn check_queue(&self, setting: &QueueSetting) -> Result<(), String> {
+        let QueueSetting { vport, queue, weight, frames, .. } = *setting;
+        let vports = self.desk.shared.vports.load(Ordering::Relaxed);
+        let about = format!("queue {queue} of vport {vport}");
+        if u64::from(vport) >= vports {
+            return Err(format!("vport {vport}: there are {vports}, from 0 on"));
+        }
+        if queue == 0 {
+            return Err(format!("{about}: they are counted from 1"));
+        }
+        if weight > WEIGHT_MAX {
+            return Err(format!("{about}: weight {weight} is above {WEIGHT_MAX}"));
+        }
+        if frames > QUEUE_FRAMES_MAX {
+            return Err(format!("{about}: {frames} frames, {QUEUE_FRAMES_MAX} at most"));
+        }
+        Ok(())
+    }
+
     fn change(&mut self, at: usize, change: Change) -> Result<(), String> {
         let collected: usize = self.programs.iter().map(|it| it.changes.all.len()).sum();
         let most = changes_max(self.spec.filters);
@@ -580,7 +623,7 @@ impl Place {
     fn answer(&mut self, asked: Asked) {
         let Asked { whose, number, job } = asked;
         if let Job::Commit(all, _) = &job {
-            self.changing -= all.iter().map(|commit| commit.changes.all.len() + 1).sum::<usize>();
+            self.changing -= all.iter().map(|commit| commit.changes.count() + 1).sum::<usize>();
         }
         let Some(program) = self.programs.iter_mut().find(|it| it.number == whose) else { return };
         match job {
@@ -611,6 +654,15 @@ impl Place {
                     if !more {
                         return;
                     }
+                }
+            }
+            Job::Queues(vport, first, queues, more) => {
+                let next = first + queues.len() as u16;
+                program.say(&Reply::Queues { number, first: first + 1, queues, more });
+                if more {
+                    let states = Vec::with_capacity(QUEUES_AT_ONCE);
+                    let job = Job::Queues(vport, next, states, false);
+                    self.jobs.push_back(Asked { whose, number, job });
                 }
             }
             Job::List(_, filters, more) => {

@@ -52,7 +52,7 @@ impl Program {
 impl Exit for Program {
     fn receive(&mut self, room: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Option<u64> {
         let Tools { packets, connections, counters, .. } = tools;
-        let room = room.min(PULL_FRAMES).min(packets.free().saturating_sub(KEEP_FREE));
+        let room = room.min(PULL_FRAMES).min(packets.at_hand().saturating_sub(KEEP_FREE));
         self.work(connections, |link| {
             link.lane.take(packets, room, |packet| {
                 counters.received += 1;

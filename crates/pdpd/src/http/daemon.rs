@@ -10,9 +10,10 @@ use pdp_api::exec::ExecRequest;
 use pdp_api::{
     ApplyRequest, CaptureQuery, Check, DownRequest, FastpathChange, FastpathChanged,
     FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
-    FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, NodeProcess, Problem,
-    Progress, PullRequest, Report, RestartRequest, RouteRow, RoutesQuery, ScaleRequest, Stats,
-    StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetSummary, WatchQuery,
+    FastpathQueues, FastpathQueuesQuery, FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange,
+    LinkRequest, NodeProcess, Problem, Progress, PullRequest, Report, RestartRequest, RouteRow,
+    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest,
+    Version, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
@@ -189,6 +190,14 @@ pub trait Daemon: Send + Sync + 'static {
         node: &str,
         query: FastpathCountersQuery,
     ) -> Result<FastpathCounters, Problem>;
+
+    /// How queues of a fast path are.
+    fn fastpath_queues(
+        &self,
+        vnet: &str,
+        node: &str,
+        query: &FastpathQueuesQuery,
+    ) -> Result<FastpathQueues, Problem>;
 
     /// Has a fast path send a frame.
     fn send_frame(&self, vnet: &str, node: &str, frame: &FastpathFrame) -> Result<(), Problem>;

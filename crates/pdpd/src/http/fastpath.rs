@@ -3,7 +3,7 @@
 use axum::Json;
 use pdp_api::{
     FastpathChange, FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
-    FastpathFiltersQuery, FastpathFrame,
+    FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery,
 };
 
 use super::Asked;
@@ -52,6 +52,21 @@ pub async fn fastpath_counters(
     Params(query): Params<FastpathCountersQuery>,
 ) -> Result<Json<FastpathCounters>, Failure> {
     api.call(move |daemon, _| daemon.fastpath_counters(&vnet, &node, query)).await.map(Json)
+}
+
+/// How queues of a router that the mux forwards for are.
+#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues", tag = "fastpath",
+    params(
+        ("vnet" = String, Path, description = "The vnet"),
+        ("node" = String, Path, description = "The router"),
+        FastpathQueuesQuery),
+    responses((status = OK, body = FastpathQueues, description = "In order")))]
+pub async fn fastpath_queues(
+    api: Asked,
+    Names((vnet, node)): Names<(String, String)>,
+    Params(query): Params<FastpathQueuesQuery>,
+) -> Result<Json<FastpathQueues>, Failure> {
+    api.call(move |daemon, _| daemon.fastpath_queues(&vnet, &node, &query)).await.map(Json)
 }
 
 /// Sends a frame by a router that the mux forwards for.

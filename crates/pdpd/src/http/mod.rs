@@ -319,6 +319,7 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(stream::routes))
         .routes(routes!(fastpath::fastpath_filters, fastpath::change_fastpath))
         .routes(routes!(fastpath::fastpath_counters))
+        .routes(routes!(fastpath::fastpath_queues))
         .routes(routes!(fastpath::send_frame))
         .routes(routes!(stream::capture))
         .routes(routes!(stream::logs))

@@ -279,6 +279,15 @@ fn red() -> Vnet {
             done: 1,
             next_ms: Some(60_000),
         }),
+        queues: vec![QueueStatus {
+            end: "r1:eth0".into(),
+            name: "voice".into(),
+            weight: 30,
+            frames: 64,
+            buffers: 16,
+            dscp: vec![46, 44],
+            ..Default::default()
+        }],
     };
     Vnet {
         name: "red".into(),
@@ -630,12 +639,41 @@ impl Daemon for Fake {
     ) -> Result<FastpathCounters, Problem> {
         self.known(vnet)?;
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
-        let counter = |packets| FastpathCounter { packets, bytes: 64 * packets };
+        let counter = |packets| FastpathCounter {
+            packets,
+            bytes: 64 * packets,
+            sent: packets / 2,
+            sent_bytes: 32 * packets,
+        };
         let all = [counter(0), counter(0), counter(1000 + 10 * sample), counter(0)];
         let first = query.first.min(4);
         let end = query.count.map_or(4, |count| first.saturating_add(count).min(4));
         let counters = all[first as usize..end as usize].to_vec();
         Ok(FastpathCounters { first, counters, total: 4 })
+    }
+
+    fn fastpath_queues(
+        &self,
+        vnet: &str,
+        _: &str,
+        query: &FastpathQueuesQuery,
+    ) -> Result<FastpathQueues, Problem> {
+        self.known(vnet)?;
+        let queue = FastpathQueue {
+            port: query.port.clone().unwrap_or_else(|| "eth1".into()),
+            queue: 1,
+            name: "voice".into(),
+            weight: 30,
+            frames: 64,
+            buffers: 16,
+            waiting: 3,
+            waiting_bytes: 180,
+            sent: 1000,
+            sent_bytes: 60_000,
+            dropped: 2,
+            ..Default::default()
+        };
+        Ok(FastpathQueues { queues: vec![queue] })
     }
 
     fn send_frame(&self, vnet: &str, node: &str, frame: &FastpathFrame) -> Result<(), Problem> {

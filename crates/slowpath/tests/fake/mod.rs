@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pdp_proto::slowpath::{
-    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, Filter, NO_COUNTER, PACKET_BYTES_MAX, Reply,
-    Request, VERSION, Verdict, Welcome,
+    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, Filter, NO_COUNTER, NO_FILTER, PACKET_BYTES_MAX,
+    QUEUES_AT_ONCE, QueueSetting, QueueState, Reply, Request, VERSION, Verdict, Welcome,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -40,6 +40,9 @@ pub struct Table {
     pub filters: BTreeMap<u32, Filter>,
     pub counters: Vec<Counter>,
     pub frames: Vec<Request>,
+    /// Of the second vport, and what programs have set of them.
+    pub queues: Vec<QueueState>,
+    pub set: BTreeMap<(u8, u16), QueueSetting>,
     /// Commits that came into force, and whether each swept.
     pub commits: Vec<bool>,
     /// Programs that greeted, and those that are connected.
@@ -115,6 +118,7 @@ impl Fake {
         self.kill();
         let mut table = self.table.lock().unwrap();
         table.filters.clear();
+        table.set.clear();
         table.counters.fill(Counter::default());
         table.welcome.tables += 1;
         drop(table);
@@ -250,11 +254,30 @@ fn answer(
         (Request::Hello(version), false) => return Err(Some(format!("no version {version}"))),
         (_, false) => return Err(Some("say hello first".into())),
         (Request::Hello(_), true) => return Err(Some("two greetings".into())),
-        (change @ (Request::Set(_) | Request::Remove(_)), true) => program.changes.push(change),
+        (change @ (Request::Set(_) | Request::Remove(_) | Request::Queue(_)), true) => {
+            program.changes.push(change)
+        }
+        (Request::Queues { number, vport, first }, true) => {
+            let of = if vport == 1 { &table.queues[..] } else { &[] };
+            let mut parts = of[usize::from(first) - 1..].chunks(QUEUES_AT_ONCE).peekable();
+            let mut first = first;
+            loop {
+                let queues = parts.next().unwrap_or_default().to_vec();
+                let (at, more) = (first, parts.peek().is_some());
+                first += queues.len() as u16;
+                say(program, Reply::Queues { number, first: at, queues, more });
+                if !more {
+                    break;
+                }
+            }
+        }
         (Request::Commit { number, sweep }, true) => {
             let changes = std::mem::take(&mut program.changes);
             let refused = changes.iter().find_map(|change| match change {
                 Request::Set(filter) => refuses(table, filter).map(|why| (filter.id, why)),
+                Request::Queue(it) if usize::from(it.queue) > table.queues.len() => {
+                    Some((NO_FILTER, format!("queue {} is none", it.queue)))
+                }
                 _ => None,
             });
             if let Some((id, reason)) = refused {
@@ -262,6 +285,9 @@ fn answer(
                 return Ok(());
             }
             let mut set = BTreeSet::new();
+            if sweep {
+                table.set.clear();
+            }
             for change in changes {
                 match change {
                     Request::Set(filter) => {
@@ -269,6 +295,7 @@ fn answer(
                         table.filters.insert(filter.id, filter);
                     }
                     Request::Remove(id) => drop(table.filters.remove(&id).is_some()),
+                    Request::Queue(it) => drop(table.set.insert((it.vport, it.queue), it)),
                     _ => {}
                 }
             }

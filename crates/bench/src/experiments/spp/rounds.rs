@@ -7,7 +7,7 @@
 
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pdp_container::Limits;
@@ -103,14 +103,14 @@ pub(super) fn figure(run: &mut Run) -> Result<()> {
         for (name, setting) in &settings {
             let Some(()) = run.attempt(name, |_| guests.set(*setting)) else { continue };
             let measure = || guests.rounds_ms(*setting, time);
-            run.take_points(name, measure, |rounds| points(name, &rounds));
+            run.take_points(name, measure, |(rounds, had)| points(name, &rounds, had));
         }
         Ok(())
     })
 }
 
-/// Figures of sorted rounds, milliseconds.
-fn points(name: &str, rounds: &[f64]) -> Vec<Point> {
+/// Figures of sorted rounds, milliseconds, while the guests had this part of their core, percent.
+fn points(name: &str, rounds: &[f64], had: f64) -> Vec<Point> {
     let point = |x: f64, x_unit, readings| Point { series: name.to_owned(), x, x_unit, readings };
     let at = |what, share| Reading::new(what, quantile(rounds, share), "ms");
     let whole = vec![
@@ -118,6 +118,7 @@ fn points(name: &str, rounds: &[f64]) -> Vec<Point> {
         at("figure 5: round, p95", 0.95),
         at("figure 5: round, longest", 1.0),
         Reading::new("figure 5: rounds seen", rounds.len() as f64, "rounds"),
+        Reading::new("figure 5: of the core, the guests had", had, "%"),
     ];
     let share = |most: u32| {
         let until = rounds.partition_point(|round| *round <= f64::from(most));
@@ -208,10 +209,20 @@ spec:
         Ok(())
     }
 
-    /// Rounds of all guests within some time, milliseconds, sorted.
-    fn rounds_ms(&self, setting: Setting, time: Duration) -> Result<Vec<f64>> {
+    /// CPU time of all guests so far, seconds.
+    fn cpu_seconds(&self) -> Result<f64> {
+        let of = |guest| -> Result<f64> {
+            Ok(self.cgroups.usage(&cgroups_of(guest)[1])?.cpu_ns as f64 / 1e9)
+        };
+        (0..GUESTS).map(of).sum()
+    }
+
+    /// Rounds of all guests within some time, milliseconds, sorted, and the part of their core that they had, percent.
+    fn rounds_ms(&self, setting: Setting, time: Duration) -> Result<(Vec<f64>, f64)> {
         self.absences()?;
+        let (used, start) = (self.cpu_seconds()?, Instant::now());
         thread::sleep(time);
+        let had = (self.cpu_seconds()? - used) / start.elapsed().as_secs_f64() * 100.0;
         let all = self.absences()?;
         let first = if let Setting::Weights(first, _) = setting { first } else { 1 };
         let sum = (first + GUESTS as u64 - 1) as f64;
@@ -222,7 +233,7 @@ spec:
         }
         ensure!(!rounds.is_empty(), "no guest was ever absent");
         rounds.sort_by(f64::total_cmp);
-        Ok(rounds)
+        Ok((rounds, had))
     }
 
     /// What each guest says of its absences since the last time, microseconds.

@@ -163,7 +163,20 @@ fn by_hand(node: &Node) {
 
     assert_eq!(fastpath(&["remove", "2"]), "0 filters in force\n");
     assert_eq!(arrived(node), 10);
+    // Queues of a link's end, within what the spec says.
+    let queues = r#"queues=[{"name": "rest"}, {"name": "voice", "length": 64, "buffers": 16}]"#;
+    node.pdp(&["link", "set", "lab/link2", "--at", "r1:eth1", queues]);
+    let table = fastpath(&["queues"]);
+    assert!(table.contains("eth1  2      voice  1       64      -      16"), "{table}");
+    fastpath(&["queue", "eth1", "2", "--weight", "30", "--frames", "32"]);
+    let queues = node.json(&["fastpath", "lab/r1", "queues", "eth1"]);
+    assert_eq!((&queues[1]["weight"], &queues[1]["frames"]), (&30.into(), &32.into()), "{queues}");
+    let shown = node.pdp(&["inspect", "lab/r1"]);
+    assert!(shown.contains("r1:eth1  voice  1       64      -      16"), "{shown}");
     for (words, why) in [
+        (&["fastpath", "lab/r1", "queue", "eth1", "2", "--frames", "65"][..], "can have 64 frames"),
+        (&["fastpath", "lab/r1", "queue", "eth1", "3", "--weight", "2"], "there are 2"),
+        (&["fastpath", "lab/r1", "queue", "eth0", "1", "--weight", "2"], "vport 0 has no queues"),
         (&["fastpath", "lab/h1", "filters"][..], "lab/h1: the mux has no filters of it"),
         (
             &["fastpath", "lab/r1", "add", "--id", "100", "--match", "ip", "--drop"],
