@@ -19,10 +19,11 @@ use crate::class::{Room, on_wire};
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::encapsulate::Way;
+use crate::engine::Engine;
 use crate::meter::Stage;
 use crate::packets::Batch;
 use crate::shape::Offered;
-use crate::vnet::{PortLink, Vnet};
+use crate::vnet::{Node, PortLink, Vnet};
 
 /// Frames of a vlink that wait for the next hop of its tunnel. The oldest ends for one more.
 pub const HELD_FRAMES_MAX: usize = 16;
@@ -71,6 +72,12 @@ impl Row {
 /// Bytes that wrapped frames take on an interface.
 fn wire_bytes(frames: &[Packet]) -> u64 {
     frames.iter().map(|packet| u64::from(on_wire(packet.len()))).sum()
+}
+
+/// The engine of a node, which counts what leaves; `has` says whether any node has one.
+#[inline]
+fn counting(has: bool, nodes: &mut [Node], node: usize) -> Option<&mut Engine> {
+    if has { nodes[node].engine() } else { None }
 }
 
 impl PortLink {
@@ -258,7 +265,7 @@ impl Vnet {
             .and_then(|link| link.line.as_ref())
             .is_some_and(|line| !line.is_open())
         {
-            if let Some(engine) = self.nodes[here.node].engine() {
+            if let Some(engine) = counting(self.has_engines, &mut self.nodes, here.node) {
                 engine.count_left(frames, 0, false);
                 frames.iter_mut().for_each(|packet| packet.counted = 0);
             }
@@ -367,7 +374,7 @@ impl Vnet {
         let to = match link.way {
             Way::Port(to) => to,
             Way::Segment(at, end) => {
-                if let Some(engine) = self.nodes[here.node].engine() {
+                if let Some(engine) = counting(self.has_engines, &mut self.nodes, here.node) {
                     engine.count_left(frames, 0, false);
                 }
                 return self.enter_all(core, (at, end), row, frames);
@@ -387,7 +394,7 @@ impl Vnet {
         };
         here.counters.sent += row.frames as u64;
         here.counters.sent_bytes += row.bytes as u64;
-        if let Some(engine) = self.nodes[here.node].engine() {
+        if let Some(engine) = counting(self.has_engines, &mut self.nodes, here.node) {
             engine.count_left(frames, 0, false);
         }
         let there = &self.ports[usize::from(to)];
@@ -448,7 +455,7 @@ impl Vnet {
             frames.iter_mut().for_each(|packet| packet.mark = class.mark());
             class.add(frames.len(), wire_bytes(frames));
         }
-        let mut engine = self.nodes[here.node].engine();
+        let mut engine = counting(self.has_engines, &mut self.nodes, here.node);
         if let Some(engine) = &mut engine {
             engine.count_left(frames, header_bytes, false);
         }
