@@ -64,7 +64,7 @@ const DEBT_MAX: i64 = 40 * TURN_CYCLES;
 
 /// What a visit is to take at most, cycles, by what a frame of the vnet took before; and what that is where nothing is
 /// known.
-const VISIT_CYCLES: u64 = 50_000;
+const VISIT_CYCLES: u64 = 30_000;
 const FRAME_CYCLES: u64 = 1600;
 
 /// By how much more of it a frame is taken to cost after one visit.
@@ -77,7 +77,7 @@ const VISIT_FRAMES_MIN: usize = 2;
 const ROUND_CYCLES: i64 = 150_000;
 
 /// Of these, what frames may take beyond the usual; and that, for each.
-const ROUND_DEAR_CYCLES: i64 = 50_000;
+const ROUND_DEAR_CYCLES: i64 = 30_000;
 const USUAL_CYCLES: u64 = 400;
 
 /// The part of all time that is for visits by weight, also while those with power have not got theirs: what frames of theirs
