@@ -65,7 +65,7 @@ const DEBT_MAX: i64 = 40 * TURN_CYCLES;
 /// What a visit is to take at most, cycles, by what a frame of the vnet took before; and what that is where nothing is
 /// known.
 const VISIT_CYCLES: u64 = 30_000;
-const FRAME_CYCLES: u64 = 1600;
+const FRAME_CYCLES: u64 = 960;
 
 /// By how much more of it a frame is taken to cost after one visit.
 const FRAME_CYCLES_GROW: u64 = 8;
