@@ -192,8 +192,8 @@ struct Program {
     /// A packet that it sent, and how much of it was heard.
     packet: Vec<u8>,
     heard: usize,
-    /// It is to be told counters: that may be much, and nothing else is heard before.
-    counting: bool,
+    /// It is to be told counters, filters or queues: that may be much, and nothing else is heard before.
+    asking: bool,
     /// Packets that wait to be read.
     backlog: VecDeque<Vec<u8>>,
     backlog_bytes: usize,
@@ -281,7 +281,7 @@ impl Program {
     /// Whether it is to be heard.
     fn is_heard(&self) -> bool {
         let has_said = self.may_have_more || self.heard < self.packet.len();
-        has_said && !self.ended && !self.counting && self.backlog_bytes < BACKLOG_BYTES
+        has_said && !self.ended && !self.asking && self.backlog_bytes < BACKLOG_BYTES
     }
 
     /// When it is taken for gone.
@@ -388,7 +388,7 @@ impl Place {
                 may_have_more: true,
                 packet: vec![],
                 heard: 0,
-                counting: false,
+                asking: false,
                 backlog: VecDeque::new(),
                 backlog_bytes: 0,
                 stuck: None,
@@ -490,6 +490,7 @@ impl Place {
                 let first =
                     first.checked_sub(1).ok_or("queue 0: they are counted from 1".to_string())?;
                 let states = Vec::with_capacity(QUEUES_AT_ONCE);
+                self.programs[at].asking = true;
                 self.jobs.push_back(ask(number, Job::Queues(vport, first, states, false)));
             }
             Request::Commit { number, sweep } => {
@@ -515,12 +516,13 @@ impl Place {
                         "there are {counters} counters, and no {count} from {first} on"
                     ));
                 }
-                program.counting = true;
+                program.asking = true;
                 let zeros = vec![Counter::default(); count as usize];
                 self.jobs.push_back(ask(number, Job::Count(first, zeros)));
             }
             Request::List { number, first } => {
                 let filters = Vec::with_capacity(FILTERS_AT_ONCE);
+                program.asking = true;
                 self.jobs.push_back(ask(number, Job::List(first, filters, None)));
             }
             Request::Frame { out, vport, queue, bytes } => {
@@ -643,7 +645,7 @@ impl Place {
                 }
             }
             Job::Count(first, counters) => {
-                program.counting = false;
+                program.asking = false;
                 let mut parts = counters.chunks(COUNTERS_AT_ONCE).peekable();
                 let mut first = first;
                 loop {
@@ -659,6 +661,7 @@ impl Place {
             Job::Queues(vport, first, queues, more) => {
                 let next = first + queues.len() as u16;
                 program.say(&Reply::Queues { number, first: first + 1, queues, more });
+                program.asking = more;
                 if more {
                     let states = Vec::with_capacity(QUEUES_AT_ONCE);
                     let job = Job::Queues(vport, next, states, false);
@@ -667,6 +670,7 @@ impl Place {
             }
             Job::List(_, filters, more) => {
                 program.say(&Reply::Filters { number, filters, more: more.is_some() });
+                program.asking = more.is_some();
                 if let Some(next) = more {
                     let job = Job::List(next, Vec::with_capacity(FILTERS_AT_ONCE), None);
                     self.jobs.push_back(Asked { whose, number, job });
