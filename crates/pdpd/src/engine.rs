@@ -318,12 +318,9 @@ impl Engine {
         }
         let left = self.host.state.things().map_err(Problem::internal)?;
         if !left.is_empty() {
-            let names: Vec<String> = left.into_keys().collect();
-            return Err(Problem::new(
-                ProblemKind::Internal,
-                format!("not taken down yet: {}", names.join(", ")),
-            )
-            .hint("it is being tried again; see the daemon's log and repeat `pdp down`"));
+            let left: Vec<Key> = left.keys().filter_map(|key| key.parse().ok()).collect();
+            let hint = "it is being tried again; see the daemon's log and repeat `pdp down`";
+            return Err(self.stays(&left).hint(hint));
         }
         if request.purge {
             self.revise(&|_| false, |before| match before.ledger.stopped {
@@ -422,18 +419,22 @@ impl Engine {
             // Applied again meanwhile: what there is of it now is another's to tell.
             return Ok(Report { changes, ..Report::default() });
         }
-        let with_problem =
-            |key: &Key| match self.keeper.health(key).and_then(|health| health.problem) {
-                Some(problem) => format!("{key}: {problem}"),
-                None => key.to_string(),
-            };
-        let left: Vec<String> = self.keeper.unwanted(vnet).iter().map(with_problem).collect();
+        let left = self.keeper.unwanted(vnet);
         if left.is_empty() {
             self.free_numbers()?;
             return Ok(Report { changes, ..Report::default() });
         }
-        Err(Problem::internal(format!("not taken down yet: {}", left.join("; ")))
-            .hint("it is being tried again; see the daemon's log"))
+        Err(self.stays(&left).hint("it is being tried again; see the daemon's log"))
+    }
+
+    /// What is not taken down yet, and why, as far as that is known.
+    fn stays(&self, left: &[Key]) -> Problem {
+        let words = |key: &Key| match self.keeper.health(key).and_then(|health| health.problem) {
+            Some(problem) => format!("{key}: {problem}"),
+            None => key.to_string(),
+        };
+        let left: Vec<String> = left.iter().map(words).collect();
+        Problem::internal(format!("not taken down yet: {}", left.join("; ")))
     }
 
     /// Stops and forgets nodes of a vnet, with their links.

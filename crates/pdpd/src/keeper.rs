@@ -673,6 +673,7 @@ impl Keeper {
             Ok(Next::Done) => {
                 object.how = How::Done;
                 object.waiting = None;
+                object.stays = None;
                 object.health().problem = None;
                 at = Some(now + pause_done);
                 table.wake_dependents(key);
