@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Error, PACKET_BYTES, POOL_PACKETS_MAX, RING_ENTRIES, pool};
+use crate::{Error, PACKET_BYTES, RING_ENTRIES, pool};
 
 /// Bytes that may wait for a device, with the kernel's own overhead.
 const SEND_BUFFER_BYTES: libc::c_int = 16 << 20;
@@ -131,7 +131,7 @@ fn file_bytes(memfd: BorrowedFd<'_>) -> Result<usize, Error> {
     };
     let bytes = status.st_size as u64;
     // The kernel pins all of it, and who hands it over may say what it likes.
-    let bytes_max = (POOL_PACKETS_MAX * PACKET_BYTES) as u64;
+    let bytes_max = pool::POOL_BYTES_MAX as u64;
     if bytes == 0 || bytes > bytes_max || !bytes.is_multiple_of(PACKET_BYTES as u64) {
         return Err(Error::NotAPool(bytes));
     }
@@ -151,7 +151,7 @@ mod tests {
             file.set_len(bytes).unwrap();
             file_bytes(file.as_fd()).ok()
         };
-        let (packet, most) = (PACKET_BYTES as u64, (POOL_PACKETS_MAX * PACKET_BYTES) as u64);
+        let (packet, most) = (PACKET_BYTES as u64, pool::POOL_BYTES_MAX as u64);
         assert_eq!([0, 1, packet + 1, most + packet, 1 << 40].map(size), [None; 5]);
         assert_eq!([packet, most].map(size), [packet, most].map(|bytes| Some(bytes as usize)));
     }

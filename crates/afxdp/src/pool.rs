@@ -23,7 +23,7 @@ const HEADERS_BYTES: usize = 54;
 pub const POOL_PACKETS_MAX: usize = 1 << 19;
 
 /// Bytes of the largest pool. Each begins at a multiple of it, so that a packet's address has its number.
-const POOL_BYTES_MAX: usize = POOL_PACKETS_MAX * PACKET_BYTES;
+pub(crate) const POOL_BYTES_MAX: usize = POOL_PACKETS_MAX * PACKET_BYTES;
 
 /// Bytes of a page.
 const PAGE_BYTES: usize = 4096;

@@ -71,7 +71,7 @@ impl Vnet {
     /// no time for wait.
     fn decide(&mut self, core: &mut Core, frames: &mut Batch) {
         let end = core.meter.now() + FORWARD_CYCLES;
-        let taken = self.waiting - self.buffers.filled + self.local.len();
+        let taken = self.buffers.beside(self.waiting) + self.local.len();
         let mut fates = std::mem::take(&mut core.scratch.fates_of_engines);
         fates.clear();
         fates.resize(frames.len(), Fate::OPEN);
@@ -180,7 +180,7 @@ impl Vnet {
             let Some(engine) = node.router.as_mut().and_then(|it| it.engine.as_mut()) else {
                 continue;
             };
-            let taken = self.waiting - self.buffers.filled + self.local.len() + out.len();
+            let taken = self.buffers.beside(self.waiting) + self.local.len() + out.len();
             let room = FLOOD_FRAMES_MAX.min(core.packets.free().saturating_sub(taken));
             let (local, out, missed) = (&mut self.local, &mut out, &mut missed);
             let here = usize::from(ports.start)..usize::from(ports.end);

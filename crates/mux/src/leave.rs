@@ -97,7 +97,7 @@ impl PortLink {
     /// link may hold more than its vnet could still have, and no queue more than its link: else those that are filled
     /// first leave none to the others (Choudhury and Hahne, 1998).
     fn spare(&self, taken: usize, free: usize) -> usize {
-        free.saturating_sub(taken + self.waiting() - self.shaper.buffers().filled)
+        free.saturating_sub(taken + self.shaper.buffers().beside(self.waiting()))
     }
 
     /// When what is held is looked at again, nanoseconds, if anything is.
@@ -197,7 +197,7 @@ impl Vnet {
                     continue;
                 }
             };
-            let taken = self.waiting - self.buffers.filled + link.beside();
+            let taken = self.buffers.beside(self.waiting) + link.beside();
             let spare = link.spare(taken, core.packets.free());
             let (mark, before) = (packet.mark, link.shaper.buffers());
             match link.shaper.offer(packet, core.now_ns, spare, &mut room) {
@@ -343,7 +343,7 @@ impl Vnet {
                 self.timers.set(port, first.at_ns);
                 break;
             }
-            let taken = self.waiting - self.buffers.filled + self.local.len() + frames.len();
+            let taken = self.buffers.beside(self.waiting) + self.local.len() + frames.len();
             let room = frames.len() < LATE_FRAMES && taken < core.packets.free();
             let copy = room.then(|| core.packets.copy_of(line.bytes(&first), first.mark));
             let Some(mut packet) = copy.flatten() else {
@@ -408,7 +408,7 @@ impl Vnet {
     fn put_out_in_turn(&mut self, core: &mut Core, row: Row, frames: &mut Batch) {
         let Some(link) = &self.ports[usize::from(row.port)].link else { return };
         let (goes_first, of_vnet) = (link.held.is_empty(), link.of_vnet());
-        let taken = self.waiting - self.buffers.filled + of_vnet;
+        let taken = self.buffers.beside(self.waiting) + of_vnet;
         let count = match goes_first && taken < core.packets.free() {
             true => {
                 let mut room = link.room(core);
@@ -502,7 +502,7 @@ impl Vnet {
                 continue;
             };
             let in_turn = link.is_in_turn();
-            let taken = self.waiting - self.buffers.filled + link.of_vnet();
+            let taken = self.buffers.beside(self.waiting) + link.of_vnet();
             let spare = link.spare(taken, core.packets.free());
             if in_turn && !(spare > 0 && link.shaper.may_hold(&link.held, &packet)) {
                 here.drop(core, Reason::QueueFull, packet);
@@ -519,7 +519,7 @@ impl Vnet {
             // As for frames that wait for a rate.
             if !in_turn
                 && (link.held.len() > HELD_FRAMES_MAX
-                    || self.waiting - self.buffers.filled > core.packets.free())
+                    || self.buffers.beside(self.waiting) > core.packets.free())
                 && let Some(oldest) = link.held.pop()
             {
                 self.waiting -= 1;

@@ -164,8 +164,8 @@ impl Vnet {
         packet: &Packet,
         out: &mut Batch,
     ) {
-        let Self { segments, ports, own_ports, local, waiting, buffers, .. } = self;
-        let waiting = *waiting - buffers.filled;
+        let waiting = self.buffers.beside(self.waiting);
+        let Self { segments, ports, own_ports, local, .. } = self;
         let mut copied = 0;
         for to in segments[usize::from(at)].others(end).filter(|to| *to != last) {
             copied += 1;

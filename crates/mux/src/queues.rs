@@ -54,6 +54,12 @@ impl Buffers {
         self.reserved - self.filled
     }
 
+    /// Of so many frames that wait, with those that are in these: how many are in others' room.
+    #[inline]
+    pub fn beside(self, waiting: usize) -> usize {
+        waiting - self.filled
+    }
+
     /// Those of both.
     pub fn and(self, other: Self) -> Self {
         Self { reserved: self.reserved + other.reserved, filled: self.filled + other.filled }
