@@ -618,10 +618,15 @@ impl Engine {
         let has = wanted.shares().get(node);
         let mut wanted = VirtualNetwork::clone(wanted);
         let plane = wanted.spec.nodes.get_mut(node).and_then(|node| node.data_plane.as_mut());
-        if let Some(DataPlane::Fastpath(_)) = plane {
+        let by_itself = match plane {
+            Some(DataPlane::Fastpath(_)) => Some("a fast path: the mux forwards by itself"),
+            Some(DataPlane::Kernel(_)) => Some("its control guest's kernel"),
+            Some(DataPlane::Parallel(_)) | None => None,
+        };
+        if let Some(hint) = by_itself {
             let problem = format!("vnet {vnet}: router {node} has no forwarding guests");
             return Err(Problem::new(ProblemKind::Invalid, problem)
-                .hint("its data plane is a fast path: the mux forwards by itself"));
+                .hint(format!("its data plane is {hint}")));
         }
         let (Some(has), Some(plane)) = (has, plane.and_then(DataPlane::parallel_mut)) else {
             return Err(Problem::not_found(format!("vnet {vnet}: no router {node:?}"))

@@ -278,7 +278,7 @@ impl Daemon for Engine {
         let Some(mirror) = &plan.mirror else {
             return Err(Problem::new(
                 ProblemKind::Invalid,
-                format!("node {vnet}/{node} is a host, which has no route mirror"),
+                format!("{vnet}/{node} has no route mirror: its own kernel has all its routes"),
             )
             .hint(format!("use `pdp exec {vnet}/{node} -- ip route`")));
         };

@@ -380,16 +380,17 @@ impl View<'_> {
             })
             .collect();
         let engine = counters.and_then(|node| node.engine.as_ref());
+        let router = plan.kind == pdp_spec::NodeKind::Router;
         let mut node = NodeStatus {
             name: name.into(),
-            kind: if plan.mirror.is_some() { NodeKind::Router } else { NodeKind::Host },
+            kind: if router { NodeKind::Router } else { NodeKind::Host },
             labels: self.labels(vnet, name),
             phase: Phase::Failed,
             message: None,
             conditions: self.hooks(name, plan).into_iter().collect(),
             ready: false,
             commands,
-            power_millicores: plan.mirror.is_some().then(|| {
+            power_millicores: router.then(|| {
                 let guests = guests.iter().map(|guest| guest.share_millicores);
                 guests.sum::<u64>() + u64::from(plan.mux_millicores)
             }),

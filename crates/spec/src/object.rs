@@ -591,7 +591,7 @@ impl Node {
     pub fn guests(&self) -> Option<Parallel> {
         match self.plane()? {
             DataPlane::Parallel(plane) => Some(plane),
-            DataPlane::Fastpath(_) => None,
+            DataPlane::Fastpath(_) | DataPlane::Kernel(_) => None,
         }
     }
 
@@ -834,6 +834,8 @@ pub enum DataPlane {
     Parallel(Parallel),
     /// By the mux itself.
     Fastpath(Fastpath),
+    /// By the control guest's own kernel.
+    Kernel(Kernel),
 }
 
 impl Default for DataPlane {
@@ -842,8 +844,8 @@ impl Default for DataPlane {
     }
 }
 
-/// What a data plane needs beside its control guest, its ports and its route mirror: all that differs between the
-/// kinds for whoever plans, counts and gives out.
+/// What a data plane needs beside its control guest and its ports: all that differs between the kinds for whoever
+/// plans, counts and gives out.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs<'a> {
     /// Forwarding guests, and power of forwarding engines for them.
@@ -856,12 +858,20 @@ pub struct Needs<'a> {
     pub fields: Option<&'a Fields>,
     /// What it is guaranteed of the mux's power, thousandths of a core; 0: nothing.
     pub mux_millicores: u32,
+    /// What goes to the control guest, and a route mirror for all the rest. `None`: there is no rest, since the
+    /// control guest's kernel forwards.
+    pub punts: Option<Punts<'a>>,
+}
+
+/// What of a vrouter's frames goes to its control guest, where something else forwards.
+#[derive(Clone, Copy, Debug)]
+pub struct Punts<'a> {
+    /// Frames that do without being looked at further.
+    pub filters: &'a [PuntFilter],
+    /// Limits.
+    pub limits: &'a PuntLimits,
     /// What becomes of packets that the kernel's hooks may treat otherwise.
-    pub kernel_hooks: KernelHooks,
-    /// Frames that go to the control guest.
-    pub punt: &'a [PuntFilter],
-    /// Limits of what goes there.
-    pub punt_limits: &'a PuntLimits,
+    pub hooks: KernelHooks,
 }
 
 impl DataPlane {
@@ -874,9 +884,11 @@ impl DataPlane {
                 slowpath: None,
                 fields: None,
                 mux_millicores: 0,
-                kernel_hooks: plane.kernel_hooks,
-                punt: &plane.punt,
-                punt_limits: &plane.punt_limits,
+                punts: Some(Punts {
+                    filters: &plane.punt,
+                    limits: &plane.punt_limits,
+                    hooks: plane.kernel_hooks,
+                }),
             },
             Self::Fastpath(plane) => Needs {
                 guests: None,
@@ -884,9 +896,19 @@ impl DataPlane {
                 slowpath: Some((plane.filters, plane.counters)).filter(|it| *it != (0, 0)),
                 fields: plane.fields.as_ref().filter(|_| plane.code == Code::Fields),
                 mux_millicores: plane.power.map_or(0, |power| power.0),
-                kernel_hooks: plane.kernel_hooks,
-                punt: &plane.punt,
-                punt_limits: &plane.punt_limits,
+                punts: Some(Punts {
+                    filters: &plane.punt,
+                    limits: &plane.punt_limits,
+                    hooks: plane.kernel_hooks,
+                }),
+            },
+            Self::Kernel(_) => Needs {
+                guests: None,
+                mux_routes: false,
+                slowpath: None,
+                fields: None,
+                mux_millicores: 0,
+                punts: None,
             },
         }
     }
@@ -895,7 +917,7 @@ impl DataPlane {
     pub fn parallel(&self) -> Option<&Parallel> {
         match self {
             Self::Parallel(plane) => Some(plane),
-            Self::Fastpath(_) => None,
+            Self::Fastpath(_) | Self::Kernel(_) => None,
         }
     }
 
@@ -903,7 +925,7 @@ impl DataPlane {
     pub fn parallel_mut(&mut self) -> Option<&mut Parallel> {
         match self {
             Self::Parallel(plane) => Some(plane),
-            Self::Fastpath(_) => None,
+            Self::Fastpath(_) | Self::Kernel(_) => None,
         }
     }
 }
@@ -924,6 +946,24 @@ pub enum FastpathKind {
     /// The mux forwards by itself, without crossing to a guest.
     #[default]
     Fastpath,
+}
+
+/// The kind of [`Kernel`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelKind {
+    /// The control guest's kernel forwards.
+    #[default]
+    Kernel,
+}
+
+/// Forwarding by the kernel in the control guest's network namespace, with everything that Linux can: netfilter and
+/// NAT, policy routing, multicast, fragments, `tc` (docs/kernel.md). There are no forwarding guests and no route mirror.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Kernel {
+    /// Kind of the data plane.
+    pub kind: KernelKind,
 }
 
 /// Forwarding by the mux itself: as fast as it gets, with code that comes with PdP. What it can't do goes to the

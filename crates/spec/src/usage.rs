@@ -159,12 +159,14 @@ impl Node {
             ..Usage::default()
         };
         if self.kind == NodeKind::Router {
-            processes += 1;
             usage.routes = self.resources.routes.into();
-            let notifications = self.notification_bytes() * NOTIFICATION_FACTOR;
-            usage.memory_bytes = usage.memory_bytes.saturating_add(notifications);
             let plane = self.plane();
             let needs = plane.as_ref().map(|plane| plane.needs());
+            if needs.is_some_and(|needs| needs.punts.is_some()) {
+                processes += 1;
+                let notifications = self.notification_bytes() * NOTIFICATION_FACTOR;
+                usage.memory_bytes = usage.memory_bytes.saturating_add(notifications);
+            }
             if let Some(plane) = needs.and_then(|needs| needs.guests) {
                 for share in shares {
                     processes += of_guest(plane, ports, share, &mut usage);

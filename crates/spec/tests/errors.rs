@@ -605,7 +605,7 @@ fn kinds_of_data_planes() {
     says(
         "      dataPlane:\n",
         "      dataPlane:\n        kind: fastpth\n",
-        "fig1.yaml:33:15: node red/r1: kind \"fastpth\" is none of parallel, fastpath \
+        "fig1.yaml:33:15: node red/r1: kind \"fastpth\" is none of parallel, fastpath, kernel \
          (did you mean fastpath?)",
     );
     let faults = [(35, "split"), (36, "program"), (37, "distribution")];
@@ -622,6 +622,27 @@ fn kinds_of_data_planes() {
         "      dataPlane:\n        code: ip\n",
         "fig1.yaml:33:9: node red/r1: \"code\" is no key of kind parallel \
          (remove it, or take kind: fastpath)",
+    );
+    let faults =
+        [(35, "power"), (36, "split"), (37, "program"), (38, "distribution"), (39, "punt")]
+            .into_iter()
+            .chain([(40, "puntLimits")]);
+    let faults: Vec<_> = faults
+        .map(|(line, key)| {
+            let both = ["power", "punt", "puntLimits"].contains(&key);
+            let kinds = if both { "parallel or fastpath" } else { "parallel" };
+            format!(
+                "fig1.yaml:{line}:9: node red/r1: {key:?} is no key of kind kernel \
+                 (remove it, or take kind: {kinds})"
+            )
+        })
+        .collect();
+    let code = "fig1.yaml:33:9: node red/r1: \"code\" is no key of kind kernel \
+                (remove it, or take kind: fastpath)\n";
+    says(
+        "      dataPlane:\n",
+        "      dataPlane:\n        code: ip\n        kind: kernel\n",
+        &format!("{code}{}", faults.join("\n")),
     );
     says(
         "      dataPlane:\n",

@@ -28,7 +28,7 @@ use pdp_net::xdp::Take;
 use pdp_proto::limits::{ANSWERED_MAX, ASKED_MAX};
 use pdp_proto::{management, mirror, mux, tap};
 use pdp_spec::units::{Base64, Endpoint};
-use pdp_spec::{DeviceAttach, Leaving, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
+use pdp_spec::{DeviceAttach, Leaving, NodeKind, Outlet, SubstrateSpec, VirtualNetworkSpec, Vnets};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -442,6 +442,8 @@ pub struct VnetPlan {
 /// A node: its control side and its forwarding guests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodePlan {
+    /// Router or host.
+    pub kind: NodeKind,
     /// Where its sockets are.
     pub directory: PathBuf,
     /// The control guest or host. Its limits are those of the node's control side as a whole.
@@ -460,7 +462,8 @@ pub struct NodePlan {
     pub routes: Vec<Route>,
     /// The helper that serves the TAPs; `None` without ports.
     pub tap_helper: Option<TapHelperPlan>,
-    /// The route mirror, for routers: its process, and its configuration but for the namespaces.
+    /// The route mirror, where something else than the control guest's kernel forwards: its process, and its
+    /// configuration but for the namespaces.
     pub mirror: Option<MirrorPlan>,
     /// Its way out and in beside its networks.
     pub management: Option<ManagementPlan>,

@@ -13,7 +13,7 @@ use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::limits::POWER_MILLICORES_DEFAULT;
 use pdp_spec::{
     Attach, BuiltIn, Distribution, Flow, KernelHooks, KnownFlow, Needs, Node, NodeKind, Parallel,
-    Policy, Program,
+    Policy, Program, Punts,
 };
 
 use super::commands::commands;
@@ -83,10 +83,11 @@ impl NodePlanner<'_> {
             let source = slowpath.clone();
             control.binds.push(Bind { source, target, writable: false, wished: false });
         }
-        let mirror = needs.map(|needs| {
+        let mirror = needs.and_then(|needs| {
+            let punts = needs.punts?;
             let reader = if needs.mux_routes { MUX_UID } else { self.vnet.uid + PROGRAM_UID };
             directories.push(passed(directory.join("routes"), reader));
-            self.mirror(needs.kernel_hooks)
+            Some(self.mirror(punts.hooks))
         });
         let mux_millicores = needs.map_or(0, |needs| needs.mux_millicores);
         let ip = mirror.as_ref().filter(|_| needs.is_some_and(|needs| needs.mux_routes));
@@ -127,6 +128,7 @@ impl NodePlanner<'_> {
             }
         }
         let plan = NodePlan {
+            kind: self.node.kind,
             hash,
             directory,
             control,
@@ -441,8 +443,9 @@ impl NodePlanner<'_> {
             mtu: tap.mtu,
         });
         let plane = self.node.plane();
-        let router = plane.as_ref().map(|plane| {
-            let Needs { guests, punt, punt_limits, .. } = plane.needs();
+        let router = plane.as_ref().and_then(|plane| {
+            let Needs { guests, punts, .. } = plane.needs();
+            let Punts { filters, limits, .. } = punts?;
             let attach = match guests.map(Parallel::attach) {
                 Some(Attach::Memif) => mux::Attach::Memif,
                 Some(Attach::Tap) => mux::Attach::Tap,
@@ -458,7 +461,7 @@ impl NodePlanner<'_> {
             };
             let none = Distribution::default();
             let distribution = guests.map_or(&none, |guests| &guests.distribution);
-            mux::Router {
+            Some(mux::Router {
                 guests: plan.guests.iter().map(guest).collect(),
                 policy: match distribution.policy {
                     Policy::RoundRobin => mux::Policy::RoundRobin,
@@ -479,15 +482,15 @@ impl NodePlanner<'_> {
                             .collect(),
                     ),
                 },
-                punt_filters: punt.iter().map(punt_filter).collect(),
+                punt_filters: filters.iter().map(punt_filter).collect(),
                 punt_limits: [
-                    rate(punt_limits.local),
-                    rate(punt_limits.neighbour),
-                    rate(punt_limits.exception),
-                    rate(punt_limits.hook),
+                    rate(limits.local),
+                    rate(limits.neighbour),
+                    rate(limits.exception),
+                    rate(limits.hook),
                 ],
                 engine: plan.engine.clone(),
-            }
+            })
         });
         mux::Node {
             name: self.name.into(),

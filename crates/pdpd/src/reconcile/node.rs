@@ -117,6 +117,9 @@ impl Reconciler {
                 }
             }
         }
+        if wanted.mirror.is_none() && self.not_wanted(key, Part::Mirror)? == Look::Starting {
+            return Ok(Next::wait_for_end(format!("the end of the route mirror of {key}")));
+        }
         if let Some(mirror) = &wanted.mirror {
             self.configure_mirror(mirror, guest, side)?;
             let socket = &mirror.config.control_socket;
@@ -133,7 +136,7 @@ impl Reconciler {
         // One that fails keeps the node from its start, and from nothing else.
         let management = match &wanted.management {
             Some(management) => self.management(management, guest, side, doing),
-            None => self.no_management(key),
+            None => self.not_wanted(key, Part::Management),
         };
         if !ready {
             return Ok(Next::wait(format!("the helpers of {key}")));
@@ -228,10 +231,10 @@ impl Reconciler {
         }
     }
 
-    /// Ends what is left of a way out and in that is wanted no more.
-    fn no_management(&self, key: &Key) -> Result<Look, HostError> {
+    /// Ends what is left of a helper that is wanted no more.
+    fn not_wanted(&self, key: &Key, part: Part) -> Result<Look, HostError> {
         let Key::Node { vnet, node } = key else { return Ok(Look::Serves) };
-        let directory = self.places.record(vnet, node, Part::Management);
+        let directory = self.places.record(vnet, node, part);
         let ended = self.machine.running(&directory).is_none() || self.machine.end(&directory)?;
         Ok(if ended { Look::Serves } else { Look::Starting })
     }

@@ -463,18 +463,23 @@ impl NodeCheck<'_, '_, '_> {
                 if let Some(power) = plane.power {
                     self.power(&["dataPlane", "power"], power);
                 }
+                self.code(plane);
             }
+            DataPlane::Kernel(_) => {}
         }
-        if let DataPlane::Fastpath(plane) = plane {
-            self.code(plane);
-        }
-        let Needs { punt, punt_limits, slowpath, .. } = plane.needs();
+        let Needs { punts, slowpath, .. } = plane.needs();
         if let Some((filters, counters)) = slowpath {
             self.too_many(&["dataPlane", "filters"], filters as usize, FILTERS_MAX as usize);
             self.too_many(&["dataPlane", "counters"], counters as usize, COUNTERS_MAX as usize);
         }
-        self.too_many(&["dataPlane", "punt"], punt.len(), PUNT_FILTERS_MAX);
-        for (filter_index, filter) in punt.iter().enumerate() {
+        if let Some(punts) = punts {
+            self.punts(&punts);
+        }
+    }
+
+    fn punts(&mut self, Punts { filters, limits, .. }: &Punts<'_>) {
+        self.too_many(&["dataPlane", "punt"], filters.len(), PUNT_FILTERS_MAX);
+        for (filter_index, filter) in filters.iter().enumerate() {
             let filter_index = filter_index.to_string();
             let path = ["dataPlane", "punt", &filter_index, "match"];
             self.too_many(&path, filter.matches.len(), FIELDS_MAX);
@@ -500,10 +505,10 @@ impl NodeCheck<'_, '_, '_> {
             }
         }
         let classes = [
-            ("local", punt_limits.local),
-            ("neighbour", punt_limits.neighbour),
-            ("exception", punt_limits.exception),
-            ("hook", punt_limits.hook),
+            ("local", limits.local),
+            ("neighbour", limits.neighbour),
+            ("exception", limits.exception),
+            ("hook", limits.hook),
         ];
         for (class, value) in classes {
             let path = ["spec", "nodes", self.node, "dataPlane", "puntLimits", class];

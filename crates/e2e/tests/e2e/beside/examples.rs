@@ -118,7 +118,7 @@ fn hosts_talk(node: &Node, vnet: &str) {
 type Check = fn(&Node, &[String]);
 
 /// The labs that are brought up beside each other on one node, and what is looked at.
-const LABS: [(&str, Check); 13] = [
+const LABS: [(&str, Check); 15] = [
     ("bgp.yaml", bgp),
     ("customers.yaml", customers),
     ("fastpath.yaml", fastpath),
@@ -127,7 +127,9 @@ const LABS: [(&str, Check); 13] = [
     ("image.yaml", image),
     ("ipv6.yaml", ipv6),
     ("isis.yaml", isis),
+    ("kernel.yaml", kernel),
     ("lan.yaml", lan),
+    ("nat.yaml", nat),
     ("ospf.yaml", ospf),
     ("taps.yaml", taps),
     ("testpmd.yaml", testpmd),
@@ -189,6 +191,22 @@ fn fastpath(node: &Node, said: &[String]) {
     assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
     assert!(!diff.contains("10.") && stats.contains("Engines"), "{diff}{stats}");
     assert_eq!(node.json(&["inspect", "fastpath"])["status"]["ready"], true);
+}
+
+fn kernel(node: &Node, said: &[String]) {
+    let [ping, neighbours, _, _, again, routes, _] = said else { panic!("{said:?}") };
+    assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
+    assert!(all_answered(again, 3) && routes.contains("10.2.0.0/24"), "{again}{routes}");
+    let router = node.json(&["inspect", "kernel"])["status"]["nodes"].clone();
+    assert!(!router.to_string().contains("mirror"), "{router}");
+}
+
+fn nat(node: &Node, said: &[String]) {
+    let [outside, inside, rules, _] = said else { panic!("{said:?}") };
+    assert_eq!((outside.trim(), inside.trim()), ("hello from outside", "hello from inside"));
+    assert!(rules.contains("masquerade") && !rules.contains("packets 0 "), "{rules}");
+    let log = node.pdp(&["logs", "nat/isp"]);
+    assert!(log.contains("192.0.2.1 - - ") && !log.contains("10.1.0."), "{log}");
 }
 
 fn fields(node: &Node, said: &[String]) {

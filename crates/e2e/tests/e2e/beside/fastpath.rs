@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::examples::read;
 
 /// examples/fastpath.yaml with this data plane.
-fn lab(plane: &str) -> String {
+pub(super) fn lab(plane: &str) -> String {
     let text = read("examples/fastpath.yaml");
     let (before, after) = text.split_once("{kind: fastpath}").expect("the data plane");
     format!("{before}{plane}{after}")
@@ -22,7 +22,7 @@ fn router(node: &Node) -> Value {
 }
 
 /// How often the state of r1's neighbour changed, and its control guest's process.
-fn kept(node: &Node) -> (String, Value) {
+pub(super) fn kept(node: &Node) -> (String, Value) {
     let words = vtysh(node, "fastpath/r1", "show ip ospf neighbor detail json").expect("ospfd");
     let text = words.to_string();
     let (_, changes) = text.split_once("stateChangeCounter\":").expect("a neighbour");
@@ -30,7 +30,7 @@ fn kept(node: &Node) -> (String, Value) {
     (changes, router(node)["control"]["pid"].clone())
 }
 
-fn pings(node: &Node) {
+pub(super) fn pings(node: &Node) {
     let words = node.exec("fastpath/h1", "ping -c30 -i0.02 -W5 10.2.0.2");
     let stats = node.json(&["stats", "fastpath"]);
     assert!(all_answered(&words, 30), "{words}{stats:#}");

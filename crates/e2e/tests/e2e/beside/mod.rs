@@ -17,6 +17,7 @@ mod images;
 mod install;
 mod isolation;
 mod keeper;
+mod kernel;
 mod kinds;
 mod lab;
 mod limits;

@@ -1,0 +1,87 @@
+//! Routers that the control guest's kernel forwards for.
+
+use pdp_e2e::counters::missing;
+use pdp_e2e::{Background, Node, all_answered};
+use serde_json::Value;
+
+use super::fastpath::{kept, lab, pings};
+
+fn nodes(node: &Node, vnet: &str) -> Vec<Value> {
+    let status = node.json(&["inspect", vnet])["status"].clone();
+    status["nodes"].as_array().expect("nodes").clone()
+}
+
+fn named(nodes: &[Value], name: &str) -> Value {
+    nodes.iter().find(|found| found["name"] == name).expect("the node").clone()
+}
+
+/// From each kind of data plane to the kernel and back: nothing but the router's own data plane is begun anew.
+#[test]
+fn a_router_goes_from_any_data_plane_to_its_kernel_and_back() {
+    let node = Node::start("tokernel");
+    let ready = || node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
+    node.apply(&lab("{power: 0.1}"));
+    ready();
+    pings(&node);
+    let before = kept(&node);
+    let mut ping = node.pdp_command(&["exec", "fastpath/h1", "--", "ping", "-i0.02", "10.2.0.2"]);
+    let ping = Background::start(&mut ping);
+    let kernel = "{kind: kernel}";
+    for plane in [kernel, "{power: 0.1}", kernel, "{kind: fastpath}", kernel] {
+        node.apply(&lab(plane));
+        ready();
+        pings(&node);
+        assert_eq!(kept(&node), before, "{plane}");
+        let router = named(&nodes(&node, "fastpath"), "r1");
+        assert_eq!(router["kind"], "router", "{router}");
+        let others = router["mirror"].is_object() || router["engine"].is_object();
+        let guests = router["guests"].as_array().is_some_and(|guests| !guests.is_empty());
+        assert_eq!((others, guests), (plane != kernel, plane.contains("power")), "{router}");
+    }
+    drop(ping);
+    let words = node.try_pdp(&["scale", "fastpath/r1", "2"]).expect_err("nothing to scale");
+    assert!(words.contains("its data plane is its control guest's kernel"), "{words}");
+    let refused = node.try_apply(&lab("{kind: kernel, guests: 2}")).expect_err("no guests");
+    assert!(refused.contains("\"guests\" is no key of kind kernel"), "{refused}");
+}
+
+/// What of Linux no other data plane does at its own speed is done to each frame, and all that went into a port
+/// came out of another or is counted.
+#[test]
+fn all_of_linux_is_there() {
+    let node = Node::start("linux");
+    node.apply(&lab("{kind: kernel}"));
+    node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
+    let r1 = |line: &str| node.exec("fastpath/r1", line);
+    let h1 = |line: &str| node.exec("fastpath/h1", line);
+    // Netfilter sees each packet, and translates addresses.
+    r1("nft add table ip t");
+    r1("nft add chain ip t f { type filter hook forward priority 0 ; }");
+    r1("nft add rule ip t f icmp type echo-request counter");
+    r1("nft add chain ip t n { type nat hook postrouting priority 100 ; }");
+    r1("nft add rule ip t n oifname eth1 ip protocol icmp counter masquerade");
+    let words = h1("ping -c20 -i0.02 -W5 10.2.0.2");
+    assert!(all_answered(&words, 20), "{words}");
+    let rules = r1("nft list chain ip t f");
+    assert!(rules.contains("counter packets 20 "), "{rules}");
+    let rules = r1("nft list chain ip t n");
+    assert!(rules.contains("counter packets 1 "), "once for all packets of the flow: {rules}");
+    r1("nft delete table ip t");
+    // Policy routing, and a table of its own.
+    r1("ip route add blackhole default table 7");
+    r1("ip rule add from 10.1.0.2 to 10.2.0.2 table 7");
+    let words = node.try_exec("fastpath/h1", "ping -c3 -i0.1 -W1 10.2.0.2").expect_err("dropped");
+    assert!(words.contains("100% packet loss"), "{words}");
+    r1("ip rule del from 10.1.0.2 to 10.2.0.2 table 7");
+    // Fragments are made.
+    r1("ip link set eth1 mtu 1400");
+    let words = h1("ping -c3 -i0.1 -W5 -M dont -s 1472 10.2.0.2");
+    assert!(all_answered(&words, 3), "{words}");
+    // A shaper of the guest's own: 60 packets of 1,028 bytes at 400 kbit/s take more than a second.
+    r1("ip link set eth1 mtu 1500");
+    r1("tc qdisc add dev eth1 root tbf rate 400kbit burst 2kb latency 2s");
+    let begun = std::time::Instant::now();
+    let words = h1("ping -c60 -l60 -i0.002 -W5 -s 1000 10.2.0.2");
+    assert!(all_answered(&words, 60) && begun.elapsed().as_secs_f64() > 1.0, "{words}");
+    assert_eq!(missing(&node.json(&["stats", "fastpath"])), []);
+}
