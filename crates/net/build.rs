@@ -1,23 +1,26 @@
-//! Compiles the XDP program with clang into `OUT_DIR/pdp_xdp.bpf.o`.
+//! Compiles the BPF programs with clang into `OUT_DIR/NAME.bpf.o`.
 
 use std::env;
 use std::path::PathBuf;
 
 use libbpf_cargo::SkeletonBuilder;
 
-const SOURCE: &str = "bpf/pdp_xdp.bpf.c";
+const NAMES: [&str; 2] = ["pdp_xdp", "pdp_ports"];
 
 fn main() {
-    println!("cargo:rerun-if-changed={SOURCE}");
+    println!("cargo:rerun-if-changed=bpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
     let target = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
-    let built = SkeletonBuilder::new()
-        .source(SOURCE)
-        .obj(out.join("pdp_xdp.bpf.o"))
-        // Where Debian has asm/types.h, which clang does not look for when it compiles for BPF.
-        .clang_args([format!("-I/usr/include/{target}-linux-gnu")])
-        .build();
-    if let Err(error) = built {
-        panic!("{SOURCE}: {error:#}; is clang installed? (apt install clang libbpf-dev)");
+    for name in NAMES {
+        let source = format!("bpf/{name}.bpf.c");
+        let built = SkeletonBuilder::new()
+            .source(&source)
+            .obj(out.join(format!("{name}.bpf.o")))
+            // Where Debian has asm/types.h, which clang does not look for when it compiles for BPF.
+            .clang_args([format!("-I/usr/include/{target}-linux-gnu")])
+            .build();
+        if let Err(error) = built {
+            panic!("{source}: {error:#}; is clang installed? (apt install clang libbpf-dev)");
+        }
     }
 }

@@ -28,6 +28,51 @@ struct Channels {
     combined_count: u32,
 }
 
+/// `struct ethtool_sset_info` of linux/ethtool.h, asked for one set.
+#[repr(C)]
+struct Sets {
+    command: u32,
+    reserved: u32,
+    mask: u64,
+    count: u32,
+}
+
+/// `struct ethtool_gstrings` of linux/ethtool.h.
+#[repr(C)]
+struct Strings {
+    command: u32,
+    set: u32,
+    count: u32,
+    strings: [[u8; STRING_BYTES]; FEATURES_MAX],
+}
+
+/// `struct ethtool_sfeatures` of linux/ethtool.h: for each 32 features which are meant, and what they are to be.
+#[repr(C)]
+struct Features {
+    command: u32,
+    blocks: u32,
+    valid_and_wanted: [[u32; 2]; FEATURES_MAX / 32],
+}
+
+/// ETH_GSTRING_LEN of linux/ethtool.h.
+const STRING_BYTES: usize = 32;
+
+/// Linux 6.18 has 64.
+const FEATURES_MAX: usize = 256;
+
+/// ETH_SS_FEATURES of linux/ethtool.h.
+const FEATURES: u32 = 4;
+
+/// ETHTOOL_GSSET_INFO, ETHTOOL_GSTRINGS and ETHTOOL_SFEATURES of linux/ethtool.h.
+const GET_SETS: u32 = 0x37;
+const GET_STRINGS: u32 = 0x1b;
+const SET_FEATURES: u32 = 0x3b;
+
+/// What keeps checksums and VLAN tags out of the frames that an interface sends, by the kernel's names
+/// (net/ethtool/common.c).
+const BESIDE_FRAMES: [&str; 4] =
+    ["tx-checksum-ip-generic", "tx-checksum-sctp", "tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"];
+
 /// ETHTOOL_GCHANNELS of linux/ethtool.h.
 const GET_CHANNELS: u32 = 0x3c;
 
@@ -74,6 +119,30 @@ pub fn tags_in_frames(interface: &Interface) -> Result<bool> {
         flag_off(peer, SEND_TAGS)?;
     }
     flag_off(&interface.name, RECEIVE_TAGS)
+}
+
+/// Has checksums and VLAN tags be in the frames that an interface of this network namespace sends, as an XDP
+/// program at the other end of a veth needs: beside a frame they would be lost.
+pub fn all_in_frames(device: &str) -> Result<()> {
+    let about = |result: nix::Result<()>| result.on("set the offloads of", device);
+    let mut sets = Sets { command: GET_SETS, reserved: 0, mask: 1 << FEATURES, count: 0 };
+    about(ethtool(device, &mut sets)?)?;
+    if sets.mask == 0 || sets.count as usize > FEATURES_MAX {
+        return about(Err(Errno::EOPNOTSUPP));
+    }
+    let strings = [[0; STRING_BYTES]; FEATURES_MAX];
+    let mut names = Strings { command: GET_STRINGS, set: FEATURES, count: sets.count, strings };
+    about(ethtool(device, &mut names)?)?;
+    let blocks = sets.count.div_ceil(32);
+    let valid_and_wanted = [[0; 2]; FEATURES_MAX / 32];
+    let mut features = Features { command: SET_FEATURES, blocks, valid_and_wanted };
+    for (at, string) in names.strings.iter().enumerate().take(sets.count as usize) {
+        let name = string.split(|byte| *byte == 0).next().unwrap_or_default();
+        if BESIDE_FRAMES.iter().any(|beside| beside.as_bytes() == name) {
+            features.valid_and_wanted[at / 32][0] |= 1 << (at % 32);
+        }
+    }
+    about(ethtool(device, &mut features)?)
 }
 
 /// Whether an interface of this network namespace has carrier.

@@ -1,5 +1,5 @@
-//! The host's side of networking: TAPs in guests, XDP programs on external interfaces, facts
-//! about interfaces, and what this machine can do.
+//! The host's side of networking: TAPs and ports of kernel vrouters in guests, XDP programs on external
+//! interfaces, facts about interfaces, and what this machine can do.
 //!
 //! Calls block for a short while (netlink, BPF); none is on a packet's way.
 
@@ -11,6 +11,7 @@ pub mod neighbour;
 mod netlink;
 pub mod netns;
 pub mod packet;
+pub mod ports;
 pub mod probe;
 pub mod route;
 pub mod sysctl;

@@ -1,9 +1,19 @@
-//! One netlink conversation in the calling thread's network namespace.
+//! Netlink conversations: one in the calling thread's network namespace, and a socket that stays in its own.
 
 use std::future::Future;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
+    socket,
+};
 use rtnetlink::Handle;
+use rtnetlink::packet_core::{
+    NLM_F_ACK, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use rtnetlink::packet_route::RouteNetlinkMessage;
 
 use crate::error::{Context, Error, Result};
 use crate::netns::in_thread;
@@ -42,5 +52,77 @@ pub(crate) fn refused(
             _ => io::Error::other(error.to_string()),
         };
         Error::Io { what, object, source }
+    }
+}
+
+/// More than the kernel sends in one datagram.
+const DATAGRAM_BYTES: usize = 64 << 10;
+
+/// A netlink socket that stays in the network namespace where it was opened, whoever asks. A question takes two
+/// system calls.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    socket: OwnedFd,
+    /// One question after another.
+    asking: Mutex<Asking>,
+}
+
+#[derive(Debug)]
+struct Asking {
+    /// Number of the last question.
+    number: u32,
+    buffer: Vec<u8>,
+}
+
+impl Kept {
+    /// In the calling thread's network namespace.
+    pub(crate) fn open() -> Result<Self> {
+        let kind = SockProtocol::NetlinkRoute;
+        let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, kind)
+            .on("open", "rtnetlink")?;
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0)).on("open", "rtnetlink")?;
+        let asking = Asking { number: 0, buffer: vec![0; DATAGRAM_BYTES] };
+        Ok(Self { socket, asking: Mutex::new(asking) })
+    }
+
+    /// What the kernel says to `message`, with these flags beside those of each request.
+    pub(crate) fn ask(
+        &self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> io::Result<Vec<RouteNetlinkMessage>> {
+        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let Asking { number, buffer } = &mut *asking;
+        *number = number.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.sequence_number = *number;
+        header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+        let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+        request.finalize();
+        let mut bytes = vec![0; request.buffer_len()];
+        request.serialize(&mut bytes);
+        send(self.socket.as_raw_fd(), &bytes, MsgFlags::empty())?;
+        let mut answers = Vec::new();
+        loop {
+            let count = recv(self.socket.as_raw_fd(), buffer, MsgFlags::empty())?;
+            let mut rest = &buffer[..count];
+            while !rest.is_empty() {
+                let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
+                    .map_err(io::Error::other)?;
+                let length = (message.header.length as usize).next_multiple_of(4);
+                rest = rest.get(length..).unwrap_or_default();
+                if message.header.sequence_number != *number {
+                    // Of a question whose answer was not understood.
+                    continue;
+                }
+                match message.payload {
+                    NetlinkPayload::InnerMessage(answer) => answers.push(answer),
+                    NetlinkPayload::Done(_) => return Ok(answers),
+                    NetlinkPayload::Error(error) if error.code.is_none() => return Ok(answers),
+                    NetlinkPayload::Error(error) => return Err(error.to_io()),
+                    _ => {}
+                }
+            }
+        }
     }
 }

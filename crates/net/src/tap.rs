@@ -12,6 +12,7 @@ use nix::fcntl::{OFlag, open};
 use nix::net::if_::if_nametoindex;
 use nix::sys::stat::Mode;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
+use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::{LinkUnspec, RouteMessageBuilder};
 
 use crate::error::{Context, Error, Result};
@@ -51,39 +52,53 @@ pub struct TapSpec {
 pub fn create(netns: BorrowedFd<'_>, spec: &TapSpec) -> Result<OwnedFd> {
     within(netns, || {
         let tap = open_here(spec)?;
-        sysctl::set_here(&format!("net.ipv6.conf.{}.accept_dad", as_key(&spec.name)), "0")?;
         let index = if_nametoindex(spec.name.as_str()).on("find", &spec.name)?;
-        converse(|handle| async move {
-            let link = LinkUnspec::new_with_index(index)
-                .address(spec.mac.to_vec())
-                .mtu(spec.mtu)
-                .txqueuelen(spec.queue_frames.unwrap_or(QUEUE_FRAMES))
-                .up()
-                .build();
-            handle.link().set(link).execute().await.map_err(refused("set up", &spec.name))?;
-            for address in &spec.addresses {
-                let mut add = handle.address().add(index, address.addr(), address.prefix_len());
-                add.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
-                add.execute().await.map_err(refused("add address", address))?;
-            }
-            for (destination, gateway) in &spec.routes {
-                let route = RouteMessageBuilder::<IpAddr>::new()
-                    .destination_prefix(destination.addr(), destination.prefix_len())
-                    .and_then(|route| route.gateway(*gateway))
-                    .map_err(|error| Error::Invalid {
-                        object: format!("route {destination} via {gateway}"),
-                        text: error.to_string(),
-                    })?
-                    .output_interface(index)
-                    .build();
-                handle.route().add(route).execute().await.map_err(refused(
-                    "add route",
-                    format!("{destination} via {gateway} on {}", spec.name),
-                ))?;
-            }
-            Ok(())
-        })?;
+        let link = LinkUnspec::new_with_index(index)
+            .address(spec.mac.to_vec())
+            .mtu(spec.mtu)
+            .txqueuelen(spec.queue_frames.unwrap_or(QUEUE_FRAMES))
+            .up()
+            .build();
+        equip(&spec.name, link, &spec.addresses, &spec.routes)?;
         Ok(tap)
+    })
+}
+
+/// Sets an interface of the calling thread's network namespace as `link` has it, which brings it up, and gives it
+/// addresses and routes. IPv6 addresses are usable at once.
+pub(crate) fn equip(
+    name: &str,
+    link: LinkMessage,
+    addresses: &[IpNet],
+    routes: &[(IpNet, IpAddr)],
+) -> Result<()> {
+    let index = link.header.index;
+    sysctl::set_here(&format!("net.ipv6.conf.{}.accept_dad", as_key(name)), "0")?;
+    converse(|handle| async move {
+        handle.link().set(link).execute().await.map_err(refused("set up", name))?;
+        for address in addresses {
+            let mut add = handle.address().add(index, address.addr(), address.prefix_len());
+            add.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+            add.execute().await.map_err(refused("add address", address))?;
+        }
+        for (destination, gateway) in routes {
+            let route = RouteMessageBuilder::<IpAddr>::new()
+                .destination_prefix(destination.addr(), destination.prefix_len())
+                .and_then(|route| route.gateway(*gateway))
+                .map_err(|error| Error::Invalid {
+                    object: format!("route {destination} via {gateway}"),
+                    text: error.to_string(),
+                })?
+                .output_interface(index)
+                .build();
+            handle
+                .route()
+                .add(route)
+                .execute()
+                .await
+                .map_err(refused("add route", format!("{destination} via {gateway} on {name}")))?;
+        }
+        Ok(())
     })
 }
 

@@ -123,7 +123,7 @@ impl Xdp {
     /// to the kernel.
     pub fn attach(device: &str, pins: &Path) -> Result<Self> {
         let index = Interface::by_name(device)?.index;
-        let object = prepare(device, pins, pinned_index(pins) == Some(index))?;
+        let object = prepare(device, pins, pinned_index(&pins.join(LINK)) == Some(index))?;
         let program = program(&object, PROGRAM)?;
         if pins.join(LINK).exists() {
             let mut link =
@@ -240,7 +240,7 @@ impl Xdp {
 /// none.
 pub fn detach(pins: &Path) -> Result<()> {
     // At once, though others may hold the link.
-    if let Some(link) = pinned_link(pins) {
+    if let Some(link) = pinned_link(&pins.join(LINK)) {
         // It may be that of an interface that is gone.
         let _ = link.detach();
     }
@@ -285,15 +285,14 @@ pub(crate) fn is_bpf_fs(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
 }
 
-/// The pinned link. Of one that is not there the library would say so on standard error.
-fn pinned_link(pins: &Path) -> Option<Link> {
-    let path = pins.join(LINK);
+/// The link pinned at a path. Of one that is not there the library would say so on standard error.
+pub(crate) fn pinned_link(path: &Path) -> Option<Link> {
     path.exists().then(|| Link::open(path).ok())?
 }
 
-/// Index of the interface of the pinned link; zero if that is gone.
-fn pinned_index(pins: &Path) -> Option<u32> {
-    match pinned_link(pins)?.info().ok()?.info {
+/// Index of the interface of the link pinned at a path; zero if that is gone.
+pub(crate) fn pinned_index(path: &Path) -> Option<u32> {
+    match pinned_link(path)?.info().ok()?.info {
         LinkTypeInfo::Xdp(info) => Some(info.ifindex),
         _ => None,
     }
@@ -344,7 +343,7 @@ fn prepare(device: &str, pins: &Path, keep: bool) -> Result<Object> {
     object.map_err(other).on("load the XDP program for", device)
 }
 
-fn program<'o>(object: &'o Object, name: &str) -> Result<ProgramMut<'o>> {
+pub(crate) fn program<'o>(object: &'o Object, name: &str) -> Result<ProgramMut<'o>> {
     let program = object.progs_mut().find(|program| program.name() == name);
     program.ok_or_else(|| io::Error::other("not in its object")).on("find", name)
 }
@@ -371,36 +370,43 @@ fn load(pins: &Path) -> libbpf_rs::Result<Object> {
 
 /// Attaches in the driver, or else in the stack, and pins the link.
 fn link(program: &ProgramMut<'_>, index: u32, pin: &Path) -> io::Result<()> {
-    let index = i32::try_from(index).map_err(io::Error::other)?;
-    let create = |flags: u32| -> io::Result<OwnedFd> {
-        let options = libbpf_sys::bpf_link_create_opts {
-            sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
-            flags,
-            ..Default::default()
-        };
-        // SAFETY: the program's descriptor is open as long as `program`; the options outlive the
-        // call and say their own size.
-        let fd = unsafe {
-            libbpf_sys::bpf_link_create(
-                program.as_fd().as_raw_fd(),
-                index,
-                libbpf_sys::BPF_XDP,
-                &options,
-            )
-        };
-        if fd < 0 {
-            return Err(io::Error::from_raw_os_error(-fd));
-        }
-        // SAFETY: just opened for us and owned by nobody else.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    };
-    let link = create(XdpFlags::DRV_MODE.bits()).or_else(|native| {
+    let program = program.as_fd();
+    let link = create_link(program, index, XdpFlags::DRV_MODE).or_else(|native| {
         // If neither does, what the driver said tells more, except where another is attached.
-        create(XdpFlags::SKB_MODE.bits()).map_err(|generic| match generic.kind() {
+        create_link(program, index, XdpFlags::SKB_MODE).map_err(|generic| match generic.kind() {
             io::ErrorKind::ResourceBusy => generic,
             _ => native,
         })
     })?;
+    pin_link(&link, pin)
+}
+
+/// Attaches a program to an interface of the calling thread's network namespace, as long as the link is open or
+/// pinned.
+pub(crate) fn create_link(
+    program: BorrowedFd<'_>,
+    index: u32,
+    mode: XdpFlags,
+) -> io::Result<OwnedFd> {
+    let index = i32::try_from(index).map_err(io::Error::other)?;
+    let options = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        flags: mode.bits(),
+        ..Default::default()
+    };
+    // SAFETY: the program's descriptor is open as long as `program`; the options outlive the
+    // call and say their own size.
+    let fd = unsafe {
+        libbpf_sys::bpf_link_create(program.as_raw_fd(), index, libbpf_sys::BPF_XDP, &options)
+    };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: just opened for us and owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+pub(crate) fn pin_link(link: &OwnedFd, pin: &Path) -> io::Result<()> {
     let path = CString::new(pin.as_os_str().as_bytes())?;
     // SAFETY: the path ends with a zero and outlives the call.
     match unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), path.as_ptr()) } {
@@ -418,6 +424,6 @@ fn mode(program: &ProgramMut<'_>, index: u32) -> io::Result<Mode> {
     }
 }
 
-fn other(error: libbpf_rs::Error) -> io::Error {
+pub(crate) fn other(error: libbpf_rs::Error) -> io::Error {
     io::Error::other(error)
 }

@@ -1,17 +1,18 @@
 //! TAPs, the XDP program and interfaces in the real kernel, in network namespaces of their own.
 //! Needs root.
 
+#[expect(dead_code, reason = "other tests use it")]
+mod common;
+
 use std::fs::File;
 use std::io::Read;
 use std::net::{IpAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use common::{Peer, Pins, eventually, isolated, run};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sched::{CloneFlags, unshare};
 use pdp_afxdp::{Pool, Socket, create_socket};
 use pdp_net::interface::{Carrier, Condition, Interface, Watch};
 use pdp_net::route::{self, Hop, Kind, Route, Scope};
@@ -22,67 +23,6 @@ use pdp_wire::outer::NotATunnel;
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{checksum, geneve, gre, outer, udp, vlan, vxlan};
 
-const EVENTUALLY: Duration = Duration::from_secs(30);
-
-/// Runs a test in a network and a mount namespace of its own, which go with its thread.
-fn isolated(test: impl FnOnce() + Send) {
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
-            let none: Option<&str> = None;
-            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-            test();
-        });
-    });
-}
-
-/// A process in a further network namespace, which goes with it.
-struct Peer(Child);
-
-impl Peer {
-    fn new() -> Self {
-        let command = ["-n", "sleep", "1000"];
-        let child = Command::new("unshare").args(command).stdout(Stdio::null()).spawn().unwrap();
-        let peer = Self(child);
-        let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
-        eventually("the peer is in its namespace", || {
-            let path = format!("/proc/{}/ns/net", peer.0.id());
-            std::fs::read_link(path).is_ok_and(|netns| netns != own)
-        });
-        peer
-    }
-
-    fn netns(&self) -> OwnedFd {
-        File::open(format!("/proc/{}/ns/net", self.0.id())).unwrap().into()
-    }
-
-    fn run(&self, script: &str) -> String {
-        run(&format!("nsenter -t {} -n bash -c '{script}'", self.0.id()))
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-fn run(script: &str) -> String {
-    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{script}: {text}{}", String::from_utf8_lossy(&output.stderr));
-    text
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + EVENTUALLY;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within {EVENTUALLY:?}: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// A veth pair, `ext` here and `far` at a peer, with addresses 10.1.1.1 and .2, fd00::1 and ::2.
 fn veth() -> Peer {
     let peer = Peer::new();
@@ -91,34 +31,13 @@ fn veth() -> Peer {
          ip addr add 10.1.1.1/24 dev ext
          ip addr add fd00::1/64 dev ext nodad
          ip link set ext up",
-        peer.0.id()
+        peer.id()
     ));
     peer.run(
         "ip addr add 10.1.1.2/24 dev far; ip addr add fd00::2/64 dev far nodad; \
          ip link set far up; ethtool -K far tx off > /dev/null",
     );
     peer
-}
-
-/// A BPF file system that goes with the test.
-struct Pins(tempfile::TempDir);
-
-impl Pins {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        mount(Some("bpf"), dir.path(), Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
-        Self(dir)
-    }
-
-    fn dir(&self) -> std::path::PathBuf {
-        self.0.path().join("ext")
-    }
-}
-
-impl Drop for Pins {
-    fn drop(&mut self) {
-        umount2(self.0.path(), MntFlags::MNT_DETACH).unwrap();
-    }
 }
 
 /// An AF_XDP socket and its pool, as the mux has them.
@@ -191,7 +110,7 @@ fn only_frames_of_pdp_are_taken() {
         eventually("another port passes", || received(&other, "passed"));
         let listener = TcpListener::bind("10.1.1.1:4789").unwrap();
         let mut client = Command::new("nsenter")
-            .args(["-t", &peer.0.id().to_string(), "-n", "bash", "-c"])
+            .args(["-t", &peer.id().to_string(), "-n", "bash", "-c"])
             .arg("echo -n ssh > /dev/tcp/10.1.1.1/4789")
             .spawn()
             .unwrap();

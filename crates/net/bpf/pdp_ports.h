@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
+/*
+ * What programs know of the ports of kernel vrouters: maps, which all of them share, and what a rate lets
+ * through. Names and layouts: src/ports.
+ */
+#ifndef PDP_PORTS_H
+#define PDP_PORTS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#define PORTS_MAX 16384
+
+/* The index of a port's root end in PdP's namespace is the port's number and this; nobody else makes
+ * interfaces there. */
+#define INDEX_FIRST 2
+
+/* Times of buckets are in parts of a nanosecond, so that no rounding adds up. */
+#define FRACTION_BITS 20
+
+/* A limit: how far ahead of now the bucket is, and may be (crates/mux/src/police.rs has the same as the time at
+ * which it is full again). 64 bits are enough for a frame of 8,192 bytes at 1 byte/s on top of a burst of an hour. */
+struct bucket {
+	__u64 step; /* time that one unit takes; 0: no limit */
+	__u64 burst;
+	__u64 ahead;
+};
+
+struct port {
+	struct bpf_spin_lock lock;
+	__u32 to; /* number of the port at the link's other end and 1; 0: no link */
+	__u32 frame_bytes_max; /* of what is delivered here; 0: nothing is */
+	__u32 overhead_bytes; /* what each frame counts beyond its own bytes */
+	__u32 closed; /* its link is down */
+	__u32 reserved;
+	struct bucket bytes;
+	struct bucket frames;
+	__u64 taken_ns; /* when something was taken last */
+	__u64 settled; /* for src/ports alone */
+};
+
+enum reason { RUNT, POLICED, UNCONNECTED, LINK_DOWN, TOO_BIG, REASONS };
+
+struct traffic {
+	__u64 frames;
+	__u64 bytes;
+};
+
+/* from_vrouter = to_link + drops. */
+struct port_counts {
+	struct traffic from_vrouter;
+	struct traffic to_link;
+	struct traffic from_link; /* given to the root end */
+	struct traffic to_vrouter; /* arrived at the inner end */
+	__u64 drops[REASONS];
+};
+
+/* Before a frame on its way to an inner end, where the stack does not see it: for which port it is. No guest can
+ * forge it: all that comes into an inner end was redirected to its root end. */
+struct note {
+	__u32 port;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PORTS_MAX);
+	__type(key, __u32);
+	__type(value, struct port);
+} ports SEC(".maps");
+
+/* Root ends, by the port's number. The kernel empties the entry of one that goes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, PORTS_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} ends SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, PORTS_MAX);
+	__type(key, __u32);
+	__type(value, struct port_counts);
+} port_counts SEC(".maps");
+
+static __always_inline void count(struct traffic *traffic, __u64 bytes)
+{
+	traffic->frames += 1;
+	traffic->bytes += bytes;
+}
+
+static __always_inline int drop(struct port_counts *counts, enum reason reason)
+{
+	counts->drops[reason] += 1;
+	return XDP_DROP;
+}
+
+/* What is left of `ahead` after `passed_ns`. */
+static __always_inline __u64 later(__u64 ahead, __u64 passed_ns)
+{
+	return (ahead >> FRACTION_BITS) < passed_ns ? 0 : ahead - (passed_ns << FRACTION_BITS);
+}
+
+/* Takes a frame of `bytes` out of the port's buckets if both have it. The port is locked. */
+static __always_inline int take(struct port *port, __u64 now_ns, __u64 bytes)
+{
+	/* Clocks of processors may differ a little. */
+	__u64 passed_ns = now_ns > port->taken_ns ? now_ns - port->taken_ns : 0;
+	__u64 of_bytes = later(port->bytes.ahead, passed_ns);
+	__u64 of_frames = later(port->frames.ahead, passed_ns);
+
+	of_bytes += (bytes + port->overhead_bytes) * port->bytes.step;
+	of_frames += port->frames.step;
+	if (of_bytes > port->bytes.burst || of_frames > port->frames.burst)
+		return 0;
+	port->bytes.ahead = of_bytes;
+	port->frames.ahead = of_frames;
+	port->taken_ns += passed_ns;
+	return 1;
+}
+
+/* Gives the frame in `frame`, of `bytes`, to the vrouter at port `number`, if it can be; what follows is to be
+ * returned at once. */
+static __always_inline int deliver(struct xdp_md *frame, __u32 number, __u64 bytes, struct port_counts *counts)
+{
+	struct port_counts *there = bpf_map_lookup_elem(&port_counts, &number);
+	struct port *port = bpf_map_lookup_elem(&ports, &number);
+	struct note *note;
+
+	if (!there || !port || !port->frame_bytes_max)
+		return drop(counts, LINK_DOWN);
+	if (bytes > port->frame_bytes_max)
+		return drop(counts, TOO_BIG);
+	if (bpf_xdp_adjust_meta(frame, -(int)sizeof(*note)))
+		return drop(counts, LINK_DOWN);
+	note = (void *)(long)frame->data_meta;
+	if ((void *)(note + 1) > (void *)(long)frame->data)
+		return drop(counts, LINK_DOWN);
+	note->port = number;
+	if (bpf_redirect_map(&ends, number, XDP_ABORTED) != XDP_REDIRECT)
+		return drop(counts, LINK_DOWN);
+	count(&counts->to_link, bytes);
+	count(&there->from_link, bytes);
+	return XDP_REDIRECT;
+}
+
+#endif

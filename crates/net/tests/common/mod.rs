@@ -1,0 +1,115 @@
+//! Network namespaces, and what is done in them.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+
+pub const EVENTUALLY: Duration = Duration::from_secs(30);
+
+/// Runs a test in a network and a mount namespace of its own, which go with its thread.
+pub fn isolated(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
+            let none: Option<&str> = None;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            test();
+        });
+    });
+}
+
+/// A process in a further network namespace, which goes with it.
+pub struct Peer {
+    process: Child,
+    /// Of unshare and nsenter: which namespaces are its own.
+    own: &'static str,
+}
+
+impl Peer {
+    pub fn new() -> Self {
+        Self::of(&["-n"], "-n")
+    }
+
+    /// With a user namespace as well, as guests have one: root there, without any right here.
+    pub fn guest() -> Self {
+        Self::of(&["-n", "-U", "-r"], "-n -U")
+    }
+
+    fn of(command: &[&str], own: &'static str) -> Self {
+        let command = command.iter().chain(&["sleep", "1000"]);
+        let process = Command::new("unshare").args(command).stdout(Stdio::null()).spawn().unwrap();
+        let peer = Self { process, own };
+        eventually("the peer is in its namespaces", || {
+            let path = format!("/proc/{}/comm", peer.id());
+            std::fs::read_to_string(path).is_ok_and(|name| name == "sleep\n")
+        });
+        peer
+    }
+
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub fn netns(&self) -> OwnedFd {
+        File::open(format!("/proc/{}/ns/net", self.id())).unwrap().into()
+    }
+
+    /// Runs a script of bash, which has no single quotes.
+    pub fn run(&self, script: &str) -> String {
+        run(&format!("nsenter -t {} {} bash -c '{script}'", self.id(), self.own))
+    }
+
+    /// As [`Peer::run`], of what may be refused.
+    pub fn tries(&self, script: &str) -> bool {
+        let Self { own, .. } = self;
+        let command = format!("nsenter -t {} {own} bash -c '{script}'", self.id());
+        Command::new("sh").args(["-c", &command]).output().unwrap().status.success()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+pub fn run(script: &str) -> String {
+    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{script}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + EVENTUALLY;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {EVENTUALLY:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A BPF file system that goes with the test.
+pub struct Pins(tempfile::TempDir);
+
+impl Pins {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        mount(Some("bpf"), dir.path(), Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
+        Self(dir)
+    }
+
+    pub fn dir(&self) -> std::path::PathBuf {
+        self.0.path().join("ext")
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        umount2(self.0.path(), MntFlags::MNT_DETACH).unwrap();
+    }
+}

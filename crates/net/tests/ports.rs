@@ -1,0 +1,806 @@
+//! Ports of kernel vrouters in the real kernel, in network namespaces of their own, with user namespaces as guests
+//! have them. Needs root.
+
+#[expect(dead_code, reason = "other tests use it")]
+mod common;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Peer, Pins, eventually, isolated, run};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use pdp_net::interface::Watch;
+use pdp_net::netns::within;
+use pdp_net::ports::{self, Change, Counters, Made, PortSpec, Ports, Rate, Reason, Way};
+use pdp_net::{Error, sysctl};
+
+/// Where ports are kept, which goes with the test.
+struct Place {
+    pins: Pins,
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { pins: Pins::new(), dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn netns(&self) -> PathBuf {
+        self.dir.path().join("run/ports")
+    }
+
+    fn open(&self) -> Ports {
+        Ports::open(&self.netns(), &self.pins.dir()).unwrap()
+    }
+
+    /// Runs a script in the namespace of root ends.
+    fn run(&self, script: &str) -> String {
+        run(&format!("nsenter --net={} sh -ec '{script}'", self.netns().display()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        ports::destroy(&self.netns(), &self.pins.dir()).unwrap();
+    }
+}
+
+/// Port `number`, called eth0 where it is even and eth1 where it is odd, with an address on link `link`.
+fn spec(number: u32, link: u8) -> PortSpec {
+    let host = 1 + number % 2;
+    PortSpec {
+        number,
+        name: format!("eth{}", number % 2),
+        mac: [2, 0, 0, 0, 0, number as u8 + 1],
+        mtu: 1500,
+        addresses: vec![
+            format!("10.0.{link}.{host}/24").parse().unwrap(),
+            format!("fd00:{link}::{host}/64").parse().unwrap(),
+        ],
+        routes: vec![],
+    }
+}
+
+/// Two guests with a link between port 0, 10.0.1.1, and port 1, 10.0.1.2.
+struct Pair {
+    ports: Ports,
+    place: Place,
+    guests: [Peer; 2],
+}
+
+impl Pair {
+    fn new() -> Self {
+        let (place, guests) = (Place::new(), [Peer::guest(), Peer::guest()]);
+        let mut ports = place.open();
+        for (guest, number) in guests.iter().zip(0..) {
+            assert_eq!(ports.make(guest.netns().as_fd(), &spec(number, 1)).unwrap(), Made::All);
+        }
+        let mut pair = Self { ports, place, guests };
+        pair.join();
+        pair
+    }
+
+    fn join(&mut self) {
+        self.ports.join(0, Way::Port(1)).unwrap();
+        self.ports.join(1, Way::Port(0)).unwrap();
+    }
+
+    fn make(&mut self, number: u32) -> Made {
+        self.ports.make(self.guests[number as usize].netns().as_fd(), &spec(number, 1)).unwrap()
+    }
+
+    fn changes(&self, number: u32) -> Vec<Change> {
+        let guest = self.guests[number as usize].netns();
+        self.ports.changes(guest.as_fd(), &spec(number, 1)).unwrap()
+    }
+
+    fn udp(&self, number: u32) -> UdpSocket {
+        let address = format!("10.0.1.{}:7", number + 1);
+        let socket = inside(&self.guests[number as usize], || UdpSocket::bind(address));
+        socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        socket
+    }
+
+    fn pings(&self) -> bool {
+        self.guests[0].tries("ping -c 1 -W 5 10.0.1.2")
+    }
+
+    fn is_cut(&self) -> bool {
+        !self.guests[0].tries("ping -c 1 -W 0.3 10.0.1.2")
+    }
+}
+
+/// A socket made in a guest's namespace.
+fn inside<T: Send>(guest: &Peer, make: impl FnOnce() -> std::io::Result<T> + Send) -> T {
+    within(guest.netns().as_fd(), || Ok(make().unwrap())).unwrap()
+}
+
+/// The sums that hold where nothing moves.
+fn adds_up(counters: &Counters) {
+    let sent = Reason::ALL.iter().filter(|reason| **reason != Reason::Undelivered);
+    let dropped: u64 = sent.map(|reason| counters.dropped(*reason)).sum();
+    assert_eq!(counters.from_vrouter.frames, counters.to_link.frames + dropped, "{counters:?}");
+    assert_eq!(counters.under_way(), 0, "{counters:?}");
+    let undelivered = counters.dropped(Reason::Undelivered);
+    assert_eq!(counters.from_link.frames, counters.to_vrouter.frames + undelivered, "{counters:?}");
+}
+
+/// The counters of ports when nothing moves any more; they add up.
+fn at_rest<const N: usize>(ports: &Ports, numbers: [u32; N]) -> [Counters; N] {
+    let read = || numbers.map(|number| ports.counters(number).unwrap());
+    let mut last = read();
+    eventually("at rest", || {
+        std::thread::sleep(Duration::from_millis(50));
+        let before = std::mem::replace(&mut last, read());
+        before == last
+    });
+    last.iter().for_each(adds_up);
+    last
+}
+
+/// Two hosts and two routers in a row, with all that the kernel does by itself: neighbours, forwarding, TTL, TCP.
+#[test]
+fn routers_in_a_row_carry_pings_and_tcp() {
+    isolated(|| {
+        let place = Place::new();
+        let mut ports = place.open();
+        // h1 0 -- 1 r1 2 -- 3 r2 4 -- 5 h2
+        let nodes: Vec<Peer> = (0..4).map(|_| Peer::guest()).collect();
+        let owners = [0, 1, 1, 2, 2, 3];
+        for (number, owner) in (0..).zip(owners) {
+            let spec = PortSpec { routes: vec![], ..spec(number, 1 + number as u8 / 2) };
+            ports.make(nodes[owner].netns().as_fd(), &spec).unwrap();
+            ports.join(number, Way::Port(number ^ 1)).unwrap();
+        }
+        for router in &nodes[1..3] {
+            let netns = router.netns();
+            sysctl::set(netns.as_fd(), "net.ipv4.ip_forward", "1").unwrap();
+            sysctl::set(netns.as_fd(), "net.ipv6.conf.all.forwarding", "1").unwrap();
+        }
+        nodes[0].run("ip route add default via 10.0.1.2; ip route add default via fd00:1::2");
+        nodes[1].run("ip route add default via 10.0.2.2; ip route add default via fd00:2::2");
+        nodes[2].run("ip route add default via 10.0.2.1; ip route add default via fd00:2::1");
+        nodes[3].run("ip route add default via 10.0.3.1; ip route add default via fd00:3::1");
+        let text =
+            nodes[0].run("ping -c 3 -i 0.01 -W 5 10.0.3.2; ping -c 3 -i 0.01 -W 5 fd00:3::2");
+        assert_eq!(text.matches("3 received").count(), 2, "{text}");
+        assert_eq!(text.matches("ttl=62").count(), 6, "{text}");
+
+        let listener = inside(&nodes[3], || TcpListener::bind("[::]:5000"));
+        let bytes: Vec<u8> = (0..4_000_000u32).map(|at| (at ^ at >> 9) as u8).collect();
+        for to in ["10.0.3.2:5000", "[fd00:3::2]:5000"] {
+            let mut stream = inside(&nodes[0], || TcpStream::connect(to));
+            let mut got = vec![0; bytes.len()];
+            std::thread::scope(|scope| {
+                scope.spawn(|| listener.accept().unwrap().0.read_exact(&mut got).unwrap());
+                stream.write_all(&bytes).unwrap();
+            });
+            assert!(got == bytes, "TCP to {to}");
+        }
+        let counters = at_rest(&ports, [0, 1, 2, 3, 4, 5]);
+        for (number, here) in counters.iter().enumerate() {
+            assert!(here.to_link.bytes > 10_000, "{here:?}");
+            assert_eq!(here.to_link, counters[number ^ 1].from_link);
+        }
+        assert!(counters[0].to_link.bytes > 8_000_000);
+        // Nothing of it ever was in the stack of PdP's namespace, which has no address.
+        let text = place.run("ip addr; cat /proc/net/snmp");
+        assert!(!text.contains("inet"), "{text}");
+        let ip = text.lines().filter(|line| line.starts_with("Ip:")).nth(1).unwrap();
+        assert_eq!(ip.split_whitespace().nth(3), Some("0"), "{text}");
+    });
+}
+
+/// Sends datagrams of so many bytes from a socket as fast as it can until told to stop.
+fn flood(socket: &UdpSocket, to: &str, bytes: usize, stop: &AtomicBool) {
+    let datagram = vec![7; bytes];
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..32 {
+            // What the interface has no room for is an error here.
+            let _ = socket.send_to(&datagram, to);
+        }
+    }
+}
+
+#[test]
+fn a_rate_is_kept() {
+    isolated(|| {
+        let mut pair = Pair::new();
+        let sender = pair.udp(0);
+        let _receiver = pair.udp(1);
+        assert!(pair.pings());
+        let megabit = 1_000_000;
+        let bps = Rate { bps: 20 * megabit, burst_bytes: 200_000, ..Rate::default() };
+        // As frames are counted with 24 bytes of preamble, check sequence and gap.
+        let wire = Rate { overhead_bytes: 24, ..bps };
+        let pps = Rate { pps: 10_000, ..Rate::default() };
+        for (rate, payload) in [(bps, 1000), (wire, 58), (pps, 100)] {
+            pair.ports.police(0, Some(rate)).unwrap();
+            let stop = AtomicBool::new(false);
+            let moved = std::thread::scope(|scope| {
+                scope.spawn(|| flood(&sender, "10.0.1.2:7", payload, &stop));
+                let counted = || (Instant::now(), pair.ports.counters(0).unwrap());
+                // Until the burst is gone.
+                eventually("it is policed", || counted().1.dropped(Reason::Policed) > 1000);
+                let (begin, before) = counted();
+                std::thread::sleep(Duration::from_millis(1000));
+                let (end, after) = counted();
+                stop.store(true, Ordering::Relaxed);
+                let frames = (after.to_link.frames - before.to_link.frames) as f64;
+                let bytes = (after.to_link.bytes - before.to_link.bytes) as f64;
+                let counted = bytes + frames * f64::from(rate.overhead_bytes);
+                let seconds = (end - begin).as_secs_f64();
+                match rate.bps {
+                    0 => frames / seconds / rate.pps as f64,
+                    bps => counted * 8.0 / seconds / bps as f64,
+                }
+            });
+            assert!((0.98..1.02).contains(&moved), "{moved} of {rate:?}");
+        }
+        pair.ports.police(0, None).unwrap();
+        let before = pair.ports.counters(0).unwrap().dropped(Reason::Policed);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| flood(&sender, "10.0.1.2:7", 1000, &stop));
+            std::thread::sleep(Duration::from_millis(100));
+            stop.store(true, Ordering::Relaxed);
+        });
+        let after = pair.ports.counters(0).unwrap();
+        assert_eq!(after.dropped(Reason::Policed), before);
+        at_rest(&pair.ports, [0, 1]);
+        let much = Rate { overhead_bytes: 5000, ..Rate::default() };
+        assert!(matches!(pair.ports.police(0, Some(much)), Err(Error::Invalid { .. })));
+    });
+}
+
+/// Two ports flood a third, whose vrouter has many rules and takes a while for each frame.
+#[test]
+fn what_a_ring_has_no_room_for_is_counted() {
+    isolated(|| {
+        let mut pair = Pair::new();
+        let third = Peer::guest();
+        let mut port = spec(2, 1);
+        port.addresses = vec!["10.0.1.3/24".parse().unwrap()];
+        pair.ports.make(third.netns().as_fd(), &port).unwrap();
+        pair.ports.join(2, Way::Port(1)).unwrap();
+        let neighbour = "ip neigh replace 10.0.1.2 lladdr 02:00:00:00:00:02 dev eth0";
+        pair.guests[0].run(neighbour);
+        third.run(neighbour);
+        // Each frame meets 10,000 rules.
+        pair.guests[1].run(
+            "nft add table t; nft add chain t few; nft add chain t many
+            nft add chain t first \"{ type filter hook prerouting priority -300 ; }\"
+            for rule in {0..99}; do echo add rule t few udp dport $((20000 + rule)); done | nft -f -
+            for rule in {0..99}; do echo add rule t many jump few; done | nft -f -
+            nft add rule t first udp dport 9 jump many",
+        );
+        let senders =
+            [&pair.guests[0], &third].map(|guest| inside(guest, || UdpSocket::bind("0.0.0.0:0")));
+        let stop = AtomicBool::new(false);
+        let mut last = [Counters::default(); 3];
+        std::thread::scope(|scope| {
+            for sender in &senders {
+                scope.spawn(|| flood(sender, "10.0.1.2:9", 18, &stop));
+            }
+            // As long as it takes on a busy machine.
+            let begin = Instant::now();
+            let full = |last: &[Counters; 3]| last[1].dropped(Reason::Undelivered) > 1000;
+            while begin.elapsed() < Duration::from_secs(1)
+                || (!full(&last) && begin.elapsed() < common::EVENTUALLY)
+            {
+                for (number, last) in (0..).zip(&mut last) {
+                    let now = pair.ports.counters(number).unwrap();
+                    for reason in Reason::ALL {
+                        assert!(now.dropped(reason) >= last.dropped(reason), "{now:?} {last:?}");
+                    }
+                    let ring = ports::RING_FRAMES + 64 * 2;
+                    assert!(
+                        now.under_way() <= ring + (now.from_link.frames - last.from_link.frames)
+                    );
+                    *last = now;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let [a, b, c] = at_rest(&pair.ports, [0, 1, 2]);
+        assert_eq!(a.to_link.frames + c.to_link.frames, b.from_link.frames);
+        assert!(b.dropped(Reason::Undelivered) > 0, "the ring was never full: {b:?}");
+        // The guest's own counters tell what it could not send.
+        let stats = pair.guests[0].run("ip -s link show eth0");
+        let sent: Vec<u64> = stats
+            .lines()
+            .last()
+            .unwrap()
+            .split_whitespace()
+            .map(|word| word.parse().unwrap())
+            .collect();
+        assert_eq!((sent[1], sent[3]), (a.from_vrouter.frames, a.unsent), "{stats}");
+    });
+}
+
+/// Every frame arrives in order while processes come and go, and the next one finds all as it was.
+#[test]
+fn ports_are_adopted_without_a_gap() {
+    isolated(|| {
+        let mut pair = Pair::new();
+        pair.ports.police(0, Some(Rate { bps: 500_000_000, ..Rate::default() })).unwrap();
+        let (sender, receiver) = (pair.udp(0), pair.udp(1));
+        assert!(pair.pings());
+        let programs = || {
+            ["0/out", "0/in", "1/out", "1/in"].map(|pin| {
+                let link = libbpf_rs::Link::open(pair.place.pins.dir().join(pin)).unwrap();
+                let info = link.info().unwrap();
+                (info.id, info.prog_id)
+            })
+        };
+        let mut before = programs();
+        let at_first = pair.ports.counters(0).unwrap();
+        let stop = AtomicBool::new(false);
+        let sent = std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| {
+                let mut bytes = [0; 8];
+                let mut number = 0;
+                // Until nothing comes any more.
+                while receiver.recv(&mut bytes).is_ok() {
+                    assert_eq!(u64::from_be_bytes(bytes), number);
+                    number += 1;
+                }
+                number
+            });
+            let sending = scope.spawn(|| {
+                let mut number = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    sender.send_to(&number.to_be_bytes(), "10.0.1.2:7").unwrap();
+                    number += 1;
+                    if number.is_multiple_of(8) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+                number
+            });
+            let mut frames = 0;
+            for _ in 0..20 {
+                let mut next = pair.place.open();
+                let now = programs();
+                for (now, before) in now.iter().zip(&before) {
+                    assert_eq!(now.0, before.0, "the link is the same");
+                    assert_ne!(now.1, before.1, "it runs the next one's program");
+                }
+                before = now;
+                assert_eq!(next.all().unwrap(), [0, 1].into());
+                for (guest, number) in pair.guests.iter().zip(0..) {
+                    let made = next.make(guest.netns().as_fd(), &spec(number, 1)).unwrap();
+                    assert_eq!(made, Made::Nothing);
+                }
+                let counted = next.counters(0).unwrap().to_link.frames;
+                assert!(counted >= frames);
+                frames = counted;
+            }
+            stop.store(true, Ordering::Relaxed);
+            let sent = sending.join().unwrap();
+            assert_eq!(receiving.join().unwrap(), sent);
+            sent
+        });
+        assert!(sent > 100);
+        let counters = pair.ports.counters(0).unwrap();
+        assert_eq!(counters.dropped, at_first.dropped);
+        assert!(counters.to_link.frames >= sent);
+    });
+}
+
+#[test]
+fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
+    isolated(|| {
+        let mut pair = Pair::new();
+        let watch = pair.ports.watch().unwrap();
+        let told = |watch: &Watch| {
+            let mut events = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
+            poll(&mut events, PollTimeout::ZERO).unwrap() > 0
+        };
+        assert!(pair.pings() && pair.changes(0).is_empty() && pair.changes(1).is_empty());
+        let guest = &pair.guests[0];
+        guest.run("ip link set eth0 down; ip link set eth0 name x; ip link set x mtu 1400");
+        guest.run("ip link set x address 02:00:00:00:00:99");
+        eventually("it is told", || told(&watch));
+        let want = [
+            Change::Renamed("x".into()),
+            Change::Resized(1400),
+            Change::Readdressed([2, 0, 0, 0, 0, 0x99]),
+            Change::Down,
+        ];
+        assert_eq!(pair.changes(0), want);
+        let words: Vec<_> = want.iter().map(ToString::to_string).collect();
+        assert_eq!(words[2], "its link address set to 02:00:00:00:00:99");
+        // It stays as the guest has it, and so does the other end.
+        assert_eq!((pair.make(0), pair.make(1)), (Made::Nothing, Made::Nothing));
+        assert_eq!(pair.changes(0), want);
+        assert!(pair.changes(1).is_empty());
+        pair.guests[0]
+            .run("ip link set x name eth0; ip link set eth0 mtu 1500 address 02:00:00:00:00:01 up");
+        assert_eq!(pair.changes(0), []);
+        assert!(pair.pings());
+
+        let mut before = pair.ports.counters(0).unwrap();
+        for gone in [
+            "ip link del eth0",
+            "unshare -n sleep 5 > /dev/null 2>&1 & sleep 0.3; ip link set eth0 netns $!",
+        ] {
+            watch.clear();
+            pair.guests[0].run(gone);
+            eventually("it is told", || told(&watch));
+            assert_eq!(pair.changes(0), [Change::Gone], "{gone}");
+            assert!(pair.is_cut());
+            // What comes for it meanwhile is counted where it can't go on.
+            let missed = pair.ports.counters(1).unwrap();
+            pair.guests[1].tries("ping -c 1 -W 0.1 10.0.1.1");
+            let now = pair.ports.counters(1).unwrap();
+            assert!(
+                now.dropped.iter().sum::<u64>()
+                    + pair.ports.counters(0).unwrap().dropped(Reason::Undelivered)
+                    > missed.dropped.iter().sum::<u64>()
+            );
+            assert_eq!(pair.make(0), Made::All);
+            assert_eq!(pair.changes(0), []);
+            // Links and counters are as they were.
+            assert!(pair.pings());
+            let now = pair.ports.counters(0).unwrap();
+            assert!(
+                now.to_link.frames > before.to_link.frames
+                    && now.to_vrouter.frames > before.to_vrouter.frames
+            );
+            before = at_rest(&pair.ports, [0, 1])[0];
+        }
+        // Whoever has the name keeps it, and is told.
+        pair.guests[0].run("ip link del eth0; ip link add eth0 type veth peer name other");
+        let guest = pair.guests[0].netns();
+        let error = pair.ports.make(guest.as_fd(), &spec(0, 1)).unwrap_err();
+        assert_eq!(error.to_string(), "make port eth0");
+        pair.guests[0].run("ip link del eth0");
+        assert_eq!(pair.make(0), Made::All);
+        assert!(pair.pings());
+        // The namespace is gone, and another in its place.
+        pair.guests[0] = Peer::guest();
+        eventually("gone", || pair.changes(0) == [Change::Gone]);
+        assert_eq!(pair.make(0), Made::All);
+        assert!(pair.pings());
+    });
+}
+
+/// What is missing of a port is made, and nothing else.
+#[test]
+fn parts_are_made_again() {
+    isolated(|| {
+        let mut pair = Pair::new();
+        assert!(pair.pings());
+        for pin in ["0/in", "0/out", "1/in", "1/out"] {
+            std::fs::remove_file(pair.place.pins.dir().join(pin)).unwrap();
+            let number = u32::from(pin.starts_with('1'));
+            assert_eq!(pair.make(number), Made::Parts, "{pin}");
+            assert_eq!(pair.make(number), Made::Nothing);
+            assert!(pair.pings(), "{pin}");
+        }
+        let longer = PortSpec { mtu: 1600, ..spec(0, 1) };
+        let guest = pair.guests[0].netns();
+        assert_eq!(pair.ports.make(guest.as_fd(), &longer).unwrap(), Made::Parts);
+        assert!(pair.guests[0].run("ip link show eth0").contains("mtu 1600"));
+        // Half-made: it was not finished.
+        pair.place.run("ip link set p0 alias \"\"");
+        assert_eq!(pair.make(0), Made::All);
+        assert!(pair.pings());
+        pair.ports.remove(&[0]).unwrap();
+        assert_eq!(pair.ports.all().unwrap(), [1].into());
+        assert!(!pair.place.pins.dir().join("0").exists());
+        assert_eq!(pair.ports.counters(0).unwrap(), Counters::default());
+        // A port that has the number later is no end of the old link.
+        assert_eq!(pair.make(0), Made::All);
+        pair.ports.join(0, Way::Port(1)).unwrap();
+        let before = pair.ports.counters(1).unwrap().dropped(Reason::Unconnected);
+        assert!(!pair.guests[1].tries("ping -c 1 -W 0.2 10.0.1.1"));
+        assert!(pair.ports.counters(1).unwrap().dropped(Reason::Unconnected) > before);
+        pair.ports.remove(&[0, 1, 7]).unwrap();
+        assert_eq!(pair.ports.all().unwrap(), [].into());
+        for (number, name) in [(ports::PORTS_MAX, "eth0"), (0, "a-name-of-16-char")] {
+            let wrong = PortSpec { number, name: name.into(), ..spec(0, 1) };
+            let error = pair.ports.make(guest.as_fd(), &wrong).unwrap_err();
+            assert!(matches!(error, Error::Invalid { .. }), "{error}");
+        }
+    });
+}
+
+#[test]
+fn many_ports_are_removed_at_once() {
+    isolated(|| {
+        let (place, guest) = (Place::new(), Peer::guest());
+        let mut ports = place.open();
+        let numbers: Vec<u32> = (0..50).collect();
+        for &number in &numbers {
+            let spec =
+                PortSpec { name: format!("eth{number}"), addresses: vec![], ..spec(number, 1) };
+            ports.make(guest.netns().as_fd(), &spec).unwrap();
+        }
+        assert_eq!(ports.all().unwrap(), numbers.iter().copied().collect());
+        let begin = Instant::now();
+        ports.remove(&numbers).unwrap();
+        eprintln!("{:?} for {} ports", begin.elapsed(), numbers.len());
+        assert_eq!(ports.all().unwrap(), [].into());
+        assert!(!guest.run("ip link").contains("eth"));
+    });
+}
+
+/// Root in a guest, with all rights there, tries to get rid of the programs, and to leave its end of the wire.
+#[test]
+fn a_guest_can_not_take_programs_off_or_reach_what_is_not_its_own() {
+    isolated(|| {
+        let pair = Pair::new();
+        let guest = &pair.guests[0];
+        assert!(pair.pings());
+        for command in [
+            "ip link set eth0 xdp off",
+            "ip link set eth0 xdpdrv off",
+            "ip link set eth0 netns 1",
+            &format!("ip link set eth0 netns {}", pair.guests[1].id()),
+            &format!("nsenter -t {} -n true", pair.guests[1].id()),
+            &format!("nsenter --net={} true", pair.place.netns().display()),
+            "ethtool -L eth0 rx 2",
+            "ethtool -L eth0 tx 2",
+            "ip link set eth0 mtu 5000",
+        ] {
+            assert!(!guest.tries(command), "{command}");
+        }
+        // The kernel says yes to some and does nothing, or nothing that matters.
+        for command in [
+            "ip link set eth0 xdpgeneric off",
+            "ethtool -K eth0 gro off",
+            "ethtool -K eth0 gro on",
+            "ethtool -K eth0 gro off tso on gso on",
+            "ip link set eth0 promisc on",
+            "ip link set eth0 down; ip link set eth0 up",
+        ] {
+            guest.tries(command);
+            assert!(guest.run("ip link show eth0").contains(" xdp "), "{command}");
+            assert!(pair.pings(), "{command}");
+        }
+        // The namespace of root ends is a number to it, about which it may ask nothing.
+        let text = guest.run("ip link show eth0");
+        assert!(text.contains("eth0@if2") && text.contains("link-netnsid 0"), "{text}");
+        for index in [2, 3] {
+            let mut message = [0u8; 40];
+            // RTM_GETLINK of this index, IFLA_TARGET_NETNSID 0.
+            message[..8].copy_from_slice(&[40, 0, 0, 0, 18, 0, 1, 0]);
+            message[20] = index;
+            message[32..36].copy_from_slice(&[8, 0, 46, 0]);
+            let hex: String = message.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+            let answer = guest.run(&format!(
+                "printf \"{hex}\" | socat -t 1 - SOCKET-DATAGRAM:16:3:0:x0000000000000000000000 | od -An -tx1 -N 20"
+            ));
+            let bytes: Vec<&str> = answer.split_whitespace().collect();
+            assert_eq!(bytes.get(4), Some(&"02"), "an error: {answer}");
+        }
+    });
+}
+
+#[test]
+fn a_port_that_is_down_has_no_carrier() {
+    isolated(|| {
+        let mut pair = Pair::new();
+        assert!(pair.pings());
+        let flags = |guest: &Peer| guest.run("ip link show up");
+        pair.ports.set_carrier(0, false).unwrap();
+        assert!(flags(&pair.guests[0]).contains("NO-CARRIER"), "{}", flags(&pair.guests[0]));
+        assert!(pair.is_cut());
+        assert!(pair.changes(0).is_empty(), "the guest did nothing");
+        let before = pair.ports.counters(1).unwrap();
+        pair.guests[1].tries("ping -c 1 -W 0.1 10.0.1.1");
+        let after = pair.ports.counters(1).unwrap();
+        assert!(after.dropped(Reason::LinkDown) > before.dropped(Reason::LinkDown));
+        assert_eq!(after.to_link, before.to_link);
+        // It stays down through an adoption and a deletion.
+        pair.ports = pair.place.open();
+        assert_eq!(pair.make(0), Made::Nothing);
+        pair.guests[0].run("ip link del eth0");
+        assert_eq!(pair.make(0), Made::All);
+        assert!(flags(&pair.guests[0]).contains("NO-CARRIER"));
+        assert!(pair.is_cut());
+        pair.ports.set_carrier(0, true).unwrap();
+        eventually("carrier", || flags(&pair.guests[0]).contains("LOWER_UP"));
+        eventually("it carries", || !pair.is_cut());
+        at_rest(&pair.ports, [0, 1]);
+        // Of a port that is not there it is remembered.
+        pair.ports.set_carrier(9, false).unwrap();
+        let port = PortSpec { name: "eth9".into(), addresses: vec![], ..spec(9, 1) };
+        let guest = pair.guests[0].netns();
+        assert_eq!(pair.ports.make(guest.as_fd(), &port).unwrap(), Made::All);
+        assert!(pair.guests[0].run("ip link show eth9").contains("NO-CARRIER"));
+    });
+}
+
+/// A packet socket of an interface.
+fn raw(guest: &Peer, name: &str) -> OwnedFd {
+    inside(guest, || {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None).unwrap();
+        let index = nix::net::if_::if_nametoindex(name).unwrap();
+        let address = libc::sockaddr_ll {
+            sll_family: libc::AF_PACKET as u16,
+            sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+            sll_ifindex: index as i32,
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        };
+        // SAFETY: a whole address of the length given, read during the call alone.
+        let bound = unsafe {
+            libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as u32)
+        };
+        assert_eq!(bound, 0);
+        Ok(fd)
+    })
+}
+
+/// Any frame of an Ethernet header and more comes out as it went in, up to the MTU, a header and a tag.
+#[test]
+fn a_link_is_a_wire() {
+    isolated(|| {
+        let mut pair = Pair::new();
+        let [from, to] = [0, 1].map(|at| raw(&pair.guests[at], ["eth0", "eth1"][at]));
+        let read = |bytes: &mut [u8]| nix::unistd::read(&to, bytes).ok();
+        let comes = |frame: &[u8]| {
+            let _ = nix::unistd::write(&from, frame);
+            let mut bytes = [0; 4096];
+            let deadline = Instant::now() + Duration::from_millis(100);
+            while Instant::now() < deadline {
+                match read(&mut bytes) {
+                    Some(count) if bytes[..count] == *frame => return true,
+                    Some(_) => {}
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+            false
+        };
+        let frame = |kind: [u8; 2], length: usize| {
+            let mut frame: Vec<u8> = (0..length).map(|at| at as u8).collect();
+            frame[..12].copy_from_slice(b"\x02nobody\x02else");
+            frame[12..14].copy_from_slice(&kind);
+            frame
+        };
+        // Others' addresses, no type that is known, hardly any bytes; and all that fit.
+        for length in [14, 15, 59, 60, 61, 1000, 1514] {
+            for kind in [[0x12, 0x34], [8, 0], [0x86, 0xdd], [0, 46]] {
+                assert!(comes(&frame(kind, length)), "{kind:?} {length}");
+            }
+        }
+        let mut multicast = frame([8, 0], 100);
+        multicast[0] = 0xff;
+        assert!(comes(&multicast));
+        // The kernel takes a tag off a frame for those who read it, so it is counted instead.
+        let before = pair.ports.counters(1).unwrap().to_vrouter;
+        let mut tagged = frame([0x81, 0], 1518);
+        tagged[14..18].copy_from_slice(&[0, 5, 8, 0]);
+        nix::unistd::write(&from, &tagged).unwrap();
+        let to_vrouter = || pair.ports.counters(1).unwrap().to_vrouter;
+        eventually("it comes", || to_vrouter().bytes == before.bytes + 1518);
+        // Longer ones: dropped by the kernel where they go in, if the guest made its own MTU longer.
+        pair.guests[0].run("ip link set eth0 mtu 1700");
+        let unsent = pair.ports.counters(0).unwrap().unsent;
+        assert!(comes(&frame([8, 0], 1518)));
+        assert!(!comes(&frame([8, 0], 1519)) && !comes(&frame([8, 0], 1714)));
+        assert_eq!(pair.ports.counters(0).unwrap().unsent, unsent + 2);
+        // And by the program where they are to come out, if that port has a shorter one.
+        let guest = pair.guests[1].netns();
+        let shorter = PortSpec { mtu: 1400, ..spec(1, 1) };
+        pair.ports.make(guest.as_fd(), &shorter).unwrap();
+        assert!(comes(&frame([8, 0], 1418)));
+        assert!(!comes(&frame([8, 0], 1419)));
+        assert_eq!(pair.ports.counters(0).unwrap().dropped(Reason::TooBig), 1);
+        // Or if the guest there made it shorter: lost at its end.
+        pair.guests[1].run("ip link set eth1 mtu 1300");
+        let before = pair.ports.counters(1).unwrap().dropped(Reason::Undelivered);
+        assert!(!comes(&frame([8, 0], 1319)));
+        assert!(comes(&frame([8, 0], 1318)));
+        assert_eq!(pair.ports.counters(1).unwrap().dropped(Reason::Undelivered), before + 1);
+        at_rest(&pair.ports, [0, 1]);
+    });
+}
+
+/// A program on an interface's way out that gives each frame a tag beside it, as VLAN devices do.
+fn tag_on_the_way_out(guest: &Peer, name: &str, kind: u16) {
+    // r2 = kind; r3 = 5; bpf_skb_vlan_push(r1, r2, r3); return TC_ACT_OK
+    let instruction = |code, dst, imm| libbpf_sys::bpf_insn {
+        code,
+        _bitfield_align_1: [],
+        _bitfield_1: libbpf_sys::bpf_insn::new_bitfield_1(dst, 0),
+        off: 0,
+        imm,
+    };
+    let program = [
+        instruction(0xb7, 2, i32::from(kind.to_be())),
+        instruction(0xb7, 3, 5),
+        instruction(0x85, 0, 18),
+        instruction(0xb7, 0, 0),
+        instruction(0x95, 0, 0),
+    ];
+    // SAFETY: the instructions outlive the call; name and licence are C strings, and there are no options.
+    let fd = unsafe {
+        libbpf_sys::bpf_prog_load(
+            libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
+            c"tag".as_ptr(),
+            c"GPL".as_ptr(),
+            program.as_ptr(),
+            program.len() as _,
+            std::ptr::null_mut(),
+        )
+    };
+    assert!(fd >= 0, "{fd}");
+    // SAFETY: just opened for us and owned by nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    inside(guest, || {
+        let mut hook = libbpf_rs::TcHook::new(fd.as_fd());
+        hook.ifindex(nix::net::if_::if_nametoindex(name).unwrap() as i32);
+        hook.attach_point(libbpf_rs::TC_EGRESS).handle(1).priority(1);
+        hook.create().unwrap();
+        hook.replace(true).attach().unwrap();
+        Ok(())
+    });
+}
+
+/// Tags that the kernel keeps beside a frame until it is sent are in it when it comes out.
+#[test]
+fn tags_are_in_the_frames() {
+    for kind in [0x8100, 0x88a8] {
+        isolated(|| {
+            let pair = Pair::new();
+            assert!(pair.pings());
+            let features = pair.guests[0].run("ethtool -k eth0");
+            for off in
+                ["tx-vlan-offload: off", "tx-vlan-stag-hw-insert: off", "tx-checksumming: off"]
+            {
+                assert!(features.contains(off), "{off} in {features}");
+            }
+            tag_on_the_way_out(&pair.guests[0], "eth0", kind);
+            // Whoever reads it has the tag beside the frame again, and the program at the end has it in the frame.
+            let sender = pair.udp(0);
+            let before = pair.ports.counters(1).unwrap().to_vrouter.bytes;
+            sender.send_to(&[7; 100], "10.0.1.2:7").unwrap();
+            let came = || pair.ports.counters(1).unwrap().to_vrouter.bytes - before;
+            eventually("it comes", || came() > 0);
+            assert_eq!(came(), 14 + 4 + 20 + 8 + 100, "{kind:#x}");
+        });
+    }
+}
+
+/// What is pinned may be of an older version, with other maps.
+#[test]
+fn maps_of_another_version_are_replaced() {
+    isolated(|| {
+        let place = Place::new();
+        let pins = place.pins.dir();
+        std::fs::create_dir_all(&pins).unwrap();
+        let options = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+            ..Default::default()
+        };
+        let map = libbpf_rs::MapHandle::create(
+            libbpf_rs::MapType::Array,
+            Some("ports"),
+            4,
+            8,
+            5,
+            &options,
+        );
+        map.unwrap().pin(pins.join("ports")).unwrap();
+        let mut ports = place.open();
+        let guest = Peer::guest();
+        assert_eq!(ports.make(guest.netns().as_fd(), &spec(0, 1)).unwrap(), Made::All);
+        let nowhere = tempfile::tempdir().unwrap();
+        let error = Ports::open(&place.netns(), nowhere.path()).unwrap_err();
+        assert!(error.to_string().contains("mount -t bpf"), "{error}");
+        assert!(File::open(place.netns()).is_ok());
+    });
+}
