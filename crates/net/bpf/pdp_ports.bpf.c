@@ -7,26 +7,130 @@
  * A link is a wire: what goes in comes out, whatever its addresses, type, tags or contents, if it has an Ethernet
  * header and no more bytes than fit.
  */
-#include <linux/bpf.h>
-#include <linux/if_ether.h>
-#include <bpf/bpf_helpers.h>
+#include "pdp_tunnels.h"
 
-#include "pdp_ports.h"
+#define SPREAD_FIRST 49152 /* of source ports, crates/wire/src/udp.rs */
+
+/* The headers before what leaves by a tunnel, ready but for what each frame changes. */
+struct outside {
+	__u8 headers[sizeof(struct outer)];
+	__u16 mtu; /* longest IP packet; 0: the next hop is not known */
+	__u32 headers_bytes;
+	__u32 sum; /* of the IP header's words, with a length and a mark of 0 */
+	__u32 spread; /* whether the source port is by the inner flow */
+	struct tunnel tunnel; /* for src/ports alone */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PORTS_MAX);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* number of the port */
+	__type(value, struct outside);
+} outsides SEC(".maps");
+
+/* External interfaces, by the number of the port. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP_HASH);
+	__uint(max_entries, PORTS_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} devices SEC(".maps");
+
+static __always_inline __u64 mix(__u64 hash, __u64 word)
+{
+	hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+	return hash ^ hash >> 32;
+}
+
+/* Of addresses, protocol and ports of a frame (not of fragments), or of what it has of that. */
+static __always_inline __u32 flow_of(void *frame, void *end)
+{
+	int version = 0, whole = 1;
+	__u8 *ip = packet_of(frame, end, &version), *ports, protocol;
+	__u64 hash = 0;
+
+	if (!ip) {
+		if (frame + ETH_HLEN > end)
+			return 0;
+		return mix(mix(0, *(__u64 *)frame), *(__u32 *)(frame + 8));
+	}
+	if (version == 4) {
+		struct iphdr *header = (void *)ip;
+		hash = mix(header->saddr, header->daddr);
+		protocol = header->protocol;
+		whole = !(header->frag_off & bpf_htons(0x3fff));
+		ports = ip + header->ihl * 4;
+	} else {
+		struct ipv6hdr *header = (void *)ip;
+		__u32 *words = (void *)&header->saddr;
+		for (int at = 0; at < 8; at++)
+			hash = mix(hash, words[at]);
+		protocol = header->nexthdr;
+		ports = ip + sizeof(*header);
+	}
+	hash = mix(hash, protocol);
+	if (whole && (protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP) &&
+	    (void *)(ports + 4) <= end)
+		hash = mix(hash, *(__u32 *)ports);
+	return hash >> 16;
+}
+
+/* Sends a frame out of the interface of the port's tunnel, or says why not. */
+static __always_inline enum reason leave(struct xdp_md *frame, __u32 number, __u64 bytes)
+{
+	void *data = (void *)(long)frame->data, *end = (void *)(long)frame->data_end;
+	struct outside *outside = bpf_map_lookup_elem(&outsides, &number);
+	__u32 ip_bytes, sum, flow;
+	struct outer *outer;
+	__u8 mark;
+
+	if (!outside)
+		return UNCONNECTED;
+	if (!outside->mtu)
+		return UNRESOLVED;
+	ip_bytes = bytes + outside->headers_bytes - ETH_HLEN;
+	if (ip_bytes > outside->mtu)
+		return UNDERLAY_TOO_BIG;
+	mark = mark_of(data, end);
+	flow = outside->spread ? flow_of(data, end) : 0;
+	if (bpf_xdp_adjust_head(frame, -(int)outside->headers_bytes))
+		return UNDERLAY_TOO_BIG;
+	outer = (void *)(long)frame->data;
+	end = (void *)(long)frame->data_end;
+	if ((void *)(outer + 1) > end)
+		return RUNT;
+	if (outside->headers_bytes == sizeof(*outer))
+		__builtin_memcpy(outer, outside->headers, sizeof(*outer));
+	else
+		__builtin_memcpy(outer, outside->headers, UDP_BYTES);
+	outer->ip.tos = mark;
+	outer->ip.tot_len = bpf_htons(ip_bytes);
+	sum = outside->sum + mark + ip_bytes;
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	outer->ip.check = bpf_htons(~sum);
+	outer->udp.len = bpf_htons(ip_bytes - sizeof(outer->ip));
+	if (outside->spread)
+		outer->udp.source = bpf_htons(SPREAD_FIRST | (flow & (0xffff - SPREAD_FIRST)));
+	return bpf_redirect_map(&devices, number, XDP_ABORTED) == XDP_REDIRECT ? SENT : LINK_DOWN;
+}
 
 SEC("xdp")
 int pdp_out(struct xdp_md *frame)
 {
 	__u32 number = frame->ingress_ifindex - INDEX_FIRST;
 	__u64 bytes = frame->data_end - frame->data;
-	struct port_counts *counts = bpf_map_lookup_elem(&port_counts, &number);
+	struct port_counts *counts = bpf_map_lookup_elem(&port_counts, &number), *there;
 	struct port *port = bpf_map_lookup_elem(&ports, &number);
+	enum reason reason;
 	__u64 now_ns = 0;
 	__u32 to, closed;
 	int passes = 1;
 
 	if (!counts || !port)
 		return XDP_ABORTED;
-	count(&counts->from_vrouter, bytes);
+	add(&counts->from_vrouter, bytes);
 	if (bytes < ETH_HLEN)
 		return drop(counts, RUNT);
 	if (port->bytes.step || port->frames.step)
@@ -35,7 +139,7 @@ int pdp_out(struct xdp_md *frame)
 	to = port->to;
 	closed = port->closed;
 	if (to && !closed && now_ns)
-		passes = take(port, now_ns, bytes);
+		passes = take(&port->bytes, &port->frames, &port->taken_ns, now_ns, bytes + port->overhead_bytes);
 	bpf_spin_unlock(&port->lock);
 	if (!to)
 		return drop(counts, UNCONNECTED);
@@ -43,7 +147,21 @@ int pdp_out(struct xdp_md *frame)
 		return drop(counts, LINK_DOWN);
 	if (!passes)
 		return drop(counts, POLICED);
-	return deliver(frame, to - 1, bytes, counts);
+	if (to == OUTSIDE) {
+		reason = leave(frame, number, bytes);
+		if (reason != SENT)
+			return drop(counts, reason);
+	} else {
+		to -= 1;
+		reason = deliver(frame, to, bytes);
+		if (reason != SENT)
+			return drop(counts, reason);
+		there = bpf_map_lookup_elem(&port_counts, &to);
+		if (there)
+			add(&there->from_link, bytes);
+	}
+	add(&counts->to_link, bytes);
+	return XDP_REDIRECT;
 }
 
 SEC("xdp")
@@ -60,7 +178,7 @@ int pdp_in(struct xdp_md *frame)
 	counts = bpf_map_lookup_elem(&port_counts, &number);
 	if (!counts)
 		return XDP_DROP;
-	count(&counts->to_vrouter, bytes);
+	add(&counts->to_vrouter, bytes);
 	bpf_xdp_adjust_meta(frame, sizeof(*note));
 	return XDP_PASS;
 }

@@ -28,7 +28,7 @@ struct bucket {
 
 struct port {
 	struct bpf_spin_lock lock;
-	__u32 to; /* number of the port at the link's other end and 1; 0: no link */
+	__u32 to; /* number of the port at the link's other end and 1; 0: no link; or OUTSIDE */
 	__u32 frame_bytes_max; /* of what is delivered here; 0: nothing is */
 	__u32 overhead_bytes; /* what each frame counts beyond its own bytes */
 	__u32 closed; /* its link is down */
@@ -39,20 +39,35 @@ struct port {
 	__u64 settled; /* for src/ports alone */
 };
 
-enum reason { RUNT, POLICED, UNCONNECTED, LINK_DOWN, TOO_BIG, REASONS };
+#define OUTSIDE 0xffffffff
+
+enum reason {
+	RUNT,
+	POLICED,
+	UNCONNECTED,
+	LINK_DOWN,
+	TOO_BIG,
+	CONGESTED,
+	UNRESOLVED,
+	UNDERLAY_TOO_BIG,
+	REASONS,
+	SENT = REASONS
+};
 
 struct traffic {
 	__u64 frames;
 	__u64 bytes;
 };
 
-/* from_vrouter = to_link + drops. */
+/* from_vrouter = to_link + dropped, and what arrives at the inner end is from_link - refused - what is lost on
+ * the way there. */
 struct port_counts {
 	struct traffic from_vrouter;
 	struct traffic to_link;
-	struct traffic from_link; /* given to the root end */
+	struct traffic from_link;
 	struct traffic to_vrouter; /* arrived at the inner end */
-	__u64 drops[REASONS];
+	__u64 dropped[REASONS];
+	__u64 refused[REASONS];
 };
 
 /* Before a frame on its way to an inner end, where the stack does not see it: for which port it is. No guest can
@@ -83,7 +98,7 @@ struct {
 	__type(value, struct port_counts);
 } port_counts SEC(".maps");
 
-static __always_inline void count(struct traffic *traffic, __u64 bytes)
+static __always_inline void add(struct traffic *traffic, __u64 bytes)
 {
 	traffic->frames += 1;
 	traffic->bytes += bytes;
@@ -91,7 +106,13 @@ static __always_inline void count(struct traffic *traffic, __u64 bytes)
 
 static __always_inline int drop(struct port_counts *counts, enum reason reason)
 {
-	counts->drops[reason] += 1;
+	counts->dropped[reason] += 1;
+	return XDP_DROP;
+}
+
+static __always_inline int refuse(struct port_counts *counts, enum reason reason)
+{
+	counts->refused[reason] += 1;
 	return XDP_DROP;
 }
 
@@ -101,47 +122,40 @@ static __always_inline __u64 later(__u64 ahead, __u64 passed_ns)
 	return (ahead >> FRACTION_BITS) < passed_ns ? 0 : ahead - (passed_ns << FRACTION_BITS);
 }
 
-/* Takes a frame of `bytes` out of the port's buckets if both have it. The port is locked. */
-static __always_inline int take(struct port *port, __u64 now_ns, __u64 bytes)
+/* Takes a frame that counts as `bytes` out of both buckets, if both have it. They are locked. */
+static __always_inline int take(struct bucket *bytes, struct bucket *frames, __u64 *taken_ns, __u64 now_ns,
+				__u64 count)
 {
 	/* Clocks of processors may differ a little. */
-	__u64 passed_ns = now_ns > port->taken_ns ? now_ns - port->taken_ns : 0;
-	__u64 of_bytes = later(port->bytes.ahead, passed_ns);
-	__u64 of_frames = later(port->frames.ahead, passed_ns);
+	__u64 passed_ns = now_ns > *taken_ns ? now_ns - *taken_ns : 0;
+	__u64 of_bytes = later(bytes->ahead, passed_ns) + count * bytes->step;
+	__u64 of_frames = later(frames->ahead, passed_ns) + frames->step;
 
-	of_bytes += (bytes + port->overhead_bytes) * port->bytes.step;
-	of_frames += port->frames.step;
-	if (of_bytes > port->bytes.burst || of_frames > port->frames.burst)
+	if (of_bytes > bytes->burst || of_frames > frames->burst)
 		return 0;
-	port->bytes.ahead = of_bytes;
-	port->frames.ahead = of_frames;
-	port->taken_ns += passed_ns;
+	bytes->ahead = of_bytes;
+	frames->ahead = of_frames;
+	*taken_ns += passed_ns;
 	return 1;
 }
 
-/* Gives the frame in `frame`, of `bytes`, to the vrouter at port `number`, if it can be; what follows is to be
- * returned at once. */
-static __always_inline int deliver(struct xdp_md *frame, __u32 number, __u64 bytes, struct port_counts *counts)
+/* Sends the frame in `frame`, of `bytes`, to the vrouter at port `number`, or says why not. */
+static __always_inline enum reason deliver(struct xdp_md *frame, __u32 number, __u64 bytes)
 {
-	struct port_counts *there = bpf_map_lookup_elem(&port_counts, &number);
 	struct port *port = bpf_map_lookup_elem(&ports, &number);
 	struct note *note;
 
-	if (!there || !port || !port->frame_bytes_max)
-		return drop(counts, LINK_DOWN);
+	if (!port || !port->frame_bytes_max)
+		return LINK_DOWN;
 	if (bytes > port->frame_bytes_max)
-		return drop(counts, TOO_BIG);
+		return TOO_BIG;
 	if (bpf_xdp_adjust_meta(frame, -(int)sizeof(*note)))
-		return drop(counts, LINK_DOWN);
+		return LINK_DOWN;
 	note = (void *)(long)frame->data_meta;
 	if ((void *)(note + 1) > (void *)(long)frame->data)
-		return drop(counts, LINK_DOWN);
+		return LINK_DOWN;
 	note->port = number;
-	if (bpf_redirect_map(&ends, number, XDP_ABORTED) != XDP_REDIRECT)
-		return drop(counts, LINK_DOWN);
-	count(&counts->to_link, bytes);
-	count(&there->from_link, bytes);
-	return XDP_REDIRECT;
+	return bpf_redirect_map(&ends, number, XDP_ABORTED) == XDP_REDIRECT ? SENT : LINK_DOWN;
 }
 
 #endif

@@ -5,6 +5,8 @@
  * programs do the same: one says which frames a socket gets, the other, which runs after packet
  * sockets have seen a frame, ends those for the kernel.
  *
+ * Of what is taken, frames of kernel vrouters' tunnels go to their ports (pdp_tunnels.h).
+ *
  * Taken are: everything, if the settings say so; else what is in `takes`: UDP to an address and port and
  * Ethernet in GRE to an address, over IPv4 or IPv6 without VLAN tags, and VLANs (802.1Q, the outermost
  * tag). Fragments are left to the kernel, whose reassembly sees all of a datagram or nothing of it; so are
@@ -22,6 +24,8 @@
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+
+#include "pdp_tunnels.h"
 
 #define QUEUES_MAX 64
 #define TAKES_MAX 65536
@@ -177,6 +181,9 @@ int pdp_xdp(struct xdp_md *context)
 
 	if (!(now && now->take_all) && !is_taken(data, end))
 		return count(PASSED, XDP_PASS);
+	action = arrive(context);
+	if (action)
+		return action;
 	/* The last argument is what is returned if the queue has no socket. */
 	action = bpf_redirect_map(&sockets, context->rx_queue_index, XDP_PASS);
 	return count(action == XDP_REDIRECT ? TAKEN : NO_SOCKET, action);

@@ -28,6 +28,7 @@ pub use pdp_wire::tunnel::Take;
 
 use crate::error::{Context, Error, Result};
 use crate::interface::Interface;
+use crate::ports::{Ports, SHARED_MAPS};
 
 /// Destinations that can be taken on one interface.
 pub const TAKES_MAX: usize = 65536;
@@ -122,8 +123,20 @@ impl Xdp {
     /// this interface; else loads it anew, in the driver if it can. Until sockets are set, all goes
     /// to the kernel.
     pub fn attach(device: &str, pins: &Path) -> Result<Self> {
+        Self::attach_to(device, pins, None)
+    }
+
+    /// As [`Xdp::attach`], where some of what is taken may be for ports of kernel vrouters: frames of their tunnels go
+    /// to them and not to sockets, and count there alone. It has to run in the driver ([`Mode::Native`]) for that;
+    /// else they don't come. After [`Ports::open`] this has to be called too.
+    pub fn attach_for(device: &str, pins: &Path, ports: &Ports) -> Result<Self> {
+        Self::attach_to(device, pins, Some(ports))
+    }
+
+    fn attach_to(device: &str, pins: &Path, ports: Option<&Ports>) -> Result<Self> {
         let index = Interface::by_name(device)?.index;
-        let object = prepare(device, pins, pinned_index(&pins.join(LINK)) == Some(index))?;
+        let ports = ports.map(Ports::pins);
+        let object = prepare(device, pins, pinned_index(&pins.join(LINK)) == Some(index), ports)?;
         let program = program(&object, PROGRAM)?;
         if pins.join(LINK).exists() {
             let mut link =
@@ -141,7 +154,7 @@ impl Xdp {
     /// is lost while there is no socket.
     pub fn attach_behind_sockets(device: &str, pins: &Path) -> Result<(Self, OwnedFd)> {
         let index = Interface::by_name(device)?.index;
-        let object = prepare(device, pins, filtered(pins) == Some(index))?;
+        let object = prepare(device, pins, filtered(pins) == Some(index), None)?;
         let filter = program(&object, FILTER_PROGRAM)?;
         let socket = program(&object, SOCKET_PROGRAM)?.as_fd().try_clone_to_owned();
         let socket = socket.on("keep the socket program of", device)?;
@@ -317,7 +330,8 @@ fn hook(program: BorrowedFd<'_>, index: u32) -> TcHook {
 }
 
 /// Loads the programs with the maps in `pins` if those are to be kept, else with new ones.
-fn prepare(device: &str, pins: &Path, keep: bool) -> Result<Object> {
+/// With the maps of ports in `ports`, or with ones without any port.
+fn prepare(device: &str, pins: &Path, keep: bool, ports: Option<&Path>) -> Result<Object> {
     libbpf_rs::set_print(None);
     let empty = || -> Result<()> {
         detach(pins)?;
@@ -332,11 +346,11 @@ fn prepare(device: &str, pins: &Path, keep: bool) -> Result<Object> {
         // Of an interface that is gone, or half-made.
         empty()?;
     }
-    let object = match load(pins) {
+    let object = match load(pins, ports) {
         // Maps of an older version, of another shape.
         Err(_) if keep => {
             empty()?;
-            load(pins)
+            load(pins, ports)
         }
         object => object,
     };
@@ -357,12 +371,16 @@ fn maps(pins: &Path) -> Result<[MapHandle; 4]> {
 }
 
 /// Loads the program, with the maps that are pinned, or with new ones that are pinned then.
-fn load(pins: &Path) -> libbpf_rs::Result<Object> {
+fn load(pins: &Path, ports: Option<&Path>) -> libbpf_rs::Result<Object> {
     let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
     for mut map in object.maps_mut() {
-        if let Some(name) = map.name().to_str().filter(|name| MAPS.contains(name)) {
-            let path = pins.join(name);
-            map.set_pin_path(path)?;
+        let name = map.name().to_owned();
+        let is = |names: &[&str]| names.iter().any(|other| name == *other);
+        match ports {
+            _ if is(&MAPS) => map.set_pin_path(pins.join(&name))?,
+            Some(ports) if is(&SHARED_MAPS) => map.set_pin_path(ports.join(&name))?,
+            None if is(&SHARED_MAPS) => map.set_max_entries(1)?,
+            _ => {}
         }
     }
     object.load()

@@ -1,7 +1,6 @@
 //! Ports of kernel vrouters in the real kernel, in network namespaces of their own, with user namespaces as guests
 //! have them. Needs root.
 
-#[expect(dead_code, reason = "other tests use it")]
 mod common;
 
 use std::fs::File;
@@ -13,12 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Peer, Pins, eventually, isolated, run};
+use etherparse::PacketBuilder;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-use pdp_net::interface::Watch;
+use pdp_net::interface::{Interface, Watch};
 use pdp_net::netns::within;
-use pdp_net::ports::{self, Change, Counters, Made, PortSpec, Ports, Rate, Reason, Way};
+use pdp_net::ports::{
+    self, Change, Counters, Hop, Made, Outside, PortSpec, Ports, Rate, Reason, Way,
+};
+use pdp_net::xdp::{Mode, Take, Xdp};
 use pdp_net::{Error, sysctl};
+use pdp_wire::tunnel::Encapsulation;
+use pdp_wire::{checksum, ecn, outer, udp, vxlan};
 
 /// Where ports are kept, which goes with the test.
 struct Place {
@@ -123,12 +128,11 @@ fn inside<T: Send>(guest: &Peer, make: impl FnOnce() -> std::io::Result<T> + Sen
 
 /// The sums that hold where nothing moves.
 fn adds_up(counters: &Counters) {
-    let sent = Reason::ALL.iter().filter(|reason| **reason != Reason::Undelivered);
-    let dropped: u64 = sent.map(|reason| counters.dropped(*reason)).sum();
-    assert_eq!(counters.from_vrouter.frames, counters.to_link.frames + dropped, "{counters:?}");
+    let Counters { from_vrouter, to_link, from_link, to_vrouter, dropped, refused, .. } = counters;
+    let sum = |of: &[u64]| of.iter().sum::<u64>();
+    assert_eq!(from_vrouter.frames, to_link.frames + sum(dropped), "{counters:?}");
     assert_eq!(counters.under_way(), 0, "{counters:?}");
-    let undelivered = counters.dropped(Reason::Undelivered);
-    assert_eq!(counters.from_link.frames, counters.to_vrouter.frames + undelivered, "{counters:?}");
+    assert_eq!(from_link.frames, to_vrouter.frames + sum(refused), "{counters:?}");
 }
 
 /// The counters of ports when nothing moves any more; they add up.
@@ -216,18 +220,21 @@ fn a_rate_is_kept() {
         let _receiver = pair.udp(1);
         assert!(pair.pings());
         let megabit = 1_000_000;
-        let bps = Rate { bps: 20 * megabit, burst_bytes: 200_000, ..Rate::default() };
+        // Bursts are longer than a sender on a busy machine has to wait for its turn.
+        let bps = Rate { bps: 10 * megabit, burst_bytes: 200_000, ..Rate::default() };
         // As frames are counted with 24 bytes of preamble, check sequence and gap.
         let wire = Rate { overhead_bytes: 24, ..bps };
-        let pps = Rate { pps: 10_000, ..Rate::default() };
+        let pps = Rate { pps: 500, ..Rate::default() };
         for (rate, payload) in [(bps, 1000), (wire, 58), (pps, 100)] {
             pair.ports.police(0, Some(rate)).unwrap();
+            let policed = pair.ports.counters(0).unwrap().dropped(Reason::Policed);
             let stop = AtomicBool::new(false);
             let moved = std::thread::scope(|scope| {
                 scope.spawn(|| flood(&sender, "10.0.1.2:7", payload, &stop));
                 let counted = || (Instant::now(), pair.ports.counters(0).unwrap());
                 // Until the burst is gone.
-                eventually("it is policed", || counted().1.dropped(Reason::Policed) > 1000);
+                let gone = || counted().1.dropped(Reason::Policed) > policed + 1000;
+                eventually("it is policed", gone);
                 let (begin, before) = counted();
                 std::thread::sleep(Duration::from_millis(1000));
                 let (end, after) = counted();
@@ -426,7 +433,11 @@ fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
         assert_eq!(pair.changes(0), []);
         assert!(pair.pings());
 
+        // While it is down frames are lost there, and stay so when it is made again.
+        pair.guests[0].run("ip link set eth0 down");
+        pair.guests[1].tries("ping -c 1 -W 0.1 10.0.1.1");
         let mut before = pair.ports.counters(0).unwrap();
+        assert!(before.dropped(Reason::Undelivered) > 0);
         for gone in [
             "ip link del eth0",
             "unshare -n sleep 5 > /dev/null 2>&1 & sleep 0.3; ip link set eth0 netns $!",
@@ -454,7 +465,9 @@ fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
                 now.to_link.frames > before.to_link.frames
                     && now.to_vrouter.frames > before.to_vrouter.frames
             );
+            let lost = before.dropped(Reason::Undelivered);
             before = at_rest(&pair.ports, [0, 1])[0];
+            assert!(before.dropped(Reason::Undelivered) >= lost);
         }
         // Whoever has the name keeps it, and is told.
         pair.guests[0].run("ip link del eth0; ip link add eth0 type veth peer name other");
@@ -803,4 +816,330 @@ fn maps_of_another_version_are_replaced() {
         assert!(error.to_string().contains("mount -t bpf"), "{error}");
         assert!(File::open(place.netns()).is_ok());
     });
+}
+
+/// A guest's port 0, 10.0.1.1, and an interface `ext`, 10.1.1.1, whose other end is `far`, 10.1.1.2, at a peer.
+struct Outer {
+    ports: Ports,
+    xdp: Xdp,
+    index: u32,
+    hop: Hop,
+    peer: Peer,
+    guest: Peer,
+    _place: Place,
+}
+
+impl Outer {
+    fn new(take: Take) -> Self {
+        let (place, guest, peer) = (Place::new(), Peer::guest(), Peer::new());
+        run(&format!(
+            "ip link add ext type veth peer name far netns {}
+             ip addr add 10.1.1.1/24 dev ext; ip link set ext up",
+            peer.id()
+        ));
+        // What is redirected to ext comes out of far only where that has NAPI, as it has with GRO or a program.
+        peer.run(
+            "ip addr add 10.1.1.2/24 dev far; ip link set far up; \
+             ethtool -K far tx off gro on > /dev/null",
+        );
+        let mut ports = place.open();
+        let port = PortSpec { mtu: 1450, ..spec(0, 1) };
+        ports.make(guest.netns().as_fd(), &port).unwrap();
+        let pins = place.pins.dir().with_file_name("xdp");
+        let mut xdp = Xdp::attach_for("ext", &pins, &ports).unwrap();
+        assert_eq!(xdp.mode(), Mode::Native);
+        xdp.set_takes(&[take]).unwrap();
+        let far = within(peer.netns().as_fd(), || Interface::by_name("far")).unwrap();
+        let hop = Hop { mac: far.mac, mtu: 1500 };
+        let index = Interface::by_name("ext").unwrap().index;
+        Self { ports, xdp, index, hop, peer, guest, _place: place }
+    }
+
+    fn outside(&self, by: &Encapsulation) -> Outside {
+        let mac = Interface::by_name("ext").unwrap().mac;
+        Outside { interface: self.index, mac, by: by.clone(), limit: Some(3) }
+    }
+}
+
+fn vxlan(vni: u32) -> Encapsulation {
+    let (local, remote) = ("10.1.1.1".parse().unwrap(), "10.1.1.2".parse().unwrap());
+    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
+}
+
+fn udp_tunnel() -> Encapsulation {
+    let (local, remote) = ("10.1.1.1".parse().unwrap(), "10.1.1.2".parse().unwrap());
+    Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7000, remote_port: 7001 })
+}
+
+/// The other end is Linux's own.
+#[test]
+fn a_vrouter_reaches_linux_by_a_vxlan_tunnel() {
+    isolated(|| {
+        let by = vxlan(7);
+        let mut outer = Outer::new(by.takes().unwrap());
+        outer.peer.run(
+            "for vni in 7 8; do
+                 ip link add vx$vni type vxlan id $vni local 10.1.1.2 remote 10.1.1.1 dstport 4789 dev far
+                 ip addr add 10.0.$((vni - 6)).2/24 dev vx$vni; ip link set vx$vni up
+             done; ip addr add fd00:1::2/64 dev vx7 nodad",
+        );
+        let pings = |to| outer.guest.tries(&format!("ping -c 1 -W 5 {to}"));
+        let outside = outer.outside(&by);
+        outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
+        assert!(!outer.guest.tries("ping -c 1 -W 0.2 10.0.1.2"));
+        assert!(outer.ports.counters(0).unwrap().dropped(Reason::UnderlayUnresolved) > 0);
+        outer.ports.set_hop(0, Some(outer.hop)).unwrap();
+        assert!(pings("10.0.1.2"), "{:?}", outer.ports.counters(0));
+        assert!(pings("fd00:1::2"), "{:?}", outer.ports.counters(0));
+        // The same again changes nothing.
+        outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
+        assert!(outer.guest.tries("ping -c 1 -W 5 -M do -s 1422 10.0.1.2"));
+        let bytes: Vec<u8> = (0..1_000_000u32).map(|at| (at ^ at >> 9) as u8).collect();
+        let listener = inside(&outer.peer, || TcpListener::bind("10.0.1.2:5000"));
+        let mut stream = inside(&outer.guest, || TcpStream::connect("10.0.1.2:5000"));
+        let mut got = vec![0; bytes.len()];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut theirs = listener.accept().unwrap().0;
+                theirs.read_exact(&mut got).unwrap();
+                theirs.write_all(&got).unwrap();
+            });
+            stream.write_all(&bytes).unwrap();
+            let mut back = vec![0; bytes.len()];
+            stream.read_exact(&mut back).unwrap();
+            assert!(back == bytes);
+        });
+        // Another network's frames are not the port's, and go on as they did.
+        let before = at_rest(&outer.ports, [0])[0];
+        let passed = outer.xdp.counters().unwrap().no_socket;
+        outer.peer.tries("ping -c 1 -W 0.2 10.0.2.1");
+        assert!(outer.xdp.counters().unwrap().no_socket > passed);
+        assert_eq!(at_rest(&outer.ports, [0])[0].from_link, before.from_link);
+        // Nor when the way is another.
+        let hop = Some(Hop { mtu: 1400, ..outer.hop });
+        outer.ports.set_hop(0, hop).unwrap();
+        assert!(!outer.guest.tries("ping -c 1 -W 0.2 -s 1422 10.0.1.2"));
+        assert!(outer.ports.counters(0).unwrap().dropped(Reason::UnderlayTooBig) > 0);
+        outer.ports.limit(3, Some(Rate { pps: 1, ..Rate::default() })).unwrap();
+        outer.peer.tries("ping -c 50 -i 0.002 -W 0.2 10.0.1.1");
+        assert!(outer.ports.counters(0).unwrap().refused[Reason::Policed as usize] > 10);
+        outer.ports.limit(3, None).unwrap();
+        assert!(pings("10.0.1.2"));
+        let taken = outer.ports.join(1, Way::Outside(outside)).unwrap_err();
+        assert!(taken.to_string().contains("taken by port 0"), "{taken}");
+        outer.ports.join(0, Way::None).unwrap();
+        let passed = outer.xdp.counters().unwrap().no_socket;
+        outer.peer.tries("ping -c 1 -W 0.2 10.0.1.1");
+        assert!(outer.xdp.counters().unwrap().no_socket > passed);
+        at_rest(&outer.ports, [0]);
+    });
+}
+
+/// What the program writes is what the mux writes, but for the hash of the flow.
+#[test]
+fn outer_headers_are_those_of_the_mux() {
+    for by in [vxlan(0x12_3456), udp_tunnel()] {
+        isolated(|| {
+            let mut outer = Outer::new(by.takes().unwrap());
+            let outside = outer.outside(&by);
+            outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
+            outer.ports.set_hop(0, Some(outer.hop)).unwrap();
+            let template = outer::Template::new(&by).unwrap();
+            let (from, to) = (raw(&outer.guest, "eth0"), raw(&outer.peer, "far"));
+            let mut sources = std::collections::HashSet::new();
+            for frame in inner_frames() {
+                nix::unistd::write(&from, &frame).unwrap();
+                let mut want = vec![0; template.len()];
+                want.extend(&frame);
+                template.write(&mut want, outer.hop.mac, outside.mac).unwrap();
+                let mut bytes = [0; 2048];
+                eventually("it comes", || {
+                    let Ok(count) = nix::unistd::read(&to, &mut bytes) else { return false };
+                    let mut got = bytes[..count].to_vec();
+                    if got.len() != want.len() {
+                        return false; // something of the host's own
+                    }
+                    let source = u16::from_be_bytes([got[34], got[35]]);
+                    if matches!(by, Encapsulation::Vxlan(_)) {
+                        assert!(source >= udp::SPREAD_FIRST);
+                        got[34..36].copy_from_slice(&want[34..36]);
+                        sources.insert(source);
+                    }
+                    got == want
+                });
+            }
+            let flows = if matches!(by, Encapsulation::Vxlan(_)) { 30 } else { 0 };
+            assert!(sources.len() >= flows, "{}", sources.len());
+        });
+    }
+}
+
+/// Frames of several kinds and marks, of 64 flows.
+fn inner_frames() -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    for flow in 0..64u8 {
+        for mark in 0..4 {
+            let builder = PacketBuilder::ethernet2([2; 6], [4; 6]);
+            let mut frame = Vec::new();
+            if flow % 2 == 0 {
+                let builder = builder.ipv4([10, 0, 0, 1], [10, 0, 0, 2], 9);
+                builder.udp(u16::from(flow), 9).write(&mut frame, b"payload").unwrap();
+                frame[15] = 0xb8 | mark;
+                frame[24..26].fill(0);
+                let sum = checksum::checksum(&frame[14..34]);
+                frame[24..26].copy_from_slice(&sum.to_be_bytes());
+            } else {
+                let builder = builder.ipv6([1; 16], [flow; 16], 9);
+                builder.udp(1, 2).write(&mut frame, b"payload").unwrap();
+                frame[15] |= mark << 4;
+            }
+            frames.push(frame);
+        }
+    }
+    let arp = [&[2; 12][..], &[8, 6], &[0x45; 40]].concat();
+    frames.extend([arp, [&[2; 12][..], &[0x12, 0x34]].concat()]);
+    frames
+}
+
+/// What comes out is what the mux would make of it, whatever the outer mark; headers that are not whole are no
+/// tunnel's.
+#[test]
+fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
+    for by in [vxlan(0x12_3456), udp_tunnel()] {
+        isolated(|| {
+            let mut outer = Outer::new(by.takes().unwrap());
+            let outside = outer.outside(&by);
+            outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
+            let template = outer::Template::new(&by.reversed()).unwrap();
+            let (from, to) = (raw(&outer.peer, "far"), raw(&outer.guest, "eth0"));
+            let tunnelled = |frame: &[u8], mark: u8| {
+                let mut bytes = vec![0; template.len()];
+                bytes.extend(frame);
+                template.write(&mut bytes, outside.mac, outer.hop.mac).unwrap();
+                bytes[15] = mark;
+                bytes[24..26].fill(0);
+                let sum = checksum::checksum(&bytes[14..34]);
+                bytes[24..26].copy_from_slice(&sum.to_be_bytes());
+                bytes
+            };
+            let (mut congested, mut changed) = (0, 0);
+            for frame in inner_frames().iter().skip(192) {
+                for mark in 0..4 {
+                    let mut want = frame.clone();
+                    let outer_mark = ecn::of(&tunnelled(frame, mark));
+                    let kept = ecn::decapsulate(&mut want, outer_mark);
+                    changed += u32::from(want != *frame);
+                    nix::unistd::write(&from, &tunnelled(frame, mark)).unwrap();
+                    if !kept {
+                        congested += 1;
+                        let counted = || outer.ports.counters(0).unwrap();
+                        eventually("it is counted", || {
+                            counted().dropped(Reason::Congested) == congested
+                        });
+                        continue;
+                    }
+                    let mut bytes = [0; 2048];
+                    eventually("it comes", || {
+                        nix::unistd::read(&to, &mut bytes).is_ok_and(|count| bytes[..count] == want)
+                    });
+                }
+            }
+            assert!(congested > 10 && changed > 10, "{congested} {changed}");
+            // Each byte of the headers changed, and each length: found where the mux finds it, and nowhere else.
+            let frame = &inner_frames()[0];
+            let whole = tunnelled(frame, 0);
+            let mut found = 0;
+            for at in 0..template.len() {
+                for bit in [1, 0x10, 0x80] {
+                    let mut bytes = whole.clone();
+                    bytes[at] ^= bit;
+                    if (14..34).contains(&at) && !(24..26).contains(&at) {
+                        bytes[24..26].fill(0);
+                        let sum = checksum::checksum(&bytes[14..34]);
+                        bytes[24..26].copy_from_slice(&sum.to_be_bytes());
+                    }
+                    let before = outer.ports.counters(0).unwrap().from_link.frames;
+                    outer.send(&from, &bytes);
+                    let is_found = outer.ports.counters(0).unwrap().from_link.frames > before;
+                    assert_eq!(is_found, finds(&by, outside.mac, &bytes), "{at} {bit:#x}");
+                    found += u32::from(is_found);
+                }
+            }
+            // With a checksum, of datagrams of every length.
+            for length in (0..300).chain(1300..1400) {
+                let mut bytes =
+                    tunnelled(&[&frame[..14], &vec![at_of(length); length]].concat(), 0);
+                let sum = udp_sum(&bytes);
+                bytes[40..42].copy_from_slice(&sum.to_be_bytes());
+                for wrong in [false, true] {
+                    let before = outer.ports.counters(0).unwrap().from_link.frames;
+                    let last = bytes.len() - 1;
+                    bytes[last] ^= u8::from(wrong);
+                    outer.send(&from, &bytes);
+                    let after = outer.ports.counters(0).unwrap().from_link.frames;
+                    assert_eq!(after > before, !wrong, "{length}");
+                    assert_eq!(finds(&by, outside.mac, &bytes), !wrong);
+                }
+            }
+            for length in 14..whole.len() {
+                let before = outer.ports.counters(0).unwrap().from_link.frames;
+                outer.send(&from, &whole[..length]);
+                assert_eq!(outer.ports.counters(0).unwrap().from_link.frames, before, "{length}");
+            }
+            assert!(found > 20, "{found}");
+            at_rest(&outer.ports, [0]);
+        });
+    }
+}
+
+/// A byte that is another for each length.
+fn at_of(length: usize) -> u8 {
+    (length * 7) as u8
+}
+
+/// The checksum of the UDP datagram in an IPv4 packet, whose field is 0.
+fn udp_sum(frame: &[u8]) -> u16 {
+    let mut pseudo = frame[26..34].to_vec();
+    pseudo.extend([0, 17]);
+    pseudo.extend(&frame[38..40]);
+    pseudo.extend(&frame[34..]);
+    match checksum::checksum(&pseudo) {
+        0 => 0xffff,
+        sum => sum,
+    }
+}
+
+impl Outer {
+    /// Sends a frame, and waits until the program has seen it.
+    fn send(&self, from: &OwnedFd, frame: &[u8]) {
+        let seen = || {
+            let counters = self.xdp.counters().unwrap();
+            let port = self.ports.counters(0).unwrap().from_link.frames;
+            counters.taken + counters.no_socket + counters.passed + port
+        };
+        let before = seen();
+        nix::unistd::write(from, frame).unwrap();
+        eventually("it is seen", || seen() > before);
+    }
+}
+
+/// Whether a frame is one of a tunnel's, and has no options in the outer IP header.
+fn finds(by: &Encapsulation, mac: [u8; 6], frame: &[u8]) -> bool {
+    let Ok(outer) = outer::parse(frame) else { return false };
+    let inner = outer.payload();
+    let key = match by {
+        Encapsulation::Vxlan(tunnel) => {
+            vxlan::parse(&frame[inner.clone()]) == Some(tunnel.vni)
+                && outer.take() == by.takes().unwrap()
+        }
+        Encapsulation::Udp(tunnel) => {
+            let outer::Carried::Udp { remote_port, local_port, .. } = outer.carried else {
+                return false;
+            };
+            (remote_port, local_port) == (tunnel.remote_port, tunnel.local_port)
+        }
+        _ => false,
+    };
+    let plain = frame[14] == 0x45 && outer.checksum_ok(frame, false);
+    key && plain && frame[..6] == mac && by.ends() == Some((outer.local, outer.remote))
 }

@@ -1,8 +1,13 @@
-//! What stands in the maps of `bpf/pdp_ports.h`: each port's link, rate and counts.
+//! What stands in the maps of `bpf/pdp_ports.h`, `bpf/pdp_tunnels.h` and `bpf/pdp_ports.bpf.c`: each port's link, rate,
+//! counts and tunnel.
 
+use std::net::IpAddr;
+
+use pdp_wire::outer::Template;
+use pdp_wire::tunnel::Encapsulation;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{Counters, Rate, Reason, Traffic};
+use super::{Counters, Hop, Rate, Reason, Traffic};
 
 /// Of `bpf/pdp_ports.h`.
 const FRACTION_BITS: u32 = 20;
@@ -46,7 +51,7 @@ impl Bucket {
 #[repr(C)]
 pub(super) struct Port {
     lock: u32,
-    /// Number of the port at the link's other end and 1; 0: none.
+    /// Number of the port at the link's other end and 1; 0: none; or [`OUTSIDE`].
     pub to: u32,
     /// Of what is delivered here; 0: nothing is.
     pub frame_bytes_max: u32,
@@ -64,29 +69,144 @@ pub(super) struct Port {
 impl Port {
     /// At a rate from now on; where it is the same, nothing changes.
     pub(super) fn police(&mut self, rate: Option<Rate>) {
-        let rate = rate.unwrap_or_default();
-        // Below one byte a second is not distinguished from that.
-        let bytes = if rate.bps == 0 { 0 } else { (rate.bps / 8).max(1) };
-        let bytes = Bucket::new(bytes, u128::from(rate.burst_bytes), FRAME_BYTES);
-        let frames = Bucket::new(rate.pps, 0, 1);
-        let same = |a: Bucket, b: Bucket| (a.step, a.burst) == (b.step, b.burst);
-        self.overhead_bytes = rate.overhead_bytes;
-        if !same(bytes, self.bytes) || !same(frames, self.frames) {
-            (self.bytes, self.frames) = (bytes, frames);
-        }
+        self.overhead_bytes = rate.map_or(0, |rate| rate.overhead_bytes);
+        police(&mut self.bytes, &mut self.frames, rate);
     }
 }
+
+fn police(bytes: &mut Bucket, frames: &mut Bucket, rate: Option<Rate>) {
+    let rate = rate.unwrap_or_default();
+    // Below one byte a second is not distinguished from that.
+    let units = if rate.bps == 0 { 0 } else { (rate.bps / 8).max(1) };
+    let wanted = Bucket::new(units, u128::from(rate.burst_bytes), FRAME_BYTES);
+    let wanted_frames = Bucket::new(rate.pps, 0, 1);
+    let same = |a: Bucket, b: Bucket| (a.step, a.burst) == (b.step, b.burst);
+    if !same(wanted, *bytes) || !same(wanted_frames, *frames) {
+        (*bytes, *frames) = (wanted, wanted_frames);
+    }
+}
+
+/// `to` of a port whose link is a tunnel.
+pub(super) const OUTSIDE: u32 = u32::MAX;
+
+/// `struct limit`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Limit {
+    lock: u32,
+    reserved: u32,
+    bytes: Bucket,
+    frames: Bucket,
+    taken_ns: u64,
+}
+
+impl Limit {
+    /// As [`Port::police`]. What frames count beyond their bytes is not known here.
+    pub(super) fn police(&mut self, rate: Option<Rate>) {
+        police(&mut self.bytes, &mut self.frames, rate);
+    }
+}
+
+/// `struct tunnel`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Tunnel {
+    interface: u32,
+    local: [u8; 4],
+    remote: [u8; 4],
+    vni: [u8; 4],
+    local_port: [u8; 2],
+    remote_port: [u8; 2],
+}
+
+impl Tunnel {
+    /// What tells a tunnel's frames from all others; `None` of kinds that the programs don't know.
+    fn of(interface: u32, by: &Encapsulation) -> Option<Self> {
+        let Some((IpAddr::V4(local), IpAddr::V4(remote))) = by.ends() else { return None };
+        let (vni, local_port, remote_port) = match by {
+            Encapsulation::Vxlan(tunnel) => (tunnel.vni << 8, tunnel.port, 0),
+            Encapsulation::Udp(tunnel) => (0, tunnel.local_port, tunnel.remote_port),
+            _ => return None,
+        };
+        Some(Self {
+            interface,
+            local: local.octets(),
+            remote: remote.octets(),
+            vni: vni.to_be_bytes(),
+            local_port: local_port.to_be_bytes(),
+            remote_port: remote_port.to_be_bytes(),
+        })
+    }
+}
+
+/// `struct taker`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Taker {
+    pub port: u32,
+    pub limit: u32,
+    pub mac: [u8; 6],
+    pub reserved: u16,
+}
+
+/// Bytes of the outer headers of VXLAN, the longest that the programs write.
+const HEADERS_BYTES: usize = 50;
+
+/// `struct outside`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Leaving {
+    headers: [u8; HEADERS_BYTES],
+    mtu: u16,
+    headers_bytes: u32,
+    sum: u32,
+    spread: u32,
+    pub tunnel: Tunnel,
+}
+
+impl Leaving {
+    /// Without a next hop. `None` of kinds that the programs don't know.
+    pub(super) fn new(interface: u32, by: &Encapsulation, mac: [u8; 6]) -> Option<Self> {
+        let tunnel = Tunnel::of(interface, by)?;
+        // The template writes the headers of a frame without any bytes.
+        let template = Template::new(by)?;
+        let mut headers = [0; HEADERS_BYTES];
+        template.write(headers.get_mut(..template.len())?, [0; 6], mac)?;
+        let ip = &mut headers[14..34];
+        // Type of service, total length and checksum are each frame's.
+        (ip[1], ip[2], ip[3], ip[10], ip[11]) = (0, 0, 0, 0, 0);
+        let words = ip.as_chunks::<2>().0.iter();
+        let sum = words.map(|word| u32::from(u16::from_be_bytes(*word))).sum();
+        let headers_bytes = template.len() as u32;
+        let spread = u32::from(matches!(by, Encapsulation::Vxlan(_)));
+        Some(Self { headers, mtu: 0, headers_bytes, sum, spread, tunnel })
+    }
+
+    /// What a frame is sent to; `None`: it is not known.
+    pub(super) fn set_hop(&mut self, hop: Option<Hop>) {
+        self.headers[..6].copy_from_slice(&hop.map_or([0; 6], |hop| hop.mac));
+        self.mtu = hop.map_or(0, |hop| hop.mtu);
+    }
+
+    /// The same but for the next hop.
+    pub(super) fn is_like(mut self, mut other: Self) -> bool {
+        self.set_hop(None);
+        other.set_hop(None);
+        self == other
+    }
+}
+
+/// Reasons that the programs count; the last is not theirs.
+const REASONS: usize = Reason::ALL.len() - 1;
 
 /// `struct port_counts`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct Counts {
     traffic: [[u64; 2]; 4],
-    drops: [u64; DROPS],
+    dropped: [u64; REASONS],
+    refused: [u64; REASONS],
 }
-
-/// Reasons that the programs count; the last is not theirs.
-const DROPS: usize = Reason::ALL.len() - 1;
 
 impl Counts {
     /// All processors' together.
@@ -94,15 +214,20 @@ impl Counts {
         let mut all = Self::default();
         for bytes in of {
             let Ok((one, _)) = Self::read_from_prefix(&bytes) else { continue };
-            let more = one.traffic.as_flattened().iter().chain(&one.drops);
-            let sums = all.traffic.as_flattened_mut().iter_mut().chain(&mut all.drops);
+            let more = one.traffic.as_flattened().iter().chain(&one.dropped).chain(&one.refused);
+            let sums = all.traffic.as_flattened_mut().iter_mut();
+            let sums = sums.chain(&mut all.dropped).chain(&mut all.refused);
             sums.zip(more).for_each(|(sum, more)| *sum = sum.wrapping_add(*more));
         }
         let [from_vrouter, to_link, from_link, to_vrouter] =
             all.traffic.map(|[frames, bytes]| Traffic { frames, bytes });
-        let mut dropped = [0; Reason::ALL.len()];
-        dropped[..DROPS].copy_from_slice(&all.drops);
-        Counters { from_vrouter, to_link, from_link, to_vrouter, dropped, unsent: 0 }
+        let reasons = |of: [u64; REASONS]| {
+            let mut all = [0; Reason::ALL.len()];
+            all[..REASONS].copy_from_slice(&of);
+            all
+        };
+        let (dropped, refused) = (reasons(all.dropped), reasons(all.refused));
+        Counters { from_vrouter, to_link, from_link, to_vrouter, dropped, refused, unsent: 0 }
     }
 }
 
@@ -110,11 +235,13 @@ impl Counts {
 mod tests {
     use super::*;
 
-    /// As the programs have them: `struct port` has 8 words of 4 bytes less two, two buckets and two numbers.
+    /// As the programs have them.
     #[test]
     fn layouts_are_those_of_the_programs() {
         assert_eq!(size_of::<Port>(), 6 * 4 + 2 * 24 + 2 * 8);
-        assert_eq!(size_of::<Counts>(), (4 * 2 + 5) * 8);
+        assert_eq!(size_of::<Counts>(), (4 * 2 + 2 * 8) * 8);
+        assert_eq!((size_of::<Limit>(), size_of::<Tunnel>()), (2 * 4 + 2 * 24 + 8, 20));
+        assert_eq!((size_of::<Taker>(), size_of::<Leaving>()), (16, 84));
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //! checksums that the device is to write, so that what its own programs send has wrong ones; and VLAN tags beside the
 //! frame, so that they are gone.
 //!
-//! Limits: [`PORTS_MAX`]; [`RING_FRAMES`]. Counters take 104 bytes for each of [`PORTS_MAX`] and processor.
+//! Limits: [`PORTS_MAX`]; [`RING_FRAMES`]. Counters take 192 bytes for each of [`PORTS_MAX`] and processor.
 //! Source: Linux drivers/net/veth.c, kernel/bpf/devmap.c.
 
 mod layout;
@@ -42,6 +42,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, XdpFlags};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use pdp_wire::named;
+use pdp_wire::tunnel::Encapsulation;
 use rtnetlink::LinkUnspec;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -53,7 +54,7 @@ use crate::netns::{in_thread, within};
 use crate::sysctl;
 use crate::tap;
 use crate::xdp::{create_link, is_bpf_fs, other, pin_link, pinned_index, pinned_link, program};
-use layout::{Counts, Port};
+use layout::{Counts, Leaving, Limit, OUTSIDE, Port, Taker, Tunnel};
 use veth::{Change as Set, End};
 
 /// Ports of one daemon; their numbers are below it.
@@ -64,6 +65,9 @@ pub const RING_FRAMES: u64 = 256;
 
 /// Bytes that a frame may have beyond the MTU: an Ethernet header, and a tag (`is_skb_forwardable`).
 const BEYOND_MTU: u32 = 14 + 4;
+
+/// Limits of what comes by tunnels; their numbers are below it.
+pub const LIMITS_MAX: u32 = 4096;
 
 /// Of `bpf/pdp_ports.h`.
 const INDEX_FIRST: u32 = 2;
@@ -82,9 +86,20 @@ const UNPINNED_WAIT: Duration = Duration::from_millis(500);
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pdp_ports.bpf.o"));
 
-/// The maps, and the bytes of a value of each.
-const MAPS: [(&str, usize); 3] =
-    [("ports", size_of::<Port>()), ("ends", 4), ("port_counts", size_of::<Counts>())];
+/// The maps, with the bytes of a value and the entries of each. The first ones are shared with the programs of
+/// external interfaces.
+const MAPS: [(&str, usize, u32); 7] = [
+    ("ports", size_of::<Port>(), PORTS_MAX),
+    ("ends", 4, PORTS_MAX),
+    ("port_counts", size_of::<Counts>(), PORTS_MAX),
+    ("tunnels", size_of::<Taker>(), 2 * PORTS_MAX),
+    ("limits", size_of::<Limit>(), LIMITS_MAX),
+    ("outsides", size_of::<Leaving>(), PORTS_MAX),
+    ("devices", 4, PORTS_MAX),
+];
+
+/// Of [`MAPS`], those that programs of external interfaces have too.
+pub(crate) const SHARED_MAPS: [&str; 5] = [MAPS[0].0, MAPS[1].0, MAPS[2].0, MAPS[3].0, MAPS[4].0];
 
 /// A port to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,12 +130,40 @@ pub enum Made {
 }
 
 /// Where frames go that a vrouter sends from a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Nowhere: they are dropped.
     None,
     /// To the vrouter at the port of this number, whether it is there yet or not.
     Port(u32),
+    /// By a tunnel. What comes by it comes to the port, too.
+    Outside(Outside),
+}
+
+/// The outside end of a port's link. The interface runs the program of [`crate::xdp::Xdp::attach_for`] in its driver,
+/// takes what the tunnel takes, and its driver sends what is redirected to it.
+///
+/// Known are VXLAN and Ethernet in UDP, over IPv4. Frames with IPv4 options or wrong checksums are not found, and go on
+/// as all that the interface takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outside {
+    /// Index of the external interface, in the caller's network namespace.
+    pub interface: u32,
+    /// Its link address: that of what is sent, and whom what comes is for.
+    pub mac: [u8; 6],
+    /// The tunnel.
+    pub by: Encapsulation,
+    /// Number of the limit of what comes, below [`LIMITS_MAX`]; see [`Ports::limit`].
+    pub limit: Option<u32>,
+}
+
+/// The next hop of a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// Its link address.
+    pub mac: [u8; 6],
+    /// Longest IP packet that interface and way carry, bytes.
+    pub mtu: u16,
 }
 
 /// What may leave by a port: a token bucket of bytes and one of frames. Beyond it frames are dropped, none waits.
@@ -150,8 +193,14 @@ named! {
         Unconnected = "unconnected",
         /// This port is down, or that at the link's other end, or nothing is there.
         LinkDown = "link-down",
-        /// Longer than the MTU of the port at the link's other end allows.
+        /// Longer than the MTU of the port where it was to come out allows.
         TooBig = "too-big",
+        /// Met congestion in the underlay, and what is inside can't be marked (RFC 6040 section 4.2).
+        Congested = "congested",
+        /// The tunnel's next hop is not known.
+        UnderlayUnresolved = "underlay-unresolved",
+        /// Longer than the underlay carries with the tunnel's headers.
+        UnderlayTooBig = "underlay-too-big",
         /// Came for this port's vrouter, which did not get it: it takes frames too slowly, or its end is down or gone.
         Undelivered = "undelivered",
     }
@@ -168,9 +217,10 @@ pub struct Traffic {
 
 /// What a port has counted since it was made first; making it again goes on from there.
 ///
-/// What the vrouter sent went on its way or was dropped: `from_vrouter` = `to_link` + all of `dropped` but
-/// [`Reason::Undelivered`]. What came to it by its link was delivered or dropped: `from_link` = `to_vrouter` +
-/// [`Reason::Undelivered`] + [`Counters::under_way`]. (Exactly so where nothing moves: reading takes a moment.)
+/// What the vrouter sent went on its way or was dropped: `from_vrouter` = `to_link` + all of `dropped`. What came to it
+/// by its link was delivered or refused: `from_link` = `to_vrouter` + all of `refused` + [`Counters::under_way`].
+/// (Exactly so where nothing moves: reading takes a moment.) What a program gave to an external interface that had no
+/// room for it is sent, here; the kernel counts it at the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Sent by the vrouter, as far as they got to PdP's program.
@@ -181,8 +231,10 @@ pub struct Counters {
     pub from_link: Traffic,
     /// Given to the vrouter's kernel.
     pub to_vrouter: Traffic,
-    /// Frames dropped, by reason, in the order of [`Reason::ALL`].
+    /// Frames that the vrouter sent and that were dropped, by reason, in the order of [`Reason::ALL`].
     pub dropped: [u64; Reason::ALL.len()],
+    /// Frames that came by the link and were dropped, by reason, in the order of [`Reason::ALL`].
+    pub refused: [u64; Reason::ALL.len()],
     /// Frames that the vrouter's kernel could not send, and knows so: its own count of what its interface dropped,
     /// of the present pair. The ring of [`RING_FRAMES`] was full, or the frame longer than its MTU allows. These
     /// are in none of the other counters.
@@ -190,20 +242,22 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Frames dropped for a reason.
+    /// Frames dropped for a reason, either way.
     pub fn dropped(&self, reason: Reason) -> u64 {
-        self.dropped[reason as usize]
+        self.dropped[reason as usize] + self.refused[reason as usize]
     }
 
     /// Frames that came by the link and are between there and the vrouter: at most [`RING_FRAMES`] and what a
     /// processor has in hand. And those that were in the ring when the guest set its end down: the kernel does not
     /// count them, and they are known for lost when the pair is gone.
     pub fn under_way(&self) -> u64 {
-        self.missing().saturating_sub(self.dropped(Reason::Undelivered))
+        self.missing().saturating_sub(self.refused[Reason::Undelivered as usize])
     }
 
+    /// Frames of which the programs don't know what became.
     fn missing(&self) -> u64 {
-        self.from_link.frames.saturating_sub(self.to_vrouter.frames)
+        let programs = &self.refused[..Reason::Undelivered as usize];
+        self.from_link.frames.saturating_sub(self.to_vrouter.frames + programs.iter().sum::<u64>())
     }
 }
 
@@ -250,6 +304,10 @@ pub struct Ports {
     ports: MapHandle,
     ends: MapHandle,
     counts: MapHandle,
+    tunnels: MapHandle,
+    limits: MapHandle,
+    outsides: MapHandle,
+    devices: MapHandle,
 }
 
 /// Which end of a pair: its program's link is pinned as `PINS/NUMBER/out` or `PINS/NUMBER/in`.
@@ -303,7 +361,7 @@ impl Ports {
                 .try_clone_to_owned()
                 .on("keep", side.program())
         };
-        let map = |(name, _): (&str, usize)| {
+        let map = |(name, ..): (&str, usize, u32)| {
             let path = pins.join(name);
             MapHandle::from_pinned_path(&path).map_err(other).on("open the map", path.display())
         };
@@ -315,6 +373,10 @@ impl Ports {
             ports: map(MAPS[0])?,
             ends: map(MAPS[1])?,
             counts: map(MAPS[2])?,
+            tunnels: map(MAPS[3])?,
+            limits: map(MAPS[4])?,
+            outsides: map(MAPS[5])?,
+            devices: map(MAPS[6])?,
         };
         for number in pinned_numbers(pins)? {
             for side in Side::ALL {
@@ -328,6 +390,11 @@ impl Ports {
             }
         }
         Ok(this)
+    }
+
+    /// Where its maps are pinned.
+    pub(crate) fn pins(&self) -> &Path {
+        &self.pins
     }
 
     /// The namespace of the root ends.
@@ -460,14 +527,104 @@ impl Ports {
         Ok(made)
     }
 
-    /// Says where frames go that the vrouter sends from port `number`. A link between two ports needs two calls.
+    /// Says where frames go that the vrouter sends from port `number`. A link between two ports needs two calls. A
+    /// tunnel's next hop is not known until [`Ports::set_hop`] says it, or what it was where the tunnel is the same.
+    ///
+    /// # Errors
+    /// A tunnel of a kind that is not known here, or that is another port's.
     pub fn join(&mut self, number: u32, way: Way) -> Result<()> {
+        let before = self.leaving(number)?.map(|leaving| leaving.tunnel);
+        let now = match &way {
+            Way::None | Way::Port(_) => None,
+            Way::Outside(outside) => Some(self.connect(number, outside)?),
+        };
         self.change(number, |port| {
             port.to = match way {
                 Way::None => 0,
                 Way::Port(other) => other.saturating_add(1),
+                Way::Outside(_) => OUTSIDE,
             }
-        })
+        })?;
+        let delete = |map: &MapHandle, key: &[u8]| match map.delete(key) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(other(error)).on("let go the tunnel of port", number)
+            }
+            _ => Ok(()),
+        };
+        if let Some(before) = before.filter(|before| Some(*before) != now) {
+            delete(&self.tunnels, before.as_bytes())?;
+        }
+        if before.is_some() && now.is_none() {
+            delete(&self.outsides, &number.to_ne_bytes())?;
+            delete(&self.devices, &number.to_ne_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Has what comes by a tunnel come to a port, and what the port sends to a tunnel go by it.
+    fn connect(&mut self, number: u32, outside: &Outside) -> Result<Tunnel> {
+        let Outside { interface, mac, by, limit } = outside;
+        let invalid = |text| Err(Error::Invalid { object: format!("port {number} by {by}"), text });
+        let Some(new) = Leaving::new(*interface, by, *mac) else {
+            return invalid("not a tunnel that the kernel data plane knows".into());
+        };
+        if limit.is_some_and(|limit| limit >= LIMITS_MAX) {
+            return invalid(format!("{LIMITS_MAX} limits at most, from 0"));
+        }
+        let key = new.tunnel.as_bytes();
+        let there = self.tunnels.lookup(key, MapFlags::ANY).map_err(other);
+        let there = there.on("look for the tunnel of port", number)?;
+        if let Some(taker) = there.and_then(|bytes| Taker::read_from_bytes(&bytes).ok())
+            && taker.port != number
+        {
+            return invalid(format!("taken by port {}", taker.port));
+        }
+        let set = |map: &MapHandle, key: &[u8], value: &[u8]| {
+            map.update(key, value, MapFlags::ANY)
+                .map_err(other)
+                .on("set the tunnel of port", number)
+        };
+        let port = number.to_ne_bytes();
+        if !self.leaving(number)?.is_some_and(|old| old.is_like(new)) {
+            set(&self.outsides, &port, new.as_bytes())?;
+        }
+        set(&self.devices, &port, &interface.to_ne_bytes())?;
+        let limit = limit.map_or(0, |limit| limit + 1);
+        let taker = Taker { port: number, limit, mac: *mac, reserved: 0 };
+        set(&self.tunnels, key, taker.as_bytes())?;
+        Ok(new.tunnel)
+    }
+
+    /// Says where frames of the tunnel of port `number` are sent to; `None`: it is not known, and they are dropped.
+    /// No change where it has no tunnel.
+    pub fn set_hop(&mut self, number: u32, hop: Option<Hop>) -> Result<()> {
+        let Some(mut leaving) = self.leaving(number)? else { return Ok(()) };
+        leaving.set_hop(hop);
+        self.outsides
+            .update(&number.to_ne_bytes(), leaving.as_bytes(), MapFlags::EXIST)
+            .map_err(other)
+            .on("set the next hop of port", number)
+    }
+
+    /// Limits what comes by all tunnels that have limit `number`; `None`: no more. Frames count as they are behind the
+    /// outer headers, and nothing beyond that.
+    pub fn limit(&mut self, number: u32, rate: Option<Rate>) -> Result<()> {
+        let key = number.to_ne_bytes();
+        let found =
+            self.limits.lookup(&key, MapFlags::LOCK).map_err(other).on("read limit", number)?;
+        let found = found.and_then(|bytes| Limit::read_from_bytes(&bytes).ok());
+        let mut limit = found.ok_or(Errno::ENOENT).on("read limit", number)?;
+        limit.police(rate);
+        self.limits
+            .update(&key, limit.as_bytes(), MapFlags::LOCK)
+            .map_err(other)
+            .on("set limit", number)
+    }
+
+    fn leaving(&self, number: u32) -> Result<Option<Leaving>> {
+        let found = self.outsides.lookup(&number.to_ne_bytes(), MapFlags::ANY).map_err(other);
+        let found = found.on("read the tunnel of port", number)?;
+        Ok(found.and_then(|bytes| Leaving::read_from_bytes(&bytes).ok()))
     }
 
     /// Limits what the vrouter sends from port `number`; `None`: no more. Where the limit stays as it is, its burst is
@@ -519,7 +676,7 @@ impl Ports {
         let root = self.root(number)?;
         let inner = root.as_ref().map(|root| self.peer(root)).transpose()?.flatten();
         let mut counters = self.counts(number)?;
-        counters.dropped[Reason::Undelivered as usize] = match root {
+        counters.refused[Reason::Undelivered as usize] = match root {
             Some(root) => self.port(number)?.settled + root.tx_dropped,
             None => counters.missing(),
         };
@@ -537,13 +694,14 @@ impl Ports {
             else {
                 continue;
             };
-            if port.to.checked_sub(1).is_some_and(|to| gone.contains(&to)) {
+            if port.to != OUTSIDE && port.to.checked_sub(1).is_some_and(|to| gone.contains(&to)) {
                 self.change(key, |port| port.to = 0)?;
             }
         }
         self.delete(numbers)?;
         for &number in &gone {
             let key = number.to_ne_bytes();
+            self.join(number, Way::None)?;
             self.change(number, |port| *port = Port::default())?;
             let bytes = self.counts.value_size() as usize;
             let cpus = libbpf_rs::num_possible_cpus().map_err(other).on("count", "processors")?;
@@ -715,7 +873,7 @@ fn open_netns(path: &Path) -> Result<OwnedFd> {
 fn load(pins: &Path) -> libbpf_rs::Result<Object> {
     let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
     for mut map in object.maps_mut() {
-        if let Some((name, _)) = MAPS.iter().find(|(name, _)| map.name() == *name) {
+        if let Some((name, ..)) = MAPS.iter().find(|(name, ..)| map.name() == *name) {
             map.set_pin_path(pins.join(name))?;
         }
     }
@@ -724,11 +882,11 @@ fn load(pins: &Path) -> libbpf_rs::Result<Object> {
 
 /// Whether the maps that are pinned, if any, are such as this version has.
 fn fits(pins: &Path) -> bool {
-    MAPS.iter().all(|(name, bytes)| {
+    MAPS.iter().all(|(name, bytes, entries)| {
         let path = pins.join(name);
         !path.exists()
             || MapHandle::from_pinned_path(&path).is_ok_and(|map| {
-                (map.value_size() as usize, map.max_entries()) == (*bytes, PORTS_MAX)
+                (map.value_size() as usize, map.max_entries()) == (*bytes, *entries)
             })
     })
 }
@@ -748,7 +906,7 @@ fn unpin(pins: &Path) -> Result<()> {
     for number in pinned_numbers(pins)? {
         unpin_port(&pins.join(number.to_string()))?;
     }
-    MAPS.iter().try_for_each(|(name, _)| remove_file(&pins.join(name)))?;
+    MAPS.iter().try_for_each(|(name, ..)| remove_file(&pins.join(name)))?;
     remove_dir(pins)
 }
 
