@@ -127,10 +127,11 @@ impl Xdp {
     }
 
     /// As [`Xdp::attach`], where some of what is taken may be for ports of kernel vrouters: frames of their tunnels go
-    /// to them and not to sockets, and count there alone. It has to run in the driver ([`Mode::Native`]) for that;
-    /// else they don't come. After [`Ports::open`] this has to be called too.
+    /// to them and not to sockets, and count there alone. Where it does not run in the driver ([`Xdp::mode`]) they can't
+    /// be given to ports, and go as the others do. After [`Ports::open`] this has to be called too.
     pub fn attach_for(device: &str, pins: &Path, ports: &Ports) -> Result<Self> {
-        Self::attach_to(device, pins, Some(ports))
+        let this = Self::attach_to(device, pins, Some(ports))?;
+        if this.mode == Mode::Native { Ok(this) } else { Self::attach_to(device, pins, None) }
     }
 
     fn attach_to(device: &str, pins: &Path, ports: Option<&Ports>) -> Result<Self> {
