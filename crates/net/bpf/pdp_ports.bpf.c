@@ -13,10 +13,10 @@
 
 /* The headers before what leaves by a tunnel, ready but for what each frame changes. */
 struct outside {
-	__u8 headers[sizeof(struct outer)];
+	__u8 headers[HEADERS_BYTES_MAX];
 	__u16 mtu; /* longest IP packet; 0: the next hop is not known */
 	__u32 headers_bytes;
-	__u32 sum; /* of the IP header's words, with a length and a mark of 0 */
+	__u32 sum; /* of the IPv4 header's words, with a length and a mark of 0; of IPv6, 0 */
 	__u32 spread; /* whether the source port is by the inner flow */
 	struct tunnel tunnel; /* for src/ports alone */
 };
@@ -81,38 +81,62 @@ static __always_inline enum reason leave(struct xdp_md *frame, __u32 number, __u
 {
 	void *data = (void *)(long)frame->data, *end = (void *)(long)frame->data_end;
 	struct outside *outside = bpf_map_lookup_elem(&outsides, &number);
-	__u32 ip_bytes, sum, flow;
-	struct outer *outer;
+	__u32 ip_bytes, flow, headers_bytes;
 	__u8 mark;
 
 	if (!outside)
 		return UNCONNECTED;
 	if (!outside->mtu)
 		return UNRESOLVED;
-	ip_bytes = bytes + outside->headers_bytes - ETH_HLEN;
+	headers_bytes = outside->headers_bytes;
+	ip_bytes = bytes + headers_bytes - ETH_HLEN;
 	if (ip_bytes > outside->mtu)
 		return UNDERLAY_TOO_BIG;
 	mark = mark_of(data, end);
-	flow = outside->spread ? flow_of(data, end) : 0;
-	if (bpf_xdp_adjust_head(frame, -(int)outside->headers_bytes))
+	flow = outside->spread ? SPREAD_FIRST | (flow_of(data, end) & (0xffff - SPREAD_FIRST)) : 0;
+	if (bpf_xdp_adjust_head(frame, -(int)headers_bytes))
 		return UNDERLAY_TOO_BIG;
-	outer = (void *)(long)frame->data;
+	data = (void *)(long)frame->data;
 	end = (void *)(long)frame->data_end;
-	if ((void *)(outer + 1) > end)
-		return RUNT;
-	if (outside->headers_bytes == sizeof(*outer))
-		__builtin_memcpy(outer, outside->headers, sizeof(*outer));
-	else
-		__builtin_memcpy(outer, outside->headers, UDP_BYTES);
-	outer->ip.tos = mark;
-	outer->ip.tot_len = bpf_htons(ip_bytes);
-	sum = outside->sum + mark + ip_bytes;
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	outer->ip.check = bpf_htons(~sum);
-	outer->udp.len = bpf_htons(ip_bytes - sizeof(outer->ip));
-	if (outside->spread)
-		outer->udp.source = bpf_htons(SPREAD_FIRST | (flow & (0xffff - SPREAD_FIRST)));
+	if (data + HEADERS_BYTES_MAX > end)
+		/* The shortest frame by the shortest tunnel has as many. */
+		if (data + IPV4_BYTES + sizeof(struct udphdr) + ETH_HLEN > end)
+			return RUNT;
+#define WRITE(size) __builtin_memcpy(data, outside->headers, size)
+	if (outside->sum) {
+		struct iphdr *ip = data + ETH_HLEN;
+		struct udphdr *udp = data + IPV4_BYTES;
+		if (headers_bytes == IPV4_BYTES + sizeof(struct carried))
+			WRITE(IPV4_BYTES + sizeof(struct carried));
+		else
+			WRITE(IPV4_BYTES + sizeof(struct udphdr));
+		ip->tos = mark;
+		ip->tot_len = bpf_htons(ip_bytes);
+		ip->check = bpf_htons(~fold(outside->sum + mark + ip_bytes));
+		udp->len = bpf_htons(ip_bytes - sizeof(*ip));
+		if (flow)
+			udp->source = bpf_htons(flow);
+	} else {
+		struct ipv6hdr *ip = data + ETH_HLEN;
+		struct udphdr *udp = data + IPV6_BYTES;
+		__u32 udp_bytes = ip_bytes - sizeof(*ip), sum;
+		if (data + IPV6_BYTES + sizeof(struct udphdr) + ETH_HLEN > end)
+			return RUNT;
+		if (headers_bytes == HEADERS_BYTES_MAX)
+			WRITE(HEADERS_BYTES_MAX);
+		else
+			WRITE(IPV6_BYTES + sizeof(struct udphdr));
+		ip->flow_lbl[0] = mark << 4;
+		ip->payload_len = bpf_htons(udp_bytes);
+		udp->len = bpf_htons(udp_bytes);
+		if (flow)
+			udp->source = bpf_htons(flow);
+		/* Receivers demand one (RFC 8200 section 8.1); 0 would be none. */
+		sum = sum_of(udp, udp_bytes, end, pseudo_sum(&ip->saddr, 2 * sizeof(ip->saddr), udp_bytes));
+		if (!sum)
+			return UNDERLAY_TOO_BIG;
+		udp->check = sum == 0xffff ? 0xffff : ~sum;
+	}
 	return bpf_redirect_map(&devices, number, XDP_ABORTED) == XDP_REDIRECT ? SENT : LINK_DOWN;
 }
 

@@ -2,7 +2,7 @@
 /*
  * What comes by a tunnel for a kernel vrouter: the outer headers are looked at as the mux does
  * (crates/wire/src/outer.rs), and taken off. Known are VXLAN (RFC 7348) and Ethernet in UDP without any header
- * between, over IPv4 without options. Everything else is not found here.
+ * between, over IPv4 without options and IPv6 without extension headers. Everything else is not found here.
  */
 #ifndef PDP_TUNNELS_H
 #define PDP_TUNNELS_H
@@ -27,8 +27,9 @@
 /* In network byte order, and all of it counts: no tunnel is found by a part of it. */
 struct tunnel {
 	__u32 interface; /* index, in host byte order */
-	__be32 local;
-	__be32 remote;
+	__u32 version; /* of IP, in host byte order */
+	__be32 local[4]; /* IPv4: the first, the others 0 */
+	__be32 remote[4];
 	__be32 vni; /* of VXLAN; UDP: 0 */
 	__be16 local_port;
 	__be16 remote_port; /* of UDP; VXLAN: 0, as senders choose it by flow */
@@ -71,14 +72,15 @@ struct vxlan {
 	__be32 vni; /* in the upper three bytes */
 };
 
-struct outer {
-	struct ethhdr ethernet;
-	struct iphdr ip;
+/* What stands behind the outer IP header. */
+struct carried {
 	struct udphdr udp;
 	struct vxlan vxlan;
-} __attribute__((packed));
+};
 
-#define UDP_BYTES (sizeof(struct outer) - sizeof(struct vxlan))
+#define IPV4_BYTES (sizeof(struct ethhdr) + sizeof(struct iphdr))
+#define IPV6_BYTES (sizeof(struct ethhdr) + sizeof(struct ipv6hdr))
+#define HEADERS_BYTES_MAX (IPV6_BYTES + sizeof(struct carried))
 
 struct vlan {
 	__be16 control;
@@ -167,6 +169,12 @@ static __always_inline int bring_mark(void *frame, void *end, __u8 outer)
 	return 1;
 }
 
+static __always_inline __u32 fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
 /* Adds to `sum` so many pieces of `size` bytes as there are in `left`, `most` at most. */
 #define ADD(size, most)                                             \
 	for (int piece = 0; piece < (most) && left >= (size); piece++) { \
@@ -177,17 +185,10 @@ static __always_inline int bring_mark(void *frame, void *end, __u8 outer)
 		left -= (size);                                             \
 	}
 
-/* Whether the checksum over a UDP datagram of `left` bytes is right, 2,303 at most. */
-static __always_inline int is_whole(struct outer *outer, __u32 left, void *end)
+/* The sum of `left` bytes from `at`, 2,303 at most, and `sum`, folded; 0 if it can't be had. */
+static __always_inline __u32 sum_of(void *at, __u32 left, void *end, __u32 sum)
 {
-	struct {
-		__be32 addresses[2];
-		__be16 protocol;
-		__be16 bytes;
-	} pseudo = {{outer->ip.saddr, outer->ip.daddr}, bpf_htons(IPPROTO_UDP), outer->udp.len};
-	__u32 sum = bpf_csum_diff(0, 0, (void *)&pseudo, sizeof(pseudo), 0);
 	__u8 last[4] = {};
-	void *at = &outer->udp;
 
 	ADD(256, 8)
 	ADD(32, 7)
@@ -203,78 +204,106 @@ static __always_inline int is_whole(struct outer *outer, __u32 left, void *end)
 		at += 1;
 	}
 	sum = bpf_csum_diff(0, 0, (void *)last, sizeof(last), sum);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum == 0xffff;
+	return fold(sum);
+}
+
+/* What the UDP checksum has beside the datagram of `bytes`: addresses, `addresses_bytes` of both, and what it is. */
+static __always_inline __u32 pseudo_sum(void *addresses, const __u32 addresses_bytes, __u32 bytes)
+{
+	__be16 last[2] = {bpf_htons(IPPROTO_UDP), bpf_htons(bytes)};
+
+	return bpf_csum_diff(0, 0, (void *)last, sizeof(last),
+			     bpf_csum_diff(0, 0, addresses, addresses_bytes, 0));
 }
 
 /* Gives a frame that came by a tunnel of a kernel vrouter to it. 0 if it did not. */
 static __always_inline int arrive(struct xdp_md *frame)
 {
-	void *end = (void *)(long)frame->data_end;
-	struct outer *outer = (void *)(long)frame->data;
-	__u32 ip_bytes, udp_bytes, headers_bytes = sizeof(*outer), spare, number;
+	void *data = (void *)(long)frame->data, *end = (void *)(long)frame->data_end;
+	__u32 carried_bytes, udp_bytes, headers_bytes, spare, number, pseudo;
 	struct tunnel key = {.interface = frame->ingress_ifindex};
+	struct ethhdr *ethernet = data;
 	struct port_counts *counts;
-	struct taker *taker;
-	__u64 bytes, now_ns;
+	struct carried *carried;
+	struct taker *taker = 0;
 	enum reason reason;
-	__u8 mark;
+	__u64 bytes, now_ns;
 	int passes;
+	__u8 mark;
 
-	if ((void *)(outer + 1) > end)
+	if ((void *)(ethernet + 1) > end)
 		return 0;
-	if (outer->ethernet.h_proto != bpf_htons(ETH_P_IP) || outer->ip.version != 4 || outer->ip.ihl != 5)
-		return 0;
-	if (outer->ip.protocol != IPPROTO_UDP || outer->ip.frag_off & bpf_htons(0x3fff))
-		return 0;
-	ip_bytes = bpf_ntohs(outer->ip.tot_len);
-	udp_bytes = bpf_ntohs(outer->udp.len);
-	if (ip_bytes > end - (void *)&outer->ip || udp_bytes + sizeof(outer->ip) > ip_bytes)
-		return 0;
-	if (udp_bytes < sizeof(outer->udp))
-		return 0;
-	key.local = outer->ip.daddr;
-	key.remote = outer->ip.saddr;
-	key.local_port = outer->udp.dest;
-	if (udp_bytes >= sizeof(outer->udp) + sizeof(outer->vxlan) && outer->vxlan.flags & VXLAN_VALID) {
-		key.vni = outer->vxlan.vni & bpf_htonl(0xffffff00);
-		taker = bpf_map_lookup_elem(&tunnels, &key);
+	if (ethernet->h_proto == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = data + sizeof(*ethernet);
+		carried = data + IPV4_BYTES;
+		if ((void *)(carried + 1) > end || ip->version != 4 || ip->ihl != 5)
+			return 0;
+		if (ip->protocol != IPPROTO_UDP || ip->frag_off & bpf_htons(0x3fff))
+			return 0;
+		if (fold(bpf_csum_diff(0, 0, (void *)ip, sizeof(*ip), 0)) != 0xffff)
+			return 0;
+		if (bpf_ntohs(ip->tot_len) < sizeof(*ip))
+			return 0;
+		carried_bytes = bpf_ntohs(ip->tot_len) - sizeof(*ip);
+		udp_bytes = bpf_ntohs(carried->udp.len);
+		key.version = 4;
+		key.remote[0] = ip->saddr;
+		key.local[0] = ip->daddr;
+		pseudo = pseudo_sum(&ip->saddr, 2 * sizeof(ip->saddr), udp_bytes);
+		headers_bytes = IPV4_BYTES;
+		mark = ip->tos & ECN_BITS;
+	} else if (ethernet->h_proto == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = data + sizeof(*ethernet);
+		carried = data + IPV6_BYTES;
+		if ((void *)(carried + 1) > end || ip->version != 6 || ip->nexthdr != IPPROTO_UDP)
+			return 0;
+		carried_bytes = bpf_ntohs(ip->payload_len);
+		udp_bytes = bpf_ntohs(carried->udp.len);
+		key.version = 6;
+		__builtin_memcpy(key.remote, &ip->saddr, sizeof(key.remote));
+		__builtin_memcpy(key.local, &ip->daddr, sizeof(key.local));
+		pseudo = pseudo_sum(&ip->saddr, 2 * sizeof(ip->saddr), udp_bytes);
+		headers_bytes = IPV6_BYTES;
+		mark = ip->flow_lbl[0] >> 4 & ECN_BITS;
 	} else {
-		taker = 0;
+		return 0;
 	}
-	if (!taker) {
-		key.vni = 0;
-		key.remote_port = outer->udp.source;
-		headers_bytes = UDP_BYTES;
+	if (carried_bytes > end - (void *)carried || udp_bytes > carried_bytes)
+		return 0;
+	if (udp_bytes < sizeof(carried->udp))
+		return 0;
+	spare = end - (void *)carried - udp_bytes;
+	key.local_port = carried->udp.dest;
+	if (udp_bytes >= sizeof(*carried) && carried->vxlan.flags & VXLAN_VALID) {
+		key.vni = carried->vxlan.vni & bpf_htonl(0xffffff00);
 		taker = bpf_map_lookup_elem(&tunnels, &key);
+		bytes = udp_bytes - sizeof(*carried);
+	}
+	if (taker) {
+		headers_bytes += sizeof(*carried);
+	} else {
+		key.vni = 0;
+		key.remote_port = carried->udp.source;
+		taker = bpf_map_lookup_elem(&tunnels, &key);
+		bytes = udp_bytes - sizeof(carried->udp);
+		headers_bytes += sizeof(carried->udp);
 	}
 	if (!taker)
 		return 0;
-	/* A sum that is right is 0xffff with itself. */
-	{
-		__s64 sum = bpf_csum_diff(0, 0, (void *)&outer->ip, sizeof(outer->ip), 0);
-		sum = (sum & 0xffff) + (sum >> 16 & 0xffff);
-		sum = (sum & 0xffff) + (sum >> 16);
-		if (sum != 0xffff)
-			return 0;
-	}
+	/* None at all is right over IPv4, and over IPv6 for kinds whose RFC says so (RFC 6935): VXLAN alone. */
+	if (carried->udp.check ? sum_of(carried, udp_bytes, end, pseudo) != 0xffff : key.version == 6 && key.remote_port)
+		return 0;
 	if (*(__u32 *)taker->mac | *(__u16 *)(taker->mac + 4)) {
-		__u8 *to = outer->ethernet.h_dest;
+		__u8 *to = ethernet->h_dest;
 		if (*(__u32 *)taker->mac != *(__u32 *)to || *(__u16 *)(taker->mac + 4) != *(__u16 *)(to + 4))
 			return 0;
 	}
-	if (outer->udp.check && !is_whole(outer, udp_bytes, end))
-		return 0;
-	mark = outer->ip.tos & ECN_BITS;
-	spare = end - (void *)&outer->ip - sizeof(outer->ip) - udp_bytes;
 	number = taker->port;
 	counts = bpf_map_lookup_elem(&port_counts, &number);
 	if (!counts)
 		return 0;
-	bytes = udp_bytes + UDP_BYTES - sizeof(outer->udp) - headers_bytes;
 	add(&counts->from_link, bytes);
-	if (udp_bytes + UDP_BYTES < sizeof(outer->udp) + headers_bytes + ETH_HLEN)
+	if (bytes < ETH_HLEN)
 		return refuse(counts, RUNT);
 	if (taker->limit) {
 		__u32 at = taker->limit - 1;

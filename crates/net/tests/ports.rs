@@ -834,16 +834,18 @@ impl Outer {
         let (place, guest, peer) = (Place::new(), Peer::guest(), Peer::new());
         run(&format!(
             "ip link add ext type veth peer name far netns {}
-             ip addr add 10.1.1.1/24 dev ext; ip link set ext up",
+             ip addr add 10.1.1.1/24 dev ext; ip addr add fd11::1/64 dev ext nodad
+             ip link set ext up",
             peer.id()
         ));
         // What is redirected to ext comes out of far only where that has NAPI, as it has with GRO or a program.
         peer.run(
-            "ip addr add 10.1.1.2/24 dev far; ip link set far up; \
+            "ip addr add 10.1.1.2/24 dev far; ip addr add fd11::2/64 dev far nodad; \
+             ip link set far up; \
              ethtool -K far tx off gro on > /dev/null",
         );
         let mut ports = place.open();
-        let port = PortSpec { mtu: 1450, ..spec(0, 1) };
+        let port = PortSpec { mtu: 1430, ..spec(0, 1) };
         ports.make(guest.netns().as_fd(), &port).unwrap();
         let pins = place.pins.dir().with_file_name("xdp");
         let mut xdp = Xdp::attach_for("ext", &pins, &ports).unwrap();
@@ -861,84 +863,91 @@ impl Outer {
     }
 }
 
-fn vxlan(vni: u32) -> Encapsulation {
-    let (local, remote) = ("10.1.1.1".parse().unwrap(), "10.1.1.2".parse().unwrap());
+/// Outer addresses.
+const ENDS: [[&str; 2]; 2] = [["10.1.1.1", "10.1.1.2"], ["fd11::1", "fd11::2"]];
+
+fn vxlan([local, remote]: [&str; 2], vni: u32) -> Encapsulation {
+    let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
     Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
 }
 
-fn udp_tunnel() -> Encapsulation {
-    let (local, remote) = ("10.1.1.1".parse().unwrap(), "10.1.1.2".parse().unwrap());
-    Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7000, remote_port: 7001 })
+fn tunnels() -> impl Iterator<Item = Encapsulation> {
+    ENDS.into_iter().flat_map(|ends| {
+        let (local, remote) = (ends[0].parse().unwrap(), ends[1].parse().unwrap());
+        let udp = udp::Tunnel { local, remote, local_port: 7000, remote_port: 7001 };
+        [vxlan(ends, 0x12_3456), Encapsulation::Udp(udp)]
+    })
 }
 
 /// The other end is Linux's own.
 #[test]
 fn a_vrouter_reaches_linux_by_a_vxlan_tunnel() {
-    isolated(|| {
-        let by = vxlan(7);
-        let mut outer = Outer::new(by.takes().unwrap());
-        outer.peer.run(
-            "for vni in 7 8; do
-                 ip link add vx$vni type vxlan id $vni local 10.1.1.2 remote 10.1.1.1 dstport 4789 dev far
+    ENDS.into_iter().for_each(|ends| isolated(|| reach_linux(ends)));
+}
+
+fn reach_linux(ends: [&str; 2]) {
+    let by = vxlan(ends, 7);
+    let mut outer = Outer::new(by.takes().unwrap());
+    outer.peer.run(&format!(
+        "for vni in 7 8; do
+                 ip link add vx$vni type vxlan id $vni local {1} remote {0} dstport 4789 dev far
+                 ip link set vx$vni mtu 1430
                  ip addr add 10.0.$((vni - 6)).2/24 dev vx$vni; ip link set vx$vni up
              done; ip addr add fd00:1::2/64 dev vx7 nodad",
-        );
-        let pings = |to| outer.guest.tries(&format!("ping -c 1 -W 5 {to}"));
-        let outside = outer.outside(&by);
-        outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
-        assert!(!outer.guest.tries("ping -c 1 -W 0.2 10.0.1.2"));
-        assert!(outer.ports.counters(0).unwrap().dropped(Reason::UnderlayUnresolved) > 0);
-        outer.ports.set_hop(0, Some(outer.hop)).unwrap();
-        assert!(pings("10.0.1.2"), "{:?}", outer.ports.counters(0));
-        assert!(pings("fd00:1::2"), "{:?}", outer.ports.counters(0));
-        // The same again changes nothing.
-        outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
-        assert!(outer.guest.tries("ping -c 1 -W 5 -M do -s 1422 10.0.1.2"));
-        let bytes: Vec<u8> = (0..1_000_000u32).map(|at| (at ^ at >> 9) as u8).collect();
-        let listener = inside(&outer.peer, || TcpListener::bind("10.0.1.2:5000"));
-        let mut stream = inside(&outer.guest, || TcpStream::connect("10.0.1.2:5000"));
-        let mut got = vec![0; bytes.len()];
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut theirs = listener.accept().unwrap().0;
-                theirs.read_exact(&mut got).unwrap();
-                theirs.write_all(&got).unwrap();
-            });
-            stream.write_all(&bytes).unwrap();
-            let mut back = vec![0; bytes.len()];
-            stream.read_exact(&mut back).unwrap();
-            assert!(back == bytes);
+        ends[0], ends[1]
+    ));
+    let pings = |to| outer.guest.tries(&format!("ping -c 1 -W 5 {to}"));
+    let outside = outer.outside(&by);
+    outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
+    assert!(!outer.guest.tries("ping -c 1 -W 0.2 10.0.1.2"));
+    assert!(outer.ports.counters(0).unwrap().dropped(Reason::UnderlayUnresolved) > 0);
+    outer.ports.set_hop(0, Some(outer.hop)).unwrap();
+    assert!(pings("10.0.1.2"), "{:?}", outer.ports.counters(0));
+    assert!(pings("fd00:1::2"), "{:?}", outer.ports.counters(0));
+    // The same again changes nothing.
+    outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
+    assert!(outer.guest.tries("ping -c 1 -W 5 -M do -s 1402 10.0.1.2"));
+    let bytes: Vec<u8> = (0..1_000_000u32).map(|at| (at ^ at >> 9) as u8).collect();
+    let listener = inside(&outer.peer, || TcpListener::bind("10.0.1.2:5000"));
+    let mut stream = inside(&outer.guest, || TcpStream::connect("10.0.1.2:5000"));
+    let mut got = vec![0; bytes.len()];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut theirs = listener.accept().unwrap().0;
+            theirs.read_exact(&mut got).unwrap();
+            theirs.write_all(&got).unwrap();
         });
-        // Another network's frames are not the port's, and go on as they did.
-        let before = at_rest(&outer.ports, [0])[0];
-        let passed = outer.xdp.counters().unwrap().no_socket;
-        outer.peer.tries("ping -c 1 -W 0.2 10.0.2.1");
-        assert!(outer.xdp.counters().unwrap().no_socket > passed);
-        assert_eq!(at_rest(&outer.ports, [0])[0].from_link, before.from_link);
-        // Nor when the way is another.
-        let hop = Some(Hop { mtu: 1400, ..outer.hop });
-        outer.ports.set_hop(0, hop).unwrap();
-        assert!(!outer.guest.tries("ping -c 1 -W 0.2 -s 1422 10.0.1.2"));
-        assert!(outer.ports.counters(0).unwrap().dropped(Reason::UnderlayTooBig) > 0);
-        outer.ports.limit(3, Some(Rate { pps: 1, ..Rate::default() })).unwrap();
-        outer.peer.tries("ping -c 50 -i 0.002 -W 0.2 10.0.1.1");
-        assert!(outer.ports.counters(0).unwrap().refused[Reason::Policed as usize] > 10);
-        outer.ports.limit(3, None).unwrap();
-        assert!(pings("10.0.1.2"));
-        let taken = outer.ports.join(1, Way::Outside(outside)).unwrap_err();
-        assert!(taken.to_string().contains("taken by port 0"), "{taken}");
-        outer.ports.join(0, Way::None).unwrap();
-        let passed = outer.xdp.counters().unwrap().no_socket;
-        outer.peer.tries("ping -c 1 -W 0.2 10.0.1.1");
-        assert!(outer.xdp.counters().unwrap().no_socket > passed);
-        at_rest(&outer.ports, [0]);
+        stream.write_all(&bytes).unwrap();
+        let mut back = vec![0; bytes.len()];
+        stream.read_exact(&mut back).unwrap();
+        assert!(back == bytes);
     });
+    // Another network's frames are not the port's, and go on as they did.
+    let passed = outer.xdp.counters().unwrap().no_socket;
+    outer.peer.tries("ping -c 1 -W 0.2 10.0.2.1");
+    assert!(outer.xdp.counters().unwrap().no_socket > passed);
+    let hop = Some(Hop { mtu: 1400, ..outer.hop });
+    outer.ports.set_hop(0, hop).unwrap();
+    assert!(!outer.guest.tries("ping -c 1 -W 0.2 -s 1402 10.0.1.2"));
+    assert!(outer.ports.counters(0).unwrap().dropped(Reason::UnderlayTooBig) > 0);
+    outer.ports.limit(3, Some(Rate { pps: 1, ..Rate::default() })).unwrap();
+    outer.peer.tries("ping -c 50 -i 0.002 -W 0.2 10.0.1.1");
+    assert!(outer.ports.counters(0).unwrap().refused[Reason::Policed as usize] > 10);
+    outer.ports.limit(3, None).unwrap();
+    assert!(pings("10.0.1.2"));
+    let taken = outer.ports.join(1, Way::Outside(outside)).unwrap_err();
+    assert!(taken.to_string().contains("taken by port 0"), "{taken}");
+    outer.ports.join(0, Way::None).unwrap();
+    let passed = outer.xdp.counters().unwrap().no_socket;
+    outer.peer.tries("ping -c 1 -W 0.2 10.0.1.1");
+    assert!(outer.xdp.counters().unwrap().no_socket > passed);
+    at_rest(&outer.ports, [0]);
 }
 
 /// What the program writes is what the mux writes, but for the hash of the flow.
 #[test]
 fn outer_headers_are_those_of_the_mux() {
-    for by in [vxlan(0x12_3456), udp_tunnel()] {
+    for by in tunnels() {
         isolated(|| {
             let mut outer = Outer::new(by.takes().unwrap());
             let outside = outer.outside(&by);
@@ -959,11 +968,21 @@ fn outer_headers_are_those_of_the_mux() {
                     if got.len() != want.len() {
                         return false; // something of the host's own
                     }
-                    let source = u16::from_be_bytes([got[34], got[35]]);
+                    let at = behind_ip(&by);
+                    let source = u16::from_be_bytes([got[at], got[at + 1]]);
                     if matches!(by, Encapsulation::Vxlan(_)) {
                         assert!(source >= udp::SPREAD_FIRST);
-                        got[34..36].copy_from_slice(&want[34..36]);
+                        got[at..at + 2].copy_from_slice(&want[at..at + 2]);
                         sources.insert(source);
+                    }
+                    if at == 54 {
+                        // Over another source port it is another checksum.
+                        assert!(
+                            outer::parse(&bytes[..count])
+                                .unwrap()
+                                .checksum_ok(&bytes[..count], false)
+                        );
+                        got[at + 6..at + 8].copy_from_slice(&want[at + 6..at + 8]);
                     }
                     got == want
                 });
@@ -1005,7 +1024,7 @@ fn inner_frames() -> Vec<Vec<u8>> {
 /// tunnel's.
 #[test]
 fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
-    for by in [vxlan(0x12_3456), udp_tunnel()] {
+    for by in tunnels() {
         isolated(|| {
             let mut outer = Outer::new(by.takes().unwrap());
             let outside = outer.outside(&by);
@@ -1016,10 +1035,7 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
                 let mut bytes = vec![0; template.len()];
                 bytes.extend(frame);
                 template.write(&mut bytes, outside.mac, outer.hop.mac).unwrap();
-                bytes[15] = mark;
-                bytes[24..26].fill(0);
-                let sum = checksum::checksum(&bytes[14..34]);
-                bytes[24..26].copy_from_slice(&sum.to_be_bytes());
+                set_mark(&mut bytes, mark);
                 bytes
             };
             let (mut congested, mut changed) = (0, 0);
@@ -1053,7 +1069,7 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
                 for bit in [1, 0x10, 0x80] {
                     let mut bytes = whole.clone();
                     bytes[at] ^= bit;
-                    if (14..34).contains(&at) && !(24..26).contains(&at) {
+                    if behind_ip(&by) == 34 && (14..34).contains(&at) && !(24..26).contains(&at) {
                         bytes[24..26].fill(0);
                         let sum = checksum::checksum(&bytes[14..34]);
                         bytes[24..26].copy_from_slice(&sum.to_be_bytes());
@@ -1069,8 +1085,10 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
             for length in (0..300).chain(1300..1400) {
                 let mut bytes =
                     tunnelled(&[&frame[..14], &vec![at_of(length); length]].concat(), 0);
-                let sum = udp_sum(&bytes);
-                bytes[40..42].copy_from_slice(&sum.to_be_bytes());
+                if behind_ip(&by) == 34 {
+                    let sum = udp_sum(&bytes);
+                    bytes[40..42].copy_from_slice(&sum.to_be_bytes());
+                }
                 for wrong in [false, true] {
                     let before = outer.ports.counters(0).unwrap().from_link.frames;
                     let last = bytes.len() - 1;
@@ -1081,6 +1099,13 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
                     assert_eq!(finds(&by, outside.mac, &bytes), !wrong);
                 }
             }
+            // Without one.
+            let mut bytes = whole.clone();
+            bytes[behind_ip(&by) + 6..][..2].fill(0);
+            let before = outer.ports.counters(0).unwrap().from_link.frames;
+            outer.send(&from, &bytes);
+            let is_found = outer.ports.counters(0).unwrap().from_link.frames > before;
+            assert_eq!(is_found, finds(&by, outside.mac, &bytes));
             for length in 14..whole.len() {
                 let before = outer.ports.counters(0).unwrap().from_link.frames;
                 outer.send(&from, &whole[..length]);
@@ -1089,6 +1114,23 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
             assert!(found > 20, "{found}");
             at_rest(&outer.ports, [0]);
         });
+    }
+}
+
+/// Where the header behind the outer IP header is.
+fn behind_ip(by: &Encapsulation) -> usize {
+    if by.ends().unwrap().0.is_ipv4() { 34 } else { 54 }
+}
+
+/// Gives an outer header its ECN mark.
+fn set_mark(frame: &mut [u8], mark: u8) {
+    if frame[12] == 8 {
+        frame[15] = mark;
+        frame[24..26].fill(0);
+        let sum = checksum::checksum(&frame[14..34]);
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    } else {
+        frame[15] = mark << 4;
     }
 }
 
@@ -1123,7 +1165,7 @@ impl Outer {
     }
 }
 
-/// Whether a frame is one of a tunnel's, and has no options in the outer IP header.
+/// Whether a frame is one of a tunnel's, and has nothing between the outer IP header and UDP.
 fn finds(by: &Encapsulation, mac: [u8; 6], frame: &[u8]) -> bool {
     let Ok(outer) = outer::parse(frame) else { return false };
     let inner = outer.payload();
@@ -1140,6 +1182,7 @@ fn finds(by: &Encapsulation, mac: [u8; 6], frame: &[u8]) -> bool {
         }
         _ => false,
     };
-    let plain = frame[14] == 0x45 && outer.checksum_ok(frame, false);
-    key && plain && frame[..6] == mac && by.ends() == Some((outer.local, outer.remote))
+    let plain = matches!((frame[14], frame[20]), (0x45, _) | (_, 17));
+    let whole = outer.checksum_ok(frame, matches!(by, Encapsulation::Vxlan(_)));
+    key && plain && whole && frame[..6] == mac && by.ends() == Some((outer.local, outer.remote))
 }

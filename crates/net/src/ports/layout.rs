@@ -112,8 +112,9 @@ impl Limit {
 #[repr(C)]
 pub(super) struct Tunnel {
     interface: u32,
-    local: [u8; 4],
-    remote: [u8; 4],
+    version: u32,
+    local: [u8; 16],
+    remote: [u8; 16],
     vni: [u8; 4],
     local_port: [u8; 2],
     remote_port: [u8; 2],
@@ -122,7 +123,15 @@ pub(super) struct Tunnel {
 impl Tunnel {
     /// What tells a tunnel's frames from all others; `None` of kinds that the programs don't know.
     fn of(interface: u32, by: &Encapsulation) -> Option<Self> {
-        let Some((IpAddr::V4(local), IpAddr::V4(remote))) = by.ends() else { return None };
+        let (local, remote) = by.ends()?;
+        let bytes = |address| match address {
+            IpAddr::V4(address) => {
+                let mut bytes = [0; 16];
+                bytes[..4].copy_from_slice(&address.octets());
+                bytes
+            }
+            IpAddr::V6(address) => address.octets(),
+        };
         let (vni, local_port, remote_port) = match by {
             Encapsulation::Vxlan(tunnel) => (tunnel.vni << 8, tunnel.port, 0),
             Encapsulation::Udp(tunnel) => (0, tunnel.local_port, tunnel.remote_port),
@@ -130,8 +139,9 @@ impl Tunnel {
         };
         Some(Self {
             interface,
-            local: local.octets(),
-            remote: remote.octets(),
+            version: if local.is_ipv4() { 4 } else { 6 },
+            local: bytes(local),
+            remote: bytes(remote),
             vni: vni.to_be_bytes(),
             local_port: local_port.to_be_bytes(),
             remote_port: remote_port.to_be_bytes(),
@@ -149,8 +159,8 @@ pub(super) struct Taker {
     pub reserved: u16,
 }
 
-/// Bytes of the outer headers of VXLAN, the longest that the programs write.
-const HEADERS_BYTES: usize = 50;
+/// Bytes of the outer headers of VXLAN over IPv6, the longest that the programs write.
+const HEADERS_BYTES: usize = 70;
 
 /// `struct outside`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
@@ -172,11 +182,17 @@ impl Leaving {
         let template = Template::new(by)?;
         let mut headers = [0; HEADERS_BYTES];
         template.write(headers.get_mut(..template.len())?, [0; 6], mac)?;
-        let ip = &mut headers[14..34];
-        // Type of service, total length and checksum are each frame's.
-        (ip[1], ip[2], ip[3], ip[10], ip[11]) = (0, 0, 0, 0, 0);
-        let words = ip.as_chunks::<2>().0.iter();
-        let sum = words.map(|word| u32::from(u16::from_be_bytes(*word))).sum();
+        let sum = if tunnel.version == 4 {
+            // Type of service, total length and checksum are each frame's.
+            let ip = &mut headers[14..34];
+            (ip[1], ip[2], ip[3], ip[10], ip[11]) = (0, 0, 0, 0, 0);
+            let words = ip.as_chunks::<2>().0.iter();
+            words.map(|word| u32::from(u16::from_be_bytes(*word))).sum()
+        } else {
+            // So is the checksum of UDP.
+            headers[60..62].fill(0);
+            0
+        };
         let headers_bytes = template.len() as u32;
         let spread = u32::from(matches!(by, Encapsulation::Vxlan(_)));
         Some(Self { headers, mtu: 0, headers_bytes, sum, spread, tunnel })
@@ -240,8 +256,8 @@ mod tests {
     fn layouts_are_those_of_the_programs() {
         assert_eq!(size_of::<Port>(), 6 * 4 + 2 * 24 + 2 * 8);
         assert_eq!(size_of::<Counts>(), (4 * 2 + 2 * 8) * 8);
-        assert_eq!((size_of::<Limit>(), size_of::<Tunnel>()), (2 * 4 + 2 * 24 + 8, 20));
-        assert_eq!((size_of::<Taker>(), size_of::<Leaving>()), (16, 84));
+        assert_eq!((size_of::<Limit>(), size_of::<Tunnel>()), (2 * 4 + 2 * 24 + 8, 48));
+        assert_eq!((size_of::<Taker>(), size_of::<Leaving>()), (16, 132));
     }
 
     #[test]

@@ -143,8 +143,8 @@ pub enum Way {
 /// The outside end of a port's link. The interface runs the program of [`crate::xdp::Xdp::attach_for`] in its driver,
 /// takes what the tunnel takes, and its driver sends what is redirected to it.
 ///
-/// Known are VXLAN and Ethernet in UDP, over IPv4. Frames with IPv4 options or wrong checksums are not found, and go on
-/// as all that the interface takes.
+/// Known are VXLAN and Ethernet in UDP, over IPv4 and IPv6. Frames with IPv4 options, IPv6 extension headers or wrong
+/// checksums are not found, and go on as all that the interface takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outside {
     /// Index of the external interface, in the caller's network namespace.
