@@ -221,10 +221,10 @@ fn a_rate_is_kept() {
         assert!(pair.pings());
         let megabit = 1_000_000;
         // Bursts are longer than a sender on a busy machine has to wait for its turn.
-        let bps = Rate { bps: 10 * megabit, burst_bytes: 200_000, ..Rate::default() };
+        let bps = Rate { bps: 2 * megabit, burst_bytes: 200_000, ..Rate::default() };
         // As frames are counted with 24 bytes of preamble, check sequence and gap.
         let wire = Rate { overhead_bytes: 24, ..bps };
-        let pps = Rate { pps: 500, ..Rate::default() };
+        let pps = Rate { pps: 200, ..Rate::default() };
         for (rate, payload) in [(bps, 1000), (wire, 58), (pps, 100)] {
             pair.ports.police(0, Some(rate)).unwrap();
             let policed = pair.ports.counters(0).unwrap().dropped(Reason::Policed);
@@ -236,7 +236,7 @@ fn a_rate_is_kept() {
                 let gone = || counted().1.dropped(Reason::Policed) > policed + 1000;
                 eventually("it is policed", gone);
                 let (begin, before) = counted();
-                std::thread::sleep(Duration::from_millis(1000));
+                std::thread::sleep(Duration::from_millis(1200));
                 let (end, after) = counted();
                 stop.store(true, Ordering::Relaxed);
                 let frames = (after.to_link.frames - before.to_link.frames) as f64;
@@ -1082,7 +1082,7 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
                 }
             }
             // With a checksum, of datagrams of every length.
-            for length in (0..300).chain(1300..1400) {
+            for length in (0..70).chain(280..300).chain(1390..1400) {
                 let mut bytes =
                     tunnelled(&[&frame[..14], &vec![at_of(length); length]].concat(), 0);
                 if behind_ip(&by) == 34 {
@@ -1161,7 +1161,11 @@ impl Outer {
         };
         let before = seen();
         nix::unistd::write(from, frame).unwrap();
-        eventually("it is seen", || seen() > before);
+        let deadline = Instant::now() + common::EVENTUALLY;
+        while seen() == before {
+            assert!(Instant::now() < deadline, "it is not seen");
+            std::thread::sleep(Duration::from_micros(50));
+        }
     }
 }
 

@@ -89,7 +89,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + EVENTUALLY;
     while !condition() {
         assert!(Instant::now() < deadline, "not within {EVENTUALLY:?}: {what}");
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
