@@ -11,9 +11,9 @@
 
 #define PORTS_MAX 16384
 
-/* The index of a port's root end in PdP's namespace is the port's number and this; nobody else makes
- * interfaces there. */
-#define INDEX_FIRST 2
+/* The index of a port's root end in PdP's namespace is the port's number and this. Nobody else makes interfaces
+ * there but the kernel, which gives each namespace some of its own where it has modules of tunnels. */
+#define INDEX_FIRST 4096
 
 /* Times of buckets are in parts of a nanosecond, so that no rounding adds up. */
 #define FRACTION_BITS 20

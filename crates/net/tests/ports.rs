@@ -581,19 +581,23 @@ fn a_guest_can_not_take_programs_off_or_reach_what_is_not_its_own() {
         }
         // The namespace of root ends is a number to it, about which it may ask nothing.
         let text = guest.run("ip link show eth0");
-        assert!(text.contains("eth0@if2") && text.contains("link-netnsid 0"), "{text}");
-        for index in [2, 3] {
+        assert!(text.contains("eth0@if4096") && text.contains("link-netnsid 0"), "{text}");
+        for index in [4096u32, 4097] {
             let mut message = [0u8; 40];
             // RTM_GETLINK of this index, IFLA_TARGET_NETNSID 0.
             message[..8].copy_from_slice(&[40, 0, 0, 0, 18, 0, 1, 0]);
-            message[20] = index;
+            message[20..24].copy_from_slice(&index.to_ne_bytes());
             message[32..36].copy_from_slice(&[8, 0, 46, 0]);
             let hex: String = message.iter().map(|byte| format!("\\x{byte:02x}")).collect();
             let answer = guest.run(&format!(
                 "printf \"{hex}\" | socat -t 1 - SOCKET-DATAGRAM:16:3:0:x0000000000000000000000 | od -An -tx1 -N 20"
             ));
             let bytes: Vec<&str> = answer.split_whitespace().collect();
-            assert_eq!(bytes.get(4), Some(&"02"), "an error: {answer}");
+            assert_eq!(
+                (bytes[4], &bytes[16..]),
+                ("02", &["f3", "ff", "ff", "ff"][..]),
+                "EACCES: {answer}"
+            );
         }
     });
 }

@@ -70,7 +70,7 @@ const BEYOND_MTU: u32 = 14 + 4;
 pub const LIMITS_MAX: u32 = 4096;
 
 /// Of `bpf/pdp_ports.h`.
-const INDEX_FIRST: u32 = 2;
+const INDEX_FIRST: u32 = 4096;
 
 /// NSFS_MAGIC of linux/magic.h.
 const NSFS_MAGIC: i64 = 0x6e73_6673;
@@ -413,6 +413,7 @@ impl Ports {
         let ends = veth::all(&self.netlink).on("list", "root ends")?;
         let mut numbers: BTreeSet<u32> =
             ends.filter_map(|end| end.index.checked_sub(INDEX_FIRST)).collect();
+        numbers.split_off(&PORTS_MAX);
         numbers.extend(pinned_numbers(&self.pins)?);
         Ok(numbers)
     }
