@@ -23,11 +23,12 @@
 #define VXLAN_VALID 0x08
 #define ECN_BITS 3
 #define TAGS_MAX 2
+#define PLAIN 0x100
 
 /* In network byte order, and all of it counts: no tunnel is found by a part of it. */
 struct tunnel {
 	__u32 interface; /* index, in host byte order */
-	__u32 version; /* of IP, in host byte order */
+	__u32 kind; /* the version of IP, and PLAIN if nothing is between UDP and a frame; in host byte order */
 	__be32 local[4]; /* IPv4: the first, the others 0 */
 	__be32 remote[4];
 	__be32 vni; /* of VXLAN; UDP: 0 */
@@ -132,6 +133,12 @@ static __always_inline __u8 mark_of(void *frame, void *end)
 	return (version == 4 ? ip[1] : ip[1] >> 4) & ECN_BITS;
 }
 
+static __always_inline __u32 fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
 /* Brings the mark of the outer header into a frame (RFC 6040 section 4.2, crates/wire/src/ecn.rs). 0 if the frame
  * is to be dropped. */
 static __always_inline int bring_mark(void *frame, void *end, __u8 outer)
@@ -160,29 +167,21 @@ static __always_inline int bring_mark(void *frame, void *end, __u8 outer)
 		sum += (__u16)~(ip[0] << 8 | ip[1]);
 		ip[1] = (ip[1] & ~ECN_BITS) | mark;
 		sum += ip[0] << 8 | ip[1];
-		sum = (sum & 0xffff) + (sum >> 16);
-		sum = (sum & 0xffff) + (sum >> 16);
-		header->check = bpf_htons(~sum);
+		header->check = bpf_htons(~fold(sum));
 	} else {
 		ip[1] = (ip[1] & ~(ECN_BITS << 4)) | mark << 4;
 	}
 	return 1;
 }
 
-static __always_inline __u32 fold(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	return (sum & 0xffff) + (sum >> 16);
-}
-
 /* Adds to `sum` so many pieces of `size` bytes as there are in `left`, `most` at most. */
-#define ADD(size, most)                                             \
+#define ADD(size, most) \
 	for (int piece = 0; piece < (most) && left >= (size); piece++) { \
-		if (at + (size) > end)                                      \
-			return 0;                                               \
-		sum = bpf_csum_diff(0, 0, at, size, sum);                   \
-		at += (size);                                               \
-		left -= (size);                                             \
+		if (at + (size) > end) \
+			return 0; \
+		sum = bpf_csum_diff(0, 0, at, size, sum); \
+		at += (size); \
+		left -= (size); \
 	}
 
 /* The sum of `left` bytes from `at`, 2,303 at most, and `sum`, folded; 0 if it can't be had. */
@@ -246,7 +245,7 @@ static __always_inline int arrive(struct xdp_md *frame)
 			return 0;
 		carried_bytes = bpf_ntohs(ip->tot_len) - sizeof(*ip);
 		udp_bytes = bpf_ntohs(carried->udp.len);
-		key.version = 4;
+		key.kind = 4;
 		key.remote[0] = ip->saddr;
 		key.local[0] = ip->daddr;
 		pseudo = pseudo_sum(&ip->saddr, 2 * sizeof(ip->saddr), udp_bytes);
@@ -259,7 +258,7 @@ static __always_inline int arrive(struct xdp_md *frame)
 			return 0;
 		carried_bytes = bpf_ntohs(ip->payload_len);
 		udp_bytes = bpf_ntohs(carried->udp.len);
-		key.version = 6;
+		key.kind = 6;
 		__builtin_memcpy(key.remote, &ip->saddr, sizeof(key.remote));
 		__builtin_memcpy(key.local, &ip->daddr, sizeof(key.local));
 		pseudo = pseudo_sum(&ip->saddr, 2 * sizeof(ip->saddr), udp_bytes);
@@ -282,6 +281,7 @@ static __always_inline int arrive(struct xdp_md *frame)
 	if (taker) {
 		headers_bytes += sizeof(*carried);
 	} else {
+		key.kind |= PLAIN;
 		key.vni = 0;
 		key.remote_port = carried->udp.source;
 		taker = bpf_map_lookup_elem(&tunnels, &key);
@@ -291,7 +291,7 @@ static __always_inline int arrive(struct xdp_md *frame)
 	if (!taker)
 		return 0;
 	/* None at all is right over IPv4, and over IPv6 for kinds whose RFC says so (RFC 6935): VXLAN alone. */
-	if (carried->udp.check ? sum_of(carried, udp_bytes, end, pseudo) != 0xffff : key.version == 6 && key.remote_port)
+	if (carried->udp.check ? sum_of(carried, udp_bytes, end, pseudo) != 0xffff : key.kind == (6 | PLAIN))
 		return 0;
 	if (*(__u32 *)taker->mac | *(__u16 *)(taker->mac + 4)) {
 		__u8 *to = ethernet->h_dest;

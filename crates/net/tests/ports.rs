@@ -1116,6 +1116,23 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
                 assert_eq!(outer.ports.counters(0).unwrap().from_link.frames, before, "{length}");
             }
             assert!(found > 20, "{found}");
+            // A frame of no kind is not one of a network whose number is 0.
+            if let Encapsulation::Vxlan(tunnel) = &by {
+                let none = Encapsulation::Vxlan(vxlan::Tunnel { vni: 0, ..tunnel.clone() });
+                let outside = Outside { by: none, ..outside };
+                outer.ports.join(0, Way::Outside(outside)).unwrap();
+                let mut bytes = whole.clone();
+                let at = behind_ip(&by);
+                for (valid, is_found) in [(8, true), (0, false)] {
+                    bytes[at..at + 2].fill(0);
+                    bytes[at + 6..at + 16].fill(0);
+                    bytes[at + 8] = valid;
+                    let before = outer.ports.counters(0).unwrap().from_link.frames;
+                    outer.send(&from, &bytes);
+                    let after = outer.ports.counters(0).unwrap().from_link.frames;
+                    assert_eq!(after > before, is_found, "{valid}");
+                }
+            }
             at_rest(&outer.ports, [0]);
         });
     }

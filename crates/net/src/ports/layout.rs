@@ -107,12 +107,15 @@ impl Limit {
     }
 }
 
+/// Of `bpf/pdp_tunnels.h`.
+const PLAIN: u32 = 0x100;
+
 /// `struct tunnel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct Tunnel {
     interface: u32,
-    version: u32,
+    kind: u32,
     local: [u8; 16],
     remote: [u8; 16],
     vni: [u8; 4],
@@ -132,14 +135,14 @@ impl Tunnel {
             }
             IpAddr::V6(address) => address.octets(),
         };
-        let (vni, local_port, remote_port) = match by {
-            Encapsulation::Vxlan(tunnel) => (tunnel.vni << 8, tunnel.port, 0),
-            Encapsulation::Udp(tunnel) => (0, tunnel.local_port, tunnel.remote_port),
+        let (plain, vni, local_port, remote_port) = match by {
+            Encapsulation::Vxlan(tunnel) => (0, tunnel.vni << 8, tunnel.port, 0),
+            Encapsulation::Udp(tunnel) => (PLAIN, 0, tunnel.local_port, tunnel.remote_port),
             _ => return None,
         };
         Some(Self {
             interface,
-            version: if local.is_ipv4() { 4 } else { 6 },
+            kind: plain | if local.is_ipv4() { 4 } else { 6 },
             local: bytes(local),
             remote: bytes(remote),
             vni: vni.to_be_bytes(),
@@ -182,7 +185,7 @@ impl Leaving {
         let template = Template::new(by)?;
         let mut headers = [0; HEADERS_BYTES];
         template.write(headers.get_mut(..template.len())?, [0; 6], mac)?;
-        let sum = if tunnel.version == 4 {
+        let sum = if by.ends()?.0.is_ipv4() {
             // Type of service, total length and checksum are each frame's.
             let ip = &mut headers[14..34];
             (ip[1], ip[2], ip[3], ip[10], ip[11]) = (0, 0, 0, 0, 0);
