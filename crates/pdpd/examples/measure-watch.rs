@@ -23,6 +23,7 @@ use pdpd::host::Host;
 use pdpd::http::Daemon;
 use pdpd::model::Model;
 use pdpd::plan::Places;
+use pdpd::ports::Ports;
 use pdpd::state::State;
 
 /// Two routers of two guests and four ports each, and two hosts.
@@ -143,6 +144,7 @@ fn main() -> Result<()> {
     })?;
     let host = Host {
         mux: Mux { path: places.mux_control() },
+        ports: Ports::new(&places),
         places,
         runtime,
         state,

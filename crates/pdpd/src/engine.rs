@@ -927,6 +927,7 @@ mod tests {
     use crate::control::Mux;
     use crate::ledger::Holding;
     use crate::plan::Places;
+    use crate::ports::Ports;
     use crate::state::{Change, State};
     use pdp_container::{Paths, Runtime};
 
@@ -951,6 +952,7 @@ mod tests {
         };
         let host = Host {
             mux: Mux { path: places.mux_control() },
+            ports: Ports::new(&places),
             places,
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&directory.join("state")).unwrap()),

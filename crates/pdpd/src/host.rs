@@ -18,6 +18,7 @@ use pdp_spec::{Image, ImageSource};
 
 use crate::control::{ControlError, Mux, Put, TapHelper};
 use crate::plan::{Directory, GuestPlan, Places, TapHelperPlan};
+use crate::ports::Ports;
 use crate::sockets;
 use crate::state::{State, StateError};
 
@@ -109,11 +110,20 @@ pub struct Host {
     pub state: Arc<State>,
     /// The mux.
     pub mux: Mux,
+    /// Ports whose frames stay in the kernel.
+    pub ports: Ports,
     /// Entries that the kernel's neighbour tables were given room for.
     pub neighbours: AtomicU64,
 }
 
 impl Host {
+    /// Counters of a vnet, or of all.
+    pub fn stats(&self, vnet: Option<&str>) -> Result<mux::Stats, ControlError> {
+        let mut stats = self.mux.stats(vnet)?;
+        self.ports.count(&mut stats);
+        Ok(stats)
+    }
+
     /// The process in a guest's or helper's directory, if it runs and its shim does.
     pub fn running(&self, directory: &Path) -> Option<Process> {
         match self.runtime.state(directory) {
@@ -451,9 +461,11 @@ mod tests {
             cgroup: "pdp-host-test".into(),
         });
         let control = at("mux.sock");
+        let places = Places { run: at("run"), lib: at("lib"), pins: at("pins") };
         let host = Host {
             mux: Mux { path: control.clone() },
-            places: Places { run: at("run"), lib: at("lib"), pins: at("pins") },
+            ports: Ports::new(&places),
+            places,
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&at("state")).unwrap()),
             neighbours: AtomicU64::default(),

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use pdp_alloc::Share;
+use pdp_net::ports::PORTS_MAX;
 use pdp_spec::Shares;
 
 use crate::shared::{self, Shared};
@@ -41,6 +42,8 @@ pub struct Holding {
     pub number: u32,
     /// Forwarding guests by vrouter and number.
     pub guests: BTreeMap<String, BTreeMap<u32, Placement>>,
+    /// Numbers of ports whose frames stay in the kernel, by vrouter and interface; no other port's.
+    pub ports: BTreeMap<String, BTreeMap<String, u32>>,
     /// Vlinks that a user took down.
     pub links_down: BTreeSet<String>,
     /// Of these, those whose ends keep their carrier.
@@ -159,6 +162,29 @@ impl Ledger {
         put(&mut holding.links_down, !up);
         put(&mut holding.links_silent, !up && silent);
         self.set(vnet, Some(holding));
+    }
+}
+
+/// Numbers that no port has. What is given back by a change is free for the next one.
+#[derive(Debug)]
+pub struct FreePorts {
+    taken: BTreeSet<u32>,
+    next: u32,
+}
+
+impl FreePorts {
+    /// With those that ports of this ledger have.
+    pub fn of(ledger: &Ledger) -> Self {
+        let ports = ledger.vnets.values().flat_map(|vnet| vnet.ports.values());
+        Self { taken: ports.flat_map(BTreeMap::values).copied().collect(), next: 0 }
+    }
+
+    /// The lowest one, which is taken then; `None`: there is none.
+    pub fn take(&mut self) -> Option<u32> {
+        let number = (self.next..PORTS_MAX).find(|number| !self.taken.contains(number))?;
+        self.taken.insert(number);
+        self.next = number + 1;
+        Some(number)
     }
 }
 

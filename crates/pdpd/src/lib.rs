@@ -39,6 +39,7 @@ pub mod machine;
 pub mod model;
 pub mod observe;
 pub mod plan;
+pub mod ports;
 pub mod queue;
 pub mod reconcile;
 pub mod shared;

@@ -22,7 +22,7 @@ use pdp_proto::mux;
 
 use crate::control::{ControlError, Mirror, MuxHello, TapHelper};
 use crate::host::{self, Host, HostError, words};
-use crate::plan::{Directory, GuestPlan, TapHelperPlan};
+use crate::plan::{Directory, GuestPlan, PortNow, TapHelperPlan};
 
 /// Entries of the kernel's neighbour tables that are left to the machine itself.
 const NEIGHBOURS_OF_MACHINE: u64 = 1024;
@@ -115,6 +115,18 @@ pub trait Machine: Debug + Send + Sync {
         before: &[Route],
         wanted: &[Route],
     ) -> Result<(), HostError>;
+
+    /// Sees to it that the ports of a node whose frames stay in the kernel are so, in the network namespace of a guest
+    /// that was made.
+    fn see_to_ports(
+        &self,
+        of: (&str, &str),
+        guest: Process,
+        ports: &[PortNow<'_>],
+    ) -> Result<(), HostError>;
+
+    /// Removes all such ports but those of these numbers.
+    fn remove_ports_but(&self, kept: &BTreeSet<u32>) -> Result<(), HostError>;
 
     /// Raises or drops the carrier of a TAP.
     fn set_carrier(&self, tap: BorrowedFd<'_>, up: bool) -> Result<(), HostError>;
@@ -300,6 +312,19 @@ impl Machine for Host {
         Ok(pdp_net::route::set(netns.as_fd(), before, wanted)?)
     }
 
+    fn see_to_ports(
+        &self,
+        of: (&str, &str),
+        guest: Process,
+        ports: &[PortNow<'_>],
+    ) -> Result<(), HostError> {
+        self.ports.see_to(of, guest, ports)
+    }
+
+    fn remove_ports_but(&self, kept: &BTreeSet<u32>) -> Result<(), HostError> {
+        self.ports.remove_but(kept)
+    }
+
     fn set_carrier(&self, tap: BorrowedFd<'_>, up: bool) -> Result<(), HostError> {
         Ok(pdp_net::tap::set_carrier(tap, up)?)
     }
@@ -385,7 +410,7 @@ impl Machine for Host {
     }
 
     fn mux_stats(&self, vnet: &str) -> Result<mux::Stats, ControlError> {
-        self.mux.stats(Some(vnet))
+        self.stats(Some(vnet))
     }
 
     fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), HostError> {

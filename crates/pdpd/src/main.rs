@@ -22,6 +22,7 @@ use pdpd::host::{Host, words};
 use pdpd::http::tls::Tls;
 use pdpd::http::{self, Listeners};
 use pdpd::plan::Places;
+use pdpd::ports::Ports;
 use pdpd::state::State;
 use pdpd::upgrade;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -166,6 +167,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     pdpd::host::allow_huge_pages(Path::new(pdpd::host::SHARED_HUGE_PAGES));
     let host = Arc::new(Host {
         mux: Mux { path: places.mux_control() },
+        ports: Ports::new(&places),
         places,
         runtime,
         state: state.clone(),

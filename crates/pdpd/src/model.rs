@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pdp_api::{Action, Change as Changed};
+use pdp_net::ports::PORTS_MAX;
 use pdp_proto::mux;
 use pdp_spec::{Existing, Intent, Object, Placed, Substrate, Tenant, VirtualNetwork, Vnets};
 
-use crate::ledger::{Began, FreeNumbers, Ledger, Moment, Placement, VNETS_MAX};
+use crate::ledger::{Began, FreeNumbers, FreePorts, Ledger, Moment, Placement, VNETS_MAX};
 use crate::plan::{self, NodePlan, Places, Plan, PlanError, VnetPlan, plan};
 use crate::shared::{self, differing};
 use crate::state::{Change, Document};
@@ -200,6 +201,7 @@ impl Model {
     /// stays on its engine.
     fn give(&mut self, changed: &[&str]) -> Result<(), PlanError> {
         let (mut free, now) = (FreeNumbers::default(), Moment::now());
+        let mut free_ports = FreePorts::of(&self.ledger);
         for &name in changed {
             let Some(vnet) = self.vnets.get(name) else { continue };
             let mut holding = self
@@ -210,6 +212,14 @@ impl Model {
             let shares = vnet.shares().iter();
             let guests = shares.map(|(node, shares)| (node.clone(), number(node, shares)));
             holding.guests = guests.collect();
+            let known = std::mem::take(&mut holding.ports);
+            for (node, interface) in plan::straight_ports(&vnet.spec) {
+                let known = known.get(node).and_then(|ports| ports.get(interface)).copied();
+                let number = known
+                    .or_else(|| free_ports.take())
+                    .ok_or_else(|| PlanError::NoPort { vnet: name.to_owned(), max: PORTS_MAX })?;
+                holding.ports.entry(node.into()).or_default().insert(interface.into(), number);
+            }
             // Links that are gone can't be down.
             let links = &vnet.spec.links;
             let is_link = |down: &String| links.iter().any(|link| link.name.as_ref() == Some(down));

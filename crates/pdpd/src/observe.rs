@@ -191,7 +191,7 @@ impl Daemon for Engine {
         {
             return Err(no_vnet(vnet));
         }
-        let mut stats = self.host.mux.stats(query.vnet.as_deref()).map_err(unavailable)?;
+        let mut stats = self.host.stats(query.vnet.as_deref()).map_err(unavailable)?;
         if *scope != Scope::Node {
             // Of the mux as a whole a tenant learns nothing.
             stats.externals.clear();
@@ -540,6 +540,11 @@ impl Engine {
             Some(plan) => plan.mux.own_ends().iter().map(|own| own.name.into()).collect(),
             None => {
                 let plan = self.node(vnet, node)?;
+                if plan.straight.values().any(|straight| straight.spec.name == port) {
+                    let problem = format!("the frames of {vnet}/{node}:{port} stay in the kernel");
+                    return Err(Problem::new(ProblemKind::Invalid, problem)
+                        .hint(format!("use `pdp exec {vnet}/{node} -- tcpdump -i {port}`")));
+                }
                 plan.taps.iter().map(|tap| tap.name.clone()).collect()
             }
         };

@@ -50,6 +50,9 @@ CREATE TABLE IF NOT EXISTS placements (
     vnet TEXT NOT NULL, node TEXT NOT NULL, guest INTEGER NOT NULL,
     engine TEXT NOT NULL, power_millicores INTEGER NOT NULL,
     PRIMARY KEY (vnet, node, guest)) STRICT;
+CREATE TABLE IF NOT EXISTS ports (
+    vnet TEXT NOT NULL, node TEXT NOT NULL, interface TEXT NOT NULL, number INTEGER NOT NULL UNIQUE,
+    PRIMARY KEY (vnet, node, interface)) STRICT;
 CREATE TABLE IF NOT EXISTS links_down (
     vnet TEXT NOT NULL, link TEXT NOT NULL, PRIMARY KEY (vnet, link)) STRICT;
 CREATE TABLE IF NOT EXISTS links_silent (
@@ -273,6 +276,14 @@ impl State {
                     holding.guests.entry(node).or_default().insert(row.get(2)?, placement);
                 }
             }
+            let mut ports = db.prepare("SELECT vnet, node, interface, number FROM ports")?;
+            let mut rows = ports.query([])?;
+            while let Some(row) = rows.next()? {
+                let (vnet, node): (String, String) = (row.get(0)?, row.get(1)?);
+                if let Some(holding) = vnets.get_mut(&vnet) {
+                    holding.ports.entry(node).or_default().insert(row.get(2)?, row.get(3)?);
+                }
+            }
             for table in ["links_down", "links_silent"] {
                 let mut links = db.prepare(&format!("SELECT vnet, link FROM {table}"))?;
                 let mut rows = links.query([])?;
@@ -331,6 +342,7 @@ impl State {
             for vnet in change.held.keys() {
                 tx.execute("DELETE FROM numbers WHERE scope=?1 AND name=?2", [SCOPE, vnet])?;
                 tx.execute("DELETE FROM placements WHERE vnet=?1", [vnet])?;
+                tx.execute("DELETE FROM ports WHERE vnet=?1", [vnet])?;
                 tx.execute("DELETE FROM links_down WHERE vnet=?1", [vnet])?;
                 tx.execute("DELETE FROM links_silent WHERE vnet=?1", [vnet])?;
                 tx.execute("DELETE FROM schedules WHERE vnet=?1", [vnet])?;
@@ -421,7 +433,7 @@ impl State {
 }
 
 fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite::Result<()> {
-    let Holding { number, guests, links_down, links_silent, schedules } = holding;
+    let Holding { number, guests, ports, links_down, links_silent, schedules } = holding;
     tx.execute("INSERT INTO numbers VALUES (?1, ?2, ?3)", params![SCOPE, vnet, number])?;
     for (node, guests) in guests {
         for (guest, placement) in guests {
@@ -429,6 +441,12 @@ fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite:
                 "INSERT INTO placements VALUES (?1, ?2, ?3, ?4, ?5)",
                 params![vnet, node, guest, placement.engine, placement.power_millicores],
             )?;
+        }
+    }
+    for (node, ports) in ports {
+        for (interface, number) in ports {
+            let port = params![vnet, node, interface, number];
+            tx.execute("INSERT INTO ports VALUES (?1, ?2, ?3, ?4)", port)?;
         }
     }
     for link in links_down {
@@ -463,6 +481,7 @@ mod tests {
         let red = Holding {
             number: 0,
             guests: [("r1".into(), [(0, placement)].into())].into(),
+            ports: [("r1".into(), [("eth0".into(), 3), ("eth1".into(), 0)].into())].into(),
             links_down: ["r1:eth0--h1:eth0".into(), "far".into()].into(),
             links_silent: ["far".into()].into(),
             schedules: [(

@@ -41,7 +41,7 @@ struct View<'a> {
 /// The substrate; of it, for a tenant, what its vnets may use, with nothing of others.
 pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
     let model = engine.model();
-    let mux = engine.host.mux.stats(Some("")).ok();
+    let mux = engine.host.stats(Some("")).ok();
     let view = View { engine, model: &model, mux, mirrors: BTreeMap::new() };
     let status = view.substrate(|vnet| scope.sees(vnet));
     if let Some(tenant) = scope.tenant() {
@@ -79,7 +79,7 @@ pub fn vnets(engine: &Engine, scope: &Scope) -> Vec<VnetSummary> {
     let model = engine.model();
     let vnets = model.plan.vnets.iter().filter(|(name, _)| scope.sees(name));
     let mirrors = ask_mirrors(engine, &model, vnets.clone().map(|(name, plan)| (name, &**plan)));
-    let mux = engine.host.mux.stats(None).ok();
+    let mux = engine.host.stats(None).ok();
     let view = View { engine, model: &model, mux, mirrors };
     vnets.map(|(name, plan)| summary(name, &view.vnet(name, plan))).collect()
 }
@@ -104,7 +104,7 @@ pub fn tenants(engine: &Engine, scope: &Scope) -> Vec<TenantInfo> {
 /// One vnet.
 pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
     let model = engine.model();
-    let mux = engine.host.mux.stats(Some(name)).ok();
+    let mux = engine.host.stats(Some(name)).ok();
     let plan = model.plan.vnets.get_key_value(name).map(|(name, plan)| (name, &**plan));
     let mirrors = ask_mirrors(engine, &model, plan.into_iter());
     let view = View { engine, model: &model, mux, mirrors };

@@ -19,7 +19,7 @@ use pdpd::keeper::{Keeper, News};
 use pdpd::key::Key;
 use pdpd::machine::Machine;
 use pdpd::model::Model;
-use pdpd::plan::{Directory, GuestPlan, Part, Places, Plan, TapHelperPlan};
+use pdpd::plan::{Directory, GuestPlan, Part, Places, Plan, PortNow, TapHelperPlan};
 use pdpd::state::State;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -190,6 +190,19 @@ impl Machine for Pretend {
     }
 
     fn say_quota(&self, _: &GuestPlan) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn see_to_ports(
+        &self,
+        _: (&str, &str),
+        _: Process,
+        _: &[PortNow<'_>],
+    ) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn remove_ports_but(&self, _: &BTreeSet<u32>) -> Result<(), HostError> {
         Ok(())
     }
 

@@ -845,3 +845,66 @@ fn files_are_put_where_guests_may_write() {
         }
     }
 }
+
+/// Three vrouters in a row with a host at each end, the link between the last two as `link` has it.
+fn row_of_kernels(link: &str) -> String {
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: row}}
+spec:
+  kinds: {{router: {{dataPlane: {{kind: kernel}}}}}}
+  nodes:
+    h1: {{kind: host, interfaces: {{eth0: {{}}}}}}
+    r1: {{kind: router, interfaces: {{eth0: {{}}, eth1: {{}}}}}}
+    r2: {{kind: router, interfaces: {{eth0: {{}}, eth1: {{}}}}}}
+    r3: {{kind: router, interfaces: {{eth0: {{}}, eth1: {{}}}}}}
+  links:
+    - {{endpoints: ["h1:eth0", "r1:eth0"]}}
+    - {{endpoints: ["r1:eth1", "r2:eth0"]}}
+    - {{endpoints: ["r2:eth1", "r3:eth0"]{link}}}
+"#
+    )
+}
+
+/// Which ports stay in the kernel, with their numbers and those that they lead to.
+fn straight(model: &Model) -> Vec<(String, u16, u32, u32)> {
+    let nodes = model.plan.vnets["row"].nodes.iter();
+    let ports = nodes.flat_map(|(name, node)| {
+        let ports = node.straight.iter();
+        ports.map(|(&vport, port)| (name.clone(), vport, port.spec.number, port.to))
+    });
+    ports.collect()
+}
+
+#[test]
+fn links_between_kernels_stay_there_unless_frames_wait() {
+    let before = apply(&apply(&Model::default(), SUBSTRATE.into()), row_of_kernels(""));
+    let ports = straight(&before);
+    let named = |ports: &[(String, u16, u32, u32)]| -> Vec<(String, u16)> {
+        ports.iter().map(|(node, vport, ..)| (node.clone(), *vport)).collect()
+    };
+    let first = [("r1".to_owned(), 1), ("r2".to_owned(), 0)];
+    let last = [("r2".to_owned(), 1), ("r3".to_owned(), 0)];
+    assert_eq!(named(&ports), [&first[..], &last[..]].concat());
+    // Each leads to the other end of its link, and has a number of its own.
+    for (node, vport, number, to) in &ports {
+        let far = ports.iter().find(|(.., far, _)| far == to).expect("the far end");
+        assert_eq!((far.3, far.0 != *node), (*number, true), "{node} {vport}");
+    }
+    // The helper of TAPs has what is left, with the vports' numbers.
+    let taps = |node: &str| -> Vec<u16> {
+        let helper = before.plan.vnets["row"].nodes[node].tap_helper.as_ref();
+        helper.map_or(vec![], |helper| helper.ports.iter().map(|port| port.vport).collect())
+    };
+    assert_eq!([taps("r1"), taps("r2"), taps("r3")], [vec![0], vec![], vec![1]]);
+    for more in ["rate: 5Mbps", "burst: 9000", "seed: 5"] {
+        let after = apply(&before, row_of_kernels(&format!(", {more}")));
+        assert_eq!(straight(&after), ports, "{more}");
+    }
+    for more in ["delay: 1ms", "queue: 9", "loss: 1%", "queues: [{name: a}]", "weight: 2"] {
+        let after = apply(&before, row_of_kernels(&format!(", rate: 5Mbps, {more}")));
+        assert_eq!(straight(&after), ports[..2], "{more}");
+    }
+}

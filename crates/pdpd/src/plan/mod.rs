@@ -4,8 +4,8 @@
 //! has a hash of what it is made from, so that a change is found where it is and nowhere else;
 //! what can be changed while an object runs (limits) is left out of it.
 //!
-//! [`node`] plans one node, [`hosts`] what names its nodes have for each other, [`ways`] its way out and in beside its
-//! networks, [`words`] puts a spec's words into those of the mux and the guests.
+//! [`node`] plans one node, [`straight`] which of its links stay in the kernel, [`hosts`] what names its nodes have for
+//! each other, [`ways`] its way out and in beside its networks, [`words`] puts a spec's words into those of the mux and the guests.
 //!
 //! Source: docs/ARCHITECTURE.md, "Places".
 
@@ -13,6 +13,7 @@ mod commands;
 mod hosts;
 mod network;
 mod node;
+mod straight;
 mod ways;
 mod words;
 
@@ -38,6 +39,7 @@ use crate::shared::{self, Shared, differing};
 pub use commands::CommandPlan;
 pub use network::Sysctls;
 use node::NodePlanner;
+pub use straight::{PortNow, StraightPort, straight_ports};
 use words::rate;
 
 /// Directories and names of one pdpd.
@@ -226,6 +228,15 @@ impl Plan {
         let node = vnet.and_then(|vnet| vnet.nodes.get(node));
         let volumes = node.into_iter().flat_map(|node| &node.control.volumes);
         volumes.map(|volume| volume.name.as_str()).collect()
+    }
+
+    /// Numbers of all ports whose frames stay in the kernel, but for those of a node.
+    pub fn ports(&self, without: Option<&Key>) -> BTreeSet<u32> {
+        let nodes = self.vnets.iter().flat_map(|(name, vnet)| {
+            vnet.nodes.iter().map(move |(node, plan)| (Key::node(name, node), plan))
+        });
+        let others = nodes.filter(|(key, _)| Some(key) != without);
+        others.flat_map(|(_, plan)| plan.straight.values()).map(|port| port.spec.number).collect()
     }
 
     /// Directories of the control sides that have volumes which are to stay.
@@ -452,15 +463,17 @@ pub struct NodePlan {
     pub commands: Vec<CommandPlan>,
     /// Of all of the control side but limits and MTUs.
     pub hash: String,
-    /// Its TAPs, by index of the vport.
+    /// Its interfaces, by index of the vport: TAPs, but for those that are `straight`.
     pub taps: Vec<TapSpec>,
+    /// Those whose frames stay in the kernel.
+    pub straight: BTreeMap<u16, StraightPort>,
     /// Sysctls of its network namespace.
     pub sysctls: Sysctls,
     /// Addresses of its `lo`, beside the kernel's own.
     pub loopback: Vec<IpNet>,
     /// Its static routes, which may be changed while it runs.
     pub routes: Vec<Route>,
-    /// The helper that serves the TAPs; `None` without ports.
+    /// The helper that serves the TAPs; `None` without any.
     pub tap_helper: Option<TapHelperPlan>,
     /// The route mirror, where something else than the control guest's kernel forwards: its process, and its
     /// configuration but for the namespaces.
@@ -547,6 +560,16 @@ pub enum PlanError {
     /// A vnet without a number: more than the ledger has.
     #[error("vnet {vnet}: no range of user ids left, {max} vnets at most; delete one first")]
     NoNumber {
+        /// The vnet.
+        vnet: String,
+        /// The bound.
+        max: u32,
+    },
+    /// A port whose frames stay in the kernel without a number.
+    #[error(
+        "vnet {vnet}: no number left for ports between routers of kind kernel, {max} at most; delete some first"
+    )]
+    NoPort {
         /// The vnet.
         vnet: String,
         /// The bound.
@@ -892,6 +915,12 @@ impl VnetPlan {
 }
 
 impl NodePlan {
+    /// Its interfaces that are TAPs, with the index of the vport.
+    pub fn tapped(&self) -> impl Iterator<Item = (u16, &TapSpec)> {
+        let all = self.taps.iter().enumerate().map(|(index, tap)| (index as u16, tap));
+        all.filter(|(index, _)| !self.straight.contains_key(index))
+    }
+
     /// How many forward by the control guest's routes: guests, or the mux.
     pub fn followers(&self) -> u64 {
         let guests = self.guests.values().filter(|guest| guest.mirrored).count() as u64;

@@ -8,6 +8,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use pdp_container::{
     Bind, Command, File, GuestSpec, HelperSpec, Limits, Profile, Restart, Root, UserRange, Volume,
 };
+use pdp_net::ports::PortSpec;
 use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::limits::POWER_MILLICORES_DEFAULT;
@@ -18,6 +19,7 @@ use pdp_spec::{
 
 use super::commands::commands;
 use super::network;
+use super::straight::{self, StraightPort};
 use super::words::{bind, owner, punt_filter, rate, root, volume};
 use super::{
     Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, Part, Places, PlanError,
@@ -62,16 +64,20 @@ impl NodePlanner<'_> {
     pub(super) fn plan(&self) -> Result<NodePlan, PlanError> {
         let directory = self.directory();
         let taps = self.taps(None);
+        let straight = self.straight(&taps);
         let (commands, named) = commands(self.node);
         let mut control = self.control(commands);
         // Of what the spec asks for: what PdP adds by itself starts nothing anew.
-        let hash = self.control_hash(&control, &taps);
+        let hash = self.control_hash(&control, &taps, &straight);
         hosts::show(&self.vnet.places.hosts(self.vnet.name), &mut control);
         let passed = |path, gid| Directory { path, gid, writable: false };
         let mut directories = vec![passed(directory.join("tap"), self.helper_uid())];
-        let tap_helper = (!taps.is_empty()).then(|| {
+        let tap_helper = (taps.len() > straight.len()).then(|| {
             let sockets = directory.join("tap");
-            self.tap_helper(Part::Tap, &self.cgroup(), &sockets.join("trunk.sock"), &sockets)
+            let trunk = sockets.join("trunk.sock");
+            let mut helper = self.tap_helper(Part::Tap, &self.cgroup(), &trunk, &sockets);
+            helper.ports.retain(|port| !straight.contains_key(&port.vport));
+            helper
         });
         let plane = self.node.plane();
         let needs = plane.as_ref().map(|plane| plane.needs());
@@ -134,6 +140,7 @@ impl NodePlanner<'_> {
             control,
             commands: named,
             taps,
+            straight,
             sysctls: network::sysctls(self.node),
             loopback: network::loopback(self.node),
             routes: network::routes(self.node),
@@ -199,6 +206,18 @@ impl NodePlanner<'_> {
             });
         }
         taps
+    }
+
+    /// Those of its interfaces whose links stay in the kernel.
+    fn straight(&self, taps: &[TapSpec]) -> BTreeMap<u16, StraightPort> {
+        let ports = taps.iter().enumerate().filter_map(|(index, tap)| {
+            let VnetPlanner { spec, holding, .. } = self.vnet;
+            let (number, to, rate) = straight::way(spec, holding, self.name, &tap.name)?;
+            let TapSpec { name, mac, mtu, addresses, routes, .. } = tap.clone();
+            let spec = PortSpec { number, name, mac, mtu, addresses, routes };
+            Some((index as u16, StraightPort { spec, to, rate }))
+        });
+        ports.collect()
     }
 
     fn control(&self, commands: Vec<Command>) -> GuestSpec {
@@ -427,12 +446,23 @@ impl NodePlanner<'_> {
     }
 
     /// Of the control side: a change of it makes the control guest, its TAPs and helpers anew.
-    fn control_hash(&self, control: &GuestSpec, taps: &[TapSpec]) -> String {
+    fn control_hash(
+        &self,
+        control: &GuestSpec,
+        taps: &[TapSpec],
+        straight: &BTreeMap<u16, StraightPort>,
+    ) -> String {
         let versions = (pdp_wire::tag::VERSION, tap::VERSION, mirror::VERSION);
         let loopback = self.node.loopback.iter().map(|address| format!("lo {address}"));
         let sysctls = network::sysctls(self.node);
-        let network: Vec<String> =
-            tap_words(taps).into_iter().chain(loopback).chain(sysctls.words()).collect();
+        // As what else an interface is: the routing software of one that changes has it anew.
+        let straight = straight.keys().map(|vport| format!("straight {vport}"));
+        let network: Vec<String> = tap_words(taps)
+            .into_iter()
+            .chain(loopback)
+            .chain(sysctls.words())
+            .chain(straight)
+            .collect();
         hash(&(versions, without_limits(control), network, self.node.resources.routes))
     }
 

@@ -12,7 +12,7 @@ use crate::control::ControlError;
 use crate::host::{self, HostError};
 use crate::key::Key;
 use crate::ledger;
-use crate::plan::{ManagementPlan, MirrorPlan, NodePlan, Part, Places, VnetPlan};
+use crate::plan::{ManagementPlan, MirrorPlan, NodePlan, Part, Places, PortNow, VnetPlan};
 
 /// Before the static routes in a node's detail in the journal.
 const SET: &str = " static ";
@@ -87,7 +87,11 @@ impl Reconciler {
                         self.state.intend(&journal, &limits)?;
                         let guest = machine.create(&wanted.control)?;
                         machine.set_sysctls(guest, &wanted.sysctls.before)?;
-                        side.taps = Some(machine.make_taps(guest, &wanted.taps)?);
+                        let taps: Vec<_> = wanted.tapped().map(|(_, tap)| tap.clone()).collect();
+                        side.taps = Some(machine.make_taps(guest, &taps)?);
+                        // What is left of one before goes first, with what it counted.
+                        machine.remove_ports_but(&(doing.newest)().ports(Some(key)))?;
+                        self.see_to_ports(key, guest, wanted, vnet)?;
                         machine.set_sysctls(guest, &wanted.sysctls.after)?;
                         machine.set_loopback(guest, &wanted.loopback)?;
                         machine.set_routes(guest, &[], &wanted.routes)?;
@@ -145,6 +149,7 @@ impl Reconciler {
             return Ok(Next::Held);
         }
         self.set_carriers(key, wanted, vnet, side, doing)?;
+        self.see_to_ports(key, guest, wanted, vnet)?;
         match management? {
             Look::Serves | Look::Listens => {}
             Look::Starting => return Ok(Next::wait(format!("the management helper of {key}"))),
@@ -250,8 +255,8 @@ impl Reconciler {
         doing: &mut Doing<'_>,
     ) -> Result<(), HostError> {
         let now_ns = ledger::now_ns();
-        for (index, tap) in side.taps.iter().flatten().enumerate().take(plan.taps.len()) {
-            let link = vnet.link_of(key.node_name(), index as u16);
+        for ((index, _), tap) in plan.tapped().zip(side.taps.iter().flatten()) {
+            let link = vnet.link_of(key.node_name(), index);
             let turns_ns = link.and_then(|link| link.turns_ns(now_ns));
             let turns = turns_ns.map(|at_ns| Duration::from_nanos(at_ns - now_ns));
             doing.again = [doing.again, turns].into_iter().flatten().min();
@@ -262,6 +267,25 @@ impl Reconciler {
             self.machine.set_carrier(tap.as_fd(), up)?;
         }
         Ok(())
+    }
+
+    /// Sees to it that ports whose frames stay in the kernel are there as planned, with carrier where their link is up.
+    fn see_to_ports(
+        &self,
+        key: &Key,
+        guest: Process,
+        plan: &NodePlan,
+        vnet: &VnetPlan,
+    ) -> Result<(), HostError> {
+        let Key::Node { vnet: of, node } = key else { return Ok(()) };
+        let now_ns = ledger::now_ns();
+        let ports = plan.straight.iter().map(|(&vport, port)| {
+            let link = vnet.link_of(node, vport);
+            let carrier = link.is_some_and(|link| vnet.has_carrier(link, now_ns));
+            PortNow { port, carrier, joined: link.is_some_and(|link| link.is_up(now_ns)) }
+        });
+        let ports: Vec<_> = ports.collect();
+        self.machine.see_to_ports((of, node), guest, &ports)
     }
 
     pub(super) fn remove_node(
@@ -279,6 +303,7 @@ impl Reconciler {
         if !self.end(key)? || !self.machine.remove_cgroup(&Places::node_cgroup(vnet, node))? {
             return Ok(Next::wait_for_end(format!("the end of {key}")));
         }
+        self.machine.remove_ports_but(&(doing.newest)().ports(None))?;
         self.machine.remove_directory(&directory)?;
         // Those of one that is only stopped stay.
         let record = self.places.record(vnet, node, Part::Control);

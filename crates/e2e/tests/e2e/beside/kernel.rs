@@ -1,7 +1,7 @@
 //! Routers that the control guest's kernel forwards for.
 
 use pdp_e2e::counters::missing;
-use pdp_e2e::{Background, Node, all_answered};
+use pdp_e2e::{Background, Node, all_answered, eventually, kill};
 use serde_json::Value;
 
 use super::fastpath::{kept, lab, pings};
@@ -19,6 +19,11 @@ fn named(nodes: &[Value], name: &str) -> Value {
 #[test]
 fn a_router_goes_from_any_data_plane_to_its_kernel_and_back() {
     let node = Node::start("tokernel");
+    // r2 keeps its guests, so that the link between them goes by the mux in any case.
+    let lab = |plane: &str| {
+        let own = format!("    r1:\n      kind: router\n      dataPlane: {plane}\n");
+        lab("{power: 0.1}").replace("    r1:\n      kind: router\n", &own)
+    };
     let ready = || node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
     node.apply(&lab("{power: 0.1}"));
     ready();
@@ -43,6 +48,87 @@ fn a_router_goes_from_any_data_plane_to_its_kernel_and_back() {
     assert!(words.contains("its data plane is its control guest's kernel"), "{words}");
     let refused = node.try_apply(&lab("{kind: kernel, guests: 2}")).expect_err("no guests");
     assert!(refused.contains("\"guests\" is no key of kind kernel"), "{refused}");
+}
+
+/// Two vrouters that their kernels forward for are joined by the kernel: no process of PdP has a part in it.
+#[test]
+fn a_link_between_two_kernels_needs_no_process() {
+    let mut node = Node::start("straight");
+    let ready = |node: &Node| node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
+    node.apply(&lab("{kind: kernel}"));
+    ready(&node);
+    pings(&node);
+    let counters = |node: &Node| {
+        let stats = node.json(&["stats", "fastpath"]);
+        assert_eq!(missing(&stats), [], "{stats}");
+        let port = stats["vnets"]["fastpath"]["nodes"]["r1"]["ports"]["eth1"].clone();
+        ["sent", "punted"].map(|name| port[name].as_u64().expect("a counter"))
+    };
+    let before = counters(&node);
+    // Everything that could be on the way dies, and no frame is lost.
+    let pings = "setsid ping -c1500 -i0.002 10.0.12.2 >/tmp/said 2>&1 &";
+    node.pdp(&["exec", "fastpath/r1", "--", "sh", "-c", pings]);
+    let pids = |node: &Node| {
+        let all = nodes(node, "fastpath");
+        ["r1", "r2"].map(|name| named(&all, name)["control"]["pid"].clone())
+    };
+    let guests = pids(&node);
+    let mux = |node: &Node| {
+        let mut all = node.processes().into_iter();
+        all.find(|(_, line)| line.contains("pdp-mux")).map(|(pid, _)| pid)
+    };
+    kill(mux(&node).expect("a mux"));
+    node.kill_pdpd();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    node.start_pdpd();
+    let said = || node.try_exec("fastpath/r1", "cat /tmp/said").unwrap_or_default();
+    eventually("all is said", || said().contains("packets transmitted"));
+    let stats = node.json(&["stats", "fastpath"]);
+    assert!(all_answered(&said(), 1500), "{}{stats:#}", said());
+    ready(&node);
+    eventually("a new mux has the hosts again", || {
+        node.try_exec("fastpath/h1", "ping -c1 -W1 10.2.0.2").is_ok()
+    });
+    assert_eq!(pids(&node), guests, "the guests are those of before");
+    let after = counters(&node);
+    assert!((0..2).all(|at| after[at] >= before[at] + 1500), "{before:?} {after:?}");
+
+    // A link that is down takes the carrier with it, on both sides.
+    let carrier = |node: &Node, router: &str| {
+        let path = "cat /sys/class/net/eth1/carrier";
+        node.exec(&format!("fastpath/{router}"), path).trim().to_owned()
+    };
+    node.pdp(&["link", "down", "fastpath/link2"]);
+    assert_eq!(["r1", "r2"].map(|router| carrier(&node, router)), ["0", "0"]);
+    node.pdp(&["link", "up", "fastpath/link2"]);
+    assert_eq!(["r1", "r2"].map(|router| carrier(&node, router)), ["1", "1"]);
+    ready(&node);
+    eventually("OSPF again", || node.try_exec("fastpath/h1", "ping -c1 -W1 10.2.0.2").is_ok());
+
+    // Its rate holds without anything waiting, and is changed while it is used.
+    let rate = |rate: &str| {
+        let plain = "- endpoints: [\"r1:eth1\", \"r2:eth1\"]";
+        lab("{kind: kernel}").replace(plain, &format!("{plain}\n      rate: {rate}"))
+    };
+    node.apply(&rate("1Mbps"));
+    node.try_exec("fastpath/r1", "ping -f -c400 -l400 -W1 -s 1400 10.0.12.2").ok();
+    let policed = |node: &Node| {
+        let stats = node.json(&["stats", "fastpath"]);
+        let port = stats["vnets"]["fastpath"]["nodes"]["r1"]["ports"]["eth1"].clone();
+        port["dropped"]["policed"].as_u64().unwrap_or(0)
+    };
+    assert!(policed(&node) > 100, "{}", policed(&node));
+    assert_eq!(pids(&node), guests, "a rate starts nothing anew");
+    let refused = node
+        .try_pdp(&["capture", "fastpath/r1:eth1", "-w", "/dev/null"])
+        .expect_err("not by the mux");
+    assert!(refused.contains("stay in the kernel") && refused.contains("tcpdump"), "{refused}");
+
+    // With a delay it goes by the mux, which its ends are made anew for.
+    node.apply(&rate("1Gbps\n      delay: 5ms"));
+    ready(&node);
+    let words = node.exec("fastpath/r1", "ping -c3 -i0.1 10.0.12.2");
+    assert!(words.contains("time=1") && all_answered(&words, 3), "{words}");
 }
 
 /// What of Linux no other data plane does at its own speed is done to each frame, and all that went into a port
@@ -74,11 +160,11 @@ fn all_of_linux_is_there() {
     assert!(words.contains("100% packet loss"), "{words}");
     r1("ip rule del from 10.1.0.2 to 10.2.0.2 table 7");
     // Fragments are made.
-    r1("ip link set eth1 mtu 1400");
+    // Where OSPF has no neighbour, to which it would be another interface.
+    node.exec("fastpath/r2", "ip link set eth0 mtu 1400");
     let words = h1("ping -c3 -i0.1 -W5 -M dont -s 1472 10.2.0.2");
     assert!(all_answered(&words, 3), "{words}");
     // A shaper of the guest's own: 60 packets of 1,028 bytes at 400 kbit/s take more than a second.
-    r1("ip link set eth1 mtu 1500");
     r1("tc qdisc add dev eth1 root tbf rate 400kbit burst 2kb latency 2s");
     let begun = std::time::Instant::now();
     let words = h1("ping -c60 -l60 -i0.002 -W5 -s 1000 10.2.0.2");
