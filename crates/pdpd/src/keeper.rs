@@ -87,6 +87,9 @@ pub enum News {
     Done,
 }
 
+/// Between two looks at ports that stay in the kernel.
+const PORTS_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Keeps the machine.
 #[derive(Debug)]
 pub struct Keeper {
@@ -104,6 +107,8 @@ pub struct Keeper {
     epoll: OwnedFd,
     /// Of devices of external interfaces.
     devices: Watch,
+    /// When ports that stay in the kernel were looked at last.
+    ports_seen: Mutex<Instant>,
     /// Where it tells what happens.
     board: Arc<Board>,
 }
@@ -359,6 +364,7 @@ impl Keeper {
             watches: Mutex::default(),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             devices: Watch::new()?,
+            ports_seen: Mutex::new(Instant::now()),
             board: Arc::default(),
         })
     }
@@ -796,7 +802,7 @@ impl Keeper {
             }
             table.queue.next_due()
         };
-        let (processes, devices) = self.wait_until(due);
+        let (processes, devices, ports) = self.wait_until(due);
         if processes {
             self.ended();
         }
@@ -808,27 +814,43 @@ impl Keeper {
             drop(table);
             self.work.notify_one();
         }
+        if ports {
+            *lock(&self.ports_seen) = Instant::now();
+            let lost = self.machine.lost_ports();
+            let mut table = lock(&self.table);
+            lost.iter().for_each(|(vnet, node)| table.enqueue(&Key::node(vnet, node)));
+            drop(table);
+            self.work.notify_one();
+        }
         true
     }
 
-    /// Waits until a time; whether a process ended before, and whether something happened to a device.
-    fn wait_until(&self, until: Option<Instant>) -> (bool, bool) {
+    /// Waits until a time; whether a process ended before, whether something happened to a device, and whether to a
+    /// port that stays in the kernel. Guests can make that happen as often as they like: it is told once in
+    /// [`PORTS_INTERVAL`].
+    fn wait_until(&self, until: Option<Instant>) -> (bool, bool, bool) {
+        let ports = self.machine.watch_ports();
+        let rest = PORTS_INTERVAL.saturating_sub(lock(&self.ports_seen).elapsed());
+        let again = (ports.is_some() && !rest.is_zero()).then(|| Instant::now() + rest);
+        let until = [until, again].into_iter().flatten().min();
+        let watched = ports.filter(|_| rest.is_zero());
         let timeout = until.map(|until| {
             let left = until.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
         });
-        let mut descriptors = [
-            PollFd::from_borrowed_fd(self.woken.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.epoll.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.devices.as_fd(), PollFlags::IN),
-        ];
+        let fds = [self.woken.as_fd(), self.epoll.as_fd(), self.devices.as_fd()];
+        let fds = fds.into_iter().chain(watched.iter().map(|watch| watch.as_fd()));
+        let mut descriptors: Vec<_> =
+            fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         if poll(&mut descriptors, timeout.as_ref()).is_err() {
-            return (false, false);
+            return (false, false, false);
         }
         let mut bytes = [0; 64];
         while matches!((&self.woken).read(&mut bytes), Ok(1..)) {}
-        let [_, processes, devices] = descriptors.map(|one| !one.revents().is_empty());
-        (processes, devices)
+        let happened = |at: usize| descriptors.get(at).is_some_and(|it| !it.revents().is_empty());
+        let ports = happened(3);
+        watched.iter().filter(|_| ports).for_each(|watch| watch.clear());
+        (happened(1), happened(2), ports)
     }
 
     /// Has looked at whose processes ended.

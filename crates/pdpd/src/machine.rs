@@ -10,11 +10,13 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process, State as GuestState};
+use pdp_net::interface::Watch;
 use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::Channel;
@@ -124,6 +126,12 @@ pub trait Machine: Debug + Send + Sync {
         guest: Process,
         ports: &[PortNow<'_>],
     ) -> Result<(), HostError>;
+
+    /// What tells that a guest may have deleted one; `None`: there are none.
+    fn watch_ports(&self) -> Option<Arc<Watch>>;
+
+    /// Nodes that such a port is gone of: the vnet, and the name there.
+    fn lost_ports(&self) -> Vec<(String, String)>;
 
     /// Removes all such ports but those of these numbers.
     fn remove_ports_but(&self, kept: &BTreeSet<u32>) -> Result<(), HostError>;
@@ -319,6 +327,14 @@ impl Machine for Host {
         ports: &[PortNow<'_>],
     ) -> Result<(), HostError> {
         self.ports.see_to(of, guest, ports)
+    }
+
+    fn watch_ports(&self) -> Option<Arc<Watch>> {
+        self.ports.watch()
+    }
+
+    fn lost_ports(&self) -> Vec<(String, String)> {
+        self.ports.lost()
     }
 
     fn remove_ports_but(&self, kept: &BTreeSet<u32>) -> Result<(), HostError> {

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use pdp_container::Process;
-use pdp_net::ports::{self, Counters, Reason, Way};
+use pdp_net::interface::Watch;
+use pdp_net::ports::{self, Change, Counters, PortSpec, Reason, Way};
 use pdp_proto::mux;
 
 use crate::host::{self, HostError};
@@ -24,15 +25,18 @@ pub struct Ports {
     pins: PathBuf,
     /// What there is in the kernel, once any was asked for.
     open: Mutex<Option<ports::Ports>>,
-    /// Which there are: their numbers, by node and name.
-    known: Mutex<BTreeMap<Node, BTreeMap<String, u32>>>,
+    /// What tells that one of them may be gone.
+    watch: Mutex<Option<Arc<Watch>>>,
+    /// Which there are to be, and whose.
+    known: Mutex<BTreeMap<Node, (Process, Vec<PortSpec>)>>,
 }
 
 impl Ports {
     /// Those of the daemon that has these places.
     pub fn new(places: &Places) -> Self {
         let (netns, pins) = (places.run.join("ports"), places.pins.join("_ports"));
-        Self { netns, pins, open: Mutex::default(), known: Mutex::default() }
+        let (open, watch, known) = Default::default();
+        Self { netns, pins, open, watch, known }
     }
 
     fn with<T>(
@@ -44,7 +48,9 @@ impl Ports {
             Some(ports) => ports,
             None => {
                 pdp_net::xdp::mount_bpf_fs()?;
-                ports::Ports::open(&self.netns, &self.pins)?
+                let ports = ports::Ports::open(&self.netns, &self.pins)?;
+                *lock(&self.watch) = Some(Arc::new(ports.watch()?));
+                ports
             }
         };
         let done = run(&mut ports);
@@ -65,10 +71,10 @@ impl Ports {
         wanted: &[PortNow<'_>],
     ) -> Result<(), HostError> {
         let key = (vnet.to_owned(), node.to_owned());
-        let names = wanted.iter().map(|it| (it.port.spec.name.clone(), it.port.spec.number));
+        let specs = wanted.iter().map(|it| it.port.spec.clone());
         match wanted.is_empty() {
             true => lock(&self.known).remove(&key),
-            false => lock(&self.known).insert(key, names.collect()),
+            false => lock(&self.known).insert(key, (guest, specs.collect())),
         };
         if wanted.is_empty() {
             return Ok(());
@@ -93,9 +99,11 @@ impl Ports {
         if !self.are_there() {
             return Ok(());
         }
-        lock(&self.known).retain(|_, names| names.values().any(|number| kept.contains(number)));
+        let is_kept = |spec: &PortSpec| kept.contains(&spec.number);
+        lock(&self.known).retain(|_, (_, specs)| specs.iter().any(is_kept));
         if kept.is_empty() {
             *lock(&self.open) = None;
+            *lock(&self.watch) = None;
             return Ok(ports::destroy(&self.netns, &self.pins)?);
         }
         self.with(|ports| {
@@ -104,16 +112,39 @@ impl Ports {
         })
     }
 
+    /// What tells that a guest may have deleted a port; `None`: there are none.
+    pub fn watch(&self) -> Option<Arc<Watch>> {
+        lock(&self.watch).clone()
+    }
+
+    /// Nodes that a port is gone of.
+    pub fn lost(&self) -> Vec<Node> {
+        let known = lock(&self.known).clone();
+        let is_lost = |guest: Process, specs: &[PortSpec]| -> Result<bool, HostError> {
+            let netns = host::network_namespace(guest)?;
+            self.with(|ports| {
+                let mut lost = false;
+                for spec in specs {
+                    lost |= ports.changes(netns.as_fd(), spec)?.contains(&Change::Gone);
+                }
+                Ok(lost)
+            })
+        };
+        // Whose guest ended is looked at for that.
+        let lost = known.into_iter().filter(|(_, (guest, specs))| is_lost(*guest, specs).unwrap_or(false));
+        lost.map(|(node, _)| node).collect()
+    }
+
     /// Puts the counters of ports into those that the mux has of their nodes.
     pub fn count(&self, stats: &mut mux::Stats) {
         let known = lock(&self.known);
         let wanted = known.iter().filter(|((vnet, _), _)| stats.vnets.contains_key(vnet));
-        let wanted: Vec<_> = wanted.map(|(node, names)| (node.clone(), names.clone())).collect();
+        let wanted: Vec<_> = wanted.map(|(node, known)| (node.clone(), known.clone())).collect();
         drop(known);
-        for ((vnet, node), names) in wanted {
+        for ((vnet, node), (_, specs)) in wanted {
             let found = stats.vnets.get_mut(&vnet).and_then(|vnet| vnet.nodes.get_mut(&node));
             let Some(stats) = found else { continue };
-            for (name, number) in names {
+            for PortSpec { name, number, .. } in specs {
                 // One that is not there just now has counted nothing more.
                 let Ok(counted) = self.with(|ports| Ok(ports.counters(number)?)) else { continue };
                 stats.in_flight += counted.under_way();

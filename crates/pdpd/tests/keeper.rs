@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
+use pdp_net::interface::Watch;
 use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
 use pdp_proto::mux;
@@ -200,6 +201,14 @@ impl Machine for Pretend {
         _: &[PortNow<'_>],
     ) -> Result<(), HostError> {
         Ok(())
+    }
+
+    fn watch_ports(&self) -> Option<Arc<Watch>> {
+        None
+    }
+
+    fn lost_ports(&self) -> Vec<(String, String)> {
+        Vec::new()
     }
 
     fn remove_ports_but(&self, _: &BTreeSet<u32>) -> Result<(), HostError> {
