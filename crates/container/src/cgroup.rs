@@ -34,6 +34,9 @@ const CPU_PERIOD_US_RANGE: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
 /// Smallest quota that the kernel takes, microseconds.
 const CPU_QUOTA_US_MIN: u64 = 1_000;
 
+/// Longest wait for a kernel thread to run for the first time.
+const THREAD_WAIT: Duration = Duration::from_secs(1);
+
 /// The mount point that counts where several are of version 2.
 const MOUNT_POINT: &str = "/sys/fs/cgroup";
 
@@ -157,6 +160,33 @@ impl Cgroups {
         for hierarchy in &self.hierarchies {
             let file = self.dir(hierarchy, path).join("cgroup.procs");
             fs::write(&file, pid.to_string()).at("enter the cgroup", &file)?;
+        }
+        Ok(())
+    }
+
+    /// Has the CPU time of a kernel thread charged to a leaf, which is made if need be, under its limits and
+    /// weight. The thread stays there until it ends, and the leaf can't be removed before: [`Cgroups::remove`]
+    /// waits, since nobody can kill it. Nothing else of the thread is counted there.
+    pub fn charge(&self, path: &str, thread: u32) -> Result<()> {
+        self.ensure_leaf(path)?;
+        let has_time = |hierarchy: &&Hierarchy| {
+            let mut controllers = hierarchy.controllers.iter();
+            self.version == Version::V2 || controllers.any(|c| matches!(&**c, "cpu" | "cpuacct"))
+        };
+        for hierarchy in self.hierarchies.iter().filter(has_time) {
+            let file = self.dir(hierarchy, path).join("cgroup.procs");
+            let deadline = Instant::now() + THREAD_WAIT;
+            let charge = || fs::write(&file, thread.to_string());
+            let mut charged = charge();
+            // A kernel thread can't be moved before it has run for the first time.
+            while let Err(error) = &charged
+                && error.kind() == io::ErrorKind::InvalidInput
+                && Instant::now() < deadline
+            {
+                std::thread::sleep(Duration::from_millis(1));
+                charged = charge();
+            }
+            charged.at("charge a kernel thread to", &file)?;
         }
         Ok(())
     }
@@ -611,6 +641,21 @@ mod tests {
         cgroups.0.remove_leaf("red/r1/guest", Duration::from_secs(10)).unwrap();
         assert!(!child.wait().unwrap().success());
         assert!(!cgroups.0.exists("red"));
+    }
+
+    #[test]
+    fn time_is_charged_and_nothing_else_where_hierarchies_are_apart() {
+        let guard = Guard::new();
+        let cgroups = &guard.0;
+        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        cgroups.charge("red/napi", child.id()).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let usage = cgroups.usage("red").unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let processes = u64::from(cgroups.version() == Version::V2);
+        assert!(usage.cpu_ns > 0 && usage.processes == processes, "{usage:?}");
+        assert!(cgroups.charge("red/napi", child.id()).is_err(), "it has ended");
     }
 
     #[test]
