@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use libbpf_cargo::SkeletonBuilder;
 
-const NAMES: [&str; 2] = ["pdp_xdp", "pdp_ports"];
+/// The last one is for tests and measurements alone.
+const NAMES: [&str; 3] = ["pdp_xdp", "pdp_ports", "measure"];
 
 fn main() {
     println!("cargo:rerun-if-changed=bpf");

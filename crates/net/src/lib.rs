@@ -7,6 +7,7 @@ mod error;
 pub mod ethtool;
 pub mod interface;
 pub mod management;
+pub mod napi;
 pub mod neighbour;
 mod netlink;
 pub mod netns;

@@ -1,0 +1,362 @@
+//! Who works for a device: its NAPI, in softirq or in kernel threads.
+//!
+//! In softirq the work of a receiving end is done by whoever runs on that CPU, and charged to them. With
+//! threaded NAPI each receive queue has a kernel thread, `napi/DEVICE-NUMBER`, that can be put into a cgroup
+//! like any other: quota and weights hold, and what the namespace does to a frame is charged there.
+//!
+//! **Which thread.** The kernel itself says, by netdev's generic netlink, which thread serves a queue of
+//! an interface ([`queues`]). Names are no answer: a guest gives its devices what names it likes, and two
+//! namespaces may have the same. Before Linux 6.8 the kernel does not say, and nothing is guessed.
+//!
+//! **Limits.** A cgroup's weight holds for kernel threads on every kernel, and its account has their time. Its
+//! quota holds before Linux 6.18 alone: from there on the kernel throttles a task when it returns to user
+//! space, which a kernel thread never does (`nr_throttled` counts, and it goes on). There [`Thread::limit`]
+//! has the scheduler itself hold a thread to a time of each period (SCHED_DEADLINE), whose sum over all threads of
+//! the machine the kernel bounds at 95% of the CPUs.
+//!
+//! **What a guest can do.** It can take its end down and up, give it more queues, or delete it: its threads
+//! end, and new ones begin in the root cgroup. Where it has a writable sysfs it can turn threads off
+//! (netlink asks for the machine's CAP_NET_ADMIN): then there are none, from Linux 6.17 on. A new
+//! name changes nothing but the name of the threads to come. None of this is notified as such: a change of the
+//! interface's flags is (`RTM_NEWLINK`), the rest is seen by asking again, which takes 0.1 ms.
+//!
+//! Limits: an end that does no NAPI (a veth without XDP program and `gro on`, or one that is down) has no
+//! queue here. [`QUEUES_MAX`].
+//! Source: Linux Documentation/networking/napi.rst, Documentation/netlink/specs/netdev.yaml.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
+    setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::error::{Context, Error, Result};
+use crate::netns::within;
+
+/// Receive queues of one device that are asked for.
+pub const QUEUES_MAX: usize = 256;
+
+/// Longest that the kernel may take for an answer.
+const ANSWER_MAX_SECONDS: i64 = 5;
+
+const ANSWER_BYTES: usize = 32 << 10;
+
+/// Generic netlink (linux/genetlink.h): the controller, its question for a family, names of both.
+const CONTROLLER: u16 = 16;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+
+/// linux/netdev.h.
+const NETDEV: &[u8] = b"netdev\0";
+const NETDEV_CMD_NAPI_GET: u8 = 11;
+const NETDEV_A_NAPI_IFINDEX: u16 = 1;
+const NETDEV_A_NAPI_ID: u16 = 2;
+const NETDEV_A_NAPI_PID: u16 = 4;
+
+/// Of a netlink message and of generic netlink's.
+const HEADER_BYTES: usize = 16;
+const GENERIC_BYTES: usize = 4;
+
+/// Bits of an attribute's kind that are its kind.
+const KIND_MASK: u16 = 0x3fff;
+
+/// PF_KTHREAD of linux/sched.h.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// A receive queue's NAPI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Queue {
+    /// Its number, unlike any other's on the machine while it is there.
+    pub id: u32,
+    /// The kernel thread that serves it, if it is threaded, by its number in the first PID namespace.
+    pub thread: Option<u32>,
+}
+
+/// Has each receive queue of a device of a namespace served by a kernel thread, or none. It stays so
+/// when the device is taken down and up, or gets another name.
+///
+/// # Errors
+/// There is no such device there; it does no NAPI (EOPNOTSUPP): it must be up and have an XDP program, or `gro on`;
+/// the kernel has no threaded NAPI (before Linux 5.12).
+pub fn set_threaded(netns: BorrowedFd<'_>, device: &str, threaded: bool) -> Result<()> {
+    within(netns, || {
+        let file = attribute(device, OFlags::WRONLY)?;
+        let mut file = fs::File::from(file);
+        file.write_all(if threaded { b"1" } else { b"0" }).on("set the threads of", device)
+    })
+}
+
+/// Whether it is to be so.
+pub fn is_threaded(netns: BorrowedFd<'_>, device: &str) -> Result<bool> {
+    within(netns, || {
+        let file = fs::File::from(attribute(device, OFlags::RDONLY)?);
+        let text = io::read_to_string(file).on("read the threads of", device)?;
+        Ok(text.trim() != "0")
+    })
+}
+
+/// The attribute of a device in the thread's network namespace. Its sysfs is mounted nowhere, and goes with the
+/// descriptor.
+fn attribute(device: &str, access: OFlags) -> Result<OwnedFd> {
+    if matches!(device, "" | "." | "..") || device.contains('/') {
+        return Err(Error::NoInterface(device.to_owned()));
+    }
+    let sysfs = || {
+        let new = fsopen("sysfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(&new)?;
+        fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+    };
+    let sysfs = sysfs().on("open sysfs for", device)?;
+    let path = format!("class/net/{device}");
+    openat(&sysfs, &*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|_| Error::NoInterface(device.to_owned()))?;
+    let path = format!("{path}/threaded");
+    openat(&sysfs, &*path, access | OFlags::CLOEXEC, Mode::empty())
+        .on("find threaded NAPI (Linux 5.12 or newer) of", device)
+}
+
+/// The receive queues of an interface of a namespace, by number: none while it is down or does no NAPI.
+///
+/// # Errors
+/// There is no such interface there; the kernel does not tell (before Linux 6.8).
+pub fn queues(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<Queue>> {
+    within(netns, || {
+        let what = "ask for the queues of interface";
+        let mut queues = Netdev::open().and_then(|netdev| netdev.queues(index)).on(what, index)?;
+        queues.sort();
+        Ok(queues)
+    })
+}
+
+/// A kernel thread that was found, which can't be taken for another that got its number later.
+#[derive(Debug)]
+pub struct Thread {
+    /// Its number.
+    pub pid: u32,
+    handle: OwnedFd,
+}
+
+impl Thread {
+    /// Whether it goes on. If it does, its number meant this thread until now.
+    pub fn is_alive(&self) -> bool {
+        let mut events = [PollFd::new(self.handle.as_fd(), PollFlags::POLLIN)];
+        // Readable when it has ended.
+        poll(&mut events, PollTimeout::ZERO) == Ok(0)
+    }
+
+    /// Holds the thread to `runtime` of CPU time in each `period` (0.1 ms to 4 s unless the machine's sysctls say
+    /// otherwise), by SCHED_DEADLINE, or no longer to any. It comes before all ordinary threads then, and its
+    /// cgroup's weight and quota mean nothing to it; its time is in the account all the same. It must be allowed on
+    /// all CPUs.
+    ///
+    /// # Errors
+    /// EBUSY: what all such threads were promised would exceed what the kernel gives out; EPERM: it is not allowed
+    /// on all CPUs; EINVAL: less than 1,024 ns, or more than the period.
+    pub fn limit(&self, limit: Option<(Duration, Duration)>) -> Result<()> {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let (policy, runtime, period) = match limit {
+            Some((runtime, period)) => (libc::SCHED_DEADLINE, ns(runtime), ns(period)),
+            None => (libc::SCHED_OTHER, 0, 0),
+        };
+        let attributes = libc::sched_attr {
+            size: size_of::<libc::sched_attr>() as u32,
+            sched_policy: policy as u32,
+            sched_flags: 0,
+            sched_nice: 0,
+            sched_priority: 0,
+            sched_runtime: runtime,
+            sched_deadline: period,
+            sched_period: period,
+        };
+        // SAFETY: the kernel reads the structure, which says its own size, during the call alone.
+        let set =
+            unsafe { libc::syscall(libc::SYS_sched_setattr, self.pid, &raw const attributes, 0) };
+        let set = if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+        set.on("limit the CPU time of NAPI's thread", self.pid)
+    }
+}
+
+/// The kernel threads of an interface of a namespace, for sure: to put one into a cgroup, do so by its number
+/// and see that it [`Thread::is_alive`] afterwards.
+///
+/// # Errors
+/// As [`queues`].
+pub fn threads(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<Thread>> {
+    let handle = |pid: u32| {
+        let number = pid.try_into().ok().and_then(Pid::from_raw)?;
+        let handle = pidfd_open(number, PidfdFlags::empty()).ok()?;
+        is_napi(pid).then_some(Thread { pid, handle })
+    };
+    let first = queues(netns, index)?;
+    let found: Vec<_> = first.iter().filter_map(|queue| handle(queue.thread?)).collect();
+    // What had ended before its handle was opened, whoever has its number, is named no more.
+    let again = queues(netns, index)?;
+    let is_named = |thread: &Thread| again.iter().any(|queue| queue.thread == Some(thread.pid));
+    Ok(found.into_iter().filter(is_named).collect())
+}
+
+/// Whether a number is that of one of NAPI's kernel threads.
+fn is_napi(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // proc_pid_stat(5): the name, whatever it has in it, ends with the last parenthesis.
+    let Some((name, rest)) = stat.rsplit_once(')') else { return false };
+    let flags = rest.split_ascii_whitespace().nth(6).and_then(|flags| flags.parse::<u64>().ok());
+    name.contains("(napi/") && flags.is_some_and(|flags| flags & KERNEL_THREAD != 0)
+}
+
+/// A socket of generic netlink in the thread's network namespace, and the number of netdev's family.
+struct Netdev {
+    socket: OwnedFd,
+    family: u16,
+}
+
+impl Netdev {
+    fn open() -> io::Result<Self> {
+        let kind = SockProtocol::NetlinkGeneric;
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, kind)?;
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(ANSWER_MAX_SECONDS, 0))?;
+        let mut this = Self { socket, family: CONTROLLER };
+        let mut family = None;
+        let asked = this.ask(CTRL_CMD_GETFAMILY, 0, CTRL_ATTR_FAMILY_NAME, NETDEV, |answer| {
+            let mut ids = attributes(answer).filter(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID);
+            let id = ids.next().and_then(|(_, value)| value.first_chunk().copied());
+            family = id.map(u16::from_ne_bytes);
+        });
+        this.family = asked.and(family.ok_or(io::ErrorKind::NotFound.into())).map_err(|_| {
+            let text = "the kernel does not say which thread serves a queue: Linux 6.8 is needed";
+            io::Error::new(io::ErrorKind::Unsupported, text)
+        })?;
+        Ok(this)
+    }
+
+    fn queues(&self, index: u32) -> io::Result<Vec<Queue>> {
+        let mut queues = Vec::new();
+        let dump = libc::NLM_F_DUMP as u16;
+        let index = index.to_ne_bytes();
+        self.ask(NETDEV_CMD_NAPI_GET, dump, NETDEV_A_NAPI_IFINDEX, &index, |answer| {
+            let (mut id, mut thread) = (None, None);
+            for (kind, value) in attributes(answer) {
+                let number = value.first_chunk().copied().map(u32::from_ne_bytes);
+                match kind {
+                    NETDEV_A_NAPI_ID => id = number,
+                    NETDEV_A_NAPI_PID => thread = number.filter(|pid| *pid != 0),
+                    _ => {}
+                }
+            }
+            if let Some(id) = id.filter(|_| queues.len() < QUEUES_MAX) {
+                queues.push(Queue { id, thread });
+            }
+        })?;
+        Ok(queues)
+    }
+
+    /// Asks something with one attribute, and gives the attributes of each answer.
+    fn ask(
+        &self,
+        command: u8,
+        flags: u16,
+        kind: u16,
+        value: &[u8],
+        mut each: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
+        let padding = value.len().next_multiple_of(4) - value.len();
+        let bytes = HEADER_BYTES + GENERIC_BYTES + 4 + value.len() + padding;
+        let mut request = (bytes as u32).to_ne_bytes().to_vec();
+        request.extend(self.family.to_ne_bytes());
+        request.extend((libc::NLM_F_REQUEST as u16 | flags).to_ne_bytes());
+        request.extend([1_u32.to_ne_bytes(), [0; 4]].as_flattened());
+        request.extend([command, 1, 0, 0]);
+        request.extend((4 + value.len() as u16).to_ne_bytes());
+        request.extend(kind.to_ne_bytes());
+        request.extend(value);
+        request.extend(std::iter::repeat_n(0, padding));
+        send(self.socket.as_raw_fd(), &request, MsgFlags::empty())?;
+        let mut buffer = vec![0; ANSWER_BYTES];
+        loop {
+            let length = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+            let mut left = buffer.get(..length).unwrap_or_default();
+            while let Some((kind, payload, rest)) = message(left) {
+                left = rest;
+                match i32::from(kind) {
+                    // A dump that fails says so at its end.
+                    libc::NLMSG_DONE | libc::NLMSG_ERROR => {
+                        let code =
+                            payload.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+                        return match code {
+                            0 => Ok(()),
+                            code => Err(io::Error::from_raw_os_error(-code)),
+                        };
+                    }
+                    _ => each(payload.get(GENERIC_BYTES..).unwrap_or_default()),
+                }
+            }
+            if flags & libc::NLM_F_DUMP as u16 == 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The kind and the payload of the first message, and what comes behind it.
+fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
+    let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
+    let payload = bytes.get(HEADER_BYTES..length)?;
+    Some((kind, payload, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
+}
+
+/// Kinds and values of attributes; ends where they are none.
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
+        let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?) & KIND_MASK;
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_bytes_of_an_answer_are_read_beyond_it() {
+        let answer: Vec<u8> = (0..64_u8).map(|byte| byte.wrapping_mul(37)).collect();
+        for length in 0..answer.len() {
+            for first in [0_u8, 3, 4, 16, 40, 64, 255] {
+                let mut answer = answer[..length].to_vec();
+                if let Some(byte) = answer.first_mut() {
+                    *byte = first;
+                }
+                let _ = message(&answer);
+                assert!(attributes(&answer).count() <= length / 4 + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn a_process_is_no_thread_of_napi() {
+        assert!(!is_napi(std::process::id()));
+        assert!(!is_napi(1));
+    }
+
+    #[test]
+    fn a_device_name_is_no_path() {
+        for name in ["", ".", "..", "../lo", "lo/../lo"] {
+            assert!(matches!(attribute(name, OFlags::RDONLY), Err(Error::NoInterface(_))));
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Frames that the kernel makes and counts by itself, network namespaces, and devices between them
+//! (`bpf/measure.bpf.c`): for tests and measurements.
+
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput, ProgramMut,
+};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use pdp_net::interface::Interface;
+use pdp_net::netns::within;
+
+const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/measure.bpf.o"));
+
+pub const EVENTUALLY: Duration = Duration::from_secs(30);
+
+/// BPF_F_TEST_XDP_LIVE_FRAMES of include/uapi/linux/bpf.h.
+const LIVE_FRAMES: u32 = 1 << 1;
+
+/// Size of `struct xdp_md`, and where the frame's end is in it.
+const XDP_MD_BYTES: usize = 24;
+const XDP_MD_DATA_END: usize = 4;
+
+/// Runs a test in a network and a mount namespace of its own, which go with its thread.
+pub fn isolated<T: Send>(test: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
+            let none: Option<&str> = None;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            test()
+        });
+        work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// A network namespace that goes with it.
+pub struct Netns {
+    child: Child,
+    fd: OwnedFd,
+}
+
+impl Netns {
+    pub fn new() -> Self {
+        let command = ["-n", "sleep", "1000"];
+        let child = Command::new("unshare").args(command).stdout(Stdio::null()).spawn().unwrap();
+        let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let path = format!("/proc/{}/ns/net", child.id());
+        eventually("it is in its namespace", || {
+            std::fs::read_link(&path).is_ok_and(|netns| netns != own)
+        });
+        let fd = File::open(path).unwrap().into();
+        Self { child, fd }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub fn index(&self, device: &str) -> u32 {
+        within(self.fd(), || Interface::by_name(device)).unwrap().index
+    }
+
+    /// What a shell there says, if it succeeds.
+    pub fn run(&self, script: &str) -> String {
+        let pid = self.pid().to_string();
+        output(Command::new("nsenter").args(["-t", &pid, "-n", "sh", "-ec", script]), script)
+    }
+
+    /// Commands of ip(8), one a line; those that fail are passed over. First those of IPv4 and of both families, then
+    /// those that begin with `-6`.
+    pub fn ip(&self, lines: &str) {
+        let (v6, others): (Vec<&str>, Vec<&str>) =
+            lines.lines().map(str::trim).partition(|line| line.starts_with("-6 "));
+        let v6: Vec<&str> = v6.iter().filter_map(|line| line.strip_prefix("-6 ")).collect();
+        for (family, lines) in [("-4", others), ("-6", v6)] {
+            self.batch(family, &lines.join("\n"));
+        }
+    }
+
+    fn batch(&self, family: &str, lines: &str) {
+        use std::io::Write;
+        if lines.is_empty() {
+            return;
+        }
+        let pid = self.pid().to_string();
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &pid, "-n", "ip"]);
+        if family == "-6" {
+            command.arg(family);
+        }
+        let mut child = command
+            .args(["-force", "-batch", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(if std::env::var("PDP_THROUGH_VERBOSE").is_ok() {
+                Stdio::inherit()
+            } else {
+                Stdio::null()
+            })
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        child.stdin.take();
+        let _ = child.wait().unwrap();
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn output(command: &mut Command, script: &str) -> String {
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{script}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+pub fn run(script: &str) -> String {
+    output(Command::new("sh").args(["-ec", script]), script)
+}
+
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + EVENTUALLY;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {EVENTUALLY:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A BPF file system that goes with the test.
+pub struct Pins(tempfile::TempDir);
+
+impl Pins {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        mount(Some("bpf"), dir.path(), Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
+        Self(dir)
+    }
+
+    pub fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let _ = umount2(self.0.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+/// Where a generator's frames go: a device of its namespace, and the link addresses and addresses in them.
+#[derive(Clone, Copy)]
+pub struct To {
+    pub index: u32,
+    pub mac: [u8; 6],
+    pub source: [u8; 4],
+    pub destination: [u8; 4],
+}
+
+/// The programs, loaded.
+pub struct Live {
+    object: Object,
+    links: Vec<Link>,
+    bytes: usize,
+}
+
+impl Live {
+    /// With frames of so many bytes.
+    pub fn new(bytes: usize) -> Self {
+        libbpf_rs::set_print(None);
+        let object = ObjectBuilder::default().open_memory(OBJECT).unwrap().load().unwrap();
+        let mut this = Self { object, links: Vec::new(), bytes };
+        // At an interface that nothing arrives at: what is attached nowhere takes long to run.
+        this.attach("generate", Interface::by_name("lo").unwrap().index);
+        this
+    }
+
+    fn program(&self, name: &str) -> ProgramMut<'_> {
+        self.object.progs_mut().find(|program| program.name() == name).unwrap()
+    }
+
+    fn map(&self, name: &str) -> MapHandle {
+        MapHandle::try_from(&self.object.maps().find(|map| map.name() == name).unwrap()).unwrap()
+    }
+
+    /// Has a device of the thread's namespace run one of the programs for as long as this is there.
+    pub fn attach(&mut self, name: &str, index: u32) {
+        let link = self.program(name).attach_xdp(index as i32).unwrap();
+        self.links.push(link);
+    }
+
+    /// A packet socket that gets all that a device of the thread's namespace receives.
+    pub fn socket(&self, device: &str, index: u32) -> OwnedFd {
+        let filter = self.program("all");
+        pdp_net::packet::open(device, index, 1, filter.as_fd()).unwrap().remove(0)
+    }
+
+    /// Sends by these from now on, `1 << shift` frames to each in turn.
+    pub fn send_to(&self, to: &[To], shift: u32) {
+        assert!(to.len().is_power_of_two());
+        let devices = self.map("devices");
+        for (at, to) in (0_u32..).zip(to) {
+            let mut value = to.index.to_ne_bytes().to_vec();
+            value.extend(headers(to, self.bytes));
+            value.resize(48, 0);
+            devices.update(&at.to_ne_bytes(), &value, MapFlags::ANY).unwrap();
+        }
+        let mut settings = (to.len() as u32 - 1).to_ne_bytes().to_vec();
+        settings.extend(shift.to_ne_bytes());
+        settings.resize(32, 0);
+        self.map("settings").update(&[0; 4], &settings, MapFlags::ANY).unwrap();
+    }
+
+    /// So many frames a second from now on; zero: as many as go.
+    pub fn set_rate(&self, pps: u64) {
+        let map = self.map("settings");
+        let mut settings = map.lookup(&[0; 4], MapFlags::ANY).unwrap().unwrap();
+        settings[8..].fill(0);
+        settings[8..16].copy_from_slice(&pps.to_ne_bytes());
+        map.update(&[0; 4], &settings, MapFlags::ANY).unwrap();
+    }
+
+    /// Makes frames for about so long, in the thread that calls.
+    pub fn generate(&self, time: Duration) {
+        let start = Instant::now();
+        let mut frames = 1 << 12;
+        while start.elapsed() < time {
+            let called = Instant::now();
+            self.call(frames);
+            // A call makes a pool of pages that is there for a second or longer: none is too short.
+            if called.elapsed() < Duration::from_millis(10) {
+                frames = (frames * 2).min(1 << 20);
+            }
+        }
+    }
+
+    /// Makes so many frames.
+    pub fn call(&self, frames: u32) {
+        let mut context = [0; XDP_MD_BYTES];
+        let end = (self.bytes as u32).to_ne_bytes();
+        context[XDP_MD_DATA_END..XDP_MD_DATA_END + 4].copy_from_slice(&end);
+        let frame = vec![0; self.bytes];
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            data_in: Some(&frame),
+            flags: LIVE_FRAMES,
+            repeat: frames,
+            ..Default::default()
+        };
+        self.program("generate").test_run(input).unwrap();
+    }
+
+    /// Frames made and come to sinks so far.
+    pub fn counters(&self) -> [u64; 2] {
+        let map = self.map("counters");
+        [0_u32, 1].map(|at| {
+            let by_cpu = map.lookup_percpu(&at.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+            let number = |bytes: &Vec<u8>| u64::from_ne_bytes(*bytes.first_chunk().unwrap());
+            by_cpu.iter().map(number).sum()
+        })
+    }
+}
+
+/// Ethernet, IPv4 and UDP to the discard port.
+fn headers(to: &To, bytes: usize) -> Vec<u8> {
+    let total = bytes as u16 - 14;
+    let mut ip = vec![0x45, 0];
+    ip.extend(total.to_be_bytes());
+    ip.extend([0, 0, 0, 0, 64, 17, 0, 0]);
+    ip.extend(to.source);
+    ip.extend(to.destination);
+    let sum = pdp_wire::checksum::checksum(&ip);
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    let mut frame = [&to.mac[..], &[2, 0, 0, 0, 0, 1, 8, 0], &ip].concat();
+    for word in [1000, 9, total - 20, 0] {
+        frame.extend(word.to_be_bytes());
+    }
+    frame
+}
+
+/// CPU time of a task of the machine so far, nanoseconds; of one that has ended, none.
+pub fn cpu_ns(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
+    text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
+}
+
+/// The number of the calling thread.
+pub fn thread_id() -> u32 {
+    let link = std::fs::read_link("/proc/thread-self").unwrap();
+    link.file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// The kernel's softirq threads.
+pub fn ksoftirqd() -> Vec<u32> {
+    let text = run("pgrep '^ksoftirqd/'");
+    text.lines().map(|line| line.trim().parse().unwrap()).collect()
+}
+
+/// Sends a frame by a packet socket; false: the device does not take it.
+pub fn send(socket: &OwnedFd, frame: &[u8]) -> bool {
+    let flags = nix::sys::socket::MsgFlags::empty();
+    nix::sys::socket::send(socket.as_raw_fd(), frame, flags).is_ok()
+}
+
+/// The next frame that a packet socket has.
+pub fn receive(socket: &OwnedFd) -> Option<Vec<u8>> {
+    let mut buffer = vec![0; 1 << 16];
+    let flags = nix::sys::socket::MsgFlags::MSG_DONTWAIT;
+    let bytes = nix::sys::socket::recv(socket.as_raw_fd(), &mut buffer, flags).ok()?;
+    buffer.truncate(bytes);
+    Some(buffer)
+}

@@ -1,0 +1,230 @@
+//! Kernel threads of NAPI, and who pays for their work, in the real kernel. Needs root.
+
+mod live;
+
+use std::time::{Duration, Instant};
+
+use live::{Live, Netns, To, eventually, isolated, run};
+use pdp_container::Limits;
+use pdp_container::cgroup::Cgroups;
+use pdp_net::Error;
+use pdp_net::ethtool;
+use pdp_net::interface::Interface;
+use pdp_net::napi::{is_threaded, queues, set_threaded, threads};
+use pdp_net::netns::within;
+
+/// Makes the ends `eth0` and `eth1` of a router in a namespace, and `in0` and `out0` here: what is sent to 10.2.0.2
+/// into the one comes out of the other.
+fn router(live: &mut Live) -> Netns {
+    let guest = Netns::new();
+    run(&format!(
+        "ip link add in0 type veth peer name eth0 netns {0}
+         ip link add out0 type veth peer name eth1 netns {0}
+         ip link set in0 up; ip link set out0 up",
+        guest.pid()
+    ));
+    guest.run(
+        "ip link set eth0 address 02:00:00:00:00:02; ip link set eth0 up; ip link set eth1 up
+         ip addr add 10.1.0.1/16 dev eth0; ip addr add 10.2.0.1/16 dev eth1
+         ip neigh add 10.2.0.2 lladdr 02:00:00:00:00:03 dev eth1
+         echo 1 > /proc/sys/net/ipv4/ip_forward
+         ethtool -K eth0 gro on",
+    );
+    live.attach("sink", Interface::by_name("out0").unwrap().index);
+    let index = Interface::by_name("in0").unwrap().index;
+    let (source, destination) = ([10, 1, 0, 2], [10, 2, 0, 2]);
+    live.send_to(&[To { index, mac: [2, 0, 0, 0, 0, 2], source, destination }], 0);
+    guest
+}
+
+/// Cgroups that go with the test.
+struct Guard(Cgroups);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.remove("", Duration::from_secs(10));
+        self.0.remove_if_empty("");
+    }
+}
+
+#[test]
+fn what_a_namespace_does_to_frames_is_charged_to_its_cgroup_and_limited() {
+    let guard = Guard(Cgroups::new(&format!("pdp-napi-{}", std::process::id())).unwrap());
+    isolated(|| {
+        let cgroups = &guard.0;
+        let mut live = Live::new(64);
+        let guest = router(&mut live);
+        // Some ten microseconds a frame.
+        let rules = "for at in $(seq 1000); do \
+                     echo add rule ip slow forward ip saddr 192.0.2.1 udp dport $at counter drop; done";
+        guest.run(&format!(
+            "( echo add table ip slow
+               echo 'add chain ip slow forward {{ type filter hook forward priority 0; }}'
+               {rules} ) > /tmp/pdp-napi-{0}; nft -f /tmp/pdp-napi-{0}; rm /tmp/pdp-napi-{0}",
+            std::process::id()
+        ));
+        let limits = Limits { cpu_cores: Some(0.2), ..Limits::default() };
+        cgroups.ensure("red/r1", &limits).unwrap();
+        // More than the limit, with and without threads.
+        let flood = |what: &str| -> (f64, f64) {
+            let before = (cgroups.usage("red/r1").unwrap().cpu_ns, live.counters()[1]);
+            let made = live.counters()[0];
+            let start = Instant::now();
+            live.set_rate(60_000);
+            live.generate(Duration::from_millis(1500));
+            let seconds = start.elapsed().as_secs_f64();
+            let (used, came) =
+                (cgroups.usage("red/r1").unwrap().cpu_ns, live.counters()[1] - before.1);
+            let cores = (used - before.0) as f64 / 1e9 / seconds;
+            let made = (live.counters()[0] - made) as f64 / seconds;
+            let rate = came as f64 / seconds;
+            println!("{what}: {cores:.3} cores in the cgroup, {rate:.0} of {made:.0} frames/s");
+            (cores, came as f64)
+        };
+        let (cores, came) = flood("softirq");
+        assert!(cores < 0.005 && came > 1000.0, "{cores} cores are charged, {came} frames came");
+
+        set_threaded(guest.fd(), "eth0", true).unwrap();
+        let found = threads(guest.fd(), guest.index("eth0")).unwrap();
+        assert!(!found.is_empty());
+        for thread in &found {
+            cgroups.charge("red/r1/napi", thread.pid).unwrap();
+            assert!(thread.is_alive());
+        }
+        let (cores, came) = flood("threads");
+        assert!(cores > 0.005 && came > 100.0, "{cores} cores are charged, {came} frames came");
+        if kernel() < (6, 18) {
+            // Above is what matters; how much less depends on who else computes here.
+            assert!(cores < 0.3, "{cores} cores used of 0.2");
+        }
+        for thread in &found {
+            thread.limit(Some((Duration::from_millis(2), Duration::from_millis(10)))).unwrap();
+            let much = thread.limit(Some((Duration::from_millis(20), Duration::from_millis(10))));
+            assert!(much.is_err());
+        }
+        let (cores, came) = flood("threads with a limit of their own");
+        assert!(
+            (0.005..0.25).contains(&cores) && came > 100.0,
+            "{cores} cores, {came} frames came"
+        );
+        found.iter().for_each(|thread| thread.limit(None).unwrap());
+
+        set_threaded(guest.fd(), "eth0", false).unwrap();
+        let (cores, _) = flood("softirq again");
+        assert!(cores < 0.005, "{cores} cores are charged without threads");
+    });
+}
+
+/// Version of the kernel.
+fn kernel() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+/// Processes of the machine whose CPUs are set by number.
+fn pin(pid: u32, cpu: usize) {
+    let mut cpus = nix::sched::CpuSet::new();
+    cpus.set(cpu).unwrap();
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(pid as i32), &cpus).unwrap();
+}
+
+#[test]
+fn weights_hold_between_what_namespaces_do_and_processes() {
+    let guard = Guard(Cgroups::new(&format!("pdp-weights-{}", std::process::id())).unwrap());
+    isolated(|| {
+        let cgroups = &guard.0;
+        let mut live = Live::new(64);
+        let guest = router(&mut live);
+        let mut hog =
+            std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        cgroups.weigh("red", 200).unwrap();
+        cgroups.weigh("blue", 800).unwrap();
+        cgroups.enter("blue/hog", hog.id()).unwrap();
+        set_threaded(guest.fd(), "eth0", true).unwrap();
+        for thread in threads(guest.fd(), guest.index("eth0")).unwrap() {
+            cgroups.charge("red/napi", thread.pid).unwrap();
+            pin(thread.pid, 1);
+        }
+        pin(hog.id(), 1);
+        pin(0, 0);
+        let used = || ["red", "blue"].map(|vnet| cgroups.usage(vnet).unwrap().cpu_ns as f64);
+        let before = used();
+        live.set_rate(0);
+        live.generate(Duration::from_secs(2));
+        let after = used();
+        hog.kill().unwrap();
+        hog.wait().unwrap();
+        let [red, blue] = [after[0] - before[0], after[1] - before[1]];
+        println!("of what both had, frames had {:.3}", red / (red + blue));
+        assert!((0.12..0.3).contains(&(red / (red + blue))), "{red} and {blue} ns");
+    });
+}
+
+#[test]
+fn the_kernel_says_which_threads_serve_an_interface() {
+    isolated(|| {
+        let (a, b) = (Netns::new(), Netns::new());
+        for (name, netns) in [("a0", &a), ("b0", &b)] {
+            // Two queues each, and names that tell nothing.
+            let pid = netns.pid();
+            run(&format!(
+                "ip link add {name} numtxqueues 2 numrxqueues 2 type veth \
+                 peer name eth0 numtxqueues 2 numrxqueues 2 netns {pid}; ip link set {name} up"
+            ));
+            let early = set_threaded(netns.fd(), "eth0", true).unwrap_err();
+            assert!(matches!(early, Error::Io { .. }), "{early}");
+        }
+        let index = [&a, &b].map(|netns| netns.index("eth0"));
+        let pids = |netns: &Netns, index| -> Vec<u32> {
+            threads(netns.fd(), index).unwrap().iter().map(|thread| thread.pid).collect()
+        };
+        assert!(pids(&a, index[0]).is_empty(), "none while it is down");
+        for netns in [&a, &b] {
+            netns.run("ip link set eth0 up; ethtool -K eth0 gro on");
+            set_threaded(netns.fd(), "eth0", true).unwrap();
+            assert!(is_threaded(netns.fd(), "eth0").unwrap());
+        }
+        let (of_a, of_b) = (pids(&a, index[0]), pids(&b, index[1]));
+        assert_eq!((of_a.len(), of_b.len()), (2, 2));
+        assert!(of_a.iter().all(|pid| !of_b.contains(pid)));
+        for pid in of_a.iter().chain(&of_b) {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+            assert!(name.starts_with("napi/eth0-"), "{name}");
+        }
+
+        let start = Instant::now();
+        (0..100).for_each(|_| _ = queues(a.fd(), index[0]).unwrap());
+        let asked = start.elapsed() / 100;
+        let start = Instant::now();
+        (0..100).for_each(|_| set_threaded(a.fd(), "eth0", true).unwrap());
+        println!("asked in {asked:?}, set in {:?}", start.elapsed() / 100);
+
+        // Another name changes nothing.
+        a.run("ip link set eth0 name kworker");
+        assert_eq!(pids(&a, index[0]), of_a);
+        // Down and up: others.
+        let handles = threads(a.fd(), index[0]).unwrap();
+        a.run("ip link set kworker down");
+        eventually("they have ended", || handles.iter().all(|thread| !thread.is_alive()));
+        assert!(pids(&a, index[0]).is_empty());
+        a.run("ip link set kworker up");
+        assert!(pids(&a, index[0]).iter().all(|pid| !of_a.contains(pid)));
+        // Turned off: none, but a queue.
+        set_threaded(a.fd(), "kworker", false).unwrap();
+        assert!(!is_threaded(a.fd(), "kworker").unwrap());
+        let left = queues(a.fd(), index[0]).unwrap();
+        println!("turned off: {left:?}");
+        assert!(left.len() == 2 && left.iter().all(|queue| queue.thread.is_none()));
+        set_threaded(a.fd(), "kworker", true).unwrap();
+        assert_eq!(pids(&a, index[0]).len(), 2);
+        // Gone.
+        a.run("ip link del kworker");
+        assert!(queues(a.fd(), index[0]).is_err());
+        let none = set_threaded(a.fd(), "kworker", true);
+        assert!(matches!(none, Err(Error::NoInterface(_))), "{none:?}");
+        assert_eq!(pids(&b, index[1]), of_b);
+        within(b.fd(), || ethtool::aggregation_off("eth0")).unwrap();
+        assert_eq!(queues(b.fd(), index[1]).unwrap(), []);
+    });
+}
