@@ -17,6 +17,7 @@ pub mod probe;
 pub mod route;
 pub mod sysctl;
 pub mod tap;
+pub mod through;
 pub mod xdp;
 
 pub use error::{Error, Result};
