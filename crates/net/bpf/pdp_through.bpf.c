@@ -23,6 +23,8 @@
  * The look-up follows rules and next-hop groups; ports go into it as the kernel's flow dissector finds them.
  * What it does not know is a route's MTU that is not locked: `lease` has the smallest that there is.
  *
+ * Where a thread is named, frames that are served by another, or in softirq, are dropped: nobody else pays.
+ *
  * Names and layouts of the maps: src/through.rs.
  */
 #include <linux/bpf.h>
@@ -50,7 +52,7 @@
 #define HOST_IDENTITY 139 /* next headers of IPv6 that <linux/in.h> lacks */
 #define SHIM6 140
 
-/* What became of a frame. All but SHORT: passed to the stack. */
+/* What became of a frame. All but SHORT and UNPAID: passed to the stack. */
 enum way {
 	SHORT, /* sent out of a port */
 	SILENT, /* nobody says that nothing is in the way */
@@ -60,6 +62,7 @@ enum way {
 	NEIGHBOUR, /* not known */
 	TOO_BIG, /* for the way */
 	SOURCE, /* one that the stack validates */
+	UNPAID, /* dropped: not served by the thread that it is charged to */
 	WAYS
 };
 
@@ -78,6 +81,11 @@ struct told {
 	__u8 mac[6];
 	__u8 aside;
 	__u8 unused;
+};
+
+struct port {
+	__u32 place;
+	__u32 thread; /* that alone may serve it; 0: whoever does */
 };
 
 struct counts {
@@ -111,7 +119,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PORTS_MAX);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct port);
 } ports SEC(".maps");
 
 /* The same, as devices: the kernel takes out those that go, or go to another namespace. */
@@ -223,6 +231,9 @@ struct net_device {
 	struct {
 		struct list_head upper;
 	} adj_list;
+};
+struct task_struct {
+	__u32 pid;
 };
 struct xdp_rxq_info {
 	struct net_device *dev;
@@ -422,7 +433,7 @@ static __always_inline enum way send(struct xdp_md *context, struct bpf_fib_look
 {
 	int v6 = to->family == AF_INET6;
 	struct bpf_fib_lookup back = {.family = AF_INET, .l4_protocol = to->l4_protocol};
-	__u32 *port;
+	struct port *port;
 	struct told *at;
 	void *data, *end;
 	struct ethhdr *ethernet;
@@ -445,7 +456,7 @@ static __always_inline enum way send(struct xdp_md *context, struct bpf_fib_look
 	port = bpf_map_lookup_elem(&ports, &to->ifindex);
 	if (!port)
 		return ROUTE;
-	at = bpf_map_lookup_elem(&told, port);
+	at = bpf_map_lookup_elem(&told, &port->place);
 	if (!at)
 		return ROUTE;
 	if (at->aside & (v6 ? ASIDE_OUT_V6 : ASIDE_OUT_V4))
@@ -628,7 +639,7 @@ int pdp_through(struct xdp_md *context)
 {
 	struct ethhdr *ethernet = (void *)(long)context->data;
 	__u32 zero = 0, ifindex = context->ingress_ifindex;
-	__u32 *port = bpf_map_lookup_elem(&ports, &ifindex);
+	struct port *port = bpf_map_lookup_elem(&ports, &ifindex);
 	const struct lease *until = bpf_map_lookup_elem(&lease, &zero);
 	struct net_device *device = 0;
 	enum way way = SPECIAL;
@@ -638,10 +649,14 @@ int pdp_through(struct xdp_md *context)
 
 	if (!port || !until)
 		return XDP_PASS;
-	counts = bpf_map_lookup_elem(&counters, port);
-	from = bpf_map_lookup_elem(&told, port);
+	counts = bpf_map_lookup_elem(&counters, &port->place);
+	from = bpf_map_lookup_elem(&told, &port->place);
 	if (!counts || !from)
 		return XDP_PASS;
+	if (port->thread && ((struct task_struct *)bpf_get_current_task_btf())->pid != port->thread) {
+		counts->frames[UNPAID]++;
+		return XDP_DROP;
+	}
 	if (can_ask())
 		device = ((struct xdp_buff *)bpf_cast_to_kern_ctx(context))->rxq->dev;
 	if ((void *)(ethernet + 1) <= (void *)(long)context->data_end &&

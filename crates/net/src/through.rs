@@ -15,6 +15,10 @@
 //! [`Through::used`] tells of, since the kernel does not see that they are used. Before 6.2 the
 //! watcher's word ([`Through::tell`]) is all that makes it stand aside, as late as the watcher is.
 //!
+//! **Who works, pays.** With [`Through::set_thread`] a vport is served by one kernel thread of NAPI (see [`crate::napi`])
+//! or not at all: what a guest has done by others, since it turned threads off or took its end down and up, is dropped
+//! and counted until its new thread is named.
+//!
 //! **Otherwise than Linux**, where frames go the short way: the interfaces' counters in the namespace, its SNMP
 //! counters and packet sockets in it (tcpdump) don't see them. A frame that passes and one behind it that
 //! doesn't may change places, within what one poll of NAPI takes (64 frames). Linux keeps the route that it found
@@ -112,7 +116,7 @@ impl Aside {
     }
 }
 
-/// Frames that came in by a vport, by what became of them. All but `short` passed to the stack.
+/// Frames that came in by a vport, by what became of them. All but `short` and `unpaid` passed to the stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Sent out of another port. Of a port that is full, or down, they are lost there.
@@ -131,6 +135,8 @@ pub struct Counters {
     pub too_big: u64,
     /// A source that the stack validates: an address of the router, or one without a route.
     pub source: u64,
+    /// Dropped: not served by the thread that was named.
+    pub unpaid: u64,
 }
 
 /// A neighbour that frames were sent to.
@@ -209,20 +215,37 @@ impl Through {
         self.set(TOLD, &place(port)?, &value, "tell what hooks into")
     }
 
+    /// Has the vport of this interface served by this thread alone, or by whoever does. A frame that is served
+    /// otherwise is dropped.
+    ///
+    /// # Errors
+    /// The interface is none of the vports.
+    pub fn set_thread(&self, index: u32, thread: Option<u32>) -> Result<()> {
+        let key = index.to_ne_bytes();
+        let there = self.maps[PORTS].lookup(&key, MapFlags::ANY).map_err(other);
+        let mut value = there.on("look for the vport", index)?.ok_or_else(|| Error::Invalid {
+            object: format!("interface {index}"),
+            text: format!("none of the vports of {}", self.pins.display()),
+        })?;
+        value.truncate(4);
+        value.extend(thread.unwrap_or(0).to_ne_bytes());
+        self.set(PORTS, &key, &value, "name the thread of a vport of")
+    }
+
     /// What became of the frames that came in by the vport of this place, since the maps were made.
     pub fn counters(&self, port: usize) -> Result<Counters> {
         let by_cpu = self.maps[COUNTERS]
             .lookup_percpu(&place(port)?, MapFlags::ANY)
             .map_err(other)
             .on("read the counters of", self.pins.display())?;
-        let mut sums = [0_u64; 8];
+        let mut sums = [0_u64; 9];
         for counts in by_cpu.unwrap_or_default() {
             for (sum, count) in sums.iter_mut().zip(counts.chunks_exact(8)) {
                 *sum += count.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
             }
         }
-        let [short, silent, hooked, special, route, neighbour, too_big, source] = sums;
-        Ok(Counters { short, silent, hooked, special, route, neighbour, too_big, source })
+        let [short, silent, hooked, special, route, neighbour, too_big, source, unpaid] = sums;
+        Ok(Counters { short, silent, hooked, special, route, neighbour, too_big, source, unpaid })
     }
 
     /// Neighbours that frames were sent to since `since` of the monotonic clock ([`now`]), by no order. Where there
@@ -266,7 +289,10 @@ impl Through {
         }
         for (port, at) in ports.iter().zip(0_u32..) {
             let index = port.index.to_ne_bytes();
-            self.set(PORTS, &index, &at.to_ne_bytes(), "set a vport of")?;
+            let there = self.maps[PORTS].lookup(&index, MapFlags::ANY).ok().flatten();
+            let thread = there.and_then(|value| value.last_chunk().copied()).unwrap_or([0; 4]);
+            let value = [at.to_ne_bytes(), thread];
+            self.set(PORTS, &index, value.as_flattened(), "set a vport of")?;
             self.set(DEVICES, &index, &index, "set the device of a vport of")?;
         }
         Ok(())

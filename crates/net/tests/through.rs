@@ -13,9 +13,10 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use live::{Live, Netns, Pins, eventually, isolated, receive, run, send};
+use live::{Live, Netns, Pins, To, eventually, isolated, receive, run, send};
 use pdp_net::ethtool;
 use pdp_net::interface::Interface;
+use pdp_net::napi::{set_threaded, threads};
 use pdp_net::netns::within;
 use pdp_net::through::{self, Aside, Counters, LEASE_MAX, NO_MTU, Port, Through};
 use pdp_wire::checksum::checksum;
@@ -129,6 +130,7 @@ impl Attached {
                 neighbour: sum.neighbour + one.neighbour,
                 too_big: sum.too_big + one.too_big,
                 source: sum.source + one.source,
+                unpaid: sum.unpaid + one.unpaid,
             }
         })
     }
@@ -156,8 +158,9 @@ impl Benches {
 }
 
 fn sum(counters: &Counters) -> u64 {
-    let Counters { short, silent, hooked, special, route, neighbour, too_big, source } = counters;
-    short + silent + hooked + special + route + neighbour + too_big + source
+    let Counters { short, silent, hooked, special, route, neighbour, too_big, source, unpaid } =
+        counters;
+    short + silent + hooked + special + route + neighbour + too_big + source + unpaid
 }
 
 /// What a router says by itself, or at times of its own: questions for neighbours, groups, fragments that never
@@ -603,5 +606,76 @@ fn neighbours_that_are_used_are_told() {
         let index = bench.netns.index("eth1");
         assert_eq!(told, [("10.1.0.2".to_string(), index), ("fd00:1::2".to_string(), index)]);
         assert_eq!(attached.through.used(through::now()).unwrap(), []);
+    });
+}
+
+#[test]
+fn frames_that_come_by_xdp_go_the_same_way() {
+    isolated(|| {
+        let mut live = Live::new(96);
+        let pins = Pins::new();
+        let bench = Bench::new(&mut live, "p");
+        let attached = Attached::new(&bench, &pins);
+        let index = Interface::by_name("p0").unwrap().index;
+        let (source, destination) = ([10, 0, 0, 2], [10, 1, 0, 2]);
+        live.send_to(&[To { index, mac: mac_of(0), source, destination }], 0);
+        let try_some = || {
+            live.call(32);
+            sorted(bench.out())
+        };
+        let by_stack = try_some();
+        assert_eq!(by_stack.len(), 32, "without a lease");
+        assert!(by_stack.iter().all(|(port, frame)| *port == 1 && frame[22] == 63));
+        attached.lend();
+        assert_eq!(try_some(), by_stack);
+        assert_eq!(attached.counters(), Counters { silent: 32, short: 32, ..Counters::default() });
+    });
+}
+
+#[test]
+fn what_another_thread_would_pay_for_is_dropped() {
+    isolated(|| {
+        let mut live = Live::new(64);
+        let pins = Pins::new();
+        let bench = Bench::new(&mut live, "p");
+        let attached = Attached::new(&bench, &pins);
+        attached.lend();
+        let index = bench.netns.index("eth0");
+        let through = &attached.through;
+        let name = || {
+            let found = threads(bench.netns.fd(), index).unwrap();
+            assert_eq!(found.len(), 1);
+            through.set_thread(index, Some(found[0].pid)).unwrap();
+        };
+        // Threads come to work when they are run.
+        let try_some = || {
+            let before = attached.counters();
+            for _ in 0..10 {
+                assert!(send(&bench.sockets[0], &datagram(false)));
+            }
+            eventually("all are counted", || sum(&attached.counters()) - sum(&before) == 10);
+            let came = sorted(bench.out()).len();
+            let now = attached.counters();
+            (came, now.short - before.short, now.unpaid - before.unpaid)
+        };
+        set_threaded(bench.netns.fd(), "eth0", true).unwrap();
+        assert_eq!(try_some(), (10, 10, 0), "no thread is named");
+        name();
+        assert_eq!(try_some(), (10, 10, 0));
+        // Adopting changes nothing of it.
+        drop(Attached::attach(&bench, &attached.pins, &attached.links));
+        assert_eq!(try_some(), (10, 10, 0));
+        // As a guest can.
+        set_threaded(bench.netns.fd(), "eth0", false).unwrap();
+        assert_eq!(try_some(), (0, 0, 10), "without threads");
+        set_threaded(bench.netns.fd(), "eth0", true).unwrap();
+        assert_eq!(try_some(), (0, 0, 10), "by a new thread");
+        name();
+        assert_eq!(try_some(), (10, 10, 0));
+        bench.netns.run("ip link set eth0 down; ip link set eth0 up");
+        assert_eq!(try_some(), (0, 0, 10), "down and up");
+        through.set_thread(index, None).unwrap();
+        assert_eq!(try_some(), (10, 10, 0), "whoever does");
+        assert!(through.set_thread(u32::MAX, None).is_err());
     });
 }
