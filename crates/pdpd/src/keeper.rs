@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -107,8 +108,9 @@ pub struct Keeper {
     epoll: OwnedFd,
     /// Of devices of external interfaces.
     devices: Watch,
-    /// When ports that stay in the kernel were looked at last.
+    /// When ports that stay in the kernel were looked at last, and whether what happens to them is waited for.
     ports_seen: Mutex<Instant>,
+    watches_ports: AtomicBool,
     /// Where it tells what happens.
     board: Arc<Board>,
 }
@@ -365,6 +367,7 @@ impl Keeper {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             devices: Watch::new()?,
             ports_seen: Mutex::new(Instant::now()),
+            watches_ports: AtomicBool::new(false),
             board: Arc::default(),
         })
     }
@@ -740,7 +743,8 @@ impl Keeper {
         }
         drop(table);
         self.work.notify_one();
-        if earlier {
+        // Of the first of such ports who waits knows nothing yet.
+        if earlier || self.watches_ports.load(Relaxed) != self.machine.watch_ports().is_some() {
             self.wake();
         }
         if news {
@@ -830,6 +834,7 @@ impl Keeper {
     /// [`PORTS_INTERVAL`].
     fn wait_until(&self, until: Option<Instant>) -> (bool, bool, bool) {
         let ports = self.machine.watch_ports();
+        self.watches_ports.store(ports.is_some(), Relaxed);
         let rest = PORTS_INTERVAL.saturating_sub(lock(&self.ports_seen).elapsed());
         let again = (ports.is_some() && !rest.is_zero()).then(|| Instant::now() + rest);
         let until = [until, again].into_iter().flatten().min();

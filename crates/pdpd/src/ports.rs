@@ -131,7 +131,8 @@ impl Ports {
             })
         };
         // Whose guest ended is looked at for that.
-        let lost = known.into_iter().filter(|(_, (guest, specs))| is_lost(*guest, specs).unwrap_or(false));
+        let lost =
+            known.into_iter().filter(|(_, (guest, specs))| is_lost(*guest, specs).unwrap_or(false));
         lost.map(|(node, _)| node).collect()
     }
 

@@ -124,11 +124,28 @@ fn a_link_between_two_kernels_needs_no_process() {
         .expect_err("not by the mux");
     assert!(refused.contains("stay in the kernel") && refused.contains("tcpdump"), "{refused}");
 
+    // A guest that deletes its end has it again, with its address and its link.
+    node.exec("fastpath/r1", "ip link del eth1");
+    let since = std::time::Instant::now();
+    eventually("it is there again", || {
+        node.try_exec("fastpath/r1", "ping -c1 -W1 10.0.12.2").is_ok()
+    });
+    assert!(since.elapsed().as_secs() < 5, "{:?}", since.elapsed());
+    assert_eq!(pids(&node), guests, "and nothing else");
+
     // With a delay it goes by the mux, which its ends are made anew for.
     node.apply(&rate("1Gbps\n      delay: 5ms"));
     ready(&node);
     let words = node.exec("fastpath/r1", "ping -c3 -i0.1 10.0.12.2");
     assert!(words.contains("time=1") && all_answered(&words, 3), "{words}");
+    let pins = node.pins().join("_ports");
+    assert!(!pins.exists(), "nothing is left of a link in the kernel");
+    node.apply(&lab("{kind: kernel}"));
+    ready(&node);
+    assert!(pins.exists());
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert!(!pins.exists() && !node.run_dir().join("ports").exists());
 }
 
 /// What of Linux no other data plane does at its own speed is done to each frame, and all that went into a port
