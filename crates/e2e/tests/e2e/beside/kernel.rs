@@ -148,6 +148,61 @@ fn a_link_between_two_kernels_needs_no_process() {
     assert!(!pins.exists() && !node.run_dir().join("ports").exists());
 }
 
+/// h1 - r1 - r2 - r3 - h3, with static routes: r2 has no interface that PdP moves a frame of.
+const ROW: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: row}
+spec:
+  kinds: {router: {dataPlane: {kind: kernel}}}
+  nodes:
+    h1: {kind: host, interfaces: {eth0: {addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}}
+    h3: {kind: host, interfaces: {eth0: {addresses: [10.3.0.2/24], gateways: [10.3.0.1]}}}
+    r1:
+      kind: router
+      interfaces: {eth0: {addresses: [10.1.0.1/24]}, eth1: {addresses: [10.12.0.1/24]}}
+      routes: [{to: 10.0.0.0/8, via: 10.12.0.2}]
+    r2:
+      kind: router
+      interfaces: {eth0: {addresses: [10.12.0.2/24]}, eth1: {addresses: [10.23.0.2/24]}}
+      routes: [{to: 10.1.0.0/24, via: 10.12.0.1}, {to: 10.3.0.0/24, via: 10.23.0.3}]
+    r3:
+      kind: router
+      interfaces: {eth0: {addresses: [10.3.0.1/24]}, eth1: {addresses: [10.23.0.3/24]}}
+      routes: [{to: 10.0.0.0/8, via: 10.23.0.2}]
+  links:
+    - endpoints: ["h1:eth0", "r1:eth0"]
+    - {name: first, endpoints: ["r1:eth1", "r2:eth0"]}
+    - {name: last, endpoints: ["r2:eth1", "r3:eth1"]}
+    - endpoints: ["r3:eth0", "h3:eth0"]
+"#;
+
+#[test]
+fn a_router_among_routers_has_no_helper_and_passes_everything() {
+    let node = Node::start("row");
+    node.apply(ROW);
+    node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
+    let r2 = named(&nodes(&node, "row"), "r2");
+    assert!(r2["tap"].is_null() && r2["mirror"].is_null(), "{r2}");
+    let words = node.exec("row/h1", "ping -c20 -i0.02 -W5 10.3.0.2");
+    assert!(all_answered(&words, 20), "{words}");
+    // Whole frames, and TCP of what routers send themselves, whose checksums no device writes.
+    let words = node.exec("row/h1", "ping -c3 -i0.1 -W5 -M do -s 1472 10.3.0.2");
+    assert!(all_answered(&words, 3), "{words}");
+    let serve = "cd /usr/bin; setsid python3 -m http.server 8000 >/dev/null 2>&1 &";
+    node.pdp(&["exec", "row/r3", "--", "sh", "-c", serve]);
+    eventually("a file comes whole", || {
+        let get = "curl -sS -o /tmp/got http://10.23.0.3:8000/python3.11 && cmp /tmp/got /usr/bin/python3.11";
+        node.try_pdp(&["exec", "row/r1", "--", "sh", "-c", get]).is_ok()
+    });
+    assert_eq!(missing(&node.json(&["stats", "row"])), []);
+    // r2's end restarts alone, and both of its links are there again.
+    node.pdp(&["restart", "row/r2"]);
+    node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
+    let words = node.exec("row/h1", "ping -c5 -i0.1 -W5 10.3.0.2");
+    assert!(all_answered(&words, 5), "{words}");
+}
+
 /// What of Linux no other data plane does at its own speed is done to each frame, and all that went into a port
 /// came out of another or is counted.
 #[test]
