@@ -213,7 +213,9 @@ impl Model {
             let guests = shares.map(|(node, shares)| (node.clone(), number(node, shares)));
             holding.guests = guests.collect();
             let known = std::mem::take(&mut holding.ports);
-            for (node, interface) in plan::straight_ports(&vnet.spec) {
+            // What the kernel does for them is nobody's time: not for those who may not trust each other.
+            let straight = pdp_spec::tenant_of(name).is_none();
+            for (node, interface) in plan::straight_ports(&vnet.spec).filter(|_| straight) {
                 let known = known.get(node).and_then(|ports| ports.get(interface)).copied();
                 let number = known
                     .or_else(|| free_ports.take())

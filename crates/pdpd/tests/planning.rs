@@ -899,6 +899,14 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
         helper.map_or(vec![], |helper| helper.ports.iter().map(|port| port.vport).collect())
     };
     assert_eq!([taps("r1"), taps("r2"), taps("r3")], [vec![0], vec![], vec![1]]);
+    // Of a tenant none does, since nobody pays for what the kernel does there.
+    let tenants = apply(&before, TENANT.to_owned());
+    let tenants = apply(&tenants, row_of_kernels("").replace("name: row", "name: acme.row"));
+    let straight_of = |vnet: &str| {
+        let nodes = tenants.plan.vnets[vnet].nodes.values();
+        nodes.map(|node| node.straight.len()).sum::<usize>()
+    };
+    assert_eq!((straight_of("row"), straight_of("acme.row")), (4, 0));
     for more in ["rate: 5Mbps", "burst: 9000", "seed: 5"] {
         let after = apply(&before, row_of_kernels(&format!(", {more}")));
         assert_eq!(straight(&after), ports, "{more}");
