@@ -5,7 +5,8 @@
 //! what can be changed while an object runs (limits) is left out of it.
 //!
 //! [`node`] plans one node, [`straight`] which of its links stay in the kernel, [`hosts`] what names its nodes have for
-//! each other, [`ways`] its way out and in beside its networks, [`words`] puts a spec's words into those of the mux and the guests.
+//! each other, [`ways`] its way out and in beside its networks, [`words`] puts a spec's words into those of the mux and
+//! the guests.
 //!
 //! Source: docs/ARCHITECTURE.md, "Places".
 

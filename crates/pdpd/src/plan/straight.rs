@@ -43,11 +43,11 @@ fn ends<'a>(spec: &'a VirtualNetworkSpec, link: &'a Link) -> Option<[(&'a str, &
     let passes = link.segment.is_none() && link.schedule.is_empty();
     let port = |end: &'a Endpoint| {
         let Endpoint::Port { node, interface } = end else { return None };
-        let plane = spec.nodes.get(node)?.plane()?;
+        let plane = spec.nodes.get(node)?.data_plane.as_ref()?;
         let stays = matches!(plane, DataPlane::Kernel(_)) && never_waits(&link.leaving(end));
         stays.then_some((node.as_str(), interface.as_str()))
     };
-    Some([port(one)?, port(other)?]).filter(|_| passes)
+    if passes { Some([port(one)?, port(other)?]) } else { None }
 }
 
 /// Whether frames that leave so are let go at once, or dropped: for a rate alone none has to wait, unless a queue is
@@ -58,7 +58,8 @@ fn never_waits(leaving: &Leaving) -> bool {
     plain && *leaving == Leaving { rate, burst, overhead, seed, queue, ..Leaving::default() }
 }
 
-/// For a port of a node, by its interface: the number of the other end of its link, and the rate; `None`: it is a TAP.
+/// For a port of a node, by its interface: its number, that of the other end of its link, and the rate; `None`: it is a
+/// TAP.
 pub(super) fn way(
     spec: &VirtualNetworkSpec,
     holding: &Holding,
@@ -66,6 +67,7 @@ pub(super) fn way(
     interface: &str,
 ) -> Option<(u32, u32, Option<Rate>)> {
     let number = |(node, interface): (&str, &str)| holding.ports.get(node)?.get(interface).copied();
+    let own = number((node, interface))?;
     let link = spec.links.iter().find_map(|link| {
         let ends = ends(spec, link)?;
         ends.contains(&(node, interface)).then_some((link, ends))
@@ -83,5 +85,5 @@ pub(super) fn way(
         overhead_bytes: leaving.overhead.unwrap_or(0),
         pps: 0,
     });
-    Some((number((node, interface))?, number(far)?, rate))
+    Some((own, number(far)?, rate))
 }
