@@ -63,7 +63,10 @@ fn an_evaluation_has_figures_of_a_node_and_its_courses_as_plots() {
     let file = directory.path().join("bench/results/spp.json");
     let quick = ["run", "spp", "--quick", "--rounds", "1", "--at", "5,7", "--json"];
     bench(&[&quick[..], &[file.to_str().unwrap()]].concat());
-    let results = Results::read(&file).unwrap();
+    let mut results = Results::read(&file).unwrap();
+    // The report leaves out what the machine disturbed, which is not what is asked for here.
+    results.samples.iter_mut().for_each(|sample| (sample.stolen, sample.core_speed) = (0.0, 1.0));
+    results.write(&file).unwrap();
     let values = |what: &str| -> Vec<f64> {
         let own = results.samples.iter().filter(|sample| sample.what == what);
         own.map(|sample| sample.value).collect()

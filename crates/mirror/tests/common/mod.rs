@@ -232,7 +232,8 @@ fn spawn(config: &Config, directory: &Path, settings: &[(&str, usize)]) -> Proce
         command.env(format!("PDP_MIRROR_{name}_BYTES"), bytes.to_string());
     }
     let process = Process(command.spawn().unwrap());
-    eventually("the mirror listens", || config.control_socket.exists());
+    // The socket is there a moment before anybody listens.
+    eventually("the mirror listens", || Channel::connect(&config.control_socket).is_ok());
     process
 }
 
