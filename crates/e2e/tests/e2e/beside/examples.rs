@@ -90,13 +90,13 @@ fn bring_up(shell: &Shell<'_>, example: &str) {
 fn follow(node: &Node, shell: &Shell<'_>, example: &str) -> Vec<String> {
     let (mut said, mut changed) = (Vec::new(), false);
     for command in &commands(example)[1..] {
-        // What was waited for is there; with a link less routing daemons need their time.
+        // What was waited for is there; with a link less routing daemons need their time, and programs after a restart.
         if changed {
             eventually(command, || shell.try_run(command).status.success());
         }
         let on_the_machine = command.starts_with("curl ");
         said.push(if on_the_machine { node.namespace().run(command) } else { shell.run(command) });
-        changed |= command.starts_with("pdp link ");
+        changed |= ["pdp link ", "pdp restart "].iter().any(|verb| command.starts_with(verb));
     }
     said
 }
