@@ -3,7 +3,7 @@
 //! Facilities are tried, not guessed from versions: in a network and a mount namespace of the
 //! probe's own, which go with its thread.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -21,6 +21,7 @@ use crate::error::{Context, Result};
 use crate::interface::Interface;
 use crate::netlink::{converse, refused};
 use crate::netns::in_thread;
+use crate::ports::{self, PortSpec, Ports, Way};
 use crate::tap::{self, TapSpec};
 use crate::xdp::{self, Mode, Xdp};
 
@@ -111,7 +112,7 @@ pub fn run() -> Vec<Check> {
 fn apart() -> Vec<Check> {
     let mut checks = vec![devices(), tap()];
     match veth() {
-        Ok(()) => checks.extend([xdp(), af_xdp()]),
+        Ok(()) => checks.extend([xdp(), af_xdp(), kernel_links()]),
         Err(error) => checks.push(missing("veth", text(&error), "enable CONFIG_VETH")),
     }
     checks
@@ -391,6 +392,40 @@ fn af_xdp() -> Check {
     match made() {
         Ok(_) => ok("AF_XDP", "a socket on veth"),
         Err(error) => missing("AF_XDP", text(&error), "use a kernel with CONFIG_XDP_SOCKETS"),
+    }
+}
+
+/// What links between two routers need that the kernel forwards for: programs at both ends of veths, and maps of
+/// devices in other namespaces. The BPF file system is the one that [`xdp`] has mounted.
+fn kernel_links() -> Check {
+    const NAME: &str = "kernel links";
+    let tried = || -> Result<()> {
+        let place = Path::new("/tmp");
+        mount(Some("tmpfs"), place, Some("tmpfs"), MsFlags::empty(), None::<&str>)
+            .on("mount a tmpfs at", place.display())?;
+        let (netns, pins) = (place.join("ports"), Path::new(xdp::BPF_FS).join("probe-ports"));
+        let guest = File::open("/proc/thread-self/ns/net").on("open", "a network namespace")?;
+        let made = Ports::open(&netns, &pins).and_then(|mut ports| {
+            for (number, name) in ["probe2", "probe3"].into_iter().enumerate() {
+                let (number, name) = (number as u32, name.to_owned());
+                let mac = [2, 0, 0, 0, 0, number as u8];
+                let (addresses, routes) = (Vec::new(), Vec::new());
+                let spec = PortSpec { number, name, mac, mtu: 1500, addresses, routes };
+                ports.make(guest.as_fd(), &spec)?;
+                ports.join(number, Way::Port(1 - number))?;
+            }
+            Ok(())
+        });
+        ports::destroy(&netns, &pins)?;
+        made
+    };
+    match tried() {
+        Ok(()) => ok(NAME, "between routers of kind kernel: programs at both ends of veths"),
+        Err(error) => warn(
+            NAME,
+            text(&error),
+            "routers of kind kernel that are joined do not start; use a kernel with XDP and device maps",
+        ),
     }
 }
 

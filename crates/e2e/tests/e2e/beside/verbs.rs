@@ -473,7 +473,7 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     };
     for name in ["root", "kernel", "cgroups", "user namespaces", "seccomp", "TAP", "XDP", "AF_XDP"]
         .into_iter()
-        .chain(["device files", "container"])
+        .chain(["device files", "container", "kernel links"])
     {
         assert_eq!(state(name), Some("ok".into()), "{name}: {checks}");
     }
