@@ -133,8 +133,9 @@ pub trait Machine: Debug + Send + Sync {
     /// Nodes that such a port is gone of: the vnet, and the name there.
     fn lost_ports(&self) -> Vec<(String, String)>;
 
-    /// Removes all such ports but those of these numbers.
-    fn remove_ports_but(&self, kept: &BTreeSet<u32>) -> Result<(), HostError>;
+    /// Removes all such ports but those of the numbers that `kept` says, which is asked while none is made: what is
+    /// wanted by then stays.
+    fn remove_ports_but(&self, kept: &dyn Fn() -> BTreeSet<u32>) -> Result<(), HostError>;
 
     /// Raises or drops the carrier of a TAP.
     fn set_carrier(&self, tap: BorrowedFd<'_>, up: bool) -> Result<(), HostError>;
@@ -337,7 +338,7 @@ impl Machine for Host {
         self.ports.lost()
     }
 
-    fn remove_ports_but(&self, kept: &BTreeSet<u32>) -> Result<(), HostError> {
+    fn remove_ports_but(&self, kept: &dyn Fn() -> BTreeSet<u32>) -> Result<(), HostError> {
         self.ports.remove_but(kept)
     }
 

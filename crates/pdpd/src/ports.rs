@@ -43,7 +43,14 @@ impl Ports {
         &self,
         run: impl FnOnce(&mut ports::Ports) -> Result<T, HostError>,
     ) -> Result<T, HostError> {
-        let mut open = lock(&self.open);
+        self.with_open(&mut lock(&self.open), run)
+    }
+
+    fn with_open<T>(
+        &self,
+        open: &mut Option<ports::Ports>,
+        run: impl FnOnce(&mut ports::Ports) -> Result<T, HostError>,
+    ) -> Result<T, HostError> {
         let mut ports = match open.take() {
             Some(ports) => ports,
             None => {
@@ -56,11 +63,6 @@ impl Ports {
         let done = run(&mut ports);
         *open = Some(ports);
         done
-    }
-
-    /// Whether anything of this kind was ever made by this daemon or one before.
-    fn are_there(&self) -> bool {
-        lock(&self.open).is_some() || self.pins.exists() || self.netns.exists()
     }
 
     /// Sees to it that ports of a node are there, joined, limited, and with carrier or without.
@@ -94,20 +96,23 @@ impl Ports {
         })
     }
 
-    /// Removes all ports but those of these numbers; with the last one all that they had in common.
-    pub fn remove_but(&self, kept: &BTreeSet<u32>) -> Result<(), HostError> {
-        if !self.are_there() {
+    /// Removes all ports but those of the numbers that `kept` says once no other is being made; with the last one all
+    /// that they had in common.
+    pub fn remove_but(&self, kept: &dyn Fn() -> BTreeSet<u32>) -> Result<(), HostError> {
+        let mut open = lock(&self.open);
+        if open.is_none() && !self.pins.exists() && !self.netns.exists() {
             return Ok(());
         }
+        let kept = kept();
         let is_kept = |spec: &PortSpec| kept.contains(&spec.number);
         lock(&self.known).retain(|_, (_, specs)| specs.iter().any(is_kept));
         if kept.is_empty() {
-            *lock(&self.open) = None;
+            *open = None;
             *lock(&self.watch) = None;
             return Ok(ports::destroy(&self.netns, &self.pins)?);
         }
-        self.with(|ports| {
-            let gone: Vec<u32> = ports.all()?.difference(kept).copied().collect();
+        self.with_open(&mut open, |ports| {
+            let gone: Vec<u32> = ports.all()?.difference(&kept).copied().collect();
             Ok(ports.remove(&gone)?)
         })
     }

@@ -211,7 +211,7 @@ impl Machine for Pretend {
         Vec::new()
     }
 
-    fn remove_ports_but(&self, _: &BTreeSet<u32>) -> Result<(), HostError> {
+    fn remove_ports_but(&self, _: &dyn Fn() -> BTreeSet<u32>) -> Result<(), HostError> {
         Ok(())
     }
 

@@ -90,7 +90,7 @@ impl Reconciler {
                         let taps: Vec<_> = wanted.tapped().map(|(_, tap)| tap.clone()).collect();
                         side.taps = Some(machine.make_taps(guest, &taps)?);
                         // What is left of one before goes first, with what it counted.
-                        machine.remove_ports_but(&(doing.newest)().ports(Some(key)))?;
+                        machine.remove_ports_but(&|| (doing.newest)().ports(Some(key)))?;
                         self.see_to_ports(key, guest, wanted, vnet)?;
                         machine.set_sysctls(guest, &wanted.sysctls.after)?;
                         machine.set_loopback(guest, &wanted.loopback)?;
@@ -303,7 +303,7 @@ impl Reconciler {
         if !self.end(key)? || !self.machine.remove_cgroup(&Places::node_cgroup(vnet, node))? {
             return Ok(Next::wait_for_end(format!("the end of {key}")));
         }
-        self.machine.remove_ports_but(&(doing.newest)().ports(None))?;
+        self.machine.remove_ports_but(&|| (doing.newest)().ports(None))?;
         self.machine.remove_directory(&directory)?;
         // Those of one that is only stopped stay.
         let record = self.places.record(vnet, node, Part::Control);
