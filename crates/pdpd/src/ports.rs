@@ -151,8 +151,11 @@ impl Ports {
             let found = stats.vnets.get_mut(&vnet).and_then(|vnet| vnet.nodes.get_mut(&node));
             let Some(stats) = found else { continue };
             for PortSpec { name, number, .. } in specs {
-                // One that is not there just now has counted nothing more.
-                let Ok(counted) = self.with(|ports| Ok(ports.counters(number)?)) else { continue };
+                let Ok(counted) = self.with(|ports| Ok(ports.counters(number)?)) else {
+                    // What the mux has of it would be that it counted nothing.
+                    stats.ports.remove(&name);
+                    continue;
+                };
                 stats.in_flight += counted.under_way();
                 stats.ports.insert(name, port_stats(&counted));
             }
