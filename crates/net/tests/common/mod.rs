@@ -11,15 +11,16 @@ use nix::sched::{CloneFlags, unshare};
 pub const EVENTUALLY: Duration = Duration::from_secs(30);
 
 /// Runs a test in a network and a mount namespace of its own, which go with its thread.
-pub fn isolated(test: impl FnOnce() + Send) {
+pub fn isolated<T: Send>(test: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let work = scope.spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
             let none: Option<&str> = None;
             mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-            test();
+            test()
         });
-    });
+        work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// A process in a further network namespace, which goes with it.
@@ -104,7 +105,11 @@ impl Pins {
     }
 
     pub fn dir(&self) -> std::path::PathBuf {
-        self.0.path().join("ext")
+        self.path("ext")
+    }
+
+    pub fn path(&self, name: &str) -> std::path::PathBuf {
+        self.0.path().join(name)
     }
 }
 

@@ -1,7 +1,10 @@
 //! Frames that the kernel makes and counts by itself, network namespaces, and devices between them
 //! (`bpf/measure.bpf.c`): for tests and measurements.
 
-#![allow(dead_code, reason = "each test uses some of it")]
+#![allow(dead_code, unused_imports, reason = "each test uses some of it")]
+
+#[path = "../common/mod.rs"]
+mod common;
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -11,14 +14,12 @@ use std::time::{Duration, Instant};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput, ProgramMut,
 };
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
 use pdp_net::interface::Interface;
 use pdp_net::netns::within;
 
-const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/measure.bpf.o"));
+pub use common::{Pins, eventually, isolated, run};
 
-pub const EVENTUALLY: Duration = Duration::from_secs(30);
+const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/measure.bpf.o"));
 
 /// BPF_F_TEST_XDP_LIVE_FRAMES of include/uapi/linux/bpf.h.
 const LIVE_FRAMES: u32 = 1 << 1;
@@ -26,19 +27,6 @@ const LIVE_FRAMES: u32 = 1 << 1;
 /// Size of `struct xdp_md`, and where the frame's end is in it.
 const XDP_MD_BYTES: usize = 24;
 const XDP_MD_DATA_END: usize = 4;
-
-/// Runs a test in a network and a mount namespace of its own, which go with its thread.
-pub fn isolated<T: Send>(test: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let work = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
-            let none: Option<&str> = None;
-            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-            test()
-        });
-        work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
 
 /// A network namespace that goes with it.
 pub struct Netns {
@@ -128,39 +116,6 @@ fn output(command: &mut Command, script: &str) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{script}: {text}{}", String::from_utf8_lossy(&output.stderr));
     text
-}
-
-pub fn run(script: &str) -> String {
-    output(Command::new("sh").args(["-ec", script]), script)
-}
-
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + EVENTUALLY;
-    while !condition() {
-        assert!(Instant::now() < deadline, "not within {EVENTUALLY:?}: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// A BPF file system that goes with the test.
-pub struct Pins(tempfile::TempDir);
-
-impl Pins {
-    pub fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        mount(Some("bpf"), dir.path(), Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
-        Self(dir)
-    }
-
-    pub fn path(&self, name: &str) -> std::path::PathBuf {
-        self.0.path().join(name)
-    }
-}
-
-impl Drop for Pins {
-    fn drop(&mut self) {
-        let _ = umount2(self.0.path(), MntFlags::MNT_DETACH);
-    }
 }
 
 /// Where a generator's frames go: a device of its namespace, and the link addresses and addresses in them.
