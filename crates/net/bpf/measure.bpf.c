@@ -31,7 +31,7 @@ struct settings {
 	__u32 shift; /* 1 << shift frames to a device before the next */
 	__u64 pps; /* frames a second; 0: as many as go */
 	__u64 since; /* of the monotonic clock; 0: it is the next frame */
-	__u64 before; /* frames that had been made then */
+	__u64 made; /* since then, by whichever CPU */
 };
 
 struct device {
@@ -74,12 +74,11 @@ int generate(struct xdp_md *context)
 		return XDP_ABORTED;
 	if (now->pps) {
 		__u64 ns = bpf_ktime_get_ns();
-		if (!now->since) {
+		if (!now->since)
 			now->since = ns;
-			now->before = *count;
-		}
-		if (*count - now->before > (ns - now->since) * now->pps / NS_A_SECOND)
+		if (now->made > (ns - now->since) * now->pps / NS_A_SECOND)
 			return XDP_DROP; /* not due yet */
+		now->made += 1;
 	}
 	at = (*count >> now->shift) & now->mask;
 	device = bpf_map_lookup_elem(&devices, &at);

@@ -293,7 +293,11 @@ impl Through {
             let thread = there.and_then(|value| value.last_chunk().copied()).unwrap_or([0; 4]);
             let value = [at.to_ne_bytes(), thread];
             self.set(PORTS, &index, value.as_flattened(), "set a vport of")?;
-            self.set(DEVICES, &index, &index, "set the device of a vport of")?;
+            // One that is there already would be gone for a moment.
+            let device = self.maps[DEVICES].lookup(&index, MapFlags::ANY).ok().flatten();
+            if device.as_deref() != Some(&index) {
+                self.set(DEVICES, &index, &index, "set the device of a vport of")?;
+            }
         }
         Ok(())
     }

