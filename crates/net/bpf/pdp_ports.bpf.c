@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
  * The two programs at the ports of a kernel vrouter: `pdp_out` at the root end of its veth sees all that the
- * vrouter sends, and says what becomes of it; `pdp_in` at the inner end, in the vrouter's namespace, sees all that
- * is delivered to it. Both count. Nothing ever reaches the stack of PdP's namespace.
+ * vrouter's stack sends, and says what becomes of it; `pdp_in` at the inner end, in the vrouter's namespace, sees all
+ * that is delivered to it, charges the vrouter for the time that it takes, and sends what the namespace would only
+ * route straight on, as `pdp_out` would at the port that it leaves by (pdp_short.h). Both count. Nothing ever reaches
+ * the stack of PdP's namespace.
  *
  * A link is a wire: what goes in comes out, whatever its addresses, type, tags or contents, if it has an Ethernet
  * header and no more bytes than fit.
  */
+#include "pdp_short.h"
 #include "pdp_tunnels.h"
 
 #define SPREAD_FIRST 49152 /* of source ports, crates/wire/src/udp.rs */
@@ -140,11 +143,10 @@ static __always_inline enum reason leave(struct xdp_md *frame, __u32 number, __u
 	return bpf_redirect_map(&devices, number, XDP_ABORTED) == XDP_REDIRECT ? SENT : LINK_DOWN;
 }
 
-SEC("xdp")
-int pdp_out(struct xdp_md *frame)
+/* Sends a frame of `bytes` on its way that the vrouter gave to port `number`, or drops it. `noted`: there is a note
+ * before it. */
+static __always_inline int go(struct xdp_md *frame, __u32 number, __u64 bytes, const int noted)
 {
-	__u32 number = frame->ingress_ifindex - INDEX_FIRST;
-	__u64 bytes = frame->data_end - frame->data;
 	struct port_counts *counts = bpf_map_lookup_elem(&port_counts, &number), *there;
 	struct port *port = bpf_map_lookup_elem(&ports, &number);
 	enum reason reason;
@@ -157,14 +159,19 @@ int pdp_out(struct xdp_md *frame)
 	add(&counts->from_vrouter, bytes);
 	if (bytes < ETH_HLEN)
 		return drop(counts, RUNT);
-	if (port->bytes.step || port->frames.step)
+	if (port->bytes.step || port->frames.step) {
 		now_ns = bpf_ktime_get_ns();
-	bpf_spin_lock(&port->lock);
-	to = port->to;
-	closed = port->closed;
-	if (to && !closed && now_ns)
-		passes = take(&port->bytes, &port->frames, &port->taken_ns, now_ns, bytes + port->overhead_bytes);
-	bpf_spin_unlock(&port->lock);
+		bpf_spin_lock(&port->lock);
+		to = port->to;
+		closed = port->closed;
+		if (to && !closed)
+			passes = take(&port->bytes, &port->frames, &port->taken_ns, now_ns,
+				      bytes + port->overhead_bytes);
+		bpf_spin_unlock(&port->lock);
+	} else {
+		to = port->to;
+		closed = port->closed;
+	}
 	if (!to)
 		return drop(counts, UNCONNECTED);
 	if (closed)
@@ -172,41 +179,100 @@ int pdp_out(struct xdp_md *frame)
 	if (!passes)
 		return drop(counts, POLICED);
 	if (to == OUTSIDE) {
+		if (noted)
+			bpf_xdp_adjust_meta(frame, sizeof(struct note));
 		reason = leave(frame, number, bytes);
 		if (reason != SENT)
 			return drop(counts, reason);
 	} else {
 		to -= 1;
-		reason = deliver(frame, to, bytes);
-		if (reason != SENT)
+		reason = deliver(frame, to, bytes, noted);
+		if (reason != SENT && reason != POWER)
 			return drop(counts, reason);
 		there = bpf_map_lookup_elem(&port_counts, &to);
-		if (there)
+		if (there) {
 			add(&there->from_link, bytes);
+			if (reason == POWER)
+				refuse(there, POWER);
+		}
 	}
 	add(&counts->to_link, bytes);
-	return XDP_REDIRECT;
+	return reason == SENT ? XDP_REDIRECT : XDP_DROP;
+}
+
+SEC("xdp")
+int pdp_out(struct xdp_md *frame)
+{
+	return go(frame, frame->ingress_ifindex - INDEX_FIRST, frame->data_end - frame->data, 0);
+}
+
+/* Charges the vrouter for what the thread that serves port has run since it was charged last. What it does for a frame
+ * after this is charged with a later one, since the kernel counts at ticks, and when a thread sleeps. */
+static __always_inline void charge(struct port *port, struct vrouter *vrouter, struct task_struct *task)
+{
+	__u64 ran_ns = task->se.sum_exec_runtime, used_ns, now;
+
+	/* Nobody else writes these: a port has one queue. */
+	if (port->ran_ns == ran_ns)
+		return;
+	used_ns = ran_ns - port->ran_ns;
+	port->ran_ns = ran_ns;
+	if (port->ran != port->thread) {
+		/* How long it had run before is not known. */
+		port->ran = port->thread;
+		return;
+	}
+	/* More at once would not fit. */
+	if (used_ns >> 32)
+		used_ns = 0xffffffff;
+	now = bpf_ktime_get_coarse_ns();
+	bpf_spin_lock(&vrouter->lock);
+	if (vrouter->scale) {
+		if (vrouter->paid_ns < now)
+			vrouter->paid_ns = now;
+		vrouter->paid_ns += used_ns * vrouter->scale >> FRACTION_BITS;
+	}
+	bpf_spin_unlock(&vrouter->lock);
 }
 
 SEC("xdp")
 int pdp_in(struct xdp_md *frame)
 {
 	struct note *note = (void *)(long)frame->data_meta;
-	__u64 bytes = frame->data_end - frame->data;
+	struct passage passage = {.frame = frame};
 	struct port_counts *counts;
 	__u32 number;
+	enum way way;
 
 	if ((void *)(note + 1) > (void *)(long)frame->data)
 		return XDP_DROP;
 	number = note->port;
 	counts = bpf_map_lookup_elem(&port_counts, &number);
-	if (!counts)
+	passage.from = bpf_map_lookup_elem(&ports, &number);
+	if (!counts || !passage.from)
 		return XDP_DROP;
-	add(&counts->to_vrouter, bytes);
+	number = passage.from->vrouter;
+	passage.vrouter = bpf_map_lookup_elem(&vrouters, &number);
+	if (!passage.vrouter)
+		return XDP_DROP;
+	if (passage.from->thread) {
+		struct task_struct *task = (void *)bpf_get_current_task_btf();
+		if (task->pid != passage.from->thread)
+			return refuse(counts, UNPAID);
+		charge(passage.from, passage.vrouter, task);
+	}
+	add(&counts->to_vrouter, frame->data_end - frame->data);
+	passage.now = bpf_ktime_get_coarse_ns();
+	if (can_ask())
+		passage.device = ((struct xdp_buff *)bpf_cast_to_kern_ctx(frame))->rxq->dev;
+	way = pass(&passage);
+	if (way < WAYS)
+		counts->ways[way] += 1;
+	if (way == SHORT)
+		return go(frame, passage.out, frame->data_end - frame->data, 1);
 	bpf_xdp_adjust_meta(frame, sizeof(*note));
 	return XDP_PASS;
 }
 
-/* The kernel knows no word for "GPL-2.0 OR Apache-2.0"; the programs call no GPL-only helper, and this is what
- * they may be taken as. */
+/* What the kernel calls this: bpf_fib_lookup is for programs under the GPL. */
 char LICENSE[] SEC("license") = "GPL";

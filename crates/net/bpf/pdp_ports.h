@@ -32,12 +32,33 @@ struct port {
 	__u32 frame_bytes_max; /* of what is delivered here; 0: nothing is */
 	__u32 overhead_bytes; /* what each frame counts beyond its own bytes */
 	__u32 closed; /* its link is down */
-	__u32 reserved;
+	__u32 vrouter; /* whose it is: in `vrouters` */
+	__u32 inner; /* index of the inner end in the vrouter's namespace; 0: there is none */
+	__u32 thread; /* that alone may serve the inner end; 0: whoever does */
+	__u8 mac[6]; /* link address of the inner end, as it was made */
+	__u8 aside;
+	__u8 reserved;
+	__u64 ran_ns; /* CPU time of `ran` when it was charged last; written without the lock */
+	__u32 ran;
+	__u32 reserved_too;
 	struct bucket bytes;
 	struct bucket frames;
 	__u64 taken_ns; /* when something was taken last */
 	__u64 settled; /* for src/ports alone */
 };
+
+/* What the ports of a vrouter have in common. */
+struct vrouter {
+	struct bpf_spin_lock lock; /* of paid_ns */
+	__u32 bytes_max[2]; /* the smallest MTU of any route, IPv4 and IPv6 */
+	__u32 reserved;
+	__u64 until_ns; /* of the monotonic clock: nothing goes the short way from then on */
+	__u64 scale; /* what a nanosecond of CPU time counts, of 1 << FRACTION_BITS; 0: no limit */
+	__u64 paid_ns; /* of the monotonic clock: when the CPU time that was used is paid for */
+};
+
+/* How far ahead of now that may be. */
+#define POWER_BURST_NS 10000000ull
 
 #define OUTSIDE 0xffffffff
 
@@ -50,8 +71,23 @@ enum reason {
 	CONGESTED,
 	UNRESOLVED,
 	UNDERLAY_TOO_BIG,
+	POWER,
+	UNPAID,
 	REASONS,
 	SENT = REASONS
+};
+
+/* What became of a frame that was given to the vrouter. All but SHORT: passed to the stack. */
+enum way {
+	SHORT, /* sent out of another port */
+	SILENT, /* nobody says that nothing is in the way */
+	HOOKED, /* something is */
+	SPECIAL, /* nothing that is plainly routed */
+	ROUTE, /* no plain unicast route out of another port */
+	NEIGHBOUR, /* not known */
+	BEYOND_MTU, /* too big for the way */
+	SOURCE, /* one that the stack validates */
+	WAYS
 };
 
 struct traffic {
@@ -68,6 +104,7 @@ struct port_counts {
 	struct traffic to_vrouter; /* arrived at the inner end */
 	__u64 dropped[REASONS];
 	__u64 refused[REASONS];
+	__u64 ways[WAYS]; /* their sum is to_vrouter.frames */
 };
 
 /* Before a frame on its way to an inner end, where the stack does not see it: for which port it is. No guest can
@@ -97,6 +134,13 @@ struct {
 	__type(key, __u32);
 	__type(value, struct port_counts);
 } port_counts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PORTS_MAX);
+	__type(key, __u32);
+	__type(value, struct vrouter);
+} vrouters SEC(".maps");
 
 static __always_inline void add(struct traffic *traffic, __u64 bytes)
 {
@@ -139,8 +183,18 @@ static __always_inline int take(struct bucket *bytes, struct bucket *frames, __u
 	return 1;
 }
 
-/* Sends the frame in `frame`, of `bytes`, to the vrouter at port `number`, or says why not. */
-static __always_inline enum reason deliver(struct xdp_md *frame, __u32 number, __u64 bytes)
+/* Whether the vrouter has used more CPU time than it may have. Read without the lock: a charge of this very moment
+ * is seen by the next frame. */
+static __always_inline int is_spent(__u32 number)
+{
+	struct vrouter *vrouter = bpf_map_lookup_elem(&vrouters, &number);
+
+	return vrouter && vrouter->scale && vrouter->paid_ns > bpf_ktime_get_coarse_ns() + POWER_BURST_NS;
+}
+
+/* Sends the frame in `frame`, of `bytes`, to the vrouter at port `number`, or says why not. `noted`: there is a note
+ * before it already. */
+static __always_inline enum reason deliver(struct xdp_md *frame, __u32 number, __u64 bytes, const int noted)
 {
 	struct port *port = bpf_map_lookup_elem(&ports, &number);
 	struct note *note;
@@ -149,7 +203,9 @@ static __always_inline enum reason deliver(struct xdp_md *frame, __u32 number, _
 		return LINK_DOWN;
 	if (bytes > port->frame_bytes_max)
 		return TOO_BIG;
-	if (bpf_xdp_adjust_meta(frame, -(int)sizeof(*note)))
+	if (is_spent(port->vrouter))
+		return POWER;
+	if (!noted && bpf_xdp_adjust_meta(frame, -(int)sizeof(*note)))
 		return LINK_DOWN;
 	note = (void *)(long)frame->data_meta;
 	if ((void *)(note + 1) > (void *)(long)frame->data)

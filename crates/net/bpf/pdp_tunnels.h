@@ -324,7 +324,7 @@ static __always_inline int arrive(struct xdp_md *frame)
 		return refuse(counts, RUNT);
 	if (!bring_mark((void *)(long)frame->data, (void *)(long)frame->data_end, mark))
 		return refuse(counts, CONGESTED);
-	reason = deliver(frame, number, bytes);
+	reason = deliver(frame, number, bytes, 0);
 	return reason == SENT ? XDP_REDIRECT : refuse(counts, reason);
 }
 

@@ -17,7 +17,6 @@ pub mod probe;
 pub mod route;
 pub mod sysctl;
 pub mod tap;
-pub mod through;
 pub mod xdp;
 
 pub use error::{Error, Result};

@@ -10,9 +10,8 @@
 //!
 //! **Limits.** A cgroup's weight holds for kernel threads on every kernel, and its account has their time. Its
 //! quota holds before Linux 6.18 alone: from there on the kernel throttles a task when it returns to user
-//! space, which a kernel thread never does (`nr_throttled` counts, and it goes on). There [`Thread::limit`]
-//! has the scheduler itself hold a thread to a time of each period (SCHED_DEADLINE), whose sum over all threads of
-//! the machine the kernel bounds at 95% of the CPUs.
+//! space, which a kernel thread never does (`nr_throttled` counts, and it goes on). So what comes for a vrouter is held
+//! to a budget of CPU time before its threads are woken ([`crate::ports::Ports::power`]).
 //!
 //! **What a guest can do.** It can take its end down and up, give it more queues, or delete it: its threads
 //! end, and new ones begin in the root cgroup. Where it has a writable sysfs it can turn threads off
@@ -27,7 +26,6 @@
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
@@ -152,37 +150,6 @@ impl Thread {
         let mut events = [PollFd::new(self.handle.as_fd(), PollFlags::POLLIN)];
         // Readable when it has ended.
         poll(&mut events, PollTimeout::ZERO) == Ok(0)
-    }
-
-    /// Holds the thread to `runtime` of CPU time in each `period` (0.1 ms to 4 s unless the machine's sysctls say
-    /// otherwise), by SCHED_DEADLINE, or no longer to any. It comes before all ordinary threads then, and its
-    /// cgroup's weight and quota mean nothing to it; its time is in the account all the same. It must be allowed on
-    /// all CPUs.
-    ///
-    /// # Errors
-    /// EBUSY: what all such threads were promised would exceed what the kernel gives out; EPERM: it is not allowed
-    /// on all CPUs; EINVAL: less than 1,024 ns, or more than the period.
-    pub fn limit(&self, limit: Option<(Duration, Duration)>) -> Result<()> {
-        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let (policy, runtime, period) = match limit {
-            Some((runtime, period)) => (libc::SCHED_DEADLINE, ns(runtime), ns(period)),
-            None => (libc::SCHED_OTHER, 0, 0),
-        };
-        let attributes = libc::sched_attr {
-            size: size_of::<libc::sched_attr>() as u32,
-            sched_policy: policy as u32,
-            sched_flags: 0,
-            sched_nice: 0,
-            sched_priority: 0,
-            sched_runtime: runtime,
-            sched_deadline: period,
-            sched_period: period,
-        };
-        // SAFETY: the kernel reads the structure, which says its own size, during the call alone.
-        let set =
-            unsafe { libc::syscall(libc::SYS_sched_setattr, self.pid, &raw const attributes, 0) };
-        let set = if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-        set.on("limit the CPU time of NAPI's thread", self.pid)
     }
 }
 

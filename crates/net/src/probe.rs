@@ -410,7 +410,7 @@ fn kernel_links() -> Check {
                 let (number, name) = (number as u32, name.to_owned());
                 let mac = [2, 0, 0, 0, 0, number as u8];
                 let (addresses, routes) = (Vec::new(), Vec::new());
-                let spec = PortSpec { number, name, mac, mtu: 1500, addresses, routes };
+                let spec = PortSpec { number, vrouter: 0, name, mac, mtu: 1500, addresses, routes };
                 ports.make(guest.as_fd(), &spec)?;
                 ports.join(number, Way::Port(1 - number))?;
             }

@@ -1,7 +1,6 @@
 //! TAPs, the XDP program and interfaces in the real kernel, in network namespaces of their own.
 //! Needs root.
 
-#[expect(dead_code, reason = "other tests use it")]
 mod common;
 
 use std::fs::File;

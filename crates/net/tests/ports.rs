@@ -7,11 +7,10 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Peer, Pins, eventually, isolated, run};
+use common::{Peer, Place, adds_up, eventually, isolated, run};
 use etherparse::PacketBuilder;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -25,42 +24,12 @@ use pdp_net::{Error, sysctl};
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{checksum, ecn, outer, udp, vxlan};
 
-/// Where ports are kept, which goes with the test.
-struct Place {
-    pins: Pins,
-    dir: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        Self { pins: Pins::new(), dir: tempfile::tempdir().unwrap() }
-    }
-
-    fn netns(&self) -> PathBuf {
-        self.dir.path().join("run/ports")
-    }
-
-    fn open(&self) -> Ports {
-        Ports::open(&self.netns(), &self.pins.dir()).unwrap()
-    }
-
-    /// Runs a script in the namespace of root ends.
-    fn run(&self, script: &str) -> String {
-        run(&format!("nsenter --net={} sh -ec '{script}'", self.netns().display()))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        ports::destroy(&self.netns(), &self.pins.dir()).unwrap();
-    }
-}
-
 /// Port `number`, called eth0 where it is even and eth1 where it is odd, with an address on link `link`.
 fn spec(number: u32, link: u8) -> PortSpec {
     let host = 1 + number % 2;
     PortSpec {
         number,
+        vrouter: number,
         name: format!("eth{}", number % 2),
         mac: [2, 0, 0, 0, 0, number as u8 + 1],
         mtu: 1500,
@@ -124,15 +93,6 @@ impl Pair {
 /// A socket made in a guest's namespace.
 fn inside<T: Send>(guest: &Peer, make: impl FnOnce() -> std::io::Result<T> + Send) -> T {
     within(guest.netns().as_fd(), || Ok(make().unwrap())).unwrap()
-}
-
-/// The sums that hold where nothing moves.
-fn adds_up(counters: &Counters) {
-    let Counters { from_vrouter, to_link, from_link, to_vrouter, dropped, refused, .. } = counters;
-    let sum = |of: &[u64]| of.iter().sum::<u64>();
-    assert_eq!(from_vrouter.frames, to_link.frames + sum(dropped), "{counters:?}");
-    assert_eq!(counters.under_way(), 0, "{counters:?}");
-    assert_eq!(from_link.frames, to_vrouter.frames + sum(refused), "{counters:?}");
 }
 
 /// The counters of ports when nothing moves any more; they add up.

@@ -1,13 +1,14 @@
-//! What stands in the maps of `bpf/pdp_ports.h`, `bpf/pdp_tunnels.h` and `bpf/pdp_ports.bpf.c`: each port's link, rate,
-//! counts and tunnel.
+//! What stands in the maps of `bpf/pdp_ports.h`, `bpf/pdp_short.h`, `bpf/pdp_tunnels.h` and `bpf/pdp_ports.bpf.c`: each
+//! port's link, rate, counts and tunnel, and what a vrouter's ports have in common.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use pdp_wire::outer::Template;
 use pdp_wire::tunnel::Encapsulation;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{Counters, Hop, Rate, Reason, Traffic};
+use super::{Counters, Hop, Power, Rate, Reason, Traffic, Used, Ways};
 
 /// Of `bpf/pdp_ports.h`.
 const FRACTION_BITS: u32 = 20;
@@ -58,7 +59,18 @@ pub(super) struct Port {
     overhead_bytes: u32,
     /// 1 where its link is down.
     pub closed: u32,
-    reserved: u32,
+    /// Slot of its vrouter.
+    pub vrouter: u32,
+    /// Index of its inner end; 0: there is none.
+    pub inner: u32,
+    /// That alone may serve the inner end; 0: whoever does.
+    pub thread: u32,
+    pub mac: [u8; 6],
+    pub aside: u8,
+    reserved: u8,
+    ran_ns: u64,
+    ran: u32,
+    reserved_too: u32,
     bytes: Bucket,
     frames: Bucket,
     taken_ns: u64,
@@ -83,6 +95,69 @@ fn police(bytes: &mut Bucket, frames: &mut Bucket, rate: Option<Rate>) {
     let same = |a: Bucket, b: Bucket| (a.step, a.burst) == (b.step, b.burst);
     if !same(wanted, *bytes) || !same(wanted_frames, *frames) {
         (*bytes, *frames) = (wanted, wanted_frames);
+    }
+}
+
+/// `struct vrouter`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Vrouter {
+    lock: u32,
+    pub bytes_max: [u32; 2],
+    reserved: u32,
+    pub until_ns: u64,
+    scale: u64,
+    paid_ns: u64,
+}
+
+impl Vrouter {
+    /// With so much CPU time from now on; where it is the same, nothing changes.
+    pub(super) fn set_power(&mut self, power: Option<Power>) {
+        let scale = power.map_or(0, |power| power.scale());
+        if scale != self.scale {
+            (self.scale, self.paid_ns) = (scale, 0);
+        }
+    }
+}
+
+impl Power {
+    /// What a nanosecond of CPU time counts.
+    fn scale(self) -> u64 {
+        (1000 << FRACTION_BITS) / u64::from(self.millicores).max(1)
+    }
+}
+
+/// `struct inner`: a port by its inner end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Inner {
+    pub vrouter: u32,
+    pub index: u32,
+}
+
+/// `struct used`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(super) struct Use {
+    pub vrouter: u32,
+    index: u32,
+    family: u32,
+    reserved: u32,
+    address: [u8; 16],
+    ns: u64,
+}
+
+impl Use {
+    /// What it says; `None`: nothing.
+    pub(super) fn told(&self) -> Option<Used> {
+        let [a, b, c, d, ..] = self.address;
+        let address = match i32::try_from(self.family) {
+            Ok(libc::AF_INET) => IpAddr::from([a, b, c, d]),
+            Ok(libc::AF_INET6) => IpAddr::from(self.address),
+            _ => return None,
+        };
+        let (vrouter, index, at) = (self.vrouter, self.index, Duration::from_nanos(self.ns));
+        Some(Used { vrouter, address, index, at })
     }
 }
 
@@ -225,6 +300,7 @@ pub(super) struct Counts {
     traffic: [[u64; 2]; 4],
     dropped: [u64; REASONS],
     refused: [u64; REASONS],
+    ways: [u64; 8],
 }
 
 impl Counts {
@@ -233,9 +309,11 @@ impl Counts {
         let mut all = Self::default();
         for bytes in of {
             let Ok((one, _)) = Self::read_from_prefix(&bytes) else { continue };
-            let more = one.traffic.as_flattened().iter().chain(&one.dropped).chain(&one.refused);
+            let more = one.traffic.as_flattened().iter().chain(&one.dropped);
+            let more = more.chain(&one.refused).chain(&one.ways);
             let sums = all.traffic.as_flattened_mut().iter_mut();
             let sums = sums.chain(&mut all.dropped).chain(&mut all.refused);
+            let sums = sums.chain(&mut all.ways);
             sums.zip(more).for_each(|(sum, more)| *sum = sum.wrapping_add(*more));
         }
         let [from_vrouter, to_link, from_link, to_vrouter] =
@@ -246,7 +324,9 @@ impl Counts {
             all
         };
         let (dropped, refused) = (reasons(all.dropped), reasons(all.refused));
-        Counters { from_vrouter, to_link, from_link, to_vrouter, dropped, refused, unsent: 0 }
+        let [short, silent, hooked, special, route, neighbour, too_big, source] = all.ways;
+        let ways = Ways { short, silent, hooked, special, route, neighbour, too_big, source };
+        Counters { from_vrouter, to_link, from_link, to_vrouter, dropped, refused, ways, unsent: 0 }
     }
 }
 
@@ -257,8 +337,9 @@ mod tests {
     /// As the programs have them.
     #[test]
     fn layouts_are_those_of_the_programs() {
-        assert_eq!(size_of::<Port>(), 6 * 4 + 2 * 24 + 2 * 8);
-        assert_eq!(size_of::<Counts>(), (4 * 2 + 2 * 8) * 8);
+        assert_eq!(size_of::<Port>(), 10 * 4 + 2 * 8 + 2 * 24 + 2 * 8);
+        assert_eq!(size_of::<Counts>(), (4 * 2 + 2 * 10 + 8) * 8);
+        assert_eq!((size_of::<Vrouter>(), size_of::<Inner>(), size_of::<Use>()), (40, 8, 40));
         assert_eq!((size_of::<Limit>(), size_of::<Tunnel>()), (2 * 4 + 2 * 24 + 8, 48));
         assert_eq!((size_of::<Taker>(), size_of::<Leaving>()), (16, 132));
     }

@@ -2,9 +2,10 @@
 //!
 //! A port is a veth pair. The *inner end* is the vrouter's interface; the *root end* is in a network namespace of
 //! PdP's own, which no tenant is in, and which is kept by a bind mount. An XDP program at the root end sees all
-//! that the vrouter sends and says what becomes of it by maps ([`Way`], [`Rate`]); a second one at the inner end
-//! counts what arrives, and has the kernel take frames that are redirected to it, whatever the guest sets there
-//! (`bpf/pdp_ports.bpf.c`).
+//! that the vrouter's stack sends and says what becomes of it by maps ([`Way`], [`Rate`]); a second one at the inner
+//! end sees all that arrives, passes it to the stack or sends it on by [the short way](Ports::lend), and has the kernel
+//! take frames that are redirected to it, whatever the guest sets there (`bpf/pdp_ports.bpf.c`). There is one program
+//! of each kind, and one set of maps, for all vrouters of a machine.
 //!
 //! Namespace, pairs, links and maps live on without this process: frames go on, and counters too. The next process
 //! adopts them and puts its own version of the programs in place of the old ones' without a gap.
@@ -21,10 +22,11 @@
 //! checksums that the device is to write, so that what its own programs send has wrong ones; and VLAN tags beside the
 //! frame, so that they are gone.
 //!
-//! Limits: [`PORTS_MAX`]; [`RING_FRAMES`]. Counters take 192 bytes for each of [`PORTS_MAX`] and processor.
+//! Limits: [`PORTS_MAX`]; [`RING_FRAMES`]. Counters take 288 bytes for each of [`PORTS_MAX`] and processor.
 //! Source: Linux drivers/net/veth.c, kernel/bpf/devmap.c.
 
 mod layout;
+mod short;
 mod veth;
 
 use std::collections::BTreeSet;
@@ -54,7 +56,8 @@ use crate::netns::{in_thread, within};
 use crate::sysctl;
 use crate::tap;
 use crate::xdp::{create_link, is_bpf_fs, other, pin_link, pinned_index, pinned_link, program};
-use layout::{Counts, Leaving, Limit, OUTSIDE, Port, Taker, Tunnel};
+use layout::{Counts, Inner, Leaving, Limit, OUTSIDE, Port, Taker, Tunnel, Use, Vrouter};
+pub use short::{Aside, LEASE_MAX, NO_MTU, Power, USED_MAX, Used, Ways, now};
 use veth::{Change as Set, End};
 
 /// Ports of one daemon; their numbers are below it.
@@ -88,24 +91,31 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pdp_ports.bpf.o"
 
 /// The maps, with the bytes of a value and the entries of each. The first ones are shared with the programs of
 /// external interfaces.
-const MAPS: [(&str, usize, u32); 7] = [
+const MAPS: [(&str, usize, u32); 10] = [
     ("ports", size_of::<Port>(), PORTS_MAX),
     ("ends", 4, PORTS_MAX),
     ("port_counts", size_of::<Counts>(), PORTS_MAX),
     ("tunnels", size_of::<Taker>(), 2 * PORTS_MAX),
     ("limits", size_of::<Limit>(), LIMITS_MAX),
+    ("vrouters", size_of::<Vrouter>(), PORTS_MAX),
     ("outsides", size_of::<Leaving>(), PORTS_MAX),
     ("devices", 4, PORTS_MAX),
+    ("inners", 4, PORTS_MAX),
+    ("used", size_of::<Use>(), USED_MAX),
 ];
 
 /// Of [`MAPS`], those that programs of external interfaces have too.
-pub(crate) const SHARED_MAPS: [&str; 5] = [MAPS[0].0, MAPS[1].0, MAPS[2].0, MAPS[3].0, MAPS[4].0];
+pub(crate) const SHARED_MAPS: [&str; 6] =
+    [MAPS[0].0, MAPS[1].0, MAPS[2].0, MAPS[3].0, MAPS[4].0, MAPS[5].0];
 
 /// A port to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
     /// Its number, below [`PORTS_MAX`]; no other port of the daemon has it.
     pub number: u32,
+    /// The number of its vrouter, below [`PORTS_MAX`]: all ports of the vrouter have it and no others do, e.g. the
+    /// lowest number of its ports.
+    pub vrouter: u32,
     /// Its name inside, at most 15 bytes.
     pub name: String,
     /// Its link address.
@@ -201,6 +211,10 @@ named! {
         UnderlayUnresolved = "underlay-unresolved",
         /// Longer than the underlay carries with the tunnel's headers.
         UnderlayTooBig = "underlay-too-big",
+        /// Came for this port's vrouter, which has used the CPU time that it may ([`Ports::power`]).
+        Power = "kernel-power",
+        /// Came for this port's vrouter, and was served by another than the thread named for it ([`Ports::serve`]).
+        Unpaid = "unpaid",
         /// Came for this port's vrouter, which did not get it: it takes frames too slowly, or its end is down or gone.
         Undelivered = "undelivered",
     }
@@ -218,7 +232,8 @@ pub struct Traffic {
 /// What a port has counted since it was made first; making it again goes on from there.
 ///
 /// What the vrouter sent went on its way or was dropped: `from_vrouter` = `to_link` + all of `dropped`. What came to it
-/// by its link was delivered or refused: `from_link` = `to_vrouter` + all of `refused` + [`Counters::under_way`].
+/// by its link was delivered or refused: `from_link` = `to_vrouter` + all of `refused` + [`Counters::under_way`]. What
+/// went the short way is in these as if it had gone through the vrouter's stack.
 /// (Exactly so where nothing moves: reading takes a moment.) What a program gave to an external interface that had no
 /// room for it is sent, here; the kernel counts it at the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -235,6 +250,8 @@ pub struct Counters {
     pub dropped: [u64; Reason::ALL.len()],
     /// Frames that came by the link and were dropped, by reason, in the order of [`Reason::ALL`].
     pub refused: [u64; Reason::ALL.len()],
+    /// What became of the frames of `to_vrouter`, which is their sum.
+    pub ways: Ways,
     /// Frames that the vrouter's kernel could not send, and knows so: its own count of what its interface dropped,
     /// of the present pair. The ring of [`RING_FRAMES`] was full, or the frame longer than its MTU allows. These
     /// are in none of the other counters.
@@ -308,6 +325,9 @@ pub struct Ports {
     limits: MapHandle,
     outsides: MapHandle,
     devices: MapHandle,
+    vrouters: MapHandle,
+    inners: MapHandle,
+    used: MapHandle,
 }
 
 /// Which end of a pair: its program's link is pinned as `PINS/NUMBER/out` or `PINS/NUMBER/in`.
@@ -375,8 +395,11 @@ impl Ports {
             counts: map(MAPS[2])?,
             tunnels: map(MAPS[3])?,
             limits: map(MAPS[4])?,
-            outsides: map(MAPS[5])?,
-            devices: map(MAPS[6])?,
+            vrouters: map(MAPS[5])?,
+            outsides: map(MAPS[6])?,
+            devices: map(MAPS[7])?,
+            inners: map(MAPS[8])?,
+            used: map(MAPS[9])?,
         };
         for number in pinned_numbers(pins)? {
             for side in Side::ALL {
@@ -428,10 +451,8 @@ impl Ports {
     /// that could not be finished.
     pub fn make(&mut self, guest: BorrowedFd<'_>, spec: &PortSpec) -> Result<Made> {
         let number = spec.number;
-        if number >= PORTS_MAX {
-            let text = format!("{PORTS_MAX} ports at most, from 0");
-            return Err(Error::Invalid { object: format!("port number {number}"), text });
-        }
+        check_number("port", number)?;
+        check_number("vrouter", spec.vrouter)?;
         // The kernel would cut it, or say no more than that it is wrong.
         tap::named_request(&spec.name)?;
         let root = self.root(number)?;
@@ -464,6 +485,7 @@ impl Ports {
         self.attach(*number, Side::Root, self.netns(), root.index)?;
         self.attach(*number, Side::Inner, guest, root.peer)?;
         self.set_end(*number)?;
+        self.set_inner(spec, root.peer)?;
         let mut closed = false;
         self.change(*number, |port| {
             closed = port.closed != 0;
@@ -501,6 +523,9 @@ impl Ports {
         let end = self.ends.lookup(&number.to_ne_bytes(), MapFlags::ANY).map_err(other);
         if end.on("find the root end of port", number)? != Some(root.index.to_ne_bytes().to_vec()) {
             self.set_end(number)?;
+            made = Made::Parts;
+        }
+        if self.set_inner(spec, inner.index)? {
             made = Made::Parts;
         }
         if root.mtu != spec.mtu {
@@ -700,9 +725,13 @@ impl Ports {
             }
         }
         self.delete(numbers)?;
-        for &number in &gone {
+        let mut vrouters = BTreeSet::new();
+        for number in gone.iter().copied().filter(|number| *number < PORTS_MAX) {
             let key = number.to_ne_bytes();
             self.join(number, Way::None)?;
+            let port = self.port(number)?;
+            self.forget_inner(number, &port)?;
+            vrouters.insert(port.vrouter);
             self.change(number, |port| *port = Port::default())?;
             let bytes = self.counts.value_size() as usize;
             let cpus = libbpf_rs::num_possible_cpus().map_err(other).on("count", "processors")?;
@@ -711,7 +740,15 @@ impl Ports {
                 .map_err(other)
                 .on("clear the counters of port", number)?;
         }
-        Ok(())
+        let left = self.ports.lookup_batch(1024, MapFlags::LOCK, MapFlags::ANY).map_err(other);
+        for (_, value) in left.on("read", "the settings of ports")? {
+            if let Ok(port) = Port::read_from_bytes(&value)
+                && port.inner != 0
+            {
+                vrouters.remove(&port.vrouter);
+            }
+        }
+        self.forget_vrouters(&vrouters)
     }
 
     /// Deletes pairs and the pins of their links. Their settings stay.
@@ -776,6 +813,42 @@ impl Ports {
         })
     }
 
+    /// Says which interface of which vrouter the inner end of a port is; whether that was not said yet.
+    fn set_inner(&self, spec: &PortSpec, index: u32) -> Result<bool> {
+        let PortSpec { number, vrouter, mac, .. } = *spec;
+        let was = self.port(number)?;
+        let key = Inner { vrouter, index };
+        let found = self.inners.lookup(key.as_bytes(), MapFlags::ANY).map_err(other);
+        let found = found.on("find the inner end of port", number)?;
+        let is_said = (was.vrouter, was.inner, was.mac) == (vrouter, index, mac);
+        if is_said && found.as_deref() == Some(&number.to_ne_bytes()) {
+            return Ok(false);
+        }
+        self.forget_inner(number, &was)?;
+        self.inners
+            .update(key.as_bytes(), &number.to_ne_bytes(), MapFlags::ANY)
+            .map_err(other)
+            .on("set the inner end of port", number)?;
+        self.change(number, |port| {
+            (port.vrouter, port.inner, port.mac) = (vrouter, index, mac);
+        })?;
+        Ok(true)
+    }
+
+    /// Takes it back; another port that got the index since keeps it.
+    fn forget_inner(&self, number: u32, port: &Port) -> Result<()> {
+        let key = Inner { vrouter: port.vrouter, index: port.inner };
+        let found = self.inners.lookup(key.as_bytes(), MapFlags::ANY).map_err(other);
+        let found = found.on("find the inner end of port", number)?;
+        if found.as_deref() == Some(&number.to_ne_bytes()) {
+            self.inners
+                .delete(key.as_bytes())
+                .map_err(other)
+                .on("forget the inner end of port", number)?;
+        }
+        Ok(())
+    }
+
     fn root(&self, number: u32) -> Result<Option<End>> {
         let index = number.saturating_add(INDEX_FIRST);
         veth::find(&self.netlink, index, None).on("find the root end of port", number)
@@ -831,6 +904,14 @@ pub fn destroy(netns: &Path, pins: &Path) -> Result<()> {
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => remove_file(netns),
         Err(error) => Err(error).on("unmount", netns.display()),
     }
+}
+
+fn check_number(what: &str, number: u32) -> Result<()> {
+    if number < PORTS_MAX {
+        return Ok(());
+    }
+    let text = format!("{PORTS_MAX} {what}s at most, from 0");
+    Err(Error::Invalid { object: format!("{what} number {number}"), text })
 }
 
 fn root_name(number: u32) -> String {

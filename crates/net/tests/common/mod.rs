@@ -1,12 +1,16 @@
 //! Network namespaces, and what is done in them.
 
+#![allow(dead_code, reason = "each test uses some of it")]
+
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
+use pdp_net::ports::{self, Ports};
 
 pub const EVENTUALLY: Duration = Duration::from_secs(30);
 
@@ -117,4 +121,52 @@ impl Drop for Pins {
     fn drop(&mut self) {
         umount2(self.0.path(), MntFlags::MNT_DETACH).unwrap();
     }
+}
+
+/// Where ports are kept, which goes with the test.
+pub struct Place {
+    pub pins: Pins,
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        Self { pins: Pins::new(), dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn netns(&self) -> PathBuf {
+        self.dir.path().join("run/ports")
+    }
+
+    pub fn open(&self) -> Ports {
+        Ports::open(&self.netns(), &self.pins.dir()).unwrap()
+    }
+
+    /// Runs a script in the namespace of root ends.
+    pub fn run(&self, script: &str) -> String {
+        run(&format!("nsenter --net={} sh -ec '{script}'", self.netns().display()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        ports::destroy(&self.netns(), &self.pins.dir()).unwrap();
+    }
+}
+
+/// The sums of a port's counters that hold where nothing moves.
+pub fn adds_up(counters: &ports::Counters) {
+    let ports::Counters { from_vrouter, to_link, from_link, to_vrouter, dropped, refused, .. } =
+        counters;
+    let sum = |of: &[u64]| of.iter().sum::<u64>();
+    assert_eq!(from_vrouter.frames, to_link.frames + sum(dropped), "{counters:?}");
+    assert_eq!(counters.under_way(), 0, "{counters:?}");
+    assert_eq!(from_link.frames, to_vrouter.frames + sum(refused), "{counters:?}");
+    assert_eq!(to_vrouter.frames, sum_of(&counters.ways), "{counters:?}");
+}
+
+/// Frames by all ways.
+pub fn sum_of(ways: &ports::Ways) -> u64 {
+    let ports::Ways { short, silent, hooked, special, route, neighbour, too_big, source } = ways;
+    short + silent + hooked + special + route + neighbour + too_big + source
 }

@@ -17,7 +17,7 @@ use libbpf_rs::{
 use pdp_net::interface::Interface;
 use pdp_net::netns::within;
 
-pub use common::{Pins, eventually, isolated, run};
+pub use common::{Pins, Place, adds_up, eventually, isolated, run, sum_of};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/measure.bpf.o"));
 
@@ -91,7 +91,7 @@ impl Netns {
             .args(["-force", "-batch", "-"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .stderr(if std::env::var("PDP_THROUGH_VERBOSE").is_ok() {
+            .stderr(if std::env::var("PDP_SHORT_VERBOSE").is_ok() {
                 Stdio::inherit()
             } else {
                 Stdio::null()

@@ -214,10 +214,14 @@ impl NodePlanner<'_> {
             let VnetPlanner { spec, holding, .. } = self.vnet;
             let (number, to, rate) = straight::way(spec, holding, self.name, &tap.name)?;
             let TapSpec { name, mac, mtu, addresses, routes, .. } = tap.clone();
-            let spec = PortSpec { number, name, mac, mtu, addresses, routes };
+            let spec = PortSpec { number, vrouter: number, name, mac, mtu, addresses, routes };
             Some((index as u16, StraightPort { spec, to, rate }))
         });
-        ports.collect()
+        let mut ports: BTreeMap<u16, StraightPort> = ports.collect();
+        if let Some(vrouter) = ports.values().map(|port| port.spec.number).min() {
+            ports.values_mut().for_each(|port| port.spec.vrouter = vrouter);
+        }
+        ports
     }
 
     fn control(&self, commands: Vec<Command>) -> GuestSpec {

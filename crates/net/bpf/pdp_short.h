@@ -1,43 +1,44 @@
-// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * The short way through a vrouter of kind `kernel`: at the inner end of a vport, frames that the namespace
- * would only route are sent straight to the port that they leave by, as its tables say; all others pass to the
+ * The short way through a vrouter: at the inner end of a port, frames that the namespace would only route are made
+ * what it would make of them, as its tables say, and sent out of another port of the vrouter; all others pass to the
  * namespace's whole stack, unchanged.
  *
  * A frame goes the short way if all of this holds, and passes otherwise:
  *
- * - somebody said within the lease that nothing is in the way (`lease`, `told`);
+ * - somebody said within the lease that nothing is in the way (`struct vrouter`, `aside` of ports);
  * - nothing that the kernel itself holds of the namespace and of both devices is in the way: netfilter hooks,
  *   tc, queueing disciplines, IPsec policies, devices over the port, reverse-path filters, and the like. This is
  *   read for each frame, so that a rule is obeyed from the command on that sets it; kernels before 6.2 can't be
- *   asked, and there `told` is all there is;
+ *   asked, and there `aside` is all there is;
  * - it is IPv4 without options or IPv6 without extension headers (encrypted payload excepted), whole, right in
  *   its lengths and checksum, of unicast addresses that nothing is special about, with a TTL that is left, to
  *   the link address of the port, and no error of ICMP, whose way may depend on what is inside;
- * - the kernel's look-up gives a plain unicast route out of another port of the vrouter, whose MTU holds it, and
- *   a neighbour that is known;
+ * - the kernel's look-up gives a plain unicast route out of another port of the vrouter, which is up and whose MTU
+ *   holds it, and a neighbour that is known;
  * - the source (IPv4) is no address of the router: it is looked up as the kernel does when it validates one.
  *
  * The kernel keeps some hooks for as long as the namespace is there: of netfilter when a bridge was made in it once.
  *
  * The look-up follows rules and next-hop groups; ports go into it as the kernel's flow dissector finds them.
- * What it does not know is a route's MTU that is not locked: `lease` has the smallest that there is.
+ * What it does not know is a route's MTU that is not locked: the lease has the smallest that there is.
  *
- * Where a thread is named, frames that are served by another, or in softirq, are dropped: nobody else pays.
- *
- * Names and layouts of the maps: src/through.rs.
+ * Names and layouts of the maps: src/ports/layout.rs.
  */
-#include <linux/bpf.h>
+#ifndef PDP_SHORT_H
+#define PDP_SHORT_H
+
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
 
-#define PORTS_MAX 256 /* fewer where the maps are made for fewer */
-#define USED_MAX 256
+#include "pdp_ports.h"
+
+#define USED_BITS 14
+#define USED_MAX (1 << USED_BITS)
 #define AF_INET 2
 #define AF_INET6 10
 #define IPV4_FRAGMENT 0x3fff /* more fragments, or an offset (RFC 791 section 3.1) */
@@ -51,84 +52,37 @@
 #define POLICY_BLOCK 1 /* XFRM_USERPOLICY_BLOCK */
 #define HOST_IDENTITY 139 /* next headers of IPv6 that <linux/in.h> lacks */
 #define SHIM6 140
+#define DEVICE_UP 1 /* IFF_UP of linux/if.h */
+#define NO_CARRIER (1 << 2) /* __LINK_STATE_NOCARRIER of linux/netdevice.h, as a bit */
 
-/* What became of a frame. All but SHORT and UNPAID: passed to the stack. */
-enum way {
-	SHORT, /* sent out of a port */
-	SILENT, /* nobody says that nothing is in the way */
-	HOOKED, /* something is */
-	SPECIAL, /* nothing that is plainly routed */
-	ROUTE, /* no plain unicast route out of another port */
-	NEIGHBOUR, /* not known */
-	TOO_BIG, /* for the way */
-	SOURCE, /* one that the stack validates */
-	UNPAID, /* dropped: not served by the thread that it is charged to */
-	WAYS
-};
-
-/* In `struct told`. */
+/* `aside` of a port. */
 #define ASIDE_IN_V4 1
 #define ASIDE_IN_V6 2
 #define ASIDE_OUT_V4 4
 #define ASIDE_OUT_V6 8
 
-struct lease {
-	__u64 until_ns; /* of the monotonic clock; from then on all frames pass */
-	__u32 bytes_max[2]; /* the smallest MTU of any route, IPv4 and IPv6 */
-};
-
-struct told {
-	__u8 mac[6];
-	__u8 aside;
-	__u8 unused;
-};
-
-struct port {
-	__u32 place;
-	__u32 thread; /* that alone may serve it; 0: whoever does */
-};
-
-struct counts {
-	__u64 frames[WAYS];
-};
-
 struct used {
-	__u32 address[4]; /* IPv4: the first */
+	__u32 vrouter;
 	__u32 ifindex;
-	__u32 family;
+	__u32 family; /* 0: nothing here */
+	__u32 reserved;
+	__u32 address[4]; /* IPv4: the first */
 	__u64 ns;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct lease);
-} lease SEC(".maps");
+struct inner {
+	__u32 vrouter;
+	__u32 ifindex;
+};
 
-/* By port. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, PORTS_MAX);
-	__type(key, __u32);
-	__type(value, struct told);
-} told SEC(".maps");
-
-/* Ports by interface. */
+/* Numbers of ports by their inner ends. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PORTS_MAX);
-	__type(key, __u32);
-	__type(value, struct port);
-} ports SEC(".maps");
-
-/* The same, as devices: the kernel takes out those that go, or go to another namespace. */
-struct {
-	__uint(type, BPF_MAP_TYPE_DEVMAP_HASH);
-	__uint(max_entries, PORTS_MAX);
-	__type(key, __u32);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct inner);
 	__type(value, __u32);
-} devices SEC(".maps");
+} inners SEC(".maps");
 
 /* Neighbours that frames were sent to, as far as there is room: two in one place take turns. */
 struct {
@@ -138,13 +92,15 @@ struct {
 	__type(value, struct used);
 } used SEC(".maps");
 
-/* By port that the frame came in by. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, PORTS_MAX);
-	__type(key, __u32);
-	__type(value, struct counts);
-} counters SEC(".maps");
+/* What is known of a frame on its way through. */
+struct passage {
+	struct xdp_md *frame;
+	struct vrouter *vrouter;
+	struct port *from;
+	struct net_device *device; /* that it came in by; 0: the kernel can't be asked */
+	__u32 out; /* number of the port that it goes out by */
+	__u64 now;
+};
 
 /* Of the kernel's structures: what is read, found where it is when the program is loaded. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -212,6 +168,8 @@ struct Qdisc {
 };
 struct net_device {
 	unsigned int mtu;
+	unsigned int flags;
+	unsigned long state;
 	int ifindex;
 	const unsigned char *dev_addr;
 	void *rx_handler;
@@ -232,8 +190,12 @@ struct net_device {
 		struct list_head upper;
 	} adj_list;
 };
+struct sched_entity {
+	__u64 sum_exec_runtime;
+};
 struct task_struct {
 	__u32 pid;
+	struct sched_entity se;
 };
 struct xdp_rxq_info {
 	struct net_device *dev;
@@ -372,15 +334,14 @@ static __always_inline int is_hooked_out(struct net_device *device, int v6)
 }
 
 /* Whether a frame is for the link address of the port that it came in by. */
-static __always_inline int is_for_port(struct ethhdr *ethernet, struct net_device *device,
-				       const struct told *told)
+static __always_inline int is_for_port(struct ethhdr *ethernet, const struct passage *it)
 {
 	const __u16 *to = (const void *)ethernet->h_dest;
 	__u16 mac[3];
 
-	if (!can_ask())
-		__builtin_memcpy(mac, told->mac, sizeof(mac));
-	else if (bpf_probe_read_kernel(mac, sizeof(mac), device->dev_addr))
+	if (!it->device)
+		__builtin_memcpy(mac, it->from->mac, sizeof(mac));
+	else if (bpf_probe_read_kernel(mac, sizeof(mac), it->device->dev_addr))
 		return 0;
 	return to[0] == mac[0] && to[1] == mac[1] && to[2] == mac[2];
 }
@@ -404,37 +365,39 @@ static __always_inline int ports_of(struct bpf_fib_lookup *to, __be16 *carried, 
 }
 
 /* Notes that a neighbour is used; `to` is what the look-up made of it. */
-static __always_inline void note(const struct bpf_fib_lookup *to, __u64 now)
+static __always_inline void note_use(__u32 vrouter, const struct bpf_fib_lookup *to, __u64 now)
 {
-	__u32 hash = to->ipv6_dst[0] ^ to->ifindex;
+	__u32 hash = to->ipv6_dst[0] ^ to->ifindex ^ vrouter << 16;
 	struct used *it;
 
 	if (to->family == AF_INET6)
 		hash ^= to->ipv6_dst[1] ^ to->ipv6_dst[2] ^ to->ipv6_dst[3];
-	hash = hash * 0x9e3779b1u >> 24; /* 8 bits: below USED_MAX */
+	hash = hash * 0x9e3779b1u >> (32 - USED_BITS);
 	it = bpf_map_lookup_elem(&used, &hash);
 	if (!it)
 		return;
 	if (it->ns + USED_NS > now && it->address[0] == to->ipv6_dst[0] &&
-	    it->address[3] == to->ipv6_dst[3] && it->ifindex == to->ifindex)
+	    it->address[3] == to->ipv6_dst[3] && it->ifindex == to->ifindex && it->vrouter == vrouter)
 		return;
+	it->vrouter = vrouter;
+	it->ifindex = to->ifindex;
+	it->family = to->family;
 	it->address[0] = to->ipv6_dst[0];
 	it->address[1] = to->ipv6_dst[1];
 	it->address[2] = to->ipv6_dst[2];
 	it->address[3] = to->ipv6_dst[3];
-	it->ifindex = to->ifindex;
-	it->family = to->family;
 	it->ns = now;
 }
 
-/* Looks where a packet would go and sends it there; bytes of it, and of the frame. */
-static __always_inline enum way send(struct xdp_md *context, struct bpf_fib_lookup *to,
-				     struct net_device *device, __u32 bytes, __u64 now)
+/* Looks where a packet would go, and makes the frame what the kernel would send there. */
+static __always_inline enum way find(struct passage *it, struct bpf_fib_lookup *to, __u32 bytes)
 {
 	int v6 = to->family == AF_INET6;
 	struct bpf_fib_lookup back = {.family = AF_INET, .l4_protocol = to->l4_protocol};
-	struct port *port;
-	struct told *at;
+	struct inner key = {.vrouter = it->from->vrouter};
+	struct xdp_md *frame = it->frame;
+	struct port *out;
+	__u32 *number;
 	void *data, *end;
 	struct ethhdr *ethernet;
 	long found;
@@ -446,47 +409,50 @@ static __always_inline enum way send(struct xdp_md *context, struct bpf_fib_look
 		back.ipv4_dst = to->ipv4_src;
 		back.ipv4_src = to->ipv4_dst;
 	}
-	found = bpf_fib_lookup(context, to, sizeof(*to), 0);
+	found = bpf_fib_lookup(frame, to, sizeof(*to), 0);
 	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED)
-		return TOO_BIG;
+		return BEYOND_MTU;
 	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)
 		return NEIGHBOUR;
-	if (found != BPF_FIB_LKUP_RET_SUCCESS || to->ifindex == context->ingress_ifindex)
+	if (found != BPF_FIB_LKUP_RET_SUCCESS || to->ifindex == frame->ingress_ifindex)
 		return ROUTE;
-	port = bpf_map_lookup_elem(&ports, &to->ifindex);
-	if (!port)
+	key.ifindex = to->ifindex;
+	number = bpf_map_lookup_elem(&inners, &key);
+	if (!number)
 		return ROUTE;
-	at = bpf_map_lookup_elem(&told, &port->place);
-	if (!at)
+	it->out = *number;
+	out = bpf_map_lookup_elem(&ports, &it->out);
+	/* The kernel takes the root end out when the pair goes: another device may have the index then. */
+	if (!out || out->inner != to->ifindex || !bpf_map_lookup_elem(&ends, &it->out))
 		return ROUTE;
-	if (at->aside & (v6 ? ASIDE_OUT_V6 : ASIDE_OUT_V4))
+	if (out->aside & (v6 ? ASIDE_OUT_V6 : ASIDE_OUT_V4))
 		return HOOKED;
-	if (can_ask()) {
-		device = device_of(device, to->ifindex);
+	if (it->device) {
+		struct net_device *device = device_of(it->device, to->ifindex);
 		if (!device)
+			return ROUTE;
+		/* The look-up does not ask for that. */
+		if (!(device->flags & DEVICE_UP) || device->state & NO_CARRIER)
 			return ROUTE;
 		if (is_hooked_out(device, v6))
 			return HOOKED;
 		if (bytes > device->mtu)
-			return TOO_BIG;
+			return BEYOND_MTU;
 	}
 	if (!v6) {
 		/* As the kernel validates a source, with rules and the like: as an answer from there. */
 		back.ifindex = to->ifindex;
-		found = bpf_fib_lookup(context, &back, sizeof(back), 0);
+		found = bpf_fib_lookup(frame, &back, sizeof(back), 0);
 		if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
 			return SOURCE;
 	}
-	/* The flags are what is returned if the device is gone. */
-	if (bpf_redirect_map(&devices, to->ifindex, XDP_PASS) != XDP_REDIRECT)
-		return ROUTE;
 	/* Nothing has been changed so far. */
 	bytes += sizeof(*ethernet);
-	found = context->data_end - context->data;
-	if (found > bytes && bpf_xdp_adjust_tail(context, (int)bytes - (int)found))
+	found = frame->data_end - frame->data;
+	if (found > bytes && bpf_xdp_adjust_tail(frame, (int)bytes - (int)found))
 		return SPECIAL;
-	data = (void *)(long)context->data;
-	end = (void *)(long)context->data_end;
+	data = (void *)(long)frame->data;
+	end = (void *)(long)frame->data_end;
 	ethernet = data;
 	if (v6) {
 		struct ipv6hdr *ip = (void *)(ethernet + 1);
@@ -505,7 +471,7 @@ static __always_inline enum way send(struct xdp_md *context, struct bpf_fib_look
 	}
 	__builtin_memcpy(ethernet->h_dest, to->dmac, ETH_ALEN);
 	__builtin_memcpy(ethernet->h_source, to->smac, ETH_ALEN);
-	note(to, now);
+	note_use(key.vrouter, to, it->now);
 	return SHORT;
 }
 
@@ -538,12 +504,11 @@ static __always_inline int is_plain_v6(const struct in6_addr *address)
 	return (first & 0xe0) == 0x20 || (first & 0xfe) == 0xfc;
 }
 
-static __always_inline enum way v4(struct xdp_md *context, struct net_device *device,
-				   const struct told *from, const struct lease *now_until, __u64 now)
+static __always_inline enum way v4(struct passage *it)
 {
-	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
+	void *data = (void *)(long)it->frame->data, *end = (void *)(long)it->frame->data_end;
 	struct iphdr *ip = data + sizeof(struct ethhdr);
-	struct bpf_fib_lookup to = {.family = AF_INET, .ifindex = context->ingress_ifindex};
+	struct bpf_fib_lookup to = {.family = AF_INET, .ifindex = it->frame->ingress_ifindex};
 	__u32 bytes;
 
 	if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5)
@@ -573,25 +538,24 @@ static __always_inline enum way v4(struct xdp_md *context, struct net_device *de
 	}
 	if (ports_of(&to, (void *)(ip + 1), bytes - sizeof(*ip), end))
 		return SPECIAL;
-	if (now_until->until_ns <= now)
+	if (it->vrouter->until_ns <= it->now)
 		return SILENT;
-	if (from->aside & ASIDE_IN_V4 || (can_ask() && is_hooked_in(device, 0)))
+	if (it->from->aside & ASIDE_IN_V4 || (it->device && is_hooked_in(it->device, 0)))
 		return HOOKED;
-	if (bytes > now_until->bytes_max[0])
-		return TOO_BIG;
+	if (bytes > it->vrouter->bytes_max[0])
+		return BEYOND_MTU;
 	to.tot_len = bytes;
 	to.tos = ip->tos;
 	to.ipv4_src = ip->saddr;
 	to.ipv4_dst = ip->daddr;
-	return send(context, &to, device, bytes, now);
+	return find(it, &to, bytes);
 }
 
-static __always_inline enum way v6(struct xdp_md *context, struct net_device *device,
-				   const struct told *from, const struct lease *now_until, __u64 now)
+static __always_inline enum way v6(struct passage *it)
 {
-	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
+	void *data = (void *)(long)it->frame->data, *end = (void *)(long)it->frame->data_end;
 	struct ipv6hdr *ip = data + sizeof(struct ethhdr);
-	struct bpf_fib_lookup to = {.family = AF_INET6, .ifindex = context->ingress_ifindex};
+	struct bpf_fib_lookup to = {.family = AF_INET6, .ifindex = it->frame->ingress_ifindex};
 	__u32 bytes;
 
 	if ((void *)(ip + 1) > end || ip->version != 6)
@@ -621,56 +585,32 @@ static __always_inline enum way v6(struct xdp_md *context, struct net_device *de
 	}
 	if (ports_of(&to, (void *)(ip + 1), bytes - sizeof(*ip), end))
 		return SPECIAL;
-	if (now_until->until_ns <= now)
+	if (it->vrouter->until_ns <= it->now)
 		return SILENT;
-	if (from->aside & ASIDE_IN_V6 || (can_ask() && is_hooked_in(device, 1)))
+	if (it->from->aside & ASIDE_IN_V6 || (it->device && is_hooked_in(it->device, 1)))
 		return HOOKED;
-	if (bytes > now_until->bytes_max[1])
-		return TOO_BIG;
+	if (bytes > it->vrouter->bytes_max[1])
+		return BEYOND_MTU;
 	to.tot_len = bytes;
 	to.flowinfo = *(__be32 *)ip & bpf_htonl(FLOW_INFORMATION);
 	__builtin_memcpy(to.ipv6_src, &ip->saddr, sizeof(to.ipv6_src));
 	__builtin_memcpy(to.ipv6_dst, &ip->daddr, sizeof(to.ipv6_dst));
-	return send(context, &to, device, bytes, now);
+	return find(it, &to, bytes);
 }
 
-SEC("xdp")
-int pdp_through(struct xdp_md *context)
+/* What becomes of a frame that is given to a vrouter. If it is to go the short way, it is what is to be sent, and
+ * `out` of `it` is the port. */
+static __always_inline enum way pass(struct passage *it)
 {
-	struct ethhdr *ethernet = (void *)(long)context->data;
-	__u32 zero = 0, ifindex = context->ingress_ifindex;
-	struct port *port = bpf_map_lookup_elem(&ports, &ifindex);
-	const struct lease *until = bpf_map_lookup_elem(&lease, &zero);
-	struct net_device *device = 0;
-	enum way way = SPECIAL;
-	struct counts *counts;
-	struct told *from;
-	__u64 now = bpf_ktime_get_coarse_ns();
+	struct ethhdr *ethernet = (void *)(long)it->frame->data;
 
-	if (!port || !until)
-		return XDP_PASS;
-	counts = bpf_map_lookup_elem(&counters, &port->place);
-	from = bpf_map_lookup_elem(&told, &port->place);
-	if (!counts || !from)
-		return XDP_PASS;
-	if (port->thread && ((struct task_struct *)bpf_get_current_task_btf())->pid != port->thread) {
-		counts->frames[UNPAID]++;
-		return XDP_DROP;
-	}
-	if (can_ask())
-		device = ((struct xdp_buff *)bpf_cast_to_kern_ctx(context))->rxq->dev;
-	if ((void *)(ethernet + 1) <= (void *)(long)context->data_end &&
-	    is_for_port(ethernet, device, from)) {
-		if (ethernet->h_proto == bpf_htons(ETH_P_IP))
-			way = v4(context, device, from, until, now);
-		else if (ethernet->h_proto == bpf_htons(ETH_P_IPV6))
-			way = v6(context, device, from, until, now);
-	}
-	if (way >= WAYS)
-		return XDP_PASS;
-	counts->frames[way]++;
-	return way == SHORT ? XDP_REDIRECT : XDP_PASS;
+	if ((void *)(ethernet + 1) > (void *)(long)it->frame->data_end || !is_for_port(ethernet, it))
+		return SPECIAL;
+	if (ethernet->h_proto == bpf_htons(ETH_P_IP))
+		return v4(it);
+	if (ethernet->h_proto == bpf_htons(ETH_P_IPV6))
+		return v6(it);
+	return SPECIAL;
 }
 
-/* What the kernel calls this: bpf_fib_lookup is for programs under the GPL. */
-char LICENSE[] SEC("license") = "GPL";
+#endif
