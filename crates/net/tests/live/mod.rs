@@ -159,6 +159,12 @@ impl Live {
         self.links.push(link);
     }
 
+    /// Has the device of a pinned link run one of the programs instead of what it ran.
+    pub fn replace(&mut self, name: &str, pin: &std::path::Path) {
+        let mut link = Link::open(pin).unwrap();
+        link.update_prog(&self.program(name)).unwrap();
+    }
+
     /// A packet socket that gets all that a device of the thread's namespace receives.
     pub fn socket(&self, device: &str, index: u32) -> OwnedFd {
         let filter = self.program("all");
