@@ -36,6 +36,7 @@ struct settings {
 
 struct device {
 	__u32 ifindex;
+	__u32 note; /* before the frame, as for a port's program (pdp_ports.h): its number and 1; 0: none */
 	__u8 headers[44]; /* 42 bytes */
 };
 
@@ -85,6 +86,15 @@ int generate(struct xdp_md *context)
 	if (!device)
 		return XDP_ABORTED;
 	__builtin_memcpy(frame, device->headers, sizeof(*frame));
+	if (device->note) {
+		__u32 *note;
+		if (bpf_xdp_adjust_meta(context, -(int)sizeof(*note)))
+			return XDP_ABORTED;
+		note = (void *)(long)context->data_meta;
+		if ((void *)(note + 1) > (void *)(long)context->data)
+			return XDP_ABORTED;
+		*note = device->note - 1;
+	}
 	*count += 1;
 	return bpf_redirect(device->ifindex, 0);
 }

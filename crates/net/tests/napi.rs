@@ -33,7 +33,7 @@ fn router(live: &mut Live) -> Netns {
     live.attach("sink", Interface::by_name("out0").unwrap().index);
     let index = Interface::by_name("in0").unwrap().index;
     let (source, destination) = ([10, 1, 0, 2], [10, 2, 0, 2]);
-    live.send_to(&[To { index, mac: [2, 0, 0, 0, 0, 2], source, destination }], 0);
+    live.send_to(&[To { index, mac: [2, 0, 0, 0, 0, 2], source, destination, port: None }], 0);
     guest
 }
 

@@ -72,7 +72,7 @@ impl Router {
             run(&format!("ip link set {} arp off", far.name));
             let index = Interface::by_name(&far.name).unwrap().index;
             let (source, destination) = ([10, number as u8, 0, 2], [10, IN as u8, 0, 2]);
-            to.push(To { index, mac: near.mac, source, destination });
+            to.push(To { index, mac: near.mac, source, destination, port: None });
             specs.push(near);
         }
         to.pop();

@@ -622,7 +622,7 @@ fn frames_that_come_by_xdp_go_the_same_way() {
         let one = One::new(96);
         let index = Interface::by_name("p0").unwrap().index;
         let (source, destination) = ([10, 0, 0, 2], [10, 1, 0, 2]);
-        one.live.send_to(&[To { index, mac: mac_of(0), source, destination }], 0);
+        one.live.send_to(&[To { index, mac: mac_of(0), source, destination, port: None }], 0);
         let try_some = || {
             one.live.call(32);
             sorted(one.bench.out())

@@ -119,9 +119,11 @@ fn output(command: &mut Command, script: &str) -> String {
 }
 
 /// Where a generator's frames go: a device of its namespace, and the link addresses and addresses in them.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct To {
     pub index: u32,
+    /// The device is the root end of this port: a frame is as its program has it come to the inner end.
+    pub port: Option<u32>,
     pub mac: [u8; 6],
     pub source: [u8; 4],
     pub destination: [u8; 4],
@@ -177,8 +179,9 @@ impl Live {
         let devices = self.map("devices");
         for (at, to) in (0_u32..).zip(to) {
             let mut value = to.index.to_ne_bytes().to_vec();
+            value.extend(to.port.map_or(0, |port| port + 1).to_ne_bytes());
             value.extend(headers(to, self.bytes));
-            value.resize(48, 0);
+            value.resize(52, 0);
             devices.update(&at.to_ne_bytes(), &value, MapFlags::ANY).unwrap();
         }
         let mut settings = (to.len() as u32 - 1).to_ne_bytes().to_vec();
