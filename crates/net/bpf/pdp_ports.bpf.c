@@ -159,7 +159,7 @@ static __always_inline int go(struct xdp_md *frame, __u32 number, __u64 bytes, c
 	add(&counts->from_vrouter, bytes);
 	if (bytes < ETH_HLEN)
 		return drop(counts, RUNT);
-	if (port->bytes.step || port->frames.step) {
+	if (port->policed) {
 		now_ns = bpf_ktime_get_ns();
 		bpf_spin_lock(&port->lock);
 		to = port->to;

@@ -26,25 +26,28 @@ struct bucket {
 	__u64 ahead;
 };
 
+/* What each frame needs is in front, within one line of a cache. */
 struct port {
 	struct bpf_spin_lock lock;
 	__u32 to; /* number of the port at the link's other end and 1; 0: no link; or OUTSIDE */
 	__u32 frame_bytes_max; /* of what is delivered here; 0: nothing is */
-	__u32 overhead_bytes; /* what each frame counts beyond its own bytes */
-	__u32 closed; /* its link is down */
 	__u32 vrouter; /* whose it is: in `vrouters` */
 	__u32 inner; /* index of the inner end in the vrouter's namespace; 0: there is none */
 	__u32 thread; /* that alone may serve the inner end; 0: whoever does */
-	__u8 mac[6]; /* link address of the inner end, as it was made */
-	__u8 aside;
+	__u8 closed; /* its link is down */
+	__u8 policed; /* one of the buckets has a limit */
+	__u8 aside; /* what hooks into forwarding, by what the watcher says */
 	__u8 reserved;
-	__u64 ran_ns; /* CPU time of `ran` when it was charged last; written without the lock */
-	__u32 ran;
-	__u32 reserved_too;
+	__u32 ran; /* thread that was charged last; this and `ran_ns` are written without the lock */
+	__u64 ran_ns; /* its CPU time then */
+	__u32 overhead_bytes; /* what each frame counts beyond its own bytes */
+	__u8 mac[6]; /* link address of the inner end, as it was made */
+	__u16 reserved_too[3];
 	struct bucket bytes;
 	struct bucket frames;
 	__u64 taken_ns; /* when something was taken last */
 	__u64 settled; /* for src/ports alone */
+	__u64 unused; /* so that none shares a line with another */
 };
 
 /* What the ports of a vrouter have in common. */
@@ -55,6 +58,7 @@ struct vrouter {
 	__u64 until_ns; /* of the monotonic clock: nothing goes the short way from then on */
 	__u64 scale; /* what a nanosecond of CPU time counts, of 1 << FRACTION_BITS; 0: no limit */
 	__u64 paid_ns; /* of the monotonic clock: when the CPU time that was used is paid for */
+	__u64 unused[3]; /* so that none shares a line with another */
 };
 
 /* How far ahead of now that may be. */
@@ -102,9 +106,9 @@ struct port_counts {
 	struct traffic to_link;
 	struct traffic from_link;
 	struct traffic to_vrouter; /* arrived at the inner end */
+	__u64 ways[WAYS]; /* their sum is to_vrouter.frames */
 	__u64 dropped[REASONS];
 	__u64 refused[REASONS];
-	__u64 ways[WAYS]; /* their sum is to_vrouter.frames */
 };
 
 /* Before a frame on its way to an inner end, where the stack does not see it: for which port it is. No guest can

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! `COUNTS` are numbers of namespaces, powers of two (`1,16,64,256`), `BURST` as many frames as go to one before
-//! the next (1; a power of two), `WAYS` some of `plain,stack,short,plain-threads,stack-threads,short-threads`. A
-//! round measures each once; what is printed is the median of the rounds, with the least and the most. Frames have
+//! the next (1; a power of two), `WAYS` some of `plain`, `stack`, `short` and `tunnel` (the short way, and out of one
+//! interface by a VXLAN tunnel of each namespace), and the same with `-threads`. A round measures each once; what is printed is the median of the rounds, with the least and the most. Frames have
 //! 64 bytes and are made by XDP on one CPU; the threads are on another. They come to a port as from another one's
 //! program, by its root end, and go to the far port of another, whose program is one that drops them. So measured is
 //! all that is done for a vrouter, but not what is done to send to it.
@@ -32,11 +32,16 @@ use nix::unistd::Pid;
 use pdp_container::cgroup::Cgroups;
 use pdp_net::interface::Interface;
 use pdp_net::napi::{set_threaded, threads};
-use pdp_net::ports::{LEASE_MAX, NO_MTU, PortSpec, Ports, Way};
+use pdp_net::ports::{Hop, LEASE_MAX, NO_MTU, Outside, PortSpec, Ports, Way};
+use pdp_wire::tunnel::Encapsulation;
+use pdp_wire::vxlan;
 
 const TIME: Duration = Duration::from_millis(400);
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+/// RFC 863.
+const DISCARD_PORT: u16 = 9;
 
 const DEVICES: [&str; 2] = ["eth0", "eth1"];
 
@@ -141,6 +146,13 @@ impl Vrouter {
     }
 }
 
+/// A tunnel whose frames are such as are counted.
+fn outside(interface: &Interface, vni: u32) -> Outside {
+    let (local, remote) = ([10, 3, 0, 1].into(), [10, 3, 0, 2].into());
+    let by = Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: DISCARD_PORT, vni });
+    Outside { interface: interface.index, mac: interface.mac, by, limit: None }
+}
+
 fn to(index: u32, port: Option<u32>) -> To {
     To { index, port, mac: MAC, source: [10, 1, 0, 2], destination: [10, 2, 0, 2] }
 }
@@ -185,7 +197,10 @@ fn main() {
     let counts: Vec<usize> = list(0, "1,16,64,256").iter().map(|it| it.parse().unwrap()).collect();
     let rounds: usize = list(1, "3")[0].parse().unwrap();
     let burst: u32 = list(2, "1")[0].parse().unwrap();
-    let ways = list(3, "plain,stack,short,plain-threads,stack-threads,short-threads");
+    let ways = list(
+        3,
+        "plain,stack,short,tunnel,plain-threads,stack-threads,short-threads,tunnel-threads",
+    );
     let most = counts.iter().copied().max().unwrap();
     let cgroups = Cgroups::new(&format!("pdp-measure-{}", std::process::id())).unwrap();
     isolated(|| {
@@ -198,14 +213,14 @@ fn main() {
         run("for it in all default; do echo 1 > /proc/sys/net/ipv6/conf/$it/disable_ipv6; done");
         run("ip link add base type veth peer name end; ip link set base up; ip link set end up");
         live.attach("sink", Interface::by_name("end").unwrap().index);
-        let base = Interface::by_name("base").unwrap().index;
+        let base = Interface::by_name("base").unwrap();
         let count = |of: &[&str]| {
             let needs = ways.iter().any(|way| of.iter().any(|of| way.starts_with(of)));
             if needs { most } else { 0 }
         };
         let mut plain: Vec<_> =
             (0..count(&["plain"])).map(|number| Vrouter::plain(&mut live, number)).collect();
-        let mut others: Vec<_> = (0..count(&["stack", "short"]))
+        let mut others: Vec<_> = (0..count(&["stack", "short", "tunnel"]))
             .map(|number| Vrouter::of_ports(&mut live, &place, &mut ports, number))
             .collect();
         let here: OwnedFd = File::open("/proc/thread-self/ns/net").unwrap().into();
@@ -217,7 +232,7 @@ fn main() {
                 for (at, way) in ways.iter().enumerate() {
                     // Making a frame and dropping it.
                     enter(here.as_fd());
-                    live.send_to(&[to(base, None)], 0);
+                    live.send_to(&[to(base.index, None)], 0);
                     let bare = sample(&live, &[], 0).maker_ns;
                     let is_plain = way.starts_with("plain");
                     let routers = if is_plain { &mut plain } else { &mut others };
@@ -225,10 +240,17 @@ fn main() {
                     for (number, router) in routers.iter_mut().enumerate() {
                         let path = format!("{}{number}/napi", way.split('-').next().unwrap());
                         router.set_threads(way.ends_with("threads"), &ports, &cgroups, &path);
-                        if let Some(spec) = router.specs.first() {
-                            let lease =
-                                if way.starts_with("short") { LEASE_MAX } else { Duration::ZERO };
-                            ports.lend(spec.vrouter, lease, [NO_MTU; 2]).unwrap();
+                        if let [first, last] = &router.specs[..] {
+                            let short = !way.starts_with("stack");
+                            let lease = if short { LEASE_MAX } else { Duration::ZERO };
+                            ports.lend(first.vrouter, lease, [NO_MTU; 2]).unwrap();
+                            let by = match way.starts_with("tunnel") {
+                                true => Way::Outside(outside(&base, number as u32)),
+                                false => Way::Port(last.number + 1),
+                            };
+                            ports.join(last.number, by).unwrap();
+                            let hop = Hop { mac: MAC, mtu: 1500 };
+                            ports.set_hop(last.number, Some(hop)).unwrap();
                         }
                     }
                     if !is_plain {

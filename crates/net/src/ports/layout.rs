@@ -56,26 +56,28 @@ pub(super) struct Port {
     pub to: u32,
     /// Of what is delivered here; 0: nothing is.
     pub frame_bytes_max: u32,
-    overhead_bytes: u32,
-    /// 1 where its link is down.
-    pub closed: u32,
     /// Slot of its vrouter.
     pub vrouter: u32,
     /// Index of its inner end; 0: there is none.
     pub inner: u32,
     /// That alone may serve the inner end; 0: whoever does.
     pub thread: u32,
-    pub mac: [u8; 6],
+    /// 1 where its link is down.
+    pub closed: u8,
+    policed: u8,
     pub aside: u8,
     reserved: u8,
-    ran_ns: u64,
     ran: u32,
-    reserved_too: u32,
+    ran_ns: u64,
+    overhead_bytes: u32,
+    pub mac: [u8; 6],
+    reserved_too: [u16; 3],
     bytes: Bucket,
     frames: Bucket,
     taken_ns: u64,
     /// Frames that were given to this port's root end and are known to be lost beyond what the present pair says.
     pub settled: u64,
+    unused: u64,
 }
 
 impl Port {
@@ -83,6 +85,7 @@ impl Port {
     pub(super) fn police(&mut self, rate: Option<Rate>) {
         self.overhead_bytes = rate.map_or(0, |rate| rate.overhead_bytes);
         police(&mut self.bytes, &mut self.frames, rate);
+        self.policed = u8::from(self.bytes.step != 0 || self.frames.step != 0);
     }
 }
 
@@ -108,6 +111,7 @@ pub(super) struct Vrouter {
     pub until_ns: u64,
     scale: u64,
     paid_ns: u64,
+    unused: [u64; 3],
 }
 
 impl Vrouter {
@@ -298,9 +302,9 @@ const REASONS: usize = Reason::ALL.len() - 1;
 #[repr(C)]
 pub(super) struct Counts {
     traffic: [[u64; 2]; 4],
+    ways: [u64; 8],
     dropped: [u64; REASONS],
     refused: [u64; REASONS],
-    ways: [u64; 8],
 }
 
 impl Counts {
@@ -337,9 +341,9 @@ mod tests {
     /// As the programs have them.
     #[test]
     fn layouts_are_those_of_the_programs() {
-        assert_eq!(size_of::<Port>(), 10 * 4 + 2 * 8 + 2 * 24 + 2 * 8);
+        assert_eq!(size_of::<Port>(), 128);
         assert_eq!(size_of::<Counts>(), (4 * 2 + 2 * 10 + 8) * 8);
-        assert_eq!((size_of::<Vrouter>(), size_of::<Inner>(), size_of::<Use>()), (40, 8, 40));
+        assert_eq!((size_of::<Vrouter>(), size_of::<Inner>(), size_of::<Use>()), (64, 8, 40));
         assert_eq!((size_of::<Limit>(), size_of::<Tunnel>()), (2 * 4 + 2 * 24 + 8, 48));
         assert_eq!((size_of::<Taker>(), size_of::<Leaving>()), (16, 132));
     }

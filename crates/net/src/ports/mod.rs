@@ -670,7 +670,7 @@ impl Ports {
     pub fn set_carrier(&mut self, number: u32, on: bool) -> Result<()> {
         let root = self.root(number)?;
         self.change(number, |port| {
-            port.closed = u32::from(!on);
+            port.closed = u8::from(!on);
             let mtu = root.as_ref().map(|root| root.mtu);
             port.frame_bytes_max = mtu.map_or(0, |mtu| frame_bytes_max(mtu, !on));
         })?;
