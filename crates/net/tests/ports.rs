@@ -12,12 +12,14 @@ use std::time::{Duration, Instant};
 
 use common::{Peer, Place, adds_up, eventually, isolated, run};
 use etherparse::PacketBuilder;
+use libbpf_rs::{MapCore, MapFlags};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use pdp_net::interface::{Interface, Watch};
 use pdp_net::netns::within;
 use pdp_net::ports::{
-    self, Change, Counters, Hop, Made, Outside, PortSpec, Ports, Rate, Reason, Way,
+    self, Change, Counters, Hop, LEASE_MAX, Made, NO_MTU, Outside, PortSpec, Ports, Power, Rate,
+    Reason, Way,
 };
 use pdp_net::xdp::{Mode, Take, Xdp};
 use pdp_net::{Error, sysctl};
@@ -790,7 +792,7 @@ struct Outer {
     hop: Hop,
     peer: Peer,
     guest: Peer,
-    _place: Place,
+    place: Place,
 }
 
 impl Outer {
@@ -818,7 +820,7 @@ impl Outer {
         let far = within(peer.netns().as_fd(), || Interface::by_name("far")).unwrap();
         let hop = Hop { mac: far.mac, mtu: 1500 };
         let index = Interface::by_name("ext").unwrap().index;
-        Self { ports, xdp, index, hop, peer, guest, _place: place }
+        Self { ports, xdp, index, hop, peer, guest, place }
     }
 
     fn outside(&self, by: &Encapsulation) -> Outside {
@@ -906,6 +908,103 @@ fn reach_linux(ends: [&str; 2]) {
     outer.peer.tries("ping -c 1 -W 0.2 10.0.1.1");
     assert!(outer.xdp.counters().unwrap().no_socket > passed);
     at_rest(&outer.ports, [0]);
+}
+
+/// A host behind a router whose far link is a tunnel to Linux's own: the same comes out by the short way, both ways.
+#[test]
+fn what_goes_the_short_way_leaves_and_comes_by_a_tunnel() {
+    ENDS.into_iter().for_each(|ends| isolated(|| reach_linux_from_behind(ends)));
+}
+
+fn reach_linux_from_behind(ends: [&str; 2]) {
+    let by = vxlan(ends, 7);
+    let mut outer = Outer::new(by.takes().unwrap());
+    outer.peer.run(&format!(
+        "ip link add vx7 type vxlan id 7 local {1} remote {0} dstport 4789 dev far
+         ip link set vx7 mtu 1430
+         ip addr add 10.0.1.2/24 dev vx7; ip addr add fd00:1::2/64 dev vx7 nodad; ip link set vx7 up
+         ip route add 10.0.2.0/24 via 10.0.1.1; ip route add fd00:2::/64 via fd00:1::1",
+        ends[0], ends[1]
+    ));
+    let host = Peer::guest();
+    let near = PortSpec { vrouter: 0, mtu: 1430, name: "eth1".into(), ..spec(2, 2) };
+    let far = PortSpec { mtu: 1430, ..spec(3, 2) };
+    outer.ports.make(outer.guest.netns().as_fd(), &near).unwrap();
+    outer.ports.make(host.netns().as_fd(), &far).unwrap();
+    outer.ports.join(2, Way::Port(3)).unwrap();
+    outer.ports.join(3, Way::Port(2)).unwrap();
+    outer.ports.join(0, Way::Outside(outer.outside(&by))).unwrap();
+    outer.ports.set_hop(0, Some(outer.hop)).unwrap();
+    let router = outer.guest.netns();
+    sysctl::set(router.as_fd(), "net.ipv4.ip_forward", "1").unwrap();
+    sysctl::set(router.as_fd(), "net.ipv6.conf.all.forwarding", "1").unwrap();
+    host.run("ip route add default via 10.0.2.1; ip route add default via fd00:2::1");
+    let pings = "ping -c 5 -i 0.01 -W 5 10.0.1.2 && ping -c 5 -i 0.01 -W 5 fd00:1::2
+        ping -c 1 -W 5 -M do -s 1402 10.0.1.2";
+    assert!(host.tries(pings), "by the stack");
+    outer.ports.lend(0, LEASE_MAX, [NO_MTU; 2]).unwrap();
+    assert!(host.tries(pings));
+    let [outside, inside] = at_rest(&outer.ports, [0, 2]);
+    assert!(outside.ways.short >= 11 && inside.ways.short >= 11, "{outside:?} {inside:?}");
+    assert_eq!((outside.dropped(Reason::Policed), inside.dropped(Reason::Policed)), (0, 0));
+    // What the tunnel can't carry is dropped as at the port.
+    outer.ports.set_hop(0, Some(Hop { mtu: 1400, ..outer.hop })).unwrap();
+    assert!(!host.tries("ping -c 1 -W 0.2 -s 1402 10.0.1.2"));
+    outer.ports.set_hop(0, None).unwrap();
+    assert!(!host.tries("ping -c 1 -W 0.2 10.0.1.2"));
+    let [outside] = at_rest(&outer.ports, [0]);
+    assert_eq!(outside.dropped(Reason::UnderlayTooBig), 1);
+    assert!(outside.dropped(Reason::UnderlayUnresolved) >= 1);
+}
+
+/// What comes for a vrouter whose CPU time is used up is refused, from ports and from tunnels, and counted there.
+#[test]
+fn what_comes_for_a_vrouter_that_has_used_its_power_is_refused() {
+    isolated(|| {
+        let by = vxlan(ENDS[0], 7);
+        let mut outer = Outer::new(by.takes().unwrap());
+        outer.peer.run(
+            "ip link add vx7 type vxlan id 7 local 10.1.1.2 remote 10.1.1.1 dstport 4789 dev far
+             ip addr add 10.0.1.2/24 dev vx7; ip link set vx7 up",
+        );
+        outer.ports.join(0, Way::Outside(outer.outside(&by))).unwrap();
+        outer.ports.set_hop(0, Some(outer.hop)).unwrap();
+        let (near, host) =
+            (PortSpec { vrouter: 0, name: "eth1".into(), ..spec(2, 2) }, Peer::guest());
+        outer.ports.make(outer.guest.netns().as_fd(), &near).unwrap();
+        outer.ports.make(host.netns().as_fd(), &spec(3, 2)).unwrap();
+        outer.ports.join(2, Way::Port(3)).unwrap();
+        outer.ports.join(3, Way::Port(2)).unwrap();
+        let by_tunnel = "ping -c 1 -W 0.3 10.0.1.1";
+        let by_port = "ping -c 1 -W 0.3 10.0.2.1";
+        assert!(outer.peer.tries(by_tunnel) && host.tries(by_port));
+        outer.ports.power(0, Some(Power { millicores: 1 })).unwrap();
+        assert!(outer.peer.tries(by_tunnel) && host.tries(by_port), "it has used none");
+        // So much that it takes an hour.
+        let pin = outer.place.pins.dir().join("vrouters");
+        let vrouters = libbpf_rs::MapHandle::from_pinned_path(pin).unwrap();
+        let mut value = vrouters.lookup(&[0; 4], MapFlags::LOCK).unwrap().unwrap();
+        let hour = ports::now() + Duration::from_secs(3600);
+        value[32..40].copy_from_slice(&(hour.as_nanos() as u64).to_ne_bytes());
+        vrouters.update(&[0; 4], &value, MapFlags::LOCK).unwrap();
+        // The same again does not pay for it.
+        outer.ports.power(0, Some(Power { millicores: 1 })).unwrap();
+        outer.ports.lend(0, LEASE_MAX, [NO_MTU; 2]).unwrap();
+        let before = at_rest(&outer.ports, [0, 2, 3]);
+        assert!(!outer.peer.tries(by_tunnel) && !host.tries(by_port));
+        let now = at_rest(&outer.ports, [0, 2, 3]);
+        for port in 0..2 {
+            let refused = |of: &Counters| of.refused[Reason::Power as usize];
+            let came = now[port].from_link.frames - before[port].from_link.frames;
+            assert!(came > 0, "{:?}", now[port]);
+            assert_eq!(refused(&now[port]) - refused(&before[port]), came);
+        }
+        // It was sent, where it came from.
+        let sent = now[2].to_link.frames - before[2].to_link.frames;
+        assert_eq!(sent, now[1].from_link.frames - before[1].from_link.frames);
+        outer.ports.power(0, None).unwrap();
+        assert!(outer.peer.tries(by_tunnel) && host.tries(by_port));
+    });
 }
 
 /// What the program writes is what the mux writes, but for the hash of the flow.
