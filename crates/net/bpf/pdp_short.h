@@ -514,7 +514,7 @@ static __always_inline enum way v4(struct passage *it)
 	if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5)
 		return SPECIAL;
 	bytes = bpf_ntohs(ip->tot_len);
-	if (bytes < sizeof(*ip) || data + sizeof(struct ethhdr) + bytes > end)
+	if (bytes < sizeof(*ip) || bytes > end - (void *)ip)
 		return SPECIAL;
 	if (ip->frag_off & bpf_htons(IPV4_FRAGMENT) || ip->ttl <= 1)
 		return SPECIAL;
@@ -561,7 +561,7 @@ static __always_inline enum way v6(struct passage *it)
 	if ((void *)(ip + 1) > end || ip->version != 6)
 		return SPECIAL;
 	bytes = bpf_ntohs(ip->payload_len) + sizeof(*ip);
-	if (data + sizeof(struct ethhdr) + bytes > end || ip->hop_limit <= 1)
+	if (bytes > end - (void *)ip || ip->hop_limit <= 1)
 		return SPECIAL;
 	if (!is_plain_v6(&ip->saddr) || !is_plain_v6(&ip->daddr))
 		return SPECIAL;
