@@ -129,10 +129,8 @@ fn attribute(device: &str, access: OFlags) -> Result<OwnedFd> {
 /// There is no such interface there; the kernel does not tell (before Linux 6.8).
 pub fn queues(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<Queue>> {
     within(netns, || {
-        let what = "ask for the queues of interface";
-        let mut queues = Netdev::open().and_then(|netdev| netdev.queues(index)).on(what, index)?;
-        queues.sort();
-        Ok(queues)
+        let queues = Netdev::open().and_then(|netdev| netdev.queues(index));
+        queues.on("ask for the queues of interface", index)
     })
 }
 
@@ -164,12 +162,16 @@ pub fn threads(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<Thread>> {
         let handle = pidfd_open(number, PidfdFlags::empty()).ok()?;
         is_napi(pid).then_some(Thread { pid, handle })
     };
-    let first = queues(netns, index)?;
-    let found: Vec<_> = first.iter().filter_map(|queue| handle(queue.thread?)).collect();
-    // What had ended before its handle was opened, whoever has its number, is named no more.
-    let again = queues(netns, index)?;
-    let is_named = |thread: &Thread| again.iter().any(|queue| queue.thread == Some(thread.pid));
-    Ok(found.into_iter().filter(is_named).collect())
+    let ask = || -> io::Result<Vec<Thread>> {
+        let netdev = Netdev::open()?;
+        let queues = netdev.queues(index)?;
+        let found: Vec<_> = queues.iter().filter_map(|queue| handle(queue.thread?)).collect();
+        // What had ended before its handle was opened, whoever has its number, is named no more.
+        let again = if found.is_empty() { queues } else { netdev.queues(index)? };
+        let is_named = |thread: &Thread| again.iter().any(|queue| queue.thread == Some(thread.pid));
+        Ok(found.into_iter().filter(is_named).collect())
+    };
+    within(netns, || ask().on("ask for the threads of interface", index))
 }
 
 /// Whether a number is that of one of NAPI's kernel threads.
@@ -226,6 +228,7 @@ impl Netdev {
                 queues.push(Queue { id, thread });
             }
         })?;
+        queues.sort();
         Ok(queues)
     }
 

@@ -609,8 +609,17 @@ fn neighbours_that_are_used_are_told() {
         one.ports.remove(&[17, 18, 19]).unwrap();
         assert_eq!(keys(16), 1);
         assert!(vrouter().iter().any(|byte| *byte != 0));
+        // Or with the number that it had.
+        let spec = PortSpec { vrouter: 40, ..one.bench.spec(0) };
+        assert_eq!(one.ports.make(one.bench.netns.fd(), &spec).unwrap(), Made::Parts);
+        assert_eq!((keys(16), keys(40)), (0, 1));
+        assert!(vrouter().iter().all(|byte| *byte == 0));
+        assert_eq!(one.ports.used(Duration::ZERO).unwrap(), []);
+        let spec = one.bench.spec(0);
+        assert_eq!(one.ports.make(one.bench.netns.fd(), &spec).unwrap(), Made::Parts);
+        one.lend();
         one.ports.remove(&[16]).unwrap();
-        assert_eq!(keys(16), 0);
+        assert_eq!((keys(16), keys(40)), (0, 0));
         assert!(vrouter().iter().all(|byte| *byte == 0));
         assert_eq!(one.ports.used(Duration::ZERO).unwrap(), []);
     });

@@ -714,12 +714,7 @@ impl Ports {
     pub fn remove(&mut self, numbers: &[u32]) -> Result<()> {
         let gone: BTreeSet<u32> = numbers.iter().copied().collect();
         // All that were ever joined: a port may have the number later.
-        let batch = self.ports.lookup_batch(1024, MapFlags::LOCK, MapFlags::ANY);
-        for (key, value) in batch.map_err(other).on("read", "the settings of ports")? {
-            let (Ok(key), Ok(port)) = (u32::read_from_bytes(&key), Port::read_from_bytes(&value))
-            else {
-                continue;
-            };
+        for (key, port) in self.all_settings()? {
             if port.to != OUTSIDE && port.to.checked_sub(1).is_some_and(|to| gone.contains(&to)) {
                 self.change(key, |port| port.to = 0)?;
             }
@@ -740,15 +735,7 @@ impl Ports {
                 .map_err(other)
                 .on("clear the counters of port", number)?;
         }
-        let left = self.ports.lookup_batch(1024, MapFlags::LOCK, MapFlags::ANY).map_err(other);
-        for (_, value) in left.on("read", "the settings of ports")? {
-            if let Ok(port) = Port::read_from_bytes(&value)
-                && port.inner != 0
-            {
-                vrouters.remove(&port.vrouter);
-            }
-        }
-        self.forget_vrouters(&vrouters)
+        self.forget_vrouters(vrouters)
     }
 
     /// Deletes pairs and the pins of their links. Their settings stay.
@@ -832,6 +819,9 @@ impl Ports {
         self.change(number, |port| {
             (port.vrouter, port.inner, port.mac) = (vrouter, index, mac);
         })?;
+        if was.inner != 0 && was.vrouter != vrouter {
+            self.forget_vrouters([was.vrouter].into())?;
+        }
         Ok(true)
     }
 
@@ -866,6 +856,16 @@ impl Ports {
             return Ok(None);
         }
         self.peer(root)
+    }
+
+    /// The settings of all ports, whether they are there or not, by number.
+    fn all_settings(&self) -> Result<Vec<(u32, Port)>> {
+        let batch = self.ports.lookup_batch(1024, MapFlags::LOCK, MapFlags::ANY).map_err(other);
+        let all = batch.on("read", "the settings of ports")?.filter_map(|(key, value)| {
+            let key = u32::read_from_bytes(&key).ok()?;
+            Some((key, Port::read_from_bytes(&value).ok()?))
+        });
+        Ok(all.collect())
     }
 
     fn port(&self, number: u32) -> Result<Port> {

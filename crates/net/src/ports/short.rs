@@ -216,12 +216,15 @@ impl Ports {
         }
     }
 
-    /// Leaves nothing behind of vrouters.
-    pub(super) fn forget_vrouters(&self, gone: &BTreeSet<u32>) -> Result<()> {
+    /// Leaves nothing behind of those of these vrouters that have no port any more.
+    pub(super) fn forget_vrouters(&self, mut gone: BTreeSet<u32>) -> Result<()> {
+        for (_, port) in self.all_settings()?.iter().filter(|(_, port)| port.inner != 0) {
+            gone.remove(&port.vrouter);
+        }
         if gone.is_empty() {
             return Ok(());
         }
-        for &vrouter in gone {
+        for &vrouter in &gone {
             self.change_vrouter(vrouter, |vrouter| *vrouter = Vrouter::default())?;
         }
         for (place, it) in self.uses()? {
