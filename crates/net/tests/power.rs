@@ -4,9 +4,10 @@ mod live;
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use live::{Live, Netns, Place, To, adds_up, eventually, isolated, run};
+use live::{Live, Netns, Place, To, adds_up, eventually, isolated, run, thread_id};
 use pdp_container::Limits;
 use pdp_container::cgroup::Cgroups;
 use pdp_net::interface::Interface;
@@ -14,6 +15,9 @@ use pdp_net::ports::{Counters, LEASE_MAX, NO_MTU, PortSpec, Ports, Power, Reason
 
 /// Ports that frames come in by; the next one is that which they go out by.
 const IN: u32 = 4;
+
+/// Floods that may be too weak on a busy machine.
+const TRIES: usize = 10;
 
 /// Numbers of far ends are those of the router's ports and this.
 const FAR: u32 = 8;
@@ -28,14 +32,34 @@ impl Drop for Guard {
     }
 }
 
-/// So that others who compute here don't take what it may have.
-fn prefer(cgroups: &Cgroups) {
-    for dir in cgroups.own().unwrap() {
-        for (name, weight) in [("cpu.shares", "100000"), ("cpu.weight", "10000")] {
-            let path = dir.join(name);
-            if path.exists() {
-                std::fs::write(path, weight).unwrap();
+/// Has others who compute here take time neither from the router nor, where cgroups have threads (version 1), from the
+/// thread that calls, which makes frames. That leaves with it: who is in a cgroup when it goes is killed.
+struct Preferred(Option<PathBuf>);
+
+impl Preferred {
+    fn new(cgroups: &Cgroups) -> Self {
+        let mut this = Self(None);
+        for dir in cgroups.own().unwrap() {
+            for (name, weight) in [("cpu.shares", "100000"), ("cpu.weight", "10000")] {
+                let path = dir.join(name);
+                if path.exists() {
+                    std::fs::write(path, weight).unwrap();
+                }
             }
+            if dir.join("cpu.shares").exists() {
+                cgroups.ensure_leaf("frames").unwrap();
+                std::fs::write(dir.join("frames/tasks"), thread_id().to_string()).unwrap();
+                this.0 = Some(dir.with_file_name("tasks"));
+            }
+        }
+        this
+    }
+}
+
+impl Drop for Preferred {
+    fn drop(&mut self) {
+        if let Some(tasks) = &self.0 {
+            std::fs::write(tasks, thread_id().to_string()).unwrap();
         }
     }
 }
@@ -110,7 +134,7 @@ fn a_vrouter_uses_the_cpu_time_that_it_has() {
         let mut ports = place.open();
         let router = Router::new(&mut live, &place, &mut ports);
         router.slow_down();
-        prefer(cgroups);
+        let _preferred = Preferred::new(cgroups);
         cgroups.ensure("red/r1", &Limits::default()).unwrap();
         for spec in &router.specs {
             for thread in ports.serve(router.netns.fd(), spec).unwrap() {
@@ -144,13 +168,23 @@ fn a_vrouter_uses_the_cpu_time_that_it_has() {
             (cores, refused(ports) - before.2)
         };
         for (by, millicores) in [(1, 200), (4, 200), (1, 500), (4, 500)] {
-            let (cores, refused) = flood(&mut ports, by, Some(millicores));
             let budget = f64::from(millicores) / 1000.0;
-            assert!((0.8..1.2).contains(&(cores / budget)), "{cores} cores used of {budget}");
-            assert!(refused > 1000, "{refused}");
+            // Never more; and as much, unless others let too few frames be made.
+            let as_much = (0..TRIES).any(|_| {
+                let (cores, refused) = flood(&mut ports, by, Some(millicores));
+                assert!(cores < 1.2 * budget, "{cores} cores used of {budget}");
+                assert!(refused > 0);
+                cores > 0.8 * budget
+            });
+            assert!(as_much, "less than {budget} cores used");
         }
-        let (cores, refused) = flood(&mut ports, 4, None);
-        assert!(cores > 0.5 && refused == 0, "{cores} cores without a limit, {refused} refused");
+        // As much as there is.
+        let more = (0..TRIES).any(|_| {
+            let (cores, refused) = flood(&mut ports, 4, None);
+            assert_eq!(refused, 0);
+            cores > 0.6
+        });
+        assert!(more, "no more is used without a limit");
         // All that came is somewhere.
         let read = || router.counters(&ports);
         let mut last = read();
@@ -181,7 +215,7 @@ fn the_short_way_is_paid_for() {
         let (mut live, place) = (Live::new(64), Place::new());
         let mut ports = place.open();
         let router = Router::new(&mut live, &place, &mut ports);
-        prefer(cgroups);
+        let _preferred = Preferred::new(cgroups);
         for spec in &router.specs {
             for thread in ports.serve(router.netns.fd(), spec).unwrap() {
                 cgroups.charge("red/r1/napi", thread.pid).unwrap();
@@ -192,15 +226,19 @@ fn the_short_way_is_paid_for() {
         live.send_to(&router.to[..1], 0);
         live.set_rate(0);
         live.generate(Duration::from_millis(100));
-        let before = (cgroups.usage("red/r1").unwrap().cpu_ns, live.counters());
-        let start = Instant::now();
-        live.generate(Duration::from_millis(2000));
-        let seconds = start.elapsed().as_secs_f64();
-        let used = cgroups.usage("red/r1").unwrap().cpu_ns - before.0;
-        let cores = used as f64 / 1e9 / seconds;
-        let rate = (live.counters()[1] - before.1[1]) as f64 / seconds;
-        println!("{cores:.3} cores of 0.1, {rate:.0} frames/s");
-        assert!((0.08..0.12).contains(&cores), "{cores} cores used of 0.1");
+        let flood = || {
+            let before = (cgroups.usage("red/r1").unwrap().cpu_ns, live.counters());
+            let start = Instant::now();
+            live.generate(Duration::from_millis(2000));
+            let seconds = start.elapsed().as_secs_f64();
+            let used = cgroups.usage("red/r1").unwrap().cpu_ns - before.0;
+            let cores = used as f64 / 1e9 / seconds;
+            let rate = (live.counters()[1] - before.1[1]) as f64 / seconds;
+            println!("{cores:.3} cores of 0.1, {rate:.0} frames/s");
+            assert!(cores < 0.12, "{cores} cores used of 0.1");
+            cores > 0.08
+        };
+        assert!((0..TRIES).any(|_| flood()));
         assert!(ports.counters(0).unwrap().ways.short > 1000);
     });
 }
