@@ -32,7 +32,7 @@ struct port {
 	__u32 to; /* number of the port at the link's other end and 1; 0: no link; or OUTSIDE */
 	__u32 frame_bytes_max; /* of what is delivered here; 0: nothing is */
 	__u32 vrouter; /* whose it is: in `vrouters` */
-	__u32 inner; /* index of the inner end in the vrouter's namespace; 0: there is none */
+	__u32 inner; /* index of the inner end in its namespace; 0: there is none */
 	__u32 thread; /* that alone may serve the inner end; 0: whoever does */
 	__u8 closed; /* its link is down */
 	__u8 policed; /* one of the buckets has a limit */
@@ -42,7 +42,8 @@ struct port {
 	__u64 ran_ns; /* its CPU time then */
 	__u32 overhead_bytes; /* what each frame counts beyond its own bytes */
 	__u8 mac[6]; /* link address of the inner end, as it was made */
-	__u16 reserved_too[3];
+	__u16 reserved_too;
+	__u32 netns; /* number of the inner end's network namespace */
 	struct bucket bytes;
 	struct bucket frames;
 	__u64 taken_ns; /* when something was taken last */

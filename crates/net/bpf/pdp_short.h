@@ -70,8 +70,9 @@ struct used {
 	__u64 ns;
 };
 
+/* By the namespace itself, so that no frame leaves by another's port whatever slots they have. */
 struct inner {
-	__u32 vrouter;
+	__u32 netns;
 	__u32 ifindex;
 };
 
@@ -394,7 +395,7 @@ static __always_inline enum way find(struct passage *it, struct bpf_fib_lookup *
 {
 	int v6 = to->family == AF_INET6;
 	struct bpf_fib_lookup back = {.family = AF_INET, .l4_protocol = to->l4_protocol};
-	struct inner key = {.vrouter = it->from->vrouter};
+	struct inner key = {.netns = it->from->netns};
 	struct xdp_md *frame = it->frame;
 	struct port *out;
 	__u32 *number;
@@ -471,7 +472,7 @@ static __always_inline enum way find(struct passage *it, struct bpf_fib_lookup *
 	}
 	__builtin_memcpy(ethernet->h_dest, to->dmac, ETH_ALEN);
 	__builtin_memcpy(ethernet->h_source, to->smac, ETH_ALEN);
-	note_use(key.vrouter, to, it->now);
+	note_use(it->from->vrouter, to, it->now);
 	return SHORT;
 }
 

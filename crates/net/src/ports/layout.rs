@@ -71,7 +71,9 @@ pub(super) struct Port {
     ran_ns: u64,
     overhead_bytes: u32,
     pub mac: [u8; 6],
-    reserved_too: [u16; 3],
+    reserved_too: u16,
+    /// Number of its inner end's network namespace.
+    pub netns: u32,
     bytes: Bucket,
     frames: Bucket,
     taken_ns: u64,
@@ -135,7 +137,7 @@ impl Power {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(super) struct Inner {
-    pub vrouter: u32,
+    pub netns: u32,
     pub index: u32,
 }
 

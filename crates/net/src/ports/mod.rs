@@ -485,7 +485,7 @@ impl Ports {
         self.attach(*number, Side::Root, self.netns(), root.index)?;
         self.attach(*number, Side::Inner, guest, root.peer)?;
         self.set_end(*number)?;
-        self.set_inner(spec, root.peer)?;
+        self.set_inner(guest, spec, root.peer)?;
         let mut closed = false;
         self.change(*number, |port| {
             closed = port.closed != 0;
@@ -525,7 +525,7 @@ impl Ports {
             self.set_end(number)?;
             made = Made::Parts;
         }
-        if self.set_inner(spec, inner.index)? {
+        if self.set_inner(guest, spec, inner.index)? {
             made = Made::Parts;
         }
         if root.mtu != spec.mtu {
@@ -801,13 +801,16 @@ impl Ports {
     }
 
     /// Says which interface of which vrouter the inner end of a port is; whether that was not said yet.
-    fn set_inner(&self, spec: &PortSpec, index: u32) -> Result<bool> {
+    fn set_inner(&self, guest: BorrowedFd<'_>, spec: &PortSpec, index: u32) -> Result<bool> {
         let PortSpec { number, vrouter, mac, .. } = *spec;
         let was = self.port(number)?;
-        let key = Inner { vrouter, index };
+        // The kernel has 32 bits for it.
+        let netns =
+            rustix::fs::fstat(guest).on("ask for the namespace of port", number)?.st_ino as u32;
+        let key = Inner { netns, index };
         let found = self.inners.lookup(key.as_bytes(), MapFlags::ANY).map_err(other);
         let found = found.on("find the inner end of port", number)?;
-        let is_said = (was.vrouter, was.inner, was.mac) == (vrouter, index, mac);
+        let is_said = (was.vrouter, was.netns, was.inner, was.mac) == (vrouter, netns, index, mac);
         if is_said && found.as_deref() == Some(&number.to_ne_bytes()) {
             return Ok(false);
         }
@@ -817,7 +820,8 @@ impl Ports {
             .map_err(other)
             .on("set the inner end of port", number)?;
         self.change(number, |port| {
-            (port.vrouter, port.inner, port.mac) = (vrouter, index, mac);
+            (port.vrouter, port.mac) = (vrouter, mac);
+            (port.netns, port.inner) = (netns, index);
         })?;
         if was.inner != 0 && was.vrouter != vrouter {
             self.forget_vrouters([was.vrouter].into())?;
@@ -827,7 +831,7 @@ impl Ports {
 
     /// Takes it back; another port that got the index since keeps it.
     fn forget_inner(&self, number: u32, port: &Port) -> Result<()> {
-        let key = Inner { vrouter: port.vrouter, index: port.inner };
+        let key = Inner { netns: port.netns, index: port.inner };
         let found = self.inners.lookup(key.as_bytes(), MapFlags::ANY).map_err(other);
         let found = found.on("find the inner end of port", number)?;
         if found.as_deref() == Some(&number.to_ne_bytes()) {
