@@ -93,14 +93,15 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Takes one.
-    pub fn take(node: &Node) -> Result<Self> {
+    /// Takes one of these vnets.
+    pub fn take(node: &Node, vnets: &[&str]) -> Result<Self> {
+        let outside_of = || OUTSIDE.iter().filter(|(vnet, _)| vnets.contains(vnet));
         let mux = || -> Result<BTreeMap<&'static str, NodeStats>> {
             let mut stats = node.stats()?;
             let mut nodes = BTreeMap::new();
-            for (vnet, _) in OUTSIDE {
-                let found = stats.vnets.get_mut(vnet).and_then(|stats| stats.nodes.remove("r1"));
-                nodes.insert(vnet, found.with_context(|| format!("no counters of {vnet}/r1"))?);
+            for (vnet, _) in outside_of() {
+                let found = stats.vnets.get_mut(*vnet).and_then(|stats| stats.nodes.remove("r1"));
+                nodes.insert(*vnet, found.with_context(|| format!("no counters of {vnet}/r1"))?);
             }
             Ok(nodes)
         };
@@ -115,7 +116,7 @@ impl Sample {
             let text = run(Some(&netns), &["cat", "/proc/net/dev"])?;
             underlay_dropped += dropped(&interface_counters(&text));
         }
-        for (vnet, ports) in OUTSIDE {
+        for &(vnet, ports) in outside_of() {
             let control = node.kernel_counters(&format!("{vnet}/r1"))?;
             for (port, machine) in ports {
                 let netns = Machine::named(machine)?.netns();

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod counters;
+mod figure;
 mod node;
 mod outside;
 mod place;
@@ -40,6 +41,8 @@ enum Verb {
         /// Directory of the repository, with examples/ and data/.
         #[arg(long, default_value = ".")]
         repo: PathBuf,
+        #[command(flatten)]
+        figure: figure::Figure,
     },
     /// Remove every trace.
     Down,
@@ -58,7 +61,7 @@ fn main() -> anyhow::Result<()> {
     let default = if matches!(verb, Verb::Soak(_)) { soak::NAME } else { place::NAME_DEFAULT };
     place::set_name(name.unwrap_or_else(|| default.to_owned()));
     match verb {
-        Verb::Up { repo } => run::up(&repo),
+        Verb::Up { repo, figure } => run::up(&repo, figure),
         Verb::Down => run::down(),
         Verb::Soak(options) => soak::run(&options),
         Verb::Generate { targets, run, rounds, pps } => {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 
+use crate::counters::OUTSIDE;
 use crate::place;
 use crate::shell::{LOOK_PAUSE, background, command, run, script, wait};
 use crate::table::Table;
@@ -354,9 +355,14 @@ pub fn make_machines() -> Result<()> {
     MACHINES.iter().try_for_each(Machine::make)
 }
 
-/// Starts the routing software of all external machines.
-pub fn start_software(table: &Table) -> Result<()> {
-    MACHINES.iter().try_for_each(|machine| machine.start(table))
+/// Starts the routing software of the external machines of these vnets.
+pub fn start_software(table: &Table, vnets: &[&str]) -> Result<()> {
+    let of = |machine: &&Machine| {
+        let found =
+            OUTSIDE.iter().find(|(_, ports)| ports.iter().any(|(_, name)| *name == machine.name));
+        found.is_some_and(|(vnet, _)| vnets.contains(vnet))
+    };
+    MACHINES.iter().filter(of).try_for_each(|machine| machine.start(table))
 }
 
 /// Whether anything of the demo is there.

@@ -13,7 +13,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ipnet::IpNet;
 use pdp_api::RouteTarget;
 
-use crate::counters::{OUTSIDE, Sample, Sums};
+use crate::counters::{Sample, Sums};
+use crate::figure::Figure;
 use crate::node::Node;
 use crate::outside::{self, Machine};
 use crate::place;
@@ -56,22 +57,30 @@ pub struct Demo {
     pub table: Table,
     /// What was wrong so far.
     pub problems: Vec<String>,
+    figure: Figure,
     run: u32,
 }
 
 /// Brings it all up, runs traffic, checks, and leaves it up. `repo`: where examples/ and data/ are.
-pub fn up(repo: &Path) -> Result<()> {
+pub fn up(repo: &Path, figure: Figure) -> Result<()> {
     let start = Instant::now();
-    let table = step("reading the real table", || Table::read(&repo.join("data")))?;
-    let (mut demo, first) = bring_up(repo, table)?;
-    demo.compare_tables()?;
+    let table = match figure.has_green() {
+        true => step("reading the real table", || Table::read(&repo.join("data")))?,
+        false => Table::default(),
+    };
+    let (mut demo, first) = bring_up(repo, table, figure)?;
+    if figure.has_green() {
+        demo.compare_tables()?;
+    }
     let mut measured = BTreeMap::new();
-    for vnet in ["red", "blue", "green"] {
+    for &vnet in figure.vnets() {
         let title = format!("{vnet}: ping, iperf3, UDP");
         measured.insert(vnet, step(&title, || demo.measure(vnet))?);
     }
-    demo.judge_green(&measured["green"].judgement);
-    step("planting a wrong route, to see that the check finds it", || demo.plant())?;
+    if figure.has_green() {
+        demo.judge_green(&measured["green"].judgement);
+        step("planting a wrong route, to see that the check finds it", || demo.plant())?;
+    }
     demo.close(&first, &measured)?;
     println!("\nTook {} s.", start.elapsed().as_secs());
     demo.next_commands();
@@ -82,7 +91,7 @@ pub fn up(repo: &Path) -> Result<()> {
 }
 
 /// Brings it up, until all routes are learned; with counters from before there were any.
-pub fn bring_up(repo: &Path, table: Table) -> Result<(Demo, Sample)> {
+pub fn bring_up(repo: &Path, table: Table, figure: Figure) -> Result<(Demo, Sample)> {
     ensure!(rustix::process::geteuid().is_root(), "this makes network namespaces: run it as root");
     let node = Node::new()?;
     if outside::exists() {
@@ -92,18 +101,18 @@ pub fn bring_up(repo: &Path, table: Table) -> Result<(Demo, Sample)> {
         outside::make_underlay()?;
         outside::make_machines()
     })?;
-    step("pdp up -f examples/figure1/figure1.yaml", || {
-        node.up(Some(&repo.join("examples/figure1/figure1.yaml")))
-    })?;
-    let mut demo = Demo { node, table, problems: Vec::new(), run: 0 };
+    step("pdp up -f examples/figure1/figure1.yaml", || node.up(Some(&figure.spec(repo)?)))?;
+    let mut demo = Demo { node, table, problems: Vec::new(), figure, run: 0 };
     demo.allocation()?;
     step("waiting for all forwarding guests", || demo.guests_connected())?;
-    let first = Sample::take(&demo.node)?;
-    step("starting FRR and BIRD outside", || outside::start_software(&demo.table))?;
+    let first = Sample::take(&demo.node, figure.vnets())?;
+    step("starting FRR and BIRD outside", || outside::start_software(&demo.table, figure.vnets()))?;
     let begin = Instant::now();
     step("waiting for OSPF", || demo.wait_adjacency("red"))?;
     step("waiting for IS-IS", || demo.wait_adjacency("blue"))?;
-    demo.wait_table(begin)?;
+    if figure.has_green() {
+        demo.wait_table(begin)?;
+    }
     Ok((demo, first))
 }
 
@@ -153,20 +162,28 @@ impl Demo {
     }
 
     fn allocation(&mut self) -> Result<()> {
-        let [red, blue, green] = ["red", "blue", "green"].map(|vnet| self.engines(vnet));
-        let (red, blue, green) = (red?, blue?, green?);
-        self.expect(red.len() == 1 && blue.len() == 1 && red[0].1 == blue[0].1, || {
-            format!("red {red:?} and blue {blue:?} do not share one engine")
-        });
-        let whole = green.len() == 2 && green.iter().all(|guest| guest.2 == 300);
-        self.expect(whole, || format!("green has not two whole engines: {green:?}"));
+        for &vnet in self.figure.vnets() {
+            let (engines, guests) = (self.engines(vnet)?, self.figure.guests(vnet));
+            let share = if vnet == "green" { 300 } else { 150 };
+            let fits = engines.len() == guests && engines.iter().all(|guest| guest.2 == share);
+            self.expect(fits, || {
+                format!("{vnet} has not {guests} guests of {share} millicores: {engines:?}")
+            });
+            let by = match guests {
+                0 => "its router's own kernel forwards (dataPlane: {kind: kernel})".to_owned(),
+                1 => format!("a guest on a part of engine {} forwards", engines[0].1),
+                _ => format!("{guests} guests on whole engines forward"),
+            };
+            println!("       {vnet}: {by}");
+        }
         Ok(())
     }
 
     fn guests_connected(&self) -> Result<()> {
         shell::wait("forwarding guests", ADJACENCY_MAX, || {
             let stats = self.node.stats()?;
-            for (vnet, guests) in [("red", 1), ("blue", 1), ("green", 2)] {
+            for &vnet in self.figure.vnets() {
+                let guests = self.figure.guests(vnet);
                 let router = stats.vnets.get(vnet).and_then(|stats| stats.nodes.get("r1"));
                 let connected = router.map_or(0, |router| {
                     router.guests.values().filter(|guest| guest.connected).count()
@@ -394,13 +411,13 @@ impl Demo {
 
     /// The closing table.
     fn close(&mut self, first: &Sample, measured: &BTreeMap<&str, Measured>) -> Result<()> {
-        let last = Sample::take(&self.node)?;
+        let last = Sample::take(&self.node, self.figure.vnets())?;
         let stats = self.node.stats()?;
         let mut sheet = Sheet::new();
-        let vnets: Vec<&str> = OUTSIDE.iter().map(|(vnet, _)| *vnet).collect();
-        sheet.set_header([&[""], &*vnets].concat());
+        let vnets = self.figure.vnets();
+        sheet.set_header([&[""], vnets].concat());
         let mut rows: Vec<(&str, Vec<String>)> = [
-            "guests",
+            "forwards",
             "routes",
             "in",
             "made",
@@ -421,7 +438,7 @@ impl Demo {
         ]
         .map(|row| (row, Vec::new()))
         .into();
-        for vnet in vnets {
+        for &vnet in vnets {
             let router = stats.vnets.get(vnet).and_then(|stats| stats.nodes.get("r1"));
             let router = router.with_context(|| format!("no counters of {vnet}/r1"))?;
             let sums = Sums::of(router);
@@ -447,8 +464,10 @@ impl Demo {
                 format!("{vnet}: {} datagrams of one flow were reordered", judgement.reordered)
             });
             let cells = [
-                guests.join("\n"),
-                routes.map_or("?".into(), |r| format!("{} v4, {} v6", r.routes_v4, r.routes_v6)),
+                if guests.is_empty() { "the kernel".into() } else { guests.join("\n") },
+                routes.map_or("in the kernel".into(), |r| {
+                    format!("{} v4, {} v6", r.routes_v4, r.routes_v6)
+                }),
                 sums.received.to_string(),
                 sums.made.to_string(),
                 sums.sent.to_string(),
@@ -486,6 +505,13 @@ impl Demo {
     fn next_commands(&self) {
         let pdp = self.node.command_line();
         let red_x = place::netns("red-x");
+        let kernel = self.figure.kernel();
+        let green = match self.figure.has_green() {
+            true => format!(
+                "  {pdp} routes green/r1 --within 193.0.0.0/16\n  {pdp} routes green/r1 --diff\n"
+            ),
+            false => String::new(),
+        };
         let down = match place::name() {
             place::NAME_DEFAULT => "make demo-down".to_owned(),
             name => format!("target/release/pdp-demo down --name {name}"),
@@ -496,9 +522,8 @@ impl Demo {
   {pdp} stats --watch
   {pdp} exec red/r1 -- vtysh -c 'show ip ospf neighbor'
   {pdp} exec blue/r1 -- vtysh -c 'show isis neighbor'
-  {pdp} routes green/r1 --within 193.0.0.0/16
-  {pdp} routes green/r1 --diff
-  {pdp} capture red/r1:eth0 -w - | tcpdump -nr -
+  {pdp} exec {kernel}/r1 -- ip route
+{green}  {pdp} capture red/r1:eth0 -w - | tcpdump -nr -
   {pdp} trace red/r1:eth0
   ip netns exec {red_x} traceroute -s 10.0.10.1 10.0.20.1
   {down}"

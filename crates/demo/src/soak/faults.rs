@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::leaks::{self, Process};
+use crate::figure::VNETS;
 use crate::node::Node;
 use crate::table::Random;
 use crate::{place, shell};
@@ -133,6 +134,14 @@ impl Kind {
         )
     }
 
+    /// Networks for which it is: blue's kernel forwards, without guests and without a mirror.
+    fn vnets(self) -> &'static [&'static str] {
+        match self {
+            Self::Guest | Self::Stop | Self::Mirror => &["red", "green"],
+            _ => &VNETS,
+        }
+    }
+
     /// Programs of which one is killed or stopped.
     fn roles(self) -> &'static [&'static str] {
         match self {
@@ -178,7 +187,8 @@ impl Bag {
         }
         let at = self.random.next() % self.left.len() as u64;
         let kind = self.left.swap_remove(at as usize);
-        let vnet = ["red", "blue", "green"][(self.random.next() % 3) as usize];
+        let vnets = kind.vnets();
+        let vnet = vnets[(self.random.next() % vnets.len() as u64) as usize];
         Fault { kind, vnet, pick: self.random.next() }
     }
 }

@@ -44,7 +44,7 @@ const CHECKS: [(Check, &str); 10] = [
     (Check::Order, "none twice, and without a fault none reordered"),
     (Check::Counters, "the counters of every node add up after every cycle"),
     (Check::Kernel, "without a fault the counters agree with the kernels'"),
-    (Check::Tables, "tables agree: red's and blue's after every cycle, green's at the end"),
+    (Check::Tables, "tables agree: red's after every cycle, green's at the end"),
     (Check::Tcp, "TCP gets through"),
     (Check::Down, "nothing is left once it is taken down"),
 ];

@@ -13,15 +13,38 @@ use pdp_e2e::{all_answered, alone, bin, meter};
 const DEMO_S_MAX: &str = "1500";
 
 /// A demo; taken down when dropped, after a panic too.
-struct Demo {
-    name: String,
+pub(crate) struct Demo {
+    pub(crate) name: String,
 }
 
 impl Demo {
-    fn run(&self, verb: &[&str]) -> Output {
+    pub(crate) fn run(&self, verb: &[&str]) -> Output {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=20", DEMO_S_MAX]).arg(bin("pdp-demo"));
         command.args(["--name", &self.name]).args(verb).output().expect("pdp-demo")
+    }
+
+    /// Brings it up, with these arguments, and sees that all is well; what it said.
+    pub(crate) fn up(&self, arguments: &[&str], vnets: usize) -> String {
+        let repository =
+            Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e");
+        let repository = repository.to_str().expect("a path");
+        let up = self.run(&[&["up", "--repo", repository], arguments].concat());
+        let said = words(&up);
+        assert!(up.status.success(), "{}\n{said}", up.status);
+        assert!(!said.contains("WRONG"), "{said}");
+        for check in ["adds up", "agrees with the kernel"] {
+            assert_eq!(row(&said, check), vec!["yes"; vnets], "{check}\n{said}");
+        }
+        said
+    }
+
+    /// Takes it down, and sees that nothing stays.
+    pub(crate) fn down(&self) {
+        assert!(!self.leftovers().is_empty(), "it stays up");
+        let down = self.run(&["down"]);
+        assert!(down.status.success(), "{}", words(&down));
+        assert_eq!(self.leftovers(), [""; 0]);
     }
 
     /// All that exists of it: a line each.
@@ -66,7 +89,7 @@ fn words(output: &Output) -> String {
 }
 
 /// A row of the closing table, one cell for each vnet.
-fn row<'a>(table: &'a str, name: &str) -> Vec<&'a str> {
+pub(crate) fn row<'a>(table: &'a str, name: &str) -> Vec<&'a str> {
     let cells = |line: &'a str| line.split(['|', '│', '┆']).map(str::trim).collect::<Vec<_>>();
     let mut rows = table.lines().map(cells);
     let found = rows.find(|cells| cells.contains(&name)).unwrap_or_default();
@@ -123,21 +146,11 @@ fn idles(demo: &Demo) {
 #[test]
 fn figure_1_comes_up_adds_up_and_goes() {
     let _alone = alone();
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e");
     let demo = Demo { name: format!("test{}", std::process::id()) };
-    let up = demo.run(&["up", "--repo", repository.to_str().expect("a path")]);
-    let said = words(&up);
-    assert!(up.status.success(), "{}\n{said}", up.status);
-    assert!(!said.contains("WRONG"), "{said}");
-    for check in ["adds up", "agrees with the kernel"] {
-        assert_eq!(row(&said, check), ["yes"; 3], "{check}\n{said}");
-    }
+    let said = demo.up(&[], 3);
+    assert_eq!(row(&said, "forwards")[1], "the kernel", "{said}");
     // 968,428 prefixes of IPv4 and 177,846 of IPv6, and green's own links.
     assert!(said.contains("green learned 968428 IPv4 and 177846 IPv6 routes"), "{said}");
-    assert!(!demo.leftovers().is_empty(), "it stays up");
     idles(&demo);
-
-    let down = demo.run(&["down"]);
-    assert!(down.status.success(), "{}", words(&down));
-    assert_eq!(demo.leftovers(), [""; 0]);
+    demo.down();
 }

@@ -3,7 +3,7 @@
 mod events;
 mod fabric;
 mod faults;
-mod figure1;
+pub(crate) mod figure1;
 mod order;
 mod overload;
 mod scale;

@@ -9,6 +9,7 @@ pub(crate) mod examples;
 mod exceptions;
 mod externals;
 mod fastpath;
+mod figure1;
 mod first_lab;
 mod guarantees;
 mod hooks;
