@@ -719,7 +719,8 @@ impl Ports {
                 self.change(key, |port| port.to = 0)?;
             }
         }
-        self.delete(numbers)?;
+        self.delete_pairs(numbers)?;
+        // Pins last: by them the next process knows what is left to be removed, should this one die.
         let mut vrouters = BTreeSet::new();
         for number in gone.iter().copied().filter(|number| *number < PORTS_MAX) {
             let key = number.to_ne_bytes();
@@ -735,11 +736,17 @@ impl Ports {
                 .map_err(other)
                 .on("clear the counters of port", number)?;
         }
-        self.forget_vrouters(vrouters)
+        self.forget_vrouters(vrouters)?;
+        self.unpin_ports(numbers)
     }
 
     /// Deletes pairs and the pins of their links. Their settings stay.
     fn delete(&self, numbers: &[u32]) -> Result<()> {
+        self.delete_pairs(numbers)?;
+        self.unpin_ports(numbers)
+    }
+
+    fn delete_pairs(&self, numbers: &[u32]) -> Result<()> {
         let mut any = false;
         for &number in numbers {
             self.change(number, |port| port.frame_bytes_max = 0)?;
@@ -752,6 +759,10 @@ impl Ports {
         if any {
             veth::delete_group(&self.netlink, DOOMED).on("delete", "ports")?;
         }
+        Ok(())
+    }
+
+    fn unpin_ports(&self, numbers: &[u32]) -> Result<()> {
         numbers.iter().try_for_each(|number| unpin_port(&self.pins.join(number.to_string())))
     }
 
