@@ -37,3 +37,31 @@ spec:
 "#
     )
 }
+
+/// r1 - r2 - r3, which their own kernels forward for and whose links stay in the kernel: 10.1.0.2 to 10.2.0.2.
+pub fn three_kernels(name: &str) -> String {
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  kinds: {{router: {{dataPlane: {{kind: kernel}}}}}}
+  nodes:
+    r1:
+      kind: router
+      interfaces: {{eth0: {{addresses: [10.1.0.2/24]}}}}
+      routes: [{{to: 10.2.0.0/24, via: 10.1.0.1}}]
+    r2:
+      kind: router
+      interfaces: {{eth0: {{addresses: [10.1.0.1/24]}}, eth1: {{addresses: [10.2.0.1/24]}}}}
+    r3:
+      kind: router
+      interfaces: {{eth0: {{addresses: [10.2.0.2/24]}}}}
+      routes: [{{to: 10.1.0.0/24, via: 10.2.0.1}}]
+  links:
+    - endpoints: ["r1:eth0", "r2:eth0"]
+    - endpoints: ["r2:eth1", "r3:eth0"]
+"#
+    )
+}

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pdp_e2e::specs::{SUBSTRATE, two_hosts};
+use pdp_e2e::counters::missing;
+use pdp_e2e::specs::{SUBSTRATE, three_kernels, two_hosts};
 use pdp_e2e::{Background, Node, alone, eventually, kill, sh};
 use serde_json::Value;
 
@@ -67,7 +68,7 @@ struct Gap {
     longest_ms: u64,
 }
 
-/// Does `act` while h1 pings h2.
+/// Does `act` while h1, or whose pid it is, pings 10.2.0.2.
 fn gap(h1: u32, act: impl FnOnce()) -> Gap {
     // A pipe that nobody reads yet would stop ping when it is full.
     let said = tempfile::NamedTempFile::new().expect("a file");
@@ -142,6 +143,67 @@ fn the_gap_of_every_death_is_bounded() {
     assert_ne!(mux(&node), old);
     assert!(lost.lost > 0, "the mux was on the way");
     assert!(tell("the mux", lost) <= MUX_GAP_MS_MAX);
+}
+
+/// Between routers whose links stay in the kernel: r2 forwards from one to the other.
+#[test]
+fn no_death_costs_links_in_the_kernel_a_frame() {
+    let _alone = alone();
+    let mut node = Node::start("straightgaps");
+    node.apply(&three_kernels("red"));
+    node.pdp(&["wait", "red", "--for", "ready", "--timeout", "60s"]);
+    let [r1, r2] = ["r1", "r2"].map(|name| pid(&of(&node, name)["control"]));
+    assert!(of(&node, "r2")["tap"].is_null(), "all of its links are in the kernel");
+    assert!(node.try_exec("red/r1", "ping -c1 -W5 10.2.0.2").is_ok());
+    // How often each of r2's carriers came or went, and what its ports have counted.
+    let carriers = |node: &Node| {
+        let files = ["eth0", "eth1"].map(|port| format!("/sys/class/net/{port}/carrier_changes"));
+        node.exec("red/r2", &format!("cat {}", files.join(" ")))
+    };
+    let counted = |node: &Node| {
+        let mut stats = Value::Null;
+        // Who is still coming up says something of its own while they are read.
+        eventually("counters add up", || {
+            stats = node.json(&["stats", "red"]);
+            missing(&stats).is_empty()
+        });
+        ["eth0", "eth1"].map(|port| {
+            let port = &stats["vnets"]["red"]["nodes"]["r2"]["ports"][port];
+            ["received", "sent"].map(|name| port[name].as_u64().expect("a counter"))
+        })
+    };
+    let still = carriers(&node);
+    let both = |node: &mut Node, with_mux: bool, with_pdpd: bool| {
+        let old = mux(node);
+        if with_pdpd {
+            node.kill_pdpd();
+        }
+        if with_mux {
+            kill(old);
+        }
+        if with_pdpd {
+            std::thread::sleep(Duration::from_millis(500));
+            node.start_pdpd();
+        }
+        eventually("all is there", || {
+            let now = node.json(&["inspect", "substrate"])["status"]["mux"]["pid"].as_u64();
+            now.is_some_and(|now| (now != u64::from(old)) == with_mux)
+        });
+    };
+    for (what, with_mux, with_pdpd) in
+        [("pdpd", false, true), ("the mux", true, false), ("both", true, true)]
+    {
+        let before = counted(&node);
+        let Gap { lost, sent, longest_ms } = gap(r1, || both(&mut node, with_mux, with_pdpd));
+        println!("kill -9 of {what}: {lost} of {sent} lost, longest gap {longest_ms} ms");
+        assert_eq!(lost, 0, "{what}");
+        let after = counted(&node);
+        let all_more = |port: usize, way: usize| after[port][way] >= before[port][way] + sent;
+        let more = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(port, way)| all_more(port, way));
+        assert_eq!(more, [true; 4], "{what}: {before:?} {after:?}, {sent} sent");
+        assert_eq!(carriers(&node), still, "{what}");
+        assert_eq!(pid(&of(&node, "r2")["control"]), r2, "{what}");
+    }
 }
 
 /// A file system of its own, small, that goes with the test.

@@ -1,5 +1,5 @@
 //! Isolation of whole virtual networks, with every data plane and attachment beside each other: no
-//! frame, count, route, capture or answer of the API of one shows in another.
+//! frame, count, route, neighbour, sysctl, capture or answer of the API of one shows in another.
 //!
 //! All networks have the same names, MACs and addresses inside, and tunnels over one interface that
 //! differ in one thing. Each sends frames with a pattern of its own, and some that are made to be
@@ -8,24 +8,30 @@
 //! Machines outside are Linux's, so that none of our own code decides whose a frame is.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
 use pdp_e2e::{Background, Node, eventually};
 use serde_json::json;
 
 /// Kinds of data planes: our router with one guest, and with two in order; a program on TAPs; DPDK's
-/// testpmd on memif.
-const PLANES: [&str; 4] = ["router", "ordered", "tap", "memif"];
+/// testpmd on memif; the mux; two routers that the kernel forwards for and joins, twice.
+const PLANES: [&str; NETS] = ["router", "kernel", "tap", "memif", "ordered", "fastpath", "kernel"];
+
+const NETS: usize = 7;
 
 /// Names of the networks, which are in nothing else.
-const NAMES: [&str; 4] = ["qazvn", "wsxvn", "edcvn", "rfvvn"];
+const NAMES: [&str; NETS] = ["qazvn", "wsxvn", "edcvn", "rfvvn", "tgbvn", "yhnvn", "ujmvn"];
 
 /// Tunnels: remote address, port and VNI. Each differs from another in one of them.
-const TUNNELS: [(&str, u16, u32); 4] = [
+const TUNNELS: [(&str, u16, u32); NETS] = [
     ("192.0.2.2", 4789, 7),
     ("192.0.2.2", 4789, 8),
     ("192.0.2.3", 4789, 7),
     ("192.0.2.2", 4790, 7),
+    ("192.0.2.3", 4789, 8),
+    ("192.0.2.3", 4790, 7),
+    ("192.0.2.2", 4790, 8),
 ];
 
 /// Pings of each network.
@@ -53,7 +59,7 @@ const SPOOFS: &str = r#"
 import socket, struct, sys
 mark, mac = bytes.fromhex(sys.argv[1]) * 8, bytes.fromhex(sys.argv[2])
 s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-s.bind(("eth0", 0))
+s.bind((sys.argv[3], 0))
 own = s.getsockname()[4]
 def outer(remote, port, vni):
     inner = b"\xff" * 6 + own + b"\x88\xb5" + mark
@@ -88,6 +94,11 @@ struct Net {
 
 impl Net {
     fn is_routed(&self) -> bool {
+        self.has_guests() || ["fastpath", "kernel"].contains(&self.plane)
+    }
+
+    /// Whether guests forward that have tables of routes.
+    fn has_guests(&self) -> bool {
         ["router", "ordered"].contains(&self.plane)
     }
 
@@ -106,6 +117,7 @@ impl Net {
         let plane = match self.plane {
             "router" => json!({"power": 0.1}),
             "ordered" => json!({"power": 0.2, "guests": 2, "distribution": {"policy": "ordered"}}),
+            "fastpath" | "kernel" => json!({"kind": self.plane}),
             "tap" => json!({"power": 0.1, "program": {
                 "attach": "tap", "run": ["python3", "-c", BRIDGE]}}),
             _ => json!({"power": 0.3, "memory": "600Mi", "processes": 64, "program": {
@@ -121,28 +133,52 @@ impl Net {
         let (remote, port, vni) = self.tunnel;
         let outside = json!({"interface": "A", "vxlan": {
             "vni": vni, "port": port, "local": "192.0.2.1", "remote": remote}});
+        let mut nodes = json!({
+            "r1": {"kind": "router", "interfaces": interfaces, "dataPlane": plane},
+            "h1": {"kind": "host", "interfaces": {"eth0": {
+                "addresses": ["10.0.1.2/24"], "gateways": gateways}}},
+        });
+        let mut links = vec![
+            json!({"endpoints": ["r1:eth0", "h1:eth0"]}),
+            json!({"endpoints": [self.outer(), "external:out"]}),
+        ];
+        if self.plane == "kernel" {
+            nodes["r1"]["interfaces"]["eth1"] = json!({"addresses": ["10.0.12.1/24"]});
+            nodes["r1"]["routes"] = json!([{"to": "10.0.2.0/24", "via": "10.0.12.2"}]);
+            nodes["r2"] = json!({
+                "kind": "router",
+                "interfaces": {
+                    "eth0": {"addresses": ["10.0.2.1/24"]}, "eth1": {"addresses": ["10.0.12.2/24"]}},
+                "routes": [{"to": "10.0.1.0/24", "via": "10.0.12.1"}],
+                "dataPlane": plane,
+            });
+            links.push(json!({"endpoints": ["r1:eth1", "r2:eth1"]}));
+        }
         json!({
             "apiVersion": "pdp/v1",
             "kind": "VirtualNetwork",
             "metadata": {"name": self.name},
-            "spec": {
-                "nodes": {
-                    "r1": {"kind": "router", "interfaces": interfaces, "dataPlane": plane},
-                    "h1": {"kind": "host", "interfaces": {"eth0": {
-                        "addresses": ["10.0.1.2/24"], "gateways": gateways}}},
-                },
-                "externals": {"out": outside},
-                "links": [
-                    {"endpoints": ["r1:eth0", "h1:eth0"]},
-                    {"endpoints": ["r1:eth1", "external:out"]},
-                ],
-            },
+            "spec": {"nodes": nodes, "externals": {"out": outside}, "links": links},
         })
         .to_string()
     }
 
-    fn ports(&self) -> [String; 3] {
-        ["r1:eth0", "r1:eth1", "h1:eth0"].map(|port| format!("{}/{port}", self.name))
+    /// The port that the tunnel is at.
+    fn outer(&self) -> &'static str {
+        if self.plane == "kernel" { "r2:eth0" } else { "r1:eth1" }
+    }
+
+    /// Ports that the mux captures.
+    fn ports(&self) -> [String; 2] {
+        ["r1:eth0", self.outer()].map(|port| format!("{}/{port}", self.name))
+    }
+
+    /// Nodes and interfaces of them that are looked at from inside.
+    fn watched(&self) -> &'static [(&'static str, &'static str)] {
+        match self.plane {
+            "kernel" => &[("h1", "eth0"), ("r1", "eth1"), ("r2", "eth1")],
+            _ => &[("h1", "eth0")],
+        }
     }
 
     /// Its own pattern, as it is in frames.
@@ -156,12 +192,12 @@ impl Net {
 fn networks(node: &Node, turn: usize) -> Vec<Net> {
     let net = |at: usize| Net {
         name: NAMES[at],
-        plane: PLANES[(at * 3 + turn) % 4],
-        tunnel: TUNNELS[(at + turn * 2) % 4],
+        plane: PLANES[(at * 3 + turn) % NETS],
+        tunnel: TUNNELS[(at + turn * 2) % NETS],
         outside: format!("{}-o{at}", node.id),
         mark: format!("a{at}5{}", at + 1),
     };
-    (0..4).map(net).collect()
+    (0..NETS).map(net).collect()
 }
 
 fn is_in(bytes: &[u8], pattern: &[u8]) -> bool {
@@ -209,14 +245,19 @@ fn isolated(turn: usize) {
         eventually(&format!("{} ({}) reaches the outside", net.name, net.plane), || {
             node.try_exec(&h1, &format!("ping -c1 -W1 {}", net.target())).is_ok()
         });
+        let r1 = format!("{}/r1", net.name);
         if net.is_routed() {
-            let route = format!("ip route add blackhole 203.0.113.{}/32", at + 1);
-            node.exec(&format!("{}/r1", net.name), &route);
+            node.exec(&r1, &format!("ip route add blackhole 203.0.113.{}/32", at + 1));
         }
+        node.exec(
+            &r1,
+            &format!("ip neigh add 198.51.100.{} lladdr 02:00:00:00:01:00 dev eth0", at + 1),
+        );
+        node.exec(&r1, &format!("sysctl -qw net.ipv4.ip_default_ttl={}", at + 100));
     }
 
     // Captures at every port, while all send. All but the last, that sends nothing.
-    let (silent, loud) = nets.split_last().expect("four");
+    let (silent, loud) = nets.split_last().expect("some");
     let before = node.json(&["stats", silent.name]);
     let mut captures = Vec::new();
     for port in nets.iter().flat_map(Net::ports) {
@@ -224,6 +265,20 @@ fn isolated(turn: usize) {
         let arguments = ["capture", &port, "-w", file.to_str().expect("a path")];
         let capture = Background::start(&mut node.pdp_command(&arguments));
         captures.push((port, file, capture));
+    }
+    // Of more ports than the mux captures at a time, and of links in the kernel, their nodes see all.
+    for net in &nets {
+        for (name, device) in net.watched() {
+            let port = format!("{}/{name}", net.name);
+            let file = node.directory.join(port.replace('/', "-"));
+            let nodes = node.json(&["inspect", net.name])["status"]["nodes"].clone();
+            let nodes = nodes.as_array().expect("nodes");
+            let found = nodes.iter().find(|found| found["name"] == *name).expect("the node");
+            let mut capture = Command::new("nsenter");
+            capture.args(["-n", "-t", &found["control"]["pid"].to_string(), "tcpdump", "-U"]);
+            capture.args(["-i", device, "-w", file.to_str().expect("a path"), "-Z", "root"]);
+            captures.push((port, file, Background::start(&mut capture)));
+        }
     }
     eventually("captures run", || {
         captures.iter().all(|(_, file, _)| fs::metadata(file).is_ok_and(|file| file.len() >= 24))
@@ -236,8 +291,14 @@ fn isolated(turn: usize) {
         // How many come back is not the matter here: testpmd takes the others' CPU.
         let some = words.contains("bytes from") && !words.contains("wrong");
         assert!(some, "{}: {words}", net.name);
-        let spoofs = ["exec", &h1, "--", "python3", "-c", SPOOFS, &net.mark, mac.trim()];
-        node.pdp(&spoofs);
+        let spoofs = |from: &str, port: &str| {
+            let spoofs = ["python3", "-c", SPOOFS, &net.mark, mac.trim(), port];
+            node.pdp(&[&["exec", from, "--"], spoofs.as_slice()].concat());
+        };
+        spoofs(&h1, "eth0");
+        if net.plane == "kernel" {
+            spoofs(&format!("{}/r1", net.name), "eth1");
+        }
     }
     std::thread::sleep(Duration::from_millis(300));
     for (port, file, capture) in captures {
@@ -270,9 +331,15 @@ fn isolated(turn: usize) {
             node.pdp(&["inspect", net.name, "--format", "json"]),
             node.pdp(&["stats", net.name, "--format", "json"]),
             node.pdp(&["logs", &r1]),
-            node.pdp(&["logs", &r1, "--guest", "0"]),
+            node.exec(&r1, "ip route show table all"),
+            node.exec(&r1, "ip neigh"),
         ];
-        if net.is_routed() {
+        if !["fastpath", "kernel"].contains(&net.plane) {
+            answers.push(node.pdp(&["logs", &r1, "--guest", "0"]));
+        }
+        let ttl = node.exec(&r1, "sysctl -n net.ipv4.ip_default_ttl");
+        assert_eq!(ttl.trim(), (at + 100).to_string(), "{}", net.name);
+        if net.has_guests() {
             eventually("the guest has the route", || {
                 let routes = node.pdp(&["routes", &r1, "--guest", "0"]);
                 routes.contains(&format!("203.0.113.{}", at + 1))
@@ -283,7 +350,8 @@ fn isolated(turn: usize) {
         for answer in answers {
             for (other_at, other) in nets.iter().enumerate().filter(|(other, _)| *other != at) {
                 let route = format!("203.0.113.{}", other_at + 1);
-                let shows = answer.contains(other.name) || answer.contains(&route);
+                let neighbour = format!("198.51.100.{} ", other_at + 1);
+                let shows = [other.name, &route, &neighbour].iter().any(|it| answer.contains(*it));
                 assert!(!shows, "{} in an answer about {}: {answer}", other.name, net.name);
             }
         }

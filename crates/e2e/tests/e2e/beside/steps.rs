@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pdp_e2e::specs::{SUBSTRATE, two_hosts};
-use pdp_e2e::{Background, Node, beside, eventually};
+use pdp_e2e::specs::{SUBSTRATE, three_kernels, two_hosts};
+use pdp_e2e::{Background, Node, all_answered, beside, eventually, sh};
 
 /// Calls at which to kill, and at which of them: all of those that are made a few times (the
 /// journal's commits, processes, TAPs, messages to the mux and to helpers), and some of the others.
@@ -36,6 +36,17 @@ const STEPS: [(&str, &[u32]); 19] = [
     ("fallocate", &[1]),
     ("flock", &[1, 2]),
     ("fsconfig,fsmount", &[1, 2, 3, 4, 5]),
+];
+
+/// The same for routers whose links stay in the kernel: what makes and removes their ports, programs, maps and
+/// namespace.
+const KERNEL_STEPS: [(&str, &[u32]); 6] = [
+    ("bpf", &[1, 8, 18, 30, 34, 36]),
+    ("setns", &[1, 5]),
+    ("unshare", &[1]),
+    ("mount,umount2", &[1]),
+    ("sendto,sendmsg", &[2, 7]),
+    ("unlink,unlinkat,rmdir", &[1, 4]),
 ];
 
 /// Longest wait for an `apply` or `delete` that something was killed in.
@@ -96,12 +107,42 @@ const NODES: usize = 4;
 #[test]
 fn a_crash_at_any_step_is_made_good() {
     let _turn = beside();
+    let vnet = two_hosts("red", "{power: 0.2}");
+    // h1 has a volume, so that one is made and removed as well.
+    let vnet = vnet.replace(
+        "h1:\n      kind: host\n",
+        "h1:\n      kind: host\n      volumes: [{source: kept, target: /srv, size: 16Mi}]\n",
+    );
+    assert!(vnet.contains("volumes"), "{vnet}");
+    try_all(&STEPS, &|_, take| on_a_node(&vnet, "red/h1", take));
+}
+
+#[test]
+fn so_is_one_where_links_are_made_in_the_kernel() {
+    let _turn = beside();
+    try_all(&KERNEL_STEPS, &|number, take| match number {
+        0 => on_a_node(&three_kernels("red"), "red/r1", take),
+        _ => beside_another(take),
+    });
+}
+
+/// The next step to try.
+type Take<'a> = &'a (dyn Fn() -> Option<(&'static str, u32)> + Sync);
+
+/// Tries all steps with `on_a_node`, which takes the number of a node and says how often pdpd died in `apply` and in
+/// `delete`.
+fn try_all(
+    all: &[(&'static str, &[u32])],
+    on_a_node: &(dyn Fn(usize, Take<'_>) -> [usize; 2] + Sync),
+) {
     let steps: Vec<_> =
-        STEPS.iter().flat_map(|(calls, at)| at.iter().map(|at| (*calls, *at))).collect();
-    let next = Mutex::new(steps.iter());
+        all.iter().flat_map(|(calls, at)| at.iter().map(|at| (*calls, *at))).collect();
+    let next = Mutex::new(steps.iter().copied());
     let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let take: Take<'_> = &take;
     let deaths = thread::scope(|scope| {
-        let nodes = [(); NODES].map(|()| scope.spawn(|| on_a_node(take)));
+        let nodes: [usize; NODES] = std::array::from_fn(|number| number);
+        let nodes = nodes.map(|number| scope.spawn(move || on_a_node(number, take)));
         nodes.map(|node| node.join().expect("all steps of a node"))
     });
     let count = steps.len();
@@ -110,38 +151,17 @@ fn a_crash_at_any_step_is_made_good() {
     assert!(apply >= count / 3 && delete >= count / 4, "{deaths:?}");
 }
 
-/// Tries steps on a node until none is left; how often pdpd died in `apply`, and in `delete`.
-fn on_a_node<'a>(take: impl Fn() -> Option<&'a (&'static str, u32)>) -> [usize; 2] {
+/// Tries steps of this vnet, in which `from` reaches 10.2.0.2, on a node until none is left; how often pdpd died in
+/// `apply`, and in `delete`.
+fn on_a_node(vnet: &str, from: &str, take: Take<'_>) -> [usize; 2] {
     let mut node = Node::start("steps");
     node.apply(SUBSTRATE);
-    let vnet = two_hosts("red", "{power: 0.2}");
-    // h1 has a volume, so that one is made and removed as well.
-    let vnet = vnet.replace(
-        "h1:\n      kind: host\n",
-        "h1:\n      kind: host\n      volumes: [{source: kept, target: /srv, size: 16Mi}]\n",
-    );
-    assert!(vnet.contains("volumes"), "{vnet}");
-    let file = node.directory.join("red.yaml");
-    fs::write(&file, &vnet).expect("spec");
-    let file = file.to_str().expect("a path").to_owned();
-    let apply = ["apply", "-f", &file];
-    let mut deaths = [0, 0];
-    while let Some(&(calls, at)) = take() {
-        under(&mut node, calls, at, &apply);
-        delete(&node, &format!("killed at {calls} {at} of apply"));
-
-        deaths[0] += usize::from(!under(&mut node, calls, at, &apply));
-        if let Err(error) = node.try_apply(&vnet) {
-            panic!("killed at {calls} {at}, and apply: {error}\n{}", node.log());
-        }
-        eventually(&format!("h1 reaches h2, killed at {calls} {at} of apply"), || {
-            node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok()
-        });
-
-        let survived = under(&mut node, calls, at, &["delete", "red"]);
-        deaths[1] += usize::from(!survived);
-        delete(&node, &format!("killed at {calls} {at} of delete"));
-    }
+    let deaths = until_none_is_left(&mut node, vnet, from, take, &|node| {
+        let left = node.leftovers();
+        !left
+            .iter()
+            .any(|left| ["red", "/vnets/", "/ports", "pins"].iter().any(|it| left.contains(it)))
+    });
     node.pdp(&["down", "--purge"]);
     node.wait_pdpd();
     thread::sleep(Duration::from_millis(100));
@@ -149,14 +169,109 @@ fn on_a_node<'a>(take: impl Fn() -> Option<&'a (&'static str, u32)>) -> [usize; 
     deaths
 }
 
+/// Prints what there is of ports in the kernel: pins, interfaces, and the numbers for which each map has something.
+const PORTS: &str = r#"
+import ctypes, os, struct, sys
+pins = sys.argv[1]
+print(sorted(name for name in os.listdir(pins) if name.isdigit()))
+bpf = lambda command, attr: ctypes.CDLL(None, use_errno=True).syscall(321, command, attr, len(attr))
+for name in ("ports", "ends", "port_counts"):
+    path, key = ctypes.create_string_buffer(f"{pins}/{name}".encode()), ctypes.create_string_buffer(4)
+    fd = bpf(7, struct.pack("QII", ctypes.addressof(path), 0, 0))
+    assert fd >= 0, name
+    value, found = ctypes.create_string_buffer(1 << 16), []
+    look = struct.pack("IIQQQ", fd, 0, ctypes.addressof(key), ctypes.addressof(value), 0)
+    for number in range(512):
+        key.raw = struct.pack("I", number)
+        if bpf(1, look) == 0 and any(value.raw):
+            found.append(number)
+        ctypes.memset(value, 0, len(value))
+    print(name, found)
+"#;
+
+/// The same beside a vnet that has such links, too, and stays: it has all that there is afterwards, and loses no frame
+/// meanwhile.
+fn beside_another(take: Take<'_>) -> [usize; 2] {
+    let mut node = Node::start("steps");
+    node.apply(SUBSTRATE);
+    node.apply(&three_kernels("stays"));
+    node.pdp(&["wait", "stays", "--for", "ready", "--timeout", "60s"]);
+    let ports = |node: &Node| {
+        let pins = node.pins().join("_ports");
+        let maps = Command::new("python3").args(["-c", PORTS]).arg(pins).output().expect("python3");
+        assert!(maps.status.success(), "{maps:?}");
+        let netns = node.run_dir().join("ports");
+        let ends = sh(&format!("nsenter --net={} ls /proc/sys/net/ipv4/conf", netns.display()));
+        String::from_utf8_lossy(&maps.stdout).into_owned() + &ends
+    };
+    let said = node.directory.join("said");
+    let status = node.json(&["inspect", "stays"])["status"].clone();
+    let of = |name: &str| {
+        let nodes = status["nodes"].as_array().expect("nodes");
+        let found = nodes.iter().find(|found| found["name"] == name).expect("the router");
+        found["control"]["pid"].clone()
+    };
+    let guests = ["r1", "r2", "r3"].map(of);
+    let mut ping = Command::new("nsenter");
+    let line = format!("exec ping -i0.01 10.2.0.2 > {}", said.display());
+    ping.args(["-n", "-t", &guests[0].to_string(), "sh", "-c", &line]);
+    let ping = Background::start(&mut ping);
+    thread::sleep(Duration::from_millis(300));
+    let before = ports(&node);
+    let deaths = until_none_is_left(&mut node, &three_kernels("red"), "red/r1", take, &|node| {
+        !node.leftovers().iter().any(|left| left.contains("red")) && ports(node) == before
+    });
+    ping.stop("INT");
+    let words = fs::read_to_string(said).expect("what ping said");
+    let sent =
+        words.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse().ok());
+    let sent: usize = sent.expect("ping's last words");
+    // The last ones may be on their way.
+    assert!(sent > 100 && all_answered(&words, sent - 10), "{} of {sent}", words.lines().count());
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    thread::sleep(Duration::from_millis(100));
+    // What ping said is no part of it.
+    assert_eq!(node.leftovers(), [""; 0]);
+    deaths
+}
+
+fn until_none_is_left(
+    node: &mut Node,
+    vnet: &str,
+    from: &str,
+    take: Take<'_>,
+    is_gone: &dyn Fn(&Node) -> bool,
+) -> [usize; 2] {
+    let file = node.directory.join("red.yaml");
+    fs::write(&file, vnet).expect("spec");
+    let file = file.to_str().expect("a path").to_owned();
+    let apply = ["apply", "-f", &file];
+    let mut deaths = [0, 0];
+    while let Some((calls, at)) = take() {
+        under(node, calls, at, &apply);
+        delete(node, &format!("killed at {calls} {at} of apply"), is_gone);
+
+        deaths[0] += usize::from(!under(node, calls, at, &apply));
+        if let Err(error) = node.try_apply(vnet) {
+            panic!("killed at {calls} {at}, and apply: {error}\n{}", node.log());
+        }
+        eventually(&format!("{from} reaches 10.2.0.2, killed at {calls} {at} of apply"), || {
+            node.try_exec(from, "ping -c1 -W1 10.2.0.2").is_ok()
+        });
+
+        let survived = under(node, calls, at, &["delete", "red"]);
+        deaths[1] += usize::from(!survived);
+        delete(node, &format!("killed at {calls} {at} of delete"), is_gone);
+    }
+    deaths
+}
+
 /// Deletes the vnet, if it is there, and waits until nothing is left of it, whatever it is.
-fn delete(node: &Node, after: &str) {
+fn delete(node: &Node, after: &str, is_gone: &dyn Fn(&Node) -> bool) {
     // Its spec may not have been stored, or be gone already.
     if node.try_pdp(&["inspect", "red"]).is_ok() {
         node.pdp(&["delete", "red"]);
     }
-    eventually(&format!("nothing is left, {after}"), || {
-        let left = node.leftovers();
-        !left.iter().any(|left| left.contains("red") || left.contains("/vnets/"))
-    });
+    eventually(&format!("nothing is left, {after}"), || is_gone(node));
 }
