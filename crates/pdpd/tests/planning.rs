@@ -899,6 +899,12 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
         helper.map_or(vec![], |helper| helper.ports.iter().map(|port| port.vport).collect())
     };
     assert_eq!([taps("r1"), taps("r2"), taps("r3")], [vec![0], vec![], vec![1]]);
+    // There is room in the machine's neighbour tables for what each of the three kernels asks for.
+    assert!(
+        (3 * 16_384..4 * 16_384).contains(&before.plan.neighbours),
+        "{}",
+        before.plan.neighbours
+    );
     // Of a tenant none does, since nobody pays for what the kernel does there.
     let tenants = apply(&before, TENANT.to_owned());
     let tenants = apply(&tenants, row_of_kernels("").replace("name: row", "name: acme.row"));

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use pdp_e2e::specs::{SUBSTRATE, two_hosts};
-use pdp_e2e::{Node, beside, eventually};
+use pdp_e2e::{Node, all_answered, beside, eventually};
 
 const FIREWALL: [&str; 3] = [
     "nft add table ip fw",
@@ -232,4 +232,122 @@ for turn in range({PACKETS}):
     let (received, punted) = (port["received"].as_u64(), port["punted"].as_u64());
     assert!(received > Some(PACKETS * ports.len() as u64), "{port}");
     assert!(punted < Some(PACKETS * ports.len() as u64 / 4), "flows are punted for good: {port}");
+}
+
+/// h1 - r1 - h2, which r1's kernel forwards for.
+fn of_a_kernel(name: &str) -> String {
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: {name}}}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces:
+        eth0: {{addresses: [10.1.0.1/16, "fd01::1/64"]}}
+        eth1: {{addresses: [10.16.0.1/12, "fd02::1/64"]}}
+      dataPlane: {{kind: kernel}}
+    h1:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.1.0.2/16, "fd01::2/64"], gateways: [10.1.0.1, "fd01::1"]}}}}
+    h2:
+      kind: host
+      interfaces: {{eth0: {{addresses: [10.16.0.2/12, "fd02::2/64"], gateways: [10.16.0.1, "fd02::1"]}}}}
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "h2:eth0"]
+"#
+    )
+}
+
+/// For some seconds, so many a second of each family: packets to stations that nobody has.
+const SCAN: &str = r#"
+import itertools, socket, struct, sys, time
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind(("eth0", 0))
+own, router = s.getsockname()[4], bytes.fromhex(sys.argv[1])
+def four(source, to):
+    ip = bytearray(struct.pack(">BBHHHBBH", 0x45, 0, 28, 0, 0, 64, 17, 0) + source + to)
+    total = sum(struct.unpack(">10H", ip))
+    total = (total & 0xffff) + (total >> 16)
+    ip[10:12] = struct.pack(">H", ~((total & 0xffff) + (total >> 16)) & 0xffff)
+    return router + own + b"\x08\x00" + bytes(ip) + struct.pack(">HHHH", 9, 9, 8, 0)
+def six(source, to):
+    ip = struct.pack(">IHBB", 6 << 28, 8, 17, 64) + source + to
+    return router + own + b"\x86\xdd" + ip + struct.pack(">HHHH", 9, 9, 8, 1)
+here, there = socket.inet_pton(socket.AF_INET6, "fd01::"), socket.inet_pton(socket.AF_INET6, "fd02::")
+seconds, rate, start = float(sys.argv[2]), float(sys.argv[3]), time.time()
+for i in itertools.count(256):
+    station = struct.pack(">I", i)
+    s.send(four(bytes([10, 1, 0, 2]), bytes([10, 17 + (i >> 16) % 8]) + station[2:]))
+    s.send(six(here[:15] + b"\x02", there[:8] + b"\0\0\0\1" + station))
+    if i % 64 == 0:
+        time.sleep(max(0, start + (i - 256) / rate - time.time()))
+        if time.time() > start + seconds:
+            break
+print(i - 256)
+"#;
+
+/// What a setting of a neighbour table was, which it is again afterwards.
+struct Setting(String, String);
+
+impl Setting {
+    fn of(family: &str, name: &str) -> Self {
+        let path = format!("/proc/sys/net/{family}/neigh/default/{name}");
+        let was = std::fs::read_to_string(&path).expect("the machine's first namespace");
+        Self(path, was)
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        let _ = std::fs::write(&self.0, &self.1);
+    }
+}
+
+/// Scans that one network's kernel forwards: 4,000 unknown stations of each family a second.
+#[test]
+fn a_scan_that_a_kernel_forwards_takes_none_either() {
+    let _turn = beside();
+    // As pdpd has them for two such routers, where it is in the machine's first network namespace.
+    let both = ["ipv4", "ipv6"]
+        .map(|family| ["gc_thresh2", "gc_thresh3"].map(|name| Setting::of(family, name)));
+    pdp_net::neighbour::make_room(2 * 16_384).expect("the tables have room");
+    let node = Node::start("kernelscan");
+    node.apply(SUBSTRATE);
+    let known = ["10.16.0.2", "fd02::2", "fd01::1"];
+    for name in ["eve", "vic"] {
+        node.apply(&of_a_kernel(name));
+        for to in known {
+            eventually(&format!("{name}/h1 reaches {to}"), || {
+                node.try_exec(&format!("{name}/h1"), &format!("ping -c1 -W1 {to}")).is_ok()
+            });
+        }
+    }
+    node.exec("vic/h2", "ip addr add 10.16.0.3/12 dev eth0");
+    let full = [table("arp_cache"), table("ndisc_cache")];
+    let mac = node.exec("eve/r1", "cat /sys/class/net/eth0/address").replace(':', "");
+    let words = ["exec", "eve/h1", "--", "python3", "-c", SCAN, mac.trim(), "6", "4000"];
+    let scan = pdp_e2e::Background::start(&mut node.pdp_command(&words));
+    std::thread::sleep(Duration::from_secs(3));
+    let there = [table("arp_cache").0, table("ndisc_cache").0];
+    let pings = known.into_iter().chain(["10.16.0.3"]).map(|to| {
+        let line = format!("ping -c50 -i0.02 -W3 {to}");
+        let words: Vec<&str> =
+            ["exec", "vic/h1", "--"].into_iter().chain(line.split(' ')).collect();
+        (to, pdp_e2e::Background::start(&mut node.pdp_command(&words)))
+    });
+    let pings: Vec<_> = pings.collect();
+    for (to, ping) in pings {
+        let words = ping.finish();
+        assert!(all_answered(&words, 50), "{to}: {words}");
+    }
+    println!("{} of each were scanned; {there:?} entries", scan.finish().trim());
+    // More than the tables of a machine have where nobody made room.
+    assert!(there.iter().all(|entries| *entries > 2048), "{there:?}");
+    let fulls = [table("arp_cache").1, table("ndisc_cache").1];
+    assert_eq!(fulls, full.map(|(_, fulls)| fulls), "tables were full");
+    drop(both);
 }
