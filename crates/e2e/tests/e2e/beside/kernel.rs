@@ -243,3 +243,105 @@ fn all_of_linux_is_there() {
     assert!(all_answered(&words, 60) && begun.elapsed().as_secs_f64() > 1.0, "{words}");
     assert_eq!(missing(&node.json(&["stats", "fastpath"])), []);
 }
+
+/// h1 - r1 - r2 - h2, with FRR's PIM; r1 is privileged, so that it has the kernel's IPsec.
+const MULTICAST: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: cast}
+spec:
+  kinds: {router: {dataPlane: {kind: kernel}}}
+  nodes:
+    h1: {kind: host, interfaces: {eth0: {addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}}
+    h2: {kind: host, interfaces: {eth0: {addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}}
+    r1:
+      kind: router
+      privileged: true
+      interfaces: {eth0: {addresses: [10.1.0.1/24]}, eth1: {addresses: [10.12.0.1/24]}}
+      routes: [{to: 10.2.0.0/24, via: 10.12.0.2}]
+      files: &files
+        /etc/frr/zebra.conf: {content: "log stdout\n", owner: "frr:frr"}
+        /etc/frr/pimd.conf:
+          owner: "frr:frr"
+          content: |
+            log stdout
+            interface eth0
+             ip pim
+             ip igmp
+            interface eth1
+             ip pim
+             ip pim hello 1
+      commands: &commands
+        - /usr/lib/frr/zebra
+        - sh -c "until [ -S /run/frr/zserv.api ]; do sleep 0.05; done; exec /usr/lib/frr/pimd"
+    r2:
+      kind: router
+      interfaces: {eth0: {addresses: [10.2.0.1/24]}, eth1: {addresses: [10.12.0.2/24]}}
+      routes: [{to: 10.1.0.0/24, via: 10.12.0.1}]
+      files: *files
+      commands: *commands
+  links:
+    - endpoints: ["r1:eth0", "h1:eth0"]
+    - endpoints: ["r1:eth1", "r2:eth1"]
+    - endpoints: ["r2:eth0", "h2:eth0"]
+"#;
+
+/// Sends numbers to a group, 100 a second, for a minute; tells who has joined it from this source what came.
+const SEND: &str = "import socket, struct, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 8)
+for number in range(6000):
+    s.sendto(struct.pack('>I', number), ('232.1.1.1', 5000))
+    time.sleep(0.01)";
+const RECEIVE: &str = "import socket, struct
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('232.1.1.1', 5000))
+ends = map(socket.inet_aton, ('232.1.1.1', '10.2.0.2', '10.1.0.2'))
+s.setsockopt(socket.IPPROTO_IP, 39, b''.join(ends))
+s.settimeout(50)
+first = None
+for turn in range(200):
+    number, = struct.unpack('>I', s.recv(4))
+    first = number if first is None else first
+    assert number == first + turn, (first, turn, number)";
+
+#[test]
+fn multicast_is_routed_and_policies_of_ipsec_hold() {
+    let node = Node::start("cast");
+    node.apply(MULTICAST);
+    node.pdp(&["wait", "cast", "--for", "ready", "--timeout", "60s"]);
+    eventually("h1 reaches h2", || node.try_exec("cast/h1", "ping -c1 -W1 10.2.0.2").is_ok());
+    let sender = node.pdp_command(&["exec", "cast/h1", "--", "python3", "-c", SEND]);
+    let _sender = Background::start(&mut { sender });
+    node.pdp(&["exec", "cast/h2", "--", "python3", "-c", RECEIVE]);
+    let routes = node.exec("cast/r2", "ip mroute show");
+    assert!(routes.contains("(10.1.0.2,232.1.1.1)") && routes.contains("Iif: eth1"), "{routes}");
+    let stats = node.json(&["stats", "cast"]);
+    let sent = stats["vnets"]["cast"]["nodes"]["r1"]["ports"]["eth1"]["sent"].as_u64();
+    assert!(sent >= Some(200), "by the link in the kernel: {stats}");
+
+    // Policies of IPsec; this test's machine may lack what would encrypt.
+    let r1 = |line: &str| node.exec("cast/r1", line);
+    let counted = |name: &str| {
+        let text = r1("cat /proc/net/xfrm_stat");
+        let line = text.lines().find(|line| line.starts_with(name)).expect("a counter").to_owned();
+        line.split_whitespace()
+            .last()
+            .and_then(|count| count.parse::<u64>().ok())
+            .expect("a number")
+    };
+    let hosts = "src 10.1.0.2/32 dst 10.2.0.2/32";
+    let template = "tmpl src 10.12.0.1 dst 10.12.0.2 proto esp mode tunnel level required";
+    for (policy, counter) in [
+        (format!("dir fwd {hosts} action block"), "XfrmInPolBlock"),
+        (format!("dir out {hosts} {template}"), "XfrmOutNoStates"),
+    ] {
+        let before = counted(counter);
+        r1(&format!("ip xfrm policy add {policy}"));
+        assert!(node.try_exec("cast/h1", "ping -c3 -i0.1 -W1 10.2.0.2").is_err(), "{policy}");
+        assert!(counted(counter) >= before + 3, "{policy}: {}", r1("cat /proc/net/xfrm_stat"));
+        r1("ip xfrm policy flush");
+        let words = node.exec("cast/h1", "ping -c3 -i0.1 -W5 10.2.0.2");
+        assert!(all_answered(&words, 3), "{words}");
+    }
+}

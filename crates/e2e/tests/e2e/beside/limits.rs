@@ -7,8 +7,8 @@ use pdp_e2e::{Node, eventually, kill};
 /// As many as a node may have.
 const PORTS: usize = 256;
 
-/// A host with [`PORTS`] interfaces, the first and the last of which lead to another.
-fn wide() -> String {
+/// A node with [`PORTS`] interfaces, the first and the last of which lead to another, both of this kind.
+fn wide(kind: &str) -> String {
     let ports: String = (0..PORTS)
         .map(|port| format!("        eth{port}: {{addresses: [10.7.{port}.1/24]}}\n"))
         .collect();
@@ -21,11 +21,11 @@ metadata: {{name: wide}}
 spec:
   nodes:
     many:
-      kind: host
+      kind: {kind}
       interfaces:
 {ports}
     few:
-      kind: host
+      kind: {kind}
       interfaces:
         eth0: {{addresses: [10.7.0.2/24]}}
         eth1: {{addresses: [10.7.{last}.2/24]}}
@@ -38,8 +38,20 @@ spec:
 
 #[test]
 fn the_taps_of_the_widest_node_go_from_hand_to_hand() {
-    let mut node = Node::start("wide");
-    node.apply(&wide());
+    go_from_hand_to_hand("wide", "host");
+}
+
+/// Where kernels forward the two links stay in the kernel, and all other interfaces are TAPs.
+#[test]
+fn so_do_they_beside_links_in_the_kernel() {
+    let node = go_from_hand_to_hand("widekernel", "router\n      dataPlane: {kind: kernel}");
+    let ports = fs::read_dir(node.pins().join("_ports")).expect("pins of ports").flatten();
+    assert_eq!(ports.filter(|entry| entry.path().is_dir()).count(), 4);
+}
+
+fn go_from_hand_to_hand(label: &str, kind: &str) -> Node {
+    let mut node = Node::start(label);
+    node.apply(&wide(kind));
     let reaches = |node: &Node| {
         eventually("both ends answer", || {
             [0, PORTS - 1].iter().all(|port| {
@@ -64,6 +76,7 @@ fn the_taps_of_the_widest_node_go_from_hand_to_hand() {
     eventually("the helper is replaced", || pid(&node, "tap").is_some_and(|now| now != helper));
     reaches(&node);
     assert_eq!(pid(&node, "control"), Some(guest), "no TAP was lost");
+    node
 }
 
 /// Bytes of one log file: docs/ARCHITECTURE.md, "Places".
