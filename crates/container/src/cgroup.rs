@@ -164,16 +164,17 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Has the CPU time of a kernel thread charged to a leaf, which is made if need be, under its limits and
-    /// weight. The thread stays there until it ends, and the leaf can't be removed before: [`Cgroups::remove`]
+    /// Has the CPU time of a kernel thread charged to a leaf, which is made if need be, under its weight and on its
+    /// CPUs. The thread stays there until it ends, and the leaf can't be removed before: [`Cgroups::remove`]
     /// waits, since nobody can kill it. Nothing else of the thread is counted there.
     pub fn charge(&self, path: &str, thread: u32) -> Result<()> {
         self.ensure_leaf(path)?;
-        let has_time = |hierarchy: &&Hierarchy| {
+        let is_of_cpus = |hierarchy: &&Hierarchy| {
             let mut controllers = hierarchy.controllers.iter();
-            self.version == Version::V2 || controllers.any(|c| matches!(&**c, "cpu" | "cpuacct"))
+            self.version == Version::V2
+                || controllers.any(|it| matches!(&**it, "cpu" | "cpuacct" | "cpuset"))
         };
-        for hierarchy in self.hierarchies.iter().filter(has_time) {
+        for hierarchy in self.hierarchies.iter().filter(is_of_cpus) {
             let file = self.dir(hierarchy, path).join("cgroup.procs");
             let deadline = Instant::now() + THREAD_WAIT;
             let charge = || fs::write(&file, thread.to_string());

@@ -15,6 +15,7 @@ pub mod packet;
 pub mod ports;
 pub mod probe;
 pub mod route;
+pub mod route_mtu;
 pub mod sysctl;
 pub mod tap;
 pub mod xdp;

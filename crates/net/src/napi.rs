@@ -26,6 +26,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::LazyLock;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
@@ -34,7 +35,10 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 use rustix::fs::{Mode, OFlags, openat};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
+    fsconfig_set_flag, fsmount, fsopen, fspick,
+};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::{Context, Error, Result};
@@ -80,6 +84,13 @@ pub struct Queue {
     pub thread: Option<u32>,
 }
 
+/// Whether the kernel says which threads there are: from Linux 6.8 on.
+pub fn are_told() -> bool {
+    static TOLD: LazyLock<bool> =
+        LazyLock::new(|| Netdev::open().and_then(|netdev| netdev.queues(1)).is_ok());
+    *TOLD
+}
+
 /// Has each receive queue of a device of a namespace served by a kernel thread, or none. It stays so
 /// when the device is taken down and up, or gets another name.
 ///
@@ -88,38 +99,59 @@ pub struct Queue {
 /// the kernel has no threaded NAPI (before Linux 5.12).
 pub fn set_threaded(netns: BorrowedFd<'_>, device: &str, threaded: bool) -> Result<()> {
     within(netns, || {
-        let file = attribute(device, OFlags::WRONLY)?;
-        let mut file = fs::File::from(file);
-        file.write_all(if threaded { b"1" } else { b"0" }).on("set the threads of", device)
+        let sysfs = sysfs().on("open sysfs for", device)?;
+        let set = || {
+            let mut file = fs::File::from(attribute(&sysfs, device, OFlags::WRONLY)?);
+            file.write_all(if threaded { b"1" } else { b"0" }).on("set the threads of", device)
+        };
+        match set() {
+            // All mounts of a namespace's sysfs share one, and a guest's is for reading alone: that mount stays so.
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                reconfigure(&sysfs, "rw").on("write to sysfs for", device)?;
+                let done = set();
+                let _ = reconfigure(&sysfs, "ro");
+                done
+            }
+            done => done,
+        }
     })
 }
 
 /// Whether it is to be so.
 pub fn is_threaded(netns: BorrowedFd<'_>, device: &str) -> Result<bool> {
     within(netns, || {
-        let file = fs::File::from(attribute(device, OFlags::RDONLY)?);
+        let sysfs = sysfs().on("open sysfs for", device)?;
+        let file = fs::File::from(attribute(&sysfs, device, OFlags::RDONLY)?);
         let text = io::read_to_string(file).on("read the threads of", device)?;
         Ok(text.trim() != "0")
     })
 }
 
-/// The attribute of a device in the thread's network namespace. Its sysfs is mounted nowhere, and goes with the
-/// descriptor.
-fn attribute(device: &str, access: OFlags) -> Result<OwnedFd> {
+/// The sysfs of the thread's network namespace, mounted nowhere: it goes with the descriptor.
+fn sysfs() -> rustix::io::Result<OwnedFd> {
+    let new = fsopen("sysfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&new)?;
+    fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+/// Lets mounts of a file system that may write to it do so, or none.
+fn reconfigure(mount: &OwnedFd, access: &str) -> rustix::io::Result<()> {
+    let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
+    let picked = fspick(mount, c"", flags)?;
+    fsconfig_set_flag(&picked, access)?;
+    fsconfig_reconfigure(&picked)
+}
+
+/// The attribute of a device in a sysfs.
+fn attribute(sysfs: &OwnedFd, device: &str, access: OFlags) -> Result<OwnedFd> {
     if matches!(device, "" | "." | "..") || device.contains('/') {
         return Err(Error::NoInterface(device.to_owned()));
     }
-    let sysfs = || {
-        let new = fsopen("sysfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        fsconfig_create(&new)?;
-        fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
-    };
-    let sysfs = sysfs().on("open sysfs for", device)?;
     let path = format!("class/net/{device}");
-    openat(&sysfs, &*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+    openat(sysfs, &*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|_| Error::NoInterface(device.to_owned()))?;
     let path = format!("{path}/threaded");
-    openat(&sysfs, &*path, access | OFlags::CLOEXEC, Mode::empty())
+    openat(sysfs, &*path, access | OFlags::CLOEXEC, Mode::empty())
         .on("find threaded NAPI (Linux 5.12 or newer) of", device)
 }
 
@@ -325,8 +357,10 @@ mod tests {
 
     #[test]
     fn a_device_name_is_no_path() {
+        // Looked at before what is asked.
+        let sysfs = std::fs::File::open("/sys").unwrap().into();
         for name in ["", ".", "..", "../lo", "lo/../lo"] {
-            assert!(matches!(attribute(name, OFlags::RDONLY), Err(Error::NoInterface(_))));
+            assert!(matches!(attribute(&sysfs, name, OFlags::RDONLY), Err(Error::NoInterface(_))));
         }
     }
 }

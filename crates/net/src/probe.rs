@@ -147,7 +147,7 @@ fn runc() -> Check {
 }
 
 /// The first two numbers of a version; zero for what is none.
-fn version(text: &str) -> (u32, u32) {
+pub(crate) fn version(text: &str) -> (u32, u32) {
     let mut numbers =
         text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))

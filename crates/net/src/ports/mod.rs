@@ -57,7 +57,7 @@ use crate::sysctl;
 use crate::tap;
 use crate::xdp::{create_link, is_bpf_fs, other, pin_link, pinned_index, pinned_link, program};
 use layout::{Counts, Inner, Leaving, Limit, OUTSIDE, Port, Taker, Tunnel, Use, Vrouter};
-pub use short::{Aside, LEASE_MAX, NO_MTU, Power, USED_MAX, Used, Ways, now};
+pub use short::{Aside, LEASE_MAX, NO_MTU, Power, USED_MAX, Used, Ways, now, obeys_hooks};
 use veth::{Change as Set, End};
 
 /// Ports of one daemon; their numbers are below it.
@@ -708,6 +708,11 @@ impl Ports {
         };
         counters.unsent = inner.map_or(0, |inner| inner.tx_dropped);
         Ok(counters)
+    }
+
+    /// Frames that were dropped at port `number` since nobody pays for them ([`Reason::Unpaid`]).
+    pub fn unpaid(&self, number: u32) -> Result<u64> {
+        Ok(self.counts(number)?.refused[Reason::Unpaid as usize])
     }
 
     /// Removes ports with all that is theirs. What other ports send to them goes nowhere. No change if there are none.

@@ -37,6 +37,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags};
@@ -256,6 +257,15 @@ impl Ports {
             .map_err(other)
             .on("change the settings of vrouter", number)
     }
+}
+
+/// Whether the program reads by itself what hooks into forwarding: from Linux 6.2 on. Before, [`Ports::tell`] has to.
+pub fn obeys_hooks() -> bool {
+    static OBEYS: LazyLock<bool> = LazyLock::new(|| {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        crate::probe::version(&release) >= (6, 2)
+    });
+    *OBEYS
 }
 
 /// The monotonic clock that leases and uses are counted by.
