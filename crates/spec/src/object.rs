@@ -587,6 +587,11 @@ impl Node {
         }
     }
 
+    /// What it takes of forwarding engines, if anything.
+    pub fn of_engines(&self) -> Option<OfEngines> {
+        self.plane()?.needs().engines
+    }
+
     /// Its forwarding guests, if its packets are processed by such.
     pub fn guests(&self) -> Option<Parallel> {
         match self.plane()? {
@@ -848,8 +853,10 @@ impl Default for DataPlane {
 /// plans, counts and gives out.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs<'a> {
-    /// Forwarding guests, and power of forwarding engines for them.
+    /// Forwarding guests.
     pub guests: Option<&'a Parallel>,
+    /// What is taken of forwarding engines for it, if anything is.
+    pub engines: Option<OfEngines>,
     /// Whether the mux itself follows the control guest's routes.
     pub mux_routes: bool,
     /// Filters and counters that programs of the control guest may have the mux use, if they may have any.
@@ -861,6 +868,19 @@ pub struct Needs<'a> {
     /// What goes to the control guest, and a route mirror for all the rest. `None`: there is no rest, since the
     /// control guest's kernel forwards.
     pub punts: Option<Punts<'a>>,
+}
+
+/// Processing power of forwarding engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfEngines {
+    /// What is guaranteed in all; `None`: nothing, and what others leave is used.
+    pub power: Option<Cores>,
+    /// Whether what others leave may be used beside it.
+    pub borrows: bool,
+    /// How many shares it is in; `None`: as few as engines allow.
+    pub shares: Option<u32>,
+    /// Whether what is left beside whole engines may be spread over several.
+    pub split: bool,
 }
 
 /// What of a vrouter's frames goes to its control guest, where something else forwards.
@@ -880,6 +900,12 @@ impl DataPlane {
         match self {
             Self::Parallel(plane) => Needs {
                 guests: Some(plane),
+                engines: Some(OfEngines {
+                    power: plane.power,
+                    borrows: plane.borrows(),
+                    shares: plane.guests,
+                    split: plane.split,
+                }),
                 mux_routes: false,
                 slowpath: None,
                 fields: None,
@@ -892,6 +918,7 @@ impl DataPlane {
             },
             Self::Fastpath(plane) => Needs {
                 guests: None,
+                engines: None,
                 mux_routes: plane.code == Code::Ip,
                 slowpath: Some((plane.filters, plane.counters)).filter(|it| *it != (0, 0)),
                 fields: plane.fields.as_ref().filter(|_| plane.code == Code::Fields),
@@ -902,14 +929,29 @@ impl DataPlane {
                     hooks: plane.kernel_hooks,
                 }),
             },
-            Self::Kernel(_) => Needs {
+            Self::Kernel(plane) => Needs {
                 guests: None,
+                engines: Some(OfEngines {
+                    power: plane.power,
+                    borrows: plane.borrows(),
+                    shares: Some(1),
+                    split: false,
+                }),
                 mux_routes: false,
                 slowpath: None,
                 fields: None,
                 mux_millicores: 0,
                 punts: None,
             },
+        }
+    }
+
+    /// Its keys `power` and `borrow`, to be changed, where they are of forwarding engines.
+    pub fn power_mut(&mut self) -> Option<(&mut Option<Cores>, &mut Option<bool>)> {
+        match self {
+            Self::Parallel(plane) => Some((&mut plane.power, &mut plane.borrow)),
+            Self::Kernel(plane) => Some((&mut plane.power, &mut plane.borrow)),
+            Self::Fastpath(_) => None,
         }
     }
 
@@ -964,6 +1006,38 @@ pub enum KernelKind {
 pub struct Kernel {
     /// Kind of the data plane.
     pub kind: KernelKind,
+    /// Processing power that its namespace is guaranteed for what the kernel does there with frames: it is taken from
+    /// one engine's `capacity`, and is its limit as well unless it may `borrow`. Not given: it is guaranteed
+    /// nothing and refused nothing, and uses what others leave; in a tenant's virtual network, or with
+    /// `borrow: false`, 0.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<Cores>,
+    /// Whether it may use what others leave of the engine's CPUs. `power` is then no limit, but what it gets while all
+    /// others want their part as well. Not given: where no `power` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub borrow: Option<bool>,
+    /// By which way packets go that the namespace would only route.
+    #[serde(default)]
+    pub kernel_hooks: ShortWay,
+}
+
+impl Kernel {
+    /// Whether it may use what others leave of its engine's CPUs.
+    pub fn borrows(&self) -> bool {
+        self.borrow.unwrap_or(self.power.is_none())
+    }
+}
+
+/// By which way packets go that a namespace would only route.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShortWay {
+    /// By the short way, without the whole stack, as long as nothing hooks into forwarding: a rule is obeyed from the
+    /// command on that sets it.
+    #[default]
+    Follow,
+    /// By the whole stack, like all others.
+    Strict,
 }
 
 /// Forwarding by the mux itself: as fast as it gets, with code that comes with PdP. What it can't do goes to the

@@ -171,6 +171,8 @@ impl Node {
                 for share in shares {
                     processes += of_guest(plane, ports, share, &mut usage);
                 }
+            } else {
+                usage.power_millicores += shares.into_iter().map(u64::from).sum::<u64>();
             }
             if needs.is_some_and(|needs| needs.mux_routes) {
                 usage.memory_bytes = usage.memory_bytes.saturating_add(self.engine_memory_bytes());

@@ -624,12 +624,11 @@ fn kinds_of_data_planes() {
          (remove it, or take kind: fastpath)",
     );
     let faults =
-        [(35, "power"), (36, "split"), (37, "program"), (38, "distribution"), (39, "punt")]
-            .into_iter()
-            .chain([(40, "puntLimits")]);
+        [(36, "split"), (37, "program"), (38, "distribution"), (39, "punt"), (40, "puntLimits")];
     let faults: Vec<_> = faults
+        .into_iter()
         .map(|(line, key)| {
-            let both = ["power", "punt", "puntLimits"].contains(&key);
+            let both = ["punt", "puntLimits"].contains(&key);
             let kinds = if both { "parallel or fastpath" } else { "parallel" };
             format!(
                 "fig1.yaml:{line}:9: node red/r1: {key:?} is no key of kind kernel \

@@ -166,6 +166,33 @@ fn fast_paths_have_half_of_the_mux() {
     assert!(words.contains("power 0 is below 0.001"), "{words}");
 }
 
+/// Where the kernel forwards, its power is one share of an engine, as a forwarding guest's.
+#[test]
+fn the_kernels_power_is_a_share_of_one_engine() {
+    let kernel = |name: &str, keys: &str| with_plane(name, &format!("{{kind: kernel{keys}}}"));
+    let node = apply(&[kernel("a", ", power: 0.9"), kernel("b", "")], &node()).unwrap();
+    assert_eq!(has(&node, "a"), [("fe1".to_owned(), 900)]);
+    let [(_, 0)] = has(&node, "b")[..] else { panic!("{:?}", has(&node, "b")) };
+    // It is never split, and `split` is no key of it.
+    let words = apply(&[kernel("c", ", power: 0.6")], &node).err().unwrap();
+    assert!(words.contains("power 0.6 has no room"), "{words}");
+    let node = apply(&[with_plane("d", "{power: 0.5}")], &node).unwrap();
+    assert!(
+        apply(&[kernel("c", ", borrow: false")], &node).is_ok_and(|it| has(&it, "c")[0].1 == 100)
+    );
+    // A tenant's is counted, whether it names some or none.
+    let node =
+        apply(&[kernel("a", ""), kernel("acme.a", ""), kernel("acme.b", ", power: 0.2")], &node);
+    let node = node.unwrap();
+    assert_eq!(has(&node, "acme.a")[0].1, 100);
+    assert_eq!(node.vnets["acme.b"].usage().power_millicores, 200);
+    let acme = Existing { asker: Some("acme".into()), ..node };
+    let words = apply(&[kernel("acme.c", "")], &acme).err().unwrap();
+    assert!(words.contains("power 0.1 exceeds tenant acme's quota of 0.3"), "{words}");
+    let words = apply(&[kernel("acme.b", ", power: 0")], &acme).err().unwrap();
+    assert!(words.contains("power 0 is below 0.001"), "{words}");
+}
+
 /// One worker forwards for a virtual network.
 #[test]
 fn fast_paths_of_one_network_have_half_of_a_worker() {

@@ -15,7 +15,7 @@ use crate::usage::Usage;
 /// Virtual networks by name. One that is as before is the same one, by its pointer.
 pub type Vnets = BTreeMap<String, Arc<Placed>>;
 
-/// Shares of power by vrouter; a guest a share, in this order.
+/// Shares of power by vrouter: a forwarding guest a share, in this order, or the kernel's one.
 pub type Shares = BTreeMap<String, Vec<Share>>;
 
 /// A virtual network that was checked, and the power that its vrouters have. It is not changed, but
@@ -45,7 +45,7 @@ pub(super) struct Sums {
     pub(super) lent: Given,
     /// What its fast paths are guaranteed of the mux's power, thousandths of a core.
     pub(super) fastpath: u64,
-    /// Whether each of its vrouters with forwarding guests has a share.
+    /// Whether each of its vrouters that take of forwarding engines has a share.
     pub(super) placed: bool,
     /// What it has of external interfaces.
     pub(super) outside: BTreeMap<String, Outside>,
@@ -105,9 +105,8 @@ impl Sums {
             let shares = shares.get(name).map_or(&[][..], Vec::as_slice);
             sums.usage += node.usage(shares.iter().map(|share| share.millicores));
             let plane = node.data_plane.as_ref().map(DataPlane::needs);
-            let has_guests =
-                node.kind == NodeKind::Router && plane.is_none_or(|it| it.guests.is_some());
-            sums.placed &= !has_guests || !shares.is_empty();
+            let asks = node.kind == NodeKind::Router && plane.is_none_or(|it| it.engines.is_some());
+            sums.placed &= !asks || !shares.is_empty();
             sums.fastpath += plane.map_or(0, |plane| u64::from(plane.mux_millicores));
             for share in shares {
                 *sums.power.entry(share.engine.clone()).or_default() += u64::from(share.millicores);

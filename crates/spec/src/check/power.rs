@@ -9,20 +9,21 @@ use pdp_alloc::{
 
 use super::{Existing, Reporter, Shares, Wanted};
 use crate::limits::GUESTS_MAX;
-use crate::object::{Mux, Node, Parallel, VirtualNetwork};
+use crate::object::{Mux, Node, OfEngines, VirtualNetwork};
 use crate::units::Cores;
 
 /// What a virtual network's vrouters have once they get what they ask for, at the least that it takes.
 pub(super) fn asked(vnet: &VirtualNetwork) -> Shares {
-    let planes = vnet.spec.nodes.iter().filter_map(|(name, node)| {
-        let plane = node.data_plane.as_ref()?;
-        Some((name, plane.parallel()?))
-    });
-    let share = |plane: &Parallel| Share {
+    let planes = vnet
+        .spec
+        .nodes
+        .iter()
+        .filter_map(|(name, node)| Some((name, node.data_plane.as_ref()?.needs().engines?)));
+    let share = |asked: OfEngines| Share {
         engine: String::new(),
-        millicores: plane.power.map_or(0, |power| power.0),
+        millicores: asked.power.map_or(0, |power| power.0),
     };
-    planes.map(|(name, plane)| (name.clone(), vec![share(plane)])).collect()
+    planes.map(|(name, asked)| (name.clone(), vec![share(asked)])).collect()
 }
 
 /// Shares of virtual networks that change, and of those of which a vrouter has none.
@@ -134,14 +135,14 @@ fn fastpaths(wanted: &Wanted<'_>, mux: &Mux, reporter: &mut Reporter) {
 struct Asker<'a> {
     vnet: &'a str,
     node: &'a str,
-    plane: Parallel,
+    asks: OfEngines,
     has: u64,
 }
 
 impl Asker<'_> {
     /// What it is to be guaranteed, thousandths of a core; 0: nothing.
     fn wanted(&self) -> u32 {
-        self.plane.power.map_or(0, |power| power.0)
+        self.asks.power.map_or(0, |power| power.0)
     }
 }
 
@@ -202,8 +203,8 @@ fn place(
     for (name, vnet) in &wanted.changed {
         let mut shares =
             wanted.before.get(name).map_or_else(Shares::new, |vnet| vnet.shares().clone());
-        let has_guests = |node: &Node| node.guests().is_some();
-        shares.retain(|node, _| vnet.spec.nodes.get(node).is_some_and(has_guests));
+        let asks = |node: &Node| node.of_engines().is_some();
+        shares.retain(|node, _| vnet.spec.nodes.get(node).is_some_and(asks));
         shares.values().flatten().for_each(|share| loads.add(share));
         askers.extend(routers(name, vnet, &shares));
         all.insert(name.clone(), shares);
@@ -248,16 +249,16 @@ fn place_one(
     others: &Loads,
     own: &[Share],
 ) -> Result<Vec<Share>, Refused> {
-    let plane = &asker.plane;
-    let shares = match (plane.power, plane.guests) {
-        (None, guests) => {
-            return lend(engines, &others.sum(), own, guests.unwrap_or(1)).ok_or(Refused::NoEngine);
+    let OfEngines { power, shares, split, .. } = asker.asks;
+    let shares = match (power, shares) {
+        (None, shares) => {
+            return lend(engines, &others.sum(), own, shares.unwrap_or(1)).ok_or(Refused::NoEngine);
         }
-        (Some(power), Some(guests)) => {
-            allocate_guests(engines, &others.given, own, power.0, guests)
+        (Some(power), Some(shares)) => {
+            allocate_guests(engines, &others.given, own, power.0, shares)
         }
         (Some(power), None) => {
-            let request = Request { millicores: power.0, split: plane.split };
+            let request = Request { millicores: power.0, split };
             allocate(engines, &others.given, own, request)
         }
     };
@@ -306,7 +307,7 @@ impl Refused {
     }
 }
 
-/// A virtual network's vrouters with forwarding guests, which have these shares.
+/// A virtual network's vrouters that ask for power of forwarding engines, which have these shares.
 fn routers<'a>(
     vnet: &'a str,
     spec: &'a VirtualNetwork,
@@ -315,7 +316,7 @@ fn routers<'a>(
     spec.spec.nodes.iter().filter_map(move |(node, router)| {
         let own = shares.get(node).into_iter().flatten();
         let has = own.map(|share| u64::from(share.millicores)).sum();
-        Some(Asker { vnet, node, plane: router.guests()?, has })
+        Some(Asker { vnet, node, asks: router.of_engines()?, has })
     })
 }
 

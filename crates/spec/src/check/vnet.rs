@@ -130,14 +130,14 @@ impl NodeCheck<'_, '_, '_> {
             (NodeKind::Host, None) => {}
             (NodeKind::Router, plane) => {
                 let plane = plane.get_or_insert_default();
-                if let Some(guests) = plane.parallel_mut() {
+                if let Some((power, borrow)) = plane.power_mut() {
                     // A tenant's quota counts what its guests are given.
-                    let counted = tenant_of(self.vnet).is_some() || guests.borrow == Some(false);
+                    let counted = tenant_of(self.vnet).is_some() || *borrow == Some(false);
                     if counted {
-                        guests.power.get_or_insert(Cores(POWER_MILLICORES_DEFAULT));
+                        power.get_or_insert(Cores(POWER_MILLICORES_DEFAULT));
                     }
-                    if guests.power.is_some() {
-                        guests.borrow.get_or_insert(false);
+                    if power.is_some() {
+                        borrow.get_or_insert(false);
                     }
                 }
                 self.data_plane(plane);
@@ -465,7 +465,11 @@ impl NodeCheck<'_, '_, '_> {
                 }
                 self.code(plane);
             }
-            DataPlane::Kernel(_) => {}
+            DataPlane::Kernel(plane) => {
+                if let Some(power) = plane.power {
+                    self.power(&["dataPlane", "power"], power);
+                }
+            }
         }
         let Needs { punts, slowpath, .. } = plane.needs();
         if let Some((filters, counters)) = slowpath {
