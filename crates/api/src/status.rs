@@ -394,7 +394,7 @@ pub struct FeStatus {
     pub guests: Vec<FeGuest>,
 }
 
-/// A forwarding guest's share of an FE.
+/// A forwarding guest's share of an FE, or that of a router whose namespace forwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FeGuest {
@@ -402,7 +402,7 @@ pub struct FeGuest {
     pub vnet: String,
     /// The router.
     pub node: String,
-    /// Number of the guest in its vrouter.
+    /// Number of the guest in its vrouter; 0 where the kernel forwards.
     pub number: u32,
     /// Its share, thousandths of a core; 0: it borrows what others leave.
     pub share_millicores: u64,

@@ -347,6 +347,9 @@ pub struct NodeSample {
     pub in_flight: u64,
     /// What its control guest and its helpers used, or the host.
     pub control: Usage,
+    /// What the kernel used for a router whose namespace forwards: its threads, and the helper that serves its TAPs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<Usage>,
     /// The routes of a router, when its mirror was last asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<RouteStats>,

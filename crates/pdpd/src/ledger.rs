@@ -26,7 +26,7 @@ const UID_STRIDE: u32 = 2 * UIDS_PER_VNET;
 /// Vnets of one pdpd, with those that are going: the first range of user ids is the mux's.
 pub const VNETS_MAX: u32 = 4000;
 
-/// A forwarding guest's share of a forwarding engine.
+/// A share of a forwarding engine: a forwarding guest's, or the kernel's where it forwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The forwarding engine.
@@ -40,7 +40,7 @@ pub struct Placement {
 pub struct Holding {
     /// Its number, no other vnet's.
     pub number: u32,
-    /// Forwarding guests by vrouter and number.
+    /// Forwarding guests by vrouter and number; where the kernel forwards, its share alone.
     pub guests: BTreeMap<String, BTreeMap<u32, Placement>>,
     /// Numbers of ports whose frames stay in the kernel, by vrouter and interface; no other port's.
     pub ports: BTreeMap<String, BTreeMap<String, u32>>,

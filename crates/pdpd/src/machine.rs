@@ -24,7 +24,7 @@ use pdp_proto::mux;
 
 use crate::control::{ControlError, Mirror, MuxHello, TapHelper};
 use crate::host::{self, Host, HostError, words};
-use crate::plan::{Directory, GuestPlan, PortNow, TapHelperPlan};
+use crate::plan::{Directory, GuestPlan, KernelPlan, PortNow, TapHelperPlan};
 
 /// Entries of the kernel's neighbour tables that are left to the machine itself.
 const NEIGHBOURS_OF_MACHINE: u64 = 1024;
@@ -124,6 +124,7 @@ pub trait Machine: Debug + Send + Sync {
         &self,
         of: (&str, &str),
         guest: Process,
+        kernel: Option<&KernelPlan>,
         ports: &[PortNow<'_>],
     ) -> Result<(), HostError>;
 
@@ -169,6 +170,9 @@ pub trait Machine: Debug + Send + Sync {
 
     /// Makes a cgroup with these limits, or sets those of one that is there.
     fn limit(&self, cgroup: &str, limits: &Limits) -> Result<(), HostError>;
+
+    /// Has the helper in a directory run in another cgroup, if it runs.
+    fn enter(&self, dir: &Path, cgroup: &str) -> Result<(), HostError>;
 
     /// Says what part of a CPU a cgroup gets, thousandths of a core.
     fn weigh(&self, cgroup: &str, millicores: u32) -> Result<(), HostError>;
@@ -325,9 +329,10 @@ impl Machine for Host {
         &self,
         of: (&str, &str),
         guest: Process,
+        kernel: Option<&KernelPlan>,
         ports: &[PortNow<'_>],
     ) -> Result<(), HostError> {
-        self.ports.see_to(of, guest, ports)
+        self.ports.see_to(of, guest, kernel, ports, self.runtime.cgroups())
     }
 
     fn watch_ports(&self) -> Option<Arc<Watch>> {
@@ -389,6 +394,11 @@ impl Machine for Host {
 
     fn clear_directory(&self, path: &Path) -> Result<(), HostError> {
         host::clear_directory(path)
+    }
+
+    fn enter(&self, dir: &Path, cgroup: &str) -> Result<(), HostError> {
+        let Some(process) = self.running(dir) else { return Ok(()) };
+        Ok(self.runtime.cgroups().enter(cgroup, process.pid)?)
     }
 
     fn limit(&self, cgroup: &str, limits: &Limits) -> Result<(), HostError> {

@@ -173,6 +173,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         state: state.clone(),
         neighbours: AtomicU64::default(),
     });
+    pdpd::ports::attend(&host).context("start a thread")?;
     // The variable alone may come from a service that a shell above belongs to.
     let managed = std::env::var_os("INVOCATION_ID").is_some()
         && rustix::process::getppid() == Some(rustix::process::Pid::INIT);

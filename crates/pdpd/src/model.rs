@@ -213,8 +213,8 @@ impl Model {
             let guests = shares.map(|(node, shares)| (node.clone(), number(node, shares)));
             holding.guests = guests.collect();
             let known = std::mem::take(&mut holding.ports);
-            // What the kernel does for them is nobody's time: not for those who may not trust each other.
-            let straight = pdp_spec::tenant_of(name).is_none();
+            // Not for those who may not trust each other, where what the kernel does for them is nobody's time.
+            let straight = pdp_spec::tenant_of(name).is_none() || pdp_net::napi::are_told();
             for (node, interface) in plan::straight_ports(&vnet.spec).filter(|_| straight) {
                 let known = known.get(node).and_then(|ports| ports.get(interface)).copied();
                 let number = known
@@ -474,6 +474,12 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
         // The same may be another part of what a worker has now.
         details.push(format!("the mux's part: {was} to {is}"));
     }
+    if let (Some(was), Some(is)) = (&was.kernel, &is.kernel)
+        && was != is
+    {
+        let [was, is] = [was, is].map(|kernel| power_words(&kernel.placement));
+        details.push(format!("the kernel's part: {was} to {is}"));
+    }
     let numbers: BTreeSet<u32> = was.guests.keys().chain(is.guests.keys()).copied().collect();
     for number in numbers {
         match (was.guests.get(&number), is.guests.get(&number)) {
@@ -485,16 +491,20 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
                 details.push(format!("guest {number} restarted"));
             }
             (Some(was), Some(is)) if was != is => {
-                let [was, is] = [was, is].map(|guest| match guest.placement.power_millicores {
-                    0 => "borrowed power".to_owned(),
-                    power => format!("{power} millicores"),
-                });
+                let [was, is] = [was, is].map(|guest| power_words(&guest.placement));
                 details.push(format!("guest {number}: {was} to {is}"));
             }
             _ => {}
         }
     }
     details
+}
+
+fn power_words(placement: &Placement) -> String {
+    match placement.power_millicores {
+        0 => "borrowed power".to_owned(),
+        power => format!("{power} millicores"),
+    }
 }
 
 fn number_shares(

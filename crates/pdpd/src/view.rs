@@ -391,8 +391,8 @@ impl View<'_> {
             ready: false,
             commands,
             power_millicores: router.then(|| {
-                let guests = guests.iter().map(|guest| guest.share_millicores);
-                guests.sum::<u64>() + u64::from(plan.mux_millicores)
+                let placements = plan.placements().map(|it| u64::from(it.power_millicores));
+                placements.sum::<u64>() + u64::from(plan.mux_millicores)
             }),
             ports: self.ports(name, plan, network, control.pid.is_some()),
             control,

@@ -20,7 +20,7 @@ use pdpd::keeper::{Keeper, News};
 use pdpd::key::Key;
 use pdpd::machine::Machine;
 use pdpd::model::Model;
-use pdpd::plan::{Directory, GuestPlan, Part, Places, Plan, PortNow, TapHelperPlan};
+use pdpd::plan::{Directory, GuestPlan, KernelPlan, Part, Places, Plan, PortNow, TapHelperPlan};
 use pdpd::state::State;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -198,6 +198,7 @@ impl Machine for Pretend {
         &self,
         _: (&str, &str),
         _: Process,
+        _: Option<&KernelPlan>,
         _: &[PortNow<'_>],
     ) -> Result<(), HostError> {
         Ok(())
@@ -272,6 +273,10 @@ impl Machine for Pretend {
     }
 
     fn clear_directory(&self, _: &Path) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn enter(&self, _: &Path, _: &str) -> Result<(), HostError> {
         Ok(())
     }
 

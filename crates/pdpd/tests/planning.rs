@@ -905,14 +905,15 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
         "{}",
         before.plan.neighbours
     );
-    // Of a tenant none does, since nobody pays for what the kernel does there.
+    // Of a tenant none does where nobody pays for what the kernel does there.
     let tenants = apply(&before, TENANT.to_owned());
     let tenants = apply(&tenants, row_of_kernels("").replace("name: row", "name: acme.row"));
     let straight_of = |vnet: &str| {
         let nodes = tenants.plan.vnets[vnet].nodes.values();
         nodes.map(|node| node.straight.len()).sum::<usize>()
     };
-    assert_eq!((straight_of("row"), straight_of("acme.row")), (4, 0));
+    let of_tenant = if pdp_net::napi::are_told() { 4 } else { 0 };
+    assert_eq!((straight_of("row"), straight_of("acme.row")), (4, of_tenant));
     for more in ["rate: 5Mbps", "burst: 9000", "seed: 5"] {
         let after = apply(&before, row_of_kernels(&format!(", {more}")));
         assert_eq!(straight(&after), ports, "{more}");
@@ -921,4 +922,50 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
         let after = apply(&before, row_of_kernels(&format!(", rate: 5Mbps, {more}")));
         assert_eq!(straight(&after), ports[..2], "{more}");
     }
+}
+
+/// Power of the kernel is a share of an engine, and no other power than a cgroup's; a change of it restarts nothing.
+#[test]
+fn the_kernels_power_is_a_share_of_an_engine() {
+    let row = |keys: &str| {
+        row_of_kernels("").replace("{kind: kernel}", &format!("{{kind: kernel{keys}}}"))
+    };
+    let before = apply(&apply(&Model::default(), SUBSTRATE.into()), row(""));
+    let of = |model: &Model| model.plan.vnets["row"].nodes["r2"].clone();
+    let kernel = |model: &Model| of(model).kernel.expect("a kernel's part");
+    let lent = kernel(&before);
+    assert!(lent.borrows && lent.placement.power_millicores == 0 && lent.short_way, "{lent:?}");
+    assert_eq!(lent.limits.cpu_cores, None);
+
+    let after = apply(&before, row(", power: 0.02, kernelHooks: strict"));
+    let given = kernel(&after);
+    assert!(!given.borrows && !given.short_way, "{given:?}");
+    assert_eq!((given.limits.cpu_cores, given.limits.cpu_weight), (Some(0.02), Some(20)));
+    assert_eq!(given.cgroup, lent.cgroup);
+    assert_eq!(of(&before).hash, of(&after).hash, "nothing is begun anew");
+    assert!(
+        after.plan.changed_from(&before.plan).contains(&Key::node("row", "r2")),
+        "it is seen to"
+    );
+    assert_eq!(after.plan.vnets["row"].weight, 60);
+    let changes = after.changes_from(&before, &["row".to_owned()].into(), false);
+    let words = format!("{changes:?}");
+    assert!(words.contains("the kernel's part: borrowed power to 20 millicores"), "{words}");
+
+    // What its TAPs need is in the same cgroup; without a kernel that forwards, in the node's.
+    let helper = |model: &Model, node: &str| {
+        model.plan.vnets["row"].nodes[node]
+            .tap_helper
+            .as_ref()
+            .expect("a helper")
+            .process
+            .cgroup
+            .clone()
+    };
+    let own = after.plan.vnets["row"].nodes["r1"].kernel.as_ref().expect("its part").cgroup.clone();
+    assert_eq!(helper(&after, "r1"), format!("{own}/helpers"));
+    assert!(!helper(&after, "h1").contains(".kernel"));
+    // Of another kind it has none.
+    let other = apply(&after, row_of_kernels("").replace("kind: kernel", "kind: fastpath"));
+    assert!(of(&other).kernel.is_none());
 }

@@ -7,6 +7,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use pdp_container::Process;
+use pdp_container::cgroup::Cgroups;
 use pdp_net::ports::PortSpec;
 use pdpd::plan::{Places, PortNow, StraightPort};
 use pdpd::ports::Ports;
@@ -55,6 +56,7 @@ impl Drop for Guest {
 fn port(number: u32, to: u32) -> StraightPort {
     let spec = PortSpec {
         number,
+        vrouter: number,
         name: format!("eth{number}"),
         mac: [2, 0, 0, 0, 0, number as u8],
         mtu: 1500,
@@ -73,10 +75,11 @@ fn who_is_made_while_others_are_removed_stays() {
     let places =
         Places { run: run.path().to_owned(), lib: run.path().to_owned(), pins: pins.clone() };
     let ports = Ports::new(&places);
+    let cgroups = Cgroups::new("pdp-test-ports").expect("cgroups");
     let (guest, all) = (Guest::new(), [port(0, 1), port(1, 0), port(2, 3)]);
     let see_to = |node: &str, at: usize| {
         let now = PortNow { port: &all[at], carrier: true, joined: true };
-        ports.see_to(("red", node), guest.process(), &[now]).expect("a port");
+        ports.see_to(("red", node), guest.process(), None, &[now], &cgroups).expect("a port");
     };
     see_to("stays", 0);
     see_to("goes", 1);

@@ -218,6 +218,7 @@ impl State {
                     now.push((format!("{node}/control"), is.control));
                     let guests = is.guests.iter();
                     now.extend(guests.map(|(number, is)| (format!("{node}/g{number}"), is.usage)));
+                    now.extend(is.kernel.map(|usage| (format!("{node}/kernel"), usage)));
                 }
             }
             None => now.extend(sample.vnets.iter().map(|(name, is)| (name.clone(), is.usage))),
@@ -388,6 +389,10 @@ impl State {
             if now.control.usage_at_ns > 0 {
                 let name = format!("{node}/control");
                 rows.push(Row { state: "control".into(), ..self.used(name) });
+            }
+            if now.kernel.is_some() {
+                let name = format!("{node}/kernel");
+                rows.push(Row { state: "kernel".into(), ..self.used(name) });
             }
             for (number, guest) in &now.guests {
                 let name = format!("{node}/g{number}");

@@ -102,6 +102,11 @@ impl Places {
         format!("{}.g{number}", Self::node_cgroup(vnet, node))
     }
 
+    /// The cgroup of what the kernel does with the frames of a node whose namespace forwards.
+    pub fn kernel_cgroup(vnet: &str, node: &str) -> String {
+        format!("{}.kernel", Self::node_cgroup(vnet, node))
+    }
+
     /// Directories of all processes that an object may have, inner ones first.
     pub fn processes(&self, key: &Key) -> Vec<PathBuf> {
         match key {
@@ -315,6 +320,7 @@ impl Plan {
                         hooks,
                         node.routes.clone(),
                         management,
+                        node.kernel.clone(),
                     )
                 };
                 if links || was.map(control) != is.map(control) {
@@ -483,12 +489,29 @@ pub struct NodePlan {
     pub management: Option<ManagementPlan>,
     /// Forwarding guests by number.
     pub guests: BTreeMap<u32, GuestPlan>,
+    /// How the kernel forwards in its namespace, in their place.
+    pub kernel: Option<KernelPlan>,
     /// How the mux forwards by itself, in their place.
     pub engine: Option<mux::Engine>,
     /// What it is guaranteed for that of the mux's power, thousandths of a core; 0: nothing.
     pub mux_millicores: u32,
     /// Directories that are made before anything else, with owner, group and mode.
     pub directories: Vec<Directory>,
+}
+
+/// What the kernel is given to forward in a node's namespace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelPlan {
+    /// The cgroup of all that does it.
+    pub cgroup: String,
+    /// Its limits.
+    pub limits: Limits,
+    /// Its share of a forwarding engine.
+    pub placement: Placement,
+    /// Whether that is no limit.
+    pub borrows: bool,
+    /// Whether packets that it would only route may go the short way.
+    pub short_way: bool,
 }
 
 /// A process that serves TAPs.
@@ -849,8 +872,8 @@ impl VnetPlanner<'_> {
 const LENT_WEIGHT: u32 = 2;
 
 fn weight(nodes: &BTreeMap<String, NodePlan>) -> u32 {
-    let guests = nodes.values().flat_map(|node| node.guests.values());
-    let power = guests.map(|guest| guest.placement.power_millicores).fold(0, u32::saturating_add);
+    let placements = nodes.values().flat_map(NodePlan::placements);
+    let power = placements.map(|placement| placement.power_millicores).fold(0, u32::saturating_add);
     power.max(LENT_WEIGHT)
 }
 
@@ -925,6 +948,12 @@ impl NodePlan {
     pub fn tapped(&self) -> impl Iterator<Item = (u16, &TapSpec)> {
         let all = self.taps.iter().enumerate().map(|(index, tap)| (index as u16, tap));
         all.filter(|(index, _)| !self.straight.contains_key(index))
+    }
+
+    /// Its shares of forwarding engines.
+    pub fn placements(&self) -> impl Iterator<Item = &Placement> {
+        let guests = self.guests.values().map(|guest| &guest.placement);
+        guests.chain(self.kernel.iter().map(|kernel| &kernel.placement))
     }
 
     /// How many forward by the control guest's routes: guests, or the mux.

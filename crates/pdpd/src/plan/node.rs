@@ -13,8 +13,8 @@ use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::limits::POWER_MILLICORES_DEFAULT;
 use pdp_spec::{
-    Attach, BuiltIn, Distribution, Flow, KernelHooks, KnownFlow, Needs, Node, NodeKind, Parallel,
-    Policy, Program, Punts,
+    Attach, BuiltIn, DataPlane, Distribution, Flow, KernelHooks, KnownFlow, Needs, Node, NodeKind,
+    Parallel, Policy, Program, Punts, ShortWay,
 };
 
 use super::commands::commands;
@@ -22,8 +22,8 @@ use super::network;
 use super::straight::{self, StraightPort};
 use super::words::{bind, owner, punt_filter, rate, root, volume};
 use super::{
-    Directory, GuestPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, Part, Places, PlanError,
-    TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
+    Directory, GuestPlan, KernelPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, Part, Places,
+    PlanError, TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
 };
 use crate::ledger::{Placement, UIDS_PER_VNET};
 
@@ -72,14 +72,16 @@ impl NodePlanner<'_> {
         hosts::show(&self.vnet.places.hosts(self.vnet.name), &mut control);
         let passed = |path, gid| Directory { path, gid, writable: false };
         let mut directories = vec![passed(directory.join("tap"), self.helper_uid())];
+        let plane = self.node.plane();
+        let kernel = self.kernel(plane.as_ref());
         let tap_helper = (taps.len() > straight.len()).then(|| {
             let sockets = directory.join("tap");
             let trunk = sockets.join("trunk.sock");
-            let mut helper = self.tap_helper(Part::Tap, &self.cgroup(), &trunk, &sockets);
+            let cgroup = kernel.as_ref().map_or_else(|| self.cgroup(), |it| it.cgroup.clone());
+            let mut helper = self.tap_helper(Part::Tap, &cgroup, &trunk, &sockets);
             helper.ports.retain(|port| !straight.contains_key(&port.vport));
             helper
         });
-        let plane = self.node.plane();
         let needs = plane.as_ref().map(|plane| plane.needs());
         let slowpath = directory.join("slowpath");
         if needs.is_some() {
@@ -148,6 +150,7 @@ impl NodePlanner<'_> {
             mirror,
             management,
             guests,
+            kernel,
             engine,
             mux_millicores,
             directories,
@@ -334,11 +337,35 @@ impl NodePlanner<'_> {
         MirrorPlan { process, config_file, config }
     }
 
+    fn kernel(&self, plane: Option<&DataPlane>) -> Option<KernelPlan> {
+        let Some(DataPlane::Kernel(kernel)) = plane else { return None };
+        let placement = self.vnet.holding.guests.get(self.name)?.values().next()?.clone();
+        let limits = self.power_limits(&placement, kernel.borrows());
+        let cgroup = Places::kernel_cgroup(self.vnet.name, self.name);
+        let short_way = kernel.kernel_hooks == ShortWay::Follow;
+        Some(KernelPlan { cgroup, limits, placement, borrows: kernel.borrows(), short_way })
+    }
+
+    /// Limits of CPU time by a share of an engine.
+    fn power_limits(&self, placement: &Placement, borrows: bool) -> Limits {
+        let engine = self.vnet.substrate.forwarding_engines.get(&placement.engine);
+        Limits {
+            cpu_cores: (!borrows).then_some(f64::from(placement.power_millicores) / 1000.0),
+            cpu_period_us: None,
+            // Beside the control side of its own vnet. What others have left for the vnet is VnetPlan::weight.
+            cpu_weight: Some(match placement.power_millicores {
+                0 => POWER_MILLICORES_DEFAULT,
+                power => power,
+            }),
+            cpus: engine.map(|engine| engine.cpus.to_string()),
+            ..Limits::default()
+        }
+    }
+
     fn guest(&self, data_plane: &Parallel, number: u32, placement: &Placement) -> GuestPlan {
         let directory = self.directory().join(format!("g{number}"));
         let cgroup = Places::guest_cgroup(self.vnet.name, self.name, number);
-        let engine = self.vnet.substrate.forwarding_engines.get(&placement.engine);
-        let cpus = engine.map(|engine| engine.cpus.to_string());
+        let limits = self.power_limits(placement, data_plane.borrows());
         let attach = data_plane.attach();
         let mut binds = vec![Bind {
             source: self.directory().join("routes"),
@@ -370,7 +397,7 @@ impl NodePlanner<'_> {
                 let words = program.run.words().into_iter().map(|word| {
                     word.replace("{ports}", &ports)
                         .replace("{guest}", &number.to_string())
-                        .replace("{cpus}", cpus.as_deref().unwrap_or_default())
+                        .replace("{cpus}", limits.cpus.as_deref().unwrap_or_default())
                 });
                 (words.collect(), root(self.vnet.name, &program.image))
             }
@@ -412,17 +439,9 @@ impl NodePlanner<'_> {
             env,
             sysctls: BTreeMap::new(),
             limits: Limits {
-                cpu_cores: (!data_plane.borrows())
-                    .then_some(f64::from(placement.power_millicores) / 1000.0),
-                cpu_period_us: None,
-                // Beside the control side of its own vnet. What others have left for the vnet is VnetPlan::weight.
-                cpu_weight: Some(match placement.power_millicores {
-                    0 => POWER_MILLICORES_DEFAULT,
-                    power => power,
-                }),
                 memory_bytes: Some(data_plane.memory.0),
                 processes: Some(u64::from(data_plane.processes)),
-                cpus,
+                ..limits
             },
             open_files_max: FORWARDING_OPEN_FILES_MAX
                 + VPORT_OPEN_FILES_MAX * self.node.interfaces.len() as u64,

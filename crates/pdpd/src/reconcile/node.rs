@@ -14,6 +14,9 @@ use crate::key::Key;
 use crate::ledger;
 use crate::plan::{ManagementPlan, MirrorPlan, NodePlan, Part, Places, PortNow, VnetPlan};
 
+/// Before what bounds the kernel's forwarding in a node's detail in the journal.
+const KERNEL: &str = " kernel ";
+
 /// Before the static routes in a node's detail in the journal.
 const SET: &str = " static ";
 
@@ -46,7 +49,11 @@ impl Reconciler {
         let directory = &wanted.control.dir;
         // A mirror speaks the version with guests that it was started with, and is replaced alone.
         let routes = format!(" routes {}", routes::VERSION);
-        let limits = format!("{:?}{}{routes}", wanted.control.limits, set_words(&wanted.routes));
+        let kernel = wanted.kernel.as_ref().map_or(String::new(), |kernel| {
+            format!("{KERNEL}{:?} {}", kernel.limits, kernel.short_way)
+        });
+        let limits =
+            format!("{:?}{kernel}{}{routes}", wanted.control.limits, set_words(&wanted.routes));
         let mut changed = false;
         let waits = side.made.filter(|process| machine.waits(directory, *process));
         let guest = match (waits, machine.running(directory)) {
@@ -60,6 +67,12 @@ impl Reconciler {
                     {
                         if before != limits {
                             machine.update_limits(directory, &wanted.control.limits)?;
+                            self.limit_kernel(wanted)?;
+                            if let Some(helper) = &wanted.tap_helper
+                                && before.contains(KERNEL) != wanted.kernel.is_some()
+                            {
+                                machine.enter(&helper.process.dir, &helper.process.cgroup)?;
+                            }
                             let set = set_before(&before);
                             if set != wanted.routes {
                                 machine.set_routes(guest, &set, &wanted.routes)?;
@@ -85,6 +98,7 @@ impl Reconciler {
                         }
                         (doing.told)(&format!("{} {key}", doing.verb()));
                         self.state.intend(&journal, &limits)?;
+                        self.limit_kernel(wanted)?;
                         let guest = machine.create(&wanted.control)?;
                         machine.set_sysctls(guest, &wanted.sysctls.before)?;
                         let taps: Vec<_> = wanted.tapped().map(|(_, tap)| tap.clone()).collect();
@@ -165,6 +179,12 @@ impl Reconciler {
             self.state.confirm(&journal, &wanted.hash, &limits)?;
         }
         Ok(Next::Done)
+    }
+
+    /// Bounds what the kernel does for a node whose namespace forwards.
+    fn limit_kernel(&self, plan: &NodePlan) -> Result<(), HostError> {
+        let Some(kernel) = &plan.kernel else { return Ok(()) };
+        self.machine.limit(&kernel.cgroup, &kernel.limits)
     }
 
     /// Whether this node's TAPs are held here now; asks its helper for them where they are not.
@@ -285,7 +305,7 @@ impl Reconciler {
             PortNow { port, carrier, joined: link.is_some_and(|link| link.is_up(now_ns)) }
         });
         let ports: Vec<_> = ports.collect();
-        self.machine.see_to_ports((of, node), guest, &ports)
+        self.machine.see_to_ports((of, node), guest, plan.kernel.as_ref(), &ports)
     }
 
     pub(super) fn remove_node(
@@ -303,7 +323,11 @@ impl Reconciler {
         if !self.end(key)? || !self.machine.remove_cgroup(&Places::node_cgroup(vnet, node))? {
             return Ok(Next::wait_for_end(format!("the end of {key}")));
         }
+        // Threads that work for its ports go with them.
         self.machine.remove_ports_but(&|| (doing.newest)().ports(None))?;
+        if !self.machine.remove_cgroup(&Places::kernel_cgroup(vnet, node))? {
+            return Ok(Next::wait_for_end(format!("the end of the kernel's work for {key}")));
+        }
         self.machine.remove_directory(&directory)?;
         // Those of one that is only stopped stay.
         let record = self.places.record(vnet, node, Part::Control);

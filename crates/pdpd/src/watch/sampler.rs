@@ -198,8 +198,9 @@ impl Sampler {
         });
         let guests = guests.collect();
         let control = usage(&Places::node_cgroup(vnet, node)).unwrap_or_default();
+        let kernel = plan.kernel.as_ref().and_then(|kernel| usage(&kernel.cgroup));
         let nodes = Arc::make_mut(self.usage.entry(vnet.to_owned()).or_default());
-        nodes.insert(node.to_owned(), NodeUsage { control, guests });
+        nodes.insert(node.to_owned(), NodeUsage { control, guests, kernel });
     }
 }
 

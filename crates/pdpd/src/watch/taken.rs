@@ -46,6 +46,8 @@ pub struct NodeUsage {
     pub control: Usage,
     /// Its forwarding guests.
     pub guests: BTreeMap<u32, Usage>,
+    /// The kernel, where it forwards.
+    pub kernel: Option<Usage>,
 }
 
 impl Taken {
@@ -87,7 +89,7 @@ impl Taken {
         }
         for node in self.usage.get(name).iter().flat_map(|nodes| nodes.values()) {
             sum.usage.add(&node.control);
-            node.guests.values().for_each(|usage| sum.usage.add(usage));
+            node.guests.values().chain(&node.kernel).for_each(|usage| sum.usage.add(usage));
         }
         sum
     }
@@ -116,8 +118,9 @@ impl Taken {
                     _ => None,
                 }
             });
-            let control = used.control;
-            nodes.insert(name.clone(), NodeSample { ports, guests, in_flight, control, routes });
+            let (control, kernel) = (used.control, used.kernel);
+            let sample = NodeSample { ports, guests, in_flight, control, kernel, routes };
+            nodes.insert(name.clone(), sample);
         }
         nodes
     }
