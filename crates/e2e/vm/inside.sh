@@ -55,6 +55,21 @@ if [ "$first" ]; then
     say "spin_us $((after - before))"
 fi
 
+# Two vrouters that the kernel forwards for, and that it joins by itself.
+if [ "$first" ]; then
+    say "links $(pdp doctor --format json 2>&1 | jq -r ".[] | select(.name == \"kernel links\") | .state + \" \" + .detail")"
+    pdp apply -f /root/kernel.yaml > /root/kernel.log 2>&1
+    end=$((SECONDS + 180))
+    while received=$(pdp exec kernel/h1 -- ping -c 5 -i 0.2 -W 2 10.2.0.2 2>&1 | grep -o '[0-9]* received')
+        [ "$received" != "5 received" ] && [ $SECONDS -lt $end ]; do
+        sleep 1
+    done
+    say "kernel-ping $received"
+    say "kernel-port $(pdp stats kernel --format json | jq -c '.vnets.kernel.nodes.r1.ports.eth1 | [.made, .sent]')"
+    pdp delete kernel > /root/kernel.log 2>&1
+    say "kernel-gone $?"
+fi
+
 pdp stats --format json > /root/stats.json 2>&1
 say "stats $(jq -c '[.. | .toGuest? // empty] | add' /root/stats.json)"
 say "end"

@@ -188,7 +188,7 @@ fn a_router_among_routers_has_no_helper_and_passes_everything() {
     assert!(all_answered(&words, 20), "{words}");
     // Whole frames, and TCP of what routers send themselves, whose checksums no device writes.
     let words = node.exec("row/h1", "ping -c3 -i0.1 -W5 -M do -s 1472 10.3.0.2");
-    assert!(all_answered(&words, 3), "{words}");
+    assert!(all_answered(&words, 3), "{words}{:#}", node.json(&["stats", "row"]));
     let serve = "cd /usr/bin; setsid python3 -m http.server 8000 >/dev/null 2>&1 &";
     node.pdp(&["exec", "row/r3", "--", "sh", "-c", serve]);
     eventually("a file comes whole", || {
@@ -344,4 +344,43 @@ fn multicast_is_routed_and_policies_of_ipsec_hold() {
         let words = node.exec("cast/h1", "ping -c3 -i0.1 -W5 10.2.0.2");
         assert!(all_answered(&words, 3), "{words}");
     }
+}
+
+/// What nothing hooks into goes through a router without its stack, which is seen by its interface's own counters.
+#[test]
+fn packets_go_the_short_way_until_something_hooks_into_them() {
+    let node = Node::start("shortway");
+    node.apply(ROW);
+    node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
+    let by_stack = |node: &Node| {
+        let sent = || -> u64 {
+            let file = "cat /sys/class/net/eth1/statistics/tx_packets";
+            node.exec("row/r2", file).trim().parse().expect("a number")
+        };
+        let before = sent();
+        let _ = node.try_exec("row/h1", "ping -c50 -i0.01 -W5 10.3.0.2");
+        sent() - before
+    };
+    eventually("pdpd lends the short way", || by_stack(&node) < 10);
+    let short = node.json(&["stats", "row"])["vnets"]["row"]["nodes"]["r2"]["ports"].clone();
+    assert!(short["eth1"]["made"].as_u64() > Some(50), "they are counted all the same: {short}");
+    // From the command on.
+    let rule =
+        "nft add table ip t; nft add chain ip t c '{ type filter hook forward priority 0; }'";
+    node.pdp(&["exec", "row/r2", "--", "sh", "-c", rule]);
+    assert!(by_stack(&node) >= 40);
+    node.exec("row/r2", "nft delete table ip t");
+    assert!(by_stack(&node) < 10);
+    // What the kernel's look-up does not say is watched.
+    node.exec("row/r2", "ip route replace 10.3.0.0/24 via 10.23.0.3 mtu 1000");
+    eventually("the route's MTU is heeded", || {
+        let words = node.try_exec("row/h1", "ping -c1 -W1 -M do -s 1200 10.3.0.2");
+        words.is_err_and(|words| words.contains("mtu = 1000") || words.contains("mtu=1000"))
+    });
+    // Who wants it so has all packets go by the stack.
+    let strict = ROW.replace("{kind: kernel}", "{kind: kernel, kernelHooks: strict}");
+    let pid = named(&nodes(&node, "row"), "r2")["control"]["pid"].clone();
+    node.apply(&strict);
+    assert!(by_stack(&node) >= 40);
+    assert_eq!(named(&nodes(&node, "row"), "r2")["control"]["pid"], pid, "nothing was begun anew");
 }

@@ -75,6 +75,8 @@ fn make_disks() -> PathBuf {
     let limited =
         example.replace("kind: router\n", "kind: router\n      dataPlane: {power: 0.2}\n");
     fs::write(root.join("root/ospf.yaml"), limited).expect("a spec");
+    fs::copy(repository().join("examples/kernel.yaml"), root.join("root/kernel.yaml"))
+        .expect("a spec");
     let units = root.join("etc/systemd/system");
     fs::copy(vm.join("vm-test.service"), units.join("vm-test.service")).expect("copy");
     let wants = units.join("multi-user.target.wants");
@@ -175,6 +177,15 @@ fn check_limit(lines: &[String]) {
     assert!((400_000..1_200_000).contains(&spin_us), "spun for {spin_us} µs of CPU time");
 }
 
+/// Vrouters that the kernel forwards for, and their link that never leaves it.
+fn check_kernel(lines: &[String]) {
+    assert!(said(lines, "links").starts_with("ok "), "{lines:#?}");
+    assert_eq!(said(lines, "kernel-ping"), "5 received", "{lines:#?}");
+    let counters: Vec<u64> = serde_json::from_str(said(lines, "kernel-port")).expect("counters");
+    assert!(counters[1] >= 5 && counters[0] >= counters[1], "{counters:?}");
+    assert_eq!(said(lines, "kernel-gone"), "0", "{lines:#?}");
+}
+
 #[test]
 fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
     let _turn = beside();
@@ -183,6 +194,7 @@ fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
     check(&first);
     check_limit(&first);
     assert_eq!(said(&first, "vrf"), "eth0 is in VRF blue, 0 received", "{first:#?}");
+    check_kernel(&first);
     let second = boot(2);
     assert_ne!(said(&first, "boot"), said(&second, "boot"));
     assert!(!second.iter().any(|line| line.starts_with("apply")), "nothing is applied twice");
