@@ -483,6 +483,8 @@ fn a_hook_is_obeyed_from_the_command_on_that_sets_it() {
             ),
         ] {
             for _ in 0..if set.contains("bridge") { 1 } else { 5 } {
+                // On a busy machine one lease is too short for all.
+                one.lend();
                 assert_eq!(one.try_some(false), (10, 10), "before {set}");
                 assert_eq!(one.try_some(true), (10, 10), "before {set}");
                 one.bench.netns.run(&set);
