@@ -137,9 +137,10 @@ impl Ports {
             let Some(vrouter) = known.vrouter() else { return Ok(()) };
             ports.power(vrouter, power)?;
             // Where it may, the attendant lends it.
-            Ok(if !known.short_way() {
-                ports.lend(vrouter, Duration::ZERO, [0; 2])?
-            })
+            if !known.short_way() {
+                ports.lend(vrouter, Duration::ZERO, [0; 2])?;
+            }
+            Ok(())
         })
     }
 
