@@ -1,11 +1,11 @@
-//! Compiles the generator and the sink with clang into `OUT_DIR/live.bpf.o`.
+//! Compiles the generator and the sink with clang into `OUT_DIR/measure.bpf.o`.
 
 use std::env;
 use std::path::PathBuf;
 
 use libbpf_cargo::SkeletonBuilder;
 
-const SOURCE: &str = "bpf/live.bpf.c";
+const SOURCE: &str = "../net/bpf/measure.bpf.c";
 
 fn main() {
     println!("cargo:rerun-if-changed={SOURCE}");
@@ -13,7 +13,7 @@ fn main() {
     let target = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     let built = SkeletonBuilder::new()
         .source(SOURCE)
-        .obj(out.join("live.bpf.o"))
+        .obj(out.join("measure.bpf.o"))
         // Where Debian has asm/types.h, which clang does not look for when it compiles for BPF.
         .clang_args([format!("-I/usr/include/{target}-linux-gnu")])
         .build();

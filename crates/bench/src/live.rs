@@ -1,5 +1,5 @@
-//! A generator and a sink of numbered frames inside the kernel, for measurements over veth
-//! (`bpf/live.bpf.c`).
+//! A generator and a sink of frames inside the kernel, for measurements over veth
+//! (`../net/bpf/measure.bpf.c`).
 //!
 //! The generator runs an XDP program with live frames (`BPF_F_TEST_XDP_LIVE_FRAMES`) that sends
 //! them by a veth device, whose peer must do NAPI: with an XDP program, or with `gro on`. Without
@@ -7,16 +7,20 @@
 //! sends more than the receiver takes. The sink drops what comes as early as the kernel can, on the
 //! CPU of who sent it.
 //!
-//! Limits: [`DESTINATIONS_MAX`]; IPv4 and UDP; one receive queue.
+//! Frames are those of a stream, numbered, to one device ([`Generator::start`], [`Sink`]), or of many devices in turn
+//! ([`Generator::start_for_many`], [`Sinks`]).
+//!
+//! Limits: [`DESTINATIONS_MAX`]; [`DEVICES_MAX`]; IPv4 and UDP; for a stream one receive queue.
 //! Source: Linux Documentation/bpf/bpf_prog_run.rst; RFC 4737 (late frames).
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput, ProgramMut,
 };
@@ -25,12 +29,23 @@ use pdp_net::interface::Interface;
 use pdp_net::netns::within;
 use pdp_wire::{ether, ipv4};
 
-use crate::stream::Stream;
+use crate::stream::{HEADERS_BYTES, Stream};
 
 /// Destinations of one stream.
 pub const DESTINATIONS_MAX: usize = 1 << 20;
 
-const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/live.bpf.o"));
+/// Devices of one generator.
+pub const DEVICES_MAX: usize = 1024;
+
+/// Headers of a frame: Ethernet, IPv4 and UDP; and with those of a VXLAN tunnel before.
+pub const PLAIN_BYTES: usize = HEADERS_BYTES;
+/// See [`PLAIN_BYTES`].
+pub const TUNNELLED_BYTES: usize = 2 * HEADERS_BYTES + 8;
+
+/// `struct device`, and its words before the headers.
+const DEVICE_BYTES: usize = 112;
+
+const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/measure.bpf.o"));
 
 /// BPF_F_TEST_XDP_LIVE_FRAMES of include/uapi/linux/bpf.h.
 const LIVE_FRAMES: u32 = 1 << 1;
@@ -58,6 +73,13 @@ const SETTLE_MAX: Duration = Duration::from_secs(5);
 /// Pause of a generator that is ahead of its rate.
 const PAUSE: Duration = Duration::from_micros(50);
 
+/// In the map of counters.
+const MADE: u32 = 0;
+const CAME: u32 = 1;
+
+/// A number behind the headers.
+const NUMBER_BYTES: usize = 8;
+
 /// What a generator offers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
@@ -70,21 +92,48 @@ pub enum Load {
     Bursts(f64),
 }
 
-/// A stream as `struct settings` of the program.
-fn settings(stream: &Stream, ifindex: u32) -> Result<Vec<u8>> {
-    let count = stream.destinations.len();
-    ensure!(count.is_power_of_two() && count <= DESTINATIONS_MAX, "{count} destinations");
-    let headers = stream.headers()?;
-    let ip = &headers[ether::HEADER_BYTES..][..ipv4::HEADER_BYTES];
-    let sum: u32 =
-        ip.chunks_exact(2).map(|pair| u32::from(u16::from_ne_bytes([pair[0], pair[1]]))).sum();
-    let mut settings = Vec::new();
-    for word in [ifindex, count as u32 - 1, sum] {
-        settings.extend(word.to_ne_bytes());
+/// Where some of a generator's frames go.
+#[derive(Clone, Debug)]
+pub struct Aim {
+    /// Index of a device of the generator's namespace.
+    pub device: u32,
+    /// The device is the root end of this port of PdP: a frame is as the port's program has it come to the inner end.
+    pub port: Option<u32>,
+    /// All headers of a frame, [`PLAIN_BYTES`] or [`TUNNELLED_BYTES`].
+    pub headers: Vec<u8>,
+}
+
+impl Aim {
+    /// As `struct device` of the program. `sum` is of the IPv4 header's words but destination and checksum.
+    fn value(&self, sum: u32) -> Result<Vec<u8>> {
+        let is_tunnelled = self.headers.len() == TUNNELLED_BYTES;
+        ensure!(is_tunnelled || self.headers.len() == PLAIN_BYTES, "headers of another length");
+        let note = self.port.map_or(0, |port| port + 1);
+        let mut value =
+            [self.device, note, is_tunnelled.into(), sum].map(u32::to_ne_bytes).concat();
+        value.extend(&self.headers);
+        value.resize(DEVICE_BYTES, 0);
+        Ok(value)
     }
-    settings.extend(headers);
-    settings.extend([0; 2]);
-    Ok(settings)
+}
+
+/// `struct settings` of the program.
+#[derive(Clone, Copy, Debug, Default)]
+struct Settings {
+    devices: u32,
+    shift: u32,
+    pps: u64,
+    destinations: u32,
+    is_numbered: bool,
+}
+
+impl Settings {
+    fn set(self, object: &Object) -> Result<()> {
+        let mut value = [self.devices, self.shift].map(u32::to_ne_bytes).concat();
+        value.extend([self.pps, 0, 0].map(u64::to_ne_bytes).concat());
+        value.extend([self.destinations, self.is_numbered.into()].map(u32::to_ne_bytes).concat());
+        Ok(map(object, "settings")?.update(&[0; 4], &value, MapFlags::ANY)?)
+    }
 }
 
 /// What a generator did.
@@ -98,41 +147,68 @@ pub struct Sent {
     pub cycles: Cycles,
 }
 
-struct Task {
-    load: Load,
-    time: Duration,
-    clock: Clock,
-    tell: mpsc::Sender<Result<Sent>>,
+enum Task {
+    Aim { aims: Vec<Aim>, shift: u32, bytes: usize, tell: mpsc::Sender<Result<()>> },
+    Send { load: Load, time: Duration, clock: Clock, tell: mpsc::Sender<Result<Sent>> },
 }
 
 /// A generator, in a thread of its own. Ends when dropped.
 #[derive(Debug)]
 pub struct Generator {
     tasks: mpsc::Sender<Task>,
+    thread: u32,
 }
 
 impl Generator {
     /// In a network namespace, sending by one of its devices, working on one CPU.
     pub fn start(netns: &str, device: &str, cpu: usize, stream: &Stream) -> Result<Self> {
+        let (stream, device) = (stream.clone(), device.to_owned());
+        let start = move || Loaded::of_stream(&device, &stream);
+        Self::start_with(named(netns)?, cpu, start)
+    }
+
+    /// In a network namespace, working on one CPU; see [`Generator::aim`].
+    pub fn start_for_many(netns: OwnedFd, cpu: usize) -> Result<Self> {
+        Self::start_with(netns, cpu, || Loaded::new(Settings::default()))
+    }
+
+    fn start_with(
+        netns: OwnedFd,
+        cpu: usize,
+        start: impl FnOnce() -> Result<Loaded> + Send + 'static,
+    ) -> Result<Self> {
         let (tasks, receive) = mpsc::channel();
         let (tell, told) = mpsc::channel();
-        let (stream, device) = (stream.clone(), device.to_owned());
         in_netns(netns, move || {
             meter::pin(cpu);
-            let loaded = Loaded::new(&device, &stream);
-            let _ = tell.send(loaded.as_ref().map(|_| ()).map_err(|error| anyhow!("{error:#}")));
-            if let Ok(loaded) = loaded {
-                loaded.serve(&receive);
+            match start() {
+                Ok(mut loaded) => {
+                    let _ = tell.send(Ok(thread_id()));
+                    loaded.serve(&receive);
+                }
+                Err(error) => drop(tell.send(Err(error))),
             }
-        })?;
-        told.recv().context("the generator ended")??;
-        Ok(Self { tasks })
+        });
+        let thread = told.recv().context("the generator ended")??;
+        Ok(Self { tasks, thread })
+    }
+
+    /// Its thread, whose CPU time has that of interrupts that it does.
+    pub fn thread(&self) -> u32 {
+        self.thread
+    }
+
+    /// From now on sends frames of so many bytes to these, `1 << shift` to each in turn.
+    pub fn aim(&self, aims: Vec<Aim>, shift: u32, bytes: usize) -> Result<()> {
+        let (tell, told) = mpsc::channel();
+        self.tasks.send(Task::Aim { aims, shift, bytes, tell }).ok().context("it ended")?;
+        told.recv().context("the generator ended")?
     }
 
     /// Offers a load for some time.
     pub fn send(&self, load: Load, time: Duration, clock: &Clock) -> Result<Sent> {
         let (tell, told) = mpsc::channel();
-        let task = Task { load, time, clock: clock.clone(), tell };
+        let task = Task::Send { load, time, clock: clock.clone(), tell };
         self.tasks.send(task).ok().context("the generator ended")?;
         told.recv().context("the generator ended")?
     }
@@ -144,49 +220,80 @@ struct Loaded {
     /// At an interface that nothing arrives at: programs that are attached nowhere are put into the
     /// kernel's dispatcher by each call to run them, which takes tens of milliseconds.
     _link: Link,
+    settings: Settings,
     frame: Vec<u8>,
 }
 
 impl Loaded {
-    fn new(device: &str, stream: &Stream) -> Result<Self> {
-        let ifindex = Interface::by_name(device)?.index;
+    fn new(settings: Settings) -> Result<Self> {
         let object = load()?;
-        let map = |name| map(&object, name);
-        map("settings")?.update(&[0; 4], &settings(stream, ifindex)?, MapFlags::ANY)?;
-        let destinations = map("destinations")?;
-        for (at, destination) in (0u32..).zip(&stream.destinations) {
-            destinations.update(&at.to_ne_bytes(), destination, MapFlags::ANY)?;
-        }
         let lo = i32::try_from(Interface::by_name("lo")?.index)?;
         let link = program(&object, "generate")?.attach_xdp(lo)?;
-        Ok(Self { object, _link: link, frame: vec![0; stream.bytes] })
+        Ok(Self { object, _link: link, settings, frame: Vec::new() })
     }
 
-    fn serve(&self, tasks: &mpsc::Receiver<Task>) {
+    fn of_stream(device: &str, stream: &Stream) -> Result<Self> {
+        let count = stream.destinations.len();
+        ensure!(count.is_power_of_two() && count <= DESTINATIONS_MAX, "{count} destinations");
+        let destinations = count as u32;
+        let mut this =
+            Self::new(Settings { destinations, is_numbered: true, ..Settings::default() })?;
+        let map = map(&this.object, "destinations")?;
+        for (at, destination) in (0u32..).zip(&stream.destinations) {
+            map.update(&at.to_ne_bytes(), destination, MapFlags::ANY)?;
+        }
+        let headers = stream.headers()?.to_vec();
+        let device = Interface::by_name(device)?.index;
+        this.aim(&[Aim { device, port: None, headers }], 0, stream.bytes)?;
+        Ok(this)
+    }
+
+    fn aim(&mut self, aims: &[Aim], shift: u32, bytes: usize) -> Result<()> {
+        ensure!(!aims.is_empty() && aims.len() <= DEVICES_MAX, "{} devices", aims.len());
+        let devices = map(&self.object, "devices")?;
+        for (at, aim) in (0u32..).zip(aims) {
+            ensure!(aim.headers.len() + NUMBER_BYTES <= bytes, "frames of {bytes} bytes");
+            let ip = &aim.headers[ether::HEADER_BYTES..][..ipv4::HEADER_BYTES];
+            let words = ip.chunks_exact(2);
+            let sum = words.map(|pair| u32::from(u16::from_ne_bytes([pair[0], pair[1]]))).sum();
+            devices.update(&at.to_ne_bytes(), &aim.value(sum)?, MapFlags::ANY)?;
+        }
+        (self.settings.devices, self.settings.shift) = (aims.len() as u32, shift);
+        self.frame = vec![0; bytes];
+        Ok(())
+    }
+
+    fn serve(&mut self, tasks: &mpsc::Receiver<Task>) {
         let thread = thread_id();
         for task in tasks {
-            let meter = task.clock.start(&[thread], true);
-            let sent = self.generate(&task);
-            let cycles = task.clock.stop(meter);
             // Nobody waits any more if the program ends.
-            let sent = sent.map(|(frames, seconds)| Sent { frames, seconds, cycles });
-            let _ = task.tell.send(sent);
+            match task {
+                Task::Aim { aims, shift, bytes, tell } => {
+                    let _ = tell.send(self.aim(&aims, shift, bytes));
+                }
+                Task::Send { load, time, clock, tell } => {
+                    let meter = clock.start(&[thread], true);
+                    let sent = self.generate(load, time);
+                    let cycles = clock.stop(meter);
+                    let sent = sent.map(|(frames, seconds)| Sent { frames, seconds, cycles });
+                    let _ = tell.send(sent);
+                }
+            }
         }
     }
 
-    fn generate(&self, task: &Task) -> Result<(u64, f64)> {
-        let pps = if let Load::Even(pps) = task.load { pps as u64 } else { 0 };
-        let pace = [pps, 0, 0].map(u64::to_ne_bytes).concat();
-        map(&self.object, "pace")?.update(&[0; 4], &pace, MapFlags::ANY)?;
-        let before = counters(&map(&self.object, "counters")?)?.made;
+    fn generate(&self, load: Load, time: Duration) -> Result<(u64, f64)> {
+        let pps = if let Load::Even(pps) = load { pps as u64 } else { 0 };
+        Settings { pps, ..self.settings }.set(&self.object)?;
+        let counters = map(&self.object, "counters")?;
+        let before = total(&counters, MADE)?;
         let start = Instant::now();
-        match task.load {
-            Load::Bursts(pps) => self.bursts(pps, task.time)?,
-            Load::Most | Load::Even(_) => self.without_pause(task.time)?,
+        match load {
+            Load::Bursts(pps) => self.bursts(pps, time)?,
+            Load::Most | Load::Even(_) => self.without_pause(time)?,
         }
         let seconds = start.elapsed().as_secs_f64();
-        let made = counters(&map(&self.object, "counters")?)?.made;
-        Ok((made - before, seconds))
+        Ok((total(&counters, MADE)? - before, seconds))
     }
 
     fn without_pause(&self, time: Duration) -> Result<()> {
@@ -234,50 +341,50 @@ impl Loaded {
 /// What came to a sink since it was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Frames that a generator made.
-    made: u64,
     /// Frames.
     pub came: u64,
     /// Of these: with a number lower than one that had come before.
     pub late: u64,
 }
 
-/// A sink. Ends when dropped.
+/// A sink of a stream. Ends when dropped.
 #[derive(Debug)]
 pub struct Sink {
     counters: MapHandle,
+    order: MapHandle,
     _end: mpsc::Sender<()>,
 }
 
 impl Sink {
     /// At a device of a network namespace.
     pub fn start(netns: &str, device: &str) -> Result<Self> {
-        let (tell, told) = mpsc::channel::<Result<MapHandle>>();
+        let (tell, told) = mpsc::channel::<Result<[MapHandle; 2]>>();
         let (end, ended) = mpsc::channel::<()>();
         let device = device.to_owned();
-        in_netns(netns, move || {
+        in_netns(named(netns)?, move || {
             let attached = (|| -> Result<_> {
-                let index = i32::try_from(Interface::by_name(&device)?.index)?;
-                let object = load()?;
-                let link = program(&object, "sink")?.attach_xdp(index)?;
-                Ok((map(&object, "counters")?, link))
+                let mut sinks = Sinks::new(true)?;
+                sinks.attach(Interface::by_name(&device)?.index)?;
+                let maps = [map(&sinks.object, "counters")?, map(&sinks.object, "order")?];
+                Ok((maps, sinks))
             })();
             match attached {
-                Ok((counters, _link)) => {
-                    let _ = tell.send(Ok(counters));
+                Ok((maps, _sinks)) => {
+                    let _ = tell.send(Ok(maps));
                     // Until the other end is dropped.
                     let _ = ended.recv();
                 }
                 Err(error) => drop(tell.send(Err(error))),
             }
-        })?;
-        let counters = told.recv().context("the sink ended")??;
-        Ok(Self { counters, _end: end })
+        });
+        let [counters, order] = told.recv().context("the sink ended")??;
+        Ok(Self { counters, order, _end: end })
     }
 
     /// What came.
     pub fn counters(&self) -> Result<Counters> {
-        counters(&self.counters)
+        let order = self.order.lookup(&[0; 4], MapFlags::ANY)?.context("no counters")?;
+        Ok(Counters { came: total(&self.counters, CAME)?, late: word(&order) })
     }
 
     /// What came, once nothing has come for `quiet`.
@@ -293,10 +400,40 @@ impl Sink {
         }
         bail!("frames still came {SETTLE_MAX:?} after the last was sent")
     }
+}
 
-    /// Starts numbers anew, as the next generator does.
-    pub fn reset(&self) -> Result<()> {
-        Ok(self.counters.update(&[0; 4], &[0; 32], MapFlags::ANY)?)
+/// Sinks at many devices. Those that were attached end with it.
+#[derive(Debug)]
+pub struct Sinks {
+    object: Object,
+    links: Vec<Link>,
+}
+
+impl Sinks {
+    /// None yet; whether late frames are counted, of a stream.
+    pub fn new(numbered: bool) -> Result<Self> {
+        let object = load()?;
+        Settings { is_numbered: numbered, ..Settings::default() }.set(&object)?;
+        Ok(Self { object, links: Vec::new() })
+    }
+
+    /// At a device of the caller's network namespace.
+    pub fn attach(&mut self, device: u32) -> Result<()> {
+        let link = program(&self.object, "sink")?.attach_xdp(i32::try_from(device)?)?;
+        self.links.push(link);
+        Ok(())
+    }
+
+    /// At the device of a pinned link, instead of what is there.
+    pub fn replace(&self, pin: &Path) -> Result<()> {
+        let mut link = Link::open(pin).with_context(|| pin.display().to_string())?;
+        let program = program(&self.object, "sink")?;
+        Ok(link.update_prog(&program)?)
+    }
+
+    /// Frames that came, to all of them.
+    pub fn came(&self) -> Result<u64> {
+        total(&map(&self.object, "counters")?, CAME)
     }
 }
 
@@ -315,21 +452,27 @@ fn map(object: &Object, name: &str) -> Result<MapHandle> {
     Ok(MapHandle::try_from(&map.with_context(|| format!("no map {name}"))?)?)
 }
 
-fn counters(map: &MapHandle) -> Result<Counters> {
-    let bytes = map.lookup(&[0; 4], MapFlags::ANY)?.context("no counters")?;
-    let mut words = bytes
-        .chunks_exact(8)
-        .map(|word| word.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes)));
-    let mut next = || words.next().unwrap_or(0);
-    Ok(Counters { made: next(), came: next(), late: next() })
+/// What all CPUs have counted.
+fn total(map: &MapHandle, at: u32) -> Result<u64> {
+    let by_cpu = map.lookup_percpu(&at.to_ne_bytes(), MapFlags::ANY)?.context("no counters")?;
+    Ok(by_cpu.iter().map(|bytes| word(bytes)).sum())
+}
+
+/// The first of some words.
+fn word(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}
+
+/// The network namespace of a name of ip-netns(8).
+fn named(netns: &str) -> Result<OwnedFd> {
+    let path = format!("/run/netns/{netns}");
+    Ok(File::open(&path).context(path)?.into())
 }
 
 /// Does something in a thread of its own inside a network namespace.
-fn in_netns(netns: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-    let path = format!("/run/netns/{netns}");
-    let file = File::open(&path).context(path)?;
+fn in_netns(netns: OwnedFd, work: impl FnOnce() + Send + 'static) {
     thread::spawn(move || {
-        let entered = within(file.as_fd(), || {
+        let entered = within(netns.as_fd(), || {
             work();
             Ok(())
         });
@@ -337,7 +480,6 @@ fn in_netns(netns: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
             eprintln!("{error}");
         }
     });
-    Ok(())
 }
 
 /// Number of this thread.

@@ -28,6 +28,13 @@ const LIVE_FRAMES: u32 = 1 << 1;
 const XDP_MD_BYTES: usize = 24;
 const XDP_MD_DATA_END: usize = 4;
 
+/// `struct device` and `struct settings`.
+const DEVICE_BYTES: usize = 112;
+const SETTINGS_BYTES: usize = 40;
+
+/// Where frames a second are in the latter, and what is counted by them.
+const PACE: std::ops::Range<usize> = 8..32;
+
 /// A network namespace that goes with it.
 pub struct Netns {
     child: Child,
@@ -175,18 +182,16 @@ impl Live {
 
     /// Sends by these from now on, `1 << shift` frames to each in turn.
     pub fn send_to(&self, to: &[To], shift: u32) {
-        assert!(to.len().is_power_of_two());
         let devices = self.map("devices");
         for (at, to) in (0_u32..).zip(to) {
-            let mut value = to.index.to_ne_bytes().to_vec();
-            value.extend(to.port.map_or(0, |port| port + 1).to_ne_bytes());
+            let note = to.port.map_or(0, |port| port + 1);
+            let mut value = [to.index, note, 0, 0].map(u32::to_ne_bytes).concat();
             value.extend(headers(to, self.bytes));
-            value.resize(52, 0);
+            value.resize(DEVICE_BYTES, 0);
             devices.update(&at.to_ne_bytes(), &value, MapFlags::ANY).unwrap();
         }
-        let mut settings = (to.len() as u32 - 1).to_ne_bytes().to_vec();
-        settings.extend(shift.to_ne_bytes());
-        settings.resize(32, 0);
+        let mut settings = [to.len() as u32, shift].map(u32::to_ne_bytes).concat();
+        settings.resize(SETTINGS_BYTES, 0);
         self.map("settings").update(&[0; 4], &settings, MapFlags::ANY).unwrap();
     }
 
@@ -194,7 +199,7 @@ impl Live {
     pub fn set_rate(&self, pps: u64) {
         let map = self.map("settings");
         let mut settings = map.lookup(&[0; 4], MapFlags::ANY).unwrap().unwrap();
-        settings[8..].fill(0);
+        settings[PACE].fill(0);
         settings[8..16].copy_from_slice(&pps.to_ne_bytes());
         map.update(&[0; 4], &settings, MapFlags::ANY).unwrap();
     }
