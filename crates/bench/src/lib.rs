@@ -34,3 +34,4 @@ pub mod statistics;
 pub mod steal;
 pub mod stream;
 pub mod targets;
+pub mod vrouters;

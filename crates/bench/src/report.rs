@@ -21,13 +21,15 @@ use crate::steal::{REPEATS_MAX, STOLEN_MAX};
 use crate::targets::{self, Standing, Target};
 
 /// What is plotted: an experiment and a kind of its figures.
-const PLOTS: [(&str, &str); 22] = [
+const PLOTS: [(&str, &str); 24] = [
     ("vnets", "of one"),
     ("ports", "of one"),
     ("veth", "rate"),
     ("veth-load", "rate"),
     ("overload", "of peak"),
     ("scaling", "of linear"),
+    ("kernel-vnets", "CPU time"),
+    ("kernel-vnets", "of one"),
     ("links", "rate off"),
     ("links", "delay off"),
     ("spp", "figure 5: rounds no longer than that"),
@@ -508,7 +510,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
-        assert!(!text.contains("kernel | "), "disturbed figures are not shown");
+        assert!(!text.contains("routes | kernel | "), "disturbed figures are not shown");
     }
 
     #[test]

@@ -259,6 +259,7 @@ pub fn all() -> Vec<Target> {
     ]);
     all.extend(links());
     all.extend(fastpath());
+    all.extend(kernel());
     all
 }
 
@@ -374,6 +375,111 @@ fn fastpath() -> Vec<Target> {
             AtMost(0.5),
         ),
     ]
+}
+
+/// What routers whose namespace forwards are to do.
+fn kernel() -> Vec<Target> {
+    use Beside::{Less, Nothing};
+    use Bound::{AtLeast, AtMost, Told};
+    let target = |words, goal, figure, x: u32, bound| Target {
+        words,
+        goal,
+        figure,
+        x: x..=x,
+        state: None,
+        bound,
+        beside: Nothing,
+    };
+    let (bytes, of_plain) = (64, "of plain");
+    let mut all = Vec::new();
+    for (words, goal, series, bound) in [
+        (
+            "kernel plane, short way, of plain forwarding by CPU time",
+            "120%",
+            "pdp, short way",
+            120.0,
+        ),
+        ("the same in threads", "120%", "pdp, short way, threads", 120.0),
+        ("far, by VXLAN", "120%", "pdp, short way, far", 120.0),
+        ("the same in threads", "120%", "pdp, short way, far, threads", 120.0),
+        ("whole stack, of plain forwarding by CPU time", "60%", "pdp, stack", 60.0),
+        ("the same in threads", "60%", "pdp, stack, threads", 60.0),
+        ("far, by VXLAN", "60%", "pdp, stack, far", 60.0),
+        ("the same in threads", "60%", "pdp, stack, far, threads", 60.0),
+    ] {
+        all.push(target(words, goal, ["kernel", series, of_plain], bytes, AtLeast(bound)));
+    }
+    for (words, series) in [
+        ("whole stack, far, of Linux's VXLAN devices in the namespace", "pdp, stack, far"),
+        ("the same in threads", "pdp, stack, far, threads"),
+    ] {
+        let figure = ["kernel", series, "of VXLAN devices"];
+        all.push(target(words, "1.4 times", figure, bytes, AtLeast(1.4)));
+    }
+    for (words, series, plain) in [
+        (
+            "round trip added to plain forwarding's, short way, median",
+            "pdp, short way",
+            "kernel, plain",
+        ),
+        ("the same in threads", "pdp, short way, threads", "kernel, plain, threads"),
+        ("whole stack", "pdp, stack", "kernel, plain"),
+        ("the same in threads", "pdp, stack, threads", "kernel, plain, threads"),
+    ] {
+        let figure = ["kernel", series, "round trip, median"];
+        let added = target(words, "under 15 µs", figure, bytes, AtMost(15.0));
+        all.push(Target { beside: Less(plain), ..added });
+    }
+    for (words, series, connections) in [
+        ("TCP, one connection, short way in threads", "pdp, short way, threads", 1),
+        ("plain, with segmentation offload", "kernel, plain, segmentation offload", 1),
+        ("plain, without it, as PdP's ports", "kernel, plain, no segmentation offload", 1),
+        ("TCP, eight connections, short way in threads", "pdp, short way, threads", 8),
+        ("plain, with segmentation offload", "kernel, plain, segmentation offload", 8),
+        ("plain, without it, as PdP's ports", "kernel, plain, no segmentation offload", 8),
+    ] {
+        all.push(target(words, "", ["kernel", series, "TCP"], connections, Told));
+    }
+    for (words, series) in [
+        ("64 of them by the short way, in turn, of one", "pdp, short way, in turn"),
+        ("the same in threads", "pdp, short way, in turn, threads"),
+        ("64 in bursts of 32", "pdp, short way, bursts of 32"),
+        ("the same in threads", "pdp, short way, bursts of 32, threads"),
+        ("64 by the whole stack, in turn", "pdp, stack, in turn"),
+        ("the same in threads", "pdp, stack, in turn, threads"),
+    ] {
+        all.push(target(words, "85%", ["kernel-vnets", series, "of one"], 64, AtLeast(85.0)));
+    }
+    for (words, series) in [
+        ("256 of them by the short way, in turn, of one", "pdp, short way, in turn"),
+        ("the same in threads", "pdp, short way, in turn, threads"),
+        ("256 in bursts of 32", "pdp, short way, bursts of 32"),
+        ("the same in threads", "pdp, short way, bursts of 32, threads"),
+        ("256 by the whole stack, in turn", "pdp, stack, in turn"),
+        ("the same in threads", "pdp, stack, in turn, threads"),
+    ] {
+        all.push(target(words, "55%", ["kernel-vnets", series, "of one"], 256, AtLeast(55.0)));
+    }
+    for (words, series) in [
+        (
+            "512 by the short way, in turn, of plain forwarding by CPU time",
+            "pdp, short way, in turn",
+        ),
+        ("the same in threads", "pdp, short way, in turn, threads"),
+        ("512 in bursts of 32", "pdp, short way, bursts of 32"),
+        ("512 by the whole stack, in turn", "pdp, stack, in turn"),
+        ("the same in threads", "pdp, stack, in turn, threads"),
+    ] {
+        let figure = ["kernel-vnets", series, of_plain];
+        all.push(target(words, "50%: at most twice its cost", figure, 512, AtLeast(50.0)));
+    }
+    for (words, what) in [
+        ("memory of the kernel for an idle one: namespace, two ports, threads", "memory"),
+        ("its threads", "threads"),
+    ] {
+        all.push(target(words, "", ["kernel-vnets", "pdp, idle, threads", what], 512, Told));
+    }
+    all
 }
 
 /// What links are to do.

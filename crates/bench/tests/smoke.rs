@@ -9,6 +9,7 @@ use pdp_bench::live::Load;
 use pdp_bench::peers::kernel;
 use pdp_bench::sample::Results;
 use pdp_bench::site::{Site, few};
+use pdp_bench::vrouters::{Ends, Field, Way, isolated};
 use pdp_e2e::meter::Clock;
 
 const FRAME_BYTES: usize = 64;
@@ -29,6 +30,37 @@ fn what_the_kernel_forwards_is_counted_in_order_and_not_twice() {
     // Without routes nothing arrives, and that is an error and no figure.
     site.node.namespace().run("ip route flush root 20.0.0.0/8");
     assert!(site.offer(Load::Most, Duration::from_millis(50), &[], &clock).is_err());
+}
+
+/// Other than by its way is an error.
+#[test]
+fn frames_go_the_way_through_a_kernel_router_that_is_measured() {
+    let [near, far] = [Ends::Near, Ends::Far];
+    let ways = [
+        Way::Plain,
+        Way::Vxlan,
+        Way::Stack(near),
+        Way::Short(near),
+        Way::Stack(far),
+        Way::Short(far),
+        Way::Stack(near),
+    ];
+    let measured = isolated(|| {
+        let mut field = Field::new([2, 1, 3], 0)?;
+        assert!(field.bytes > 0);
+        for threads in [0, 2] {
+            for way in ways {
+                let count = if way == Way::Vxlan { 1 } else { 2 };
+                let found = field.set_threads(way, threads.min(count), 0)?;
+                assert_eq!(found, 2 * threads.min(count));
+                let passed = field.offer(way, count, 0, Duration::from_millis(100))?;
+                assert!(passed.rate_pps > 0.0, "{way:?}");
+                assert_eq!(passed.threads_ns > 0.0, threads > 0, "{way:?}");
+            }
+        }
+        Ok(())
+    });
+    measured.unwrap();
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod churn;
 mod core_latency;
 mod fastpath;
 mod filtered;
+mod kernel;
 mod links;
 mod lookup;
 mod many;
@@ -70,6 +71,8 @@ pub const ALL: &[Experiment] = &[
     fastpath::DEAR,
     veth::EXPERIMENT,
     rtt::EXPERIMENT,
+    kernel::EXPERIMENT,
+    kernel::VNETS,
     many::PORTS,
     many::GUESTS,
     many::TUNNELS,

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::iter;
 use std::net::UdpSocket;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ const WARM_UP: usize = 50;
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// Where machine B answers (RFC 862).
-const ECHO_PORT: u16 = 7;
+pub(super) const ECHO_PORT: u16 = 7;
 
 /// A series and how what forwards is started at a site.
 type Maker<'a> = (&'static str, &'a dyn Fn(&mut Site) -> Result<()>);
@@ -107,11 +107,20 @@ pub(super) struct Echo {
 }
 
 impl Echo {
-    /// A thread of this one's CPUs answers.
+    /// From the site's machine A to B.
     pub(super) fn start(site: &Site) -> Result<Self> {
+        let socket = |netns: &str, address, port| {
+            let path = format!("/run/netns/{netns}");
+            let file = File::open(&path).context(path)?;
+            socket(file.as_fd(), address, port)
+        };
         let server = socket(&site.b.netns, "10.0.2.2", ECHO_PORT)?;
-        let socket = socket(&site.a.netns, "10.0.1.2", 0)?;
-        socket.connect(("10.0.2.2", ECHO_PORT))?;
+        Self::between(socket(&site.a.netns, "10.0.1.2", 0)?, server)
+    }
+
+    /// A thread of this one's CPUs answers at the server.
+    pub(super) fn between(socket: UdpSocket, server: UdpSocket) -> Result<Self> {
+        socket.connect(server.local_addr()?)?;
         socket.set_read_timeout(Some(ANSWER_MAX))?;
         thread::spawn(move || {
             let mut bytes = [0; 2048];
@@ -162,8 +171,7 @@ fn sorted(times: impl Iterator<Item = Result<f64>>) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-fn socket(netns: &str, address: &str, port: u16) -> Result<UdpSocket> {
-    let path = format!("/run/netns/{netns}");
-    let file = File::open(&path).context(path)?;
-    Ok(within(file.as_fd(), || Ok(UdpSocket::bind((address, port))))??)
+/// A socket in a network namespace.
+pub(super) fn socket(netns: BorrowedFd<'_>, address: &str, port: u16) -> Result<UdpSocket> {
+    Ok(within(netns, || Ok(UdpSocket::bind((address, port))))??)
 }

@@ -1,0 +1,261 @@
+//! Routers whose network namespaces forward: what a frame costs in CPU time, by plain forwarding, by the stack behind
+//! PdP's ports and by the short way; TCP and round trips; and up to 512 of them.
+//!
+//! Figures beside plain forwarding are of CPU time: the rate is also what the generator is able to make.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pdp_e2e::Background;
+use pdp_e2e::meter;
+
+use super::rtt::{ECHO_PORT, Echo, TRIPS, socket};
+use super::{Experiment, Subject};
+use crate::run::{Reading, Run};
+use crate::statistics::quantile;
+use crate::vrouters::{
+    Ends::{Far, Near},
+    FRAME_BYTES, Field, Passed, Path,
+    Way::{self, Plain, Short, Stack, Vxlan},
+    command, isolated, kernel_bytes,
+};
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "kernel",
+    about: "a router whose network namespace forwards, 64-byte frames at saturation: the kernel from veth to veth, with \
+            Linux's VXLAN devices, the stack behind PdP's ports, the short way; PdP's near, between ports, and far, from \
+            VXLAN to VXLAN; in softirq of the generator's core, and in threads on another, charged to cgroups as pdpd has \
+            them. CPU time is without that of making a frame and dropping it. TCP by iperf3 and round trips through PdP's \
+            ports between two hosts of PdP, and through veths. PdP's ports are this program's, without a daemon",
+    seconds: 260,
+    subject: Subject::Library,
+    run,
+};
+
+pub(super) const VNETS: Experiment = Experiment {
+    name: "kernel-vnets",
+    about: "1 to 512 such routers, frames to them in turn and in bursts of 32, near, and by the short way far as well. \
+            Memory of the kernel, and threads, are those of a namespace with two of PdP's ports, not of a node with its \
+            control guest: ports are this program's, without a daemon, since so many nodes are too much here",
+    seconds: 460,
+    subject: Subject::Library,
+    run: vnets,
+};
+
+/// Numbers of routers.
+const COUNTS: [usize; 8] = [1, 16, 32, 64, 80, 128, 256, 512];
+const COUNTS_QUICK: [usize; 3] = [1, 16, 64];
+
+/// Frames to a router before the next: powers of two, and in words.
+const ORDERS: [(u32, &str); 2] = [(0, "in turn"), (5, "bursts of 32")];
+
+/// TCP connections at once.
+const CONNECTIONS: [usize; 2] = [1, 8];
+
+/// iperf3 listens within this time.
+const LISTEN_MAX: Duration = Duration::from_secs(10);
+
+/// In softirq, or in threads.
+const SERVED: [(bool, &str); 2] = [(false, ""), (true, ", threads")];
+
+/// As figures; beside those of plain forwarding in the same round.
+fn readings(passed: &Passed, plain: Option<&Passed>, vxlan: Option<&Passed>) -> Vec<Reading> {
+    let mhz: f64 = meter::cpu("cpu MHz").parse().unwrap_or(0.0);
+    let rate = Reading::new("rate", passed.rate_pps / 1e6, "Mpps");
+    let mut readings = vec![
+        rate.cycles(passed.cpu_ns * mhz / 1e3),
+        Reading::new("CPU time", passed.cpu_ns, "ns a frame"),
+    ];
+    if passed.threads_ns > 0.0 {
+        readings.push(Reading::new("of it threads", passed.threads_ns, "ns a frame"));
+        let half = passed.threads_half_ns;
+        readings.push(Reading::new("threads, at half the rate", half, "ns a frame"));
+    }
+    if let Some(plain) = plain {
+        let share = plain.cpu_ns / passed.cpu_ns * 100.0;
+        readings.push(Reading::new("of plain", share, "%"));
+        let rate = passed.rate_pps / plain.rate_pps * 100.0;
+        readings.push(Reading::new("rate, of plain", rate, "%"));
+    }
+    if let Some(vxlan) = vxlan {
+        let times = vxlan.cpu_ns / passed.cpu_ns;
+        readings.push(Reading::new("of VXLAN devices", times, "times"));
+    }
+    readings
+}
+
+fn run(run: &mut Run) -> Result<()> {
+    isolated(|| {
+        run.attempt("frames", frames);
+        run.attempt("TCP and round trips", paths);
+        Ok(())
+    })
+}
+
+fn frames(run: &mut Run) -> Result<()> {
+    let [generator, cpu] = run.cores();
+    let time = run.time() / 4;
+    let mut field = Field::new([1, 1, 1], generator)?;
+    let mut ways = vec![Plain, Vxlan, Stack(Near), Short(Near), Stack(Far), Short(Far)];
+    ways.retain(|way| run.wants_series(way.series()));
+    run.rounds(|run| {
+        for (in_threads, served) in SERVED {
+            for way in [Plain, Vxlan, Stack(Near)] {
+                field.set_threads(way, usize::from(in_threads), cpu)?;
+            }
+            let mut passed: BTreeMap<Way, Passed> = BTreeMap::new();
+            for &way in &ways {
+                let series = format!("{}{served}", way.series());
+                let offer = || field.offer(way, 1, 0, time);
+                run.take_as(&series, FRAME_BYTES as f64, "bytes", offer, |it| {
+                    let vxlan = passed.get(&Vxlan).filter(|_| way == Stack(Far));
+                    let readings = readings(&it, passed.get(&Plain), vxlan);
+                    passed.insert(way, it);
+                    readings
+                });
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What programs see.
+fn paths(run: &mut Run) -> Result<()> {
+    let mut plain = Path::plain()?;
+    let mut pdp = Path::pdp()?;
+    let echo = |path: &Path| {
+        let [a, b] = [&path.hosts[0], &path.hosts[1]];
+        let server = socket(b.as_fd(), "10.2.0.2", ECHO_PORT)?;
+        Echo::between(socket(a.as_fd(), "10.1.0.2", 0)?, server)
+    };
+    let echoes = [echo(&plain)?, echo(&pdp)?];
+    let trips = if run.quick() { TRIPS / 4 } else { TRIPS };
+    let seconds = run.time().as_secs().max(1);
+    run.rounds(|run| {
+        for (in_threads, served) in SERVED {
+            plain.set_threads(in_threads)?;
+            pdp.set_threads(in_threads)?;
+            for way in [Plain, Stack(Near), Short(Near)] {
+                let (path, echo) =
+                    if way == Plain { (&plain, &echoes[0]) } else { (&pdp, &echoes[1]) };
+                let series = format!("{}{served}", way.series());
+                run.take(&series, FRAME_BYTES as f64, "bytes", || {
+                    path.lend(way == Short(Near))?;
+                    let times = echo.trips(trips)?;
+                    let at = |what, share| Reading::new(what, quantile(&times, share), "µs");
+                    Ok(vec![at("round trip, median", 0.5), at("round trip, p99", 0.99)])
+                });
+            }
+        }
+        plain.set_threads(false)?;
+        let kinds = [
+            (Plain, "kernel, plain, segmentation offload", true),
+            (Plain, "kernel, plain, no segmentation offload", false),
+            (Stack(Near), "pdp, stack, threads", false),
+            (Short(Near), "pdp, short way, threads", false),
+        ];
+        for connections in CONNECTIONS {
+            for (way, series, offload) in kinds {
+                let path = if way == Plain { &plain } else { &pdp };
+                run.take(series, connections as f64, "TCP connections", || {
+                    if way == Plain {
+                        path.set_offload(offload)?;
+                    }
+                    path.lend(way == Short(Near))?;
+                    let gbps = tcp(path, connections, seconds)? / 1e9;
+                    Ok(vec![Reading::new("TCP", gbps, "Gbit/s")])
+                });
+            }
+        }
+        plain.set_offload(true)
+    })
+}
+
+/// Bits a second of so many connections.
+fn tcp(path: &Path, connections: usize, seconds: u64) -> Result<f64> {
+    let mut server = command(&path.hosts[1], "iperf3");
+    let _server = Background::start(server.args(["--server", "--one-off"]));
+    let end = Instant::now() + LISTEN_MAX;
+    let listens = || {
+        let mut ss = command(&path.hosts[1], "sh");
+        let ss = ss.args(["-c", "ss -Htln | grep -q :5201"]).stderr(Stdio::null());
+        ss.status().is_ok_and(|status| status.success())
+    };
+    while !listens() {
+        ensure!(Instant::now() < end, "iperf3 does not listen");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let (seconds, connections) = (seconds.to_string(), connections.to_string());
+    let mut client = command(&path.hosts[0], "iperf3");
+    client.args(["--client", "10.2.0.2", "--json", "--omit", "1"]);
+    let output = pdp_e2e::run(client.args(["--time", &seconds, "--parallel", &connections]), "");
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).context("iperf3")?;
+    told["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3's result")
+}
+
+fn vnets(run: &mut Run) -> Result<()> {
+    isolated(|| many(run))
+}
+
+fn many(run: &mut Run) -> Result<()> {
+    let [generator, cpu] = run.cores();
+    let time = run.time() / 8;
+    let mut counts = run.choose(&COUNTS, &COUNTS_QUICK);
+    // What the others are compared with.
+    if !counts.contains(&1) {
+        counts.insert(0, 1);
+    }
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let start = Instant::now();
+    let mut field = Field::new([most, 0, most], generator)?;
+    eprintln!("  {most} routers of each kind in {:?}", start.elapsed());
+    let mut idle = |series: &str, bytes: u64, threads: usize| {
+        let each = |sum: f64| sum / most as f64;
+        run.take(series, most as f64, "vrouters", || {
+            let memory = Reading::new("memory", each(bytes as f64 / 1024.0), "KiB each");
+            Ok(vec![memory, Reading::new("threads", each(threads as f64), "each")])
+        });
+    };
+    idle("pdp, idle", field.bytes, 0);
+    let before = kernel_bytes();
+    let threads = field.set_threads(Stack(Near), most, cpu)?;
+    idle("pdp, idle, threads", field.bytes + kernel_bytes().saturating_sub(before), threads);
+    let mut ways = vec![Plain, Stack(Near), Short(Near), Short(Far)];
+    ways.retain(|way| run.wants_series(way.series()));
+    run.rounds(|run| {
+        for (in_threads, served) in SERVED {
+            let mut one = BTreeMap::new();
+            for &count in &counts {
+                for way in [Plain, Stack(Near)] {
+                    field.set_threads(way, if in_threads { count } else { 0 }, cpu)?;
+                }
+                for (shift, order) in ORDERS {
+                    let mut plain = None;
+                    for &way in &ways {
+                        let series = format!("{}, {order}{served}", way.series());
+                        let offer = || field.offer(way, count, shift, time);
+                        run.take_as(&series, count as f64, "vrouters", offer, |it| {
+                            let mut readings = readings(&it, plain.as_ref(), None);
+                            if way == Plain {
+                                plain = Some(it);
+                            }
+                            if count == 1 {
+                                one.insert((way, shift), it);
+                            }
+                            if let Some(one) = one.get(&(way, shift)) {
+                                let share = one.cpu_ns / it.cpu_ns * 100.0;
+                                readings.push(Reading::new("of one", share, "%"));
+                            }
+                            readings
+                        });
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
