@@ -56,6 +56,9 @@ pub enum ConditionKind {
     /// Something in the control guest's kernel may treat packets otherwise than forwarding guests do: see
     /// `kernelHooks` of the spec.
     KernelHooks,
+    /// A guest changed its end of a port whose link stays in the kernel: its name, its MTU, its link address, or that it
+    /// is up. It hurts itself alone, and the condition goes when the guest undoes it.
+    PortChanged,
 }
 
 /// A vnet in a list.
@@ -269,6 +272,13 @@ pub struct LinkStatus {
     pub name: String,
     /// Its ends: `r1:eth0`, or `A (vxlan 10.9.0.1 > 10.9.0.2 vni 7)` for the outside.
     pub endpoints: Vec<String>,
+    /// Which way its frames take.
+    #[serde(default)]
+    pub way: LinkWay,
+    /// Why they go by the mux, where one of its ends is a router that the kernel forwards for: `it has a delay`,
+    /// `h1 is a host`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub way_reason: Option<String>,
     /// Set up by its user (see `link down`).
     pub up: bool,
     /// Of one that is down: its ends keep their carrier.
@@ -292,6 +302,27 @@ pub struct LinkStatus {
     /// 1,024. Their counters are in `stats`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queues: Vec<QueueStatus>,
+}
+
+/// Which way a link's frames take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum LinkWay {
+    /// By the mux.
+    #[default]
+    Mux,
+    /// They stay in the kernel, from one port to the other.
+    Kernel,
+}
+
+impl LinkWay {
+    /// The word in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mux => "mux",
+            Self::Kernel => "kernel",
+        }
+    }
 }
 
 /// A queue at an end of a link.

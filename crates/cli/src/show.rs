@@ -129,9 +129,9 @@ fn queues(vnet: &Vnet, shows: impl Fn(&str) -> bool) -> String {
     table(["END", "QUEUE", "WEIGHT", "FRAMES", "BYTES", "BUFFERS", "DSCP"], rows)
 }
 
-pub const LINK_HEADER: [&str; 6] = ["LINK", "ENDS", "SET", "CARRIER", "RATE", "NOTE"];
+pub const LINK_HEADER: [&str; 7] = ["LINK", "ENDS", "WAY", "SET", "CARRIER", "RATE", "NOTE"];
 
-pub fn link_row(name: String, link: &LinkStatus) -> [String; 6] {
+pub fn link_row(name: String, link: &LinkStatus) -> [String; 7] {
     let set = match (link.up, link.silent) {
         (true, _) => "up",
         (false, false) => "down",
@@ -140,6 +140,7 @@ pub fn link_row(name: String, link: &LinkStatus) -> [String; 6] {
     [
         name,
         link.endpoints.join(" <-> "),
+        link.way.name().into(),
         set.into(),
         yes(link.carrier),
         link.rate_bps.map_or("-".into(), bits),
@@ -147,11 +148,12 @@ pub fn link_row(name: String, link: &LinkStatus) -> [String; 6] {
     ]
 }
 
-/// What is wrong with a link, what it does to frames on purpose, and how far its schedule is.
+/// What is wrong with a link, what it does to frames on purpose, how far its schedule is, and why it goes by the mux.
 fn link_note(link: &LinkStatus) -> String {
     let schedule = link.schedule.as_ref().map(|it| format!("schedule: {}", schedule(it)));
     let impairments = Some(link.impairments.clone()).filter(|words| !words.is_empty());
-    let all = [link.message.clone(), impairments, schedule].into_iter().flatten();
+    let way = link.way_reason.as_ref().map(|why| format!("by the mux: {why}"));
+    let all = [link.message.clone(), impairments, schedule, way].into_iter().flatten();
     all.collect::<Vec<_>>().join("; ")
 }
 

@@ -112,8 +112,8 @@ r1:eth0  10.0.0.1/24  02:00:00:00:00:01  1500  yes      r1-h1
 h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
 
 Links
-LINK   ENDS                 SET  CARRIER  RATE      NOTE
-r1-h1  r1:eth0 <-> h1:eth0  up   yes      10Mbit/s  delay 20ms; schedule: 1 of 3 at 12.3 s, next at 60.0 s
+LINK   ENDS                 WAY  SET  CARRIER  RATE      NOTE
+r1-h1  r1:eth0 <-> h1:eth0  mux  up   yes      10Mbit/s  delay 20ms; schedule: 1 of 3 at 12.3 s, next at 60.0 s; by the mux: h1 is a host
 
 Queues
 END      QUEUE  WEIGHT  FRAMES  BYTES  BUFFERS  DSCP

@@ -15,6 +15,7 @@ use pdp_net::tap::TapSpec;
 use pdp_proto::channel::DESCRIPTORS_MAX;
 use pdp_proto::mux;
 use pdp_spec::{Image, ImageSource};
+use rustix::event::{Timespec, epoll};
 
 use crate::control::{ControlError, Mux, Put, TapHelper};
 use crate::plan::{Directory, GuestPlan, Places, TapHelperPlan};
@@ -272,6 +273,26 @@ impl Host {
 pub fn network_namespace(guest: Process) -> Result<OwnedFd, HostError> {
     let path = namespace(guest, "net");
     Ok(fs::File::open(&path).map_err(failed("can't open", &path))?.into())
+}
+
+/// Waits for nothing yet.
+pub fn epoll() -> Result<OwnedFd, HostError> {
+    let made = epoll::create(epoll::CreateFlags::CLOEXEC);
+    made.map_err(|errno| failed("can't make", Path::new("an epoll instance"))(errno.into()))
+}
+
+/// Has it wait for a descriptor as well, until that is closed, by this name.
+pub fn epoll_add(all: BorrowedFd<'_>, one: BorrowedFd<'_>, token: u64) -> Result<(), HostError> {
+    let added = epoll::add(all, one, epoll::EventData::new_u64(token), epoll::EventFlags::IN);
+    added.map_err(|errno| failed("can't wait with", Path::new("an epoll instance"))(errno.into()))
+}
+
+/// The names of those that are readable, `count_max` of them at most.
+pub fn epoll_ready(all: BorrowedFd<'_>, count_max: usize) -> BTreeSet<u64> {
+    let mut events = Vec::with_capacity(count_max.max(1));
+    let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let _ = epoll::wait(all, rustix::buffer::spare_capacity(&mut events), Some(&none));
+    events.iter().map(|event| event.data.u64()).collect()
 }
 
 /// Path of a namespace of a process.

@@ -33,6 +33,7 @@ use crate::host::{HostError, words};
 use crate::key::Key;
 use crate::machine::Machine;
 use crate::plan::{Places, Plan};
+use crate::ports::Touched;
 use crate::queue::Queue;
 use crate::reconcile::{CutOff, Doing, Next, Reconciler, Started, lock};
 use crate::state::State;
@@ -820,9 +821,15 @@ impl Keeper {
         }
         if ports {
             *lock(&self.ports_seen) = Instant::now();
-            let lost = self.machine.lost_ports();
+            let touched = self.machine.touched_ports();
             let mut table = lock(&self.table);
-            lost.iter().for_each(|(vnet, node)| table.enqueue(&Key::node(vnet, node)));
+            for Touched { node: (vnet, node), lost } in touched {
+                let key = Key::node(&vnet, &node);
+                self.board.touch(&key);
+                if lost {
+                    table.enqueue(&key);
+                }
+            }
             drop(table);
             self.work.notify_one();
         }
@@ -854,7 +861,6 @@ impl Keeper {
         while matches!((&self.woken).read(&mut bytes), Ok(1..)) {}
         let happened = |at: usize| descriptors.get(at).is_some_and(|it| !it.revents().is_empty());
         let ports = happened(3);
-        watched.iter().filter(|_| ports).for_each(|watch| watch.clear());
         (happened(1), happened(2), ports)
     }
 

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process, State as GuestState};
-use pdp_net::interface::Watch;
 use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::Channel;
@@ -25,6 +24,7 @@ use pdp_proto::mux;
 use crate::control::{ControlError, Mirror, MuxHello, TapHelper};
 use crate::host::{self, Host, HostError, words};
 use crate::plan::{Directory, GuestPlan, KernelPlan, PortNow, TapHelperPlan};
+use crate::ports::Touched;
 
 /// Entries of the kernel's neighbour tables that are left to the machine itself.
 const NEIGHBOURS_OF_MACHINE: u64 = 1024;
@@ -128,11 +128,12 @@ pub trait Machine: Debug + Send + Sync {
         ports: &[PortNow<'_>],
     ) -> Result<(), HostError>;
 
-    /// What tells that a guest may have deleted one; `None`: there are none.
-    fn watch_ports(&self) -> Option<Arc<Watch>>;
+    /// What is readable where a guest may have done something to one, until they are looked at; `None`: there are none.
+    fn watch_ports(&self) -> Option<Arc<OwnedFd>>;
 
-    /// Nodes that such a port is gone of: the vnet, and the name there.
-    fn lost_ports(&self) -> Vec<(String, String)>;
+    /// Looks at those of which that is told: nodes that one is gone of, or of which one is otherwise than at the last
+    /// look.
+    fn touched_ports(&self) -> Vec<Touched>;
 
     /// Removes all such ports but those of the numbers that `kept` says, which is asked while none is made: what is
     /// wanted by then stays.
@@ -335,12 +336,12 @@ impl Machine for Host {
         self.ports.see_to(of, guest, kernel, ports, self.runtime.cgroups())
     }
 
-    fn watch_ports(&self) -> Option<Arc<Watch>> {
+    fn watch_ports(&self) -> Option<Arc<OwnedFd>> {
         self.ports.watch()
     }
 
-    fn lost_ports(&self) -> Vec<(String, String)> {
-        self.ports.lost()
+    fn touched_ports(&self) -> Vec<Touched> {
+        self.ports.touched()
     }
 
     fn remove_ports_but(&self, kept: &dyn Fn() -> BTreeSet<u32>) -> Result<(), HostError> {

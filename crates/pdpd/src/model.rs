@@ -213,9 +213,7 @@ impl Model {
             let guests = shares.map(|(node, shares)| (node.clone(), number(node, shares)));
             holding.guests = guests.collect();
             let known = std::mem::take(&mut holding.ports);
-            // Not for those who may not trust each other, where what the kernel does for them is nobody's time.
-            let straight = pdp_spec::tenant_of(name).is_none() || pdp_net::napi::are_told();
-            for (node, interface) in plan::straight_ports(&vnet.spec).filter(|_| straight) {
+            for (node, interface) in plan::straight_ports(name, &vnet.spec) {
                 let known = known.get(node).and_then(|ports| ports.get(interface)).copied();
                 let number = known
                     .or_else(|| free_ports.take())

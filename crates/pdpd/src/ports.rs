@@ -6,17 +6,18 @@
 //! the short way to those that may go it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use pdp_container::Process;
 use pdp_container::cgroup::Cgroups;
 use pdp_net::interface::Watch;
-use pdp_net::napi;
 use pdp_net::ports::{self, Change, Counters, LEASE_MAX, PortSpec, Power, Reason, Way};
 use pdp_net::route_mtu::RouteMtu;
+use pdp_net::{napi, netns};
 use pdp_proto::mux;
 
 use crate::host::{self, Host, HostError};
@@ -32,12 +33,49 @@ const ATTEND_INTERVAL: Duration = Duration::from_secs(1);
 /// The leaf of a vrouter's cgroup that threads are in.
 const THREADS: &str = "threads";
 
-/// Ports of a node.
+/// All such ports of this daemon.
+#[derive(Debug)]
+pub struct Ports {
+    netns: PathBuf,
+    pins: PathBuf,
+    /// What there is in the kernel, once any was asked for.
+    open: Mutex<Option<ports::Ports>>,
+    /// What tells that a guest did something to an interface of its own: readable while any of `known` is.
+    watch: Mutex<Option<Arc<OwnedFd>>>,
+    /// Which there are to be, and whose.
+    known: Mutex<BTreeMap<Node, Known>>,
+    /// The tokens of `known` are below it.
+    tokens: AtomicU64,
+}
+
+/// A node of which something is otherwise than when its ports were looked at last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// The vnet, and the name there.
+    pub node: Node,
+    /// A port of it is gone.
+    pub lost: bool,
+}
+
+/// A node's ports as they are to be.
 #[derive(Clone, Debug)]
-struct Known {
+struct Wanted {
+    /// In whose network namespace they are.
     guest: Process,
     specs: Vec<PortSpec>,
     kernel: Option<KernelPlan>,
+}
+
+/// What is known of a node's ports.
+#[derive(Debug)]
+struct Known {
+    wanted: Wanted,
+    /// What the descriptor of `Ports::watch` calls it.
+    token: u64,
+    /// Tells of interfaces of the guest. It keeps the guest's network namespace, so it goes with the node's ports.
+    watch: Watch,
+    /// What of them was otherwise than it was made when it was looked at last: a port's name, and what.
+    changed: Vec<(String, Vec<Change>)>,
 }
 
 /// What the attendant knows of a node.
@@ -53,25 +91,12 @@ struct Attended {
     unpaid: BTreeMap<u32, u64>,
 }
 
-/// All such ports of this daemon.
-#[derive(Debug)]
-pub struct Ports {
-    netns: PathBuf,
-    pins: PathBuf,
-    /// What there is in the kernel, once any was asked for.
-    open: Mutex<Option<ports::Ports>>,
-    /// What tells that one of them may be gone.
-    watch: Mutex<Option<Arc<Watch>>>,
-    /// Which there are to be, and whose.
-    known: Mutex<BTreeMap<Node, Known>>,
-}
-
 impl Ports {
     /// Those of the daemon that has these places.
     pub fn new(places: &Places) -> Self {
         let (netns, pins) = (places.run.join("ports"), places.pins.join("_ports"));
-        let (open, watch, known) = Default::default();
-        Self { netns, pins, open, watch, known }
+        let (open, watch, known, tokens) = Default::default();
+        Self { netns, pins, open, watch, known, tokens }
     }
 
     fn with<T>(
@@ -91,7 +116,7 @@ impl Ports {
             None => {
                 pdp_net::xdp::mount_bpf_fs()?;
                 let ports = ports::Ports::open(&self.netns, &self.pins)?;
-                *lock(&self.watch) = Some(Arc::new(ports.watch()?));
+                *lock(&self.watch) = Some(Arc::new(host::epoll()?));
                 ports
             }
         };
@@ -106,61 +131,79 @@ impl Ports {
         (vnet, node): (&str, &str),
         guest: Process,
         kernel: Option<&KernelPlan>,
-        wanted: &[PortNow<'_>],
+        ports: &[PortNow<'_>],
         cgroups: &Cgroups,
     ) -> Result<(), HostError> {
         let key = (vnet.to_owned(), node.to_owned());
-        let specs = wanted.iter().map(|it| it.port.spec.clone()).collect();
-        let known = Known { guest, specs, kernel: kernel.cloned() };
-        match wanted.is_empty() {
-            true => lock(&self.known).remove(&key),
-            false => lock(&self.known).insert(key, known.clone()),
-        };
-        if wanted.is_empty() {
+        let specs: Vec<_> = ports.iter().map(|it| it.port.spec.clone()).collect();
+        let wanted = Wanted { guest, specs, kernel: kernel.cloned() };
+        let Some(vrouter) = wanted.vrouter() else {
+            lock(&self.known).remove(&key);
             return Ok(());
-        }
+        };
         let netns = host::network_namespace(guest)?;
-        self.with(|ports| {
-            for PortNow { port, carrier, joined } in wanted {
+        self.with(|_| Ok(()))?;
+        self.know(&key, &wanted, netns.as_fd())?;
+        self.with(|all| {
+            for PortNow { port, carrier, joined } in ports {
                 let number = port.spec.number;
-                ports.make(netns.as_fd(), &port.spec)?;
-                ports.join(number, if *joined { Way::Port(port.to) } else { Way::None })?;
+                all.make(netns.as_fd(), &port.spec)?;
+                all.join(number, if *joined { Way::Port(port.to) } else { Way::None })?;
                 // Which the other end lost where this one is made anew.
-                ports.join(port.to, if *joined { Way::Port(number) } else { Way::None })?;
-                ports.police(number, port.rate)?;
-                ports.set_carrier(number, *carrier)?;
-                serve(ports, netns.as_fd(), &port.spec, kernel, cgroups)?;
+                all.join(port.to, if *joined { Way::Port(number) } else { Way::None })?;
+                all.police(number, port.rate)?;
+                all.set_carrier(number, *carrier)?;
+                serve(all, netns.as_fd(), &port.spec, kernel, cgroups)?;
             }
-            let power = kernel
-                .filter(|kernel| !kernel.borrows)
-                .map(|kernel| Power { millicores: kernel.placement.power_millicores });
-            let Some(vrouter) = known.vrouter() else { return Ok(()) };
-            ports.power(vrouter, power)?;
+            let limited = kernel.filter(|kernel| !kernel.borrows);
+            let power = limited.map(|it| Power { millicores: it.placement.power_millicores });
+            all.power(vrouter, power)?;
             // Where it may, the attendant lends it.
-            if !known.short_way() {
-                ports.lend(vrouter, Duration::ZERO, [0; 2])?;
+            if !wanted.short_way() {
+                all.lend(vrouter, Duration::ZERO, [0; 2])?;
             }
             Ok(())
-        })
+        })?;
+        self.look(&key, &wanted);
+        Ok(())
+    }
+
+    /// Has what a guest does to its interfaces told from now on.
+    fn know(&self, key: &Node, wanted: &Wanted, netns: BorrowedFd<'_>) -> Result<(), HostError> {
+        let (mut known, wanted) = (lock(&self.known), wanted.clone());
+        if let Some(known) = known.get_mut(key).filter(|it| it.wanted.guest == wanted.guest) {
+            known.wanted = wanted;
+            return Ok(());
+        }
+        let watch = netns::within(netns, Watch::new)?;
+        let token = self.tokens.fetch_add(1, Relaxed);
+        if let Some(all) = self.watch() {
+            host::epoll_add(all.as_fd(), watch.as_fd(), token)?;
+        }
+        known.insert(key.clone(), Known { wanted, token, watch, changed: Vec::new() });
+        Ok(())
     }
 
     fn attend(&self, cgroups: &Cgroups, attended: &mut BTreeMap<Node, Attended>, since: Duration) {
-        let all = lock(&self.known).clone();
-        attended.retain(|node, it| all.get(node).is_some_and(|known| known.guest == it.guest));
+        let all: Vec<_> =
+            lock(&self.known).iter().map(|(node, it)| (node.clone(), it.wanted.clone())).collect();
+        attended.retain(|node, it| {
+            all.iter().any(|(of, wanted)| of == node && wanted.guest == it.guest)
+        });
         if all.is_empty() {
             return;
         }
         let used = self.with(|ports| Ok(ports.used(since)?)).unwrap_or_default();
-        for (node, known) in all {
-            let guest = known.guest;
+        for (node, wanted) in all {
+            let guest = wanted.guest;
             let new = || Attended { guest, routes: None, lent: None, unpaid: BTreeMap::new() };
             let attended = attended.entry(node).or_insert_with(new);
             // Whose guest ended is looked at for that.
-            let _ = self.serve_again(&known, attended, cgroups);
-            if self.lend(&known, attended).is_err() {
+            let _ = self.serve_again(&wanted, attended, cgroups);
+            if self.lend(&wanted, attended).is_err() {
                 (attended.routes, attended.lent) = (None, None);
             }
-            if let (Some(routes), Some(vrouter)) = (&attended.routes, known.vrouter()) {
+            if let (Some(routes), Some(vrouter)) = (&attended.routes, wanted.vrouter()) {
                 let own = used.iter().filter(|used| used.vrouter == vrouter);
                 routes.confirm(own.map(|used| (used.index, used.address)));
             }
@@ -171,17 +214,17 @@ impl Ports {
     /// and its thread went with that.
     fn serve_again(
         &self,
-        known: &Known,
+        wanted: &Wanted,
         attended: &mut Attended,
         cgroups: &Cgroups,
     ) -> Result<(), HostError> {
-        for spec in &known.specs {
+        for spec in &wanted.specs {
             let unpaid = self.with(|ports| Ok(ports.unpaid(spec.number)?))?;
             let before = attended.unpaid.get(&spec.number).copied().unwrap_or(0);
             if unpaid > before {
-                let netns = host::network_namespace(known.guest)?;
+                let netns = host::network_namespace(wanted.guest)?;
                 self.with(|ports| {
-                    serve(ports, netns.as_fd(), spec, known.kernel.as_ref(), cgroups)
+                    serve(ports, netns.as_fd(), spec, wanted.kernel.as_ref(), cgroups)
                 })?;
             }
             attended.unpaid.insert(spec.number, unpaid);
@@ -190,15 +233,15 @@ impl Ports {
     }
 
     /// Lets packets of a vrouter go the short way for a while, if they may, and as far as its routes are known.
-    fn lend(&self, known: &Known, attended: &mut Attended) -> Result<(), HostError> {
-        let Some(vrouter) = known.vrouter().filter(|_| known.short_way()) else {
+    fn lend(&self, wanted: &Wanted, attended: &mut Attended) -> Result<(), HostError> {
+        let Some(vrouter) = wanted.vrouter().filter(|_| wanted.short_way()) else {
             (attended.routes, attended.lent) = (None, None);
             return Ok(());
         };
         let routes = match &mut attended.routes {
             Some(routes) => routes,
             none => {
-                let netns = host::network_namespace(known.guest)?;
+                let netns = host::network_namespace(wanted.guest)?;
                 none.insert(RouteMtu::open(netns.as_fd())?)
             }
         };
@@ -226,7 +269,7 @@ impl Ports {
         }
         let kept = kept();
         let is_kept = |spec: &PortSpec| kept.contains(&spec.number);
-        lock(&self.known).retain(|_, known| known.specs.iter().any(is_kept));
+        lock(&self.known).retain(|_, known| known.wanted.specs.iter().any(is_kept));
         if kept.is_empty() {
             *open = None;
             *lock(&self.watch) = None;
@@ -238,37 +281,74 @@ impl Ports {
         })
     }
 
-    /// What tells that a guest may have deleted a port; `None`: there are none.
-    pub fn watch(&self) -> Option<Arc<Watch>> {
+    /// What is readable from when a guest did something to an interface of its own, which may be a port, until
+    /// [`Ports::touched`] looks; `None`: there are no ports.
+    pub fn watch(&self) -> Option<Arc<OwnedFd>> {
         lock(&self.watch).clone()
     }
 
-    /// Nodes that a port is gone of.
-    pub fn lost(&self) -> Vec<Node> {
-        let known = lock(&self.known).clone();
-        let is_lost = |guest: Process, specs: &[PortSpec]| -> Result<bool, HostError> {
-            let netns = host::network_namespace(guest)?;
-            self.with(|ports| {
-                let mut lost = false;
-                for spec in specs {
-                    lost |= ports.changes(netns.as_fd(), spec)?.contains(&Change::Gone);
-                }
-                Ok(lost)
+    /// Looks at the ports of nodes whose guests did something to an interface since the last time.
+    pub fn touched(&self) -> Vec<Touched> {
+        let Some(all) = self.watch() else { return Vec::new() };
+        let count = lock(&self.known).len();
+        let told = host::epoll_ready(all.as_fd(), count);
+        let known = lock(&self.known);
+        let moved = known.iter().filter(|(_, known)| told.contains(&known.token));
+        let moved: Vec<_> = moved
+            .map(|(node, known)| {
+                // Before the look: what happens from now on is told again.
+                known.watch.clear();
+                (node.clone(), known.wanted.clone())
             })
-        };
-        // Whose guest ended is looked at for that.
-        let lost =
-            known.into_iter().filter(|(_, it)| is_lost(it.guest, &it.specs).unwrap_or(false));
-        lost.map(|(node, _)| node).collect()
+            .collect();
+        drop(known);
+        moved
+            .into_iter()
+            .filter_map(|(node, wanted)| {
+                let (lost, changed) = self.look(&node, &wanted);
+                (lost || changed).then_some(Touched { node, lost })
+            })
+            .collect()
+    }
+
+    /// Looks at the ports of a node: whether one is gone, and whether one is otherwise than at the last look. Those of a
+    /// guest that ended are looked at for that.
+    fn look(&self, node: &Node, wanted: &Wanted) -> (bool, bool) {
+        let found = host::network_namespace(wanted.guest).and_then(|netns| {
+            self.with(|ports| {
+                let each = wanted.specs.iter().map(|spec| {
+                    let changes = ports.changes(netns.as_fd(), spec)?;
+                    Ok((spec.name.clone(), changes))
+                });
+                each.collect::<Result<Vec<_>, HostError>>()
+            })
+        });
+        let Ok(mut found) = found else { return (false, false) };
+        let is_gone = |(_, changes): &(String, Vec<Change>)| changes.contains(&Change::Gone);
+        let lost = found.iter().any(is_gone);
+        // It is made again, as it was.
+        found.retain(|it| !is_gone(it) && !it.1.is_empty());
+        let mut known = lock(&self.known);
+        let known = known.get_mut(node).filter(|it| it.wanted.guest == wanted.guest);
+        let before = known.map(|known| std::mem::replace(&mut known.changed, found.clone()));
+        (lost, before.is_some_and(|before| before != found))
+    }
+
+    /// What a guest did to its ends of ports, as far as it was not undone: a port's name, and what.
+    pub fn changes(&self, vnet: &str, node: &str) -> Vec<(String, Vec<Change>)> {
+        let known = lock(&self.known);
+        let known = known.get(&(vnet.to_owned(), node.to_owned()));
+        known.map(|known| known.changed.clone()).unwrap_or_default()
     }
 
     /// Puts the counters of ports into those that the mux has of their nodes.
     pub fn count(&self, stats: &mut mux::Stats) {
         let known = lock(&self.known);
         let wanted = known.iter().filter(|((vnet, _), _)| stats.vnets.contains_key(vnet));
-        let wanted: Vec<_> = wanted.map(|(node, known)| (node.clone(), known.clone())).collect();
+        let wanted: Vec<_> =
+            wanted.map(|(node, it)| (node.clone(), it.wanted.specs.clone())).collect();
         drop(known);
-        for ((vnet, node), Known { specs, .. }) in wanted {
+        for ((vnet, node), specs) in wanted {
             let found = stats.vnets.get_mut(&vnet).and_then(|vnet| vnet.nodes.get_mut(&node));
             let Some(stats) = found else { continue };
             for PortSpec { name, number, .. } in specs {
@@ -284,7 +364,7 @@ impl Ports {
     }
 }
 
-impl Known {
+impl Wanted {
     /// Its number among vrouters of this kind.
     fn vrouter(&self) -> Option<u32> {
         Some(self.specs.first()?.vrouter)

@@ -8,12 +8,13 @@ use std::path::Path;
 
 use pdp_api::{
     CommandStatus, Condition, ConditionKind, EngineStatus, ExternalStatus, FastpathPower, FeGuest,
-    FeStatus, ForwardingGuest, LinkStatus, NodeKind, NodeStatus, Phase, PortStatus, ProcessStatus,
-    QueueStatus, ScheduleStatus, Substrate, SubstrateStatus, TenantInfo, Vnet, VnetStatus,
-    VnetSummary,
+    FeStatus, ForwardingGuest, LinkStatus, LinkWay, NodeKind, NodeStatus, Phase, PortStatus,
+    ProcessStatus, QueueStatus, ScheduleStatus, Substrate, SubstrateStatus, TenantInfo, Vnet,
+    VnetStatus, VnetSummary,
 };
 use pdp_container::State as GuestState;
 use pdp_net::interface::Interface;
+use pdp_net::ports::Change;
 use pdp_proto::{mirror, mux};
 use pdp_spec::limits::MTU_MAX;
 use pdp_spec::units::{Percent, PublishedPort, Span};
@@ -27,7 +28,7 @@ use crate::keeper::Health;
 use crate::key::Key;
 use crate::ledger;
 use crate::model::Model;
-use crate::plan::{MirrorPlan, NodePlan, VnetPlan};
+use crate::plan::{self, MirrorPlan, NodePlan, VnetPlan};
 
 /// What it is told from.
 struct View<'a> {
@@ -210,7 +211,7 @@ impl View<'_> {
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
         let now_ns = ledger::now_ns();
         let mut queues_left = QUEUES_SHOWN;
-        let mut link_status = |link: &mux::Vlink| {
+        let mut link_status = |(link, way): (&mux::Vlink, &plan::LinkWay)| {
             let schedule = link.schedule.as_ref().map(|it| schedule_status(it, now_ns));
             let now = link.at(now_ns);
             let missing = link.ends.iter().find_map(|end| self.missing(end, &up));
@@ -221,9 +222,15 @@ impl View<'_> {
                 (false, true) => Some("set down, silently: its ends keep their carrier".to_owned()),
             };
             let by_schedule = (link.up && !now.up).then(|| "down by its schedule".to_owned());
+            let (way, way_reason) = match way {
+                plan::LinkWay::Kernel => (LinkWay::Kernel, None),
+                plan::LinkWay::Mux(why) => (LinkWay::Mux, why.clone()),
+            };
             LinkStatus {
                 name: link.name.clone(),
                 endpoints: link.ends.iter().map(|end| end_words(end, plan)).collect(),
+                way,
+                way_reason,
                 up: link.up,
                 silent,
                 carrier: plan.has_carrier(link, now_ns)
@@ -238,7 +245,7 @@ impl View<'_> {
                 queues: queues(&now, plan, &mut queues_left),
             }
         };
-        let links = plan.mux.vlinks.iter().map(&mut link_status).collect();
+        let links = plan.mux.vlinks.iter().zip(&plan.ways).map(&mut link_status).collect();
         let message = problem.or_else(|| {
             let parts = nodes.iter().flat_map(|node| {
                 let parts = parts(node).map(|(part, status)| (part, &status.message));
@@ -381,13 +388,14 @@ impl View<'_> {
             .collect();
         let engine = counters.and_then(|node| node.engine.as_ref());
         let router = plan.kind == pdp_spec::NodeKind::Router;
+        let changed = changed_ports(name, &self.engine.host.ports.changes(vnet, name));
         let mut node = NodeStatus {
             name: name.into(),
             kind: if router { NodeKind::Router } else { NodeKind::Host },
             labels: self.labels(vnet, name),
             phase: Phase::Failed,
             message: None,
-            conditions: self.hooks(name, plan).into_iter().collect(),
+            conditions: self.hooks(name, plan).into_iter().chain(changed).collect(),
             ready: false,
             commands,
             power_millicores: router.then(|| {
@@ -635,6 +643,18 @@ fn failing(node: &NodeStatus) -> impl Iterator<Item = (String, &Option<String>)>
     failing.map(|command| (command.name.clone(), &command.message))
 }
 
+/// What is to be said of ports that a guest changed.
+fn changed_ports(node: &str, changed: &[(String, Vec<Change>)]) -> Option<Condition> {
+    let each = changed.iter().map(|(port, changes)| {
+        let words = changes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        // A name may have any bytes.
+        format!("port {port}: {}", words.escape_debug())
+    });
+    let message = each.collect::<Vec<_>>().join("; ") + " (by the guest itself)";
+    let node = node.into();
+    (!changed.is_empty()).then_some(Condition { kind: ConditionKind::PortChanged, node, message })
+}
+
 /// Ports of the machine that lead into a node.
 fn published(plan: &NodePlan) -> Vec<String> {
     let ports = plan.management.iter().flat_map(|management| &management.config.ports);
@@ -809,6 +829,17 @@ fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_guest_did_to_its_ports_is_told_in_words_that_do_nothing_to_a_terminal() {
+        assert_eq!(changed_ports("r1", &[]), None);
+        let renamed = vec![Change::Renamed("\u{1b}[2J".into()), Change::Down];
+        let changed = [("eth0".into(), renamed), ("eth1".into(), vec![Change::Resized(1400)])];
+        let told = changed_ports("r1", &changed).expect("a condition");
+        assert_eq!((told.kind, &*told.node), (ConditionKind::PortChanged, "r1"));
+        let words = "port eth0: renamed to \\u{1b}[2J, set down; port eth1: its MTU set to 1400 (by the guest itself)";
+        assert_eq!(told.message, words);
+    }
 
     #[test]
     fn one_cause_is_told_once() {

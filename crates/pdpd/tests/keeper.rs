@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
-use pdp_net::interface::Watch;
 use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
 use pdp_proto::mux;
@@ -21,6 +20,7 @@ use pdpd::key::Key;
 use pdpd::machine::Machine;
 use pdpd::model::Model;
 use pdpd::plan::{Directory, GuestPlan, KernelPlan, Part, Places, Plan, PortNow, TapHelperPlan};
+use pdpd::ports::Touched;
 use pdpd::state::State;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -204,11 +204,11 @@ impl Machine for Pretend {
         Ok(())
     }
 
-    fn watch_ports(&self) -> Option<Arc<Watch>> {
+    fn watch_ports(&self) -> Option<Arc<OwnedFd>> {
         None
     }
 
-    fn lost_ports(&self) -> Vec<(String, String)> {
+    fn touched_ports(&self) -> Vec<Touched> {
         Vec::new()
     }
 

@@ -14,7 +14,7 @@ use pdp_spec::{DeviceAttach, SourceFile};
 use pdp_wire::tunnel::Take;
 use pdpd::key::Key;
 use pdpd::model::Model;
-use pdpd::plan::{MemifPlan, OutletPlan, Places, Plan, VnetPlan};
+use pdpd::plan::{LinkWay, MemifPlan, OutletPlan, Places, Plan, VnetPlan};
 use proptest::prelude::*;
 
 const SUBSTRATE: &str = r#"
@@ -893,6 +893,22 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
         let far = ports.iter().find(|(.., far, _)| far == to).expect("the far end");
         assert_eq!((far.3, far.0 != *node), (*number, true), "{node} {vport}");
     }
+    // Why the others don't.
+    let way = |model: &Model, vnet: &str, link: usize| model.plan.vnets[vnet].ways[link].clone();
+    let mux = |why: &str| LinkWay::Mux(Some(why.to_owned()));
+    let ways = [0, 1, 2].map(|link| way(&before, "row", link));
+    assert_eq!(ways, [mux("h1 is a host"), LinkWay::Kernel, LinkWay::Kernel]);
+    for (others, why) in [
+        ("dataPlane: {kind: fastpath}", "r2 is a router of kind fastpath"),
+        ("dataPlane: {kind: parallel, power: 0.1}", "r2 is a router of kind parallel"),
+    ] {
+        let r2 = "r2: {kind: router";
+        let text = row_of_kernels("").replace(r2, &format!("{r2}, {others}"));
+        assert_eq!(way(&apply(&before, text), "row", 1), mux(why));
+    }
+    let hosts = row_of_kernels("").replace("{kind: router,", "{kind: host,");
+    let hosts = apply(&before, hosts);
+    assert_eq!(way(&hosts, "row", 1), LinkWay::Mux(None), "no end is the kernel's");
     // The helper of TAPs has what is left, with the vports' numbers.
     let taps = |node: &str| -> Vec<u16> {
         let helper = before.plan.vnets["row"].nodes[node].tap_helper.as_ref();
@@ -912,15 +928,27 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
         let nodes = tenants.plan.vnets[vnet].nodes.values();
         nodes.map(|node| node.straight.len()).sum::<usize>()
     };
-    let of_tenant = if pdp_net::napi::are_told() { 4 } else { 0 };
+    let told = pdp_net::napi::are_told();
+    let of_tenant = if told { 4 } else { 0 };
     assert_eq!((straight_of("row"), straight_of("acme.row")), (4, of_tenant));
+    let ways = [0, 1].map(|link| way(&tenants, "acme.row", link));
+    let second = if told { LinkWay::Kernel } else { mux("the network is a tenant's") };
+    assert_eq!(ways, [mux("h1 is a host"), second]);
     for more in ["rate: 5Mbps", "burst: 9000", "seed: 5"] {
         let after = apply(&before, row_of_kernels(&format!(", {more}")));
         assert_eq!(straight(&after), ports, "{more}");
     }
-    for more in ["delay: 1ms", "queue: 9", "loss: 1%", "queues: [{name: a}]", "weight: 2"] {
+    for (more, why) in [
+        ("delay: 1ms", "it has a delay"),
+        ("queue: 9", "it has a queue"),
+        ("loss: 1%", "it has loss"),
+        ("queues: [{name: a}]", "it has queues"),
+        ("weight: 2", "it has a weight"),
+        ("schedule: [{at: 5s, rate: 1Mbps}]", "it has a schedule"),
+    ] {
         let after = apply(&before, row_of_kernels(&format!(", rate: 5Mbps, {more}")));
         assert_eq!(straight(&after), ports[..2], "{more}");
+        assert_eq!(way(&after, "row", 2), mux(why));
     }
 }
 

@@ -40,7 +40,7 @@ use crate::shared::{self, Shared, differing};
 pub use commands::CommandPlan;
 pub use network::Sysctls;
 use node::NodePlanner;
-pub use straight::{PortNow, StraightPort, straight_ports};
+pub use straight::{LinkWay, PortNow, StraightPort, straight_ports};
 use words::rate;
 
 /// Directories and names of one pdpd.
@@ -441,6 +441,8 @@ pub struct VnetPlan {
     pub mux: mux::Vnet,
     /// Links as written: name and the two ends, in the order of `mux.vlinks`.
     pub links: Vec<Vec<Endpoint>>,
+    /// Which way each of them takes, in the same order.
+    pub ways: Vec<LinkWay>,
     /// Names of links that are down and whose ends keep their carrier.
     pub silent: BTreeSet<String>,
     /// What its nodes see as `/etc/hosts`.
@@ -788,6 +790,7 @@ impl VnetPlanner<'_> {
         }
         let mut links = Vec::new();
         let mut vlinks = Vec::new();
+        let mut ways = Vec::new();
         for (index, link) in self.spec.links.iter().enumerate() {
             let ends: Option<Vec<_>> = link.endpoints.iter().map(|end| self.end(end)).collect();
             let Some(ends) = ends else { continue };
@@ -824,6 +827,7 @@ impl VnetPlanner<'_> {
                 }),
             });
             links.push(link.endpoints.clone());
+            ways.push(LinkWay::of(self.name, self.spec, link));
         }
         let mux = mux::Vnet {
             name: self.name.into(),
@@ -834,7 +838,8 @@ impl VnetPlanner<'_> {
         let (weight, neighbours) = (weight(&nodes), neighbours(&nodes));
         let silent = self.holding.links_silent.clone();
         let hosts = hosts::text(self.name, self.spec);
-        Ok(VnetPlan { nodes, mux, links, silent, hosts, takes: self.takes(), weight, neighbours })
+        let takes = self.takes();
+        Ok(VnetPlan { nodes, mux, links, ways, silent, hosts, takes, weight, neighbours })
     }
 
     fn takes(&self) -> BTreeMap<String, Takes> {

@@ -214,8 +214,8 @@ impl NodePlanner<'_> {
     /// Those of its interfaces whose links stay in the kernel.
     fn straight(&self, taps: &[TapSpec]) -> BTreeMap<u16, StraightPort> {
         let ports = taps.iter().enumerate().filter_map(|(index, tap)| {
-            let VnetPlanner { spec, holding, .. } = self.vnet;
-            let (number, to, rate) = straight::way(spec, holding, self.name, &tap.name)?;
+            let VnetPlanner { name, spec, holding, .. } = self.vnet;
+            let (number, to, rate) = straight::way(name, spec, holding, self.name, &tap.name)?;
             let TapSpec { name, mac, mtu, addresses, routes, .. } = tap.clone();
             let spec = PortSpec { number, vrouter: number, name, mac, mtu, addresses, routes };
             Some((index as u16, StraightPort { spec, to, rate }))

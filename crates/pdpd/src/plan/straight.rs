@@ -3,9 +3,12 @@
 //!
 //! Source: Trellis (ROADS 2008), section 4.2: two containers of one host are joined without a tunnel.
 
+use pdp_net::napi;
 use pdp_net::ports::{PortSpec, Rate};
 use pdp_spec::units::{Endpoint, Queue};
-use pdp_spec::{DataPlane, Leaving, Link, QUEUE_FRAMES_DEFAULT, VirtualNetworkSpec};
+use pdp_spec::{
+    DataPlane, Leaving, Link, NodeKind, QUEUE_FRAMES_DEFAULT, VirtualNetworkSpec, tenant_of,
+};
 
 use crate::ledger::Holding;
 
@@ -31,36 +34,121 @@ pub struct PortNow<'a> {
     pub joined: bool,
 }
 
-/// Ports, by node and interface, whose links stay in the kernel.
-pub fn straight_ports(spec: &VirtualNetworkSpec) -> impl Iterator<Item = (&str, &str)> {
-    let links = spec.links.iter().filter_map(|link| ends(spec, link));
+/// Ports of a network, by node and interface, whose links stay in the kernel.
+pub fn straight_ports<'a>(
+    vnet: &str,
+    spec: &'a VirtualNetworkSpec,
+) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let links = spec.links.iter().filter_map(|link| ends(vnet, spec, link).ok());
     links.flatten()
 }
 
-/// The ports that a link joins in the kernel, if it does.
-fn ends<'a>(spec: &'a VirtualNetworkSpec, link: &'a Link) -> Option<[(&'a str, &'a str); 2]> {
-    let [one, other] = &link.endpoints[..] else { return None };
-    let passes = link.segment.is_none() && link.schedule.is_empty();
-    let port = |end: &'a Endpoint| {
-        let Endpoint::Port { node, interface } = end else { return None };
-        let plane = spec.nodes.get(node)?.data_plane.as_ref()?;
-        let stays = matches!(plane, DataPlane::Kernel(_)) && never_waits(&link.leaving(end));
-        stays.then_some((node.as_str(), interface.as_str()))
-    };
-    if passes { Some([port(one)?, port(other)?]) } else { None }
+/// Which way a link's frames take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkWay {
+    /// They stay in the kernel.
+    Kernel,
+    /// By the mux; with why, where an end of it is a router that the kernel forwards for.
+    Mux(Option<String>),
 }
 
-/// Whether frames that leave so are let go at once, or dropped: for a rate alone none has to wait, unless a queue is
-/// asked for. One of as many frames as where none is given is not told from that.
-fn never_waits(leaving: &Leaving) -> bool {
-    let Leaving { rate, burst, overhead, seed, queue, .. } = *leaving;
-    let plain = queue.is_none_or(|queue| queue == Queue::Frames(QUEUE_FRAMES_DEFAULT));
-    plain && *leaving == Leaving { rate, burst, overhead, seed, queue, ..Leaving::default() }
+impl LinkWay {
+    /// That of a link of the network `vnet`.
+    pub(super) fn of(vnet: &str, spec: &VirtualNetworkSpec, link: &Link) -> Self {
+        let concerns = link.endpoints.iter().any(|end| match end {
+            Endpoint::Port { node, .. } => other_plane(spec, node).is_none(),
+            Endpoint::External(_) => false,
+        });
+        match ends(vnet, spec, link) {
+            Ok(_) => Self::Kernel,
+            Err(why) => Self::Mux(concerns.then_some(why)),
+        }
+    }
+}
+
+/// The two ports that a link joins in the kernel, or why it goes by the mux.
+fn ends<'a>(
+    vnet: &str,
+    spec: &'a VirtualNetworkSpec,
+    link: &'a Link,
+) -> Result<[(&'a str, &'a str); 2], String> {
+    let [one, other] = &link.endpoints[..] else { return Err("it is a segment".into()) };
+    let port = |end: &'a Endpoint| match end {
+        Endpoint::External(_) => Err("it leads outside".into()),
+        Endpoint::Port { node, interface } => match other_plane(spec, node) {
+            Some(what) => Err(format!("{node} is {what}")),
+            None => Ok((node.as_str(), interface.as_str())),
+        },
+    };
+    let ports = [port(one)?, port(other)?];
+    let waits = [one, other].into_iter().find_map(|end| waits_for(&link.leaving(end)));
+    let has = match () {
+        () if link.segment.is_some() => return Err("it is a segment".into()),
+        () if !link.schedule.is_empty() => Some("a schedule"),
+        () => waits,
+    };
+    match has {
+        Some(what) => Err(format!("it has {what}")),
+        // Not for those who may not trust each other, where what the kernel does for them is nobody's time.
+        None if tenant_of(vnet).is_some() && !napi::are_told() => {
+            Err("the network is a tenant's".into())
+        }
+        None => Ok(ports),
+    }
+}
+
+/// What a node is, where it is no router that the kernel forwards for.
+fn other_plane(spec: &VirtualNetworkSpec, node: &str) -> Option<&'static str> {
+    match spec.nodes.get(node).map(|node| (node.kind, &node.data_plane)) {
+        Some((NodeKind::Router, Some(DataPlane::Kernel(_)))) => None,
+        Some((NodeKind::Router, Some(DataPlane::Fastpath(_)))) => Some("a router of kind fastpath"),
+        Some((NodeKind::Router, Some(DataPlane::Parallel(_)) | None)) => {
+            Some("a router of kind parallel")
+        }
+        Some((NodeKind::Host, _)) => Some("a host"),
+        None => Some("no node"),
+    }
+}
+
+/// What frames that leave so may have to wait for, or what else the kernel's links can't do: for a rate alone none has
+/// to wait, it is let go at once or dropped. A queue of as many frames as where none is given is not told from that.
+fn waits_for(leaving: &Leaving) -> Option<&'static str> {
+    let Leaving {
+        rate: _,
+        burst: _,
+        overhead: _,
+        seed: _,
+        queue,
+        queues,
+        guarantee,
+        weight,
+        delay,
+        jitter,
+        loss,
+        reorder,
+        corrupt,
+        duplicate,
+    } = leaving;
+    let queue = queue.filter(|queue| *queue != Queue::Frames(QUEUE_FRAMES_DEFAULT));
+    let all = [
+        (delay.is_some(), "a delay"),
+        (jitter.is_some(), "jitter"),
+        (loss.is_some(), "loss"),
+        (reorder.is_some(), "reordering"),
+        (corrupt.is_some(), "corruption"),
+        (duplicate.is_some(), "duplication"),
+        (queue.is_some(), "a queue"),
+        (queues.is_some(), "queues"),
+        (guarantee.is_some(), "a guarantee"),
+        (weight.is_some(), "a weight"),
+    ];
+    all.into_iter().find_map(|(is_asked_for, what)| is_asked_for.then_some(what))
 }
 
 /// For a port of a node, by its interface: its number, that of the other end of its link, and the rate; `None`: it is a
 /// TAP.
 pub(super) fn way(
+    vnet: &str,
     spec: &VirtualNetworkSpec,
     holding: &Holding,
     node: &str,
@@ -69,7 +157,7 @@ pub(super) fn way(
     let number = |(node, interface): (&str, &str)| holding.ports.get(node)?.get(interface).copied();
     let own = number((node, interface))?;
     let link = spec.links.iter().find_map(|link| {
-        let ends = ends(spec, link)?;
+        let ends = ends(vnet, spec, link).ok()?;
         ends.contains(&(node, interface)).then_some((link, ends))
     });
     let (link, [one, other]) = link?;

@@ -267,6 +267,8 @@ fn red() -> Vnet {
     let link = LinkStatus {
         name: "r1-h1".into(),
         endpoints: vec!["r1:eth0".into(), "h1:eth0".into()],
+        way: LinkWay::Mux,
+        way_reason: Some("h1 is a host".into()),
         up: true,
         carrier: true,
         silent: false,

@@ -15,6 +15,16 @@ fn named(nodes: &[Value], name: &str) -> Value {
     nodes.iter().find(|found| found["name"] == name).expect("the node").clone()
 }
 
+/// Which way each link takes, and why.
+fn ways(node: &Node) -> Vec<String> {
+    let links = node.json(&["inspect", "fastpath"])["status"]["links"].clone();
+    let way = |link: &Value| {
+        let words = ["way", "wayReason"].map(|key| link[key].as_str().unwrap_or_default());
+        words.join(" ").trim().to_owned()
+    };
+    links.as_array().expect("links").iter().map(way).collect()
+}
+
 /// From each kind of data plane to the kernel and back: nothing but the router's own data plane is begun anew.
 #[test]
 fn a_router_goes_from_any_data_plane_to_its_kernel_and_back() {
@@ -65,6 +75,7 @@ fn a_link_between_two_kernels_needs_no_process() {
         ["sent", "punted"].map(|name| port[name].as_u64().expect("a counter"))
     };
     let before = counters(&node);
+    assert_eq!(ways(&node), ["mux h1 is a host", "kernel", "mux h2 is a host"]);
     // Everything that could be on the way dies, and no frame is lost.
     let pings = "setsid ping -c1500 -i0.002 10.0.12.2 >/tmp/said 2>&1 &";
     node.pdp(&["exec", "fastpath/r1", "--", "sh", "-c", pings]);
@@ -133,9 +144,40 @@ fn a_link_between_two_kernels_needs_no_process() {
     assert!(since.elapsed().as_secs() < 5, "{:?}", since.elapsed());
     assert_eq!(pids(&node), guests, "and nothing else");
 
+    // What else it does to it is told until it is undone.
+    let told = || -> Vec<String> {
+        let r1 = named(&nodes(&node, "fastpath"), "r1");
+        let conditions = r1["conditions"].as_array().cloned().unwrap_or_default();
+        let ours = conditions.iter().filter(|it| it["kind"] == "portChanged");
+        ours.map(|it| it["message"].as_str().expect("words").to_owned()).collect()
+    };
+    assert_eq!(told(), [""; 0]);
+    node.exec("fastpath/r1", "ip link set eth1 mtu 1400");
+    let words = "port eth1: its MTU set to 1400 (by the guest itself)";
+    eventually("its MTU is told", || told() == [words]);
+    node.exec("fastpath/r1", "ip link set eth1 mtu 1500");
+    eventually("that is undone", || told().is_empty());
+    node.exec("fastpath/r1", "ip link set eth1 address 02:00:00:00:00:99 name other");
+    eventually("its name and address are told", || {
+        let told = told();
+        told.len() == 1 && told[0].contains("renamed to other, its link address set to 02:00:")
+    });
+    // A new pdpd finds it as well.
+    node.kill_pdpd();
+    node.start_pdpd();
+    eventually("a new pdpd tells it", || {
+        let r1 = named(&nodes(&node, "fastpath"), "r1");
+        r1["conditions"].to_string().contains("renamed to other")
+    });
+    node.pdp(&["restart", "fastpath/r1"]);
+    ready(&node);
+    let r1 = named(&nodes(&node, "fastpath"), "r1");
+    assert!(r1["conditions"].is_null(), "{r1}");
+
     // With a delay it goes by the mux, which its ends are made anew for.
     node.apply(&rate("1Gbps\n      delay: 5ms"));
     ready(&node);
+    assert_eq!(ways(&node)[1], "mux it has a delay");
     let words = node.exec("fastpath/r1", "ping -c3 -i0.1 10.0.12.2");
     assert!(words.contains("time=1") && all_answered(&words, 3), "{words}");
     let pins = node.pins().join("_ports");
