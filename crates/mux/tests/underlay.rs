@@ -604,3 +604,37 @@ fn what_measures_a_way_is_as_long_as_its_vlinks_are_now() {
     assert_eq!(mux.handle(Request::DeleteVnet { name: "blue".into() }, vec![]), Reply::Done);
     comes(1400);
 }
+
+/// Who waits for another way is told of each, and of nothing else.
+#[test]
+fn what_changes_of_a_way_is_told() {
+    let place = Place::enter("told");
+    let underlay = Underlay::start().unwrap();
+    let index = pdp_net::interface::Interface::by_name("a").unwrap().index;
+    let [local, remote] = ["10.9.1.1", "10.9.1.2"].map(|address| address.parse().unwrap());
+    let _hop = underlay.next_hop(index, local, remote, 1500).unwrap();
+    let way = || underlay.way((index, local, remote));
+    let mut seen = 0;
+    let mut told = |what: &str, is: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !is() {
+            seen = underlay.wait(seen, Duration::from_secs(10));
+            assert!(start.elapsed() < Duration::from_secs(5), "{what}");
+        }
+        seen
+    };
+    told("it is known", &|| way().is_some_and(|hop| hop.mtu == 1500));
+    place.exec("node", "ip neigh replace 10.9.1.2 lladdr 02:00:00:00:09:09 dev a");
+    let seen = told("another neighbour", &|| way().is_some_and(|hop| hop.mac[5] == 9));
+    place.exec("node", "ip neigh replace 10.9.1.7 lladdr 02:00:00:00:09:07 dev a");
+    assert_eq!(underlay.wait(seen, Duration::from_millis(300)), seen, "nothing of this way");
+    place.exec("node", "ip link set dev a mtu 1400");
+    told("another MTU", &|| way().is_some_and(|hop| hop.mtu == 1400));
+    place.exec("node", "ip link set dev a down");
+    told("the device is down", &|| way().is_none());
+    place.exec("node", "ip link set dev a up");
+    told("it is up", &|| way().is_none());
+    let hop = underlay.next_hop(index, local, remote, 1500).unwrap();
+    assert!(hop.find().is_none() || way().is_some());
+    told("it is known again", &|| way().is_some());
+}

@@ -10,7 +10,8 @@
 //! 1,280 over IPv6), and has it in the route when it is asked again. Frames themselves have source
 //! ports of flows, where nobody listens; what is said to them is nobody's.
 //!
-//! Needs no privilege. Workers read one atomic word. What happens to a tunnel that nobody uses costs
+//! Needs no privilege. Workers read one atomic word; who has to hand on what changes waits for it
+//! ([`Underlay::wait`]). What happens to a tunnel that nobody uses costs
 //! nothing, and the other work has bounds: [`ASKS_MAX`] datagrams and questions a second, a tenth of
 //! a CPU for what concerns all tunnels.
 
@@ -24,7 +25,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr as InetAddress, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use netlink_packet_core::{NetlinkBuffer, NetlinkMessage, NetlinkPayload};
@@ -108,16 +109,21 @@ impl NextHop {
     /// for.
     #[inline]
     pub fn find(&self) -> Option<Hop> {
-        let state = self.state.load(Ordering::Relaxed);
-        if state == 0 {
+        let hop = self.peek();
+        if hop.is_none() {
             self.wish();
-            return None;
-        }
-        if !self.used.load(Ordering::Relaxed) {
+        } else if !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::Relaxed);
         }
+        hop
+    }
+
+    /// The same, without being asked for.
+    #[inline]
+    fn peek(&self) -> Option<Hop> {
+        let state = self.state.load(Ordering::Relaxed);
         let [high, low, mac @ ..] = state.to_be_bytes();
-        Some(Hop { mac, mtu: u16::from_be_bytes([high, low]) })
+        (state != 0).then_some(Hop { mac, mtu: u16::from_be_bytes([high, low]) })
     }
 
     /// Has it looked for.
@@ -210,6 +216,20 @@ pub struct Underlay {
     tunnels: Arc<Mutex<Tunnels>>,
     wishes: Arc<Wishes>,
     questions: Arc<AtomicU64>,
+    changes: Arc<Changes>,
+}
+
+/// How many times something was another way than before, and who waits for that.
+#[derive(Debug, Default)]
+struct Changes {
+    count: Mutex<u64>,
+    bell: Condvar,
+}
+
+impl Changes {
+    fn count(&self) -> MutexGuard<'_, u64> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Interface index, local and remote address.
@@ -226,6 +246,8 @@ struct Tunnels {
     /// Slots that the kernel was not asked for since they or their links changed.
     new: Vec<usize>,
     links: HashMap<u32, Link>,
+    /// Whether a link, or what is known of a next hop, is another one since that was told.
+    changed: bool,
 }
 
 #[derive(Debug)]
@@ -250,6 +272,7 @@ impl Underlay {
             tunnels: Arc::default(),
             wishes: Arc::new(Wishes::new()?),
             questions: Arc::default(),
+            changes: Arc::default(),
         };
         let follower = Follower {
             underlay: underlay.clone(),
@@ -288,6 +311,23 @@ impl Underlay {
         let hop = self.tunnels().take((ifindex, local, remote), packet_bytes, &self.wishes)?;
         self.wishes.ring();
         Some(hop)
+    }
+
+    /// What is known of such a way, and the longest IP packet that the interface carries as well; `None` also while the
+    /// interface has no carrier.
+    pub fn way(&self, ends: Ends) -> Option<Hop> {
+        let tunnels = self.tunnels();
+        let hop = tunnels.slots[*tunnels.by_ends.get(&ends)?].as_ref()?.hop.peek()?;
+        let link = tunnels.links.get(&ends.0).filter(|link| link.up && link.carrier)?;
+        Some(Hop { mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX).min(hop.mtu), ..hop })
+    }
+
+    /// Waits until what [`Underlay::way`] says of some way may be otherwise than when this returned `seen`, or for as
+    /// long as `most`. Before the first time, `seen` is 0.
+    pub fn wait(&self, seen: u64, most: Duration) -> u64 {
+        let count = self.changes.count();
+        let waited = self.changes.bell.wait_timeout_while(count, most, |count| *count == seen);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Says how long the longest IP packets of tunnels are, bytes.
@@ -418,6 +458,7 @@ impl Tunnels {
             }
             Some((_, None)) | None => None,
         };
+        self.changed |= tunnel.hop.peek() != hop;
         tunnel.hop.resolve(hop);
     }
 
@@ -487,6 +528,7 @@ impl Follower {
             let underlay = self.underlay.clone();
             let mut tunnels = underlay.tunnels();
             for (ifindex, link) in std::mem::take(&mut heard.links) {
+                tunnels.changed = true;
                 match link {
                     Some(link) => tunnels.links.insert(ifindex, link),
                     None => tunnels.links.remove(&ifindex),
@@ -519,7 +561,12 @@ impl Follower {
                 self.look(&mut tunnels);
             }
             let next_poke = self.grant(&mut tunnels);
+            let changed = std::mem::take(&mut tunnels.changed);
             drop(tunnels);
+            if changed {
+                *underlay.changes.count() += 1;
+                underlay.changes.bell.notify_all();
+            }
             if !self.asked.is_empty() {
                 next_answers.get_or_insert(now + ANSWER_AFTER);
             }
@@ -539,7 +586,7 @@ impl Follower {
         }
         if others_lost && let Ok(links) = self.query.links() {
             heard.lost[1] = false;
-            tunnels.links = links;
+            (tunnels.links, tunnels.changed) = (links, true);
         }
         let routes = std::mem::take(&mut heard.routes) || others_lost;
         for slot in 0..tunnels.slots.len() {
