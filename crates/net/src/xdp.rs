@@ -27,7 +27,7 @@ use libbpf_rs::{
 pub use pdp_wire::tunnel::Take;
 
 use crate::error::{Context, Error, Result};
-use crate::interface::Interface;
+use crate::interface::{Condition, Interface};
 use crate::ports::{Ports, SHARED_MAPS};
 
 /// Destinations that can be taken on one interface.
@@ -84,6 +84,9 @@ fn key_of(take: &Take) -> [u8; 20] {
 /// In the kind of what the program takes, beside the family: 0 is UDP.
 const TAKE_GRE: u16 = 0x100;
 const TAKE_VLAN: u16 = 0x200;
+
+/// NETDEV_XDP_ACT_BASIC, _REDIRECT and _NDO_XMIT of linux/netdev.h.
+const FEATURES: u64 = 1 | 2 | 4;
 
 /// How the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,6 +251,24 @@ impl Xdp {
     pub fn detach(self) -> Result<()> {
         detach(&self.pins)
     }
+}
+
+/// Whether an interface's driver runs programs and sends what they redirect to it, as it has to where tunnels of ports
+/// leave by it ([`crate::ports::Way::Outside`]); not where another program is in its way in the stack. `None`: there is
+/// no such interface. Kernels before Linux 6.3 do not tell, and count as if it did not.
+///
+/// The driver of one end of a veth sends while the other end has NAPI: with GRO turned on, or a program.
+pub fn redirects(device: &str) -> Option<bool> {
+    let index = i32::try_from(Condition::of(device)?.index).ok()?;
+    let mut options = libbpf_sys::bpf_xdp_query_opts {
+        sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    // SAFETY: the options outlive the call and say their own size.
+    let error = unsafe { libbpf_sys::bpf_xdp_query(index, 0, &mut options) };
+    let has = options.feature_flags & FEATURES == FEATURES;
+    let free = u32::from(options.attach_mode) != libbpf_sys::XDP_ATTACHED_SKB;
+    Some(error == 0 && has && free)
 }
 
 /// Removes the pins in `pins`, and with them the program from its interface. No change if there is

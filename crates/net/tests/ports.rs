@@ -21,7 +21,7 @@ use pdp_net::ports::{
     self, Change, Counters, Hop, LEASE_MAX, Made, NO_MTU, Outside, PortSpec, Ports, Power, Rate,
     Reason, Way,
 };
-use pdp_net::xdp::{Mode, Take, Xdp};
+use pdp_net::xdp::{self, Mode, Take, Xdp};
 use pdp_net::{Error, sysctl};
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{checksum, ecn, outer, udp, vxlan};
@@ -810,8 +810,11 @@ impl Outer {
         peer.run(
             "ip addr add 10.1.1.2/24 dev far; ip addr add fd11::2/64 dev far nodad; \
              ip link set far up; \
-             ethtool -K far tx off gro on > /dev/null",
+             ethtool -K far tx off gro off > /dev/null",
         );
+        assert_eq!(["ext", "no-such"].map(xdp::redirects), [Some(false), None]);
+        peer.run("ethtool -K far gro on > /dev/null");
+        assert_eq!(xdp::redirects("ext"), Some(true));
         let mut ports = place.open();
         let port = PortSpec { mtu: 1430, ..spec(0, 1) };
         ports.make(guest.netns().as_fd(), &port).unwrap();

@@ -715,6 +715,11 @@ impl Ports {
         Ok(self.counts(number)?.refused[Reason::Unpaid as usize])
     }
 
+    /// Frames that the vrouter sent from port `number`, be they dropped or not. Takes one system call.
+    pub fn made(&self, number: u32) -> Result<u64> {
+        Ok(self.counts(number)?.from_vrouter.frames)
+    }
+
     /// Removes ports with all that is theirs. What other ports send to them goes nowhere. No change if there are none.
     pub fn remove(&mut self, numbers: &[u32]) -> Result<()> {
         let gone: BTreeSet<u32> = numbers.iter().copied().collect();
