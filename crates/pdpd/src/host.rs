@@ -48,6 +48,15 @@ pub enum HostError {
          arrive without it (give attach: packet)"
     )]
     Tags(String),
+    /// A device that ports in the kernel can't use.
+    #[error(
+        "{0} does not run XDP in its driver, or does not send what is redirected to it: nothing passes by links of \
+         routers of kind kernel that go there without the mux; it takes them once any change of their network is applied"
+    )]
+    Redirects(String),
+    /// The machine's routes can't be followed.
+    #[error("can't follow the machine's routes and neighbours")]
+    Underlay(#[source] io::Error),
     /// A call to a process.
     #[error(transparent)]
     Control(#[from] ControlError),

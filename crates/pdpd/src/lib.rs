@@ -28,6 +28,7 @@ pub mod claim;
 pub mod control;
 pub mod doctor;
 pub mod engine;
+pub mod far;
 mod fastpath;
 pub mod host;
 pub mod http;

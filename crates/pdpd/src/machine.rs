@@ -18,6 +18,7 @@ use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process, State as GuestState};
 use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
+use pdp_net::xdp::Xdp;
 use pdp_proto::channel::Channel;
 use pdp_proto::mux;
 
@@ -136,8 +137,21 @@ pub trait Machine: Debug + Send + Sync {
     fn touched_ports(&self) -> Vec<Touched>;
 
     /// Removes all such ports but those of the numbers that `kept` says, which is asked while none is made: what is
-    /// wanted by then stays.
-    fn remove_ports_but(&self, kept: &dyn Fn() -> BTreeSet<u32>) -> Result<(), HostError>;
+    /// wanted by then stays. What all had in common stays where `any` says that some are wanted.
+    fn remove_ports_but(
+        &self,
+        kept: &dyn Fn() -> BTreeSet<u32>,
+        any: &dyn Fn() -> bool,
+    ) -> Result<(), HostError>;
+
+    /// Has the program at a device, whose pins are in `pins`, give such ports what comes by their tunnels, unless it does
+    /// since `before`. Returns the program, and when it began.
+    fn attach_for_ports(
+        &self,
+        device: &str,
+        pins: &Path,
+        before: Option<u64>,
+    ) -> Result<Option<(Xdp, u64)>, HostError>;
 
     /// Raises or drops the carrier of a TAP.
     fn set_carrier(&self, tap: BorrowedFd<'_>, up: bool) -> Result<(), HostError>;
@@ -344,8 +358,21 @@ impl Machine for Host {
         self.ports.touched()
     }
 
-    fn remove_ports_but(&self, kept: &dyn Fn() -> BTreeSet<u32>) -> Result<(), HostError> {
-        self.ports.remove_but(kept)
+    fn remove_ports_but(
+        &self,
+        kept: &dyn Fn() -> BTreeSet<u32>,
+        any: &dyn Fn() -> bool,
+    ) -> Result<(), HostError> {
+        self.ports.remove_but(kept, any)
+    }
+
+    fn attach_for_ports(
+        &self,
+        device: &str,
+        pins: &Path,
+        before: Option<u64>,
+    ) -> Result<Option<(Xdp, u64)>, HostError> {
+        self.ports.attach(device, pins, before)
     }
 
     fn set_carrier(&self, tap: BorrowedFd<'_>, up: bool) -> Result<(), HostError> {

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use pdp_api::{Action, Change as Changed};
 use pdp_net::ports::PORTS_MAX;
 use pdp_proto::mux;
-use pdp_spec::{Existing, Intent, Object, Placed, Substrate, Tenant, VirtualNetwork, Vnets};
+use pdp_spec::{
+    Existing, Intent, Object, Placed, Substrate, SubstrateSpec, Tenant, VirtualNetwork, Vnets,
+};
 
 use crate::ledger::{Began, FreeNumbers, FreePorts, Ledger, Moment, Placement, VNETS_MAX};
 use crate::plan::{self, NodePlan, Places, Plan, PlanError, VnetPlan, plan};
@@ -124,7 +126,7 @@ impl Model {
         next.tenants = intent.tenants;
         let vnets = next.vnets.clone();
         let changed = differing(&self.vnets, &vnets);
-        next.give(&changed)?;
+        next.give(&changed, &next.effective_substrate(cpus).spec)?;
         next.replan(self, changed, places, cpus)?;
         Ok(next)
     }
@@ -199,7 +201,7 @@ impl Model {
 
     /// Gives vnets that changed their numbers and those of their guests: a guest keeps its number while it
     /// stays on its engine.
-    fn give(&mut self, changed: &[&str]) -> Result<(), PlanError> {
+    fn give(&mut self, changed: &[&str], substrate: &SubstrateSpec) -> Result<(), PlanError> {
         let (mut free, now) = (FreeNumbers::default(), Moment::now());
         let mut free_ports = FreePorts::of(&self.ledger);
         for &name in changed {
@@ -213,7 +215,11 @@ impl Model {
             let guests = shares.map(|(node, shares)| (node.clone(), number(node, shares)));
             holding.guests = guests.collect();
             let known = std::mem::take(&mut holding.ports);
-            for (node, interface) in plan::straight_ports(name, &vnet.spec) {
+            let was = |node: &str, interface: &str| {
+                known.get(node).is_some_and(|ports| ports.contains_key(interface))
+            };
+            let far = plan::far_ports(name, &vnet.spec, substrate, pdp_net::xdp::redirects, was);
+            for (node, interface) in plan::straight_ports(name, &vnet.spec).chain(far) {
                 let known = known.get(node).and_then(|ports| ports.get(interface)).copied();
                 let number = known
                     .or_else(|| free_ports.take())

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -17,11 +17,13 @@ use pdp_container::cgroup::Cgroups;
 use pdp_net::interface::Watch;
 use pdp_net::ports::{self, Change, Counters, LEASE_MAX, PortSpec, Power, Reason, Way};
 use pdp_net::route_mtu::RouteMtu;
+use pdp_net::xdp::Xdp;
 use pdp_net::{napi, netns};
 use pdp_proto::mux;
 
+use crate::far::Ways;
 use crate::host::{self, Host, HostError};
-use crate::plan::{KernelPlan, Places, PortNow};
+use crate::plan::{KernelPlan, Places, PortNow, To};
 use crate::reconcile::lock;
 
 /// A node: its vnet and its name there.
@@ -39,7 +41,11 @@ pub struct Ports {
     netns: PathBuf,
     pins: PathBuf,
     /// What there is in the kernel, once any was asked for.
-    open: Mutex<Option<ports::Ports>>,
+    open: Arc<Mutex<Option<ports::Ports>>>,
+    /// How many times that was opened: each time its maps may be others.
+    opened: AtomicU64,
+    /// Where what leaves to the outside goes.
+    ways: Arc<Ways>,
     /// What tells that a guest did something to an interface of its own: readable while any of `known` is.
     watch: Mutex<Option<Arc<OwnedFd>>>,
     /// Which there are to be, and whose.
@@ -95,8 +101,8 @@ impl Ports {
     /// Those of the daemon that has these places.
     pub fn new(places: &Places) -> Self {
         let (netns, pins) = (places.run.join("ports"), places.pins.join("_ports"));
-        let (open, watch, known, tokens) = Default::default();
-        Self { netns, pins, open, watch, known, tokens }
+        let (open, opened, ways, watch, known, tokens) = Default::default();
+        Self { netns, pins, open, opened, ways, watch, known, tokens }
     }
 
     fn with<T>(
@@ -117,6 +123,7 @@ impl Ports {
                 pdp_net::xdp::mount_bpf_fs()?;
                 let ports = ports::Ports::open(&self.netns, &self.pins)?;
                 *lock(&self.watch) = Some(Arc::new(host::epoll()?));
+                self.opened.fetch_add(1, Relaxed);
                 ports
             }
         };
@@ -145,12 +152,21 @@ impl Ports {
         self.with(|_| Ok(()))?;
         self.know(&key, &wanted, netns.as_fd())?;
         self.with(|all| {
-            for PortNow { port, carrier, joined } in ports {
+            for PortNow { port, carrier, joined, device } in ports {
                 let number = port.spec.number;
                 all.make(netns.as_fd(), &port.spec)?;
-                all.join(number, if *joined { Way::Port(port.to) } else { Way::None })?;
-                // Which the other end lost where this one is made anew.
-                all.join(port.to, if *joined { Way::Port(number) } else { Way::None })?;
+                match &port.to {
+                    To::Port(to) => {
+                        all.join(number, if *joined { Way::Port(*to) } else { Way::None })?;
+                        // Which the other end lost where this one is made anew.
+                        all.join(*to, if *joined { Way::Port(number) } else { Way::None })?;
+                        self.ways.leave(number);
+                    }
+                    To::Outside(far) => {
+                        let device = device.filter(|_| *joined);
+                        Ways::join(&self.ways, &self.open, all, &port.spec, far, device)?;
+                    }
+                }
                 all.police(number, port.rate)?;
                 all.set_carrier(number, *carrier)?;
                 serve(all, netns.as_fd(), &port.spec, kernel, cgroups)?;
@@ -260,9 +276,30 @@ impl Ports {
         Ok(())
     }
 
+    /// Has the program at a device give ports what comes by their tunnels, unless it does since `before`. Returns when it
+    /// began, for the next time.
+    pub fn attach(
+        &self,
+        device: &str,
+        pins: &Path,
+        before: Option<u64>,
+    ) -> Result<Option<(Xdp, u64)>, HostError> {
+        self.with(|ports| {
+            let opened = self.opened.load(Relaxed);
+            if before == Some(opened) {
+                return Ok(None);
+            }
+            Ok(Some((Xdp::attach_for(device, pins, ports)?, opened)))
+        })
+    }
+
     /// Removes all ports but those of the numbers that `kept` says once no other is being made; with the last one all
-    /// that they had in common.
-    pub fn remove_but(&self, kept: &dyn Fn() -> BTreeSet<u32>) -> Result<(), HostError> {
+    /// that they had in common, unless `any` says then that some are to be made.
+    pub fn remove_but(
+        &self,
+        kept: &dyn Fn() -> BTreeSet<u32>,
+        any: &dyn Fn() -> bool,
+    ) -> Result<(), HostError> {
         let mut open = lock(&self.open);
         if open.is_none() && !self.pins.exists() && !self.netns.exists() {
             return Ok(());
@@ -270,7 +307,8 @@ impl Ports {
         let kept = kept();
         let is_kept = |spec: &PortSpec| kept.contains(&spec.number);
         lock(&self.known).retain(|_, known| known.wanted.specs.iter().any(is_kept));
-        if kept.is_empty() {
+        self.ways.retain(&kept);
+        if kept.is_empty() && !any() {
             *open = None;
             *lock(&self.watch) = None;
             return Ok(ports::destroy(&self.netns, &self.pins)?);
@@ -358,7 +396,9 @@ impl Ports {
                     continue;
                 };
                 stats.in_flight += counted.under_way();
-                stats.ports.insert(name, port_stats(&counted));
+                let underlay = self.ways.problem(number);
+                let counted = mux::PortStats { underlay, ..port_stats(&counted) };
+                stats.ports.insert(name, counted);
             }
         }
     }

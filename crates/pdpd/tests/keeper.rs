@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
 use pdp_net::route::Route;
 use pdp_net::tap::TapSpec;
+use pdp_net::xdp::Xdp;
 use pdp_proto::mux;
 use pdp_spec::SourceFile;
 use pdpd::control::{ControlError, MuxHello};
@@ -212,8 +213,21 @@ impl Machine for Pretend {
         Vec::new()
     }
 
-    fn remove_ports_but(&self, _: &dyn Fn() -> BTreeSet<u32>) -> Result<(), HostError> {
+    fn remove_ports_but(
+        &self,
+        _: &dyn Fn() -> BTreeSet<u32>,
+        _: &dyn Fn() -> bool,
+    ) -> Result<(), HostError> {
         Ok(())
+    }
+
+    fn attach_for_ports(
+        &self,
+        _: &str,
+        _: &Path,
+        _: Option<u64>,
+    ) -> Result<Option<(Xdp, u64)>, HostError> {
+        Ok(None)
     }
 
     fn make_taps(&self, _: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {

@@ -14,7 +14,7 @@ use pdp_spec::{DeviceAttach, SourceFile};
 use pdp_wire::tunnel::Take;
 use pdpd::key::Key;
 use pdpd::model::Model;
-use pdpd::plan::{LinkWay, MemifPlan, OutletPlan, Places, Plan, VnetPlan};
+use pdpd::plan::{Far, LinkWay, MemifPlan, OutletPlan, Places, Plan, To, VnetPlan};
 use proptest::prelude::*;
 
 const SUBSTRATE: &str = r#"
@@ -873,7 +873,10 @@ fn straight(model: &Model) -> Vec<(String, u16, u32, u32)> {
     let nodes = model.plan.vnets["row"].nodes.iter();
     let ports = nodes.flat_map(|(name, node)| {
         let ports = node.straight.iter();
-        ports.map(|(&vport, port)| (name.clone(), vport, port.spec.number, port.to))
+        ports.filter_map(|(&vport, port)| match port.to {
+            To::Port(to) => Some((name.clone(), vport, port.spec.number, to)),
+            To::Outside(_) => None,
+        })
     });
     ports.collect()
 }
@@ -996,4 +999,109 @@ fn the_kernels_power_is_a_share_of_an_engine() {
     // Of another kind it has none.
     let other = apply(&after, row_of_kernels("").replace("kind: kernel", "kind: fastpath"));
     assert!(of(&other).kernel.is_none());
+}
+
+/// A vrouter with a tunnel to the outside and a link to another vrouter of kind `plane`; `more` is of the vnet.
+fn kernel_to_outside(by: &str, link: &str, plane: &str, more: &str) -> String {
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: row}}
+spec:
+  {more}
+  nodes:
+    r1: {{kind: router, dataPlane: {{kind: kernel}}, interfaces: {{eth0: {{}}, eth1: {{}}}}}}
+    r2: {{kind: router, dataPlane: {{{plane}}}, interfaces: {{eth0: {{}}}}}}
+  externals:
+    out: {{interface: A, {by}}}
+  links:
+    - {{endpoints: ["r1:eth0", "r2:eth0"]}}
+    - {{endpoints: ["r1:eth1", "external:out"]{link}}}
+"#
+    )
+}
+
+#[test]
+fn links_to_the_outside_stay_in_the_kernel_where_nothing_waits() {
+    let vxlan = "vxlan: {vni: 7, local: 192.0.2.1, remote: 192.0.2.2}";
+    let plain = || kernel_to_outside(vxlan, "", "power: 0.1", "");
+    let mut before = apply(&apply(&Model::default(), SUBSTRATE.into()), plain());
+    let far = |model: &Model| -> Vec<(u16, Far)> {
+        let ports = model.plan.vnets["row"].nodes["r1"].straight.iter();
+        let outside = ports.filter_map(|(&vport, port)| match &port.to {
+            To::Outside(far) => Some((vport, far.clone())),
+            To::Port(_) => None,
+        });
+        outside.collect()
+    };
+    // Of a device that is not there nobody knows whether it can do it.
+    assert_eq!(far(&before), []);
+    let vnet = &before.plan.vnets["row"];
+    assert_eq!((vnet.told(), &vnet.far), (vnet.mux.clone(), &BTreeSet::new()));
+    // Where it could so far, it stays so.
+    let mut holding = pdpd::ledger::Holding::clone(&before.ledger.vnets["row"]);
+    holding.ports = [("r1".into(), [("eth1".into(), 5)].into())].into();
+    before.ledger.set("row", Some(holding.clone()));
+    let with = |by: &str, link: &str, plane: &str, more: &str| {
+        // Another vnet than before, so that it is planned anew.
+        let text =
+            kernel_to_outside(by, link, plane, more).replace("r1: {", "r1: {labels: {a: b}, ");
+        apply(&before, text)
+    };
+    let after = with(vxlan, "", "power: 0.1", "");
+    let Ok([(1, Far { interface, device, by, limit: None })]) =
+        <[(u16, Far); 1]>::try_from(far(&after))
+    else {
+        panic!("{:?}", far(&after));
+    };
+    assert_eq!((&*interface, &*device), ("A", "extA"));
+    assert!(matches!(by, pdp_wire::tunnel::Encapsulation::Vxlan(tunnel) if tunnel.vni == 7));
+    // The mux has no part in it, and the program at the device has.
+    let vnet = &after.plan.vnets["row"];
+    let told = vnet.told();
+    assert_eq!((told.vlinks.len(), vnet.mux.vlinks.len()), (1, 2));
+    assert_eq!(told.vlinks.iter().flat_map(mux::Vlink::interfaces).count(), 0);
+    let takes = &after.plan.externals["A"].device_plan().expect("a device").takes;
+    assert!(takes.ports && takes.tunnels.len() == 1);
+    let changed = after.plan.changed_from(&before.plan);
+    assert!(changed.contains(&Key::external("A")) && changed.contains(&Key::node("row", "r1")));
+    let helper = vnet.nodes["r1"].tap_helper.as_ref().expect("it has a TAP, too");
+    assert_eq!(helper.ports.iter().map(|port| port.vport).collect::<Vec<_>>(), [0]);
+
+    let udp = "udp: {localPort: 5, remotePort: 6, local: 192.0.2.1, remote: 192.0.2.2}";
+    let gre = "gre: {local: 192.0.2.1, remote: 192.0.2.2}";
+    let count = |by, link, plane, more| far(&with(by, link, plane, more)).len();
+    let power = "power: 0.1";
+    for (by, link, stay) in [
+        (udp, "", 1),
+        (vxlan, ", rate: 5Mbps, burst: 9000", 1),
+        (gre, "", 0),
+        ("vlan: {id: 5}", "", 0),
+        (vxlan, ", rate: 5Mbps, queue: 9", 0),
+        (vxlan, ", delay: 1ms", 0),
+        (vxlan, ", weight: 2", 0),
+    ] {
+        assert_eq!(count(by, link, power, ""), stay, "{by}{link}");
+    }
+    // What comes for all of a vnet is limited in one place.
+    let police = "police: {rate: 5Mbps, pps: 1000}";
+    assert_eq!(count(vxlan, "", power, police), 0, "a link by the mux");
+    holding.ports = [("r1", "eth0", 6), ("r1", "eth1", 5), ("r2", "eth0", 7)].into_iter().fold(
+        BTreeMap::new(),
+        |mut all: BTreeMap<String, BTreeMap<String, u32>>, (node, interface, number)| {
+            all.entry(node.into()).or_default().insert(interface.into(), number);
+            all
+        },
+    );
+    before.ledger.set("row", Some(holding.clone()));
+    let text = kernel_to_outside(vxlan, "", "kind: kernel", police);
+    let limited = far(&apply(&before, text));
+    let rate = pdp_net::ports::Rate { bps: 5_000_000, pps: 1000, ..Default::default() };
+    assert_eq!(limited[0].1.limit, Some((holding.number, rate)));
+    // Not over devices whose frames wait, or don't come by XDP.
+    for more in ["attach: packet", "capacity: 1Gbps"] {
+        let substrate = SUBSTRATE.replace("device: extA", &format!("device: extA, {more}"));
+        assert_eq!(far(&apply(&after, substrate)), [], "{more}");
+    }
 }

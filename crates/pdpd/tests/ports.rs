@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pdp_container::Process;
 use pdp_container::cgroup::Cgroups;
 use pdp_net::ports::PortSpec;
-use pdpd::plan::{Places, PortNow, StraightPort};
+use pdpd::plan::{Places, PortNow, StraightPort, To};
 use pdpd::ports::Ports;
 
 /// How long one that is to be made is waited for while others are removed.
@@ -63,7 +63,7 @@ fn port(number: u32, to: u32) -> StraightPort {
         addresses: vec![],
         routes: vec![],
     };
-    StraightPort { spec, to, rate: None }
+    StraightPort { spec, to: To::Port(to), rate: None }
 }
 
 /// One is removed that nothing wants any more. Meanwhile a spec that has another is stored, and the node of that is made:
@@ -78,7 +78,7 @@ fn who_is_made_while_others_are_removed_stays() {
     let cgroups = Cgroups::new("pdp-test-ports").expect("cgroups");
     let (guest, all) = (Guest::new(), [port(0, 1), port(1, 0), port(2, 3)]);
     let see_to = |node: &str, at: usize| {
-        let now = PortNow { port: &all[at], carrier: true, joined: true };
+        let now = PortNow { port: &all[at], carrier: true, joined: true, device: None };
         ports.see_to(("red", node), guest.process(), None, &[now], &cgroups).expect("a port");
     };
     see_to("stays", 0);
@@ -92,10 +92,10 @@ fn who_is_made_while_others_are_removed_stays() {
             }
             BTreeSet::from([0])
         };
-        ports.remove_but(&kept).expect("removed");
+        ports.remove_but(&kept, &|| false).expect("removed");
     });
     assert_eq!(["eth0", "eth1", "eth2"].map(|name| guest.has(name)), [true, false, true]);
-    ports.remove_but(&BTreeSet::new).expect("all removed");
+    ports.remove_but(&BTreeSet::new, &|| false).expect("all removed");
     eventually("their namespace is gone, and they with it", || {
         !guest.has("eth0") && !guest.has("eth2")
     });

@@ -4,13 +4,14 @@
 //! has a hash of what it is made from, so that a change is found where it is and nowhere else;
 //! what can be changed while an object runs (limits) is left out of it.
 //!
-//! [`node`] plans one node, [`straight`] which of its links stay in the kernel, [`hosts`] what names its nodes have for
+//! [`node`] plans one node, [`straight`] and [`far`] which of its links stay in the kernel, [`hosts`] what names its nodes have for
 //! each other, [`ways`] its way out and in beside its networks, [`words`] puts a spec's words into those of the mux and
 //! the guests.
 //!
 //! Source: docs/ARCHITECTURE.md, "Places".
 
 mod commands;
+mod far;
 mod hosts;
 mod network;
 mod node;
@@ -38,9 +39,11 @@ use crate::key::Key;
 use crate::ledger::{Holding, Ledger, Placement, UID_BASE, vnet_uid_base};
 use crate::shared::{self, Shared, differing};
 pub use commands::CommandPlan;
+use far::FarLink;
+pub use far::{Far, far_ports};
 pub use network::Sysctls;
 use node::NodePlanner;
-pub use straight::{LinkWay, PortNow, StraightPort, straight_ports};
+pub use straight::{LinkWay, PortNow, StraightPort, To, straight_ports};
 use words::rate;
 
 /// Directories and names of one pdpd.
@@ -319,6 +322,7 @@ impl Plan {
                         node.control.limits.clone(),
                         hooks,
                         node.routes.clone(),
+                        node.straight.clone(),
                         management,
                         node.kernel.clone(),
                     )
@@ -370,12 +374,17 @@ pub enum OutletPlan {
 }
 
 impl ExternalPlan {
-    /// Name of the device behind it.
-    pub fn device(&self) -> Option<&str> {
+    /// The device behind it.
+    pub fn device_plan(&self) -> Option<&DevicePlan> {
         match &self.outlet {
-            OutletPlan::Device(device) => Some(&device.device),
+            OutletPlan::Device(device) => Some(device),
             OutletPlan::Memif(_) | OutletPlan::Generator(_) => None,
         }
+    }
+
+    /// Its name.
+    pub fn device(&self) -> Option<&str> {
+        Some(&self.device_plan()?.device)
     }
 }
 
@@ -401,6 +410,8 @@ pub struct Takes {
     pub all: bool,
     /// Frames of tunnels.
     pub tunnels: BTreeSet<Take>,
+    /// Some of these are for ports whose frames stay in the kernel.
+    pub ports: bool,
 }
 
 impl Takes {
@@ -437,12 +448,14 @@ pub struct GeneratorPlan {
 pub struct VnetPlan {
     /// Its nodes by name.
     pub nodes: BTreeMap<String, NodePlan>,
-    /// What the mux is told. Its nodes are in the order of [`VnetPlan::nodes`].
+    /// What the mux is told, and the vlinks in `far`. Its nodes are in the order of [`VnetPlan::nodes`].
     pub mux: mux::Vnet,
     /// Links as written: name and the two ends, in the order of `mux.vlinks`.
     pub links: Vec<Vec<Endpoint>>,
     /// Which way each of them takes, in the same order.
     pub ways: Vec<LinkWay>,
+    /// Names of links to the outside that stay in the kernel.
+    pub far: BTreeSet<String>,
     /// Names of links that are down and whose ends keep their carrier.
     pub silent: BTreeSet<String>,
     /// What its nodes see as `/etc/hosts`.
@@ -645,7 +658,8 @@ pub fn plan(
                 max: crate::ledger::VNETS_MAX,
             })?;
             let uid = vnet_uid_base(holding.number);
-            VnetPlanner { places, substrate, name, spec: &vnet.spec, uid, holding }.plan()
+            let far = far::ways(name, &vnet.spec, substrate, holding);
+            VnetPlanner { places, substrate, name, spec: &vnet.spec, uid, holding, far }.plan()
         });
         shared::set(&mut planned, name, plan.transpose()?);
         weight = weight - weight_of(&before.vnets, name) + weight_of(&planned, name);
@@ -676,6 +690,7 @@ pub fn plan(
         if let Some(OutletPlan::Device(device)) = external {
             device.takes.all |= takes.all;
             device.takes.tunnels.extend(&takes.tunnels);
+            device.takes.ports |= takes.ports;
         }
     }
     Ok(Plan {
@@ -776,6 +791,8 @@ struct VnetPlanner<'a> {
     spec: &'a VirtualNetworkSpec,
     uid: u32,
     holding: &'a Holding,
+    /// Its links to the outside that stay in the kernel.
+    far: Vec<FarLink<'a>>,
 }
 
 impl VnetPlanner<'_> {
@@ -791,11 +808,16 @@ impl VnetPlanner<'_> {
         let mut links = Vec::new();
         let mut vlinks = Vec::new();
         let mut ways = Vec::new();
+        let mut far = BTreeSet::new();
         for (index, link) in self.spec.links.iter().enumerate() {
             let ends: Option<Vec<_>> = link.endpoints.iter().map(|end| self.end(end)).collect();
             let Some(ends) = ends else { continue };
             let name = link.name.clone().unwrap_or_else(|| format!("link{}", index + 1));
             let down = self.holding.links_down.contains(&name);
+            let is_far = self.far.iter().any(|far| std::ptr::eq(far.link, link));
+            if is_far {
+                far.insert(name.clone());
+            }
             let leaving = link.endpoints.iter().enumerate().map(|(at, end)| {
                 if !link.has_leaving(end) {
                     return Leaving::default().told();
@@ -827,7 +849,10 @@ impl VnetPlanner<'_> {
                 }),
             });
             links.push(link.endpoints.clone());
-            ways.push(LinkWay::of(self.name, self.spec, link));
+            ways.push(match is_far {
+                true => LinkWay::Kernel,
+                false => LinkWay::of(self.name, self.spec, link),
+            });
         }
         let mux = mux::Vnet {
             name: self.name.into(),
@@ -839,7 +864,7 @@ impl VnetPlanner<'_> {
         let silent = self.holding.links_silent.clone();
         let hosts = hosts::text(self.name, self.spec);
         let takes = self.takes();
-        Ok(VnetPlan { nodes, mux, links, ways, silent, hosts, takes, weight, neighbours })
+        Ok(VnetPlan { nodes, mux, links, ways, far, silent, hosts, takes, weight, neighbours })
     }
 
     fn takes(&self) -> BTreeMap<String, Takes> {
@@ -850,6 +875,9 @@ impl VnetPlanner<'_> {
                 None => takes.all = true,
                 Some(take) => _ = takes.tunnels.insert(take),
             }
+        }
+        for link in &self.far {
+            all.entry(link.far.interface.clone()).or_default().ports = true;
         }
         all
     }
@@ -903,6 +931,13 @@ impl VnetPlan {
     /// External interfaces that its links use.
     pub fn externals(&self) -> impl Iterator<Item = &str> {
         self.mux.vlinks.iter().flat_map(mux::Vlink::interfaces)
+    }
+
+    /// What the mux is told: it has no part in tunnels of links that stay in the kernel.
+    pub fn told(&self) -> mux::Vnet {
+        let mut told = self.mux.clone();
+        told.vlinks.retain(|link| !self.far.contains(&link.name));
+        told
     }
 
     /// Nodes with a port whose link ends at an external interface.

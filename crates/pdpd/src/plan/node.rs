@@ -18,8 +18,9 @@ use pdp_spec::{
 };
 
 use super::commands::commands;
+use super::far;
 use super::network;
-use super::straight::{self, StraightPort};
+use super::straight::{self, StraightPort, To};
 use super::words::{bind, owner, punt_filter, rate, root, volume};
 use super::{
     Directory, GuestPlan, KernelPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, Part, Places,
@@ -214,8 +215,11 @@ impl NodePlanner<'_> {
     /// Those of its interfaces whose links stay in the kernel.
     fn straight(&self, taps: &[TapSpec]) -> BTreeMap<u16, StraightPort> {
         let ports = taps.iter().enumerate().filter_map(|(index, tap)| {
-            let VnetPlanner { name, spec, holding, .. } = self.vnet;
-            let (number, to, rate) = straight::way(name, spec, holding, self.name, &tap.name)?;
+            let VnetPlanner { name, spec, holding, far, .. } = self.vnet;
+            let way = straight::way(name, spec, holding, self.name, &tap.name);
+            let way = way.map(|(number, to, rate)| (number, To::Port(to), rate));
+            let (number, to, rate) =
+                way.or_else(|| far::way(far, holding, (self.name, &tap.name)))?;
             let TapSpec { name, mac, mtu, addresses, routes, .. } = tap.clone();
             let spec = PortSpec { number, vrouter: number, name, mac, mtu, addresses, routes };
             Some((index as u16, StraightPort { spec, to, rate }))

@@ -3,6 +3,7 @@
 //!
 //! Source: Trellis (ROADS 2008), section 4.2: two containers of one host are joined without a tunnel.
 
+use pdp_net::interface::Condition;
 use pdp_net::napi;
 use pdp_net::ports::{PortSpec, Rate};
 use pdp_spec::units::{Endpoint, Queue};
@@ -10,6 +11,7 @@ use pdp_spec::{
     DataPlane, Leaving, Link, NodeKind, QUEUE_FRAMES_DEFAULT, VirtualNetworkSpec, tenant_of,
 };
 
+use super::far::Far;
 use crate::ledger::Holding;
 
 /// A port whose frames stay in the kernel.
@@ -17,10 +19,19 @@ use crate::ledger::Holding;
 pub struct StraightPort {
     /// What it is.
     pub spec: PortSpec,
-    /// The number of the port that its link leads to.
-    pub to: u32,
+    /// Where its link leads.
+    pub to: To,
     /// What may leave by it.
     pub rate: Option<Rate>,
+}
+
+/// Where the link of such a port leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum To {
+    /// To the port of this number.
+    Port(u32),
+    /// To the outside, by a tunnel.
+    Outside(Far),
 }
 
 /// What is to be of such a port now.
@@ -32,6 +43,8 @@ pub struct PortNow<'a> {
     pub carrier: bool,
     /// Whether its link carries frames.
     pub joined: bool,
+    /// The device that it leaves by, where it leads outside and that is there.
+    pub device: Option<Condition>,
 }
 
 /// Ports of a network, by node and interface, whose links stay in the kernel.
@@ -81,11 +94,18 @@ fn ends<'a>(
         },
     };
     let ports = [port(one)?, port(other)?];
-    let waits = [one, other].into_iter().find_map(|end| waits_for(&link.leaving(end)));
+    for end in [one, other] {
+        stays(vnet, link, end)?;
+    }
+    Ok(ports)
+}
+
+/// Whether the kernel may have an end of a link, or why not.
+fn stays(vnet: &str, link: &Link, end: &Endpoint) -> Result<(), String> {
     let has = match () {
         () if link.segment.is_some() => return Err("it is a segment".into()),
         () if !link.schedule.is_empty() => Some("a schedule"),
-        () => waits,
+        () => waits_for(&link.leaving(end)),
     };
     match has {
         Some(what) => Err(format!("it has {what}")),
@@ -93,8 +113,20 @@ fn ends<'a>(
         None if tenant_of(vnet).is_some() && !napi::are_told() => {
             Err("the network is a tenant's".into())
         }
-        None => Ok(ports),
+        None => Ok(()),
     }
+}
+
+/// The port at an end of a link, if the kernel may have that end.
+pub(super) fn port<'a>(
+    vnet: &str,
+    spec: &'a VirtualNetworkSpec,
+    link: &Link,
+    end: &'a Endpoint,
+) -> Option<(&'a str, &'a str)> {
+    let Endpoint::Port { node, interface } = end else { return None };
+    let may = other_plane(spec, node).is_none() && stays(vnet, link, end).is_ok();
+    may.then_some((node.as_str(), interface.as_str()))
 }
 
 /// What a node is, where it is no router that the kernel forwards for.
@@ -166,12 +198,15 @@ pub(super) fn way(
         Endpoint::Port { node: at, interface: by } => at == node && by == interface,
         Endpoint::External(_) => false,
     });
-    let leaving = link.leaving(here?);
-    let rate = leaving.rate.map(|rate| Rate {
+    Some((own, number(far)?, rate(&link.leaving(here?))))
+}
+
+/// What may leave so, where nothing waits.
+pub(super) fn rate(leaving: &Leaving) -> Option<Rate> {
+    leaving.rate.map(|rate| Rate {
         bps: rate.0,
         burst_bytes: leaving.burst.unwrap_or_default().0,
         overhead_bytes: leaving.overhead.unwrap_or(0),
         pps: 0,
-    });
-    Some((own, number(far)?, rate))
+    })
 }

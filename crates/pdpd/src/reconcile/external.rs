@@ -81,6 +81,8 @@ struct Attached {
     /// What it was made from: that of its journal.
     made_for: String,
     xdp: Option<Xdp>,
+    /// Since when its program gives ports what comes by their tunnels, if it does.
+    ports: Option<u64>,
 }
 
 impl Reconciler {
@@ -100,7 +102,7 @@ impl Reconciler {
             side = ExternalSide { mux: Some(mux), ..ExternalSide::default() };
         }
         if self.look_at_device(name, wanted) {
-            // Carriers of ports follow.
+            // Carriers of ports follow, and what frames carry that leave without the mux.
             doing.wake.extend(plan.vnets.iter().flat_map(|(vnet, plan)| plan.nodes_at(vnet, name)));
         }
         let before = side.attached.is_some();
@@ -163,7 +165,8 @@ impl Reconciler {
             Some(is) => all.insert(name.into(), is),
             None => all.remove(name),
         };
-        was.and_then(CutOff::of) != is.and_then(CutOff::of)
+        let ports = wanted.device_plan().is_some_and(|device| device.takes.ports);
+        was.and_then(CutOff::of) != is.and_then(CutOff::of) || ports && was != is
     }
 
     fn attach(
@@ -239,16 +242,20 @@ impl Reconciler {
         let made_for = format!("{how}{} {}", wanted.device, device.index);
         let pins = wanted.pins.to_string_lossy();
         let step = self.begin(name, &made_for, &pins, attached)?;
-        let xdp = match step {
-            Step::Tell => None,
-            Step::Adopt | Step::Make => {
-                prepare_pins(&wanted.pins)?;
-                Some(Xdp::attach(&wanted.device, &wanted.pins)?)
-            }
-        };
-        let Some(mut xdp) = xdp else {
+        if step == Step::Tell {
+            self.share(wanted, attached)?;
             self.retake(wanted, tell, attached)?;
-            return whole_frames(wanted, &device);
+            whole_frames(wanted, &device)?;
+            return redirects(wanted);
+        }
+        prepare_pins(&wanted.pins)?;
+        let (mut xdp, ports) = match wanted.takes.ports {
+            true => self.machine.attach_for_ports(&wanted.device, &wanted.pins, None)?.unzip(),
+            false => (None, None),
+        };
+        let mut xdp = match xdp.take() {
+            Some(xdp) => xdp,
+            None => Xdp::attach(&wanted.device, &wanted.pins)?,
         };
         if step == Step::Adopt {
             // The mux's sockets are in the map already.
@@ -280,8 +287,26 @@ impl Reconciler {
             xdp.set_sockets(&by_queue)?;
         }
         take(&mut xdp, wanted)?;
-        *attached = Some(self.made(name, tell, made_for, &pins, Some(xdp))?);
-        whole_frames(wanted, &device)
+        let made = self.made(name, tell, made_for, &pins, Some(xdp))?;
+        *attached = Some(Attached { ports, ..made });
+        whole_frames(wanted, &device)?;
+        redirects(wanted)
+    }
+
+    /// Has the program of a device that is as this pdpd made it give ports what comes by their tunnels, or no more. What
+    /// the mux gets by it goes on.
+    fn share(&self, wanted: &DevicePlan, attached: &mut Option<Attached>) -> Result<(), HostError> {
+        let Some(attached) = attached else { return Ok(()) };
+        if wanted.takes.ports {
+            let machine = &self.machine;
+            let new = machine.attach_for_ports(&wanted.device, &wanted.pins, attached.ports)?;
+            if let Some((xdp, since)) = new {
+                (attached.xdp, attached.ports) = (Some(xdp), Some(since));
+            }
+        } else if attached.ports.take().is_some() {
+            attached.xdp = Some(Xdp::attach(&wanted.device, &wanted.pins)?);
+        }
+        Ok(())
     }
 
     fn packet_device(
@@ -432,7 +457,7 @@ impl Reconciler {
         xdp: Option<Xdp>,
     ) -> Result<Attached, HostError> {
         self.state.confirm(&Key::external(name).to_string(), &made_for, pins)?;
-        Ok(Attached { told, made_for, xdp })
+        Ok(Attached { told, made_for, xdp, ports: None })
     }
 }
 
@@ -465,6 +490,14 @@ fn whole_frames(wanted: &DevicePlan, device: &Interface) -> Result<(), HostError
         return Err(HostError::Tags(wanted.device.clone()));
     }
     Ok(())
+}
+
+/// That ports can use a device whose program is to give them what comes by their tunnels.
+fn redirects(wanted: &DevicePlan) -> Result<(), HostError> {
+    match wanted.takes.ports && pdp_net::xdp::redirects(&wanted.device) == Some(false) {
+        true => Err(HostError::Redirects(wanted.device.clone())),
+        false => Ok(()),
+    }
 }
 
 /// Sees to it that there is a file system for pins.

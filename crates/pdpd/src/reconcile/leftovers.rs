@@ -57,7 +57,7 @@ impl Reconciler {
         if !machine.remove_cgroup("")? {
             return Ok(Next::wait_for_end("the end of what is in pdpd's cgroup"));
         }
-        machine.remove_ports_but(&BTreeSet::new)?;
+        machine.remove_ports_but(&BTreeSet::new, &|| false)?;
         machine.clear_directory(&self.places.pins)?;
         for name in ["runc", "records", "mux", "externals", "vnets"] {
             machine.remove_directory(&self.places.run.join(name))?;

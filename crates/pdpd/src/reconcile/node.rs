@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use pdp_container::Process;
+use pdp_net::interface::{Carrier, Condition};
 use pdp_net::route::Route;
 use pdp_proto::routes;
 
@@ -12,7 +13,7 @@ use crate::control::ControlError;
 use crate::host::{self, HostError};
 use crate::key::Key;
 use crate::ledger;
-use crate::plan::{ManagementPlan, MirrorPlan, NodePlan, Part, Places, PortNow, VnetPlan};
+use crate::plan::{ManagementPlan, MirrorPlan, NodePlan, Part, Places, PortNow, To, VnetPlan};
 
 /// Before what bounds the kernel's forwarding in a node's detail in the journal.
 const KERNEL: &str = " kernel ";
@@ -104,7 +105,9 @@ impl Reconciler {
                         let taps: Vec<_> = wanted.tapped().map(|(_, tap)| tap.clone()).collect();
                         side.taps = Some(machine.make_taps(guest, &taps)?);
                         // What is left of one before goes first, with what it counted.
-                        machine.remove_ports_but(&|| (doing.newest)().ports(Some(key)))?;
+                        let others = || (doing.newest)().ports(Some(key));
+                        let any = || !(doing.newest)().ports(None).is_empty();
+                        machine.remove_ports_but(&others, &any)?;
                         self.see_to_ports(key, guest, wanted, vnet)?;
                         machine.set_sysctls(guest, &wanted.sysctls.after)?;
                         machine.set_loopback(guest, &wanted.loopback)?;
@@ -301,8 +304,14 @@ impl Reconciler {
         let now_ns = ledger::now_ns();
         let ports = plan.straight.iter().map(|(&vport, port)| {
             let link = vnet.link_of(node, vport);
-            let carrier = link.is_some_and(|link| vnet.has_carrier(link, now_ns));
-            PortNow { port, carrier, joined: link.is_some_and(|link| link.is_up(now_ns)) }
+            let (mut device, mut reaches) = (None, true);
+            if let To::Outside(far) = &port.to {
+                device = Condition::of(&far.device);
+                reaches = device.is_some_and(|device| device.carrier == Carrier::Yes);
+            }
+            let carrier = link.is_some_and(|link| vnet.has_carrier(link, now_ns)) && reaches;
+            let joined = link.is_some_and(|link| link.is_up(now_ns));
+            PortNow { port, carrier, joined, device }
         });
         let ports: Vec<_> = ports.collect();
         self.machine.see_to_ports((of, node), guest, plan.kernel.as_ref(), &ports)
@@ -324,7 +333,7 @@ impl Reconciler {
             return Ok(Next::wait_for_end(format!("the end of {key}")));
         }
         // Threads that work for its ports go with them.
-        self.machine.remove_ports_but(&|| (doing.newest)().ports(None))?;
+        self.machine.remove_ports_but(&|| (doing.newest)().ports(None), &|| false)?;
         if !self.machine.remove_cgroup(&Places::kernel_cgroup(vnet, node))? {
             return Ok(Next::wait_for_end(format!("the end of the kernel's work for {key}")));
         }

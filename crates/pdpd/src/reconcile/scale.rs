@@ -163,7 +163,7 @@ impl Reconciler {
 
 /// What the mux is told of a vnet: guests that arrive get nothing yet.
 fn to_tell(wanted: &VnetPlan, side: &VnetSide) -> mux::Vnet {
-    let mut told = wanted.mux.clone();
+    let mut told = wanted.told();
     for node in &mut told.nodes {
         for guest in node.router.iter_mut().flat_map(|router| &mut router.guests) {
             guest.leaving = side.arriving.contains(&(node.name.clone(), guest.number));

@@ -74,11 +74,10 @@ impl Reconciler {
         }
         let side = self.vnet_side(name);
         let mut side = lock(&side);
+        let told = wanted.told();
         for node in wanted.nodes.values() {
             for directory in &node.directories {
-                if side.told.as_ref() != Some(&wanted.mux)
-                    || !machine.has_directory(&directory.path)
-                {
+                if side.told.as_ref() != Some(&told) || !machine.has_directory(&directory.path) {
                     machine.make_directory(directory)?;
                 }
             }

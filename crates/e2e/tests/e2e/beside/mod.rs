@@ -8,6 +8,7 @@ mod dependencies;
 pub(crate) mod examples;
 mod exceptions;
 mod externals;
+mod far;
 mod fastpath;
 mod figure1;
 mod first_lab;

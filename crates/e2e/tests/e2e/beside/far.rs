@@ -1,0 +1,276 @@
+//! Links of routers of kind `kernel` to the outside, past the mux.
+
+use std::time::{Duration, Instant};
+
+use pdp_e2e::counters::missing;
+use pdp_e2e::{Background, Machine, Node, all_answered, eventually, kill};
+use serde_json::Value;
+
+/// A parallel router with a tunnel, VNI 8.
+const BLUE: &str = r#"
+apiVersion: pdp/v1
+kind: Substrate
+metadata: {name: node}
+spec:
+  mux: {cpus: "0", power: 0.5}
+  interfaces: {A: {device: extA}}
+  forwardingEngines:
+    fe1: {cpus: "1", capacity: 1}
+---
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: blue}
+spec:
+  nodes:
+    r1: {kind: router, interfaces: {eth0: {addresses: [10.0.2.1/24]}}, dataPlane: {power: 0.2}}
+  externals:
+    out: {interface: A, vxlan: {vni: 8, local: 192.0.2.1, remote: 192.0.2.2}}
+  links:
+    - endpoints: ["r1:eth0", "external:out"]
+"#;
+
+/// Two kernels with a link between them, one of which has a tunnel, VNI 7, and the same addresses; and another tunnel,
+/// of Ethernet in UDP over IPv6. `more` is of the vnet.
+fn red(more: &str) -> String {
+    format!(
+        r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {{name: red}}
+spec:
+  {more}
+  kinds: {{router: {{dataPlane: {{kind: kernel}}}}}}
+  nodes:
+    r1:
+      kind: router
+      interfaces: {{eth0: {{addresses: [10.0.2.1/24]}}, eth1: {{addresses: [10.0.1.1/24]}}}}
+    r2:
+      kind: router
+      interfaces: {{eth0: {{addresses: [10.0.1.2/24]}}, eth1: {{addresses: [10.0.3.1/24]}}}}
+      routes: [{{to: 10.0.2.0/24, via: 10.0.1.1}}]
+  externals:
+    out: {{interface: A, vxlan: {{vni: 7, local: 192.0.2.1, remote: 192.0.2.2}}}}
+    plain: {{interface: A, udp: {{localPort: 5007, remotePort: 5007, local: "fd00:a::1", remote: "fd00:a::2"}}}}
+  links:
+    - {{name: out, endpoints: ["r1:eth0", "external:out"]}}
+    - {{name: in, endpoints: ["r1:eth1", "r2:eth0"]}}
+    - {{name: plain, endpoints: ["r2:eth1", "external:plain"]}}
+"#
+    )
+}
+
+/// The tunnels' other ends, as Linux has them: blue's has 10.0.2.3, red's 10.0.2.2.
+fn outside(node: &mut Node) -> Machine {
+    let outside = node.machine("out", "extA");
+    outside.run(
+        "ip addr add 192.0.2.2/24 dev eth0; ip addr add fd00:a::2/64 dev eth0 nodad
+         ip link add vx7 type vxlan id 7 local 192.0.2.2 remote 192.0.2.1 dstport 4789 dev eth0
+         ip link add vx8 type vxlan id 8 local 192.0.2.2 remote 192.0.2.1 dstport 4789 dev eth0
+         ip link set vx7 mtu 1450 up; ip addr add 10.0.2.2/24 dev vx7
+         ip link set vx8 mtu 1450 up; ip addr add 10.0.2.3/32 dev vx8
+         ip route add 10.0.1.0/24 via 10.0.2.1 dev vx7",
+    );
+    node.namespace()
+        .run("ip addr add 192.0.2.1/24 dev extA; ip addr add fd00:a::1/64 dev extA nodad");
+    outside
+}
+
+fn ready(node: &Node, vnet: &str) {
+    node.pdp(&["wait", vnet, "--for", "ready", "--timeout", "60s"]);
+}
+
+fn nodes(node: &Node) -> Vec<Value> {
+    let status = node.json(&["inspect", "red"])["status"].clone();
+    status["nodes"].as_array().expect("nodes").clone()
+}
+
+fn has_tap(node: &Node) -> bool {
+    nodes(node).iter().any(|router| !router["tap"].is_null())
+}
+
+fn pids(node: &Node) -> Vec<Value> {
+    nodes(node).iter().map(|router| router["control"]["pid"].clone()).collect()
+}
+
+fn port(node: &Node, router: &str, port: &str) -> Value {
+    let stats = node.json(&["stats", "red"]);
+    stats["vnets"]["red"]["nodes"][router]["ports"][port].clone()
+}
+
+fn count(node: &Node, counter: &str) -> u64 {
+    port(node, "r1", "eth0")[counter].as_u64().expect("a counter")
+}
+
+/// Red's router answers so many pings, one each 5 ms.
+fn answers(outside: &Machine, pings: usize) {
+    let words = outside.run(&format!("ping -I vx7 -c{pings} -i0.005 -W5 10.0.2.1 || true"));
+    assert!(all_answered(&words, pings), "{words}");
+}
+
+fn reaches(outside: &Machine, what: &str) -> bool {
+    outside.try_run(&format!("ping -c1 -W1 {what}")).is_ok()
+}
+
+/// Ends pings, of which the last one may be under way.
+fn none_lost(pings: Background) {
+    let words = pings.stop("INT");
+    let counts = words.lines().find(|line| line.contains("packets transmitted"));
+    let mut counts = counts.into_iter().flat_map(|line| line.split(", "));
+    let mut count = || counts.next()?.split(' ').next()?.parse::<u64>().ok();
+    let (sent, answered) = (count().expect("a count"), count().expect("a count"));
+    assert!(answered > 0 && sent - answered <= 1, "{words}");
+}
+
+fn carrier(node: &Node) -> String {
+    node.exec("red/r1", "cat /sys/class/net/eth0/carrier").trim().to_owned()
+}
+
+#[test]
+fn a_kernel_is_reached_from_outside_without_any_process() {
+    let mut node = Node::start("far");
+    let outside = outside(&mut node);
+    node.apply(BLUE);
+    ready(&node, "blue");
+    // What comes out of vx8 is blue's, though the addresses are red's.
+    let blue = || reaches(&outside, "-I 10.0.2.3 10.0.2.1");
+    outside.run("ip route add 10.0.2.1/32 dev vx8 table 8; ip rule add from 10.0.2.3 lookup 8");
+    eventually("blue is reached", blue);
+
+    // A device that does not send what programs redirect to it: frames go by the mux.
+    node.apply(&red(""));
+    ready(&node, "red");
+    eventually("red is reached by the mux", || reaches(&outside, "-I vx7 10.0.2.1"));
+    assert!(has_tap(&node), "its port to the outside is a TAP");
+    node.pdp(&["delete", "red"]);
+    outside.run("ethtool -K eth0 gro on >/dev/null");
+
+    // Blue's tunnel has no gap while the program is exchanged.
+    let mut pings = outside.command("ping");
+    let pings = Background::start(pings.args("-I 10.0.2.3 -i0.01 10.0.2.1".split(' ')));
+    node.apply(&red(""));
+    ready(&node, "red");
+    eventually("red is reached", || reaches(&outside, "-I vx7 10.0.2.1"));
+    assert!(!has_tap(&node), "no process has a part in any of its links");
+    answers(&outside, 100);
+    let told = node.json(&["inspect", "red"])["status"].clone();
+    assert!(told["message"].is_null() && told["ready"] == true, "{told}");
+
+    // TCP of what the router itself says, and of what it forwards.
+    let serve = "cd /usr/bin; setsid python3 -m http.server 8000 >/dev/null 2>&1 &";
+    node.pdp(&["exec", "red/r2", "--", "sh", "-c", serve]);
+    eventually("a file comes whole", || {
+        let get = "curl -sS -m20 -o got http://10.0.1.2:8000/python3.11";
+        let directory = node.run_dir();
+        let line = format!("cd {} && {get} && cmp got /usr/bin/python3.11", directory.display());
+        outside.try_run(&line).is_ok()
+    });
+    std::fs::remove_file(node.run_dir().join("got")).expect("what came");
+    eventually("counters add up", || missing(&node.json(&["stats", "red"])).is_empty());
+    let [sent, received] = ["sent", "received"].map(|name| count(&node, name));
+    assert!(sent > 500 && received > 100, "{sent} {received}");
+    let stats = node.json(&["stats", "blue"]);
+    assert_eq!(missing(&stats), [], "{stats}");
+    let refused =
+        node.try_pdp(&["capture", "red/r1:eth0", "-w", "/dev/null"]).expect_err("not by the mux");
+    assert!(refused.contains("stay in the kernel"), "{refused}");
+
+    // Ethernet in UDP over IPv6, to a TAP of socat.
+    let socat = outside.spawn(
+        "socat UDP6-DATAGRAM:[fd00:a::1]:5007,bind=[fd00:a::2]:5007 \
+         TUN,tun-type=tap,tun-name=plain,iff-no-pi",
+    );
+    eventually("the TAP of socat", || outside.try_run("ip link show plain").is_ok());
+    outside.run("ip link set plain mtu 1400 up; ip addr add 10.0.3.2/24 dev plain");
+    eventually("red is reached by UDP", || reaches(&outside, "10.0.3.1"));
+    drop(socat);
+
+    // Not by another network's number, nor from another's address.
+    let before = count(&node, "received");
+    outside.run("ip addr add 192.0.2.3/24 dev eth0");
+    let send = |source: &str, vni: u8| {
+        outside.run(&format!(
+            "python3 -c \"import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('{source}', 0))
+s.sendto(bytes([8, 0, 0, 0, 0, 0, {vni}, 0]) + b'\\xff' * 60, ('192.0.2.1', 4789))\""
+        ))
+    };
+    (0..3).for_each(|_| {
+        send("192.0.2.3", 7);
+        send("192.0.2.2", 9);
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    let got = count(&node, "received");
+    send("192.0.2.2", 7);
+    eventually("its own comes", || count(&node, "received") > got);
+    assert!(got - before < 6, "at most some of the kernels' own: {before} {got}");
+
+    // Everything that could be on the way dies.
+    none_lost(pings);
+    let guests = pids(&node);
+    let mut pings = outside.command("ping");
+    let pings = Background::start(pings.args("-I vx7 -c1200 -i0.002 -W5 10.0.2.1".split(' ')));
+    let mux = node.processes().into_iter().find(|(_, line)| line.contains("pdp-mux"));
+    kill(mux.expect("a mux").0);
+    std::thread::sleep(Duration::from_millis(200));
+    node.kill_pdpd();
+    std::thread::sleep(Duration::from_millis(500));
+    node.start_pdpd();
+    let words = pings.finish();
+    assert!(all_answered(&words, 1200), "{words}");
+    ["red", "blue"].iter().for_each(|vnet| ready(&node, vnet));
+    eventually("blue is reached by the new mux", blue);
+    answers(&outside, 100);
+    assert_eq!(pids(&node), guests);
+
+    // The next hop is another one.
+    outside.run("ip link set eth0 address 02:00:00:00:09:09; ping -c1 -W2 192.0.2.1");
+    let since = Instant::now();
+    eventually("red is reached again", || reaches(&outside, "-I vx7 10.0.2.1"));
+    assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
+    // There is none, which is told.
+    node.namespace().run("ip addr del 192.0.2.1/24 dev extA");
+    let message = || {
+        let status = node.json(&["inspect", "red"])["status"].clone();
+        status["links"][0]["message"].as_str().unwrap_or_default().to_owned()
+    };
+    eventually("it is told", || message().contains("192.0.2.1 is no address of this machine"));
+    node.try_exec("red/r1", "ping -c1 -W1 10.0.2.2").ok();
+    node.namespace().run("ip addr add 192.0.2.1/24 dev extA");
+    eventually("red is reached", || reaches(&outside, "-I vx7 10.0.2.1"));
+    eventually("nothing is told", || message().is_empty());
+
+    // Carriers follow links and devices.
+    node.pdp(&["link", "down", "red/out"]);
+    assert_eq!(carrier(&node), "0");
+    node.pdp(&["link", "up", "red/out"]);
+    assert_eq!(carrier(&node), "1");
+    eventually("red is reached", || reaches(&outside, "-I vx7 10.0.2.1"));
+    outside.run("ip link set eth0 down");
+    eventually("no carrier", || carrier(&node) == "0");
+    outside.run("ip link set eth0 up; ip addr add fd00:a::2/64 dev eth0 nodad");
+    eventually("carrier", || carrier(&node) == "1");
+    eventually("red is reached", || reaches(&outside, "-I vx7 10.0.2.1"));
+
+    // What comes is limited for all of the network.
+    node.apply(&red("police: {pps: 20}"));
+    ready(&node, "red");
+    assert_eq!(pids(&node), guests, "nothing starts anew");
+    outside.run("ping -I vx7 -c200 -i0.002 -W1 10.0.2.1 >/dev/null || true");
+    let policed = || port(&node, "r1", "eth0")["dropped"]["policed"].as_u64().unwrap_or(0);
+    assert!(policed() > 100, "{}", policed());
+    node.apply(&red(""));
+    answers(&outside, 100);
+
+    // With the last such link all of it goes, and the mux's goes on.
+    let pins = node.pins().join("_ports");
+    assert!(pins.exists());
+    let mut pings = outside.command("ping");
+    let pings = Background::start(pings.args("-I 10.0.2.3 -i0.01 10.0.2.1".split(' ')));
+    node.pdp(&["delete", "red"]);
+    eventually("nothing is left of it", || !pins.exists());
+    std::thread::sleep(Duration::from_millis(300));
+    none_lost(pings);
+    node.pdp(&["down", "--purge"]);
+    node.wait_pdpd();
+    assert_eq!(node.leftovers(), [""; 0]);
+}
