@@ -587,14 +587,10 @@ impl Path {
         Ok(ports.lend(ROUTER, lease, [NO_MTU; 2])?)
     }
 
-    /// Has the router's ports served by threads, charged as pdpd has them, or in softirq; hosts' are always in softirq.
+    /// Has the router's ports of PdP served by threads, charged as pdpd has them, or in softirq; hosts' are always in
+    /// softirq.
     pub fn set_threads(&mut self, on: bool) -> Result<()> {
-        let Some((ports, specs, cgroups)) = &mut self.pdp else {
-            for device in DEVICES {
-                set_threaded(self.router.as_fd(), device, on)?;
-            }
-            return Ok(());
-        };
+        let Some((ports, specs, cgroups)) = &mut self.pdp else { return Ok(()) };
         let netns = self.router.as_fd();
         for spec in specs.iter().filter(|spec| spec.vrouter == ROUTER) {
             if !on {

@@ -31,7 +31,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
             VXLAN to VXLAN; in softirq of the generator's core, and in threads on another, charged to cgroups as pdpd has \
             them. CPU time is without that of making a frame and dropping it. TCP by iperf3 and round trips through PdP's \
             ports between two hosts of PdP, and through veths. PdP's ports are this program's, without a daemon",
-    seconds: 260,
+    seconds: 140,
     subject: Subject::Library,
     run,
 };
@@ -125,7 +125,9 @@ fn frames(run: &mut Run) -> Result<()> {
 
 /// What programs see.
 fn paths(run: &mut Run) -> Result<()> {
-    let mut plain = Path::plain()?;
+    const WAYS: [Way; 3] = [Plain, Stack(Near), Short(Near)];
+    const TRIP: &str = "round trip, median";
+    let plain = Path::plain()?;
     let mut pdp = Path::pdp()?;
     let echo = |path: &Path| {
         let [a, b] = [&path.hosts[0], &path.hosts[1]];
@@ -136,22 +138,31 @@ fn paths(run: &mut Run) -> Result<()> {
     let trips = if run.quick() { TRIPS / 4 } else { TRIPS };
     let seconds = run.time().as_secs().max(1);
     run.rounds(|run| {
+        let mut of_plain = None;
         for (in_threads, served) in SERVED {
-            plain.set_threads(in_threads)?;
             pdp.set_threads(in_threads)?;
-            for way in [Plain, Stack(Near), Short(Near)] {
+            // Veths without a program do what comes from sockets in softirq, whether they have threads or not.
+            let ways = if in_threads { &WAYS[1..] } else { &WAYS };
+            for &way in ways {
                 let (path, echo) =
                     if way == Plain { (&plain, &echoes[0]) } else { (&pdp, &echoes[1]) };
-                let series = format!("{}{served}", way.series());
-                run.take(&series, FRAME_BYTES as f64, "bytes", || {
+                let trips = || {
                     path.lend(way == Short(Near))?;
-                    let times = echo.trips(trips)?;
+                    echo.trips(trips)
+                };
+                let series = format!("{}{served}", way.series());
+                run.take_as(&series, FRAME_BYTES as f64, "bytes", trips, |times| {
                     let at = |what, share| Reading::new(what, quantile(&times, share), "µs");
-                    Ok(vec![at("round trip, median", 0.5), at("round trip, p99", 0.99)])
+                    let [median, p99] = [at(TRIP, 0.5), at("round trip, p99", 0.99)];
+                    if way == Plain {
+                        of_plain = Some(median.value());
+                    }
+                    let added = of_plain.map(|plain| median.value() - plain);
+                    let added = added.map(|added| Reading::new("round trip added", added, "µs"));
+                    [median, p99].into_iter().chain(added.filter(|_| way != Plain)).collect()
                 });
             }
         }
-        plain.set_threads(false)?;
         let kinds = [
             (Plain, "kernel, plain, segmentation offload", true),
             (Plain, "kernel, plain, no segmentation offload", false),
