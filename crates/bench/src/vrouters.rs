@@ -13,6 +13,9 @@
 //! each sample, and taken off. What remains is the receiving ends' softirqs. Where these are in threads, it is handing
 //! frames to them, for each frame made, also those that find a full ring; and the threads' own time, for each that came.
 //!
+//! The kernel makes frames by 64 at a time: where they go to as many routers in turn, or more, each gets one of them, and
+//! its NAPI is begun and ended for that one.
+//!
 //! Limits: [`ROUTERS_MAX`]. The generator works on the first CPU, threads on the last.
 
 use std::fs::{self, File};
@@ -444,7 +447,7 @@ impl Field {
         let [made, came, working, in_threads] = self.measure(generator, &threads, most, time)?;
         ensure!(came > 0.0, "of {made} frames none came");
         let after = self.ways(way)?;
-        let (short, other) = (after[0] - before[0], after[1] - before[1]);
+        let [short, other] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
         let is_so = match way {
             Way::Stack(_) => short == 0 && other > 0,
             Way::Short(_) => short > 0 && other <= short / 100,
@@ -473,7 +476,9 @@ impl Field {
             return Ok([0; 2]);
         }
         let counters = self.ports.counters(self.pdp[0].number)?;
-        Ok([counters.ways.short, counters.to_vrouter.frames - counters.ways.short])
+        // Frames may still be under way while they are read.
+        let others = counters.to_vrouter.frames.saturating_sub(counters.ways.short);
+        Ok([counters.ways.short, others])
     }
 
     /// Frames made and come, and CPU time of the generator with softirqs and of threads, nanoseconds. As if it took
@@ -492,9 +497,10 @@ impl Field {
         thread::sleep(SETTLE);
         let (came, working, in_threads) = (self.sinks.came()?, used(&makers), used(threads));
         let sent = generator.send(load, time, &clock)?;
-        let working = used(&makers) - working;
+        let working = used(&makers).saturating_sub(working);
         thread::sleep(SETTLE);
-        let (came, in_threads) = (self.sinks.came()? - came, used(threads) - in_threads);
+        let came = self.sinks.came()?.saturating_sub(came);
+        let in_threads = used(threads).saturating_sub(in_threads);
         let scale = time.as_secs_f64() / sent.seconds;
         Ok([sent.frames, came, working, in_threads].map(|count| count as f64 * scale))
     }
