@@ -201,15 +201,18 @@ impl Ports {
     }
 
     fn attend(&self, cgroups: &Cgroups, attended: &mut BTreeMap<Node, Attended>, since: Duration) {
-        let all: Vec<_> =
-            lock(&self.known).iter().map(|(node, it)| (node.clone(), it.wanted.clone())).collect();
-        attended.retain(|node, it| {
-            all.iter().any(|(of, wanted)| of == node && wanted.guest == it.guest)
-        });
+        let known = lock(&self.known);
+        let all: BTreeMap<_, _> =
+            known.iter().map(|(node, it)| (node.clone(), it.wanted.clone())).collect();
+        drop(known);
+        attended.retain(|node, it| all.get(node).is_some_and(|wanted| wanted.guest == it.guest));
         if all.is_empty() {
             return;
         }
-        let used = self.with(|ports| Ok(ports.used(since)?)).unwrap_or_default();
+        let mut used: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+        for it in self.with(|ports| Ok(ports.used(since)?)).unwrap_or_default() {
+            used.entry(it.vrouter).or_default().push((it.index, it.address));
+        }
         for (node, wanted) in all {
             let guest = wanted.guest;
             let new = || Attended { guest, routes: None, lent: None, unpaid: BTreeMap::new() };
@@ -220,8 +223,7 @@ impl Ports {
                 (attended.routes, attended.lent) = (None, None);
             }
             if let (Some(routes), Some(vrouter)) = (&attended.routes, wanted.vrouter()) {
-                let own = used.iter().filter(|used| used.vrouter == vrouter);
-                routes.confirm(own.map(|used| (used.index, used.address)));
+                routes.confirm(used.remove(&vrouter).unwrap_or_default());
             }
         }
     }
