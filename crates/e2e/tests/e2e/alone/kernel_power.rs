@@ -20,8 +20,9 @@ const POWER_ERROR: f64 = 0.35;
 /// Of the good network, frames a second: far less than its power carries.
 const GOOD_PPS: u64 = 2_000;
 
-/// What of them may be lost, by what a machine that others share takes.
+/// What of them may be lost, and how often it is tried, since others that share the machine take what they take.
 const GOOD_LOSS: f64 = 0.01;
+const TRIES: u32 = 3;
 
 const FLOOD: Duration = Duration::from_secs(4);
 
@@ -134,9 +135,12 @@ spec:
     };
     // What its power carries, and three times that.
     let (carries, ..) = during("all that goes", 20_000);
-    let (_, cores, good) = during("three times what its power carries", carries as u64 * 3);
-    assert!((cores / POWER - 1.0).abs() < POWER_ERROR, "{cores} cores of {POWER}");
-    assert!(good > (1.0 - GOOD_LOSS) * GOOD_PPS as f64, "{good} of {GOOD_PPS}");
+    let as_guaranteed = (0..TRIES).any(|_| {
+        let (_, cores, good) = during("three times what its power carries", carries as u64 * 3);
+        assert!(cores < POWER * (1.0 + POWER_ERROR), "{cores} cores of {POWER}");
+        cores > POWER * (1.0 - POWER_ERROR) && good > (1.0 - GOOD_LOSS) * GOOD_PPS as f64
+    });
+    assert!(as_guaranteed, "not in {TRIES} tries");
     let stats = node.json(&["stats", "bad"]);
     let dropped = &stats["vnets"]["bad"]["nodes"]["r1"]["ports"]["eth0"]["dropped"];
     assert!(dropped["kernel-power"].as_u64() > Some(1_000), "{dropped}");
