@@ -31,7 +31,7 @@ pub(super) fn kept(node: &Node) -> (String, Value) {
 }
 
 pub(super) fn pings(node: &Node) {
-    let words = node.exec("fastpath/h1", "ping -c30 -i0.02 -W5 10.2.0.2");
+    let words = node.exec("fastpath/h1", "ping -c30 -i0.02 -w20 10.2.0.2");
     let stats = node.json(&["stats", "fastpath"]);
     assert!(all_answered(&words, 30), "{words}{stats:#}");
     assert_eq!(missing(&stats), [], "{stats}");

@@ -77,7 +77,7 @@ fn a_link_between_two_kernels_needs_no_process() {
     let before = counters(&node);
     assert_eq!(ways(&node), ["mux h1 is a host", "kernel", "mux h2 is a host"]);
     // Everything that could be on the way dies, and no frame is lost.
-    let pings = "setsid ping -c1500 -i0.002 10.0.12.2 >/tmp/said 2>&1 &";
+    let pings = "setsid ping -c1500 -i0.002 -w60 10.0.12.2 >/tmp/said 2>&1 &";
     node.pdp(&["exec", "fastpath/r1", "--", "sh", "-c", pings]);
     let pids = |node: &Node| {
         let all = nodes(node, "fastpath");
@@ -226,10 +226,10 @@ fn a_router_among_routers_has_no_helper_and_passes_everything() {
     node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
     let r2 = named(&nodes(&node, "row"), "r2");
     assert!(r2["tap"].is_null() && r2["mirror"].is_null(), "{r2}");
-    let words = node.exec("row/h1", "ping -c20 -i0.02 -W5 10.3.0.2");
+    let words = node.exec("row/h1", "ping -c20 -i0.02 -w20 10.3.0.2");
     assert!(all_answered(&words, 20), "{words}");
     // Whole frames, and TCP of what routers send themselves, whose checksums no device writes.
-    let words = node.exec("row/h1", "ping -c3 -i0.1 -W5 -M do -s 1472 10.3.0.2");
+    let words = node.exec("row/h1", "ping -c3 -i0.1 -w20 -M do -s 1472 10.3.0.2");
     assert!(all_answered(&words, 3), "{words}{:#}", node.json(&["stats", "row"]));
     let serve = "cd /usr/bin; setsid python3 -m http.server 8000 >/dev/null 2>&1 &";
     node.pdp(&["exec", "row/r3", "--", "sh", "-c", serve]);
@@ -241,7 +241,7 @@ fn a_router_among_routers_has_no_helper_and_passes_everything() {
     // r2's end restarts alone, and both of its links are there again.
     node.pdp(&["restart", "row/r2"]);
     node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
-    let words = node.exec("row/h1", "ping -c5 -i0.1 -W5 10.3.0.2");
+    let words = node.exec("row/h1", "ping -c5 -i0.1 -w20 10.3.0.2");
     assert!(all_answered(&words, 5), "{words}");
 }
 
@@ -260,7 +260,7 @@ fn all_of_linux_is_there() {
     r1("nft add rule ip t f icmp type echo-request counter");
     r1("nft add chain ip t n { type nat hook postrouting priority 100 ; }");
     r1("nft add rule ip t n oifname eth1 ip protocol icmp counter masquerade");
-    let words = h1("ping -c20 -i0.02 -W5 10.2.0.2");
+    let words = h1("ping -c20 -i0.02 -w20 10.2.0.2");
     assert!(all_answered(&words, 20), "{words}");
     let rules = r1("nft list chain ip t f");
     assert!(rules.contains("counter packets 20 "), "{rules}");
@@ -276,7 +276,7 @@ fn all_of_linux_is_there() {
     // Fragments are made.
     // Where OSPF has no neighbour, to which it would be another interface.
     node.exec("fastpath/r2", "ip link set eth0 mtu 1400");
-    let words = h1("ping -c3 -i0.1 -W5 -M dont -s 1472 10.2.0.2");
+    let words = h1("ping -c3 -i0.1 -w20 -M dont -s 1472 10.2.0.2");
     assert!(all_answered(&words, 3), "{words}");
     // A shaper of the guest's own: 60 packets of 1,028 bytes at 400 kbit/s take more than a second.
     r1("tc qdisc add dev eth1 root tbf rate 400kbit burst 2kb latency 2s");
@@ -383,7 +383,7 @@ fn multicast_is_routed_and_policies_of_ipsec_hold() {
         assert!(node.try_exec("cast/h1", "ping -c3 -i0.1 -W1 10.2.0.2").is_err(), "{policy}");
         assert!(counted(counter) >= before + 3, "{policy}: {}", r1("cat /proc/net/xfrm_stat"));
         r1("ip xfrm policy flush");
-        let words = node.exec("cast/h1", "ping -c3 -i0.1 -W5 10.2.0.2");
+        let words = node.exec("cast/h1", "ping -c3 -i0.1 -w20 10.2.0.2");
         assert!(all_answered(&words, 3), "{words}");
     }
 }
