@@ -478,11 +478,14 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
         // The same may be another part of what a worker has now.
         details.push(format!("the mux's part: {was} to {is}"));
     }
-    if let (Some(was), Some(is)) = (&was.kernel, &is.kernel)
-        && was != is
-    {
-        let [was, is] = [was, is].map(|kernel| power_words(&kernel.placement));
-        details.push(format!("the kernel's part: {was} to {is}"));
+    if let (Some(was), Some(is)) = (&was.kernel, &is.kernel) {
+        if was.short_way != is.short_way {
+            details.push("kernelHooks".to_owned());
+        }
+        if (&was.placement, was.borrows) != (&is.placement, is.borrows) {
+            let [was, is] = [was, is].map(|kernel| power_words(&kernel.placement));
+            details.push(format!("the kernel's part: {was} to {is}"));
+        }
     }
     let numbers: BTreeSet<u32> = was.guests.keys().chain(is.guests.keys()).copied().collect();
     for number in numbers {

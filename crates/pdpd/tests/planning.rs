@@ -982,6 +982,10 @@ fn the_kernels_power_is_a_share_of_an_engine() {
     let changes = after.changes_from(&before, &["row".to_owned()].into(), false);
     let words = format!("{changes:?}");
     assert!(words.contains("the kernel's part: borrowed power to 20 millicores"), "{words}");
+    let follows = apply(&after, row(", power: 0.02"));
+    let changes = follows.changes_from(&after, &["row".to_owned()].into(), false);
+    let words = format!("{changes:?}");
+    assert!(words.contains("kernelHooks") && !words.contains("the kernel's part"), "{words}");
 
     // What its TAPs need is in the same cgroup; without a kernel that forwards, in the node's.
     let helper = |model: &Model, node: &str| {
