@@ -54,6 +54,9 @@ pub enum HostError {
          routers of kind kernel that go there without the mux; it takes them once any change of their network is applied"
     )]
     Redirects(String),
+    /// There are no ports whose frames stay in the kernel.
+    #[error("there are no ports in the kernel")]
+    NoPorts,
     /// The machine's routes can't be followed.
     #[error("can't follow the machine's routes and neighbours")]
     Underlay(#[source] io::Error),

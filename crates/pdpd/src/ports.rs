@@ -32,6 +32,10 @@ type Node = (String, String);
 /// Between two looks of the attendant.
 const ATTEND_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Ports of a tenant that are served again between two looks, in the long run: a guest that takes its ends down and up
+/// asks for it each time, and others wait for about a millisecond meanwhile.
+const SERVED_AGAIN: usize = 16;
+
 /// The leaf of a vrouter's cgroup that threads are in.
 const THREADS: &str = "threads";
 
@@ -93,8 +97,17 @@ struct Attended {
     routes: Option<RouteMtu>,
     /// With which MTUs that was lent last, and when.
     lent: Option<([u32; 2], Instant)>,
-    /// Frames that nobody paid for, by port.
-    unpaid: BTreeMap<u32, u64>,
+    /// By port.
+    unpaid: BTreeMap<u32, Unpaid>,
+}
+
+/// What is known of frames of a port that nobody paid for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unpaid {
+    /// How many there were when it was last as it should be.
+    count: u64,
+    /// When it was last served again.
+    served: Option<Instant>,
 }
 
 impl Ports {
@@ -105,11 +118,29 @@ impl Ports {
         Self { netns, pins, open, opened, ways, watch, known, tokens }
     }
 
+    /// Does something with what there is. Who only asks begins nothing: it may come late, when the last port is gone.
     fn with<T>(
         &self,
         run: impl FnOnce(&mut ports::Ports) -> Result<T, HostError>,
     ) -> Result<T, HostError> {
+        let mut open = lock(&self.open);
+        if self.is_none(&open) {
+            return Err(HostError::NoPorts);
+        }
+        self.with_open(&mut open, run)
+    }
+
+    /// As [`Ports::with`], for who makes ports: there is what they have in common afterwards.
+    fn with_made<T>(
+        &self,
+        run: impl FnOnce(&mut ports::Ports) -> Result<T, HostError>,
+    ) -> Result<T, HostError> {
         self.with_open(&mut lock(&self.open), run)
+    }
+
+    /// Whether there is nothing of ports, of an earlier daemon neither.
+    fn is_none(&self, open: &Option<ports::Ports>) -> bool {
+        open.is_none() && !self.pins.exists() && !self.netns.exists()
     }
 
     fn with_open<T>(
@@ -149,9 +180,9 @@ impl Ports {
             return Ok(());
         };
         let netns = host::network_namespace(guest)?;
-        self.with(|_| Ok(()))?;
+        self.with_made(|_| Ok(()))?;
         self.know(&key, &wanted, netns.as_fd())?;
-        self.with(|all| {
+        self.with_made(|all| {
             for PortNow { port, carrier, joined, device } in ports {
                 let number = port.spec.number;
                 all.make(netns.as_fd(), &port.spec)?;
@@ -213,13 +244,18 @@ impl Ports {
         for it in self.with(|ports| Ok(ports.used(since)?)).unwrap_or_default() {
             used.entry(it.vrouter).or_default().push((it.index, it.address));
         }
-        for (node, wanted) in all {
+        let mut owned: BTreeMap<&str, usize> = BTreeMap::new();
+        for ((vnet, _), wanted) in &all {
+            *owned.entry(owner(vnet)).or_default() += wanted.specs.len();
+        }
+        for (node, wanted) in &all {
+            let again = serve_interval(owned[owner(&node.0)]);
             let guest = wanted.guest;
             let new = || Attended { guest, routes: None, lent: None, unpaid: BTreeMap::new() };
-            let attended = attended.entry(node).or_insert_with(new);
+            let attended = attended.entry(node.clone()).or_insert_with(new);
             // Whose guest ended is looked at for that.
-            let _ = self.serve_again(&wanted, attended, cgroups);
-            if self.lend(&wanted, attended).is_err() {
+            let _ = self.serve_again(wanted, attended, again, cgroups);
+            if self.lend(wanted, attended).is_err() {
                 (attended.routes, attended.lent) = (None, None);
             }
             if let (Some(routes), Some(vrouter)) = (&attended.routes, wanted.vrouter()) {
@@ -229,23 +265,28 @@ impl Ports {
     }
 
     /// Has ports served again where frames were dropped since nobody paid for them: the guest took its end down, say,
-    /// and its thread went with that.
+    /// and its thread went with that. Each of them once in an `interval` at most.
     fn serve_again(
         &self,
         wanted: &Wanted,
         attended: &mut Attended,
+        interval: Duration,
         cgroups: &Cgroups,
     ) -> Result<(), HostError> {
         for spec in &wanted.specs {
-            let unpaid = self.with(|ports| Ok(ports.unpaid(spec.number)?))?;
-            let before = attended.unpaid.get(&spec.number).copied().unwrap_or(0);
-            if unpaid > before {
+            let count = self.with(|ports| Ok(ports.unpaid(spec.number)?))?;
+            let unpaid = attended.unpaid.entry(spec.number).or_default();
+            if unpaid.served.is_some_and(|at| at.elapsed() < interval) {
+                continue;
+            }
+            if count > unpaid.count {
+                unpaid.served = Some(Instant::now());
                 let netns = host::network_namespace(wanted.guest)?;
                 self.with(|ports| {
                     serve(ports, netns.as_fd(), spec, wanted.kernel.as_ref(), cgroups)
                 })?;
             }
-            attended.unpaid.insert(spec.number, unpaid);
+            unpaid.count = count;
         }
         Ok(())
     }
@@ -286,7 +327,7 @@ impl Ports {
         pins: &Path,
         before: Option<u64>,
     ) -> Result<Option<(Xdp, u64)>, HostError> {
-        self.with(|ports| {
+        self.with_made(|ports| {
             let opened = self.opened.load(Relaxed);
             if before == Some(opened) {
                 return Ok(None);
@@ -303,7 +344,7 @@ impl Ports {
         any: &dyn Fn() -> bool,
     ) -> Result<(), HostError> {
         let mut open = lock(&self.open);
-        if open.is_none() && !self.pins.exists() && !self.netns.exists() {
+        if self.is_none(&open) {
             return Ok(());
         }
         let kept = kept();
@@ -437,6 +478,17 @@ pub fn attend(host: &Arc<Host>) -> std::io::Result<()> {
     std::thread::Builder::new().name("ports".into()).spawn(attend).map(drop)
 }
 
+/// Who a vnet's ports are counted for: its tenant, or itself where it has none.
+fn owner(vnet: &str) -> &str {
+    pdp_spec::tenant_of(vnet).unwrap_or(vnet)
+}
+
+/// How often one of so many ports of a tenant may be served again, so that no more than [`SERVED_AGAIN`] of them are
+/// between two looks.
+fn serve_interval(ports: usize) -> Duration {
+    ATTEND_INTERVAL * ports.div_ceil(SERVED_AGAIN) as u32
+}
+
 /// Has what the kernel does at a port done by threads that are charged to its vrouter, where it has a share.
 fn serve(
     ports: &ports::Ports,
@@ -467,5 +519,33 @@ fn port_stats(counted: &Counters) -> mux::PortStats {
         punted: counted.to_vrouter.frames,
         dropped: dropped.collect(),
         ..mux::PortStats::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A question that comes late, when the last port is gone, leaves nothing behind.
+    #[test]
+    fn who_only_asks_begins_nothing() {
+        let nowhere = std::env::temp_dir().join(format!("pdpd-no-ports-{}", std::process::id()));
+        let places =
+            Places { run: nowhere.join("run"), lib: PathBuf::new(), pins: nowhere.join("pins") };
+        let ports = Ports::new(&places);
+        let asked = ports.with(|ports| Ok(ports.all()?));
+        assert!(matches!(asked, Err(HostError::NoPorts)), "{asked:?}");
+        assert!(!nowhere.exists());
+    }
+
+    /// However many ports a tenant has, no more than some of them are served again in a second; one that has few
+    /// waits for none.
+    #[test]
+    fn few_ports_of_a_tenant_are_served_again() {
+        for ports in 1..10_000 {
+            let each_second = ports as f64 / serve_interval(ports).as_secs_f64();
+            assert!(each_second <= SERVED_AGAIN as f64, "{each_second} of {ports}");
+        }
+        assert_eq!(serve_interval(SERVED_AGAIN), ATTEND_INTERVAL);
     }
 }
