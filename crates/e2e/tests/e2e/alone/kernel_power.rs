@@ -1,6 +1,7 @@
 //! Who works, pays: routers that their kernels forward for, one of which has far more to do than it has power for.
 //!
-//! Trellis (ROADS 2008), Table 4, where a flow lost a quarter because of another's rules.
+//! Trellis (ROADS 2008), Table 4, where a flow lost a quarter because of another's rules. Beside both, another network
+//! takes all of the CPU time that is left, and writes to its volume all the time.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,6 +26,25 @@ const GOOD_LOSS: f64 = 0.01;
 const TRIES: u32 = 3;
 
 const FLOOD: Duration = Duration::from_secs(4);
+
+/// Hosts that want all there is, and tell how far they are.
+const HOGS: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: hogs}
+spec:
+  nodes:
+    cpu:
+      kind: host
+      commands: [{run: "sh -c 'while :; do :; done'"}]
+    disk:
+      kind: host
+      volumes: [{source: written, target: /srv/written, size: 64Mi}]
+      commands:
+        - run: >-
+            sh -c 'while dd if=/dev/zero of=/srv/written/zeros bs=1M count=16 conv=fsync status=none;
+            do echo >> /srv/written/times; done'
+"#;
 
 fn generator(frames: &Path, pps: u64) -> String {
     format!("{{generator: {{frames: {}, pps: {pps}, numberAt: {NUMBER_AT}}}}}", frames.display())
@@ -120,6 +140,11 @@ spec:
         let row = rows.find(|row| row["name"] == "r1/kernel").expect("a row");
         row["cpuCores"].as_f64().expect("cores")
     };
+    let written = || {
+        // Not there before the first time.
+        let counted = node.try_exec("hogs/disk", "wc -l /srv/written/times").unwrap_or_default();
+        counted.split_whitespace().next().map_or(0, |it| it.parse::<u64>().expect("a number"))
+    };
     let during = |what: &str, bad: u64| {
         offer(bad, GOOD_PPS);
         std::thread::sleep(Duration::from_millis(500));
@@ -135,12 +160,21 @@ spec:
     };
     // What its power carries, and three times that.
     let (carries, ..) = during("all that goes", 20_000);
+    node.apply(HOGS);
+    eventually("the disk is written to", || written() > 0);
+    let before = written();
     let as_guaranteed = (0..TRIES).any(|_| {
         let (_, cores, good) = during("three times what its power carries", carries as u64 * 3);
         assert!(cores < POWER * (1.0 + POWER_ERROR), "{cores} cores of {POWER}");
         cores > POWER * (1.0 - POWER_ERROR) && good > (1.0 - GOOD_LOSS) * GOOD_PPS as f64
     });
     assert!(as_guaranteed, "not in {TRIES} tries");
+    // Hundredths of a second, of the process that has used the most (proc(5)).
+    let most = "cut -d' ' -f14 /proc/[0-9]*/stat | sort -n | tail -n1";
+    let most = node.pdp(&["exec", "hogs/cpu", "--", "sh", "-c", most]);
+    let (ticks, times) = (most.trim().parse::<u64>().expect("a number"), written() - before);
+    println!("beside them {} ms of CPU time, and 16 MB written {times} times", ticks * 10);
+    assert!(ticks > 100 && times > 0, "no hogs: {ticks} ticks, {times} times");
     let stats = node.json(&["stats", "bad"]);
     let dropped = &stats["vnets"]["bad"]["nodes"]["r1"]["ports"]["eth0"]["dropped"];
     assert!(dropped["kernel-power"].as_u64() > Some(1_000), "{dropped}");
