@@ -281,13 +281,14 @@ impl Fault {
 
     /// The process to kill or to stop.
     fn victim(&self) -> Result<Process> {
-        let place = format!("/{}/", self.vnet);
+        // Of its directories, and of its cgroup, where no network is called as what pdpd has beside them.
+        let (place, group) = (format!("/{}/", self.vnet), format!("/_{}/", self.vnet));
         // A new control guest of green would learn the whole table anew.
         let spared = "/green/r1/control";
         let mut found = leaks::processes();
         found.retain(|process| {
             let of_vnet = matches!(self.kind, Kind::Daemon | Kind::Mux)
-                || process.cgroup.contains(&place)
+                || process.cgroup.contains(&group)
                 || process.line.contains(&place);
             let is_spared = self.kind == Kind::Shim && process.line.contains(spared);
             self.kind.roles().contains(&process.role.as_str()) && of_vnet && !is_spared
