@@ -16,14 +16,17 @@ if [ ! -e /var/lib/vm-applied ]; then
     touch /var/lib/vm-applied
 fi
 
-# OSPF has to find its neighbour and routes first, and an emulated machine on a busy one may lose
-# them for a while: five in a row, within far more time than that takes.
-end=$((SECONDS + 180))
-while received=$(pdp exec ospf/h1 -- ping -c 5 -i 0.2 -W 2 10.2.0.2 2>&1 | grep -o '[0-9]* received')
-    [ "$received" != "5 received" ] && [ $SECONDS -lt $end ]; do
-    sleep 1
-done
-say "ping $received"
+# What the last of a vnet's h1 pinging its h2 says. OSPF has to find its neighbour and routes first, and an emulated
+# machine on a busy one may lose them for a while: five in a row, within far more time than that takes.
+pings() { # VNET
+    local end=$((SECONDS + 180)) received
+    while received=$(pdp exec "$1/h1" -- ping -c 5 -i 0.2 -W 2 10.2.0.2 2>&1 | grep -o '[0-9]* received')
+        [ "$received" != "5 received" ] && [ $SECONDS -lt $end ]; do
+        sleep 1
+    done
+    echo "$received"
+}
+say "ping $(pings ospf)"
 say "ospf $(pdp exec ospf/r1 -- ip route show proto ospf 10.2.0.0/24 2>&1 | head -1)"
 
 # Every forwarding guest's limit as the kernel has it: quota and period in microseconds.
@@ -59,13 +62,27 @@ fi
 if [ "$first" ]; then
     say "links $(pdp doctor --format json 2>&1 | jq -r ".[] | select(.name == \"kernel links\") | .state + \" \" + .detail")"
     pdp apply -f /root/kernel.yaml > /root/kernel.log 2>&1
-    end=$((SECONDS + 180))
-    while received=$(pdp exec kernel/h1 -- ping -c 5 -i 0.2 -W 2 10.2.0.2 2>&1 | grep -o '[0-9]* received')
-        [ "$received" != "5 received" ] && [ $SECONDS -lt $end ]; do
-        sleep 1
-    done
-    say "kernel-ping $received"
+    say "kernel-ping $(pings kernel)"
     say "kernel-port $(pdp stats kernel --format json | jq -c '.vnets.kernel.nodes.r1.ports.eth1 | [.made, .sent]')"
+
+    # ESP in tunnel mode between them (RFC 4303) for what the hosts send each other.
+    modprobe -a esp4 xfrm_user
+    tunnel() { # ROUTER NUMBER OTHER: networks 10.NUMBER.0.0/24 behind 10.0.12.NUMBER
+        local from to key=0x$(printf '%040d' 7)
+        for way in "$2 $3" "$3 $2"; do
+            read -r from to <<< "$way"
+            pdp exec "kernel/$1" -- ip xfrm state add src "10.0.12.$from" dst "10.0.12.$to" proto esp \
+                spi "0x100$from" mode tunnel aead 'rfc4106(gcm(aes))' "$key" 128
+        done
+        for way in "out $2 $3" "in $3 $2" "fwd $3 $2"; do
+            read -r way from to <<< "$way"
+            pdp exec "kernel/$1" -- ip xfrm policy add src "10.$from.0.0/24" dst "10.$to.0.0/24" dir "$way" \
+                tmpl src "10.0.12.$from" dst "10.0.12.$to" proto esp mode tunnel
+        done
+    }
+    { tunnel r1 1 2; tunnel r2 2 1; } > /root/esp.log 2>&1
+    say "esp-ping $(pings kernel) $(tail -n 3 /root/esp.log | tr '\n' ' ')"
+    say "esp $(pdp exec kernel/r2 -- ip -s xfrm state | grep -o '[0-9]*(packets)' | tr -dc '0-9\n' | tr '\n' ' ')"
     pdp delete kernel > /root/kernel.log 2>&1
     say "kernel-gone $?"
 fi

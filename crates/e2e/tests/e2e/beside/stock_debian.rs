@@ -75,8 +75,11 @@ fn make_disks() -> PathBuf {
     let limited =
         example.replace("kind: router\n", "kind: router\n      dataPlane: {power: 0.2}\n");
     fs::write(root.join("root/ospf.yaml"), limited).expect("a spec");
-    fs::copy(repository().join("examples/kernel.yaml"), root.join("root/kernel.yaml"))
-        .expect("a spec");
+    let example =
+        fs::read_to_string(repository().join("examples/kernel.yaml")).expect("an example");
+    // Its routers have the kernel's IPsec.
+    let privileged = example.replace("router: {dataPlane", "router: {privileged: true, dataPlane");
+    fs::write(root.join("root/kernel.yaml"), privileged).expect("a spec");
     let units = root.join("etc/systemd/system");
     fs::copy(vm.join("vm-test.service"), units.join("vm-test.service")).expect("copy");
     let wants = units.join("multi-user.target.wants");
@@ -183,6 +186,11 @@ fn check_kernel(lines: &[String]) {
     assert_eq!(said(lines, "kernel-ping"), "5 received", "{lines:#?}");
     let counters: Vec<u64> = serde_json::from_str(said(lines, "kernel-port")).expect("counters");
     assert!(counters[1] >= 5 && counters[0] >= counters[1], "{counters:?}");
+    // Each way's packets, by the kernel's count of the second one; of a state several times, once it has lifetimes.
+    assert!(said(lines, "esp-ping").starts_with("5 received"), "{lines:#?}");
+    let passed: Vec<u64> =
+        said(lines, "esp").split_whitespace().map(|it| it.parse().expect("a number")).collect();
+    assert!(passed.iter().filter(|packets| **packets >= 5).count() >= 2, "{lines:#?}");
     assert_eq!(said(lines, "kernel-gone"), "0", "{lines:#?}");
 }
 
