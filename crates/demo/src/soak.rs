@@ -274,7 +274,7 @@ impl Soak<'_> {
             fate.sent
         );
         println!("{what}");
-        if lost > outside && fault.is_none_or(|fault| fault.kind.is_harmless()) {
+        if lost > outside && fault.is_none_or(|fault| fault.is_harmless()) {
             self.lost(&what, lost - outside, &dropped)?;
         }
         self.agree(number)?;

@@ -120,20 +120,6 @@ impl Kind {
         }
     }
 
-    /// Whether it leaves forwarding alone, so that nothing may be lost.
-    pub fn is_harmless(self) -> bool {
-        matches!(
-            self,
-            Self::Daemon
-                | Self::Tap
-                | Self::Mirror
-                | Self::Scale
-                | Self::Vnet
-                | Self::Capture
-                | Self::Refused
-        )
-    }
-
     /// Networks for which it is: blue's kernel forwards, without guests and without a mirror.
     fn vnets(self) -> &'static [&'static str] {
         match self {
@@ -194,6 +180,21 @@ impl Bag {
 }
 
 impl Fault {
+    /// Whether it leaves forwarding alone, so that nothing may be lost.
+    pub fn is_harmless(&self) -> bool {
+        match self.kind {
+            // What comes from outside for blue's kernel goes by it.
+            Kind::Tap => self.vnet != "blue",
+            Kind::Daemon
+            | Kind::Mirror
+            | Kind::Scale
+            | Kind::Vnet
+            | Kind::Capture
+            | Kind::Refused => true,
+            _ => false,
+        }
+    }
+
     /// One of several, by the draw.
     fn one<T: Copy>(&self, of: &[T]) -> Option<T> {
         let at = self.pick.checked_rem(of.len() as u64)?;
@@ -281,15 +282,16 @@ impl Fault {
 
     /// The process to kill or to stop.
     fn victim(&self) -> Result<Process> {
-        // Of its directories, and of its cgroup, where no network is called as what pdpd has beside them.
-        let (place, group) = (format!("/{}/", self.vnet), format!("/_{}/", self.vnet));
+        // A process of a network is in a cgroup of its, has files in a directory of its, or has a record of its id.
+        let group = format!("/_{}/", self.vnet);
+        let named = [format!("/{}/", self.vnet), format!("/records/{}.", self.vnet)];
         // A new control guest of green would learn the whole table anew.
-        let spared = "/green/r1/control";
+        let spared = "/records/green.r1 ";
         let mut found = leaks::processes();
         found.retain(|process| {
             let of_vnet = matches!(self.kind, Kind::Daemon | Kind::Mux)
                 || process.cgroup.contains(&group)
-                || process.line.contains(&place);
+                || named.iter().any(|named| process.line.contains(named));
             let is_spared = self.kind == Kind::Shim && process.line.contains(spared);
             self.kind.roles().contains(&process.role.as_str()) && of_vnet && !is_spared
         });
