@@ -356,7 +356,7 @@ impl Client {
         whole(self.send(Method::DELETE, &paths::fdb(vnet, link), None::<&()>).await?).await
     }
 
-    /// Routes of a router, one by one to `row`; returns their count.
+    /// Routes of a router or host, one by one to `row`; returns their count.
     pub async fn routes(
         &self,
         vnet: &str,

@@ -501,14 +501,14 @@ pub struct Top {
     pub format: Format,
 }
 
-/// Print the routes of a router: its kernel's, or those that a forwarding guest uses.
+/// Print the routes of a router or host: its kernel's, or those that a forwarding guest uses.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp routes green/r1 --within 10.0.0.0/8\n         \
-                        pdp routes green/r1 --guest 1\n         pdp routes green/r1 --diff\n\n\
+                        pdp routes green/h1\n         pdp routes green/r1 --guest 1\n         pdp routes green/r1 --diff\n\n\
                         Exit code of --diff: 0 for equal tables, 1 for different ones.")]
 pub struct Routes {
-    /// VNET/ROUTER.
-    #[arg(value_name = "ROUTER", add = complete::nodes())]
+    /// VNET/NODE.
+    #[arg(value_name = "NODE", add = complete::nodes())]
     pub name: NodeName,
     /// Of this forwarding guest.
     #[arg(long, value_name = "N")]

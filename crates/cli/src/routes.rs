@@ -1,4 +1,4 @@
-//! Route tables of a router, one line a route, as they come.
+//! Route tables of a router or host, one line a route, as they come.
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;

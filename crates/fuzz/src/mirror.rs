@@ -2,12 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use ipnet::IpNet;
 use pdp_mirror::kernel::{Kind, messages};
 use pdp_mirror::table::{NEIGHBOURS_MAX, Table};
-use pdp_proto::mirror::{Config, HookPolicy};
 use pdp_proto::routes::{GroupId, Hop, Resolved, Target, ToGuest, Vport};
 
 use crate::input::Input;
@@ -80,17 +78,7 @@ impl Guest {
 }
 
 fn table() -> Table {
-    let config = Config {
-        netns: PathBuf::new(),
-        userns: None,
-        vports: vec!["eth0".into(), "eth1".into()],
-        routes_socket: PathBuf::new(),
-        control_socket: PathBuf::new(),
-        routes_max: ROUTES_MAX,
-        receive_bytes: 0,
-        hooks: HookPolicy::Strict,
-    };
-    Table::new(&config, 7)
+    Table::new(vec!["eth0".into(), "eth1".into()], ROUTES_MAX, 7)
 }
 
 /// Datagrams as notifications and in dumps, with flushes between. A guest that was told of each

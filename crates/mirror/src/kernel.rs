@@ -157,6 +157,16 @@ pub struct Route {
     pub expires: Option<Instant>,
 }
 
+impl Route {
+    /// Itself and its hops.
+    pub fn things(&self) -> usize {
+        1 + match &self.destination {
+            Destination::Hops(hops) => hops.len(),
+            _ => 0,
+        }
+    }
+}
+
 /// How a route came into its place among others of the same prefix and metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
@@ -251,6 +261,17 @@ pub enum Event {
     Route(Route, Placement),
     /// A route, or some of its hops (IPv6), is gone.
     RouteGone(Route),
+}
+
+impl Event {
+    /// How many things of some hundred bytes at most keep what it says: itself, with hops or members.
+    pub fn things(&self) -> usize {
+        match self {
+            Self::Route(route, _) | Self::RouteGone(route) => route.things(),
+            Self::Nexthop(_, Nexthop::Group(members)) => 1 + members.len(),
+            _ => 1,
+        }
+    }
 }
 
 /// What can be dumped, in the order in which a full dump goes: each refers to earlier ones only.

@@ -13,6 +13,7 @@
 //! | `prefixes` | a map by prefix (pure) |
 //! | `paths` | hops, nexthop objects, interfaces (pure) |
 //! | `hooks` | what in the kernel treats packets otherwise than guests do |
+//! | `listing` | a kernel's routes, read anew |
 //! | `guests` | frames to forwarding guests, what they have applied |
 //! | `control`, `tables` | pdpd's questions |
 //! | `process` | namespaces and privileges |
@@ -25,6 +26,7 @@ pub mod follower;
 pub mod guests;
 pub mod hooks;
 pub mod kernel;
+pub mod listing;
 pub mod netlink;
 pub mod paths;
 pub mod prefixes;

@@ -44,7 +44,7 @@ fn main() -> anyhow::Result<()> {
     let netns = process::open(&config.netns)?;
     let userns = config.userns.as_deref().map(|path| (path, process::open(path)));
     process::enter(&config.netns, &netns, LinkNameSpaceType::Network)?;
-    let table = Table::new(&config, rand::random());
+    let table = Table::new(config.vports.clone(), config.routes_max, rand::random());
     let receive_bytes = usize::try_from(config.receive_bytes).unwrap_or(usize::MAX);
     let follower = Follower::new(table, receive_bytes).context("cannot follow the kernel")?;
     let hooks =

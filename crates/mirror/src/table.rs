@@ -14,7 +14,7 @@
 //! route of the same prefix and metric, and so does the copy; among several IPv4 default routes of
 //! one metric the kernel prefers one whose gateway answers (`fib_select_default`), the copy's first
 //! is what guests get; tables other than main and local and policy rules are not followed.
-//! [`Config::routes_max`] prefixes, [`NEIGHBOURS_MAX`] neighbours; more are left to the kernel.
+//! `routes_max` prefixes, [`NEIGHBOURS_MAX`] neighbours; more are left to the kernel.
 //!
 //! # Dumps
 //! A dump is compared with the copy while notifications go on being applied. What a notification
@@ -29,7 +29,6 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use pdp_proto::mirror::Config;
 use pdp_proto::routes::{GroupId, Hooked, Target, ToGuest, Vport};
 
 use crate::aliases::{Alias, Aliases};
@@ -125,11 +124,13 @@ pub struct Table {
 }
 
 impl Table {
-    /// Empty. Group numbers start at `first_group`.
-    pub fn new(config: &Config, first_group: GroupId) -> Self {
+    /// Empty, for a router with these interfaces of at most `routes_max` prefixes in the main table. Group numbers start
+    /// at `first_group`.
+    pub fn new(vports: Vec<String>, routes_max: u64, first_group: GroupId) -> Self {
+        let told_vports = vec![None; vports.len()];
         Self {
-            paths: Paths::new(config.vports.clone(), first_group),
-            routes_max: config.routes_max,
+            paths: Paths::new(vports, first_group),
+            routes_max,
             entries: Prefixes::default(),
             counts: [0; 2],
             refused: [[0; 2]; 2],
@@ -140,7 +141,7 @@ impl Table {
             tombstones: Vec::new(),
             queued_neighbours: HashSet::new(),
             links_changed: false,
-            told_vports: vec![None; config.vports.len()],
+            told_vports,
             told_neighbours: HashMap::new(),
             told_forwarding: (false, false),
             hooked: Vec::new(),

@@ -9,16 +9,14 @@
 //! `routes_max`, and takes up to [`ANSWER_TIME_MAX`] to come.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use pdp_proto::mirror::{Config, RouteRow, Source};
 use pdp_proto::routes::{HOPS_MAX, Resolved};
 
-use crate::follower::{DumpRun, Part};
 use crate::guests::{Answer, Guests};
-use crate::kernel::{Event, Kind, Table as KernelTable};
+use crate::listing::{Listing, is_within};
 use crate::table::Table;
 
 /// Comparisons in which a difference must show.
@@ -38,8 +36,8 @@ enum State {
     Settle,
     /// Until the guest's table is whole.
     Gather(u64),
-    /// The kernel's dump of this kind runs.
-    Kernel(DumpRun, Kind),
+    /// The kernel's routes are read.
+    Kernel(Box<Listing>),
     /// What is left of the guest's rows is passed on.
     Rest,
     Done,
@@ -59,9 +57,6 @@ pub struct Tables {
     rows: BTreeMap<IpNet, u32>,
     values: Vec<Resolved>,
     numbers: HashMap<Resolved, u32>,
-    /// The kernel's interfaces and nexthop objects, dumped anew.
-    fresh: Table,
-    kinds: Vec<Kind>,
     different: Vec<RouteRow>,
 }
 
@@ -89,8 +84,6 @@ impl Tables {
             rows: BTreeMap::new(),
             values: Vec::new(),
             numbers: HashMap::new(),
-            fresh: Table::new(config, 0),
-            kinds: Vec::new(),
             different: Vec::new(),
         };
         tables.start_pass();
@@ -100,9 +93,6 @@ impl Tables {
     fn start_pass(&mut self) {
         self.pass += 1;
         self.deadline = Instant::now() + ANSWER_TIME_MAX;
-        self.fresh = Table::new(&self.config, 0);
-        let unneeded = |kind: &Kind| matches!(kind, Kind::Neighbours);
-        self.kinds = Kind::ALL.into_iter().rev().filter(|kind| !unneeded(kind)).collect();
         self.state = State::Settle;
     }
 
@@ -115,7 +105,7 @@ impl Tables {
 
     /// Whether [`Self::step`] has something to do at once.
     pub fn is_busy(&self) -> bool {
-        matches!(self.state, State::Kernel(..) | State::Rest)
+        matches!(self.state, State::Kernel(_) | State::Rest)
     }
 
     /// Goes on for a few milliseconds at most.
@@ -138,7 +128,10 @@ impl Tables {
         }
         match &mut self.state {
             State::Settle => {
-                let Some(guest) = self.guest() else { return self.next_kind() };
+                let Some(guest) = self.guest() else {
+                    self.state = self.listing();
+                    return Progress::Rows(Vec::new());
+                };
                 if self.source == Source::Guest(guest) || guests.has_applied_all(guest) {
                     let number = rand::random();
                     guests.ask_table(guest, number);
@@ -148,13 +141,14 @@ impl Tables {
                 Progress::Rows(Vec::new())
             }
             State::Gather(_) => Progress::Rows(Vec::new()),
-            State::Kernel(run, kind) => {
-                let kind = *kind;
-                match run.part() {
-                    Ok(part) => self.take_part(kind, part),
-                    Err(error) => failed(kind, &error),
+            State::Kernel(listing) => match listing.part() {
+                Ok(Some(routes)) => Progress::Rows(self.compare(routes)),
+                Ok(None) => {
+                    self.state = State::Rest;
+                    Progress::Rows(Vec::new())
                 }
-            }
+                Err(error) => Progress::Failed(error),
+            },
             State::Rest => self.rest(table),
             State::Done => Progress::End,
         }
@@ -173,12 +167,11 @@ impl Tables {
                 }
             }
             Answer::TableEnd(dump) if dump == number => {
-                self.state = State::Rest;
-                if matches!(self.source, Source::Diff(_)) {
+                self.state = match self.source {
                     // The kernel's side is dumped after the guest's and compared as it comes.
-                    let Progress::Failed(error) = self.next_kind() else { return Ok(()) };
-                    return Err(error);
-                }
+                    Source::Diff(_) => self.listing(),
+                    _ => State::Rest,
+                };
             }
             Answer::Table(..) | Answer::TableEnd(_) => {}
         }
@@ -206,66 +199,17 @@ impl Tables {
     }
 
     fn is_wanted(&self, prefix: &IpNet) -> bool {
-        let related = |within: &IpNet| within.contains(prefix) || prefix.contains(within);
-        self.within.as_ref().is_none_or(related)
+        is_within(self.within.as_ref(), prefix)
             && self.only.as_ref().is_none_or(|only| only.contains(prefix))
     }
 
-    fn next_kind(&mut self) -> Progress {
-        let Some(kind) = self.kinds.pop() else {
-            self.state = State::Rest;
-            let local = self.fresh.resolve_local();
-            return self.compare(local);
-        };
-        match DumpRun::start(kind) {
-            Ok(run) => {
-                self.fresh.begin(kind);
-                self.state = State::Kernel(run, kind);
-                Progress::Rows(Vec::new())
-            }
-            Err(error) => failed(kind, &error),
-        }
-    }
-
-    fn take_part(&mut self, kind: Kind, part: Part) -> Progress {
-        let (events, last) = match part {
-            Part::Events(events) => (events, false),
-            Part::Last(events, _) => (events, true),
-            Part::Failed => return failed(kind, &io::ErrorKind::Interrupted.into()),
-        };
-        let mut rows = Vec::new();
-        if matches!(kind, Kind::Routes(_, KernelTable::Main)) {
-            for event in events {
-                if let Event::Route(route, _) = event {
-                    rows.extend(self.fresh.resolve(route));
-                }
-            }
-            if last {
-                rows.extend(self.fresh.resolve_rest());
-            }
-        } else {
-            events.into_iter().for_each(|event| self.fresh.dumped(event));
-            if last {
-                self.fresh.end(false);
-            }
-        }
-        let progress = self.compare(rows);
-        match (last, &progress) {
-            (true, Progress::Rows(_)) => match self.next_kind() {
-                Progress::Failed(error) => Progress::Failed(error),
-                Progress::Rows(mut more) => {
-                    let Progress::Rows(mut rows) = progress else { return Progress::Rows(more) };
-                    rows.append(&mut more);
-                    Progress::Rows(rows)
-                }
-                Progress::End => progress,
-            },
-            _ => progress,
-        }
+    /// The kernel's side is read now. The mirror's memory is its router's own.
+    fn listing(&self) -> State {
+        State::Kernel(Box::new(Listing::new(self.config.vports.clone(), usize::MAX)))
     }
 
     /// Takes rows of the kernel: passes them on, or compares them with the guest's.
-    fn compare(&mut self, rows: Vec<(IpNet, Resolved)>) -> Progress {
+    fn compare(&mut self, rows: Vec<(IpNet, Resolved)>) -> Vec<RouteRow> {
         let mut out = Vec::new();
         for (prefix, kernel) in rows {
             if !self.is_wanted(&prefix) {
@@ -281,7 +225,7 @@ impl Tables {
                 self.different.push(RouteRow { prefix, kernel, guest });
             }
         }
-        Progress::Rows(out)
+        out
     }
 
     /// What the guest has and the kernel has not, and the end of a pass.
@@ -324,8 +268,4 @@ impl Tables {
         let rest = self.different.len().min(ROWS_MAX);
         Progress::Rows(self.different.drain(..rest).collect())
     }
-}
-
-fn failed(kind: Kind, error: &io::Error) -> Progress {
-    Progress::Failed(format!("the kernel's dump of {kind:?} failed ({error}): try again"))
 }

@@ -281,10 +281,14 @@ impl Host {
     }
 }
 
-/// The network namespace of a guest.
+/// The network namespace of a guest that runs.
 pub fn network_namespace(guest: Process) -> Result<OwnedFd, HostError> {
     let path = namespace(guest, "net");
-    Ok(fs::File::open(&path).map_err(failed("can't open", &path))?.into())
+    let opened = fs::File::open(&path).and_then(|netns| {
+        // Looked at after opening: the id can't be another's by then without this showing.
+        guest.is_alive().then_some(netns).ok_or(rustix::io::Errno::SRCH.into())
+    });
+    Ok(opened.map_err(failed("can't open", &path))?.into())
 }
 
 /// Waits for nothing yet.
@@ -439,6 +443,15 @@ mod tests {
     use pdp_proto::channel::Channel;
 
     use super::*;
+
+    #[test]
+    fn another_process_with_the_same_id_is_not_taken_for_the_guest() {
+        let guest = Process::of(std::process::id()).unwrap();
+        assert!(network_namespace(guest).is_ok());
+        let ended = Process { start_time: guest.start_time + 1, ..guest };
+        let error = words(&network_namespace(ended).unwrap_err());
+        assert!(error.contains("No such process"), "{error}");
+    }
 
     #[test]
     fn huge_pages_are_allowed_where_nobody_said_otherwise() {

@@ -5,7 +5,7 @@
 //! | [`access`], [`audit`] | who may do what, and who did |
 //! | [`http`] | the API; asks [`engine`] |
 //! | [`engine`] | changes what is wanted, one change at a time; answers what is |
-//! | [`observe`], [`view`], `ask` | what is, for the API |
+//! | [`observe`], [`view`], `ask`, `kernel_routes` | what is, for the API |
 //! | [`model`] | what is wanted: specs, what was given out, and the plan of both (pure) |
 //! | [`shared`] | maps whose versions share what they have in common (pure) |
 //! | [`plan`] | specs to what is to run (pure) |
@@ -34,6 +34,7 @@ pub mod host;
 pub mod http;
 pub mod images;
 pub mod keeper;
+mod kernel_routes;
 pub mod key;
 pub mod ledger;
 pub mod machine;

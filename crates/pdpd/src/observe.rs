@@ -19,8 +19,8 @@ use pdp_api::{
     RouteTarget, RoutesQuery, ScaleRequest, SlowPathStats, Stage, Stats, StatsQuery, Substrate,
     TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
 };
-use pdp_container::RunAs;
 use pdp_container::cgroup::Session;
+use pdp_container::{Process, RunAs};
 use pdp_proto::mirror::{self, Source};
 use pdp_proto::routes::Resolved;
 use pdp_proto::{mux, tap};
@@ -34,6 +34,7 @@ use crate::engine::{Engine, link_of};
 use crate::fastpath::FastPath;
 use crate::host::words;
 use crate::http::{Daemon, ProgressFn, RouteFn};
+use crate::kernel_routes;
 use crate::plan::{NodePlan, Part};
 use crate::watch::{self, Reader};
 
@@ -275,13 +276,6 @@ impl Daemon for Engine {
         row: RouteFn<'_>,
     ) -> Result<(), Problem> {
         let plan = self.node(vnet, node)?;
-        let Some(mirror) = &plan.mirror else {
-            return Err(Problem::new(
-                ProblemKind::Invalid,
-                format!("{vnet}/{node} has no route mirror: its own kernel has all its routes"),
-            )
-            .hint(format!("use `pdp exec {vnet}/{node} -- ip route`")));
-        };
         let source = match (query.diff, query.guest) {
             (true, guest) => Source::Diff(guest.unwrap_or(0)),
             (false, Some(guest)) => Source::Guest(guest),
@@ -295,10 +289,18 @@ impl Daemon for Engine {
             }
             Source::Kernel => {}
         }
-        let ports = &mirror.config.vports;
+        let ports: Vec<String> = plan.taps.iter().map(|tap| tap.name.clone()).collect();
+        let Some(mirror) = &plan.mirror else {
+            let control = GuestProcess::Control;
+            let guest = self.running(vnet, node, control, &plan.control.dir)?;
+            return kernel_routes::list(guest, ports.clone(), query.within, |prefix, target| {
+                let kernel = Some(target);
+                row(route_row(mirror::RouteRow { prefix, kernel, guest: None }, &ports))
+            });
+        };
         Mirror { path: mirror.config.control_socket.clone() }
             .routes(source, query.within, ROUTES_WAIT, |rows| {
-                rows.into_iter().all(|found| row(route_row(found, ports)))
+                rows.into_iter().all(|found| row(route_row(found, &ports)))
             })
             .map_err(unavailable)
     }
@@ -452,13 +454,7 @@ impl Daemon for Engine {
         }
         let env: BTreeMap<String, String> =
             request.term.iter().map(|term| ("TERM".to_string(), term.clone())).collect();
-        if self.host.running(&directory).is_none() {
-            return Err(Problem::new(
-                ProblemKind::Conflict,
-                format!("{vnet}/{node}: {} does not run", request.process),
-            )
-            .hint("see `pdp inspect` for why"));
-        }
+        self.running(vnet, node, request.process, &directory)?;
         self.host
             .runtime
             .exec_command(&directory, &argv, &run_as, request.tty.is_some(), &env)
@@ -516,6 +512,20 @@ impl Engine {
             _ if asked.is_ok() => *detail += &format!(", which has no route to {to}"),
             _ => {}
         }
+    }
+
+    /// What runs of a node as `process`, whose records are in this directory.
+    fn running(
+        &self,
+        vnet: &str,
+        node: &str,
+        process: GuestProcess,
+        directory: &Path,
+    ) -> Result<Process, Problem> {
+        self.host.running(directory).ok_or_else(|| {
+            let text = format!("{vnet}/{node}: {process} does not run");
+            Problem::new(ProblemKind::Conflict, text).hint("see `pdp inspect` for why")
+        })
     }
 
     /// The log of what is in a directory of records.
@@ -577,7 +587,10 @@ fn has_guest(vnet: &str, node: &str, plan: &NodePlan, number: u32) -> Result<(),
     let numbers: Vec<String> = plan.guests.keys().map(|number| format!("g{number}")).collect();
     let problem = Problem::not_found(format!("{vnet}/{node}: no forwarding guest g{number}"));
     match numbers.is_empty() {
-        true => Err(problem.hint("it has none: it is a host, or the mux forwards for it")),
+        true => {
+            Err(problem
+                .hint("it has none: it is a host, or the mux or its own kernel forwards for it"))
+        }
         false => Err(problem.hint(format!("there are {}", numbers.join(", ")))),
     }
 }

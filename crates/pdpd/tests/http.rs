@@ -457,6 +457,22 @@ async fn a_table_ends_when_its_client_goes_away() {
     });
 }
 
+#[test]
+fn a_table_ends_when_its_client_takes_nothing_and_is_not_whole() {
+    let server = Server::start();
+    let mut client = UnixStream::connect(server.socket()).unwrap();
+    let request =
+        "GET /v1/vnets/red/nodes/r1/routes HTTP/1.1\r\nhost: pdp\r\nconnection: close\r\n\r\n";
+    client.write_all(request.as_bytes()).unwrap();
+    eventually("the table ends", || {
+        server.fake.left.load(std::sync::atomic::Ordering::Relaxed) == 1
+    });
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    let last = answer.lines().rfind(|line| line.contains('{')).unwrap();
+    assert!(last.contains("no routes were taken for 30 s"), "{last}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_capture_streams_and_ends_with_its_client() {
     let server = Server::start();

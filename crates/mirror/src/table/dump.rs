@@ -58,12 +58,15 @@ impl Dump {
 pub struct Gather {
     current: Option<(IpNet, Vec<Route>)>,
     partial: BTreeMap<IpNet, Vec<Route>>,
+    /// What is kept so.
+    pub things: usize,
 }
 
 impl Gather {
     /// Adds a route; the prefix before, when this is another.
     pub fn push(&mut self, route: Route) -> Option<(IpNet, Vec<Route>)> {
         let prefix = route.prefix;
+        self.things += route.things();
         if matches!(prefix, IpNet::V6(_)) && route.selector != 0 {
             self.partial.entry(prefix).or_default().push(route);
             return None;
@@ -86,6 +89,7 @@ impl Gather {
 
     fn finish(&mut self, (prefix, mut routes): (IpNet, Vec<Route>)) -> (IpNet, Vec<Route>) {
         routes.extend(self.partial.remove(&prefix).unwrap_or_default());
+        self.things -= routes.iter().map(Route::things).sum::<usize>();
         routes.sort_by_key(|route| (Reverse(route.selector), route.metric));
         (prefix, routes)
     }

@@ -38,13 +38,19 @@ impl Table {
         Some((prefix, resolved?))
     }
 
-    /// Prefixes of the local table that have no route of the main table.
+    /// Routes of the prefixes that [`Self::resolve`] has not passed on yet, in things.
+    pub fn gathered(&self) -> usize {
+        self.dump.as_ref().map_or(0, |dump| dump.gather.things)
+    }
+
+    /// Prefixes of the local table that have no route of the main table; once.
     pub fn resolve_local(&mut self) -> Vec<(IpNet, Resolved)> {
         self.paths.refresh();
+        let entries = std::mem::take(&mut self.entries);
         let resolve = |(prefix, entry): (IpNet, &Entry)| {
             let outcome = evaluate(&self.paths, &self.ranges, &prefix, &entry.aliases).1;
             Some((prefix, self.paths.resolved(outcome)?))
         };
-        self.entries.iter().filter_map(resolve).collect()
+        entries.iter().filter_map(resolve).collect()
     }
 }

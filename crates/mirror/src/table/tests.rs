@@ -2,7 +2,6 @@
 //! parts and losses ends in what the model says.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::PathBuf;
 
 use ipnet::IpNet;
 use pdp_proto::routes::{Hop, Resolved};
@@ -141,17 +140,8 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let config = Config {
-            netns: PathBuf::new(),
-            userns: None,
-            vports: vec!["e1".into(), "e2".into()],
-            routes_socket: PathBuf::new(),
-            control_socket: PathBuf::new(),
-            routes_max: u64::MAX,
-            receive_bytes: 0,
-            hooks: pdp_proto::mirror::HookPolicy::Strict,
-        };
-        let mut table = Table::new(&config, 7);
+        let vports = vec!["e1".into(), "e2".into()];
+        let mut table = Table::new(vports, u64::MAX, 7);
         (1..4).for_each(|ifindex| table.apply(&link(ifindex, true)));
         table.apply(&Event::Nexthop(1, Nexthop::Single(hop(1))));
         table.apply(&Event::Nexthop(2, Nexthop::Single(hop(3))));

@@ -158,7 +158,7 @@ pub trait Daemon: Send + Sync + 'static {
     /// What a segment has learned, by ends; with `clear` it forgets all, and nothing is returned.
     fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem>;
 
-    /// Routes of a router, each to `row`.
+    /// Routes of a router or host, each to `row`.
     fn routes(
         &self,
         vnet: &str,

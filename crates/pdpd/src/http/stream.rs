@@ -17,6 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
 use tokio::net::unix::pipe;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::Asked;
@@ -28,6 +29,9 @@ const CHUNK_BYTES: usize = 32 << 10;
 
 /// Chunks of routes that may wait for the client; then whoever makes them waits.
 const CHUNKS_MAX: usize = 4;
+
+/// Longest wait for a client to take routes, of which [`CHUNKS_MAX`] chunks wait already; then it gets no more.
+const ROUTES_STALL_MAX: Duration = Duration::from_secs(30);
 
 /// Bytes of one log file that are looked at; what is older is left out.
 const LOG_BYTES_MAX: u64 = 16 << 20;
@@ -81,11 +85,11 @@ fn bounded(
     })
 }
 
-/// Routes of a router.
+/// Routes of a router or host.
 #[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/routes", tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
-        ("node" = String, Path, description = "The router"),
+        ("node" = String, Path, description = "The node"),
         RoutesQuery),
     responses(
     (status = OK, body = [RouteLine], content_type = "application/x-ndjson",
@@ -98,10 +102,11 @@ pub async fn routes(
     let daemon = api.api.daemon.clone();
     let place = api.place.clone();
     let (chunks, mut queue) = mpsc::channel::<Bytes>(CHUNKS_MAX);
+    let runtime = Handle::current();
     let task = tokio::task::spawn_blocking(move || {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES + 1024);
         let mut count = 0;
-        let mut sent = false;
+        let (mut sent, mut stalled) = (false, false);
         let result = daemon.routes(&vnet, &node, query, &mut |route| {
             push_line(&mut chunk, &RouteLine::Route(route));
             count += 1;
@@ -109,25 +114,33 @@ pub async fn routes(
                 return true;
             }
             sent = true;
-            chunks.blocking_send(std::mem::take(&mut chunk).into()).is_ok()
+            let chunk = std::mem::take(&mut chunk).into();
+            let taken = runtime.block_on(chunks.send_timeout(chunk, ROUTES_STALL_MAX));
+            stalled = taken.is_err();
+            !stalled
         });
         let last = match result {
+            Ok(()) if stalled => {
+                let text = format!("no routes were taken for {} s", ROUTES_STALL_MAX.as_secs());
+                RouteLine::Problem(Problem::new(ProblemKind::TimedOut, text))
+            }
             Ok(()) => RouteLine::End { count },
             Err(problem) if !sent => return Err(problem),
             Err(problem) => RouteLine::Problem(problem),
         };
         push_line(&mut chunk, &last);
-        // Fails only if the client is gone.
-        let _ = chunks.blocking_send(chunk.into());
         drop(place);
-        Ok(())
+        Ok(Bytes::from(chunk))
     });
     let Some(first) = queue.recv().await else {
-        task.await.map_err(panicked)??;
-        return Err(Problem::internal("no routes and no reason").into());
+        return Ok(body(
+            NDJSON,
+            stream::iter([Ok::<_, Infallible>(task.await.map_err(panicked)??)]),
+        ));
     };
     let rest = stream::unfold(queue, async |mut queue| Some((queue.recv().await?, queue)));
-    let all = stream::iter([first]).chain(rest).map(Ok);
+    let last = stream::once(async { task.await?.map_err(io::Error::other) });
+    let all = stream::iter([first]).chain(rest).map(Ok).chain(last);
     Ok(body(NDJSON, bounded(&api, all)))
 }
 

@@ -190,6 +190,42 @@ fn a_link_between_two_kernels_needs_no_process() {
     assert!(!pins.exists() && !node.run_dir().join("ports").exists());
 }
 
+/// Of a router that its kernel forwards for, and of a host, as of others: routes of OSPF and its next-hop objects, and
+/// such as were set by hand.
+#[test]
+fn routes_of_a_kernel_are_listed_with_its_ports() {
+    let node = Node::start("kroutes");
+    node.apply(&lab("{kind: kernel}"));
+    node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
+    let listed = |arguments: &[&str]| -> Vec<String> {
+        let words = node.pdp(&[&["routes"], arguments].concat());
+        words.lines().map(str::to_owned).collect()
+    };
+    let default = ["0.0.0.0/0 via 10.1.0.1 dev eth0", "10.1.0.0/24 dev eth0"];
+    assert_eq!(listed(&["fastpath/h1"]), default);
+    assert_eq!(listed(&["fastpath/h1", "--within", "10.9.0.0/24"]), default[..1]);
+    let r1 = |line: &str| node.exec("fastpath/r1", line);
+    r1("ip route add 192.0.2.0/24 nexthop via 10.0.12.2 weight 3 nexthop via 10.1.0.2");
+    r1("ip -6 addr add fd00:1::1/64 dev eth0 nodad");
+    r1("ip -6 addr add fd00:12::1/64 dev eth1 nodad");
+    r1("ip -6 route add 2001:db8::/32 nexthop via fd00:12::2 nexthop via fd00:1::2");
+    r1("ip route add blackhole 198.51.100.0/24");
+    let ospf = "10.2.0.0/24 via 10.0.12.2 dev eth1";
+    let own = [
+        "192.0.2.0/24 nexthop via 10.1.0.2 dev eth0 weight 1 nexthop via 10.0.12.2 dev eth1 weight 3",
+        "198.51.100.0/24 blackhole",
+        "2001:db8::/32 nexthop via fd00:1::2 dev eth0 weight 1 nexthop via fd00:12::2 dev eth1 weight 1",
+    ];
+    eventually("all are there", || {
+        let all = listed(&["fastpath/r1"]);
+        [ospf].iter().chain(&own).all(|line| all.iter().any(|found| found == line))
+    });
+    let same = |prefix: &str| listed(&["fastpath/r1", "--within", prefix]);
+    assert_eq!(same("2001:db8::/48"), own[2..]);
+    let refused = node.try_pdp(&["routes", "fastpath/r1", "--guest", "0"]).expect_err("no guest");
+    assert!(refused.contains("its own kernel forwards for it"), "{refused}");
+}
+
 /// h1 - r1 - r2 - r3 - h3, with static routes: r2 has no interface that PdP moves a frame of.
 const ROW: &str = r#"
 apiVersion: pdp/v1
