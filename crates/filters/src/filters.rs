@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::bits::Bits;
 use crate::bucket::{Buckets, Home, Place};
 use crate::cam::{CAM_MAX, Cam};
 use crate::table::{CHAIN_MAX, LEVELS, Table, relaxed};
@@ -36,8 +37,14 @@ const NEARLY: usize = 90;
 /// Filters that are moved together out of the ternary memory.
 const MOVED: usize = 64;
 
+/// Bits of an entry for its state and its table's number; the others are for its age: enough for a million filters a
+/// second, for 35 years.
+const STATE_BITS: u32 = 2;
+const TABLE_BITS: u32 = 12;
+
 /// The number of a table for what is in the ternary memory.
-const CAM: u16 = u16::MAX;
+const CAM: u16 = (1 << TABLE_BITS) - 1;
+const _: () = assert!(TABLES_MAX <= CAM as usize);
 
 /// Slots that are looked at for the highest priority of their tables with each change.
 const SEEN_PER_CHANGE: usize = 4;
@@ -51,15 +58,6 @@ pub struct Filter<const W: usize> {
     pub mask: [u64; W],
     /// Of those that meet a key the highest counts, and of equal ones the oldest.
     pub priority: u32,
-}
-
-impl<const W: usize> Filter<W> {
-    /// Whether a key meets it.
-    #[inline]
-    pub fn meets(&self, key: &[u64; W]) -> bool {
-        let differs = |word: usize| key[word] & self.mask[word] ^ self.value[word];
-        (0..W).fold(0, |all, word| all | differs(word)) == 0
-    }
 }
 
 /// Why a change can't be staged.
@@ -104,8 +102,11 @@ enum State {
     Comes,
     /// It is seen until the commit.
     Goes,
-    /// It came and went in one commit.
-    Never,
+}
+
+impl State {
+    /// All, by their numbers.
+    const ALL: [Self; 1 << STATE_BITS] = [Self::Free, Self::Stays, Self::Comes, Self::Goes];
 }
 
 /// What becomes of the changes.
@@ -119,21 +120,57 @@ enum Phase {
     Abandoned,
 }
 
+/// A filter, and where it is: there are as many of these as slots, so they are as small as can be.
 #[derive(Clone, Debug)]
 struct Entry<const W: usize> {
-    filter: Filter<W>,
+    value: [u64; W],
+    mask: [u64; W],
+    priority: u32,
     /// The next of its chain, which has the highest priority first, and of equal ones the oldest; its place, if it is in
     /// the ternary memory.
     next: u32,
-    age: u64,
-    table: u16,
-    state: State,
+    /// From the lowest bit on: its state, its table, its age.
+    packed: u64,
 }
 
 impl<const W: usize> Entry<W> {
+    fn new(filter: Filter<W>, state: State, age: u64) -> Self {
+        let Filter { value, mask, priority } = filter;
+        let value = std::array::from_fn(|word| value[word] & mask[word]);
+        let packed = (age << TABLE_BITS | u64::from(CAM)) << STATE_BITS | state as u64;
+        Self { value, mask, priority, next: NONE, packed }
+    }
+
+    fn filter(&self) -> Filter<W> {
+        Filter { value: self.value, mask: self.mask, priority: self.priority }
+    }
+
+    /// Whether a key meets it.
+    #[inline]
+    fn meets(&self, key: &[u64; W]) -> bool {
+        let differs = |word: usize| key[word] & self.mask[word] ^ self.value[word];
+        (0..W).fold(0, |all, word| all | differs(word)) == 0
+    }
+
+    fn state(&self) -> State {
+        State::ALL[self.packed as usize % State::ALL.len()]
+    }
+
+    fn set_state(&mut self, state: State) {
+        self.packed = self.packed >> STATE_BITS << STATE_BITS | state as u64;
+    }
+
+    fn table(&self) -> u16 {
+        (self.packed >> STATE_BITS) as u16 & CAM
+    }
+
+    fn set_table(&mut self, table: u16) {
+        self.packed ^= u64::from(self.table() ^ table) << STATE_BITS;
+    }
+
     fn goes_before(&self, other: &Self) -> bool {
-        let (own, others) = (self.filter.priority, other.filter.priority);
-        own > others || own == others && self.age < other.age
+        let age = |entry: &Self| entry.packed >> (TABLE_BITS + STATE_BITS);
+        self.priority > other.priority || self.priority == other.priority && age(self) < age(other)
     }
 }
 
@@ -157,9 +194,7 @@ pub struct Filters<const W: usize> {
     /// Of the next filter that is set.
     age: u64,
     /// Slots that were changed and are not tidied up.
-    changed: Vec<u32>,
-    /// Of these, how many are tidied up.
-    settled: usize,
+    changed: Bits,
     phase: Phase,
     /// The next slot that is looked at for its table's highest priority.
     seen: usize,
@@ -176,9 +211,8 @@ impl<const W: usize> Filters<W> {
     pub fn new(capacity: usize, steps_max: usize, secret: u64) -> Self {
         let capacity = capacity.min(SLOTS_MAX);
         let filter = Filter { value: [0; W], mask: [0; W], priority: 0 };
-        let free = Entry { filter, next: NONE, age: 0, table: 0, state: State::Free };
         Self {
-            entries: vec![free; capacity],
+            entries: vec![Entry::new(filter, State::Free, 0); capacity],
             buckets: Buckets::new(capacity),
             cam: Cam::new(),
             tables: Vec::new(),
@@ -189,8 +223,7 @@ impl<const W: usize> Filters<W> {
             newest: 0,
             asked: CAM_MAX,
             age: 0,
-            changed: Vec::with_capacity(capacity),
-            settled: 0,
+            changed: Bits::new(capacity),
             phase: Phase::Staged,
             seen: 0,
             random: secret,
@@ -203,15 +236,20 @@ impl<const W: usize> Filters<W> {
     }
 
     /// The filter in a slot, if there is one: also one that is staged, and not one that goes.
-    pub fn get(&self, slot: u32) -> Option<&Filter<W>> {
+    pub fn get(&self, slot: u32) -> Option<Filter<W>> {
         let entry = self.entries.get(slot as usize)?;
-        match (entry.state, self.phase) {
+        match (entry.state(), self.phase) {
             (State::Stays, _) | (State::Comes, Phase::Staged | Phase::Committed) => {
-                Some(&entry.filter)
+                Some(entry.filter())
             }
-            (State::Goes, Phase::Abandoned) => Some(&entry.filter),
+            (State::Goes, Phase::Abandoned) => Some(entry.filter()),
             _ => None,
         }
+    }
+
+    /// Whether a filter can be set in a slot.
+    pub fn is_free(&self, slot: u32) -> bool {
+        self.entries.get(slot as usize).is_some_and(|entry| entry.state() == State::Free)
     }
 
     /// Tables with filters: how often a key is hashed at most.
@@ -227,7 +265,7 @@ impl<const W: usize> Filters<W> {
 
     /// Bytes of memory.
     pub fn memory(&self) -> usize {
-        let entries = self.entries.len() * (size_of::<Entry<W>>() + size_of::<u32>());
+        let entries = self.entries.len() * size_of::<Entry<W>>() + self.changed.memory();
         let tables = self.tables.len() * (size_of::<Table<W>>() + 2 * size_of::<u16>());
         size_of::<Self>() + entries + self.buckets.memory() + self.cam.memory() + tables
     }
@@ -291,8 +329,8 @@ impl<const W: usize> Filters<W> {
                 let entry = &self.entries[slot as usize];
                 let better =
                     found[at] == NONE || entry.goes_before(&self.entries[found[at] as usize]);
-                if better && self.is_seen(entry.state) {
-                    best[at] = entry.filter.priority;
+                if better && self.is_seen(entry.state()) {
+                    best[at] = entry.priority;
                     found[at] = slot;
                 }
             });
@@ -313,13 +351,13 @@ impl<const W: usize> Filters<W> {
         let at = usize::from(key);
         let mut slot = head;
         while let Some(entry) = self.entries.get(slot as usize) {
-            if entry.table != number
+            if entry.table() != number
                 || found[at] != NONE && self.entries[found[at] as usize].goes_before(entry)
             {
                 return;
             }
-            if self.is_seen(entry.state) && entry.filter.meets(&keys[at]) {
-                best[at] = entry.filter.priority;
+            if self.is_seen(entry.state()) && entry.meets(&keys[at]) {
+                best[at] = entry.priority;
                 found[at] = slot;
                 return;
             }
@@ -332,7 +370,7 @@ impl<const W: usize> Filters<W> {
             State::Stays => true,
             State::Comes => self.phase == Phase::Committed,
             State::Goes => self.phase != Phase::Committed,
-            State::Free | State::Never => false,
+            State::Free => false,
         }
     }
 
@@ -342,36 +380,34 @@ impl<const W: usize> Filters<W> {
             return Err(Refused::Unsettled);
         }
         let entry = self.entries.get_mut(slot as usize).ok_or(Refused::Slot)?;
-        if entry.state != State::Free {
+        if entry.state() != State::Free {
             return Err(Refused::Taken);
         }
-        let value = std::array::from_fn(|word| filter.value[word] & filter.mask[word]);
-        let filter = Filter { value, ..filter };
-        *entry = Entry { filter, next: NONE, age: self.age, table: CAM, state: State::Comes };
+        *entry = Entry::new(filter, State::Comes, self.age);
         if !self.place(slot) {
-            self.entries[slot as usize].state = State::Free;
+            self.entries[slot as usize].set_state(State::Free);
             return Err(Refused::Crowded);
         }
         self.age += 1;
-        self.changed.push(slot);
+        self.changed.add(slot);
         self.look_on();
         Ok(())
     }
 
-    /// Stages that a slot's filter goes: it is seen until the commit. The slot is free once that is tidied up.
+    /// Stages that a slot's filter goes: it is seen until the commit, and the slot is free once that is tidied up. One that
+    /// was not to be seen before the commit goes at once.
     pub fn remove(&mut self, slot: u32) -> Result<(), Refused> {
         if self.phase != Phase::Staged {
             return Err(Refused::Unsettled);
         }
         let entry = self.entries.get_mut(slot as usize).ok_or(Refused::Slot)?;
-        match entry.state {
+        match entry.state() {
             State::Stays => {
-                entry.state = State::Goes;
-                self.changed.push(slot);
+                entry.set_state(State::Goes);
+                self.changed.add(slot);
             }
-            // It is among those that were changed already.
-            State::Comes => entry.state = State::Never,
-            State::Free | State::Goes | State::Never => return Err(Refused::Empty),
+            State::Comes => self.unlink(slot),
+            State::Free | State::Goes => return Err(Refused::Empty),
         }
         self.look_on();
         Ok(())
@@ -397,23 +433,21 @@ impl<const W: usize> Filters<W> {
         if self.phase == Phase::Staged {
             return true;
         }
-        let end = self.changed.len().min(self.settled.saturating_add(most));
-        for at in self.settled..end {
-            let slot = self.changed[at];
-            let state = &mut self.entries[slot as usize].state;
-            match (*state, self.phase) {
+        for _ in 0..most {
+            let Some(slot) = self.changed.pop() else { break };
+            let entry = &mut self.entries[slot as usize];
+            match (entry.state(), self.phase) {
                 (State::Comes, Phase::Committed) | (State::Goes, Phase::Abandoned) => {
-                    *state = State::Stays;
+                    entry.set_state(State::Stays);
                 }
+                // It came and went.
+                (State::Free, _) => {}
                 _ => self.unlink(slot),
             }
         }
-        self.settled = end;
-        if end < self.changed.len() {
+        if !self.changed.is_empty() {
             return false;
         }
-        self.changed.clear();
-        self.settled = 0;
         self.phase = Phase::Staged;
         true
     }
@@ -428,7 +462,7 @@ impl<const W: usize> Filters<W> {
 
     /// Puts a filter into one of the tables that hash most of what it looks at.
     fn enter_one_of_best(&mut self, slot: u32) -> bool {
-        let mask = self.entries[slot as usize].filter.mask;
+        let mask = self.entries[slot as usize].mask;
         let mut best = [(0, 0_u16); TRIES];
         let mut count = 0;
         for &number in &self.order {
@@ -452,7 +486,7 @@ impl<const W: usize> Filters<W> {
 
     /// Puts a filter into any table.
     fn enter_any(&mut self, slot: u32) -> bool {
-        let mask = self.entries[slot as usize].filter.mask;
+        let mask = self.entries[slot as usize].mask;
         (0..self.order.len()).any(|at| {
             let number = self.order[at];
             self.tables[usize::from(number)].takes(&mask) && self.enter(number, slot)
@@ -461,7 +495,7 @@ impl<const W: usize> Filters<W> {
 
     /// Puts a filter into a table, unless its chain there or the steps of a look-up would be more than may be.
     fn enter(&mut self, number: u16, slot: u32) -> bool {
-        let Filter { value, priority, .. } = self.entries[slot as usize].filter;
+        let Entry { value, priority, .. } = self.entries[slot as usize];
         let table = &self.tables[usize::from(number)];
         let home = self.buckets.home(table.hash(&value));
         let place = self.chain(number, home, &value);
@@ -484,7 +518,7 @@ impl<const W: usize> Filters<W> {
             Some(place) if before == NONE => self.buckets.set_head(place, slot),
             _ => {}
         }
-        self.entries[slot as usize].table = number;
+        self.entries[slot as usize].set_table(number);
         self.entries[slot as usize].next = match self.entries.get_mut(before as usize) {
             Some(entry) => std::mem::replace(&mut entry.next, slot),
             None => head,
@@ -502,10 +536,11 @@ impl<const W: usize> Filters<W> {
 
     /// Puts a filter into the ternary memory, unless that is full.
     fn remember(&mut self, slot: u32) -> bool {
-        let Filter { value, mask, priority } = self.entries[slot as usize].filter;
+        let Filter { value, mask, priority } = self.entries[slot as usize].filter();
         let Some(place) = self.cam.add(slot, &value, &mask, priority) else { return false };
         let entry = &mut self.entries[slot as usize];
-        (entry.table, entry.next) = (CAM, place.into());
+        entry.set_table(CAM);
+        entry.next = place.into();
         true
     }
 
@@ -531,14 +566,14 @@ impl<const W: usize> Filters<W> {
         let mut count = 0;
         while self.asked < CAM_MAX && count < MOVED {
             let slot = self.cam.slots[self.asked];
-            let mask = self.entries[slot as usize].filter.mask;
+            let mask = self.entries[slot as usize].mask;
             if self.tables[usize::from(self.newest)].takes(&mask) && self.enter(self.newest, slot) {
                 moved[count] = self.asked as u16;
                 count += 1;
             }
             self.asked += 1;
         }
-        self.cam.remove(&moved[..count], |slot| self.entries[slot as usize].filter.mask);
+        self.cam.remove(&moved[..count], |slot| self.entries[slot as usize].mask);
         count > 0
     }
 
@@ -551,7 +586,7 @@ impl<const W: usize> Filters<W> {
         let start = next(&mut self.random) as usize;
         let filter = |at: usize| {
             let slot = self.cam.slots[(start + at) % CAM_MAX];
-            self.entries[slot as usize].filter
+            self.entries[slot as usize].filter()
         };
         let asked = (0..CAM_MAX).step_by(CAM_MAX / ASKED);
         let mut masks: Vec<[u64; W]> =
@@ -598,21 +633,23 @@ impl<const W: usize> Filters<W> {
         let mask = &self.tables[usize::from(number)].mask;
         self.buckets.chain(home, |head| {
             let entry = &self.entries[head as usize];
-            let same = |word: usize| (entry.filter.value[word] ^ value[word]) & mask[word] == 0;
-            entry.table == number && (0..W).all(same)
+            let same = |word: usize| (entry.value[word] ^ value[word]) & mask[word] == 0;
+            entry.table() == number && (0..W).all(same)
         })
     }
 
     /// Takes a filter out of where it is, and frees its slot.
     fn unlink(&mut self, slot: u32) {
-        let Entry { filter, next, table: number, .. } = self.entries[slot as usize].clone();
-        self.entries[slot as usize].state = State::Free;
+        let entry = &mut self.entries[slot as usize];
+        entry.set_state(State::Free);
+        let number = entry.table();
+        let Entry { value, mask, next, .. } = *entry;
         if number == CAM {
-            self.cam.remove(&[next as u16], |_| filter.mask);
+            self.cam.remove(&[next as u16], |_| mask);
             return;
         }
-        let home = self.buckets.home(self.tables[usize::from(number)].hash(&filter.value));
-        let place = self.chain(number, home, &filter.value).expect("the chain that it is in");
+        let home = self.buckets.home(self.tables[usize::from(number)].hash(&value));
+        let place = self.chain(number, home, &value).expect("the chain that it is in");
         let head = self.buckets.head(place);
         let (mut before, mut at, mut length) = (NONE, head, 0);
         while let Some(entry) = self.entries.get(at as usize) {
@@ -684,9 +721,9 @@ impl<const W: usize> Filters<W> {
                 self.order.sort_by_key(|it| std::cmp::Reverse(tables[usize::from(*it)].max));
                 return;
             };
-            if entry.state != State::Free && entry.table != CAM {
-                let table = &mut self.tables[usize::from(entry.table)];
-                table.fresh = table.fresh.max(entry.filter.priority);
+            if entry.state() != State::Free && entry.table() != CAM {
+                let table = &mut self.tables[usize::from(entry.table())];
+                table.fresh = table.fresh.max(entry.priority);
             }
             self.seen += 1;
         }
@@ -714,11 +751,12 @@ mod tests {
         let mut steps = 0;
         for &number in &filters.order {
             let table = &filters.tables[usize::from(number)];
-            let of_table = |entry: &&Entry<2>| entry.state != State::Free && entry.table == number;
+            let of_table =
+                |entry: &&Entry<2>| entry.state() != State::Free && entry.table() == number;
             let entries: Vec<_> = filters.entries.iter().filter(of_table).collect();
             let mut longest = 0;
             for entry in &entries {
-                let value = entry.filter.value;
+                let value = entry.value;
                 let place = filters.chain(number, filters.buckets.home(table.hash(&value)), &value);
                 let head = filters.buckets.head(place.expect("a chain"));
                 let next = |entry: &&Entry<2>| filters.entries.get(entry.next as usize);
@@ -727,7 +765,7 @@ mod tests {
                 assert!(chain.iter().any(|it| std::ptr::eq(*it, *entry)));
                 assert!(chain.is_sorted_by(|one, other| one.goes_before(other)));
                 longest = longest.max(chain.len());
-                assert!(entry.filter.priority <= table.max);
+                assert!(entry.priority <= table.max);
             }
             assert!((1..=CHAIN_MAX).contains(&longest));
             assert_eq!((table.steps(), table.filters), (1 + longest, entries.len() as u32));
@@ -739,7 +777,7 @@ mod tests {
         let max = |it: &u16| filters.tables[usize::from(*it)].max;
         assert!(filters.order.is_sorted_by(|one, other| max(one) >= max(other)));
         assert_eq!(filters.order.len() + filters.spare.len(), filters.tables.len());
-        let taken = filters.entries.iter().filter(|entry| entry.state != State::Free).count();
+        let taken = filters.entries.iter().filter(|entry| entry.state() != State::Free).count();
         assert_eq!(taken, chained + filters.cam.count());
         let priorities = filters.cam.places().map(|place| filters.cam.priorities[place]);
         assert_eq!(filters.cam.max, priorities.max().unwrap_or(0));
@@ -754,8 +792,7 @@ mod tests {
             for (slot, mask) in [[0, 1], [0, 3]].into_iter().enumerate() {
                 let table = Table::new(mask, &mut || next(&mut filters.random));
                 let number = filters.make(table);
-                filters.entries[slot] =
-                    Entry { filter, next: NONE, age: 0, table: CAM, state: State::Stays };
+                filters.entries[slot] = Entry::new(filter, State::Stays, 0);
                 assert!(filters.enter(number, slot as u32));
             }
             check(&filters);

@@ -40,8 +40,8 @@
 //! | tables | half of these steps, and [`TABLES_MAX`] |
 //! | filters of one table with the same bits of those that it hashes | [`CHAIN_MAX`] |
 //! | [`Filters::set`] | looks at the mask of each table, and into each table, at most twice; where the ternary memory is full, a look at each of its filters, of which 64 are moved, and if none can be, at most 128 masks tried with 128 of them |
-//! | [`Filters::remove`], [`Filters::commit`], [`Filters::abandon`] | constant |
-//! | [`Filters::settle`], for each filter | a look into one table, a pass over the ternary memory |
+//! | [`Filters::commit`], [`Filters::abandon`] | constant |
+//! | [`Filters::remove`]; [`Filters::settle`], for each filter | a look into one table, a pass over the ternary memory; to settle, also a look at a word for each 4,096 slots |
 //! | each of the first two | once in a quarter of the capacity, the tables are sorted |
 //!
 //! Masks are not counted: what they cost are steps, and these are. A quota of masks would refuse thousands that a few
@@ -61,6 +61,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bits;
 mod bucket;
 mod cam;
 mod filters;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pdp_mux::actions::{Actions, Change, Changes, Set};
+use pdp_mux::actions::{Actions, Change, Changes, room_for};
 use pdp_mux::queues::{AtPorts, Queues, Setting};
 use pdp_proto::limits::{QUEUE_FRAMES_MAX, WEIGHT_MAX};
 use pdp_proto::mux::{Leaving, Queue};
@@ -35,8 +35,7 @@ pub(crate) fn slowpath(bytes: &[u8]) {
     let mut input = Input(bytes);
     let pieces = usize::from(input.byte()) + 1;
     let mut actions = Actions::new(FILTERS, 8);
-    actions.short = Some(Box::new(Set::new(FILTERS, 1)));
-    actions.long = Some(Box::new(Set::new(FILTERS, 2)));
+    (actions.short, actions.long) = (Some(room_for(FILTERS, 1)), Some(room_for(FILTERS, 2)));
     let queue = |(weight, frames, bytes): (u16, u16, u32)| Queue {
         name: weight.to_string(),
         weight: weight.into(),

@@ -1,12 +1,14 @@
 //! What a slow path has an engine do to packets: filters, what each has done, and counters.
 //!
-//! A filter is in a slot of one of two sets, by how long its pattern is, and what it has done stands beside it; so a filter
-//! that is replaced has another slot, and all of a [`Changes`] comes into force with the commit of its sets. That takes
-//! a bounded piece at a time, between two batches of frames; memory is taken by who makes these, not here.
+//! A filter is in one of two sets, by how long its pattern is. Both have two slots for each number that a filter may have:
+//! the one that its number says, and as many further on as there may be filters. What comes in a filter's place takes the
+//! slot that is free in both sets, and what it has done stands by slot; so all of a [`Changes`] comes into force with the
+//! commit of the sets. That takes a bounded piece at a time, between two batches of frames; memory is taken by who makes
+//! these, not here.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pdp_filters::{Filters, NONE, Refused};
+use pdp_filters::{Filters, Refused};
 use pdp_proto::slowpath::{
     Action, COUNTERS_MAX, Counter, Filter, NO_FILTER, Pattern, QueueSetting,
 };
@@ -52,7 +54,7 @@ pub struct Changes {
     pub sweep: bool,
     /// How many are staged, and how many ids were swept.
     staged: usize,
-    swept: usize,
+    swept: u32,
     /// How many of `queues` were looked at.
     checked: usize,
     /// What became of them: how many filters there are, or which one was refused and why. `None`: nothing yet.
@@ -71,8 +73,6 @@ impl Changes {
 pub enum NoRoom {
     /// Look-ups would take too long.
     Crowded,
-    /// No slot is free: each that is replaced takes one until the others are tidied up.
-    Full,
     /// The queue of a vport, counted from 1, that there is not; there are so many.
     NoQueue(u8, u16, usize),
     /// It may have no more frames, and bytes (0: as many as these have).
@@ -84,9 +84,6 @@ impl NoRoom {
     pub fn text(self) -> String {
         match self {
             Self::Crowded => Refused::Crowded.to_string(),
-            Self::Full => {
-                "too many filters are replaced at once: commit a part of them first".into()
-            }
             Self::NoQueue(vport, _, 0) => {
                 format!("vport {vport} has no queues: say `queues` of its link's end in the spec")
             }
@@ -103,127 +100,30 @@ impl NoRoom {
     }
 }
 
-/// Filters with patterns of `W` words.
-#[derive(Debug)]
-pub struct Set<const W: usize> {
-    filters: Filters<W>,
-    /// By slot.
-    actions: Vec<Action>,
-    free: Vec<u32>,
-    /// Slots of filters that were set or removed since the last commit.
-    set: Vec<u32>,
-    removed: Vec<u32>,
-    abandoned: bool,
+/// Room for so many filters with patterns of `W` words; `secret` is as for [`Filters::new`].
+pub fn room_for<const W: usize>(filters_max: u32, secret: u64) -> Box<Filters<W>> {
+    Box::new(Filters::new(2 * filters_max as usize, STEPS_MAX, secret))
 }
-
-impl<const W: usize> Set<W> {
-    /// For so many filters; `secret` is as for [`Filters::new`].
-    pub fn new(filters_max: u32, secret: u64) -> Self {
-        // All may be replaced together, before the slots of the others are free.
-        let slots = 2 * filters_max + 64;
-        Self {
-            filters: Filters::new(slots as usize, STEPS_MAX, secret),
-            actions: vec![Action::default(); slots as usize],
-            free: (0..slots).rev().collect(),
-            set: Vec::with_capacity(slots as usize),
-            removed: Vec::with_capacity(slots as usize),
-            abandoned: false,
-        }
-    }
-
-    fn set(&mut self, filter: pdp_filters::Filter<W>, action: Action) -> Result<u32, NoRoom> {
-        let slot = self.free.pop().ok_or(NoRoom::Full)?;
-        if self.filters.set(slot, filter).is_err() {
-            self.free.push(slot);
-            return Err(NoRoom::Crowded);
-        }
-        self.actions[slot as usize] = action;
-        self.set.push(slot);
-        Ok(slot)
-    }
-
-    fn remove(&mut self, slot: u32) {
-        if self.filters.remove(slot).is_ok() {
-            self.removed.push(slot);
-        }
-    }
-
-    /// Has what was staged in force, or forgotten.
-    fn end(&mut self, commit: bool) {
-        if commit {
-            self.filters.commit()
-        } else {
-            self.filters.abandon()
-        }
-        self.abandoned = !commit;
-    }
-
-    /// Tidies some of it up; whether all is.
-    fn settle(&mut self) -> bool {
-        if !self.filters.settle(SETTLED_AT_ONCE) {
-            return false;
-        }
-        let Self { free, set, removed, abandoned, .. } = self;
-        free.append(if *abandoned { set } else { removed });
-        set.clear();
-        removed.clear();
-        true
-    }
-
-    /// Bytes of memory.
-    fn memory(&self) -> usize {
-        let slots = self.filters.capacity() * (size_of::<Action>() + 3 * size_of::<u32>());
-        size_of::<Self>() + self.filters.memory() + slots
-    }
-
-    /// Keys that may be looked up at a time, if that is to take no more than `steps`; one at least.
-    pub fn keys_at_once(&self, steps: usize) -> usize {
-        (steps / self.filters.steps().max(1)).max(1)
-    }
-
-    /// Writes for each key the slot of the filter that it meets, or [`NONE`]: of up to
-    /// [`BATCH`](pdp_filters::BATCH) keys.
-    #[inline]
-    pub fn find(&self, keys: &[[u64; W]], slots: &mut [u32]) {
-        self.filters.find(keys, slots);
-    }
-
-    /// What the filter in a slot has done.
-    #[inline]
-    pub fn action(&self, slot: u32) -> Action {
-        self.actions[slot as usize]
-    }
-}
-
-/// In which slot of which set a filter is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    /// [`NONE`]: nowhere.
-    slot: u32,
-    long: bool,
-}
-
-const NOWHERE: Place = Place { slot: NONE, long: false };
 
 /// All of it.
 #[derive(Debug)]
 pub struct Actions {
-    /// By id.
-    places: Vec<Place>,
-    /// Filters with patterns of 128 bits, and of 320; made when the first comes.
-    pub short: Option<Box<Set<2>>>,
+    filters_max: u32,
+    /// Filters with patterns of 128 bits, and of 320; made when the first comes ([`room_for`]).
+    pub short: Option<Box<Filters<2>>>,
     /// See `short`.
-    pub long: Option<Box<Set<5>>>,
+    pub long: Option<Box<Filters<5>>>,
+    /// By slot.
+    actions: Vec<Action>,
     /// By number.
     pub counters: Vec<Counter>,
     /// Which tables these are, of those that were made lately; never 0.
     generation: u32,
-    /// Filters, with those that are staged.
+    /// Filters, with those that are staged, and without.
     count: u32,
+    in_force: u32,
     /// A bit for each id that the changes which are being staged set, if they sweep.
     marks: Vec<u64>,
-    /// What ids had before these changes, the last one last.
-    before: Vec<(u32, Place)>,
     settled: bool,
     /// Whether a filter may be in force, or staged.
     any: bool,
@@ -236,14 +136,15 @@ impl Actions {
         let made = MADE.fetch_add(1, Ordering::Relaxed);
         let words = filters_max.div_ceil(64) as usize;
         Self {
-            places: vec![NOWHERE; filters_max as usize],
+            filters_max,
             short: None,
             long: None,
+            actions: vec![Action::default(); 2 * filters_max as usize],
             counters: vec![Counter::default(); counters as usize],
             generation: made % GENERATIONS + 1,
             count: 0,
+            in_force: 0,
             marks: vec![0; words],
-            before: Vec::with_capacity(2 * changes_max(filters_max) + filters_max as usize),
             settled: true,
             any: false,
         }
@@ -262,7 +163,7 @@ impl Actions {
 
     /// Ids that there are.
     pub fn filters_max(&self) -> u32 {
-        self.places.len() as u32
+        self.filters_max
     }
 
     /// Filters.
@@ -272,12 +173,12 @@ impl Actions {
 
     /// Bytes of memory.
     pub fn memory(&self) -> usize {
-        let ids = self.places.len() * size_of::<Place>() + self.marks.len() * size_of::<u64>();
-        let before = self.before.capacity() * size_of::<(u32, Place)>();
+        let actions = self.actions.len() * size_of::<Action>();
+        let marks = self.marks.len() * size_of::<u64>();
         let counters = self.counters.len() * size_of::<Counter>();
         let sets = self.short.as_ref().map_or(0, |set| set.memory())
             + self.long.as_ref().map_or(0, |set| set.memory());
-        size_of::<Self>() + ids + before + counters + sets
+        size_of::<Self>() + actions + marks + counters + sets
     }
 
     /// Counts a packet. Returns what is to be said when it leaves ([`Self::count_left`]).
@@ -306,30 +207,46 @@ impl Actions {
         here.sent_bytes = here.sent_bytes.wrapping_add(bytes);
     }
 
+    /// What the filter in a slot of a set has done.
+    #[inline]
+    pub fn action(&self, slot: u32) -> Action {
+        self.actions[slot as usize]
+    }
+
     /// The filter with this number, if there is one.
     pub fn filter(&self, id: u32) -> Option<Filter> {
-        let place = *self.places.get(id as usize)?;
-        match place.long {
-            false => {
-                let set = self.short.as_ref()?;
-                let pdp_filters::Filter { value, mask, priority } = *set.filters.get(place.slot)?;
-                let pattern = Pattern::Short { value: bytes(value), mask: bytes(mask) };
-                Some(Filter { id, priority, pattern, action: set.action(place.slot) })
-            }
-            true => {
-                let set = self.long.as_ref()?;
-                let pdp_filters::Filter { value, mask, priority } = *set.filters.get(place.slot)?;
-                let pattern = Pattern::Long { value: bytes(value), mask: bytes(mask) };
-                Some(Filter { id, priority, pattern, action: set.action(place.slot) })
-            }
+        self.slots(id).find_map(|slot| {
+            let (pattern, priority) = self.pattern(slot)?;
+            Some(Filter { id, priority, pattern, action: self.action(slot) })
+        })
+    }
+
+    /// Where the filter with this number may be.
+    fn slots(&self, id: u32) -> impl Iterator<Item = u32> + use<> {
+        let max = self.filters_max;
+        (id < max).then(|| [id, id + max]).into_iter().flatten()
+    }
+
+    fn pattern(&self, slot: u32) -> Option<(Pattern, u32)> {
+        if let Some(it) = self.short.as_ref().and_then(|set| set.get(slot)) {
+            let pattern = Pattern::Short { value: bytes(it.value), mask: bytes(it.mask) };
+            return Some((pattern, it.priority));
         }
+        let it = self.long.as_ref().and_then(|set| set.get(slot))?;
+        let pattern = Pattern::Long { value: bytes(it.value), mask: bytes(it.mask) };
+        Some((pattern, it.priority))
+    }
+
+    fn is_free(&self, slot: u32) -> bool {
+        self.short.as_ref().is_none_or(|set| set.is_free(slot))
+            && self.long.as_ref().is_none_or(|set| set.is_free(slot))
     }
 
     /// Tidies up after changes, as long as `go_on` says; whether all is.
     pub fn settle(&mut self, mut go_on: impl FnMut() -> bool) -> bool {
         while !self.settled {
-            self.settled = self.short.as_mut().is_none_or(|set| set.settle())
-                && self.long.as_mut().is_none_or(|set| set.settle());
+            self.settled = self.short.as_mut().is_none_or(|set| set.settle(SETTLED_AT_ONCE))
+                && self.long.as_mut().is_none_or(|set| set.settle(SETTLED_AT_ONCE));
             if self.settled {
                 self.any = self.count > 0;
             }
@@ -375,11 +292,11 @@ impl Actions {
                 return false;
             }
         }
-        while changes.sweep && changes.swept < self.places.len() {
-            let end = self.places.len().min(changes.swept + 64);
+        while changes.sweep && changes.swept < self.filters_max {
+            let end = self.filters_max.min(changes.swept + 64);
             for id in changes.swept..end {
-                if self.marks[id / 64] & 1 << (id % 64) == 0 {
-                    self.remove(id as u32);
+                if self.marks[id as usize / 64] & 1 << (id % 64) == 0 {
+                    self.remove(id);
                 }
             }
             changes.swept = end;
@@ -420,56 +337,45 @@ impl Actions {
         }
         self.remove(id);
         let Filter { priority, pattern, action, .. } = filter;
-        let full = (id, NoRoom::Full);
-        let place = match pattern {
+        let refused = (id, NoRoom::Crowded);
+        // What was there has one slot at most: others of these changes with this number went at once.
+        let slot = self.slots(id).find(|slot| self.is_free(*slot)).ok_or(refused)?;
+        let set = match pattern {
             Pattern::Short { value, mask } => {
                 let (value, mask) = (words(value), words(mask));
                 let filter = pdp_filters::Filter { value, mask, priority };
-                let slot = self.short.as_mut().ok_or(full)?.set(filter, action);
-                slot.map(|slot| Place { slot, long: false })
+                self.short.as_mut().map(|set| set.set(slot, filter))
             }
             Pattern::Long { value, mask } => {
                 let (value, mask) = (words(value), words(mask));
                 let filter = pdp_filters::Filter { value, mask, priority };
-                let slot = self.long.as_mut().ok_or(full)?.set(filter, action);
-                slot.map(|slot| Place { slot, long: true })
+                self.long.as_mut().map(|set| set.set(slot, filter))
             }
         };
-        self.put(id, place.map_err(|why| (id, why))?);
+        set.and_then(Result::ok).ok_or(refused)?;
+        self.actions[slot as usize] = action;
+        self.count += 1;
         Ok(())
     }
 
     fn remove(&mut self, id: u32) {
-        let Some(&place) = self.places.get(id as usize) else { return };
-        let set = match place {
-            NOWHERE => return,
-            Place { long: false, slot } => self.short.as_mut().map(|set| set.remove(slot)),
-            Place { long: true, slot } => self.long.as_mut().map(|set| set.remove(slot)),
-        };
-        debug_assert!(set.is_some(), "what has a place is in a set");
-        self.put(id, NOWHERE);
-    }
-
-    fn put(&mut self, id: u32, place: Place) {
-        let Some(now) = self.places.get_mut(id as usize) else { return };
-        self.count += u32::from(place != NOWHERE);
-        self.count -= u32::from(*now != NOWHERE);
-        self.before.push((id, *now));
-        *now = place;
+        for slot in self.slots(id) {
+            let short = self.short.as_mut().is_some_and(|set| set.remove(slot).is_ok());
+            let long = self.long.as_mut().is_some_and(|set| set.remove(slot).is_ok());
+            self.count -= u32::from(short || long);
+        }
     }
 
     fn end(&mut self, commit: bool) {
-        if !commit {
-            while let Some((id, place)) = self.before.pop() {
-                let now = &mut self.places[id as usize];
-                self.count += u32::from(place != NOWHERE);
-                self.count -= u32::from(*now != NOWHERE);
-                *now = place;
-            }
+        if commit {
+            self.short.iter_mut().for_each(|set| set.commit());
+            self.long.iter_mut().for_each(|set| set.commit());
+            self.in_force = self.count;
+        } else {
+            self.short.iter_mut().for_each(|set| set.abandon());
+            self.long.iter_mut().for_each(|set| set.abandon());
+            self.count = self.in_force;
         }
-        self.before.clear();
-        self.short.iter_mut().for_each(|set| set.end(commit));
-        self.long.iter_mut().for_each(|set| set.end(commit));
         self.settled = false;
     }
 }
@@ -505,6 +411,7 @@ fn bytes<const B: usize, const W: usize>(words: [u64; W]) -> [u8; B] {
 mod tests {
     use std::collections::BTreeMap;
 
+    use pdp_filters::NONE;
     use pdp_proto::slowpath::{NO_COUNTER, Verdict};
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -570,13 +477,12 @@ mod tests {
     fn find(actions: &Actions, key: &[u8]) -> Option<Action> {
         let mut slots = [NONE];
         if let Ok(key) = <[u8; 16]>::try_from(key) {
-            let set = actions.short.as_ref().unwrap();
-            set.find(&[words(key)], &mut slots);
-            return (slots != [NONE]).then(|| set.action(slots[0]));
+            actions.short.as_ref().unwrap().find(&[words(key)], &mut slots);
+        } else {
+            let key = words(<[u8; 40]>::try_from(key).unwrap());
+            actions.long.as_ref().unwrap().find(&[key], &mut slots);
         }
-        let set = actions.long.as_ref().unwrap();
-        set.find(&[words(<[u8; 40]>::try_from(key).unwrap())], &mut slots);
-        (slots != [NONE]).then(|| set.action(slots[0]))
+        (slots != [NONE]).then(|| actions.action(slots[0]))
     }
 
     fn action(number: u8) -> Action {
@@ -609,7 +515,8 @@ mod tests {
     fn changes() -> impl Strategy<Value = (Vec<Change>, bool)> {
         let change = prop_oneof![
             3 => filter().prop_map(Change::Set),
-            1 => (0..IDS).prop_map(Change::Remove),
+            // Also of numbers that no filter may have.
+            1 => (0..3 * IDS).prop_map(Change::Remove),
         ];
         (vec(change, 0..40), prop::bool::weighted(0.2))
     }
@@ -623,8 +530,7 @@ mod tests {
             keys in vec((0..16_usize, 0..4_u8), 16),
         ) {
             let mut actions = Actions::new(IDS, 1);
-            actions.short = Some(Box::new(Set::new(IDS, 1)));
-            actions.long = Some(Box::new(Set::new(IDS, 2)));
+            (actions.short, actions.long) = (Some(room_for(IDS, 1)), Some(room_for(IDS, 2)));
             let mut slow = Slow::default();
             let keys: Vec<Vec<u8>> = keys.into_iter().flat_map(|(at, bits)| {
                 let (mut short, mut long) = (vec![0; 16], vec![0; 40]);
@@ -660,11 +566,11 @@ mod tests {
         }
     }
 
-    /// A filter that finds no slot has none of the others come into force.
+    /// A batch may replace all filters again and again. One that is refused has none of the others come into force.
     #[test]
     fn what_has_no_room_changes_nothing() {
-        let mut actions = Actions::new(64, 0);
-        actions.short = Some(Box::new(Set::new(64, 1)));
+        let mut actions = Actions::new(1024, 0);
+        actions.short = Some(room_for(1024, 1));
         let filter = |id: u32, value: u8| {
             let pattern = Pattern::Short { value: [value; 16], mask: [255; 16] };
             Change::Set(Filter { id, priority: 1, pattern, action: action(value) })
@@ -676,15 +582,16 @@ mod tests {
         };
         let all = |value| (0..64).map(|id| filter(id, id as u8 + value)).collect::<Vec<_>>();
         assert_eq!(apply(&mut actions, all(0)), Ok(64));
-        // 192 slots: 64 and twice 64.
-        let many = [all(64), all(128), all(192)].concat();
-        assert_eq!(apply(&mut actions, many), Err((0, NoRoom::Full)));
+        let alike: Vec<_> = (64..1024).map(|id| filter(id, 255)).collect();
+        let refused = apply(&mut actions, [all(64), all(128), alike].concat());
+        assert!(matches!(refused, Err((64.., NoRoom::Crowded))), "{refused:?}");
         assert_eq!(find(&actions, &[3; 16]), Some(action(3)));
         assert_eq!(find(&actions, &[64; 16]), None);
         // All slots are back.
-        for value in [64, 128, 192, 64] {
-            assert_eq!(apply(&mut actions, all(value)), Ok(64));
+        for value in [64, 128, 64] {
+            assert_eq!(apply(&mut actions, [all(0), all(192), all(value)].concat()), Ok(64));
             assert_eq!(find(&actions, &[value; 16]), Some(action(value)));
+            assert_eq!(find(&actions, &[192; 16]), None);
         }
     }
 

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pdp_afxdp::Packet;
-use pdp_filters::NONE;
+use pdp_filters::{Filters, NONE};
 use pdp_ip::{
     Channel, Decision, Due, FRAMES_MAX, Fib, Follower, Forwarder, Frames, Heard, Routed, Tables,
 };
@@ -28,7 +28,7 @@ use pdp_wire::tag::PuntClass;
 use quanta::Clock;
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::actions::{Actions, Set};
+use crate::actions::Actions;
 use crate::counters::Reason;
 use crate::fields::{Fields, Unsent};
 use crate::packets::{Batch, Packets};
@@ -173,9 +173,9 @@ impl Engine {
     /// Frames that it decides on together at most.
     pub fn frames_at_once(&self) -> usize {
         let Some(actions) = self.actions() else { return FRAMES_MAX };
-        let short = actions.short.as_ref().map_or(FRAMES_MAX, |it| it.keys_at_once(STEPS_AT_ONCE));
-        let long = actions.long.as_ref().map_or(FRAMES_MAX, |it| it.keys_at_once(STEPS_AT_ONCE));
-        FRAMES_MAX.min(short).min(long)
+        let short = actions.short.as_ref().map_or(0, |set| set.steps());
+        let long = actions.long.as_ref().map_or(0, |set| set.steps());
+        (STEPS_AT_ONCE / short.max(long).max(1)).clamp(1, FRAMES_MAX)
     }
 
     /// What its slow path has it do, if that is anything.
@@ -198,12 +198,8 @@ impl Engine {
         if let Some(fields) = &self.fields {
             let actions = self.slowpath.as_mut().and_then(|it| it.actions.as_deref_mut());
             return match fields.is_long() {
-                false => {
-                    process_fields::<16, 2>(fields, actions, |it| &mut it.short, &mut run, copies)
-                }
-                true => {
-                    process_fields::<40, 5>(fields, actions, |it| &mut it.long, &mut run, copies)
-                }
+                false => process_fields::<16, 2>(fields, actions, |it| &it.short, &mut run, copies),
+                true => process_fields::<40, 5>(fields, actions, |it| &it.long, &mut run, copies),
             };
         }
         let fib = &mut self.tables.fib;
@@ -212,21 +208,19 @@ impl Engine {
             return forwarder.process(fib, &mut run);
         };
         forwarder.classify(fib, &mut run);
-        if let Some(set) = actions.short.take() {
-            let mut met = meet(&set, forwarder.routed_v4(), &run, key::v4);
+        if let Some(set) = &actions.short {
+            let mut met = meet(set, forwarder.routed_v4(), &run, key::v4);
             forwarder.retain_v4(|packet| match met.next() {
                 None | Some(NONE) => true,
-                Some(slot) => actions.act(set.action(slot), packet, fib, &mut run, copies),
+                Some(slot) => actions.act(slot, packet, fib, &mut run, copies),
             });
-            actions.short = Some(set);
         }
-        if let Some(set) = actions.long.take() {
-            let mut met = meet(&set, forwarder.routed_v6(), &run, key::v6);
+        if let Some(set) = &actions.long {
+            let mut met = meet(set, forwarder.routed_v6(), &run, key::v6);
             forwarder.retain_v6(|packet| match met.next() {
                 None | Some(NONE) => true,
-                Some(slot) => actions.act(set.action(slot), packet, fib, &mut run, copies),
+                Some(slot) => actions.act(slot, packet, fib, &mut run, copies),
             });
-            actions.long = Some(set);
         }
         forwarder.route(fib, &mut run);
     }
@@ -361,7 +355,7 @@ impl Engine {
 
 /// The slots of the filters that these packets meet.
 fn meet<const W: usize>(
-    set: &Set<W>,
+    set: &Filters<W>,
     packets: &[Routed],
     run: &Run<'_>,
     key: impl Fn(&[u8], u16) -> [u64; W],
@@ -375,16 +369,16 @@ fn meet<const W: usize>(
 }
 
 impl Actions {
-    /// Does what a filter says with a packet; whether a route is to decide on it.
+    /// Does what the filter in a slot says with a packet; whether a route is to decide on it.
     fn act(
         &mut self,
-        action: Action,
+        slot: u32,
         packet: Routed,
         fib: &Fib,
         run: &mut Run<'_>,
         copies: &mut Copies<'_>,
     ) -> bool {
-        let frame = packet.frame();
+        let (frame, action) = (packet.frame(), self.action(slot));
         run.packets[frame].counted = self.count_packet(action.counter, run.bytes(frame).len());
         run.packets[frame].queue = action.queue;
         if action.verdict == Verdict::Send {
@@ -409,7 +403,7 @@ impl Actions {
 fn process_fields<const B: usize, const W: usize>(
     fields: &Fields,
     mut actions: Option<&mut Actions>,
-    set_of: impl Fn(&mut Actions) -> &mut Option<Box<Set<W>>>,
+    set_of: impl Fn(&Actions) -> &Option<Box<Filters<W>>>,
     run: &mut Run<'_>,
     copies: &mut Copies<'_>,
 ) {
@@ -424,14 +418,12 @@ fn process_fields<const B: usize, const W: usize>(
             None => run.fates[frame] = Fate::Drop(Reason::GuestMalformed),
         }
     }
-    let set = actions.as_mut().and_then(|actions| set_of(actions).take());
-    if let Some(set) = &set {
+    if let Some(set) = actions.as_deref().and_then(|actions| set_of(actions).as_ref()) {
         set.find(&keys[..count], &mut slots[..count]);
     }
     for (&frame, slot) in frames[..count].iter().zip(slots) {
-        let found = set.as_ref().filter(|_| slot != NONE).zip(actions.as_deref_mut());
-        let is_open = found.is_none_or(|(set, actions)| {
-            let action = set.action(slot);
+        let is_open = actions.as_deref_mut().filter(|_| slot != NONE).is_none_or(|actions| {
+            let action = actions.action(slot);
             let bytes = run.bytes(frame).len();
             run.packets[frame].counted = actions.count_packet(action.counter, bytes);
             run.packets[frame].queue = action.queue;
@@ -446,9 +438,6 @@ fn process_fields<const B: usize, const W: usize>(
                 false => Fate::Drop(Reason::Unmatched),
             };
         }
-    }
-    if let (Some(actions), Some(set)) = (actions, set) {
-        *set_of(actions) = Some(set);
     }
 }
 

@@ -7,12 +7,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use pdp_filters::Filters;
 use pdp_proto::mux;
 use pdp_proto::slowpath::{Counter, Filter, QueueState};
 use pdp_wire::tag::PuntClass;
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::actions::{Actions, Changes, Set};
+use crate::actions::{Actions, Changes};
 use crate::packets::{Batch, Packets};
 use crate::queues::AtPorts;
 use crate::wake::{RungLast, Wake};
@@ -29,9 +30,9 @@ pub enum Job {
     /// These are the tables from now on; those of before come back.
     Actions(Option<Box<Actions>>),
     /// There is room for filters with short patterns; comes back as it was where there are no tables.
-    Short(Option<Box<Set<2>>>),
+    Short(Option<Box<Filters<2>>>),
     /// The same for long ones.
-    Long(Option<Box<Set<5>>>),
+    Long(Option<Box<Filters<5>>>),
     /// Commits, and how many of them are done; come back once something has become of all.
     Commit(Vec<Commit>, usize),
     /// These counters, from the first on; comes back with what they have.

@@ -901,6 +901,6 @@ fn a_node_has_a_million_filters() {
         bytes += engine_stats(&mux, &vnet.name).slowpath.unwrap().memory_bytes;
     }
     // What the quota counts for each is more.
-    assert!(bytes / u64::from(VROUTERS * FILTERS_MAX) < 300, "{bytes} bytes");
+    assert!(bytes / u64::from(VROUTERS * FILTERS_MAX) < 192, "{bytes} bytes");
     drop(programs);
 }

@@ -26,7 +26,7 @@ use quanta::Clock;
 use rustix::event::{Timespec, epoll};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
 
-use crate::actions::{Actions, Change, Changes, Set, changes_max};
+use crate::actions::{Actions, Change, Changes, changes_max, room_for};
 use crate::engine::Engine;
 use crate::police::TokenBucket;
 use crate::slowpath::{Asked, Commit, Desk, JOBS_MAX, Job};
@@ -457,13 +457,13 @@ impl Place {
                 }
                 match filter.pattern {
                     Pattern::Short { .. } if !self.short => {
-                        let set = Set::new(self.spec.filters, random()?);
-                        self.jobs.push_back(ask(0, Job::Short(Some(Box::new(set)))));
+                        let set = room_for(self.spec.filters, random()?);
+                        self.jobs.push_back(ask(0, Job::Short(Some(set))));
                         self.short = true;
                     }
                     Pattern::Long { .. } if !self.long => {
-                        let set = Set::new(self.spec.filters, random()?);
-                        self.jobs.push_back(ask(0, Job::Long(Some(Box::new(set)))));
+                        let set = room_for(self.spec.filters, random()?);
+                        self.jobs.push_back(ask(0, Job::Long(Some(set))));
                         self.long = true;
                     }
                     _ => {}

@@ -1,0 +1,82 @@
+//! What filters take of the heap.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use pdp_mux::actions::{Actions, Change, Changes, room_for};
+use pdp_mux::queues::{AtPorts, Queues};
+use pdp_proto::slowpath::{Action, FILTERS_MAX, Filter, Pattern};
+
+/// The system's, which counts the bytes that it has given.
+struct Counting;
+
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does all, with what it is handed here as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static HEAP: Counting = Counting;
+
+struct NoQueues;
+
+impl AtPorts for NoQueues {
+    fn at(&mut self, _: u8) -> Option<&mut Queues> {
+        None
+    }
+
+    fn each(&mut self, _: &mut dyn FnMut(&mut Queues)) {}
+}
+
+/// As many filters as there may be, with patterns of these, in force while all others that come in their place are staged:
+/// the bytes that each of them takes.
+fn bytes_a_filter(make: impl Fn(&mut Actions), pattern: impl Fn([u8; 4]) -> Pattern) -> f64 {
+    let before = BYTES.load(Ordering::Relaxed);
+    let mut actions = Actions::new(FILTERS_MAX, 0);
+    make(&mut actions);
+    for round in 0..2 {
+        let filter = |id: u32| {
+            let pattern = pattern((id ^ round << 31).to_be_bytes());
+            Change::Set(Filter { id, priority: 1, pattern, action: Action::default() })
+        };
+        let mut changes = Changes::default();
+        changes.all.extend((0..FILTERS_MAX).map(filter));
+        assert!(actions.apply(&mut changes, &mut NoQueues, || true));
+        assert_eq!(changes.result, Some(Ok(FILTERS_MAX)));
+    }
+    let bytes = BYTES.load(Ordering::Relaxed) - before;
+    let said = actions.memory() - size_of::<Actions>();
+    assert!(bytes.abs_diff(said) < bytes / 1000, "{bytes} bytes, and {said} are said");
+    bytes as f64 / f64::from(FILTERS_MAX)
+}
+
+/// docs/fastpath.md has the same figures. One test: nothing else takes memory meanwhile.
+#[test]
+fn filters_take_the_memory_that_they_are_said_to() {
+    let short = |at: [u8; 4]| {
+        let (mut value, mask) = ([0; 16], [255; 16]);
+        value[..4].copy_from_slice(&at);
+        Pattern::Short { value, mask }
+    };
+    let long = |at: [u8; 4]| {
+        let (mut value, mask) = ([0; 40], [255; 40]);
+        value[..4].copy_from_slice(&at);
+        Pattern::Long { value, mask }
+    };
+    let bytes = bytes_a_filter(|it| it.short = Some(room_for(FILTERS_MAX, 1)), short);
+    assert!(bytes < 192.0, "{bytes} of 128 bits");
+    let bytes = bytes_a_filter(|it| it.long = Some(room_for(FILTERS_MAX, 1)), long);
+    assert!(bytes < 288.0, "{bytes} of 320 bits");
+}
