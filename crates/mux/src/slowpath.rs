@@ -4,6 +4,7 @@
 //! [`Job`], with all memory that it takes; the engine does it between two batches and gives it back. Jobs go round by
 //! two rings of the same length, so that there is always room to give one back.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -35,8 +36,8 @@ pub enum Job {
     Long(Option<Box<Filters<5>>>),
     /// Commits, and how many of them are done; come back once something has become of all.
     Commit(Vec<Commit>, usize),
-    /// These counters, from the first on; comes back with what they have.
-    Count(u32, Vec<Counter>),
+    /// Counters with these numbers; comes back with what they have at one moment.
+    Count(Range<u32>, Vec<Counter>),
     /// Filters from this id on; comes back with as many as there is room for, and the id where to go on, if there are more.
     List(u32, Vec<Filter>, Option<u32>),
     /// The queues of a vport, from one on, counted from 0; comes back with as many as there is room for, and whether
@@ -108,7 +109,7 @@ pub struct Ways<'a> {
     /// Where there are packets.
     pub packets: &'a mut Packets,
     /// The node's ports.
-    pub ports: std::ops::Range<u16>,
+    pub ports: Range<u16>,
     /// In by their ports.
     pub local: &'a mut Batch,
     /// Out of their ports.
@@ -237,9 +238,10 @@ impl SlowPath {
                     }
                 }
             }
-            Job::Count(first, counters) => {
-                let of = self.actions.iter().flat_map(|it| &it.counters).skip(*first as usize);
-                counters.iter_mut().zip(of).for_each(|(to, of)| *to = *of);
+            Job::Count(numbers, counters) => {
+                let numbers = numbers.start as usize..numbers.end as usize;
+                let all = self.actions.as_ref().and_then(|it| it.counters.get(numbers));
+                counters.extend_from_slice(all.unwrap_or_default());
             }
             Job::Queues(vport, first, states, more) => {
                 if let Some(queues) = ways.queues.at(*vport) {

@@ -573,6 +573,37 @@ fn counters_have_what_met_filters_and_what_left() {
 }
 
 /// Within what the spec says, all of a batch or nothing, as long as the engine's tables last.
+/// A program that takes its time is told what all counters had at the moment at which they were read.
+#[test]
+fn counters_are_of_one_moment_however_slowly_they_are_read() {
+    let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
+    let (vnet, _mirror, [_tap, mut h1, mut h2]) =
+        slowpath(&mux, root.path(), "red", (8, COUNTERS_MAX));
+    let (mut program, _) = Program::start(&vnet);
+    let last = COUNTERS_MAX - 1;
+    let all = Pattern::Short { value: [0; 16], mask: [0; 16] };
+    let counts = filter(0, all, Action { counter: last, ..does(Verdict::Pass) });
+    assert_eq!(program.commit(&[counts], false), Ok(1));
+    program.tell(&[Ask::Counters { number: 1, first: 0, count: COUNTERS_MAX }]);
+    let mut told = vec![];
+    loop {
+        let Answer::Counters { number: 1, first, counters, more } = program.hear() else {
+            panic!("counters")
+        };
+        assert_eq!(first as usize, told.len());
+        if told.is_empty() {
+            // What the socket has no room for is in no packet yet.
+            forwards(&mut h1, &mut h2, 1);
+        }
+        told.extend(counters);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!((told.len(), told[last as usize].packets), (COUNTERS_MAX as usize, 0));
+    assert_eq!(program.counters(last, 1)[0].packets, 1);
+}
+
 #[test]
 fn a_program_sets_its_queues_within_what_the_spec_says() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));

@@ -378,6 +378,9 @@ impl std::error::Error for Wrong {}
 /// Bytes of a message before what it says.
 const HEADER_BYTES: usize = 4;
 
+/// Of a counter.
+const COUNTER_BYTES: usize = 32;
+
 /// Of a filter, before its pattern.
 const FILTER_BYTES: usize = 44;
 
@@ -622,7 +625,7 @@ impl Reply {
             131 => Self::Refused { number: from.u64()?, id: from.u32()?, reason: from.text()? },
             132 => {
                 let (number, first) = (from.u64()?, from.u32()?);
-                let mut counters = Vec::new();
+                let mut counters = Vec::with_capacity(from.rest.len() / COUNTER_BYTES);
                 while !from.rest.is_empty() {
                     let (packets, bytes) = (from.u64()?, from.u64()?);
                     let (sent, sent_bytes) = (from.u64()?, from.u64()?);
@@ -678,15 +681,7 @@ impl Reply {
                 to.extend(text(reason).bytes());
             }),
             Self::Counters { number, first, counters, more } => {
-                message(packet, 132, u8::from(*more), |to| {
-                    to.extend(number.to_be_bytes());
-                    to.extend(first.to_be_bytes());
-                    for counter in counters.iter().take(COUNTERS_AT_ONCE) {
-                        let Counter { packets, bytes, sent, sent_bytes } = *counter;
-                        let all = [packets, bytes, sent, sent_bytes];
-                        all.iter().for_each(|it| to.extend(it.to_be_bytes()));
-                    }
-                });
+                Self::put_counters(*number, *first, counters, *more, packet);
             }
             Self::Filters { number, filters, more } => {
                 message(packet, 133, u8::from(*more), |to| {
@@ -708,6 +703,26 @@ impl Reply {
                 });
             }
         }
+    }
+
+    /// Adds a [`Self::Counters`] to a packet, of counters that stay where they are.
+    pub fn put_counters(
+        number: u64,
+        first: u32,
+        counters: &[Counter],
+        more: bool,
+        packet: &mut Vec<u8>,
+    ) {
+        let counters = &counters[..counters.len().min(COUNTERS_AT_ONCE)];
+        message(packet, 132, u8::from(more), |to| {
+            to.extend(number.to_be_bytes());
+            to.extend(first.to_be_bytes());
+            to.reserve(counters.len() * COUNTER_BYTES);
+            for Counter { packets, bytes, sent, sent_bytes } in counters {
+                let all = [packets, bytes, sent, sent_bytes].map(|it| it.to_be_bytes());
+                to.extend_from_slice(all.as_flattened());
+            }
+        });
     }
 }
 

@@ -197,9 +197,21 @@ struct Program {
     /// Packets that wait to be read.
     backlog: VecDeque<Vec<u8>>,
     backlog_bytes: usize,
+    /// What is to wait behind these: each packet of it once it is the next.
+    counts: Option<Counts>,
     /// Since when none is.
     stuck: Option<Instant>,
     ended: bool,
+}
+
+/// What counters had at one moment.
+struct Counts {
+    /// Of the answer.
+    number: u64,
+    first: u32,
+    counters: Vec<Counter>,
+    /// How many it was told.
+    told: usize,
 }
 
 impl Program {
@@ -214,9 +226,29 @@ impl Program {
         self.backlog_bytes += packet.len() - before;
     }
 
+    /// Has the next counters that it is to be told wait.
+    fn tell_counts(&mut self) {
+        let Some(Counts { number, first, counters, told }) = &mut self.counts else { return };
+        let left = &counters[*told..];
+        let some = &left[..left.len().min(COUNTERS_AT_ONCE)];
+        let (more, mut packet) = (some.len() < left.len(), vec![]);
+        Reply::put_counters(*number, *first + *told as u32, some, more, &mut packet);
+        *told += some.len();
+        if !more {
+            self.counts = None;
+            self.asking = false;
+        }
+        self.backlog_bytes += packet.len();
+        self.backlog.push_back(packet);
+    }
+
     /// Sends what waits, as far as that goes.
     fn flush(&mut self) {
-        while let Some(packet) = self.backlog.front() {
+        loop {
+            if self.backlog.is_empty() {
+                self.tell_counts();
+            }
+            let Some(packet) = self.backlog.front() else { return };
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             match rustix::net::send(&self.socket, packet, flags) {
                 Ok(_) => {
@@ -265,6 +297,7 @@ impl Program {
     }
 
     fn end(&mut self, why: &str) -> Option<String> {
+        self.counts = None;
         self.say(&Reply::Bye(why.into()));
         self.flush();
         self.ended = true;
@@ -391,6 +424,7 @@ impl Place {
                 asking: false,
                 backlog: VecDeque::new(),
                 backlog_bytes: 0,
+                counts: None,
                 stuck: None,
                 ended: false,
             };
@@ -510,15 +544,16 @@ impl Place {
                 }
             }
             Request::Counters { number, first, count } => {
-                let (end, counters) = (first.checked_add(count), self.spec.counters);
-                if end.is_none_or(|end| end > counters) {
+                let counters = self.spec.counters;
+                let end = first.checked_add(count).filter(|end| *end <= counters);
+                let Some(end) = end else {
                     return Err(format!(
                         "there are {counters} counters, and no {count} from {first} on"
                     ));
-                }
+                };
                 program.asking = true;
-                let zeros = vec![Counter::default(); count as usize];
-                self.jobs.push_back(ask(number, Job::Count(first, zeros)));
+                let room = Vec::with_capacity(count as usize);
+                self.jobs.push_back(ask(number, Job::Count(first..end, room)));
             }
             Request::List { number, first } => {
                 let filters = Vec::with_capacity(FILTERS_AT_ONCE);
@@ -644,19 +679,9 @@ impl Place {
                     });
                 }
             }
-            Job::Count(first, counters) => {
-                program.asking = false;
-                let mut parts = counters.chunks(COUNTERS_AT_ONCE).peekable();
-                let mut first = first;
-                loop {
-                    let counters = parts.next().unwrap_or_default().to_vec();
-                    let (count, more) = (counters.len() as u32, parts.peek().is_some());
-                    program.say(&Reply::Counters { number, first, counters, more });
-                    first += count;
-                    if !more {
-                        return;
-                    }
-                }
+            Job::Count(numbers, counters) => {
+                let first = numbers.start;
+                program.counts = Some(Counts { number, first, counters, told: 0 });
             }
             Job::Queues(vport, first, queues, more) => {
                 let next = first + queues.len() as u16;
