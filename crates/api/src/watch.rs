@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
-    ExternalStats, GuestStats, Phase, PortStats, RouteStats, VnetStatus, VnetSummary, WorkerStats,
+    ConditionKind, ExternalStats, GuestStats, Phase, PortStats, RouteStats, VnetStatus,
+    VnetSummary, WorkerStats,
 };
 
 /// Bounds of the time between two samples of a watch, milliseconds.
@@ -152,6 +153,9 @@ pub struct WatchEvent {
     /// How it is now, of `phase`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
+    /// Which one, of `condition` and `conditionGone`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condition: Option<ConditionKind>,
     /// Why, or how exactly, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -210,6 +214,10 @@ pub enum What {
     RoutesSynced,
     /// They do not, yet or any more.
     RoutesBehind,
+    /// A condition of a node is there, or is otherwise than before; `message` is its.
+    Condition,
+    /// It is gone, or who tells of it does not answer; `message` is what it was.
+    ConditionGone,
     /// A vnet or a node is ready: as its spec says, with its commands ready and its guests connected.
     Ready,
     /// It is not any more.
@@ -218,7 +226,7 @@ pub enum What {
 
 impl What {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::Phase,
         Self::Created,
         Self::Gone,
@@ -237,6 +245,8 @@ impl What {
         Self::Disconnected,
         Self::RoutesSynced,
         Self::RoutesBehind,
+        Self::Condition,
+        Self::ConditionGone,
         Self::Ready,
         Self::Unready,
     ];
@@ -262,6 +272,8 @@ impl What {
             Self::Disconnected => "disconnected",
             Self::RoutesSynced => "routes synced",
             Self::RoutesBehind => "routes behind",
+            Self::Condition => "condition",
+            Self::ConditionGone => "condition gone",
             Self::Ready => "ready",
             Self::Unready => "not ready",
         }

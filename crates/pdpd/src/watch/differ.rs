@@ -1,8 +1,8 @@
 //! What happened to a vnet: its status before against its status now. Pure.
 
 use pdp_api::{
-    ExternalStatus, ForwardingGuest, LinkStatus, NodeStatus, Phase, PortStatus, SubstrateStatus,
-    VnetStatus, WatchEvent, What,
+    Condition, ExternalStatus, ForwardingGuest, LinkStatus, NodeStatus, Phase, PortStatus,
+    SubstrateStatus, VnetStatus, WatchEvent, What,
 };
 
 /// An event of this object, with neither number nor time.
@@ -117,6 +117,16 @@ fn node(vnet: &str, before: &NodeStatus, now: &NodeStatus, events: &mut Vec<Watc
         }
         events.extend(routes(was.routes_synced, guest.routes_synced).map(of_guest));
     }
+    let of_condition = |what, condition: &Condition| WatchEvent {
+        condition: Some(condition.kind),
+        ..event(object.as_str(), what, Some(condition.message.clone()))
+    };
+    // There is one of a kind.
+    let has = |node: &NodeStatus, kind| node.conditions.iter().any(|it| it.kind == kind);
+    let gone = before.conditions.iter().filter(|was| !has(now, was.kind));
+    events.extend(gone.map(|was| of_condition(What::ConditionGone, was)));
+    let new = now.conditions.iter().filter(|is| !before.conditions.contains(is));
+    events.extend(new.map(|is| of_condition(What::Condition, is)));
     if let Some(engine) = &now.engine {
         let was = before.engine.as_ref().and_then(|engine| engine.routes_synced);
         let of_engine = |what| event(format!("{object}/engine"), what, None);
@@ -138,7 +148,7 @@ fn routes(were: Option<bool>, are: Option<bool>) -> Option<What> {
 
 #[cfg(test)]
 mod tests {
-    use pdp_api::EngineStatus;
+    use pdp_api::{ConditionKind, EngineStatus};
 
     use super::*;
 
@@ -161,6 +171,48 @@ mod tests {
     fn told(before: Option<&VnetStatus>, now: &VnetStatus) -> Vec<String> {
         let events = vnet("red", before, now);
         events.iter().map(|event| format!("{} {}", event.object, event.what.words())).collect()
+    }
+
+    #[test]
+    fn a_condition_is_told_as_it_comes_changes_and_goes() {
+        let with = |conditions: &[(ConditionKind, &str)]| {
+            let mut now = status();
+            let all = conditions.iter().map(|(kind, message)| Condition {
+                kind: *kind,
+                node: "r1".into(),
+                message: (*message).into(),
+            });
+            now.nodes[0].conditions = all.collect();
+            now
+        };
+        let told = |before: &VnetStatus, now: &VnetStatus| -> Vec<_> {
+            let events = vnet("red", Some(before), now).into_iter();
+            let each = events.map(|it| {
+                assert_eq!(it.object, "vnet/red/node/r1");
+                (it.what, it.condition.unwrap(), it.message.unwrap())
+            });
+            each.collect()
+        };
+        let (hooks, port) = (ConditionKind::KernelHooks, ConditionKind::PortChanged);
+        let all = [
+            with(&[]),
+            with(&[(port, "a")]),
+            with(&[(hooks, "h"), (port, "a")]),
+            with(&[(hooks, "h"), (port, "b")]),
+            with(&[(port, "b")]),
+            with(&[]),
+        ];
+        let steps: Vec<_> = all.windows(2).map(|pair| told(&pair[0], &pair[1])).collect();
+        let (is, gone) = (What::Condition, What::ConditionGone);
+        let one = |what, kind, message: &str| vec![(what, kind, message.to_owned())];
+        let expected = [
+            one(is, port, "a"),
+            one(is, hooks, "h"),
+            one(is, port, "b"),
+            one(gone, hooks, "h"),
+            one(gone, port, "b"),
+        ];
+        assert_eq!(steps, expected);
     }
 
     #[test]

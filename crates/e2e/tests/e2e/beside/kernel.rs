@@ -5,6 +5,7 @@ use pdp_e2e::{Background, Node, all_answered, eventually, kill};
 use serde_json::Value;
 
 use super::fastpath::{kept, lab, pings};
+use super::watch::Watched;
 
 fn nodes(node: &Node, vnet: &str) -> Vec<Value> {
     let status = node.json(&["inspect", vnet])["status"].clone();
@@ -157,6 +158,9 @@ fn a_link_between_two_kernels_needs_no_process() {
     eventually("its MTU is told", || told() == [words]);
     node.exec("fastpath/r1", "ip link set eth1 mtu 1500");
     eventually("that is undone", || told().is_empty());
+    let since = ["events", "fastpath", "--since", "10m", "--no-samples", "--format", "json"];
+    let changes = ["condition", "conditionGone"].map(|what| ("vnet/fastpath/node/r1", what));
+    Watched::of(&node, &since).expect(&changes);
     node.exec("fastpath/r1", "ip link set eth1 address 02:00:00:00:00:99 name other");
     eventually("its name and address are told", || {
         let told = told();

@@ -25,7 +25,7 @@ spec:
 "#;
 
 /// A stream that is read, as long as this lives.
-struct Watched {
+pub(super) struct Watched {
     child: Child,
     lines: Arc<Mutex<Vec<Value>>>,
 }
@@ -38,7 +38,7 @@ impl Drop for Watched {
 }
 
 impl Watched {
-    fn of(node: &Node, arguments: &[&str]) -> Self {
+    pub(super) fn of(node: &Node, arguments: &[&str]) -> Self {
         let mut command = node.pdp_command(arguments);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let (out, lines) = (child.stdout.take().unwrap(), Arc::<Mutex<Vec<Value>>>::default());
@@ -53,7 +53,7 @@ impl Watched {
 
     /// Waits for these events, in this order with others between, from here on.
     #[track_caller]
-    fn expect(&self, events: &[(&str, &str)]) {
+    pub(super) fn expect(&self, events: &[(&str, &str)]) {
         let mut at = 0;
         for (object, what) in events {
             eventually(&format!("{what} of {object}"), || {
