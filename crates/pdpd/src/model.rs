@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pdp_api::{Action, Change as Changed};
+use pdp_container::Limits;
 use pdp_net::ports::PORTS_MAX;
 use pdp_proto::mux;
 use pdp_spec::{
@@ -14,7 +15,7 @@ use pdp_spec::{
 };
 
 use crate::ledger::{Began, FreeNumbers, FreePorts, Ledger, Moment, Placement, VNETS_MAX};
-use crate::plan::{self, NodePlan, Places, Plan, PlanError, VnetPlan, plan};
+use crate::plan::{self, GuestPlan, KernelPlan, NodePlan, Places, Plan, PlanError, VnetPlan, plan};
 use crate::shared::{self, differing};
 use crate::state::{Change, Document};
 
@@ -471,10 +472,7 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
     if let (Some(before), Some(after)) = (&was.engine, &is.engine)
         && before.power != after.power
     {
-        let [was, is] = [was, is].map(|plan| match plan.mux_millicores {
-            0 => "borrowed power".to_owned(),
-            power => format!("{power} millicores"),
-        });
+        let [was, is] = [was, is].map(|plan| power_words(plan.mux_millicores));
         // The same may be another part of what a worker has now.
         details.push(format!("the mux's part: {was} to {is}"));
     }
@@ -482,9 +480,10 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
         if was.short_way != is.short_way {
             details.push("kernelHooks".to_owned());
         }
-        if (&was.placement, was.borrows) != (&is.placement, is.borrows) {
-            let [was, is] = [was, is].map(|kernel| power_words(&kernel.placement));
-            details.push(format!("the kernel's part: {was} to {is}"));
+        let share = |kernel: &KernelPlan| (kernel.placement.clone(), kernel.limits.clone());
+        if share(was) != share(is) {
+            let changes = share_changes(&share(was), &share(is));
+            details.push(format!("the kernel's part: {changes}"));
         }
     }
     let numbers: BTreeSet<u32> = was.guests.keys().chain(is.guests.keys()).copied().collect();
@@ -498,8 +497,10 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
                 details.push(format!("guest {number} restarted"));
             }
             (Some(was), Some(is)) if was != is => {
-                let [was, is] = [was, is].map(|guest| power_words(&guest.placement));
-                details.push(format!("guest {number}: {was} to {is}"));
+                let share =
+                    |guest: &GuestPlan| (guest.placement.clone(), guest.container.limits.clone());
+                let changes = share_changes(&share(was), &share(is));
+                details.push(format!("guest {number}: {changes}"));
             }
             _ => {}
         }
@@ -507,8 +508,34 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
     details
 }
 
-fn power_words(placement: &Placement) -> String {
-    match placement.power_millicores {
+/// What is otherwise in a share of a forwarding engine and in the limits that it makes.
+fn share_changes(
+    (was, was_limits): &(Placement, Limits),
+    (is, is_limits): &(Placement, Limits),
+) -> String {
+    let mut changes = Vec::new();
+    if was.engine != is.engine {
+        changes.push(format!("engine {} to {}", was.engine, is.engine));
+    } else if was_limits.cpus != is_limits.cpus {
+        changes.push(format!("CPUs of engine {}", is.engine));
+    }
+    let [power, now] = [was, is].map(|placement| placement.power_millicores);
+    if power != now {
+        changes.push(format!("{} to {}", power_words(power), power_words(now)));
+    }
+    // Without power there is nothing else than to borrow.
+    let both = power > 0 && now > 0;
+    match (was_limits.cpu_cores, is_limits.cpu_cores) {
+        (Some(_), None) if both => changes.push("may borrow now".to_owned()),
+        (None, Some(_)) if both => changes.push("may not borrow any more".to_owned()),
+        _ if changes.is_empty() => changes.push("limits".to_owned()),
+        _ => {}
+    }
+    changes.join(", ")
+}
+
+fn power_words(millicores: u32) -> String {
+    match millicores {
         0 => "borrowed power".to_owned(),
         power => format!("{power} millicores"),
     }

@@ -1005,6 +1005,43 @@ fn the_kernels_power_is_a_share_of_an_engine() {
     assert!(of(&other).kernel.is_none());
 }
 
+/// Of a share, guests' and kernels' alike, what is otherwise is told and nothing else.
+#[test]
+fn what_changes_of_a_share_is_told() {
+    let row = |keys: &str| {
+        let kernel = format!("{{kind: kernel, power: 0.2{keys}}}");
+        let guest = format!("r2: {{kind: router, dataPlane: {{kind: parallel, power: 0.2{keys}}},");
+        row_of_kernels("").replace("{kind: kernel}", &kernel).replace("r2: {kind: router,", &guest)
+    };
+    let first = apply(&apply(&Model::default(), SUBSTRATE.into()), row(""));
+    let told = |before: &Model, text: String| {
+        let after = apply(before, text);
+        let changes = after.changes_from(before, &BTreeSet::new(), false);
+        let of = |node: &str| {
+            let object = format!("vnet/row/node/{node}");
+            changes.iter().find(|it| it.object == object).expect("a change").detail.clone()
+        };
+        let words = of("r1");
+        let words = words.strip_prefix("the kernel's part: ").expect("the kernel's").to_owned();
+        assert_eq!(of("r2"), format!("guest 0: {words}"));
+        (words, after)
+    };
+    let (words, lent) = told(&first, row(", borrow: true"));
+    assert_eq!(words, "may borrow now");
+    assert_eq!(told(&lent, row("")).0, "may not borrow any more");
+    assert_eq!(told(&first, row("").replace("0.2", "0.3")).0, "200 millicores to 300 millicores");
+    let (words, none) = told(&lent, row(", borrow: true").replace("power: 0.2, ", ""));
+    assert_eq!(words, "200 millicores to borrowed power");
+    assert_eq!(told(&none, row("")).0, "borrowed power to 200 millicores");
+    let one = |engine: &str, cpus: u32| {
+        let (before, _) = SUBSTRATE.split_once("    fe1:").expect("engines");
+        format!("{before}    {engine}: {{cpus: \"{cpus}\", capacity: 1}}\n---{}", row(""))
+    };
+    let first = apply(&Model::default(), one("fe1", 1));
+    assert_eq!(told(&first, one("fe1", 2)).0, "CPUs of engine fe1");
+    assert_eq!(told(&first, one("fe2", 1)).0, "engine fe1 to fe2");
+}
+
 /// A vrouter with a tunnel to the outside and a link to another vrouter of kind `plane`; `more` is of the vnet.
 fn kernel_to_outside(by: &str, link: &str, plane: &str, more: &str) -> String {
     format!(
