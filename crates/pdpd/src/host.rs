@@ -18,7 +18,7 @@ use pdp_spec::{Image, ImageSource};
 use rustix::event::{Timespec, epoll};
 
 use crate::control::{ControlError, Mux, Put, TapHelper};
-use crate::plan::{Directory, GuestPlan, Places, TapHelperPlan};
+use crate::plan::{Directory, GuestPlan, Places, Plan, TapHelperPlan};
 use crate::ports::Ports;
 use crate::sockets;
 use crate::state::{State, StateError};
@@ -130,10 +130,10 @@ pub struct Host {
 }
 
 impl Host {
-    /// Counters of a vnet, or of all.
-    pub fn stats(&self, vnet: Option<&str>) -> Result<mux::Stats, ControlError> {
+    /// Counters of a vnet, or of all, with those of the plan's ports that stay in the kernel.
+    pub fn stats(&self, vnet: Option<&str>, plan: &Plan) -> Result<mux::Stats, ControlError> {
         let mut stats = self.mux.stats(vnet)?;
-        self.ports.count(&mut stats);
+        self.ports.count(plan, &mut stats);
         Ok(stats)
     }
 

@@ -465,7 +465,7 @@ impl Machine for Host {
     }
 
     fn mux_stats(&self, vnet: &str) -> Result<mux::Stats, ControlError> {
-        self.stats(Some(vnet))
+        self.mux.stats(Some(vnet))
     }
 
     fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), HostError> {

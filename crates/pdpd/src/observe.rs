@@ -192,7 +192,7 @@ impl Daemon for Engine {
         {
             return Err(no_vnet(vnet));
         }
-        let mut stats = self.host.stats(query.vnet.as_deref()).map_err(unavailable)?;
+        let mut stats = self.host.stats(query.vnet.as_deref(), &model.plan).map_err(unavailable)?;
         if *scope != Scope::Node {
             // Of the mux as a whole a tenant learns nothing.
             stats.externals.clear();

@@ -23,7 +23,7 @@ use pdp_proto::mux;
 
 use crate::far::Ways;
 use crate::host::{self, Host, HostError};
-use crate::plan::{KernelPlan, Places, PortNow, To};
+use crate::plan::{KernelPlan, Places, Plan, PortNow, To};
 use crate::reconcile::lock;
 
 /// A node: its vnet and its name there.
@@ -422,26 +422,29 @@ impl Ports {
         known.map(|known| known.changed.clone()).unwrap_or_default()
     }
 
-    /// Puts the counters of ports into those that the mux has of their nodes.
-    pub fn count(&self, stats: &mut mux::Stats) {
-        let known = lock(&self.known);
-        let wanted = known.iter().filter(|((vnet, _), _)| stats.vnets.contains_key(vnet));
-        let wanted: Vec<_> =
-            wanted.map(|(node, it)| (node.clone(), it.wanted.specs.clone())).collect();
-        drop(known);
-        for ((vnet, node), specs) in wanted {
-            let found = stats.vnets.get_mut(&vnet).and_then(|vnet| vnet.nodes.get_mut(&node));
-            let Some(stats) = found else { continue };
-            for PortSpec { name, number, .. } in specs {
-                let Ok(counted) = self.with(|ports| Ok(ports.counters(number)?)) else {
-                    // What the mux has of it would be that it counted nothing.
-                    stats.ports.remove(&name);
-                    continue;
+    /// Puts the counters of planned ports into those that the mux has of their nodes, whether this daemon looked at them
+    /// already or not.
+    pub fn count(&self, plan: &Plan, stats: &mut mux::Stats) {
+        let nodes = stats.vnets.iter_mut().flat_map(|(vnet, stats)| {
+            let plan = plan.vnets.get(vnet);
+            let node = move |(name, stats)| Some((plan?.nodes.get(name)?, stats));
+            stats.nodes.iter_mut().filter_map(node)
+        });
+        for (plan, stats) in nodes {
+            for PortSpec { name, number, .. } in plan.straight.values().map(|port| &port.spec) {
+                let counted = match self.with(|ports| Ok(ports.counters(*number)?)) {
+                    Ok(counted) => counted,
+                    Err(HostError::NoPorts) => continue,
+                    Err(_) => {
+                        // What the mux has of it would be that it counted nothing.
+                        stats.ports.remove(name);
+                        continue;
+                    }
                 };
                 stats.in_flight += counted.under_way();
-                let underlay = self.ways.problem(number);
+                let underlay = self.ways.problem(*number);
                 let counted = mux::PortStats { underlay, ..port_stats(&counted) };
-                stats.ports.insert(name, counted);
+                stats.ports.insert(name.clone(), counted);
             }
         }
     }

@@ -42,7 +42,7 @@ struct View<'a> {
 /// The substrate; of it, for a tenant, what its vnets may use, with nothing of others.
 pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
     let model = engine.model();
-    let mux = engine.host.stats(Some("")).ok();
+    let mux = engine.host.stats(Some(""), &model.plan).ok();
     let view = View { engine, model: &model, mux, mirrors: BTreeMap::new() };
     let status = view.substrate(|vnet| scope.sees(vnet));
     if let Some(tenant) = scope.tenant() {
@@ -80,7 +80,7 @@ pub fn vnets(engine: &Engine, scope: &Scope) -> Vec<VnetSummary> {
     let model = engine.model();
     let vnets = model.plan.vnets.iter().filter(|(name, _)| scope.sees(name));
     let mirrors = ask_mirrors(engine, &model, vnets.clone().map(|(name, plan)| (name, &**plan)));
-    let mux = engine.host.stats(None).ok();
+    let mux = engine.host.stats(None, &model.plan).ok();
     let view = View { engine, model: &model, mux, mirrors };
     vnets.map(|(name, plan)| summary(name, &view.vnet(name, plan))).collect()
 }
@@ -105,7 +105,7 @@ pub fn tenants(engine: &Engine, scope: &Scope) -> Vec<TenantInfo> {
 /// One vnet.
 pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
     let model = engine.model();
-    let mux = engine.host.stats(Some(name)).ok();
+    let mux = engine.host.stats(Some(name), &model.plan).ok();
     let plan = model.plan.vnets.get_key_value(name).map(|(name, plan)| (name, &**plan));
     let mirrors = ask_mirrors(engine, &model, plan.into_iter());
     let view = View { engine, model: &model, mux, mirrors };

@@ -105,7 +105,7 @@ impl Sampler {
             Some([name]) => Some(*name),
             _ => None,
         };
-        let stats = match engine.host.stats(one) {
+        let stats = match engine.host.stats(one, &plan) {
             Ok(stats) => stats,
             Err(error) if error.is_late() => return,
             // None runs, or none of this vnet.

@@ -95,7 +95,7 @@ pub fn open(engine: &Engine, scope: &Scope, query: WatchQuery) -> Reader {
 /// Looks for what nobody tells the daemon, of one vnet or of all; mirrors are asked of one alone.
 fn look(engine: &Engine, vnet: Option<&str>) {
     let board = engine.board();
-    let stats = match engine.host.stats(vnet) {
+    let stats = match engine.host.stats(vnet, &engine.model().plan) {
         Ok(stats) => Some(stats),
         Err(error) if error.is_late() => None,
         Err(error) => {

@@ -166,9 +166,12 @@ fn a_link_between_two_kernels_needs_no_process() {
         let told = told();
         told.len() == 1 && told[0].contains("renamed to other, its link address set to 02:00:")
     });
-    // A new pdpd finds it as well.
+    // A new pdpd finds it as well, and counts on from its first answer.
+    let before = counters(&node);
     node.kill_pdpd();
     node.start_pdpd();
+    let after = counters(&node);
+    assert!((0..2).all(|at| after[at] >= before[at]), "{before:?} {after:?}");
     eventually("a new pdpd tells it", || {
         let r1 = named(&nodes(&node, "fastpath"), "r1");
         r1["conditions"].to_string().contains("renamed to other")
