@@ -37,6 +37,9 @@ fn router(live: &mut Live) -> Netns {
     guest
 }
 
+/// Floods that may be too weak on a busy machine.
+const TRIES: usize = 10;
+
 /// Cgroups that go with the test.
 struct Guard(Cgroups);
 
@@ -138,16 +141,21 @@ fn weights_hold_between_what_namespaces_do_and_processes() {
         }
         pin(0);
         let used = || ["red", "blue"].map(|vnet| cgroups.usage(vnet).unwrap().cpu_ns as f64);
-        let before = used();
         live.set_rate(0);
-        live.generate(Duration::from_secs(2));
-        let after = used();
+        let mut frames = Vec::new();
+        // Other work takes from frames first, whose thread sleeps and wakes, and from who makes them.
+        let weighted = (0..TRIES).any(|_| {
+            let before = used();
+            live.generate(Duration::from_secs(2));
+            let after = used();
+            let [red, blue] = [after[0] - before[0], after[1] - before[1]];
+            frames.push(red / (red + blue));
+            (0.05..0.3).contains(frames.last().unwrap())
+        });
         hog.kill().unwrap();
         hog.wait().unwrap();
-        let [red, blue] = [after[0] - before[0], after[1] - before[1]];
-        println!("of what both had, frames had {:.3}", red / (red + blue));
-        // Other work on that CPU takes from frames first, whose thread sleeps and wakes.
-        assert!((0.05..0.3).contains(&(red / (red + blue))), "{red} and {blue} ns");
+        println!("of what both had, frames had {frames:.3?}");
+        assert!(weighted && frames.iter().all(|had| *had < 0.3), "{frames:.3?}");
     });
 }
 
