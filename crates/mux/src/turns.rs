@@ -443,6 +443,8 @@ impl<F> Turns<F> {
         if std::mem::take(&mut account.awake) {
             let (weight, power) = (account.weight, account.power);
             self.weight -= i64::from(weight);
+            // It may be one of those that were visited in vain, of which there are to be as many as are left.
+            self.in_vain = self.in_vain.saturating_sub(1);
             if power > 0 {
                 self.powered.retain(|other| *other != slot);
             }
@@ -920,6 +922,22 @@ mod tests {
             }
             assert!((0..3).all(|slot| seen.contains(&slot)), "{what}: {seen:?}");
         }
+    }
+
+    /// Visits to those that rest since are not taken for visits to the others.
+    #[test]
+    fn who_rests_hides_nobody_that_was_not_visited() {
+        let mut turns: Turns<u32> = Turns::new(256);
+        (0..3).for_each(|slot| turns.put(slot, 1, 1, 0));
+        turns.begin(0);
+        for (slot, frames) in [(0, 1), (1, 0), (2, 0)] {
+            assert_eq!(turns.next(1_000_000, false), Some(slot));
+            turns.charge(slot, 1, frames);
+            if slot == 1 {
+                turns.rest(slot);
+            }
+        }
+        assert!(turns.may_have_work(), "the first had work, and was not visited since");
     }
 
     /// The review's case: a thousand with a trickle, one flooded.
