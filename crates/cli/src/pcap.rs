@@ -8,14 +8,10 @@ use std::io::{self, Write};
 
 use bytes::{Buf, BytesMut};
 use pdp_api::client::{Error, Stream};
+use pdp_wire::pcap::{self, HEADER, RECORD_BYTES};
 
 use crate::failure::Failure;
 
-/// Magic number of pcap with nanoseconds.
-const MAGIC: u32 = 0xa1b2_3c4d;
-/// Bytes of a file's header, and of a record's.
-pub const HEADER_BYTES: usize = 24;
-const RECORD_BYTES: usize = 16;
 /// Longest frame; more is none of the daemon's.
 const FRAME_BYTES_MAX: usize = 1 << 16;
 
@@ -54,12 +50,13 @@ impl Records {
     /// The next frame of what has come; `None`: more is needed.
     fn take(&mut self) -> Result<Option<Record>, Failure> {
         if !self.begun {
-            if self.bytes.len() < HEADER_BYTES {
+            if self.bytes.len() < HEADER.len() {
                 return Ok(None);
             }
-            let magic = self.bytes.get_u32_le();
-            self.bytes.advance(HEADER_BYTES - 4);
-            if magic != MAGIC {
+            // Magic number and version.
+            let is_ours = self.bytes[..8] == HEADER[..8];
+            self.bytes.advance(HEADER.len());
+            if !is_ours {
                 return Err(
                     Error::Answer("a capture that is not pcap with nanoseconds".into()).into()
                 );
@@ -67,9 +64,8 @@ impl Records {
             self.begun = true;
         }
         let Some(head) = self.bytes.first_chunk::<RECORD_BYTES>() else { return Ok(None) };
-        let mut head = &head[..];
-        let (seconds, nanoseconds) = (head.get_u32_le(), head.get_u32_le());
-        let (kept, length) = (head.get_u32_le() as usize, head.get_u32_le());
+        let pcap::Record { at_ns, kept, length } = pcap::Record::parse(head);
+        let kept = kept as usize;
         if kept > FRAME_BYTES_MAX {
             return Err(Error::Answer(format!("a frame of {kept} bytes in a capture")).into());
         }
@@ -77,7 +73,6 @@ impl Records {
             return Ok(None);
         }
         self.bytes.advance(RECORD_BYTES);
-        let at_ns = u64::from(seconds) * 1_000_000_000 + u64::from(nanoseconds);
         Ok(Some(Record { at_ns, length, bytes: self.bytes.split_to(kept).to_vec() }))
     }
 }
@@ -107,8 +102,7 @@ impl<W: Write> Writer<W> {
                 block(&mut to, 1, &interface)?;
             }
         } else {
-            to.write_all(&MAGIC.to_le_bytes())?;
-            to.write_all(&[2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0])?;
+            to.write_all(&HEADER)?;
         }
         to.flush()?;
         Ok(Self { to, several })
@@ -127,10 +121,8 @@ impl<W: Write> Writer<W> {
             pad(&mut packet);
             block(&mut self.to, 6, &packet)?;
         } else {
-            let (seconds, nanoseconds) = (at_ns / 1_000_000_000, at_ns % 1_000_000_000);
-            for word in [seconds as u32, nanoseconds as u32, kept, *length] {
-                self.to.write_all(&word.to_le_bytes())?;
-            }
+            let record = pcap::Record { at_ns: *at_ns, kept, length: *length };
+            self.to.write_all(&record.emit())?;
             self.to.write_all(bytes)?;
         }
         self.to.flush()
@@ -185,7 +177,7 @@ mod tests {
         long.bytes.extend_from_slice(&[0xff; RECORD_BYTES]);
         assert!(long.take().is_err());
         let mut other = Records::default();
-        other.bytes.extend_from_slice(&[0; HEADER_BYTES]);
+        other.bytes.extend_from_slice(&[0; HEADER.len()]);
         assert!(other.take().is_err());
     }
 

@@ -5,10 +5,12 @@ use std::ops::RangeInclusive;
 use pdp_afxdp::Packet;
 use pdp_wire::ether;
 
+use pdp_proto::trace::addresses;
+
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::packets::Batch;
-use crate::trace::{self, Tracer, Wish};
+use crate::trace::{Tracer, Wish};
 use crate::vnet::{Port, Vnet};
 
 /// Bytes that a frame which arrives may have beyond the MTU: a check sequence that was captured with it,
@@ -143,7 +145,7 @@ impl Port {
             let bytes = packet.len();
             let by = if outside { "from outside" } else { "by a vlink of this node" };
             tracer.note(packet.mark, "receive", || format!("{bytes} bytes {by}"));
-            let addresses = trace::addresses(packet.bytes()).unwrap_or_default();
+            let addresses = addresses(packet.bytes()).unwrap_or_default();
             tracer.note(packet.mark, "classify", || format!("port {}{addresses}", self.name));
         } else {
             tracer.note(packet.mark, "receive", || format!("at port {}", self.name));

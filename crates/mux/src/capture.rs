@@ -8,6 +8,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
 use pdp_wire::bpf::Program;
+use pdp_wire::pcap::{HEADER, RECORD_BYTES, Record};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -19,12 +20,6 @@ const RING_BYTES: usize = 1 << 20;
 
 /// How often the writer looks for frames, and for whether its reader is still there.
 const LOOK_NS: u32 = 5_000_000;
-
-const RECORD_BYTES: usize = 16;
-
-/// Nanoseconds, little-endian, version 2.4, Ethernet (draft-ietf-opsawg-pcap).
-const PCAP_HEADER: [u8; 24] =
-    [0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
 
 /// The worker's end.
 #[derive(Debug)]
@@ -58,10 +53,8 @@ impl Sink {
         }
         let kept = &frame[..frame.len().min(self.snap_bytes)];
         let Ok(mut chunk) = self.ring.write_chunk(RECORD_BYTES + kept.len()) else { return false };
-        let mut record = [0; RECORD_BYTES];
-        record[..8].copy_from_slice(&wall_ns.to_le_bytes());
-        record[8..12].copy_from_slice(&(frame.len() as u32).to_le_bytes());
-        record[12..].copy_from_slice(&(kept.len() as u32).to_le_bytes());
+        let record = Record { at_ns: wall_ns, kept: kept.len() as u32, length: frame.len() as u32 };
+        let record = record.emit();
         let (first, second) = chunk.as_mut_slices();
         let bytes = record.iter().chain(kept);
         first.iter_mut().chain(second).zip(bytes).for_each(|(to, from)| *to = *from);
@@ -74,15 +67,12 @@ impl Sink {
 pub fn write(mut source: Source, to: OwnedFd) -> io::Result<()> {
     let watched = to.try_clone()?;
     let mut file = BufWriter::new(File::from(to));
-    file.write_all(&PCAP_HEADER)?;
+    file.write_all(&HEADER)?;
     let mut frame = Vec::new();
     loop {
         let mut written = false;
-        while let Some((wall_ns, length)) = source.next(&mut frame) {
-            let seconds = (wall_ns / 1_000_000_000) as u32;
-            for word in [seconds, (wall_ns % 1_000_000_000) as u32, frame.len() as u32, length] {
-                file.write_all(&word.to_le_bytes())?;
-            }
+        while let Some(record) = source.next(&mut frame) {
+            file.write_all(&record.emit())?;
             file.write_all(&frame)?;
             written = true;
         }
@@ -102,18 +92,15 @@ pub fn write(mut source: Source, to: OwnedFd) -> io::Result<()> {
 }
 
 impl Source {
-    /// The next frame into `frame`; returns when it was and its whole length.
-    fn next(&mut self, frame: &mut Vec<u8>) -> Option<(u64, u32)> {
+    /// The next frame into `frame`.
+    fn next(&mut self, frame: &mut Vec<u8>) -> Option<Record> {
         let mut record = [0; RECORD_BYTES];
         let chunk = self.0.read_chunk(RECORD_BYTES).ok()?;
         chunk.into_iter().zip(&mut record).for_each(|(from, to)| *to = from);
-        let word = |at: usize| {
-            u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
-        };
-        let kept = word(12) as usize;
+        let record = Record::parse(&record);
         frame.clear();
-        frame.extend(self.0.read_chunk(kept).ok()?);
-        Some((u64::from(word(0)) | u64::from(word(4)) << 32, word(8)))
+        frame.extend(self.0.read_chunk(record.kept as usize).ok()?);
+        Some(record)
     }
 }
 
@@ -162,7 +149,8 @@ mod tests {
         }
         let mut frame = Vec::new();
         for turn in 0..20_000u64 / 256 {
-            assert_eq!(source.next(&mut frame), Some((turn * 256 + 7, 500)));
+            let record = Record { at_ns: turn * 256 + 7, kept: 500, length: 500 };
+            assert_eq!(source.next(&mut frame), Some(record));
             assert_eq!(frame, [7; 500]);
         }
         assert!(sink.offer(0, &[]) && sink.offer(0, &[8]));

@@ -1,6 +1,7 @@
 //! Frames of vrouters that the mux forwards for by itself.
 
 use pdp_afxdp::Packet;
+use pdp_proto::trace::matches;
 use pdp_wire::tag::PuntClass;
 
 use crate::core::Core;
@@ -11,7 +12,6 @@ use crate::onward::FLOOD_FRAMES_MAX;
 use crate::packets::Batch;
 use crate::queues::{AtPorts, Queues};
 use crate::slowpath::Ways;
-use crate::trace;
 use crate::vnet::{Node, Port, Router, Vnet};
 
 /// Cycles of one visit in which frames are decided on; those that a node has together are all decided on then. What is
@@ -142,7 +142,7 @@ impl Vnet {
     fn filter(&self, packet: &Packet) -> Option<PuntClass> {
         let node = self.ports.get(usize::from(packet.port))?.node;
         let filters = &self.nodes[node].router.as_ref()?.filters;
-        let filter = filters.iter().find(|(it, _)| trace::matches(packet.bytes(), it));
+        let filter = filters.iter().find(|(it, _)| matches(packet.bytes(), it));
         filter.map(|(_, class)| *class)
     }
 

@@ -3,13 +3,13 @@
 
 use pdp_afxdp::Packet;
 use pdp_proto::mux::Attach;
+use pdp_proto::trace::matches;
 use pdp_wire::tag::PuntClass;
 
 use crate::core::Core;
 use crate::counters::Reason;
 use crate::packets::Batch;
 use crate::peer::OUTSTANDING_MAX;
-use crate::trace;
 use crate::vnet::{Node, Router, Vnet};
 
 impl Vnet {
@@ -69,7 +69,7 @@ impl Vnet {
         let mut frames = frames;
         while let [first, rest @ ..] = frames {
             let Some(router) = &mut self.nodes[node].router else { return };
-            let filter = router.filters.iter().find(|(it, _)| trace::matches(first.bytes(), it));
+            let filter = router.filters.iter().find(|(it, _)| matches(first.bytes(), it));
             if let Some(&(_, class)) = filter {
                 self.punt(core, Some(class), first);
                 frames = rest;

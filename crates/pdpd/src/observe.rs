@@ -489,7 +489,7 @@ impl Engine {
         let of = |stage: &str, trace: &Trace| trace.stages.iter().position(|it| it.stage == stage);
         let at = of("distribute", trace).or(of("forward", trace));
         let (Some(classify), Some(at)) = (of("classify", trace), at) else { return };
-        let to = trace.stages[classify].detail.rsplit_once(mux::ADDRESSES);
+        let to = trace.stages[classify].detail.rsplit_once(pdp_proto::trace::ADDRESSES);
         let to = to.and_then(|(_, to)| to.parse::<IpAddr>().ok());
         let guest = match trace.stages[at].stage.as_str() {
             "forward" => Some(0),

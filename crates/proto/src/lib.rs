@@ -22,3 +22,4 @@ pub mod mux;
 pub mod routes;
 pub mod slowpath;
 pub mod tap;
+pub mod trace;

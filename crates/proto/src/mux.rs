@@ -17,9 +17,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// Version of this protocol, in [`Reply::Hello`].
 pub const VERSION: u32 = 4;
 
-/// Between the addresses of a packet that is traced, at the end of the details of its stage `classify`.
-pub const ADDRESSES: &str = " > ";
-
 /// The node that ends outside which are ports of their own count at ([`Vnet::own_ends`]). No node of a vnet has this
 /// name.
 pub const OUTSIDE: &str = "external";

@@ -43,6 +43,7 @@ pub mod ipv6;
 pub mod key;
 pub mod offload;
 pub mod outer;
+pub mod pcap;
 pub mod tag;
 pub mod tunnel;
 pub mod udp;
