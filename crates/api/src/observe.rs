@@ -166,7 +166,7 @@ pub struct Trace {
 pub struct Stage {
     /// Nanoseconds since it arrived.
     pub at_ns: u64,
-    /// `receive`, `classify`, `police`, `distribute`, `dispatch`, `shape`, `send`, `punt`, `drop`.
+    /// `receive`, `classify`, `police`, `distribute`, `dispatch`, `forward`, `shape`, `send`, `punt`, `drop`, `wait`.
     pub stage: String,
     /// What was decided, for people.
     pub detail: String,

@@ -3,6 +3,7 @@
 //!
 //! Calls block for a short while (netlink, BPF); none is on a packet's way.
 
+pub mod capture;
 mod error;
 pub mod ethtool;
 pub mod interface;

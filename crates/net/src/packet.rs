@@ -61,6 +61,12 @@ fn open_one(device: &str, index: u32, filter: BorrowedFd<'_>) -> Result<OwnedFd>
     };
     set(&fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &everybody)
         .on("receive all frames of", device)?;
+    bind(&fd, index).on("bind to", device)?;
+    Ok(fd)
+}
+
+/// Has a packet socket get frames of the interface of this index, or of all (0).
+pub(crate) fn bind(fd: &OwnedFd, index: u32) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as libc::c_ushort,
         sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
@@ -78,7 +84,7 @@ fn open_one(device: &str, index: u32, filter: BorrowedFd<'_>) -> Result<OwnedFd>
             size_of::<libc::sockaddr_ll>() as libc::socklen_t,
         )
     };
-    if bound == 0 { Ok(fd) } else { Err(io::Error::last_os_error()).on("bind to", device) }
+    if bound == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Number of the group of sockets that share frames.
@@ -100,7 +106,12 @@ fn fanout_id(fd: &OwnedFd) -> io::Result<u16> {
 }
 
 /// Sets an option.
-fn set<T>(fd: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+pub(crate) fn set<T>(
+    fd: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
     // SAFETY: `value` is readable for the length given, which is its own, during the call alone.
     let result = unsafe {
         libc::setsockopt(

@@ -7,15 +7,17 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::RouteNetlinkMessage as Message;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::route::{
-    RouteAttribute, RouteMessage, RouteMetric, RouteNextHop, RouteScope, RouteType,
+    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteNextHop, RouteScope, RouteType,
+    RouteVia,
 };
 use rtnetlink::{Handle, RouteMessageBuilder, RouteNextHopBuilder};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Result};
-use crate::netlink::{converse, refused};
+use crate::netlink::{Kept, converse, refused};
 use crate::netns::within;
 
 /// A static route, as `ip route` has it with `proto static`.
@@ -201,6 +203,70 @@ async fn remove(handle: &Handle, route: &Route, message: RouteMessage) -> Result
         }
         result => result,
     }
+}
+
+/// What a kernel's routes and rules say of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is for this machine.
+    Local,
+    /// It leaves.
+    Hop {
+        /// To this next hop; none: to its destination.
+        via: Option<IpAddr>,
+        /// By the interface of this index.
+        interface: u32,
+    },
+    /// Something else, as ip-route(8) calls it.
+    Other(String),
+}
+
+/// What the routes and rules of the calling thread's network namespace say of a packet from `from` to `to` that
+/// the interface of this index receives. Of several next hops it is one for these addresses, ports not considered.
+///
+/// # Errors
+/// The kernel drops such packets: a route that says so, none at all, or a source that it does not believe.
+pub fn ask(interface: u32, from: IpAddr, to: IpAddr) -> Result<Verdict> {
+    let address = |address| match address {
+        IpAddr::V4(v4) => RouteAddress::Inet(v4),
+        IpAddr::V6(v6) => RouteAddress::Inet6(v6),
+    };
+    let (family, bits) = match to {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    };
+    let mut question = RouteMessage::default();
+    question.header.address_family = family;
+    question.header.destination_prefix_length = bits;
+    question.header.source_prefix_length = bits;
+    question.attributes = vec![
+        RouteAttribute::Destination(address(to)),
+        RouteAttribute::Source(address(from)),
+        RouteAttribute::Iif(interface),
+    ];
+    let what = "ask for the route to";
+    let answers = Kept::open()?.ask(Message::GetRoute(question), 0).on(what, to)?;
+    let answer = answers.into_iter().find_map(|answer| match answer {
+        Message::NewRoute(route) => Some(route),
+        _ => None,
+    });
+    let answer = answer.ok_or(Errno::ENOMSG).on(what, to)?;
+    let (mut via, mut interface) = (None, None);
+    for attribute in &answer.attributes {
+        match attribute {
+            RouteAttribute::Gateway(RouteAddress::Inet(v4))
+            | RouteAttribute::Via(RouteVia::Inet(v4)) => via = Some(IpAddr::V4(*v4)),
+            RouteAttribute::Gateway(RouteAddress::Inet6(v6))
+            | RouteAttribute::Via(RouteVia::Inet6(v6)) => via = Some(IpAddr::V6(*v6)),
+            RouteAttribute::Oif(index) => interface = Some(*index),
+            _ => {}
+        }
+    }
+    Ok(match (answer.header.kind, interface) {
+        (RouteType::Local, _) => Verdict::Local,
+        (RouteType::Unicast, Some(interface)) => Verdict::Hop { via, interface },
+        (other, _) => Verdict::Other(format!("{other:?}").to_lowercase()),
+    })
 }
 
 /// Gives a network namespace addresses on `lo`, which is up.

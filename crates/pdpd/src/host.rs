@@ -57,6 +57,14 @@ pub enum HostError {
     /// There are no ports whose frames stay in the kernel.
     #[error("there are no ports in the kernel")]
     NoPorts,
+    /// Too many look at frames of such ports.
+    #[error("{most} captures and traces of ports in the kernel at a time are the most{of}")]
+    Observed {
+        /// The bound.
+        most: usize,
+        /// Of whom.
+        of: &'static str,
+    },
     /// The machine's routes can't be followed.
     #[error("can't follow the machine's routes and neighbours")]
     Underlay(#[source] io::Error),

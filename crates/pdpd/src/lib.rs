@@ -34,6 +34,7 @@ pub mod host;
 pub mod http;
 pub mod images;
 pub mod keeper;
+mod kernel_frames;
 mod kernel_routes;
 pub mod key;
 pub mod ledger;

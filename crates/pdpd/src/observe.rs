@@ -23,7 +23,7 @@ use pdp_container::cgroup::Session;
 use pdp_container::{Process, RunAs};
 use pdp_proto::mirror::{self, Source};
 use pdp_proto::routes::Resolved;
-use pdp_proto::{mux, tap};
+use pdp_proto::{mux, tap, trace};
 use pdp_spec::Tenant;
 use pdp_spec::units::User;
 
@@ -32,11 +32,12 @@ use crate::ask::{Answer, Question};
 use crate::control::{ControlError, Mirror, TapHelper};
 use crate::engine::{Engine, link_of};
 use crate::fastpath::FastPath;
-use crate::host::words;
+use crate::host::{HostError, words};
 use crate::http::{Daemon, ProgressFn, RouteFn};
-use crate::kernel_routes;
-use crate::plan::{NodePlan, Part};
+use crate::plan::{LinkWay, NodePlan, Part, VnetPlan};
+use crate::ports::Observer;
 use crate::watch::{self, Reader};
+use crate::{kernel_frames, kernel_routes};
 
 /// Longest wait for the next part of a route table.
 const ROUTES_WAIT: Duration = Duration::from_secs(60);
@@ -366,10 +367,14 @@ impl Daemon for Engine {
         let program = program(query.filter.as_deref())?;
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|error| Problem::internal(format!("pipe: {error}")))?;
-        self.host
-            .mux
-            .capture(port, query.snap_bytes, program, write.as_fd())
-            .map_err(unavailable)?;
+        match self.observer(&port)? {
+            Some(port) => kernel_frames::capture(port, query.snap_bytes, program, write)?,
+            None => self
+                .host
+                .mux
+                .capture(port, query.snap_bytes, program, write.as_fd())
+                .map_err(unavailable)?,
+        }
         Ok(read)
     }
 
@@ -387,19 +392,29 @@ impl Daemon for Engine {
             value: found.value,
             mask: found.mask,
         });
+        let filter: Vec<_> = filter.collect();
         let wait = Duration::from_millis(request.wait_ms);
-        let stages = self.host.mux.trace(port, filter.collect(), program, wait).map_err(
-            |error| match error {
+        let way = self.way(&port);
+        if let Some(observer) = self.observer(&port)? {
+            let link = way.map(|(link, _)| link).unwrap_or_default();
+            let at = (link.as_str(), port.port.as_str());
+            let stages = kernel_frames::follow(&observer, at, &filter, program, wait)?;
+            return Ok(Trace { stages });
+        }
+        let stages =
+            self.host.mux.trace(port, filter, program, wait).map_err(|error| match error {
                 ControlError::Refused { reason, .. } => Problem::new(ProblemKind::TimedOut, reason),
                 other => unavailable(other),
-            },
-        )?;
+            })?;
         let stages = stages.into_iter().map(|stage| Stage {
             at_ns: stage.at_ns,
             stage: stage.stage,
             detail: stage.detail,
         });
         let mut trace = Trace { stages: stages.collect() };
+        if let (Some((link, Some(why))), Some(first)) = (way, trace.stages.first_mut()) {
+            first.detail += &format!("; link {link} goes by the mux: {why}");
+        }
         self.name_route(vnet, node, &mut trace);
         Ok(trace)
     }
@@ -489,7 +504,7 @@ impl Engine {
         let of = |stage: &str, trace: &Trace| trace.stages.iter().position(|it| it.stage == stage);
         let at = of("distribute", trace).or(of("forward", trace));
         let (Some(classify), Some(at)) = (of("classify", trace), at) else { return };
-        let to = trace.stages[classify].detail.rsplit_once(pdp_proto::trace::ADDRESSES);
+        let to = trace.stages[classify].detail.rsplit_once(trace::ADDRESSES);
         let to = to.and_then(|(_, to)| to.parse::<IpAddr>().ok());
         let guest = match trace.stages[at].stage.as_str() {
             "forward" => Some(0),
@@ -548,15 +563,7 @@ impl Engine {
         let model = self.model();
         let names: Vec<String> = match model.plan.vnets.get(vnet).filter(|_| node == mux::OUTSIDE) {
             Some(plan) => plan.mux.own_ends().iter().map(|own| own.name.into()).collect(),
-            None => {
-                let plan = self.node(vnet, node)?;
-                if plan.straight.values().any(|straight| straight.spec.name == port) {
-                    let problem = format!("the frames of {vnet}/{node}:{port} stay in the kernel");
-                    return Err(Problem::new(ProblemKind::Invalid, problem)
-                        .hint(format!("use `pdp exec {vnet}/{node} -- tcpdump -i {port}`")));
-                }
-                plan.taps.iter().map(|tap| tap.name.clone()).collect()
-            }
+            None => self.node(vnet, node)?.taps.iter().map(|tap| tap.name.clone()).collect(),
         };
         if !names.iter().any(|name| name == port) {
             // Frames of an external pass at the other end of its link.
@@ -569,6 +576,50 @@ impl Engine {
         }
         Ok(mux::PortName { vnet: vnet.into(), node: node.into(), port: port.into() })
     }
+
+    /// To look at frames of a port with, where they stay in the kernel.
+    fn observer(&self, port: &mux::PortName) -> Result<Option<Observer>, Problem> {
+        let model = self.model();
+        let plan = model.plan.vnets.get(&port.vnet);
+        if !plan.is_some_and(|plan| is_straight(plan, port)) {
+            return Ok(None);
+        }
+        let observer = self.host.ports.observe(&port.vnet, &port.node, &port.port);
+        observer.map(Some).map_err(|error| match error {
+            HostError::Observed { .. } => {
+                Problem::new(ProblemKind::Conflict, words(&error)).hint("end one of them")
+            }
+            error => Problem::new(
+                ProblemKind::Unavailable,
+                format!("{}/{}: {}", port.vnet, port.node, words(&error)),
+            )
+            .hint("see `pdp inspect` for why"),
+        })
+    }
+
+    /// The link of a port, and why it goes by the mux where that is told.
+    fn way(&self, port: &mux::PortName) -> Option<(String, Option<String>)> {
+        let model = self.model();
+        let plan = model.plan.vnets.get(&port.vnet)?;
+        let taps = &plan.nodes.get(&port.node)?.taps;
+        let number = taps.iter().position(|tap| tap.name == port.port)?;
+        let mut links = std::iter::zip(&plan.mux.vlinks, &plan.ways);
+        let is_its = |(link, _): &(&mux::Vlink, _)| {
+            link.ports().any(|(node, at)| node == port.node && usize::from(at) == number)
+        };
+        let (link, way) = links.find(is_its)?;
+        let why = match way {
+            LinkWay::Kernel => None,
+            LinkWay::Mux(why) => why.clone(),
+        };
+        Some((link.name.clone(), why))
+    }
+}
+
+/// Whether frames of a port stay in the kernel.
+fn is_straight(plan: &VnetPlan, port: &mux::PortName) -> bool {
+    let ports = plan.nodes.get(&port.node).into_iter().flat_map(|node| node.straight.values());
+    ports.map(|it| &it.spec.name).any(|name| *name == port.port)
 }
 
 /// What a filter of the API is to the mux.

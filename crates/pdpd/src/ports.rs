@@ -36,6 +36,10 @@ const ATTEND_INTERVAL: Duration = Duration::from_secs(1);
 /// asks for it each time, and others wait for about a millisecond meanwhile.
 const SERVED_AGAIN: usize = 16;
 
+/// Captures and traces of such ports at a time, and those of a tenant.
+const OBSERVERS_MAX: usize = 16;
+const TENANT_OBSERVERS_MAX: usize = 4;
+
 /// The leaf of a vrouter's cgroup that threads are in.
 const THREADS: &str = "threads";
 
@@ -56,6 +60,51 @@ pub struct Ports {
     known: Mutex<BTreeMap<Node, Known>>,
     /// The tokens of `known` are below it.
     tokens: AtomicU64,
+    observed: Arc<Mutex<Observed>>,
+}
+
+/// What is looked at.
+#[derive(Debug, Default)]
+struct Observed {
+    /// Nodes, each as many times as somebody looks at a port of it.
+    now: Vec<Node>,
+    /// Frames that were missed, by number of the port.
+    missed: BTreeMap<u32, u64>,
+}
+
+/// Somebody looks at frames of a port: packets of its router don't go the short way as long as this is there, which a
+/// look into its network namespace does not see.
+#[derive(Debug)]
+pub struct Observer {
+    observed: Arc<Mutex<Observed>>,
+    node: Node,
+    number: u32,
+    /// The router's control guest.
+    pub guest: Process,
+    /// Its network namespace.
+    pub netns: OwnedFd,
+    /// Index of the port's interface there.
+    pub index: u32,
+    /// Whether packets may go the short way otherwise.
+    pub short_way: bool,
+}
+
+impl Observer {
+    /// Counts frames that whoever looks did not see.
+    pub fn missed(&self, frames: u32) {
+        if frames > 0 {
+            *lock(&self.observed).missed.entry(self.number).or_default() += u64::from(frames);
+        }
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        let mut observed = lock(&self.observed);
+        if let Some(at) = observed.now.iter().position(|node| *node == self.node) {
+            observed.now.swap_remove(at);
+        }
+    }
 }
 
 /// A node of which something is otherwise than when its ports were looked at last.
@@ -114,8 +163,8 @@ impl Ports {
     /// Those of the daemon that has these places.
     pub fn new(places: &Places) -> Self {
         let (netns, pins) = (places.run.join("ports"), places.pins.join("_ports"));
-        let (open, opened, ways, watch, known, tokens) = Default::default();
-        Self { netns, pins, open, opened, ways, watch, known, tokens }
+        let (open, opened, ways, watch, known, tokens, observed) = Default::default();
+        Self { netns, pins, open, opened, ways, watch, known, tokens, observed }
     }
 
     /// Does something with what there is. Who only asks begins nothing: it may come late, when the last port is gone.
@@ -231,6 +280,50 @@ impl Ports {
         Ok(())
     }
 
+    /// Begins to look at frames of a port.
+    ///
+    /// # Errors
+    /// [`HostError::NoPorts`]: it is not there now. [`HostError::Observed`]: too many look already.
+    pub fn observe(&self, vnet: &str, node: &str, port: &str) -> Result<Observer, HostError> {
+        let node = (vnet.to_owned(), node.to_owned());
+        let wanted = lock(&self.known).get(&node).map(|known| known.wanted.clone());
+        let wanted = wanted.ok_or(HostError::NoPorts)?;
+        let is_it = |spec: &&PortSpec| spec.name == port;
+        let (number, vrouter) = wanted
+            .specs
+            .iter()
+            .find(is_it)
+            .map(|it| (it.number, it.vrouter))
+            .ok_or(HostError::NoPorts)?;
+        let netns = host::network_namespace(wanted.guest)?;
+        let mut observed = lock(&self.observed);
+        let of_tenant = observed.now.iter().filter(|it| owner(&it.0) == owner(vnet)).count();
+        if observed.now.len() >= OBSERVERS_MAX {
+            return Err(HostError::Observed { most: OBSERVERS_MAX, of: "" });
+        }
+        if of_tenant >= TENANT_OBSERVERS_MAX {
+            return Err(HostError::Observed { most: TENANT_OBSERVERS_MAX, of: " of a tenant" });
+        }
+        observed.now.push(node.clone());
+        drop(observed);
+        let mut observer = Observer {
+            observed: self.observed.clone(),
+            node,
+            number,
+            guest: wanted.guest,
+            netns,
+            index: 0,
+            short_way: wanted.short_way(),
+        };
+        let index = self.with(|ports| {
+            // Whoever lends it from here on sees that it is observed.
+            ports.lend(vrouter, Duration::ZERO, [0; 2])?;
+            Ok(ports.index(observer.netns.as_fd(), number)?)
+        })?;
+        observer.index = index.ok_or(HostError::NoPorts)?;
+        Ok(observer)
+    }
+
     fn attend(&self, cgroups: &Cgroups, attended: &mut BTreeMap<Node, Attended>, since: Duration) {
         let known = lock(&self.known);
         let all: BTreeMap<_, _> =
@@ -255,7 +348,7 @@ impl Ports {
             let attended = attended.entry(node.clone()).or_insert_with(new);
             // Whose guest ended is looked at for that.
             let _ = self.serve_again(wanted, attended, again, cgroups);
-            if self.lend(wanted, attended).is_err() {
+            if self.lend(node, wanted, attended).is_err() {
                 (attended.routes, attended.lent) = (None, None);
             }
             if let (Some(routes), Some(vrouter)) = (&attended.routes, wanted.vrouter()) {
@@ -292,7 +385,7 @@ impl Ports {
     }
 
     /// Lets packets of a vrouter go the short way for a while, if they may, and as far as its routes are known.
-    fn lend(&self, wanted: &Wanted, attended: &mut Attended) -> Result<(), HostError> {
+    fn lend(&self, node: &Node, wanted: &Wanted, attended: &mut Attended) -> Result<(), HostError> {
         let Some(vrouter) = wanted.vrouter().filter(|_| wanted.short_way()) else {
             (attended.routes, attended.lent) = (None, None);
             return Ok(());
@@ -307,8 +400,14 @@ impl Ports {
         match (routes.look()?, attended.lent) {
             (Some(now), Some((last, at))) if now == last && at.elapsed() < LEASE_MAX / 3 => {}
             (Some(now), _) => {
-                self.with(|ports| Ok(ports.lend(vrouter, LEASE_MAX, now)?))?;
-                attended.lent = Some((now, Instant::now()));
+                let lent = self.with(|ports| {
+                    let may = !lock(&self.observed).now.contains(node);
+                    if may {
+                        ports.lend(vrouter, LEASE_MAX, now)?;
+                    }
+                    Ok(may)
+                })?;
+                attended.lent = lent.then(|| (now, Instant::now()));
             }
             (None, Some(_)) => {
                 self.with(|ports| Ok(ports.lend(vrouter, Duration::ZERO, [0; 2])?))?;
@@ -351,6 +450,7 @@ impl Ports {
         let is_kept = |spec: &PortSpec| kept.contains(&spec.number);
         lock(&self.known).retain(|_, known| known.wanted.specs.iter().any(is_kept));
         self.ways.retain(&kept);
+        lock(&self.observed).missed.retain(|number, _| kept.contains(number));
         if kept.is_empty() && !any() {
             *open = None;
             *lock(&self.watch) = None;
@@ -443,7 +543,9 @@ impl Ports {
                 };
                 stats.in_flight += counted.under_way();
                 let underlay = self.ways.problem(*number);
-                let counted = mux::PortStats { underlay, ..port_stats(&counted) };
+                let missed = lock(&self.observed).missed.get(number).copied();
+                let capture_missed = missed.unwrap_or_default();
+                let counted = mux::PortStats { underlay, capture_missed, ..port_stats(&counted) };
                 stats.ports.insert(name.clone(), counted);
             }
         }

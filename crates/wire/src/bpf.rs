@@ -134,6 +134,11 @@ impl Program {
         }
     }
 
+    /// Its instructions.
+    pub fn instructions(&self) -> &[Instruction] {
+        &self.0
+    }
+
     /// Whether it wants a frame.
     pub fn matches(&self, frame: &[u8]) -> bool {
         self.run(frame).is_some_and(|bytes| bytes != 0)

@@ -696,6 +696,13 @@ impl Ports {
         Ok(changes.into_iter().flatten().collect())
     }
 
+    /// Index of the inner end of a port in the network namespace `guest`; `None`: it is not there.
+    pub fn index(&self, guest: BorrowedFd<'_>, number: u32) -> Result<Option<u32>> {
+        let root = self.root(number)?;
+        let inner = root.map(|root| self.inner(&root, guest)).transpose()?.flatten();
+        Ok(inner.map(|inner| inner.index))
+    }
+
     /// What port `number` has counted.
     pub fn counters(&self, number: u32) -> Result<Counters> {
         // In this order, so that nothing is lost before it came.

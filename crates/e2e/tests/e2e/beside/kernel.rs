@@ -234,7 +234,7 @@ fn routes_of_a_kernel_are_listed_with_its_ports() {
 }
 
 /// h1 - r1 - r2 - r3 - h3, with static routes: r2 has no interface that PdP moves a frame of.
-const ROW: &str = r#"
+pub(super) const ROW: &str = r#"
 apiVersion: pdp/v1
 kind: VirtualNetwork
 metadata: {name: row}
@@ -431,21 +431,23 @@ fn multicast_is_routed_and_policies_of_ipsec_hold() {
     }
 }
 
+/// Of 50 packets from h1 to h3, how many go through the stack of r2.
+pub(super) fn by_stack(node: &Node) -> u64 {
+    let sent = || -> u64 {
+        let file = "cat /sys/class/net/eth1/statistics/tx_packets";
+        node.exec("row/r2", file).trim().parse().expect("a number")
+    };
+    let before = sent();
+    let _ = node.try_exec("row/h1", "ping -c50 -i0.01 -W5 10.3.0.2");
+    sent() - before
+}
+
 /// What nothing hooks into goes through a router without its stack, which is seen by its interface's own counters.
 #[test]
 fn packets_go_the_short_way_until_something_hooks_into_them() {
     let node = Node::start("shortway");
     node.apply(ROW);
     node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
-    let by_stack = |node: &Node| {
-        let sent = || -> u64 {
-            let file = "cat /sys/class/net/eth1/statistics/tx_packets";
-            node.exec("row/r2", file).trim().parse().expect("a number")
-        };
-        let before = sent();
-        let _ = node.try_exec("row/h1", "ping -c50 -i0.01 -W5 10.3.0.2");
-        sent() - before
-    };
     eventually("pdpd lends the short way", || by_stack(&node) < 10);
     let short = node.json(&["stats", "row"])["vnets"]["row"]["nodes"]["r2"]["ports"].clone();
     assert!(short["eth1"]["made"].as_u64() > Some(50), "they are counted all the same: {short}");

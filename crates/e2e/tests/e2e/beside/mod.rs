@@ -20,6 +20,7 @@ mod install;
 mod isolation;
 mod keeper;
 mod kernel;
+mod kernel_seen;
 mod kinds;
 mod lab;
 mod limits;

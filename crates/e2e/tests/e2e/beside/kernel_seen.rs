@@ -1,0 +1,150 @@
+//! Captures and traces of frames that stay in the kernel.
+
+use std::cell::Cell;
+use std::thread;
+
+use pdp_e2e::{Background, Node, eventually, sh};
+use serde_json::Value;
+
+use super::kernel::{ROW, by_stack};
+
+/// Sends a frame to everybody out of r1's port to r2, with these bytes behind its addresses.
+fn send(node: &Node, bytes: &str) {
+    let line = format!(
+        "import socket; s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); s.bind((\"eth1\", 0)); \
+         s.send(bytes.fromhex(\"ffffffffffff020000000001{bytes}\") + b\"x\" * 50)"
+    );
+    node.pdp(&["exec", "row/r1", "--", "python3", "-c", &line]);
+}
+
+/// Captures at a port, into a file, what a filter wants, until there are so many frames; `make` makes some.
+fn captured(node: &Node, filter: &str, count: usize, make: impl Fn()) -> Vec<String> {
+    let file = node.directory.join("seen.pcap").display().to_string();
+    let count = count.to_string();
+    let arguments = ["capture", "row/r2:eth0", "-f", filter, "-c", &count, "-w", &file];
+    let mut capture = Background::start(&mut node.pdp_command(&arguments));
+    eventually(&format!("{count} of {filter}"), || {
+        make();
+        !capture.runs()
+    });
+    sh(&format!("tcpdump -ner {file} 2>/dev/null")).lines().map(str::to_owned).collect()
+}
+
+/// The stages of a frame at a port that a filter wants, while it is pinged from `from`.
+fn traced(node: &Node, port: &str, filter: &str, (from, to): (&str, &str)) -> Vec<[String; 2]> {
+    let trace = thread::scope(|scope| {
+        let waits = scope.spawn(|| node.json(&["trace", port, "-f", filter, "--wait", "60"]));
+        while !waits.is_finished() {
+            let _ = node.try_exec(from, &format!("ping -c1 -W1 {to}"));
+        }
+        waits.join().expect("pdp trace")
+    });
+    let stages = trace["stages"].as_array().expect("stages");
+    let times: Vec<u64> = stages.iter().map(|it| it["atNs"].as_u64().expect("a time")).collect();
+    assert!(times.is_sorted(), "{times:?}");
+    let text = |stage: &Value, key: &str| stage[key].as_str().expect("text").to_owned();
+    stages.iter().map(|it| [text(it, "stage"), text(it, "detail")]).collect()
+}
+
+fn are(stages: &[[String; 2]], wanted: &[(&str, &str)]) {
+    let is_it = |([stage, detail], (name, words)): (&[String; 2], &(&str, &str))| {
+        stage == name && detail.contains(words)
+    };
+    let all = stages.len() == wanted.len() && stages.iter().zip(wanted).all(is_it);
+    assert!(all, "{stages:#?}");
+}
+
+#[test]
+fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
+    let node = Node::start("kernelseen");
+    node.apply(ROW);
+    node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
+    eventually("pdpd lends the short way", || by_stack(&node) < 10);
+
+    // Both directions, each frame once, though it would go the short way, and from the beginning on: what was lent is
+    // so for ten seconds.
+    let pings = Cell::new(0);
+    let ping = || {
+        pings.set(pings.get() + 1);
+        let _ = node.try_exec("row/h1", "ping -c1 -W1 10.3.0.2");
+    };
+    let lines = captured(&node, "icmp", 20, ping);
+    assert!(pings.get() <= 20, "{} pings until 10 were seen", pings.get());
+    let count = |words: &str| lines.iter().filter(|line| line.contains(words)).count();
+    let seen =
+        ["10.1.0.2 > 10.3.0.2: ICMP echo req", "10.3.0.2 > 10.1.0.2: ICMP echo rep"].map(count);
+    assert_eq!((lines.len(), seen), (20, [10, 10]), "{lines:#?}");
+    eventually("packets go the short way again", || by_stack(&node) < 10);
+
+    // Tags are where they were, for filters as well, though the kernel takes them off.
+    let (tagged, plain) = ("8100000588b5", "88b5");
+    let lines =
+        captured(&node, "vlan 5", 1, || [plain, tagged].iter().for_each(|it| send(&node, it)));
+    assert!(lines[0].contains("vlan 5,"), "{lines:#?}");
+    let lines = captured(&node, "ether proto 0x88b5", 2, || {
+        [tagged, plain].iter().for_each(|it| send(&node, it));
+    });
+    assert!(lines.iter().all(|line| !line.contains("vlan")), "{lines:#?}");
+
+    // From port to port.
+    let (from, to) = ("row/h1", "10.3.0.2");
+    let filter = "icmp[icmptype] == icmp-echo";
+    let stages = traced(&node, "row/r2:eth0", filter, (from, to));
+    let mut forwarded = [
+        ("receive", "98 bytes by link first, which stays in the kernel"),
+        ("classify", "port eth0, 10.1.0.2 > 10.3.0.2"),
+        ("forward", "by its kernel's routes to 10.23.0.3 by eth1; not the short way"),
+        ("send", "by eth1 to 02:"),
+    ];
+    are(&stages, &forwarded);
+    // Whatever becomes of its addresses.
+    let rule = "nft 'add table ip t; add chain ip t c { type nat hook postrouting priority 100; }; \
+                add rule ip t c oifname eth1 masquerade'";
+    node.pdp(&["exec", "row/r2", "--", "sh", "-c", rule]);
+    are(&traced(&node, "row/r2:eth0", filter, (from, to)), &forwarded);
+    node.exec("row/r2", "nft delete table ip t");
+    // To the router itself, and to nowhere.
+    let stages = traced(&node, "row/r2:eth0", filter, ("row/r1", "10.12.0.2"));
+    forwarded[1].1 = "port eth0, 10.12.0.1 > 10.12.0.2";
+    forwarded[2].1 = "by its kernel, to which 10.12.0.2 belongs";
+    forwarded[3] = ("wait", "none like it left within 1000 ms");
+    are(&stages, &forwarded);
+    node.exec("row/r2", "ip route add unreachable 10.9.0.0/16");
+    let stages = traced(&node, "row/r2:eth0", filter, (from, "10.9.0.1"));
+    forwarded[1].1 = "port eth0, 10.1.0.2 > 10.9.0.1";
+    forwarded[2].1 =
+        "by its kernel, whose routes say: ask for the route to 10.9.0.1: No route to host";
+    are(&stages, &forwarded);
+    let error = node.try_pdp(&["trace", "row/r2:eth0", "-f", "ip proto 253", "--wait", "0.3"]);
+    assert!(error.expect_err("none").contains("no such frame arrived within 300 ms"));
+    // Who traces where a link goes by the mux learns why.
+    let stages = traced(&node, "row/r1:eth0", filter, (from, to));
+    assert!(stages[0][1].ends_with("; link link1 goes by the mux: h1 is a host"), "{stages:#?}");
+
+    // A reader that takes nothing misses frames, which is counted, and nobody else does.
+    let arguments = ["capture", "row/r2:eth0", "-w", "-"];
+    let start = || Background::start(&mut node.pdp_command(&arguments));
+    let mut captures = vec![start()];
+    let missed = || {
+        let port = &node.json(&["stats", "row"])["vnets"]["row"]["nodes"]["r2"]["ports"]["eth0"];
+        port["captureMissed"].as_u64().expect("a counter")
+    };
+    eventually("frames are missed", || {
+        let words = node.exec("row/h1", "ping -q -f -c2000 -s1400 -w60 10.3.0.2");
+        assert!(words.contains(" 0% packet loss"), "{words}");
+        missed() > 0
+    });
+    // No more than a few at a time, and none outlives its node.
+    captures.extend((0..3).map(|_| start()));
+    eventually("a fifth is refused", || {
+        // Which a trace was in the way of.
+        captures
+            .iter_mut()
+            .filter_map(|it| (!it.runs()).then_some(it))
+            .for_each(|it| *it = start());
+        let error = node.try_pdp(&["trace", "row/r2:eth0", "-f", "ip proto 253", "--wait", "0.1"]);
+        error.expect_err("none").contains("4 captures and traces of ports in the kernel at a time")
+    });
+    node.pdp(&["delete", "row"]);
+    eventually("captures end", || captures[1..].iter_mut().all(|it| !it.runs()));
+}

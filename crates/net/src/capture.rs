@@ -1,0 +1,256 @@
+//! Frames that pass interfaces of a network namespace, as its kernel sees them.
+//!
+//! What programs at an interface (XDP) redirect or drop is not among them, nor what is sent past traffic control.
+//!
+//! Source: packet(7); the kernel's Documentation/networking/filter.rst, for its extensions of classic BPF.
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt};
+use pdp_wire::bpf::{Instruction, Program};
+
+use crate::error::{Context, Result};
+use crate::packet::{bind, set};
+
+/// Bytes that may wait to be read, with the kernel's own overhead: some thousand short frames.
+const WAITING_BYTES: usize = 4 << 20;
+
+/// Where a VLAN tag is: behind the link addresses.
+const TAG_AT: usize = 12;
+
+/// Longest frame that is seen whole, bytes.
+pub const FRAME_BYTES_MAX: usize = 1 << 16;
+
+/// Which frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All of the interface of this index.
+    Of(u32),
+    /// What the interface of this index receives.
+    Received(u32),
+    /// What all interfaces send.
+    Sent,
+}
+
+/// Frames that somebody wants to see, from when it was opened on. They wait while nobody reads them; where there is no
+/// room more are missed.
+#[derive(Debug)]
+pub struct Capture {
+    socket: OwnedFd,
+    program: Option<Program>,
+}
+
+/// What is known of a frame beside its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// When, nanoseconds since 1970.
+    pub at_ns: u64,
+    /// Index of the interface.
+    pub interface: u32,
+    /// Which way, and to whom.
+    pub to: To,
+}
+
+/// Which way a frame goes, and to whom by its destination address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    /// In: to the interface, or to several that it is one of.
+    Here,
+    /// In: to another station.
+    Another,
+    /// Out.
+    Out,
+}
+
+impl Capture {
+    /// In the calling thread's network namespace, where it stays. `program` says which frames are wanted; it sees them
+    /// with their VLAN tags.
+    ///
+    /// # Errors
+    /// There is no such interface; or the caller may not.
+    pub fn open(which: Which, program: Option<Program>) -> Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        // Without a protocol it gets nothing until it is bound.
+        let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None)
+            .on("open", "a packet socket")?;
+        let on: libc::c_int = 1;
+        let index = match which {
+            Which::Of(index) => index,
+            Which::Received(index) => {
+                set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on)
+                    .on("ignore what is sent on interface", index)?;
+                index
+            }
+            Which::Sent => 0,
+        };
+        let mut filter = filter(which, program.as_ref());
+        if !filter.is_empty() {
+            // Of 3 + 3 + INSTRUCTIONS_MAX at the most.
+            let program =
+                libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+            set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+                .on("choose the frames of interface", index)?;
+        }
+        set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &on)
+            .on("ask for tags of interface", index)?;
+        set(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &on)
+            .on("ask for times of interface", index)?;
+        // Without the privilege less room is had, and more is missed.
+        let _ = setsockopt(&socket, sockopt::RcvBufForce, &WAITING_BYTES);
+        bind(&socket, index).on("bind to interface", index)?;
+        Ok(Self { socket, program })
+    }
+
+    /// The next frame that is wanted of those that wait, into `frame`; `None` if none does. Looks at `left` frames at
+    /// the most, and counts it down.
+    pub fn next(&self, frame: &mut Vec<u8>, left: &mut u32) -> io::Result<Option<Seen>> {
+        while *left > 0 {
+            *left -= 1;
+            let Some(seen) = self.receive(frame)? else { return Ok(None) };
+            // The kernel's filter has not seen tags.
+            if self.program.as_ref().is_none_or(|program| program.matches(frame)) {
+                return Ok(Some(seen));
+            }
+        }
+        Ok(None)
+    }
+
+    fn receive(&self, frame: &mut Vec<u8>) -> io::Result<Option<Seen>> {
+        frame.resize(FRAME_BYTES_MAX, 0);
+        let mut control = [0u64; 32];
+        // SAFETY: all of these are plain integers and pointers, for which zero is a value.
+        let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) =
+            unsafe { (zeroed(), zeroed()) };
+        let mut bytes = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
+        message.msg_name = (&raw mut from).cast();
+        message.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        message.msg_iov = &raw mut bytes;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control);
+        // SAFETY: name, bytes and control are writable for the lengths given, which are their own, during the call.
+        let count = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, 0) };
+        let Ok(count) = usize::try_from(count) else {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock => Ok(None),
+                // Its interface is down: what it sees later it sees.
+                _ if error.raw_os_error() == Some(libc::ENETDOWN) => Ok(None),
+                _ => Err(error),
+            };
+        };
+        frame.truncate(count);
+        let (mut at_ns, mut tag) = (0, None);
+        // SAFETY: the message is as the kernel left it, with `control` still there.
+        let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+        while !header.is_null() {
+            // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a whole header inside of `control`, where the kernel
+            // wrote as much data as its kind has.
+            let (level, kind, data) =
+                unsafe { ((*header).cmsg_level, (*header).cmsg_type, libc::CMSG_DATA(header)) };
+            match (level, kind) {
+                (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS) => {
+                    // SAFETY: as above; read whatever its alignment.
+                    let at: libc::timespec =
+                        unsafe { data.cast::<libc::timespec>().read_unaligned() };
+                    at_ns = at.tv_sec as u64 * 1_000_000_000 + at.tv_nsec as u64;
+                }
+                (libc::SOL_PACKET, libc::PACKET_AUXDATA) => {
+                    // SAFETY: as above; read whatever its alignment.
+                    let more = unsafe { data.cast::<libc::tpacket_auxdata>().read_unaligned() };
+                    tag = (more.tp_status & libc::TP_STATUS_VLAN_VALID != 0)
+                        .then_some((more.tp_vlan_tpid, more.tp_vlan_tci));
+                }
+                _ => {}
+            }
+            // SAFETY: as above.
+            header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
+        }
+        if let Some((kind, tag)) = tag
+            && frame.len() >= TAG_AT
+        {
+            let [a, b] = kind.to_be_bytes();
+            let [c, d] = tag.to_be_bytes();
+            frame.splice(TAG_AT..TAG_AT, [a, b, c, d]);
+        }
+        let to = match from.sll_pkttype {
+            libc::PACKET_OUTGOING => To::Out,
+            libc::PACKET_OTHERHOST => To::Another,
+            _ => To::Here,
+        };
+        Ok(Some(Seen { at_ns, interface: from.sll_ifindex as u32, to }))
+    }
+
+    /// Whether the interface whose frames come is still there.
+    pub fn is_bound(&self) -> bool {
+        // SAFETY: integers, for which zero is a value.
+        let mut bound: libc::sockaddr_ll = unsafe { zeroed() };
+        let mut bytes = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: `bound` is writable for the length given, which is its own, during the call alone.
+        let result = unsafe {
+            libc::getsockname(self.socket.as_raw_fd(), (&raw mut bound).cast(), &mut bytes)
+        };
+        result == 0 && bound.sll_ifindex >= 0
+    }
+
+    /// How many frames were missed since this was asked last.
+    pub fn missed(&self) -> io::Result<u32> {
+        // SAFETY: integers, for which zero is a value.
+        let mut counted: libc::tpacket_stats = unsafe { zeroed() };
+        let mut bytes = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        // SAFETY: `counted` is writable for the length given, which is its own, during the call alone.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut counted).cast(),
+                &mut bytes,
+            )
+        };
+        if result == 0 { Ok(counted.tp_drops) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl AsFd for Capture {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Of classic BPF: load a word, compare the accumulator with a constant, return.
+const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const COMPARE: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+/// Offsets at which the kernel has what is not in the frame.
+const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
+const HAS_TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;
+
+/// What the kernel gives to a socket. It has taken a tag out of the frame, so that a frame that had one is judged by who
+/// reads it, who puts the tag back.
+fn filter(which: Which, program: Option<&Program>) -> Vec<libc::sock_filter> {
+    let instruction = |code, jt, jf, k| Instruction { code, jt, jf, k };
+    let mut all = Vec::new();
+    if which == Which::Sent {
+        let out = libc::PACKET_OUTGOING.into();
+        all.push(instruction(LOAD, 0, 0, PACKET_TYPE));
+        all.push(instruction(COMPARE, 1, 0, out));
+        all.push(instruction(RETURN, 0, 0, 0));
+    }
+    match program {
+        Some(program) => {
+            all.push(instruction(LOAD, 0, 0, HAS_TAG));
+            all.push(instruction(COMPARE, 1, 0, 0));
+            all.push(instruction(RETURN, 0, 0, u32::MAX));
+            all.extend_from_slice(program.instructions());
+        }
+        None if all.is_empty() => {}
+        None => all.push(instruction(RETURN, 0, 0, u32::MAX)),
+    }
+    let as_kernel =
+        |it: Instruction| libc::sock_filter { code: it.code, jt: it.jt, jf: it.jf, k: it.k };
+    all.into_iter().map(as_kernel).collect()
+}
