@@ -6,22 +6,24 @@
 
 use std::io;
 use std::mem::{size_of, zeroed};
+use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt};
 use pdp_wire::bpf::{Instruction, Program};
+use pdp_wire::vlan::TAG_BYTES;
 
 use crate::error::{Context, Result};
 use crate::packet::{bind, set};
 
-/// Bytes that may wait to be read, with the kernel's own overhead: some thousand short frames.
-const WAITING_BYTES: usize = 4 << 20;
+/// Bytes that may wait to be read, with the kernel's own overhead: a thousand short frames.
+const WAITING_BYTES: usize = 1 << 20;
 
-/// Where a VLAN tag is: behind the link addresses.
-const TAG_AT: usize = 12;
+/// Longest frame that is seen whole, bytes, without its tag.
+const FRAME_BYTES_MAX: usize = 1 << 16;
 
-/// Longest frame that is seen whole, bytes.
-pub const FRAME_BYTES_MAX: usize = 1 << 16;
+/// Bytes before a VLAN tag: link addresses.
+const ADDRESSES_BYTES: usize = 12;
 
 /// Which frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +64,41 @@ pub enum To {
     Another,
     /// Out.
     Out,
+}
+
+/// Room for a frame, and the one that is there.
+#[derive(Debug)]
+pub struct Frame {
+    /// Those of a tag come before the others.
+    bytes: Box<[u8]>,
+    from: usize,
+    to: usize,
+}
+
+impl Default for Frame {
+    fn default() -> Self {
+        Self { bytes: vec![0; TAG_BYTES + FRAME_BYTES_MAX].into(), from: 0, to: 0 }
+    }
+}
+
+impl Deref for Frame {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.from..self.to]
+    }
+}
+
+impl Frame {
+    /// A frame of so many bytes was read; its tag is put back.
+    fn set(&mut self, count: usize, tag: Option<[u8; TAG_BYTES]>) {
+        (self.from, self.to) = (TAG_BYTES, TAG_BYTES + count.min(FRAME_BYTES_MAX));
+        if let Some(tag) = tag.filter(|_| count >= ADDRESSES_BYTES) {
+            self.from = 0;
+            self.bytes.copy_within(TAG_BYTES..TAG_BYTES + ADDRESSES_BYTES, 0);
+            self.bytes[ADDRESSES_BYTES..ADDRESSES_BYTES + TAG_BYTES].copy_from_slice(&tag);
+        }
+    }
 }
 
 impl Capture {
@@ -105,7 +142,7 @@ impl Capture {
 
     /// The next frame that is wanted of those that wait, into `frame`; `None` if none does. Looks at `left` frames at
     /// the most, and counts it down.
-    pub fn next(&self, frame: &mut Vec<u8>, left: &mut u32) -> io::Result<Option<Seen>> {
+    pub fn next(&self, frame: &mut Frame, left: &mut u32) -> io::Result<Option<Seen>> {
         while *left > 0 {
             *left -= 1;
             let Some(seen) = self.receive(frame)? else { return Ok(None) };
@@ -117,13 +154,13 @@ impl Capture {
         Ok(None)
     }
 
-    fn receive(&self, frame: &mut Vec<u8>) -> io::Result<Option<Seen>> {
-        frame.resize(FRAME_BYTES_MAX, 0);
+    fn receive(&self, frame: &mut Frame) -> io::Result<Option<Seen>> {
+        let room = &mut frame.bytes[TAG_BYTES..];
         let mut control = [0u64; 32];
         // SAFETY: all of these are plain integers and pointers, for which zero is a value.
         let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) =
             unsafe { (zeroed(), zeroed()) };
-        let mut bytes = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
+        let mut bytes = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         message.msg_name = (&raw mut from).cast();
         message.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         message.msg_iov = &raw mut bytes;
@@ -141,7 +178,6 @@ impl Capture {
                 _ => Err(error),
             };
         };
-        frame.truncate(count);
         let (mut at_ns, mut tag) = (0, None);
         // SAFETY: the message is as the kernel left it, with `control` still there.
         let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
@@ -160,21 +196,17 @@ impl Capture {
                 (libc::SOL_PACKET, libc::PACKET_AUXDATA) => {
                     // SAFETY: as above; read whatever its alignment.
                     let more = unsafe { data.cast::<libc::tpacket_auxdata>().read_unaligned() };
-                    tag = (more.tp_status & libc::TP_STATUS_VLAN_VALID != 0)
-                        .then_some((more.tp_vlan_tpid, more.tp_vlan_tci));
+                    let ([a, b], [c, d]) =
+                        (more.tp_vlan_tpid.to_be_bytes(), more.tp_vlan_tci.to_be_bytes());
+                    let has_tag = more.tp_status & libc::TP_STATUS_VLAN_VALID != 0;
+                    tag = has_tag.then_some([a, b, c, d]);
                 }
                 _ => {}
             }
             // SAFETY: as above.
             header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
         }
-        if let Some((kind, tag)) = tag
-            && frame.len() >= TAG_AT
-        {
-            let [a, b] = kind.to_be_bytes();
-            let [c, d] = tag.to_be_bytes();
-            frame.splice(TAG_AT..TAG_AT, [a, b, c, d]);
-        }
+        frame.set(count, tag);
         let to = match from.sll_pkttype {
             libc::PACKET_OUTGOING => To::Out,
             libc::PACKET_OTHERHOST => To::Another,
@@ -245,7 +277,12 @@ fn filter(which: Which, program: Option<&Program>) -> Vec<libc::sock_filter> {
             all.push(instruction(LOAD, 0, 0, HAS_TAG));
             all.push(instruction(COMPARE, 1, 0, 0));
             all.push(instruction(RETURN, 0, 0, u32::MAX));
-            all.extend_from_slice(program.instructions());
+            // Whole frames, however much of them it returns.
+            let whole = |it: &Instruction| match *it {
+                Instruction { code: RETURN, k: 1.., .. } => Instruction { k: u32::MAX, ..*it },
+                other => other,
+            };
+            all.extend(program.instructions().iter().map(whole));
         }
         None if all.is_empty() => {}
         None => all.push(instruction(RETURN, 0, 0, u32::MAX)),

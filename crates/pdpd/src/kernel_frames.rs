@@ -12,7 +12,7 @@ use std::{iter, thread};
 
 use nix::net::if_::if_indextoname;
 use pdp_api::{Problem, ProblemKind, Stage};
-use pdp_net::capture::{Capture, Seen, To, Which};
+use pdp_net::capture::{Capture, Frame, Seen, To, Which};
 use pdp_net::netns;
 use pdp_net::route::{self, Verdict};
 use pdp_proto::mux::{Match, Program};
@@ -80,7 +80,7 @@ fn write(observer: &Observer, frames: &Capture, snap_bytes: usize, to: OwnedFd) 
     let mut to = BufWriter::new(Pipe { to, observer, frames });
     to.write_all(&pcap::HEADER)?;
     to.flush()?;
-    let (mut frame, mut pace) = (Vec::new(), Pace::new()?);
+    let (mut frame, mut pace) = (Frame::default(), Pace::new()?);
     while to.get_ref().is_wanted()? {
         wait([frames], LOOK)?;
         let mut left = BATCH;
@@ -189,7 +189,8 @@ pub fn follow(
     most: Duration,
 ) -> Result<Vec<Stage>, Problem> {
     // First what leaves: it can't arrive before.
-    let mut left = Left { frames: listen(observer, Which::Sent, None)?, kept: VecDeque::new() };
+    let frames = listen(observer, Which::Sent, None)?;
+    let mut left = Left { frames, frame: Frame::default(), kept: VecDeque::new() };
     let arriving = listen(observer, Which::Received(observer.index), program)?;
     let (seen, frame) = arrival(observer, &arriving, &mut left, filter, most)?;
     let stage =
@@ -233,10 +234,10 @@ fn arrival(
     left: &mut Left,
     filter: &[Match],
     most: Duration,
-) -> Result<(Seen, Vec<u8>), Problem> {
+) -> Result<(Seen, Frame), Problem> {
     let over = Instant::now() + most;
     let mut pace = Pace::new().map_err(Problem::internal)?;
-    let mut frame = Vec::new();
+    let mut frame = Frame::default();
     loop {
         left.take().map_err(Problem::internal)?;
         let mut batch = BATCH;
@@ -284,16 +285,18 @@ fn says(observer: &Observer, seen: &Seen, frame: &[u8]) -> String {
 /// Frames that left a router lately.
 struct Left {
     frames: Capture,
+    frame: Frame,
     kept: VecDeque<(Seen, Vec<u8>)>,
 }
 
 impl Left {
     /// Takes those that wait, a batch at the most.
     fn take(&mut self) -> io::Result<()> {
-        let (mut frame, mut batch) = (Vec::new(), BATCH);
-        while let Some(seen) = self.frames.next(&mut frame, &mut batch)? {
+        let mut batch = BATCH;
+        while let Some(seen) = self.frames.next(&mut self.frame, &mut batch)? {
             self.kept.truncate(LEFT_MAX - 1);
-            self.kept.push_front((seen, frame[..frame.len().min(KEPT_BYTES)].to_vec()));
+            let kept = self.frame.len().min(KEPT_BYTES);
+            self.kept.push_front((seen, self.frame[..kept].to_vec()));
         }
         Ok(())
     }
@@ -305,7 +308,9 @@ impl Left {
         loop {
             self.take()?;
             for (seen, sent) in self.kept.drain(..).rev() {
-                let is_it = seen.at_ns >= arrived.at_ns && is_like(frame, &sent);
+                // One of the first frames may have the time at which it was read.
+                let is_late = seen.at_ns + LOOK.as_nanos() as u64 >= arrived.at_ns;
+                let is_it = is_late && is_like(frame, &sent);
                 let Some(header) = ether::Header::parse(&sent).filter(|_| is_it) else { continue };
                 if found.is_empty() {
                     until = Instant::now() + COPIES_WITHIN;
