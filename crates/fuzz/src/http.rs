@@ -207,11 +207,25 @@ impl Daemon for Nothing {
         nothing()
     }
 
-    fn capture(&self, _: &str, _: &str, _: &str, _: CaptureQuery) -> Result<OwnedFd, Problem> {
+    fn capture(
+        &self,
+        _: &Scope,
+        _: &str,
+        _: &str,
+        _: &str,
+        _: CaptureQuery,
+    ) -> Result<OwnedFd, Problem> {
         nothing()
     }
 
-    fn trace(&self, _: &str, _: &str, _: &str, _: TraceRequest) -> Result<Trace, Problem> {
+    fn trace(
+        &self,
+        _: &Scope,
+        _: &str,
+        _: &str,
+        _: &str,
+        _: TraceRequest,
+    ) -> Result<Trace, Problem> {
         nothing()
     }
 

@@ -19,8 +19,8 @@ use crate::packet::{bind, set};
 /// Bytes that may wait to be read, with the kernel's own overhead: a thousand short frames.
 const WAITING_BYTES: usize = 1 << 20;
 
-/// Longest frame that is seen whole, bytes, without its tag.
-const FRAME_BYTES_MAX: usize = 1 << 16;
+/// Longest frame that is seen whole, bytes, without its tag: with it, as long as pcap's header says.
+const FRAME_BYTES_MAX: usize = 0xffff - TAG_BYTES;
 
 /// Bytes before a VLAN tag: link addresses.
 const ADDRESSES_BYTES: usize = 12;
@@ -51,6 +51,8 @@ pub struct Seen {
     pub at_ns: u64,
     /// Index of the interface.
     pub interface: u32,
+    /// Its whole length, bytes.
+    pub length: u32,
     /// Which way, and to whom.
     pub to: To,
 }
@@ -125,10 +127,13 @@ impl Capture {
         let mut filter = filter(which, program.as_ref());
         if !filter.is_empty() {
             // Of 3 + 3 + INSTRUCTIONS_MAX at the most.
-            let program =
-                libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-            set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
-                .on("choose the frames of interface", index)?;
+            let len = filter.len() as u16;
+            let attached = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
+            let set = set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &attached);
+            // What reads memory that it has not written the kernel takes not: such a program is run here alone.
+            if program.is_none() {
+                set.on("choose the frames of interface", index)?;
+            }
         }
         set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &on)
             .on("ask for tags of interface", index)?;
@@ -178,7 +183,7 @@ impl Capture {
                 _ => Err(error),
             };
         };
-        let (mut at_ns, mut tag) = (0, None);
+        let (mut at_ns, mut length, mut tag) = (0, 0, None);
         // SAFETY: the message is as the kernel left it, with `control` still there.
         let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
         while !header.is_null() {
@@ -200,6 +205,7 @@ impl Capture {
                         (more.tp_vlan_tpid.to_be_bytes(), more.tp_vlan_tci.to_be_bytes());
                     let has_tag = more.tp_status & libc::TP_STATUS_VLAN_VALID != 0;
                     tag = has_tag.then_some([a, b, c, d]);
+                    length = more.tp_len + tag.map_or(0, |tag| tag.len() as u32);
                 }
                 _ => {}
             }
@@ -212,7 +218,7 @@ impl Capture {
             libc::PACKET_OTHERHOST => To::Another,
             _ => To::Here,
         };
-        Ok(Some(Seen { at_ns, interface: from.sll_ifindex as u32, to }))
+        Ok(Some(Seen { at_ns, interface: from.sll_ifindex as u32, length, to }))
     }
 
     /// Whether the interface whose frames come is still there.
@@ -252,10 +258,11 @@ impl AsFd for Capture {
     }
 }
 
-/// Of classic BPF: load a word, compare the accumulator with a constant, return.
+/// Of classic BPF: load a word, compare the accumulator with a constant, return a constant, return the accumulator.
 const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const COMPARE: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+const RETURN_COMPUTED: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 
 /// Offsets at which the kernel has what is not in the frame.
 const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
@@ -272,7 +279,9 @@ fn filter(which: Which, program: Option<&Program>) -> Vec<libc::sock_filter> {
         all.push(instruction(COMPARE, 1, 0, out));
         all.push(instruction(RETURN, 0, 0, 0));
     }
-    match program {
+    // One that returns what it computed may cut frames off, and what is cut off it may not want.
+    let computes = |it: &Instruction| it.code == RETURN_COMPUTED;
+    match program.filter(|program| !program.instructions().iter().any(computes)) {
         Some(program) => {
             all.push(instruction(LOAD, 0, 0, HAS_TAG));
             all.push(instruction(COMPARE, 1, 0, 0));

@@ -58,7 +58,7 @@ pub enum HostError {
     #[error("there are no ports in the kernel")]
     NoPorts,
     /// Too many look at frames of such ports.
-    #[error("{most} captures and traces of ports in the kernel at a time are the most{of}")]
+    #[error("{most} captures and traces of ports in the kernel at a time are the most of {of}")]
     Observed {
         /// The bound.
         most: usize,

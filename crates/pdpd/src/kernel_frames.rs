@@ -86,8 +86,8 @@ fn write(observer: &Observer, frames: &Capture, snap_bytes: usize, to: OwnedFd) 
         let mut left = BATCH;
         while let Some(seen) = frames.next(&mut frame, &mut left)? {
             let kept = &frame[..frame.len().min(snap_bytes)];
-            let (kept_bytes, length) = (kept.len() as u32, frame.len() as u32);
-            let record = pcap::Record { at_ns: seen.at_ns, kept: kept_bytes, length };
+            let Seen { at_ns, length, .. } = seen;
+            let record = pcap::Record { at_ns, kept: kept.len() as u32, length };
             to.write_all(&record.emit())?;
             to.write_all(kept)?;
         }
@@ -198,16 +198,14 @@ pub fn follow(
     let mut stages = vec![stage(
         0,
         "receive",
-        format!("{} bytes by link {link}, which stays in the kernel", frame.len()),
+        format!("{} bytes by link {link}, which stays in the kernel", seen.length),
     )];
     let addresses = trace::addresses(&frame).unwrap_or_default();
     stages.push(stage(0, "classify", format!("port {port}{addresses}")));
     stages.push(stage(0, "forward", says(observer, &seen, &frame)));
     let sent = left.like(&seen, &frame).map_err(Problem::internal)?;
     let names = netns::within(observer.netns.as_fd(), || {
-        let name = |index| if_indextoname(index).ok()?.into_string().ok();
-        let named = |index| name(index).unwrap_or_else(|| format!("interface {index}"));
-        Ok(sent.iter().map(|(out, _)| named(out.interface)).collect::<Vec<_>>())
+        Ok(sent.iter().map(|(out, _)| interface(out.interface)).collect::<Vec<_>>())
     });
     for ((out, to), name) in sent.iter().zip(names.map_err(Problem::internal)?) {
         let at_ns = out.at_ns.saturating_sub(seen.at_ns);
@@ -240,14 +238,20 @@ fn arrival(
     let mut frame = Frame::default();
     loop {
         left.take().map_err(Problem::internal)?;
+        // What was missed so far is none that arrives from here on.
+        left.frames.missed().map_err(Problem::internal)?;
         let mut batch = BATCH;
         while let Some(seen) = arriving.next(&mut frame, &mut batch).map_err(Problem::internal)? {
             if trace::matches(&frame, filter) {
                 return Ok((seen, frame));
             }
         }
+        if !observer.guest.is_alive() || !arriving.is_bound() {
+            let text = "the router or its port was made anew meanwhile";
+            return Err(Problem::new(ProblemKind::Unavailable, text).hint("trace again"));
+        }
         let rest = over.saturating_duration_since(Instant::now());
-        if rest.is_zero() || !observer.guest.is_alive() {
+        if rest.is_zero() {
             let text = format!("no such frame arrived within {} ms", most.as_millis());
             return Err(Problem::new(ProblemKind::TimedOut, text));
         }
@@ -259,27 +263,37 @@ fn arrival(
 /// What the kernel's routes say of a frame that arrived.
 fn says(observer: &Observer, seen: &Seen, frame: &[u8]) -> String {
     let Some((from, to)) = trace::ends(frame) else {
-        return "by its kernel, which has no routes for what is not IP".into();
+        return match ether::payload(frame).1 {
+            ether::HEADER_BYTES => "by its kernel, which has no routes for what is not IP".into(),
+            _ => "by its kernel, as a frame of a VLAN of that interface".into(),
+        };
     };
     let verdict = netns::within(observer.netns.as_fd(), || {
         let verdict = route::ask(seen.interface, from, to)?;
         let by = match &verdict {
-            Verdict::Hop { interface, .. } => if_indextoname(*interface).ok(),
-            _ => None,
+            Verdict::Hop { interface: index, .. } => interface(*index),
+            _ => String::new(),
         };
-        Ok((verdict, by.and_then(|name| name.into_string().ok()).unwrap_or_default()))
+        Ok((verdict, by))
     });
+    let short_way = if observer.short_way { "; not the short way, since it is traced" } else { "" };
     let words = match verdict {
         Ok((Verdict::Local, _)) => format!("by its kernel, to which {to} belongs"),
         Ok((Verdict::Hop { via, .. }, by)) => {
-            format!("by its kernel's routes to {} by {by}", via.unwrap_or(to))
+            format!("by its kernel's routes to {} by {by}{short_way}", via.unwrap_or(to))
         }
         Ok((Verdict::Other(kind), _)) => format!("by its kernel's {kind} route to {to}"),
         Err(error) => format!("by its kernel, whose routes say: {}", words(&error)),
     };
     let another = if seen.to == To::Another { "; it is for another station's address" } else { "" };
-    let short_way = if observer.short_way { "; not the short way, since it is traced" } else { "" };
-    words + another + short_way
+    words + another
+}
+
+/// What an interface of the calling thread's network namespace is called. Its guest chose that: it may have any bytes.
+fn interface(index: u32) -> String {
+    let name = if_indextoname(index).ok();
+    let name = name.map(|name| name.to_string_lossy().escape_debug().to_string());
+    name.unwrap_or_else(|| format!("interface {index}"))
 }
 
 /// Frames that left a router lately.
@@ -316,12 +330,18 @@ impl Left {
                     until = Instant::now() + COPIES_WITHIN;
                 }
                 if found.len() < COPIES_MAX {
-                    found.push((seen, mac(header.destination)));
+                    found.push((seen, mac(header.destination), trace::ends(&sent)));
                 }
             }
             let rest = until.saturating_duration_since(Instant::now());
             if rest.is_zero() {
-                return Ok(found);
+                // Of others with the same payload some leave, too, who have other addresses.
+                let ends = trace::ends(frame);
+                let is_same = |(.., sent): &(_, _, _)| *sent == ends;
+                if found.iter().any(is_same) {
+                    found.retain(is_same);
+                }
+                return Ok(found.into_iter().map(|(seen, to, _)| (seen, to)).collect());
             }
             wait([&self.frames], rest.min(LOOK))?;
             pace.rest()?;

@@ -358,6 +358,7 @@ impl Daemon for Engine {
 
     fn capture(
         &self,
+        scope: &Scope,
         vnet: &str,
         node: &str,
         port: &str,
@@ -367,7 +368,7 @@ impl Daemon for Engine {
         let program = program(query.filter.as_deref())?;
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|error| Problem::internal(format!("pipe: {error}")))?;
-        match self.observer(&port)? {
+        match self.observer(scope, &port)? {
             Some(port) => kernel_frames::capture(port, query.snap_bytes, program, write)?,
             None => self
                 .host
@@ -380,6 +381,7 @@ impl Daemon for Engine {
 
     fn trace(
         &self,
+        scope: &Scope,
         vnet: &str,
         node: &str,
         port: &str,
@@ -395,7 +397,7 @@ impl Daemon for Engine {
         let filter: Vec<_> = filter.collect();
         let wait = Duration::from_millis(request.wait_ms);
         let way = self.way(&port);
-        if let Some(observer) = self.observer(&port)? {
+        if let Some(observer) = self.observer(scope, &port)? {
             let link = way.map(|(link, _)| link).unwrap_or_default();
             let at = (link.as_str(), port.port.as_str());
             let stages = kernel_frames::follow(&observer, at, &filter, program, wait)?;
@@ -578,17 +580,16 @@ impl Engine {
     }
 
     /// To look at frames of a port with, where they stay in the kernel.
-    fn observer(&self, port: &mux::PortName) -> Result<Option<Observer>, Problem> {
+    fn observer(&self, scope: &Scope, port: &mux::PortName) -> Result<Option<Observer>, Problem> {
         let model = self.model();
         let plan = model.plan.vnets.get(&port.vnet);
         if !plan.is_some_and(|plan| is_straight(plan, port)) {
             return Ok(None);
         }
-        let observer = self.host.ports.observe(&port.vnet, &port.node, &port.port);
+        let observer = self.host.ports.observe(scope.tenant(), &port.vnet, &port.node, &port.port);
         observer.map(Some).map_err(|error| match error {
-            HostError::Observed { .. } => {
-                Problem::new(ProblemKind::Conflict, words(&error)).hint("end one of them")
-            }
+            HostError::Observed { .. } => Problem::new(ProblemKind::Conflict, words(&error))
+                .hint("end one, or wait: a trace ends within a minute"),
             error => Problem::new(
                 ProblemKind::Unavailable,
                 format!("{}/{}: {}", port.vnet, port.node, words(&error)),

@@ -36,7 +36,8 @@ const ATTEND_INTERVAL: Duration = Duration::from_secs(1);
 /// asks for it each time, and others wait for about a millisecond meanwhile.
 const SERVED_AGAIN: usize = 16;
 
-/// Captures and traces of such ports at a time, and those of a tenant.
+/// Captures and traces of such ports at a time: those that all tenants asked for, and those of one of them. Operators
+/// have as many of their own as a tenant.
 const OBSERVERS_MAX: usize = 16;
 const TENANT_OBSERVERS_MAX: usize = 4;
 
@@ -66,10 +67,10 @@ pub struct Ports {
 /// What is looked at.
 #[derive(Debug, Default)]
 struct Observed {
-    /// Nodes, each as many times as somebody looks at a port of it.
-    now: Vec<Node>,
+    /// Nodes, each as many times as somebody looks at a port of it, and for which tenant.
+    now: Vec<(Node, Option<String>)>,
     /// Frames that were missed, by number of the port.
-    missed: BTreeMap<u32, u64>,
+    missed: BTreeMap<u32, Arc<AtomicU64>>,
 }
 
 /// Somebody looks at frames of a port: packets of its router don't go the short way as long as this is there, which a
@@ -77,8 +78,8 @@ struct Observed {
 #[derive(Debug)]
 pub struct Observer {
     observed: Arc<Mutex<Observed>>,
-    node: Node,
-    number: u32,
+    place: (Node, Option<String>),
+    missed: Arc<AtomicU64>,
     /// The router's control guest.
     pub guest: Process,
     /// Its network namespace.
@@ -92,16 +93,14 @@ pub struct Observer {
 impl Observer {
     /// Counts frames that whoever looks did not see.
     pub fn missed(&self, frames: u32) {
-        if frames > 0 {
-            *lock(&self.observed).missed.entry(self.number).or_default() += u64::from(frames);
-        }
+        self.missed.fetch_add(frames.into(), Relaxed);
     }
 }
 
 impl Drop for Observer {
     fn drop(&mut self) {
         let mut observed = lock(&self.observed);
-        if let Some(at) = observed.now.iter().position(|node| *node == self.node) {
+        if let Some(at) = observed.now.iter().position(|place| *place == self.place) {
             observed.now.swap_remove(at);
         }
     }
@@ -280,11 +279,17 @@ impl Ports {
         Ok(())
     }
 
-    /// Begins to look at frames of a port.
+    /// Begins to look at frames of a port, for a tenant or for an operator.
     ///
     /// # Errors
     /// [`HostError::NoPorts`]: it is not there now. [`HostError::Observed`]: too many look already.
-    pub fn observe(&self, vnet: &str, node: &str, port: &str) -> Result<Observer, HostError> {
+    pub fn observe(
+        &self,
+        tenant: Option<&str>,
+        vnet: &str,
+        node: &str,
+        port: &str,
+    ) -> Result<Observer, HostError> {
         let node = (vnet.to_owned(), node.to_owned());
         let wanted = lock(&self.known).get(&node).map(|known| known.wanted.clone());
         let wanted = wanted.ok_or(HostError::NoPorts)?;
@@ -297,19 +302,23 @@ impl Ports {
             .ok_or(HostError::NoPorts)?;
         let netns = host::network_namespace(wanted.guest)?;
         let mut observed = lock(&self.observed);
-        let of_tenant = observed.now.iter().filter(|it| owner(&it.0) == owner(vnet)).count();
-        if observed.now.len() >= OBSERVERS_MAX {
-            return Err(HostError::Observed { most: OBSERVERS_MAX, of: "" });
+        let all = || observed.now.iter().map(|(_, tenant)| tenant.as_deref());
+        let most = match tenant {
+            Some(_) if all().flatten().count() >= OBSERVERS_MAX => Some((OBSERVERS_MAX, "tenants")),
+            _ if all().filter(|of| *of == tenant).count() < TENANT_OBSERVERS_MAX => None,
+            Some(_) => Some((TENANT_OBSERVERS_MAX, "a tenant")),
+            None => Some((TENANT_OBSERVERS_MAX, "operators")),
+        };
+        if let Some((most, of)) = most {
+            return Err(HostError::Observed { most, of });
         }
-        if of_tenant >= TENANT_OBSERVERS_MAX {
-            return Err(HostError::Observed { most: TENANT_OBSERVERS_MAX, of: " of a tenant" });
-        }
-        observed.now.push(node.clone());
+        let place = (node, tenant.map(str::to_owned));
+        observed.now.push(place.clone());
         drop(observed);
         let mut observer = Observer {
             observed: self.observed.clone(),
-            node,
-            number,
+            place,
+            missed: Arc::default(),
             guest: wanted.guest,
             netns,
             index: 0,
@@ -318,7 +327,11 @@ impl Ports {
         let index = self.with(|ports| {
             // Whoever lends it from here on sees that it is observed.
             ports.lend(vrouter, Duration::ZERO, [0; 2])?;
-            Ok(ports.index(observer.netns.as_fd(), number)?)
+            let index = ports.index(observer.netns.as_fd(), number)?;
+            if index.is_some() {
+                observer.missed = lock(&self.observed).missed.entry(number).or_default().clone();
+            }
+            Ok(index)
         })?;
         observer.index = index.ok_or(HostError::NoPorts)?;
         Ok(observer)
@@ -401,7 +414,7 @@ impl Ports {
             (Some(now), Some((last, at))) if now == last && at.elapsed() < LEASE_MAX / 3 => {}
             (Some(now), _) => {
                 let lent = self.with(|ports| {
-                    let may = !lock(&self.observed).now.contains(node);
+                    let may = !lock(&self.observed).now.iter().any(|(it, _)| it == node);
                     if may {
                         ports.lend(vrouter, LEASE_MAX, now)?;
                     }
@@ -543,8 +556,10 @@ impl Ports {
                 };
                 stats.in_flight += counted.under_way();
                 let underlay = self.ways.problem(*number);
-                let missed = lock(&self.observed).missed.get(number).copied();
-                let capture_missed = missed.unwrap_or_default();
+                let capture_missed = lock(&self.observed)
+                    .missed
+                    .get(number)
+                    .map_or(0, |missed| missed.load(Relaxed));
                 let counted = mux::PortStats { underlay, capture_missed, ..port_stats(&counted) };
                 stats.ports.insert(name.clone(), counted);
             }

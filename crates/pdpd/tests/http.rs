@@ -317,6 +317,7 @@ fn bad_requests_are_problems() {
                 r#"{"waitMs": 1, "filter": [{"offset": 0, "value": [1], "mask": []}]}"#,
             ),
         ),
+        (400, with_body("POST", "/v1/vnets/red/nodes/r1/ports/eth0/trace", &long_filter())),
     ] {
         let answer = server.raw(request.as_bytes());
         let line = request.lines().next().unwrap_or_default();
@@ -325,6 +326,12 @@ fn bad_requests_are_problems() {
         let problem: Problem = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {body}"));
         assert!(!problem.error.is_empty(), "{line}");
     }
+}
+
+/// A trace of more parts of a filter than there may be, each of no bytes.
+fn long_filter() -> String {
+    let part = r#"{"offset": 0, "value": [], "mask": []}"#;
+    format!(r#"{{"waitMs": 1, "filter": [{}]}}"#, vec![part; 257].join(", "))
 }
 
 #[test]

@@ -206,6 +206,7 @@ pub trait Daemon: Send + Sync + 'static {
     /// Closing it ends the capture.
     fn capture(
         &self,
+        scope: &Scope,
         vnet: &str,
         node: &str,
         port: &str,
@@ -215,6 +216,7 @@ pub trait Daemon: Send + Sync + 'static {
     /// Follows the next frame that matches.
     fn trace(
         &self,
+        scope: &Scope,
         vnet: &str,
         node: &str,
         port: &str,

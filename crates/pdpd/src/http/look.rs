@@ -6,6 +6,8 @@ use pdp_api::{
     TraceRequest, Version, Vnet, VnetSummary,
 };
 
+use pdp_proto::limits::PATTERN_BYTES_MAX;
+
 use super::Asked;
 use super::answer::{Body, Failure, Names, Params};
 use crate::access::no_vnet;
@@ -99,7 +101,7 @@ pub async fn trace(
     Body(request): Body<TraceRequest>,
 ) -> Result<Json<Trace>, Failure> {
     check_trace(&request)?;
-    api.call(move |daemon, _| daemon.trace(&vnet, &node, &port, request)).await.map(Json)
+    api.call(move |daemon, scope| daemon.trace(scope, &vnet, &node, &port, request)).await.map(Json)
 }
 
 fn check_trace(request: &TraceRequest) -> Result<(), Problem> {
@@ -108,6 +110,14 @@ fn check_trace(request: &TraceRequest) -> Result<(), Problem> {
             ProblemKind::Invalid,
             format!("waitMs {} exceeds {TRACE_WAIT_MS_MAX}", request.wait_ms),
         ));
+    }
+    let bytes: usize = request.filter.iter().map(|part| part.value.len()).sum();
+    if request.filter.len().max(bytes) > PATTERN_BYTES_MAX {
+        let text = format!(
+            "a filter of {} parts and {bytes} bytes, {PATTERN_BYTES_MAX} of each at most",
+            request.filter.len()
+        );
+        return Err(Problem::new(ProblemKind::Invalid, text).hint("give a program"));
     }
     match request.filter.iter().find(|part| part.value.len() != part.mask.len()) {
         Some(part) => Err(Problem::new(

@@ -159,7 +159,8 @@ pub async fn capture(
     Names((vnet, node, port)): Names<(String, String, String)>,
     Params(query): Params<CaptureQuery>,
 ) -> Result<Response, Failure> {
-    let pipe = api.call(move |daemon, _| daemon.capture(&vnet, &node, &port, query)).await?;
+    let pipe =
+        api.call(move |daemon, scope| daemon.capture(scope, &vnet, &node, &port, query)).await?;
     let pipe = pipe::Receiver::from_owned_fd(pipe).map_err(Problem::internal)?;
     let bytes = stream::try_unfold(pipe, async |mut pipe| {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);

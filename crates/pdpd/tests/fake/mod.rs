@@ -839,6 +839,7 @@ impl Daemon for Fake {
 
     fn capture(
         &self,
+        _: &Scope,
         vnet: &str,
         _: &str,
         port: &str,
@@ -866,7 +867,14 @@ impl Daemon for Fake {
         Ok(reader.into())
     }
 
-    fn trace(&self, vnet: &str, _: &str, _: &str, request: TraceRequest) -> Result<Trace, Problem> {
+    fn trace(
+        &self,
+        _: &Scope,
+        vnet: &str,
+        _: &str,
+        _: &str,
+        request: TraceRequest,
+    ) -> Result<Trace, Problem> {
         self.known(vnet)?;
         if request.filter.is_empty() {
             self.note(format!("traced {}", request.program.unwrap_or_default()));

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::thread;
+use std::time::Duration;
 
 use pdp_e2e::{Background, Node, eventually, sh};
 use serde_json::Value;
@@ -120,6 +121,24 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
     // Who traces where a link goes by the mux learns why.
     let stages = traced(&node, "row/r1:eth0", filter, (from, to));
     assert!(stages[0][1].ends_with("; link link1 goes by the mux: h1 is a host"), "{stages:#?}");
+
+    // Of a port that its router deletes meanwhile nothing is said that is not so.
+    let arguments = ["trace", "row/r2:eth0", "-f", "ip proto 253", "--wait", "60"];
+    let error = thread::scope(|scope| {
+        let waits = scope.spawn(|| node.try_pdp(&arguments));
+        while !waits.is_finished() {
+            thread::sleep(Duration::from_secs(1));
+            let _ = node.try_exec("row/r2", "ip link del eth0");
+        }
+        waits.join().expect("pdp trace")
+    });
+    let error = error.expect_err("no such frame");
+    assert!(error.contains("the router or its port was made anew meanwhile"), "{error}");
+    eventually("the port is there again", || {
+        // Routes that went with it its router has to set anew.
+        let _ = node.try_exec("row/r2", "ip route replace 10.1.0.0/24 via 10.12.0.1");
+        node.try_exec("row/h1", "ping -c1 -W1 10.3.0.2").is_ok()
+    });
 
     // A reader that takes nothing misses frames, which is counted, and nobody else does.
     let arguments = ["capture", "row/r2:eth0", "-w", "-"];
