@@ -270,8 +270,11 @@ fn until_none_is_left(
 /// Deletes the vnet, if it is there, and waits until nothing is left of it, whatever it is.
 fn delete(node: &Node, after: &str, is_gone: &dyn Fn(&Node) -> bool) {
     // Its spec may not have been stored, or be gone already.
-    if node.try_pdp(&["inspect", "red"]).is_ok() {
-        node.pdp(&["delete", "red"]);
+    if node.try_pdp(&["inspect", "red"]).is_ok()
+        && let Err(error) = node.try_pdp(&["delete", "red"])
+    {
+        // On a busy machine it takes longer than whoever asked for it waits.
+        assert!(error.contains("it is being tried again"), "{error}");
     }
     eventually(&format!("nothing is left, {after}"), || is_gone(node));
 }
