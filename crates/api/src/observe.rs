@@ -125,7 +125,7 @@ pub struct CaptureQuery {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TraceRequest {
-    /// All of these must match.
+    /// All of these must match; at most 256, with 256 bytes in all.
     #[serde(default)]
     pub filter: Vec<FrameMatch>,
     /// And this program of classic BPF must want it: what `tcpdump -ddd` prints, with commas for ends of lines, at

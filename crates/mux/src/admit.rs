@@ -3,9 +3,8 @@
 use std::ops::RangeInclusive;
 
 use pdp_afxdp::Packet;
-use pdp_wire::ether;
-
 use pdp_proto::trace::addresses;
+use pdp_wire::ether;
 
 use crate::core::Core;
 use crate::counters::Reason;

@@ -25,6 +25,7 @@ use tracing::info;
 
 use crate::host::words;
 use crate::ports::Observer;
+use crate::view::mac;
 
 /// A reader's part of a CPU: one in so many.
 const CPU_PART: u32 = 10;
@@ -405,10 +406,6 @@ fn is_like_segment(protocol: u8, arrived: &[u8], left: &[u8]) -> bool {
         _ => false,
     };
     iter::zip(arrived, left).enumerate().all(|(at, (one, other))| may_change(at) || one == other)
-}
-
-fn mac(address: [u8; 6]) -> String {
-    address.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 #[cfg(test)]

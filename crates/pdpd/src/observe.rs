@@ -34,7 +34,7 @@ use crate::engine::{Engine, link_of};
 use crate::fastpath::FastPath;
 use crate::host::{HostError, words};
 use crate::http::{Daemon, ProgressFn, RouteFn};
-use crate::plan::{LinkWay, NodePlan, Part, VnetPlan};
+use crate::plan::{LinkWay, NodePlan, Part};
 use crate::ports::Observer;
 use crate::watch::{self, Reader};
 use crate::{kernel_frames, kernel_routes};
@@ -414,7 +414,9 @@ impl Daemon for Engine {
             detail: stage.detail,
         });
         let mut trace = Trace { stages: stages.collect() };
-        if let (Some((link, Some(why))), Some(first)) = (way, trace.stages.first_mut()) {
+        if let (Some((link, LinkWay::Mux(Some(why)))), Some(first)) =
+            (way, trace.stages.first_mut())
+        {
             first.detail += &format!("; link {link} goes by the mux: {why}");
         }
         self.name_route(vnet, node, &mut trace);
@@ -581,9 +583,7 @@ impl Engine {
 
     /// To look at frames of a port with, where they stay in the kernel.
     fn observer(&self, scope: &Scope, port: &mux::PortName) -> Result<Option<Observer>, Problem> {
-        let model = self.model();
-        let plan = model.plan.vnets.get(&port.vnet);
-        if !plan.is_some_and(|plan| is_straight(plan, port)) {
+        if !matches!(self.way(port), Some((_, LinkWay::Kernel))) {
             return Ok(None);
         }
         let observer = self.host.ports.observe(scope.tenant(), &port.vnet, &port.node, &port.port);
@@ -598,29 +598,15 @@ impl Engine {
         })
     }
 
-    /// The link of a port, and why it goes by the mux where that is told.
-    fn way(&self, port: &mux::PortName) -> Option<(String, Option<String>)> {
+    /// The link of a port, and which way it takes.
+    fn way(&self, port: &mux::PortName) -> Option<(String, LinkWay)> {
         let model = self.model();
         let plan = model.plan.vnets.get(&port.vnet)?;
         let taps = &plan.nodes.get(&port.node)?.taps;
         let number = taps.iter().position(|tap| tap.name == port.port)?;
-        let mut links = std::iter::zip(&plan.mux.vlinks, &plan.ways);
-        let is_its = |(link, _): &(&mux::Vlink, _)| {
-            link.ports().any(|(node, at)| node == port.node && usize::from(at) == number)
-        };
-        let (link, way) = links.find(is_its)?;
-        let why = match way {
-            LinkWay::Kernel => None,
-            LinkWay::Mux(why) => why.clone(),
-        };
-        Some((link.name.clone(), why))
+        let (link, way) = plan.way_of(&port.node, number as u16)?;
+        Some((link.name.clone(), way.clone()))
     }
-}
-
-/// Whether frames of a port stay in the kernel.
-fn is_straight(plan: &VnetPlan, port: &mux::PortName) -> bool {
-    let ports = plan.nodes.get(&port.node).into_iter().flat_map(|node| node.straight.values());
-    ports.map(|it| &it.spec.name).any(|name| *name == port.port)
 }
 
 /// What a filter of the API is to the mux.

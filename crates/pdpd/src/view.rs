@@ -465,12 +465,11 @@ impl View<'_> {
         let (mut ports, now_ns) = (Vec::new(), ledger::now_ns());
         for (index, tap) in plan.taps.iter().enumerate() {
             let link = vnet.link_of(node, index as u16);
-            let mac: Vec<String> = tap.mac.iter().map(|byte| format!("{byte:02x}")).collect();
             let is_cut_off =
                 |link| VnetPlan::cut_off_by(link).any(|name| self.cut_off(name).is_some());
             ports.push(PortStatus {
                 name: tap.name.clone(),
-                mac: mac.join(":"),
+                mac: mac(tap.mac),
                 mtu_bytes: tap.mtu,
                 addresses: tap.addresses.iter().map(ToString::to_string).collect(),
                 link: link.map(|link| link.name.clone()),
@@ -635,6 +634,11 @@ fn parts(node: &NodeStatus) -> impl Iterator<Item = (String, &ProcessStatus)> {
     ];
     let own = own.into_iter().filter_map(|(name, status)| Some((name.to_owned(), status?)));
     own.chain(node.guests.iter().map(|guest| (format!("g{}", guest.number), &guest.process)))
+}
+
+/// A link address as people write it.
+pub(crate) fn mac(address: [u8; 6]) -> String {
+    address.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// The commands of a node that fail.

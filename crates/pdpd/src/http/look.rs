@@ -5,7 +5,6 @@ use pdp_api::{
     Check, FdbEntry, Problem, ProblemKind, Stats, StatsQuery, Substrate, TRACE_WAIT_MS_MAX, Trace,
     TraceRequest, Version, Vnet, VnetSummary,
 };
-
 use pdp_proto::limits::PATTERN_BYTES_MAX;
 
 use super::Asked;

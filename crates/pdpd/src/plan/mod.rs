@@ -979,7 +979,13 @@ impl VnetPlan {
 
     /// The vlink of a port.
     pub fn link_of(&self, node: &str, port: u16) -> Option<&mux::Vlink> {
-        self.mux.vlinks.iter().find(|link| link.ports().any(|end| end == (node, port)))
+        self.way_of(node, port).map(|(link, _)| link)
+    }
+
+    /// The same, and which way it takes.
+    pub fn way_of(&self, node: &str, port: u16) -> Option<(&mux::Vlink, &LinkWay)> {
+        let mut links = std::iter::zip(&self.mux.vlinks, &self.ways);
+        links.find(|(link, _)| link.ports().any(|end| end == (node, port)))
     }
 }
 
