@@ -18,7 +18,7 @@ units := $(DESTDIR)/etc/systemd/system
 service_units := pdpd.service pdpd@.service
 
 # The daemon finds what it starts beside itself.
-programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-management pdp-shim pdp-init pdp-router pdp-label
+programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-management pdp-shim pdp-init pdp-work pdp-router pdp-label
 
 .PHONY: help deps build test fuzz demo demo-down soak bench install install-files uninstall
 

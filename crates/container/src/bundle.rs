@@ -20,6 +20,7 @@ use crate::seccomp;
 use crate::spec::{GuestSpec, ID_BYTES_MAX, Profile, Root, USER_IDS, bundle, id_is_good};
 use crate::view;
 use crate::volumes;
+use crate::work::Workplace;
 
 /// Where a guest finds what PdP needs in it.
 const INSIDE: &str = "/run/pdp";
@@ -166,6 +167,7 @@ pub(crate) fn make(
     init_program: &Path,
     images: &Path,
     own_volumes: &Path,
+    workplace: &Workplace,
 ) -> Result<()> {
     let dir = bundle(&spec.dir);
     let files = dir.join(view::FILES);
@@ -190,12 +192,14 @@ pub(crate) fn make(
         }
         Root::OciLayout { path, reference } => {
             let user = dir.join(view::IMAGE);
-            (image::unpack_for(&user, path, reference.as_deref(), images)?, true)
+            let layout = (&**path, reference.as_deref());
+            (image::unpack_for(&user, layout, images, (workplace, &spec.owner))?, true)
         }
         Root::Image { owner, digest } => {
             let layout = image::layout(images, owner, digest);
             own = Some(Own::read(&layout)?);
-            (image::unpack_for(&dir.join(view::IMAGE), &layout, None, images)?, true)
+            let (user, by) = (dir.join(view::IMAGE), (workplace, &*spec.owner));
+            (image::unpack_for(&user, (&layout, None), images, by)?, true)
         }
     };
     if image {
@@ -238,7 +242,7 @@ pub(crate) fn make(
     let init = place_init(spec, config, &files, init_program, (&root, image), &mut mounts)?;
     let own = spec.binds.iter().filter(|bind| !bind.wished);
     mounts.extend(own.map(|b| bind_mount(&b.source, &b.target, b.writable)));
-    volumes::prepare(spec, own_volumes, &dir, &root)?;
+    volumes::prepare(spec, own_volumes, &dir, &root, workplace)?;
     let found = binds::prepare(spec, &dir)?;
     // What is asked for: where, whether it is a directory, and the mount.
     let mut asked: Vec<(&Path, bool, Value)> = Vec::new();

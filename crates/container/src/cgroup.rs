@@ -43,6 +43,9 @@ const MOUNT_POINT: &str = "/sys/fs/cgroup";
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
 
+/// Controllers that are used where the machine has them.
+const CONTROLLERS_OPTIONAL: [&str; 1] = ["io"];
+
 /// Which cgroups a machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
@@ -142,6 +145,18 @@ impl Cgroups {
             }
         }
         set("pids.max", processes, limits.processes.is_some())?;
+        if let Some(weight) = limits.io_weight {
+            // Only some of the disks' schedulers have weights, and so have these files.
+            let (file, other) = match self.version {
+                Version::V1 => ("blkio.bfq.weight", "blkio.weight"),
+                Version::V2 => ("io.weight", "io.bfq.weight"),
+            };
+            let set = |file: &str| {
+                let dir = self.controlled_by(file.split('.').next().unwrap_or_default(), path);
+                dir.is_some_and(|dir| fs::write(dir.join(file), weight.to_string()).is_ok())
+            };
+            let _ = set(file) || set(other);
+        }
         if let Some(weight) = limits.cpu_weight {
             self.weigh(path, weight)?;
         }
@@ -483,7 +498,7 @@ fn pass_controllers_down(dir: &Path) -> Result<()> {
     let available = fs::read_to_string(&available).at("read", &available)?;
     let file = dir.join("cgroup.subtree_control");
     let passed = fs::read_to_string(&file).at("read", &file)?;
-    for controller in CONTROLLERS {
+    for controller in CONTROLLERS.into_iter().chain(CONTROLLERS_OPTIONAL) {
         let has = |list: &str| list.split_ascii_whitespace().any(|name| name == controller);
         if has(&available) && !has(&passed) {
             fs::write(&file, format!("+{controller}")).at("pass controllers down by", &file)?;

@@ -31,11 +31,12 @@ use crate::error::{Context, Error, Result};
 use crate::spec::bundle;
 use crate::tree;
 use crate::view;
+use crate::work::{Order, Workplace};
 
 pub use archive::{ARCHIVE_ENTRIES_MAX, convert};
 pub(crate) use config::{Own, has_directory};
-pub(crate) use store::layout;
 pub use store::{Index, KEPT_MAX, Kept, Named, Room, STORE, Store, Work};
+pub(crate) use store::{layout, take};
 
 /// Bytes of an index or a manifest.
 pub const JSON_BYTES_MAX: u64 = 4 << 20;
@@ -108,17 +109,18 @@ impl Drop for Claim {
 /// Unpacks an image below `images` unless it is there, and returns its root. One process at a time
 /// may do so.
 pub fn unpack(layout: &Path, reference: Option<&str>, images: &Path) -> Result<PathBuf> {
-    unpack_then(layout, reference, images, |_| Ok(()))
+    unpack_then(layout, reference, images, (&Workplace::in_this_process(), ""), |_| Ok(()))
 }
 
-/// The same for a guest: `link` is made a link to it, and it is kept as long as that is there.
+/// The same for a guest: `link` is made a link to it, and it is kept as long as that is there. The work is done for
+/// an owner.
 pub(crate) fn unpack_for(
     link: &Path,
-    layout: &Path,
-    reference: Option<&str>,
+    (layout, reference): (&Path, Option<&str>),
     images: &Path,
+    by: (&Workplace, &str),
 ) -> Result<PathBuf> {
-    unpack_then(layout, reference, images, |root| symlink(root, link).at("link", link))
+    unpack_then(layout, reference, images, by, |root| symlink(root, link).at("link", link))
 }
 
 /// Removes what is in `images` and no whole image that a guest runs on, in the directories that
@@ -231,20 +233,39 @@ fn unpack_then(
     layout: &Path,
     reference: Option<&str>,
     images: &Path,
+    (workplace, owner): (&Workplace, &str),
     then: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
-    let (digest, manifest) = manifest(layout, reference)?;
+    let (digest, _) = manifest(layout, reference)?;
     let root = images.join(digest.replace(':', "-"));
     let _claim = Claim::wait(&root);
     if !root.is_dir() {
-        unpack_alone(layout, &manifest, images, &root)?;
+        fs::create_dir_all(images).at("make", images)?;
+        let order = Order::Unpack {
+            layout: layout.to_owned(),
+            reference: reference.map(str::to_owned),
+            digest,
+            images: images.to_owned(),
+            root: root.clone(),
+        };
+        workplace.run(owner, &order).map_err(|text| failed(layout, text))?;
     }
     then(&root)?;
     Ok(root)
 }
 
-fn unpack_alone(layout: &Path, manifest: &ImageManifest, images: &Path, root: &Path) -> Result<()> {
-    let layers = layers(layout, manifest)?;
+/// Unpacks the image of this reference into `root`, if its digest is this one. Nobody else does so meanwhile.
+pub(crate) fn unpack_alone(
+    layout: &Path,
+    (reference, wanted): (Option<&str>, &str),
+    images: &Path,
+    root: &Path,
+) -> Result<()> {
+    let (digest, manifest) = manifest(layout, reference)?;
+    if digest != wanted {
+        return Err(failed(layout, format!("it is {digest} now, and was {wanted} before")));
+    }
+    let layers = layers(layout, &manifest)?;
     // From a process that was killed.
     let mut part = root.as_os_str().to_owned();
     part.push(PART);

@@ -44,6 +44,7 @@ mod store;
 pub mod tree;
 mod view;
 pub mod volumes;
+pub mod work;
 
 pub use disk::free_bytes;
 pub use error::{Error, Result, words};

@@ -27,6 +27,7 @@ use crate::status::CommandStatus;
 use crate::store::{Kind, RECORD_VERSION, Record, Store};
 use crate::tree;
 use crate::volumes;
+use crate::work::Workplace;
 
 /// Time that the kernel and the shim have to end what was killed.
 const END_WAIT: Duration = Duration::from_secs(10);
@@ -49,6 +50,8 @@ pub struct Paths {
     pub shim: PathBuf,
     /// `pdp-init`.
     pub init: PathBuf,
+    /// `pdp-work`.
+    pub work: PathBuf,
     /// Directories of guests and helpers, each named by its id; below the run directory: gone with a
     /// reboot. Root's alone to write.
     pub records: PathBuf,
@@ -71,6 +74,7 @@ pub struct Paths {
 pub struct Runtime {
     paths: Paths,
     cgroups: Cgroups,
+    workplace: Workplace,
 }
 
 /// How a guest or helper is.
@@ -92,7 +96,7 @@ pub enum State {
 impl Runtime {
     /// Finds out which cgroups there are. All paths become absolute.
     pub fn new(mut paths: Paths) -> Result<Self> {
-        for path in [&mut paths.runc, &mut paths.shim, &mut paths.init] {
+        for path in [&mut paths.runc, &mut paths.shim, &mut paths.init, &mut paths.work] {
             *path = fs::canonicalize(&*path).at("find", path)?;
         }
         let cgroups = Cgroups::new(&paths.cgroup)?;
@@ -103,7 +107,8 @@ impl Runtime {
             DirBuilder::new().recursive(true).mode(mode).create(&*path).at("make", path)?;
             *path = fs::canonicalize(&*path).at("find", path)?;
         }
-        Ok(Self { paths, cgroups })
+        let workplace = Workplace::new(paths.work.clone(), cgroups.clone());
+        Ok(Self { paths, cgroups, workplace })
     }
 
     /// Where things are.
@@ -114,6 +119,11 @@ impl Runtime {
     /// The cgroups, for limits of helpers' and for usage.
     pub fn cgroups(&self) -> &Cgroups {
         &self.cgroups
+    }
+
+    /// Where work for owners is done.
+    pub fn workplace(&self) -> &Workplace {
+        &self.workplace
     }
 
     /// Makes a guest up to its namespaces, so that interfaces can be put into it; its commands get
@@ -131,7 +141,8 @@ impl Runtime {
         };
         self.begin(&spec.dir, &record, what, spec.log_bytes_max, fds, || {
             let Paths { init, images, volumes, .. } = &self.paths;
-            bundle::make(spec, &self.cgroups, init, images, &volumes.join(&spec.id))?;
+            let volumes = volumes.join(&spec.id);
+            bundle::make(spec, &self.cgroups, init, images, &volumes, &self.workplace)?;
             self.cgroups.ensure(&spec.cgroup, &spec.limits)?;
             self.cgroups.ensure_leaf(&bundle::leaf(&spec.cgroup))
         })?;

@@ -16,6 +16,10 @@ pub struct GuestSpec {
     /// Its cgroup below the runtime's, e.g. `red/r1`: that has the limits, and the guest's
     /// processes are in its leaf `guest`.
     pub cgroup: String,
+    /// Its owner, which pays for what the daemon does to make it ([`crate::work`]): part of a cgroup's name. A guest
+    /// of another owner is no other guest, so hashes of specs leave this out.
+    #[serde(skip)]
+    pub owner: String,
     /// Its root file system.
     pub root: Root,
     /// What it may do.
@@ -323,6 +327,9 @@ pub struct Limits {
     pub processes: Option<u64>,
     /// CPUs, as in cpuset.cpus, e.g. `0-2,5`.
     pub cpus: Option<String>,
+    /// Share of a disk's bandwidth, 1 to 1000, where the disk's scheduler has weights; the kernel's default is 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_weight: Option<u16>,
 }
 
 /// A process beside a guest, or of the node itself (the mux).

@@ -40,6 +40,7 @@ use crate::error::{Context, Error, Result, words};
 use crate::process::end_within;
 use crate::spec::{GuestSpec, Root, Volume};
 use crate::tree;
+use crate::work::{Order, Workplace};
 
 /// What a new volume leaves free of the disk that it is on, for the daemon itself and all others.
 pub const FREE_BYTES_MIN: u64 = 256 << 20;
@@ -158,6 +159,7 @@ pub(crate) fn prepare(
     directory: &Path,
     bundle: &Path,
     root: &Path,
+    workplace: &Workplace,
 ) -> Result<()> {
     keep(directory, &spec.volumes.iter().map(|volume| volume.name.as_str()).collect())?;
     if spec.volumes.is_empty() {
@@ -169,7 +171,7 @@ pub(crate) fn prepare(
     let mut files = Vec::new();
     for (number, volume) in spec.volumes.iter().enumerate() {
         let path = file(directory, &volume.name);
-        ready(spec, volume, &path, root)?;
+        ready(spec, volume, &path, root, workplace)?;
         files.push(path);
         let place = place(bundle, number);
         fs::create_dir(&place).at("make", &place)?;
@@ -208,7 +210,13 @@ pub(crate) fn keep(directory: &Path, names: &BTreeSet<&str>) -> Result<()> {
 }
 
 /// Has a volume be there, of its size.
-fn ready(spec: &GuestSpec, volume: &Volume, path: &Path, root: &Path) -> Result<()> {
+fn ready(
+    spec: &GuestSpec,
+    volume: &Volume,
+    path: &Path,
+    root: &Path,
+    workplace: &Workplace,
+) -> Result<()> {
     let fail = |error: Error| Error::Spec {
         id: spec.id.clone(),
         text: format!("volume {}: {}", volume.name, words(&error)),
@@ -222,7 +230,7 @@ fn ready(spec: &GuestSpec, volume: &Volume, path: &Path, root: &Path) -> Result<
     }
     let partial = path.with_extension(PARTIAL);
     tree::remove(&partial)?;
-    make(spec, volume, &partial, root)
+    make(spec, volume, &partial, root, workplace)
         .and_then(|()| fs::rename(&partial, path).at("name", &partial))
         .map_err(|error| {
             let _ = tree::remove(&partial);
@@ -231,10 +239,35 @@ fn ready(spec: &GuestSpec, volume: &Volume, path: &Path, root: &Path) -> Result<
 }
 
 /// Makes a volume's file system, with its top as the guest's root has the directory there.
-fn make(spec: &GuestSpec, volume: &Volume, path: &Path, root: &Path) -> Result<()> {
+fn make(
+    spec: &GuestSpec,
+    volume: &Volume,
+    path: &Path,
+    root: &Path,
+    workplace: &Workplace,
+) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
     let file = file.at("make", path)?;
     take(&file, path, volume.bytes)?;
+    workplace
+        .run(&spec.owner, &Order::MakeFileSystem { file: path.to_owned() })
+        .map_err(io::Error::other)
+        .at("make a file system in", path)?;
+    let mount = mounted(path).at("mount", path)?;
+    let top = openat(&mount, ".", TOP, Mode::empty());
+    let top = top.at("open", path)?;
+    // For e2fsck(8), which makes it again; programs that want an empty directory do not take one with it.
+    unlinkat(&top, "lost+found", AtFlags::REMOVEDIR).at("clear", path)?;
+    let (uid, gid, mode) = like(spec, root, &volume.target);
+    fchown(&top, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).at("give away", path)?;
+    fchmod(&top, Mode::from_raw_mode(mode)).at("set the mode of", path)?;
+    drop((top, mount));
+    // What it is renamed to is whole, also after the machine fell.
+    fsync(&file).at("write", path)
+}
+
+/// Runs mke2fs(8) on a file.
+pub(crate) fn make_file_system(path: &Path) -> io::Result<()> {
     let mut mke2fs = Command::new("mke2fs");
     mke2fs
         .args(MAKE)
@@ -249,23 +282,12 @@ fn make(spec: &GuestSpec, volume: &Volume, path: &Path, root: &Path) -> Result<(
         io::ErrorKind::NotFound => io::Error::other("there is no mke2fs; install e2fsprogs"),
         _ => error,
     };
-    let status = mke2fs.spawn().map_err(missing).and_then(|mut it| end_within(&mut it, MAKE_WAIT));
-    let status = status.at("make a file system in", path)?;
-    if !status.success() {
-        let error = io::Error::other(format!("mke2fs ended with {status}"));
-        return Err(error).at("make a file system in", path);
+    let status =
+        mke2fs.spawn().map_err(missing).and_then(|mut it| end_within(&mut it, MAKE_WAIT))?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("mke2fs ended with {status}"))),
     }
-    let mount = mounted(path).at("mount", path)?;
-    let top = openat(&mount, ".", TOP, Mode::empty());
-    let top = top.at("open", path)?;
-    // For e2fsck(8), which makes it again; programs that want an empty directory do not take one with it.
-    unlinkat(&top, "lost+found", AtFlags::REMOVEDIR).at("clear", path)?;
-    let (uid, gid, mode) = like(spec, root, &volume.target);
-    fchown(&top, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).at("give away", path)?;
-    fchmod(&top, Mode::from_raw_mode(mode)).at("set the mode of", path)?;
-    drop((top, mount));
-    // What it is renamed to is whole, also after the machine fell.
-    fsync(&file).at("write", path)
 }
 
 /// Owner inside, group inside and mode of what a guest's root has at a path; root's, for all to read, where that is no directory.

@@ -5,9 +5,12 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use pdp_container::cgroup::Cgroups;
 use pdp_container::image::{MANIFEST, Room, Store, Work};
+use pdp_container::work::{self, Workplace};
 use pdp_container::{
     Command, Error, File, GuestSpec, Limits, Owned, Paths, Profile, Restart, Root, RunAs, Runtime,
     State, UserRange, image,
@@ -140,6 +143,7 @@ fn fixture(dir: &Dir, cgroup: &str) -> Fixture {
             runc: "/usr/sbin/runc".into(),
             shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
             init: env!("CARGO_BIN_EXE_pdp-init").into(),
+            work: env!("CARGO_BIN_EXE_pdp-work").into(),
             records: dir.0.path().join("records"),
             runc_root: dir.0.path().join("runc"),
             logs: dir.0.path().join("logs"),
@@ -157,6 +161,7 @@ fn guest(dir: &Dir, cgroup: &str) -> GuestSpec {
         id: cgroup.to_owned(),
         dir: dir.0.path().join("records").join(cgroup),
         cgroup: "red/r1".into(),
+        owner: "acme".into(),
         root: Root::Host,
         profile: Profile::Host,
         privileged: false,
@@ -409,13 +414,24 @@ fn bring(inbox: &Path, config: &[u8], layers: &[Vec<u8>]) {
 
 const ROOM: Room = Room { bytes: 1 << 20 };
 
-struct Kept(Dir, Store);
+struct Kept(Dir, Store, Cgroups, Workplace);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.2.remove("", Duration::from_secs(10));
+        self.2.remove_if_empty("");
+    }
+}
 
 impl Kept {
     fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = Dir::new();
-        let store = Store::open(&dir.images(), &dir.0.path().join("works")).unwrap();
-        Self(dir, store)
+        let cgroups = Cgroups::new(&format!("pdp-kept-{}-{number}", std::process::id())).unwrap();
+        let work = Workplace::new(env!("CARGO_BIN_EXE_pdp-work").into(), cgroups.clone());
+        let store = Store::open(&dir.images(), &dir.0.path().join("works"), work.clone());
+        Self(dir, store.unwrap(), cgroups, work)
     }
 
     fn keep(&self, work: Work) -> Result<String, String> {
@@ -609,7 +625,8 @@ fn an_archive_of_docker_is_an_image_and_leads_nowhere_else() {
     docker_archive(&path, "{}", &layers, images);
     let convert = |tag: Option<&str>, bytes_max: u64| {
         let work = kept.1.begin(0).unwrap();
-        image::convert(&path, tag, &work.inbox(), bytes_max).map_err(|error| error.to_string())?;
+        let converted = kept.1.convert("acme", &path, tag, &work, bytes_max);
+        converted.map_err(|error| error.to_string())?;
         kept.keep(work)
     };
     let digest = convert(Some("frr:10"), 1 << 20).unwrap();
@@ -633,12 +650,91 @@ fn an_archive_of_docker_is_an_image_and_leads_nowhere_else() {
     assert_eq!(fs::read_dir(kept.1.works()).unwrap().count(), 0);
 }
 
+/// CPU time of unpacking is the owner's, whose cgroup bounds it.
+#[test]
+fn checking_an_image_is_charged_to_its_owner() {
+    let kept = Kept::new();
+    let room = Room { bytes: 1 << 30 };
+    let zeros = layer(&[Entry::File("zeros", vec![0; 256 << 20], 0)]);
+    let work = kept.1.begin(0).unwrap();
+    bring(&work.inbox(), b"{}", &[zeros]);
+    let Kept(_, store, cgroups, workplace) = &kept;
+    let own = work::cgroup("acme");
+    // Another's work is under way, so that the cgroup stays to be looked at.
+    let place = workplace.place("acme").unwrap();
+    let cpu = || {
+        Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime))
+            .unwrap()
+    };
+    let before = cpu();
+    store.keep("acme", ("zeros:1", None), &work, None, room).unwrap();
+    let (used, mine) = (cgroups.usage(&own).unwrap().cpu_ns, cpu() - before);
+    drop(place);
+    assert!(used > 100_000_000, "{used} ns in the owner's cgroup");
+    assert!(mine < Duration::from_nanos(used) / 2, "{mine:?} in this process");
+    assert!(!cgroups.exists(&own), "the cgroup outlives its last work");
+}
+
+/// The process that reads what came has only the capabilities that its files need, and no network.
+#[test]
+fn work_runs_without_network_and_with_few_capabilities() {
+    const CHOWN_DAC_OVERRIDE_FOWNER_FSETID: u64 = 0b1_1011;
+    let dir = Dir::new();
+    let (inbox, layout) = (dir.0.path().join("in"), dir.0.path().join("layout"));
+    fs::create_dir(&inbox).unwrap();
+    bring(&inbox, b"{}", &[]);
+    // It takes a while to hash, so that there is a process to look at.
+    let (hex, size) = ("0".repeat(64), 64u64 << 30);
+    fs::File::create(inbox.join(&hex)).unwrap().set_len(size).unwrap();
+    let mut manifest: serde_json::Value =
+        serde_json::from_slice(&fs::read(inbox.join(MANIFEST)).unwrap()).unwrap();
+    manifest["layers"] = serde_json::json!([{
+        "mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": format!("sha256:{hex}"),
+        "size": size,
+    }]);
+    fs::write(inbox.join(MANIFEST), manifest.to_string()).unwrap();
+    let order = serde_json::json!({ "Take": {
+        "inbox": inbox, "layout": layout, "wanted": null, "room": { "bytes": 1u64 << 40 },
+    } });
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_pdp-work"))
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(order.to_string().as_bytes()).unwrap();
+    let proc = PathBuf::from(format!("/proc/{}", child.id()));
+    let field = |name: &str| {
+        let status = fs::read_to_string(proc.join("status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        line.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    let mask = format!("{CHOWN_DAC_OVERRIDE_FOWNER_FSETID:016x}");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while field("CapEff:") != mask && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for (name, wanted) in
+        [("CapEff:", &*mask), ("CapPrm:", &mask), ("CapBnd:", &mask), ("NoNewPrivs:", "1")]
+    {
+        assert_eq!(field(name), wanted, "{name}");
+    }
+    let network = |proc: &Path| fs::read_link(proc.join("ns/net")).unwrap();
+    assert_ne!(network(&proc), network(Path::new("/proc/self")));
+    let devices = fs::read_to_string(proc.join("net/dev")).unwrap();
+    let devices: Vec<&str> =
+        devices.lines().skip(2).filter_map(|line| line.split(':').next()).collect();
+    assert!(devices.iter().all(|name| name.trim() == "lo"), "{devices:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
 /// As docker would run it: its command, as its user, where and with what it says; and it writes where it likes, into
 /// memory of its own.
 #[test]
 fn a_guest_runs_as_its_image_says() {
     let dir = Dir::new();
-    let store = Store::open(&dir.images(), &dir.0.path().join("works")).unwrap();
+    let works = dir.0.path().join("works");
+    let store = Store::open(&dir.images(), &works, Workplace::in_this_process()).unwrap();
     let work = store.begin(0).unwrap();
     let host = |path: &str| fs::read(fs::canonicalize(path).unwrap()).unwrap();
     let loader = "/lib64/ld-linux-x86-64.so.2";

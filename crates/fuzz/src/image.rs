@@ -14,6 +14,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, chroot};
 use pdp_container::image::{self, Index, MANIFEST, Room, Store};
+use pdp_container::work::Workplace;
 use sha2::{Digest, Sha256};
 
 use crate::input::Input;
@@ -136,7 +137,8 @@ fn unpack(files: &Files) -> Result<(), String> {
 fn keep(bring: impl Fn(&Path) -> bool) -> Result<(), String> {
     let (images, works) = (Path::new("/images"), Path::new("/works"));
     write(Path::new(CANARY), b"sings");
-    let store = Store::open(images, works).map_err(|error| error.to_string())?;
+    let store = Store::open(images, works, Workplace::in_this_process())
+        .map_err(|error| error.to_string())?;
     let result = keep_in(&store, images, bring).and_then(|()| {
         let mut left = names(Path::new("/"))?;
         left.retain(|name| !ARCHIVE.ends_with(name));

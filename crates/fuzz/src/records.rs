@@ -30,6 +30,7 @@ impl Place {
             runc: "/bin/false".into(),
             shim: "/bin/false".into(),
             init: "/bin/false".into(),
+            work: "/bin/false".into(),
             records: at("records"),
             runc_root: at("runc"),
             logs: at("logs"),

@@ -112,6 +112,7 @@ fn main() -> Result<()> {
         runc: any(),
         shim: any(),
         init: any(),
+        work: any(),
         records: places.records(),
         runc_root: directory.join("runc"),
         logs: directory.join("logs"),

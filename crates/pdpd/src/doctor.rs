@@ -92,6 +92,7 @@ fn tried(runc: &Path, lib: &Path) -> Result<(), String> {
         runc: runc.to_owned(),
         shim: lib.join("pdp-shim"),
         init: lib.join("pdp-init"),
+        work: lib.join("pdp-work"),
         records: place.join("records"),
         runc_root: place.join("runc"),
         logs: place.join("logs"),
@@ -151,6 +152,7 @@ fn guest(records: &Path) -> GuestSpec {
     GuestSpec {
         dir: PathBuf::from(records).join(&id),
         cgroup: id.clone(),
+        owner: id.clone(),
         hostname: id.clone(),
         id,
         root: Root::Host,

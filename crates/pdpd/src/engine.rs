@@ -105,7 +105,8 @@ impl Engine {
         let model = Model::load(&host.places, &cpus, &documents, ledger)?;
         let plan = model.wanted();
         let runtime = &host.runtime;
-        let images = Images::open(runtime.paths(), runtime.cgroups().clone())?;
+        let workplace = runtime.workplace().clone();
+        let images = Images::open(runtime.paths(), runtime.cgroups().clone(), workplace)?;
         let keeper = Keeper::new(host.clone(), host.state.clone(), host.places.clone(), plan)?;
         let engine = Self {
             host,
@@ -938,6 +939,7 @@ mod tests {
             runc: any(),
             shim: any(),
             init: any(),
+            work: any(),
             records: directory.join("records"),
             runc_root: directory.join("runc"),
             logs: directory.join("logs"),

@@ -507,6 +507,7 @@ mod tests {
             runc: any(),
             shim: any(),
             init: any(),
+            work: any(),
             records: at("records"),
             runc_root: at("runc"),
             logs: at("logs"),

@@ -20,6 +20,7 @@ use pdp_api::{
 };
 use pdp_container::cgroup::Cgroups;
 use pdp_container::image::{self, Index, Room, Store, UNPACKED_BYTES_MAX};
+use pdp_container::work::Workplace;
 use pdp_container::{Paths, free_bytes};
 use pdp_spec::limits::TENANT_IMAGES_DEFAULT;
 use pdp_spec::registry::{self, ImageName, is_digest};
@@ -92,6 +93,7 @@ impl Default for Settings {
 pub struct Images {
     store: Store,
     cgroups: Cgroups,
+    workplace: Workplace,
     /// How they are brought.
     pub settings: Settings,
     /// Held while an image is brought, by tenant: as many have it as are in line.
@@ -140,14 +142,20 @@ struct Owner<'a> {
 
 impl Images {
     /// Those of a runtime's places.
-    pub fn open(paths: &Paths, cgroups: Cgroups) -> pdp_container::Result<Self> {
+    pub fn open(
+        paths: &Paths,
+        cgroups: Cgroups,
+        workplace: Workplace,
+    ) -> pdp_container::Result<Self> {
         // Of a daemon that was killed.
         cgroups.remove(CGROUP, END_WAIT)?;
         // Beside them, so that who brings one passes through no directory of others' files.
-        let store = Store::open(&paths.images, &paths.images.with_file_name("pulls"))?;
+        let works = paths.images.with_file_name("pulls");
+        let store = Store::open(&paths.images, &works, workplace.clone())?;
         Ok(Self {
             store,
             cgroups,
+            workplace,
             settings: Settings::default(),
             bringing: Mutex::default(),
             slots: Mutex::default(),
@@ -159,6 +167,7 @@ impl Images {
     /// Has pulls end, and no other begin: the daemon ends, and waits for its requests.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
+        self.workplace.stop();
     }
 
     /// Has the documents name images by digest: those that are there, and, if `bring`, those that are not and are
@@ -512,7 +521,8 @@ impl Images {
             return Err(skopeo::full(kept_free));
         }
         let bytes = room.bytes.min(UNPACKED_BYTES_MAX).min(free);
-        image::convert(path, tag, &work.inbox(), bytes).map_err(|error| reason(&error))?;
+        let converted = self.store.convert(owner.name, path, tag, &work, bytes);
+        converted.map_err(|error| reason(&error))?;
         let name = (&*archive_name(path, tag), Some(stamp));
         self.store.keep(owner.name, name, &work, wanted, room).map_err(|error| reason(&error))
     }

@@ -143,6 +143,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         runc: arguments.runc,
         shim: lib.join("pdp-shim"),
         init: lib.join("pdp-init"),
+        work: lib.join("pdp-work"),
         records: places.records(),
         runc_root: run.join("runc"),
         logs: state_directory.join("logs"),

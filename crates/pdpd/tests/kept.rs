@@ -168,6 +168,7 @@ fn records_of_what_runs_read_back() {
         runc: "/bin/false".into(),
         shim: "/bin/false".into(),
         init: "/bin/false".into(),
+        work: "/bin/false".into(),
         records: at("records"),
         runc_root: at("runc"),
         logs: at("logs"),

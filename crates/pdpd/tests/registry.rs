@@ -15,6 +15,7 @@ use std::time::Duration;
 use pdp_api::{Action, ImageQuery, Problem, ProblemKind, PullRequest};
 use pdp_container::Paths;
 use pdp_container::cgroup::Cgroups;
+use pdp_container::work::Workplace;
 use pdp_spec::units::Bytes;
 use pdp_spec::{Object, Placed, SourceFile, Tenant};
 use pdpd::access::Scope;
@@ -110,6 +111,7 @@ impl Node {
             runc: any(),
             shim: any(),
             init: any(),
+            work: any(),
             records: dir.path().join("records"),
             runc_root: dir.path().join("runc"),
             logs: dir.path().join("logs"),
@@ -118,7 +120,8 @@ impl Node {
             cgroup: cgroup.clone(),
         };
         let cgroups = Cgroups::new(&cgroup).unwrap();
-        let mut images = Images::open(&paths, cgroups.clone()).unwrap();
+        let mut images =
+            Images::open(&paths, cgroups.clone(), Workplace::in_this_process()).unwrap();
         images.settings.certs = Some(registry.dir.path().join("certs"));
         images.settings.bounds = Bounds {
             bytes: 8 << 20,

@@ -33,6 +33,7 @@ use super::{
 use crate::error::{Context, Error, Result};
 use crate::status::tame;
 use crate::tree;
+use crate::work::{Done, Order, Workplace};
 
 /// In the directory of unpacked images: those that are kept.
 pub const STORE: &str = "store";
@@ -97,7 +98,7 @@ impl Index {
 }
 
 /// What an image may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
     /// Bytes as it comes and unpacked, added up.
     pub bytes: u64,
@@ -108,6 +109,8 @@ pub struct Room {
 pub struct Store {
     store: PathBuf,
     works: PathBuf,
+    /// Who hashes and counts what comes.
+    workplace: Workplace,
     next: AtomicU64,
     /// Held while an index is changed.
     changing: Mutex<()>,
@@ -141,7 +144,7 @@ impl Drop for Work {
 impl Store {
     /// The store beside unpacked images, and `works`, on the same file system, for what comes; what a crash left there
     /// goes.
-    pub fn open(images: &Path, works: &Path) -> Result<Self> {
+    pub fn open(images: &Path, works: &Path, workplace: Workplace) -> Result<Self> {
         let store = images.join(STORE);
         tree::remove(works)?;
         // Passed by who brings images, read by nobody.
@@ -151,6 +154,7 @@ impl Store {
         let this = Self {
             store,
             works: works.to_owned(),
+            workplace,
             next: AtomicU64::default(),
             changing: Mutex::default(),
         };
@@ -189,6 +193,21 @@ impl Store {
         &self.works
     }
 
+    /// Reads an archive into the inbox of an owner's work; see [`super::convert`].
+    pub fn convert(
+        &self,
+        owner: &str,
+        archive: &Path,
+        tag: Option<&str>,
+        work: &Work,
+        bytes_max: u64,
+    ) -> Result<()> {
+        let (archive, tag) = (archive.to_owned(), tag.map(str::to_owned));
+        let order = Order::Convert { archive: archive.clone(), tag, into: work.inbox(), bytes_max };
+        self.workplace.run(owner, &order).map_err(|text| failed(&archive, text))?;
+        Ok(())
+    }
+
     /// Directories for an image to come to, which are `uid`'s.
     pub fn begin(&self, uid: u32) -> Result<Work> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -213,8 +232,12 @@ impl Store {
     ) -> Result<String> {
         let layout = work.dir.join("layout");
         let fail = |text: String| failed(Path::new(name), tame(&text, TEXT_BYTES_MAX));
-        let (digest, kept) =
-            take(&work.inbox(), &layout, wanted, room).map_err(|error| fail(error.to_string()))?;
+        let wanted = wanted.map(str::to_owned);
+        let order = Order::Take { inbox: work.inbox(), layout: layout.clone(), wanted, room };
+        let (digest, kept) = match self.workplace.run(owner, &order).map_err(fail)? {
+            Done::Taken(digest, kept) => (digest, kept),
+            Done::Nothing => return Err(fail("pdp-work answered for another order".to_owned())),
+        };
         // All that it has, before its name says so.
         let taken = File::open(&layout).at("open", &layout)?;
         rustix::fs::syncfs(&taken).at("write to disk", &layout)?;
@@ -319,7 +342,7 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Makes a layout of what is in an inbox, which nobody writes to any more.
-fn take(
+pub(crate) fn take(
     inbox: &Path,
     layout: &Path,
     wanted: Option<&str>,
