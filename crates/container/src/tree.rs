@@ -1,18 +1,19 @@
 //! Removes directories whatever is in them.
 //!
 //! No recursion, and no path is walked: what is nested is first moved up, a level at a time, so that neither
-//! depth nor length of names matters. Links are removed, never followed; what is mounted inside is
-//! unmounted, not walked.
+//! depth nor length of names matters. Links are removed, never followed. No mount is crossed: the kernel refuses
+//! to open a directory on another one (`RESOLVE_NO_XDEV`), and what is mounted anywhere inside, on directories
+//! or on files, is unmounted.
 //!
 //! Limit: [`ENTRIES_MAX`].
 
 use std::ffi::{CString, OsStr};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
@@ -44,16 +45,24 @@ struct Removal<'a> {
 
 impl Removal<'_> {
     fn run(&mut self) -> io::Result<()> {
-        match rustix::fs::lstat(self.top) {
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {}
-            Ok(_) => return Ok(rustix::fs::unlink(self.top)?),
+        let above = match self.top.parent() {
+            Some(above) if above.as_os_str().is_empty() => Path::new("."),
+            Some(above) => above,
+            None => return Err(io::Error::other("the root directory is not removed")),
+        };
+        let above = match rustix::fs::open(above, DIRECTORY, Mode::empty()) {
+            Ok(above) => above,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             Err(error) => return Err(error.into()),
-        }
-        while is_mounted(self.top)? {
-            unmount(self.top, DETACH)?;
-        }
-        let top = rustix::fs::open(self.top, DIRECTORY, Mode::empty())?;
+        };
+        let name = self.top.file_name().unwrap_or_default();
+        let top = match self.enter(above.as_fd(), name, self.top) {
+            Ok(top) => top,
+            Err(Errno::NOENT) => return Ok(()),
+            // No directory, or a link: whatever is mounted on it has been unmounted.
+            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(rustix::fs::unlink(self.top)?),
+            Err(error) => return Err(error.into()),
+        };
         loop {
             let nested = self.clear(top.as_fd(), self.top, None)?;
             if nested.is_empty() {
@@ -61,7 +70,7 @@ impl Removal<'_> {
             }
             for name in nested {
                 let path = self.top.join(OsStr::from_bytes(name.as_bytes()));
-                let directory = match rustix::fs::openat(&top, &name, DIRECTORY, Mode::empty()) {
+                let directory = match self.enter(top.as_fd(), &name, &path) {
                     Ok(directory) => directory,
                     Err(Errno::NOENT) => continue,
                     Err(error) => return Err(error.into()),
@@ -69,7 +78,6 @@ impl Removal<'_> {
                 // Not all of it was noted if there was much: then it has its turn again.
                 self.clear(directory.as_fd(), &path, Some(top.as_fd()))?;
                 match rustix::fs::unlinkat(&top, &name, AtFlags::REMOVEDIR) {
-                    Err(Errno::BUSY) => unmount(&path, DETACH)?,
                     Ok(()) | Err(Errno::NOTEMPTY | Errno::NOENT) => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -78,6 +86,24 @@ impl Removal<'_> {
         match rustix::fs::rmdir(self.top) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Opens a directory once nothing is mounted on it. `path` leads to it as well. Unmounts a file as well, and
+    /// returns the error of opening it.
+    fn enter(
+        &mut self,
+        above: BorrowedFd<'_>,
+        name: impl rustix::path::Arg + Copy,
+        path: &Path,
+    ) -> rustix::io::Result<OwnedFd> {
+        loop {
+            // Each mount on a mount is one entry.
+            self.looked_at += 1;
+            match open_here(above, name, DIRECTORY) {
+                Err(Errno::XDEV) if self.looked_at <= ENTRIES_MAX => unmount(path, DETACH)?,
+                opened => return opened,
+            }
         }
     }
 
@@ -100,24 +126,30 @@ impl Removal<'_> {
             if self.looked_at > ENTRIES_MAX {
                 return Err(io::Error::other(format!("more than {ENTRIES_MAX} entries")));
             }
-            let result = match (kind(directory, &entry)?, up) {
-                (FileType::Directory, None) => {
-                    left.push(name.to_owned());
-                    if left.len() == NAMES_MAX {
-                        return Ok(left);
-                    }
-                    continue;
-                }
-                (FileType::Directory, Some(up)) => self.move_up(directory, name, up),
-                _ => rustix::fs::unlinkat(directory, name, AtFlags::empty()),
+            let kind = match kind(directory, &entry) {
+                Err(Errno::NOENT) => continue,
+                kind => kind?,
             };
-            match result {
-                // Of a mount.
-                Err(Errno::BUSY) => {
-                    unmount(path.join(OsStr::from_bytes(name.to_bytes())), DETACH)?;
+            if kind == FileType::Directory && up.is_none() {
+                left.push(name.to_owned());
+                if left.len() == NAMES_MAX {
+                    return Ok(left);
                 }
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(error) => return Err(error.into()),
+                continue;
+            }
+            loop {
+                let result = match up {
+                    Some(up) if kind == FileType::Directory => self.move_up(directory, name, up),
+                    _ => rustix::fs::unlinkat(directory, name, AtFlags::empty()),
+                };
+                match result {
+                    // Something is mounted on it.
+                    Err(Errno::BUSY) => {
+                        unmount(path.join(OsStr::from_bytes(name.to_bytes())), DETACH)?;
+                    }
+                    Ok(()) | Err(Errno::NOENT) => break,
+                    Err(error) => return Err(error.into()),
+                }
             }
         }
         Ok(left)
@@ -153,11 +185,26 @@ fn kind(directory: BorrowedFd<'_>, entry: &rustix::fs::DirEntry) -> rustix::io::
     }
 }
 
-/// Whether a file system of its own is mounted at a directory.
+/// Opens what has a name in a directory and is on the same mount; `XDEV` where something is mounted there.
+fn open_here(
+    directory: BorrowedFd<'_>,
+    name: impl rustix::path::Arg,
+    flags: OFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+    rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve)
+}
+
+/// True if something is mounted at a directory: another file system, or another part of the same one.
 pub fn is_mounted(directory: &Path) -> io::Result<bool> {
-    let Some(above) = directory.parent() else { return Ok(true) };
-    let stat = rustix::fs::statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW)?;
-    Ok(stat.st_dev != rustix::fs::stat(above)?.st_dev)
+    let (Some(above), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Ok(true);
+    };
+    let above = rustix::fs::openat(CWD, above, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    match open_here(above.as_fd(), name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC) {
+        Err(Errno::XDEV) => Ok(true),
+        opened => Ok(opened.map(|_| false)?),
+    }
 }
 
 #[cfg(test)]
@@ -210,5 +257,100 @@ mod tests {
         }
         remove(&top).unwrap();
         assert!(!top.exists() && kept.join("file").exists());
+    }
+
+    fn mount_at(source: &str, path: &Path, kind: Option<&str>) {
+        let flags = match kind {
+            Some(_) => rustix::mount::MountFlags::empty(),
+            None => rustix::mount::MountFlags::BIND,
+        };
+        rustix::mount::mount(source, path, kind.unwrap_or_default(), flags, None).unwrap();
+    }
+
+    /// In a mount namespace of this thread's own, of which the machine sees nothing.
+    fn in_private_mounts(test: impl FnOnce(&Path) + Send + 'static) {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let run = move || {
+            use rustix::mount::{MountPropagationFlags, mount_change};
+            // SAFETY: descriptors are not unshared, and no other thread shares what is: this one ends with the test.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
+            let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+            mount_change("/", private).unwrap();
+            let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+            test(dir.path());
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
+
+    /// The directory of memif sockets is such a mount, and its guest writes in it.
+    #[test]
+    fn unmounts_what_is_mounted_below_with_all_that_is_nested_in_it() {
+        in_private_mounts(|dir| {
+            let (top, kept) = (dir.join("top"), dir.join("kept"));
+            fs::create_dir_all(kept.join("a/b")).unwrap();
+            fs::write(kept.join("a/b/file"), "kept").unwrap();
+            // Of its own file system, at each depth, with directories, and mounts on it and in it.
+            for place in ["memif", "a/b/memif", "a/memif"] {
+                let place = top.join(place);
+                fs::create_dir_all(&place).unwrap();
+                fs::write(place.join("under"), "").unwrap();
+                for _ in 0..3 {
+                    mount_at("t", &place, Some("tmpfs"));
+                    fs::create_dir_all(place.join("d/e/f")).unwrap();
+                    fs::write(place.join("d/file"), "").unwrap();
+                    mount_at("t", &place.join("d/e"), Some("tmpfs"));
+                    fs::create_dir_all(place.join("d/e/deep/deeper")).unwrap();
+                }
+            }
+            // The same file system, whose files are not to be touched; on directories and on files.
+            for place in ["bind", "x/bind", "x/y/z/bind"] {
+                let place = top.join(place);
+                fs::create_dir_all(&place).unwrap();
+                mount_at(kept.to_str().unwrap(), &place, None);
+                let file = place.with_file_name("file");
+                fs::write(&file, "").unwrap();
+                mount_at(kept.join("a/b/file").to_str().unwrap(), &file, None);
+            }
+            remove(&top).unwrap();
+            assert!(!top.exists());
+            assert_eq!(fs::read_to_string(kept.join("a/b/file")).unwrap(), "kept");
+            let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+            assert!(!mounts.contains(dir.to_str().unwrap()), "{mounts}");
+        });
+    }
+
+    #[test]
+    fn unmounts_the_top_itself_whatever_it_is() {
+        in_private_mounts(|dir| {
+            let (top, kept) = (dir.join("top"), dir.join("kept"));
+            fs::create_dir(&kept).unwrap();
+            fs::write(kept.join("file"), "kept").unwrap();
+            fs::create_dir(&top).unwrap();
+            assert!(!is_mounted(&top).unwrap());
+            mount_at(kept.to_str().unwrap(), &top, None);
+            assert!(is_mounted(&top).unwrap(), "the same file system");
+            mount_at("t", &top, Some("tmpfs"));
+            assert!(is_mounted(&top).unwrap());
+            remove(&top).unwrap();
+            assert!(!top.exists());
+            fs::write(&top, "").unwrap();
+            mount_at(kept.join("file").to_str().unwrap(), &top, None);
+            remove(&top).unwrap();
+            assert!(!top.exists());
+            fs::create_dir(&top).unwrap();
+            fs::write(top.join("alone"), "").unwrap();
+            for _ in 0..2 {
+                mount_at(kept.join("file").to_str().unwrap(), &top.join("alone"), None);
+            }
+            remove(&top).unwrap();
+            assert!(!top.exists());
+            symlink(&kept, &top).unwrap();
+            remove(&top).unwrap();
+            assert!(!top.is_symlink());
+            assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
+        });
     }
 }
