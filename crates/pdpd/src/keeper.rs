@@ -80,6 +80,17 @@ pub struct Health {
     pub problem: Option<String>,
 }
 
+/// An object that can't be taken down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// The object.
+    pub key: Key,
+    /// Why not, as the last try found.
+    pub why: String,
+    /// Time since the first try of this daemon that failed.
+    pub time: Duration,
+}
+
 /// What the keeper tells who waits for it.
 #[derive(Debug)]
 pub enum News {
@@ -314,12 +325,24 @@ impl Table {
                 after(Key::node(vnet, ""), &inside)
                     .or_else(|| after(Key::guest(vnet, "", 0), &inside))
             }
-            Key::Mux | Key::Leftovers => {
+            // The mux of what can't be taken down has nothing to do any more.
+            Key::Mux => {
                 let mut others = self.objects.keys();
-                let all = *key == Key::Leftovers;
-                others.find(|of| **of != Key::Leftovers && (all || **of != Key::Mux)).cloned()
+                let node = [Key::Mux, Key::Leftovers];
+                others.find(|of| !node.contains(of) && !self.is_stuck(of, AFTER_MAX)).cloned()
             }
+            Key::Leftovers => self.objects.keys().find(|of| **of != Key::Leftovers).cloned(),
         }
+    }
+
+    /// True for an object that can't be taken down, and for one that waits for such a one.
+    fn is_stuck(&self, key: &Key, steps: u32) -> bool {
+        let Some(object) = self.objects.get(key) else { return false };
+        let waits = match &object.how {
+            How::After(other) => steps > 0 && self.is_stuck(other, steps - 1),
+            _ => false,
+        };
+        object.stays.is_some() || waits
     }
 }
 
@@ -454,6 +477,17 @@ impl Keeper {
             }
         }
         problems
+    }
+
+    /// What can't be taken down, though it is to be.
+    pub fn stuck(&self) -> Vec<Stuck> {
+        let table = lock(&self.table);
+        let stuck = table.open.iter().filter_map(|key| {
+            let object = table.objects.get(key)?;
+            let (since, health) = (object.stays?, object.health.as_ref()?);
+            Some(Stuck { key: key.clone(), why: health.problem.clone()?, time: since.elapsed() })
+        });
+        stuck.collect()
     }
 
     /// Why frames can't go over the device of an external interface.

@@ -78,6 +78,40 @@ impl Next {
     }
 }
 
+/// Steps of a removal that don't need each other: each is tried whatever became of those before, and the first
+/// failure is the one that is told.
+#[derive(Debug, Default)]
+struct Removal {
+    failure: Option<HostError>,
+    /// Something that was killed has not ended.
+    waits: bool,
+}
+
+impl Removal {
+    fn step(&mut self, done: Result<(), HostError>) {
+        if let Err(error) = done {
+            self.failure.get_or_insert(error);
+        }
+    }
+
+    /// A step that ends processes; `false`: they have not ended yet.
+    fn end(&mut self, ended: Result<bool, HostError>) {
+        match ended {
+            Ok(ended) => self.waits |= !ended,
+            Err(error) => self.step(Err(error)),
+        }
+    }
+
+    /// Another look later; a failure is told first.
+    fn wait(self, what: String) -> Result<Next, HostError> {
+        self.finish().map(|()| Next::wait_for_end(what))
+    }
+
+    fn finish(self) -> Result<(), HostError> {
+        self.failure.map_or(Ok(()), Err)
+    }
+}
+
 /// Which processes of an object a step started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Started {
@@ -335,13 +369,14 @@ impl Reconciler {
         }
     }
 
-    /// Ends all processes of an object; whether that is done.
+    /// Ends all processes of an object, each whatever becomes of the others; true if that is done.
     fn end(&self, key: &Key) -> Result<bool, HostError> {
-        let mut ended = true;
+        let mut removal = Removal::default();
         for directory in self.places.processes(key) {
-            ended &= self.machine.end(&directory)?;
+            removal.end(self.machine.end(&directory));
         }
-        Ok(ended)
+        let ended = !removal.waits;
+        removal.finish().map(|()| ended)
     }
 
     /// Whether the journal says that an object was made from what has this hash, and the detail that

@@ -52,6 +52,8 @@ struct Inside {
     hanging: u32,
     /// Of this path can't be removed.
     refuses: Option<PathBuf>,
+    /// The mux does not let this vnet go.
+    keeps: Option<String>,
     /// Mirrors whose path has this never say that a guest has its routes.
     mute: Option<String>,
     /// Muxes of processes below this number answer what none does, to whatever they are told of a vnet.
@@ -338,7 +340,11 @@ impl Machine for Pretend {
     }
 
     fn delete_vnet(&self, vnet: &str) -> Result<(), HostError> {
-        self.lock().vnets.remove(vnet).expect("the mux has it");
+        let mut inside = self.lock();
+        if inside.keeps.as_deref() == Some(vnet) {
+            return Err(ControlError::Refused { peer: "mux", reason: "it is in use".into() }.into());
+        }
+        inside.vnets.remove(vnet).expect("the mux has it");
         Ok(())
     }
 
@@ -659,6 +665,57 @@ fn what_can_not_be_removed_is_told_and_holds_up_nobody() {
     kept.machine.set(|inside| inside.refuses = None);
     eventually("it is gone", || kept.keeper.unwanted("v0").is_empty());
     assert_eq!(kept.keeper.problems(|_| true), []);
+}
+
+/// One guest whose directory stays: all that runs of its network ends, and its node's volumes go.
+#[test]
+fn a_guest_that_can_not_be_removed_keeps_no_process_and_no_volume() {
+    let mut kept = Kept::with_vnets(2);
+    let volume = "kind: router\n      volumes: [\"a:/a\"]\n";
+    let text = vnet("v0", 2).replace("kind: router\n", volume);
+    wait(&kept.apply(text));
+    let stays = places().node("v0", "r1").join("g1");
+    kept.machine.set(|inside| inside.refuses = Some(stays.clone()));
+    let news = kept.delete("v0");
+    let of_v0 = |dir: &PathBuf| dir.to_string_lossy().contains("/v0.");
+    eventually("nothing of it runs", || !kept.machine.lock().processes.keys().any(of_v0));
+    wait(&news);
+    let guest = Key::guest("v0", "r1", 1);
+    let left = [Key::vnet("v0"), Key::node("v0", "r1"), guest.clone()];
+    eventually("all else is gone", || kept.keeper.unwanted("v0") == left);
+    let volumes = places().record("v0", "r1", Part::Control);
+    assert_eq!(kept.machine.lock().volumes.get(&volumes), Some(&BTreeSet::new()));
+    let stuck = kept.keeper.stuck();
+    assert!(matches!(&stuck[..], [one] if one.key == guest && one.why.contains("can't remove")));
+    assert!(stuck[0].time <= WAIT_MAX);
+    // After another start as well: the mux and the other network are there, and stopping ends both.
+    let mut kept = kept.again();
+    eventually("it is tried", || kept.keeper.stuck().len() == 1);
+    kept.replaced("v1");
+    let mut stopped = kept.model.clone();
+    stopped.ledger.stopped = true;
+    wait(&kept.want(stopped));
+    eventually("nothing runs", || kept.machine.lock().processes.is_empty());
+    kept.machine.set(|inside| inside.refuses = None);
+    eventually("all is gone", || kept.state.things().unwrap().is_empty());
+}
+
+/// What a network has on the machine ends though the mux does not let it go.
+#[test]
+fn a_mux_that_does_not_forget_a_vnet_keeps_no_process_of_it() {
+    let mut kept = Kept::with_vnets(2);
+    kept.machine.set(|inside| inside.keeps = Some("v0".into()));
+    let news = kept.delete("v0");
+    let of_v0 = |dir: &PathBuf| dir.to_string_lossy().contains("/v0.");
+    eventually("nothing of it runs", || !kept.machine.lock().processes.keys().any(of_v0));
+    eventually(
+        "it is told",
+        || matches!(&kept.keeper.stuck()[..], [one] if one.key == Key::vnet("v0")),
+    );
+    assert!(kept.machine.lock().vnets.contains_key("v0"));
+    kept.machine.set(|inside| inside.keeps = None);
+    wait(&news);
+    assert!(kept.keeper.unwanted("v0").is_empty() && !kept.machine.lock().vnets.contains_key("v0"));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use pdp_proto::mux;
 use pdp_spec::DeviceAttach;
 use pdp_spec::limits::MTU_MAX;
 
-use super::{Doing, Next, Reconciler, lock};
+use super::{Doing, Next, Reconciler, Removal, lock};
 use crate::control::MuxHello;
 use crate::host::{self, HostError};
 use crate::key::Key;
@@ -206,25 +206,32 @@ impl Reconciler {
             }
         }
         (doing.told)(&format!("stopping external {name}"));
-        let machine = &self.machine;
-        if self.mux_process().is_some() && machine.mux()?.externals.iter().any(|has| has == name) {
-            machine.delete_external(name)?;
-        }
+        let (machine, mut removal) = (&self.machine, Removal::default());
+        removal.step(self.forget_external_in_mux(name));
         lock(&self.externals).remove(name);
         lock(&self.devices).remove(name);
         let key = Key::external(name).to_string();
         if let Some(thing) = self.state.thing(&key)?
             && !thing.detail.is_empty()
         {
-            pdp_net::xdp::detach(Path::new(&thing.detail))?;
+            removal.step(pdp_net::xdp::detach(Path::new(&thing.detail)).map_err(HostError::from));
         }
         let socket = self.places.external_memif(name);
-        machine.remove_directory(socket.parent().unwrap_or(&socket))?;
+        removal.step(machine.remove_directory(socket.parent().unwrap_or(&socket)));
+        removal.finish()?;
         if plan.externals.is_empty() {
             machine.remove_if_empty("externals");
         }
         self.state.forget(&key)?;
         Ok(Next::Gone)
+    }
+
+    fn forget_external_in_mux(&self, name: &str) -> Result<(), HostError> {
+        let machine = &self.machine;
+        if self.mux_process().is_some() && machine.mux()?.externals.iter().any(|has| has == name) {
+            machine.delete_external(name)?;
+        }
+        Ok(())
     }
 
     fn xdp_device(

@@ -1,6 +1,6 @@
 //! A forwarding guest.
 
-use super::{Doing, Helper, Look, Next, Reconciler, Side, Socket};
+use super::{Doing, Helper, Look, Next, Reconciler, Removal, Side, Socket};
 use crate::host::HostError;
 use crate::key::Key;
 use crate::plan::{GuestPlan, NodePlan, Places, Plan};
@@ -102,14 +102,16 @@ impl Reconciler {
         doing: &mut Doing<'_>,
     ) -> Result<Next, HostError> {
         (doing.told)(&format!("stopping {key}"));
-        let directory = self.places.node(vnet, node);
-        if !self.end(key)?
-            || !self.machine.remove_cgroup(&Places::guest_cgroup(vnet, node, number))?
-        {
-            return Ok(Next::wait_for_end(format!("the end of {key}")));
+        let mut removal = Removal::default();
+        removal.end(self.end(key));
+        removal.end(self.machine.remove_cgroup(&Places::guest_cgroup(vnet, node, number)));
+        if removal.waits {
+            return removal.wait(format!("the end of {key}"));
         }
-        self.machine.remove_directory(&directory.join(format!("g{number}")))?;
+        let directory = self.places.node(vnet, node).join(format!("g{number}"));
+        removal.step(self.machine.remove_directory(&directory));
         self.machine.collect_images();
+        removal.finish()?;
         self.state.forget(&key.to_string())?;
         Ok(Next::Gone)
     }

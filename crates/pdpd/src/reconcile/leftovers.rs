@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::{Doing, Next, Reconciler};
+use super::{Doing, Next, Reconciler, Removal};
 use crate::host::{HostError, words};
 use crate::key::Key;
 
@@ -20,48 +20,42 @@ impl Reconciler {
         let journal = things.keys().filter_map(|key| key.parse::<Key>().ok());
         let keys = (doing.newest)().keys().into_iter().chain(journal);
         let known: BTreeSet<PathBuf> = keys.flat_map(|key| self.places.processes(&key)).collect();
-        let (mut left, mut failure) = (false, None);
+        let mut removal = Removal::default();
         for directory in found {
             if known.contains(&directory) {
                 continue;
             }
             tracing::info!("{} is not wanted", directory.display());
-            match machine.end(&directory) {
-                Ok(ended) => left |= !ended,
-                Err(error) => {
-                    tracing::warn!("{}: {}", directory.display(), words(&error));
-                    failure = Some(error);
-                }
+            let ended = machine.end(&directory);
+            if let Err(error) = &ended {
+                tracing::warn!("{}: {}", directory.display(), words(error));
             }
+            removal.end(ended);
         }
-        if let Some(error) = failure {
-            return Err(error);
-        }
-        machine.remove_logs_but(&known)?;
+        removal.step(machine.remove_logs_but(&known));
         // Nodes that are being removed have them removed with them.
         let plan = (doing.newest)();
         let kept: BTreeSet<PathBuf> = plan.with_volumes().cloned().chain(known).collect();
-        machine.remove_volumes_but(&kept)?;
-        if left {
-            return Ok(Next::wait_for_end("the end of what is not wanted"));
-        }
-        if let Some(inner) = doing.inner.take()
-            && (doing.newest)().is_empty()
-        {
-            return Ok(Next::After(inner));
+        removal.step(machine.remove_volumes_but(&kept));
+        if removal.waits {
+            return removal.wait("the end of what is not wanted".into());
         }
         // A step for anything newer than this begins once this has ended.
         if !(doing.newest)().is_empty() {
-            return Ok(Next::Done);
+            return removal.finish().map(|()| Next::Done);
         }
-        if !machine.remove_cgroup("")? {
-            return Ok(Next::wait_for_end("the end of what is in pdpd's cgroup"));
+        if let Some(inner) = doing.inner.take() {
+            return removal.finish().map(|()| Next::After(inner));
         }
-        machine.remove_ports_but(&BTreeSet::new, &|| false)?;
-        machine.clear_directory(&self.places.pins)?;
+        removal.end(machine.remove_cgroup(""));
+        if removal.waits {
+            return removal.wait("the end of what is in pdpd's cgroup".into());
+        }
+        removal.step(machine.remove_ports_but(&BTreeSet::new, &|| false));
+        removal.step(machine.clear_directory(&self.places.pins));
         for name in ["runc", "records", "mux", "externals", "vnets"] {
-            machine.remove_directory(&self.places.run.join(name))?;
+            removal.step(machine.remove_directory(&self.places.run.join(name)));
         }
-        Ok(Next::Done)
+        removal.finish().map(|()| Next::Done)
     }
 }

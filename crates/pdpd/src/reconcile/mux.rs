@@ -2,7 +2,7 @@
 
 use pdp_container::Process;
 
-use super::{Doing, Helper, Look, Next, Reconciler, Socket, lock};
+use super::{Doing, Helper, Look, Next, Reconciler, Removal, Socket, lock};
 use crate::host::HostError;
 use crate::key::Key;
 use crate::plan::{MuxPlan, Plan};
@@ -127,12 +127,15 @@ impl Reconciler {
             return Ok(Next::After(inner));
         }
         (doing.told)("stopping mux");
-        let directory = self.places.run.join("mux");
-        if !self.end(&Key::Mux)? || !self.machine.remove_cgroup("mux")? {
-            return Ok(Next::wait_for_end("the end of the mux"));
+        let mut removal = Removal::default();
+        removal.end(self.end(&Key::Mux));
+        removal.end(self.machine.remove_cgroup("mux"));
+        if removal.waits {
+            return removal.wait("the end of the mux".into());
         }
         *lock(&self.mux) = MuxSide::default();
-        self.machine.remove_directory(&directory)?;
+        removal.step(self.machine.remove_directory(&self.places.run.join("mux")));
+        removal.finish()?;
         self.state.forget(&Key::Mux.to_string())?;
         Ok(Next::Gone)
     }

@@ -8,7 +8,7 @@ use pdp_net::interface::{Carrier, Condition};
 use pdp_net::route::Route;
 use pdp_proto::routes;
 
-use super::{Doing, Helper, Look, Next, Reconciler, Side, Socket};
+use super::{Doing, Helper, Look, Next, Reconciler, Removal, Side, Socket};
 use crate::control::ControlError;
 use crate::host::{self, HostError};
 use crate::key::Key;
@@ -324,24 +324,30 @@ impl Reconciler {
         node: &str,
         doing: &mut Doing<'_>,
     ) -> Result<Next, HostError> {
-        if let Some(inner) = doing.inner.take() {
-            return Ok(Next::After(inner));
-        }
         (doing.told)(&format!("stopping {key}"));
-        let directory = self.places.node(vnet, node);
-        if !self.end(key)? || !self.machine.remove_cgroup(&Places::node_cgroup(vnet, node))? {
-            return Ok(Next::wait_for_end(format!("the end of {key}")));
+        // All that does not need its guests to be gone: one that can't be removed keeps nothing of the node running.
+        let (machine, mut removal) = (&self.machine, Removal::default());
+        removal.end(self.end(key));
+        removal.end(machine.remove_cgroup(&Places::node_cgroup(vnet, node)));
+        if removal.waits {
+            return removal.wait(format!("the end of {key}"));
         }
         // Threads that work for its ports go with them.
-        self.machine.remove_ports_but(&|| (doing.newest)().ports(None), &|| false)?;
-        if !self.machine.remove_cgroup(&Places::kernel_cgroup(vnet, node))? {
-            return Ok(Next::wait_for_end(format!("the end of the kernel's work for {key}")));
+        removal.step(machine.remove_ports_but(&|| (doing.newest)().ports(None), &|| false));
+        removal.end(machine.remove_cgroup(&Places::kernel_cgroup(vnet, node)));
+        if removal.waits {
+            return removal.wait(format!("the end of the kernel's work for {key}"));
         }
-        self.machine.remove_directory(&directory)?;
         // Those of one that is only stopped stay.
         let record = self.places.record(vnet, node, Part::Control);
-        self.machine.remove_volumes(&record, &(doing.newest)().volumes(vnet, node))?;
-        self.machine.collect_images();
+        removal.step(machine.remove_volumes(&record, &(doing.newest)().volumes(vnet, node)));
+        if let Some(inner) = doing.inner.take() {
+            removal.finish()?;
+            return Ok(Next::After(inner));
+        }
+        removal.step(machine.remove_directory(&self.places.node(vnet, node)));
+        machine.collect_images();
+        removal.finish()?;
         self.state.forget(&key.to_string())?;
         Ok(Next::Gone)
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use pdp_container::Process;
 use pdp_proto::mux;
 
-use super::{Doing, Next, Reconciler, lock};
+use super::{Doing, Next, Reconciler, Removal, lock};
 use crate::host::HostError;
 use crate::key::Key;
 use crate::plan::{Places, Plan, VnetPlan};
@@ -37,8 +37,8 @@ pub(super) enum Ready {
     Nothing,
     /// To be as in this plan.
     Plan(Arc<VnetPlan>),
-    /// To be taken down.
-    Removal,
+    /// To be taken down. `forgotten`: the mux has no more of it.
+    Removal { forgotten: bool },
 }
 
 impl Reconciler {
@@ -50,7 +50,7 @@ impl Reconciler {
     pub(super) fn is_ready(&self, vnet: &str, plan: &Plan) -> bool {
         match (plan.vnets.get(vnet), &lock(&self.vnet_side(vnet)).ready) {
             (Some(wanted), Ready::Plan(ready)) => Arc::ptr_eq(wanted, ready),
-            (None, Ready::Removal) => true,
+            (None, Ready::Removal { .. }) => true,
             _ => false,
         }
     }
@@ -128,30 +128,41 @@ impl Reconciler {
         if plan.mux.is_some() && self.mux_comes() {
             return Ok(Next::After(Key::Mux));
         }
+        let mut removal = Removal::default();
         {
             let side = self.vnet_side(name);
             let mut side = lock(&side);
-            if !matches!(side.ready, Ready::Removal) {
-                // The mux forgets it first, so that nothing is sent to what goes.
-                if self.mux_process().is_some()
-                    && machine.mux()?.vnets.iter().any(|known| known == name)
-                {
-                    machine.delete_vnet(name)?;
-                }
-                *side = VnetSide { ready: Ready::Removal, ..VnetSide::default() };
+            if !matches!(side.ready, Ready::Removal { forgotten: true }) {
+                // The mux forgets it first, so that nothing is sent to what goes. One that does not is no reason to
+                // let its processes run.
+                let forgets = self.forget_in_mux(name);
+                let forgotten = forgets.is_ok();
+                removal.step(forgets);
+                *side = VnetSide { ready: Ready::Removal { forgotten }, ..VnetSide::default() };
             }
         }
         if let Some(inner) = doing.inner.take() {
+            removal.finish()?;
             return Ok(Next::After(inner));
         }
         (doing.told)(&format!("stopping vnet {name}"));
-        if !machine.remove_cgroup(&Places::vnet_cgroup(name))? {
-            return Ok(Next::wait_for_end(format!("the end of what is in vnet {name}")));
+        removal.end(machine.remove_cgroup(&Places::vnet_cgroup(name)));
+        if removal.waits {
+            return removal.wait(format!("the end of what is in vnet {name}"));
         }
-        machine.remove_directory(&self.places.run.join("vnets").join(name))?;
+        removal.step(machine.remove_directory(&self.places.run.join("vnets").join(name)));
+        removal.finish()?;
         lock(&self.vnets).remove(name);
         self.weigh_all(doing)?;
         self.state.forget(&Key::vnet(name).to_string())?;
         Ok(Next::Gone)
+    }
+
+    fn forget_in_mux(&self, vnet: &str) -> Result<(), HostError> {
+        let machine = &self.machine;
+        if self.mux_process().is_some() && machine.mux()?.vnets.iter().any(|known| known == vnet) {
+            machine.delete_vnet(vnet)?;
+        }
+        Ok(())
     }
 }
