@@ -292,17 +292,18 @@ impl Cgroups {
         if !path.is_empty() {
             self.check(path)?;
         }
-        let mut gone = true;
+        let (mut gone, mut first) = (true, Ok(()));
         for hierarchy in &self.hierarchies {
             let dir = self.dir(hierarchy, path);
             let mut dirs = descendants(&dir);
             if path.is_empty() {
                 dirs.pop();
             }
-            if remove_all(&dirs).at("remove the cgroup", &dir)? {
-                continue;
+            match remove_all(&dirs).at("remove the cgroup", &dir) {
+                Ok(true) => continue,
+                Ok(false) => gone = false,
+                Err(error) => first = first.and(Err(error)),
             }
-            gone = false;
             for pid in processes_below(&dir) {
                 if let Some(pid) = pid.try_into().ok().and_then(Pid::from_raw) {
                     // It may have ended meanwhile.
@@ -310,7 +311,21 @@ impl Cgroups {
                 }
             }
         }
-        Ok(gone)
+        first.map(|()| gone)
+    }
+
+    /// Names of the cgroups directly below one.
+    pub fn below(&self, path: &str) -> BTreeSet<String> {
+        let entries =
+            self.hierarchies.iter().filter_map(|it| fs::read_dir(self.dir(it, path)).ok());
+        let dirs = entries.flatten().flatten().filter(|it| it.path().is_dir());
+        dirs.filter_map(|it| it.file_name().into_string().ok()).collect()
+    }
+
+    /// Directories of a cgroup, of those that there are.
+    pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
+        let dirs = self.hierarchies.iter().map(|hierarchy| self.dir(hierarchy, path));
+        dirs.filter(|dir| dir.is_dir()).collect()
     }
 
     /// Removes a cgroup if there is one and nothing in it.

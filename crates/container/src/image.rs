@@ -16,7 +16,7 @@ mod store;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
@@ -27,6 +27,7 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tar::{Archive, EntryType};
 
+use crate::bounded::Bounded;
 use crate::error::{Context, Error, Result};
 use crate::spec::bundle;
 use crate::tree;
@@ -363,12 +364,7 @@ fn open_file(path: &Path) -> io::Result<File> {
 }
 
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open_file(path)?.take(JSON_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > JSON_BYTES_MAX {
-        return Err(invalid(format!("more than {JSON_BYTES_MAX} bytes")));
-    }
-    Ok(bytes)
+    Bounded { bytes_max: JSON_BYTES_MAX }.read_from(open_file(path)?)
 }
 
 /// Path of a blob; an error if its digest could lead elsewhere.
@@ -415,10 +411,12 @@ fn layer_tar(layout: &Path, layer: &Descriptor) -> io::Result<Box<dyn Read>> {
     if hex(&hash.finalize()) != want {
         return Err(invalid("its bytes have another digest".to_owned()));
     }
-    // By its first bytes: media types of layers come in several dialects.
+    // By its first bytes: media types of layers come in several dialects. The same file: its name may be another's.
     let mut magic = [0; 4];
-    let count = open_file(&path)?.read(&mut magic)?;
-    let file = BufReader::new(open_file(&path)?);
+    file.rewind()?;
+    let count = file.read(&mut magic)?;
+    file.rewind()?;
+    let file = BufReader::new(file);
     Ok(match magic[..count] {
         [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
         [0x28, 0xb5, 0x2f, 0xfd] => {

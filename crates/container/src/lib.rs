@@ -25,6 +25,7 @@
 //! right on the host but that.
 
 pub mod binds;
+mod bounded;
 mod bundle;
 pub mod cgroup;
 mod disk;

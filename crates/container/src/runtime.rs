@@ -249,9 +249,8 @@ impl Runtime {
         {
             std::thread::sleep(Duration::from_millis(5));
         }
-        if let Some(process) = process() {
-            kill(dir, process)?;
-        }
+        // Each whatever became of those before; what failed first is told.
+        let mut first = process().map_or(Ok(()), |process| kill(dir, process));
         if let Some(shim) = shim
             && !shim.wait(EXIT_WAIT)
         {
@@ -259,7 +258,7 @@ impl Runtime {
             shim.wait(END_WAIT);
         }
         if self.paths.runc_root.join(id).exists() {
-            self.runc("runc delete", &["delete", "--force"], id)?;
+            first = first.and(self.runc("runc delete", &["delete", "--force"], id));
         }
         if let Some(record) = record {
             let leaf = match record.kind {
@@ -268,12 +267,14 @@ impl Runtime {
             };
             // Other helpers may be in a helper's cgroup.
             if record.kind == Kind::Guest || self.cgroups.processes(&leaf)?.is_empty() {
-                self.cgroups.remove_leaf(&leaf, END_WAIT)?;
+                first = first.and(self.cgroups.remove_leaf(&leaf, END_WAIT));
             }
         }
         for log in self.logs(dir)? {
-            tree::remove(&log)?;
+            first = first.and(tree::remove(&log));
         }
+        // It is known by its record until all else is gone.
+        first?;
         store.remove()
     }
 
@@ -389,13 +390,14 @@ impl Runtime {
     /// Removes volumes but those of the guests of these directories.
     pub fn remove_volumes_but(&self, kept: &BTreeSet<PathBuf>) -> Result<()> {
         let volumes = &self.paths.volumes;
+        let mut first = Ok(());
         for entry in fs::read_dir(volumes).at("read", volumes)? {
             let entry = entry.at("read", volumes)?;
             if !kept.contains(&self.paths.records.join(entry.file_name())) {
-                tree::remove(&entry.path())?;
+                first = first.and(tree::remove(&entry.path()));
             }
         }
-        Ok(())
+        first
     }
 
     /// A guest's or helper's log, and what was before it; there may be none.
@@ -407,15 +409,16 @@ impl Runtime {
     /// Removes logs but those of the guests and helpers of these directories.
     pub fn remove_logs_but(&self, kept: &BTreeSet<PathBuf>) -> Result<()> {
         let logs = &self.paths.logs;
+        let mut first = Ok(());
         for entry in fs::read_dir(logs).at("read", logs)? {
             let entry = entry.at("read", logs)?;
             let name = entry.file_name();
             let id = name.to_str().and_then(|name| Some(name.rsplit_once(".log")?.0));
             if !id.is_some_and(|id| kept.contains(&self.paths.records.join(id))) {
-                tree::remove(&entry.path())?;
+                first = first.and(tree::remove(&entry.path()));
             }
         }
-        Ok(())
+        first
     }
 
     /// The id of the guest or helper of a directory, which must be one of ours.

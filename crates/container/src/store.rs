@@ -3,15 +3,14 @@
 //! The directory is root's and in a tree of root's ([`crate::Paths::records`]); what is read from it is held
 //! against that all the same: files of root's, no links, of bounded length.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
+use std::io;
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::bounded::{Bounded, part};
 use crate::error::{Context, Result};
 use crate::process::{Exit, Process};
 use crate::status::CommandStatus;
@@ -26,8 +25,8 @@ const PID: &str = "pid";
 const EXIT: &str = "exit";
 const COMMANDS: &str = "commands";
 
-/// Bytes of one file.
-const FILE_BYTES_MAX: u64 = 1 << 16;
+/// One file.
+const FILE: Bounded = Bounded { bytes_max: 1 << 16 };
 
 /// What the OCI runtime writes; taken over into [`PID`].
 pub(crate) const RUNC_PID: &str = "runc.pid";
@@ -120,9 +119,10 @@ impl Store<'_> {
     /// in it.
     pub fn remove(self) -> Result<()> {
         tree::remove(&self.0.join(crate::spec::BUNDLE))?;
-        let files = [SHIM, PID, EXIT, COMMANDS, RUNC_PID, RECORD];
-        for name in files.into_iter().flat_map(|name| [part(name), name.to_owned()]) {
-            tree::remove(&self.0.join(name))?;
+        for name in [SHIM, PID, EXIT, COMMANDS, RUNC_PID, RECORD] {
+            let path = self.0.join(name);
+            tree::remove(&part(&path))?;
+            tree::remove(&path)?;
         }
         // Not if somebody else has files there.
         let _ = fs::remove_dir(self.0);
@@ -131,42 +131,12 @@ impl Store<'_> {
 
     fn read<T: DeserializeOwned>(self, name: &str) -> Result<Option<T>> {
         let path = self.0.join(name);
-        match read_own(&path) {
-            Ok(bytes) => {
-                serde_json::from_slice(&bytes).map(Some).map_err(io::Error::from).at("read", &path)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).at("read", &path),
-        }
+        FILE.read(&path).at("read", &path)
     }
 
     /// Whole or not at all, whenever the machine stops.
     fn write<T: Serialize>(self, name: &str, value: &T) -> Result<()> {
-        let (path, part) = (self.0.join(name), self.0.join(part(name)));
-        let bytes = serde_json::to_vec(value).map_err(io::Error::from).at("write", &path)?;
-        fs::write(&part, bytes).at("write", &part)?;
-        fs::set_permissions(&part, fs::Permissions::from_mode(0o600)).at("write", &part)?;
-        fs::rename(&part, &path).at("write", &path)
+        let path = self.0.join(name);
+        FILE.write(&path, value).at("write", &path)
     }
-}
-
-/// Reads a file of this process's user's: no link, no device, no pipe that nobody writes.
-fn read_own(path: &Path) -> io::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
-    let stat = rustix::fs::fstat(&file)?;
-    let own = stat.st_uid == rustix::process::geteuid().as_raw();
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !own {
-        return Err(io::Error::other("not a file of root's; somebody else put it there"));
-    }
-    let mut bytes = Vec::new();
-    File::from(file).take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::other(format!("more than {FILE_BYTES_MAX} bytes")));
-    }
-    Ok(bytes)
-}
-
-fn part(name: &str) -> String {
-    format!(".{name}.part")
 }

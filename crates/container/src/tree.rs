@@ -11,7 +11,7 @@ use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -207,6 +207,34 @@ pub fn is_mounted(directory: &Path) -> io::Result<bool> {
     }
 }
 
+/// Where something is mounted at or below a path, as this process sees it; what is mounted later is later.
+pub fn mounts_below(path: &Path) -> Result<Vec<PathBuf>> {
+    let table = Path::new("/proc/thread-self/mountinfo");
+    let text = std::fs::read(table).at("read", table)?;
+    let places = text.split(|byte| *byte == b'\n').filter_map(|line| {
+        // `ID PARENT DEVICE ROOT PLACE …`, where blanks and the like are written `\040`.
+        let place = line.split(|byte| *byte == b' ').nth(4)?;
+        Some(PathBuf::from(OsStr::from_bytes(&unescaped(place))))
+    });
+    Ok(places.filter(|place| place.starts_with(path)).collect())
+}
+
+fn unescaped(text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, after @ ..] = rest {
+        let number = match (first, after) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..]) => {
+                Some((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'))
+            }
+            _ => None,
+        };
+        plain.push(number.unwrap_or(*first));
+        rest = if number.is_some() { &after[3..] } else { after };
+    }
+    plain
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -351,6 +379,19 @@ mod tests {
             remove(&top).unwrap();
             assert!(!top.is_symlink());
             assert_eq!(fs::read_to_string(kept.join("file")).unwrap(), "kept");
+        });
+    }
+
+    #[test]
+    fn mounts_with_blanks_in_their_names_are_found() {
+        in_private_mounts(|dir| {
+            let places = [dir.join("a b\\c\td"), dir.join("a b\\c\td/inner"), dir.join("a")];
+            for place in &places {
+                fs::create_dir(place).unwrap();
+                mount_at("t", place, Some("tmpfs"));
+            }
+            assert_eq!(mounts_below(&places[0]).unwrap(), places[..2]);
+            assert_eq!(mounts_below(dir).unwrap(), places);
         });
     }
 }

@@ -548,6 +548,86 @@ fn what_comes_is_kept_if_it_is_what_its_manifest_says() {
     assert_eq!(fs::read_dir(kept.0.images().join(image::STORE)).unwrap().count(), 0);
 }
 
+/// Names of the longest kind, of characters that take the most to write down: what is written can be read, and what
+/// would be too much is refused.
+#[test]
+fn an_index_at_its_limits_is_read_at_the_next_start() {
+    let kept = Kept::new();
+    let work = kept.1.begin(0).unwrap();
+    bring(&work.inbox(), b"{}", &[layer(&[text("a", "1")])]);
+    let digest = kept.keep(work).unwrap();
+    // JSON has six bytes for each of these: some 450 fit.
+    let name = |number: u32| format!("{number:04}{}", "\u{1}".repeat(1500));
+    let mut index = kept.1.index("acme").unwrap();
+    for number in 0..440 {
+        let named = image::Named { digest: digest.clone(), stamp: None };
+        index.names.insert(name(number), named);
+    }
+    let text = serde_json::to_vec(&index).unwrap();
+    fs::write(kept.1.place("acme").join("index.json"), text).unwrap();
+    let mut refused = 0;
+    for number in 440..480 {
+        match kept.1.name("acme", &name(number), &digest) {
+            Ok(()) => {}
+            Err(error) => {
+                refused += 1;
+                let error = pdp_container::words(&error);
+                assert!(error.contains("more than 4194304 bytes"), "{error}");
+            }
+        }
+        kept.1.index("acme").unwrap();
+    }
+    assert!(refused < 40);
+    assert!(refused > 0);
+    let long = kept.1.name("acme", &"x".repeat(4096), &digest).unwrap_err().to_string();
+    assert!(long.contains("4096 bytes, 1536 at most"), "{long}");
+    let again = Store::open(&kept.0.images(), kept.1.works()).unwrap();
+    assert_eq!(again.index("acme").unwrap(), kept.1.index("acme").unwrap());
+    assert!(again.index("acme").unwrap().images.contains_key(&digest));
+}
+
+/// An index that is damaged in whatever way, or no directory in its place.
+#[test]
+fn an_owner_whose_index_is_damaged_keeps_nobody_from_a_start() {
+    let kept = Kept::new();
+    for owner in ["acme", "other"] {
+        let work = kept.1.begin(0).unwrap();
+        bring(&work.inbox(), b"{}", &[layer(&[text("a", "1")])]);
+        kept.1.keep(owner, ("a:1", None), &work, None, ROOM).unwrap();
+    }
+    let place = kept.1.place("acme");
+    let (index, other) = (place.join("index.json"), kept.1.index("other").unwrap());
+    let whole = fs::read(&index).unwrap();
+    let clear = || match fs::symlink_metadata(&index).unwrap().is_dir() {
+        true => fs::remove_dir_all(&index).unwrap(),
+        false => fs::remove_file(&index).unwrap(),
+    };
+    let damage: [&dyn Fn(); 6] = [
+        &|| fs::write(&index, &whole[..whole.len() / 2]).unwrap(),
+        &|| fs::write(&index, [0xff; 100]).unwrap(),
+        &|| fs::write(&index, vec![b' '; (image::JSON_BYTES_MAX + 1) as usize]).unwrap(),
+        &|| fs::create_dir_all(index.join("a/b")).unwrap(),
+        &|| std::os::unix::fs::symlink("/etc/passwd", &index).unwrap(),
+        &|| {
+            fs::remove_dir_all(&place).unwrap();
+            fs::write(&place, "").unwrap();
+        },
+    ];
+    for damage in damage {
+        if place.is_dir() && index.exists() {
+            clear();
+        }
+        damage();
+        let again = Store::open(&kept.0.images(), kept.1.works()).unwrap();
+        assert!(again.index("acme").is_err());
+        assert_eq!(again.index("other").unwrap(), other);
+        // Nothing that it may have had is touched.
+        assert!(!place.is_dir() || fs::read_dir(&place).unwrap().count() == 2);
+    }
+    drop(kept.1.forget("acme").unwrap());
+    assert!(!place.exists() && kept.1.index("acme").unwrap().images.is_empty());
+}
+
 #[test]
 fn a_bomb_is_refused_before_it_is_unpacked() {
     let kept = Kept::new();

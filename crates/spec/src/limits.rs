@@ -57,6 +57,8 @@ pub const PROGRAM_FILE_PLACES: [&str; 8] =
 pub const PROGRAM_FILES_MAX: usize = 32;
 /// Bytes of all files of a program.
 pub const PROGRAM_FILES_BYTES_MAX: usize = 256 << 10;
+/// Bytes of a path of an image.
+pub const IMAGE_PATH_BYTES_MAX: usize = 1024;
 /// Binds of one node.
 pub const BINDS_MAX: usize = 64;
 /// Bytes of a path of a bind.

@@ -1037,6 +1037,12 @@ fn images_are_named_as_docker_does_or_by_where_they_are() {
         ),
         ("{host: true, digest: 'sha256:5e'}", "digest without archive or pull"),
         ("{archive: frr.tar}", "archive \"frr.tar\" is"),
+        ("{archive: \"/srv/\\x01\"}", "archive has control characters, or 6 bytes, 1024 at most"),
+        (
+            &format!("{{archive: /{}}}", "x".repeat(1024)),
+            "archive has control characters, or 1025 bytes, 1024 at most",
+        ),
+        (&format!("{{rootfs: /{}}}", "x/".repeat(2000)), "rootfs has control characters, or 4001"),
     ] {
         let refused = apply_to(&with(bad), &machine()).unwrap_err();
         assert!(refused.contains(said), "{bad}: {refused}");

@@ -10,7 +10,11 @@
 //! store/OWNER/HEX/           the layout of the image with this digest
 //! ```
 //!
-//! Limits: [`KEPT_MAX`] images of one owner; bytes are the caller's to bound ([`Room`]).
+//! An owner's index that can't be read is that owner's fault: nothing of the owner's is touched before somebody
+//! removes it ([`Store::forget`]), and all others have theirs.
+//!
+//! Limits: [`KEPT_MAX`] images of one owner, [`NAMES_MAX`] names of [`NAME_BYTES_MAX`]; an index is written with the
+//! bound with which it is read. Bytes of images are the caller's to bound ([`Room`]).
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -27,9 +31,10 @@ use sha2::{Digest, Sha256};
 use tar::Archive;
 
 use super::{
-    MANIFEST, Own, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob, failed, hex,
-    invalid, layer_tar, layers, parse, read_bounded,
+    JSON_BYTES_MAX, MANIFEST, Own, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob,
+    failed, hex, invalid, layer_tar, layers, parse, read_bounded,
 };
+use crate::bounded::Bounded;
 use crate::error::{Context, Error, Result};
 use crate::status::tame;
 use crate::tree;
@@ -43,6 +48,12 @@ pub const KEPT_MAX: usize = 256;
 
 /// Names of images of one owner.
 const NAMES_MAX: usize = 1024;
+
+/// Bytes of one name.
+const NAME_BYTES_MAX: usize = 1536;
+
+/// An index.
+const INDEX_FILE: Bounded = Bounded { bytes_max: JSON_BYTES_MAX };
 
 /// Bytes of a file's long name or its extended attributes.
 const EXTENSION_BYTES_MAX: u64 = 64 << 10;
@@ -146,7 +157,8 @@ impl Store {
     /// goes.
     pub fn open(images: &Path, works: &Path, workplace: Workplace) -> Result<Self> {
         let store = images.join(STORE);
-        tree::remove(works)?;
+        // What stays is in nobody's way: each has a name of its own.
+        let _ = tree::remove(works);
         // Passed by who brings images, read by nobody.
         for (dir, mode) in [(&store, 0o700), (&works.to_owned(), 0o711)] {
             DirBuilder::new().recursive(true).mode(mode).create(dir).at("make", dir)?;
@@ -159,17 +171,24 @@ impl Store {
             changing: Mutex::default(),
         };
         for owner in this.owners()? {
-            let index = this.index(&owner)?;
-            let dir = this.store.join(&owner);
-            for path in entries(&dir)? {
-                let digest = path.file_name().map(|name| format!("sha256:{}", name.display()));
-                let known = digest.is_some_and(|digest| index.images.contains_key(&digest));
-                if !known && !path.ends_with(INDEX) {
-                    tree::remove(&path)?;
-                }
-            }
+            // What can't be read or removed is told when it is asked for.
+            let _ = this.tidy(&owner);
         }
         Ok(this)
+    }
+
+    /// Removes what an owner's index does not name.
+    fn tidy(&self, owner: &str) -> Result<()> {
+        let index = self.index(owner)?;
+        let mut first = Ok(());
+        for path in entries(&self.store.join(owner))? {
+            let digest = path.file_name().map(|name| format!("sha256:{}", name.display()));
+            let known = digest.is_some_and(|digest| index.images.contains_key(&digest));
+            if !known && !path.ends_with(INDEX) {
+                first = first.and(tree::remove(&path));
+            }
+        }
+        first
     }
 
     /// Who has images.
@@ -181,10 +200,23 @@ impl Store {
     /// What an owner has.
     pub fn index(&self, owner: &str) -> Result<Index> {
         let path = self.store.join(owner).join(INDEX);
-        match read_bounded(&path) {
-            Ok(text) => parse(&text).map_err(|error| failed(&path, error.to_string())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Index::default()),
-            Err(error) => Err(error).at("read", &path),
+        Ok(INDEX_FILE.read(&path).at("read", &path)?.unwrap_or_default())
+    }
+
+    /// Where an owner's images are.
+    pub fn place(&self, owner: &str) -> PathBuf {
+        self.store.join(owner)
+    }
+
+    /// Removes all that an owner has, whatever it is. Its bytes go when what is returned is dropped.
+    pub fn forget(&self, owner: &str) -> Result<Work> {
+        let _turn = self.turn();
+        let (gone, place) = (self.begin(0)?, self.place(owner));
+        match fs::rename(&place, gone.dir.join("gone")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).at("rename", &place)
+            }
+            _ => Ok(gone),
         }
     }
 
@@ -210,9 +242,16 @@ impl Store {
 
     /// Directories for an image to come to, which are `uid`'s.
     pub fn begin(&self, uid: u32) -> Result<Work> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let work = Work { dir: self.works.join(number.to_string()) };
-        DirBuilder::new().mode(0o711).create(&work.dir).at("make", &work.dir)?;
+        let make = || loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let dir = self.works.join(number.to_string());
+            match DirBuilder::new().mode(0o711).create(&dir) {
+                // Of an earlier daemon, and could not be removed.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => return made.at("make", &dir).map(|()| Work { dir }),
+            }
+        };
+        let work = make()?;
         for dir in [work.inbox(), work.scratch()] {
             DirBuilder::new().mode(0o700).create(&dir).at("make", &dir)?;
             chown(&dir, Some(uid), Some(uid)).at("give away", &dir)?;
@@ -249,13 +288,17 @@ impl Store {
         let dir = self.store.join(owner);
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).at("make", &dir)?;
         let place = self.layout(owner, &digest);
-        if !index.images.contains_key(&digest) {
+        let new = index.images.insert(digest.clone(), kept).is_none();
+        index.name(name, Named { digest: digest.clone(), stamp })?;
+        if new {
             tree::remove(&place)?;
             fs::rename(&layout, &place).at("rename", &layout)?;
-            index.images.insert(digest.clone(), kept);
         }
-        index.name(name, Named { digest: digest.clone(), stamp });
-        self.write(owner, &index)?;
+        if let Err(error) = self.write(owner, &index) {
+            // What failed first is what the caller has to know.
+            let _ = if new { tree::remove(&place) } else { Ok(()) };
+            return Err(error);
+        }
         Ok(digest)
     }
 
@@ -267,7 +310,7 @@ impl Store {
         if index.names.get(name) == Some(&named) {
             return Ok(());
         }
-        index.name(name, named);
+        index.name(name, named)?;
         self.write(owner, &index)
     }
 
@@ -301,15 +344,8 @@ impl Store {
 
     fn write(&self, owner: &str, index: &Index) -> Result<()> {
         let path = self.store.join(owner).join(INDEX);
-        let part = path.with_extension("json.part");
-        let text = serde_json::to_vec_pretty(index).map_err(io::Error::from).at("write", &path)?;
-        let written = || -> io::Result<()> {
-            fs::write(&part, text)?;
-            File::open(&part)?.sync_all()?;
-            fs::rename(&part, &path)?;
-            File::open(self.store.join(owner))?.sync_all()
-        };
-        written().at("write", &path)
+        let written = INDEX_FILE.write(&path, index);
+        written.and_then(|()| File::open(self.store.join(owner))?.sync_all()).at("write", &path)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
@@ -318,11 +354,16 @@ impl Store {
 }
 
 impl Index {
-    fn name(&mut self, name: &str, named: Named) {
+    fn name(&mut self, name: &str, named: Named) -> Result<()> {
+        if name.len() > NAME_BYTES_MAX {
+            let text = format!("its name has {} bytes, {NAME_BYTES_MAX} at most", name.len());
+            return Err(failed(Path::new(""), text));
+        }
         if self.names.len() >= NAMES_MAX && !self.names.contains_key(name) {
             self.names.pop_first();
         }
         self.names.insert(name.to_owned(), named);
+        Ok(())
     }
 }
 

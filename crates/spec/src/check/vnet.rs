@@ -211,7 +211,14 @@ impl NodeCheck<'_, '_, '_> {
             ("ociLayout", &image.oci_layout),
             ("archive", &image.archive),
         ] {
-            if let Some(value) = value.as_ref().filter(|value| !good_path(value)) {
+            let Some(value) = value else { continue };
+            if value.len() > IMAGE_PATH_BYTES_MAX || value.contains(char::is_control) {
+                let message = format!(
+                    "{key} has control characters, or {} bytes, {IMAGE_PATH_BYTES_MAX} at most",
+                    value.len()
+                );
+                self.fault(&[path, &[key]].concat(), message, "choose a shorter path");
+            } else if !good_path(value) {
                 let (message, hint) = match value.as_str() {
                     "/" => (
                         format!("{key} is the machine's own root"),
