@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 /// An image that the daemon keeps, of a registry or an archive.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageInfo {
     /// Whose it is; absent: the operators'.
@@ -11,7 +11,7 @@ pub struct ImageInfo {
     /// What it was asked for by, whole: `docker.io/library/frr:latest`, `archive:/srv/frr.tar`. None for one that its
     /// names no longer stand for.
     pub names: Vec<String>,
-    /// Digest of its manifest.
+    /// Digest of its manifest; empty where there is a `problem`.
     pub digest: String,
     /// Bytes as it came.
     pub packed_bytes: u64,
@@ -21,6 +21,9 @@ pub struct ImageInfo {
     pub at_ms: u64,
     /// Nodes that run on it: `VNET/NODE`.
     pub used_by: Vec<String>,
+    /// Why the images of its owner can't be read, and what to do: this is no image then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// An image to be pulled.

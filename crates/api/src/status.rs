@@ -22,6 +22,8 @@ pub enum Phase {
     Degraded,
     /// Not as the spec says; `message` says why.
     Failed,
+    /// Deleted, and not gone: `message` says why, and for how long.
+    Removing,
 }
 
 impl Phase {
@@ -33,6 +35,7 @@ impl Phase {
             Self::Running => "running",
             Self::Degraded => "degraded",
             Self::Failed => "failed",
+            Self::Removing => "removing",
         }
     }
 }

@@ -22,8 +22,8 @@ pub async fn images(client: &Client, args: args::Images) -> Result<ExitCode, Fai
             let rows = images.iter().map(|image| {
                 [
                     or_dash(image.tenant.clone().unwrap_or_default()),
-                    or_dash(image.names.join(", ")),
-                    digits(image),
+                    or_dash(image.problem.clone().unwrap_or(image.names.join(", "))),
+                    or_dash(digits(image)),
                     mebibytes(image.packed_bytes),
                     mebibytes(image.unpacked_bytes),
                     or_dash(image.used_by.join(", ")),

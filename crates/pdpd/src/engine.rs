@@ -103,6 +103,9 @@ impl Engine {
             host.state.commit(&Change { held, stopped, ..Change::default() })?;
         }
         let model = Model::load(&host.places, &cpus, &documents, ledger)?;
+        for ((kind, name), why) in &*model.damaged {
+            tracing::warn!("{kind} {name}: {why}; apply it again, or delete it");
+        }
         let plan = model.wanted();
         let runtime = &host.runtime;
         let workplace = runtime.workplace().clone();
@@ -317,15 +320,29 @@ impl Engine {
             )
             .hint("repeat `pdp down`"));
         }
-        let left = self.host.state.things().map_err(Problem::internal)?;
-        if !left.is_empty() {
-            let left: Vec<Key> = left.keys().filter_map(|key| key.parse().ok()).collect();
-            let hint = "it is being tried again; see the daemon's log and repeat `pdp down`";
+        let things = self.host.state.things().map_err(Problem::internal)?;
+        let mut left: Vec<Key> = things.keys().filter_map(|key| key.parse().ok()).collect();
+        left.extend(self.keeper.stuck().into_iter().map(|stuck| stuck.key));
+        left.extend(self.keeper.problems(|key| *key == Key::Leftovers).into_iter().map(|it| it.0));
+        left.sort();
+        left.dedup();
+        let remains = self.remnants();
+        let removes: Vec<&str> = remains.iter().map(|it| it.command.as_str()).collect();
+        let removes = match removes.is_empty() {
+            true => "see the daemon's log".to_owned(),
+            false => format!("remove it by `{}`", removes.join("; ")),
+        };
+        if !left.is_empty() && !request.purge {
+            let hint = format!(
+                "all else is stopped; it is being tried again, and `pdp doctor` shows it: {removes}"
+            );
             return Err(self.stays(&left).hint(hint));
         }
         if request.purge {
+            // What stays bears numbers that nobody else is given, as long as this daemon runs.
+            let bears = |vnet: &str| self.keeper.knows(vnet);
             self.revise(&|_| false, |before| match before.ledger.stopped {
-                true => Ok((Model::default(), ())),
+                true => Ok((before.purged(bears), ())),
                 false => Err(Problem::new(ProblemKind::Conflict, "it was started again meanwhile")
                     .hint("repeat `pdp down --purge`")),
             })?;
@@ -333,6 +350,14 @@ impl Engine {
         let exits = request.exit && !self.managed;
         if exits {
             (self.exit)(request.purge);
+        }
+        if !left.is_empty() {
+            let ends = if exits {
+                "the daemon ends, and tries it once more then"
+            } else {
+                "it is being tried again"
+            };
+            return Err(self.stays(&left).hint(format!("all else is removed; {ends}: {removes}")));
         }
         Ok(Report { changes, dry_run: false, exits })
     }
@@ -366,7 +391,7 @@ impl Engine {
     /// Forgets a tenant and its tokens.
     pub(crate) fn drop_tenant(&self, tenant: &str) -> Result<Report, Problem> {
         let (changes, news) = self.revise(&|_| false, |before| {
-            if !before.tenants.contains_key(tenant) {
+            if !before.knows_tenant(tenant) {
                 return Err(Problem::not_found(format!("no tenant {tenant:?}"))
                     .hint("`pdp get tenants` lists them"));
             }
@@ -404,7 +429,7 @@ impl Engine {
     ) -> Result<Report, Problem> {
         let retry = retries(scope, &BTreeSet::from([vnet.to_string()]));
         let (_, news) = self.revise(&retry, |before| {
-            if !before.vnets.contains_key(vnet) {
+            if !before.vnets.contains_key(vnet) && before.damaged_vnet(vnet).is_none() {
                 return Err(no_vnet(vnet));
             }
             let after = before.without(vnet, &self.host.places, &self.cpus).map_err(invalid)?;

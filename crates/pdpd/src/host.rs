@@ -116,6 +116,14 @@ pub enum HostError {
     },
 }
 
+/// A text without the path of the state directory, which is `STATE` in it: for who asks by the API.
+pub fn hide(state: &Path, text: String) -> String {
+    match state.to_str().filter(|state| state.len() > 1) {
+        Some(state) => text.replace(state, "STATE"),
+        None => text,
+    }
+}
+
 fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> HostError + 'a {
     move |source| HostError::Io { what, path: path.into(), source }
 }
@@ -138,6 +146,12 @@ pub struct Host {
 }
 
 impl Host {
+    /// What outlasts a boot is in it.
+    pub fn state_directory(&self) -> &Path {
+        let images = &self.runtime.paths().images;
+        images.parent().unwrap_or(images)
+    }
+
     /// Counters of a vnet, or of all, with those of the plan's ports that stay in the kernel.
     pub fn stats(&self, vnet: Option<&str>, plan: &Plan) -> Result<mux::Stats, ControlError> {
         let mut stats = self.mux.stats(vnet)?;

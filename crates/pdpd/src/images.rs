@@ -28,7 +28,7 @@ use pdp_spec::{Diagnostic, Document, ImageSource, Object, TenantSpec, tenant_of}
 use sha2::{Digest, Sha256};
 
 use crate::access::{Scope, hex};
-use crate::host::words;
+use crate::host::{hide, words};
 use crate::http::ProgressFn;
 use crate::ledger::UID_BASE;
 use crate::model::Model;
@@ -38,7 +38,7 @@ use skopeo::Job;
 pub use skopeo::Bounds;
 
 /// Whose images are the operators'. No tenant's name begins so.
-const NODE: &str = "_node";
+pub const NODE: &str = "_node";
 
 /// Pulls at a time, as many as there may be of tenants and some of operators: each has a user id of its own, after the mux's.
 const PULLS_MAX: u32 = 512;
@@ -92,6 +92,8 @@ impl Default for Settings {
 #[derive(Debug)]
 pub struct Images {
     store: Store,
+    /// The state directory, which is not for tenants to know.
+    state: PathBuf,
     cgroups: Cgroups,
     workplace: Workplace,
     /// How they are brought.
@@ -148,12 +150,25 @@ impl Images {
         workplace: Workplace,
     ) -> pdp_container::Result<Self> {
         // Of a daemon that was killed.
-        cgroups.remove(CGROUP, END_WAIT)?;
+        if let Err(error) = cgroups.remove(CGROUP, END_WAIT) {
+            tracing::warn!("pulls of an earlier daemon: {}", words(&error));
+        }
         // Beside them, so that who brings one passes through no directory of others' files.
         let works = paths.images.with_file_name("pulls");
         let store = Store::open(&paths.images, &works, workplace.clone())?;
+        for owner in store.owners()? {
+            if let Err(error) = store.index(&owner) {
+                let place = store.place(&owner);
+                tracing::warn!(
+                    "images of {owner} can't be read: {}; {}",
+                    words(&error),
+                    mend(&place)
+                );
+            }
+        }
         Ok(Self {
             store,
+            state: paths.images.parent().unwrap_or(&paths.images).to_owned(),
             cgroups,
             workplace,
             settings: Settings::default(),
@@ -281,23 +296,56 @@ impl Images {
         };
         let mut all = Vec::new();
         for owner in owners {
-            let index = self.index(&owner).map_err(Problem::internal)?;
+            let tenant = (owner != NODE).then(|| owner.clone());
+            let index = match self.index(&owner) {
+                Ok(index) => index,
+                Err(why) => {
+                    let place = self.store.place(&owner);
+                    let hint = match scope.tenant() {
+                        Some(_) => "an operator can mend that".to_owned(),
+                        None => mend(&place),
+                    };
+                    all.push(Info {
+                        tenant,
+                        problem: Some(format!("its images can't be read: {why}; {hint}")),
+                        ..Info::default()
+                    });
+                    continue;
+                }
+            };
             let used = used(&owner, model);
             for (digest, kept) in &index.images {
                 let names = index.names.iter().filter(|(_, named)| named.digest == *digest);
                 all.push(Info {
-                    tenant: (owner != NODE).then(|| owner.clone()),
+                    tenant: tenant.clone(),
                     names: names.map(|(name, _)| name.clone()).collect(),
                     digest: digest.clone(),
                     packed_bytes: kept.packed_bytes,
                     unpacked_bytes: kept.unpacked_bytes,
                     at_ms: kept.at_ms,
                     used_by: used.get(digest).cloned().unwrap_or_default(),
+                    problem: None,
                 });
             }
         }
         all.sort_by(|a, b| (&a.tenant, &a.names, &a.digest).cmp(&(&b.tenant, &b.names, &b.digest)));
         Ok(all)
+    }
+
+    /// Who has images.
+    pub fn owners(&self) -> Vec<String> {
+        self.store.owners().unwrap_or_default()
+    }
+
+    /// Owners whose images can't be read, and why.
+    pub fn unreadable(&self) -> Vec<(String, String)> {
+        let why = |owner: String| self.index(&owner).err().map(|why| (owner, why));
+        self.owners().into_iter().filter_map(why).collect()
+    }
+
+    /// Where an owner's images are.
+    pub fn place(&self, owner: &str) -> PathBuf {
+        self.store.place(owner)
     }
 
     /// What an owner's images count for in its quota; none where that can't be read.
@@ -347,6 +395,7 @@ impl Images {
         let owner = whose(scope, query.tenant.as_deref(), &model)?.map(|(name, _)| name);
         let mut gone = self.list(scope, &model)?;
         gone.retain(|image| image.tenant.as_deref() == owner && image.used_by.is_empty());
+        gone.retain(|image| image.problem.is_none());
         let mut removed = Vec::new();
         for image in gone {
             let owner = owner.unwrap_or(NODE);
@@ -363,16 +412,22 @@ impl Images {
     /// # Errors
     /// The store can't be read or written.
     pub fn forget_others(&self, now: &dyn Fn() -> Arc<Model>) -> Result<(), String> {
+        let mut first = Ok(());
         for owner in self.store.owners().map_err(|error| words(&error))? {
-            let gone = || owner != NODE && !now().tenants.contains_key(&owner);
+            let gone = || owner != NODE && !now().knows_tenant(&owner);
             if !gone() {
                 continue;
             }
-            for digest in self.index(&owner)?.images.keys() {
-                self.discard(&owner, digest, gone)?;
-            }
+            first = first.and(match self.index(&owner) {
+                Ok(index) => index
+                    .images
+                    .keys()
+                    .try_for_each(|digest| self.discard(&owner, digest, gone).map(drop)),
+                // What can't be read goes as a whole.
+                Err(_) => self.store.forget(&owner).map(drop).map_err(|error| words(&error)),
+            });
         }
-        Ok(())
+        first
     }
 
     /// Removes what no change under way needs, and nothing that is stored; whether it did. What a change needed is held
@@ -387,14 +442,22 @@ impl Images {
         if held.contains_key(&(owner.to_owned(), digest.to_owned())) || !idle() {
             return Ok(false);
         }
-        let gone = self.store.remove(owner, digest).map_err(|error| words(&error))?;
+        let gone = self.store.remove(owner, digest).map_err(|error| self.reason(&error))?;
         // Its bytes take their time.
         drop(held);
         Ok(gone.is_some())
     }
 
     fn index(&self, owner: &str) -> Result<Index, String> {
-        self.store.index(owner).map_err(|error| words(&error))
+        self.store.index(owner).map_err(|error| self.reason(&error))
+    }
+
+    /// Why something with an image failed, without where on the machine that is.
+    fn reason(&self, error: &pdp_container::Error) -> String {
+        match error {
+            pdp_container::Error::Image { text, .. } => text.clone(),
+            other => hide(&self.state, words(other)),
+        }
     }
 
     /// The digest of an image that is there, which stays so.
@@ -513,7 +576,7 @@ impl Images {
     ) -> Result<String, String> {
         let room = self.room(owner)?;
         let stamp = stamp(path).map_err(|error| error.to_string())?;
-        let work = self.store.begin(0).map_err(|error| words(&error))?;
+        let work = self.store.begin(0).map_err(|error| self.reason(&error))?;
         let kept_free = self.settings.bounds.free_bytes;
         let free = free_bytes(&work.inbox()).map_err(|error| error.to_string())?;
         let free = free.saturating_sub(kept_free);
@@ -522,9 +585,9 @@ impl Images {
         }
         let bytes = room.bytes.min(UNPACKED_BYTES_MAX).min(free);
         let converted = self.store.convert(owner.name, path, tag, &work, bytes);
-        converted.map_err(|error| reason(&error))?;
+        converted.map_err(|error| self.reason(&error))?;
         let name = (&*archive_name(path, tag), Some(stamp));
-        self.store.keep(owner.name, name, &work, wanted, room).map_err(|error| reason(&error))
+        self.store.keep(owner.name, name, &work, wanted, room).map_err(|error| self.reason(&error))
     }
 
     fn pull_name(
@@ -536,7 +599,7 @@ impl Images {
     ) -> Result<String, String> {
         let room = self.room(owner)?;
         let (slot, uid) = self.slot()?;
-        let work = self.store.begin(uid).map_err(|error| words(&error))?;
+        let work = self.store.begin(uid).map_err(|error| self.reason(&error))?;
         let mut bounds = self.settings.bounds;
         bounds.bytes = bounds.bytes.min(room.bytes);
         let job = Job {
@@ -571,7 +634,7 @@ impl Images {
         }
         let whole = name.to_string();
         if self.index(owner.name)?.images.contains_key(&digest) {
-            self.store.name(owner.name, &whole, &digest).map_err(|error| reason(&error))?;
+            self.store.name(owner.name, &whole, &digest).map_err(|error| self.reason(&error))?;
             return Ok(digest);
         }
         let mut words = how.global.clone();
@@ -582,7 +645,7 @@ impl Images {
         job.run(&words, told)?;
         self.store
             .keep(owner.name, (&whole, None), &work, Some(&digest), room)
-            .map_err(|error| reason(&error))
+            .map_err(|error| self.reason(&error))
     }
 
     /// How skopeo is to reach a registry.
@@ -674,6 +737,8 @@ fn name_of(source: ImageSource<'_>) -> Result<String, String> {
 
 fn archive_name(path: &Path, tag: Option<&str>) -> String {
     let tag = tag.map_or(String::new(), |tag| format!(":{tag}"));
+    // However it is spelled: `/a//b/./c` is `/a/b/c`.
+    let path: PathBuf = path.components().collect();
     format!("archive:{}{tag}", path.display())
 }
 
@@ -692,12 +757,12 @@ fn stamp(path: &Path) -> std::io::Result<String> {
     Ok(format!("{}:{}:{}:{seconds}.{ns}", meta.dev(), meta.ino(), meta.len()))
 }
 
-/// Why an image is none, without where on the machine it was looked at.
-fn reason(error: &pdp_container::Error) -> String {
-    match error {
-        pdp_container::Error::Image { text, .. } => text.clone(),
-        other => words(other),
-    }
+/// What to do about images that can't be read.
+fn mend(place: &Path) -> String {
+    format!(
+        "`rm -r {}` removes them, and they are got again when they are applied",
+        place.display()
+    )
 }
 
 /// Nodes by the digests of images of an owner that they use.

@@ -417,7 +417,7 @@ impl Keeper {
         };
         let mut keys = plan.changed_from(&before);
         keys.extend(table.open.iter().filter(|key| retry(key)).cloned());
-        if plan.is_empty() {
+        if plan.is_empty() || plan.damaged != before.damaged {
             keys.insert(Key::Leftovers);
         }
         for key in &keys {
@@ -742,8 +742,8 @@ impl Keeper {
                 }
             }
             Err(error) => {
-                let problem = words(&error);
-                tracing::warn!("{key}: {problem}");
+                tracing::warn!("{key}: {}", words(&error));
+                let problem = self.machine.told(&error);
                 object.how = How::Failed;
                 object.waiting = None;
                 object.stays = (!wanted).then(|| object.stays.unwrap_or(now));

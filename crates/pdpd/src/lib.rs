@@ -45,6 +45,7 @@ pub mod plan;
 pub mod ports;
 pub mod queue;
 pub mod reconcile;
+pub mod remains;
 pub mod shared;
 pub mod sockets;
 pub mod state;

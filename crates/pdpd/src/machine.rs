@@ -225,6 +225,11 @@ pub trait Machine: Debug + Send + Sync {
 
     /// Has the mux forget an external interface.
     fn delete_external(&self, name: &str) -> Result<(), HostError>;
+
+    /// An error in words, for who asks by the API.
+    fn told(&self, error: &HostError) -> String {
+        words(error)
+    }
 }
 
 impl Machine for Host {
@@ -486,5 +491,9 @@ impl Machine for Host {
 
     fn delete_external(&self, name: &str) -> Result<(), HostError> {
         Ok(self.mux.delete_external(name)?)
+    }
+
+    fn told(&self, error: &HostError) -> String {
+        host::hide(self.state_directory(), words(error))
     }
 }

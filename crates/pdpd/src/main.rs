@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
@@ -96,6 +97,9 @@ struct Arguments {
     #[arg(long)]
     doctor: bool,
 }
+
+/// Time for what runs to end when all is removed.
+const PURGE_WAIT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
@@ -222,6 +226,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             std::process::exit(1);
         }
     })?;
+    let ends = engine.clone();
     let purge = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(http::THREADS_MAX)
@@ -230,30 +235,54 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         .block_on(serve(listeners, engine, guard, exiting))?;
     remove(&socket);
     if purge {
-        remove(&log);
-        remove(&LogFile::older(&log));
-        remove(&run.join(claim::RUN_LOCK));
-        remove(&state_directory.join(claim::STATE_LOCK));
-        remove(&run.join(upgrade::FILE));
-        for file in ["pdpd.sqlite", pdpd::state::trail::FILE] {
-            for end in ["", "-wal", "-shm"] {
-                remove(&state_directory.join(format!("{file}{end}")));
-            }
-        }
-        for path in http::tls::files(&state_directory) {
-            remove(&path);
-        }
-        // Only if nothing else is in them.
-        for name in ["images", "pulls", "logs", "volumes"] {
-            if let Err(error) = tree::remove(&state_directory.join(name)) {
-                tracing::warn!("{}", words(&error));
-            }
-        }
-        let _ = std::fs::remove_dir(&state_directory);
-        let _ = std::fs::remove_dir(&run);
+        ends.keeper.stop();
+        purge_all(&ends.host, &run, &state_directory, &log);
     }
     drop(claims);
     Ok(())
+}
+
+/// Removes all that the daemon has, each whatever becomes of the others. What can't be removed is told in the log,
+/// which stays then, with the command that removes it.
+fn purge_all(host: &Host, run: &Path, state: &Path, log: &Path) {
+    let mut failed = false;
+    let mut tell = |result: pdp_container::Result<()>| {
+        if let Err(error) = result {
+            tracing::warn!("{}", words(&error));
+            failed = true;
+        }
+    };
+    // Of what could not be taken down: first what runs.
+    let cgroups = host.runtime.cgroups();
+    tell(cgroups.remove("", PURGE_WAIT));
+    cgroups.remove_if_empty("");
+    for place in upgrade::NAMES.map(|name| run.join(name)) {
+        tell(tree::remove(&place));
+    }
+    // Only if nothing else is in them.
+    for name in ["images", "pulls", "logs", "volumes"] {
+        tell(tree::remove(&state.join(name)));
+    }
+    remove(&run.join(claim::RUN_LOCK));
+    remove(&state.join(claim::STATE_LOCK));
+    remove(&run.join(upgrade::FILE));
+    for file in ["pdpd.sqlite", pdpd::state::trail::FILE] {
+        for end in ["", "-wal", "-shm"] {
+            remove(&state.join(format!("{file}{end}")));
+        }
+    }
+    for path in http::tls::files(state) {
+        remove(&path);
+    }
+    if failed {
+        let (run, state) = (run.display(), state.display());
+        tracing::warn!("`rm -rf --one-file-system {run} {state}` removes what is left");
+    } else {
+        remove(log);
+        remove(&LogFile::older(log));
+    }
+    let _ = std::fs::remove_dir(state);
+    let _ = std::fs::remove_dir(run);
 }
 
 /// Serves until a signal or the API says to stop; whether everything is to be forgotten.

@@ -32,7 +32,14 @@ pub struct Model {
     pub ledger: Ledger,
     /// All that is to run unless stopped.
     pub plan: Arc<Plan>,
+    /// Networks and tenants whose stored specs can't be used, by kind and name, and why. Nothing of them runs, and what
+    /// they have is kept until they are applied again or deleted.
+    pub damaged: Arc<BTreeMap<(String, String), String>>,
 }
+
+/// Kinds of stored documents that have an owner.
+const VNET: &str = "VirtualNetwork";
+const TENANT: &str = "Tenant";
 
 /// Why stored specs can't be read.
 #[derive(Debug, thiserror::Error)]
@@ -62,13 +69,21 @@ impl Model {
     ) -> Result<Self, ModelError> {
         let (mut vnets, mut tenants) = (Vnets::new(), BTreeMap::new());
         let mut model = Self { ledger, ..Self::default() };
+        let mut damaged = BTreeMap::new();
         for document in documents {
-            let object =
-                serde_json::from_str(&document.body).map_err(|source| ModelError::Document {
-                    kind: document.kind.clone(),
-                    name: document.name.clone(),
-                    source,
-                })?;
+            let (kind, name) = (document.kind.clone(), document.name.clone());
+            let object = match serde_json::from_str(&document.body) {
+                Ok(object) => object,
+                // The node's own: without it nothing can be planned.
+                Err(source) if kind != VNET && kind != TENANT => {
+                    return Err(ModelError::Document { kind, name, source });
+                }
+                Err(source) => {
+                    let why = format!("its stored spec can't be read: {source}");
+                    damaged.insert((kind, name), why);
+                    continue;
+                }
+            };
             match object {
                 Object::Substrate(substrate) => model.substrate = Some(substrate),
                 Object::VirtualNetwork(vnet) => {
@@ -83,9 +98,36 @@ impl Model {
             }
         }
         (model.vnets, model.tenants) = (Arc::new(vnets), Arc::new(tenants));
-        let all = model.vnets.clone();
-        model.replan(&Self::default(), all.keys().map(String::as_str), places, cpus)?;
+        model.damaged = Arc::new(damaged);
+        let none = Self::default();
+        let plan = |model: &mut Self| {
+            let all = model.vnets.clone();
+            model.replan(&none, all.keys().map(String::as_str), places, cpus)
+        };
+        if plan(&mut model).is_err() {
+            // Each by itself: one that can't be planned keeps nobody else from running.
+            for (name, vnet) in &*model.vnets.clone() {
+                let alone = Arc::new([(name.clone(), vnet.clone())].into());
+                if let Err(error) = plan(&mut Self { vnets: alone, ..model.clone() }) {
+                    let why = format!("its stored spec can't be planned: {error}");
+                    Arc::make_mut(&mut model.damaged).insert((VNET.into(), name.clone()), why);
+                    shared::set(&mut model.vnets, name, None);
+                }
+            }
+            plan(&mut model)?;
+        }
         Ok(model)
+    }
+
+    /// Why the stored spec of a network can't be used.
+    pub fn damaged_vnet(&self, vnet: &str) -> Option<&str> {
+        self.damaged.get(&(VNET.into(), vnet.into())).map(String::as_str)
+    }
+
+    /// True if there is a tenant of this name, also where its stored spec can't be read.
+    pub fn knows_tenant(&self, tenant: &str) -> bool {
+        self.tenants.contains_key(tenant)
+            || self.damaged.contains_key(&(TENANT.into(), tenant.into()))
     }
 
     /// The substrate that holds.
@@ -125,6 +167,13 @@ impl Model {
         }
         next.vnets = intent.vnets;
         next.tenants = intent.tenants;
+        let again = |(kind, name): &(String, String)| match kind.as_str() {
+            VNET => next.vnets.contains_key(name),
+            _ => next.tenants.contains_key(name),
+        };
+        if next.damaged.keys().any(again) {
+            Arc::make_mut(&mut next.damaged).retain(|key, _| !again(key));
+        }
         let vnets = next.vnets.clone();
         let changed = differing(&self.vnets, &vnets);
         next.give(&changed, &next.effective_substrate(cpus).spec)?;
@@ -140,7 +189,8 @@ impl Model {
             return false;
         }
         let vnets = self.ledger.vnets.keys();
-        let gone = vnets.filter(|name| !self.vnets.contains_key(*name) && !going(name));
+        let known = |name: &str| self.vnets.contains_key(name) || self.damaged_vnet(name).is_some();
+        let gone = vnets.filter(|name| !known(name) && !going(name));
         let gone: Vec<String> = gone.cloned().collect();
         gone.iter().for_each(|name| self.ledger.set(name, None));
         !gone.is_empty()
@@ -155,6 +205,7 @@ impl Model {
     ) -> Result<Self, PlanError> {
         let mut next = self.clone();
         shared::set(&mut next.vnets, vnet, None);
+        Arc::make_mut(&mut next.damaged).remove(&(VNET.into(), vnet.into()));
         next.ledger.forget_vnet(vnet);
         next.replan(self, [vnet], places, cpus)?;
         Ok(next)
@@ -164,6 +215,20 @@ impl Model {
     pub fn without_tenant(&self, tenant: &str) -> Self {
         let mut next = self.clone();
         Arc::make_mut(&mut next.tenants).remove(tenant);
+        Arc::make_mut(&mut next.damaged).remove(&(TENANT.into(), tenant.into()));
+        next
+    }
+
+    /// The model of nothing: of what still bears a number there is that alone.
+    pub fn purged(&self, bears: impl Fn(&str) -> bool) -> Self {
+        let mut next = Self { ledger: self.ledger.clone(), ..Self::default() };
+        next.ledger.stopped = false;
+        for vnet in self.ledger.vnets.keys() {
+            match bears(vnet) {
+                true => next.ledger.forget_vnet(vnet),
+                false => next.ledger.set(vnet, None),
+            }
+        }
         next
     }
 
@@ -176,8 +241,10 @@ impl Model {
         places: &Places,
         cpus: &BTreeSet<u32>,
     ) -> Result<(), PlanError> {
+        let names = self.damaged.keys().filter(|(kind, _)| kind == VNET);
+        let damaged: BTreeSet<String> = names.map(|(_, name)| name.clone()).collect();
         if self.substrate.is_none() && self.vnets.is_empty() {
-            self.plan = Arc::default();
+            self.plan = Arc::new(Plan { damaged, ..Plan::default() });
             return Ok(());
         }
         let substrate = self.effective_substrate(cpus).spec;
@@ -187,8 +254,8 @@ impl Model {
             false => before.vnets.keys().chain(self.vnets.keys()).map(String::as_str).collect(),
         };
         let before = (&*before.plan, same);
-        self.plan =
-            Arc::new(plan(places, &substrate, &self.vnets, &self.ledger, &changed, before)?);
+        let planned = plan(places, &substrate, &self.vnets, &self.ledger, &changed, before)?;
+        self.plan = Arc::new(Plan { damaged, ..planned });
         Ok(())
     }
 
@@ -269,6 +336,15 @@ impl Model {
         for name in differing(&before.vnets, &self.vnets) {
             let vnet = self.vnets.get(name).map(|vnet| VirtualNetwork::clone(vnet));
             change.document("VirtualNetwork", name, vnet.map(Object::VirtualNetwork).as_ref());
+        }
+        for (kind, name) in before.damaged.keys().filter(|key| !self.damaged.contains_key(*key)) {
+            let again = match kind.as_str() {
+                VNET => self.vnets.contains_key(name),
+                _ => self.tenants.contains_key(name),
+            };
+            if !again {
+                change.document(kind, name, None);
+            }
         }
         for name in differing(&before.ledger.vnets, &self.ledger.vnets) {
             change.held.insert(name.to_owned(), self.ledger.vnets.get(name).cloned());

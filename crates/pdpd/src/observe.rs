@@ -57,7 +57,9 @@ impl Daemon for Engine {
 
     fn doctor(&self) -> Vec<Check> {
         let paths = self.host.runtime.paths();
-        crate::doctor::checks(&paths.runc, &self.host.places.lib)
+        let mut checks = crate::doctor::checks(&paths.runc, &self.host.places.lib);
+        checks.extend(self.checks_of_remains());
+        checks
     }
 
     fn apply(

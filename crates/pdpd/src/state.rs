@@ -250,7 +250,9 @@ impl State {
         self.read("reading documents", |db| {
             db.prepare("SELECT kind, name, body FROM documents ORDER BY kind, name")?
                 .query_map([], |row| {
-                    Ok(Document { kind: row.get(0)?, name: row.get(1)?, body: row.get(2)? })
+                    // A body that is no text is no spec, which is told of this document alone.
+                    let body = row.get(2).unwrap_or_default();
+                    Ok(Document { kind: row.get(0)?, name: row.get(1)?, body })
                 })?
                 .collect()
         })

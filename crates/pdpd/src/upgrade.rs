@@ -22,7 +22,7 @@ use std::time::Duration;
 use pdp_container::cgroup::Cgroups;
 use pdp_container::tree;
 
-use crate::host::{HostError, write_file};
+use crate::host::{HostError, words, write_file};
 
 /// Version of the run directory. What came before 2 had records where guests could write them: none is read.
 pub const RUN_VERSION: u32 = 2;
@@ -34,7 +34,13 @@ pub const FILE: &str = "version";
 const FILE_BYTES_MAX: u64 = 16;
 
 /// What versions before had in a run directory, and this one has.
-const NAMES: [&str; 5] = ["vnets", "externals", "mux", "records", "runc"];
+pub const NAMES: [&str; 5] = ["vnets", "externals", "mux", "records", "runc"];
+
+/// Begins the name of what could not be removed.
+pub const LEFT: &str = "left-";
+
+/// Of one name.
+const ASIDE_MAX: u32 = 100;
 
 /// Time for what runs to end.
 const END_WAIT: Duration = Duration::from_secs(20);
@@ -52,12 +58,31 @@ pub fn prepare(run: &Path, cgroup: &str) -> Result<(), HostError> {
         tracing::warn!(
             "what runs is of version {found}, this pdpd's is {RUN_VERSION}: all of it is started anew"
         );
-        Cgroups::new(cgroup)?.remove("", END_WAIT)?;
+        // What one owner left keeps nobody from a start: it is out of the way, and told.
+        if let Err(error) = Cgroups::new(cgroup)?.remove("", END_WAIT) {
+            tracing::warn!("{}", words(&error));
+        }
         for name in NAMES {
-            tree::remove(&run.join(name))?;
+            set_aside(run, name)?;
         }
     }
     write_file(&file, RUN_VERSION.to_string().as_bytes())
+}
+
+/// Removes what has a name in a run directory, or gives it another one, [`LEFT`]`NAME`, where it can't be removed.
+fn set_aside(run: &Path, name: &str) -> Result<(), HostError> {
+    let place = run.join(name);
+    let Err(error) = tree::remove(&place) else { return Ok(()) };
+    let aside = (0..ASIDE_MAX).map(|number| run.join(format!("{LEFT}{name}-{number}")));
+    let free = aside.into_iter().find(|aside| !aside.exists());
+    match free.map(|free| fs::rename(&place, &free).map(|()| free)) {
+        Some(Ok(free)) => {
+            let free = free.display();
+            tracing::warn!("{}; it is {free} now: remove it by `rm -rf {free}`", words(&error));
+            Ok(())
+        }
+        _ => Err(error.into()),
+    }
 }
 
 /// What the file says, if it says anything that can be a version.

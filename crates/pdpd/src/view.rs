@@ -82,7 +82,25 @@ pub fn vnets(engine: &Engine, scope: &Scope) -> Vec<VnetSummary> {
     let mirrors = ask_mirrors(engine, &model, vnets.clone().map(|(name, plan)| (name, &**plan)));
     let mux = engine.host.stats(None, &model.plan).ok();
     let view = View { engine, model: &model, mux, mirrors };
-    vnets.map(|(name, plan)| summary(name, &view.vnet(name, plan))).collect()
+    let mut all: Vec<VnetSummary> =
+        vnets.map(|(name, plan)| summary(name, &view.vnet(name, plan))).collect();
+    // What takes a place though nothing of it is wanted, or can be.
+    let bare = |name: String, phase, message| VnetSummary {
+        name,
+        phase,
+        message: Some(message),
+        ..VnetSummary::default()
+    };
+    let going = engine.going().into_iter();
+    all.extend(going.map(|it| bare(it.vnet.clone(), Phase::Removing, it.words())));
+    let damaged = model.damaged.iter().filter(|((kind, _), _)| kind == "VirtualNetwork");
+    all.extend(damaged.map(|((_, name), why)| {
+        bare(name.clone(), Phase::Failed, format!("{why}; apply it again, or delete it"))
+    }));
+    all.retain(|vnet| scope.sees(&vnet.name));
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all.dedup_by(|a, b| a.name == b.name);
+    all
 }
 
 /// Tenants of a scope, with their vnets.

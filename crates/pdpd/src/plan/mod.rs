@@ -180,6 +180,8 @@ pub struct Plan {
     pub vnets: Shared<VnetPlan>,
     /// The same of those that are stopped: nothing of them runs, and what outlasts that stays.
     pub stopped: Shared<VnetPlan>,
+    /// Vnets whose specs can't be used: nothing of them runs, and their volumes stay.
+    pub damaged: BTreeSet<String>,
     /// The sum of the vnets' weights, [`VnetPlan::weight`].
     pub weight: u64,
     /// Capacity of all forwarding engines, thousandths of a core.
@@ -228,7 +230,7 @@ impl Plan {
 
     /// The plan of nothing that runs, where all of this is stopped.
     pub fn at_rest(&self) -> Self {
-        Self { stopped: self.vnets.clone(), ..Self::default() }
+        Self { stopped: self.vnets.clone(), damaged: self.damaged.clone(), ..Self::default() }
     }
 
     /// Names of a node's volumes that are to stay.
@@ -698,6 +700,7 @@ pub fn plan(
         externals: externals.into_iter().map(|(name, plan)| (name, Arc::new(plan))).collect(),
         vnets: planned,
         stopped: Shared::default(),
+        damaged: BTreeSet::new(),
         weight,
         capacity: substrate.forwarding_engines.values().map(|it| u64::from(it.capacity.0)).sum(),
         neighbours,

@@ -36,7 +36,10 @@ impl Reconciler {
         // Nodes that are being removed have them removed with them.
         let plan = (doing.newest)();
         let kept: BTreeSet<PathBuf> = plan.with_volumes().cloned().chain(known).collect();
-        removal.step(machine.remove_volumes_but(&kept));
+        // Whose nodes are not known has volumes that are not known.
+        if plan.damaged.is_empty() {
+            removal.step(machine.remove_volumes_but(&kept));
+        }
         if removal.waits {
             return removal.wait("the end of what is not wanted".into());
         }

@@ -340,7 +340,10 @@ impl Reconciler {
         }
         // Those of one that is only stopped stay.
         let record = self.places.record(vnet, node, Part::Control);
-        removal.step(machine.remove_volumes(&record, &(doing.newest)().volumes(vnet, node)));
+        let plan = (doing.newest)();
+        if !plan.damaged.contains(vnet) {
+            removal.step(machine.remove_volumes(&record, &plan.volumes(vnet, node)));
+        }
         if let Some(inner) = doing.inner.take() {
             removal.finish()?;
             return Ok(Next::After(inner));

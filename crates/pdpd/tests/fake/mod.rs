@@ -63,6 +63,7 @@ fn image(tenant: Option<&str>) -> ImageInfo {
         unpacked_bytes: 100 << 20,
         at_ms: 1_700_000_000_000,
         used_by: vec![format!("{}red/r1", tenant.map_or(String::new(), |name| format!("{name}.")))],
+        problem: None,
     }
 }
 

@@ -1,0 +1,289 @@
+//! Finds what outlives the network or tenant that it belonged to: user ids, records, cgroups, directories, mounts,
+//! volumes and images. Each is told with the command that removes it.
+//!
+//! What is being made or removed while it is looked for is in the plan or in the journal before it is on the machine,
+//! and until it is gone from there. So what was found is held against both afterwards.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pdp_api::{Check, CheckState};
+use pdp_container::tree;
+
+use crate::engine::Engine;
+use crate::host::words;
+use crate::images::NODE;
+use crate::key::Key;
+use crate::ledger::{UIDS_PER_VNET, vnet_uid_base};
+use crate::upgrade;
+
+/// Entries of one kind that are told.
+const TOLD_MAX: usize = 16;
+
+/// Something that outlives what it belonged to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remnant {
+    /// The object.
+    pub what: String,
+    /// Why it is still there, as far as that is known.
+    pub why: String,
+    /// Removes it.
+    pub command: String,
+}
+
+/// A network that is being removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Going {
+    /// Its name.
+    pub vnet: String,
+    /// The first part of it that can't be removed, why, and since when.
+    pub stuck: Option<(Key, String, Duration)>,
+}
+
+impl Going {
+    /// Its state in words.
+    pub fn words(&self) -> String {
+        match &self.stuck {
+            Some((key, why, time)) => {
+                format!(
+                    "can't be removed for {} s, and is tried again: {key}: {why}",
+                    time.as_secs()
+                )
+            }
+            None => "is being removed".to_owned(),
+        }
+    }
+}
+
+impl Engine {
+    /// Networks that are deleted and not gone.
+    pub fn going(&self) -> Vec<Going> {
+        let (stuck, model) = (self.keeper.stuck(), self.model());
+        let names = self.keeper.going().into_iter();
+        // One that is stopped, or whose spec is damaged, is told as what it is.
+        let gone = names
+            .filter(|vnet| !model.vnets.contains_key(vnet) && model.damaged_vnet(vnet).is_none());
+        let going = gone.map(|vnet| {
+            let of = stuck.iter().filter(|it| it.key.vnet_name() == Some(&vnet));
+            let first = of.max_by_key(|it| it.time);
+            let stuck = first.map(|it| (it.key.clone(), it.why.clone(), it.time));
+            Going { vnet, stuck }
+        });
+        going.collect()
+    }
+
+    /// What `pdp doctor` says of it.
+    pub fn checks_of_remains(&self) -> Vec<Check> {
+        let check = |state, detail: String, hint: Option<String>| Check {
+            name: "left over".into(),
+            state,
+            detail,
+            hint,
+        };
+        let found = self.remnants();
+        if found.is_empty() {
+            let detail = "nothing outlives its network or tenant";
+            return vec![check(CheckState::Ok, detail.into(), None)];
+        }
+        let told = |it: Remnant| {
+            let hint = format!("remove it by `{}`", it.command);
+            check(CheckState::Warn, format!("{}: {}", it.what, it.why), Some(hint))
+        };
+        found.into_iter().map(told).collect()
+    }
+
+    /// All that outlives what it belonged to, and what is being removed and can't be.
+    pub fn remnants(&self) -> Vec<Remnant> {
+        let places = &self.host.places;
+        let paths = self.host.runtime.paths();
+        let cgroups = self.host.runtime.cgroups();
+        // Found first, and then held against what is known.
+        let networks = names(&places.run.join("vnets"));
+        let externals = names(&places.run.join("externals"));
+        let (records, volumes) = (names(&paths.records), names(&paths.volumes));
+        let groups = cgroups.below("vnets");
+        let mounts = tree::mounts_below(&places.run).unwrap_or_default();
+        let owners = self.images.unreadable();
+
+        let (model, plan) = (self.model(), self.keeper.plan());
+        let things = self.host.state.things().unwrap_or_default();
+        let journal = things.keys().filter_map(|key| key.parse::<Key>().ok());
+        let keys: BTreeSet<Key> = plan.keys().into_iter().chain(journal).collect();
+        let vnets: BTreeSet<&str> = keys
+            .iter()
+            .filter_map(Key::vnet_name)
+            .chain(model.vnets.keys().map(String::as_str))
+            .collect();
+        let processes: BTreeSet<PathBuf> =
+            keys.iter().flat_map(|key| places.processes(key)).collect();
+
+        let mut found = Vec::new();
+        let mut add = |what: String, why: &str, command: String| {
+            found.push(Remnant { what, why: why.to_owned(), command });
+        };
+        for going in self.going() {
+            let number = model.ledger.number_of(&going.vnet);
+            let ids = number.map_or(String::new(), |number| {
+                let first = vnet_uid_base(number);
+                format!(", which has the user ids {first} to {}", first + UIDS_PER_VNET - 1)
+            });
+            let place = match &going.stuck {
+                Some((Key::Guest { vnet, node, number }, ..)) => {
+                    places.node(vnet, node).join(format!("g{number}"))
+                }
+                Some((Key::Node { vnet, node }, ..)) => places.node(vnet, node),
+                Some(_) => places.run.join("vnets").join(&going.vnet),
+                // It has only begun.
+                None => continue,
+            };
+            add(format!("network {}{ids}", going.vnet), &going.words(), removal(&place));
+        }
+        for stuck in self.keeper.stuck() {
+            let place = match &stuck.key {
+                Key::Mux => places.run.join("mux"),
+                Key::External(name) => places.run.join("externals").join(name),
+                Key::Vnet(vnet) | Key::Node { vnet, .. } | Key::Guest { vnet, .. } => {
+                    // Those that are deleted are told above.
+                    if !model.vnets.contains_key(vnet) {
+                        continue;
+                    }
+                    places.run.join("vnets").join(vnet)
+                }
+                Key::Leftovers => continue,
+            };
+            add(stuck.key.to_string(), &stuck.why, removal(&place));
+        }
+        let unknown = "no network has it";
+        let numbers =
+            model.ledger.vnets.keys().filter(|vnet| {
+                !vnets.contains(vnet.as_str()) && model.damaged_vnet(vnet).is_none()
+            });
+        for vnet in numbers.filter(|vnet| !self.keeper.knows(vnet)) {
+            // Given back by whatever is applied next.
+            add(format!("user ids of network {vnet}"), "it is gone", "pdp apply -f FILE".into());
+        }
+        for name in networks.iter().filter(|name| !vnets.contains(name.as_str())) {
+            let place = places.run.join("vnets").join(name);
+            add(format!("directory {}", place.display()), unknown, removal(&place));
+        }
+        for name in names(&places.run).into_iter().filter(|name| name.starts_with(upgrade::LEFT)) {
+            let place = places.run.join(name);
+            add(format!("directory {}", place.display()), "another version's", removal(&place));
+        }
+        for name in externals {
+            if !keys.contains(&Key::external(&name)) {
+                let place = places.run.join("externals").join(name);
+                add(
+                    format!("directory {}", place.display()),
+                    "no external has it",
+                    removal(&place),
+                );
+            }
+        }
+        for name in records {
+            let place = paths.records.join(name);
+            if !processes.contains(&place) && place.exists() {
+                add(format!("record {}", place.display()), "no process has it", removal(&place));
+            }
+        }
+        let kept: BTreeSet<&PathBuf> = plan.with_volumes().collect();
+        for name in volumes {
+            let record = paths.records.join(&name);
+            let known = kept.contains(&record) || processes.contains(&record);
+            if !known && plan.damaged.is_empty() {
+                let place = paths.volumes.join(name);
+                add(format!("volumes {}", place.display()), "no node has them", removal(&place));
+            }
+        }
+        let known: BTreeSet<String> =
+            vnets.iter().map(|vnet| crate::plan::Places::vnet_cgroup(vnet)).collect();
+        for group in groups.into_iter().map(|name| format!("vnets/{name}")) {
+            let dirs = cgroups.dirs(&group);
+            if !known.contains(&group) && group.starts_with("vnets/_") && !dirs.is_empty() {
+                add(format!("cgroup {group}"), unknown, end_cgroup(&dirs));
+            }
+        }
+        for mount in mounts {
+            let below = mount.strip_prefix(&places.run).unwrap_or(&mount);
+            let mut parts = below.iter().map(|part| part.to_string_lossy().into_owned());
+            let known = match (parts.next().as_deref(), parts.next()) {
+                (None, _) => true,
+                (Some("vnets"), Some(vnet)) => networks.contains(&vnet),
+                _ => false,
+            };
+            if !known && tree::is_mounted(&mount).unwrap_or(false) {
+                let command = format!("umount -l {}", quoted(&mount));
+                add(format!("mount {}", mount.display()), unknown, command);
+            }
+        }
+        for (owner, why) in owners {
+            let place = self.images.place(&owner);
+            let of = if owner == NODE { "operators".to_owned() } else { format!("tenant {owner}") };
+            add(format!("images of {of}"), &why, removal(&place));
+        }
+        for owner in self.images.owners() {
+            if owner != NODE && !model.knows_tenant(&owner) {
+                let place = self.images.place(&owner);
+                add(
+                    format!("images of tenant {owner}"),
+                    "there is no such tenant",
+                    removal(&place),
+                );
+            }
+        }
+        for ((kind, name), why) in &*model.damaged {
+            let object = if kind == "Tenant" { format!("tenant/{name}") } else { name.clone() };
+            add(format!("{kind} {name}"), why, format!("pdp delete {object}"));
+        }
+        let left = found.len().saturating_sub(TOLD_MAX);
+        if left > 0 {
+            found.truncate(TOLD_MAX);
+            if let Some(last) = found.last_mut() {
+                last.why += &format!(" (and {left} more)");
+            }
+        }
+        found
+    }
+}
+
+/// Names in a directory; none where it can't be read.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// The command that removes a directory with what is mounted below.
+fn removal(place: &Path) -> String {
+    let mounts = match tree::mounts_below(place) {
+        Ok(mounts) => mounts,
+        Err(error) => {
+            tracing::warn!("mounts: {}", words(&error));
+            Vec::new()
+        }
+    };
+    // Those inside first.
+    let unmount: String =
+        mounts.iter().rev().map(|mount| format!("umount -l {}; ", quoted(mount))).collect();
+    format!("{unmount}rm -rf --one-file-system {}", quoted(place))
+}
+
+/// The command that ends what is in a cgroup and removes it.
+fn end_cgroup(dirs: &[PathBuf]) -> String {
+    let dirs: Vec<String> = dirs.iter().map(|dir| quoted(dir)).collect();
+    let dirs = dirs.join(" ");
+    format!(
+        "find {dirs} -name cgroup.procs -exec cat {{}} + | xargs -r kill -9; find {dirs} -depth -type d -exec rmdir {{}} +"
+    )
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@".contains(c);
+    match text.chars().all(plain) {
+        true => text.into_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
